@@ -1,0 +1,141 @@
+"""Configuration text -> everything that runs, compiled; or all that is wrong with it, at once.
+
+`load` is the way in. What it returns is immutable and knows how to write itself down: `as_yaml` is
+the configuration with every default in it, and loading that gives the same again.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from epp import document, yaml_nodes
+from epp.assembly import Assembly, Scraped, assemble
+from epp.findings import ConfigError, ConfigErrors, ConfigWarning, Findings
+from epp.pipeline import Pipeline, compile_pipeline, compile_profile
+from epp.plugin import Discovery, Scorer
+from epp.quantities import parse_duration, parse_quantity
+
+__all__ = ["ConfigError", "ConfigErrors", "ConfigWarning", "EffectiveConfig", "load", "parse_duration", "parse_quantity"]
+
+DEFAULT_SOURCE = "built-in default configuration"
+DEFAULT_TEXT = f"""\
+apiVersion: {document.API_VERSION}
+kind: {document.KIND}
+plugins:
+- type: queue-scorer
+- type: kv-cache-utilization-scorer
+- type: prefix-cache-scorer
+schedulingProfiles:
+- name: default
+  plugins:
+  - {{pluginRef: queue-scorer, weight: 2}}
+  - {{pluginRef: kv-cache-utilization-scorer, weight: 2}}
+  - {{pluginRef: prefix-cache-scorer, weight: 3}}
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class EffectiveConfig:
+    """A checked configuration with its defaults.
+
+    `sources` and `discovery` are for the supervisor; their instances are in `pipeline.plugins` too.
+    `document` is the effective configuration as plain values.
+    """
+
+    source: str
+    pipeline: Pipeline
+    sources: tuple[Scraped, ...]
+    discovery: Discovery | None
+    parameters: Mapping[str, msgspec.Struct]
+    gates: Mapping[str, bool]
+    warnings: tuple[ConfigWarning, ...]
+    document: Mapping[str, Any]
+
+    def as_yaml(self) -> str:
+        """The configuration with all defaults written out."""
+        return yaml_nodes.dump(self.document)
+
+
+def load(text: str, source: str, *, allow_experimental: bool = False) -> EffectiveConfig:
+    """The configuration of a YAML or JSON text; `source` names it in messages. Raises `ConfigErrors`.
+
+    A text with nothing in it is the built-in default configuration.
+    """
+    findings = Findings(source)
+    root = yaml_nodes.read(text, findings)
+    if not findings.errors and (root is None or root.value is None):
+        return load(DEFAULT_TEXT, f"{source} ({DEFAULT_SOURCE})" if source else DEFAULT_SOURCE)
+    if root is None:
+        findings.raise_errors()
+    assert root is not None
+    read = document.read(root, findings)
+    assembly = assemble(read, findings, allow_experimental=allow_experimental)
+    findings.raise_errors()
+    return EffectiveConfig(
+        source=source,
+        pipeline=_compiled(assembly),
+        sources=tuple(assembly.sources),
+        discovery=assembly.discovery,
+        parameters={name: plugin.params for name, plugin in assembly.plugins.items()},
+        gates=read.gates,
+        warnings=findings.sorted_warnings(),
+        document=_effective(read, assembly),
+    )
+
+
+def _compiled(assembly: Assembly) -> Pipeline:
+    assert assembly.handler is not None
+    return compile_pipeline(
+        list(assembly.plugins.values()),
+        parsers=assembly.parsers,
+        handler=assembly.handler,
+        profiles=[compile_profile(wired.name, wired.members) for wired in assembly.profiles],
+        producers=assembly.producers,
+        columns=assembly.columns,
+    )
+
+
+def _effective(read: document.Document, assembly: Assembly) -> dict[str, Any]:
+    data_layer: dict[str, Any] = {
+        "injectDefaults": read.inject_defaults,
+        "sources": [
+            {"pluginRef": scraped.source.name, "extractors": [_ref(e.name) for e in scraped.extractors]}
+            for scraped in assembly.sources
+        ],
+    }
+    if assembly.discovery is not None:
+        data_layer["discovery"] = _ref(assembly.discovery.name)
+    effective: dict[str, Any] = {
+        "apiVersion": document.API_VERSION,
+        "kind": document.KIND,
+        "featureGates": [f"{name}={str(value).lower()}" for name, value in read.gates.items()],
+        "plugins": [_plugin(name, assembly) for name in assembly.plugins],
+        "schedulingProfiles": [
+            {"name": wired.name, "plugins": [_member(plugin, weight) for plugin, weight in wired.members]}
+            for wired in assembly.profiles
+        ],
+        "dataLayer": data_layer,
+        "requestHandler": {"parsers": [_ref(parser.name) for parser in assembly.parsers]},
+    }
+    if assembly.saturation is not None:
+        effective["flowControl"] = {"saturationDetector": _ref(assembly.saturation.name)}
+    return effective
+
+
+def _ref(name: str) -> dict[str, Any]:
+    return {"pluginRef": name}
+
+
+def _member(plugin: Any, weight: float) -> dict[str, Any]:
+    if not isinstance(plugin, Scorer):
+        return _ref(plugin.name)
+    return _ref(plugin.name) | {"weight": int(weight) if weight.is_integer() else weight}
+
+
+def _plugin(name: str, assembly: Assembly) -> dict[str, Any]:
+    entry: dict[str, Any] = {"name": name, "type": assembly.types[name]}
+    if parameters := msgspec.to_builtins(assembly.plugins[name].params):
+        entry["parameters"] = parameters
+    return entry

@@ -1,0 +1,167 @@
+"""Who produces what everyone consumes: checked before the fork, for all plugins of a configuration.
+
+A consumed `Column` comes from one extractor, or the runtime counts it (`epp.data.COUNTED`); a
+consumed `Datum` comes from one data producer. Keys are matched by name, then their types must be
+equal. Producers form no cycle and run in an order in which each finds what it reads; among those
+that do not depend on each other, the order of the configuration holds.
+
+What nobody reads is not kept: columns are the union of what is consumed.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from epp.data import COUNTED, INFLIGHT_REQUESTS, INFLIGHT_TOKENS, Column, Datum, Key
+from epp.findings import nearest
+from epp.plugin import (
+    DataProducer, Extractor, Plugin, PreRequest, ResponseComplete, ResponseReceived, ResponseStreaming,
+)  # fmt: skip
+
+HOOKS = (PreRequest, ResponseReceived, ResponseStreaming, ResponseComplete)
+_RUNTIME: Mapping[str, Key[Any]] = {key.name: key for key in (INFLIGHT_REQUESTS, INFLIGHT_TOKENS)}
+assert frozenset(_RUNTIME) == COUNTED
+
+
+class Breach(NamedTuple):
+    """A contract that does not hold; `plugin` is the instance where the reader should look."""
+
+    plugin: str
+    rule: str
+    message: str
+    hint: str = ""
+
+
+class Checked(NamedTuple):
+    """What holds for these plugins: producers in their order, columns sorted by name, and what does not."""
+
+    producers: tuple[DataProducer, ...]
+    columns: tuple[Column[Any], ...]
+    breaches: tuple[Breach, ...]
+
+
+def check(plugins: Sequence[Plugin]) -> Checked:
+    """All contracts between these plugins."""
+    breaches: list[Breach] = []
+    columns = _producers_of(plugins, Extractor, Column, breaches)
+    data = _producers_of(plugins, DataProducer, Datum, breaches)
+    for reader in plugins:
+        for key in reader.consumes:
+            breaches += _reading(reader, key, columns if isinstance(key, Column) else data)
+    producers, cycle = _in_order([p for p in plugins if isinstance(p, DataProducer)], data)
+    return Checked(producers, _columns(plugins), (*breaches, *cycle))
+
+
+def unread(plugins: Sequence[Plugin]) -> list[Plugin]:
+    """Data producers whose data nobody reads and that do nothing else; what only they read is unread too."""
+    kept, dropped = list(plugins), list[Plugin]()
+    while True:
+        read = {(type(key), key.name) for reader in kept for key in reader.consumes}
+        idle = [
+            p
+            for p in kept
+            if isinstance(p, DataProducer)
+            and not isinstance(p, HOOKS)
+            and not any((type(key), key.name) in read for key in p.produces)
+        ]
+        if not idle:
+            return dropped
+        dropped += idle
+        kept = [p for p in kept if p not in idle]
+
+
+def missing(plugins: Sequence[Plugin]) -> list[Datum[Any]]:
+    """Data that are read and not produced, by name."""
+    produced = {key.name for p in plugins if isinstance(p, DataProducer) for key in p.produces}
+    wanted = {key.name: key for p in plugins for key in p.consumes if isinstance(key, Datum)}
+    return [wanted[name] for name in sorted(wanted) if name not in produced]
+
+
+def told(plugin: Plugin) -> str:
+    """An instance in words: its name, with its type and module where they say more."""
+    cls = type(plugin)
+    type_name = cls.type_name or cls.__qualname__
+    kind = "" if type_name == plugin.name else f"type {type_name}, "
+    return f"'{plugin.name}' ({kind}{cls.__module__})"
+
+
+def _producers_of(
+    plugins: Sequence[Plugin], kind: type[Plugin], of: type[Key[Any]], breaches: list[Breach]
+) -> dict[str, tuple[Plugin, Key[Any]]]:
+    """Key name -> its one producer and its own declaration."""
+    found: dict[str, tuple[Plugin, Key[Any]]] = {}
+    for plugin in plugins:
+        for key in plugin.produces if isinstance(plugin, kind) else ():
+            if not isinstance(key, of):
+                continue
+            if of is Column and key.name in COUNTED:
+                breaches.append(Breach(plugin.name, "two-producers", f"{told(plugin)} produces '{key.name}', which the picker counts itself", "choose another name"))
+                continue
+            first, _ = found.setdefault(key.name, (plugin, key))
+            if first is not plugin:
+                breaches.append(Breach(plugin.name, "two-producers", f"{told(plugin)} and {told(first)} both produce '{key.name}'", "keep one of them"))
+    return found
+
+
+def _reading(reader: Plugin, key: Key[Any], produced: Mapping[str, tuple[Plugin, Key[Any]]]) -> list[Breach]:
+    """What is wrong between one reader and whoever produces the key."""
+    column = isinstance(key, Column)
+    if column and key.name in COUNTED:
+        writer, written = "the picker", _RUNTIME[key.name]
+    elif key.name in produced:
+        plugin, written = produced[key.name]
+        writer = told(plugin)
+    else:
+        what = "no extractor" if column else "no data producer"
+        hint = nearest(key.name, produced) if produced else ""
+        return [Breach(reader.name, "no-producer", f"{told(reader)} reads '{key.name}', which {what} of this configuration produces", hint)]
+    if key.type is not written.type:
+        return [Breach(reader.name, "type-clash", f"{told(reader)} reads '{key.name}' as {key.type.__name__}, {writer} produces it as {written.type.__name__}")]
+    if isinstance(key, Column) and isinstance(written, Column) and key.worst != written.worst:
+        return [Breach(reader.name, "type-clash", f"{told(reader)} reads '{key.name}' with worst='{key.worst}', {writer} produces it with worst='{written.worst}'")]
+    return []
+
+
+def _columns(plugins: Iterable[Plugin]) -> tuple[Column[Any], ...]:
+    """The union of what is read, by name."""
+    columns = {key.name: key for p in plugins for key in p.consumes if isinstance(key, Column)}
+    return tuple(columns[name] for name in sorted(columns))
+
+
+def _in_order(
+    producers: list[DataProducer], data: Mapping[str, tuple[Plugin, Key[Any]]]
+) -> tuple[tuple[DataProducer, ...], list[Breach]]:
+    """Each producer after those whose data it reads."""
+    ordered: list[DataProducer] = []
+    left = list(producers)
+    while left:
+        waits = _waiting_for(left, data)
+        ready = next((p for p in left if not waits(p)), None)
+        if ready is None:
+            return tuple(ordered), [_cycle(left, waits)]
+        ordered.append(ready)
+        left.remove(ready)
+    return tuple(ordered), []
+
+
+Waits = Callable[[Plugin], list[tuple[str, Plugin]]]
+
+
+def _waiting_for(left: Sequence[Plugin], data: Mapping[str, tuple[Plugin, Key[Any]]]) -> Waits:
+    def waits(plugin: Plugin) -> list[tuple[str, Plugin]]:
+        keys = (key.name for key in plugin.consumes if isinstance(key, Datum) and key.name in data)
+        return [(name, data[name][0]) for name in keys if any(data[name][0] is p for p in left)]
+
+    return waits
+
+
+def _cycle(left: Sequence[Plugin], waits: Waits) -> Breach:
+    """Follows the first wait of each until one comes twice."""
+    path = [left[0]]
+    steps: list[str] = []
+    while True:
+        name, producer = waits(path[-1])[0]
+        steps.append(f"{told(path[-1])} reads '{name}' of {told(producer)}")
+        if any(producer is seen for seen in path):
+            start = next(i for i, seen in enumerate(path) if seen is producer)
+            return Breach(producer.name, "producer-cycle", "data producers wait for each other: " + ", ".join(steps[start:]))
+        path.append(producer)

@@ -1,0 +1,1 @@
+"""Plugins: one file each, found by walking this folder, so that no file lists them."""

@@ -1,0 +1,1 @@
+"""Data sources and extractors: metrics pages -> columns."""

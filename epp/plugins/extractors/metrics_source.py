@@ -1,0 +1,58 @@
+"""Where an endpoint's metrics page is: the parameters of the scrape, checked, and its address."""
+
+import re
+from typing import Annotated, Literal
+
+import msgspec
+
+from epp.plugin import DataSource, plugin
+
+_UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+_DURATION_PART = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ns|us|µs|ms|s|m|h)")
+_PATH = re.compile(r"/[!-~]*")
+
+
+def parse_interval(text: str) -> float:
+    """Seconds of a duration such as `50ms` or `1m30s`; ValueError says what is wrong."""
+    at, seconds = 0, 0.0
+    while at < len(text):
+        part = _DURATION_PART.match(text, at)
+        if part is None:
+            break
+        seconds += float(part[1]) * _UNITS[part[2]]
+        at = part.end()
+    if not text or at != len(text):
+        raise ValueError(f"interval: '{text}' is not a duration of 0 or more, such as 50ms or 1s")
+    return seconds
+
+
+@plugin("metrics-data-source")
+class MetricsDataSource(DataSource):
+    """Scrapes `scheme://endpoint:port/path`; `interval_s` None means: the flag's period."""
+
+    class Params(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
+        scheme: Literal["http", "https"] = "http"
+        path: str = "/metrics"
+        port: Annotated[int, msgspec.Meta(ge=1, le=65535)] | None = None
+        insecure_skip_verify: bool = True
+        ca_cert_path: str = ""
+        client_cert_path: str = ""
+        client_key_path: str = ""
+        interval: str | None = None
+
+    def __init__(self, name: str, params: "MetricsDataSource.Params") -> None:
+        super().__init__(name, params)
+        self.scheme = params.scheme
+        self.path = params.path if params.path.startswith("/") else f"/{params.path}"
+        if not _PATH.fullmatch(self.path):
+            raise ValueError(f"path: {params.path!r} has blanks or control characters; escape them")
+        if bool(params.client_cert_path) != bool(params.client_key_path):
+            given = "clientCertPath" if params.client_cert_path else "clientKeyPath"
+            raise ValueError(f"{given}: clientCertPath and clientKeyPath go together; give both")
+        self.port = params.port
+        self.insecure_skip_verify = params.insecure_skip_verify
+        self.ca_cert_path = params.ca_cert_path
+        self.client_cert_path = params.client_cert_path
+        self.client_key_path = params.client_key_path
+        seconds = parse_interval(params.interval) if params.interval is not None else 0.0
+        self.interval_s = seconds or None

@@ -1,0 +1,1 @@
+"""Parsers: request bodies -> `Request`."""

@@ -1,0 +1,229 @@
+"""OpenAI's API: only the fields that routing needs are decoded; everything else is skipped without building objects.
+
+Canonical prompt bytes, so that equal conversations share prefixes whatever the JSON formatting around them:
+- chat: tools, then of each message in order its role, its content (text, or the blocks' JSON) and its tool calls;
+- completions and embeddings: the text; several texts one after the other; token ids as little-endian 32-bit words;
+- responses: instructions, tools, input; conversations: the items; images: the prompt.
+"""
+
+import struct
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from epp.errors import Cause, Refused
+from epp.plugin import Parser, plugin
+from epp.request import Prompt, Request
+
+Raw = msgspec.Raw
+EMPTY = Raw()
+BACKSLASH = b"\\"
+TOKEN_MAX = 2**32 - 1
+
+
+class _Body(msgspec.Struct):
+    model: Any = None
+    stream: Any = None
+    cache_salt: Any = None
+
+
+class _Completion(_Body):
+    prompt: Raw = EMPTY
+    max_tokens: Any = None
+
+
+class _Embedding(_Body):
+    input: Raw = EMPTY
+
+
+class _Message(msgspec.Struct):
+    role: Raw = EMPTY
+    content: Raw = EMPTY
+    tool_calls: Raw = EMPTY
+    name: Raw = EMPTY
+
+
+class _Chat(_Body):
+    messages: list[_Message] | None = None
+    tools: Raw = EMPTY
+    max_completion_tokens: Any = None
+    max_tokens: Any = None
+
+
+class _Responses(_Body):
+    input: Raw = EMPTY
+    instructions: Raw = EMPTY
+    tools: Raw = EMPTY
+    max_output_tokens: Any = None
+
+
+class _Conversation(_Body):
+    items: Raw = EMPTY
+
+
+class _Image(_Body):
+    prompt: Raw = EMPTY
+
+
+def text_of(raw: Raw) -> bytes:
+    """A JSON value as canonical bytes: of a string its UTF-8 text, of anything else its JSON as it stands."""
+    view = bytes(raw)
+    if view[:1] != b'"':
+        return b"" if view == b"null" else view
+    if BACKSLASH not in view:
+        return view[1:-1]
+    decoded: str = msgspec.json.decode(view)
+    return decoded.encode("utf-8", "surrogatepass")
+
+
+def _blank(raw: Raw) -> bool:
+    view = memoryview(raw)
+    return len(view) < 5 and bytes(view) in (b"", b"null", b'""', b"[]", b"{}")
+
+
+_text_or_tokens = msgspec.json.Decoder(str | list[str | int | list[int]])
+
+
+def _prompt_bytes(raw: Raw) -> bytes:
+    """String, array of strings, array of token ids, or array of those. Raises ValueError for a mixed or foreign shape."""
+    if memoryview(raw)[:1] == b'"':
+        return text_of(raw)
+    value = _text_or_tokens.decode(raw)
+    if not value:
+        return b""
+    if isinstance(value, str):
+        return value.encode("utf-8", "surrogatepass")
+    kinds = {type(item) for item in value}
+    if kinds == {str}:
+        return b"".join(item.encode("utf-8", "surrogatepass") for item in value)  # type: ignore[union-attr]
+    if kinds == {int}:
+        return _tokens(value)  # type: ignore[arg-type]
+    if kinds == {list}:
+        return b"".join(_tokens(item) for item in value)  # type: ignore[arg-type]
+    raise ValueError("an array of prompts holds texts or token ids, not both")
+
+
+def _tokens(ids: Sequence[int]) -> bytes:
+    if any(not 0 <= token <= TOKEN_MAX for token in ids):
+        raise ValueError("token ids are integers from 0 to 4294967295")
+    return struct.pack(f"<{len(ids)}I", *ids)
+
+
+def _whole(*candidates: Any) -> int | None:
+    for value in candidates:
+        if type(value) is int and value >= 0:
+            return value
+        if type(value) is float and value >= 0 and value.is_integer():
+            return int(value)
+    return None
+
+
+def _require(raw: Raw, kind: str, name: str) -> None:
+    if _blank(raw):
+        raise Refused(Cause.INVALID_BODY, f"invalid {kind} request: must have {name} field")
+
+
+def _read_prompt(raw: Raw, kind: str, name: str) -> bytes:
+    try:
+        prompt = _prompt_bytes(raw)
+    except (ValueError, msgspec.MsgspecError) as error:
+        raise Refused(Cause.INVALID_BODY, f"invalid {kind} request: {name}: {error}") from None
+    if not prompt:
+        raise Refused(Cause.INVALID_BODY, f"invalid {kind} request: must have {name} field")
+    return prompt
+
+
+def _completion(body: _Completion, request: Request) -> None:
+    raw = body.prompt
+    _require(raw, "completions", "prompt")
+    made = _read_prompt(raw, "completions", "prompt")
+    request.prompt = Prompt(lambda: made)
+    request.max_tokens = _whole(body.max_tokens)
+
+
+def _embedding(body: _Embedding, request: Request) -> None:
+    _require(body.input, "embeddings", "input")
+    made = _read_prompt(body.input, "embeddings", "input")
+    request.prompt = Prompt(lambda: made)
+
+
+def _chat(body: _Chat, request: Request) -> None:
+    if not body.messages:
+        raise Refused(Cause.INVALID_BODY, "invalid chat completions request: must have valid messages field")
+    request.prompt = Prompt(lambda: _chat_bytes(body))
+    request.max_tokens = _whole(body.max_completion_tokens, body.max_tokens)
+
+
+def _chat_bytes(body: _Chat) -> bytes:
+    parts = [text_of(body.tools)]
+    for message in body.messages or ():
+        parts += (text_of(message.role), b"\n", text_of(message.content), text_of(message.tool_calls), b"\n")
+    return b"".join(parts)
+
+
+def _responses(body: _Responses, request: Request) -> None:
+    _require(body.input, "responses", "input")
+    request.prompt = Prompt(lambda: b"\n".join((text_of(body.instructions), text_of(body.tools), _open(body.input))))
+    request.max_tokens = _whole(body.max_output_tokens)
+
+
+def _open(raw: Raw) -> bytes:
+    """A list without its closing bracket, so that a longer list starts with the same bytes."""
+    text = text_of(raw)
+    return text[:-1].rstrip() if text[:1] == b"[" else text
+
+
+def _conversation(body: _Conversation, request: Request) -> None:
+    _require(body.items, "conversations", "items")
+    request.prompt = Prompt(lambda: _open(body.items))
+
+
+def _image(body: _Image, request: Request) -> None:
+    _require(body.prompt, "images generations", "prompt")
+    request.prompt = Prompt(lambda: text_of(body.prompt))
+
+
+_API: dict[str, tuple[msgspec.json.Decoder[Any], Callable[[Any, Request], None]]] = {
+    "chat/completions": (msgspec.json.Decoder(_Chat), _chat),
+    "chat/completions/render": (msgspec.json.Decoder(_Chat), _chat),
+    "completions": (msgspec.json.Decoder(_Completion), _completion),
+    "completions/render": (msgspec.json.Decoder(_Completion), _completion),
+    "embeddings": (msgspec.json.Decoder(_Embedding), _embedding),
+    "responses": (msgspec.json.Decoder(_Responses), _responses),
+    "conversations": (msgspec.json.Decoder(_Conversation), _conversation),
+    "images/generations": (msgspec.json.Decoder(_Image), _image),
+}
+_LONGEST_FIRST = sorted(_API, key=len, reverse=True)
+
+
+def _api(path: str) -> tuple[msgspec.json.Decoder[Any], Callable[[Any, Request], None]]:
+    path = path.rstrip("/")
+    for suffix in _LONGEST_FIRST:
+        if path.endswith(suffix):
+            return _API[suffix]
+    return _API["completions"]
+
+
+@plugin("openai-parser")
+class OpenAI(Parser):
+    """Completions, chat, embeddings, responses, conversations, images and the render variants."""
+
+    paths = tuple(_API)
+    app_protocols = ("h2c", "http")
+    reads_usage = True
+
+    def parse(self, request: Request, path: str, body: bytes | memoryview) -> None:
+        decoder, read = _api(path)
+        try:
+            decoded = decoder.decode(body)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            raise Refused(Cause.INVALID_BODY, f"invalid request body: {error}") from None
+        model = decoded.model
+        if not isinstance(model, str) or not model:
+            raise Refused(Cause.MODEL_MISSING)
+        request.model = request.target_model = model
+        request.streaming = decoded.stream is True
+        if isinstance(decoded.cache_salt, str):
+            request.cache_salt = decoded.cache_salt
+        read(decoded, request)

@@ -1,0 +1,36 @@
+"""Pick the best score; ties at random."""
+
+import random
+from collections.abc import Sequence
+
+import numpy as np
+
+from epp.candidates import Candidates, Scores
+from epp.plugin import Picker, Profile, Services, plugin
+from epp.plugins.pickers import Params, best
+from epp.request import Request
+
+
+@plugin("max-score-picker")
+class MaxScore(Picker):
+    """The `maxNumOfEndpoints` best, best first."""
+
+    Params = Params
+
+    def __init__(self, name: str, params: Params) -> None:
+        super().__init__(name, params)
+        self._count = max(1, params.max_num_of_endpoints)
+        self._rng: random.Random
+
+    def start(self, services: Services) -> None:
+        self._rng = services.rng
+
+    def pick(self, request: Request, candidates: Candidates, totals: Scores, profile: Profile) -> Sequence[int]:
+        if self._count > 1:
+            ties = np.array([self._rng.random() for _ in range(len(totals))])
+            return best(totals, self._count, ties)
+        values = totals.tolist()
+        highest = max(values)
+        if values.count(highest) == 1:
+            return (values.index(highest),)
+        return (self._rng.choice([index for index, value in enumerate(values) if value == highest]),)

@@ -1,0 +1,34 @@
+"""Pick at random, whatever the scores, or among the best few."""
+
+import random
+from collections.abc import Sequence
+
+import numpy as np
+
+from epp.candidates import Candidates, Scores
+from epp.plugin import Picker, Profile, Services, plugin
+from epp.plugins.pickers import DrawParams, best
+from epp.request import Request
+
+
+@plugin("random-picker")
+class RandomChoice(Picker):
+    """Every candidate is as likely as the others; with `topK` every one of the K best."""
+
+    Params = DrawParams
+
+    def __init__(self, name: str, params: DrawParams) -> None:
+        super().__init__(name, params)
+        self._count = max(1, params.max_num_of_endpoints)
+        self._top = params.top_k
+        self._rng: random.Random
+
+    def start(self, services: Services) -> None:
+        self._rng = services.rng
+
+    def pick(self, request: Request, candidates: Candidates, totals: Scores, profile: Profile) -> Sequence[int]:
+        if not self._top:
+            return self._rng.sample(range(len(totals)), min(self._count, len(totals)))
+        ties = np.array([self._rng.random() for _ in range(len(totals))])
+        drawn = best(totals, self._top, ties)
+        return self._rng.sample(drawn, min(self._count, len(drawn)))

@@ -1,0 +1,42 @@
+"""Pick at random, in proportion to the scores.
+
+A-Res (Efraimidis and Spirakis, 2006): each candidate gets the key U^(1/score), U uniform in (0, 1); the largest keys win.
+"""
+
+import random
+from collections.abc import Sequence
+
+import numpy as np
+
+from epp.candidates import Candidates, Scores
+from epp.plugin import Picker, Profile, Services, plugin
+from epp.plugins.pickers import DrawParams, best
+from epp.request import Request
+
+
+@plugin("weighted-random-picker")
+class WeightedRandom(Picker):
+    """Scores of 0 and less never win while another is above; if none is, all are alike."""
+
+    Params = DrawParams
+
+    def __init__(self, name: str, params: DrawParams) -> None:
+        super().__init__(name, params)
+        self._count = max(1, params.max_num_of_endpoints)
+        self._top = params.top_k
+        self._rng: random.Random
+
+    def start(self, services: Services) -> None:
+        self._rng = services.rng
+
+    def pick(self, request: Request, candidates: Candidates, totals: Scores, profile: Profile) -> Sequence[int]:
+        uniform = np.array([self._rng.random() for _ in range(len(totals))])
+        drawn = np.array(best(totals, self._top or len(totals), uniform))
+        scores = totals[drawn]
+        if not (scores > 0).any():
+            return self._rng.sample(drawn.tolist(), min(self._count, len(drawn)))
+        uniform = np.array([self._rng.random() for _ in range(len(drawn))])
+        with np.errstate(divide="ignore"):
+            keys = np.where(scores > 0, np.log(uniform) / np.where(scores > 0, scores, 1.0), -np.inf)
+        picked: list[int] = drawn[best(keys, self._count, uniform)].tolist()
+        return picked

@@ -1,0 +1,1 @@
+"""Data producers: what scorers and filters share about one request."""

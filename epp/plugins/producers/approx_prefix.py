@@ -1,0 +1,106 @@
+"""Prefix affinity without asking the servers: what was sent where, hashed once and matched against the shared index.
+
+`produce` hashes the prompt and looks up who holds its blocks; `before_send` tells the index writer that the target will.
+"""
+
+from typing import Annotated
+
+import msgspec
+import numpy as np
+
+from epp.candidates import Candidates
+from epp.decision import Decision
+from epp.metrics import HITB, RATIO, Metric
+from epp.plugin import DataProducer, Measure, PrefixIndex, PreRequest, Services, plugin
+from epp.prefix.blocks import block_hashes, root
+from epp.prefix.match import PrefixMatch, prefix_match
+from epp.request import BYTES_PER_TOKEN, Request
+
+BLOCK_TOKENS_MIN = 64
+ROOTS_MAX = 4096
+PREFILL_PROFILE = "prefill"
+
+HIT_RATIO = Metric("prefix_indexer_hit_ratio", "histogram", "Matched blocks over all blocks of the prompt, at the chosen endpoint.", RATIO)
+HIT_BYTES = Metric("prefix_indexer_hit_bytes", "histogram", "Matched prompt bytes at the chosen endpoint.", HITB)
+
+
+class Params(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
+    """As in the field; effective blocks are at least 64 tokens, and 0 as a limit means none."""
+
+    auto_tune: bool = True
+    block_size_tokens: Annotated[int, msgspec.Meta(ge=1)] = 16
+    block_size: Annotated[int, msgspec.Meta(ge=0)] = 0
+    max_prefix_tokens_to_match: Annotated[int, msgspec.Meta(ge=0)] = 0
+    max_prefix_blocks_to_match: Annotated[int, msgspec.Meta(ge=0)] = 0
+    lru_capacity_per_server: Annotated[int, msgspec.Meta(ge=1)] = 31250
+
+
+@plugin("approx-prefix-cache-producer")
+class ApproximatePrefix(DataProducer, PreRequest):
+    """Emits `PrefixMatch`; learns from every request that is sent."""
+
+    Params = Params
+    metrics = (HIT_RATIO, HIT_BYTES)
+
+    def __init__(self, name: str, params: Params) -> None:
+        super().__init__(name, params)
+        configured = params.block_size if params.block_size and params.block_size_tokens == 16 else params.block_size_tokens
+        self.block_tokens = max(configured, BLOCK_TOKENS_MIN)
+        self._block_bytes = self.block_tokens * BYTES_PER_TOKEN
+        blocks_max = params.max_prefix_tokens_to_match // self.block_tokens or params.max_prefix_blocks_to_match
+        self._bytes_max = blocks_max * self._block_bytes or None
+        self._match = prefix_match(name)
+        self.produces = (self._match,)
+        self._roots: dict[tuple[str, str], int] = {}
+        self._index: PrefixIndex
+        self._secret: int
+        self._hit_ratio: Measure
+        self._hit_bytes: Measure
+
+    def start(self, services: Services) -> None:
+        self._index = services.prefix_index
+        self._secret = services.prefix_seed
+        self._hit_ratio = services.measure(self, HIT_RATIO)
+        self._hit_bytes = services.measure(self, HIT_BYTES)
+
+    def produce(self, request: Request, candidates: Candidates) -> None:
+        prompt = request.prompt.canonical
+        if not prompt:
+            return
+        hashes = block_hashes(prompt[: self._bytes_max], self._block_bytes, self._root(request), self._secret)
+        depths = self._index.match(hashes)
+        blocks = None
+        if depths:
+            snapshot = candidates.snapshot
+            blocks = np.zeros(len(snapshot.endpoints))
+            for owner, depth in depths.items():
+                row = snapshot.roster.row_of_owner.get(owner)
+                if row is not None:
+                    blocks[row] = depth
+        request[self._match] = PrefixMatch(blocks, hashes, self.block_tokens)
+
+    def before_send(self, request: Request, decision: Decision) -> None:
+        match = request[self._match]
+        if match is None:
+            return
+        primary = decision.runs[decision.primary]
+        assert primary is not None
+        held = 0.0
+        if match.blocks is not None:
+            row = primary.picked[0]
+            held = float(match.blocks[row if primary.candidates.rows is None else primary.candidates.rows[row]])
+        self._hit_ratio.observe(held / match.total)
+        self._hit_bytes.observe(held * self._block_bytes)
+        self._index.learn(match.hashes, primary.candidates.endpoint(primary.picked[0]).owner)
+        prefill = decision.runs.get(PREFILL_PROFILE)
+        if prefill is not None and prefill is not primary:
+            self._index.learn(match.hashes, prefill.targets[0].owner)
+
+    def _root(self, request: Request) -> int:
+        key = (request.target_model, request.cache_salt)
+        start = self._roots.get(key)
+        if start is None:
+            if len(self._roots) >= ROOTS_MAX:  # names come from clients: bounded
+                self._roots.clear()
+            start = self._roots[key] = root(*key, self._secret)
+        return start

@@ -1,0 +1,94 @@
+"""Tokens in flight per endpoint, counted in this worker's lane and visible to all; each released exactly once.
+
+The number of *requests* in flight is counted for every configuration by the runtime; this producer adds their tokens.
+"""
+
+from typing import Annotated
+
+import msgspec
+
+from epp.candidates import Candidates, Endpoint
+from epp.data import Datum
+from epp.decision import Decision
+from epp.plugin import DataProducer, Load, PreRequest, ResponseComplete, ResponseStreaming, Services, Usage, plugin
+from epp.prefix.match import APPROXIMATE, prefix_match
+from epp.request import Request
+
+
+class Params(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
+    """As in the field. `sync_cross_replica_state` has no effect with a single replica."""
+
+    add_estimated_output_tokens: bool = False
+    output_ratio: Annotated[float, msgspec.Meta(ge=0)] = 1.5
+    max_estimated_output_tokens: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    prefix_match_info_producer_name: str = APPROXIMATE
+    sync_cross_replica_state: bool = True
+
+
+class Held:
+    """What one request holds: (endpoint, tokens) pairs."""
+
+    __slots__ = ("tokens",)
+
+    def __init__(self, tokens: list[tuple[Endpoint, int]]) -> None:
+        self.tokens = tokens
+
+
+@plugin("inflight-load-producer")
+class InflightLoad(DataProducer, PreRequest, ResponseStreaming, ResponseComplete):
+    """+ tokens when the request is sent; - at the first response chunk, or at the end when output tokens are estimated too."""
+
+    Params = Params
+
+    def __init__(self, name: str, params: Params) -> None:
+        super().__init__(name, params)
+        self._match = prefix_match(params.prefix_match_info_producer_name)
+        self._held = Datum(f"inflight_tokens_held/{name}", Held)
+        self._load: Load
+
+    def start(self, services: Services) -> None:
+        self._load = services.load
+
+    def produce(self, request: Request, candidates: Candidates) -> None:
+        """Nothing to find out beforehand: the counts stand in the lanes."""
+
+    def before_send(self, request: Request, decision: Decision) -> None:
+        held = []
+        for run in decision.runs.values():
+            if run is None:
+                continue
+            target = run.candidates.endpoint(run.picked[0])
+            matched = self._matched(request, run.picked[0] if run.candidates.rows is None else int(run.candidates.rows[run.picked[0]]))
+            held.append((target, self._tokens(request, matched)))
+        for endpoint, tokens in held:
+            self._load.add_tokens(endpoint, tokens)
+        request[self._held] = Held(held)
+
+    def response_streaming(self, request: Request, decision: Decision) -> None:
+        if not self.params.add_estimated_output_tokens:
+            self._release(request)
+
+    def response_complete(self, request: Request, decision: Decision, usage: Usage | None) -> None:
+        self._release(request)
+
+    def _release(self, request: Request) -> None:
+        held = request[self._held]
+        if held is not None:
+            for endpoint, tokens in held.tokens:
+                self._load.add_tokens(endpoint, -tokens)
+            held.tokens = []
+
+    def _matched(self, request: Request, row: int) -> int:
+        match = request[self._match]
+        return 0 if match is None or match.blocks is None else int(match.blocks[row]) * match.block_tokens
+
+    def _tokens(self, request: Request, matched: int) -> int:
+        tokens = request.prompt.tokens
+        uncached = max(0, tokens - matched)
+        if not self.params.add_estimated_output_tokens:
+            return uncached
+        output = round(tokens * self.params.output_ratio)
+        for limit in (request.max_tokens, self.params.max_estimated_output_tokens):
+            if limit is not None:
+                output = min(output, limit)
+        return uncached + output

@@ -1,0 +1,19 @@
+"""Prefer the endpoint with the most free KV cache."""
+
+import numpy as np
+
+from epp.candidates import Candidates, Scores
+from epp.data import KV_USAGE
+from epp.plugin import Profile, Scorer, plugin
+from epp.request import Request
+
+
+@plugin("kv-cache-utilization-scorer")
+class KvUtilization(Scorer):
+    """1 - usage; servers that report more than 1 count as full."""
+
+    consumes = (KV_USAGE,)
+
+    def score(self, request: Request, candidates: Candidates, profile: Profile) -> Scores:
+        free: Scores = 1.0 - candidates[KV_USAGE]
+        return np.maximum(free, 0.0, out=free)

@@ -1,0 +1,17 @@
+"""Prefer the endpoint with the fewest running requests."""
+
+from epp.candidates import Candidates, Scores
+from epp.data import RUNNING
+from epp.plugin import Profile, Scorer, plugin
+from epp.plugins.scorers import fewest
+from epp.request import Request
+
+
+@plugin("running-requests-size-scorer")
+class RunningRequests(Scorer):
+    """1 for the fewest, 0 for the most, linear between."""
+
+    consumes = (RUNNING,)
+
+    def score(self, request: Request, candidates: Candidates, profile: Profile) -> Scores:
+        return fewest(candidates[RUNNING])

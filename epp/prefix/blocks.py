@@ -1,0 +1,70 @@
+"""Prompt bytes -> chained block hashes.
+
+Block i gets a keyed 64-bit hash h_i (XXH3 with a secret seed), and the chain is c_i = c_{i-1} * P + h_i mod 2^64 with P odd and
+c_{-1} = the root, so c_i stands for blocks 0..i: a hit on c_i proves all blocks before it. The recurrence has the closed form
+c_i = P^(i+1) * (root + sum over j <= i of h_j * P^-(j+1)), which NumPy computes in one pass for long prompts; both ways give
+the same numbers. The last block may be shorter than the others.
+
+The root is a hash of model and cache salt, each with its length in front, under the deployment's secret: prompts of different
+models or salts share nothing, and nobody without the secret can aim at another's blocks.
+"""
+
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+from xxhash import xxh3_64_digest, xxh3_64_intdigest
+
+Hashes = NDArray[np.uint64]
+
+MASK: Final = (1 << 64) - 1
+P: Final = 0x9E3779B97F4A7C15
+P_INVERSE: Final = pow(P, -1, 1 << 64)
+VECTOR_FROM_BLOCKS: Final = 36  # below this the plain loop is faster
+
+
+class _Powers:
+    """P^1.. and P^-1.., grown on demand; bounded by the longest body that is accepted."""
+
+    def __init__(self) -> None:
+        self.up: Hashes = np.empty(0, np.uint64)
+        self.down: Hashes = np.empty(0, np.uint64)
+
+    def reach(self, count: int) -> None:
+        size = max(1024, 1 << (count - 1).bit_length())
+        self.up = np.multiply.accumulate(np.full(size, P, np.uint64))
+        self.down = np.multiply.accumulate(np.full(size, P_INVERSE, np.uint64))
+
+
+_powers = _Powers()
+
+
+def root(model: str, cache_salt: str, secret: int) -> int:
+    """Where the chain of a model and a salt starts. `secret`: 64 bits."""
+    name = model.encode()
+    return xxh3_64_intdigest(b"%d:%b%d:%b" % (len(name), name, len(cache_salt), cache_salt.encode()), secret)
+
+
+def block_hashes(prompt: bytes, block_bytes: int, start: int, secret: int) -> Hashes:
+    """uint64 of shape (ceil(len(prompt) / block_bytes),); `start` is the chain's root."""
+    count = -(-len(prompt) // block_bytes)
+    if count >= VECTOR_FROM_BLOCKS:
+        return _vector(prompt, block_bytes, start, secret, count)
+    chain = []
+    link = start
+    for at in range(0, len(prompt), block_bytes):
+        link = (link * P + xxh3_64_intdigest(prompt[at : at + block_bytes], secret)) & MASK
+        chain.append(link)
+    return np.array(chain, dtype=np.uint64)
+
+
+def _vector(prompt: bytes, block_bytes: int, start: int, secret: int, count: int) -> Hashes:
+    if count > len(_powers.up):
+        _powers.reach(count)
+    digests = b"".join([xxh3_64_digest(prompt[at : at + block_bytes], secret) for at in range(0, len(prompt), block_bytes)])
+    terms = np.frombuffer(digests, dtype=">u8").astype(np.uint64)
+    terms *= _powers.down[:count]
+    np.cumsum(terms, out=terms)
+    terms += np.uint64(start)
+    terms *= _powers.up[:count]
+    return terms

@@ -1,0 +1,24 @@
+"""What a prefix producer found out about one request: typed data between producer, scorers and deciders."""
+
+from epp.candidates import Floats
+from epp.data import Datum
+from epp.prefix.blocks import Hashes
+
+APPROXIMATE = "approx-prefix-cache-producer"
+
+
+class PrefixMatch:
+    """`blocks`: leading blocks held per endpoint, float64 of the snapshot's shape; `total` blocks of `block_tokens` in the prompt."""
+
+    __slots__ = ("block_tokens", "blocks", "hashes", "total")
+
+    def __init__(self, blocks: Floats | None, hashes: Hashes, block_tokens: int) -> None:
+        self.blocks = blocks  # None: no endpoint holds any
+        self.hashes = hashes
+        self.total = len(hashes)
+        self.block_tokens = block_tokens
+
+
+def prefix_match(producer: str) -> Datum[PrefixMatch]:
+    """The key under which the producer of that name emits its match."""
+    return Datum(f"prefix_match/{producer}", PrefixMatch)

@@ -1,0 +1,90 @@
+"""What a worker tells the index writer: frames of at most 4,096 bytes, each complete in itself.
+
+    frame    | version u8 | kind u8 | records u16 | checksum u32 |                          8 bytes
+    records  | owner u16 | hashes u16 | ...                                                 4 bytes each
+    hashes   | hash u64 | ...                in the order of the records, to the frame's end
+
+All numbers are in the machine's own byte order: frames never leave it. The checksum is CRC-32 over everything behind it, begun
+with the first four bytes. A frame that was cut, mixed or made by another version is refused as a whole; what it said is lost,
+which lowers the hit rate and nothing else. Updates that do not fit one frame continue in the next as records of their own.
+"""
+
+from collections.abc import Iterable, Iterator
+from enum import IntEnum
+from struct import Struct
+from typing import Final, NamedTuple
+from zlib import crc32
+
+FRAME_BYTES_MAX: Final = 4096
+VERSION: Final = 1
+HEADER: Final = Struct("=BBHI")
+HEAD: Final = Struct("=BBH")
+RECORD_BYTES: Final = 4
+HASH_BYTES: Final = 8
+RECORDS_MAX: Final = (FRAME_BYTES_MAX - HEADER.size) // (RECORD_BYTES + HASH_BYTES)
+_RECORDS: Final = tuple(Struct(f"={2 * count}H") for count in range(RECORDS_MAX + 1))
+
+
+class Kind(IntEnum):
+    """What is said about the blocks of a frame."""
+
+    LEARN = 1
+    FORGET = 2
+
+
+class CorruptFrame(Exception):
+    """A frame that cannot be believed; the text says why."""
+
+
+class Frame(NamedTuple):
+    """One decoded frame: per record its owner and its number of hashes, and all hashes' bytes."""
+
+    kind: int
+    owners: tuple[int, ...]
+    counts: tuple[int, ...]
+    hashes: bytes
+
+
+def frame(kind: int, records: list[int], hashes: bytes) -> bytes:
+    """The bytes of one frame; `records` alternates owners and counts and, like `hashes`, must fit."""
+    head = HEAD.pack(VERSION, kind, len(records) >> 1)
+    body = _RECORDS[len(records) >> 1].pack(*records) + hashes
+    return HEADER.pack(VERSION, kind, len(records) >> 1, crc32(body, crc32(head))) + body
+
+
+def frames(kind: int, updates: Iterable[tuple[int, bytes]]) -> Iterator[bytes]:
+    """(owner, hashes' bytes) in order -> as few frames as hold them."""
+    records: list[int] = []
+    parts: list[bytes] = []
+    room = FRAME_BYTES_MAX - HEADER.size
+    for owner, hashes in updates:
+        at, size = 0, len(hashes)
+        while at < size:
+            if room < RECORD_BYTES + HASH_BYTES:
+                yield frame(kind, records, b"".join(parts))
+                records, parts, room = [], [], FRAME_BYTES_MAX - HEADER.size
+            taken = min(size - at, (room - RECORD_BYTES) & -HASH_BYTES)
+            records += (owner, taken // HASH_BYTES)
+            parts.append(hashes if taken == size else hashes[at : at + taken])
+            room -= RECORD_BYTES + taken
+            at += taken
+    if records:
+        yield frame(kind, records, b"".join(parts))
+
+
+def decode(data: bytes) -> Frame:
+    """One frame's content. Raises CorruptFrame."""
+    size = len(data)
+    if not HEADER.size <= size <= FRAME_BYTES_MAX:
+        raise CorruptFrame(f"{size} bytes are no frame: it has {HEADER.size} to {FRAME_BYTES_MAX}")
+    version, kind, count, checksum = HEADER.unpack_from(data)
+    if crc32(data[HEADER.size :], crc32(data[: HEAD.size])) != checksum:
+        raise CorruptFrame("the checksum differs")
+    hashes_at = HEADER.size + count * RECORD_BYTES
+    if version != VERSION or kind not in (Kind.LEARN, Kind.FORGET) or not 0 < count <= RECORDS_MAX or hashes_at > size:
+        raise CorruptFrame(f"version {version}, kind {kind}, {count} records in {size} bytes: not a frame of this version")
+    words = _RECORDS[count].unpack_from(data, HEADER.size)
+    counts = words[1::2]
+    if sum(counts) * HASH_BYTES != size - hashes_at:
+        raise CorruptFrame(f"records announce {sum(counts)} hashes, {size - hashes_at} bytes follow")
+    return Frame(kind, words[::2], counts, data[hashes_at:])

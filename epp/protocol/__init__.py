@@ -1,0 +1,1 @@
+"""The ext_proc protocol: codec, order of messages, refusals, response scanning."""

@@ -1,0 +1,341 @@
+"""Envoy's ext_proc messages: bytes <-> what the stream machine needs. The only file that knows protobuf.
+
+Source: envoy/service/ext_proc/v3/external_processor.proto. Request messages are walked in place; only header maps are decoded,
+and only metadata of the subset hint goes through the protobuf library. A body piece is never decoded: `HttpBody{body,
+end_of_stream}` has the same bytes as the `StreamedBodyResponse` that answers it, so the answer is the received slice behind
+new length prefixes.
+"""
+
+import enum
+import struct
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
+
+from google.protobuf.message import DecodeError
+
+from epp.errors import ProtocolViolation
+from epp.protocol.proto import ext_proc_pb2 as pb
+
+PIECE_BYTES_MAX: Final = 62_000  # Envoy takes streamed body pieces up to 64 KiB
+SUBSET_NAMESPACE: Final = "envoy.lb.subset_hint"
+_SUBSET_NAMESPACE: Final = SUBSET_NAMESPACE.encode()
+SUBSET_KEY: Final = "x-gateway-destination-endpoint-subset"
+DESTINATION: Final = "x-gateway-destination-endpoint"
+METADATA_NAMESPACE: Final = "envoy.lb"
+
+
+class Kind(enum.IntEnum):
+    """The oneof of a ProcessingRequest, by field number."""
+
+    REQUEST_HEADERS = 2
+    RESPONSE_HEADERS = 3
+    REQUEST_BODY = 4
+    RESPONSE_BODY = 5
+    REQUEST_TRAILERS = 6
+    RESPONSE_TRAILERS = 7
+
+
+KINDS: Final = tuple(Kind)
+METADATA_CONTEXT: Final = 8
+_TRUE: Final = b"\x10\x01"
+
+
+def varint(value: int) -> bytes:
+    """Protobuf's base-128 form of a non-negative integer."""
+    if value < 0x80:
+        return bytes((value,))
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def _read_varint(data: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        byte = data[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, at
+        shift += 7
+        if shift > 63:
+            raise ProtocolViolation("malformed message: a varint is longer than 10 bytes")
+
+
+def field(number: int, payload: bytes) -> bytes:
+    """A length-delimited field."""
+    return varint(number << 3 | 2) + varint(len(payload)) + payload
+
+
+def split(message: bytes) -> tuple[int, int, int]:
+    """(kind, start, end): which oneof the message holds and where its payload stands. Raises ProtocolViolation."""
+    try:
+        tag = message[0]
+        length = message[1]
+        at = 2
+        if length > 0x7F:
+            length, at = _read_varint(message, 1)
+        if 0x12 <= tag <= 0x3A and at + length == len(message) and tag & 7 == 2:
+            return tag >> 3, at, len(message)
+        return _split_slowly(message)
+    except IndexError:
+        raise ProtocolViolation("malformed message: it is cut off") from None
+
+
+def _split_slowly(message: bytes) -> tuple[int, int, int]:
+    """Any order of fields; of a oneof given twice the last one counts, as protobuf says."""
+    found = None
+    for number, start, end in _fields(message, 0, len(message)):
+        if 2 <= number <= 7:
+            found = (number, start, end)
+    if found is None:
+        raise ProtocolViolation("a message holds neither headers, body nor trailers")
+    return found
+
+
+def _fields(data: bytes, at: int, end: int) -> Iterable[tuple[int, int, int]]:
+    """(number, start, end) of each field; of scalars, of their value."""
+    while at < end:
+        tag, at = _read_varint(data, at)
+        kind = tag & 7
+        if kind == 2:
+            length, at = _read_varint(data, at)
+            stop = at + length
+        elif kind == 0:
+            stop = _read_varint(data, at)[1]
+        elif kind == 1:
+            stop = at + 8
+        elif kind == 5:
+            stop = at + 4
+        else:
+            raise ProtocolViolation(f"malformed message: wire type {kind}")
+        if stop > end:
+            raise ProtocolViolation("malformed message: a field is longer than the message")
+        yield tag >> 3, at, stop
+        at = stop
+
+
+def headers(message: bytes, start: int, end: int) -> tuple[dict[str, str], bool]:
+    """HttpHeaders -> (names in lower case -> values as Latin-1 text, end_of_stream). Of duplicates the last one wins."""
+    try:
+        if message[start] == 0x0A:
+            length, at = _read_varint(message, start + 1)
+            stop = at + length
+            rest = message[stop:end]
+            if not rest or rest == b"\x18\x01":
+                found = _header_map(message, at, stop)
+                if found is not None:
+                    return found, bool(rest)
+    except IndexError:
+        pass
+    return _headers_slowly(message[start:end])
+
+
+def _header_map(message: bytes, at: int, end: int) -> dict[str, str] | None:
+    """HeaderMap as Envoy writes it: each entry a key of up to 127 bytes and then a value. None: not of that form."""
+    text = message.decode("latin-1")
+    found: dict[str, str] = {}
+    while at < end:
+        if message[at] != 0x0A:
+            return None
+        length = message[at + 1]
+        if length < 0x80:
+            at += 2
+        else:
+            length, at = _read_varint(message, at + 1)
+        stop = at + length
+        value = at + 2 + message[at + 1]
+        if message[at] != 0x0A or message[at + 1] > 0x7F or stop > end or value > stop:
+            return None
+        if value == stop:
+            found[text[at + 2 : value]] = ""
+        else:
+            tag = message[value]
+            size = message[value + 1]
+            if size < 0x80:
+                begin = value + 2
+            else:
+                size, begin = _read_varint(message, value + 1)
+            if tag not in (0x12, 0x1A) or begin + size != stop:
+                return None
+            found[text[at + 2 : value]] = text[begin:stop]
+        at = stop
+    return found
+
+
+def _headers_slowly(payload: bytes) -> tuple[dict[str, str], bool]:
+    try:
+        decoded = pb.HttpHeaders.FromString(payload)
+    except DecodeError as error:
+        raise ProtocolViolation(f"malformed headers: {error}") from None
+    pairs = {h.key.lower(): (h.raw_value or h.value.encode()).decode("latin-1") for h in decoded.headers.headers}
+    return pairs, decoded.end_of_stream
+
+
+def body(message: bytes, start: int, end: int) -> tuple[int, int, bool]:
+    """HttpBody -> (where its bytes start, where they end, end_of_stream)."""
+    if start == end:
+        return start, start, False
+    try:
+        if message[start] == 0x0A:
+            length = message[start + 1]
+            at = start + 2
+            if length > 0x7F:
+                length, at = _read_varint(message, start + 1)
+            stop = at + length
+            if stop == end:
+                return at, stop, False
+            if stop + 2 == end and message[stop:end] == _TRUE:
+                return at, stop, True
+        elif message[start:end] == _TRUE:
+            return start, start, True
+    except IndexError:
+        raise ProtocolViolation("malformed body: it is cut off") from None
+    return _body_slowly(message, start, end)
+
+
+def _body_slowly(message: bytes, start: int, end: int) -> tuple[int, int, bool]:
+    begin = stop = start
+    last = False
+    for number, at, until in _fields(message, start, end):
+        if number == 1:
+            begin, stop = at, until
+        elif number == 2:
+            last = message[at] != 0
+    return begin, stop, last
+
+
+def subset(message: bytes) -> Sequence[str] | None:
+    """The gateway's subset hint in the message's metadata: a list of `ip:port` or `ip`; None where there is none."""
+    if _SUBSET_NAMESPACE not in message:
+        return None
+    try:
+        metadata = pb.ProcessingRequest.FromString(message).metadata_context.filter_metadata
+    except DecodeError as error:
+        raise ProtocolViolation(f"malformed metadata: {error}") from None
+    if SUBSET_NAMESPACE not in metadata:
+        return None
+    hint = metadata[SUBSET_NAMESPACE].fields.get(SUBSET_KEY)
+    if hint is None or hint.WhichOneof("kind") != "list_value":
+        return None
+    return [v.string_value for v in hint.list_value.values if v.WhichOneof("kind") == "string_value"]
+
+
+def _framed(message: bytes) -> bytes:
+    """One gRPC message: flag and length in front."""
+    return b"\0" + struct.pack(">I", len(message)) + message
+
+
+def _set_header(name: str, value: bytes) -> bytes:
+    """HeaderMutation.set_headers with one HeaderValueOption{header{key, raw_value}}."""
+    return field(1, field(1, field(1, name.encode()) + field(3, value)))
+
+
+class Destination:
+    """The answer to request headers for one target list, but for the parts that differ per request."""
+
+    __slots__ = ("metadata", "option")
+
+    def __init__(self, addresses: str) -> None:
+        target = addresses.encode()
+        self.option = _set_header(DESTINATION, target)
+        value = field(3, target)  # google.protobuf.Value.string_value
+        inner = field(1, field(1, DESTINATION.encode()) + field(2, value))  # Struct.fields entry
+        outer = field(1, field(1, METADATA_NAMESPACE.encode()) + field(2, field(5, inner)))  # Value.struct_value
+        self.metadata = field(8, outer)  # ProcessingResponse.dynamic_metadata
+
+
+_CONTENT_LENGTH: Final = field(1, b"content-length")
+_CLEAR_ROUTE_CACHE: Final = b"\x28\x01"
+
+
+def _content_length(size: int) -> bytes:
+    digits = b"%d" % size
+    header = _CONTENT_LENGTH + b"\x1a" + bytes((len(digits),)) + digits
+    return b"\x0a" + bytes((len(header) + 2,)) + b"\x0a" + bytes((len(header),)) + header
+
+
+def request_headers_answer(destination: Destination, content_length: int | None, extra: Mapping[str, str]) -> bytes:
+    """The framed ProcessingResponse{request_headers, dynamic_metadata} that routes the request.
+
+    Raises ValueError for a header value that is not Latin-1.
+    """
+    options = destination.option
+    if content_length:
+        options += _content_length(content_length)
+    for name, value in extra.items():
+        options += _set_header(name, value.encode("latin-1"))
+    common = b"\x12" + varint(len(options)) + options + _CLEAR_ROUTE_CACHE
+    response = b"\x0a" + varint(len(common)) + common
+    return _framed(b"\x0a" + varint(len(response)) + response + destination.metadata)
+
+
+RESPONSE_HEADERS_ANSWER: Final = _framed(field(2, field(1, b"")))
+REQUEST_TRAILERS_ANSWER: Final = _framed(field(5, b""))
+RESPONSE_TRAILERS_ANSWER: Final = _framed(field(6, b""))
+
+_REQUEST_BODY: Final = b"\x1a"
+_RESPONSE_BODY: Final = b"\x22"
+_PREFIXES_MAX: Final = 4096
+_prefixes: dict[int, bytes] = {}  # size (negative for request bodies) -> prefix; answers repeat their sizes
+
+
+def _prefix(tag: bytes, size: int) -> bytes:
+    """Everything in front of a StreamedBodyResponse of `size` bytes, gRPC frame header included."""
+    inner = b"\x1a" + varint(size)
+    inner = b"\x1a" + varint(len(inner) + size) + inner
+    inner = b"\x0a" + varint(len(inner) + size) + inner
+    inner = tag + varint(len(inner) + size) + inner
+    return b"\0" + struct.pack(">I", len(inner) + size) + inner
+
+
+def _remember(key: int, tag: bytes, size: int) -> bytes:
+    if len(_prefixes) >= _PREFIXES_MAX:
+        _prefixes.clear()
+    prefix = _prefixes[key] = _prefix(tag, size)
+    return prefix
+
+
+def response_body_answer(message: bytes, start: int, end: int) -> bytes:
+    """The framed answer that passes on an HttpBody of at most PIECE_BYTES_MAX bytes as it stands at start..end."""
+    size = end - start
+    prefix = _prefixes.get(size) or _remember(size, _RESPONSE_BODY, size)
+    return prefix + message[start:end]
+
+
+def request_body_answer(message: bytes, start: int, end: int) -> bytes:
+    """Like `response_body_answer`, for request bodies."""
+    size = end - start
+    prefix = _prefixes.get(-size) if size else None
+    return (prefix or _remember(-size, _REQUEST_BODY, size)) + message[start:end]
+
+
+def body_pieces(data: bytes | memoryview, end_of_stream: bool, *, request: bool) -> bytes:
+    """Any bytes as framed answers of at most PIECE_BYTES_MAX each, one after the other; the last one ends the stream."""
+    tag = _REQUEST_BODY if request else _RESPONSE_BODY
+    size = len(data)
+    if not size:
+        return _prefix(tag, 2) + _TRUE if end_of_stream else _prefix(tag, 0)
+    parts: list[bytes | memoryview] = []
+    view = memoryview(data)
+    for at in range(0, size, PIECE_BYTES_MAX):
+        piece = view[at : at + PIECE_BYTES_MAX]
+        ends = end_of_stream and at + PIECE_BYTES_MAX >= size
+        head = b"\x0a" + varint(len(piece))
+        parts += (_prefix(tag, len(head) + len(piece) + (2 if ends else 0)) + head, piece)
+        if ends:
+            parts.append(_TRUE)
+    return b"".join(parts)
+
+
+def immediate_answer(status: int, headers_: Mapping[str, str], body_: bytes) -> bytes:
+    """The framed ProcessingResponse{immediate_response}; the stream ends after it."""
+    mutation = b"".join(_set_header(name, value.encode("latin-1")) for name, value in headers_.items())
+    payload = field(1, b"\x08" + varint(status))
+    if mutation:
+        payload += field(2, mutation)
+    payload += field(3, body_)
+    return _framed(field(7, payload))

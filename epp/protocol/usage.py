@@ -1,0 +1,125 @@
+"""Incremental response scanner: token usage out of a JSON or SSE answer, however it is cut into chunks.
+
+The scanner looks for the key `"usage"` followed by an object, outside of strings (where its quotes would be escaped), and
+decodes just that object; the last one that is not null wins. It keeps at most USAGE_BYTES_MAX bytes.
+"""
+
+from typing import Final
+
+import msgspec
+
+from epp.plugin import Usage
+
+KEY: Final = b'"usage"'
+USAGE_BYTES_MAX: Final = 4096
+_CARRY: Final = len(KEY)  # one byte more than a cut key leaves behind: the byte before it tells an escaped quote
+
+
+class _Details(msgspec.Struct):
+    cached_tokens: int | None = None
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    prompt_tokens_details: _Details | None = None
+    input_tokens_details: _Details | None = None
+
+
+_decoder = msgspec.json.Decoder(_Usage, strict=False)  # numbers may come as strings
+
+
+class UsageScanner:
+    """Feed it every chunk; `usage` is what has been found so far."""
+
+    __slots__ = ("_carry", "_open", "usage")
+
+    def __init__(self) -> None:
+        self.usage: Usage | None = None
+        self._carry = b""
+        self._open: bytearray | None = None  # from the key on, while its object is incomplete
+
+    def feed(self, chunk: bytes) -> None:
+        """One piece of the body."""
+        if self._open is None:
+            carry = self._carry
+            if KEY not in chunk and (not carry or KEY not in carry + chunk[: _CARRY + 1]):
+                self._carry = chunk[-_CARRY:] if len(chunk) >= _CARRY else (carry + chunk)[-_CARRY:]
+                return
+            chunk = carry + chunk
+        else:
+            chunk = bytes(self._open) + chunk
+            self._open = None
+        self._scan(chunk)
+
+    def _scan(self, data: bytes) -> None:
+        at = data.find(KEY)
+        while at >= 0:
+            if at and data[at - 1] == 0x5C:  # \" : inside a string
+                at = data.find(KEY, at + 1)
+                continue
+            begin = _value(data, at + len(KEY))
+            if begin is None:  # colon or value not here yet
+                return self._keep(data, at)
+            if data[begin] == 0x7B:
+                end = _object_end(data, begin)
+                if end is None:
+                    return self._keep(data, at)
+                self._take(data[begin:end])
+                begin = end
+            at = data.find(KEY, begin)
+        self._carry = data[-_CARRY:]
+
+    def _keep(self, data: bytes, at: int) -> None:
+        if len(data) - at <= USAGE_BYTES_MAX:
+            self._open = bytearray(data[at:])
+        self._carry = b""
+
+    def _take(self, text: bytes) -> None:
+        try:
+            u = _decoder.decode(text)
+        except msgspec.MsgspecError:
+            return  # another field of that name: not ours to judge
+        prompt = u.prompt_tokens if u.prompt_tokens is not None else u.input_tokens
+        completion = u.completion_tokens if u.completion_tokens is not None else u.output_tokens
+        details = u.prompt_tokens_details or u.input_tokens_details
+        if prompt is not None or completion is not None:
+            self.usage = Usage(prompt, completion, details.cached_tokens if details else None)
+
+
+def _value(data: bytes, at: int) -> int | None:
+    """Where the value after a key starts; None: not in these bytes."""
+    colon = False
+    while at < len(data):
+        byte = data[at]
+        if byte == 0x3A and not colon:
+            colon = True
+        elif byte not in b" \t\r\n":
+            return at
+        at += 1
+    return None
+
+
+def _object_end(data: bytes, at: int) -> int | None:
+    """One past the brace that closes the object opened at `at`; None: not in these bytes."""
+    depth = 0
+    string = False
+    while at < len(data):
+        byte = data[at]
+        if string:
+            if byte == 0x5C:
+                at += 1
+            elif byte == 0x22:
+                string = False
+        elif byte == 0x22:
+            string = True
+        elif byte == 0x7B:
+            depth += 1
+        elif byte == 0x7D:
+            depth -= 1
+            if not depth:
+                return at + 1
+        at += 1
+    return None

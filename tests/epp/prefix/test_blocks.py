@@ -1,0 +1,47 @@
+"""Block hashes: one definition, two ways to compute it."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from epp.prefix import blocks
+from epp.prefix.blocks import block_hashes, root
+
+SECRET = 0x1234_5678_9ABC_DEF0
+
+
+def plain(prompt: bytes, block_bytes: int, start: int) -> list[int]:
+    from xxhash import xxh3_64_intdigest
+
+    chain, link = [], start
+    for at in range(0, len(prompt), block_bytes):
+        link = (link * blocks.P + xxh3_64_intdigest(prompt[at : at + block_bytes], SECRET)) % 2**64
+        chain.append(link)
+    return chain
+
+
+@given(st.binary(max_size=40_000), st.sampled_from([256, 512, 1024]), st.integers(0, 2**64 - 1))
+def test_short_and_long_prompts_follow_the_same_recurrence(prompt: bytes, block_bytes: int, start: int) -> None:
+    assert block_hashes(prompt, block_bytes, start, SECRET).tolist() == plain(prompt, block_bytes, start)
+
+
+@given(st.binary(min_size=0, max_size=20_000), st.binary(max_size=20_000))
+def test_a_prompt_that_grows_keeps_all_its_whole_blocks(prompt: bytes, more: bytes) -> None:
+    before = block_hashes(prompt, 256, 7, SECRET)
+    after = block_hashes(prompt + more, 256, 7, SECRET)
+    whole = len(prompt) // 256
+    assert (before[:whole] == after[:whole]).all()
+
+
+def test_another_model_salt_or_secret_shares_nothing() -> None:
+    prompt = b"x" * 1024
+    starts = [root("m", "", SECRET), root("n", "", SECRET), root("m", "s", SECRET), root("m", "", SECRET + 1), root("ms", "", SECRET)]
+    chains = [set(block_hashes(prompt, 256, start, SECRET).tolist()) for start in starts]
+    assert sum(len(c) for c in chains) == len(set().union(*chains))
+
+
+def test_model_and_salt_cannot_be_shifted_into_each_other() -> None:
+    assert root("ab", "c", SECRET) != root("a", "bc", SECRET)
+
+
+def test_an_empty_prompt_has_no_blocks() -> None:
+    assert len(block_hashes(b"", 256, 7, SECRET)) == 0

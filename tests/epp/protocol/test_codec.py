@@ -1,0 +1,154 @@
+"""Envoy's messages, judged by the protobuf library."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from epp.errors import ProtocolViolation
+from epp.protocol import codec
+from epp.protocol.codec import Kind
+from epp.protocol.proto import ext_proc_pb2 as pb
+
+names = st.text(st.characters(min_codepoint=0x61, max_codepoint=0x7A), min_size=1, max_size=150)
+values = st.binary(max_size=300)
+
+
+def unframed(data: bytes) -> list[pb.ProcessingResponse]:
+    """All messages of framed bytes, decoded."""
+    found, at = [], 0
+    while at < len(data):
+        assert data[at] == 0
+        size = int.from_bytes(data[at + 1 : at + 5], "big")
+        found.append(pb.ProcessingResponse.FromString(data[at + 5 : at + 5 + size]))
+        at += 5 + size
+    assert at == len(data)
+    return found
+
+
+@given(st.lists(st.tuples(names, values, st.booleans()), max_size=40), st.booleans(), st.booleans())
+def test_headers_are_read_as_the_protobuf_library_reads_them(pairs: list[tuple[str, bytes, bool]], last: bool, metadata: bool) -> None:
+    request = pb.ProcessingRequest()
+    expected = {}
+    request.request_headers.end_of_stream = last
+    request.request_headers.headers.SetInParent()
+    for name, value, raw in pairs:
+        if raw:
+            request.request_headers.headers.headers.add(key=name, raw_value=value)
+            expected[name] = value.decode("latin-1")
+        else:
+            text = value.decode("ascii", "ignore")
+            request.request_headers.headers.headers.add(key=name, value=text)
+            expected[name] = text
+    if metadata:
+        request.metadata_context.filter_metadata["x"].update({"a": 1})
+    message = request.SerializeToString()
+    kind, start, end = codec.split(message)
+    assert kind == Kind.REQUEST_HEADERS
+    assert codec.headers(message, start, end) == (expected, last)
+
+
+@given(st.binary(max_size=70_000), st.booleans(), st.booleans(), st.sampled_from(["request_body", "response_body"]))
+def test_a_body_piece_is_found_and_answered_as_it_came(body: bytes, last: bool, metadata: bool, which: str) -> None:
+    request = pb.ProcessingRequest()
+    piece = getattr(request, which)
+    piece.SetInParent()
+    piece.body, piece.end_of_stream = body, last
+    if metadata:
+        request.metadata_context.filter_metadata["x"].update({"a": 1})
+    message = request.SerializeToString()
+    kind, start, end = codec.split(message)
+    begin, stop, ends = codec.body(message, start, end)
+    assert (message[begin:stop], ends) == (body, last)
+    answer = codec.request_body_answer if kind == Kind.REQUEST_BODY else codec.response_body_answer
+    (response,) = unframed(answer(message, start, end))
+    streamed = getattr(response, which).response.body_mutation.streamed_response
+    assert (streamed.body, streamed.end_of_stream) == (body, last)
+
+
+@given(st.integers(0, 200_000), st.booleans(), st.booleans())
+@settings(max_examples=30)
+def test_large_bodies_are_cut_into_pieces_that_envoy_takes(size: int, last: bool, request: bool) -> None:
+    body = bytes(size)
+    which = "request_body" if request else "response_body"
+    pieces = [getattr(r, which).response.body_mutation.streamed_response for r in unframed(codec.body_pieces(body, last, request=request))]
+    assert b"".join(p.body for p in pieces) == body
+    assert all(len(p.body) <= codec.PIECE_BYTES_MAX for p in pieces)
+    assert [p.end_of_stream for p in pieces] == [False] * (len(pieces) - 1) + [last]
+
+
+def test_fields_may_stand_in_any_order() -> None:
+    headers = pb.ProcessingRequest()
+    headers.request_headers.headers.headers.add(key=":path", raw_value=b"/x")
+    metadata = pb.ProcessingRequest()
+    metadata.metadata_context.filter_metadata["x"].update({"a": 1})
+    message = metadata.SerializeToString() + headers.SerializeToString()
+    kind, start, end = codec.split(message)
+    assert (kind, codec.headers(message, start, end)) == (Kind.REQUEST_HEADERS, ({":path": "/x"}, False))
+
+
+def hint(value: Any, namespace: str = codec.SUBSET_NAMESPACE) -> bytes:
+    request = pb.ProcessingRequest()
+    request.request_body.end_of_stream = True
+    request.metadata_context.filter_metadata[namespace].update({codec.SUBSET_KEY: value})
+    return request.SerializeToString()
+
+
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [
+        (hint(["10.0.0.1:8000", "10.0.0.2"]), ["10.0.0.1:8000", "10.0.0.2"]),
+        (hint([]), []),
+        (hint(["10.0.0.1", 7, None]), ["10.0.0.1"]),
+        (hint("10.0.0.1"), None),
+        (hint(["10.0.0.1"], namespace="other"), None),
+        (b"\x22\x02\x10\x01", None),
+    ],
+)
+def test_the_subset_hint_is_a_list_or_there_is_none(message: bytes, expected: list[str] | None) -> None:
+    assert codec.subset(message) == expected
+
+
+@given(st.integers(0, 10**9), st.dictionaries(names, st.text(st.characters(max_codepoint=255), max_size=200), max_size=5))
+def test_the_routing_answer_names_the_target_twice(size: int, extra: dict[str, str]) -> None:
+    (response,) = unframed(codec.request_headers_answer(codec.Destination("10.0.0.1:8000,[::1]:8000"), size, extra))
+    common = response.request_headers.response
+    sent = {o.header.key: o.header.raw_value for o in common.header_mutation.set_headers}
+    assert sent.pop(codec.DESTINATION) == b"10.0.0.1:8000,[::1]:8000"
+    assert sent.pop("content-length", None) == (str(size).encode() if size else None)
+    assert sent == {k: v.encode("latin-1") for k, v in extra.items()}
+    assert common.clear_route_cache
+    assert response.dynamic_metadata["envoy.lb"][codec.DESTINATION] == "10.0.0.1:8000,[::1]:8000"
+
+
+def test_an_immediate_answer_has_status_headers_and_body() -> None:
+    (response,) = unframed(codec.immediate_answer(429, {"content-type": "application/json"}, b"{}"))
+    immediate = response.immediate_response
+    assert (immediate.status.code, immediate.body) == (429, b"{}")
+    assert [(o.header.key, o.header.raw_value) for o in immediate.headers.set_headers] == [("content-type", b"application/json")]
+
+
+def test_constant_answers_are_what_they_say() -> None:
+    (headers,) = unframed(codec.RESPONSE_HEADERS_ANSWER)
+    (request_trailers,) = unframed(codec.REQUEST_TRAILERS_ANSWER)
+    (response_trailers,) = unframed(codec.RESPONSE_TRAILERS_ANSWER)
+    assert [m.WhichOneof("response") for m in (headers, request_trailers, response_trailers)] == [
+        "response_headers",
+        "request_trailers",
+        "response_trailers",
+    ]
+
+
+@given(st.binary(max_size=300))
+@settings(max_examples=500)
+def test_arbitrary_bytes_are_a_violation_or_a_message(data: bytes) -> None:
+    try:
+        kind, start, end = codec.split(data)
+        if kind in (Kind.REQUEST_BODY, Kind.RESPONSE_BODY):
+            begin, stop, _ = codec.body(data, start, end)
+            assert start <= begin <= stop <= end
+        elif kind in (Kind.REQUEST_HEADERS, Kind.RESPONSE_HEADERS):
+            codec.headers(data, start, end)
+    except ProtocolViolation:
+        return
