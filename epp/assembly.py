@@ -5,23 +5,28 @@ parsers, saturation detector, data layer, data producers. What this does not do:
 compile. It goes on after an error as far as it can, so that all are seen.
 """
 
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
-
-import msgspec
+from typing import Any
 
 from epp import contracts, registry
 from epp.data import INFLIGHT_TOKENS, Column
-from epp.document import Document, PluginEntry, ProfileEntry, Ref
-from epp.findings import WHOLE, Findings, Place, nearest
-from epp.parameters import decode
+from epp.document import Document, ProfileEntry, Ref
+from epp.findings import WHOLE, Findings, Place
 from epp.plugin import (
-    DataProducer, DataSource, Discovery, Extractor, Filter, NoParams, Parser, Picker, Plugin, ProfileHandler,
-    SaturationDetector, Scorer,
+    DataProducer,
+    DataSource,
+    Discovery,
+    Extractor,
+    Filter,
+    Parser,
+    Picker,
+    Plugin,
+    ProfileHandler,
+    SaturationDetector,
+    Scorer,
 )  # fmt: skip
-from epp.yaml_nodes import Node
+from epp.stock import Stock, kinds_of
 
 SCHEDULING = (Filter, Scorer, Picker)
 DEFAULT_PROFILE = "default"
@@ -38,15 +43,6 @@ DEFAULT_PRODUCERS = (
 TOKENS_PRODUCER = "inflight-load-producer"  # counts what the column INFLIGHT_TOKENS shows
 RANDOM_PICKER = "random-picker"
 DEFAULT_WEIGHT = 1.0
-
-_KIND_WORDS: Mapping[type[Plugin], str] = {
-    Parser: "parser", DataProducer: "data producer", ProfileHandler: "profile handler", Filter: "filter",
-    Scorer: "scorer", Picker: "picker", DataSource: "data source", Extractor: "extractor", Discovery: "discovery",
-    SaturationDetector: "saturation detector",
-}  # fmt: skip
-_FIELD = re.compile(r"([A-Za-z]\w*(?:\[\d+\]|\.\w+)*):")
-
-K = TypeVar("K", bound=Plugin)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +65,8 @@ class Scraped:
 class Assembly:
     """What a configuration comes to. Complete only if no error was found."""
 
-    plugins: dict[str, Plugin] = field(default_factory=dict)
-    types: dict[str, str] = field(default_factory=dict)  # as the configuration is to name them
+    plugins: dict[str, Plugin]
+    types: dict[str, str]  # as a configuration is to name them
     profiles: list[Wired] = field(default_factory=list)
     handler: ProfileHandler | None = None
     parsers: list[Parser] = field(default_factory=list)
@@ -84,13 +80,13 @@ class Assembly:
 def assemble(document: Document, findings: Findings, *, allow_experimental: bool) -> Assembly:
     """Everything that the document asks for, and what it needs besides."""
     bench = _Bench(document, findings)
-    bench.make(allow_experimental)
+    bench.stock.make(allow_experimental)
     bench.wire_profiles()
     bench.wire_parsers()
     bench.wire_saturation()
     bench.wire_data_layer()
     bench.drop_unused()
-    if not bench.broken:  # a plugin that is missing would only repeat itself here
+    if not bench.stock.broken:  # a plugin that is missing would only repeat itself here
         bench.wire_data()
     return bench.assembly
 
@@ -101,119 +97,49 @@ class _Bench:
     def __init__(self, document: Document, findings: Findings) -> None:
         self.document = document
         self.findings = findings
-        self.assembly = Assembly()
-        self.entries = {entry.name: entry for entry in document.plugins}
-        self.broken: set[str] = set()  # names that exist, but could not be made
+        self.stock = Stock(document.plugins, findings)
+        self.assembly = Assembly(self.stock.plugins, self.stock.types)
         self.in_profiles: set[str] = set()
-
-    # Instances
-
-    def make(self, allow_experimental: bool) -> None:
-        """All plugins that the document lists."""
-        specs = [spec for entry in self.document.plugins if (spec := self.spec(entry, allow_experimental))]
-        made, failed = registry.instances(specs)
-        for name, why in failed:
-            entry = self.entries[name]
-            self.findings.error(_place_in(entry.parameters, why, entry.place), "bad-parameter", f"plugin '{name}': {why}")
-        self.assembly.plugins.update(made)
-        self.broken.update(self.entries.keys() - made.keys())
-
-    def spec(self, entry: PluginEntry, allow_experimental: bool) -> registry.Spec | None:
-        try:
-            cls = registry.find(entry.type)
-        except registry.UnknownType as unknown:
-            self.findings.error(entry.type_place, unknown.rule, str(unknown), unknown.hint)
-            return None
-        self.assembly.types[entry.name] = entry.type if ":" in entry.type else cls.type_name
-        if replacement := registry.DEPRECATED_TYPES.get(entry.type):
-            self.findings.warning(entry.type_place, "deprecated-type", f"plugin type '{entry.type}' is deprecated", f"use '{replacement}'")
-        if entry.type in registry.EXPERIMENTAL_TYPES and not allow_experimental:
-            message = f"plugin type '{entry.type}' is experimental"
-            self.findings.error(entry.type_place, "experimental-type", message, "start with --allow-experimental-plugins")
-            return None
-        params = self.params(cls, entry)
-        return registry.Spec(entry.name, cls, params) if params is not None else None
-
-    def params(self, cls: type[Plugin], entry: PluginEntry) -> msgspec.Struct | None:
-        given = entry.parameters
-        if cls.Params is NoParams and given is not None and isinstance(given.value, dict) and given.value:
-            self.findings.warning(given.place, "parameters-ignored", f"plugin '{entry.name}': type '{entry.type}' takes no parameters; they are ignored")
-            given = None
-        return decode(cls.Params, given, f"plugin '{entry.name}'", entry.place, self.findings)
-
-    def add(self, type_name: str) -> Plugin | None:
-        """A default plugin, named as its type and without parameters; None if this version has none of that type."""
-        if type_name in self.broken or type_name not in registry.known():
-            return None
-        if type_name in self.assembly.plugins:
-            entry = self.entries.get(type_name)
-            given = f"of type '{self.assembly.types[type_name]}'"
-            self.findings.error(entry.place if entry else WHOLE, "name-taken", f"plugin '{type_name}' {given} has the name of a default plugin that is needed", "give it another name")
-            return None
-        cls = registry.find(type_name)
-        try:
-            params = msgspec.convert({}, cls.Params)
-        except msgspec.ValidationError:
-            return None  # it cannot be a default: somebody must say its parameters
-        made, failed = registry.instances([registry.Spec(type_name, cls, params)])
-        for name, why in failed:
-            self.findings.error(WHOLE, "bad-parameter", f"default plugin '{name}': {why}")
-        self.assembly.plugins.update(made)
-        self.assembly.types[type_name] = type_name
-        return made.get(type_name)
-
-    # References
-
-    def resolve(self, ref: Ref, kind: type[K], what: str) -> K | None:
-        """The plugin of a reference, if it exists and is of that kind."""
-        plugin = self.lookup(ref, what)
-        if plugin is None or isinstance(plugin, kind):
-            return plugin
-        self.findings.error(ref.place, "wrong-kind", f"{what}: plugin '{ref.name}' is a {_kinds(plugin)}, not a {_KIND_WORDS[kind]}")
-        return None
-
-    def lookup(self, ref: Ref, what: str) -> Plugin | None:
-        plugin = self.assembly.plugins.get(ref.name)
-        if plugin is None and ref.name not in self.broken:
-            hint = nearest(ref.name, self.entries)
-            if ref.name in registry.known():
-                hint = f"add '- type: {ref.name}' to plugins"
-            self.findings.error(ref.place, "unknown-ref", f"{what} references undefined plugin '{ref.name[:128]}'", hint)
-        return plugin
-
-    def of_kind(self, kind: type[K]) -> list[K]:
-        return [plugin for plugin in self.assembly.plugins.values() if isinstance(plugin, kind)]
 
     # Scheduling
 
     def wire_profiles(self) -> None:
         entries: Sequence[ProfileEntry] = self.document.profiles
         if not entries:
-            members = [name for name, plugin in self.assembly.plugins.items() if isinstance(plugin, SCHEDULING)]
+            members = [name for name, plugin in self.stock.plugins.items() if isinstance(plugin, SCHEDULING)]
             entries = [ProfileEntry(DEFAULT_PROFILE, tuple(Ref(name) for name in members))]
         self.wire_handler(entries)
-        pickers = self.of_kind(Picker)
-        picker = pickers[0] if pickers else self.add(DEFAULT_PICKER)
+        pickers = self.stock.of_kind(Picker)
+        picker = pickers[0] if pickers else self.stock.add(DEFAULT_PICKER)
         for entry in entries:
             self.assembly.profiles.append(self.profile(entry, picker))
 
     def wire_handler(self, profiles: Sequence[ProfileEntry]) -> None:
-        handlers: list[Plugin] = list(self.of_kind(ProfileHandler))
-        if not handlers and len(profiles) == 1 and (added := self.add(DEFAULT_HANDLER)):
+        handlers: list[Plugin] = list(self.stock.of_kind(ProfileHandler))
+        if not handlers and len(profiles) == 1 and (added := self.stock.add(DEFAULT_HANDLER)):
             handlers = [added]
         if len(handlers) > 1:
             first, second = handlers[0].name, handlers[1].name
-            self.findings.error(self.entries[second].place, "one-handler", f"plugins '{first}' and '{second}' are both profile handlers; only one is allowed")
+            self.findings.error(
+                self.stock.entries[second].place,
+                "one-handler",
+                f"plugins '{first}' and '{second}' are both profile handlers; only one is allowed",
+            )
             return
         if not handlers:
-            if not self.broken:
-                self.findings.error(WHOLE, "no-handler", "no profile handler configured", f"several profiles need one; {DEFAULT_HANDLER} runs one profile")
+            if not self.stock.broken:
+                self.findings.error(
+                    WHOLE,
+                    "no-handler",
+                    "no profile handler configured",
+                    f"several profiles need one; {DEFAULT_HANDLER} runs one profile",
+                )
             return
         (handler,) = handlers
         assert isinstance(handler, ProfileHandler)
         self.assembly.handler = handler
         if why := handler.check([profile.name for profile in profiles]):
-            entry = self.entries.get(handler.name)
+            entry = self.stock.entries.get(handler.name)
             self.findings.error(entry.place if entry else profiles[-1].place, "handler-profiles", why)
 
     def profile(self, entry: ProfileEntry, default: Plugin | None) -> Wired:
@@ -223,8 +149,12 @@ class _Bench:
         wired = [(plugin, self.weight(ref, plugin, what)) for ref, plugin in members]
         pickers = [(ref, plugin) for ref, plugin in members if isinstance(plugin, Picker)]
         for ref, second in pickers[1:]:
-            self.findings.error(ref.place, "one-picker", f"{what} has two pickers, '{pickers[0][1].name}' and '{second.name}'; it takes one")
-        if not pickers and default is not None and not any(ref.name in self.broken for ref in entry.members):
+            self.findings.error(
+                ref.place,
+                "one-picker",
+                f"{what} has two pickers, '{pickers[0][1].name}' and '{second.name}'; it takes one",
+            )
+        if not pickers and default is not None and not any(ref.name in self.stock.broken for ref in entry.members):
             wired.append((default, DEFAULT_WEIGHT))
         self.in_profiles.update(plugin.name for plugin, _ in wired)
         self.note_random(entry, wired, what)
@@ -233,32 +163,56 @@ class _Bench:
     def note_random(self, entry: ProfileEntry, wired: Sequence[tuple[Plugin, float]], what: str) -> None:
         types = {type(plugin).type_name for plugin, _ in wired}
         scores = any(isinstance(plugin, Scorer) for plugin, _ in wired)
-        if not (scores or self.broken or RANDOM_PICKER in types):
-            self.findings.warning(entry.place, "no-scorer", f"{what} has no scorer: what its filters leave is picked at random", f"add a scorer, or say so with {RANDOM_PICKER}")
+        if not (scores or self.stock.broken or RANDOM_PICKER in types):
+            self.findings.warning(
+                entry.place,
+                "no-scorer",
+                f"{what} has no scorer: what its filters leave is picked at random",
+                f"add a scorer, or say so with {RANDOM_PICKER}",
+            )
 
     def member(self, ref: Ref, what: str) -> Plugin | None:
-        plugin = self.lookup(ref, what) if ref.place != WHOLE else self.assembly.plugins[ref.name]
+        plugin = self.stock.lookup(ref, what) if ref.place != WHOLE else self.stock.plugins[ref.name]
         if plugin is None or isinstance(plugin, SCHEDULING):
             return plugin
-        self.findings.warning(ref.place, "not-scheduling", f"{what}: plugin '{ref.name}' is a {_kinds(plugin)}; only filters, scorers and pickers have a place there")
+        self.findings.warning(
+            ref.place,
+            "not-scheduling",
+            f"{what}: plugin '{ref.name}' is a {kinds_of(plugin)}; only filters, scorers and pickers have a place there",
+        )
         return None
 
     def note_twice(self, refs: Iterable[Ref], what: str) -> None:
         seen: dict[str, Place] = {}
         for ref in refs:
             if ref.name in seen:
-                self.findings.warning(ref.place, "ref-twice", f"{what} references plugin '{ref.name}' more than once", f"first in line {seen[ref.name].line}")
+                self.findings.warning(
+                    ref.place,
+                    "ref-twice",
+                    f"{what} references plugin '{ref.name}' more than once",
+                    f"first in line {seen[ref.name].line}",
+                )
             seen.setdefault(ref.name, ref.place)
 
     def weight(self, ref: Ref, plugin: Plugin, what: str) -> float:
         if ref.weight is None:
             return DEFAULT_WEIGHT
         if not isinstance(plugin, Scorer):
-            self.findings.warning(ref.weight_place, "weight-ignored", f"{what}: plugin '{ref.name}' is a {_kinds(plugin)}; only scorers have a weight")
+            self.findings.warning(
+                ref.weight_place,
+                "weight-ignored",
+                f"{what}: plugin '{ref.name}' is a {kinds_of(plugin)}; only scorers have a weight",
+            )
         elif ref.weight == 0:
-            self.findings.warning(ref.weight_place, "weight-zero", f"{what}: scorer '{ref.name}' has weight 0 and no effect")
+            self.findings.warning(
+                ref.weight_place, "weight-zero", f"{what}: scorer '{ref.name}' has weight 0 and no effect"
+            )
         elif ref.weight < 0:
-            self.findings.warning(ref.weight_place, "weight-negative", f"{what}: scorer '{ref.name}' has a negative weight: its best endpoint is the last to be picked")
+            self.findings.warning(
+                ref.weight_place,
+                "weight-negative",
+                f"{what}: scorer '{ref.name}' has a negative weight: its best endpoint is the last to be picked",
+            )
         return ref.weight
 
     # Parsers, saturation, data layer
@@ -268,12 +222,16 @@ class _Bench:
         refs = self.document.parsers or [Ref(name) for name in DEFAULT_PARSERS if name in registry.known()]
         self.note_twice(refs, what)
         for ref in refs:
-            if ref.name not in self.assembly.plugins and ref.name not in self.broken:
+            if ref.name not in self.stock.plugins and ref.name not in self.stock.broken:
                 if ref.name in registry.REFERENCE_TYPES and ref.name not in registry.known():
-                    self.findings.error(ref.place, "unavailable-type", f"{what}: plugin type '{ref.name}' of llm-d-router is not available in this version")
+                    self.findings.error(
+                        ref.place,
+                        "unavailable-type",
+                        f"{what}: plugin type '{ref.name}' of llm-d-router is not available in this version",
+                    )
                     continue
-                self.add(ref.name)
-            parser = self.resolve(ref, Parser, what)
+                self.stock.add(ref.name)
+            parser = self.stock.resolve(ref, Parser, what)
             if parser is not None and parser not in self.assembly.parsers:
                 self.assembly.parsers.append(parser)
 
@@ -281,16 +239,20 @@ class _Bench:
         ref = self.document.saturation
         if ref is None:
             return
-        if ref.name == DEFAULT_DETECTOR and ref.name not in self.entries:
-            self.findings.warning(ref.place, "no-effect", f"saturation detector '{ref.name}' has no effect in this version: all requests have priority 0")
+        if ref.name == DEFAULT_DETECTOR and ref.name not in self.stock.entries:
+            self.findings.warning(
+                ref.place,
+                "no-effect",
+                f"saturation detector '{ref.name}' has no effect in this version: all requests have priority 0",
+            )
             return
-        self.assembly.saturation = self.resolve(ref, SaturationDetector, "flowControl.saturationDetector")
+        self.assembly.saturation = self.stock.resolve(ref, SaturationDetector, "flowControl.saturationDetector")
 
     def wire_data_layer(self) -> None:
         for entry in self.document.sources:
             what = f"data source '{entry.source.name}'"
-            source = self.resolve(entry.source, DataSource, "dataLayer.sources")
-            found = [(ref, self.resolve(ref, Extractor, what)) for ref in entry.extractors]
+            source = self.stock.resolve(entry.source, DataSource, "dataLayer.sources")
+            found = [(ref, self.stock.resolve(ref, Extractor, what)) for ref in entry.extractors]
             extractors = [(ref, extractor) for ref, extractor in found if extractor is not None]
             self.check_extractors(extractors, what)
             if source is not None:
@@ -298,35 +260,81 @@ class _Bench:
                 self.assembly.sources.append(Scraped(source, tuple(e for _, e in extractors)))
         if self.document.inject_defaults and not self.has_default_source():
             self.add_default_source()
+        if not self.stock.broken:
+            self.check_scraped()
         if self.document.discovery is not None:
-            self.assembly.discovery = self.resolve(self.document.discovery, Discovery, "dataLayer.discovery")
+            self.assembly.discovery = self.stock.resolve(self.document.discovery, Discovery, "dataLayer.discovery")
+
+    def check_scraped(self) -> None:
+        """The supervisor scrapes one data source with one extractor."""
+        sources = self.assembly.sources
+        entries = self.document.sources
+        if not sources and not entries:
+            self.findings.error(
+                WHOLE,
+                "no-source",
+                "no data source is configured and dataLayer.injectDefaults is false",
+                f"list {DEFAULT_SOURCE} with {DEFAULT_EXTRACTOR}, or remove injectDefaults",
+            )
+        if len(sources) > 1:
+            place = entries[-1].source.place if entries else WHOLE
+            names = ", ".join(f"'{scraped.source.name}'" for scraped in sources)
+            self.findings.error(
+                place, "unsupported", f"this version scrapes one data source, but there are {len(sources)}: {names}"
+            )
+        for entry in entries:
+            if len(entry.extractors) != 1:
+                self.findings.error(
+                    entry.source.place,
+                    "unsupported",
+                    f"data source '{entry.source.name}' has {len(entry.extractors)} extractors; one is supported",
+                )
 
     def check_extractors(self, extractors: Sequence[tuple[Ref, Extractor]], what: str) -> None:
         types: set[type[Plugin]] = set()
-        taken = {extractor.name: scraped.source.name for scraped in self.assembly.sources for extractor in scraped.extractors}
+        taken = {
+            extractor.name: scraped.source.name for scraped in self.assembly.sources for extractor in scraped.extractors
+        }
         for ref, extractor in extractors:
             if type(extractor) in types:
-                self.findings.error(ref.place, "one-extractor", f"{what} has two extractors of type '{self.assembly.types[ref.name]}'; it takes one of a type")
+                self.findings.error(
+                    ref.place,
+                    "one-extractor",
+                    f"{what} has two extractors of type '{self.stock.types[ref.name]}'; it takes one of a type",
+                )
             elif ref.name in taken:
-                self.findings.error(ref.place, "two-producers", f"extractor '{ref.name}' reads the pages of data source '{taken[ref.name]}' and of {what}", "give each its own")
+                self.findings.error(
+                    ref.place,
+                    "two-producers",
+                    f"extractor '{ref.name}' reads the pages of data source '{taken[ref.name]}' and of {what}",
+                    "give each its own",
+                )
             types.add(type(extractor))
 
     def check_source(self, ref: Ref, source: DataSource) -> None:
         if any(scraped.source is source for scraped in self.assembly.sources):
-            self.findings.error(ref.place, "duplicate-name", f"dataLayer.sources lists '{ref.name}' twice", "put its extractors under one entry")
+            self.findings.error(
+                ref.place,
+                "duplicate-name",
+                f"dataLayer.sources lists '{ref.name}' twice",
+                "put its extractors under one entry",
+            )
 
     def has_default_source(self) -> bool:
         return any(
-            entry.source.name == DEFAULT_SOURCE or self.assembly.types.get(entry.source.name) == DEFAULT_SOURCE
+            entry.source.name == DEFAULT_SOURCE or self.stock.types.get(entry.source.name) == DEFAULT_SOURCE
             for entry in self.document.sources
         )
 
     def add_default_source(self) -> None:
         """Instances of these names are used as they are."""
-        source = self.assembly.plugins.get(DEFAULT_SOURCE) or self.add(DEFAULT_SOURCE)
-        extractor = self.assembly.plugins.get(DEFAULT_EXTRACTOR) or self.add(DEFAULT_EXTRACTOR)
+        source = self.stock.plugins.get(DEFAULT_SOURCE) or self.stock.add(DEFAULT_SOURCE)
+        extractor = self.stock.plugins.get(DEFAULT_EXTRACTOR) or self.stock.add(DEFAULT_EXTRACTOR)
         if isinstance(source, DataSource) and isinstance(extractor, Extractor):
-            self.check_extractors([(Ref(extractor.name, self.place(extractor.name)), extractor)], f"the default data source '{DEFAULT_SOURCE}'")
+            self.check_extractors(
+                [(Ref(extractor.name, self.stock.place(extractor.name)), extractor)],
+                f"the default data source '{DEFAULT_SOURCE}'",
+            )
             self.assembly.sources.append(Scraped(source, (extractor,)))
 
     # Who is needed
@@ -334,24 +342,36 @@ class _Bench:
     def drop_unused(self) -> None:
         """What is referenced nowhere and has no part of its own on the way of a request leaves, with a warning."""
         assembly = self.assembly
-        used: set[str] = {plugin.name for plugin in (assembly.handler, assembly.discovery, assembly.saturation) if plugin}
+        used: set[str] = {
+            plugin.name for plugin in (assembly.handler, assembly.discovery, assembly.saturation) if plugin
+        }
         used |= {plugin.name for plugin in assembly.parsers} | self.in_profiles
         used |= {plugin.name for scraped in assembly.sources for plugin in (scraped.source, *scraped.extractors)}
-        for name, plugin in list(assembly.plugins.items()):
+        for name, plugin in list(self.stock.plugins.items()):
             if name in used or isinstance(plugin, DataProducer):
                 continue
             if isinstance(plugin, SCHEDULING):
-                self.findings.warning(self.place(name), "unused-plugin", f"plugin '{name}' is in no profile and has no effect")
+                self.findings.warning(
+                    self.stock.place(name), "unused-plugin", f"plugin '{name}' is in no profile and has no effect"
+                )
             elif not isinstance(plugin, (*contracts.HOOKS, ProfileHandler)):
-                self.findings.warning(self.place(name), "unused-plugin", f"plugin '{name}' ({_kinds(plugin)}) is referenced nowhere and has no effect")
+                self.findings.warning(
+                    self.stock.place(name),
+                    "unused-plugin",
+                    f"plugin '{name}' ({kinds_of(plugin)}) is referenced nowhere and has no effect",
+                )
             if not isinstance(plugin, contracts.HOOKS):
-                del assembly.plugins[name]
+                del self.stock.plugins[name]
 
     def wire_data(self) -> None:
         """Producers: those that nobody needs leave, those that are missing come, the rest get their order."""
-        plugins = self.assembly.plugins
+        plugins = self.stock.plugins
         for idle in contracts.unread(list(plugins.values())):
-            self.findings.warning(self.place(idle.name), "unread-producer", f"nothing reads what data producer '{idle.name}' produces; it is left out")
+            self.findings.warning(
+                self.stock.place(idle.name),
+                "unread-producer",
+                f"nothing reads what data producer '{idle.name}' produces; it is left out",
+            )
             del plugins[idle.name]
         self.note_unread()
         self.add_producers()
@@ -360,54 +380,37 @@ class _Bench:
         for name, rule, message, hint in checked.breaches:
             if rule == "no-producer" and not self.assembly.sources and not self.document.inject_defaults:
                 hint = hint or "dataLayer.injectDefaults is false"
-            self.findings.error(self.place(name), rule, message, hint)
+            self.findings.error(self.stock.place(name), rule, message, hint)
 
     def note_unread(self) -> None:
         """Producers that stay for their other parts, though nobody reads their data."""
-        plugins = self.assembly.plugins.values()
+        plugins = self.stock.plugins.values()
         read = {key.name for plugin in plugins for key in plugin.consumes}
         for plugin in plugins:
-            if isinstance(plugin, DataProducer) and plugin.produces and not read & {key.name for key in plugin.produces}:
-                self.findings.warning(self.place(plugin.name), "unread-producer", f"nothing reads what data producer '{plugin.name}' produces; it runs for its other parts")
+            if (
+                isinstance(plugin, DataProducer)
+                and plugin.produces
+                and not read & {key.name for key in plugin.produces}
+            ):
+                self.findings.warning(
+                    self.stock.place(plugin.name),
+                    "unread-producer",
+                    f"nothing reads what data producer '{plugin.name}' produces; it runs for its other parts",
+                )
 
     def add_producers(self) -> None:
-        plugins = self.assembly.plugins
+        plugins = self.stock.plugins
         for type_name in (*DEFAULT_PRODUCERS, *DEFAULT_PRODUCERS):  # one may need another: twice around
             wanted = contracts.missing(list(plugins.values()))
             if type_name in plugins or not (wanted or type_name == TOKENS_PRODUCER):
                 continue
             if type_name == TOKENS_PRODUCER and self.counts_tokens():
-                self.add(type_name)
-            elif wanted and (producer := self.add(type_name)) and not set(producer.produces) & set(wanted):
+                self.stock.add(type_name)
+            elif wanted and (producer := self.stock.add(type_name)) and not set(producer.produces) & set(wanted):
                 del plugins[type_name]
 
     def counts_tokens(self) -> bool:
         """Whether tokens in flight are read and nobody counts them."""
-        plugins = self.assembly.plugins.values()
+        plugins = self.stock.plugins.values()
         read = any(INFLIGHT_TOKENS in plugin.consumes for plugin in plugins)
         return read and not any(type(plugin).type_name == TOKENS_PRODUCER for plugin in plugins)
-
-    def place(self, name: str) -> Place:
-        """Where a plugin stands; defaults stand nowhere."""
-        return self.entries[name].place if name in self.entries else WHOLE
-
-
-def _kinds(plugin: Plugin) -> str:
-    words = [word for kind, word in _KIND_WORDS.items() if isinstance(plugin, kind)]
-    return " and ".join(words) or "request hook"
-
-
-def _place_in(parameters: Node | None, why: str, default: Place) -> Place:
-    """Where the parameter stands with whose path a constructor's message starts (`a.b[0].c: ...`)."""
-    match = _FIELD.match(why)
-    node, place = parameters, default
-    for step in re.findall(r"\w+", match[1]) if match else ():
-        value = node.value if node else None
-        if node and isinstance(value, dict) and step in value:
-            node, place = value[step], node.keys[step]
-        elif isinstance(value, list) and step.isdigit() and int(step) < len(value):
-            node = value[int(step)]
-            place = node.place
-        else:
-            break
-    return place

@@ -72,7 +72,19 @@ class Snapshot:
     frozensets. `fresh`, `known` and `down` are masks; known = scraped at least once.
     """
 
-    __slots__ = ("all_fresh", "any_down", "cache", "down", "endpoints", "fresh", "inflight_at_scrape", "known", "names", "roster", "values")
+    __slots__ = (
+        "all_fresh",
+        "any_down",
+        "cache",
+        "down",
+        "endpoints",
+        "fresh",
+        "inflight_at_scrape",
+        "known",
+        "names",
+        "roster",
+        "values",
+    )
 
     def __init__(
         self,
@@ -136,7 +148,9 @@ class Candidates:
 
     __slots__ = ("_inflight", "_load", "_size", "_tokens", "rows", "snapshot")
 
-    def __init__(self, snapshot: Snapshot, inflight: Floats, tokens: Floats | None = None, rows: NDArray[np.intp] | None = None) -> None:
+    def __init__(
+        self, snapshot: Snapshot, inflight: Floats, tokens: Floats | None = None, rows: NDArray[np.intp] | None = None
+    ) -> None:
         self.snapshot = snapshot
         self.rows = rows
         self._inflight = inflight

@@ -14,10 +14,18 @@ from epp import document, yaml_nodes
 from epp.assembly import Assembly, Scraped, assemble
 from epp.findings import ConfigError, ConfigErrors, ConfigWarning, Findings
 from epp.pipeline import Pipeline, compile_pipeline, compile_profile
-from epp.plugin import Discovery, Scorer
+from epp.plugin import DataSource, Discovery, Extractor, Scorer
 from epp.quantities import parse_duration, parse_quantity
 
-__all__ = ["ConfigError", "ConfigErrors", "ConfigWarning", "EffectiveConfig", "load", "parse_duration", "parse_quantity"]
+__all__ = [
+    "ConfigError",
+    "ConfigErrors",
+    "ConfigWarning",
+    "EffectiveConfig",
+    "load",
+    "parse_duration",
+    "parse_quantity",
+]
 
 DEFAULT_SOURCE = "built-in default configuration"
 DEFAULT_TEXT = f"""\
@@ -40,7 +48,7 @@ schedulingProfiles:
 class EffectiveConfig:
     """A checked configuration with its defaults.
 
-    `sources` and `discovery` are for the supervisor; their instances are in `pipeline.plugins` too.
+    `sources` (exactly one) and `discovery` are for the supervisor; their instances are in `pipeline.plugins` too.
     `document` is the effective configuration as plain values.
     """
 
@@ -52,6 +60,16 @@ class EffectiveConfig:
     gates: Mapping[str, bool]
     warnings: tuple[ConfigWarning, ...]
     document: Mapping[str, Any]
+
+    @property
+    def data_source(self) -> DataSource:
+        """What is scraped."""
+        return self.sources[0].source
+
+    @property
+    def extractor(self) -> Extractor:
+        """What reads its pages."""
+        return self.sources[0].extractors[0]
 
     def as_yaml(self) -> str:
         """The configuration with all defaults written out."""

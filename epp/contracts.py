@@ -14,7 +14,13 @@ from typing import Any, NamedTuple
 from epp.data import COUNTED, INFLIGHT_REQUESTS, INFLIGHT_TOKENS, Column, Datum, Key
 from epp.findings import nearest
 from epp.plugin import (
-    DataProducer, Extractor, Plugin, PreRequest, ResponseComplete, ResponseReceived, ResponseStreaming,
+    DataProducer,
+    Extractor,
+    Plugin,
+    PreRequest,
+    ResponseComplete,
+    ResponseReceived,
+    ResponseStreaming,
 )  # fmt: skip
 
 HOOKS = (PreRequest, ResponseReceived, ResponseStreaming, ResponseComplete)
@@ -94,11 +100,25 @@ def _producers_of(
             if not isinstance(key, of):
                 continue
             if of is Column and key.name in COUNTED:
-                breaches.append(Breach(plugin.name, "two-producers", f"{told(plugin)} produces '{key.name}', which the picker counts itself", "choose another name"))
+                breaches.append(
+                    Breach(
+                        plugin.name,
+                        "two-producers",
+                        f"{told(plugin)} produces '{key.name}', which the picker counts itself",
+                        "choose another name",
+                    )
+                )
                 continue
             first, _ = found.setdefault(key.name, (plugin, key))
             if first is not plugin:
-                breaches.append(Breach(plugin.name, "two-producers", f"{told(plugin)} and {told(first)} both produce '{key.name}'", "keep one of them"))
+                breaches.append(
+                    Breach(
+                        plugin.name,
+                        "two-producers",
+                        f"{told(plugin)} and {told(first)} both produce '{key.name}'",
+                        "keep one of them",
+                    )
+                )
     return found
 
 
@@ -113,12 +133,28 @@ def _reading(reader: Plugin, key: Key[Any], produced: Mapping[str, tuple[Plugin,
     else:
         what = "no extractor" if column else "no data producer"
         hint = nearest(key.name, produced) if produced else ""
-        return [Breach(reader.name, "no-producer", f"{told(reader)} reads '{key.name}', which {what} of this configuration produces", hint)]
-    if key.type is not written.type:
-        return [Breach(reader.name, "type-clash", f"{told(reader)} reads '{key.name}' as {key.type.__name__}, {writer} produces it as {written.type.__name__}")]
-    if isinstance(key, Column) and isinstance(written, Column) and key.worst != written.worst:
-        return [Breach(reader.name, "type-clash", f"{told(reader)} reads '{key.name}' with worst='{key.worst}', {writer} produces it with worst='{written.worst}'")]
+        return [
+            Breach(
+                reader.name,
+                "no-producer",
+                f"{told(reader)} reads '{key.name}', which {what} of this configuration produces",
+                hint,
+            )
+        ]
+    wrong = _differs(key, written)
+    if wrong:
+        message = f"{told(reader)} reads '{key.name}' as {wrong[0]}, {writer} produces it as {wrong[1]}"
+        return [Breach(reader.name, "type-clash", message)]
     return []
+
+
+def _differs(read: Key[Any], written: Key[Any]) -> tuple[str, str] | None:
+    """Both sides' words for what does not agree."""
+    if read.type is not written.type:
+        return read.type.__name__, written.type.__name__
+    if isinstance(read, Column) and isinstance(written, Column) and read.worst != written.worst:
+        return f"worst='{read.worst}'", f"worst='{written.worst}'"
+    return None
 
 
 def _columns(plugins: Iterable[Plugin]) -> tuple[Column[Any], ...]:
@@ -163,5 +199,7 @@ def _cycle(left: Sequence[Plugin], waits: Waits) -> Breach:
         steps.append(f"{told(path[-1])} reads '{name}' of {told(producer)}")
         if any(producer is seen for seen in path):
             start = next(i for i, seen in enumerate(path) if seen is producer)
-            return Breach(producer.name, "producer-cycle", "data producers wait for each other: " + ", ".join(steps[start:]))
+            return Breach(
+                producer.name, "producer-cycle", "data producers wait for each other: " + ", ".join(steps[start:])
+            )
         path.append(producer)

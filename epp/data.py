@@ -19,7 +19,7 @@ class Key(Generic[T]):
         self.type = type
 
     def __eq__(self, other: object) -> bool:
-        return type(other) is type(self) and (self.name, self.type) == (other.name, other.type)  # type: ignore[attr-defined]
+        return type(other) is type(self) and (self.name, self.type) == (other.name, other.type)
 
     def __hash__(self) -> int:
         return hash(self.name)

@@ -82,4 +82,6 @@ def check_picked(profile: Profile, picked: Sequence[int], size: int) -> None:
     if len(picked) == 1 and 0 <= picked[0] < size:
         return
     if not picked or len(set(picked)) != len(picked) or min(picked) < 0 or max(picked) >= size:
-        raise PluginFault(f"picker '{profile.picker.name}' returned {list(picked)} for {size} candidates; return each index at most once, at least one")
+        raise PluginFault(
+            f"picker '{profile.picker.name}' returned {list(picked)} for {size} candidates; return each index at most once, at least one"
+        )

@@ -27,7 +27,8 @@ _ROOT = (
     "saturationDetector", "parser",
 )  # fmt: skip
 _DATA_LAYER = (
-    "injectDefaults", "sources", "discovery", "peerDiscovery", "crossReplicaSyncerPluginRef", "crossReplicaSyncInterval",
+    "injectDefaults", "sources", "discovery", "peerDiscovery", "crossReplicaSyncerPluginRef",
+    "crossReplicaSyncInterval",
 )  # fmt: skip
 _FLOW_CONTROL = (
     "maxBytes", "maxRequests", "defaultRequestTTL", "noEndpointRequestTTL", "defaultPriorityBand",
@@ -120,7 +121,9 @@ class _Reader:
             return {}
         for name in value:
             if name not in known:
-                self.findings.error(node.keys[name], "unknown-field", f"{what}: unknown field '{name[:128]}'", nearest(name, known))
+                self.findings.error(
+                    node.keys[name], "unknown-field", f"{what}: unknown field '{name[:128]}'", nearest(name, known)
+                )
         return {name: child for name, child in value.items() if name in known and child.value is not None}
 
     def sequence(self, node: Node | None, what: str) -> list[Node]:
@@ -206,9 +209,16 @@ class _Reader:
         version, kind = fields.get("apiVersion"), fields.get("kind")
         given = self.text(version, "apiVersion")
         if version and given == API_VERSION_DEPRECATED:
-            self.findings.warning(version.place, "deprecated-version", f"apiVersion '{given}' is deprecated", f"write '{API_VERSION}'")
+            self.findings.warning(
+                version.place, "deprecated-version", f"apiVersion '{given}' is deprecated", f"write '{API_VERSION}'"
+            )
         elif version and given and given != API_VERSION:
-            self.findings.error(version.place, "api-version", f"apiVersion '{given[:128]}' is not supported", nearest(given, (API_VERSION,)))
+            self.findings.error(
+                version.place,
+                "api-version",
+                f"apiVersion '{given[:128]}' is not supported",
+                nearest(given, (API_VERSION,)),
+            )
         given = self.text(kind, "kind")
         if kind and given and given != KIND:
             self.findings.error(kind.place, "kind", f"kind '{given[:128]}' is not supported", nearest(given, (KIND,)))
@@ -234,7 +244,9 @@ def _gates(reader: _Reader, node: Node | None, document: Document) -> None:
         if name in GATES_REMOVED:
             reader.findings.warning(entry.place, "removed-gate", f"feature gate '{name}' was removed and has no effect")
         elif name not in GATES:
-            reader.findings.error(entry.place, "feature-gate", f"unknown feature gate '{name[:128]}'", nearest(name, GATES))
+            reader.findings.error(
+                entry.place, "feature-gate", f"unknown feature gate '{name[:128]}'", nearest(name, GATES)
+            )
         else:
             document.gates[name] = value
             _gate_effect(reader, entry, name, value)
@@ -242,9 +254,13 @@ def _gates(reader: _Reader, node: Node | None, document: Document) -> None:
 
 def _gate_effect(reader: _Reader, entry: Node, name: str, value: bool) -> None:
     if name == FLOW_CONTROL_GATE and value:
-        reader.findings.error(entry.place, "unsupported", f"feature gate '{name}' is not supported by this version", "remove it")
+        reader.findings.error(
+            entry.place, "unsupported", f"feature gate '{name}' is not supported by this version", "remove it"
+        )
     if name == STANDBY_GATE and not value:
-        reader.findings.warning(entry.place, "no-effect", f"feature gate '{name}' has no effect without leader election")
+        reader.findings.warning(
+            entry.place, "no-effect", f"feature gate '{name}' has no effect without leader election"
+        )
 
 
 def _plugin(reader: _Reader, node: Node, what: str, document: Document) -> None:
@@ -294,10 +310,14 @@ def _data_layer(reader: _Reader, node: Node | None, document: Document) -> None:
         document.discovery = reader.ref(discovery, "dataLayer.discovery", discovery.place)
     for name in ("peerDiscovery", "crossReplicaSyncerPluginRef"):
         if (given_node := fields.get(name)) and given_node.value != "":
-            reader.findings.error(given_node.place, "unsupported", f"dataLayer.{name} is not supported by this version", "remove it")
+            reader.findings.error(
+                given_node.place, "unsupported", f"dataLayer.{name} is not supported by this version", "remove it"
+            )
     if interval := fields.get("crossReplicaSyncInterval"):
         reader.duration(interval, "dataLayer.crossReplicaSyncInterval")
-        reader.findings.warning(interval.place, "no-effect", "dataLayer.crossReplicaSyncInterval has no effect without a syncer")
+        reader.findings.warning(
+            interval.place, "no-effect", "dataLayer.crossReplicaSyncInterval has no effect without a syncer"
+        )
 
 
 def _flow_control(reader: _Reader, node: Node | None, document: Document, at: Place) -> None:
@@ -313,8 +333,9 @@ def _flow_control(reader: _Reader, node: Node | None, document: Document, at: Pl
     for index, child in enumerate(reader.sequence(fields.get("priorityBands"), "flowControl.priorityBands")):
         priority = _band(reader, child, f"flowControl.priorityBands[{index}]")
         if priority in priorities:
-            message = f"flowControl.priorityBands[{index}]: priority {int(priority)} is given twice; first in line {priorities[priority]}"
-            reader.findings.error(child.place, "duplicate-priority", message)
+            twice = f"priority {int(priority)} is given twice; first in line {priorities[priority]}"
+            place = child.place
+            reader.findings.error(place, "duplicate-priority", f"flowControl.priorityBands[{index}]: {twice}")
         priorities.setdefault(priority, child.place.line)
     reader.text(fields.get("usageLimitPolicyPluginRef"), "flowControl.usageLimitPolicyPluginRef")
     evict = reader.boolean(fields.get("enableEviction"), "flowControl.enableEviction", False)
@@ -322,10 +343,14 @@ def _flow_control(reader: _Reader, node: Node | None, document: Document, at: Pl
         document.saturation = _detector(reader, detector, "flowControl.saturationDetector")
     enabled = document.gates[FLOW_CONTROL_GATE]
     if enabled and evict:
-        reader.findings.error(fields["enableEviction"].place, "unsupported", "flowControl.enableEviction is not supported by this version")
+        reader.findings.error(
+            fields["enableEviction"].place, "unsupported", "flowControl.enableEviction is not supported by this version"
+        )
     if not enabled and set(fields) - {"saturationDetector"}:
         hint = "its settings other than saturationDetector are ignored"
-        reader.findings.warning(at, "no-effect", f"flowControl has no effect without the feature gate '{FLOW_CONTROL_GATE}'", hint)
+        reader.findings.warning(
+            at, "no-effect", f"flowControl has no effect without the feature gate '{FLOW_CONTROL_GATE}'", hint
+        )
 
 
 def _band(reader: _Reader, node: Node | None, what: str) -> float:
@@ -350,7 +375,12 @@ def _deprecated(reader: _Reader, root: Node, fields: Mapping[str, Node], documen
     moved = {"saturationDetector": "flowControl.saturationDetector", "parser": "requestHandler.parsers"}
     for old, new in moved.items():
         if node := fields.get(old):
-            reader.findings.warning(root.keys[old], "deprecated-field", f"the field '{old}' is deprecated", f"use {new}; if both are set, that one is used")
+            reader.findings.warning(
+                root.keys[old],
+                "deprecated-field",
+                f"the field '{old}' is deprecated",
+                f"use {new}; if both are set, that one is used",
+            )
             if old == "parser":
                 ref = reader.ref(node, old, node.place)
                 document.parsers = document.parsers or ([ref] if ref else [])

@@ -24,7 +24,9 @@ def scorer(instance: Scorer) -> Callable[[Request, Candidates, Profile], Scores]
     def clipped(request: Request, candidates: Candidates, profile: Profile) -> Scores:
         scores = np.asarray(score(request, candidates, profile), dtype=np.float64)
         if scores.shape != (len(candidates),):
-            raise PluginFault(f"scorer '{instance.name}' returned shape {scores.shape} for {len(candidates)} candidates; return one score per candidate")
+            raise PluginFault(
+                f"scorer '{instance.name}' returned shape {scores.shape} for {len(candidates)} candidates; return one score per candidate"
+            )
         return np.minimum(np.fmax(scores, 0.0), 1.0)
 
     return clipped

@@ -23,8 +23,15 @@ class Metric(NamedTuple):
     buckets: tuple[float, ...] = ()
 
 
-REQUEST_PROCESSING = Metric("request_processing_duration_seconds", "histogram", "From the whole request to its answer, failures included.", RQPROC)
-RESPONSE_PROCESSING = Metric("response_processing_duration_seconds", "histogram", "Time spent handling one response.", RSPROC)
+REQUEST_PROCESSING = Metric(
+    "request_processing_duration_seconds",
+    "histogram",
+    "From the whole request to its answer, failures included.",
+    RQPROC,
+)
+RESPONSE_PROCESSING = Metric(
+    "response_processing_duration_seconds", "histogram", "Time spent handling one response.", RSPROC
+)
 SCHEDULER_E2E = Metric("scheduler_e2e_duration_seconds", "histogram", "One decision, data production included.", SCHED)
 
 WORKER_HISTOGRAMS = (REQUEST_PROCESSING, RESPONSE_PROCESSING, SCHEDULER_E2E)
@@ -46,6 +53,11 @@ WORKER_COUNTERS = (
 WORKER_GAUGES = (
     Metric("streams", "gauge", "ext_proc streams open."),
     Metric("connections", "gauge", "Connections open."),
+    Metric(
+        "accept_load",
+        "gauge",
+        "What workers compare before they accept a connection: streams, at least 8 a connection.",
+    ),
 )
 SUPERVISOR_COUNTERS = (
     Metric("scrapes_total", "counter", "Metrics pages fetched and taken."),

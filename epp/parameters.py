@@ -21,12 +21,22 @@ _STEP = re.compile(r"\[(\d+|\.\.\.)\]|\.([^.\[]+)")
 _UNKNOWN = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
 _MISSING = re.compile(r"Object missing required field `(.*)`", re.DOTALL)
 _EXPECTED = re.compile(r"Expected `(?P<types>[^`]*)`(?P<rest>.*?)(?:, got `(?P<got>[^`]*)`)?", re.DOTALL)
-_WORDS = {"str": "text", "int": "an integer", "float": "a number", "bool": "true or false", "array": "a list", "object": "a mapping", "null": "nothing"}
+_WORDS = {
+    "str": "text",
+    "int": "an integer",
+    "float": "a number",
+    "bool": "true or false",
+    "array": "a list",
+    "object": "a mapping",
+    "null": "nothing",
+}
 
 Step = str | int
 
 
-def decode(cls: type[msgspec.Struct], node: Node | None, owner: str, place: Place, findings: Findings) -> msgspec.Struct | None:
+def decode(
+    cls: type[msgspec.Struct], node: Node | None, owner: str, place: Place, findings: Findings
+) -> msgspec.Struct | None:
     """The parameters, or None when an error was noted. `owner` names the plugin in messages."""
     root = node if node is not None and node.value is not None else Node(place, {})
     if not isinstance(root.value, dict):

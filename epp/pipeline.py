@@ -9,8 +9,20 @@ from epp.candidates import Candidates
 from epp.data import Column
 from epp.decision import Decision
 from epp.plugin import (
-    DataProducer, Filter, Parser, Picker, Plugin, PreRequest, Profile, ProfileHandler, ResponseComplete, ResponseReceived, ResponseStreaming,
-    Scorer, Services, Usage,
+    DataProducer,
+    Filter,
+    Parser,
+    Picker,
+    Plugin,
+    PreRequest,
+    Profile,
+    ProfileHandler,
+    ResponseComplete,
+    ResponseReceived,
+    ResponseStreaming,
+    Scorer,
+    Services,
+    Usage,
 )  # fmt: skip
 from epp.request import Request
 

@@ -101,7 +101,11 @@ class Usage:
         self.cached = cached
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Usage) and (self.prompt, self.completion, self.cached) == (other.prompt, other.completion, other.cached)
+        return isinstance(other, Usage) and (self.prompt, self.completion, self.cached) == (
+            other.prompt,
+            other.completion,
+            other.cached,
+        )
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -142,7 +146,9 @@ class ProfileHandler(Plugin):
         """Before the fork: why this handler cannot work with these profiles, or None."""
         return None
 
-    def pick(self, request: Request, profiles: Mapping[str, "Profile"], runs: Mapping[str, ProfileRun | None]) -> Sequence["Profile"]:
+    def pick(
+        self, request: Request, profiles: Mapping[str, "Profile"], runs: Mapping[str, ProfileRun | None]
+    ) -> Sequence["Profile"]:
         """The profiles to run now, in order; none ends the rounds."""
         raise NotImplementedError
 

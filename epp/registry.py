@@ -26,42 +26,36 @@ ENTRY_POINTS = "endpoint_picker.plugins"
 
 _BY_PATH = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
 
-STABLE_TYPES = frozenset(
-    """
-    active-request-scorer always-disagg-multimodal-decider always-disagg-pd-decider
-    anthropic-parser approx-prefix-cache-producer by-label by-label-selector concurrency-detector
-    context-length-aware core-metrics-extractor data-parallel-profile-handler decode-filter
-    destination-endpoint-served-verifier disagg-headers-handler disagg-profile-handler
-    edf-ordering-policy encode-filter endpoint-notification-source fcfs-ordering-policy
-    file-discovery global-strict-fairness-policy header-based-testing-filter
-    inflight-load-producer k8s-notification-source kv-cache-utilization-scorer
-    label-selector-filter latency-scorer latency-slo-admitter load-aware-scorer
-    lora-affinity-scorer max-score-picker metrics-data-source mm-embeddings-cache-producer
-    mm-embeddings-cache-scorer models-data-extractor models-data-source no-hit-lru-scorer
-    openai-parser passthrough-parser pd-profile-handler precise-prefix-cache-producer
-    precise-prefix-cache-scorer predicted-latency-producer prefill-filter
-    prefill-header-handler prefix-based-pd-decider prefix-cache-affinity-filter
-    prefix-cache-scorer probabilistic-admitter program-aware-fairness queue-scorer random-picker
-    request-attribute-reporter round-robin-fairness-policy running-requests-size-scorer
-    session-id-producer sglanghttp-parser single-profile-handler slo-deadline-ordering-policy
-    slo-headroom-tier-filter static-usage-limit-policy token-load-scorer token-producer tokenizer
-    utilization-detector vertexai-parser vllmgrpc-parser vllmhttp-parser weighted-random-picker
-    """.split()
-)
-EXPERIMENTAL_TYPES = frozenset(
-    """
-    agent-identity burst-prefix-cache-producer dcgm-data-source dcgm-extractor
-    disaggregatedset-rollout-screener endpoint-attribute-filter endpoint-attribute-scorer
-    header-label-affinity-scorer header-profile-handler multicluster-approx-prefix-cache-producer
-    multicluster-file-discovery multicluster-kv-cache-utilization-scorer
-    multicluster-metrics-data-source multicluster-metrics-extractor
-    multicluster-prefix-cache-scorer multicluster-queue-scorer
-    multicluster-session-affinity-filter p2p-source-producer priority-holdback-policy
-    priority-then-time-eviction-order-policy session-affinity-filter session-affinity-scorer
-    sheddable-eviction-filter soft-reflective-ceiling-policy topology-affinity-filter
-    topology-affinity-scorer topology-extractor utilization-filter
-    """.split()
-)
+_STABLE = """
+    active-request-scorer always-disagg-multimodal-decider always-disagg-pd-decider anthropic-parser
+    approx-prefix-cache-producer by-label by-label-selector concurrency-detector context-length-aware
+    core-metrics-extractor data-parallel-profile-handler decode-filter destination-endpoint-served-verifier
+    disagg-headers-handler disagg-profile-handler edf-ordering-policy encode-filter endpoint-notification-source
+    fcfs-ordering-policy file-discovery global-strict-fairness-policy header-based-testing-filter
+    inflight-load-producer k8s-notification-source kv-cache-utilization-scorer label-selector-filter
+    latency-scorer latency-slo-admitter load-aware-scorer lora-affinity-scorer max-score-picker
+    metrics-data-source mm-embeddings-cache-producer mm-embeddings-cache-scorer models-data-extractor
+    models-data-source no-hit-lru-scorer openai-parser passthrough-parser pd-profile-handler
+    precise-prefix-cache-producer precise-prefix-cache-scorer predicted-latency-producer prefill-filter
+    prefill-header-handler prefix-based-pd-decider prefix-cache-affinity-filter prefix-cache-scorer
+    probabilistic-admitter program-aware-fairness queue-scorer random-picker request-attribute-reporter
+    round-robin-fairness-policy running-requests-size-scorer session-id-producer sglanghttp-parser
+    single-profile-handler slo-deadline-ordering-policy slo-headroom-tier-filter static-usage-limit-policy
+    token-load-scorer token-producer tokenizer utilization-detector vertexai-parser vllmgrpc-parser
+    vllmhttp-parser weighted-random-picker
+"""
+STABLE_TYPES = frozenset(_STABLE.split())
+_EXPERIMENTAL = """
+    agent-identity burst-prefix-cache-producer dcgm-data-source dcgm-extractor disaggregatedset-rollout-screener
+    endpoint-attribute-filter endpoint-attribute-scorer header-label-affinity-scorer header-profile-handler
+    multicluster-approx-prefix-cache-producer multicluster-file-discovery
+    multicluster-kv-cache-utilization-scorer multicluster-metrics-data-source multicluster-metrics-extractor
+    multicluster-prefix-cache-scorer multicluster-queue-scorer multicluster-session-affinity-filter
+    p2p-source-producer priority-holdback-policy priority-then-time-eviction-order-policy
+    session-affinity-filter session-affinity-scorer sheddable-eviction-filter soft-reflective-ceiling-policy
+    topology-affinity-filter topology-affinity-scorer topology-extractor utilization-filter
+"""
+EXPERIMENTAL_TYPES = frozenset(_EXPERIMENTAL.split())
 REFERENCE_TYPES = STABLE_TYPES | EXPERIMENTAL_TYPES
 DEPRECATED_TYPES: Mapping[str, str] = {  # and what to write instead
     "by-label": "label-selector-filter",
@@ -117,7 +111,9 @@ def _import_all() -> None:
         try:
             loaded = entry.load()
         except Exception as error:  # foreign code at start: whatever it raises, the start ends here
-            raise PluginImportError(f"entry point '{entry.name}' ({entry.value}) of group {ENTRY_POINTS} cannot be imported: {_said(error)}") from error
+            raise PluginImportError(
+                f"entry point '{entry.name}' ({entry.value}) of group {ENTRY_POINTS} cannot be imported: {_said(error)}"
+            ) from error
         if isinstance(loaded, type) and issubclass(loaded, Plugin) and not loaded.type_name:
             plugin(entry.name)(loaded)
 
@@ -150,8 +146,16 @@ def find(type_name: str) -> type[Plugin]:
     if ":" in type_name:
         return _by_path(type_name)
     if type_name in REFERENCE_TYPES:
-        raise UnknownType("unavailable-type", f"plugin type '{type_name}' of llm-d-router is not available in this version", "'epp plugins' lists those that are")
-    raise UnknownType("unknown-type", f"plugin type '{type_name[:128]}' is not registered", nearest(type_name, types) or "'epp plugins' lists those that are")
+        raise UnknownType(
+            "unavailable-type",
+            f"plugin type '{type_name}' of llm-d-router is not available in this version",
+            "'epp plugins' lists those that are",
+        )
+    raise UnknownType(
+        "unknown-type",
+        f"plugin type '{type_name[:128]}' is not registered",
+        nearest(type_name, types) or "'epp plugins' lists those that are",
+    )
 
 
 def _by_path(path: str) -> type[Plugin]:
@@ -162,9 +166,15 @@ def _by_path(path: str) -> type[Plugin]:
     try:
         cls = getattr(importlib.import_module(module), name, None)
     except Exception as error:  # foreign code: its failure is an error of the configuration that names it
-        raise UnknownType("plugin-import", f"plugin type '{path}': module {module} cannot be imported: {_said(error)}") from error
+        raise UnknownType(
+            "plugin-import", f"plugin type '{path}': module {module} cannot be imported: {_said(error)}"
+        ) from error
     if not (isinstance(cls, type) and issubclass(cls, Plugin) and kinds(cls)):
-        raise UnknownType("unknown-type", f"plugin type '{path}': {module} has no plugin class '{name}'", "a plugin inherits an extension point of epp.plugin")
+        raise UnknownType(
+            "unknown-type",
+            f"plugin type '{path}': {module} has no plugin class '{name}'",
+            "a plugin inherits an extension point of epp.plugin",
+        )
     return cls
 
 

@@ -16,7 +16,7 @@ class Prompt:
     Made by a parser. `canonical` is computed on first use, since not every configuration reads it.
     """
 
-    __slots__ = ("_make", "_made")
+    __slots__ = ("_made", "_make")
 
     def __init__(self, make: Callable[[], bytes]) -> None:
         self._make = make

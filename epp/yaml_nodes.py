@@ -99,13 +99,14 @@ def read(text: str, findings: Findings) -> Node | None:
 
 def _within_limits(text: str, findings: Findings) -> bool:
     """One document, not too deep; looked at before anything recursive sees it."""
-    depth = documents = count = 0
-    for event in yaml.parse(text, _Loader):
-        count += 1
+    depth = documents = 0
+    for count, event in enumerate(yaml.parse(text, _Loader)):
         if isinstance(event, yaml.DocumentStartEvent):
             documents += 1
             if documents > 1:
-                findings.error(_place(event), "one-document", "a configuration is one document", "remove what follows '---'")
+                findings.error(
+                    _place(event), "one-document", "a configuration is one document", "remove what follows '---'"
+                )
                 return False
         elif isinstance(event, yaml.CollectionStartEvent):
             depth += 1
@@ -166,7 +167,9 @@ class _Converter:
                 merges.append(child)
             elif key.value in value:
                 first = keys[key.value].line
-                self.findings.error(_place(key), "duplicate-key", f"'{key.value}' is given twice; first in line {first}")
+                self.findings.error(
+                    _place(key), "duplicate-key", f"'{key.value}' is given twice; first in line {first}"
+                )
             else:
                 value[key.value] = self.node(child, depth + 1)
                 keys[key.value] = _place(key)

@@ -16,7 +16,13 @@ def endpoints(count: int, labels: Sequence[Mapping[str, str]] = ()) -> list[Endp
     """Endpoints 10.0.0.1:8000, 10.0.0.2:8000, ... in slots 0, 1, ... with owner ids 1, 2, ..."""
     return [
         Endpoint(
-            name=f"pod-{i}", namespace="default", host=f"10.0.0.{i + 1}", port=8000, labels=labels[i] if labels else None, slot=i, owner=i + 1
+            name=f"pod-{i}",
+            namespace="default",
+            host=f"10.0.0.{i + 1}",
+            port=8000,
+            labels=labels[i] if labels else None,
+            slot=i,
+            owner=i + 1,
         )
         for i in range(count)
     ]
@@ -42,21 +48,34 @@ def snapshot(
         fresh=mask(fresh, True),
         known=mask(known, True),
         down=mask(down, False),
-        inflight_at_scrape=np.array(inflight_at_scrape if inflight_at_scrape is not None else [0.0] * size, dtype=np.float64),
+        inflight_at_scrape=np.array(
+            inflight_at_scrape if inflight_at_scrape is not None else [0.0] * size, dtype=np.float64
+        ),
         names=names,
     )
 
 
-def candidates(values: Mapping[str, Sequence[float]] | None = None, *, inflight: Sequence[float] | None = None, **more: object) -> Candidates:
+def candidates(
+    values: Mapping[str, Sequence[float]] | None = None, *, inflight: Sequence[float] | None = None, **more: object
+) -> Candidates:
     """Candidates over `snapshot(values, **more)`."""
     made = snapshot(values, **more)  # type: ignore[arg-type]
     size = len(made.endpoints)
-    return Candidates(made, np.array(inflight if inflight is not None else [0.0] * size, dtype=np.float64), np.zeros(size))
+    return Candidates(
+        made, np.array(inflight if inflight is not None else [0.0] * size, dtype=np.float64), np.zeros(size)
+    )
 
 
 def request(prompt: bytes = b"", **fields: object) -> Request:
     """A parsed completion request."""
-    made = Request(id="r", path="/v1/completions", headers={}, now=0.0, model=str(fields.pop("model", "m")), prompt=Prompt(lambda: prompt))
+    made = Request(
+        id="r",
+        path="/v1/completions",
+        headers={},
+        now=0.0,
+        model=str(fields.pop("model", "m")),
+        prompt=Prompt(lambda: prompt),
+    )
     for name, value in fields.items():
         setattr(made, name, value)
     return made
@@ -113,7 +132,9 @@ class FakePool:
         if subset is None:
             return self.fixed
         allowed = set(subset.entries)
-        return self.fixed.keep(np.array([e.address in allowed or e.host in allowed for e in self.fixed.endpoints], dtype=bool))
+        return self.fixed.keep(
+            np.array([e.address in allowed or e.host in allowed for e in self.fixed.endpoints], dtype=bool)
+        )
 
     def producer_failed(self, failure: ProducerFailed) -> None:
         self.failures.append(failure)

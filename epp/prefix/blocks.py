@@ -61,7 +61,9 @@ def block_hashes(prompt: bytes, block_bytes: int, start: int, secret: int) -> Ha
 def _vector(prompt: bytes, block_bytes: int, start: int, secret: int, count: int) -> Hashes:
     if count > len(_powers.up):
         _powers.reach(count)
-    digests = b"".join([xxh3_64_digest(prompt[at : at + block_bytes], secret) for at in range(0, len(prompt), block_bytes)])
+    digests = b"".join(
+        [xxh3_64_digest(prompt[at : at + block_bytes], secret) for at in range(0, len(prompt), block_bytes)]
+    )
     terms = np.frombuffer(digests, dtype=">u8").astype(np.uint64)
     terms *= _powers.down[:count]
     np.cumsum(terms, out=terms)

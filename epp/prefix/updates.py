@@ -1,35 +1,36 @@
 """What a worker tells the index writer: frames of at most 4,096 bytes, each complete in itself.
 
-    frame    | version u8 | kind u8 | records u16 | checksum u32 |                          8 bytes
+    frame    | checksum u32 | version u8 | kind u8 | records u16 |                          8 bytes
     records  | owner u16 | hashes u16 | ...                                                 4 bytes each
     hashes   | hash u64 | ...                in the order of the records, to the frame's end
 
-All numbers are in the machine's own byte order: frames never leave it. The checksum is CRC-32 over everything behind it, begun
-with the first four bytes. A frame that was cut, mixed or made by another version is refused as a whole; what it said is lost,
-which lowers the hit rate and nothing else. Updates that do not fit one frame continue in the next as records of their own.
+All numbers are in the machine's own byte order: frames never leave it. The checksum is CRC-32 over everything behind it. A frame
+that was cut, mixed or made by another version is refused as a whole; what it said is lost, which lowers the hit rate and
+nothing else. Updates that do not fit one frame continue in the next as records of their own.
 """
 
 from collections.abc import Iterable, Iterator
-from enum import IntEnum
 from struct import Struct
 from typing import Final, NamedTuple
 from zlib import crc32
 
 FRAME_BYTES_MAX: Final = 4096
 VERSION: Final = 1
-HEADER: Final = Struct("=BBHI")
+LEARN: Final = 1
+FORGET: Final = 2
+KINDS: Final = (LEARN, FORGET)
+CHECKSUM: Final = Struct("=I")
 HEAD: Final = Struct("=BBH")
+HEADER: Final = Struct("=IBBH")
 RECORD_BYTES: Final = 4
 HASH_BYTES: Final = 8
 RECORDS_MAX: Final = (FRAME_BYTES_MAX - HEADER.size) // (RECORD_BYTES + HASH_BYTES)
+SINGLE_BYTES_MAX: Final = FRAME_BYTES_MAX - HEADER.size - RECORD_BYTES
+
 _RECORDS: Final = tuple(Struct(f"={2 * count}H") for count in range(RECORDS_MAX + 1))
-
-
-class Kind(IntEnum):
-    """What is said about the blocks of a frame."""
-
-    LEARN = 1
-    FORGET = 2
+_pack_checksum: Final = CHECKSUM.pack
+_pack_single: Final = Struct("=BBHHH").pack
+_unpack_header: Final = HEADER.unpack_from
 
 
 class CorruptFrame(Exception):
@@ -45,11 +46,10 @@ class Frame(NamedTuple):
     hashes: bytes
 
 
-def frame(kind: int, records: list[int], hashes: bytes) -> bytes:
-    """The bytes of one frame; `records` alternates owners and counts and, like `hashes`, must fit."""
-    head = HEAD.pack(VERSION, kind, len(records) >> 1)
-    body = _RECORDS[len(records) >> 1].pack(*records) + hashes
-    return HEADER.pack(VERSION, kind, len(records) >> 1, crc32(body, crc32(head))) + body
+def single(owner: int, hashes: bytes) -> bytes:
+    """The frame that learns one short update: the usual one of a worker with little to do."""
+    content = _pack_single(VERSION, LEARN, 1, owner, len(hashes) >> 3) + hashes
+    return _pack_checksum(crc32(content)) + content
 
 
 def frames(kind: int, updates: Iterable[tuple[int, bytes]]) -> Iterator[bytes]:
@@ -61,7 +61,7 @@ def frames(kind: int, updates: Iterable[tuple[int, bytes]]) -> Iterator[bytes]:
         at, size = 0, len(hashes)
         while at < size:
             if room < RECORD_BYTES + HASH_BYTES:
-                yield frame(kind, records, b"".join(parts))
+                yield _frame(kind, records, parts)
                 records, parts, room = [], [], FRAME_BYTES_MAX - HEADER.size
             taken = min(size - at, (room - RECORD_BYTES) & -HASH_BYTES)
             records += (owner, taken // HASH_BYTES)
@@ -69,7 +69,7 @@ def frames(kind: int, updates: Iterable[tuple[int, bytes]]) -> Iterator[bytes]:
             room -= RECORD_BYTES + taken
             at += taken
     if records:
-        yield frame(kind, records, b"".join(parts))
+        yield _frame(kind, records, parts)
 
 
 def decode(data: bytes) -> Frame:
@@ -77,14 +77,22 @@ def decode(data: bytes) -> Frame:
     size = len(data)
     if not HEADER.size <= size <= FRAME_BYTES_MAX:
         raise CorruptFrame(f"{size} bytes are no frame: it has {HEADER.size} to {FRAME_BYTES_MAX}")
-    version, kind, count, checksum = HEADER.unpack_from(data)
-    if crc32(data[HEADER.size :], crc32(data[: HEAD.size])) != checksum:
+    checksum, version, kind, count = _unpack_header(data)
+    if crc32(data[CHECKSUM.size :]) != checksum:
         raise CorruptFrame("the checksum differs")
+    if version != VERSION or kind not in KINDS or not 0 < count <= RECORDS_MAX:
+        raise CorruptFrame(f"version {version}, kind {kind}, {count} records: not a frame of version {VERSION}")
     hashes_at = HEADER.size + count * RECORD_BYTES
-    if version != VERSION or kind not in (Kind.LEARN, Kind.FORGET) or not 0 < count <= RECORDS_MAX or hashes_at > size:
-        raise CorruptFrame(f"version {version}, kind {kind}, {count} records in {size} bytes: not a frame of this version")
+    if hashes_at > size:
+        raise CorruptFrame(f"{count} records do not fit {size} bytes")
     words = _RECORDS[count].unpack_from(data, HEADER.size)
     counts = words[1::2]
     if sum(counts) * HASH_BYTES != size - hashes_at:
         raise CorruptFrame(f"records announce {sum(counts)} hashes, {size - hashes_at} bytes follow")
     return Frame(kind, words[::2], counts, data[hashes_at:])
+
+
+def _frame(kind: int, records: list[int], parts: list[bytes]) -> bytes:
+    count = len(records) >> 1
+    content = b"".join((HEAD.pack(VERSION, kind, count), _RECORDS[count].pack(*records), *parts))
+    return _pack_checksum(crc32(content)) + content

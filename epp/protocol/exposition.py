@@ -21,15 +21,9 @@ SERIES_MAX = 16_384  # of one family; more is a page that only costs time
 SHIFT_BYTES_MAX = 256  # how far a family moves between two pages without a search of the whole page
 
 _SELECTOR = re.compile(r"\s*([a-zA-Z_:][a-zA-Z0-9_:]*)\s*(?:\{(.*)\})?\s*", re.DOTALL)
-_MATCHER = re.compile(
-    r'\s*([a-zA-Z_][a-zA-Z0-9_]*)\s*=\s*(?:"([^"]*)"|([^\s",{}=]+))\s*(?:,|$)', re.DOTALL
-)
-_SERIES = re.compile(
-    rb'[ \t]*(?:\{((?:[^"}\n]++|"(?:[^"\\\n]++|\\.)*+")*+)\})?[ \t]*([^\s]++)[ \t]*([^\r\n]*+)'
-)
-_LABEL = re.compile(
-    rb'[ \t]*([a-zA-Z_][a-zA-Z0-9_]*+)[ \t]*=[ \t]*"((?:[^"\\]++|\\.)*+)"[ \t]*(?:,|$)', re.DOTALL
-)
+_MATCHER = re.compile(r'\s*([a-zA-Z_][a-zA-Z0-9_]*)\s*=\s*(?:"([^"]*)"|([^\s",{}=~]+))\s*(?:,|$)', re.DOTALL)
+_SERIES = re.compile(rb'[ \t]*(?:\{((?:[^"}\n]++|"(?:[^"\\\n]++|\\.)*+")*+)\})?[ \t]*([^\s]++)[ \t]*([^\r\n]*+)')
+_LABEL = re.compile(rb'[ \t]*([a-zA-Z_][a-zA-Z0-9_]*+)[ \t]*=[ \t]*"((?:[^"\\]++|\\.)*+)"[ \t]*(?:,|$)', re.DOTALL)
 _ESCAPE = re.compile(rb'\\([\\"n])')
 _UNESCAPED = {b"\\": b"\\", b'"': b'"', b"n": b"\n"}
 _BEHIND_NAME = frozenset((b"{", b" ", b"\t"))

@@ -31,12 +31,20 @@ RULES: Mapping[Cause, _Rule] = {
     Cause.INVALID_BODY: _Rule(400, "BadRequest", "{}"),
     Cause.MODEL_MISSING: _Rule(400, "BadRequest", "model not found in request body"),
     Cause.BODY_TOO_LARGE: _Rule(413, "PayloadTooLarge", "request body exceeds {} bytes"),
-    Cause.NO_CANDIDATES: _Rule(503, "ServiceUnavailable", "failed to find endpoint candidates for serving the request", "rejected-no-endpoints"),
-    Cause.SCREENED_OUT: _Rule(503, "ServiceUnavailable", "screeners eliminated all endpoint candidates", "rejected-no-endpoints"),
+    Cause.NO_CANDIDATES: _Rule(
+        503, "ServiceUnavailable", "failed to find endpoint candidates for serving the request", "rejected-no-endpoints"
+    ),
+    Cause.SCREENED_OUT: _Rule(
+        503, "ServiceUnavailable", "screeners eliminated all endpoint candidates", "rejected-no-endpoints"
+    ),
     Cause.NOT_ADMITTED: _Rule(429, "ResourceExhausted", "request cannot be admitted: {}", "rejected-saturated"),
-    Cause.NO_ENDPOINT_LEFT: _Rule(429, "ResourceExhausted", "no endpoints available for the given request", "rejected-saturated"),
+    Cause.NO_ENDPOINT_LEFT: _Rule(
+        429, "ResourceExhausted", "no endpoints available for the given request", "rejected-saturated"
+    ),
     Cause.NO_TARGET: _Rule(429, "ResourceExhausted", "failed to find target endpoint: {}", "rejected-saturated"),
-    Cause.SHUTTING_DOWN: _Rule(503, "ServiceUnavailable", "the endpoint picker is shutting down", "rejected-shutting-down"),
+    Cause.SHUTTING_DOWN: _Rule(
+        503, "ServiceUnavailable", "the endpoint picker is shutting down", "rejected-shutting-down"
+    ),
     Cause.INTERNAL: _Rule(500, "Internal", "{}"),
 }
 

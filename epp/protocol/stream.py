@@ -52,8 +52,13 @@ _LEGAL: Final[dict[State, dict[int, State]]] = {
         Kind.RESPONSE_BODY: State.RESPONDING,
         Kind.RESPONSE_TRAILERS: State.DONE,
     },
-    State.DONE: {Kind.RESPONSE_BODY: State.DONE, Kind.RESPONSE_TRAILERS: State.DONE, Kind.REQUEST_TRAILERS: State.DONE, Kind.REQUEST_BODY: State.DONE},
-    State.ENDED: {kind: State.ENDED for kind in Kind},
+    State.DONE: {
+        Kind.RESPONSE_BODY: State.DONE,
+        Kind.RESPONSE_TRAILERS: State.DONE,
+        Kind.REQUEST_TRAILERS: State.DONE,
+        Kind.REQUEST_BODY: State.DONE,
+    },
+    State.ENDED: dict.fromkeys(Kind, State.ENDED),
 }
 # NEXT[state][kind]: the next state, or ILLEGAL.
 NEXT: Final = tuple(tuple(int(_LEGAL[state].get(kind, ILLEGAL)) for kind in range(8)) for state in State)

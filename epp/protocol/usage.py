@@ -4,6 +4,7 @@ The scanner looks for the key `"usage"` followed by an object, outside of string
 decodes just that object; the last one that is not null wins. It keeps at most USAGE_BYTES_MAX bytes.
 """
 
+import re
 from typing import Final
 
 import msgspec
@@ -12,6 +13,9 @@ from epp.plugin import Usage
 
 KEY: Final = b'"usage"'
 USAGE_BYTES_MAX: Final = 4096
+_TOKENS: Final = re.compile(
+    rb'"(?:[^"\\\\]|\\\\.)*"|["{}]', re.DOTALL
+)  # whole strings, braces, and a quote that nothing closes
 _CARRY: Final = len(KEY)  # one byte more than a cut key leaves behind: the byte before it tells an escaped quote
 
 
@@ -105,21 +109,14 @@ def _value(data: bytes, at: int) -> int | None:
 def _object_end(data: bytes, at: int) -> int | None:
     """One past the brace that closes the object opened at `at`; None: not in these bytes."""
     depth = 0
-    string = False
-    while at < len(data):
-        byte = data[at]
-        if string:
-            if byte == 0x5C:
-                at += 1
-            elif byte == 0x22:
-                string = False
-        elif byte == 0x22:
-            string = True
-        elif byte == 0x7B:
+    for token in _TOKENS.finditer(data, at):
+        kind = data[token.start()]
+        if kind == 0x7B:
             depth += 1
-        elif byte == 0x7D:
+        elif kind == 0x7D:
             depth -= 1
             if not depth:
-                return at + 1
-        at += 1
+                return token.end()
+        elif token.end() - token.start() == 1:
+            return None  # a string that is cut off
     return None

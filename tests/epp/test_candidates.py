@@ -39,7 +39,11 @@ def test_waiting_is_what_was_scraped_and_what_was_sent_since() -> None:
 
 
 def test_a_narrowed_view_sees_only_its_own_candidates() -> None:
-    c = candidates({"waiting_requests": [1, 2, 3], "kv_cache_usage": [0.1, 0.9, 0.0]}, inflight=[0, 1, 5], fresh=[True, True, False])
+    c = candidates(
+        {"waiting_requests": [1, 2, 3], "kv_cache_usage": [0.1, 0.9, 0.0]},
+        inflight=[0, 1, 5],
+        fresh=[True, True, False],
+    )
     narrow = c.keep(np.array([True, False, True]))
     assert [e.name for e in narrow.endpoints] == ["pod-0", "pod-2"]
     assert narrow[KV_USAGE].tolist() == [0.1, 0.1]

@@ -153,21 +153,15 @@ class Mapped:
             CACHE_NUM_BLOCKS: config.cache_num_blocks_label_name or "num_gpu_blocks",
         }
         self.cache_labels = {
-            column.name: label.encode()
-            for column, label in labels.items()
-            if column.name not in direct
+            column.name: label.encode() for column, label in labels.items() if column.name not in direct
         }
         self.custom = self._customs(config)
 
     def _selector(self, config: EngineConfig, attribute: str) -> Selector | None:
         text: str = getattr(config, attribute)
-        return (
-            _selector(text, f"engine '{self.name}': {_field(attribute)}") if text.strip() else None
-        )
+        return _selector(text, f"engine '{self.name}': {_field(attribute)}") if text.strip() else None
 
-    def _gauge(
-        self, column: Column[Any], config: EngineConfig, attribute: str, *, optional: bool = False
-    ) -> None:
+    def _gauge(self, column: Column[Any], config: EngineConfig, attribute: str, *, optional: bool = False) -> None:
         selector = self._selector(config, attribute)
         if selector is not None:
             self.gauges.append(Gauge(column, selector, optional))
@@ -248,12 +242,8 @@ class Extraction:
             for gauge in engine.gauges
             if gauge.column.name in place
         ]
-        self._cache_labels = [
-            (place[name], label) for name, label in engine.cache_labels.items() if name in place
-        ]
-        self._cache = (
-            Finder(engine.cache_info) if engine.cache_info and self._cache_labels else None
-        )
+        self._cache_labels = [(place[name], label) for name, label in engine.cache_labels.items() if name in place]
+        self._cache = Finder(engine.cache_info) if engine.cache_info and self._cache_labels else None
         self._cache_counts: list[tuple[int, float]] = []
         self._cache_text = b""
         self._names = [column.name for column in wanted if column.name in ADAPTER_LABELS]
@@ -293,10 +283,7 @@ class Extraction:
         text = found[0]
         if text != self._cache_text:
             labels = _labels(text, finder.selector)
-            counts = [
-                (at, _label_count(labels, label, finder.selector))
-                for at, label in self._cache_labels
-            ]
+            counts = [(at, _label_count(labels, label, finder.selector)) for at, label in self._cache_labels]
             self._cache_counts = [(at, count) for at, count in counts if count >= 0.0]
             self._cache_text = text
         present = 0
@@ -318,8 +305,7 @@ class Extraction:
         labels = _labels(text, finder.selector)
         maximum = _label_count(labels, MAX_LORA_LABEL, finder.selector)
         self._adapters = {
-            name: _adapters(labels.get(ADAPTER_LABELS[name], b""), finder.selector)
-            for name in self._names
+            name: _adapters(labels.get(ADAPTER_LABELS[name], b""), finder.selector) for name in self._names
         }
         self._max_lora, self._adapters_text = maximum, text
 
@@ -331,9 +317,7 @@ def _engines(configured: Iterable[EngineConfig]) -> dict[str, Mapped]:
     engines: dict[str, Mapped] = {}
     for index, config in enumerate(configured):
         if config.name == "default":
-            raise ValueError(
-                f"engineConfigs[{index}].name: 'default' is reserved; set defaultEngine instead"
-            )
+            raise ValueError(f"engineConfigs[{index}].name: 'default' is reserved; set defaultEngine instead")
         if config.name in engines:
             raise ValueError(f"engineConfigs[{index}].name: '{config.name}' is given twice")
         engines[config.name] = Mapped(config)
@@ -351,11 +335,7 @@ def _selector(text: str, where: str) -> Selector:
 
 
 def _field(attribute: str) -> str:
-    return next(
-        field.encode_name
-        for field in msgspec.structs.fields(EngineConfig)
-        if field.name == attribute
-    )
+    return next(field.encode_name for field in msgspec.structs.fields(EngineConfig) if field.name == attribute)
 
 
 def _found(finder: Finder, page: bytes) -> tuple[bytes, float] | None:
@@ -401,7 +381,6 @@ def _adapters(text: bytes, selector: Selector) -> frozenset[str]:
     names = [name for part in text.split(b",") if (name := part.strip())]
     if len(names) > ADAPTERS_MAX or any(len(name) > ADAPTER_NAME_BYTES_MAX for name in names):
         raise ExtractError(
-            f"{selector}: more than {ADAPTERS_MAX} adapters, "
-            f"or one with a name over {ADAPTER_NAME_BYTES_MAX} bytes"
+            f"{selector}: more than {ADAPTERS_MAX} adapters, or one with a name over {ADAPTER_NAME_BYTES_MAX} bytes"
         )
     return frozenset(name.decode("utf-8", "replace") for name in names)

@@ -87,7 +87,7 @@ _text_or_tokens = msgspec.json.Decoder(str | list[str | int | list[int]])
 
 def _prompt_bytes(raw: Raw) -> bytes:
     """String, array of strings, array of token ids, or array of those. Raises ValueError for a mixed or foreign shape."""
-    if memoryview(raw)[:1] == b'"':
+    if bytes(memoryview(raw)[:1]) == b'"':
         return text_of(raw)
     value = _text_or_tokens.decode(raw)
     if not value:
@@ -96,11 +96,11 @@ def _prompt_bytes(raw: Raw) -> bytes:
         return value.encode("utf-8", "surrogatepass")
     kinds = {type(item) for item in value}
     if kinds == {str}:
-        return b"".join(item.encode("utf-8", "surrogatepass") for item in value)  # type: ignore[union-attr]
+        return b"".join(item.encode("utf-8", "surrogatepass") for item in value)
     if kinds == {int}:
-        return _tokens(value)  # type: ignore[arg-type]
+        return _tokens(value)
     if kinds == {list}:
-        return b"".join(_tokens(item) for item in value)  # type: ignore[arg-type]
+        return b"".join(_tokens(item) for item in value)
     raise ValueError("an array of prompts holds texts or token ids, not both")
 
 

@@ -8,13 +8,13 @@ import numpy as np
 from epp.candidates import Scores
 
 
-class Params(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
+class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
     """How many targets to name, best first; 0 and less count as 1."""
 
     max_num_of_endpoints: int = 1
 
 
-class DrawParams(Params, frozen=True, forbid_unknown_fields=True, rename="camel"):
+class DrawParameters(Parameters, frozen=True, forbid_unknown_fields=True, rename="camel"):
     """`top_k`: draw among the K best only; 0 means among all."""
 
     top_k: Annotated[int, msgspec.Meta(ge=0)] = 0

@@ -7,7 +7,7 @@ import numpy as np
 
 from epp.candidates import Candidates, Scores
 from epp.plugin import Picker, Profile, Services, plugin
-from epp.plugins.pickers import Params, best
+from epp.plugins.pickers import Parameters, best
 from epp.request import Request
 
 
@@ -15,9 +15,9 @@ from epp.request import Request
 class MaxScore(Picker):
     """The `maxNumOfEndpoints` best, best first."""
 
-    Params = Params
+    Params = Parameters
 
-    def __init__(self, name: str, params: Params) -> None:
+    def __init__(self, name: str, params: Parameters) -> None:
         super().__init__(name, params)
         self._count = max(1, params.max_num_of_endpoints)
         self._rng: random.Random

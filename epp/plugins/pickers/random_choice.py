@@ -7,7 +7,7 @@ import numpy as np
 
 from epp.candidates import Candidates, Scores
 from epp.plugin import Picker, Profile, Services, plugin
-from epp.plugins.pickers import DrawParams, best
+from epp.plugins.pickers import DrawParameters, best
 from epp.request import Request
 
 
@@ -15,9 +15,9 @@ from epp.request import Request
 class RandomChoice(Picker):
     """Every candidate is as likely as the others; with `topK` every one of the K best."""
 
-    Params = DrawParams
+    Params = DrawParameters
 
-    def __init__(self, name: str, params: DrawParams) -> None:
+    def __init__(self, name: str, params: DrawParameters) -> None:
         super().__init__(name, params)
         self._count = max(1, params.max_num_of_endpoints)
         self._top = params.top_k

@@ -10,7 +10,7 @@ import numpy as np
 
 from epp.candidates import Candidates, Scores
 from epp.plugin import Picker, Profile, Services, plugin
-from epp.plugins.pickers import DrawParams, best
+from epp.plugins.pickers import DrawParameters, best
 from epp.request import Request
 
 
@@ -18,9 +18,9 @@ from epp.request import Request
 class WeightedRandom(Picker):
     """Scores of 0 and less never win while another is above; if none is, all are alike."""
 
-    Params = DrawParams
+    Params = DrawParameters
 
-    def __init__(self, name: str, params: DrawParams) -> None:
+    def __init__(self, name: str, params: DrawParameters) -> None:
         super().__init__(name, params)
         self._count = max(1, params.max_num_of_endpoints)
         self._top = params.top_k
@@ -36,7 +36,7 @@ class WeightedRandom(Picker):
         if not (scores > 0).any():
             return self._rng.sample(drawn.tolist(), min(self._count, len(drawn)))
         uniform = np.array([self._rng.random() for _ in range(len(drawn))])
-        with np.errstate(divide="ignore"):
+        with np.errstate(divide="ignore", over="ignore"):
             keys = np.where(scores > 0, np.log(uniform) / np.where(scores > 0, scores, 1.0), -np.inf)
         picked: list[int] = drawn[best(keys, self._count, uniform)].tolist()
         return picked

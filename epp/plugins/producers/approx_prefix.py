@@ -20,11 +20,16 @@ BLOCK_TOKENS_MIN = 64
 ROOTS_MAX = 4096
 PREFILL_PROFILE = "prefill"
 
-HIT_RATIO = Metric("prefix_indexer_hit_ratio", "histogram", "Matched blocks over all blocks of the prompt, at the chosen endpoint.", RATIO)
+HIT_RATIO = Metric(
+    "prefix_indexer_hit_ratio",
+    "histogram",
+    "Matched blocks over all blocks of the prompt, at the chosen endpoint.",
+    RATIO,
+)
 HIT_BYTES = Metric("prefix_indexer_hit_bytes", "histogram", "Matched prompt bytes at the chosen endpoint.", HITB)
 
 
-class Params(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
+class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
     """As in the field; effective blocks are at least 64 tokens, and 0 as a limit means none."""
 
     auto_tune: bool = True
@@ -39,12 +44,14 @@ class Params(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="ca
 class ApproximatePrefix(DataProducer, PreRequest):
     """Emits `PrefixMatch`; learns from every request that is sent."""
 
-    Params = Params
+    Params = Parameters
     metrics = (HIT_RATIO, HIT_BYTES)
 
-    def __init__(self, name: str, params: Params) -> None:
+    def __init__(self, name: str, params: Parameters) -> None:
         super().__init__(name, params)
-        configured = params.block_size if params.block_size and params.block_size_tokens == 16 else params.block_size_tokens
+        configured = (
+            params.block_size if params.block_size and params.block_size_tokens == 16 else params.block_size_tokens
+        )
         self.block_tokens = max(configured, BLOCK_TOKENS_MIN)
         self._block_bytes = self.block_tokens * BYTES_PER_TOKEN
         blocks_max = params.max_prefix_tokens_to_match // self.block_tokens or params.max_prefix_blocks_to_match

@@ -15,7 +15,7 @@ from epp.prefix.match import APPROXIMATE, prefix_match
 from epp.request import Request
 
 
-class Params(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
+class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
     """As in the field. `sync_cross_replica_state` has no effect with a single replica."""
 
     add_estimated_output_tokens: bool = False
@@ -38,9 +38,9 @@ class Held:
 class InflightLoad(DataProducer, PreRequest, ResponseStreaming, ResponseComplete):
     """+ tokens when the request is sent; - at the first response chunk, or at the end when output tokens are estimated too."""
 
-    Params = Params
+    Params = Parameters
 
-    def __init__(self, name: str, params: Params) -> None:
+    def __init__(self, name: str, params: Parameters) -> None:
         super().__init__(name, params)
         self._match = prefix_match(params.prefix_match_info_producer_name)
         self._held = Datum(f"inflight_tokens_held/{name}", Held)
@@ -58,7 +58,9 @@ class InflightLoad(DataProducer, PreRequest, ResponseStreaming, ResponseComplete
             if run is None:
                 continue
             target = run.candidates.endpoint(run.picked[0])
-            matched = self._matched(request, run.picked[0] if run.candidates.rows is None else int(run.candidates.rows[run.picked[0]]))
+            matched = self._matched(
+                request, run.picked[0] if run.candidates.rows is None else int(run.candidates.rows[run.picked[0]])
+            )
             held.append((target, self._tokens(request, matched)))
         for endpoint, tokens in held:
             self._load.add_tokens(endpoint, tokens)
@@ -87,7 +89,7 @@ class InflightLoad(DataProducer, PreRequest, ResponseStreaming, ResponseComplete
         uncached = max(0, tokens - matched)
         if not self.params.add_estimated_output_tokens:
             return uncached
-        output = round(tokens * self.params.output_ratio)
+        output: int = round(tokens * self.params.output_ratio)
         for limit in (request.max_tokens, self.params.max_estimated_output_tokens):
             if limit is not None:
                 output = min(output, limit)

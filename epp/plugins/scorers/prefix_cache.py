@@ -11,7 +11,7 @@ from epp.prefix.match import APPROXIMATE, prefix_match
 from epp.request import Request
 
 
-class Params(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
+class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
     """`match_length_weight`: how much the absolute length counts beside the share of the prompt."""
 
     prefix_match_info_producer_name: str = APPROXIMATE
@@ -23,9 +23,9 @@ class Params(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="ca
 class PrefixCache(Scorer):
     """w * min(1, matched tokens / scale)^2 + (1 - w) * matched / total; no match: 0."""
 
-    Params = Params
+    Params = Parameters
 
-    def __init__(self, name: str, params: Params) -> None:
+    def __init__(self, name: str, params: Parameters) -> None:
         super().__init__(name, params)
         self._match = prefix_match(params.prefix_match_info_producer_name)
         self.consumes = (self._match,)

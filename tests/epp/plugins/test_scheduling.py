@@ -24,7 +24,7 @@ from epp.prefix.match import APPROXIMATE, PrefixMatch, prefix_match
 from tests.fakes import FakeServices, candidates, request
 
 MATCH = prefix_match(APPROXIMATE)
-PROFILE = Profile("default", (), (), MaxScore("p", pickers.Params()))
+PROFILE = Profile("default", (), (), MaxScore("p", pickers.Parameters()))
 
 
 def started(plugin: Plugin, services: FakeServices | None = None) -> Plugin:
@@ -36,7 +36,10 @@ def score(scorer: Plugin, c: object, r: object = None) -> list[float]:
     return scorer.score(r or request(), c, PROFILE).tolist()  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize(("scorer", "column"), [(QueueDepth("q", NoParams()), "waiting_requests"), (RunningRequests("r", NoParams()), "running_requests")])
+@pytest.mark.parametrize(
+    ("scorer", "column"),
+    [(QueueDepth("q", NoParams()), "waiting_requests"), (RunningRequests("r", NoParams()), "running_requests")],
+)
 def test_fewest_is_best_and_equal_is_one_for_all(scorer: Plugin, column: str) -> None:
     assert score(scorer, candidates({column: [4, 0, 2]})) == [0.0, 1.0, 0.5]
     assert score(scorer, candidates({column: [3, 3]})) == [1.0, 1.0]
@@ -86,38 +89,40 @@ def pick(picker: Plugin, totals: list[float]) -> list[int]:
 
 
 def test_max_score_picks_the_best_and_breaks_ties_at_random() -> None:
-    picker = started(MaxScore("m", pickers.Params()))
+    picker = started(MaxScore("m", pickers.Parameters()))
     assert pick(picker, [1, 3, 2]) == [1]
     counts = Counter(pick(picker, [1, 3, 3, 3])[0] for _ in range(3000))
     assert set(counts) == {1, 2, 3} and min(counts.values()) > 800
 
 
 def test_max_score_names_fallbacks_best_first() -> None:
-    picker = started(MaxScore("m", pickers.Params(max_num_of_endpoints=3)))
+    picker = started(MaxScore("m", pickers.Parameters(max_num_of_endpoints=3)))
     assert pick(picker, [1, 3, 2, 0]) == [1, 2, 0]
     assert Counter(pick(picker, [1, 1, 9])[1] for _ in range(1000)).keys() == {0, 1}
 
 
 def test_random_picker_ignores_scores_and_top_k_bounds_it() -> None:
-    assert {pick(started(RandomChoice("r", pickers.DrawParams()), FakeServices(s)), [9, 0, 0])[0] for s in range(60)} == {0, 1, 2}
-    top = started(RandomChoice("r", pickers.DrawParams(top_k=2)))
+    assert {
+        pick(started(RandomChoice("r", pickers.DrawParameters()), FakeServices(s)), [9, 0, 0])[0] for s in range(60)
+    } == {0, 1, 2}
+    top = started(RandomChoice("r", pickers.DrawParameters(top_k=2)))
     assert {pick(top, [9, 0, 8])[0] for _ in range(100)} == {0, 2}
 
 
 def test_weighted_random_follows_the_scores() -> None:
-    picker = started(WeightedRandom("w", pickers.DrawParams()))
+    picker = started(WeightedRandom("w", pickers.DrawParameters()))
     counts = Counter(pick(picker, [3, 1, 0])[0] for _ in range(8000))
     assert counts[2] == 0
     assert 2.5 < counts[0] / counts[1] < 3.6
 
 
 def test_weighted_random_without_any_score_is_random() -> None:
-    picker = started(WeightedRandom("w", pickers.DrawParams()))
+    picker = started(WeightedRandom("w", pickers.DrawParameters()))
     assert {pick(picker, [0, 0, -1])[0] for _ in range(200)} == {0, 1, 2}
 
 
 def test_weighted_random_draws_among_the_top_k_only() -> None:
-    picker = started(WeightedRandom("w", pickers.DrawParams(top_k=1)))
+    picker = started(WeightedRandom("w", pickers.DrawParameters(top_k=1)))
     assert {pick(picker, [1, 2, 1.9])[0] for _ in range(100)} == {1}
 
 
@@ -127,8 +132,10 @@ def test_weighted_random_draws_among_the_top_k_only() -> None:
     st.integers(0, 15),
     st.sampled_from([MaxScore, RandomChoice, WeightedRandom]),
 )
-def test_every_picker_returns_distinct_candidates(totals: list[float], count: int, top: int, kind: type[Plugin]) -> None:
-    params = pickers.Params(count) if kind is MaxScore else pickers.DrawParams(count, top)
+def test_every_picker_returns_distinct_candidates(
+    totals: list[float], count: int, top: int, kind: type[Plugin]
+) -> None:
+    params = pickers.Parameters(count) if kind is MaxScore else pickers.DrawParameters(count, top)
     picked = pick(started(kind("x", params)), totals)
     allowed = min(len(totals), top) if top and kind is not MaxScore else len(totals)
     assert 1 <= len(picked) == len(set(picked)) <= len(totals)
@@ -165,7 +172,10 @@ def test_prompts_match_up_to_the_configured_length_only() -> None:
     assert r[MATCH].total == 2
 
 
-@pytest.mark.parametrize(("params", "tokens"), [({}, 64), ({"block_size_tokens": 128}, 128), ({"block_size": 256}, 256), ({"block_size_tokens": 32}, 64)])
+@pytest.mark.parametrize(
+    ("params", "tokens"),
+    [({}, 64), ({"block_size_tokens": 128}, 128), ({"block_size": 256}, 256), ({"block_size_tokens": 32}, 64)],
+)
 def test_blocks_are_at_least_64_tokens(params: dict[str, int], tokens: int) -> None:
     assert ApproximatePrefix(APPROXIMATE, ApproximatePrefix.Params(**params)).block_tokens == tokens
 

@@ -28,7 +28,9 @@ def unframed(data: bytes) -> list[pb.ProcessingResponse]:
 
 
 @given(st.lists(st.tuples(names, values, st.booleans()), max_size=40), st.booleans(), st.booleans())
-def test_headers_are_read_as_the_protobuf_library_reads_them(pairs: list[tuple[str, bytes, bool]], last: bool, metadata: bool) -> None:
+def test_headers_are_read_as_the_protobuf_library_reads_them(
+    pairs: list[tuple[str, bytes, bool]], last: bool, metadata: bool
+) -> None:
     request = pb.ProcessingRequest()
     expected = {}
     request.request_headers.end_of_stream = last
@@ -72,7 +74,10 @@ def test_a_body_piece_is_found_and_answered_as_it_came(body: bytes, last: bool, 
 def test_large_bodies_are_cut_into_pieces_that_envoy_takes(size: int, last: bool, request: bool) -> None:
     body = bytes(size)
     which = "request_body" if request else "response_body"
-    pieces = [getattr(r, which).response.body_mutation.streamed_response for r in unframed(codec.body_pieces(body, last, request=request))]
+    pieces = [
+        getattr(r, which).response.body_mutation.streamed_response
+        for r in unframed(codec.body_pieces(body, last, request=request))
+    ]
     assert b"".join(p.body for p in pieces) == body
     assert all(len(p.body) <= codec.PIECE_BYTES_MAX for p in pieces)
     assert [p.end_of_stream for p in pieces] == [False] * (len(pieces) - 1) + [last]
@@ -110,7 +115,9 @@ def test_the_subset_hint_is_a_list_or_there_is_none(message: bytes, expected: li
     assert codec.subset(message) == expected
 
 
-@given(st.integers(0, 10**9), st.dictionaries(names, st.text(st.characters(max_codepoint=255), max_size=200), max_size=5))
+@given(
+    st.integers(0, 10**9), st.dictionaries(names, st.text(st.characters(max_codepoint=255), max_size=200), max_size=5)
+)
 def test_the_routing_answer_names_the_target_twice(size: int, extra: dict[str, str]) -> None:
     (response,) = unframed(codec.request_headers_answer(codec.Destination("10.0.0.1:8000,[::1]:8000"), size, extra))
     common = response.request_headers.response
@@ -126,7 +133,9 @@ def test_an_immediate_answer_has_status_headers_and_body() -> None:
     (response,) = unframed(codec.immediate_answer(429, {"content-type": "application/json"}, b"{}"))
     immediate = response.immediate_response
     assert (immediate.status.code, immediate.body) == (429, b"{}")
-    assert [(o.header.key, o.header.raw_value) for o in immediate.headers.set_headers] == [("content-type", b"application/json")]
+    assert [(o.header.key, o.header.raw_value) for o in immediate.headers.set_headers] == [
+        ("content-type", b"application/json")
+    ]
 
 
 def test_constant_answers_are_what_they_say() -> None:

@@ -1,0 +1,53 @@
+# Each target sets up what it needs: a virtual environment and pinned dependencies, on any machine with Python >= 3.11 and make.
+#   make demo ARGS='--seconds 15'    make test    make bench    make lint
+
+VENV := .venv
+PYTHON := $(VENV)/bin/python
+ARGS ?=
+READY_DEMO := $(VENV)/.ready-demo
+READY_DEV := $(VENV)/.ready-dev
+FIND_PYTHON = for p in python3 python3.13 python3.12 python3.11; do \
+	if $$p -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then command -v $$p; exit 0; fi; done; \
+	echo "no Python >= 3.11 with venv found: install one (on Debian: apt install python3 python3-venv)" >&2; exit 1
+
+.PHONY: demo test lint bench lock clean
+
+demo: $(READY_DEMO)
+	@$(VENV)/bin/epp demo $(ARGS)
+
+test: $(READY_DEV)
+	@$(PYTHON) -m pytest -q $(ARGS)
+
+bench: $(READY_DEV)
+	@$(PYTHON) -m tests.bench.micro $(ARGS)
+
+lint: $(READY_DEV)
+	@$(VENV)/bin/ruff check .
+	@$(VENV)/bin/ruff format --check .
+	@$(VENV)/bin/mypy
+
+# Development tools include all that the demo needs, so either stamp serves it.
+$(READY_DEMO): pyproject.toml requirements-demo.txt
+	@if [ -e $(READY_DEV) ] && [ ! pyproject.toml -nt $(READY_DEV) ] && [ ! requirements-dev.txt -nt $(READY_DEV) ]; then :; else \
+	set -e; $(call install,requirements-demo.txt); fi
+	@touch $@
+
+$(READY_DEV): pyproject.toml requirements-dev.txt
+	@set -e; $(call install,requirements-dev.txt)
+	@touch $@
+
+define install
+if ! $(PYTHON) -c '' 2>/dev/null; then echo "making the virtual environment in $(VENV)"; rm -rf $(VENV); python=$$($(FIND_PYTHON)); $$python -m venv $(VENV); fi; \
+echo "installing the dependencies of $(1)"; \
+$(PYTHON) -m pip install --quiet --disable-pip-version-check --require-hashes -r $(1); \
+$(PYTHON) -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+endef
+
+# The lock files, anew from pyproject.toml: for whoever changes a dependency.
+lock: $(READY_DEV)
+	@$(PYTHON) -m pip install --quiet uv
+	@$(VENV)/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --extra demo --output-file requirements-demo.txt pyproject.toml requirements-build.in
+	@$(VENV)/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --extra dev --output-file requirements-dev.txt pyproject.toml requirements-build.in
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,76 @@
+"""Sizes, offsets and hashes of shared records.
+
+A record is a run of 8-byte words, so every word can be stored and loaded in one piece. A layout
+hash covers everything that two processes must agree on (names, order, counts); whoever attaches
+with another hash is refused. All sizes are multiples of a cache line, so parts never share one.
+
+    segment   +--------------------+------------------------------+---------------------------+
+              | header  64 B       | description (JSON, padded)   | payload                   |
+              +--------------------+------------------------------+---------------------------+
+    header    | magic | layout hash | payload bytes | generation | payload at | description B |
+              | check | 0 |                                        each cell is one u64
+    payload   | part | part | ...     placed by `Plan`, each on its own cache lines
+
+This module computes; it never touches shared memory.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+WORD = 8
+CACHE_LINE = 64
+
+MAGIC = int.from_bytes(b"EPPSHM01", "little")
+H_MAGIC, H_LAYOUT, H_SIZE, H_GENERATION, H_PAYLOAD, H_DESCRIPTION, H_CHECK = range(7)
+HEADER_BYTES = 64
+DESCRIPTION_BYTES_MAX = 1 << 20
+
+assert (H_CHECK + 1) * WORD <= HEADER_BYTES == CACHE_LINE
+
+
+def aligned(size: int, to: int = CACHE_LINE) -> int:
+    """The smallest multiple of `to` that holds `size`."""
+    return -(-size // to) * to
+
+
+def layout_hash(*parts: object) -> int:
+    """64 bits over the printed form of `parts`; equal on both sides or the layouts differ."""
+    digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little")
+
+
+class Schema(Protocol):
+    """What every structure says about its layout."""
+
+    @property
+    def bytes(self) -> int: ...
+
+    @property
+    def layout_hash(self) -> int: ...
+
+    def describe(self) -> dict[str, Any]: ...
+
+
+class Plan:
+    """Which part of a segment lies where; also the segment's size, hash and description."""
+
+    def __init__(self, parts: Mapping[str, Schema]) -> None:
+        self.offsets: dict[str, int] = {}
+        self.sizes: dict[str, int] = {}
+        end = 0
+        for name, schema in parts.items():
+            self.offsets[name] = end
+            self.sizes[name] = schema.bytes
+            end = aligned(end + schema.bytes)
+        self.bytes = end
+        self.layout_hash = layout_hash(*((n, s.layout_hash) for n, s in parts.items()))
+        self._described = {
+            name: {"at": self.offsets[name], "size": self.sizes[name], **schema.describe()}
+            for name, schema in parts.items()
+        }
+
+    @property
+    def description(self) -> bytes:
+        return json.dumps(self._described, separators=(",", ":")).encode()

@@ -1,0 +1,216 @@
+"""Micro-benchmarks of the hot path: `python -m tests.bench.micro [--smoke] [--json]`.
+
+Each figure is the best of several rounds, in microseconds per call: the least disturbed one on a noisy machine. `--smoke` runs
+everything once, so that a benchmark that no longer works is noticed.
+"""
+
+import argparse
+import json
+import random
+import sys
+import time
+from collections.abc import Callable, Iterator
+
+import msgspec
+import numpy as np
+
+from epp.candidates import Candidates
+from epp.decide import decide
+from epp.pipeline import Pipeline, compile_pipeline, compile_profile
+from epp.plugin import NoParams
+from epp.plugins.parsers.openai import OpenAI
+from epp.plugins.pickers.max_score import MaxScore
+from epp.plugins.producers.approx_prefix import ApproximatePrefix
+from epp.plugins.profiles.single import SingleProfile
+from epp.plugins.scorers.kv_utilization import KvUtilization
+from epp.plugins.scorers.prefix_cache import PrefixCache
+from epp.plugins.scorers.queue_depth import QueueDepth
+from epp.prefix.blocks import block_hashes
+from epp.prefix.match import APPROXIMATE
+from epp.protocol.proto import ext_proc_pb2 as pb
+from epp.protocol.usage import UsageScanner
+from epp.request import Request
+from shm.prefix_index import IndexReader, IndexSchema, IndexWriter
+from shm.segment import Region
+from tests.fakes import FakePool, FakeServices, candidates
+from tests.pair import Pair
+
+Case = tuple[str, Callable[[], object]]
+
+
+def pipeline(services: FakeServices) -> Pipeline:
+    """The default configuration: queue 2, KV cache 2, prefix 3."""
+    scorers = [
+        (QueueDepth("q", NoParams()), 2.0),
+        (KvUtilization("k", NoParams()), 2.0),
+        (PrefixCache("p", PrefixCache.Params()), 3.0),
+    ]
+    picker, producer, parser = (
+        MaxScore("m", MaxScore.Params()),
+        ApproximatePrefix(APPROXIMATE, ApproximatePrefix.Params()),
+        OpenAI("o", NoParams()),
+    )
+    made = compile_pipeline(
+        [*(s for s, _ in scorers), picker, producer, parser],
+        parsers=[parser],
+        handler=SingleProfile("h", NoParams()),
+        profiles=[compile_profile("default", [*scorers, (picker, 1.0)])],
+        producers=[producer],
+        columns=(),
+    )
+    made.start(services)
+    return made
+
+
+class NoIndex(FakeServices):
+    """An index that knows nothing and forgets everything."""
+
+    def match(self, hashes: object) -> dict[int, int]:  # type: ignore[override]
+        return {}
+
+    def learn(self, hashes: object, owner: int) -> None:
+        return None
+
+
+def pool(count: int) -> FakePool:
+    rng = random.Random(1)
+    columns = {
+        "waiting_requests": [float(rng.randrange(9)) for _ in range(count)],
+        "kv_cache_usage": [rng.random() for _ in range(count)],
+    }
+    fixed = candidates(columns)
+
+    class Pool(FakePool):
+        def candidates(self, subset: object) -> Candidates:
+            return Candidates(fixed.snapshot, fixed._inflight)
+
+    return Pool(fixed)
+
+
+def decisions() -> Iterator[Case]:
+    made = pipeline(NoIndex())
+    body = msgspec.json.encode({"model": "m", "prompt": "hello " * 160, "max_tokens": 9})
+    parser = made.parsers[0]
+    for count in (8, 100, 1000):
+        endpoints = pool(count)
+
+        def run(endpoints: FakePool = endpoints) -> None:
+            request = Request(id="r", path="/v1/completions", headers={}, now=0.0)
+            parser.parse(request, "/v1/completions", body)
+            try:
+                decide(made, request, endpoints).send(None)
+            except StopIteration:
+                return
+
+        yield f"parse and decide, 1 KB, {count} endpoints", run
+
+
+def streams() -> Iterator[Case]:
+    p = Pair(pipeline(NoIndex()), pool(8), body_bytes_max=32 << 20)
+    headers = pb.ProcessingRequest()
+    for name, value in (
+        (":method", "POST"),
+        (":path", "/v1/completions"),
+        ("user-agent", "x" * 20),
+        ("authorization", "y" * 40),
+        ("x-request-id", "z" * 36),
+    ):
+        headers.request_headers.headers.headers.add(key=name, raw_value=value.encode())
+    response = pb.ProcessingRequest()
+    response.response_headers.headers.headers.add(key=":status", raw_value=b"200")
+    answer = pb.ProcessingRequest(
+        response_body=pb.HttpBody(body=b'{"usage":{"prompt_tokens":1,"completion_tokens":2}}', end_of_stream=True)
+    )
+    for label, size in (("1 KB", 1000), ("8 KB", 8000), ("400 KB", 400_000)):
+        body = pb.ProcessingRequest(
+            request_body=pb.HttpBody(
+                body=b'{"model":"m","prompt":"%b"}' % (b"hello " * (size // 6)), end_of_stream=True
+            )
+        )
+        messages = [m.SerializeToString() for m in (headers, body, response, answer)]
+
+        def run(messages: list[bytes] = messages) -> None:
+            envoy = p.open()
+            for message in messages:
+                envoy.handler.message(message)
+            envoy.handler.half_closed()
+
+        yield f"whole stream without transport, {label}", run
+    chunk = pb.ProcessingRequest(
+        response_body=pb.HttpBody(body=b'data: {"choices":[{"text":" hello"}]}\n\n')
+    ).SerializeToString()
+    envoy = p.open()
+    for message in messages[:3]:
+        envoy.handler.message(message)
+
+    def one_chunk() -> None:
+        envoy.handler.message(chunk)
+        envoy.stream.sent = b""
+
+    yield "one response chunk", one_chunk
+
+
+def parts() -> Iterator[Case]:
+    for label, size in (("1 KB", 1000), ("8 KB", 8000), ("400 KB", 400_000)):
+        prompt = random.Random(size).randbytes(size)
+        yield f"block hashes, {label}", lambda prompt=prompt: block_hashes(prompt, 256, 1, 2)
+    schema = IndexSchema(1 << 20)
+    region = Region(memoryview(bytearray(schema.bytes)))
+    writer, reader = IndexWriter(schema, region), IndexReader(schema, region)
+    owner = writer.new_owner()
+    rng = np.random.default_rng(1)
+    for blocks in (4, 32, 1600):
+        known, unknown = (rng.integers(1, 2**63, blocks, dtype=np.uint64) for _ in range(2))
+        writer.insert(known, owner, 1)
+        yield f"index match, {blocks} blocks, all held", lambda known=known: reader.match(known)
+        yield f"index match, {blocks} blocks, none held", lambda unknown=unknown: reader.match(unknown)
+        yield f"index insert, {blocks} blocks", lambda known=known: writer.insert(known, owner, 2)
+    scanner = UsageScanner()
+    chunk = b'data: {"id":"cmpl-1","choices":[{"index":0,"text":" hello","logprobs":null,"finish_reason":null}]}\n\n'
+    yield "usage scan, one chunk", lambda: scanner.feed(chunk)
+
+
+def measure(run: Callable[[], object], *, smoke: bool) -> float:
+    """Microseconds per call, the best of several rounds."""
+    if smoke:
+        start = time.perf_counter()
+        run()
+        return (time.perf_counter() - start) * 1e6
+    count = 1
+    while True:
+        start = time.perf_counter()
+        for _ in range(count):
+            run()
+        spent = time.perf_counter() - start
+        if spent > 0.02:
+            break
+        count *= 2
+    best = spent
+    for _ in range(5):
+        start = time.perf_counter()
+        for _ in range(count):
+            run()
+        best = min(best, time.perf_counter() - start)
+    return best / count * 1e6
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="micro", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--smoke", action="store_true", help="run each once, to see that it works")
+    parser.add_argument("--json", action="store_true", help="one JSON object: name -> microseconds")
+    options = parser.parse_args()
+    found = {}
+    for group in (decisions, streams, parts):
+        for name, run in group():
+            found[name] = round(measure(run, smoke=options.smoke), 2)
+            if not options.json:
+                print(f"{name:45} {found[name]:10.2f} us", flush=True)
+    if options.json:
+        json.dump(found, sys.stdout, indent=1)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

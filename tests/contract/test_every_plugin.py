@@ -1,0 +1,126 @@
+"""Every registered plugin keeps the promises of its extension point: a new one is tested by existing."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from epp import registry
+from epp.candidates import Candidates
+from epp.data import ACTIVE_MODELS, WAITING_MODELS, Column
+from epp.plugin import EXTENSION_POINTS, REGISTERED, DataProducer, Filter, Picker, Plugin, PreRequest, Profile, Scorer
+from epp.plugins import pickers
+from epp.plugins.pickers.max_score import MaxScore
+from epp.plugins.producers.approx_prefix import ApproximatePrefix
+from epp.prefix.match import APPROXIMATE
+from tests.fakes import FakeServices, candidates, request
+
+registry.known()
+PROFILE = Profile("default", (), (), MaxScore("p", pickers.Parameters()))
+
+
+def of(kind: type[Plugin]) -> list[Any]:
+    classes = {cls for cls in REGISTERED.values() if issubclass(cls, kind) and cls.__module__.startswith("epp.")}
+    return sorted(classes, key=lambda cls: cls.type_name)
+
+
+def made(cls: type[Plugin]) -> Plugin:
+    plugin = cls(cls.type_name, cls.Params())
+    plugin.start(FakeServices())
+    return plugin
+
+
+@st.composite
+def situations(draw: st.DrawFn) -> Candidates:
+    """Any endpoints with any values, of any freshness, narrowed to any of them."""
+    size = draw(st.integers(1, 12))
+    numbers = st.lists(st.one_of(st.floats(0, 1e9), st.just(float("nan"))), min_size=size, max_size=size)
+    flags = st.lists(st.booleans(), min_size=size, max_size=size)
+    names = st.lists(st.frozensets(st.sampled_from(["m", "a", "b"])), min_size=size, max_size=size)
+    columns = (
+        "waiting_requests",
+        "running_requests",
+        "kv_cache_usage",
+        "max_lora",
+        "cache_block_size",
+        "cache_num_blocks",
+    )
+    made = candidates(
+        {name: draw(numbers) for name in columns},
+        inflight=draw(st.lists(st.integers(0, 1000), min_size=size, max_size=size)),
+        fresh=draw(flags),
+        known=draw(flags),
+        names={ACTIVE_MODELS.name: draw(names), WAITING_MODELS.name: draw(names)},
+    )
+    mask = np.array(draw(flags))
+    return made.keep(mask) if mask.any() else made
+
+
+@pytest.mark.parametrize("cls", of(Scorer), ids=lambda cls: cls.type_name)
+@given(situation=situations(), prompt=st.binary(max_size=2000))
+@settings(max_examples=60, deadline=None)
+def test_scores_are_new_float64_in_0_to_1_one_per_candidate(
+    cls: type[Scorer], situation: Candidates, prompt: bytes
+) -> None:
+    scorer = made(cls)
+    r = request(prompt)
+    producer = ApproximatePrefix(APPROXIMATE, ApproximatePrefix.Params())
+    producer.start(FakeServices())
+    producer.produce(r, situation)
+    before = {c: np.array(situation[c]) for c in scorer.consumes if isinstance(c, Column)}
+    scores = scorer.score(r, situation, PROFILE)  # type: ignore[attr-defined]
+    assert scores.dtype == np.float64 and scores.shape == (len(situation),)
+    assert ((scores >= 0) & (scores <= 1)).all()
+    for column, values in before.items():
+        assert (np.array(situation[column]) == values).all(), "a scorer changed what all share"
+    assert scores is not scorer.score(r, situation, PROFILE)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("cls", of(Filter), ids=lambda cls: cls.type_name)
+@given(situation=situations())
+@settings(max_examples=60, deadline=None)
+def test_filters_give_one_bool_per_candidate(cls: type[Filter], situation: Candidates) -> None:
+    mask = made(cls).keep(request(), situation, PROFILE)  # type: ignore[attr-defined]
+    assert mask.dtype == np.bool_ and mask.shape == (len(situation),)
+
+
+@pytest.mark.parametrize("cls", of(Picker), ids=lambda cls: cls.type_name)
+@given(situation=situations(), data=st.data())
+@settings(max_examples=60, deadline=None)
+def test_pickers_give_at_least_one_candidate_and_none_twice(
+    cls: type[Picker], situation: Candidates, data: st.DataObject
+) -> None:
+    size = len(situation)
+    totals = np.array(data.draw(st.lists(st.floats(0, 10), min_size=size, max_size=size)))
+    picked = made(cls).pick(request(), situation, totals, PROFILE)  # type: ignore[attr-defined]
+    assert picked and len(set(picked)) == len(picked) and all(0 <= index < size for index in picked)
+
+
+@pytest.mark.parametrize(
+    "cls",
+    [c for c in of(Plugin) if not c.Params.__struct_config__.forbid_unknown_fields],
+    ids=lambda cls: cls.type_name,
+)
+def test_parameters_are_strict_and_frozen(cls: type[Plugin]) -> None:
+    pytest.fail(f"{cls.type_name}: Params must forbid unknown fields")
+
+
+@pytest.mark.parametrize("cls", of(Plugin), ids=lambda cls: cls.type_name)
+def test_every_plugin_is_of_a_known_kind_and_says_what_it_is(cls: type[Plugin]) -> None:
+    assert any(issubclass(cls, point) for point in EXTENSION_POINTS)
+    assert cls.__doc__
+    assert cls.Params.__struct_config__.frozen
+
+
+@pytest.mark.parametrize("cls", of(DataProducer), ids=lambda cls: cls.type_name)
+def test_what_a_producer_does_before_sending_it_can_do_twice(cls: type[DataProducer]) -> None:
+    producer = made(cls)
+    c = candidates({"waiting_requests": [0, 0]})
+    for _ in range(2):
+        r = request(b"x" * 1000)
+        producer.produce(r, c)  # type: ignore[attr-defined]
+        for datum in producer.produces:
+            assert r.data[datum.name] is not None
+    assert isinstance(producer, PreRequest) or producer.produces

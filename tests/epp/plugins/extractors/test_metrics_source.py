@@ -1,0 +1,46 @@
+import msgspec
+import pytest
+
+from epp.plugins.extractors.metrics_source import MetricsDataSource, parse_interval
+
+
+def source(**params: object) -> MetricsDataSource:
+    return MetricsDataSource("s", msgspec.convert(params, MetricsDataSource.Params))
+
+
+def test_the_defaults_scrape_plain_http_at_metrics_with_the_flags_period() -> None:
+    ours = source()
+    assert (ours.scheme, ours.path, ours.port, ours.interval_s) == ("http", "/metrics", None, None)
+    assert ours.insecure_skip_verify
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("50ms", 0.05), ("1s", 1.0), ("1m30s", 90.0), ("1.5h", 5400.0), ("250us", 0.00025)],
+)
+def test_intervals_are_durations(text: str, seconds: float) -> None:
+    assert source(interval=text).interval_s == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize("text", ["", "5", "-1s", "1 s", "s", "1d"])
+def test_what_is_no_duration_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="interval: "):
+        parse_interval(text)
+
+
+def test_a_path_gets_its_slash_and_may_not_carry_a_second_header() -> None:
+    assert source(path="stats").path == "/stats"
+    with pytest.raises(ValueError, match="path: "):
+        source(path="/a HTTP/1.1\r\nX: y")
+
+
+def test_a_client_certificate_needs_its_key() -> None:
+    with pytest.raises(ValueError, match="clientCertPath and clientKeyPath go together"):
+        source(clientCertPath="c.pem")
+    assert source(clientCertPath="c.pem", clientKeyPath="k.pem").client_key_path == "k.pem"
+
+
+@pytest.mark.parametrize("params", [{"scheme": "ftp"}, {"port": 0}, {"port": 65536}, {"x": 1}])
+def test_schemes_ports_and_unknown_parameters_are_checked(params: dict[str, object]) -> None:
+    with pytest.raises(msgspec.ValidationError):
+        source(**params)

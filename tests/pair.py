@@ -1,0 +1,161 @@
+"""Both ends of one ext_proc stream without a network: what Envoy says in, what the picker answers out, both decoded."""
+
+import random
+from collections.abc import Mapping
+from typing import Any
+
+from epp.metrics import WORKER_COUNTERS, WORKER_GAUGES, WORKER_HISTOGRAMS
+from epp.pipeline import Pipeline
+from epp.protocol.codec import SUBSET_KEY, SUBSET_NAMESPACE
+from epp.protocol.proto import ext_proc_pb2 as pb
+from shm.lanes import Lane, Lanes, LaneSchema
+from shm.segment import Region
+from workers.server import PATH, App
+
+Response = pb.ProcessingResponse
+
+
+class FakeStream:
+    """`workers.transport.interface.Stream` that keeps what it was given."""
+
+    def __init__(self) -> None:
+        self.sent = b""
+        self.ended: tuple[int, str] | None = None
+
+    def send(self, message: bytes) -> None:
+        self.send_raw(b"\0" + len(message).to_bytes(4, "big") + message)
+
+    def send_parts(self, parts: Any, size: int) -> None:
+        self.send(b"".join(parts))
+
+    def send_raw(self, framed: bytes) -> None:
+        assert self.ended is None, "nothing can be sent after the end"
+        self.sent += framed
+
+    def end(self, status: int = 0, text: str = "") -> None:
+        assert self.ended is None, "a stream ends once"
+        self.ended = (status, text)
+
+
+def lanes(slots: int = 16, workers: int = 1) -> Lanes:
+    """Lanes as a worker has them, in plain memory; all workers serve."""
+    schema = LaneSchema(
+        slots,
+        tuple(m.name for m in WORKER_GAUGES),
+        tuple(m.name for m in WORKER_COUNTERS),
+        tuple((m.name, m.buckets) for m in WORKER_HISTOGRAMS),
+        lanes=workers + 1,
+    )
+    made = Lanes(schema, Region(memoryview(bytearray(schema.bytes))))
+    for index in range(1, workers + 1):
+        made.set_serving(index, True)
+    return made
+
+
+class Pair:
+    """One App and any number of streams over it."""
+
+    def __init__(self, pipeline: Pipeline, pool: Any, *, body_bytes_max: int = 1 << 20) -> None:
+        self.lanes = lanes()
+        self.lane: Lane = self.lanes.lane(1)
+        self.faults: list[BaseException] = []
+        self.time = 100.0
+        self.app = App(
+            pipeline,
+            pool,
+            self.lane,
+            body_bytes_max=body_bytes_max,
+            now=lambda: self.time,
+            rng=random.Random(1),
+            on_fault=self.faults.append,
+        )
+
+    def open(self) -> "Envoy":
+        stream = FakeStream()
+        handler = self.app.open(PATH, (), stream)
+        assert handler is not None
+        return Envoy(handler, stream)
+
+    def counter(self, name: str) -> int:
+        return self.lane.counters[self.lane.schema.counter[name]]
+
+    @property
+    def inflight(self) -> list[int]:
+        return self.lane.inflight.tolist()
+
+
+class Envoy:
+    """What Envoy says on one stream; every call returns the answers that it caused."""
+
+    def __init__(self, handler: Any, stream: FakeStream) -> None:
+        self.handler = handler
+        self.stream = stream
+
+    def say(self, request: pb.ProcessingRequest) -> list[Response]:
+        self.handler.message(request.SerializeToString())
+        return self.answers()
+
+    def answers(self) -> list[Response]:
+        """What was sent since the last time."""
+        data, self.stream.sent = self.stream.sent, b""
+        found, at = [], 0
+        while at < len(data):
+            size = int.from_bytes(data[at + 1 : at + 5], "big")
+            found.append(Response.FromString(data[at + 5 : at + 5 + size]))
+            at += 5 + size
+        return found
+
+    def headers(
+        self, path: str = "/v1/completions", *, last: bool = False, subset: list[str] | None = None, **more: str
+    ) -> list[Response]:
+        request = pb.ProcessingRequest()
+        for name, value in {":method": "POST", ":path": path, **more}.items():
+            request.request_headers.headers.headers.add(key=name, raw_value=value.encode())
+        request.request_headers.end_of_stream = last
+        _hint(request, subset)
+        return self.say(request)
+
+    def body(self, data: bytes, *, last: bool = True, subset: list[str] | None = None) -> list[Response]:
+        request = pb.ProcessingRequest(request_body=pb.HttpBody(body=data, end_of_stream=last))
+        _hint(request, subset)
+        return self.say(request)
+
+    def trailers(self) -> list[Response]:
+        return self.say(pb.ProcessingRequest(request_trailers=pb.HttpTrailers()))
+
+    def response_headers(
+        self, status: str = "200", kind: str = "application/json", *, last: bool = False
+    ) -> list[Response]:
+        request = pb.ProcessingRequest()
+        for name, value in {":status": status, "content-type": kind}.items():
+            request.response_headers.headers.headers.add(key=name, raw_value=value.encode())
+        request.response_headers.end_of_stream = last
+        return self.say(request)
+
+    def response_body(self, data: bytes, *, last: bool = True) -> list[Response]:
+        return self.say(pb.ProcessingRequest(response_body=pb.HttpBody(body=data, end_of_stream=last)))
+
+    def response_trailers(self) -> list[Response]:
+        return self.say(pb.ProcessingRequest(response_trailers=pb.HttpTrailers()))
+
+
+def _hint(request: pb.ProcessingRequest, subset: list[str] | None) -> None:
+    if subset is not None:
+        request.metadata_context.filter_metadata[SUBSET_NAMESPACE].update({SUBSET_KEY: subset})
+
+
+def set_headers(response: Response) -> Mapping[str, str]:
+    """The header mutation of an answer to request headers."""
+    return {
+        o.header.key: o.header.raw_value.decode() for o in response.request_headers.response.header_mutation.set_headers
+    }
+
+
+def bodies(responses: list[Response], which: str = "request_body") -> tuple[bytes, list[bool]]:
+    """All body pieces among the answers: their bytes joined, and which of them end the stream."""
+    pieces = [
+        getattr(r, which).response.body_mutation.streamed_response
+        for r in responses
+        if r.WhichOneof("response") == which
+    ]
+    return b"".join(p.body for p in pieces), [p.end_of_stream for p in pieces]

@@ -1,0 +1,28 @@
+"""What is promised where."""
+
+import pytest
+
+from shm.fence import promise, refuse_machine
+
+
+def test_this_machine_is_not_refused_and_has_a_promise() -> None:
+    assert refuse_machine("little", 8) is None
+    assert ":" in promise()
+
+
+@pytest.mark.parametrize(("order", "size", "why"), [("big", 8, "big-endian"), ("little", 4, "32")])
+def test_a_machine_with_another_layout_is_refused(order: str, size: int, why: str) -> None:
+    assert why in refuse_machine(order, size)
+
+
+@pytest.mark.parametrize(
+    ("machine", "text"),
+    [
+        ("x86_64", "seen by their version"),
+        ("aarch64", "order is not kept"),
+        ("riscv64", "unknown memory order"),
+    ],
+)
+def test_no_more_is_promised_than_was_tested(machine: str, text: str) -> None:
+    assert text in promise(machine)
+    assert ("untested" in promise(machine)) == (machine != "x86_64")

@@ -1,0 +1,188 @@
+"""Shared memory -> candidates: epochs, freshness, subsets, documents."""
+
+from typing import Any
+
+import pytest
+
+from epp.data import ACTIVE_MODELS, KV_USAGE, WAITING, Column
+from epp.request import Subset
+from shm.documents import DocumentReader, DocumentSchema, DocumentWriter
+from shm.segment import Region
+from shm.table import DOWN, DRAINING, Handle, State, TableReader, TableSchema, TableWriter
+from tests.pair import lanes
+from workers.documents import ENDPOINTS, NAMES, EndpointRecord, EndpointsView, NamesRecord, NamesView, encode
+from workers.pool import SharedPool
+
+COLUMNS: tuple[Column[Any], ...] = (WAITING, KV_USAGE, ACTIVE_MODELS)
+
+
+class World:
+    """The supervisor's side of a table with a pool that reads it."""
+
+    def __init__(self, count: int = 3) -> None:
+        schema = TableSchema(("waiting_requests", "kv_cache_usage"), 8)
+        documents = DocumentSchema((4096, 4096))
+        table_region, document_region = (
+            Region(memoryview(bytearray(schema.bytes))),
+            Region(memoryview(bytearray(documents.bytes))),
+        )
+        self.writer = TableWriter(schema, table_region)
+        self.documents = DocumentWriter(documents, document_region)
+        self.lanes = lanes(slots=8, workers=2)
+        self.time = 1000.0
+        self.handles = [self.claim() for _ in range(count)]
+        self.hosts = [f"10.0.0.{i + 1}" for i in range(count)]
+        self.write_document()
+        reader = DocumentReader(documents, document_region)
+        self.pool = SharedPool(
+            TableReader(schema, table_region),
+            EndpointsView(reader),
+            NamesView(reader),
+            self.lanes,
+            columns=COLUMNS,
+            fresh_for_s=0.2,
+            now=lambda: self.time,
+            producer_failed=lambda failure: None,
+        )
+
+    def claim(self) -> Handle:
+        handle = self.writer.claim(1, lambda slot: True)
+        assert handle is not None
+        return handle
+
+    def write_document(self) -> None:
+        records = [
+            EndpointRecord("default", f"pod-{i}", host, 8000, {}, handle.slot, handle.generation, i + 1)
+            for i, (host, handle) in enumerate(zip(self.hosts, self.handles, strict=True))
+        ]
+        self.documents.write(ENDPOINTS, encode(records))
+
+    def scrape(
+        self, index: int, waiting: float, kv: float, *, inflight: int = 0, present: int = 3, flags: int = 0
+    ) -> None:
+        self.writer.write(
+            self.handles[index],
+            state=State.FRESH,
+            flags=flags,
+            updated_at=self.time,
+            inflight_at_scrape=inflight,
+            values=(waiting, kv),
+            present=present,
+        )
+        self.writer.publish()
+
+    def names(self, subset: Subset | None = None) -> list[str]:
+        return [e.name for e in self.pool.candidates(subset).endpoints]
+
+
+def test_a_pool_without_endpoints_has_no_candidates() -> None:
+    assert len(World(0).pool.candidates(None)) == 0
+
+
+def test_scraped_values_are_seen_when_the_epoch_moved() -> None:
+    w = World()
+    for i in range(3):
+        w.scrape(i, i, i / 10)
+    w.time += 0.01
+    c = w.pool.candidates(None)
+    assert (c[WAITING].tolist(), c[KV_USAGE].tolist()) == ([0, 1, 2], [0, 0.1, 0.2])
+    w.scrape(0, 7, 0.5)
+    w.time += 0.0005
+    assert w.pool.candidates(None)[WAITING].tolist() == [0, 1, 2], "at most one copy per millisecond"
+    w.time += 0.001
+    assert w.pool.candidates(None)[WAITING].tolist() == [7, 1, 2]
+
+
+def test_values_grow_stale_although_the_supervisor_is_silent() -> None:
+    w = World()
+    for i in range(3):
+        w.scrape(i, i, 0)
+    w.time += 0.1
+    w.scrape(2, 9, 0)
+    w.time += 0.15
+    assert w.pool.candidates(None).fresh.tolist() == [False, False, True]
+
+
+def test_a_value_that_is_not_present_counts_as_the_mean() -> None:
+    w = World()
+    w.scrape(0, 1, 0.2)
+    w.scrape(1, 1, 0.4)
+    w.scrape(2, 1, 0.0, present=1)
+    w.time += 0.01
+    assert w.pool.candidates(None)[KV_USAGE].tolist() == pytest.approx([0.2, 0.4, 0.3])
+
+
+def test_load_in_flight_of_all_serving_workers_counts_at_once() -> None:
+    w = World()
+    for i in range(3):
+        w.scrape(i, 1, 0, inflight=1)
+    w.time += 0.01
+    w.pool.candidates(None)
+    w.lanes.lane(1).inflight[w.handles[1].slot] += 2
+    w.lanes.lane(2).inflight[w.handles[1].slot] += 3
+    assert w.pool.candidates(None)[WAITING].tolist() == [1, 5, 1]
+    w.lanes.set_serving(2, False)
+    assert w.pool.candidates(None)[WAITING].tolist() == [1, 2, 1]
+
+
+def test_a_row_that_another_endpoint_took_over_is_not_a_candidate() -> None:
+    w = World()
+    w.writer.release(w.handles[0])
+    w.claim()
+    w.writer.publish()
+    w.time += 0.1
+    assert w.names() == ["pod-1", "pod-2"]
+
+
+def test_draining_endpoints_leave_and_down_ones_are_marked() -> None:
+    w = World()
+    w.scrape(0, 0, 0, flags=DRAINING)
+    w.scrape(1, 0, 0, flags=DOWN)
+    w.scrape(2, 0, 0)
+    w.time += 0.1
+    assert w.names() == ["pod-1", "pod-2"]
+    assert [e.name for e in w.pool.candidates(None).without_down().endpoints] == ["pod-2"]
+
+
+def test_a_removed_endpoint_in_the_middle_leaves_the_others_values_in_place() -> None:
+    w = World()
+    for i in range(3):
+        w.scrape(i, i + 1, 0)
+    w.writer.release(w.handles.pop(1))
+    w.hosts.pop(1)
+    w.write_document()
+    w.writer.publish()
+    w.time += 0.01
+    c = w.pool.candidates(None)
+    assert c[WAITING].tolist() == [1, 3]
+    w.lanes.lane(1).inflight[w.handles[1].slot] += 4
+    assert w.pool.candidates(None)[WAITING].tolist() == [1, 7]
+
+
+def test_adapter_names_come_from_their_document() -> None:
+    w = World()
+    record = NamesRecord(w.handles[1].slot, w.handles[1].generation, {"active_models": ["a", "b"]})
+    w.documents.write(NAMES, encode([record]))
+    w.time += 0.1
+    assert w.pool.candidates(None)[ACTIVE_MODELS] == [frozenset(), frozenset({"a", "b"}), frozenset()]
+
+
+@pytest.mark.parametrize(
+    ("entries", "expected"),
+    [
+        (["10.0.0.2"], ["pod-1"]),
+        (["10.0.0.2:8000", "10.0.0.3"], ["pod-1", "pod-2"]),
+        (["10.0.0.2:8001"], []),
+        ([], []),
+        (["nonsense:", "[", ""], []),
+        (["fd00::1"], ["pod-0"]),
+        (["[fd00::1]:8000"], ["pod-0"]),
+        (["[fd00::1]:9"], []),
+    ],
+)
+def test_a_subset_is_compared_by_address_and_by_port_where_it_has_one(entries: list[str], expected: list[str]) -> None:
+    w = World()
+    w.hosts[0] = "fd00::1"
+    w.write_document()
+    w.time += 0.1
+    assert w.names(Subset(entries)) == expected

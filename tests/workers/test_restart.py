@@ -1,0 +1,229 @@
+"""The restart policy with a clock that the tests move."""
+
+import math
+
+import pytest
+
+from workers.exit_codes import ExitCode
+from workers.restart import (
+    ABORT_TO_KILL_S, BACKOFF_FIRST_S, BACKOFF_MAX_S, BEAT_ABORT_S, BOOT_DEADLINE_S, BOOT_FAILURES_MAX, DECIDE_PERIOD_S, STABLE_S,
+    Abort, Halt, Kill, Policy, Spawn, ending, seat_name,
+)  # fmt: skip
+
+
+class Story:
+    """A policy and the world it decides about: who beats, and what time it is."""
+
+    def __init__(self, seats: int = 2) -> None:
+        self.policy = Policy(seats)
+        self.now = 1000.0
+        self.beats = [-math.inf] * seats
+        self.hanging: set[int] = set()
+        self.seats = seats
+
+    def decide(self) -> list:
+        for seat in range(self.seats):
+            if seat not in self.hanging and self.beats[seat] > -math.inf:
+                self.beats[seat] = self.now
+        return self.policy.decide(self.now, [self.now - beat for beat in self.beats])
+
+    def wait(self, seconds: float) -> list:
+        """Time passes as in a parent that is well: with a decision every period; all that was decided on the way."""
+        actions, end = [], self.now + seconds
+        while self.now < end - 1e-9:
+            self.now = min(end, self.now + DECIDE_PERIOD_S / 4)
+            found = self.decide()
+            for action in found:
+                if isinstance(action, Spawn):
+                    self.spawn(action.seat)
+            actions += found
+        return actions
+
+    def spawn(self, seat: int) -> None:
+        self.beats[seat] = -math.inf
+        self.policy.spawned(seat, self.now)
+
+    def ready(self, seat: int) -> None:
+        self.beats[seat] = self.now
+        self.policy.ready(seat, self.now)
+
+    def exited(self, seat: int, code: int, message: str = "") -> None:
+        self.policy.exited(seat, code, self.now, message)
+
+    def all_ready(self) -> "Story":
+        for action in self.decide():
+            self.spawn(action.seat)
+            self.ready(action.seat)
+        return self
+
+
+def test_every_seat_is_filled_at_the_start_the_supervisors_first() -> None:
+    assert Story(3).decide() == [Spawn(0), Spawn(1), Spawn(2)]
+
+
+def test_a_filled_seat_is_left_alone() -> None:
+    assert Story().all_ready().wait(20) == []
+
+
+def test_a_seat_is_filled_again_only_after_its_child_was_reaped() -> None:
+    story = Story().all_ready()
+    story.hanging.add(1)
+    actions = story.wait(60)
+    assert not [action for action in actions if isinstance(action, Spawn)]
+    story.exited(1, -9)
+    assert Spawn(1) in story.wait(1)
+
+
+def test_a_child_that_was_stable_is_followed_after_the_shortest_delay() -> None:
+    story = Story().all_ready()
+    story.wait(STABLE_S)
+    story.exited(1, -9)
+    assert story.decide() == []
+    story.now += BACKOFF_FIRST_S
+    assert story.decide() == [Spawn(1)]
+
+
+def test_each_crash_soon_after_ready_doubles_the_delay_up_to_the_longest() -> None:
+    story, delays = Story().all_ready(), []
+    for _ in range(10):
+        story.exited(1, -11)
+        delays.append(story.policy._seats[1].retry - story.now)
+        story.now += delays[-1]
+        story.spawn(1)
+        story.ready(1)
+    expected = [min(BACKOFF_MAX_S, BACKOFF_FIRST_S * 2**n) for n in range(10)]
+    assert delays == pytest.approx(expected)
+
+
+def test_a_stable_run_forgets_earlier_crashes() -> None:
+    story = Story().all_ready()
+    for _ in range(5):
+        story.exited(1, -11)
+        story.spawn(1)
+        story.ready(1)
+    story.wait(STABLE_S)
+    story.exited(1, -11)
+    story.now += BACKOFF_FIRST_S
+    assert story.decide() == [Spawn(1)]
+
+
+def test_a_worker_that_drained_is_followed_at_once() -> None:
+    story = Story().all_ready()
+    story.exited(1, ExitCode.OK)
+    assert story.decide() == [Spawn(1)]
+
+
+def test_a_hanging_child_is_aborted_then_killed() -> None:
+    story = Story().all_ready()
+    story.wait(1)
+    story.hanging.add(1)
+    assert story.wait(BEAT_ABORT_S - 0.01) == []
+    (abort,) = story.wait(DECIDE_PERIOD_S)
+    assert isinstance(abort, Abort) and abort.seat == 1
+    killed = story.wait(ABORT_TO_KILL_S + DECIDE_PERIOD_S)
+    assert killed and all(isinstance(action, Kill) and action.seat == 1 for action in killed)
+
+
+def test_a_child_that_never_beats_after_ready_is_aborted_as_one_that_stopped() -> None:
+    story = Story().all_ready()
+    story.beats[1] = -math.inf
+    actions = story.wait(BEAT_ABORT_S + DECIDE_PERIOD_S)
+    assert [type(action) for action in actions[:1]] == [Abort]
+
+
+def test_booting_has_a_deadline_of_its_own_far_longer_than_a_beats() -> None:
+    story = Story()
+    for action in story.decide():
+        story.spawn(action.seat)
+    story.ready(0)
+    assert story.wait(BOOT_DEADLINE_S - 0.2) == []
+    actions = story.wait(DECIDE_PERIOD_S + 0.2)
+    assert [(type(action), action.seat) for action in actions] == [(Abort, 1)]
+    assert "not ready" in actions[0].reason
+
+
+def test_a_parent_that_was_stopped_itself_does_not_judge_old_beats() -> None:
+    story = Story().all_ready()
+    story.wait(1)
+    story.hanging.add(1)
+    story.now += 60
+    assert story.decide() == []
+    assert story.wait(BEAT_ABORT_S - 0.1) == []
+    assert [type(action) for action in story.wait(DECIDE_PERIOD_S)] == [Abort]
+
+
+def test_a_parent_that_was_stopped_itself_does_not_abort_booting_children() -> None:
+    story = Story()
+    for action in story.decide():
+        story.spawn(action.seat)
+    story.now += 2 * BOOT_DEADLINE_S
+    assert story.decide() == []
+
+
+def test_a_child_that_says_it_cannot_start_halts_the_first_start_with_its_words() -> None:
+    story = Story()
+    for action in story.decide():
+        story.spawn(action.seat)
+    story.exited(0, ExitCode.BOOT_FAILED, "endpoints.yaml:3: port '0' is not a number")
+    (halt,) = story.decide()
+    assert isinstance(halt, Halt)
+    assert halt.reason == "supervisor cannot start: endpoints.yaml:3: port '0' is not a number"
+
+
+def test_a_seat_that_dies_booting_again_and_again_halts_if_it_never_was_ready() -> None:
+    story = Story()
+    for action in story.decide():
+        story.spawn(action.seat)
+    story.ready(0)
+    for attempt in range(BOOT_FAILURES_MAX):
+        story.exited(1, -11)
+        if attempt < BOOT_FAILURES_MAX - 1:
+            assert Spawn(1) in story.wait(BACKOFF_MAX_S + DECIDE_PERIOD_S)
+    (halt,) = story.decide()
+    assert isinstance(halt, Halt) and "worker 0 ended 5 times" in halt.reason and "signal 11" in halt.reason
+
+
+@pytest.mark.parametrize("code", [ExitCode.BOOT_FAILED, -11])
+def test_a_successor_that_cannot_start_does_not_end_those_that_serve(code: int) -> None:
+    story = Story(3).all_ready()
+    story.exited(1, -9)
+    for _ in range(3 * BOOT_FAILURES_MAX):
+        assert Spawn(1) in story.wait(BACKOFF_MAX_S + DECIDE_PERIOD_S)
+        story.exited(1, code)
+    assert story.decide() == []
+    story.wait(BACKOFF_MAX_S + DECIDE_PERIOD_S)
+    story.ready(1)
+    assert story.wait(5) == []
+
+
+def test_when_nobody_is_ready_and_successors_cannot_start_it_halts() -> None:
+    story = Story(2).all_ready()
+    story.exited(0, -9)
+    story.exited(1, -9)
+    halts: list = []
+    for _ in range(BOOT_FAILURES_MAX):
+        story.wait(BACKOFF_MAX_S + DECIDE_PERIOD_S)
+        story.exited(1, ExitCode.BOOT_FAILED)
+        halts = story.decide()
+    assert [type(action) for action in halts] == [Halt]
+
+
+def test_a_halt_is_repeated_and_nothing_else_is_decided() -> None:
+    story = Story()
+    story.policy.spawned(0, story.now)
+    story.exited(0, ExitCode.BOOT_FAILED)
+    assert [type(action) for action in story.decide() + story.decide()] == [Halt, Halt]
+
+
+def test_the_next_deadline_is_the_next_retry_or_the_period() -> None:
+    story = Story().all_ready()
+    assert story.policy.next_deadline(story.now) == DECIDE_PERIOD_S
+    story.wait(STABLE_S)
+    story.exited(1, -9)
+    assert story.policy.next_deadline(story.now) == pytest.approx(BACKOFF_FIRST_S)
+    assert story.policy.next_deadline(story.now + 5) == 0.0
+
+
+def test_words_for_seats_and_endings() -> None:
+    assert [seat_name(0), seat_name(1), seat_name(3)] == ["supervisor", "worker 0", "worker 2"]
+    assert [ending(-9), ending(70)] == ["signal 9", "exit code 70"]

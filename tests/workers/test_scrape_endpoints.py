@@ -1,0 +1,326 @@
+"""The endpoint table over real shared-memory structures in plain memory, with a faked scraper."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from epp.data import ACTIVE_MODELS, KV_USAGE, WAITING
+from epp.plugins.extractors.core_metrics import CoreMetricsExtractor, Extracted
+from shm.documents import DocumentReader, DocumentSchema, DocumentWriter
+from shm.prefix_index import OwnersExhausted
+from shm.segment import Region
+from shm.table import DOWN, State, TableReader, TableSchema, TableWriter
+from workers.discovery import EndpointSpec
+from workers.documents import EndpointsView, NamesView, decode_endpoints
+from workers.endpoints import EndpointTable
+
+WANTED = (WAITING, KV_USAGE, ACTIVE_MODELS)
+EXTRACTOR = CoreMetricsExtractor("x", CoreMetricsExtractor.Params())
+
+
+def spec(name: str, host: str = "10.0.0.1", port: int = 8000, **labels: str) -> EndpointSpec:
+    return EndpointSpec("default", name, host, port, tuple(labels.items()))
+
+
+def page(waiting: float, *names: str) -> Extracted:
+    return Extracted((waiting, 0.5), 3, {"active_models": frozenset(names)})
+
+
+class FakeLoop:
+    def __init__(self) -> None:
+        self.soon: list[Any] = []
+
+    def call_soon(self, callback: Any) -> None:
+        self.soon.append(callback)
+
+
+class FakeScraper:
+    def __init__(self) -> None:
+        self.targets: dict[Any, tuple[int, tuple[str, int]]] = {}
+
+    def add(self, tag: Any, slot: int, address: tuple[str, int], reader: Any) -> Any:
+        self.targets[tag] = slot, address
+        return tag
+
+    def change(self, target: Any, address: tuple[str, int], reader: Any) -> None:
+        self.targets[target] = self.targets[target][0], address
+
+    def remove(self, target: Any) -> None:
+        del self.targets[target]
+
+
+class FakeOwners:
+    def __init__(self) -> None:
+        self.live: set[int] = set()
+        self.next = 1
+        self.limit = 60_000
+
+    def new_owner(self) -> int:
+        if self.next > self.limit:
+            raise OwnersExhausted("all owner ids are taken")
+        self.live.add(self.next)
+        self.next += 1
+        return self.next - 1
+
+    def retire(self, owner: int) -> None:
+        self.live.remove(owner)
+
+    def owners(self) -> list[int]:
+        return sorted(self.live)
+
+
+class Shared:
+    """What outlives a supervisor, and what workers see of it."""
+
+    def __init__(self, slots: int = 4, capacity: int = 4096) -> None:
+        self.schema = TableSchema(("waiting_requests", "kv_cache_usage"), slots)
+        self.region = Region(memoryview(bytearray(self.schema.bytes)))
+        self.document_schema = DocumentSchema((capacity, capacity))
+        self.documents = Region(memoryview(bytearray(self.document_schema.bytes)))
+        self.owners = FakeOwners()
+        self.inflight: dict[int, int] = {}
+        self.reader = TableReader(self.schema, self.region)
+        self.document_reader = DocumentReader(self.document_schema, self.documents)
+        self.view = EndpointsView(self.document_reader)
+        self.names = NamesView(self.document_reader)
+
+    def predecessor(self) -> Any:
+        found = self.document_reader.read(0)
+        return decode_endpoints(found[1]) if found else []
+
+
+class Supervisor:
+    def __init__(self, shared: Shared, now: float = 100.0) -> None:
+        self.shared, self.reports = shared, []
+        self.loop, self.scraper = FakeLoop(), FakeScraper()
+        self.table = EndpointTable(
+            self.loop,  # type: ignore[arg-type]
+            table=TableWriter(shared.schema, shared.region),
+            documents=DocumentWriter(shared.document_schema, shared.documents),
+            owners=shared.owners,
+            slot_inflight=lambda slot: shared.inflight.get(slot, 0),
+            extractor=EXTRACTOR,
+            wanted=WANTED,
+            fresh_for_s=0.2,
+            report=self.reports.append,
+        )
+        self.table.start(
+            self.scraper,  # type: ignore[arg-type]
+            predecessor=shared.predecessor(),
+            copy=shared.reader.copy(),
+            now=now,
+        )
+
+    def flush(self) -> None:
+        while self.loop.soon:
+            self.loop.soon.pop(0)()
+
+    def apply(self, *specs: EndpointSpec, complete: bool = True) -> None:
+        self.table.apply(set(specs), complete=complete)
+        self.flush()
+
+    def member(self, name: str) -> Any:
+        return next(tag for tag in self.scraper.targets if tag.spec.name == name)
+
+
+def seen(shared: Shared) -> dict[str, tuple[int, State]]:
+    """Name -> (slot, state) of what a worker would take for an endpoint."""
+    copy = shared.reader.copy()
+    endpoints = shared.view.current()
+    return {
+        e.name: (e.slot, State(int(copy.state[e.slot])))
+        for e in endpoints
+        if e.slot < len(copy.rows)
+        and copy.generation[e.slot] == e.generation
+        and copy.state[e.slot]
+    }
+
+
+def test_an_endpoint_appears_unknown_becomes_fresh_then_stale_and_leaves() -> None:
+    shared = Shared()
+    ours = Supervisor(shared)
+    ours.apply(spec("a"), spec("b", "10.0.0.2", role="decode"))
+    assert seen(shared) == {"a": (0, State.UNKNOWN), "b": (1, State.UNKNOWN)}
+    assert shared.view.current()[1].labels == {"role": "decode"}
+    epoch = shared.reader.epoch()
+    ours.table.scraped(ours.member("a"), page(3.0), 2, 100.1)
+    ours.table.scraped(ours.member("b"), page(4.0), 0, 100.1)
+    ours.flush()
+    assert shared.reader.epoch() == epoch + 1
+    copy = shared.reader.copy()
+    assert copy.column(0).tolist() == [3.0, 4.0]
+    assert (copy.inflight_at_scrape[0], copy.updated_at[0], copy.present[0]) == (2.0, 100.1, 3)
+    ours.table.scraped(ours.member("b"), page(4.0), 0, 100.25)
+    ours.table.sweep(100.31)
+    assert seen(shared) == {"a": (0, State.STALE), "b": (1, State.FRESH)}
+    assert ours.table.counts() == {State.UNKNOWN: 0, State.FRESH: 1, State.STALE: 1}
+    ours.apply(spec("b", "10.0.0.2", role="decode"))
+    assert seen(shared) == {"b": (1, State.FRESH)}
+    assert shared.owners.live == {2}
+
+
+def test_two_refusals_mark_a_row_as_down_and_keep_its_values_until_a_good_answer() -> None:
+    shared = Shared()
+    ours = Supervisor(shared)
+    ours.apply(spec("a"))
+    ours.table.scraped(ours.member("a"), page(3.0), 0, 100.1)
+    for _ in range(2):
+        assert not shared.reader.copy().flags[0]
+        ours.table.failed(ours.member("a"), "refused", True, 100.2)
+    assert shared.reader.copy().flags[0] == DOWN
+    assert shared.reader.copy().column(0)[0] == 3.0
+    assert ours.table.down() == 1
+    ours.table.scraped(ours.member("a"), page(1.0), 0, 100.3)
+    assert not shared.reader.copy().flags[0]
+
+
+def test_labels_change_in_place_but_a_new_address_is_a_new_endpoint() -> None:
+    shared = Shared()
+    ours = Supervisor(shared)
+    ours.apply(spec("a"))
+    ours.apply(spec("a", role="prefill"))
+    assert (shared.view.current()[0].labels, shared.view.current()[0].generation) == (
+        {"role": "prefill"},
+        1,
+    )
+    assert shared.owners.live == {1}
+    ours.apply(spec("a", "10.0.0.9"))
+    assert (shared.view.current()[0].host, shared.view.current()[0].generation) == ("10.0.0.9", 2)
+    assert shared.owners.live == {2}
+    assert list(ours.scraper.targets.values()) == [(0, ("10.0.0.9", 8000))]
+
+
+def test_a_slot_with_requests_in_flight_is_not_reused() -> None:
+    shared = Shared()
+    ours = Supervisor(shared)
+    ours.apply(spec("a"))
+    shared.inflight[0] = 1
+    ours.apply(spec("b"))
+    assert seen(shared)["b"][0] == 1
+    shared.inflight[0] = 0
+    ours.apply(spec("b"), spec("c"))
+    assert seen(shared)["c"][0] == 0
+
+
+def test_with_a_full_table_an_endpoint_waits_is_named_once_and_gets_the_next_free_slot() -> None:
+    shared = Shared(slots=2)
+    ours = Supervisor(shared)
+    ours.apply(spec("a"), spec("b"), spec("c"))
+    assert set(seen(shared)) == {"a", "b"}
+    for n in range(10):
+        ours.table.sweep(101.0 + n)
+    assert ours.reports == [
+        "1 endpoints wait (c): all 2 slots of the table are taken; configure a larger table"
+    ]
+    shared.inflight[0] = 1
+    ours.apply(spec("b"), spec("c"))
+    assert set(seen(shared)) == {"b"}
+    shared.inflight[0] = 0
+    ours.table.sweep(120.0)
+    ours.flush()
+    assert set(seen(shared)) == {"b", "c"}
+    assert len(shared.owners.live) == 2
+
+
+def test_without_owner_ids_an_endpoint_waits_too() -> None:
+    shared = Shared()
+    shared.owners.limit = 1
+    ours = Supervisor(shared)
+    ours.apply(spec("a"), spec("b"))
+    assert set(seen(shared)) == {"a"}
+    assert ours.reports == ["1 endpoints wait (b): all owner ids are taken"]
+
+
+def test_adapters_reach_their_document_when_they_change_and_leave_with_the_endpoint() -> None:
+    shared = Shared()
+    ours = Supervisor(shared)
+    ours.apply(spec("a"), spec("b"))
+    ours.table.scraped(ours.member("a"), page(1.0, "x", "y"), 0, 100.1)
+    ours.table.sweep(100.1)
+    assert shared.names.current() == {(0, 1): {"active_models": {"x", "y"}}}
+    version = shared.document_reader.version(1)
+    ours.table.scraped(ours.member("a"), page(1.0, "y", "x"), 0, 100.2)
+    ours.table.sweep(100.2)
+    assert shared.document_reader.version(1) == version
+    ours.apply(spec("b"))
+    ours.table.sweep(100.3)
+    assert shared.names.current() == {}
+
+
+def test_a_document_that_is_too_small_is_reported_and_the_last_one_stays() -> None:
+    shared = Shared(slots=8, capacity=100)
+    ours = Supervisor(shared)
+    ours.apply(spec("a"))
+    ours.apply(*(spec(f"endpoint-{n}") for n in range(5)))
+    assert [e.name for e in shared.view.current()] == ["a"]
+    assert "configure a larger capacity" in ours.reports[0]
+
+
+def test_a_successor_goes_on_with_the_same_slots_generations_and_owners() -> None:
+    shared = Shared()
+    first = Supervisor(shared)
+    first.apply(spec("a"), spec("b", "10.0.0.2"), spec("c", "10.0.0.3"))
+    first.table.scraped(first.member("a"), page(3.0), 0, 100.0)
+    first.table.failed(first.member("b"), "refused", True, 100.0)
+    first.table.failed(first.member("b"), "refused", True, 100.0)
+    before = {e.name: (e.slot, e.generation, e.owner) for e in shared.view.current()}
+    second = Supervisor(shared, now=101.0)
+    second.flush()
+    assert set(seen(shared)) == {"a", "b", "c"}
+    second.apply(spec("a"), spec("b", "10.0.0.2"), spec("c", "10.0.0.33"), complete=False)
+    after = {
+        e.name: (e.slot, e.generation, e.owner)
+        for e in shared.view.current()
+        if e.host != "10.0.0.3"
+    }
+    assert {name: after[name] for name in "ab"} == {name: before[name] for name in "ab"}
+    assert after["c"] != before["c"]
+    assert second.table.down() == 1
+    assert seen(shared)["a"] == (0, State.FRESH)
+    second.table.sweep(101.3)
+    assert seen(shared)["a"] == (0, State.STALE)
+    second.apply(spec("a"), spec("b", "10.0.0.2"), spec("c", "10.0.0.33"))
+    assert sorted(e.host for e in shared.view.current()) == ["10.0.0.1", "10.0.0.2", "10.0.0.33"]
+    assert shared.owners.live == {owner for _, _, owner in after.values()}
+
+
+def test_a_successor_frees_what_a_killed_predecessor_claimed_but_did_not_write_down() -> None:
+    shared = Shared()
+    first = Supervisor(shared)
+    first.apply(spec("a"))
+    first.table.apply({spec("a"), spec("b")})  # killed before its flush
+    second = Supervisor(shared)
+    assert shared.owners.live == {1}
+    second.apply(spec("a"), spec("c"))
+    assert set(seen(shared)) == {"a", "c"}
+
+
+@pytest.mark.parametrize("rounds", [50])
+def test_endpoints_coming_and_going_leave_no_slot_and_no_owner(rounds: int) -> None:
+    shared = Shared(slots=64)
+    ours = Supervisor(shared)
+    for n in range(rounds):
+        ours.apply(*(spec(f"e{n}-{i}", f"10.0.{n}.{i}") for i in range(64)))
+        assert len(seen(shared)) == 64
+    ours.apply()
+    assert (len(ours.table), seen(shared), shared.owners.live) == (0, {}, set())
+    assert not ours.scraper.targets
+    assert ours.reports == []
+
+
+def test_the_real_loop_publishes_once_for_all_scrapes_of_a_turn() -> None:
+    async def scenario() -> None:
+        shared = Shared()
+        ours = Supervisor(shared)
+        ours.table._loop = asyncio.get_running_loop()
+        ours.flush()
+        ours.table.apply({spec("a"), spec("b")})
+        await asyncio.sleep(0)
+        epoch = shared.reader.epoch()
+        for name in "ab":
+            ours.table.scraped(ours.member(name), page(1.0), 0, 100.0)
+        await asyncio.sleep(0)
+        assert shared.reader.epoch() == epoch + 1
+
+    asyncio.run(scenario())

@@ -1,0 +1,162 @@
+"""The bus: what workers learn about prefixes, on its way to the index writer.
+
+One packet pipe per worker, made by the parent before the first fork and kept open by it, so that a restart on either side
+loses nothing but what was read already. A write of one frame is atomic and one read gives one frame. The worker never waits: a
+frame that finds the pipe full is dropped and counted, and the index then knows a little less.
+
+Both sides gather: a worker what one turn of its loop learns (it learns in one turn what arrived with one read, so busy workers
+send full frames), the supervisor what arrives within `GATHER_S`, because an insert of a hundred hashes costs little more than
+an insert of one.
+"""
+
+import asyncio
+import os
+from collections.abc import Callable, Sequence
+from itertools import chain
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from epp.prefix.updates import FRAME_BYTES_MAX, LEARN, SINGLE_BYTES_MAX, CorruptFrame, Frame, decode, frames, single
+
+GATHER_S = 0.004
+FRAMES_PER_TURN = 256  # of one pipe; a pipe of 1 MiB holds as many
+PENDING_BYTES_MAX = 64 * FRAME_BYTES_MAX
+
+Hashes = NDArray[np.uint64]
+
+
+class IndexWriting(Protocol):
+    """What the reader needs of the index."""
+
+    def insert(self, hashes: Hashes, owners: NDArray[np.uint16], age: int) -> None: ...
+
+    def forget(self, hashes: Hashes, owner: int) -> None: ...
+
+
+class BusWriter:
+    """A worker's end. `on_drop` is called once per dropped frame, `on_frame` once per frame sent."""
+
+    def __init__(self, descriptor: int, on_drop: Callable[[], object], on_frame: Callable[[], object] = lambda: None) -> None:
+        self._descriptor = descriptor
+        self._on_drop = on_drop
+        self._on_frame = on_frame
+        self._pending: list[tuple[int, bytes]] = []
+        self._pending_bytes = 0
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def learn(self, hashes: Hashes, owner: int) -> None:
+        """`owner` will hold these blocks; sent when this turn of the loop ends."""
+        pending = self._pending
+        if not pending:
+            loop = self._loop
+            if loop is None:
+                loop = self._loop = asyncio.get_running_loop()
+            loop.call_soon(self.flush)
+        data = hashes.tobytes()
+        pending.append((owner, data))
+        self._pending_bytes += len(data)
+        if self._pending_bytes > PENDING_BYTES_MAX:
+            self.flush()
+
+    def flush(self) -> None:
+        """Send what was learned since the last time."""
+        if not self._pending:
+            return
+        pending, self._pending = self._pending, []
+        size, self._pending_bytes = self._pending_bytes, 0
+        if len(pending) == 1 and size <= SINGLE_BYTES_MAX:
+            self._send(single(*pending[0]))
+            return
+        for frame in frames(LEARN, pending):
+            self._send(frame)
+
+    def _send(self, frame: bytes) -> None:
+        try:
+            os.write(self._descriptor, frame)
+        except (BlockingIOError, BrokenPipeError):  # full, or parent and supervisor are gone
+            self._on_drop()
+        else:
+            self._on_frame()
+
+
+class BusReader:
+    """The supervisor's end of all pipes. `corrupt` counts frames that were refused."""
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, descriptors: Sequence[int], index: IndexWriting, *, now: Callable[[], float]
+    ) -> None:
+        self._loop = loop
+        self._descriptors = tuple(descriptors)
+        self._index = index
+        self._now = now
+        self._timer: asyncio.TimerHandle | None = None
+        self.frames = 0
+        self.corrupt = 0
+
+    def start(self) -> None:
+        """Listen from now on; what waits in the pipes comes first."""
+        for descriptor in self._descriptors:
+            self._loop.add_reader(descriptor, self._readable)
+
+    def close(self) -> None:
+        """Stop listening; the pipes stay open."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        for descriptor in self._descriptors:
+            self._loop.remove_reader(descriptor)
+
+    def _readable(self) -> None:
+        """Some pipe has a frame: let more arrive before looking."""
+        for descriptor in self._descriptors:
+            self._loop.remove_reader(descriptor)
+        self._timer = self._loop.call_later(GATHER_S, self._gathered)
+
+    def _gathered(self) -> None:
+        self._timer = None
+        self.drain()
+        self.start()
+
+    def drain(self) -> None:
+        """Take what is there, a bounded number of frames, into the index at once."""
+        learned: list[Frame] = []
+        for descriptor in self._descriptors:
+            self._read(descriptor, learned)
+        self._learn(learned)
+
+    def _read(self, descriptor: int, learned: list[Frame]) -> None:
+        for _ in range(FRAMES_PER_TURN):
+            try:
+                data = os.read(descriptor, FRAME_BYTES_MAX)
+            except BlockingIOError:
+                return
+            if not data:  # all writers are gone
+                return
+            self.frames += 1
+            try:
+                frame = decode(data)
+            except CorruptFrame:
+                self.corrupt += 1
+                continue
+            if frame.kind == LEARN:
+                learned.append(frame)
+            else:
+                self._learn(learned)
+                learned.clear()
+                self._forget(frame)
+
+    def _learn(self, learned: list[Frame]) -> None:
+        if not learned:
+            return
+        hashes = np.frombuffer(b"".join([frame.hashes for frame in learned]), dtype=np.uint64)
+        owners = np.fromiter(chain.from_iterable([frame.owners for frame in learned]), dtype=np.uint16)
+        counts = np.fromiter(chain.from_iterable([frame.counts for frame in learned]), dtype=np.int64)
+        self._index.insert(hashes, np.repeat(owners, counts), int(self._now()))
+
+    def _forget(self, frame: Frame) -> None:
+        hashes, at = np.frombuffer(frame.hashes, dtype=np.uint64), 0
+        for owner, count in zip(frame.owners, frame.counts, strict=True):
+            self._index.forget(hashes[at : at + count], owner)
+            at += count

@@ -1,0 +1,76 @@
+"""The `epp` command: one file per subcommand, imported when it is called.
+
+So `epp check` starts without what `epp serve` needs, and a missing extra breaks only the command
+that wants it.
+"""
+
+import os
+
+os.environ["OPENBLAS_NUM_THREADS"] = "1"  # before NumPy is imported: whoever forks has one thread
+
+import importlib
+import importlib.metadata
+from collections.abc import Mapping
+
+import click
+
+COMMANDS: Mapping[str, str] = {
+    "serve": "Run the picker.",
+    "demo": "Run the picker with simulated model servers, Envoy and traffic.",
+    "check": "Check a configuration; print the effective one.",
+    "plugins": "List the plugin types, their parameters and defaults.",
+}
+DISTRIBUTION = "endpoint-picker"
+EXTRAS: Mapping[str, str] = {"demo": "[demo]"}
+OWN_PACKAGES = frozenset(("epp", "shm", "workers"))
+
+
+class LazyGroup(click.Group):
+    """Knows its commands by name; imports `workers.cli.<name>` for `command` when one is called."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        try:
+            module = importlib.import_module(f"{__name__}.{cmd_name}")
+        except ModuleNotFoundError as error:
+            missing = error.name or str(error)
+            if missing == f"{__name__}.{cmd_name}":
+                raise click.ClickException(f"'epp {cmd_name}' is not part of this installation") from error
+            if missing.partition(".")[0] in OWN_PACKAGES:
+                raise
+            raise click.ClickException(
+                f"'epp {cmd_name}' needs the Python module {missing}, which is not installed; "
+                f"pip install '{DISTRIBUTION}{EXTRAS.get(cmd_name, '')}'"
+            ) from error
+        command: click.Command = module.command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+
+def version() -> str:
+    """Of the installed distribution."""
+    try:
+        return importlib.metadata.version(DISTRIBUTION)
+    except importlib.metadata.PackageNotFoundError:
+        return "(not installed: run from a source tree)"
+
+
+def _print_version(ctx: click.Context, _option: click.Parameter, asked: bool) -> None:
+    if asked and not ctx.resilient_parsing:
+        click.echo(f"epp {version()}")
+        ctx.exit()
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option(
+    "--version", is_flag=True, is_eager=True, expose_value=False, callback=_print_version, help="Print the version."
+)
+def main() -> None:
+    """Endpoint picker: chooses the model server for every LLM request that an Envoy gateway asks about."""

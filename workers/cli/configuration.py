@@ -1,0 +1,79 @@
+"""A configuration from a file or a flag: read, loaded, and its findings shown.
+
+Whatever is wrong with it ends the command with exit code 78, all errors told.
+"""
+
+import sys
+from collections.abc import Iterable
+
+import click
+
+from epp import yaml_nodes
+from epp.config import ConfigErrors, EffectiveConfig, load
+from epp.findings import Finding
+from epp.registry import PluginImportError
+from workers.cli.flags import BadConfiguration
+from workers.cli.options import Options
+
+STDIN = "-"
+BYTES_MAX = 4 * yaml_nodes.TEXT_MAX  # of UTF-8; `load` refuses what is too long
+
+
+def read_file(path: str) -> str:
+    """The text of a file, or of standard input for `-`."""
+    try:
+        if path == STDIN:
+            content = sys.stdin.buffer.read(BYTES_MAX + 1)
+        else:
+            with open(path, "rb") as file:
+                content = file.read(BYTES_MAX + 1)
+        return content.decode("utf-8-sig")
+    except OSError as error:
+        raise BadConfiguration(f"{path}: error[unreadable]: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise BadConfiguration(f"{path}: error[unreadable]: not UTF-8 at byte {error.start}") from error
+
+
+def load_text(text: str, source: str, *, allow_experimental: bool) -> EffectiveConfig:
+    """The configuration, or the end of the command."""
+    try:
+        return load(text, source, allow_experimental=allow_experimental)
+    except ConfigErrors as errors:
+        raise BadConfiguration(told([*errors.warnings, *errors.errors])) from errors
+    except PluginImportError as error:
+        raise click.ClickException(str(error)) from error
+
+
+def told(findings: Iterable[Finding]) -> str:
+    """One line each."""
+    return "\n".join(map(str, findings))
+
+
+def load_config(options: Options) -> EffectiveConfig:
+    """The configuration that `epp serve` was started with. Warnings are printed.
+
+    Endpoints come from its discovery plugin or from `--endpoints`: from one of them.
+    """
+    if options.config_file:
+        text, source = read_file(options.config_file), options.config_file
+    else:
+        text, source = options.config_text, "--config-text" if options.config_text else ""
+    config = load_text(text, source, allow_experimental=options.allow_experimental_plugins)
+    if config.warnings:
+        click.echo(told(config.warnings), err=True)
+    check_discovery(options, config)
+    return config
+
+
+def check_discovery(options: Options, config: EffectiveConfig) -> None:
+    """Exactly one place where endpoints come from."""
+    if config.discovery is None and not options.endpoints:
+        raise BadConfiguration(
+            "error[no-discovery]: no endpoints: this version does not discover them in Kubernetes; give "
+            "--endpoints host:port,... or a file-discovery plugin in dataLayer.discovery"
+        )
+    if config.discovery is not None and options.endpoints:
+        raise BadConfiguration(
+            f"error[two-discoveries]: endpoints come from --endpoints and from plugin "
+            f"'{config.discovery.name}' of {config.source}; give one of them"
+        )

@@ -1,0 +1,287 @@
+"""The flags of `epp serve`: those of the field's reference picker, and ours.
+
+    command line, environment ─ click ─▶ values ─ collect ─▶ Options (frozen) and warnings
+
+A reference flag that this version does not act on is accepted with one warning where what it was
+set to changes nothing, and refused with exit code 78 where it would be ignored. All refusals are
+told at once. What this does not do: read a file, or know plugins.
+"""
+
+import functools
+import os
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, TypeVar
+
+import click
+import msgspec
+
+from workers.cli.flags import (
+    BOOL,
+    COUNT,
+    DURATION,
+    NAMES,
+    PORT,
+    PORTS,
+    SIZE,
+    VERBOSITY,
+    BadConfiguration,
+    flag,
+)  # fmt: skip
+from workers.cpus import available
+
+SCRAPE_INTERVAL_MIN_S = 0.05
+ENVELOPE_BYTES = 1 << 20  # what a message may have besides the body
+SEND_BYTES_NEEDED = 1 << 16  # no message that is sent is longer
+VERBOSE = 4  # from here on -v means debug
+POD_NAME = re.compile(r"(.+)-[a-z0-9]+-[a-z0-9]+")
+LEVELS = ("debug", "info", "warning", "error")
+ZAP_LEVELS = {
+    "debug": "debug",
+    "info": "info",
+    "warn": "warning",
+    "error": "error",
+    "dpanic": "error",
+    "panic": "error",
+    "fatal": "error",
+}
+TLS_VERSIONS = ("VersionTLS12", "VersionTLS13")
+
+R = TypeVar("R")
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """What `epp serve` was asked for. Times are seconds, sizes bytes."""
+
+    config_file: str = ""
+    config_text: str = ""
+    allow_experimental_plugins: bool = False
+    endpoints: str = ""
+    grpc_port: int = 9002
+    grpc_health_port: int = 9003
+    metrics_port: int = 9090
+    transport: str = "native"
+    secure_serving: bool = True
+    cert_path: str = ""
+    enable_cert_reload: bool = False
+    tls_min_version: str = ""
+    tls_cipher_suites: tuple[str, ...] = ()
+    workers: int = 1
+    drain_timeout_s: float = 30.0
+    body_bytes_max: int = 32 << 20
+    message_bytes_max: int = 33 << 20
+    max_endpoints: int = 1024
+    index_entries: int = 1 << 20
+    prefix_secret_file: str = ""
+    run_dir: str = "/dev/shm/epp"
+    instance: str = "epp-9002"
+    scrape_interval_s: float = SCRAPE_INTERVAL_MIN_S
+    disable_endpoint_subset_filter: bool = False
+    pool_name: str = "epp"
+    pool_namespace: str = "default"
+    log_level: str = "info"
+    log_format: str = "auto"
+
+
+class Unsupported(NamedTuple):
+    """A reference flag without effect here. Set to something not in `harmless` it is refused."""
+
+    name: str
+    kind: Any
+    harmless: tuple[Any, ...]
+    why: str
+    silent: tuple[Any, ...] = ()  # values that are fulfilled as they are: not even a warning
+
+
+UNSUPPORTED = (
+    Unsupported("ha-enable-leader-election", BOOL, (False,), "there is no leader election", silent=(False,)),
+    Unsupported("endpoint-selector", str, ("",), "endpoints are not discovered in Kubernetes"),
+    Unsupported("endpoint-target-ports", PORTS, ((),), "endpoints are not discovered in Kubernetes"),
+    Unsupported("emit-endpoint-scores", BOOL, (False,), "scores are not emitted", silent=(False,)),
+    Unsupported("health-checking", BOOL, (False,), "health is served on --grpc-health-port only", silent=(False,)),
+    Unsupported("enable-grpc-stream-metrics", BOOL, (False,), "there are no gRPC stream metrics", silent=(False,)),
+    Unsupported("tracing", BOOL, (True, False), "no traces are written", silent=(False,)),
+    Unsupported("enable-pprof", BOOL, (True, False), "there is no pprof", silent=(False,)),
+    Unsupported(
+        "metrics-endpoint-auth",
+        BOOL,
+        (True, False),
+        "the metrics port is plain HTTP without authentication",
+        silent=(False,),
+    ),
+    Unsupported("metrics-client-ca-file", str, ("",), "the metrics port is plain HTTP"),
+    Unsupported("metrics-cert-dir", str, ("",), "the metrics port is plain HTTP"),
+)
+ANYTHING = (  # of no consequence whatever they are set to
+    Unsupported(
+        "pool-group", str, (), "there are no Kubernetes objects to match", silent=("inference.networking.k8s.io",)
+    ),
+    Unsupported(
+        "refresh-prometheus-metrics-interval",
+        DURATION,
+        (),
+        "pool gauges are computed when they are read",
+        silent=(5.0,),
+    ),
+    Unsupported("metrics-staleness-threshold", DURATION, (), "staleness follows the scrape interval", silent=(2.0,)),
+    Unsupported("zap-devel", BOOL, (), "there is one log set-up", silent=(False,)),
+    Unsupported("zap-stacktrace-level", str, (), "faults are logged with their stack traces"),
+    Unsupported("zap-time-encoding", str, (), "log times are ISO 8601", silent=("iso8601", "rfc3339", "rfc3339nano")),
+)
+REPLACED = (
+    "total-queued-requests-metric", "total-running-requests-metric", "kv-cache-usage-percentage-metric",
+    "lora-info-metric", "cache-info-metric",
+)  # fmt: skip
+
+_FLAGS = (
+    flag("config-file", str, "", "Configuration file; - for standard input.", short="-c"),
+    flag("config-text", str, "", "Configuration as text, instead of a file."),
+    flag("allow-experimental-plugins", BOOL, "false", "Accept experimental plugin types."),
+    flag("endpoints", str, "", "Model servers as host:port,..., instead of a discovery plugin."),
+    flag("grpc-port", PORT, 9002, "Port for Envoy's ext_proc streams."),
+    flag("grpc-health-port", PORT, 9003, "Port for gRPC health checks."),
+    flag("metrics-port", PORT, 9090, "Port for Prometheus metrics."),
+    flag("transport", click.Choice(["native", "grpcio"]), "native", "Implementation of gRPC."),
+    flag("secure-serving", BOOL, "true", "TLS on the ext_proc port."),
+    flag("cert-path", str, "", "Folder with tls.crt and tls.key; without it a self-signed certificate is made."),
+    flag("enable-cert-reload", BOOL, "false", "Follow changes of the certificate in --cert-path."),
+    flag("tls-min-version", str, "", f"Lowest TLS version: {' or '.join(TLS_VERSIONS)}."),
+    flag("tls-cipher-suites", NAMES, "", "TLS 1.2 cipher suites, by their IANA names."),
+    flag("workers", COUNT, None, "Worker processes. [default: CPUs by affinity and cgroup limit]", short="-w"),
+    flag("drain-timeout", DURATION, "30s", "How long open streams may take to end after SIGTERM."),
+    flag("body-limit", SIZE, "32MiB", "Longest request body; a longer one is refused."),
+    flag("grpc-max-recv-msg-size", SIZE, "", "Longest gRPC message received. [default: body limit + 1 MiB]"),
+    flag("grpc-max-send-msg-size", SIZE, "", "Longest gRPC message sent; none here is longer than 64 KiB."),
+    flag("max-endpoints", COUNT, 1024, "Places in the endpoint table."),
+    flag("index-entries", COUNT, 1 << 20, "Places in the prefix index."),
+    flag("prefix-secret-file", str, "", "Secret of the deployment that block hashes start from. [default: random]"),
+    flag("run-dir", str, "/dev/shm/epp", "Folder for what names this instance."),
+    flag("instance", str, "", "Name of this instance on this machine. [default: epp-<gRPC port>]"),
+    flag("refresh-metrics-interval", DURATION, "50ms", "Period of metric scrapes, at least 50ms."),
+    flag("disable-endpoint-subset-filter", BOOL, "false", "Ignore the gateway's subset of endpoints."),
+    flag("pool-name", str, "", "Name of the pool in metrics. [default: deployment in POD_NAME, else epp]"),
+    flag("pool-namespace", str, "", "Namespace of the pool. [default: NAMESPACE, else default]", env=("NAMESPACE",)),
+    flag("log-level", click.Choice(LEVELS), None, "Lowest level that is logged. [default: info]"),
+    flag(
+        "log-format",
+        click.Choice(["auto", "json", "console"]),
+        None,
+        "Log lines. [default: auto, console on a terminal]",
+    ),
+    flag("v", VERBOSITY, None, f"Verbosity; {VERBOSE} and more means debug.", short="-v"),
+    flag("zap-log-level", str, "", "Level as in zap: debug, info, error, panic or a number; wins over -v."),
+    flag("zap-encoder", click.Choice(["json", "console"]), None, "Log lines; as --log-format."),
+    *(flag(u.name, u.kind, None, f"Accepted where it changes nothing: {u.why}.") for u in (*UNSUPPORTED, *ANYTHING)),
+    *(flag(name, str, None, "Not accepted: use engineConfigs of core-metrics-extractor.") for name in REPLACED),
+)
+
+
+def serve_options(callback: Callable[..., R]) -> Callable[..., R]:
+    """Gives a click command the flags of `epp serve`; its function gets `Options` first, its own values by name."""
+
+    @functools.wraps(callback)
+    def collected(**values: Any) -> R:
+        own = {name: values.pop(name) for name in list(values) if name not in _NAMES}
+        options, warnings = collect(values, os.environ)
+        for warning in warnings:
+            click.echo(f"warning: {warning}", err=True)
+        return callback(options, **own)
+
+    for decorate in reversed(_FLAGS):
+        collected = decorate(collected)
+    return collected
+
+
+_NAMES = frozenset(
+    option.name
+    for option in click.command("serve")(functools.reduce(lambda f, decorate: decorate(f), _FLAGS, lambda: None)).params
+)
+
+
+def collect(values: Mapping[str, Any], environ: Mapping[str, str]) -> tuple[Options, list[str]]:
+    """Values of all flags by name -> options and warnings. Raises `BadConfiguration` with all that is refused."""
+    errors: list[str] = []
+    warnings: list[str] = []
+    _unsupported(values, errors, warnings)
+    _checked(values, errors)
+    interval_s = values["refresh_metrics_interval"]
+    if interval_s < SCRAPE_INTERVAL_MIN_S:
+        warnings.append(
+            f"--refresh-metrics-interval {interval_s:g}s is below the minimum; it is {SCRAPE_INTERVAL_MIN_S:g}s"
+        )
+        interval_s = SCRAPE_INTERVAL_MIN_S
+    level = _level(values, errors)
+    if errors:
+        raise BadConfiguration("\n".join(f"error: {error}" for error in errors))
+    port, body_bytes_max = values["grpc_port"], values["body_limit"]
+    taken = {name: values[name] for name in Options.__struct_fields__ if name in values}
+    taken |= {
+        "workers": values["workers"] or available(),
+        "drain_timeout_s": values["drain_timeout"],
+        "body_bytes_max": body_bytes_max,
+        "message_bytes_max": values["grpc_max_recv_msg_size"] or body_bytes_max + ENVELOPE_BYTES,
+        "instance": values["instance"] or f"epp-{port or f'pid{os.getpid()}'}",
+        "scrape_interval_s": interval_s,
+        "pool_name": values["pool_name"] or _deployment(environ) or "epp",
+        "pool_namespace": values["pool_namespace"] or "default",
+        "log_level": level,
+        "log_format": values["log_format"] or values["zap_encoder"] or "auto",
+    }
+    return Options(**taken), warnings
+
+
+def _unsupported(values: Mapping[str, Any], errors: list[str], warnings: list[str]) -> None:
+    for unsupported in (*UNSUPPORTED, *ANYTHING):
+        value = values[unsupported.name.replace("-", "_")]
+        if value is None or value in unsupported.silent:
+            continue
+        if unsupported in ANYTHING or value in unsupported.harmless:
+            warnings.append(f"--{unsupported.name} has no effect: {unsupported.why}")
+        else:
+            errors.append(f"--{unsupported.name} is not supported by this version: {unsupported.why}; remove it")
+    errors.extend(
+        f"--{name} is deprecated and cannot be used; use engineConfigs of core-metrics-extractor"
+        for name in REPLACED
+        if values[name.replace("-", "_")] is not None
+    )
+
+
+def _checked(values: Mapping[str, Any], errors: list[str]) -> None:
+    """What a single flag's kind cannot say."""
+    if values["config_file"] and values["config_text"]:
+        errors.append("--config-file and --config-text cannot be set at the same time; give one of them")
+    if values["transport"] != "native":
+        errors.append(f"--transport {values['transport']} is not supported by this version; use native")
+    if values["tls_min_version"] and values["tls_min_version"] not in TLS_VERSIONS:
+        errors.append(
+            f"--tls-min-version '{values['tls_min_version']}' is not supported; use {' or '.join(TLS_VERSIONS)}"
+        )
+    sent = values["grpc_max_send_msg_size"]
+    if sent and sent < SEND_BYTES_NEEDED:
+        errors.append(
+            f"--grpc-max-send-msg-size {sent} is too small: messages of up to {SEND_BYTES_NEEDED} bytes are sent"
+        )
+    if "/" in values["instance"]:
+        errors.append(f"--instance '{values['instance']}' has a slash; it is a plain file name")
+    if values["enable_cert_reload"] and not values["cert_path"]:
+        errors.append("--enable-cert-reload needs --cert-path")
+
+
+def _level(values: Mapping[str, Any], errors: list[str]) -> str:
+    """--log-level, else --zap-log-level, else -v."""
+    zap = values["zap_log_level"]
+    if values["log_level"]:
+        return str(values["log_level"])
+    if zap in ZAP_LEVELS:
+        return ZAP_LEVELS[zap]
+    if zap.isdigit() and int(zap) > 0:
+        return "debug"
+    if zap:
+        errors.append(f"--zap-log-level '{zap}' is none of {', '.join(ZAP_LEVELS)} or a number above 0")
+    return "debug" if (values["v"] or 0) >= VERBOSE else "info"
+
+
+def _deployment(environ: Mapping[str, str]) -> str:
+    """`<deployment>` of a POD_NAME `<deployment>-<replica set>-<id>`."""
+    match = POD_NAME.fullmatch(environ.get("POD_NAME", ""))
+    return match[1] if match else ""

@@ -1,0 +1,47 @@
+"""`epp serve`: options -> configuration -> instance -> parent. Everything that can be wrong is said before the first fork."""
+
+import sys
+
+import click
+
+from epp.config import EffectiveConfig
+from epp.plugins.discovery.file import FileDiscovery
+from shm.segment import SegmentError
+from workers import log, parent
+from workers.cli.configuration import load_config
+from workers.cli.flags import BadConfiguration
+from workers.cli.options import Options, serve_options
+from workers.discovery import DiscoveryError, File, parse_flag
+from workers.instance import Instance, StartError
+
+FORMATS = {"auto": None, "json": False, "console": True}
+
+
+@click.command("serve")
+@serve_options
+def command(options: Options) -> None:
+    """Run the picker until SIGTERM or SIGINT.
+
+    Exit code 0: stopped; 1: a port, shared memory or a child failed; 78: the configuration or a flag is wrong.
+    """
+    log.configure(options.log_level, console=FORMATS[options.log_format])
+    config = load_config(options)
+    check_endpoints(options, config)
+    try:
+        instance = Instance.create(options, config)
+    except (StartError, SegmentError) as refused:
+        raise click.ClickException(str(refused)) from refused
+    from workers import supervisor, worker  # once for all children, and only when there will be some
+
+    sys.exit(parent.run(instance, supervisor=supervisor.run, worker=worker.run))
+
+
+def check_endpoints(options: Options, config: EffectiveConfig) -> None:
+    """What the supervisor would refuse at its first start, refused here."""
+    try:
+        if options.endpoints:
+            parse_flag(options.endpoints)
+        elif isinstance(config.discovery, FileDiscovery):
+            File(config.discovery.path, report=str).load()
+    except DiscoveryError as wrong:
+        raise BadConfiguration(f"{wrong}") from wrong

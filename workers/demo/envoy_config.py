@@ -1,0 +1,197 @@
+"""The Envoy bootstrap that a gateway with this endpoint picker needs, as plain data.
+
+`bootstrap` is used by `epp demo` and by the end-to-end tests; `deploy/envoy.yaml` says the same with comments, and a test
+holds both equal. The decisions in it:
+
+- every body mode is FULL_DUPLEX_STREAMED and every header and trailer mode SEND: the picker sees the whole request
+  before it answers and follows the response as it streams by. Nothing is buffered in Envoy;
+- the picker's answer is the header `x-gateway-destination-endpoint`, and an ORIGINAL_DST cluster connects to whatever
+  address it names. A client's own header of that name is removed by an early header mutation, before any filter and
+  any route. `request_headers_to_remove` of a route acts in the router, after the picker, and would remove its answer;
+- `message_timeout` bounds how long Envoy waits for an answer to one message, and a request that queues in the picker's flow
+  control is such a wait: it has to be longer than the longest time in the queue (60 s unless configured). A picker
+  that is gone is noticed at once by the connection, not by this time-out;
+- circuit breakers far above Envoy's 1,024: a stream to the picker lives as long as its request, so the default answers
+  request 1,025 with an error;
+- no route time-out and no stream idle time-out: a long prompt may take minutes to its first token;
+- no picker, no guess: `failure_mode_allow` is false and the client gets 503.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+
+DESTINATION_HEADER = "x-gateway-destination-endpoint"
+PICKER_CLUSTER = "endpoint-picker"
+SERVERS_CLUSTER = "model-servers"
+ROUND_ROBIN_CLUSTER = "model-servers-round-robin"
+CONCURRENT_MAX = 40_000
+MESSAGE_TIMEOUT_S = 300
+CONNECT_TIMEOUT_S = 1
+KEEP_ALIVE_S = 4  # uvicorn, and so vLLM, closes an idle connection after 5 s: be first
+_TYPES = "type.googleapis.com/envoy."
+
+Address = tuple[str, int]
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class PickerTls:
+    """TLS to the picker. Without `trusted_ca` its certificate is not verified, as with a self-signed one."""
+
+    trusted_ca: str | None = None
+    server_name: str | None = None
+
+
+def bootstrap(
+    *,
+    listen: Address = ("0.0.0.0", 8080),
+    picker: Address = ("127.0.0.1", 9002),
+    admin: Address = ("127.0.0.1", 9901),
+    tls: PickerTls | None = None,
+    round_robin: tuple[Address, Sequence[Address]] | None = None,
+) -> Json:
+    """The whole bootstrap. `round_robin` adds a second listener that spreads over fixed servers without a picker."""
+    listeners = [_listener("gateway", listen, SERVERS_CLUSTER, picked=True)]
+    clusters = [_picker_cluster(picker, tls), _servers_cluster()]
+    if round_robin is not None:
+        at, servers = round_robin
+        listeners.append(_listener("round-robin", at, ROUND_ROBIN_CLUSTER, picked=False))
+        clusters.append(_round_robin_cluster(servers))
+    return {
+        "admin": {"address": _socket(admin)},
+        "static_resources": {"listeners": listeners, "clusters": clusters},
+    }
+
+
+def to_yaml(config: Json) -> str:
+    """What Envoy reads."""
+    return yaml.safe_dump(config, sort_keys=False)
+
+
+def _socket(address: Address) -> Json:
+    return {"socket_address": {"address": address[0], "port_value": address[1]}}
+
+
+def _typed(kind: str, **fields: Any) -> Json:
+    return {"@type": _TYPES + kind, **fields}
+
+
+def _listener(name: str, at: Address, cluster: str, *, picked: bool) -> Json:
+    filters = [_picker_filter()] if picked else []
+    router = {"name": "router", "typed_config": _typed("extensions.filters.http.router.v3.Router")}
+    manager = _typed(
+        "extensions.filters.network.http_connection_manager.v3.HttpConnectionManager",
+        stat_prefix=name,
+        codec_type="AUTO",
+        stream_idle_timeout="0s",
+        request_headers_timeout="10s",
+        early_header_mutation_extensions=[_strip_destination()],
+        route_config={
+            "name": name,
+            "virtual_hosts": [
+                {
+                    "name": name,
+                    "domains": ["*"],
+                    "routes": [{"match": {"prefix": "/"}, "route": {"cluster": cluster, "timeout": "0s"}}],
+                }
+            ],
+        },
+        http_filters=[*filters, router],
+    )
+    chain = {"filters": [{"name": "http", "typed_config": manager}]}
+    return {"name": name, "address": _socket(at), "filter_chains": [chain]}
+
+
+def _strip_destination() -> Json:
+    mutation = _typed(
+        "extensions.http.early_header_mutation.header_mutation.v3.HeaderMutation",
+        mutations=[{"remove": DESTINATION_HEADER}],
+    )
+    return {"name": "only-the-picker-decides", "typed_config": mutation}
+
+
+def _picker_filter() -> Json:
+    processor = _typed(
+        "extensions.filters.http.ext_proc.v3.ExternalProcessor",
+        grpc_service={"envoy_grpc": {"cluster_name": PICKER_CLUSTER}},
+        failure_mode_allow=False,
+        status_on_error={"code": "ServiceUnavailable"},
+        message_timeout=f"{MESSAGE_TIMEOUT_S}s",
+        processing_mode={
+            "request_header_mode": "SEND",
+            "request_body_mode": "FULL_DUPLEX_STREAMED",
+            "request_trailer_mode": "SEND",
+            "response_header_mode": "SEND",
+            "response_body_mode": "FULL_DUPLEX_STREAMED",
+            "response_trailer_mode": "SEND",
+        },
+    )
+    return {"name": "endpoint-picker", "typed_config": processor}
+
+
+def _breakers() -> Json:
+    limits = dict.fromkeys(("max_connections", "max_pending_requests", "max_requests"), CONCURRENT_MAX)
+    return {"thresholds": [{"priority": "DEFAULT", **limits}]}
+
+
+def _protocol(http: Json, idle_s: int | None = None) -> Json:
+    options = _typed("extensions.upstreams.http.v3.HttpProtocolOptions", explicit_http_config=http)
+    if idle_s is not None:
+        options["common_http_protocol_options"] = {"idle_timeout": f"{idle_s}s"}
+    return {"envoy.extensions.upstreams.http.v3.HttpProtocolOptions": options}
+
+
+def _static(name: str, addresses: Sequence[Address]) -> Json:
+    hosts = [{"endpoint": {"address": _socket(address)}} for address in addresses]
+    return {"cluster_name": name, "endpoints": [{"lb_endpoints": hosts}]}
+
+
+def _picker_cluster(picker: Address, tls: PickerTls | None) -> Json:
+    cluster: Json = {
+        "name": PICKER_CLUSTER,
+        "type": "STATIC",
+        "connect_timeout": f"{CONNECT_TIMEOUT_S}s",
+        "circuit_breakers": _breakers(),
+        "typed_extension_protocol_options": _protocol({"http2_protocol_options": {}}),
+        "load_assignment": _static(PICKER_CLUSTER, [picker]),
+    }
+    if tls is not None:
+        cluster["transport_socket"] = {"name": "tls", "typed_config": _tls(tls)}
+    return cluster
+
+
+def _tls(tls: PickerTls) -> Json:
+    common: Json = {"alpn_protocols": ["h2"]}
+    if tls.trusted_ca is not None:
+        common["validation_context"] = {"trusted_ca": {"filename": tls.trusted_ca}}
+    context = _typed("extensions.transport_sockets.tls.v3.UpstreamTlsContext", common_tls_context=common)
+    if tls.server_name is not None:
+        context["sni"] = tls.server_name
+    return context
+
+
+def _servers_cluster() -> Json:
+    return {
+        "name": SERVERS_CLUSTER,
+        "type": "ORIGINAL_DST",
+        "lb_policy": "CLUSTER_PROVIDED",
+        "original_dst_lb_config": {"use_http_header": True, "http_header_name": DESTINATION_HEADER},
+        "connect_timeout": f"{CONNECT_TIMEOUT_S}s",
+        "circuit_breakers": _breakers(),
+        "typed_extension_protocol_options": _protocol({"http_protocol_options": {}}, KEEP_ALIVE_S),
+    }
+
+
+def _round_robin_cluster(servers: Sequence[Address]) -> Json:
+    return {
+        "name": ROUND_ROBIN_CLUSTER,
+        "type": "STATIC",
+        "lb_policy": "ROUND_ROBIN",
+        "connect_timeout": f"{CONNECT_TIMEOUT_S}s",
+        "circuit_breakers": _breakers(),
+        "typed_extension_protocol_options": _protocol({"http_protocol_options": {}}, KEEP_ALIVE_S),
+        "load_assignment": _static(ROUND_ROBIN_CLUSTER, servers),
+    }

@@ -1,0 +1,98 @@
+"""What a run of users comes to, alone or beside another: figures, a table, JSON.
+
+Two runs are compared over the requests that both finished, so that both columns speak of the same work; requests and
+errors are of the whole run.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rich.table import Table
+
+from workers.demo.traffic import Key, Result, Run
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """Of one run. Times in milliseconds, the share of prompt tokens found in a cache from 0 to 1."""
+
+    requests: int
+    errors: int
+    compared: int
+    requests_per_s: float
+    first_token_p50_ms: float
+    first_token_p95_ms: float
+    total_p50_ms: float
+    total_p95_ms: float
+    cached_share: float
+
+
+ROWS = (
+    ("requests", "requests", "{:.0f}"),
+    ("errors", "errors", "{:.0f}"),
+    ("requests per second", "requests_per_s", "{:.1f}"),
+    ("time to first token p50", "first_token_p50_ms", "{:.0f} ms"),
+    ("time to first token p95", "first_token_p95_ms", "{:.0f} ms"),
+    ("end to end p50", "total_p50_ms", "{:.0f} ms"),
+    ("end to end p95", "total_p95_ms", "{:.0f} ms"),
+    ("prompt tokens from cache", "cached_share", "{:.0%}"),
+)
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """The nearest rank; 0 of nothing."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0
+
+
+def finished(results: Iterable[Result]) -> dict[Key, Result]:
+    """Answers by key."""
+    return {result.key: result for result in results if not result.error}
+
+
+def figures(run: Run, keys: Iterable[Key] | None = None) -> Figures:
+    """`keys` limits times and shares to these requests."""
+    results, answers = run.results, finished(run.results)
+    of = [answers[key] for key in (answers if keys is None else keys)]
+    prompt = sum(result.prompt_tokens for result in of)
+    first = [result.first_token_s * 1e3 for result in of]
+    total = [result.total_s * 1e3 for result in of]
+    return Figures(
+        requests=len(results),
+        errors=len(results) - len(answers),
+        compared=len(of),
+        requests_per_s=len(answers) / run.seconds if run.seconds > 0 else 0.0,
+        first_token_p50_ms=percentile(first, 0.5),
+        first_token_p95_ms=percentile(first, 0.95),
+        total_p50_ms=percentile(total, 0.5),
+        total_p95_ms=percentile(total, 0.95),
+        cached_share=sum(result.cached_tokens for result in of) / prompt if prompt else 0.0,
+    )
+
+
+def columns(runs: Mapping[str, Run]) -> dict[str, Figures]:
+    """All runs over the requests that every one of them finished; one that saw nothing is left out."""
+    seen = {name: run for name, run in runs.items() if run.results}
+    if not seen:
+        return {}
+    keys = sorted(set.intersection(*(set(finished(run.results)) for run in seen.values())))
+    return {name: figures(run, keys) for name, run in seen.items()}
+
+
+def table(shown: Mapping[str, Figures]) -> Table:
+    """For the terminal."""
+    compared = next(iter(shown.values())).compared
+    over = f"over the {compared} requests that both finished" if len(shown) > 1 else f"{compared} requests"
+    drawn = Table(title=f"Times and shares {over}", title_justify="left")
+    drawn.add_column("")
+    for name in shown:
+        drawn.add_column(name, justify="right")
+    for title, field, form in ROWS:
+        drawn.add_row(title, *(form.format(getattr(each, field)) for each in shown.values()))
+    return drawn
+
+
+def as_json(shown: Mapping[str, Figures]) -> dict[str, Any]:
+    """For programs; names as in `Figures`."""
+    return {name.replace(" ", "_").replace("-", "_"): asdict(each) for name, each in shown.items()}

@@ -1,0 +1,208 @@
+"""Users who chat: conversations that grow by turns behind shared system prompts, in a closed loop with time to think.
+
+Everything a user says follows from the seed, and the simulated servers answer every prompt with the same text, so a
+second run with the same seed sends the same requests, however fast it goes. A request is known by (user, conversation,
+turn); two runs are compared over the requests that both have finished.
+
+What this does not do: choose a server, or try again.
+"""
+
+import asyncio
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import aiohttp
+import msgspec
+
+ASSISTANTS = 6
+SYSTEM_BYTES = (2_000, 8_000)
+QUESTION_BYTES = (200, 2_400)
+TURNS = (4, 9)
+CONVERSATIONS_PER_USER = 2
+ANSWER_TOKENS = (24, 56)
+THINK_S = (0.1, 0.7)
+START_WITHIN_S = 1.0
+TIMEOUT_S = 60.0
+SYLLABLES = ("ka", "lo", "mi", "ten", "ru", "sol", "va", "ne", "dor", "pi", "quil", "as", "tem", "o", "bren", "fi")
+
+Key = tuple[int, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One request of the script: its key, what the user says, and how long the answer and the pause before it are."""
+
+    key: Key
+    question: str
+    answer_tokens: int
+    think_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What became of one request; times in seconds from sending. `error` is empty for an answer."""
+
+    key: Key
+    error: str = ""
+    first_token_s: float = 0.0
+    total_s: float = 0.0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+
+
+@dataclass(slots=True)
+class Conversation:
+    """What has been said so far."""
+
+    number: int
+    turns: int
+    messages: list[dict[str, str]]
+    turn: int = 0
+
+
+class _Details(msgspec.Struct):
+    cached_tokens: int = 0
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int = 0
+    prompt_tokens_details: _Details = msgspec.field(default_factory=_Details)
+
+
+class _Delta(msgspec.Struct):
+    content: str = ""
+
+
+class _Choice(msgspec.Struct):
+    delta: _Delta = msgspec.field(default_factory=_Delta)
+
+
+class _Chunk(msgspec.Struct):
+    choices: list[_Choice] = []
+    usage: _Usage | None = None
+
+
+_chunk = msgspec.json.Decoder(_Chunk)
+
+
+def text(rng: random.Random, size: int) -> str:
+    """Words without sense, about `size` bytes."""
+    words: list[str] = []
+    left = size
+    while left > 0:
+        word = "".join(rng.choices(SYLLABLES, k=rng.randint(1, 3)))
+        words.append(word)
+        left -= len(word) + 1
+    return " ".join(words)
+
+
+def system_prompts(seed: int) -> list[str]:
+    """One per assistant; every conversation begins with one of them."""
+    rng = random.Random(f"{seed}/assistants")
+    return [f"You are assistant {n}. " + text(rng, rng.randint(*SYSTEM_BYTES)) for n in range(ASSISTANTS)]
+
+
+class User:
+    """One user's script. The caller says what the assistant answered; the next turn builds on it."""
+
+    def __init__(self, number: int, seed: int, assistants: list[str]) -> None:
+        self.number = number
+        self._assistants = assistants
+        self._rng = random.Random(f"{seed}/{number}")
+        self._begun = 0
+        self._open = [self._begin() for _ in range(CONVERSATIONS_PER_USER)]
+
+    def _begin(self) -> Conversation:
+        system = {"role": "system", "content": self._rng.choice(self._assistants)}
+        self._begun += 1
+        return Conversation(self._begun - 1, self._rng.randint(*TURNS), [system])
+
+    def turns(self) -> Iterator[tuple[Turn, Conversation]]:
+        """Endless; the conversations take turns, and one that is over makes room for a new one."""
+        rng = self._rng
+        while True:
+            for place, conversation in enumerate(self._open):
+                key = (self.number, conversation.number, conversation.turn)
+                question = text(rng, rng.randint(*QUESTION_BYTES))
+                conversation.messages.append({"role": "user", "content": question})
+                yield Turn(key, question, rng.randint(*ANSWER_TOKENS), rng.uniform(*THINK_S)), conversation
+                conversation.turn += 1
+                if conversation.turn >= conversation.turns:
+                    self._open[place] = self._begin()
+
+
+@dataclass(slots=True)
+class Run:
+    """All users of one phase and what they have seen."""
+
+    url: str
+    model: str
+    users: int
+    seed: int
+    results: list[Result] = field(default_factory=list)
+    seconds: float = 0.0
+
+    async def go(self) -> None:
+        """Until cancelled; then `seconds` is how long it took."""
+        loop = asyncio.get_running_loop()
+        begun = loop.time()
+        try:
+            await self._all()
+        finally:
+            self.seconds = loop.time() - begun
+
+    async def _all(self) -> None:
+        assistants = system_prompts(self.seed)
+        timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
+        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=timeout) as session:
+            async with asyncio.TaskGroup() as group:
+                for number in range(self.users):
+                    group.create_task(self._user(session, User(number, self.seed, assistants)))
+
+    async def _user(self, session: aiohttp.ClientSession, user: User) -> None:
+        await asyncio.sleep(START_WITHIN_S * user.number / self.users)
+        for turn, conversation in user.turns():
+            await asyncio.sleep(turn.think_s)
+            pieces: list[str] = []
+            result = await self._ask(session, turn, conversation, pieces.append)
+            self.results.append(result)
+            if result.error:
+                await asyncio.sleep(THINK_S[1])  # a gateway that refuses at once must not be asked in a tight loop
+            conversation.messages.append({"role": "assistant", "content": "".join(pieces)})
+
+    async def _ask(
+        self, session: aiohttp.ClientSession, turn: Turn, conversation: Conversation, hear: Callable[[str], None]
+    ) -> Result:
+        """One streamed chat completion."""
+        loop = asyncio.get_running_loop()
+        body = {
+            "model": self.model,
+            "messages": conversation.messages,
+            "max_tokens": turn.answer_tokens,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        sent = loop.time()
+        first = 0.0
+        usage = _Usage()
+        headers = {"content-type": "application/json"}
+        try:
+            async with session.post(self.url, data=msgspec.json.encode(body), headers=headers) as response:
+                if response.status != 200:
+                    return Result(turn.key, error=f"status {response.status}: {(await response.text())[:200]}")
+                async for line in response.content:
+                    if not line.startswith(b"data: {"):
+                        continue
+                    chunk = _chunk.decode(line[6:])
+                    usage = chunk.usage or usage
+                    for choice in chunk.choices:
+                        if choice.delta.content:
+                            first = first or loop.time() - sent
+                            hear(choice.delta.content)
+        except (aiohttp.ClientError, TimeoutError, msgspec.DecodeError) as error:
+            return Result(turn.key, error=f"{type(error).__name__}: {error}")
+        if not first:
+            return Result(turn.key, error="the answer has no text")
+        total = loop.time() - sent
+        return Result(turn.key, "", first, total, usage.prompt_tokens, usage.prompt_tokens_details.cached_tokens)

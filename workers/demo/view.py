@@ -1,0 +1,149 @@
+"""What the demo shows while it runs: one table per second on a terminal, one plain line every few seconds elsewhere.
+
+Figures of servers come from their own `/sim/stats`, streams of workers from the picker's metrics page, CPU from /proc. A page
+that cannot be read leaves its figures as they were.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+import msgspec
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from workers.demo import children
+from workers.demo.stack import Fleet, get
+from workers.demo.summary import percentile
+from workers.demo.traffic import Result
+
+RECENT = 100
+LINE_EVERY = 3  # looks, without a terminal
+STREAMS = re.compile(rb'^llm_d_epp_streams\{worker="(\d+)"\} (\S+)$', re.MULTILINE)
+WORKER = re.compile(r"epp: worker (\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """One simulated server, now."""
+
+    name: str
+    requests: int
+    running: int
+    waiting: int
+    kv_use: float
+    cached_share: float
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """One process of the picker, now; CPU in cores."""
+
+    name: str
+    streams: int | None
+    cpu: float
+
+
+@dataclass(slots=True)
+class Gauge:
+    """Reads servers and workers."""
+
+    picker_pid: int
+    metrics_port: int
+    servers: list[Server] = field(default_factory=list)
+    workers: list[Worker] = field(default_factory=list)
+    _cpu: dict[int, tuple[float, float]] = field(default_factory=dict)
+
+    def read_servers(self, fleet: Fleet) -> None:
+        """All servers of a fleet, by any one of them."""
+        page = get(fleet.addresses[0][1], "/sim/stats?all")
+        if page is not None:
+            self.servers = [_server(stats) for stats in msgspec.json.decode(page)]
+
+    def read_workers(self, now: float) -> None:
+        """The picker's processes."""
+        page = get(self.metrics_port, "/metrics")
+        streams = {int(number): int(float(value)) for number, value in STREAMS.findall(page or b"")}
+        before, self._cpu, workers = self._cpu, {}, []
+        for pid in children.descendants(self.picker_pid):
+            name = children.command_name(pid)
+            match = WORKER.match(name)
+            spent = children.cpu_seconds(pid)
+            then, at = before.get(pid, (spent, now))
+            self._cpu[pid] = spent, now
+            cpu = (spent - then) / (now - at) if now > at else 0.0
+            workers.append(Worker(name.removeprefix("epp: "), streams.get(int(match[1])) if match else None, cpu))
+        self.workers = sorted(workers, key=lambda worker: worker.name)
+
+
+def _server(stats: dict[str, Any]) -> Server:
+    prompt = stats["prompt_tokens"]
+    return Server(
+        stats["address"],
+        stats["requests"],
+        stats["running"],
+        stats["waiting"],
+        stats["kv_blocks_in_use"] / stats["kv_blocks"],
+        stats["cached_tokens"] / prompt if prompt else 0.0,
+    )
+
+
+def latest(results: Sequence[Result]) -> str:
+    """The last answers in a few words."""
+    recent = [result.first_token_s * 1e3 for result in results[-RECENT:] if not result.error]
+    errors = sum(1 for result in results if result.error)
+    return f"{len(results)} requests, {errors} errors, first token p50 {percentile(recent, 0.5):.0f} ms p95 {percentile(recent, 0.95):.0f} ms"
+
+
+def drawn(title: str, gauge: Gauge, results: Sequence[Result], curl: str) -> Group:
+    """For a terminal."""
+    servers = Table("endpoint", title=title, title_justify="left")
+    for name in ("requests", "running", "waiting", "KV in use", "prompt from cache"):
+        servers.add_column(name, justify="right")
+    for each in gauge.servers:
+        servers.add_row(
+            each.name, str(each.requests), str(each.running), str(each.waiting), f"{each.kv_use:.0%}", f"{each.cached_share:.0%}"
+        )
+    workers = Table("picker process")
+    for name in ("streams", "CPU"):
+        workers.add_column(name, justify="right")
+    for worker in gauge.workers:
+        workers.add_row(worker.name, "" if worker.streams is None else str(worker.streams), f"{worker.cpu:.1%}")
+    return Group(servers, workers, Text(latest(results)), Text("try it:  " + curl, style="dim", no_wrap=True, overflow="ignore"))
+
+
+def line(title: str, gauge: Gauge, results: Sequence[Result]) -> str:
+    """For a log."""
+    load = " ".join(f"{each.requests}/{each.running}/{each.waiting}/{each.cached_share:.0%}" for each in gauge.servers)
+    workers = " ".join(f"{w.name}={w.cpu:.1%}" for w in gauge.workers)
+    return f"{title}: {latest(results)}; servers (requests/running/waiting/cached) {load}; CPU {workers}"
+
+
+class Screen:
+    """Where looks go: a live table on a terminal, else every third look as a line."""
+
+    def __init__(self, console: Console, curl: str) -> None:
+        self._console = console
+        self._curl = curl
+        self._live = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
+        self._looks = 0
+
+    def __enter__(self) -> Self:
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def show(self, title: str, gauge: Gauge, results: Sequence[Result]) -> None:
+        """One look."""
+        self._looks += 1
+        if self._live is not None:
+            self._live.update(drawn(title, gauge, results, self._curl), refresh=True)
+        elif self._looks % LINE_EVERY == 0:
+            self._console.print(line(title, gauge, results), soft_wrap=True, markup=False)

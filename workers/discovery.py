@@ -1,0 +1,486 @@
+"""Endpoints from a file or the command line: what there is now, and how it changes.
+
+    text -> entries (host may be a name) -> endpoints (addresses only) -> appeared, changed, gone
+
+- An endpoint is known by namespace/name; given twice, the last counts.
+- At start a bad file, or one bad entry, is refused, all faults at once, each with file and line.
+  Later a bad file leaves the last good set, and a bad entry is left out; each fault is reported
+  when it is new, not at every reload of the same text.
+- The *directory* is watched, so a file renamed into place and a swapped symlink are seen; a look
+  every few seconds finds what the watch missed.
+- A name is resolved at start and every 30 s; each of its addresses is an endpoint `name-<ip>`. If
+  resolving fails, the last addresses stay. Of a name with both families only IPv4 is used: the
+  two would be the same server twice.
+
+What this does not do: scrape, or hand out slots.
+"""
+
+import asyncio
+import contextlib
+import ipaddress
+import os
+import re
+import socket
+from collections.abc import Callable, Collection, Iterable, Iterator
+from typing import Any, NamedTuple
+
+import watchfiles
+import yaml
+
+FILE_BYTES_MAX = 1 << 20
+DEPTH_MAX = 16
+LABELS_MAX = 256  # of one endpoint
+ENTRIES_MAX = 65_536
+ADDRESSES_MAX = 1024  # of one name
+FAULTS_SHOWN_MAX = 20
+RESOLVE_EVERY_S = 30.0
+RESOLVE_S_MAX = 5.0
+RESOLVES_AT_ONCE = 4
+LOOK_EVERY_S = 5.0
+WATCH_STEP_MS = 20
+WATCH_DEBOUNCE_MS = 200
+
+_DNS_NAME = re.compile(
+    r"(?=.{1,253}\.?$)([a-z0-9]([a-z0-9_-]{0,61}[a-z0-9])?)(\.[a-z0-9]([a-z0-9_-]{0,61}[a-z0-9])?)*\.?"
+)
+_FLAG_ENTRY = re.compile(r"(?:\[([^\[\]]*)\]|([^\[\]:]*)):(\d{1,5})")
+
+Labels = tuple[tuple[str, str], ...]
+
+
+class DiscoveryError(Exception):
+    """What is wrong with a file or flag, one fault per line."""
+
+    def __init__(self, faults: Iterable[str]) -> None:
+        self.faults = list(faults)
+        more = len(self.faults) - FAULTS_SHOWN_MAX
+        shown = [*self.faults[:FAULTS_SHOWN_MAX], *([f"and {more} more"] if more > 0 else [])]
+        super().__init__("\n".join(shown))
+
+
+class EndpointSpec(NamedTuple):
+    """An endpoint as discovery knows it; `host` is an IP address."""
+
+    namespace: str
+    name: str
+    host: str
+    port: int
+    labels: Labels = ()
+    metrics_host: str = ""
+    metrics_port: int = 0
+
+    @property
+    def identity(self) -> tuple[str, str]:
+        return self.namespace, self.name
+
+
+class Entry(NamedTuple):
+    """An endpoint as it is written down; `host` is an address, or a name that has several."""
+
+    namespace: str
+    name: str
+    host: str
+    port: int
+    labels: Labels = ()
+
+    @property
+    def is_address(self) -> bool:
+        return _address(self.host) is not None
+
+    def at(self, address: str) -> EndpointSpec:
+        name = self.name if self.is_address else f"{self.name}-{address}"
+        return EndpointSpec(
+            self.namespace, name, address, self.port, self.labels, address, self.port
+        )
+
+
+class Changes(NamedTuple):
+    """From one set of endpoints to the next."""
+
+    appeared: list[EndpointSpec]
+    changed: list[tuple[EndpointSpec, EndpointSpec]]
+    gone: list[EndpointSpec]
+
+
+def diff(before: Iterable[EndpointSpec], after: Iterable[EndpointSpec]) -> Changes:
+    """Compare by identity; of an identity that is given twice the last counts."""
+    old = {spec.identity: spec for spec in before}
+    new = {spec.identity: spec for spec in after}
+    return Changes(
+        [spec for identity, spec in new.items() if identity not in old],
+        [(old[key], spec) for key, spec in new.items() if key in old and old[key] != spec],
+        [spec for identity, spec in old.items() if identity not in new],
+    )
+
+
+class Parsed(NamedTuple):
+    """The good entries of a file, and what is wrong with the others."""
+
+    entries: list[Entry]
+    faults: list[str]
+
+
+def read_file(path: str) -> bytes:
+    """The file's bytes; DiscoveryError when it cannot be read or is too large."""
+    try:
+        with open(path, "rb") as file:
+            text = file.read(FILE_BYTES_MAX + 1)
+    except OSError as failure:
+        raise DiscoveryError([f"{path}: cannot be read: {failure.strerror}"]) from failure
+    if len(text) > FILE_BYTES_MAX:
+        raise DiscoveryError([f"{path}: larger than {FILE_BYTES_MAX} bytes; split the pool"])
+    return text
+
+
+def parse_file(text: bytes, path: str) -> Parsed:
+    """Endpoints of a YAML or JSON file; DiscoveryError when the file as a whole is no such list."""
+    nodes = _endpoint_nodes(text, path)
+    entries: dict[tuple[str, str], Entry] = {}
+    faults: list[str] = []
+    for node in nodes:
+        try:
+            entry = _entry(node)
+        except _Fault as fault:
+            faults.append(f"{path}:{fault.line}: {fault}")
+        else:
+            entries.pop((entry.namespace, entry.name), None)
+            entries[entry.namespace, entry.name] = entry
+    return Parsed(list(entries.values()), faults)
+
+
+def parse_flag(text: str) -> list[Entry]:
+    """`--endpoints host:port,...`; each entry is named by its own text."""
+    entries: dict[str, Entry] = {}
+    faults: list[str] = []
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        match = _FLAG_ENTRY.fullmatch(part)
+        try:
+            if match is None:
+                raise ValueError("write host:port, or [address]:port for IPv6")
+            host = _host(match[1] if match[1] is not None else match[2])
+            entries[part] = Entry("default", part, host, _port(match[3]))
+        except ValueError as wrong:
+            faults.append(f"--endpoints: '{part}': {wrong}")
+    if not entries and not faults:
+        faults.append("--endpoints: no endpoint given; write host:port, separated by commas")
+    if faults:
+        raise DiscoveryError(faults)
+    return list(entries.values())
+
+
+class _Fault(Exception):
+    def __init__(self, line: int, text: str) -> None:
+        super().__init__(text)
+        self.line = line
+
+
+class _Node(NamedTuple):
+    """A piece of the document: text, list or dict, and the line it starts on."""
+
+    line: int
+    value: Any
+    is_null: bool = False
+
+
+def _endpoint_nodes(text: bytes, path: str) -> list[_Node]:
+    try:
+        decoded = text.decode("utf-8-sig")
+        if decoded.lstrip().startswith("{"):
+            decoded = decoded.replace("\t", " ")  # JSON may indent by tabs, YAML may not
+        root = _document(decoded)
+    except UnicodeDecodeError as wrong:
+        raise DiscoveryError([f"{path}: not UTF-8 at byte {wrong.start}"]) from None
+    except yaml.MarkedYAMLError as wrong:
+        line = wrong.problem_mark.line + 1 if wrong.problem_mark else 1
+        raise DiscoveryError([f"{path}:{line}: neither YAML nor JSON: {wrong.problem}"]) from None
+    except yaml.YAMLError as wrong:
+        raise DiscoveryError([f"{path}: neither YAML nor JSON: {wrong}"]) from None
+    except _Fault as fault:
+        raise DiscoveryError([f"{path}:{fault.line}: {fault}"]) from None
+    listed = root.value.get("endpoints") if isinstance(root.value, dict) else None
+    if listed is None or not isinstance(listed.value, list):
+        line = (listed or root).line
+        raise DiscoveryError(
+            [f"{path}:{line}: no list 'endpoints'; write 'endpoints: []' if there are none"]
+        )
+    if len(listed.value) > ENTRIES_MAX:
+        raise DiscoveryError([f"{path}: more than {ENTRIES_MAX} endpoints"])
+    return listed.value
+
+
+def _document(text: str) -> _Node:
+    """The first document. Built from events: PyYAML's own composer recurses in C without limit."""
+    events = yaml.parse(text, Loader=yaml.CSafeLoader)
+    for event in events:
+        if isinstance(event, yaml.DocumentStartEvent):
+            root = _build(next(events), events, 0)
+            for _ in events:  # what follows must be readable too
+                pass
+            return root
+    return _Node(1, None, is_null=True)
+
+
+def _build(event: yaml.Event, events: Iterator[yaml.Event], depth: int) -> _Node:
+    line = event.start_mark.line + 1 if event.start_mark else 0
+    if isinstance(event, yaml.AliasEvent):
+        raise _Fault(line, f"alias *{event.anchor}: aliases are not supported; write it out")
+    if depth > DEPTH_MAX:
+        raise _Fault(line, f"nested deeper than {DEPTH_MAX}")
+    if isinstance(event, yaml.SequenceStartEvent):
+        items: list[_Node] = []
+        while not isinstance(event := next(events), yaml.SequenceEndEvent):
+            items.append(_build(event, events, depth + 1))
+        return _Node(line, items)
+    if isinstance(event, yaml.MappingStartEvent):
+        pairs: dict[str, _Node] = {}
+        while not isinstance(event := next(events), yaml.MappingEndEvent):
+            key = _build(event, events, depth + 1)
+            value = _build(next(events), events, depth + 1)
+            if isinstance(key.value, str):
+                pairs[key.value] = value
+        return _Node(line, pairs)
+    assert isinstance(event, yaml.ScalarEvent)
+    return _Node(line, event.value, event.implicit[0] and event.value in ("", "~", "null"))
+
+
+def _entry(node: _Node) -> Entry:
+    if not isinstance(node.value, dict):
+        raise _Fault(node.line, "an endpoint is a mapping with name, address and port")
+    namespace = _text(node, "namespace") or "default"
+    entry_line = node.line
+    try:
+        entry_line = _line(node, "address")
+        host = _host(_text(node, "address"))
+        entry_line = _line(node, "port")
+        port = _port(_text(node, "port"))
+    except ValueError as wrong:
+        raise _Fault(entry_line, f"endpoint '{_text(node, 'name')}': {wrong}") from None
+    return Entry(namespace, _text(node, "name"), host, port, _labels(node))
+
+
+def _line(node: _Node, key: str) -> int:
+    return node.value[key].line if key in node.value else node.line
+
+
+def _text(node: _Node, key: str) -> str:
+    found: _Node | None = node.value.get(key)
+    if found is None or found.is_null:
+        return ""
+    if not isinstance(found.value, str):
+        raise _Fault(found.line, f"{key} must be a text")
+    return found.value
+
+
+def _labels(node: _Node) -> Labels:
+    found: _Node | None = node.value.get("labels")
+    if found is None or found.is_null:
+        return ()
+    if not isinstance(found.value, dict):
+        raise _Fault(found.line, "labels must be a mapping of texts")
+    if len(found.value) > LABELS_MAX:
+        raise _Fault(found.line, f"more than {LABELS_MAX} labels")
+    return tuple(sorted((key, _text(found, key)) for key in found.value))
+
+
+def _port(text: str) -> int:
+    if text.isascii() and text.isdigit() and len(text) <= 5 and 1 <= int(text) <= 65535:
+        return int(text)
+    raise ValueError(f"port '{text}' is not a number from 1 to 65535")
+
+
+def _host(text: str) -> str:
+    if not text:
+        raise ValueError("no address; give an IP address or a DNS name")
+    address = _address(text)
+    if address is not None:
+        return address
+    name = text.lower()
+    if not _DNS_NAME.fullmatch(name) or name.rstrip(".").rpartition(".")[2].isdigit():
+        raise ValueError(f"address '{text}' is neither an IP address nor a DNS name")
+    return name
+
+
+def _address(text: str) -> str | None:
+    try:
+        address = ipaddress.ip_address(text)
+    except ValueError:
+        return None
+    return None if "%" in text else str(address)
+
+
+class Names:
+    """The addresses of names; what is known stays when resolving fails."""
+
+    def __init__(self, report: Callable[[str], None]) -> None:
+        self._report = report
+        self._known: dict[str, tuple[str, ...]] = {}
+        self._failing: set[str] = set()
+
+    def known(self, name: str) -> tuple[str, ...]:
+        """The last addresses found; none before the first success."""
+        return self._known.get(name, ())
+
+    async def resolve(self, names: Collection[str]) -> bool:
+        """Look all of them up, forget others; True when an address came or went."""
+        before = dict(self._known)
+        gate = asyncio.Semaphore(RESOLVES_AT_ONCE)
+
+        async def one(name: str) -> None:
+            async with gate:
+                await self._look_up(name)
+
+        await asyncio.gather(*map(one, names))
+        for gone in self._known.keys() - set(names):
+            del self._known[gone]
+        self._failing &= set(names)
+        return self._known != before
+
+    async def _look_up(self, name: str) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(RESOLVE_S_MAX):
+                found = await loop.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+        except (OSError, UnicodeError) as failure:  # TimeoutError is an OSError
+            if name not in self._failing:
+                self._failing.add(name)
+                kept = len(self.known(name))
+                self._report(f"name '{name}' cannot be resolved ({failure}); {kept} addresses kept")
+            return
+        self._failing.discard(name)
+        four = {str(entry[4][0]) for entry in found if entry[0] == socket.AF_INET}
+        six = {str(entry[4][0]) for entry in found if entry[0] == socket.AF_INET6}
+        addresses = sorted(address for address in four or six if _address(address))
+        if addresses:
+            self._known[name] = tuple(addresses[:ADDRESSES_MAX])
+
+
+class Discovery:
+    """Entries and the addresses of their names -> one set of endpoints; tells when it changes."""
+
+    def __init__(
+        self, tell: Callable[[set[EndpointSpec]], None], report: Callable[[str], None]
+    ) -> None:
+        self._tell = tell
+        self._report = report
+        self._names = Names(report)
+        self._entries: list[Entry] = []
+        self._told: set[EndpointSpec] | None = None
+
+    @property
+    def complete(self) -> bool:
+        """Has every name been resolved at least once?"""
+        return all(entry.is_address or self._names.known(entry.host) for entry in self._entries)
+
+    def endpoints(self) -> set[EndpointSpec]:
+        """What there is now."""
+        specs = {
+            spec.identity: spec
+            for entry in self._entries
+            for spec in map(entry.at, self._addresses(entry))
+        }
+        return set(specs.values())
+
+    async def use(self, entries: list[Entry]) -> None:
+        """The entries are these from now on. New names are looked up before they count."""
+        names = {entry.host for entry in entries if not entry.is_address}
+        new = any(not self._names.known(name) for name in names)
+        self._entries = entries
+        if new:
+            await self._names.resolve(names)
+        self._changed()
+
+    async def resolve_forever(self) -> None:
+        """Follow the names' addresses; ends when cancelled."""
+        while True:
+            await asyncio.sleep(RESOLVE_EVERY_S)
+            await self.resolve()
+
+    async def resolve(self) -> None:
+        """Look all names up again."""
+        names = {entry.host for entry in self._entries if not entry.is_address}
+        if names and await self._names.resolve(names):
+            self._changed()
+
+    def _addresses(self, entry: Entry) -> tuple[str, ...]:
+        return (entry.host,) if entry.is_address else self._names.known(entry.host)
+
+    def _changed(self) -> None:
+        endpoints = self.endpoints()
+        if endpoints != self._told:
+            self._told = endpoints
+            self._tell(endpoints)
+
+
+class File:
+    """A discovery file over time. `load` is strict, for the start; `reload` keeps what is good."""
+
+    def __init__(self, path: str, report: Callable[[str], None]) -> None:
+        self.path = path
+        self.directory = os.path.dirname(os.path.abspath(path))
+        self._report = report
+        self._text: bytes | None = None
+        self._faults: frozenset[str] = frozenset()
+
+    def load(self) -> list[Entry]:
+        """All entries; DiscoveryError names every fault."""
+        text = read_file(self.path)
+        parsed = parse_file(text, self.path)
+        if parsed.faults:
+            raise DiscoveryError(parsed.faults)
+        self._text = text
+        return parsed.entries
+
+    def reload(self) -> list[Entry] | None:
+        """The good entries; None when the file is as before, or bad as a whole."""
+        try:
+            text = read_file(self.path)
+            if text == self._text:
+                return None
+            self._text = text
+            parsed = parse_file(text, self.path)
+        except DiscoveryError as failure:
+            self._tell_faults(failure.faults, "the last good endpoints stay")
+            return None
+        self._tell_faults(parsed.faults, "this endpoint is left out")
+        return parsed.entries
+
+    def _tell_faults(self, faults: list[str], what_follows: str) -> None:
+        new = [fault for fault in faults if fault not in self._faults]
+        for fault in new[:FAULTS_SHOWN_MAX]:
+            self._report(f"{fault}; {what_follows}")
+        if len(new) > FAULTS_SHOWN_MAX:
+            self._report(f"{self.path}: and {len(new) - FAULTS_SHOWN_MAX} more faults")
+        self._faults = frozenset(faults)
+
+
+async def follow(file: File, use: Callable[[list[Entry]], Any]) -> None:
+    """Await `use(entries)` after every change of the file; ends when cancelled."""
+    moved = asyncio.Event()
+    watching = asyncio.create_task(_watch(file.directory, moved))
+    try:
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_EVERY_S):
+                    await moved.wait()
+            moved.clear()
+            entries = file.reload()
+            if entries is not None:
+                await use(entries)
+    finally:
+        watching.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await watching
+
+
+async def _watch(directory: str, moved: asyncio.Event) -> None:
+    """Sets `moved` when something in the directory moved; where that cannot be had, ends."""
+    with contextlib.suppress(OSError, RuntimeError):
+        async for _ in watchfiles.awatch(
+            directory,
+            watch_filter=None,
+            recursive=False,
+            step=WATCH_STEP_MS,
+            debounce=WATCH_DEBOUNCE_MS,
+            rust_timeout=1000,
+        ):
+            moved.set()

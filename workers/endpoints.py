@@ -1,0 +1,313 @@
+"""What discovery and scrapes say -> shared memory. The only user of the table's writer.
+
+    discovery ─ apply ─▶ slots and index owners claimed, released      endpoints document
+    scraper ─ scraped, failed, sweep ─▶ rows                           names document
+
+- An endpoint keeps its slot and owner as long as its identity and address stay. A new address
+  behind an old name is another server: it gets a slot and an owner of its own.
+- All changes of one turn of the loop become visible together, by one `publish`.
+- A successor finds its predecessor's endpoints in the documents and goes on with their slots; what
+  discovery does not name again is let go once discovery is complete.
+- With a full table an endpoint waits, named in a report, until a slot is free.
+
+What this does not do: find endpoints, or decide what stale means (`scrape.Freshness` does).
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+from epp.data import Column
+from epp.plugins.extractors.core_metrics import Extracted
+from shm.documents import DocumentTooLarge, DocumentWriter
+from shm.prefix_index import OwnersExhausted
+from shm.table import DOWN, Handle, State, TableCopy, TableWriter
+from workers.discovery import EndpointSpec, diff
+from workers.documents import ENDPOINTS, NAMES, EndpointRecord, NamesRecord, encode
+from workers.scrape import Freshness, Health, PageReader, Scraper, Target
+
+NAMES_EVERY_S = 0.05
+RETRY_EVERY_S = 1.0
+REPORT_EVERY_S = 60.0
+REPORTED_MAX = 8
+
+Address = tuple[str, str, str, int]
+
+
+class Owners(Protocol):
+    """Ids under which the prefix index knows endpoints."""
+
+    def new_owner(self) -> int: ...
+    def retire(self, owner: int) -> None: ...
+    def owners(self) -> list[int]: ...
+
+
+class Extractions(Protocol):
+    """Makes page readers for endpoints with these labels."""
+
+    def extraction(
+        self, labels: Mapping[str, str], wanted: Sequence[Column[Any]]
+    ) -> PageReader: ...
+
+
+class Member:
+    """An endpoint that has a slot."""
+
+    __slots__ = ("handle", "health", "names", "owner", "spec", "target")
+
+    def __init__(self, spec: EndpointSpec, handle: Handle, owner: int) -> None:
+        self.spec = spec
+        self.handle = handle
+        self.owner = owner
+        self.names: Mapping[str, frozenset[str]] = {}
+        self.health: Health
+        self.target: Target
+
+
+class EndpointTable:
+    """Members, their rows and the documents about them. `start` first, then `apply`."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        table: TableWriter,
+        documents: DocumentWriter,
+        owners: Owners,
+        slot_inflight: Callable[[int], int],
+        extractor: Extractions,
+        wanted: Sequence[Column[Any]],
+        fresh_for_s: float,
+        report: Callable[[str], None],
+    ) -> None:
+        numeric = tuple(column.name for column in wanted if column.type is not frozenset)
+        assert numeric == table.schema.columns, (numeric, table.schema.columns)
+        self._loop = loop
+        self._table = table
+        self._documents = documents
+        self._owners = owners
+        self._may_reuse: Callable[[int], bool] = lambda slot: slot_inflight(slot) == 0
+        self._extractor = extractor
+        self._wanted = tuple(wanted)
+        self._report = report
+        self._members: dict[tuple[str, str], Member] = {}
+        self._inherited: dict[Address, tuple[EndpointRecord, State, bool]] = {}
+        self._waiting: dict[tuple[str, str], EndpointSpec] = {}
+        self._freshness: Freshness[Member] = Freshness(fresh_for_s)
+        self._scraper: Scraper
+        self._now = 0.0
+        self._full = ""
+        self._retry_at = self._report_at = self._names_at = 0.0
+        self._names_moved = self._endpoints_moved = self._flush_due = False
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    def start(
+        self,
+        scraper: Scraper,
+        *,
+        predecessor: Sequence[EndpointRecord] = (),
+        copy: TableCopy | None = None,
+        now: float,
+    ) -> None:
+        """Before anything else; with what a predecessor left, if there was one."""
+        self._scraper = scraper
+        self._now = now
+        claimed = set(self._table.claimed())
+        for record in predecessor:
+            handle = Handle(record.slot, record.generation)
+            if copy is not None and handle in claimed and record.slot < len(copy.rows):
+                state = State(int(copy.state[record.slot]))
+                down = bool(int(copy.flags[record.slot]) & DOWN)
+                address = (record.namespace, record.name, record.host, record.port)
+                self._inherited[address] = record, state, down
+                claimed.discard(handle)
+        for handle in claimed:  # claimed, but the predecessor died before it wrote so
+            self._table.release(handle)
+        known = {record.owner for record, _, _ in self._inherited.values()}
+        for owner in set(self._owners.owners()) - known:
+            self._owners.retire(owner)
+        self._moved(endpoints=True)
+
+    def apply(self, specs: Iterable[EndpointSpec], *, complete: bool = True) -> None:
+        """The endpoints are these from now on; `complete` = no more are expected to follow."""
+        changes = diff((member.spec for member in self._members.values()), sorted(specs))
+        for spec in changes.gone:
+            self._leave(self._members[spec.identity])
+        for old, new in changes.changed:
+            member = self._members[old.identity]
+            if (old.host, old.port) == (new.host, new.port):
+                self._change(member, new)
+            else:
+                self._leave(member)
+                changes.appeared.append(new)
+        self._waiting = {spec.identity: spec for spec in changes.appeared}
+        self._admit()
+        if complete:
+            self._let_go()
+        self._moved(endpoints=True)
+
+    def scraped(
+        self, tag: object, extracted: Extracted, inflight_at_scrape: int, now: float
+    ) -> None:
+        """A page was taken: the row gets all its values at once."""
+        assert isinstance(tag, Member)
+        self._freshness.good(tag, now)
+        self._table.write(
+            tag.handle,
+            state=State.FRESH,
+            flags=0,
+            updated_at=now,
+            inflight_at_scrape=inflight_at_scrape,
+            values=extracted.values,
+            present=extracted.present,
+        )
+        if extracted.names is not tag.names:
+            self._names_moved |= extracted.names != tag.names
+            tag.names = extracted.names
+        if not self._flush_due:
+            self._moved()
+
+    def failed(self, tag: object, cause: str, refused: bool, now: float) -> None:
+        """A scrape brought nothing: the row's values stay."""
+        assert isinstance(tag, Member)
+        if self._freshness.failed(tag, refused=refused):
+            self._table.mark(tag.handle, flags=DOWN)
+            self._moved()
+
+    def sweep(self, now: float) -> None:
+        """What time alone changes: freshness, the names document, room for those that wait."""
+        self._now = now
+        for member in self._freshness.newly_stale(now):
+            self._table.mark(member.handle, state=State.STALE)
+            self._moved()
+        if self._names_moved and now >= self._names_at:
+            self._names_at = now + NAMES_EVERY_S
+            self._names_moved = False
+            self._write(NAMES, encode(self._names()))
+            self._moved()
+        if self._waiting and now >= self._retry_at:
+            if self._admit():
+                self._moved(endpoints=True)
+            self._retry_at = now + RETRY_EVERY_S
+
+    def counts(self) -> dict[State, int]:
+        """How many endpoints are in which state."""
+        found = dict.fromkeys((State.UNKNOWN, State.FRESH, State.STALE), 0)
+        for member in self._members.values():
+            found[member.health.state] += 1
+        return found
+
+    def down(self) -> int:
+        """How many endpoints refuse connections."""
+        return sum(member.health.down for member in self._members.values())
+
+    def _admit(self) -> bool:
+        """Give slots to those that wait; True when one got its slot."""
+        before = len(self._members)
+        for spec in list(self._waiting.values()):
+            member = self._adopted(spec) or self._claimed(spec)
+            if member is None:
+                break
+            del self._waiting[spec.identity]
+            self._members[spec.identity] = member
+            address, reader = self._scrape_of(spec)
+            member.target = self._scraper.add(member, member.handle.slot, address, reader)
+        if self._waiting and self._now >= self._report_at:
+            self._report_at = self._now + REPORT_EVERY_S
+            named = ", ".join(spec.name for spec in list(self._waiting.values())[:REPORTED_MAX])
+            self._report(f"{len(self._waiting)} endpoints wait ({named}): {self._full}")
+        return len(self._members) > before
+
+    def _adopted(self, spec: EndpointSpec) -> Member | None:
+        inherited = self._inherited.pop((spec.namespace, spec.name, spec.host, spec.port), None)
+        if inherited is None:
+            return None
+        record, state, down = inherited
+        member = Member(spec, Handle(record.slot, record.generation), record.owner)
+        scraped = state in (State.FRESH, State.STALE)
+        member.health = self._freshness.adopt(member, scraped=scraped, down=down, now=self._now)
+        return member
+
+    def _claimed(self, spec: EndpointSpec) -> Member | None:
+        slots = self._table.schema.slots
+        self._full = f"all {slots} slots of the table are taken; configure a larger table"
+        if len(self._members) + len(self._inherited) >= slots:
+            return None
+        try:
+            owner = self._owners.new_owner()
+        except OwnersExhausted as failure:
+            self._full = str(failure)
+            return None
+        handle = self._table.claim(owner, self._may_reuse)
+        if handle is None:
+            self._owners.retire(owner)
+            self._full = "every free slot still has requests in flight; it is taken when they end"
+            return None
+        member = Member(spec, handle, owner)
+        member.health = self._freshness.add(member)
+        return member
+
+    def _change(self, member: Member, spec: EndpointSpec) -> None:
+        """Labels or the place of its metrics are other ones; the server is the same."""
+        member.spec = spec
+        self._scraper.change(member.target, *self._scrape_of(spec))
+
+    def _leave(self, member: Member) -> None:
+        self._scraper.remove(member.target)
+        self._freshness.forget(member)
+        self._names_moved |= bool(member.names)
+        del self._members[member.spec.identity]
+        self._table.release(member.handle)
+        self._owners.retire(member.owner)
+
+    def _let_go(self) -> None:
+        """Discovery is complete: what only the predecessor knew has left."""
+        for record, _, _ in self._inherited.values():
+            self._table.release(Handle(record.slot, record.generation))
+            self._owners.retire(record.owner)
+        self._inherited.clear()
+        self._admit()
+
+    def _scrape_of(self, spec: EndpointSpec) -> tuple[tuple[str, int], PageReader]:
+        address = (spec.metrics_host or spec.host, spec.metrics_port or spec.port)
+        return address, self._extractor.extraction(dict(spec.labels), self._wanted)
+
+    def _moved(self, *, endpoints: bool = False) -> None:
+        self._endpoints_moved |= endpoints
+        if not self._flush_due:
+            self._flush_due = True
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._flush_due = False
+        if self._endpoints_moved:
+            self._endpoints_moved = False
+            self._write(ENDPOINTS, encode(self._records()))
+        self._table.publish()
+
+    def _records(self) -> list[EndpointRecord]:
+        records = [record for record, _, _ in self._inherited.values()]
+        for member in self._members.values():
+            spec, handle = member.spec, member.handle
+            place = (handle.slot, handle.generation, member.owner)
+            records.append(
+                EndpointRecord(
+                    spec.namespace, spec.name, spec.host, spec.port, dict(spec.labels), *place
+                )
+            )
+        return sorted(records, key=lambda record: record.slot)
+
+    def _names(self) -> list[NamesRecord]:
+        return [
+            NamesRecord(*member.handle, {column: sorted(names) for column, names in found.items()})
+            for member in self._members.values()
+            if any((found := member.names).values())
+        ]
+
+    def _write(self, document: int, blob: bytes) -> None:
+        try:
+            self._documents.write(document, blob)
+        except DocumentTooLarge as failure:
+            self._report(f"workers keep the last {('endpoints', 'names')[document]}: {failure}")

@@ -1,0 +1,433 @@
+"""The client side of HTTP/1.1, as far as scraping needs it: one GET at a time on one connection.
+
+`Answer` is sans-I/O: bytes in, a page or an `HttpError` out, whatever the pieces. `Connection` puts
+it on a transport. `Dialer` opens connections without a task while nobody answers: refused and
+unanswered attempts are frequent and must be cheap.
+
+    received  | status line | header lines | blank | body                   one allocation per page
+    body ends | chunked: its last chunk | Content-Length | the connection's end
+
+- Only 200 is an answer; redirects are not followed, no proxy is asked.
+- Everything is bounded: head, body (before and after unpacking), chunk headers, trailers.
+- An answer with more bytes behind it than it announced is an error: the two sides are out of step.
+
+What this does not do: timeouts (the caller has the clock), pipelining, names (addresses only).
+"""
+
+import asyncio
+import contextlib
+import errno
+import os
+import socket
+import ssl
+import zlib
+from collections.abc import Callable
+from typing import Protocol, cast
+
+HEAD_BYTES_MAX = 16 << 10
+PAGE_BYTES_MAX = 8 << 20
+CHUNK_LINE_BYTES_MAX = 1 << 10
+TRAILER_BYTES_MAX = 8 << 10
+
+REFUSED = frozenset((errno.ECONNREFUSED, errno.EHOSTUNREACH))
+
+
+class HttpError(Exception):
+    """An answer that is none; `cause` is one word for counters."""
+
+    def __init__(self, cause: str, text: str) -> None:
+        super().__init__(text)
+        self.cause = cause
+
+
+class Chunks:
+    """A chunked body, put together piece by piece."""
+
+    __slots__ = ("_body", "_left", "_line", "_state", "_trailer_bytes")
+
+    SIZE, DATA, DATA_END, TRAILER = range(4)
+
+    def __init__(self) -> None:
+        self._body = bytearray()
+        self._left = 0
+        self._line = b""
+        self._state = self.SIZE
+        self._trailer_bytes = 0
+
+    def receive(self, data: bytes, at: int = 0) -> bytes | None:
+        """The body when it is complete; nothing may stand behind it."""
+        end = len(data)
+        while at < end:
+            if self._state == self.DATA:
+                taken = min(self._left, end - at)
+                self._body += data[at : at + taken]
+                self._left -= taken
+                at += taken
+                if not self._left:
+                    self._state = self.DATA_END
+                continue
+            stop = data.find(b"\n", at)
+            self._line += data[at : stop if stop >= 0 else end]
+            if len(self._line) > CHUNK_LINE_BYTES_MAX:
+                raise HttpError("chunks", f"a chunk header over {CHUNK_LINE_BYTES_MAX} bytes")
+            if stop < 0:
+                return None
+            at = stop + 1
+            line, self._line = self._line.rstrip(b"\r"), b""
+            if self._line_done(line):
+                if at < end:
+                    raise HttpError("length", f"{end - at} bytes behind the last chunk")
+                return bytes(self._body)
+        return None
+
+    def _line_done(self, line: bytes) -> bool:
+        if self._state == self.SIZE:
+            size = _hex(line.split(b";", 1)[0].strip())
+            if size + len(self._body) > PAGE_BYTES_MAX:
+                raise HttpError("too-large", f"a page over {PAGE_BYTES_MAX} bytes")
+            self._left = size
+            self._state = self.DATA if size else self.TRAILER
+        elif self._state == self.DATA_END:
+            if line:
+                raise HttpError("chunks", "a chunk is longer than its header says")
+            self._state = self.SIZE
+        else:
+            self._trailer_bytes += len(line)
+            if self._trailer_bytes > TRAILER_BYTES_MAX:
+                raise HttpError("chunks", f"trailers over {TRAILER_BYTES_MAX} bytes")
+            return not line
+        return False
+
+
+class Answer:
+    """One answer to one GET. `keep_alive` says whether the connection may be used again."""
+
+    __slots__ = ("_chunks", "_got", "_gzip", "_parts", "_total", "_until_close", "keep_alive")
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget the last answer and wait for the next."""
+        self._parts: list[bytes] = []
+        self._got = 0
+        self._total = -1  # bytes of head and body; -1 until the head is in
+        self._chunks: Chunks | None = None
+        self._gzip = False
+        self._until_close = False
+        self.keep_alive = True
+
+    @property
+    def started(self) -> bool:
+        """Has anything of it arrived?"""
+        return self._got > 0
+
+    def receive(self, data: bytes) -> bytes | None:
+        """The page, once it is complete; HttpError when this is no answer that can be used."""
+        self._got += len(data)
+        if self._chunks is not None:
+            return self._unpacked(self._chunks.receive(data))
+        self._parts.append(data)
+        if self._total < 0 and not self._until_close:
+            return self._head()
+        if self._got < self._total:
+            return None
+        if self._until_close:
+            if self._got > PAGE_BYTES_MAX:
+                raise HttpError("too-large", f"a page over {PAGE_BYTES_MAX} bytes")
+            return None
+        return self._whole(b"".join(self._parts), len(self._parts[0]))
+
+    def end(self) -> bytes:
+        """The page when the connection's end completes it."""
+        if not self._until_close:
+            raise HttpError("closed", "the connection ended inside the answer")
+        page = self._unpacked(b"".join(self._parts))
+        assert page is not None
+        return page
+
+    def _head(self) -> bytes | None:
+        data = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
+        end = data.find(b"\r\n\r\n", 0, HEAD_BYTES_MAX)
+        if end < 0:
+            if len(data) >= HEAD_BYTES_MAX:
+                raise HttpError("head", f"no end of the header within {HEAD_BYTES_MAX} bytes")
+            self._parts = [data]
+            return None
+        head = data[: end + 2].lower()
+        if not head.startswith((b"http/1.1 200", b"http/1.0 200")):
+            shown = data[: data.find(b"\r\n")][:60].decode("ascii", "replace")
+            raise HttpError("status", f"the answer is {shown!r}, not 200")
+        self._read_headers(head)
+        body = end + 4
+        if self._chunks is not None:
+            self._parts = []
+            return self._unpacked(self._chunks.receive(data, body))
+        length = _header(head, b"\r\ncontent-length:")
+        if length is None:
+            self._until_close, self.keep_alive = True, False
+            self._parts = [data[body:]]
+            return None
+        if not length.isdigit() or len(length) > 19:
+            raise HttpError("length", f"Content-Length {length[:30]!r} is not a number")
+        if int(length) > PAGE_BYTES_MAX:
+            raise HttpError(
+                "too-large", f"a page of {length.decode()} bytes, over {PAGE_BYTES_MAX}"
+            )
+        self._total = body + int(length)
+        self._parts = [data[:body], data[body:]]
+        return self._whole(data, body) if len(data) >= self._total else None
+
+    def _read_headers(self, head: bytes) -> None:
+        coding = _header(head, b"\r\ntransfer-encoding:")
+        if coding is not None:
+            if coding != b"chunked":
+                raise HttpError("coding", f"Transfer-Encoding {coding[:30]!r} is not chunked")
+            self._chunks = Chunks()
+        packing = _header(head, b"\r\ncontent-encoding:")
+        if packing not in (None, b"", b"identity"):
+            if packing not in (b"gzip", b"x-gzip"):
+                raise HttpError("coding", f"Content-Encoding {packing[:30]!r} is not gzip")
+            self._gzip = True
+        connection = _header(head, b"\r\nconnection:")
+        if head.startswith(b"http/1.0"):
+            self.keep_alive = connection is not None and b"keep-alive" in connection
+        else:
+            self.keep_alive = connection is None or b"close" not in connection
+
+    def _whole(self, data: bytes, body: int) -> bytes | None:
+        if len(data) > self._total:
+            raise HttpError("length", f"{len(data) - self._total} bytes behind Content-Length")
+        return self._unpacked(data[body:])
+
+    def _unpacked(self, page: bytes | None) -> bytes | None:
+        if page is None or not self._gzip:
+            return page
+        unpack = zlib.decompressobj(16 + zlib.MAX_WBITS)
+        try:
+            plain = unpack.decompress(page, PAGE_BYTES_MAX + 1)
+        except zlib.error as wrong:
+            raise HttpError("gzip", f"the gzip body cannot be unpacked: {wrong}") from None
+        if len(plain) > PAGE_BYTES_MAX:
+            raise HttpError("too-large", f"a page over {PAGE_BYTES_MAX} bytes when unpacked")
+        if not unpack.eof:
+            raise HttpError("gzip", "the gzip body is cut")
+        return plain
+
+
+def get_request(host: str, port: int, path: str) -> bytes:
+    """The bytes of a GET; no Accept-Encoding, so a page comes as it is."""
+    authority = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return (
+        f"GET {path} HTTP/1.1\r\nHost: {authority}\r\n"
+        "Accept: text/plain;version=0.0.4\r\nUser-Agent: epp\r\n\r\n"
+    ).encode("ascii")
+
+
+def _header(head: bytes, name: bytes) -> bytes | None:
+    at = head.find(name)
+    if at < 0:
+        return None
+    at += len(name)
+    return head[at : head.find(b"\r\n", at)].strip()
+
+
+def _hex(digits: bytes) -> int:
+    with contextlib.suppress(ValueError):
+        if 0 < len(digits) <= 16 and digits.isalnum():
+            return int(digits, 16)
+    raise HttpError("chunks", f"{digits[:30]!r} is not a chunk size")
+
+
+class Caller(Protocol):
+    """Who opened a connection; called from the loop, never from inside its own calls."""
+
+    def connected(self, connection: "Connection") -> None: ...
+    def unreachable(self, failure: OSError) -> None: ...
+    def answered(self, connection: "Connection", page: bytes) -> None: ...
+    def garbled(self, connection: "Connection", failure: HttpError) -> None: ...
+    def lost(self, connection: "Connection", failure: Exception | None) -> None: ...
+
+
+class Connection(asyncio.Protocol):
+    """One connection; `answers` counts the pages that it brought."""
+
+    __slots__ = ("_answer", "_caller", "_transport", "_waiting", "answers")
+
+    def __init__(self, caller: Caller) -> None:
+        self._caller: Caller | None = caller
+        self._transport: asyncio.Transport | None = None
+        self._answer = Answer()
+        self._waiting = False
+        self.answers = 0
+
+    @property
+    def started(self) -> bool:
+        """Has a part of the answer that is waited for arrived?"""
+        return self._answer.started
+
+    def get(self, request: bytes) -> None:
+        """Send a request; the last one must have been answered."""
+        assert self._transport is not None
+        self._answer.reset()
+        self._waiting = True
+        self._transport.write(request)
+
+    def close(self) -> None:
+        """Drop the connection; the caller hears nothing of it any more."""
+        self._caller = None
+        if self._transport is not None:
+            self._transport.abort()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        if self._caller is None:
+            self._transport.abort()
+        else:
+            self._caller.connected(self)
+
+    def data_received(self, data: bytes) -> None:
+        if self._caller is None:
+            return
+        try:
+            if not self._waiting:
+                raise HttpError("length", f"{len(data)} bytes that nobody asked for")
+            page = self._answer.receive(data)
+        except HttpError as failure:
+            self._caller.garbled(self, failure)
+            return
+        if page is not None:
+            self._done(page)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        caller = self._caller
+        if caller is None:
+            return
+        if self._waiting and exc is None and self._answer.started:
+            try:
+                page = self._answer.end()
+            except HttpError as failure:
+                caller.garbled(self, failure)
+            else:
+                self._done(page)
+        elif self._caller is not None:
+            caller.lost(self, exc)
+
+    def _done(self, page: bytes) -> None:
+        caller = self._caller
+        assert caller is not None
+        self._waiting = False
+        self.answers += 1
+        keep_alive = self._answer.keep_alive
+        if not keep_alive:
+            self.close()
+        caller.answered(self, page)
+
+    @property
+    def usable(self) -> bool:
+        """May another request be sent on it?"""
+        return self._caller is not None and self._transport is not None
+
+
+class Attempt(Protocol):
+    """A connection that is being opened."""
+
+    def cancel(self) -> None:
+        """Give up; nothing is called for it any more."""
+
+
+class Dialer:
+    """Opens TCP or TLS connections to addresses."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, tls: ssl.SSLContext | None = None) -> None:
+        self._loop = loop
+        self._tls = tls
+
+    def dial(self, host: str, port: int, caller: Caller) -> Attempt:
+        """Start connecting; ends in `caller.connected` or `caller.unreachable`, never in here."""
+        return _Dial(self._loop, self._tls, (host, port), caller)
+
+
+class _Dial:
+    """First the connect, on the bare socket; a task only for what a connected socket needs."""
+
+    __slots__ = ("_address", "_caller", "_handle", "_loop", "_socket", "_task", "_tls")
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        tls: ssl.SSLContext | None,
+        address: tuple[str, int],
+        caller: Caller,
+    ) -> None:
+        self._loop, self._tls, self._address, self._caller = loop, tls, address, caller
+        self._task: asyncio.Task[None] | None = None
+        self._handle: asyncio.Handle | None = None
+        self._socket: socket.socket | None = None
+        family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+        try:
+            self._socket = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+            code = self._socket.connect_ex(address)
+        except OSError as failure:  # no descriptor left, or no such address family
+            code = failure.errno or errno.EINVAL
+        if code == errno.EINPROGRESS and self._socket is not None:
+            loop.add_writer(self._socket.fileno(), self._writable)
+        else:
+            self._handle = loop.call_soon(self._settled, code)
+
+    def cancel(self) -> None:
+        if self._handle is not None:
+            self._handle.cancel()
+        if self._task is not None:
+            self._task.cancel()
+        self._drop()
+
+    def _writable(self) -> None:
+        assert self._socket is not None
+        self._loop.remove_writer(self._socket.fileno())
+        self._settled(self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR))
+
+    def _settled(self, code: int) -> None:
+        if code:
+            self._drop()
+            self._caller.unreachable(OSError(code, os.strerror(code)))
+            return
+        assert self._socket is not None
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._task = self._loop.create_task(self._open())
+
+    async def _open(self) -> None:
+        connected, self._socket = self._socket, None  # the transport owns it from here on
+        connection = Connection(self._caller)
+        name = self._address[0] if self._tls is not None else None
+        try:
+            await self._loop.create_connection(
+                lambda: connection, sock=connected, ssl=self._tls, server_hostname=name
+            )
+        except asyncio.CancelledError:
+            connection.close()
+            raise
+        except OSError as failure:
+            connection.close()
+            self._caller.unreachable(failure)
+
+    def _drop(self) -> None:
+        if self._socket is not None:
+            self._loop.remove_writer(self._socket.fileno())
+            self._socket.close()
+            self._socket = None
+
+
+def tls_context(verify_with: str | None, certificate: str = "", key: str = "") -> ssl.SSLContext:
+    """For https pages; `verify_with` is a CA file, "" for the system's, None to verify nothing."""
+    context = ssl.create_default_context(cafile=verify_with or None)
+    if verify_with is None:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    if certificate:
+        context.load_cert_chain(certificate, key)
+    return context
+
+
+Connect = Callable[[str, int, Caller], Attempt]

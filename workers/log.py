@@ -1,0 +1,136 @@
+"""Logging: few lines, never per request, and never waiting for whoever reads them.
+
+JSON lines on stderr, or coloured text when stderr is a terminal. All processes write to the same place, one write per line. A
+line that cannot be taken at once (a full pipe, a reader that sleeps) is dropped and counted; the next one that gets through
+says how many were lost. One kind of event gets at most `LINES_PER_S`, so that a storm of one fault leaves room for others.
+"""
+
+import contextlib
+import json
+import os
+import select
+import socket
+import stat
+import sys
+import time
+from collections.abc import Callable, MutableMapping
+from typing import Any
+
+import structlog
+
+LINE_BYTES_MAX = 4096  # a pipe takes as much in one piece, or nothing
+LINES_PER_S = 50
+EVENTS_MAX = 256
+LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
+
+Event = MutableMapping[str, Any]
+
+
+class LineWriter:
+    """Writes whole lines to a descriptor without ever waiting for it."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.dropped = 0
+        self._write = _non_blocking(descriptor)
+
+    def msg(self, line: str) -> None:
+        """One line; dropped when it cannot be taken at once."""
+        data = line.encode(errors="replace")
+        if len(data) >= LINE_BYTES_MAX:
+            data = data[: LINE_BYTES_MAX - 4] + b"..."
+        lost = b'{"event":"log lines dropped","lines":%d}\n' % self.dropped if self.dropped else b""
+        if lost and self._taken(lost):
+            self.dropped = 0
+        if not self._taken(data + b"\n"):
+            self.dropped += 1
+
+    log = debug = info = warning = warn = error = critical = exception = fatal = failure = msg
+
+    def _taken(self, data: bytes) -> bool:
+        try:
+            return self._write(data) > 0
+        except OSError:  # full, or nobody reads any more
+            return False
+
+
+class Limit:
+    """At most `LINES_PER_S` lines of one event in a second; the rest is counted in the first line of a later second."""
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
+        self._second = 0
+        self._lines: dict[str, int] = {}
+        self._lost: dict[str, int] = {}
+
+    def __call__(self, _logger: Any, _method: str, event: Event) -> Event:
+        second = int(self._now())
+        if second != self._second or len(self._lines) >= EVENTS_MAX:
+            self._second = second
+            self._lost = {name: n - LINES_PER_S for name, n in self._lines.items() if n > LINES_PER_S}
+            self._lines = {}
+        name = str(event.get("event"))
+        count = self._lines[name] = self._lines.get(name, 0) + 1
+        if count > LINES_PER_S:
+            raise structlog.DropEvent
+        if lost := self._lost.pop(name, 0):
+            event["suppressed"] = lost
+        return event
+
+
+def configure(level: str = "info", *, console: bool | None = None, descriptor: int = 2) -> None:
+    """For this process and those it forks."""
+    on_terminal = sys.stderr.isatty() if console is None else console
+    renderer: Any
+    if on_terminal:
+        renderer = structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
+    else:
+        renderer = structlog.processors.JSONRenderer(serializer=json.dumps)
+    processors: list[Any] = [
+        Limit(),
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        _pid,
+    ]
+    if not on_terminal:
+        processors.append(structlog.processors.format_exc_info)
+    structlog.configure(
+        processors=[*processors, renderer],
+        wrapper_class=structlog.make_filtering_bound_logger(LEVELS[level]),
+        logger_factory=_Factory(LineWriter(descriptor)),
+        cache_logger_on_first_use=True,
+    )
+
+
+class _Factory:
+    """Everybody logs to one writer."""
+
+    def __init__(self, writer: LineWriter) -> None:
+        self._writer = writer
+
+    def __call__(self, *_names: Any) -> LineWriter:
+        return self._writer
+
+
+def _pid(_logger: Any, _method: str, event: Event) -> Event:
+    event["pid"] = os.getpid()
+    return event
+
+
+def _non_blocking(descriptor: int) -> Callable[[bytes], int]:
+    """A way to write that does not wait, without changing what others see of the same open file."""
+    mode = os.fstat(descriptor).st_mode
+    if stat.S_ISSOCK(mode):
+        held = socket.socket(fileno=os.dup(descriptor))
+        return lambda data: held.send(data, socket.MSG_DONTWAIT)
+    if stat.S_ISFIFO(mode) or stat.S_ISCHR(mode):
+        with contextlib.suppress(OSError):  # another user's pipe may not be opened anew
+            own = os.open(f"/proc/self/fd/{descriptor}", os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY | os.O_APPEND)
+            return lambda data: os.write(own, data)
+        return lambda data: os.write(descriptor, data) if _has_room(descriptor) else 0
+    return lambda data: os.write(descriptor, data)
+
+
+def _has_room(descriptor: int) -> bool:
+    poll = select.poll()
+    poll.register(descriptor, select.POLLOUT)
+    return bool(poll.poll(0))

@@ -1,0 +1,158 @@
+"""The endpoints of this moment: shared memory -> `Candidates`.
+
+A snapshot is rebuilt when the table's epoch moved, at most once per millisecond, and every 50 ms even if it did not, so that
+values grow stale although the supervisor is silent. The load in flight is read anew for each decision.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from epp.candidates import Candidates, Endpoint, Floats, Mask, Roster, Snapshot
+from epp.data import INFLIGHT_TOKENS, Column
+from epp.errors import ProducerFailed
+from epp.request import Subset
+from shm.lanes import Lanes
+from shm.table import DOWN, DRAINING, State, TableCopy, TableReader
+from workers.documents import EndpointsView, NamesView
+
+REBUILD_MIN_S = 0.001
+REBUILD_MAX_S = 0.05
+SUBSETS_MAX = 256
+
+
+class SharedPool:
+    """Implements `epp.decide.Pool` over the table, the documents and the lanes."""
+
+    def __init__(
+        self,
+        table: TableReader,
+        endpoints: EndpointsView,
+        names: NamesView,
+        lanes: Lanes,
+        *,
+        columns: Sequence[Column[Any]],
+        fresh_for_s: float,
+        now: Callable[[], float],
+        producer_failed: Callable[[ProducerFailed], None],
+        honour_subsets: bool = True,
+    ) -> None:
+        self._table = table
+        self._endpoints = endpoints
+        self._names = names
+        self._lanes = lanes
+        self._now = now
+        self._fresh_for_s = fresh_for_s
+        self._honour_subsets = honour_subsets
+        self._columns = tuple(c.name for c in columns if c.type is not frozenset)
+        self._indices = [(name, index) for index, name in enumerate(table.schema.columns) if name in self._columns]
+        self._name_columns = tuple(c.name for c in columns if c.type is frozenset)
+        self._reads_tokens = INFLIGHT_TOKENS.name in self._columns
+        self.producer_failed = producer_failed
+        self._copy: TableCopy | None = None
+        self._roster = Roster(())
+        self._roster_key: tuple[int, bytes] = (-1, b"")
+        self._subsets: dict[tuple[str, ...], Mask] = {}
+        self._used = 0
+        self._slots: Any = slice(0)
+        self._snapshot = self._build(now())
+        self._built_at = now()
+
+    def candidates(self, subset: Subset | None) -> Candidates:
+        """Everyone the gateway allows, with the load of this moment."""
+        now = self._now()
+        age = now - self._built_at
+        if age > REBUILD_MAX_S or (
+            age > REBUILD_MIN_S and self._copy is not None and self._table.epoch() != self._copy.epoch
+        ):
+            self._snapshot = self._build(now)
+            self._built_at = now
+        snapshot = self._snapshot
+        inflight: Any = self._lanes.inflight(self._used)[self._slots]
+        tokens: Any = self._lanes.tokens(self._used)[self._slots].astype(np.float64) if self._reads_tokens else None
+        candidates = Candidates(snapshot, inflight, tokens)
+        if subset is None or not self._honour_subsets:
+            return candidates
+        return candidates.keep(self._allowed(subset))
+
+    def _build(self, now: float) -> Snapshot:
+        copy = self._copy = self._table.copy(self._copy)
+        known_endpoints = self._endpoints.current()
+        roster = self._current_roster(copy, known_endpoints)
+        slots = self._slots
+        updated_at = copy.updated_at[slots]
+        state = copy.state[slots]
+        fresh = (state == State.FRESH) & (now - updated_at <= self._fresh_for_s)
+        present = copy.present[slots]
+        values: dict[str, Floats] = {}
+        for name, index in self._indices:
+            column = copy.column(index)[slots]
+            reported = (present >> np.uint64(index)) & np.uint64(1)
+            values[name] = column if reported.all() else np.where(reported, column, np.nan)
+        return Snapshot(
+            roster,
+            values,
+            fresh=fresh,
+            known=state != State.UNKNOWN,
+            down=(copy.flags[slots] & np.uint64(DOWN)) != 0,
+            inflight_at_scrape=copy.inflight_at_scrape[slots],
+            names=self._current_names(roster) if self._name_columns else None,
+        )
+
+    def _current_roster(self, copy: TableCopy, endpoints: Sequence[Endpoint]) -> Roster:
+        """Endpoints of the document whose row is still theirs and not draining."""
+        used = len(copy.rows)
+        slots = self._endpoints.slots
+        inside = slots < used
+        valid = np.zeros(len(slots), dtype=bool)
+        at = slots[inside]
+        valid[inside] = (
+            (copy.generation[at] == self._endpoints.generations[inside])
+            & (copy.state[at] != State.FREE)
+            & ((copy.flags[at] & np.uint64(DRAINING)) == 0)
+        )
+        key = (self._endpoints.version, valid.tobytes())
+        if key != self._roster_key or used != self._used:
+            self._roster = Roster([e for e, keep in zip(endpoints, valid.tolist(), strict=True) if keep])
+            self._roster_key = key
+            self._used = used
+            self._subsets.clear()
+            count = len(self._roster.slots)
+            in_order = count == used and bool((self._roster.slots == np.arange(count)).all())
+            self._slots = slice(count) if in_order else self._roster.slots
+        return self._roster
+
+    def _current_names(self, roster: Roster) -> Mapping[str, Sequence[frozenset[str]]]:
+        names = self._names.current()
+        nothing: Mapping[str, frozenset[str]] = {}
+        none: frozenset[str] = frozenset()
+        rows = [names.get((e.slot, e.generation), nothing) for e in roster.endpoints]
+        return {column: [row.get(column, none) for row in rows] for column in self._name_columns}
+
+    def _allowed(self, subset: Subset) -> Mask:
+        mask = self._subsets.get(subset.entries)
+        if mask is None:
+            if len(self._subsets) >= SUBSETS_MAX:
+                self._subsets.clear()
+            mask = self._subsets[subset.entries] = subset_mask(subset, self._roster.endpoints)
+        return mask
+
+
+def subset_mask(subset: Subset, endpoints: Sequence[Endpoint]) -> Mask:
+    """Endpoints named by `ip:port`, `[ip]:port` or `ip` alone; a port that is given counts."""
+    addresses = {_canonical(entry) for entry in subset.entries}
+    return np.array([(e.host, e.port) in addresses or (e.host, None) in addresses for e in endpoints], dtype=bool)
+
+
+def _canonical(entry: str) -> tuple[str, int | None]:
+    """(host, port or None); a bare IPv6 address has colons but no port."""
+    entry = entry.strip()
+    if entry.startswith("["):
+        host, _, rest = entry[1:].partition("]")
+        port = rest[1:] if rest.startswith(":") else ""
+        return host, int(port) if port.isdecimal() else None
+    if entry.count(":") == 1:
+        host, _, port = entry.partition(":")
+        return host, int(port) if port.isdecimal() else None
+    return entry, None

@@ -1,0 +1,266 @@
+"""The metrics supervisor, a child: discovery, scrapes, the only writer of table, documents and index; metrics and health.
+
+It runs its own loop and takes over whatever a killed predecessor left: the table's rows, the index, its lane's counters. While
+it is gone, workers decide by the last table and by the load in flight, and probes wait in the parent's listening sockets.
+
+    SIGTERM, SIGINT   ignored: the group gets them, and the supervisor has to answer probes until the last worker has drained
+    end of life       the parent is gone: not ready any more
+    end of family     the parent is gone, or has let go, and no worker is left: leave; if the parent died, remove the names
+
+Ready (to the parent) after the first load of endpoints. An endpoints file that is bad at first start ends the instance; one
+that is bad when a successor starts leaves the endpoints that the predecessor knew.
+"""
+
+import asyncio
+import os
+import ssl
+import time
+from collections.abc import Coroutine
+from http import HTTPStatus
+from typing import Any
+
+import structlog
+import uvloop
+
+from epp.data import COUNTED
+from epp.plugins.discovery.file import FileDiscovery
+from epp.plugins.extractors.core_metrics import CoreMetricsExtractor
+from epp.plugins.extractors.metrics_source import MetricsDataSource
+from shm.documents import DocumentReader, DocumentWriter
+from shm.lanes import Lane
+from shm.prefix_index import IndexWriter
+from shm.table import TableReader, TableWriter
+from workers.admin import AdminServer, Answer, Request
+from workers.bus import BusReader
+from workers.discovery import Discovery, DiscoveryError, File, follow, parse_flag
+from workers.documents import ENDPOINTS, EndpointsView, decode_endpoints
+from workers.endpoints import EndpointTable
+from workers.exit_codes import ExitCode
+from workers.health import Health
+from workers.http_client import Dialer
+from workers.instance import LOADED, Instance
+from workers.metrics_page import IndexFigures, MetricsPage, Pool
+from workers.scrape import Scraper, fresh_for
+from workers.transport.limits import Limits
+from workers.transport.native import Server
+
+BEAT_S = 0.1
+HEALTH_MESSAGE_BYTES_MAX = 16 * 1024
+SWEEP_S = 0.01
+SWEEP_BUCKETS = 2048
+WORKER_BEAT_MAX_S = 1.0  # a worker that has not beaten for longer does not count for readiness
+ORPHANED_GRACE_S = 5.0
+SEAT = 0
+
+log = structlog.get_logger()
+
+
+def run(instance: Instance) -> int:
+    """Supervises until parent and workers are gone."""
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(Supervisor(instance).serve())
+
+
+class Supervisor:
+    """The supervisor's process."""
+
+    def __init__(self, instance: Instance) -> None:
+        self.instance = instance
+        self.lane: Lane = instance.lanes.lane(SEAT)
+        self.successor = instance.lanes.successions()[SEAT] > 0
+        self.lane.take_over()
+        self.lane.beat(time.monotonic())
+        self.orphaned = False
+        self.index = IndexWriter(instance.index_schema, instance.index)
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._fault: BaseException | None = None
+        self._ended: asyncio.Event
+
+    async def serve(self) -> int:
+        """The supervisor's whole life."""
+        loop = asyncio.get_running_loop()
+        self._ended = asyncio.Event()
+        loop.add_reader(self.instance.family_reader, self._family_gone)
+        loop.add_reader(self.instance.life_reader, self._parent_gone)
+        bus = BusReader(loop, self.instance.bus_readers, self.index, now=time.monotonic)
+        bus.start()
+        table, scraper = self._data_layer(loop)
+        counters = ScrapeCounts(self.lane, scraper)
+        self._beat(loop, counters)
+        self._sweep(loop)
+        await self._open_pages(loop)
+        try:
+            await self._discover(table)
+        except DiscoveryError as wrong:
+            self.instance.failed(SEAT, str(wrong))
+            return ExitCode.BOOT_FAILED
+        self.lane.scalars[self.lane.schema.scalar[LOADED]] = 1
+        self.instance.ready(SEAT)
+        await self._ended.wait()
+        scraper.close()
+        bus.close()
+        if self._fault is not None:
+            raise self._fault
+        if os.getppid() != self.instance.parent_pid:
+            self.instance.unlink()
+        return ExitCode.OK
+
+    def ready(self) -> bool:
+        """Endpoints are known, a worker serves, and nobody has told us to stop."""
+        if self.orphaned or self.instance.stopping or not self.lane.scalars[self.lane.schema.scalar[LOADED]]:
+            return False
+        lanes = self.instance.lanes
+        ages = lanes.ages(time.monotonic())
+        return any(lanes.serving(seat) and ages[seat] < WORKER_BEAT_MAX_S for seat in range(1, len(ages)))
+
+    def _data_layer(self, loop: asyncio.AbstractEventLoop) -> tuple[EndpointTable, Scraper]:
+        instance = self.instance
+        source, extractor = scraped_by(instance.config)
+        wanted = [c for c in instance.config.pipeline.columns if c.name not in COUNTED]
+        table = EndpointTable(
+            loop,
+            table=TableWriter(instance.table_schema, instance.table),
+            documents=DocumentWriter(instance.document_schema, instance.documents),
+            owners=self.index,
+            slot_inflight=instance.lanes.slot_inflight,
+            extractor=extractor,
+            wanted=wanted,
+            fresh_for_s=fresh_for(instance.scrape_interval_s),
+            report=self._report,
+        )
+        scraper = Scraper(
+            loop,
+            interval_s=instance.scrape_interval_s,
+            path=source.path,
+            connect=Dialer(loop, client_tls(source)).dial,
+            inflight=instance.lanes.slot_inflight,
+            sink=table,
+        )
+        left = DocumentReader(instance.document_schema, instance.documents).read(ENDPOINTS)
+        table.start(
+            scraper,
+            predecessor=decode_endpoints(left[1]) if left is not None and left[1] else (),
+            copy=TableReader(instance.table_schema, instance.table).copy(),
+            now=time.monotonic(),
+        )
+        scraper.start()
+        return table, scraper
+
+    async def _discover(self, table: EndpointTable) -> None:
+        """Find endpoints, and go on finding them. Raises DiscoveryError at the first start."""
+        discovery = Discovery(lambda specs: table.apply(specs, complete=discovery.complete), self._report)
+        given, plugin = self.instance.options.endpoints, self.instance.config.discovery
+        if given:
+            await discovery.use(parse_flag(given))
+        elif isinstance(plugin, FileDiscovery):
+            file = File(plugin.path, self._report)
+            entries = file.reload() if self.successor else file.load()
+            if entries is not None:
+                await discovery.use(entries)
+            if plugin.watch:
+                self._keep(follow(file, discovery.use))
+        self._keep(discovery.resolve_forever())
+
+    async def _open_pages(self, loop: asyncio.AbstractEventLoop) -> None:
+        instance = self.instance
+        health = Server(loop, Limits(message=HEALTH_MESSAGE_BYTES_MAX))
+        health.serve(instance.health_listener, Health(self.ready).open)
+        pool = Pool(
+            TableReader(instance.table_schema, instance.table),
+            EndpointsView(DocumentReader(instance.document_schema, instance.documents)),
+            name=instance.options.pool_name,
+            fresh_for_s=fresh_for(instance.scrape_interval_s),
+        )
+        source, extractor = scraped_by(instance.config)
+        page = MetricsPage(
+            instance.lanes,
+            instance.families,
+            pool,
+            IndexFigures(self.index.size, lambda: self.index.evictions, lambda: self.index.dropped),
+            source_type=source.type_name,
+            extractor_type=extractor.type_name,
+            now=time.monotonic,
+        )
+        admin = AdminServer({"/metrics": page.page, "/healthz": lambda _: Answer(b"ok\n"), "/readyz": self._readyz})
+        await loop.create_server(admin.protocol, sock=instance.metrics_listener)
+
+    def _readyz(self, _request: Request) -> Answer:
+        if self.ready():
+            return Answer(b"ok\n")
+        return Answer(b"not ready\n", status=HTTPStatus.SERVICE_UNAVAILABLE)
+
+    def _beat(self, loop: asyncio.AbstractEventLoop, counters: "ScrapeCounts") -> None:
+        self.lane.beat(time.monotonic())
+        counters.copy()
+        loop.call_later(BEAT_S, self._beat, loop, counters)
+
+    def _sweep(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Free the index of endpoints that left, a piece at a time."""
+        self.index.sweep_step(SWEEP_BUCKETS)
+        loop.call_later(SWEEP_S, self._sweep, loop)
+
+    def _keep(self, coroutine: Coroutine[Any, Any, Any]) -> None:
+        """Run beside; a fault in it ends the supervisor, and the successor starts anew."""
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (fault := task.exception()) is not None:
+            self._fault = fault
+            self._ended.set()
+
+    def _parent_gone(self) -> None:
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(self.instance.life_reader)
+        self.orphaned = True
+        loop.call_later(self.instance.options.drain_timeout_s + ORPHANED_GRACE_S, self._ended.set)
+
+    def _family_gone(self) -> None:
+        asyncio.get_running_loop().remove_reader(self.instance.family_reader)
+        self._ended.set()
+
+    def _report(self, text: str) -> None:
+        log.warning(text)
+
+
+class ScrapeCounts:
+    """Copies the scraper's counts into the lane, behind what predecessors counted there."""
+
+    def __init__(self, lane: Lane, scraper: Scraper) -> None:
+        self._lane = lane
+        self._counters = scraper.counters
+        names = ("scrapes_total", "scrapes_skipped_total", "datalayer_poll_errors_total", "datalayer_extract_errors_total")
+        self._places = [lane.schema.counter[name] for name in names]
+        self._before = [lane.counters[place] for place in self._places]
+
+    def copy(self) -> None:
+        """What was counted until now."""
+        found = self._counters
+        failed = sum(found.poll_errors.values())
+        counts = (found.scrapes - failed - found.extract_errors, found.late, failed, found.extract_errors)
+        for place, before, count in zip(self._places, self._before, counts, strict=True):
+            self._lane.counters[place] = max(self._lane.counters[place], before + count)
+
+
+def scraped_by(config: Any) -> tuple[MetricsDataSource, CoreMetricsExtractor]:
+    """The source that fills the table, and who reads its pages."""
+    for scraped in config.sources:
+        for extractor in scraped.extractors:
+            if isinstance(scraped.source, MetricsDataSource) and isinstance(extractor, CoreMetricsExtractor):
+                return scraped.source, extractor
+    raise AssertionError("a checked configuration has a metrics source with an extractor")
+
+
+def client_tls(source: MetricsDataSource) -> ssl.SSLContext | None:
+    """For scraping over https; servers' certificates are checked only if the configuration asks for it."""
+    if source.scheme == "http":
+        return None
+    context = ssl.create_default_context(cafile=source.ca_cert_path or None)
+    if source.insecure_skip_verify:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    if source.client_cert_path:
+        context.load_cert_chain(source.client_cert_path, source.client_key_path)
+    return context

@@ -1,0 +1,276 @@
+"""Our own HTTP/2 engine on the event loop: an asyncio `Protocol` around each connection, and the server that owns them.
+
+One read is one call of the engine and at most one write. Answers that handlers give at other times are written once per
+turn of the loop. When the kernel takes no more, the engine keeps answers in their streams (bounded there) and we stop
+reading: a peer that doesn't read is not listened to either. The clock of everything here is the loop's.
+"""
+
+import asyncio
+import socket
+import ssl
+from collections.abc import Callable
+from typing import cast
+
+from workers.transport.accept import PATIENCE, FullConnections, Gate, Others
+from workers.transport.http2 import Connection
+from workers.transport.interface import Application
+from workers.transport.limits import Budget, Limits
+
+TICK = 1.0
+HANDSHAKE_SECONDS = 10.0
+WRITE_HIGH, WRITE_LOW = 1 << 20, 1 << 18  # bytes in the transport at which answers stay in their streams
+CONNECTIONS_MAX = 512
+CLOSING_TICKS = 5  # how long a peer may take to read our farewell
+
+
+class ServerProtocol(asyncio.Protocol):
+    """One connection: carries bytes between its transport and its engine."""
+
+    def __init__(self, server: "Server") -> None:
+        self._server = server
+        self._loop = server.loop
+        self._now = server.loop.time
+        self.host = ""
+        self._closing_ticks = 0
+        self.connection = Connection(
+            server.application,
+            server.loop.time(),
+            self._wake,
+            server.limits,
+            server.budget,
+            server.on_abuse,
+            server.on_error,
+        )
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport = cast(asyncio.Transport, transport)
+        transport.set_write_buffer_limits(WRITE_HIGH, WRITE_LOW)
+        peer = transport.get_extra_info("peername")
+        self.host = peer[0] if isinstance(peer, tuple) else ""
+        self._write = transport.write
+        self._server.joined(self)
+        self._flush()
+
+    def data_received(self, data: bytes) -> None:
+        connection = self.connection
+        connection.now = self._now()
+        connection.receive(data)
+        out = connection.output()
+        if out:
+            self._write(out)
+        if connection.full_since is not None:
+            self._server.full(self)
+        if connection.closing:
+            self._transport.close()
+
+    def eof_received(self) -> bool:
+        return False  # no use in a half-open connection: close it
+
+    def pause_writing(self) -> None:
+        self.connection.pause()
+        if not self._transport.is_closing():
+            self._transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        connection = self.connection
+        connection.now = self._now()
+        connection.resume()
+        if not (connection.closing or self._transport.is_closing()):
+            self._transport.resume_reading()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.connection.lost()
+        self._server.left(self)
+
+    def tick(self, now: float) -> None:
+        self.connection.tick(now)
+        if self.connection.closing and self._transport.get_write_buffer_size():
+            self._closing_ticks += 1
+            if self._closing_ticks > CLOSING_TICKS:  # it doesn't even take our farewell
+                self._transport.abort()
+
+    def abort(self) -> None:
+        self._transport.abort()
+
+    def full(self) -> float | None:
+        return self.connection.full()
+
+    @property
+    def peer_queues(self) -> bool:
+        return self.connection.peer_queues
+
+    def raise_limit(self) -> None:
+        self.connection.raise_limit()
+
+    def _wake(self) -> None:
+        self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        connection = self.connection
+        out = connection.output()
+        if out and not self._transport.is_closing():
+            self._write(out)
+        if connection.closing:
+            self._transport.close()
+
+
+class Server:
+    """Serves gRPC on a listening socket that may be shared with other processes."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        limits: Limits | None = None,
+        budget: Budget | None = None,
+        on_abuse: Callable[[str], None] = lambda cause: None,
+        on_error: Callable[[BaseException], None] = lambda error: None,
+        on_accept: Callable[[], None] = lambda: None,
+        on_accept_failure: Callable[[str], None] = lambda text: None,
+        others: Others = tuple,
+        accepted_anywhere: Callable[[], int] | None = None,
+        connections_max: int = CONNECTIONS_MAX,
+    ) -> None:
+        self.loop = loop
+        self.limits = limits or Limits()
+        self.budget = budget or Budget()
+        self.on_abuse = on_abuse
+        self.on_error = on_error
+        self.application: Application
+        self.accepted = 0
+        self._on_accept = on_accept
+        self._on_accept_failure = on_accept_failure
+        self._others = others
+        self._connections_max = connections_max
+        self._full = FullConnections(accepted_anywhere or (lambda: self.accepted))
+        self._protocols: set[ServerProtocol] = set()
+        self._handshakes: set[asyncio.Task[None]] = set()
+        self._gate: Gate | None = None
+        self._ssl_context: ssl.SSLContext | None = None
+        self._draining = False
+        self._ticker: asyncio.TimerHandle | None = None
+        self._closed: asyncio.Future[None] | None = None
+
+    # What the worker uses.
+
+    def serve(
+        self,
+        listening: socket.socket,
+        application: Application,
+        ssl_context: ssl.SSLContext | None = None,
+    ) -> None:
+        """Accept connections from a socket that listens already."""
+        listening.setblocking(False)
+        self.application = application
+        self._ssl_context = ssl_context
+        self._gate = Gate(
+            self.loop, listening, self.load, self._others, self._take, self._has_room, self._on_accept_failure
+        )
+        self._gate.open()
+        if self._ticker is None:
+            self._ticker = self.loop.call_later(TICK, self._tick)
+
+    @property
+    def connections(self) -> int:
+        return len(self._protocols) + len(self._handshakes)
+
+    @property
+    def streams(self) -> int:
+        return sum(len(p.connection.streams) for p in self._protocols)
+
+    def load(self) -> int:
+        """What the gated accept compares: a connection counts as at least the streams it was invited to bring."""
+        first = self.limits.streams_first
+        open_ = sum(max(len(p.connection.streams), first) for p in self._protocols)
+        return open_ + first * len(self._handshakes)
+
+    def stop_accepting(self) -> None:
+        if self._gate is not None:
+            self._gate.close()
+
+    def drain(self) -> None:
+        """Say goodbye gracefully: each connection closes when its last stream has ended."""
+        self._draining = True
+        for protocol in list(self._protocols):
+            protocol.connection.now = self.loop.time()
+            protocol.connection.drain()
+
+    def abort(self) -> None:
+        """Cut all connections now."""
+        self.stop_accepting()
+        for handshake in list(self._handshakes):
+            handshake.cancel()
+        for protocol in list(self._protocols):
+            protocol.abort()
+
+    async def closed(self) -> None:
+        """Wait until there is no connection left; then the server holds nothing of the loop any more
+        unless it accepts."""
+        while self.connections:
+            self._closed = self._closed or self.loop.create_future()
+            await self._closed
+        if self._ticker is not None:
+            self._ticker.cancel()
+            self._ticker = None
+
+    # What protocols call.
+
+    def joined(self, protocol: ServerProtocol) -> None:
+        self._protocols.add(protocol)
+        if self._draining:
+            protocol.connection.drain()
+
+    def left(self, protocol: ServerProtocol) -> None:
+        self._protocols.discard(protocol)
+        self._full.forget(protocol)
+        self._note_closed()
+
+    def full(self, protocol: ServerProtocol) -> None:
+        if protocol.full() is not None and self._full.note(protocol):
+            self.loop.call_later(PATIENCE, self._check_full)
+
+    # The rest.
+
+    def _has_room(self) -> bool:
+        return self.connections < self._connections_max
+
+    def _take(self, accepted: socket.socket) -> None:
+        accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        handshake = self.loop.create_task(self._connect(accepted))
+        self._handshakes.add(handshake)
+        handshake.add_done_callback(self._connected)
+        self.accepted += 1
+        self._on_accept()
+
+    async def _connect(self, accepted: socket.socket) -> None:
+        secure = self._ssl_context is not None
+        try:
+            await self.loop.connect_accepted_socket(
+                lambda: ServerProtocol(self),
+                accepted,
+                ssl=self._ssl_context,
+                ssl_handshake_timeout=HANDSHAKE_SECONDS if secure else None,
+            )
+        except OSError:  # includes ssl.SSLError: a peer that left, or doesn't speak TLS
+            accepted.close()
+            self.on_abuse("handshake_failed")
+
+    def _connected(self, handshake: "asyncio.Task[None]") -> None:
+        self._handshakes.discard(handshake)
+        if not handshake.cancelled() and (error := handshake.exception()) is not None:
+            self.on_error(error)
+        self._note_closed()
+
+    def _note_closed(self) -> None:
+        if not self.connections and self._closed is not None and not self._closed.done():
+            self._closed.set_result(None)
+            self._closed = None
+
+    def _check_full(self) -> None:
+        if self._full.check(self.loop.time(), self._protocols):
+            self.loop.call_later(PATIENCE, self._check_full)
+
+    def _tick(self) -> None:
+        self._ticker = self.loop.call_later(TICK, self._tick)
+        now = self.loop.time()
+        for protocol in list(self._protocols):
+            protocol.tick(now)
