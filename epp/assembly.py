@@ -178,7 +178,7 @@ class _Bench:
         self.findings.warning(
             ref.place,
             "not-scheduling",
-            f"{what}: plugin '{ref.name}' is a {kinds_of(plugin)}; only filters, scorers and pickers have a place there",
+            f"{what}: plugin '{ref.name}' is {kinds_of(plugin)}; only filters, scorers and pickers have a place there",
         )
         return None
 
@@ -201,7 +201,7 @@ class _Bench:
             self.findings.warning(
                 ref.weight_place,
                 "weight-ignored",
-                f"{what}: plugin '{ref.name}' is a {kinds_of(plugin)}; only scorers have a weight",
+                f"{what}: plugin '{ref.name}' is {kinds_of(plugin)}; only scorers have a weight",
             )
         elif ref.weight == 0:
             self.findings.warning(
@@ -358,7 +358,7 @@ class _Bench:
                 self.findings.warning(
                     self.stock.place(name),
                     "unused-plugin",
-                    f"plugin '{name}' ({kinds_of(plugin)}) is referenced nowhere and has no effect",
+                    f"plugin '{name}', {kinds_of(plugin)}, is referenced nowhere and has no effect",
                 )
             if not isinstance(plugin, contracts.HOOKS):
                 del self.stock.plugins[name]

@@ -199,7 +199,7 @@ class _Reader:
             return None
         wrong = isinstance(node.value, bool) and kind is not bool
         if wrong or not isinstance(node.value, kind):
-            quote = "put it in quotes" if kind is str and not isinstance(node.value, (dict, list)) else ""
+            quote = "put it in quotes" if word == "text" and not isinstance(node.value, (dict, list)) else ""
             self.findings.error(node.place, "wrong-type", f"{what}: expected {word}, got {node.kind()}", quote)
             return None
         return node.value
@@ -241,6 +241,7 @@ def _gates(reader: _Reader, node: Node | None, document: Document) -> None:
                 value = parse_bool(given)
             except ValueError as error:
                 reader.findings.error(entry.place, "feature-gate", f"feature gate '{name}': {error}")
+                continue
         if name in GATES_REMOVED:
             reader.findings.warning(entry.place, "removed-gate", f"feature gate '{name}' was removed and has no effect")
         elif name not in GATES:

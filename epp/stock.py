@@ -31,9 +31,9 @@ from epp.plugin import (
 from epp.yaml_nodes import Node
 
 _KIND_WORDS: Mapping[type[Plugin], str] = {
-    Parser: "parser", DataProducer: "data producer", ProfileHandler: "profile handler", Filter: "filter",
-    Scorer: "scorer", Picker: "picker", DataSource: "data source", Extractor: "extractor", Discovery: "discovery",
-    SaturationDetector: "saturation detector",
+    Parser: "a parser", DataProducer: "a data producer", ProfileHandler: "a profile handler", Filter: "a filter",
+    Scorer: "a scorer", Picker: "a picker", DataSource: "a data source", Extractor: "an extractor",
+    Discovery: "a discovery plugin", SaturationDetector: "a saturation detector",
 }  # fmt: skip
 _FIELD = re.compile(r"([A-Za-z]\w*(?:\[\d+\]|\.\w+)*):")
 
@@ -125,7 +125,7 @@ class Stock:
         if plugin is None or isinstance(plugin, kind):
             return plugin
         self.findings.error(
-            ref.place, "wrong-kind", f"{what}: plugin '{ref.name}' is a {kinds_of(plugin)}, not a {_KIND_WORDS[kind]}"
+            ref.place, "wrong-kind", f"{what}: plugin '{ref.name}' is {kinds_of(plugin)}, not {_KIND_WORDS[kind]}"
         )
         return None
 
@@ -149,8 +149,9 @@ class Stock:
 
 
 def kinds_of(plugin: Plugin) -> str:
+    """What a plugin is, in words: `a filter and a scorer`."""
     words = [word for kind, word in _KIND_WORDS.items() if isinstance(plugin, kind)]
-    return " and ".join(words) or "request hook"
+    return " and ".join(words) or "a request hook"
 
 
 def _place_in(parameters: Node | None, why: str, default: Place) -> Place:

@@ -247,8 +247,12 @@ class _Dumper(yaml.SafeDumper):
 
 
 def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    plain = isinstance(_resolved(text), str)
-    return dumper.represent_scalar(_TAG + "str", text, style=None if plain else "'")
+    style = None
+    if not text.isprintable():  # only double quotes escape; the other styles fold line breaks
+        style = '"'
+    elif not isinstance(_resolved(text), str):
+        style = "'"
+    return dumper.represent_scalar(_TAG + "str", text, style=style)
 
 
 _Dumper.add_representer(str, _text)

@@ -35,10 +35,7 @@ def names() -> Iterator[str]:
 
 def report(segment: Segment) -> Iterator[str]:
     """The segment in lines of text."""
-    yield (
-        f"{segment.name}: {segment.size} bytes, layout {segment.layout_hash:016x}, "
-        f"generation {segment.generation}"
-    )
+    yield (f"{segment.name}: {segment.size} bytes, layout {segment.layout_hash:016x}, generation {segment.generation}")
     yield fence.promise()
     for name, part in json.loads(segment.description or b"{}").items():
         yield f"{name}: {part['kind']}, {part['size']} bytes at {part['at']}"

@@ -103,8 +103,7 @@ class Lane:
         self.tokens = self.words[schema.tokens_at : schema.tokens_at + schema.slots]
         self.counters = self.words[schema.counters_at :][: len(schema.counter)]
         self._histograms = [
-            (at, at + 1, bounds)
-            for at, (_, bounds) in zip(schema.histograms_at, schema.histograms, strict=True)
+            (at, at + 1, bounds) for at, (_, bounds) in zip(schema.histograms_at, schema.histograms, strict=True)
         ]
 
     def add(self, counter_index: int, n: int = 1) -> None:
@@ -191,9 +190,7 @@ class Lanes:
     def histograms(self) -> dict[str, tuple[list[int], float]]:
         """Counts per bucket (the last is overflow) and the sum of values, over all lanes."""
         found = {}
-        for at, (name, bounds) in zip(
-            self.schema.histograms_at, self.schema.histograms, strict=True
-        ):
+        for at, (name, bounds) in zip(self.schema.histograms_at, self.schema.histograms, strict=True):
             counts = self._all[:, at + 1 : at + 2 + len(bounds)].sum(axis=0).tolist()
             found[name] = (counts, float(self._floats[:, at].sum()))
         return found

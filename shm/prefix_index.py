@@ -41,7 +41,8 @@ FAR_WAYS = FAR_BUCKETS * WAYS
 
 OWNER_BITS = 16
 OWNER_IDS = 1 << OWNER_BITS
-FAR_MARK = OWNER_IDS - 1
+FAR_MARK = 1  # low, so that arrays indexed by owner stay short
+FIRST_OWNER = 2
 OWNER_FREE, OWNER_LIVE, OWNER_RETIRED = range(3)
 
 PROBE_STRIDE = 32
@@ -158,11 +159,11 @@ class IndexWriter:
         return found
 
     def new_owner(self) -> int:
-        """The lowest id that is free; never 0 or `FAR_MARK`."""
-        free = int((self._states[1:FAR_MARK] == OWNER_FREE).argmax()) + 1
+        """The lowest id that is free; 0 and `FAR_MARK` are nobody's."""
+        free = int((self._states[FIRST_OWNER:] == OWNER_FREE).argmax()) + FIRST_OWNER
         if self._states[free] != OWNER_FREE:
             raise OwnersExhausted(
-                f"all {FAR_MARK - 1} owner ids are taken, {len(self._retired_at)} wait for the "
+                f"all {OWNER_IDS - FIRST_OWNER} owner ids are taken, {len(self._retired_at)} wait for the "
                 f"sweep: retire owners that have left and run sweep_step"
             )
         self._states[free] = OWNER_LIVE
@@ -357,6 +358,7 @@ class IndexReader:
         if open_ends:
             self._refine(hashes, sorted(open_ends), found)
         found.pop(0, None)  # an all-zero tag equals an empty entry
+        found.pop(FAR_MARK, None)  # near and far buckets of one hash may overlap
         return found
 
     def _refine(self, hashes: Hashes, depths: list[int], found: dict[int, int]) -> None:
@@ -395,8 +397,8 @@ class IndexReader:
                 found.append(near[at - 2] | near[at - 1] << 8)
             at = near.find(tag, at + 1)
         if FAR_MARK in found:
-            found.remove(FAR_MARK)
-            found += self._far_holders(hash_, tag)
+            owners = [owner for owner in found if owner != FAR_MARK]
+            return owners + self._far_holders(hash_, tag)
         return found
 
     def _far_holders(self, hash_: int, tag: bytes) -> list[int]:

@@ -75,9 +75,7 @@ class Region:
             raise ValueError(f"part {offset}+{size} leaves a region of {self.bytes.nbytes} bytes")
         return Region(self.bytes[offset : offset + size])
 
-    def array(
-        self, dtype: npt.DTypeLike, offset_bytes: int, shape: int | tuple[int, ...]
-    ) -> npt.NDArray[Any]:
+    def array(self, dtype: npt.DTypeLike, offset_bytes: int, shape: int | tuple[int, ...]) -> npt.NDArray[Any]:
         """A view of this memory; it cannot be written where the segment cannot."""
         count = shape if isinstance(shape, int) else int(np.prod(shape))
         flat = np.frombuffer(self.bytes, dtype=dtype, count=count, offset=offset_bytes)
@@ -133,13 +131,10 @@ class Segment(Region):
         try:
             handle = posix_ipc.SharedMemory(name)
         except posix_ipc.ExistentialError as gone:
-            raise SegmentError(
-                f"segment {name} does not exist: start the instance that creates it first"
-            ) from gone
+            raise SegmentError(f"segment {name} does not exist: start the instance that creates it first") from gone
         except posix_ipc.PermissionsError as refused:
             raise SegmentError(
-                f"segment {name} cannot be opened ({refused}): it belongs to its creator's user; "
-                f"run as that user"
+                f"segment {name} cannot be opened ({refused}): it belongs to its creator's user; run as that user"
             ) from refused
         try:
             header = _checked_header(name, handle.fd, layout_hash)
@@ -232,9 +227,7 @@ def sweep(run_dir: str) -> list[str]:
 
 def _refuse_name(name: str) -> None:
     if not SEGMENT_NAME.fullmatch(name):  # posix_ipc crashes on a name with a zero byte
-        raise SegmentError(
-            f"segment {name!r}: a name is '/' and 1 to 254 letters, digits, '.', '_' or '-'"
-        )
+        raise SegmentError(f"segment {name!r}: a name is '/' and 1 to 254 letters, digits, '.', '_' or '-'")
 
 
 def _reserve(name: str, total: int) -> mmap.mmap:
@@ -298,8 +291,7 @@ def _checked_header(name: str, descriptor: int, layout_hash: int | None) -> tupl
     actual = os.fstat(descriptor).st_size
     if actual != header[H_PAYLOAD] + header[H_SIZE]:
         raise SegmentError(
-            f"segment {name} has {actual} bytes, its header says "
-            f"{header[H_PAYLOAD] + header[H_SIZE]}: create it anew"
+            f"segment {name} has {actual} bytes, its header says {header[H_PAYLOAD] + header[H_SIZE]}: create it anew"
         )
     return tuple(header)
 

@@ -125,9 +125,7 @@ class TableWriter:
         if row is None:
             return False
         owner = self._words[row + OWNER]
-        self._fill(
-            handle.generation, owner, state, flags, updated_at, inflight_at_scrape, present, values
-        )
+        self._fill(handle.generation, owner, state, flags, updated_at, inflight_at_scrape, present, values)
         seqlock.write_row(self._words, row, self._body)
         return True
 
@@ -163,11 +161,7 @@ class TableWriter:
         """Handles of all rows that are not free, in order of their slots."""
         words = self._words
         rows = ((slot, self._row(slot)) for slot in range(words[USED]))
-        return [
-            Handle(slot, words[row + GENERATION])
-            for slot, row in rows
-            if words[row + STATE] != State.FREE
-        ]
+        return [Handle(slot, words[row + GENERATION]) for slot, row in rows if words[row + STATE] != State.FREE]
 
     def owner(self, handle: Handle) -> int | None:
         """The owner id with which the slot was claimed."""

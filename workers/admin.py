@@ -10,7 +10,7 @@ What this does not do: authenticate. The port belongs on a network that only the
 import asyncio
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 HEAD_BYTES_MAX = 16 << 10
 CONNECTIONS_MAX = 64
@@ -117,8 +117,7 @@ class _Connection(asyncio.Protocol):
         self._paused = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = transport = cast(asyncio.Transport, transport)
         if len(self._server.connections) >= CONNECTIONS_MAX:
             transport.abort()
             return

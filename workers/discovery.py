@@ -89,9 +89,7 @@ class Entry(NamedTuple):
 
     def at(self, address: str) -> EndpointSpec:
         name = self.name if self.is_address else f"{self.name}-{address}"
-        return EndpointSpec(
-            self.namespace, name, address, self.port, self.labels, address, self.port
-        )
+        return EndpointSpec(self.namespace, name, address, self.port, self.labels, address, self.port)
 
 
 class Changes(NamedTuple):
@@ -200,9 +198,7 @@ def _endpoint_nodes(text: bytes, path: str) -> list[_Node]:
     listed = root.value.get("endpoints") if isinstance(root.value, dict) else None
     if listed is None or not isinstance(listed.value, list):
         line = (listed or root).line
-        raise DiscoveryError(
-            [f"{path}:{line}: no list 'endpoints'; write 'endpoints: []' if there are none"]
-        )
+        raise DiscoveryError([f"{path}:{line}: no list 'endpoints'; write 'endpoints: []' if there are none"])
     if len(listed.value) > ENTRIES_MAX:
         raise DiscoveryError([f"{path}: more than {ENTRIES_MAX} endpoints"])
     return listed.value
@@ -357,9 +353,7 @@ class Names:
 class Discovery:
     """Entries and the addresses of their names -> one set of endpoints; tells when it changes."""
 
-    def __init__(
-        self, tell: Callable[[set[EndpointSpec]], None], report: Callable[[str], None]
-    ) -> None:
+    def __init__(self, tell: Callable[[set[EndpointSpec]], None], report: Callable[[str], None]) -> None:
         self._tell = tell
         self._report = report
         self._names = Names(report)
@@ -373,11 +367,7 @@ class Discovery:
 
     def endpoints(self) -> set[EndpointSpec]:
         """What there is now."""
-        specs = {
-            spec.identity: spec
-            for entry in self._entries
-            for spec in map(entry.at, self._addresses(entry))
-        }
+        specs = {spec.identity: spec for entry in self._entries for spec in map(entry.at, self._addresses(entry))}
         return set(specs.values())
 
     async def use(self, entries: list[Entry]) -> None:

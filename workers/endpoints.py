@@ -45,9 +45,7 @@ class Owners(Protocol):
 class Extractions(Protocol):
     """Makes page readers for endpoints with these labels."""
 
-    def extraction(
-        self, labels: Mapping[str, str], wanted: Sequence[Column[Any]]
-    ) -> PageReader: ...
+    def extraction(self, labels: Mapping[str, str], wanted: Sequence[Column[Any]]) -> PageReader: ...
 
 
 class Member:
@@ -148,9 +146,7 @@ class EndpointTable:
             self._let_go()
         self._moved(endpoints=True)
 
-    def scraped(
-        self, tag: object, extracted: Extracted, inflight_at_scrape: int, now: float
-    ) -> None:
+    def scraped(self, tag: object, extracted: Extracted, inflight_at_scrape: int, now: float) -> None:
         """A page was taken: the row gets all its values at once."""
         assert isinstance(tag, Member)
         self._freshness.good(tag, now)
@@ -292,11 +288,7 @@ class EndpointTable:
         for member in self._members.values():
             spec, handle = member.spec, member.handle
             place = (handle.slot, handle.generation, member.owner)
-            records.append(
-                EndpointRecord(
-                    spec.namespace, spec.name, spec.host, spec.port, dict(spec.labels), *place
-                )
-            )
+            records.append(EndpointRecord(spec.namespace, spec.name, spec.host, spec.port, dict(spec.labels), *place))
         return sorted(records, key=lambda record: record.slot)
 
     def _names(self) -> list[NamesRecord]:

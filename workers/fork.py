@@ -19,8 +19,6 @@ import traceback
 from collections.abc import Callable, Iterable
 from typing import NoReturn
 
-import numpy as np
-
 from workers.exit_codes import ExitCode
 
 COMM_BYTES_MAX = 15
@@ -95,7 +93,8 @@ def _known_ground(name: str, closed: tuple[int, ...]) -> None:
             os.close(descriptor)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, signal.valid_signals())
     random.seed()
-    np.random.seed()
+    if "numpy.random" in sys.modules:  # importing it costs each child 4 MiB
+        sys.modules["numpy.random"].seed()
     faulthandler.enable()
     with contextlib.suppress(OSError), open("/proc/self/comm", "w") as comm:
         comm.write(name[:COMM_BYTES_MAX])

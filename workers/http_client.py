@@ -171,9 +171,7 @@ class Answer:
         if not length.isdigit() or len(length) > 19:
             raise HttpError("length", f"Content-Length {length[:30]!r} is not a number")
         if int(length) > PAGE_BYTES_MAX:
-            raise HttpError(
-                "too-large", f"a page of {length.decode()} bytes, over {PAGE_BYTES_MAX}"
-            )
+            raise HttpError("too-large", f"a page of {length.decode()} bytes, over {PAGE_BYTES_MAX}")
         self._total = body + int(length)
         self._parts = [data[:body], data[body:]]
         return self._whole(data, body) if len(data) >= self._total else None
@@ -219,8 +217,7 @@ def get_request(host: str, port: int, path: str) -> bytes:
     """The bytes of a GET; no Accept-Encoding, so a page comes as it is."""
     authority = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     return (
-        f"GET {path} HTTP/1.1\r\nHost: {authority}\r\n"
-        "Accept: text/plain;version=0.0.4\r\nUser-Agent: epp\r\n\r\n"
+        f"GET {path} HTTP/1.1\r\nHost: {authority}\r\nAccept: text/plain;version=0.0.4\r\nUser-Agent: epp\r\n\r\n"
     ).encode("ascii")
 
 
@@ -280,7 +277,7 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)
+        self._transport = cast("asyncio.Transport", transport)
         if self._caller is None:
             self._transport.abort()
         else:
@@ -402,9 +399,7 @@ class _Dial:
         connection = Connection(self._caller)
         name = self._address[0] if self._tls is not None else None
         try:
-            await self._loop.create_connection(
-                lambda: connection, sock=connected, ssl=self._tls, server_hostname=name
-            )
+            await self._loop.create_connection(lambda: connection, sock=connected, ssl=self._tls, server_hostname=name)
         except asyncio.CancelledError:
             connection.close()
             raise

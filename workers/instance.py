@@ -49,6 +49,15 @@ PIPE_BYTES_MIN = 1 << 16
 REPORT_BYTES_MAX = 4096
 LOADED = "loaded"  # the supervisor's gauge: 1 once the first endpoints are known
 OWN_GAUGES = (LOADED,)
+CIPHERS = {  # TLS 1.2 suites by their IANA names; those of TLS 1.3 cannot be chosen
+    f"TLS_{exchange}_WITH_{iana}": f"{exchange.replace('_', '-')}-{openssl}"
+    for exchange in ("ECDHE_ECDSA", "ECDHE_RSA")
+    for iana, openssl in (
+        ("AES_128_GCM_SHA256", "AES128-GCM-SHA256"),
+        ("AES_256_GCM_SHA384", "AES256-GCM-SHA384"),
+        ("CHACHA20_POLY1305_SHA256", "CHACHA20-POLY1305"),
+    )
+}
 
 log = structlog.get_logger()
 
@@ -334,15 +343,19 @@ def prefix_seed(options: "Options") -> int:
 
 
 def ssl_context(options: "Options") -> ssl.SSLContext | None:
-    """What all workers serve with; None without TLS. A self-signed certificate is made here, once."""
+    """For the ext_proc port; None without TLS."""
     if not options.secure_serving:
         return None
-    version = options.tls_min_version.removeprefix("VersionTLS")
+    from workers.transport import tls  # not needed, and not small, without TLS
+
+    unknown = [name for name in options.tls_cipher_suites if name not in CIPHERS]
+    if unknown:
+        raise StartError(f"--tls-cipher-suites: {', '.join(unknown)} unknown; known are {', '.join(CIPHERS)}")
     try:
-        return server_context(
+        return tls.server_context(
             Path(options.cert_path) if options.cert_path else None,
-            f"{version[0]}.{version[1:]}" if version else "1.2",
-            ":".join(options.tls_cipher_suites) or None,
+            "1.3" if options.tls_min_version == "VersionTLS13" else "1.2",
+            ":".join(CIPHERS[name] for name in options.tls_cipher_suites) or None,
         )
-    except TlsError as refused:
-        raise StartError(str(refused)) from refused
+    except tls.TlsError as refused:
+        raise StartError(f"--cert-path: {refused}" if options.cert_path else str(refused)) from refused

@@ -31,7 +31,7 @@ class LineWriter:
 
     def __init__(self, descriptor: int) -> None:
         self.dropped = 0
-        self._write = _non_blocking(descriptor)
+        self._write, self.close = _non_blocking(descriptor)
 
     def msg(self, line: str) -> None:
         """One line; dropped when it cannot be taken at once."""
@@ -112,22 +112,22 @@ class _Factory:
 
 
 def _pid(_logger: Any, _method: str, event: Event) -> Event:
-    event["pid"] = os.getpid()
+    event.setdefault("pid", os.getpid())
     return event
 
 
-def _non_blocking(descriptor: int) -> Callable[[bytes], int]:
-    """A way to write that does not wait, without changing what others see of the same open file."""
+def _non_blocking(descriptor: int) -> tuple[Callable[[bytes], int], Callable[[], None]]:
+    """A way to write that does not wait, and to close it; others who hold the same open file see no change."""
     mode = os.fstat(descriptor).st_mode
     if stat.S_ISSOCK(mode):
         held = socket.socket(fileno=os.dup(descriptor))
-        return lambda data: held.send(data, socket.MSG_DONTWAIT)
+        return lambda data: held.send(data, socket.MSG_DONTWAIT), held.close
     if stat.S_ISFIFO(mode) or stat.S_ISCHR(mode):
         with contextlib.suppress(OSError):  # another user's pipe may not be opened anew
             own = os.open(f"/proc/self/fd/{descriptor}", os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY | os.O_APPEND)
-            return lambda data: os.write(own, data)
-        return lambda data: os.write(descriptor, data) if _has_room(descriptor) else 0
-    return lambda data: os.write(descriptor, data)
+            return lambda data: os.write(own, data), lambda: os.close(own)
+        return lambda data: os.write(descriptor, data) if _has_room(descriptor) else 0, lambda: None
+    return lambda data: os.write(descriptor, data), lambda: None
 
 
 def _has_room(descriptor: int) -> bool:

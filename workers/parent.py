@@ -62,7 +62,6 @@ class Parent:
         self._policy = Policy(instance.seats)
         self._pids: dict[int, int] = {}  # pid -> seat
         self._said: dict[int, str] = {}  # pid -> why it cannot go on
-        self._ready: set[int] = set()
         self._pending: Counter[int] = Counter()
         self._deadline: float | None = None  # of the workers' end; None while nobody told us to stop
         self._halt: Halt | None = None
@@ -126,7 +125,7 @@ class Parent:
         )
         self._pids[pid] = seat
         self._policy.spawned(seat, time.monotonic())
-        log.info("child started", child=seat_name(seat), pid=pid)
+        log.info("child started", child=seat_name(seat), child_pid=pid)
 
     def _hear_signals(self) -> None:
         pending, self._pending = self._pending, Counter()
@@ -153,10 +152,11 @@ class Parent:
             if report.text:
                 self._said[report.pid] = report.text
                 continue
-            self._ready.add(report.seat)
             self._policy.ready(report.seat, time.monotonic())
             self._instance.lanes.set_serving(report.seat, True)
-            log.info("child ready", child=seat_name(report.seat), pid=report.pid)
+            log.info("child ready", child=seat_name(report.seat), child_pid=report.pid)
+            if self._deadline is not None and report.seat != SUPERVISOR:
+                self._signal(report.seat, signal.SIGTERM)  # told to stop while it booted: it did not listen yet
 
     def _reap(self) -> None:
         while True:
@@ -172,13 +172,12 @@ class Parent:
 
     def _gone(self, seat: int, pid: int, code: int) -> None:
         self._instance.lanes.set_serving(seat, False)
-        self._ready.discard(seat)
         said = self._said.pop(pid, "")
         self._policy.exited(seat, code, time.monotonic(), said)
         if code != ExitCode.OK:
-            log.error("child ended", child=seat_name(seat), pid=pid, ending=ending(code), said=said)
+            log.error("child ended", child=seat_name(seat), child_pid=pid, ending=ending(code), said=said)
         else:
-            log.info("child ended", child=seat_name(seat), pid=pid)
+            log.info("child ended", child=seat_name(seat), child_pid=pid)
 
     def _end_stopped(self) -> int:
         """Workers drain until the deadline, then the supervisor leaves."""
@@ -197,6 +196,7 @@ class Parent:
         self._signal_workers(signal.SIGTERM)
         while self._workers() and (left := self._left()) > 0:
             self._wait(left)
+            self._hear_children()
             self._reap()
         self._end_all(HALT_END_S)
         return ExitCode.FAULT

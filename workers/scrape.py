@@ -147,9 +147,7 @@ class PageReader(Protocol):
 class Sink(Protocol):
     """Where results go. Called from the loop; `tag` is what the target was added with."""
 
-    def scraped(
-        self, tag: object, extracted: Extracted, inflight_at_scrape: int, now: float
-    ) -> None: ...
+    def scraped(self, tag: object, extracted: Extracted, inflight_at_scrape: int, now: float) -> None: ...
 
     def failed(self, tag: object, cause: str, refused: bool, now: float) -> None: ...
 

@@ -38,7 +38,7 @@ from workers.endpoints import EndpointTable
 from workers.exit_codes import ExitCode
 from workers.health import Health
 from workers.http_client import Dialer
-from workers.instance import LOADED, Instance
+from workers.instance import BACKLOG, LOADED, Instance
 from workers.metrics_page import IndexFigures, MetricsPage, Pool
 from workers.scrape import Scraper, fresh_for
 from workers.transport.limits import Limits
@@ -182,7 +182,7 @@ class Supervisor:
             now=time.monotonic,
         )
         admin = AdminServer({"/metrics": page.page, "/healthz": lambda _: Answer(b"ok\n"), "/readyz": self._readyz})
-        await loop.create_server(admin.protocol, sock=instance.metrics_listener)
+        await loop.create_server(admin.protocol, sock=instance.metrics_listener, backlog=BACKLOG)
 
     def _readyz(self, _request: Request) -> Answer:
         if self.ready():

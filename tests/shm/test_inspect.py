@@ -48,9 +48,7 @@ def fill(segment: Segment) -> None:
     index.insert(np.array([2**40, 2**50], dtype=np.uint64), index.new_owner(), 1)
 
 
-def test_a_filled_segment_is_printed_part_by_part(
-    segment: Segment, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_filled_segment_is_printed_part_by_part(segment: Segment, capsys: pytest.CaptureFixture[str]) -> None:
     fill(segment)
     assert inspect.main([segment.name]) == 0
     text = capsys.readouterr().out
@@ -64,9 +62,7 @@ def test_a_filled_segment_is_printed_part_by_part(
     assert "1 owners live, 0 retired" in text
 
 
-def test_segments_are_listed_by_name(
-    segment: Segment, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_segments_are_listed_by_name(segment: Segment, capsys: pytest.CaptureFixture[str]) -> None:
     assert inspect.main(["--list"]) == 0
     assert segment.name in capsys.readouterr().out.split("\n")
 

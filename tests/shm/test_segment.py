@@ -165,9 +165,7 @@ def test_attach_refuses_another_layout(name: str) -> None:
     assert Segment.attach(name, None, writable=False).layout_hash == LAYOUT
 
 
-def test_a_full_dev_shm_is_a_clear_error_and_leaves_nothing(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_dev_shm_is_a_clear_error_and_leaves_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(descriptor: int, offset: int, size: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -228,9 +226,7 @@ def start_creator(run_dir: Path, name: str, stage: str) -> tuple[subprocess.Pope
 
 @pytest.mark.timeout(30)
 @pytest.mark.parametrize("stage", ["recorded", "created"])
-def test_nothing_is_left_of_a_killed_creator_after_a_sweep(
-    tmp_path: Path, name: str, stage: str
-) -> None:
+def test_nothing_is_left_of_a_killed_creator_after_a_sweep(tmp_path: Path, name: str, stage: str) -> None:
     process, _ = start_creator(tmp_path, name, stage)
     assert sweep(str(tmp_path)) == []
     assert exists(name) == (stage == "created")
@@ -304,15 +300,13 @@ def test_an_instance_needs_a_plain_name(tmp_path: Path, bad: str) -> None:
         InstanceLock.acquire(str(tmp_path), bad)
 
 
-def test_acquire_survives_a_sweep_between_open_and_lock(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_acquire_survives_a_sweep_between_open_and_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     take = segment_module._take
     removed = []
 
     def removed_before_taken(descriptor: int) -> bool:
         if len(removed) < 2:
-            removed.append(sorted(tmp_path.iterdir())[0])
+            removed.append(min(tmp_path.iterdir()))
             removed[-1].unlink()
         return take(descriptor)
 
@@ -323,9 +317,7 @@ def test_acquire_survives_a_sweep_between_open_and_lock(
     lock.release()
 
 
-def test_acquire_gives_up_when_its_file_is_removed_every_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_acquire_gives_up_when_its_file_is_removed_every_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(segment_module, "_is_at", lambda descriptor, path: False)
     with pytest.raises(SegmentError, match="removed again and again"):
         InstanceLock.acquire(str(tmp_path), "one")

@@ -1,5 +1,7 @@
 """The endpoint table: handles, repair after a kill, and what readers see meanwhile."""
 
+import contextlib
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -147,20 +149,14 @@ def test_a_row_becomes_free_by_release_alone() -> None:
         writer.mark(handle, state=State.FREE)
 
 
-@pytest.mark.parametrize(
-    ("columns", "slots"), [(("a", "a"), 1), ((), 0), (tuple(map(str, range(COLUMNS_MAX + 1))), 1)]
-)
+@pytest.mark.parametrize(("columns", "slots"), [(("a", "a"), 1), ((), 0), (tuple(map(str, range(COLUMNS_MAX + 1))), 1)])
 def test_an_impossible_schema_is_refused(columns: tuple, slots: int) -> None:
     with pytest.raises(ValueError, match="table"):
         TableSchema(columns, slots)
 
 
 def test_the_layout_hash_depends_on_columns_their_order_and_slots() -> None:
-    schemas = [
-        TableSchema(columns, slots)
-        for columns in (("a", "b"), ("b", "a"), ("ab",))
-        for slots in (4, 5)
-    ]
+    schemas = [TableSchema(columns, slots) for columns in (("a", "b"), ("b", "a"), ("ab",)) for slots in (4, 5)]
     assert len({schema.layout_hash for schema in schemas}) == len(schemas)
 
 
@@ -238,10 +234,8 @@ def test_a_successor_repairs_what_a_writer_killed_at_any_access_left(action: str
     def scenario(n: int) -> bool:
         memory, writer, handles = live_table(2)
         memory.words.arm(n, kill)
-        try:
+        with contextlib.suppress(Killed):
             ACTIONS[action](writer, handles)
-        except Killed:
-            pass
         memory.words.disarm()
         reader = TableReader(SCHEMA, memory)
         check_rows(reader.copy())
@@ -329,11 +323,7 @@ class TableModel(RuleBasedStateMachine):
 
     @invariant()
     def the_table_is_the_model(self) -> None:
-        found = {
-            Handle(slot, row[1]): row
-            for slot, row in enumerate(rows(self.reader.copy()))
-            if row[0] != State.FREE
-        }
+        found = {Handle(slot, row[1]): row for slot, row in enumerate(rows(self.reader.copy())) if row[0] != State.FREE}
         assert found == self.live
         assert self.writer.claimed() == sorted(self.live)
         assert not any(put(self.writer, handle, 1.0) for handle in self.gone)

@@ -94,11 +94,7 @@ def test_a_bad_entry_is_named_by_its_line_and_the_others_stay(lines: list[str], 
 
 
 def test_a_text_in_place_of_an_endpoint_is_named_by_its_line() -> None:
-    assert (
-        parse_file(b"endpoints:\n- a\n- 10.0.0.1:80\n", "f")
-        .faults[1]
-        .startswith("f:3: an endpoint")
-    )
+    assert parse_file(b"endpoints:\n- a\n- 10.0.0.1:80\n", "f").faults[1].startswith("f:3: an endpoint")
 
 
 @pytest.mark.parametrize(
@@ -117,9 +113,7 @@ def test_a_text_in_place_of_an_endpoint_is_named_by_its_line() -> None:
         (b"- " * 300_000, "f:1: nested deeper than 16"),
     ],
 )
-def test_a_file_that_is_no_list_of_endpoints_is_refused_by_its_line(
-    text: bytes, fault: str
-) -> None:
+def test_a_file_that_is_no_list_of_endpoints_is_refused_by_its_line(text: bytes, fault: str) -> None:
     with pytest.raises(DiscoveryError) as failure:
         parse_file(text, "f")
     assert str(failure.value).startswith(fault)
@@ -189,13 +183,9 @@ def test_a_reload_leaves_out_bad_entries_keeps_the_set_of_a_bad_file_and_reports
         ("a.b-c.d:1,", [("a.b-c.d", 1)]),
     ],
 )
-def test_the_endpoints_flag_takes_addresses_and_names(
-    text: str, hosts: list[tuple[str, int]]
-) -> None:
+def test_the_endpoints_flag_takes_addresses_and_names(text: str, hosts: list[tuple[str, int]]) -> None:
     assert [(entry.host, entry.port) for entry in parse_flag(text)] == hosts
-    assert [entry.name for entry in parse_flag(text)] == [
-        part.strip() for part in text.split(",") if part
-    ]
+    assert [entry.name for entry in parse_flag(text)] == [part.strip() for part in text.split(",") if part]
 
 
 @pytest.mark.parametrize(
@@ -227,9 +217,7 @@ SPECS = st.builds(
 
 
 @given(st.sets(SPECS, max_size=6), st.sets(SPECS, max_size=6))
-def test_applying_a_difference_gives_the_next_set(
-    before: set[EndpointSpec], after: set[EndpointSpec]
-) -> None:
+def test_applying_a_difference_gives_the_next_set(before: set[EndpointSpec], after: set[EndpointSpec]) -> None:
     changes = diff(before, after)
     have = {spec.identity: spec for spec in before}
     for spec in changes.gone:
@@ -277,9 +265,7 @@ def test_each_address_of_a_name_is_an_endpoint_and_failures_keep_the_last_ones()
     found = Discovery(told.append, reports.append)
 
     async def scenario() -> None:
-        await found.use(
-            [Entry("default", "pool", "vllm", 8000), Entry("default", "x", "10.9.9.9", 1)]
-        )
+        await found.use([Entry("default", "pool", "vllm", 8000), Entry("default", "x", "10.9.9.9", 1)])
         assert {spec.name for spec in told[-1]} == {"x"}
         assert not found.complete
         names.addresses["vllm"] = ["10.0.0.2", "10.0.0.1", "::5"]

@@ -426,10 +426,7 @@ def test_nothing_is_reported_or_left_open_after_removal_in_any_phase() -> None:
 def test_ten_thousand_endpoints_coming_and_going_leave_nothing() -> None:
     bench = Bench()
     for start in range(0, 10_000, 500):
-        targets = [
-            bench.scraper.add(n, n, ("10.0.0.1", n % 60_000), reader())
-            for n in range(start, start + 500)
-        ]
+        targets = [bench.scraper.add(n, n, ("10.0.0.1", n % 60_000), reader()) for n in range(start, start + 500)]
         bench.turn(9)
         for number, attempt in enumerate(list(bench.net.attempts)):
             if number % 3 == 0:
@@ -575,9 +572,7 @@ def test_evil_servers_change_nothing_for_the_others() -> None:
     run(scenario())
 
 
-def test_a_killed_server_is_refused_twice_at_once_and_its_first_good_answer_brings_it_back() -> (
-    None
-):
+def test_a_killed_server_is_refused_twice_at_once_and_its_first_good_answer_brings_it_back() -> None:
     async def scenario() -> None:
         servers = Servers()
         server = await servers.add("a", serving(answer()))
@@ -635,15 +630,11 @@ def test_https_pages_are_scraped_with_and_without_verification(tmp_path: Any) ->
             params = MetricsDataSource.Params(scheme="https", **params)  # type: ignore[arg-type]
             source = MetricsDataSource("s", params)
             seen[name] = Seen()
-            scraper = Scraper.of(
-                source, loop, base_interval_s=0.05, inflight=lambda slot: 0, sink=seen[name]
-            )
+            scraper = Scraper.of(source, loop, base_interval_s=0.05, inflight=lambda slot: 0, sink=seen[name])
             scraper.start()
             scraper.add("a", 0, address, reader())
             scrapers.append(scraper)
-        await until(
-            lambda: bool(seen["any"].good and seen["known"].good and seen["unknown"].bad), "pages"
-        )
+        await until(lambda: bool(seen["any"].good and seen["known"].good and seen["unknown"].bad), "pages")
         assert not seen["any"].bad
         assert not seen["known"].bad
         assert {entry[1] for entry in seen["unknown"].bad} == {"unreachable"}
@@ -667,9 +658,7 @@ def _certificate(directory: Any) -> tuple[Any, Any]:
         .serial_number(1)
         .not_valid_before(now - datetime.timedelta(days=1))
         .not_valid_after(now + datetime.timedelta(days=1))
-        .add_extension(
-            x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), False
-        )
+        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), False)
         .sign(key, hashes.SHA256())
     )
     (directory / "cert.pem").write_bytes(made.public_bytes(serialization.Encoding.PEM))

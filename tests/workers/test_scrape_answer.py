@@ -114,12 +114,7 @@ def test_a_gzip_bomb_and_an_endless_body_stop_at_the_page_limit(
         (Answer(), sized(bomb, b"Content-Encoding: gzip\r\n")),
         (
             Answer(),
-            OK
-            + b"Transfer-Encoding: chunked\r\n\r\n"
-            + b"1f4\r\n"
-            + b"x" * 500
-            + b"\r\n"
-            + b"1f5\r\n",
+            OK + b"Transfer-Encoding: chunked\r\n\r\n" + b"1f4\r\n" + b"x" * 500 + b"\r\n" + b"1f5\r\n",
         ),
         (endless, b"x" * 1000),
     ):

@@ -131,9 +131,7 @@ def seen(shared: Shared) -> dict[str, tuple[int, State]]:
     return {
         e.name: (e.slot, State(int(copy.state[e.slot])))
         for e in endpoints
-        if e.slot < len(copy.rows)
-        and copy.generation[e.slot] == e.generation
-        and copy.state[e.slot]
+        if e.slot < len(copy.rows) and copy.generation[e.slot] == e.generation and copy.state[e.slot]
     }
 
 
@@ -210,9 +208,7 @@ def test_with_a_full_table_an_endpoint_waits_is_named_once_and_gets_the_next_fre
     assert set(seen(shared)) == {"a", "b"}
     for n in range(10):
         ours.table.sweep(101.0 + n)
-    assert ours.reports == [
-        "1 endpoints wait (c): all 2 slots of the table are taken; configure a larger table"
-    ]
+    assert ours.reports == ["1 endpoints wait (c): all 2 slots of the table are taken; configure a larger table"]
     shared.inflight[0] = 1
     ours.apply(spec("b"), spec("c"))
     assert set(seen(shared)) == {"b"}
@@ -269,11 +265,7 @@ def test_a_successor_goes_on_with_the_same_slots_generations_and_owners() -> Non
     second.flush()
     assert set(seen(shared)) == {"a", "b", "c"}
     second.apply(spec("a"), spec("b", "10.0.0.2"), spec("c", "10.0.0.33"), complete=False)
-    after = {
-        e.name: (e.slot, e.generation, e.owner)
-        for e in shared.view.current()
-        if e.host != "10.0.0.3"
-    }
+    after = {e.name: (e.slot, e.generation, e.owner) for e in shared.view.current() if e.host != "10.0.0.3"}
     assert {name: after[name] for name in "ab"} == {name: before[name] for name in "ab"}
     assert after["c"] != before["c"]
     assert second.table.down() == 1

@@ -45,7 +45,7 @@ class Child:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
                 env=environment(),
-                preexec_fn=_die_with(os.getpid()),  # noqa: PLW1509  the demo has one thread when it starts children
+                preexec_fn=_die_with(os.getpid()),
             )
 
     @property

@@ -28,7 +28,7 @@ ENVOY_THREADS = 2
 # holds a bit more than its share of the conversations, but not all of them.
 PREFILL_US_PER_TOKEN = 80
 DECODE_MS = 10
-KV_BLOCKS = 6_000
+KV_BLOCKS = 4_500
 
 PICKER_CONFIG = {
     "apiVersion": "llm-d.ai/v1alpha1",

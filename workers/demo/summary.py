@@ -84,7 +84,7 @@ def table(shown: Mapping[str, Figures]) -> Table:
     """For the terminal."""
     compared = next(iter(shown.values())).compared
     over = f"over the {compared} requests that both finished" if len(shown) > 1 else f"{compared} requests"
-    drawn = Table(title=f"Times and shares {over}", title_justify="left")
+    drawn = Table(caption=f"times and shares {over}", caption_justify="left")
     drawn.add_column("")
     for name in shown:
         drawn.add_column(name, justify="right")

@@ -17,7 +17,7 @@ import msgspec
 
 ASSISTANTS = 6
 SYSTEM_BYTES = (2_000, 8_000)
-QUESTION_BYTES = (200, 2_400)
+QUESTION_BYTES = (400, 4_000)
 TURNS = (4, 9)
 CONVERSATIONS_PER_USER = 2
 ANSWER_TOKENS = (24, 56)
@@ -155,10 +155,10 @@ class Run:
     async def _all(self) -> None:
         assistants = system_prompts(self.seed)
         timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
-        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=timeout) as session:
-            async with asyncio.TaskGroup() as group:
-                for number in range(self.users):
-                    group.create_task(self._user(session, User(number, self.seed, assistants)))
+        connector = aiohttp.TCPConnector(limit=0)
+        async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session, asyncio.TaskGroup() as group:
+            for number in range(self.users):
+                group.create_task(self._user(session, User(number, self.seed, assistants)))
 
     async def _user(self, session: aiohttp.ClientSession, user: User) -> None:
         await asyncio.sleep(START_WITHIN_S * user.number / self.users)

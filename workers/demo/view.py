@@ -95,7 +95,8 @@ def latest(results: Sequence[Result]) -> str:
     """The last answers in a few words."""
     recent = [result.first_token_s * 1e3 for result in results[-RECENT:] if not result.error]
     errors = sum(1 for result in results if result.error)
-    return f"{len(results)} requests, {errors} errors, first token p50 {percentile(recent, 0.5):.0f} ms p95 {percentile(recent, 0.95):.0f} ms"
+    median, late = percentile(recent, 0.5), percentile(recent, 0.95)
+    return f"{len(results)} requests, {errors} errors, first token p50 {median:.0f} ms p95 {late:.0f} ms"
 
 
 def drawn(title: str, gauge: Gauge, results: Sequence[Result], curl: str) -> Group:

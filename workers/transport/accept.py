@@ -20,6 +20,7 @@ from typing import Protocol
 FRESH_HEARTBEAT = 0.3
 PATIENCE = 0.02  # a readable socket, or a full connection, is left alone for so long
 RETRY = 0.002  # how soon a worker that is not the least loaded looks again
+FORGET = 5 * RETRY  # a socket that was not seen readable for so long has been served meanwhile
 NO_DESCRIPTORS_PAUSE = 0.1
 LOG_EVERY = 10.0
 
@@ -60,6 +61,7 @@ class Gate:
         self._room = room
         self._on_failure = on_failure
         self._readable_since: float | None = None
+        self._seen_readable = 0.0
         self._retry: Timer | None = None
         self._open = False
         self._logged_at = -LOG_EVERY
@@ -107,8 +109,9 @@ class Gate:
     def _may_accept(self, now: float) -> bool:
         if not self._room():
             return False
-        if self._readable_since is None:
+        if self._readable_since is None or now - self._seen_readable > FORGET:  # in between another worker took it
             self._readable_since = now
+        self._seen_readable = now
         if now - self._readable_since >= PATIENCE:
             return True
         mine = self._load()
@@ -125,9 +128,10 @@ class Gate:
 class Limited(Protocol):
     """A connection, as far as its stream limit goes."""
 
-    peer_queues: bool
-    host: str
-
+    @property
+    def peer_queues(self) -> bool: ...
+    @property
+    def host(self) -> str: ...
     def full(self) -> float | None: ...
     def raise_limit(self) -> None: ...
 

@@ -294,7 +294,7 @@ class Connection:
             rest += data[:at]
             if len(rest) < 9:
                 return at
-        word = _WORD.unpack_from(rest)[0]
+        word = int.from_bytes(rest[:4], "big")
         if word > OVERSIZE:
             raise ConnectionFault(FRAME_SIZE_ERROR, f"frame of {word >> 8} bytes")
         more = 9 + (word >> 8) - len(rest)

@@ -62,9 +62,7 @@ def decoded(found: tuple[bytes, float] | None) -> tuple[dict[str, str], float] |
 
 
 SELECTORS = st.builds(
-    lambda name, labels: Selector(
-        name, tuple((key.encode(), value.encode()) for key, value in labels.items())
-    ),
+    lambda name, labels: Selector(name, tuple((key.encode(), value.encode()) for key, value in labels.items())),
     st.sampled_from(FAMILIES),
     st.dictionaries(st.sampled_from(("l", "le")), TEXT, max_size=1),
 )
@@ -91,9 +89,7 @@ def test_any_bytes_give_a_series_or_none_or_malformed(noise: bytes, name: str) -
             pass
 
 
-PAGE = (
-    b'# TYPE up gauge\nup{a="x"} 1\n# TYPE queue gauge\nqueue{engine="0"} 3\n# TYPE z gauge\nz 1\n'
-)
+PAGE = b'# TYPE up gauge\nup{a="x"} 1\n# TYPE queue gauge\nqueue{engine="0"} 3\n# TYPE z gauge\nz 1\n'
 
 
 def test_a_family_that_moved_on_the_next_page_is_found_again() -> None:
@@ -144,6 +140,10 @@ def test_the_largest_value_counts_for_info_metrics_whose_value_is_a_time() -> No
         b"queue_total 9\nqueue 3\n",
         b"# queue 9\n\n# HELP queue queue 8\nqueue 3\n",
         b"queue 3\n\n# a comment\nqueue 4\n",
+        b"queue 3\n# a comment\n# TYPE other gauge\nother 4\n",
+        b"queue 3\n# a comment\nother 4\n",
+        b"queue 3\nqueue_total 4\n",
+        b"queue 3",
     ],
 )
 def test_forms_that_servers_use_are_read(page: bytes) -> None:
@@ -198,9 +198,15 @@ def test_selectors_are_read_with_and_without_quotes(text: str, selector: Selecto
     assert parse_selector(str(selector)) == selector
 
 
-@pytest.mark.parametrize(
-    "text", ["", "1a", "a b", "a{l", "a{l}", "a{l!=v}", "a{l=~v}", "a{=v}", "a-b"]
-)
+@pytest.mark.parametrize("text", ["", "1a", "a b", "a{l", "a{l}", "a{l!=v}", "a{l=~v}", "a{=v}", "a-b"])
 def test_a_wrong_selector_is_refused_by_its_text(text: str) -> None:
     with pytest.raises(ValueError, match="'"):
         parse_selector(text)
+
+
+@pytest.mark.parametrize("value", [b"x", b"1_0", b""])
+def test_a_remembered_series_whose_value_is_no_number_any_more_is_malformed(value: bytes) -> None:
+    finder = Finder(Selector("queue"))
+    finder.find(PAGE)
+    with pytest.raises(Malformed):
+        finder.find(PAGE.replace(b"} 3\n", b"} " + value + b"\n"))

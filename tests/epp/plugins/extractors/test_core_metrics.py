@@ -77,9 +77,7 @@ def vllm(wanted: tuple[Column, ...] = WANTED) -> Extraction:
         ("triton", TRITON, "queues"),
     ],
 )
-def test_each_engines_page_gives_the_columns_that_it_reports(
-    engine: str, page: bytes, columns: str
-) -> None:
+def test_each_engines_page_gives_the_columns_that_it_reports(engine: str, page: bytes, columns: str) -> None:
     values = {WAITING: 3.0, RUNNING: 7.0, KV_USAGE: 0.25, MAX_LORA: 4.0}
     values |= {CACHE_BLOCK_SIZE: 16.0, CACHE_NUM_BLOCKS: 20000.0}
     absent = {"all": (), "no lora": (MAX_LORA,), "queues": CORE[2:]}[columns]
@@ -171,19 +169,11 @@ def test_custom_metrics_are_produced_as_columns_of_their_attribute_key() -> None
         ),
         ({"engineConfigs": [{"name": "a", "loraSpec": "x{y}"}]}, "engine 'a': loraSpec"),
         (
-            {
-                "engineConfigs": [
-                    {"name": "a", "customMetrics": [{"attributeKey": "k", "metricSpec": "{"}]}
-                ]
-            },
+            {"engineConfigs": [{"name": "a", "customMetrics": [{"attributeKey": "k", "metricSpec": "{"}]}]},
             r"customMetrics\[0\].metricSpec",
         ),
         (
-            {
-                "engineConfigs": [
-                    {"name": "a", "customMetrics": [{"attributeKey": "k", "metricSpec": "m"}] * 2}
-                ]
-            },
+            {"engineConfigs": [{"name": "a", "customMetrics": [{"attributeKey": "k", "metricSpec": "m"}] * 2}]},
             r"customMetrics\[1\].attributeKey: 'k' is taken",
         ),
         (
@@ -199,9 +189,7 @@ def test_custom_metrics_are_produced_as_columns_of_their_attribute_key() -> None
         ),
     ],
 )
-def test_a_wrong_parameter_is_refused_by_the_name_of_its_field(
-    params: dict[str, object], field: str
-) -> None:
+def test_a_wrong_parameter_is_refused_by_the_name_of_its_field(params: dict[str, object], field: str) -> None:
     with pytest.raises(ValueError, match=field):
         extractor(**params)
 
@@ -217,9 +205,7 @@ def test_empty_names_and_keys_are_refused(empty: str) -> None:
 
 @pytest.mark.parametrize("value", [b"NaN", b"+Inf", b"-Inf", b"-1", b"1e17", b"x", b""])
 @pytest.mark.parametrize("family", [b"num_requests_waiting", b"num_requests_running"])
-def test_a_count_that_is_none_fails_the_whole_page_and_is_named(
-    family: bytes, value: bytes
-) -> None:
+def test_a_count_that_is_none_fails_the_whole_page_and_is_named(family: bytes, value: bytes) -> None:
     before, _, rest = VLLM.partition(b"vllm:" + family + b"{")
     after = rest.partition(b"\n")[2]
     reader = vllm()
@@ -287,9 +273,7 @@ def test_a_page_cut_at_any_byte_gives_an_error_or_the_values_of_the_whole_page(c
 
 
 @given(st.binary(max_size=60), st.integers(0, len(VLLM)))
-def test_a_page_with_bytes_written_over_gives_an_error_or_numbers_in_range(
-    noise: bytes, at: int
-) -> None:
+def test_a_page_with_bytes_written_over_gives_an_error_or_numbers_in_range(noise: bytes, at: int) -> None:
     reader = vllm()
     reader.extract(VLLM)
     try:

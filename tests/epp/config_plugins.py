@@ -1,0 +1,109 @@
+"""Plugins for tests of configurations, named there as `tests.epp.config_plugins:<Class>`."""
+
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import msgspec
+
+from epp.data import INFLIGHT_TOKENS, WAITING, Column, Datum, Key
+from epp.plugin import (
+    DataProducer,
+    DataSource,
+    Extractor,
+    Filter,
+    PreRequest,
+    ProfileHandler,
+    SaturationDetector,
+    Scorer,
+)
+
+HERE = __name__
+LENGTH = Datum("length", int)
+LENGTH_AS_TEXT = Datum("length", str)
+HEAT = Column("heat", float)
+
+
+class Limit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
+    max_value: Annotated[float, msgspec.Meta(ge=0, le=1)]
+    metric: str = "kv"
+
+
+class StrictParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
+    file_name: str
+    conditions: list[Limit] = []
+    labels: dict[str, str] = {}
+    retries: Annotated[int, msgspec.Meta(ge=1)] = 3
+    nested: Limit | None = None
+
+
+class Strict(Filter):
+    Params = StrictParams
+
+    def __init__(self, name: str, params: Any) -> None:
+        super().__init__(name, params)
+        if params.file_name == "refused":
+            raise ValueError("fileName: no such file")
+        if params.file_name == "broken":
+            raise RuntimeError("it broke")
+
+
+class Plain(Filter):
+    """A filter that reads nothing."""
+
+
+class ReadsLength(Scorer):
+    consumes: Sequence[Key[Any]] = (LENGTH,)
+
+
+class ReadsLengthAsText(Scorer):
+    consumes: Sequence[Key[Any]] = (LENGTH_AS_TEXT,)
+
+
+class ReadsHeat(Scorer):
+    consumes: Sequence[Key[Any]] = (HEAT,)
+
+
+class ReadsTokens(Scorer):
+    consumes: Sequence[Key[Any]] = (INFLIGHT_TOKENS,)
+
+
+class ReadsWaitingLow(Scorer):
+    consumes: Sequence[Key[Any]] = (Column("waiting_requests", int, worst="low"),)
+
+
+class MakesLength(DataProducer):
+    produces: Sequence[Key[Any]] = (LENGTH,)
+
+
+class MakesLengthAndHooks(DataProducer, PreRequest):
+    produces: Sequence[Key[Any]] = (LENGTH,)
+
+
+class Ping(DataProducer):
+    produces: Sequence[Key[Any]] = (Datum("ping", int),)
+    consumes: Sequence[Key[Any]] = (Datum("pong", int),)
+
+
+class Pong(DataProducer):
+    produces: Sequence[Key[Any]] = (Datum("pong", int), LENGTH)
+    consumes: Sequence[Key[Any]] = (Datum("ping", int),)
+
+
+class OtherWaiting(Extractor):
+    produces: Sequence[Key[Any]] = (WAITING, HEAT)
+
+
+class OtherSource(DataSource):
+    pass
+
+
+class OtherHandler(ProfileHandler):
+    pass
+
+
+class Detector(SaturationDetector):
+    pass
+
+
+class NoPlugin:
+    pass

@@ -1,0 +1,142 @@
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from epp import contracts
+from epp.data import INFLIGHT_REQUESTS, KV_USAGE, WAITING, Column, Datum, Key
+from epp.plugin import DataProducer, Extractor, NoParams, Plugin, PreRequest, Scorer
+
+
+def make(kind: type[Plugin], name: str, *, reads: Sequence[Key[Any]] = (), emits: Sequence[Key[Any]] = ()) -> Any:
+    plugin = kind(name, NoParams())
+    plugin.consumes, plugin.produces = reads, emits
+    return plugin
+
+
+def datum(name: str, kind: type[Any] = int) -> Datum[Any]:
+    return Datum(name, kind)
+
+
+class Hooked(DataProducer, PreRequest):
+    pass
+
+
+SCRAPE = make(Extractor, "scrape", emits=(WAITING, KV_USAGE))
+
+
+def breaches(*plugins: Plugin) -> list[tuple[str, str]]:
+    return [(breach.plugin, breach.rule) for breach in contracts.check(plugins).breaches]
+
+
+def test_columns_are_the_sorted_union_of_what_is_read() -> None:
+    readers = [make(Scorer, "a", reads=(WAITING,)), make(Scorer, "b", reads=(KV_USAGE, WAITING, INFLIGHT_REQUESTS))]
+    checked = contracts.check([SCRAPE, *readers])
+    assert checked.columns == (INFLIGHT_REQUESTS, KV_USAGE, WAITING)
+    assert checked.breaches == ()
+
+
+def test_a_column_that_no_extractor_produces_names_the_reader_and_the_nearest_name() -> None:
+    (breach,) = contracts.check([SCRAPE, make(Scorer, "a", reads=(Column("waiting_request", int),))]).breaches
+    assert breach.rule == "no-producer"
+    assert (
+        breach.message
+        == "'a' (type Scorer, epp.plugin) reads 'waiting_request', which no extractor of this configuration produces"
+    )
+    assert breach.hint == "did you mean 'waiting_requests'?"
+
+
+def test_a_datum_that_no_producer_emits_is_an_error_even_if_a_column_has_its_name() -> None:
+    assert breaches(SCRAPE, make(Scorer, "a", reads=(datum(WAITING.name),))) == [("a", "no-producer")]
+
+
+def test_who_only_declares_a_datum_without_being_a_producer_does_not_produce_it() -> None:
+    assert breaches(make(Scorer, "a", reads=(datum("x"),), emits=(datum("x"),))) == [("a", "no-producer")]
+
+
+@pytest.mark.parametrize(
+    ("key", "words"),
+    [
+        (Column("waiting_requests", float), ("as float", "as int")),
+        (Column("waiting_requests", int, worst="low"), ("worst='low'", "worst='high'")),
+        (Column("inflight_requests", float), ("as float, the picker produces it", "as int")),
+    ],
+)
+def test_reader_and_producer_agree_on_the_type(key: Column[Any], words: tuple[str, str]) -> None:
+    (breach,) = contracts.check([SCRAPE, make(Scorer, "a", reads=(key,))]).breaches
+    assert breach.rule == "type-clash"
+    assert all(word in breach.message for word in words)
+
+
+def test_one_key_has_one_producer() -> None:
+    second = make(Extractor, "again", emits=(WAITING,))
+    (breach,) = contracts.check([SCRAPE, second]).breaches
+    assert (breach.plugin, breach.rule) == ("again", "two-producers")
+    assert (
+        "'again' (type Extractor, epp.plugin) and 'scrape' (type Extractor, epp.plugin) both produce 'waiting_requests'"
+        in breach.message
+    )
+
+
+def test_what_the_picker_counts_is_not_produced_by_a_plugin() -> None:
+    assert breaches(make(Extractor, "e", emits=(INFLIGHT_REQUESTS,))) == [("e", "two-producers")]
+
+
+def test_a_producer_may_declare_the_same_key_twice() -> None:
+    assert breaches(make(DataProducer, "p", emits=(datum("x"), datum("x")))) == []
+
+
+def test_producers_run_after_those_whose_data_they_read_and_else_in_the_order_configured() -> None:
+    last = make(DataProducer, "last", reads=(datum("b"), datum("a")), emits=(datum("c"),))
+    a = make(DataProducer, "a", emits=(datum("a"),))
+    other = make(DataProducer, "other", emits=(datum("o"),))
+    b = make(DataProducer, "b", reads=(datum("a"),), emits=(datum("b"),))
+    checked = contracts.check([last, other, b, a])
+    assert [producer.name for producer in checked.producers] == ["other", "a", "b", "last"]
+    assert checked.breaches == ()
+
+
+def test_a_cycle_names_all_who_wait_for_each_other_and_only_them() -> None:
+    waits = make(DataProducer, "waits", reads=(datum("a"),))
+    a = make(DataProducer, "a", reads=(datum("b"),), emits=(datum("a"),))
+    b = make(DataProducer, "b", reads=(datum("a"),), emits=(datum("b"),))
+    (breach,) = contracts.check([waits, a, b]).breaches
+    assert (breach.plugin, breach.rule) == ("a", "producer-cycle")
+    where = "(type DataProducer, epp.plugin)"
+    assert breach.message == (
+        f"data producers wait for each other: 'a' {where} reads 'b' of 'b' {where}, 'b' {where} reads 'a' of 'a' {where}"
+    )
+
+
+def test_a_producer_that_reads_its_own_data_is_a_cycle() -> None:
+    assert breaches(make(DataProducer, "p", reads=(datum("x"),), emits=(datum("x"),))) == [("p", "producer-cycle")]
+
+
+def test_unread_producers_are_found_with_all_that_only_they_read() -> None:
+    first = make(DataProducer, "first", emits=(datum("a"),))
+    second = make(DataProducer, "second", reads=(datum("a"),), emits=(datum("b"),))
+    hooked = make(Hooked, "hooked", emits=(datum("c"),))
+    read = make(DataProducer, "read", emits=(datum("d"),))
+    plugins = [first, second, hooked, read, make(Scorer, "s", reads=(datum("d"),))]
+    assert [plugin.name for plugin in contracts.unread(plugins)] == ["second", "first"]
+
+
+def test_missing_data_are_told_by_name() -> None:
+    plugins = [
+        make(Scorer, "s", reads=(datum("z"), datum("b"), datum("a"), WAITING)),
+        make(DataProducer, "p", emits=(datum("a"),)),
+    ]
+    assert [key.name for key in contracts.missing(plugins)] == ["b", "z"]
+
+
+def test_an_instance_is_told_with_its_type_only_where_its_name_does_not_say_it() -> None:
+    class Named(Scorer):
+        type_name = "named-scorer"
+
+    assert contracts.told(make(Named, "named-scorer")) == f"'named-scorer' ({__name__})"
+    assert contracts.told(make(Named, "mine")) == f"'mine' (type named-scorer, {__name__})"
+
+
+def test_a_data_producer_does_not_produce_columns() -> None:
+    producer = make(DataProducer, "p", emits=(KV_USAGE,))
+    assert breaches(producer, make(Scorer, "s", reads=(KV_USAGE,))) == [("s", "no-producer")]

@@ -1,0 +1,151 @@
+import importlib.metadata
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+
+import epp.plugins
+from epp import registry
+from epp.plugin import REGISTERED, NoParams, Scorer
+from tests.epp.config_plugins import HERE, Limit, Plain, Strict, StrictParams
+
+
+@pytest.fixture
+def empty() -> Iterator[None]:
+    """Imports again on the next look, and forgets afterwards what the test registered."""
+    before = dict(REGISTERED)
+    registry._import_all.cache_clear()
+    yield
+    registry._import_all.cache_clear()
+    REGISTERED.clear()
+    REGISTERED.update(before)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, empty: None) -> Path:
+    """A second folder of the package epp.plugins."""
+    monkeypatch.setattr(epp.plugins, "__path__", [*epp.plugins.__path__, str(tmp_path)])
+    return tmp_path
+
+
+def entry_points(monkeypatch: pytest.MonkeyPatch, **values: str) -> None:
+    made = [importlib.metadata.EntryPoint(name, value, registry.ENTRY_POINTS) for name, value in values.items()]
+    monkeypatch.setattr(
+        importlib.metadata, "entry_points", lambda group: made if group == registry.ENTRY_POINTS else []
+    )
+
+
+def test_own_plugins_are_found_by_walking_the_folder() -> None:
+    known = registry.known()
+    assert {"queue-scorer", "max-score-picker", "single-profile-handler", "openai-parser"} <= known.keys()
+    assert registry.find("queue-scorer").type_name == "queue-scorer"
+
+
+def test_every_own_type_is_a_plugin_with_a_kind_and_parameters_that_refuse_unknown_fields() -> None:
+    for name, cls in registry.known().items():
+        if cls.__module__.startswith("epp.plugins."):
+            assert registry.kinds(cls), name
+            assert cls.Params.__struct_config__.forbid_unknown_fields, name
+            assert cls.Params.__struct_config__.frozen, name
+
+
+def test_a_module_that_cannot_be_imported_stops_the_start_and_is_named(folder: Path) -> None:
+    (folder / "broken_one.py").write_text("import no_such_module_anywhere\n")
+    with pytest.raises(
+        registry.PluginImportError,
+        match=r"plugin module epp\.plugins\.broken_one cannot be imported: ModuleNotFoundError",
+    ):
+        registry.known()
+
+
+def test_a_package_that_cannot_be_imported_is_named_as_well(folder: Path) -> None:
+    (folder / "broken_package").mkdir()
+    (folder / "broken_package" / "__init__.py").write_text("raise RuntimeError('no')\n")
+    with pytest.raises(registry.PluginImportError, match=r"broken_package cannot be imported: RuntimeError: no"):
+        registry.known()
+
+
+def test_a_new_file_in_the_folder_is_a_new_type(folder: Path) -> None:
+    (folder / "warmth.py").write_text(
+        dedent("""\
+        from epp.plugin import Scorer, plugin
+
+        @plugin("warmth-scorer", "heat-scorer")
+        class Warmth(Scorer):
+            pass
+        """)
+    )
+    assert registry.find("warmth-scorer") is registry.find("heat-scorer")
+    del sys.modules["epp.plugins.warmth"]
+
+
+def test_installed_plugins_come_by_entry_point(monkeypatch: pytest.MonkeyPatch, empty: None) -> None:
+    entry_points(
+        monkeypatch, **{"plain-filter": f"{HERE}:Plain", "module-only": HERE, "not-a-plugin": f"{HERE}:NoPlugin"}
+    )
+    monkeypatch.setattr(Plain, "type_name", "")
+    assert registry.find("plain-filter") is Plain
+    with pytest.raises(registry.UnknownType):
+        registry.find("not-a-plugin")
+
+
+def test_an_entry_point_that_cannot_be_imported_stops_the_start(monkeypatch: pytest.MonkeyPatch, empty: None) -> None:
+    entry_points(monkeypatch, gone="no_such_module_anywhere:Thing")
+    with pytest.raises(registry.PluginImportError, match=r"entry point 'gone' \(no_such_module_anywhere:Thing\)"):
+        registry.known()
+
+
+def test_a_type_may_name_a_class_by_its_path() -> None:
+    assert registry.find(f"{HERE}:Plain") is Plain
+
+
+@pytest.mark.parametrize(
+    ("type_name", "rule", "message"),
+    [
+        ("queue-scorr", "unknown-type", "plugin type 'queue-scorr' is not registered"),
+        ("zzzz", "unknown-type", "is not registered"),
+        ("latency-scorer", "unavailable-type", "'latency-scorer' of llm-d-router is not available in this version"),
+        ("no_such_module_anywhere:Thing", "plugin-import", "module no_such_module_anywhere cannot be imported"),
+        ("a b:Thing", "unknown-type", "is not of the form package.module:Class"),
+        (":", "unknown-type", "is not of the form package.module:Class"),
+        (f"{HERE}:Missing", "unknown-type", "has no plugin class 'Missing'"),
+        (f"{HERE}:NoPlugin", "unknown-type", "has no plugin class 'NoPlugin'"),
+        ("epp.plugin:Plugin", "unknown-type", "has no plugin class 'Plugin'"),
+    ],
+)
+def test_a_type_that_gives_no_class_says_why(type_name: str, rule: str, message: str) -> None:
+    with pytest.raises(registry.UnknownType) as caught:
+        registry.find(type_name)
+    assert caught.value.rule == rule
+    assert message in str(caught.value)
+
+
+def test_a_misspelt_type_gets_the_nearest_one() -> None:
+    with pytest.raises(registry.UnknownType) as caught:
+        registry.find("Queue-Scorer")
+    assert caught.value.hint == "did you mean 'queue-scorer'?"
+
+
+def test_no_type_is_both_stable_and_experimental_and_every_deprecated_one_is_known() -> None:
+    assert not registry.STABLE_TYPES & registry.EXPERIMENTAL_TYPES
+    assert registry.DEPRECATED_TYPES.keys() <= registry.STABLE_TYPES
+
+
+def test_instances_that_refuse_are_named_and_the_others_made() -> None:
+    specs = [
+        registry.Spec("good", Plain, NoParams()),
+        registry.Spec("refused", Strict, StrictParams("refused", [Limit(0.5)])),
+        registry.Spec("broken", Strict, StrictParams("broken")),
+    ]
+    made, failed = registry.instances(specs)
+    assert list(made) == ["good"]
+    assert failed == [("refused", "fileName: no such file"), ("broken", "RuntimeError: it broke")]
+
+
+def test_kinds_are_extension_points_in_the_order_in_which_they_run() -> None:
+    class Both(Scorer, Strict):
+        pass
+
+    assert [kind.__name__ for kind in registry.kinds(Both)] == ["Filter", "Scorer"]

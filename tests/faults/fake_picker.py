@@ -1,0 +1,93 @@
+"""A picker whose children do nothing but live and die: real parent, real segments, real forks.
+
+    python -m tests.faults.fake_picker RUN_DIR INSTANCE WORKERS MODE [PORT]
+
+MODE changes the workers: `normal`, `cannot-start`, `dies-booting`, `ignores-term`, `slow-drain`. SIGUSR1 makes a worker hang.
+"""
+
+import os
+
+os.environ["OPENBLAS_NUM_THREADS"] = "1"
+
+import select
+import signal
+import sys
+import time
+
+from epp.config import load
+from shm.segment import SegmentError
+from workers import log, parent
+from workers.cli.options import Options
+from workers.exit_codes import ExitCode
+from workers.instance import Instance, StartError
+
+TURN_S = 0.02
+
+
+def supervisor(instance: Instance) -> int:
+    """Beats until parent and workers are gone, as the real one does."""
+    lane = instance.lanes.lane(0)
+    lane.take_over()
+    instance.ready(0)
+    poll = select.poll()
+    poll.register(instance.family_reader, select.POLLIN)
+    while not poll.poll(TURN_S * 1000):
+        lane.beat(time.monotonic())
+    if os.getppid() != instance.parent_pid:
+        instance.unlink()
+    return ExitCode.OK
+
+
+def worker(mode: str):
+    def run(instance: Instance, index: int) -> int:
+        lane = instance.lanes.lane(index + 1)
+        lane.take_over()
+        if mode == "cannot-start":
+            instance.failed(index + 1, "the sky is not blue")
+            return ExitCode.BOOT_FAILED
+        if mode == "dies-booting":
+            os.kill(os.getpid(), signal.SIGSEGV)
+        told: list[int] = []
+        signal.signal(signal.SIGTERM, lambda number, _: told.append(number) if mode != "ignores-term" else None)
+        hang: list[int] = []
+        signal.signal(signal.SIGUSR1, lambda number, _: hang.append(number))
+        lane.counters[0] += 1
+        instance.ready(index + 1)
+        poll = select.poll()
+        poll.register(instance.life_reader, select.POLLIN)
+        while not told and not poll.poll(TURN_S * 1000):
+            while hang:
+                time.sleep(60)
+            lane.beat(time.monotonic())
+        if mode == "slow-drain":
+            time.sleep(0.3)
+        return ExitCode.OK
+
+    return run
+
+
+def main() -> int:
+    run_dir, name, workers, mode, *port = sys.argv[1:]
+    log.configure()
+    options = Options(
+        run_dir=run_dir,
+        instance=name,
+        workers=int(workers),
+        grpc_port=int(port[0]) if port else 0,
+        grpc_health_port=0,
+        metrics_port=0,
+        secure_serving=False,
+        max_endpoints=8,
+        index_entries=4096,
+        drain_timeout_s=1.0,
+    )
+    try:
+        instance = Instance.create(options, load("", ""))
+    except (StartError, SegmentError) as refused:
+        print(refused, file=sys.stderr)
+        return ExitCode.FAULT
+    return parent.run(instance, supervisor=supervisor, worker=worker(mode))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,142 @@
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from epp.config import load
+from workers.cli import COMMANDS, main
+from workers.cli import configuration as configuration_module
+from workers.cli.configuration import load_config
+from workers.cli.flags import BadConfiguration
+from workers.cli.options import Options
+from workers.exit_codes import ExitCode
+
+GOOD = "plugins: [{type: queue-scorer}, {type: file-discovery, name: f, parameters: {path: e.yaml}}]\n"
+GOOD += "dataLayer: {discovery: {pluginRef: f}}\n"
+BAD = "plugins:\n- type: queue-scorr\n- type: nothing-like-it\n"
+WARNS = "plugins: [{type: queue-scorer, parameters: {a: 1}}]\n"
+
+
+def check(*args: str, stdin: str | bytes | None = None) -> Result:
+    return CliRunner().invoke(main, ["check", *args], input=stdin)
+
+
+def test_a_valid_file_prints_the_effective_configuration_and_exits_0(tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text(GOOD)
+    result = check(str(tmp_path / "c.yaml"))
+    assert result.exit_code == 0
+    assert result.stderr == ""
+    assert load(result.stdout, "again").as_yaml() == result.stdout
+
+
+def test_all_errors_are_printed_like_a_compiler_s_and_the_exit_code_is_78(tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text(BAD)
+    result = check(str(file))
+    assert result.exit_code == ExitCode.CONFIG == 78
+    assert result.stdout == ""
+    assert result.stderr.splitlines() == [
+        f"{file}:2:9: error[unknown-type]: plugin type 'queue-scorr' is not registered (did you mean 'queue-scorer'?)",
+        f"{file}:3:9: error[unknown-type]: plugin type 'nothing-like-it' is not registered ('epp plugins' lists those that are)",
+    ]
+
+
+def test_standard_input_is_a_dash() -> None:
+    assert check("-", stdin=GOOD).exit_code == 0
+    assert check("-", stdin=BAD).stderr.startswith("<stdin>:2:9: error[unknown-type]")
+
+
+def test_warnings_go_to_stderr_and_quiet_prints_errors_only() -> None:
+    result = check("-", stdin=WARNS)
+    assert result.exit_code == 0
+    assert result.stderr.startswith("<stdin>:1:44: warning[parameters-ignored]: ")
+    quiet = check("--quiet", "-", stdin=WARNS)
+    assert (quiet.exit_code, quiet.output) == (0, "")
+    both = WARNS + "x: 1"
+    assert "warning" in check("-", stdin=both).stderr
+    assert "warning" not in check("-q", "-", stdin=both).stderr
+
+
+def test_json_has_errors_warnings_and_the_effective_configuration() -> None:
+    good = json.loads(check("--json", "-", stdin=WARNS).stdout)
+    assert good["errors"] == []
+    assert good["warnings"][0]["rule"] == "parameters-ignored"
+    assert good["effective"]["kind"] == "EndpointPickerConfig"
+    result = check("--json", "-", stdin=BAD)
+    assert result.exit_code == 78
+    bad = json.loads(result.stdout)
+    assert bad["effective"] is None
+    assert bad["errors"][0] == {
+        "file": "<stdin>", "line": 2, "column": 9, "rule": "unknown-type",
+        "message": "plugin type 'queue-scorr' is not registered", "hint": "did you mean 'queue-scorer'?",
+    }  # fmt: skip
+
+
+def test_a_file_that_cannot_be_read_is_bad_configuration_with_its_path(tmp_path: Path) -> None:
+    result = check(str(tmp_path / "none.yaml"))
+    assert (result.exit_code, result.stderr) == (
+        78,
+        f"{tmp_path}/none.yaml: error[unreadable]: No such file or directory\n",
+    )
+    assert check(str(tmp_path)).stderr == f"{tmp_path}: error[unreadable]: Is a directory\n"
+    assert check("-", stdin=b"a: \xff").stderr == "-: error[unreadable]: not UTF-8 at byte 3\n"
+
+
+def test_a_byte_order_mark_is_no_part_of_the_text() -> None:
+    assert check("-q", "-", stdin=b"\xef\xbb\xbf" + GOOD.encode()).exit_code == 0
+
+
+def test_a_file_that_is_too_long_is_refused_without_reading_all_of_it() -> None:
+    result = check("-", stdin="#" * (5 << 20))
+    assert result.exit_code == 78
+    assert "error[too-large]" in result.stderr
+
+
+def test_a_broken_plugin_module_is_a_fault_of_the_installation(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_args: object, **_kwargs: object) -> None:
+        raise configuration_module.PluginImportError("plugin module epp.plugins.x cannot be imported: SyntaxError")
+
+    monkeypatch.setattr("epp.registry.find", broken)
+    result = check("-", stdin=GOOD)
+    assert result.exit_code == ExitCode.FAULT
+    assert "epp.plugins.x" in result.stderr
+
+
+# What `epp serve` loads
+
+
+def refused(options: Options) -> str:
+    with pytest.raises(BadConfiguration) as caught:
+        load_config(options)
+    assert caught.value.exit_code == 78
+    return caught.value.message
+
+
+def test_serve_loads_a_file_or_text_and_prints_warnings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "c.yaml").write_text(GOOD)
+    assert load_config(Options(config_file=str(tmp_path / "c.yaml"))).discovery is not None
+    assert load_config(Options(config_text=WARNS, endpoints="a:1")).discovery is None
+    assert "--config-text:1:44: warning[parameters-ignored]" in capsys.readouterr().err
+
+
+def test_without_a_configuration_the_built_in_one_is_used() -> None:
+    config = load_config(Options(endpoints="a:1"))
+    assert [weight for _, weight in config.pipeline.profiles["default"].scorers] == [2.0, 2.0, 3.0]
+
+
+def test_endpoints_come_from_exactly_one_place() -> None:
+    assert "give --endpoints host:port,... or a file-discovery plugin" in refused(Options())
+    assert "from --endpoints and from plugin 'f' of --config-text" in refused(
+        Options(config_text=GOOD, endpoints="a:1")
+    )
+
+
+def test_a_bad_configuration_ends_serve_with_all_errors() -> None:
+    assert len(refused(Options(config_text=BAD)).splitlines()) == 2
+
+
+def test_the_commands_that_are_promised_can_be_checked_by_help() -> None:
+    result = CliRunner().invoke(main, ["--help"])
+    assert result.exit_code == 0
+    assert all(f"  {name} " in result.stdout for name in COMMANDS)

@@ -1,0 +1,213 @@
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner, Result
+
+from workers.cli.options import REPLACED, UNSUPPORTED, Options, serve_options
+from workers.cpus import available
+from workers.exit_codes import ExitCode
+
+Env = dict[str, str | None]
+
+
+def run(*args: str, env: Env | None = None) -> tuple[Result, Options | None]:
+    seen: list[Options] = []
+
+    @click.command()
+    @serve_options
+    @click.option("--own", default="x")
+    def command(options: Options, own: str) -> None:
+        assert own == "x"
+        seen.append(options)
+
+    clean: Env = dict.fromkeys(("NAMESPACE", "POD_NAME"))
+    result = CliRunner().invoke(command, list(args), env=clean | (env or {}))
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    return result, seen[0] if seen else None
+
+
+def ok(*args: str, env: Env | None = None) -> Options:
+    result, options = run(*args, env=env)
+    assert result.exit_code == 0, result.stderr
+    assert options is not None
+    assert result.stderr == ""
+    return options
+
+
+def warned(*args: str) -> list[str]:
+    result, options = run(*args)
+    assert options is not None, result.stderr
+    return result.stderr.splitlines()
+
+
+def refused(*args: str, env: Env | None = None) -> list[str]:
+    result, _ = run(*args, env=env)
+    assert result.exit_code == ExitCode.CONFIG, result.stderr
+    return result.stderr.splitlines()
+
+
+def test_the_defaults_are_those_of_the_struct_but_for_the_number_of_workers() -> None:
+    assert ok() == Options(workers=available())
+
+
+@pytest.mark.parametrize(
+    ("args", "field", "value"),
+    [
+        (["--secure-serving"], "secure_serving", True),
+        (["--secure-serving=false"], "secure_serving", False),
+        (["--secure-serving=F"], "secure_serving", False),
+        (["--secure-serving", "--grpc-port=1"], "secure_serving", True),
+        (["--grpc-port=1234"], "grpc_port", 1234),
+        (["--grpc-port", "1234"], "instance", "epp-1234"),
+        (["--instance", "mine"], "instance", "mine"),
+        (["--drain-timeout=1m30s"], "drain_timeout_s", 90.0),
+        (["--body-limit=1MiB"], "body_bytes_max", 1 << 20),
+        (["--body-limit=1MiB"], "message_bytes_max", 2 << 20),
+        (["--grpc-max-recv-msg-size=10MiB"], "message_bytes_max", 10 << 20),
+        (["--grpc-max-recv-msg-size="], "message_bytes_max", 33 << 20),
+        (["--grpc-max-send-msg-size=25MB"], "body_bytes_max", 32 << 20),
+        (["-w", "3"], "workers", 3),
+        (["--workers=2"], "workers", 2),
+        (["-c", "f.yaml"], "config_file", "f.yaml"),
+        (["--config-text=a"], "config_text", "a"),
+        (["--refresh-metrics-interval=1s"], "scrape_interval_s", 1.0),
+        (["--tls-cipher-suites=A, B"], "tls_cipher_suites", ("A", "B")),
+        (["--tls-min-version=VersionTLS13"], "tls_min_version", "VersionTLS13"),
+        (["--pool-name=p"], "pool_name", "p"),
+        (["-v=4"], "log_level", "debug"),
+        (["-v", "3"], "log_level", "info"),
+        (["--v=5"], "log_level", "debug"),
+        (["-v=-7"], "log_level", "info"),
+        (["-v=5", "--zap-log-level=error"], "log_level", "error"),
+        (["--zap-log-level=3"], "log_level", "debug"),
+        (["--zap-log-level=panic"], "log_level", "error"),
+        (["--log-level=warning", "--zap-log-level=debug"], "log_level", "warning"),
+        (["--zap-encoder=json"], "log_format", "json"),
+        (["--zap-encoder=json", "--log-format=console"], "log_format", "console"),
+        (["--endpoints=a:1,b:2"], "endpoints", "a:1,b:2"),
+        (["--disable-endpoint-subset-filter"], "disable_endpoint_subset_filter", True),
+    ],
+)  # fmt: skip
+def test_a_flag_is_written_as_in_the_field(args: list[str], field: str, value: Any) -> None:
+    assert getattr(ok(*args), field) == value
+
+
+def test_port_0_is_for_any_free_port_and_the_instance_is_named_by_the_process() -> None:
+    assert ok("--grpc-port=0").instance.startswith("epp-pid")
+
+
+def test_every_flag_has_an_environment_variable_and_the_command_line_wins() -> None:
+    env: Env = {
+        "EPP_GRPC_PORT": "1",
+        "EPP_SECURE_SERVING": "false",
+        "EPP_MAX_ENDPOINTS": "7",
+        "EPP_POOL_NAMESPACE": "a",
+        "NAMESPACE": "b",
+    }
+    options = ok("--grpc-port=2", env=env)
+    assert (options.grpc_port, options.secure_serving, options.max_endpoints, options.pool_namespace) == (
+        2,
+        False,
+        7,
+        "a",
+    )
+
+
+def test_what_kubernetes_puts_into_the_environment_is_honoured_or_ignored() -> None:
+    env: Env = {
+        "NAMESPACE": "inference",
+        "POD_NAME": "my-epp-5d8f9c-x2x4z",
+        "EPP_METRICS_PORT": "tcp://10.0.0.1:9090",
+        "EPP_GRPC_PORT": "",
+    }
+    options = ok(env=env)
+    assert (options.pool_namespace, options.pool_name, options.metrics_port, options.grpc_port) == (
+        "inference",
+        "my-epp",
+        9090,
+        9002,
+    )
+    assert ok(env={"POD_NAME": "short"}).pool_name == "epp"
+
+
+@pytest.mark.parametrize(
+    ("flag", "text"),
+    [
+        ("--ha-enable-leader-election=true", "there is no leader election; remove it"),
+        ("--ha-enable-leader-election", "there is no leader election; remove it"),
+        ("--endpoint-selector=app=vllm", "endpoints are not discovered in Kubernetes"),
+        ("--endpoint-target-ports=8000,8001", "endpoints are not discovered in Kubernetes"),
+        ("--emit-endpoint-scores", "scores are not emitted"),
+        ("--health-checking=true", "--grpc-health-port only"),
+        ("--enable-grpc-stream-metrics", "no gRPC stream metrics"),
+        ("--metrics-client-ca-file=ca.pem", "plain HTTP"),
+        ("--metrics-cert-dir=certs", "plain HTTP"),
+        ("--transport=grpcio", "--transport grpcio is not supported by this version; use native"),
+        ("--tls-min-version=TLS9", "use VersionTLS12 or VersionTLS13"),
+        ("--grpc-max-send-msg-size=1Ki", "is too small"),
+        ("--zap-log-level=loud", "is none of"),
+        ("--instance=a/b", "has a slash"),
+        ("--enable-cert-reload", "needs --cert-path"),
+        *((f"--{name}=x", "deprecated and cannot be used; use engineConfigs") for name in REPLACED),
+    ],
+)  # fmt: skip
+def test_what_would_be_ignored_is_refused(flag: str, text: str) -> None:
+    (line,) = refused(flag)
+    assert line.startswith("error: --")
+    assert text in line
+
+
+def test_all_refusals_come_at_once() -> None:
+    assert len(refused("--transport=grpcio", "--emit-endpoint-scores", "--config-file=a", "--config-text=b")) == 3
+
+
+@pytest.mark.parametrize(
+    "flag",
+    [
+        "--tracing=true", "--tracing", "--enable-pprof", "--metrics-endpoint-auth=true", "--endpoint-selector=", "--pool-group=other",
+        "--refresh-prometheus-metrics-interval=1s", "--metrics-staleness-threshold=3s", "--zap-devel", "--zap-stacktrace-level=error",
+        "--zap-time-encoding=epoch",
+    ],
+)  # fmt: skip
+def test_what_changes_nothing_is_accepted_with_one_warning(flag: str) -> None:
+    (line,) = warned(flag)
+    assert line.startswith(f"warning: {flag.partition('=')[0]} has no effect: ")
+
+
+@pytest.mark.parametrize(
+    "flag",
+    [*(f"--{u.name}=false" for u in UNSUPPORTED if False in u.silent), "--pool-group=inference.networking.k8s.io",
+     "--metrics-staleness-threshold=2s", "--zap-time-encoding=iso8601"],
+)  # fmt: skip
+def test_what_holds_anyway_is_accepted_without_a_word(flag: str) -> None:
+    assert warned(flag) == []
+
+
+def test_a_scrape_interval_below_the_minimum_is_raised_with_a_warning() -> None:
+    result, options = run("--refresh-metrics-interval=10ms")
+    assert options is not None
+    assert options.scrape_interval_s == 0.05
+    assert result.stderr == "warning: --refresh-metrics-interval 0.01s is below the minimum; it is 0.05s\n"
+
+
+@pytest.mark.parametrize(
+    "flag",
+    [
+        "--grpc-port=70000",
+        "--grpc-port=x",
+        "--secure-serving=maybe",
+        "--drain-timeout=5",
+        "--drain-timeout=-5s",
+        "--workers=0",
+        "--poolName=x",
+        "--body-limit=-1",
+        "-v=x",
+        "--endpoint-target-ports=a",
+        "--transport=h3",
+    ],
+)
+def test_what_cannot_be_read_is_a_usage_error(flag: str) -> None:
+    result, _ = run(flag)
+    assert result.exit_code == ExitCode.USAGE
+    assert flag.split("=")[0].lstrip("-") in result.stderr

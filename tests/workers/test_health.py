@@ -1,0 +1,94 @@
+"""gRPC health: the two messages by hand against every byte string, and the semantics of each service name."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from workers.health import CHECK, EXT_PROC, INVALID_ARGUMENT, LIST, NOT_SERVING, SERVING, Health, read_service
+
+
+class Stream:
+    """Remembers what was sent and how it ended."""
+
+    def __init__(self) -> None:
+        self.sent: list[bytes] = []
+        self.endings: list[tuple[int, str]] = []
+
+    def send(self, message: bytes) -> None:
+        self.sent.append(message)
+
+    def end(self, status: int = 0, text: str = "") -> None:
+        self.endings.append((status, text))
+
+
+def request(service: str) -> bytes:
+    name = service.encode()
+    return bytes((0x0A, len(name))) + name if name else b""
+
+
+def call(health: Health, path: str, message: bytes | None) -> Stream:
+    stream = Stream()
+    handler = health.open(path, (), stream)
+    assert handler is not None
+    if message is not None:
+        handler.message(message)
+    handler.half_closed()
+    return stream
+
+
+@pytest.mark.parametrize("service", ["", "readiness", EXT_PROC])
+@pytest.mark.parametrize("ready", [True, False])
+def test_readiness_follows_the_picker(service: str, ready: bool) -> None:
+    stream = call(Health(lambda: ready), CHECK, request(service))
+    assert stream.sent == [SERVING if ready else NOT_SERVING]
+    assert stream.endings == [(0, "")]
+
+
+@pytest.mark.parametrize("service", ["liveness", "any.other.Name"])
+def test_liveness_does_not_depend_on_endpoints(service: str) -> None:
+    assert call(Health(lambda: False), CHECK, request(service)).sent == [SERVING]
+
+
+def test_list_names_the_ext_proc_service() -> None:
+    (answer,) = call(Health(lambda: True), LIST, b"").sent
+    entry = bytes((0x0A, len(EXT_PROC))) + EXT_PROC.encode() + b"\x12\x02" + SERVING
+    assert answer == bytes((0x0A, len(entry))) + entry
+
+
+@pytest.mark.parametrize("path", ["/grpc.health.v1.Health/Watch", "/grpc.health.v1.Health/", "/x", ""])
+def test_other_methods_are_not_ours(path: str) -> None:
+    assert Health(lambda: True).open(path, (), Stream()) is None
+
+
+def test_a_call_without_a_message_is_refused_once() -> None:
+    stream = call(Health(lambda: True), CHECK, None)
+    assert [status for status, _ in stream.endings] == [INVALID_ARGUMENT]
+
+
+def test_a_second_message_is_not_answered() -> None:
+    stream = Stream()
+    handler = Health(lambda: True).open(CHECK, (), stream)
+    assert handler is not None
+    handler.message(b"")
+    handler.message(b"")
+    handler.half_closed()
+    assert (len(stream.sent), len(stream.endings)) == (1, 1)
+
+
+@pytest.mark.parametrize("message", [b"\x0a", b"\x0a\x05ab", b"\x80" * 11, b"\x0b", b"\x0a\x01\xff", b"\x0a" * 2000])
+def test_what_is_no_request_is_refused(message: bytes) -> None:
+    stream = call(Health(lambda: True), CHECK, message)
+    assert stream.sent == []
+    assert stream.endings[0][0] == INVALID_ARGUMENT
+
+
+def test_unknown_fields_are_skipped_and_the_last_service_counts() -> None:
+    assert read_service(b"\x10\x96\x01" + request("a") + b"\x1d1234" + b"\x2112345678" + b"\x32\x01x" + request("b")) == "b"
+
+
+@given(st.binary(max_size=100))
+def test_any_bytes_are_a_request_or_a_refusal(message: bytes) -> None:
+    try:
+        assert isinstance(read_service(message), str)
+    except ValueError:
+        pass

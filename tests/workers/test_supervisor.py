@@ -1,0 +1,285 @@
+"""The real supervisor in the test's own loop: model servers that answer scrapes, probes, a successor, the end."""
+
+import asyncio
+import contextlib
+import os
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+import uvloop
+
+from shm.table import State, TableReader
+from tests.workers.instances import made
+from workers.discovery import DiscoveryError
+from workers.exit_codes import ExitCode
+from workers.health import CHECK, NOT_SERVING, SERVING
+from workers.instance import Instance
+from workers.supervisor import Supervisor
+
+PAGE = b"""\
+# TYPE vllm:num_requests_waiting gauge
+vllm:num_requests_waiting{model_name="m"} %d
+# TYPE vllm:num_requests_running gauge
+vllm:num_requests_running{model_name="m"} 1
+# TYPE vllm:kv_cache_usage_perc gauge
+vllm:kv_cache_usage_perc{model_name="m"} 0.25
+"""
+
+
+@contextlib.asynccontextmanager
+async def model_server(waiting: int) -> AsyncIterator[int]:
+    """The port of a server whose metrics page says so many wait."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        page = PAGE % waiting
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+            while await reader.readuntil(b"\r\n\r\n"):
+                writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(page), page))
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    yield server.sockets[0].getsockname()[1]
+    server.close()
+
+
+async def until(happened: Callable[[], object], what: str) -> None:
+    async with asyncio.timeout(10):
+        while not happened():
+            await asyncio.sleep(0.005)
+    assert happened(), what
+
+
+async def page(instance: Instance, path: str) -> tuple[int, str]:
+    port = instance.metrics_listener.getsockname()[1]
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(f"GET {path} HTTP/1.1\r\nConnection: close\r\n\r\n".encode())
+    head, _, body = (await reader.read()).decode().partition("\r\n\r\n")
+    writer.close()
+    return int(head.split()[1]), body
+
+
+async def check(instance: Instance, service: str) -> bytes:
+    name = service.encode()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{instance.health_listener.getsockname()[1]}") as channel:
+        answer: bytes = await channel.unary_unary(CHECK)(bytes((0x0A, len(name))) + name, timeout=10)
+    return answer
+
+
+def serve_worker(instance: Instance) -> None:
+    """As if worker 0 had just said that it serves."""
+    instance.lanes.lane(1).beat(time.monotonic())
+    instance.lanes.set_serving(1, True)
+
+
+def run(scenario: Callable[[], Awaitable[None]]) -> None:
+    uvloop.run(scenario())
+
+
+@contextlib.asynccontextmanager
+async def supervised(instance: Instance) -> AsyncIterator[Supervisor]:
+    """A supervisor that is ready; at the end its life is over as when the parent has let go."""
+    supervisor = Supervisor(instance)
+    serving = asyncio.ensure_future(supervisor.serve())
+    await until(lambda: serving.done() or instance.received(), "ready")
+    yield supervisor
+    instance.release_children()
+    assert await serving == ExitCode.OK
+
+
+def test_endpoints_are_scraped_into_the_table_and_shown_on_the_page(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with model_server(3) as one, model_server(5) as two:
+            with made(tmp_path, endpoints=f"127.0.0.1:{one},127.0.0.1:{two}") as instance:
+                async with supervised(instance):
+                    table = TableReader(instance.table_schema, instance.table)
+                    await until(lambda: (table.copy().state == State.FRESH).sum() == 2, "both fresh")
+                    status, body = await page(instance, "/metrics")
+                    assert status == 200
+                    assert 'llm_d_epp_ready_endpoints{name="epp"} 2.0' in body
+                    assert 'llm_d_epp_average_queue_size{name="epp"} 4.0' in body
+                    assert f'per_endpoint_queue_size{{model_server_endpoint="127.0.0.1:{two}",name="epp"}} 5.0' in body
+
+    run(scenario)
+
+
+def test_ready_means_a_worker_that_serves_and_beats_and_nobody_stops(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        with made(tmp_path) as instance:
+            async with supervised(instance) as supervisor:
+                assert not supervisor.ready()
+                assert (await page(instance, "/readyz"))[0] == 503
+                assert await check(instance, "readiness") == NOT_SERVING
+                assert await check(instance, "liveness") == SERVING
+                serve_worker(instance)
+                assert supervisor.ready()
+                assert (await page(instance, "/readyz"))[0] == 200
+                assert await check(instance, "") == SERVING
+                instance.lanes.lane(1).beat(time.monotonic() - 60)
+                assert not supervisor.ready()
+                serve_worker(instance)
+                instance.stop()
+                assert not supervisor.ready()
+                assert (await page(instance, "/healthz")) == (200, "ok\n")
+
+    run(scenario)
+
+
+def test_a_grpc_client_gets_unimplemented_for_watch(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        with made(tmp_path) as instance:
+            async with supervised(instance):
+                target = f"127.0.0.1:{instance.health_listener.getsockname()[1]}"
+                async with grpc.aio.insecure_channel(target) as channel:
+                    with pytest.raises(grpc.aio.AioRpcError) as refused:
+                        async for _ in channel.unary_stream("/grpc.health.v1.Health/Watch")(b"", timeout=10):
+                            pass
+                assert refused.value.code() == grpc.StatusCode.UNIMPLEMENTED
+
+    run(scenario)
+
+
+def test_what_a_worker_learned_is_in_the_index(tmp_path: Path) -> None:
+    from shm.prefix_index import IndexReader
+    from workers.bus import BusWriter
+
+    async def scenario() -> None:
+        with made(tmp_path) as instance:
+            async with supervised(instance) as supervisor:
+                (owner,) = supervisor.index.owners()
+                index = IndexReader(instance.index_schema, instance.index)
+                hashes = np.array([11 << 32 | 5, 12 << 32 | 6, 13 << 32 | 7], dtype=np.uint64)
+                BusWriter(instance.bus_writers[1], pytest.fail).learn(hashes, owner)
+                await until(lambda: index.match(hashes) == {owner: 3}, "learned")
+
+    run(scenario)
+
+
+def test_a_successor_keeps_slots_owners_and_counters(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with model_server(3) as port:
+            with made(tmp_path, endpoints=f"127.0.0.1:{port}") as instance:
+                table = TableReader(instance.table_schema, instance.table)
+                first = Supervisor(instance)
+                serving = asyncio.ensure_future(first.serve())
+                await until(lambda: (table.copy().state == State.FRESH).sum() == 1, "fresh")
+                await until(lambda: instance.lanes.counters()["scrapes_total"] > 2, "counted")
+                before, owners = table.copy(), first.index.owners()
+                counted = instance.lanes.counters()["scrapes_total"]
+                serving.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await serving
+                assert instance.received()
+                second = Supervisor(instance)
+                after = table.copy()
+                assert after.generation.tolist() == before.generation.tolist()
+                serving = asyncio.ensure_future(second.serve())
+                await until(instance.received, "the successor ready")
+                assert second.successor and not first.successor
+                assert second.index.owners() == owners
+                assert table.copy().generation.tolist() == before.generation.tolist()
+                await until(lambda: instance.lanes.counters()["scrapes_total"] > counted, "counting on")
+                instance.release_children()
+                assert await serving == ExitCode.OK
+
+    run(scenario)
+
+
+def file_config(path: Path) -> str:
+    return f"""\
+apiVersion: llm-d.ai/v1alpha1
+kind: EndpointPickerConfig
+plugins:
+- type: queue-scorer
+- type: file-discovery
+  name: file
+  parameters: {{path: {path}, watchFile: true}}
+schedulingProfiles:
+- name: default
+  plugins:
+  - pluginRef: queue-scorer
+dataLayer:
+  discovery: {{pluginRef: file}}
+"""
+
+
+def test_a_bad_endpoints_file_ends_the_first_start_with_its_fault(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        path = tmp_path / "endpoints.yaml"
+        path.write_text("endpoints:\n- {name: a, address: 127.0.0.1, port: 0}\n")
+        with made(tmp_path / "run", file_config(path), endpoints="") as instance:
+            assert await Supervisor(instance).serve() == ExitCode.BOOT_FAILED
+            (report,) = instance.received()
+            assert "port '0'" in report.text
+            assert f"{path}:2" in report.text
+
+    run(scenario)
+
+
+def test_a_file_that_went_bad_does_not_stop_a_successor_who_keeps_the_endpoints(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        path = tmp_path / "endpoints.yaml"
+        path.write_text("endpoints:\n- {name: a, address: 127.0.0.1, port: 1}\n")
+        with made(tmp_path / "run", file_config(path), endpoints="") as instance:
+            serving = asyncio.ensure_future(Supervisor(instance).serve())
+            await until(instance.received, "ready")
+            serving.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await serving
+            path.write_text("endpoints: nonsense")
+            async with supervised(instance):
+                table = TableReader(instance.table_schema, instance.table).copy()
+                assert (table.state != State.FREE).sum() == 1
+
+    run(scenario)
+
+
+def test_a_changed_file_changes_the_endpoints(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        path = tmp_path / "endpoints.yaml"
+        path.write_text("endpoints: []\n")
+        with made(tmp_path / "run", file_config(path), endpoints="") as instance:
+            async with supervised(instance):
+                table = TableReader(instance.table_schema, instance.table)
+                path.write_text("endpoints:\n- {name: a, address: 127.0.0.1, port: 1}\n")
+                await until(lambda: (table.copy().state != State.FREE).sum() == 1, "seen")
+
+    run(scenario)
+
+
+def test_without_parent_it_is_not_ready_and_leaves_when_no_worker_is_left(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        with made(tmp_path) as instance:
+            supervisor = Supervisor(instance)
+            serving = asyncio.ensure_future(supervisor.serve())
+            await until(instance.received, "ready")
+            serve_worker(instance)
+            assert supervisor.ready()
+            os.close(instance.life.writer)
+            await until(lambda: not supervisor.ready(), "not ready")
+            assert not serving.done()
+            os.close(instance.family.writer)
+            instance.parent_pid = -1
+            assert await serving == ExitCode.OK
+            assert not any(Path(f"/dev/shm{segment.name}").exists() for segment in instance.segments)
+
+    run(scenario)
+
+
+def test_a_fault_in_what_runs_beside_ends_the_supervisor(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async def broken() -> None:
+            raise DiscoveryError(["broken"])
+
+        with made(tmp_path) as instance:
+            supervisor = Supervisor(instance)
+            serving = asyncio.ensure_future(supervisor.serve())
+            await until(instance.received, "ready")
+            supervisor._keep(broken())
+            with pytest.raises(DiscoveryError):
+                await serving
+
+    run(scenario)
