@@ -73,6 +73,7 @@ class Snapshot:
     """
 
     __slots__ = (
+        "_sent_before",
         "all_fresh",
         "any_down",
         "cache",
@@ -83,6 +84,7 @@ class Snapshot:
         "known",
         "names",
         "roster",
+        "totals",
         "values",
     )
 
@@ -109,6 +111,15 @@ class Snapshot:
         # With no fresh endpoint the last scrapes say nothing: the load in flight counts from zero.
         self.inflight_at_scrape = inflight_at_scrape if self.all_fresh or fresh.any() else np.zeros(len(self.endpoints))
         self.cache: dict[str, Floats] = {}
+        self.totals: dict[str, Scores] = {}  # by profile: what its static scorers say of all endpoints
+        self._sent_before: Floats | None = None
+
+    def sent_before(self) -> Floats:
+        """In flight at the scrape, less what then waited."""
+        before = self._sent_before
+        if before is None:
+            before = self._sent_before = self.inflight_at_scrape - self.settled(WAITING, None)
+        return before
 
     def settled(self, column: Column[Any], rows: NDArray[np.intp] | None) -> Floats:
         """The column with a number for every candidate; rows None means all."""
@@ -146,7 +157,7 @@ def _settle(values: Floats, fresh: Mask, known: Mask, *, high: bool) -> Floats:
 class Candidates:
     """What one decision chooses from. Columns are read-only float64, one value per candidate, in order."""
 
-    __slots__ = ("_inflight", "_load", "_size", "_tokens", "rows", "snapshot")
+    __slots__ = ("_inflight", "_made_waiting", "_size", "_tokens", "rows", "snapshot")
 
     def __init__(
         self, snapshot: Snapshot, inflight: Floats, tokens: Floats | None = None, rows: NDArray[np.intp] | None = None
@@ -155,7 +166,7 @@ class Candidates:
         self.rows = rows
         self._inflight = inflight
         self._tokens = tokens
-        self._load: dict[str, Floats] = {}
+        self._made_waiting: Floats | None = None
         self._size = len(snapshot.endpoints) if rows is None else len(rows)
 
     def __len__(self) -> int:
@@ -176,13 +187,19 @@ class Candidates:
         return self.snapshot.settled(column, self.rows)
 
     def _waiting(self) -> Floats:
-        """Scraped waiting requests + what was sent since that scrape: bursts between two scrapes are seen."""
-        waiting = self._load.get(WAITING.name)
+        """Scraped waiting requests + what was sent since that scrape: bursts between two scrapes are seen.
+
+        s + max(0, now - then) is max(s, now - (then - s)), and what is in brackets stays until the next scrape.
+        """
+        waiting = self._made_waiting
         if waiting is None:
-            extra = self._inflight - self.snapshot.inflight_at_scrape
-            np.maximum(extra, 0.0, out=extra)
-            waiting = self.snapshot.settled(WAITING, self.rows) + (extra if self.rows is None else extra[self.rows])
-            self._load[WAITING.name] = waiting
+            snapshot = self.snapshot
+            scraped = snapshot.settled(WAITING, self.rows)
+            if self.rows is None:
+                waiting = self._inflight - snapshot.sent_before()
+            else:
+                waiting = self._inflight[self.rows] - (snapshot.inflight_at_scrape[self.rows] - scraped)
+            self._made_waiting = np.maximum(waiting, scraped, out=waiting)
         return waiting
 
     def endpoint(self, index: int) -> Endpoint:

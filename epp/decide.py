@@ -7,7 +7,7 @@ quiet fallback, except the one marked FAIL-OPEN.
 from collections.abc import Sequence
 from typing import Protocol
 
-from epp.candidates import Candidates
+from epp.candidates import Candidates, Scores
 from epp.decision import Decision, ProfileRun
 from epp.errors import Cause, PluginFault, ProducerFailed, Refused
 from epp.pipeline import Pipeline
@@ -69,12 +69,29 @@ def run(profile: Profile, request: Request, candidates: Candidates) -> ProfileRu
         if not len(candidates):
             return None
     candidates = candidates.without_down()
-    totals = candidates.zeros()
+    totals = static_totals(profile, request, candidates)
     for score, weight in profile.scorers:
-        totals += weight * score(request, candidates, profile)
+        scores = score(request, candidates, profile)
+        if scores is not None:
+            totals += weight * scores
     picked = profile.pick(request, candidates, totals, profile)
     check_picked(profile, picked, len(candidates))
     return ProfileRun(candidates, totals, picked)
+
+
+def static_totals(profile: Profile, request: Request, candidates: Candidates) -> Scores:
+    """What the profile's static scorers say, to be added to; kept with the snapshot while nobody was filtered out."""
+    kept = candidates.snapshot.totals if candidates.rows is None else None
+    if kept is not None and (totals := kept.get(profile.name)) is not None:
+        return totals.copy()
+    totals = candidates.zeros()
+    for score, weight in profile.static_scorers:
+        scores = score(request, candidates, profile)
+        if scores is not None:
+            totals += weight * scores
+    if kept is not None:
+        kept[profile.name] = totals.copy()
+    return totals
 
 
 def check_picked(profile: Profile, picked: Sequence[int], size: int) -> None:

@@ -51,9 +51,15 @@ class Pipeline:
 def compile_profile(name: str, members: Sequence[tuple[Plugin, float]]) -> Profile:
     """One profile; a plugin that implements several roles gets all of them. Exactly one picker is among the members."""
     filters = tuple(p.keep for p, _ in members if isinstance(p, Filter))
-    scorers = tuple((instrument.scorer(p), weight) for p, weight in members if isinstance(p, Scorer))
+    scorers = [(p.static, instrument.scorer(p), weight) for p, weight in members if isinstance(p, Scorer)]
     (picker,) = (p for p, _ in members if isinstance(p, Picker))
-    return Profile(name, filters, scorers, picker)
+    return Profile(
+        name,
+        filters,
+        tuple((score, weight) for static, score, weight in scorers if not static),
+        picker,
+        tuple((score, weight) for static, score, weight in scorers if static),
+    )
 
 
 def compile_pipeline(

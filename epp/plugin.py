@@ -166,10 +166,19 @@ class Filter(Plugin):
 
 
 class Scorer(Plugin):
-    """Once per profile run, on what the filters left."""
+    """Once per profile run, on what the filters left.
 
-    def score(self, request: Request, candidates: Candidates, profile: "Profile") -> Scores:
-        """A new float64 array in [0, 1], one per candidate in order. Foreign plugins are clipped, NaN counts as 0."""
+    `static` scorers read scraped columns and nothing else (not the request, not what is in flight): while all candidates are
+    left, one call serves all decisions until the next scrape.
+    """
+
+    static: ClassVar[bool] = False
+
+    def score(self, request: Request, candidates: Candidates, profile: "Profile") -> Scores | None:
+        """A new float64 array in [0, 1], one per candidate in order; None stands for 0 for everyone and costs nothing.
+
+        Foreign plugins are clipped, NaN counts as 0.
+        """
         raise NotImplementedError
 
 
@@ -231,21 +240,27 @@ EXTENSION_POINTS: tuple[type[Plugin], ...] = (
 )  # fmt: skip
 
 
-class Profile:
-    """One compiled profile: bound methods in order, ready to call."""
+FilterCall = Callable[[Request, Candidates, "Profile"], Mask]
+ScorerCall = Callable[[Request, Candidates, "Profile"], Scores | None]
 
-    __slots__ = ("filters", "name", "pick", "picker", "scorers")
+
+class Profile:
+    """One compiled profile: bound methods in order, ready to call; scorers with their weights."""
+
+    __slots__ = ("filters", "name", "pick", "picker", "scorers", "static_scorers")
 
     def __init__(
         self,
         name: str,
-        filters: tuple[Callable[[Request, Candidates, "Profile"], Mask], ...],
-        scorers: tuple[tuple[Callable[[Request, Candidates, "Profile"], Scores], float], ...],
+        filters: tuple[FilterCall, ...],
+        scorers: tuple[tuple[ScorerCall, float], ...],
         picker: Picker,
+        static_scorers: tuple[tuple[ScorerCall, float], ...] = (),
     ) -> None:
         self.name = name
         self.filters = filters
         self.scorers = scorers
+        self.static_scorers = static_scorers
         self.picker = picker
         self.pick = picker.pick
 

@@ -45,6 +45,8 @@ def promise(machine: str | None = None) -> str:
     return f"{machine}: unknown memory order; torn rows are detected by XOR and CRC (untested)"
 
 
-_refusal = refuse_machine(sys.byteorder, struct.calcsize("P"))
-if _refusal is not None:
-    raise ImportError(_refusal)
+def check_machine() -> None:
+    """Refuse to be imported where the layouts would be wrong."""
+    refusal = refuse_machine(sys.byteorder, struct.calcsize("P"))
+    if refusal is not None:
+        raise ImportError(refusal)

@@ -51,7 +51,7 @@ ACQUIRE_TRIES_MAX = 8
 INSTANCE_FILE_BYTES_MAX = 1 << 20
 SEGMENT_NAME = re.compile(r"/[A-Za-z0-9._-]{1,254}")
 
-__all__ = ["InstanceLock", "Region", "Segment", "SegmentError", "fence", "sweep"]
+fence.check_machine()
 
 
 class SegmentError(Exception):

@@ -4,9 +4,8 @@ One packet pipe per worker, made by the parent before the first fork and kept op
 loses nothing but what was read already. A write of one frame is atomic and one read gives one frame. The worker never waits: a
 frame that finds the pipe full is dropped and counted, and the index then knows a little less.
 
-Both sides gather: a worker what one turn of its loop learns (it learns in one turn what arrived with one read, so busy workers
-send full frames), the supervisor what arrives within `GATHER_S`, because an insert of a hundred hashes costs little more than
-an insert of one.
+Both sides gather: a worker what it learns within `FLUSH_S`, the supervisor what arrives within `GATHER_S`, because a frame with
+ten prompts and an insert of a hundred hashes cost little more than those of one.
 """
 
 import asyncio
@@ -20,6 +19,7 @@ from numpy.typing import NDArray
 
 from epp.prefix.updates import FRAME_BYTES_MAX, LEARN, SINGLE_BYTES_MAX, CorruptFrame, Frame, decode, frames, single
 
+FLUSH_S = 0.001
 GATHER_S = 0.004
 FRAMES_PER_TURN = 256  # of one pipe; a pipe of 1 MiB holds as many
 PENDING_BYTES_MAX = 64 * FRAME_BYTES_MAX
@@ -47,13 +47,13 @@ class BusWriter:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def learn(self, hashes: Hashes, owner: int) -> None:
-        """`owner` will hold these blocks; sent when this turn of the loop ends."""
+        """`owner` will hold these blocks; sent FLUSH_S after the first of them at the latest."""
         pending = self._pending
         if not pending:
             loop = self._loop
             if loop is None:
                 loop = self._loop = asyncio.get_running_loop()
-            loop.call_soon(self.flush)
+            loop.call_later(FLUSH_S, self.flush)
         data = hashes.tobytes()
         pending.append((owner, data))
         self._pending_bytes += len(data)

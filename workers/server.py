@@ -18,18 +18,20 @@ from epp.errors import Cause, ProtocolViolation, Refused
 from epp.pipeline import Pipeline
 from epp.plugin import Parser
 from epp.protocol import codec, refusals
-from epp.protocol.codec import PIECE_BYTES_MAX, Kind
+from epp.protocol.codec import PIECE_BYTES_MAX, Kind, chunk_of_size, learn_chunk
 from epp.protocol.stream import ILLEGAL, NEXT, State, violation
-from epp.protocol.usage import UsageScanner
+from epp.protocol.usage import KEY, SUSPECT, UsageScanner
 from epp.request import EMPTY_PROMPT, Request, Subset
 from shm.lanes import Lane
 from workers.pool import SharedPool
 from workers.transport.interface import Stream
 
 PATH: Final = "/envoy.service.ext_proc.v3.ExternalProcessor/Process"
-PATH_HEADERS: Final = (":path", "x-original-path", "x-forwarded-path")
 DEFAULT_PATH: Final = "/v1/completions"
 REQUEST_ID: Final = "x-request-id"
+PATH_NEEDLE: Final = codec.needle(":path")
+REQUEST_ID_NEEDLE: Final = codec.needle(REQUEST_ID)
+NO_HEADERS: Final = codec.Headers(b"", 0, 0)
 SHORTEST_ENVELOPE: Final = 6  # tag and length of a message that holds its payload alone take 2 to 6 bytes
 INVALID_ARGUMENT: Final = 3
 INTERNAL: Final = 13
@@ -127,15 +129,33 @@ class ExtProcStream:
     """One ext_proc stream; the transport calls `message`, `half_closed` and `closed`."""
 
     __slots__ = (
-        "_app", "_body_bytes", "_coroutine", "_decision", "_headers", "_parser", "_pieces", "_received_at", "_request", "_reserved",
-        "_response_at", "_scanner", "_state", "_stream", "_subset", "_trailers",
+        "_app",
+        "_body_bytes",
+        "_coroutine",
+        "_decision",
+        "_headers",
+        "_parser",
+        "_passing",
+        "_pieces",
+        "_received_at",
+        "_request",
+        "_reserved",
+        "_response_at",
+        "_scanner",
+        "_send",
+        "_state",
+        "_stream",
+        "_subset",
+        "_trailers",
     )  # fmt: skip
 
     def __init__(self, app: App, stream: Stream) -> None:
         self._app = app
         self._stream = stream
+        self._send = stream.send_raw
         self._state: int = State.AWAIT_HEADERS
-        self._headers: dict[str, str] = {}
+        self._passing = False  # chunks of the answer pass unseen by plugins
+        self._headers = NO_HEADERS
         self._pieces: list[tuple[bytes, int, int, int, int]] = []  # message, HttpBody's span, its bytes' span
         self._body_bytes = 0
         self._subset: Sequence[str] | None = None
@@ -153,6 +173,13 @@ class ExtProcStream:
 
     def message(self, message: bytes) -> None:
         """One whole ProcessingRequest."""
+        chunk = chunk_of_size(len(message))
+        if chunk is not None and self._passing and message.startswith(chunk.head):  # hot: one chunk of a streamed answer
+            self._send(chunk.prefix + message[chunk.start :])
+            scanner = self._scanner
+            if scanner is not None and (scanner.pending or KEY in message or message[-1] in SUSPECT):
+                scanner.feed(message[chunk.begin :])
+            return
         try:
             kind, start, end = codec.split(message)
             state = self._state
@@ -190,10 +217,10 @@ class ExtProcStream:
 
     def _on_request_headers(self, message: bytes, start: int, end: int, _state: int) -> None:
         self._received_at = self._app.now()
-        self._headers, no_body = codec.headers(message, start, end)
+        self._headers = codec.Headers(message, start, end)
         if start > SHORTEST_ENVELOPE or end != len(message):
             self._subset = codec.subset(message)
-        if no_body:
+        if codec.end_of_stream(message, start, end):
             self._state = State.DECIDING
             self._route_without_body()
 
@@ -217,7 +244,7 @@ class ExtProcStream:
         if state == State.AWAIT_BODY:
             self._start_deciding()
         elif state >= State.ROUTED:
-            self._stream.send_raw(codec.REQUEST_TRAILERS_ANSWER)
+            self._send(codec.REQUEST_TRAILERS_ANSWER)
 
     def _route_without_body(self) -> None:
         """GET and the like: any endpoint that the gateway allows, at random."""
@@ -233,13 +260,15 @@ class ExtProcStream:
 
     def _start_deciding(self) -> None:
         app = self._app
-        path = next((self._headers[name] for name in PATH_HEADERS if self._headers.get(name)), DEFAULT_PATH)
-        path = path.partition("?")[0]
+        headers = self._headers
+        path = headers.find(PATH_NEEDLE) or headers.get("x-original-path") or headers.get("x-forwarded-path") or DEFAULT_PATH
+        if "?" in path:
+            path = path.partition("?")[0]
         now = app.now()
         request = self._request = Request(
-            id=self._headers.get(REQUEST_ID, ""),
+            id=headers.find(REQUEST_ID_NEEDLE) or "",
             path=path,
-            headers=self._headers,
+            headers=headers,
             now=now,
             body_bytes=self._body_bytes,
             subset=Subset(self._subset) if self._subset is not None else None,
@@ -283,28 +312,27 @@ class ExtProcStream:
         self._decision = decision
         self._reserved = slot = decision.targets[0].slot
         app.lane.inflight[slot] += 1
-        request_id = self._headers.get(REQUEST_ID)
-        if not request_id:
+        request = self._request
+        if not (request.id if request is not None else self._headers.find(REQUEST_ID_NEEDLE)):
             decision.headers[REQUEST_ID] = str(uuid.UUID(int=app.rng.getrandbits(128), version=4))
-        stream = self._stream
-        stream.send_raw(codec.request_headers_answer(app.destination(decision), self._body_bytes, decision.headers))
+        send = self._send
+        send(codec.request_headers_answer(app.destination(decision), self._body_bytes, decision.headers))
         for message, start, end, begin, stop in self._pieces:
             if end - start <= PIECE_BYTES_MAX:
-                stream.send_raw(codec.request_body_answer(message, start, end))
+                send(codec.request_body_answer(message, start, end))
             else:
                 last = not self._trailers and message is self._pieces[-1][0]
-                stream.send_raw(codec.body_pieces(memoryview(message)[begin:stop], last, request=True))
+                send(codec.body_pieces(memoryview(message)[begin:stop], last, request=True))
         if self._trailers:
-            stream.send_raw(codec.REQUEST_TRAILERS_ANSWER)
+            send(codec.REQUEST_TRAILERS_ANSWER)
         self._state = State.ROUTED
         self._pieces.clear()  # a long answer must not keep the request's bytes alive
-        if self._request is not None:
-            self._request.prompt = EMPTY_PROMPT
         now = app.now()
         lane, counters = app.lane, app.counters
         lane.add(counters.picks)
-        if self._request is not None:
-            lane.observe(counters.scheduler_e2e, now - self._request.now)
+        if request is not None:
+            request.prompt = EMPTY_PROMPT
+            lane.observe(counters.scheduler_e2e, now - request.now)
         lane.observe(counters.request_processing, now - self._received_at)
 
     # Response phase.
@@ -313,41 +341,48 @@ class ExtProcStream:
         app = self._app
         if state != State.ROUTED:  # a local reply of the gateway: it no longer waits for a decision
             self._give_up()
-        headers, no_body = codec.headers(message, start, end)
         self._response_at = app.now()
         decision, request = self._decision, self._request
         if decision is not None and request is not None:
-            request.now = self._response_at
-            if "text/event-stream" in headers.get("content-type", ""):
-                request.streaming = True
             if self._parser is not None and self._parser.reads_usage:
                 self._scanner = UsageScanner()
-            for received in app.pipeline.response_received:
-                status = headers.get(":status", "")
-                received(request, decision, int(status) if status.isdecimal() else 0)
-        self._stream.send_raw(codec.RESPONSE_HEADERS_ANSWER)
-        if no_body:
+            if app.pipeline.response_received:
+                self._tell_received(codec.Headers(message, start, end), request, decision)
+        self._send(codec.RESPONSE_HEADERS_ANSWER)
+        if codec.end_of_stream(message, start, end):
             self._finish()
             self._state = State.DONE
+        else:
+            self._passing = not app.pipeline.response_streaming
+
+    def _tell_received(self, headers: codec.Headers, request: Request, decision: Decision) -> None:
+        request.now = self._response_at
+        if "text/event-stream" in headers.get("content-type", ""):
+            request.streaming = True
+        status = headers.get(":status", "")
+        for received in self._app.pipeline.response_received:
+            received(request, decision, int(status) if status.isdecimal() else 0)
 
     def _on_response_body(self, message: bytes, start: int, end: int) -> None:
         begin, stop, last = codec.body(message, start, end)
         if end - start <= PIECE_BYTES_MAX:
-            self._stream.send_raw(codec.response_body_answer(message, start, end))
+            self._send(codec.response_body_answer(message, start, end))
         else:
-            self._stream.send_raw(codec.body_pieces(memoryview(message)[begin:stop], last, request=False))
+            self._send(codec.body_pieces(memoryview(message)[begin:stop], last, request=False))
         if self._scanner is not None:
             self._scanner.feed(message[begin:stop])
         if last:
             self._finish()
             self._state = State.DONE
-        elif self._app.pipeline.response_streaming and self._decision is not None and self._request is not None:
+            return
+        learn_chunk(len(message))
+        if not self._passing and self._decision is not None and self._request is not None:
             for streaming in self._app.pipeline.response_streaming:
                 streaming(self._request, self._decision)
 
     def _on_response_trailers(self, _message: bytes, _start: int, _end: int, _state: int) -> None:
         self._finish()
-        self._stream.send_raw(codec.RESPONSE_TRAILERS_ANSWER)
+        self._send(codec.RESPONSE_TRAILERS_ANSWER)
 
     # Endings.
 
@@ -356,7 +391,7 @@ class ExtProcStream:
         answer = refusals.answer(refused)
         app.lane.add(app.counters.refusals)
         app.lane.observe(app.counters.request_processing, app.now() - self._received_at)
-        self._stream.send_raw(codec.immediate_answer(answer.status, answer.headers, answer.body))
+        self._send(codec.immediate_answer(answer.status, answer.headers, answer.body))
         self._end(0, "")
 
     def _fail(self, problem: Exception) -> None:
@@ -366,7 +401,7 @@ class ExtProcStream:
         app.on_fault(problem)
         if self._state < State.ROUTED:
             answer = refusals.answer(Refused(Cause.INTERNAL, f"{type(problem).__name__} in the endpoint picker"))
-            self._stream.send_raw(codec.immediate_answer(answer.status, answer.headers, answer.body))
+            self._send(codec.immediate_answer(answer.status, answer.headers, answer.body))
             self._end(0, "")
         elif self._state != State.ENDED:
             self._end(INTERNAL, f"{type(problem).__name__} in the endpoint picker")
@@ -384,7 +419,9 @@ class ExtProcStream:
 
     def _finish(self) -> None:
         """Releases what the stream holds; does nothing the second time."""
-        self._give_up()
+        self._passing = False
+        if self._coroutine is not None or self._pieces:
+            self._give_up()
         slot, self._reserved = self._reserved, -1
         if slot < 0:
             return

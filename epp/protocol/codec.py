@@ -8,8 +8,8 @@ new length prefixes.
 
 import enum
 import struct
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Final
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Final, NamedTuple
 
 from google.protobuf.message import DecodeError
 
@@ -134,6 +134,67 @@ def headers(message: bytes, start: int, end: int) -> tuple[dict[str, str], bool]
     return _headers_slowly(message[start:end])
 
 
+class Headers(Mapping[str, str]):
+    """A message's headers, decoded when somebody reads them: names in lower case -> values as Latin-1 text.
+
+    `find` looks for one header without decoding the others.
+    """
+
+    __slots__ = ("_end", "_found", "_message", "_start")
+
+    def __init__(self, message: bytes, start: int, end: int) -> None:
+        self._message = message
+        self._start = start
+        self._end = end
+        self._found: dict[str, str] | None = None
+
+    def find(self, needle: bytes) -> str | None:
+        """The value of the header that `needle(name)` was made for; None: there is none."""
+        message = self._message
+        key = message.find(needle, self._start, self._end)
+        if key >= 2:
+            at = key + len(needle)
+            size = message[at]
+            # The entry's own length vouches for the place: tag, length, key, tag, length, value.
+            if size < 0x80 and message[key - 2] == 0x0A and message[key - 1] == len(needle) + 1 + size:
+                return message[at + 1 : at + 1 + size].decode("latin-1")
+        return self._all().get(needle[2:-1].decode())
+
+    def _all(self) -> dict[str, str]:
+        found = self._found
+        if found is None:
+            found = self._found = headers(self._message, self._start, self._end)[0]
+        return found
+
+    def __getitem__(self, name: str) -> str:
+        return self._all()[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._all())
+
+    def __len__(self) -> int:
+        return len(self._all())
+
+
+def needle(name: str) -> bytes:
+    """What stands in front of the value of a header in a HeaderMap: key and tag of raw_value."""
+    return b"\x0a" + bytes((len(name),)) + name.encode() + b"\x1a"
+
+
+def end_of_stream(message: bytes, start: int, end: int) -> bool:
+    """Whether HttpHeaders say that no body follows."""
+    if start == end:
+        return False
+    try:
+        if message[start] == 0x0A:
+            length, at = _read_varint(message, start + 1)
+            if at + length == end:
+                return False
+    except IndexError:
+        pass
+    return headers(message, start, end)[1]
+
+
 def _header_map(message: bytes, at: int, end: int) -> dict[str, str] | None:
     """HeaderMap as Envoy writes it: each entry a key of up to 127 bytes and then a value. None: not of that form."""
     text = message.decode("latin-1")
@@ -234,10 +295,14 @@ def _set_header(name: str, value: bytes) -> bytes:
     return field(1, field(1, field(1, name.encode()) + field(3, value)))
 
 
-class Destination:
-    """The answer to request headers for one target list, but for the parts that differ per request."""
+_CONTENT_LENGTH: Final = field(1, b"content-length")
+_CLEAR_ROUTE_CACHE: Final = b"\x28\x01"
 
-    __slots__ = ("metadata", "option")
+
+class Destination:
+    """The answer to request headers for one target list: bytes around the one part that differs, the content length."""
+
+    __slots__ = ("_around", "metadata", "option")
 
     def __init__(self, addresses: str) -> None:
         target = addresses.encode()
@@ -246,31 +311,38 @@ class Destination:
         inner = field(1, field(1, DESTINATION.encode()) + field(2, value))  # Struct.fields entry
         outer = field(1, field(1, METADATA_NAMESPACE.encode()) + field(2, field(5, inner)))  # Value.struct_value
         self.metadata = field(8, outer)  # ProcessingResponse.dynamic_metadata
+        self._around: dict[int, tuple[bytes, bytes]] = {}  # number of digits -> before, after
+
+    def answer(self, content_length: int) -> bytes:
+        """The whole framed answer; content_length 0 sends none."""
+        if not content_length:
+            return self.compose(b"")
+        digits = b"%d" % content_length
+        around = self._around.get(len(digits))
+        if around is None:
+            before, _, after = self.compose(_content_length(b"#" * len(digits))).partition(b"#" * len(digits))
+            around = self._around[len(digits)] = (before, after)
+        return around[0] + digits + around[1]
+
+    def compose(self, more: bytes) -> bytes:
+        """ProcessingResponse{request_headers{response{header_mutation}}, dynamic_metadata} with `more` set_headers."""
+        options = self.option + more
+        common = b"\x12" + varint(len(options)) + options + _CLEAR_ROUTE_CACHE
+        response = b"\x0a" + varint(len(common)) + common
+        return _framed(b"\x0a" + varint(len(response)) + response + self.metadata)
 
 
-_CONTENT_LENGTH: Final = field(1, b"content-length")
-_CLEAR_ROUTE_CACHE: Final = b"\x28\x01"
+def _content_length(digits: bytes) -> bytes:
+    header = _CONTENT_LENGTH + field(3, digits)
+    return field(1, field(1, header))
 
 
-def _content_length(size: int) -> bytes:
-    digits = b"%d" % size
-    header = _CONTENT_LENGTH + b"\x1a" + bytes((len(digits),)) + digits
-    return b"\x0a" + bytes((len(header) + 2,)) + b"\x0a" + bytes((len(header),)) + header
-
-
-def request_headers_answer(destination: Destination, content_length: int | None, extra: Mapping[str, str]) -> bytes:
-    """The framed ProcessingResponse{request_headers, dynamic_metadata} that routes the request.
-
-    Raises ValueError for a header value that is not Latin-1.
-    """
-    options = destination.option
-    if content_length:
-        options += _content_length(content_length)
-    for name, value in extra.items():
-        options += _set_header(name, value.encode("latin-1"))
-    common = b"\x12" + varint(len(options)) + options + _CLEAR_ROUTE_CACHE
-    response = b"\x0a" + varint(len(common)) + common
-    return _framed(b"\x0a" + varint(len(response)) + response + destination.metadata)
+def request_headers_answer(destination: Destination, content_length: int, extra: Mapping[str, str]) -> bytes:
+    """The framed answer that routes the request. Raises ValueError for a header value that is not Latin-1."""
+    if not extra:
+        return destination.answer(content_length)
+    more = _content_length(b"%d" % content_length) if content_length else b""
+    return destination.compose(more + b"".join([_set_header(n, v.encode("latin-1")) for n, v in extra.items()]))
 
 
 RESPONSE_HEADERS_ANSWER: Final = _framed(field(2, field(1, b"")))
@@ -297,6 +369,40 @@ def _remember(key: int, tag: bytes, size: int) -> bytes:
         _prefixes.clear()
     prefix = _prefixes[key] = _prefix(tag, size)
     return prefix
+
+
+class Chunk(NamedTuple):
+    """How a ProcessingRequest of one size looks that holds a response body piece and nothing else, and its answer."""
+
+    head: bytes  # tags and lengths in front of the piece's bytes; they fill the message
+    prefix: bytes  # of the answer
+    start: int  # of the HttpBody
+    begin: int  # of the piece's bytes
+
+
+_chunks: dict[int, Chunk | None] = {}
+chunk_of_size: Final = _chunks.get
+
+
+def learn_chunk(size: int) -> None:
+    """Remember the form of whole messages of `size` bytes: streamed answers repeat their sizes."""
+    if size in _chunks:
+        return
+    if len(_chunks) >= _PREFIXES_MAX:
+        _chunks.clear()
+    outer = _head_of(size)
+    payload = size - outer
+    inner = _head_of(payload)
+    if not outer or not inner or payload > PIECE_BYTES_MAX:
+        _chunks[size] = None
+        return
+    head = b"\x2a" + varint(payload) + b"\x0a" + varint(payload - inner)
+    _chunks[size] = Chunk(head, _prefix(_RESPONSE_BODY, payload), outer, outer + inner)
+
+
+def _head_of(size: int) -> int:
+    """How many of `size` bytes are tag and length of the field that fills them; 0: no field can."""
+    return next((n for n in range(2, 6) if size >= n and 1 + len(varint(size - n)) == n), 0)
 
 
 def response_body_answer(message: bytes, start: int, end: int) -> bytes:

@@ -16,6 +16,8 @@ USAGE_BYTES_MAX: Final = 4096
 _TOKENS: Final = re.compile(
     rb'"(?:[^"\\\\]|\\\\.)*"|["{}]', re.DOTALL
 )  # whole strings, braces, and a quote that nothing closes
+SUSPECT: Final = KEY + b"\\"  # a chunk that ends with one of these may have cut the key, or an escape before it
+_KEY_BYTES: Final = frozenset(bytes((byte,)) for byte in SUSPECT)
 _CARRY: Final = len(KEY)  # one byte more than a cut key leaves behind: the byte before it tells an escaped quote
 
 
@@ -36,12 +38,16 @@ _decoder = msgspec.json.Decoder(_Usage, strict=False)  # numbers may come as str
 
 
 class UsageScanner:
-    """Feed it every chunk; `usage` is what has been found so far."""
+    """Feed it every chunk, or at least each while `pending`, each with KEY in it and each whose last byte is in SUSPECT.
 
-    __slots__ = ("_carry", "_open", "usage")
+    `usage` is what has been found so far.
+    """
+
+    __slots__ = ("_carry", "_open", "pending", "usage")
 
     def __init__(self) -> None:
         self.usage: Usage | None = None
+        self.pending = False  # the last chunk ended inside a key or its object, or may have
         self._carry = b""
         self._open: bytearray | None = None  # from the key on, while its object is incomplete
 
@@ -51,6 +57,7 @@ class UsageScanner:
             carry = self._carry
             if KEY not in chunk and (not carry or KEY not in carry + chunk[: _CARRY + 1]):
                 self._carry = chunk[-_CARRY:] if len(chunk) >= _CARRY else (carry + chunk)[-_CARRY:]
+                self.pending = self._carry[-1:] in _KEY_BYTES
                 return
             chunk = carry + chunk
         else:
@@ -75,10 +82,12 @@ class UsageScanner:
                 begin = end
             at = data.find(KEY, begin)
         self._carry = data[-_CARRY:]
+        self.pending = self._carry[-1:] in _KEY_BYTES
 
     def _keep(self, data: bytes, at: int) -> None:
         if len(data) - at <= USAGE_BYTES_MAX:
             self._open = bytearray(data[at:])
+        self.pending = self._open is not None
         self._carry = b""
 
     def _take(self, text: bytes) -> None:
@@ -108,6 +117,9 @@ def _value(data: bytes, at: int) -> int | None:
 
 def _object_end(data: bytes, at: int) -> int | None:
     """One past the brace that closes the object opened at `at`; None: not in these bytes."""
+    end = data.find(b"}", at) + 1
+    if end and data.find(b"{", at + 1, end) < 0 and data.count(b'"', at, end) % 2 == 0:
+        return end  # nothing nested: the usual form
     depth = 0
     for token in _TOKENS.finditer(data, at):
         kind = data[token.start()]

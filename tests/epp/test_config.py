@@ -62,7 +62,7 @@ def test_a_configuration_of_the_deprecated_version_runs_with_the_defaults_of_the
     assert config.discovery.name == "endpoints"
     assert pipeline.handler.name == "single-profile-handler"
     profile = pipeline.profiles["default"]
-    assert [weight for _, weight in profile.scorers] == [2.0, 2.0, 3.0]
+    assert sorted(w for _, w in (*profile.scorers, *profile.static_scorers)) == [2.0, 2.0, 3.0]
     assert profile.picker.name == "max-score-picker"
     assert {"openai-parser", "passthrough-parser"} <= {parser.name for parser in pipeline.parsers}
     assert pipeline.parsers[-1].name == "passthrough-parser"

@@ -8,9 +8,9 @@ Every value says what it belongs to, so a reader can tell a torn, stale or wrong
 - index: a hash belongs to exactly one owner; a table far too small for all of them overwrites
   entries all the time, and the owners of one popular hash come and go near and far.
 
-A read is one row, one document or one block that was looked at.
-The exit code says whether anything bad was seen. `unguarded_torn` counts torn rows in
-copies taken without looking at versions: it shows that the writer does disturb the readers.
+A read is one row, one document or one block that was looked at. The exit code says whether
+anything bad was seen. `unguarded_torn` counts torn rows in copies taken without looking at
+versions: it shows that the writer does disturb the readers.
 """
 
 import argparse

@@ -2,6 +2,7 @@
 
 import pytest
 
+from shm import fence
 from shm.fence import promise, refuse_machine
 
 
@@ -13,6 +14,13 @@ def test_this_machine_is_not_refused_and_has_a_promise() -> None:
 @pytest.mark.parametrize(("order", "size", "why"), [("big", 8, "big-endian"), ("little", 4, "32")])
 def test_a_machine_with_another_layout_is_refused(order: str, size: int, why: str) -> None:
     assert why in refuse_machine(order, size)
+
+
+def test_nothing_is_imported_on_a_refused_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    fence.check_machine()
+    monkeypatch.setattr(fence, "refuse_machine", lambda byteorder, size: "no such machine")
+    with pytest.raises(ImportError, match="no such machine"):
+        fence.check_machine()
 
 
 @pytest.mark.parametrize(

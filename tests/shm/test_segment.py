@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import posix_ipc
 import pytest
 
 from shm import segment as segment_module
@@ -102,11 +103,13 @@ def test_an_impossible_name_is_refused(bad: str) -> None:
         Segment.attach(bad, LAYOUT, writable=False)
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_dev_shm_that_cannot_be_written_says_so(name: str) -> None:
-    if not os.access("/dev/shm", os.W_OK):
-        with pytest.raises(SegmentError, match="must be writable"):
-            Segment.create(name, 64, LAYOUT)
+def test_a_dev_shm_that_cannot_be_written_says_so(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*arguments: object, **options: object) -> None:
+        raise posix_ipc.PermissionsError("No permission")
+
+    monkeypatch.setattr(posix_ipc, "SharedMemory", refused)
+    with pytest.raises(SegmentError, match=r"No permission.*must be writable"):
+        Segment.create(name, 64, LAYOUT)
 
 
 def test_an_empty_segment_is_refused(name: str) -> None:
@@ -160,7 +163,7 @@ def test_attach_refuses_a_damaged_segment(name: str, damage: object, message: st
 
 def test_attach_refuses_another_layout(name: str) -> None:
     Segment.create(name, 4096, LAYOUT)
-    with pytest.raises(SegmentError, match="has layout 0+1234, this process expects 0+9999"):
+    with pytest.raises(SegmentError, match=r"has layout 0+1234, this process expects 0+9999"):
         Segment.attach(name, 0x9999, writable=False)
     assert Segment.attach(name, None, writable=False).layout_hash == LAYOUT
 

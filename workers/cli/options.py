@@ -63,7 +63,6 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     transport: str = "native"
     secure_serving: bool = True
     cert_path: str = ""
-    enable_cert_reload: bool = False
     tls_min_version: str = ""
     tls_cipher_suites: tuple[str, ...] = ()
     workers: int = 1
@@ -97,6 +96,7 @@ UNSUPPORTED = (
     Unsupported("ha-enable-leader-election", BOOL, (False,), "there is no leader election", silent=(False,)),
     Unsupported("endpoint-selector", str, ("",), "endpoints are not discovered in Kubernetes"),
     Unsupported("endpoint-target-ports", PORTS, ((),), "endpoints are not discovered in Kubernetes"),
+    Unsupported("enable-cert-reload", BOOL, (False,), "certificates are read at the start", silent=(False,)),
     Unsupported("emit-endpoint-scores", BOOL, (False,), "scores are not emitted", silent=(False,)),
     Unsupported("health-checking", BOOL, (False,), "health is served on --grpc-health-port only", silent=(False,)),
     Unsupported("enable-grpc-stream-metrics", BOOL, (False,), "there are no gRPC stream metrics", silent=(False,)),
@@ -144,7 +144,6 @@ _FLAGS = (
     flag("transport", click.Choice(["native", "grpcio"]), "native", "Implementation of gRPC."),
     flag("secure-serving", BOOL, "true", "TLS on the ext_proc port."),
     flag("cert-path", str, "", "Folder with tls.crt and tls.key; without it a self-signed certificate is made."),
-    flag("enable-cert-reload", BOOL, "false", "Follow changes of the certificate in --cert-path."),
     flag("tls-min-version", str, "", f"Lowest TLS version: {' or '.join(TLS_VERSIONS)}."),
     flag("tls-cipher-suites", NAMES, "", "TLS 1.2 cipher suites, by their IANA names."),
     flag("workers", COUNT, None, "Worker processes. [default: CPUs by affinity and cgroup limit]", short="-w"),
@@ -263,8 +262,6 @@ def _checked(values: Mapping[str, Any], errors: list[str]) -> None:
         )
     if "/" in values["instance"]:
         errors.append(f"--instance '{values['instance']}' has a slash; it is a plain file name")
-    if values["enable_cert_reload"] and not values["cert_path"]:
-        errors.append("--enable-cert-reload needs --cert-path")
 
 
 def _level(values: Mapping[str, Any], errors: list[str]) -> str:

@@ -127,8 +127,8 @@ def environment() -> dict[str, str]:
 
 
 def python(*arguments: str) -> list[str]:
-    """A command line of this interpreter."""
-    return [sys.executable, "-m", *arguments]
+    """A command line of this interpreter, which takes no module from the working directory."""
+    return [sys.executable, "-P", "-m", *arguments]
 
 
 def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:

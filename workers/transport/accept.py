@@ -21,6 +21,7 @@ FRESH_HEARTBEAT = 0.3
 PATIENCE = 0.02  # a readable socket, or a full connection, is left alone for so long
 RETRY = 0.002  # how soon a worker that is not the least loaded looks again
 FORGET = 5 * RETRY  # a socket that was not seen readable for so long has been served meanwhile
+NO_ROOM_PAUSE = 0.05
 NO_DESCRIPTORS_PAUSE = 0.1
 LOG_EVERY = 10.0
 
@@ -62,6 +63,7 @@ class Gate:
         self._on_failure = on_failure
         self._readable_since: float | None = None
         self._seen_readable = 0.0
+        self._seen = 0.0  # when the socket was last seen readable
         self._retry: Timer | None = None
         self._open = False
         self._logged_at = -LOG_EVERY
@@ -86,6 +88,9 @@ class Gate:
 
     def _readable(self) -> None:
         now = self._loop.time()
+        if not self._room():
+            self._pause(NO_ROOM_PAUSE)
+            return
         if not self._may_accept(now):
             self._pause(RETRY)
             return
@@ -115,10 +120,7 @@ class Gate:
         if now - self._readable_since >= PATIENCE:
             return True
         mine = self._load()
-        return all(
-            mine <= load or not serving or age >= FRESH_HEARTBEAT
-            for serving, load, age in self._others()
-        )
+        return all(mine <= load or not serving or age >= FRESH_HEARTBEAT for serving, load, age in self._others())
 
     def _pause(self, seconds: float) -> None:
         self._loop.remove_reader(self._listening.fileno())

@@ -10,6 +10,7 @@ SETTINGS_HEADER_TABLE_SIZE never matters to us.
 """
 
 import re
+from enum import Enum, auto
 from urllib.parse import quote
 
 from hpack.exceptions import HPACKDecodingError
@@ -23,16 +24,17 @@ Field = tuple[bytes, bytes]
 TABLE_SIZE = 4096
 REMEMBERED_BLOCKS = 64
 REMEMBERED_BYTES = 1024  # longer blocks are decoded each time
+REMEMBERED_FIELDS = 256
+REMEMBERED_FIELD_BYTES = 256
 STATUS_TEXT_MAX = 1024
 
 _STATIC: tuple[Field | None, ...] = (None, *((n, v) for n, v in HeaderTable.STATIC_TABLE))
 _DYNAMIC = len(_STATIC)  # the first index of the dynamic table: its newest entry
-_NAMES = re.compile(rb"(?::?[!#$%&'*+\-.^_`|~0-9a-z]+\n)*")
+_NAME = re.compile(rb":?[!#$%&'*+\-.^_`|~0-9a-z]+")
+_GRPC_TYPE = re.compile(rb"application/grpc(?:[+;]|$)")
 _BAD_VALUE = re.compile(rb"[\x00\r\n]")
 _PSEUDO = frozenset((b":method", b":scheme", b":path", b":authority"))
-_CONNECTION_FIELDS = frozenset(
-    (b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade")
-)
+_CONNECTION_FIELDS = frozenset((b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade"))
 
 
 class BrokenBlock(Exception):
@@ -64,12 +66,13 @@ class HeaderDecoder:
         self._table_used = 0
         self._table_max = TABLE_SIZE
         self._remembered: dict[bytes, RequestHead] = {}
+        self._kinds = FieldKinds()
         self._changed = False
 
     def request(self, block: bytes) -> RequestHead:
         head = self._remembered.get(block)
         if head is None:
-            head = request_head(self.fields(block))
+            head = request_head(self.fields(block), self._kinds)
             if self._changed:
                 self._remembered.clear()
             elif len(block) <= REMEMBERED_BYTES:
@@ -78,14 +81,12 @@ class HeaderDecoder:
                 self._remembered[block] = head
         return head
 
-    def trailers(self, block: bytes) -> str:
-        """Decode and drop the trailers of a peer; says what is wrong with them, or nothing."""
+    def bad_trailers(self, block: bytes) -> bool:
+        """Decode and drop the trailers of a peer; True: they are malformed."""
         fields = self.fields(block)
         if self._changed:
             self._remembered.clear()
-        if any(name[:1] == b":" for name, _ in fields):
-            return "pseudo-header field in trailers"
-        return _field_problem(fields)
+        return any(field_kind(field) in (Kind.PSEUDO, Kind.FORBIDDEN) for field in fields)
 
     def fields(self, block: bytes) -> list[Field]:
         """Decode one whole block. One long function because each call costs as much as a field."""
@@ -129,9 +130,7 @@ class HeaderDecoder:
                 fields.append(field)
                 total += len(field[0]) + len(field[1]) + 32
                 if total > self._list_max or len(fields) > self._fields_max:
-                    raise BrokenBlock(
-                        f"more than {self._fields_max} header fields or {self._list_max} bytes of them"
-                    )
+                    raise BrokenBlock(f"more than {self._fields_max} header fields or {self._list_max} bytes of them")
         except (IndexError, HPACKDecodingError) as error:
             raise BrokenBlock(f"undecodable header block: {error}") from None
         return fields
@@ -181,53 +180,80 @@ def _string(block: bytes, at: int) -> tuple[bytes, int]:
     return (decode_huffman(text) if first & 0x80 else text), end
 
 
-def _field_problem(fields: list[Field]) -> str:
-    names = b"\n".join([name for name, _ in fields]) + b"\n"
-    if fields and not _NAMES.fullmatch(names):
-        return "field name with a forbidden character"
-    if _BAD_VALUE.search(b"".join([value for _, value in fields])):
-        return "field value with a forbidden character"
-    return ""
+class Kind(Enum):
+    """What one field means to a request."""
+
+    PSEUDO = auto()
+    PLAIN = auto()
+    GRPC = auto()  # content-type application/grpc
+    ENCODING = auto()
+    LENGTH = auto()
+    FORBIDDEN = auto()
 
 
-def request_head(fields: list[Field]) -> RequestHead:
-    """Check a request's fields against RFC 9113 section 8 and find what gRPC needs."""
+def field_kind(field: Field) -> Kind:
+    """Judge a field by itself, after RFC 9113 section 8.2."""
+    name, value = field
+    kind = Kind.PLAIN
+    if not _NAME.fullmatch(name) or _BAD_VALUE.search(value) or name in _CONNECTION_FIELDS:
+        kind = Kind.FORBIDDEN
+    elif name[:1] == b":":
+        kind = Kind.PSEUDO if name in _PSEUDO else Kind.FORBIDDEN
+    elif name == b"te" and value != b"trailers":
+        kind = Kind.FORBIDDEN
+    elif name == b"content-length":
+        kind = Kind.LENGTH if value.isdigit() and len(value) < 19 else Kind.FORBIDDEN
+    elif name == b"grpc-encoding":
+        kind = Kind.ENCODING
+    elif name == b"content-type" and _GRPC_TYPE.match(value):
+        kind = Kind.GRPC
+    return kind
+
+
+class FieldKinds(dict[Field, Kind]):
+    """The kinds of fields seen before: most fields of a connection come again in each request."""
+
+    def __missing__(self, field: Field) -> Kind:
+        kind = field_kind(field)
+        if len(field[0]) + len(field[1]) <= REMEMBERED_FIELD_BYTES:
+            if len(self) >= REMEMBERED_FIELDS:
+                self.clear()
+            self[field] = kind
+        return kind
+
+
+def request_head(fields: list[Field], kinds: FieldKinds) -> RequestHead:
+    """Check a request's fields and find what gRPC needs."""
     head = RequestHead()
-    head.problem = _field_problem(fields)
     pseudo: dict[bytes, bytes] = {}
-    count = 0
-    for name, value in fields:
-        if name[:1] != b":":
-            break
-        if name in pseudo or name not in _PSEUDO:
-            head.problem = "repeated or unknown pseudo-header field"
-        pseudo[name] = value
-        count += 1
-    head.metadata = tuple(fields[count:])
-    content_type = b""
-    for name, value in head.metadata:
-        if name == b"content-type":
-            content_type = value
-        elif name == b"grpc-encoding":
-            head.encoding = value
-        elif name == b"content-length":
-            if not value.isdigit() or len(value) > 18:
-                head.problem = "content-length is not a number"
-            else:
-                head.content_length = int(value)
-        elif name in _CONNECTION_FIELDS or (name == b"te" and value != b"trailers"):
-            head.problem = "connection-specific header field"
-        elif name[:1] == b":":
-            head.problem = "pseudo-header field after a regular one"
+    grpc = False
+    metadata: list[Field] = []
+    for field in fields:
+        kind = kinds[field]
+        if kind is Kind.PSEUDO:
+            if metadata or field[0] in pseudo:
+                head.problem = "pseudo-header field repeated or after a regular one"
+            pseudo[field[0]] = field[1]
+            continue
+        metadata.append(field)
+        if kind is Kind.PLAIN:
+            continue
+        if kind is Kind.GRPC:
+            grpc = True
+        elif kind is Kind.ENCODING:
+            head.encoding = field[1]
+        elif kind is Kind.LENGTH:
+            head.content_length = int(field[1])
+        else:
+            head.problem = "forbidden header field"
+    head.metadata = tuple(metadata)
     if not (pseudo.get(b":method") and pseudo.get(b":scheme") and pseudo.get(b":path")):
         head.problem = head.problem or "missing pseudo-header field"
         return head
     head.path = pseudo[b":path"].decode("latin-1")
     if pseudo[b":method"] != b"POST":
         head.refusal = 405
-    elif content_type != b"application/grpc" and not content_type.startswith(
-        (b"application/grpc+", b"application/grpc;")
-    ):
+    elif not grpc:
         head.refusal = 415
     return head
 

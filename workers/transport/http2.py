@@ -20,7 +20,7 @@ from struct import Struct
 from workers.transport.headers import BrokenBlock, HeaderDecoder, RequestHead
 from workers.transport.interface import Application, Handler, Status
 from workers.transport.limits import Bucket, Budget, Limits
-from workers.transport.stream import FRAME, NO_WINDOW, ServerStream
+from workers.transport.stream import FRAME, FRAMED_MESSAGE, NO_WINDOW, ServerStream
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS, PUSH_PROMISE, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = range(10)
@@ -129,10 +129,7 @@ class Connection:
         """Everything to be written now."""
         self.idle = True
         out = self.out
-        if len(out) == 1:
-            data = bytes(out[0])
-        else:
-            data = b"".join(out)
+        data = b"".join(out)
         out.clear()
         return data
 
@@ -152,8 +149,6 @@ class Connection:
             for stream in list(self.streams.values()):
                 if stream.queued and now - stream.progress > limits.stall_seconds:
                     self.give_up(stream, "output_stalled")
-        if self.out and self.idle:
-            self.wake()
 
     def lost(self) -> None:
         """The transport is gone."""
@@ -234,12 +229,16 @@ class Connection:
     def _parse(self, data: bytes, at: int) -> None:
         """All frames of `data`. DATA frames that are one whole message are served here, others in `_frame`."""
         unpack = FRAME.unpack_from
-        number_of = int.from_bytes
+        unpack_with_prefix = FRAMED_MESSAGE.unpack_from
         lookup = self.streams.get if not self._expecting else _nothing
         size = len(data)
         credit = self._credit
         while size - at >= 9:
-            word, flags, number = unpack(data, at)
+            if size - at >= 14:  # the frame's header, and the prefix of a message if it is DATA
+                word, flags, number, packed, body = unpack_with_prefix(data, at)
+            else:
+                word, flags, number = unpack(data, at)
+                packed = 1
             start = at + 9
             at = start + (word >> 8)
             if at > size or word > OVERSIZE:
@@ -251,19 +250,23 @@ class Connection:
                 length = word >> 8
                 credit -= length
                 stream = lookup(number)
-                if stream is not None and flags < 2 and (deliver := stream.deliver) is not None:
-                    # The 5 bytes of flag 0 and length, read as one number: also says the frame holds exactly one message.
-                    if number_of(data[start : start + 5], "big") == length - 5:
-                        stream.credit -= length
-                        if stream.credit < STREAM_CREDIT // 2:
-                            self._give_credit(stream)
-                        try:
-                            deliver(data[start + 5 : at])
-                        except Exception as error:
-                            self.handler_failed(stream, error)
-                        if flags:
-                            self._half_close(stream)
+                if (
+                    stream is not None
+                    and flags < 2
+                    and not packed
+                    and body == length - 5  # exactly one message
+                    and (deliver := stream.deliver) is not None
+                ):
+                    stream.credit -= length
+                    if stream.credit < STREAM_CREDIT // 2 and not self._give_credit(stream):
                         continue
+                    try:
+                        deliver(data[start + 5 : at])
+                    except Exception as error:
+                        self.handler_failed(stream, error)
+                    if flags:
+                        self._half_close(stream)
+                    continue
             self._frame(word & 255, flags, number & WINDOW_MAX, data, start, at)
             if self.closing:
                 return
@@ -447,14 +450,14 @@ class Connection:
             if number > self._last:
                 self._open(block, self._decoder.request(data))
                 return
-            problem = self._decoder.trailers(data)
+            malformed = self._decoder.bad_trailers(data)
         except BrokenBlock as error:
             raise ConnectionFault(COMPRESSION_ERROR, str(error)) from None
         if stream is None:
             self._no_such_stream(number, "HEADERS", STREAM_CLOSED)
         elif not stream.remote_open:
             self._reset(stream, STREAM_CLOSED)
-        elif problem or not block.end_stream or block.depends_on_itself:
+        elif malformed or not block.end_stream or block.depends_on_itself:
             self._reset(stream, PROTOCOL_ERROR)
         else:
             self._half_close(stream)
@@ -476,9 +479,7 @@ class Connection:
             return
         stream = ServerStream(self, number, self._initial_window, STREAM_CREDIT, self.now)
         streams[number] = stream
-        if len(streams) == self.stream_limit and (
-            self.full_since is None or self.now - self._freed_at > FULL_GAP
-        ):
+        if len(streams) == self.stream_limit and (self.full_since is None or self.now - self._freed_at > FULL_GAP):
             self.full_since = self.now
         stream.head_length = head.content_length
         stream.refusal = head.refusal
@@ -493,8 +494,7 @@ class Connection:
         if not self._started:
             self._started = True
             self.peer_queues = any(
-                name == b"user-agent" and value.startswith((b"grpc-", b"tonic/"))
-                for name, value in head.metadata
+                name == b"user-agent" and value.startswith((b"grpc-", b"tonic/")) for name, value in head.metadata
             )
         try:
             handler = self._application(head.path, head.metadata, stream)

@@ -20,6 +20,8 @@ TICK = 1.0
 HANDSHAKE_SECONDS = 10.0
 WRITE_HIGH, WRITE_LOW = 1 << 20, 1 << 18  # bytes in the transport at which answers stay in their streams
 CONNECTIONS_MAX = 512
+IDLE_SECONDS = 30.0  # so long without a stream, a connection may be closed in favour of a new one
+LINGER_SECONDS = 0.2
 CLOSING_TICKS = 5  # how long a peer may take to read our farewell
 
 
@@ -32,6 +34,7 @@ class ServerProtocol(asyncio.Protocol):
         self._now = server.loop.time
         self.host = ""
         self._closing_ticks = 0
+        self._lingering = False
         self.connection = Connection(
             server.application,
             server.loop.time(),
@@ -43,7 +46,7 @@ class ServerProtocol(asyncio.Protocol):
         )
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = transport = cast(asyncio.Transport, transport)
+        self._transport = transport = cast("asyncio.Transport", transport)
         transport.set_write_buffer_limits(WRITE_HIGH, WRITE_LOW)
         peer = transport.get_extra_info("peername")
         self.host = peer[0] if isinstance(peer, tuple) else ""
@@ -61,7 +64,7 @@ class ServerProtocol(asyncio.Protocol):
         if connection.full_since is not None:
             self._server.full(self)
         if connection.closing:
-            self._transport.close()
+            self._close()
 
     def eof_received(self) -> bool:
         return False  # no use in a half-open connection: close it
@@ -83,8 +86,11 @@ class ServerProtocol(asyncio.Protocol):
         self._server.left(self)
 
     def tick(self, now: float) -> None:
-        self.connection.tick(now)
-        if self.connection.closing and self._transport.get_write_buffer_size():
+        connection = self.connection
+        connection.tick(now)
+        if connection.closing:
+            self._flush()
+        if connection.closing and self._transport.get_write_buffer_size():
             self._closing_ticks += 1
             if self._closing_ticks > CLOSING_TICKS:  # it doesn't even take our farewell
                 self._transport.abort()
@@ -111,7 +117,13 @@ class ServerProtocol(asyncio.Protocol):
         if out and not self._transport.is_closing():
             self._write(out)
         if connection.closing:
-            self._transport.close()
+            self._close()
+
+    def _close(self) -> None:
+        """Close soon: at once, with bytes of the peer unread, TCP would take back our farewell."""
+        if not self._lingering:
+            self._lingering = True
+            self._loop.call_later(LINGER_SECONDS, self._transport.close)
 
 
 class Server:
@@ -231,7 +243,16 @@ class Server:
     # The rest.
 
     def _has_room(self) -> bool:
-        return self.connections < self._connections_max
+        """Below the limit of connections; at it, those that have been idle for long make room."""
+        if self.connections < self._connections_max:
+            return True
+        idle = [p.connection for p in self._protocols if not p.connection.streams]
+        longest = min(idle, key=lambda connection: connection.idle_since, default=None)
+        now = self.loop.time()
+        if longest is not None and now - longest.idle_since >= IDLE_SECONDS:
+            longest.now = now
+            longest.drain()
+        return False
 
     def _take(self, accepted: socket.socket) -> None:
         accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -52,20 +52,20 @@ class ServerStream:
 
     __slots__ = (
         "_connection",
+        "_ending",
         "_expected",
         "_gathered",
-        "_ending",
         "born",
         "compressed",
         "counted",
         "credit",
         "deliver",
+        "encoding",
         "handler",
         "head_length",
         "in_ring",
         "number",
         "opened",
-        "encoding",
         "padding",
         "progress",
         "queue",
@@ -76,9 +76,7 @@ class ServerStream:
         "window",
     )
 
-    def __init__(
-        self, connection: "Connection", number: int, window: int, credit: int, now: float
-    ) -> None:
+    def __init__(self, connection: "Connection", number: int, window: int, credit: int, now: float) -> None:
         self._connection = connection
         self.number = number
         self.window = window  # what the peer lets us send
@@ -161,10 +159,7 @@ class ServerStream:
         if self.ended():
             return
         self.handler = self.deliver = None
-        if status or text:
-            block = trailers_block(status, text)
-        else:
-            block = TRAILERS_OK_BLOCK
+        block = trailers_block(status, text) if status or text else TRAILERS_OK_BLOCK
         if not self.opened:
             self.opened = True
             block = RESPONSE_BLOCK + block  # trailers only: one header block says all

@@ -25,9 +25,7 @@ class TlsError(ValueError):
 VERSIONS = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}
 
 
-def server_context(
-    directory: Path | None, min_version: str = "1.2", ciphers: str | None = None
-) -> ssl.SSLContext:
+def server_context(directory: Path | None, min_version: str = "1.2", ciphers: str | None = None) -> ssl.SSLContext:
     """A context for `tls.crt` and `tls.key` in `directory`; without a directory, for a self-signed certificate.
     `ciphers` is an OpenSSL list and concerns TLS 1.2 only."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

@@ -12,6 +12,7 @@ from epp.request import Request
 class KvUtilization(Scorer):
     """1 - usage; servers that report more than 1 count as full."""
 
+    static = True
     consumes = (KV_USAGE,)
 
     def score(self, request: Request, candidates: Candidates, profile: Profile) -> Scores:

@@ -32,10 +32,10 @@ class PrefixCache(Scorer):
         self._weight = params.match_length_weight
         self._scale = params.match_length_scale_tokens
 
-    def score(self, request: Request, candidates: Candidates, profile: Profile) -> Scores:
+    def score(self, request: Request, candidates: Candidates, profile: Profile) -> Scores | None:
         match = request[self._match]
         if match is None or match.blocks is None:
-            return candidates.zeros()
+            return None
         blocks = candidates.narrow(match.blocks)
         share: Scores = blocks / match.total
         if not self._weight:

@@ -11,6 +11,7 @@ from epp.request import Request
 class RunningRequests(Scorer):
     """1 for the fewest, 0 for the most, linear between."""
 
+    static = True
     consumes = (RUNNING,)
 
     def score(self, request: Request, candidates: Candidates, profile: Profile) -> Scores:

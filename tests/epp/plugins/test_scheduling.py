@@ -33,7 +33,8 @@ def started(plugin: Plugin, services: FakeServices | None = None) -> Plugin:
 
 
 def score(scorer: Plugin, c: object, r: object = None) -> list[float]:
-    return scorer.score(r or request(), c, PROFILE).tolist()  # type: ignore[attr-defined]
+    scores = scorer.score(r or request(), c, PROFILE)  # type: ignore[attr-defined]
+    return [0.0] * len(c) if scores is None else scores.tolist()  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

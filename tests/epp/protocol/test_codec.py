@@ -161,3 +161,22 @@ def test_arbitrary_bytes_are_a_violation_or_a_message(data: bytes) -> None:
             codec.headers(data, start, end)
     except ProtocolViolation:
         return
+
+
+@given(st.integers(0, 70_000))
+@settings(max_examples=400)
+def test_the_form_of_a_lone_body_piece_follows_from_the_size_of_its_message(size: int) -> None:
+    body = b"x" * size
+    message = pb.ProcessingRequest(response_body=pb.HttpBody(body=body)).SerializeToString()
+    codec.learn_chunk(len(message))
+    chunk = codec.chunk_of_size(len(message))
+    if chunk is None:
+        assert size == 0 or size > codec.PIECE_BYTES_MAX - 5
+        return
+    if not size:
+        return
+    assert message.startswith(chunk.head) and message[chunk.begin :] == body
+    (response,) = unframed(chunk.prefix + message[chunk.start :])
+    assert response.response_body.response.body_mutation.streamed_response.body == body
+    last = pb.ProcessingRequest(response_body=pb.HttpBody(body=body[2:], end_of_stream=True)).SerializeToString()
+    assert len(last) != len(message) or not last.startswith(chunk.head)

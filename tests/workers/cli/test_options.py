@@ -148,7 +148,7 @@ def test_what_kubernetes_puts_into_the_environment_is_honoured_or_ignored() -> N
         ("--grpc-max-send-msg-size=1Ki", "is too small"),
         ("--zap-log-level=loud", "is none of"),
         ("--instance=a/b", "has a slash"),
-        ("--enable-cert-reload", "needs --cert-path"),
+        ("--enable-cert-reload", "certificates are read at the start"),
         *((f"--{name}=x", "deprecated and cannot be used; use engineConfigs") for name in REPLACED),
     ],
 )  # fmt: skip

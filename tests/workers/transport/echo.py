@@ -42,11 +42,20 @@ def body_answer(tag: int, body: bytes) -> tuple[bytes, int]:
     size = len(body)
     if size < 100:
         head = bytes((tag, size + 6, 0x0A, size + 4, 0x1A, size + 2, 0x1A, size))
-        return head, size + 8
-    head = b"\x1a" + varint(size)
-    head = b"\x1a" + varint(size + len(head)) + head
-    head = b"\x0a" + varint(size + len(head)) + head
-    head = bytes((tag,)) + varint(size + len(head)) + head
+    elif 128 <= size < 16_000:  # all four lengths take two bytes
+        part, body_mutation, common = size + 3, size + 6, size + 9
+        head = bytes(
+            (
+                *(tag, common & 127 | 128, common >> 7),
+                *(0x0A, body_mutation & 127 | 128, body_mutation >> 7),
+                *(0x1A, part & 127 | 128, part >> 7),
+                *(0x1A, size & 127 | 128, size >> 7),
+            )
+        )
+    else:
+        head = b"\x1a" + varint(size)
+        for number in (0x1A, 0x0A, tag):
+            head = bytes((number,)) + varint(size + len(head)) + head
     return head, size + len(head)
 
 

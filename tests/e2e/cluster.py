@@ -1,0 +1,242 @@
+"""Real processes for end-to-end tests: simulated servers, a picker, an Envoy, and a small HTTP client.
+
+A `Cluster` owns a directory and everything it starts; leaving it ends them all and shows the log of what failed. Everything
+listens on free ports of loopback.
+"""
+
+import asyncio
+import http.client
+import json
+import re
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+import aiohttp
+
+from workers.demo import envoy_config
+from workers.demo.children import Child, Children, environment, free_ports, python
+from workers.demo.stack import LOOPBACK, envoy_command, envoy_path, get, picker_config, read_endpoints
+
+READY_S = 40.0
+ANSWER_S = 40.0
+MODEL = "sim-model"
+CHAT = "/v1/chat/completions"
+COMPLETIONS = "/v1/completions"
+GAUGE = r"^llm_d_epp_{name}\{{worker=\"(\d+)\"\}} (\S+)$"
+
+
+class Answer(NamedTuple):
+    """What came back; header names are lower case."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+    @property
+    def server(self) -> str:
+        return self.headers["x-sim-server"]
+
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+class Picker:
+    """A picker's process and its pages."""
+
+    def __init__(self, child: Child, grpc: int, health: int, metrics: int) -> None:
+        self.child = child
+        self.grpc, self.health, self.metrics = grpc, health, metrics
+
+    def page(self) -> str:
+        page = get(self.metrics, "/metrics")
+        return page.decode() if page else ""
+
+    def gauge(self, name: str) -> list[float]:
+        """One value per worker."""
+        found = re.findall(GAUGE.format(name=name), self.page(), re.MULTILINE)
+        return [float(value) for _, value in sorted(found, key=lambda pair: int(pair[0]))]
+
+    def counter(self, name: str) -> float:
+        match = re.search(rf"^llm_d_epp_{name}(?:\{{[^}}]*\}})? (\S+)$", self.page(), re.MULTILINE)
+        return float(match[1]) if match else 0.0
+
+    def ready(self) -> bool:
+        return get(self.metrics, "/readyz") is not None
+
+    @property
+    def instance(self) -> str:
+        return f"epp-{self.grpc}"
+
+    def in_flight(self) -> list[str]:
+        """Lines of the lanes segment that show load in flight."""
+        name = next(path.name for path in Path("/dev/shm").glob(f"{self.instance}-*-lanes"))
+        shown = run(python("shm.inspect", f"/{name}")).stdout
+        return [line.strip() for line in shown.splitlines() if "in flight" in line]
+
+
+class Cluster:
+    """Whatever a test started."""
+
+    def __init__(self) -> None:
+        self._temporary = tempfile.TemporaryDirectory(prefix="epp-e2e-")
+        self.directory = Path(self._temporary.name)
+        self.children = Children(self.directory)
+        self._numbers = iter(range(1000))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        asyncio.run(self.children.end())
+        self._temporary.cleanup()
+
+    def wait(self, child: Child, probe: Callable[[], bool]) -> None:
+        asyncio.run(self.children.ready(child, probe, READY_S))
+
+    def fleet(self, servers: int, *flags: str) -> "Fleet":
+        """Simulated servers in one process."""
+        number = next(self._numbers)
+        file = self.directory / f"endpoints-{number}.yaml"
+        argv = python("loadtest.sim", "--servers", str(servers), "--port", "0", "--endpoints-file", str(file), *flags)
+        child = self.children.start(f"servers {number}", argv)
+        self.wait(child, lambda: "ready" in child.text())
+        return Fleet(child, file)
+
+    def fleets(self, count: int, *flags: str) -> list["Fleet"]:
+        """Simulated servers in a process each."""
+        number = next(self._numbers)
+        files = [self.directory / f"endpoints-{number}-{n}.yaml" for n in range(count)]
+        options = ("--servers", "1", "--port", "0", *flags)
+        started = [
+            self.children.start(f"server {number}-{n}", python("loadtest.sim", *options, "--endpoints-file", str(file)))
+            for n, file in enumerate(files)
+        ]
+        for child in started:
+            self.wait(child, lambda child=child: "ready" in child.text())  # type: ignore[misc]
+        return [Fleet(child, file) for child, file in zip(started, files, strict=True)]
+
+    def picker(self, endpoints: Path, *flags: str, workers: int, run_dir: Path | None = None, ready: bool = True) -> Picker:
+        """Plaintext, with the default configuration."""
+        number = next(self._numbers)
+        config = self.directory / f"config-{number}.yaml"
+        config.write_text(picker_config(endpoints))
+        grpc, health, metrics = free_ports(3)
+        argv = [*serve(config, grpc, health, metrics, workers, run_dir or self.directory / "run"), *flags]
+        picker = Picker(self.children.start(f"picker {number}", argv), grpc, health, metrics)
+        if ready:
+            self.wait(picker.child, picker.ready)
+        return picker
+
+    def envoy(self, picker: Picker, *, threads: int = 2) -> int:
+        """The gateway's port."""
+        number = next(self._numbers)
+        port, admin = free_ports(2)
+        file = self.directory / f"envoy-{number}.yaml"
+        config = envoy_config.bootstrap(listen=(LOOPBACK, port), picker=(LOOPBACK, picker.grpc), admin=(LOOPBACK, admin))
+        file.write_text(envoy_config.to_yaml(config))
+        child = self.children.start(f"envoy {number}", envoy_command(envoy_path(), file, threads))
+        self.wait(child, lambda: get(admin, "/ready") is not None)
+        return port
+
+    def forget(self, child: Child) -> None:
+        """It ended as intended."""
+        self.children.all.remove(child)
+
+
+class Fleet:
+    """A process with simulated servers."""
+
+    def __init__(self, child: Child, file: Path) -> None:
+        self.child = child
+        self.file = file
+        self.addresses = read_endpoints(file)
+
+    def stats(self) -> list[dict[str, Any]]:
+        page = get(self.addresses[0][1], "/sim/stats?all")
+        assert page is not None
+        stats: list[dict[str, Any]] = json.loads(page)
+        return stats
+
+    def requests(self) -> list[int]:
+        return [stats["requests"] for stats in self.stats()]
+
+
+def serve(config: Path, grpc: int, health: int, metrics: int, workers: int, run_dir: Path) -> list[str]:
+    """The command line of a plaintext picker."""
+    flags = {
+        "config-file": config,
+        "workers": workers,
+        "grpc-port": grpc,
+        "grpc-health-port": health,
+        "metrics-port": metrics,
+        "secure-serving": "false",
+        "drain-timeout": "5s",
+        "run-dir": run_dir,
+    }
+    return python("workers", "serve", *(f"--{name}={value}" for name, value in flags.items()))
+
+
+def run(argv: Sequence[str], seconds: float = ANSWER_S) -> subprocess.CompletedProcess[str]:
+    """A command to its end."""
+    return subprocess.run(argv, env=environment(), capture_output=True, text=True, timeout=seconds, check=False)
+
+
+def write_endpoints(file: Path, addresses: Iterable[tuple[str, int]]) -> Path:
+    entries = "".join(f'- {{name: server-{n}, address: "{host}", port: "{port}"}}\n' for n, (host, port) in enumerate(addresses))
+    file.write_text(f"endpoints:\n{entries}" if entries else "endpoints: []\n")
+    return file
+
+
+def completion(prompt: str, **more: Any) -> bytes:
+    return json.dumps({"model": MODEL, "prompt": prompt, **more}).encode()
+
+
+def chat(text: str, **more: Any) -> bytes:
+    return json.dumps({"model": MODEL, "messages": [{"role": "user", "content": text}], **more}).encode()
+
+
+def ask(
+    port: int, path: str, body: bytes | Iterator[bytes] | None, headers: Mapping[str, str] = {}, method: str = "POST"
+) -> Answer:
+    """One request on a connection of its own; an iterator is sent chunked."""
+    connection = http.client.HTTPConnection(LOOPBACK, port, timeout=ANSWER_S)
+    try:
+        sent = {"content-type": "application/json", **headers}
+        connection.request(method, path, body, sent, encode_chunked=not isinstance(body, bytes | None))
+        response = connection.getresponse()
+        return Answer(response.status, {k.lower(): v for k, v in response.getheaders()}, response.read())
+    finally:
+        connection.close()
+
+
+async def ask_all(port: int, path: str, bodies: Sequence[bytes]) -> list[Answer]:
+    """All at once."""
+    connector = aiohttp.TCPConnector(limit=0)
+    timeout = aiohttp.ClientTimeout(total=ANSWER_S)
+    async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
+
+        async def one(body: bytes) -> Answer:
+            async with session.post(f"http://{LOOPBACK}:{port}{path}", data=body) as response:
+                return Answer(response.status, {k.lower(): v for k, v in response.headers.items()}, await response.read())
+
+        return await asyncio.gather(*map(one, bodies))
+
+
+def eventually(condition: Callable[[], bool], seconds: float = 15.0) -> bool:
+    """Whether it came true in time."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def events(body: bytes) -> list[Any]:
+    """The JSON of server-sent events, [DONE] left out."""
+    lines = (line[6:] for line in body.split(b"\n") if line.startswith(b"data: "))
+    return [json.loads(line) for line in lines if line != b"[DONE]"]

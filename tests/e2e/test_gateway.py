@@ -1,0 +1,164 @@
+"""Requests through Envoy, the picker and a simulated server, and back."""
+
+import hashlib
+import http.client
+import json
+import random
+import select
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.cluster import ANSWER_S, CHAT, COMPLETIONS, MODEL, Answer, Cluster, ask, chat, completion, events, write_endpoints
+from tests.e2e.conftest import Gateway
+from workers.demo.children import descendants
+from workers.demo.stack import LOOPBACK
+
+MIB = 1 << 20
+PIECE = 40_000
+
+
+def pieces(body: bytes) -> Iterator[bytes]:
+    for start in range(0, len(body), PIECE):
+        yield body[start : start + PIECE]
+
+
+def refused_early(port: int, size: int, chunked: bool) -> Answer:
+    """Sends zeros until there is an answer, as a client does that looks for one."""
+    piece = bytes(MIB)
+    head = "transfer-encoding: chunked" if chunked else f"content-length: {size}"
+    unsent = f"POST {COMPLETIONS} HTTP/1.1\r\nhost: x\r\n{head}\r\n\r\n".encode()
+    sent = 0
+    with socket.create_connection((LOOPBACK, port), ANSWER_S) as connection:
+        while sent < size:
+            readable, writable, _ = select.select([connection], [connection], [], ANSWER_S)
+            if readable:
+                break
+            assert writable, "neither read nor answered"
+            if not unsent:
+                unsent = b"%x\r\n%s\r\n" % (MIB, piece) if chunked else piece
+                sent += MIB
+            unsent = unsent[connection.send(unsent, socket.MSG_DONTWAIT) :]
+        response = http.client.HTTPResponse(connection)
+        response.begin()
+        return Answer(response.status, {k.lower(): v for k, v in response.getheaders()}, response.read())
+
+
+def resident_peak(pids: list[int]) -> int:
+    """Bytes; the sum of the most that each process ever held."""
+    total = 0
+    for pid in pids:
+        status = Path(f"/proc/{pid}/status").read_text()
+        total += next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM")) * 1024
+    return total
+
+
+def error_of(answer: Answer) -> dict[str, Any]:
+    assert answer.headers["content-type"] == "application/json"
+    error: dict[str, Any] = answer.json()["error"]
+    return error
+
+
+@pytest.mark.parametrize(("path", "make"), [(CHAT, chat), (COMPLETIONS, completion)])
+def test_an_unstreamed_request_is_answered_with_usage(gateway: Gateway, path: str, make: Any) -> None:
+    answer = ask(gateway.port, path, make("hello there", max_tokens=5))
+    assert answer.status == 200
+    assert answer.json()["usage"]["completion_tokens"] == 5
+    assert answer.server in {stats["server"] for stats in gateway.fleet.stats()}
+
+
+@pytest.mark.parametrize(("path", "make"), [(CHAT, chat), (COMPLETIONS, completion)])
+def test_a_streamed_request_is_answered_event_by_event_with_usage_last(gateway: Gateway, path: str, make: Any) -> None:
+    answer = ask(gateway.port, path, make("hello there", max_tokens=5, stream=True, stream_options={"include_usage": True}))
+    assert answer.status == 200
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    assert answer.body.endswith(b"data: [DONE]\n\n")
+    found = events(answer.body)
+    assert found[-1]["usage"]["completion_tokens"] == 5
+    assert sum(1 for event in found if event["choices"]) >= 5
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+@pytest.mark.parametrize("size", [1_000, 200_000, 3_000_000])
+def test_the_body_arrives_byte_for_byte(gateway: Gateway, size: int, chunked: bool) -> None:
+    body = completion(f"{chunked} " + random.Random(size).randbytes(size // 2).hex(), max_tokens=1)
+    answer = ask(gateway.port, COMPLETIONS, pieces(body) if chunked else body)
+    assert answer.status == 200, answer.body[:300]
+    assert answer.headers["x-sim-body-bytes"] == str(len(body))
+    assert answer.headers["x-sim-body-sha256"] == hashlib.sha256(body).hexdigest()
+
+
+def test_a_long_answer_arrives_whole(gateway: Gateway) -> None:
+    answer = ask(gateway.port, COMPLETIONS, completion("x", max_tokens=40, stream=True))
+    again = ask(gateway.port, COMPLETIONS, completion("x", max_tokens=40))
+    words = "".join(event["choices"][0]["text"] for event in events(answer.body) if event["choices"])
+    assert words == again.json()["choices"][0]["text"]
+
+
+def test_a_request_without_a_body_reaches_a_server(gateway: Gateway) -> None:
+    answer = ask(gateway.port, "/v1/models", None, method="GET")
+    assert answer.status == 200
+    assert answer.json()["data"][0]["id"] == MODEL
+
+
+def test_a_body_that_is_no_json_is_refused(gateway: Gateway) -> None:
+    answer = ask(gateway.port, COMPLETIONS, b'{"model": "x", ')
+    error = error_of(answer)
+    assert answer.status == 400
+    assert error["message"].startswith("inference error: BadRequest - ")
+    assert (error["type"], error["code"]) == ("BadRequest", 400)
+
+
+def test_a_body_without_a_model_is_refused_with_the_exact_text(gateway: Gateway) -> None:
+    answer = ask(gateway.port, COMPLETIONS, b'{"prompt": "hello"}')
+    assert answer.status == 400
+    expected = {"message": "inference error: BadRequest - model not found in request body", "type": "BadRequest", "code": 400}
+    assert error_of(answer) == expected
+    assert answer.body == json.dumps({"error": expected}, separators=(",", ":")).encode()
+
+
+def test_an_error_of_the_server_passes_through(gateway: Gateway) -> None:
+    answer = ask(gateway.port, COMPLETIONS, completion("hello"), {"x-sim-fault": "error"})
+    assert answer.status == 500
+    assert b"this failure was asked for" in answer.body
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_a_body_of_100_mb_is_refused_without_being_held(gateway: Gateway, chunked: bool) -> None:
+    processes = descendants(gateway.picker.child.pid)
+    before = resident_peak(processes)
+    answer = refused_early(gateway.port, 100 * MIB, chunked)
+    grown = resident_peak(processes) - before
+    print(f"100 MiB refused; the peak of {len(processes)} processes grew by {grown / MIB:.0f} MiB")
+    assert answer.status == 413
+    error = error_of(answer)
+    assert error["message"] == "inference error: PayloadTooLarge - request body exceeds 33554432 bytes"
+    assert (error["type"], error["code"]) == ("PayloadTooLarge", 413)
+    assert grown < 120 * MIB
+
+
+def test_no_endpoints_is_503_with_a_reason(cluster: Cluster) -> None:
+    picker = cluster.picker(write_endpoints(cluster.directory / "none.yaml", []), workers=1, ready=False)
+    cluster.wait(picker.child, lambda: bool(picker.gauge("worker_serving")))
+    port = cluster.envoy(picker)
+    answer = ask(port, COMPLETIONS, completion("hello"))
+    assert answer.status == 503
+    assert answer.headers["x-llm-d-request-dropped-reason"] == "rejected-no-endpoints"
+    assert error_of(answer)["type"] == "ServiceUnavailable"
+    models = ask(port, "/v1/models", None, method="GET")
+    assert models.status == 503
+    assert models.headers["x-llm-d-request-dropped-reason"] == "rejected-no-endpoints"
+
+
+def test_a_clients_destination_never_decides(gateway: Gateway) -> None:
+    own = gateway.fleet.addresses[0]
+    nowhere = [ask(gateway.port, COMPLETIONS, completion(f"nowhere {n}", max_tokens=1), {"x-gateway-destination-endpoint": "127.0.0.1:1"}) for n in range(5)]
+    assert [answer.status for answer in nowhere] == [200] * 5
+    pinned = {"x-gateway-destination-endpoint": f"{own[0]}:{own[1]}"}
+    servers = {ask(gateway.port, COMPLETIONS, completion(f"{n} pinned" * 40, max_tokens=1), pinned).server for n in range(24)}
+    assert len(servers) > 1
+    models = {ask(gateway.port, "/v1/models", None, pinned, method="GET").server for _ in range(24)}
+    assert len(models) > 1
