@@ -4,13 +4,16 @@
 VENV := .venv
 PYTHON := $(VENV)/bin/python
 ARGS ?=
-READY_DEMO := $(VENV)/.ready-demo
-READY_DEV := $(VENV)/.ready-dev
+# The stamps carry the place: scripts and the editable install hold absolute paths, so a moved directory is set up again.
+HERE := $(shell pwd | cksum | cut -d ' ' -f 1)
+READY_DEMO := $(VENV)/.ready-demo-$(HERE)
+READY_DEV := $(VENV)/.ready-dev-$(HERE)
 FIND_PYTHON = for p in python3 python3.13 python3.12 python3.11; do \
 	if $$p -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then command -v $$p; exit 0; fi; done; \
 	echo "no Python >= 3.11 with venv found: install one (on Debian: apt install python3 python3-venv)" >&2; exit 1
 
-.PHONY: demo test lint bench lock clean
+.PHONY: demo test lint bench proto lock clean
+.NOTPARALLEL:  # targets share one environment
 
 demo: $(READY_DEMO)
 	@$(VENV)/bin/epp demo $(ARGS)
@@ -24,7 +27,7 @@ bench: $(READY_DEV)
 lint: $(READY_DEV)
 	@$(VENV)/bin/ruff check .
 	@$(VENV)/bin/ruff format --check .
-	@$(VENV)/bin/mypy
+	@$(PYTHON) -m mypy
 
 # Development tools include all that the demo needs, so either stamp serves it.
 $(READY_DEMO): pyproject.toml requirements-demo.txt
@@ -37,11 +40,15 @@ $(READY_DEV): pyproject.toml requirements-dev.txt
 	@touch $@
 
 define install
-if ! $(PYTHON) -c '' 2>/dev/null; then echo "making the virtual environment in $(VENV)"; rm -rf $(VENV); python=$$($(FIND_PYTHON)); $$python -m venv $(VENV); fi; \
+if ! $(PYTHON) -c 'import sys, pip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then echo "making the virtual environment in $(VENV)"; rm -rf $(VENV); python=$$($(FIND_PYTHON)); $$python -m venv $(VENV); fi; \
 echo "installing the dependencies of $(1)"; \
 $(PYTHON) -m pip install --quiet --disable-pip-version-check --require-hashes -r $(1); \
 $(PYTHON) -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 endef
+
+# The message classes, anew from the .proto files beside them; they are committed, and a test compares the two.
+proto: $(READY_DEV)
+	@$(PYTHON) -m grpc_tools.protoc --proto_path=. --python_out=. --pyi_out=. epp/protocol/proto/*.proto
 
 # The lock files, anew from pyproject.toml: for whoever changes a dependency.
 lock: $(READY_DEV)

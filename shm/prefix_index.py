@@ -25,6 +25,7 @@
 What this does not do: hash prompts, or promise that a block is still in its owner's cache.
 """
 
+import struct
 from typing import Any
 
 import numpy as np
@@ -41,11 +42,15 @@ FAR_WAYS = FAR_BUCKETS * WAYS
 
 OWNER_BITS = 16
 OWNER_IDS = 1 << OWNER_BITS
+OWNER_MASK = OWNER_IDS - 1
 FAR_MARK = 1  # low, so that arrays indexed by owner stay short
 FIRST_OWNER = 2
 OWNER_FREE, OWNER_LIVE, OWNER_RETIRED = range(3)
 
 PROBE_STRIDE = 32
+DENSE_BLOCKS = 64  # beyond these a writer may leave out blocks between every fourth
+BISECTED_GAPS_MAX = 2
+BISECTED_OWNERS_MAX = 12
 SCALAR_PROBES_MAX = 6  # up to here single look-ups are cheaper than one NumPy gather
 SCALAR_BLOCKS_MAX = 7
 ROUNDS_MAX = 64
@@ -57,7 +62,8 @@ BUCKETS, EVICTIONS, DROPPED = range(3)
 Hashes = npt.NDArray[np.uint64]
 Ints = npt.NDArray[np.int64]
 
-_OWNER_MASK = np.uint64(OWNER_IDS - 1)
+_OWNER_MASK = np.uint64(OWNER_MASK)
+_UNPACK = struct.Struct(f"={NEAR_WAYS}Q").unpack
 _TAG_MASK = np.uint64(~(OWNER_IDS - 1) & ((1 << 64) - 1))
 _SAME_TAG = np.uint64(OWNER_IDS)  # x ^ y is below this when the tags are equal
 _HALF = np.uint64(32)
@@ -365,6 +371,11 @@ class IndexReader:
         """Look at the blocks between a deepest hit and the next probe."""
         last = len(hashes) - 1
         gaps = [range(d, min(d - 1 + PROBE_STRIDE, last)) for d in depths]
+        if len(gaps) <= BISECTED_GAPS_MAX and len(found) <= BISECTED_OWNERS_MAX and gaps[-1].stop <= DENSE_BLOCKS:
+            for depth, gap in zip(depths, gaps, strict=True):
+                owners = {owner for owner, deepest in found.items() if deepest == depth}
+                self._bisect(hashes, gap.start, gap.stop, owners, found)
+            return
         if sum(map(len, gaps)) <= SCALAR_BLOCKS_MAX:
             closer = self._scan(hashes, [block for gap in gaps for block in gap])
         elif len(gaps) == 1:
@@ -374,6 +385,20 @@ class IndexReader:
             at = np.concatenate([np.arange(gap.start, gap.stop) for gap in gaps])
             closer = self._gather(hashes[at], at)
         _deepen(found, closer)
+
+    def _bisect(self, hashes: Hashes, low: int, high: int, owners: set[int], found: dict[int, int]) -> None:
+        """Where each of `owners`, who hold what is before block `low`, stops holding, below `high`."""
+        while low < high:
+            middle = (low + high) >> 1
+            deeper = owners.intersection(self._holders(hashes.item(middle)))
+            if not deeper:
+                high = middle
+                continue
+            for owner in deeper:
+                found[owner] = middle + 1
+            if len(deeper) < len(owners):
+                self._bisect(hashes, low, middle, owners - deeper, found)
+            low, owners = middle + 1, deeper
 
     def _scan(self, hashes: Hashes, blocks: list[int]) -> dict[int, int]:
         """Deepest hit + 1 per owner among these blocks (ascending), one by one."""
@@ -389,16 +414,13 @@ class IndexReader:
         one = ((hash_ & _LOW_HALF) * buckets >> 32) * CACHE_LINE
         two = ((hash_ >> 32) * buckets >> 32) * CACHE_LINE
         near = bytes(table[one : one + CACHE_LINE]) + table[two : two + CACHE_LINE]
-        tag = (hash_ >> OWNER_BITS).to_bytes(6, "little")
-        at = near.find(tag)
-        found = []
-        while at >= 0:
-            if at & 7 == 2:
-                found.append(near[at - 2] | near[at - 1] << 8)
-            at = near.find(tag, at + 1)
+        tag = hash_ >> OWNER_BITS
+        if tag.to_bytes(6, "little") not in near:
+            return []
+        found = [entry & OWNER_MASK for entry in _UNPACK(near) if entry >> OWNER_BITS == tag]
         if FAR_MARK in found:
             owners = [owner for owner in found if owner != FAR_MARK]
-            return owners + self._far_holders(hash_, tag)
+            return owners + self._far_holders(hash_, tag.to_bytes(6, "little"))
         return found
 
     def _far_holders(self, hash_: int, tag: bytes) -> list[int]:

@@ -38,7 +38,9 @@ class IndexWriting(Protocol):
 class BusWriter:
     """A worker's end. `on_drop` is called once per dropped frame, `on_frame` once per frame sent."""
 
-    def __init__(self, descriptor: int, on_drop: Callable[[], object], on_frame: Callable[[], object] = lambda: None) -> None:
+    def __init__(
+        self, descriptor: int, on_drop: Callable[[], object], on_frame: Callable[[], object] = lambda: None
+    ) -> None:
         self._descriptor = descriptor
         self._on_drop = on_drop
         self._on_frame = on_frame
@@ -85,7 +87,12 @@ class BusReader:
     """The supervisor's end of all pipes. `corrupt` counts frames that were refused."""
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, descriptors: Sequence[int], index: IndexWriting, *, now: Callable[[], float]
+        self,
+        loop: asyncio.AbstractEventLoop,
+        descriptors: Sequence[int],
+        index: IndexWriting,
+        *,
+        now: Callable[[], float],
     ) -> None:
         self._loop = loop
         self._descriptors = tuple(descriptors)

@@ -51,7 +51,9 @@ def spawn(name: str, main: Callable[[], int], *, closed: Iterable[int], failed: 
     `closed` are descriptors the child must not hold; `failed` is called in the child with the text of what `main` raised.
     """
     if (count := threads()) != 1:
-        raise NotForkSafe(f"{count} threads in the parent: nothing that starts a thread may be imported or run before a fork")
+        raise NotForkSafe(
+            f"{count} threads in the parent: nothing that starts a thread may be imported or run before a fork"
+        )
     closed = tuple(closed)
     every = signal.valid_signals()
     signal.pthread_sigmask(signal.SIG_BLOCK, every)

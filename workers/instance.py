@@ -40,7 +40,6 @@ from shm.table import TableSchema
 
 if TYPE_CHECKING:
     from workers.cli.options import Options
-from workers.transport.tls import TlsError, server_context
 
 DOCUMENT_BYTES_PER_ENDPOINT = 1024
 BACKLOG = 1024
@@ -98,8 +97,8 @@ class Instance:
 
     __slots__ = (
         "_page", "bus", "config", "document_schema", "documents", "families", "family", "health_listener", "index", "index_schema",
-        "lanes", "life", "listener", "lock", "measures", "metrics_listener", "options", "parent_pid", "prefix_seed", "reports", "scrape_interval_s",
-        "segments", "ssl_context", "table", "table_schema", "wakeups",
+        "lanes", "life", "listener", "lock", "measures", "metrics_listener", "options", "parent_pid", "prefix_seed", "reports",
+        "scrape_interval_s", "segments", "ssl_context", "table", "table_schema", "wakeups",
     )  # fmt: skip
 
     def __init__(self, options: "Options", config: Any) -> None:
@@ -107,7 +106,8 @@ class Instance:
         self.config = config
         self.segments: list[Segment] = []
         self.parent_pid = os.getpid()
-        intervals = [source.interval_s for source in (scraped.source for scraped in config.sources) if isinstance(source, MetricsDataSource) and source.interval_s]
+        sources = (scraped.source for scraped in config.sources)
+        intervals = [s.interval_s for s in sources if isinstance(s, MetricsDataSource) and s.interval_s]
         self.scrape_interval_s: float = min(intervals, default=options.scrape_interval_s)
 
     @classmethod
@@ -119,8 +119,7 @@ class Instance:
             instance._bind()
             instance._allocate(config.pipeline)
             instance._connect()
-            instance.prefix_seed = prefix_seed(options)
-            instance.ssl_context = ssl_context(options)
+            instance._know_secrets()
         except BaseException:
             instance.unlink()
             raise
@@ -163,7 +162,14 @@ class Instance:
 
     def not_for_supervisor(self) -> list[int]:
         """Descriptors that the supervisor must not hold."""
-        return [self.life.writer, self.family.writer, self.reports.reader, *self.bus_writers, self.listener.fileno(), *self.wakeups]
+        return [
+            self.life.writer,
+            self.family.writer,
+            self.reports.reader,
+            *self.bus_writers,
+            self.listener.fileno(),
+            *self.wakeups,
+        ]
 
     def ready(self, seat: int) -> None:
         """In a child: tell the parent that this seat serves."""
@@ -218,9 +224,11 @@ class Instance:
 
     def _bind(self) -> None:
         options = self.options
-        self.listener = listen(options.grpc_port, "--grpc-port")
-        self.health_listener = listen(options.grpc_health_port, "--grpc-health-port")
-        self.metrics_listener = listen(options.metrics_port, "--metrics-port")
+        with contextlib.ExitStack() as held:
+            self.listener = held.enter_context(listen(options.grpc_port, "--grpc-port"))
+            self.health_listener = held.enter_context(listen(options.grpc_health_port, "--grpc-health-port"))
+            self.metrics_listener = held.enter_context(listen(options.metrics_port, "--metrics-port"))
+            held.pop_all()
         sockets = {"grpc": self.listener, "health": self.health_listener, "metrics": self.metrics_listener}
         self.lock.record(ports={name: held.getsockname()[1] for name, held in sockets.items()})
 
@@ -246,6 +254,10 @@ class Instance:
         self.bus = [packet_pipe(PIPE_BYTES) for _ in range(self.workers)]
         self.wakeups = [os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC) for _ in range(self.workers)]
 
+    def _know_secrets(self) -> None:
+        self.prefix_seed = prefix_seed(self.options)
+        self.ssl_context = ssl_context(self.options)
+
     def _segment(self, part: str, plan: Plan) -> tuple[Segment, Plan]:
         name = f"/{self.options.instance}-{os.urandom(6).hex()}-{part}"
         self.lock.record(segments=[name])
@@ -261,7 +273,9 @@ def families(pipeline: Pipeline) -> tuple[Family, ...]:
     for plugin in pipeline.plugins.values():
         for metric in plugin.metrics:
             if metric.kind != "histogram":
-                raise StartError(f"plugin '{plugin.name}' declares {metric.name} as {metric.kind}: plugins can have histograms only")
+                raise StartError(
+                    f"plugin '{plugin.name}' declares {metric.name} as {metric.kind}: plugins can have histograms only"
+                )
             own.append(Family(metric, plugin.name, plugin.type_name))
     return tuple(own)
 
@@ -336,9 +350,13 @@ def prefix_seed(options: "Options") -> int:
         with open(options.prefix_secret_file, "rb") as file:
             secret = file.read().strip()
     except OSError as refused:
-        raise StartError(f"--prefix-secret-file {options.prefix_secret_file} cannot be read: {refused.strerror}") from refused
+        raise StartError(
+            f"--prefix-secret-file {options.prefix_secret_file} cannot be read: {refused.strerror}"
+        ) from refused
     if len(secret) < 16:
-        raise StartError(f"--prefix-secret-file {options.prefix_secret_file} has {len(secret)} bytes: a secret has at least 16")
+        raise StartError(
+            f"--prefix-secret-file {options.prefix_secret_file} has {len(secret)} bytes: a secret has at least 16"
+        )
     return int.from_bytes(hashlib.blake2b(secret, digest_size=8).digest(), "little")
 
 

@@ -124,7 +124,9 @@ def _non_blocking(descriptor: int) -> tuple[Callable[[bytes], int], Callable[[],
         return lambda data: held.send(data, socket.MSG_DONTWAIT), held.close
     if stat.S_ISFIFO(mode) or stat.S_ISCHR(mode):
         with contextlib.suppress(OSError):  # another user's pipe may not be opened anew
-            own = os.open(f"/proc/self/fd/{descriptor}", os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY | os.O_APPEND)
+            own = os.open(
+                f"/proc/self/fd/{descriptor}", os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY | os.O_APPEND
+            )
             return lambda data: os.write(own, data), lambda: os.close(own)
         return lambda data: os.write(descriptor, data) if _has_room(descriptor) else 0, lambda: None
     return lambda data: os.write(descriptor, data), lambda: None

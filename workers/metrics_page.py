@@ -8,6 +8,7 @@ carry the label `worker`.
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,7 +29,12 @@ from workers.documents import EndpointsView
 from workers.instance import Family
 
 Floats = NDArray[np.float64]
-POOL_COLUMNS = ((KV_USAGE.name, "kv_cache_utilization"), (WAITING.name, "queue_size"), (RUNNING.name, "running_requests"))
+POOL_COLUMNS = (
+    (KV_USAGE.name, "kv_cache_utilization"),
+    (WAITING.name, "queue_size"),
+    (RUNNING.name, "running_requests"),
+)
+COUNTERS = frozenset(metric.name for metric in (*WORKER_COUNTERS, *SUPERVISOR_COUNTERS))
 INDEXED = "prefix_indexer_hit_ratio"  # who declares it, uses the index
 
 
@@ -79,13 +85,13 @@ class Pool:
         return np.where(present, copy.column(index)[slots], np.nan)
 
 
-class IndexFigures:
-    """What the index writer counts; set by the supervisor."""
+class IndexFigures(NamedTuple):
+    """What the index writer counts."""
 
-    def __init__(self, size: Callable[[], int], evictions: Callable[[], int], dropped: Callable[[], int]) -> None:
-        self.size = size
-        self.evictions = evictions
-        self.dropped = dropped
+    size: Callable[[], int]
+    evictions: Callable[[], int]
+    dropped: Callable[[], int]
+    corrupt: Callable[[], int]
 
 
 class MetricsPage(Collector):
@@ -148,27 +154,41 @@ class MetricsPage(Collector):
         exposed: dict[str, HistogramMetricFamily] = {}
         for member in self._families:
             metric = member.metric
-            labels = {"plugin_name": member.plugin_name, "plugin_type": member.plugin_type} if member.plugin_name else {}
+            labels = (
+                {"plugin_name": member.plugin_name, "plugin_type": member.plugin_type} if member.plugin_name else {}
+            )
             family = exposed.get(metric.name)
             if family is None:
-                family = exposed[metric.name] = HistogramMetricFamily(PREFIX + metric.name, metric.help, labels=tuple(labels))
+                family = exposed[metric.name] = HistogramMetricFamily(
+                    PREFIX + metric.name, metric.help, labels=tuple(labels)
+                )
             counts, total = found[member.key]
             bounds = [*map(floatToGoString, metric.buckets), "+Inf"]
-            family.add_metric(tuple(labels.values()), list(zip(bounds, accumulate(counts), strict=True)), sum_value=total)
+            family.add_metric(
+                tuple(labels.values()), list(zip(bounds, accumulate(counts), strict=True)), sum_value=total
+            )
         yield from exposed.values()
 
     def _workers(self) -> Iterator[Exposed]:
         seats = range(1, self._lanes.schema.lanes)
-        gauges = {metric.name: (metric.help, [float(v) for v in self._lanes.scalars(metric.name)]) for metric in WORKER_GAUGES}
+        gauges = {
+            _gauge_name(metric.name): (metric.help, [float(v) for v in self._lanes.scalars(metric.name)])
+            for metric in WORKER_GAUGES
+        }
         ages = self._lanes.ages(self._now())
-        gauges["worker_serving"] = "Whether the worker takes streams.", [float(self._lanes.serving(i)) for i in range(len(ages))]
+        gauges["worker_serving"] = (
+            "Whether the worker takes streams.",
+            [float(self._lanes.serving(i)) for i in range(len(ages))],
+        )
         gauges["worker_beat_age_seconds"] = "Time since the worker's event loop last turned.", ages
         for name, (text, values) in gauges.items():
             family = GaugeMetricFamily(PREFIX + name, text, labels=("worker",))
             for seat in seats:
                 family.add_metric((str(seat - 1),), values[seat])
             yield family
-        starts = CounterMetricFamily(f"{PREFIX}worker_starts_total", "How often the worker was started.", labels=("worker",))
+        starts = CounterMetricFamily(
+            f"{PREFIX}worker_starts_total", "How often the worker was started.", labels=("worker",)
+        )
         for seat, count in enumerate(self._lanes.successions()[1:]):
             starts.add_metric((str(seat),), count)
         yield starts
@@ -178,14 +198,18 @@ class MetricsPage(Collector):
         pool.refresh(self._now())
         for figure, (mean, deviation) in pool.figures.items():
             for prefix, value in (("average", mean), ("std_dev", deviation)):
-                family = GaugeMetricFamily(f"{PREFIX}{prefix}_{figure}", "Over endpoints with fresh metrics.", labels=("name",))
+                family = GaugeMetricFamily(
+                    f"{PREFIX}{prefix}_{figure}", "Over endpoints with fresh metrics.", labels=("name",)
+                )
                 family.add_metric((pool.name,), value)
                 yield family
         ready = GaugeMetricFamily(f"{PREFIX}ready_endpoints", "Endpoints with fresh metrics.", labels=("name",))
         ready.add_metric((pool.name,), pool.ready)
         yield ready
         labels = ("name", "model_server_endpoint")
-        queues = GaugeMetricFamily(f"{PREFIX}per_endpoint_queue_size", "Waiting requests of one endpoint.", labels=labels)
+        queues = GaugeMetricFamily(
+            f"{PREFIX}per_endpoint_queue_size", "Waiting requests of one endpoint.", labels=labels
+        )
         for endpoint, waiting in pool.queues():
             queues.add_metric((pool.name, endpoint), waiting)
         yield queues
@@ -193,9 +217,20 @@ class MetricsPage(Collector):
     def _prefix_index(self) -> Iterator[Exposed]:
         users = [(f.plugin_name, f.plugin_type) for f in self._families if f.metric.name == INDEXED]
         labels = ("plugin_name", "plugin_type")
-        size = GaugeMetricFamily(f"{PREFIX}prefix_indexer_size", "Entries of the prefix index, over all endpoints.", labels=labels)
+        size = GaugeMetricFamily(
+            f"{PREFIX}prefix_indexer_size", "Entries of the prefix index, over all endpoints.", labels=labels
+        )
         for user in users:
             size.add_metric(user, self._index.size())
         yield size
-        yield CounterMetricFamily(f"{PREFIX}prefix_indexer_evictions_total", "Live entries overwritten.", value=self._index.evictions())
-        yield CounterMetricFamily(f"{PREFIX}prefix_indexer_dropped_total", "Blocks not taken into the index.", value=self._index.dropped())
+        for name, text, count in (
+            ("prefix_indexer_evictions_total", "Live entries overwritten.", self._index.evictions),
+            ("prefix_indexer_dropped_total", "Blocks not taken into the index.", self._index.dropped),
+            ("bus_corrupt_frames_total", "Frames from workers that were refused.", self._index.corrupt),
+        ):
+            yield CounterMetricFamily(PREFIX + name, text, value=count())
+
+
+def _gauge_name(name: str) -> str:
+    """OpenMetrics knows `x_total` as the family `x`: a gauge may not have that name too."""
+    return f"{name}_open" if f"{name}_total" in COUNTERS else name

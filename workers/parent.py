@@ -130,7 +130,9 @@ class Parent:
     def _hear_signals(self) -> None:
         pending, self._pending = self._pending, Counter()
         if pending[signal.SIGHUP]:
-            log.warning("SIGHUP is reserved for reloading the configuration, which this version does not do: restart instead")
+            log.warning(
+                "SIGHUP is reserved for reloading the configuration, which this version does not do: restart instead"
+            )
         stops = pending[signal.SIGTERM] + pending[signal.SIGINT]
         if not stops:
             return

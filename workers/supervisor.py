@@ -12,10 +12,11 @@ that is bad when a successor starts leaves the endpoints that the predecessor kn
 """
 
 import asyncio
+import contextlib
 import os
 import ssl
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from http import HTTPStatus
 from typing import Any
 
@@ -73,8 +74,10 @@ class Supervisor:
         self.orphaned = False
         self.index = IndexWriter(instance.index_schema, instance.index)
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._timers: dict[Callable[[], None], asyncio.TimerHandle] = {}
         self._fault: BaseException | None = None
         self._ended: asyncio.Event
+        self.bus: BusReader
 
     async def serve(self) -> int:
         """The supervisor's whole life."""
@@ -82,23 +85,26 @@ class Supervisor:
         self._ended = asyncio.Event()
         loop.add_reader(self.instance.family_reader, self._family_gone)
         loop.add_reader(self.instance.life_reader, self._parent_gone)
-        bus = BusReader(loop, self.instance.bus_readers, self.index, now=time.monotonic)
-        bus.start()
+        loop.set_exception_handler(self._on_fault)
+        bus = self.bus = BusReader(loop, self.instance.bus_readers, self.index, now=time.monotonic)
         table, scraper = self._data_layer(loop)
-        counters = ScrapeCounts(self.lane, scraper)
-        self._beat(loop, counters)
-        self._sweep(loop)
-        await self._open_pages(loop)
-        try:
-            await self._discover(table)
-        except DiscoveryError as wrong:
-            self.instance.failed(SEAT, str(wrong))
-            return ExitCode.BOOT_FAILED
-        self.lane.scalars[self.lane.schema.scalar[LOADED]] = 1
-        self.instance.ready(SEAT)
-        await self._ended.wait()
-        scraper.close()
-        bus.close()
+        counts = ScrapeCounts(self.lane, scraper)
+        self._every(BEAT_S, lambda: self._beat(counts))
+        self._every(SWEEP_S, lambda: self.index.sweep_step(SWEEP_BUCKETS))
+        with contextlib.ExitStack() as cleanup:
+            cleanup.callback(self._close)
+            cleanup.callback(scraper.close)
+            cleanup.callback(bus.close)
+            bus.start()
+            await self._open_pages(loop, cleanup)
+            try:
+                await self._discover(table)
+            except DiscoveryError as wrong:
+                self.instance.failed(SEAT, str(wrong))
+                return ExitCode.BOOT_FAILED
+            self.lane.scalars[self.lane.schema.scalar[LOADED]] = 1
+            self.instance.ready(SEAT)
+            await self._ended.wait()
         if self._fault is not None:
             raise self._fault
         if os.getppid() != self.instance.parent_pid:
@@ -161,10 +167,11 @@ class Supervisor:
                 self._keep(follow(file, discovery.use))
         self._keep(discovery.resolve_forever())
 
-    async def _open_pages(self, loop: asyncio.AbstractEventLoop) -> None:
+    async def _open_pages(self, loop: asyncio.AbstractEventLoop, cleanup: contextlib.ExitStack) -> None:
         instance = self.instance
         health = Server(loop, Limits(message=HEALTH_MESSAGE_BYTES_MAX))
         health.serve(instance.health_listener, Health(self.ready).open)
+        cleanup.callback(health.abort)
         pool = Pool(
             TableReader(instance.table_schema, instance.table),
             EndpointsView(DocumentReader(instance.document_schema, instance.documents)),
@@ -176,28 +183,43 @@ class Supervisor:
             instance.lanes,
             instance.families,
             pool,
-            IndexFigures(self.index.size, lambda: self.index.evictions, lambda: self.index.dropped),
+            IndexFigures(
+                self.index.size,
+                lambda: self.index.evictions,
+                lambda: self.index.dropped,
+                lambda: self.bus.corrupt,
+            ),
             source_type=source.type_name,
             extractor_type=extractor.type_name,
             now=time.monotonic,
         )
         admin = AdminServer({"/metrics": page.page, "/healthz": lambda _: Answer(b"ok\n"), "/readyz": self._readyz})
-        await loop.create_server(admin.protocol, sock=instance.metrics_listener, backlog=BACKLOG)
+        server = await loop.create_server(admin.protocol, sock=instance.metrics_listener.dup(), backlog=BACKLOG)
+        cleanup.callback(admin.close)
+        cleanup.callback(server.close)
 
     def _readyz(self, _request: Request) -> Answer:
         if self.ready():
             return Answer(b"ok\n")
         return Answer(b"not ready\n", status=HTTPStatus.SERVICE_UNAVAILABLE)
 
-    def _beat(self, loop: asyncio.AbstractEventLoop, counters: "ScrapeCounts") -> None:
+    def _beat(self, counts: "ScrapeCounts") -> None:
         self.lane.beat(time.monotonic())
-        counters.copy()
-        loop.call_later(BEAT_S, self._beat, loop, counters)
+        counts.copy()
 
-    def _sweep(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Free the index of endpoints that left, a piece at a time."""
-        self.index.sweep_step(SWEEP_BUCKETS)
-        loop.call_later(SWEEP_S, self._sweep, loop)
+    def _every(self, seconds: float, act: Callable[[], None]) -> None:
+        """Now, and again and again until the end."""
+        act()
+        self._timers[act] = asyncio.get_running_loop().call_later(seconds, self._every, seconds, act)
+
+    def _close(self) -> None:
+        loop = asyncio.get_running_loop()
+        for timer in self._timers.values():
+            timer.cancel()
+        for task in self._tasks:
+            task.cancel()
+        for descriptor in (self.instance.family_reader, self.instance.life_reader):
+            loop.remove_reader(descriptor)
 
     def _keep(self, coroutine: Coroutine[Any, Any, Any]) -> None:
         """Run beside; a fault in it ends the supervisor, and the successor starts anew."""
@@ -224,6 +246,10 @@ class Supervisor:
     def _report(self, text: str) -> None:
         log.warning(text)
 
+    def _on_fault(self, _loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """A callback raised: said, and the loop goes on."""
+        log.error("fault in the event loop", what=context["message"], exc_info=context.get("exception"))
+
 
 class ScrapeCounts:
     """Copies the scraper's counts into the lane, behind what predecessors counted there."""
@@ -231,7 +257,12 @@ class ScrapeCounts:
     def __init__(self, lane: Lane, scraper: Scraper) -> None:
         self._lane = lane
         self._counters = scraper.counters
-        names = ("scrapes_total", "scrapes_skipped_total", "datalayer_poll_errors_total", "datalayer_extract_errors_total")
+        names = (
+            "scrapes_total",
+            "scrapes_skipped_total",
+            "datalayer_poll_errors_total",
+            "datalayer_extract_errors_total",
+        )
         self._places = [lane.schema.counter[name] for name in names]
         self._before = [lane.counters[place] for place in self._places]
 

@@ -56,13 +56,15 @@ class Picker:
         return page.decode() if page else ""
 
     def gauge(self, name: str) -> list[float]:
-        """One value per worker."""
+        """One value per worker. A name that is not on the page is a fault of the test."""
         found = re.findall(GAUGE.format(name=name), self.page(), re.MULTILINE)
+        assert found, f"no gauge {name} on the metrics page"
         return [float(value) for _, value in sorted(found, key=lambda pair: int(pair[0]))]
 
     def counter(self, name: str) -> float:
         match = re.search(rf"^llm_d_epp_{name}(?:\{{[^}}]*\}})? (\S+)$", self.page(), re.MULTILINE)
-        return float(match[1]) if match else 0.0
+        assert match, f"no counter {name} on the metrics page"
+        return float(match[1])
 
     def ready(self) -> bool:
         return get(self.metrics, "/readyz") is not None
@@ -119,7 +121,9 @@ class Cluster:
             self.wait(child, lambda child=child: "ready" in child.text())  # type: ignore[misc]
         return [Fleet(child, file) for child, file in zip(started, files, strict=True)]
 
-    def picker(self, endpoints: Path, *flags: str, workers: int, run_dir: Path | None = None, ready: bool = True) -> Picker:
+    def picker(
+        self, endpoints: Path, *flags: str, workers: int, run_dir: Path | None = None, ready: bool = True
+    ) -> Picker:
         """Plaintext, with the default configuration."""
         number = next(self._numbers)
         config = self.directory / f"config-{number}.yaml"
@@ -136,7 +140,9 @@ class Cluster:
         number = next(self._numbers)
         port, admin = free_ports(2)
         file = self.directory / f"envoy-{number}.yaml"
-        config = envoy_config.bootstrap(listen=(LOOPBACK, port), picker=(LOOPBACK, picker.grpc), admin=(LOOPBACK, admin))
+        config = envoy_config.bootstrap(
+            listen=(LOOPBACK, port), picker=(LOOPBACK, picker.grpc), admin=(LOOPBACK, admin)
+        )
         file.write_text(envoy_config.to_yaml(config))
         child = self.children.start(f"envoy {number}", envoy_command(envoy_path(), file, threads))
         self.wait(child, lambda: get(admin, "/ready") is not None)
@@ -186,7 +192,9 @@ def run(argv: Sequence[str], seconds: float = ANSWER_S) -> subprocess.CompletedP
 
 
 def write_endpoints(file: Path, addresses: Iterable[tuple[str, int]]) -> Path:
-    entries = "".join(f'- {{name: server-{n}, address: "{host}", port: "{port}"}}\n' for n, (host, port) in enumerate(addresses))
+    entries = "".join(
+        f'- {{name: server-{n}, address: "{host}", port: "{port}"}}\n' for n, (host, port) in enumerate(addresses)
+    )
     file.write_text(f"endpoints:\n{entries}" if entries else "endpoints: []\n")
     return file
 
@@ -213,17 +221,20 @@ def ask(
         connection.close()
 
 
-async def ask_all(port: int, path: str, bodies: Sequence[bytes]) -> list[Answer]:
-    """All at once."""
+async def ask_all(port: int, path: str, bodies: Sequence[bytes], within_s: float = 0.0) -> list[Answer]:
+    """All at once, or spread over a time; none waits for another."""
     connector = aiohttp.TCPConnector(limit=0)
     timeout = aiohttp.ClientTimeout(total=ANSWER_S)
     async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
 
-        async def one(body: bytes) -> Answer:
+        async def one(number: int, body: bytes) -> Answer:
+            await asyncio.sleep(within_s * number / len(bodies))
             async with session.post(f"http://{LOOPBACK}:{port}{path}", data=body) as response:
-                return Answer(response.status, {k.lower(): v for k, v in response.headers.items()}, await response.read())
+                return Answer(
+                    response.status, {k.lower(): v for k, v in response.headers.items()}, await response.read()
+                )
 
-        return await asyncio.gather(*map(one, bodies))
+        return await asyncio.gather(*(one(number, body) for number, body in enumerate(bodies)))
 
 
 def eventually(condition: Callable[[], bool], seconds: float = 15.0) -> bool:

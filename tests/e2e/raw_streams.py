@@ -10,7 +10,7 @@ import sys
 import time
 from typing import Any
 
-import grpc
+import grpc  # type: ignore[import-untyped]
 
 from epp.protocol.proto import ext_proc_pb2 as pb
 

@@ -25,7 +25,9 @@ def test_envoy_accepts_the_configuration(tmp_path: Path, tls: PickerTls | None) 
     file = tmp_path / "envoy.yaml"
     servers = [("127.0.0.1", 8000), ("127.0.0.1", 8001)]
     file.write_text(envoy_config.to_yaml(envoy_config.bootstrap(tls=tls, round_robin=(("127.0.0.1", 8081), servers))))
-    done = subprocess.run([envoy_path(), "--mode", "validate", "-c", str(file)], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [envoy_path(), "--mode", "validate", "-c", str(file)], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
 
 

@@ -20,7 +20,7 @@ SETTLED_S = 2.0  # generous: two scrapes of 50 ms are needed
 
 
 def idle(picker: Picker) -> bool:
-    return sum(picker.gauge("streams")) == 0 and picker.in_flight() == []
+    return sum(picker.gauge("streams_open")) == 0 and picker.in_flight() == []
 
 
 def send_and_leave(port: int, head: str, part: bytes, seen: float, picker: Picker) -> None:

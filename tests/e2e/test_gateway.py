@@ -12,7 +12,19 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.cluster import ANSWER_S, CHAT, COMPLETIONS, MODEL, Answer, Cluster, ask, chat, completion, events, write_endpoints
+from tests.e2e.cluster import (
+    ANSWER_S,
+    CHAT,
+    COMPLETIONS,
+    MODEL,
+    Answer,
+    Cluster,
+    ask,
+    chat,
+    completion,
+    events,
+    write_endpoints,
+)
 from tests.e2e.conftest import Gateway
 from workers.demo.children import descendants
 from workers.demo.stack import LOOPBACK
@@ -72,7 +84,9 @@ def test_an_unstreamed_request_is_answered_with_usage(gateway: Gateway, path: st
 
 @pytest.mark.parametrize(("path", "make"), [(CHAT, chat), (COMPLETIONS, completion)])
 def test_a_streamed_request_is_answered_event_by_event_with_usage_last(gateway: Gateway, path: str, make: Any) -> None:
-    answer = ask(gateway.port, path, make("hello there", max_tokens=5, stream=True, stream_options={"include_usage": True}))
+    answer = ask(
+        gateway.port, path, make("hello there", max_tokens=5, stream=True, stream_options={"include_usage": True})
+    )
     assert answer.status == 200
     assert answer.headers["content-type"].startswith("text/event-stream")
     assert answer.body.endswith(b"data: [DONE]\n\n")
@@ -115,7 +129,11 @@ def test_a_body_that_is_no_json_is_refused(gateway: Gateway) -> None:
 def test_a_body_without_a_model_is_refused_with_the_exact_text(gateway: Gateway) -> None:
     answer = ask(gateway.port, COMPLETIONS, b'{"prompt": "hello"}')
     assert answer.status == 400
-    expected = {"message": "inference error: BadRequest - model not found in request body", "type": "BadRequest", "code": 400}
+    expected = {
+        "message": "inference error: BadRequest - model not found in request body",
+        "type": "BadRequest",
+        "code": 400,
+    }
     assert error_of(answer) == expected
     assert answer.body == json.dumps({"error": expected}, separators=(",", ":")).encode()
 
@@ -142,7 +160,7 @@ def test_a_body_of_100_mb_is_refused_without_being_held(gateway: Gateway, chunke
 
 def test_no_endpoints_is_503_with_a_reason(cluster: Cluster) -> None:
     picker = cluster.picker(write_endpoints(cluster.directory / "none.yaml", []), workers=1, ready=False)
-    cluster.wait(picker.child, lambda: bool(picker.gauge("worker_serving")))
+    cluster.wait(picker.child, lambda: "worker_serving" in picker.page())
     port = cluster.envoy(picker)
     answer = ask(port, COMPLETIONS, completion("hello"))
     assert answer.status == 503
@@ -155,10 +173,13 @@ def test_no_endpoints_is_503_with_a_reason(cluster: Cluster) -> None:
 
 def test_a_clients_destination_never_decides(gateway: Gateway) -> None:
     own = gateway.fleet.addresses[0]
-    nowhere = [ask(gateway.port, COMPLETIONS, completion(f"nowhere {n}", max_tokens=1), {"x-gateway-destination-endpoint": "127.0.0.1:1"}) for n in range(5)]
+    dead = {"x-gateway-destination-endpoint": "127.0.0.1:1"}
+    nowhere = [ask(gateway.port, COMPLETIONS, completion(f"nowhere {n}", max_tokens=1), dead) for n in range(5)]
     assert [answer.status for answer in nowhere] == [200] * 5
     pinned = {"x-gateway-destination-endpoint": f"{own[0]}:{own[1]}"}
-    servers = {ask(gateway.port, COMPLETIONS, completion(f"{n} pinned" * 40, max_tokens=1), pinned).server for n in range(24)}
+    servers = {
+        ask(gateway.port, COMPLETIONS, completion(f"{n} pinned" * 40, max_tokens=1), pinned).server for n in range(24)
+    }
     assert len(servers) > 1
     models = {ask(gateway.port, "/v1/models", None, pinned, method="GET").server for _ in range(24)}
     assert len(models) > 1

@@ -18,14 +18,14 @@ def test_streams_held_open_through_envoy_are_all_answered(gateway: Gateway) -> N
         most = 0.0
         while not asking.done():
             await asyncio.sleep(0.2)
-            most = max(most, sum(await asyncio.to_thread(gateway.picker.gauge, "streams")))
+            most = max(most, sum(await asyncio.to_thread(gateway.picker.gauge, "streams_open")))
         assert {answer.status for answer in await asking} == {200}
         return most
 
     most = asyncio.run(both())
-    print(f"{most:.0f} streams seen open at once over connections {gateway.picker.gauge('connections')}")
+    print(f"{most:.0f} streams seen open at once over connections {gateway.picker.gauge('connections_open')}")
     assert most >= STREAMS * 0.9
-    assert eventually(lambda: sum(gateway.picker.gauge("streams")) == 0)
+    assert eventually(lambda: sum(gateway.picker.gauge("streams_open")) == 0)
 
 
 def test_a_client_that_keeps_two_connections_gets_all_its_streams_answered(gateway: Gateway) -> None:
@@ -36,5 +36,5 @@ def test_a_client_that_keeps_two_connections_gets_all_its_streams_answered(gatew
     print(f"{report['answered_while_held']} of {STREAMS} answered while held, after {report['seconds'] * 1e3:.0f} ms")
     assert report["answered_while_held"] == STREAMS
     assert set(report["results"]) <= addresses
-    assert eventually(lambda: sum(gateway.picker.gauge("streams")) == 0)
+    assert eventually(lambda: sum(gateway.picker.gauge("streams_open")) == 0)
     assert eventually(lambda: gateway.picker.in_flight() == [])

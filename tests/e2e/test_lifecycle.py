@@ -63,7 +63,8 @@ def test_a_port_in_use_is_an_error_that_names_it(cluster: Cluster) -> None:
 def test_an_unknown_field_is_refused_with_its_place(cluster: Cluster) -> None:
     config = cluster.directory / "wrong.yaml"
     config.write_text("plugins:\n- type: queue-scorer\nschedulingProfile: []\n")
-    done = run(serve(config, *free_ports(3), 1, cluster.directory / "run"))
+    grpc, health, metrics = free_ports(3)
+    done = run(serve(config, grpc, health, metrics, 1, cluster.directory / "run"))
     assert done.returncode == 78
     assert "wrong.yaml:3" in done.stderr
     assert "schedulingProfiles" in done.stderr

@@ -73,10 +73,19 @@ def test_a_hit_on_a_later_probe_counts_when_the_first_blocks_were_lost() -> None
 
 def test_blocks_between_probes_are_found_without_the_probes_of_their_owner() -> None:
     writer, reader = pair()
-    hashes, one, two = chain(100), writer.new_owner(), writer.new_owner()
-    writer.insert(hashes[:50], one, 1)
-    writer.insert(hashes[PROBE_STRIDE + 3 : 45], two, 1)
-    assert reader.match(hashes) == {one: 50, two: 45}
+    hashes, one, two = chain(200), writer.new_owner(), writer.new_owner()
+    writer.insert(hashes[:115], one, 1)
+    writer.insert(hashes[3 * PROBE_STRIDE + 3 : 109], two, 1)
+    assert reader.match(hashes) == {one: 115, two: 109}
+
+
+@pytest.mark.parametrize("held", [1, 2, 15, 16, 17, 31, 32, 33, 40, 63, 64])
+def test_short_matches_are_found_by_halving_whatever_their_lengths(held: int) -> None:
+    writer, reader = pair()
+    hashes, one, two = chain(64), writer.new_owner(), writer.new_owner()
+    writer.insert(hashes[:held], one, 1)
+    writer.insert(hashes[: held // 2 + 1], two, 1)
+    assert reader.match(hashes) == {one: held, two: held // 2 + 1}
 
 
 def test_a_view_with_gaps_matches_like_a_copy() -> None:

@@ -12,7 +12,9 @@ from workers.admin import CONNECTIONS_MAX, HEAD_BYTES_MAX, AdminServer, Answer, 
 
 
 def pages() -> AdminServer:
-    return AdminServer({"/healthz": lambda _: Answer(b"ok\n"), "/accept": lambda request: Answer(request.accept.encode())})
+    return AdminServer(
+        {"/healthz": lambda _: Answer(b"ok\n"), "/accept": lambda request: Answer(request.accept.encode())}
+    )
 
 
 def talk(sent: bytes, *, pieces: int = 1) -> bytes:
@@ -83,18 +85,22 @@ def test_a_head_without_end_is_refused_at_the_limit() -> None:
     assert talk(b"GET /healthz HTTP/1.1\r\nX: " + b"a" * (HEAD_BYTES_MAX + 1)).startswith(b"HTTP/1.1 431 ")
 
 
-@pytest.mark.parametrize("head", [b"", b"GET /", b"GET / HTTP/2.0", b"GET  / HTTP/1.1", b"GET / HTTP/1.1\r\nno colon", b"GET / HTTP/1.1\r\n: x", b"GET / HTTP/1.1\r\na : x"])
-def test_what_is_no_request_is_400(head: bytes) -> None:
+@pytest.mark.parametrize("line", [b"", b"GET /", b"GET / HTTP/2.0", b"GET  / HTTP/1.1"])
+def test_what_is_no_request_line_is_refused(line: bytes) -> None:
     with pytest.raises(BadRequest):
-        parse_head(head)
+        parse_head(line)
+
+
+@pytest.mark.parametrize("field", [b"no colon", b": x", b"a : x"])
+def test_what_is_no_header_field_is_refused(field: bytes) -> None:
+    with pytest.raises(BadRequest):
+        parse_head(b"GET / HTTP/1.1\r\n" + field)
 
 
 @given(st.binary(max_size=300))
 def test_any_bytes_are_a_request_or_a_refusal(head: bytes) -> None:
-    try:
+    with contextlib.suppress(BadRequest):
         assert isinstance(parse_head(head), Request)
-    except BadRequest:
-        pass
 
 
 def test_connections_are_limited() -> None:

@@ -47,15 +47,17 @@ def in_loop(scenario) -> None:
     asyncio.run(run())
 
 
-def test_what_one_turn_of_the_loop_learns_goes_in_one_frame_and_one_insert(pipe: Pipe) -> None:
+def test_what_is_learned_within_a_moment_goes_in_one_frame_and_one_insert(pipe: Pipe) -> None:
     async def scenario(loop: asyncio.AbstractEventLoop) -> None:
         index, sent = Index(), []
         writer = BusWriter(pipe.writer, pytest.fail, lambda: sent.append(1))
         reader = BusReader(loop, [pipe.reader], index, now=lambda: 77.9)
         writer.learn(blocks(1, 2), 5)
         writer.learn(blocks(3), 6)
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
+        assert not sent
+        async with asyncio.timeout(5):
+            while not sent:
+                await asyncio.sleep(0.001)
         reader.drain()
         assert (len(sent), reader.frames) == (1, 1)
         assert index.batches == [[(5, 1), (5, 2), (6, 3)]]

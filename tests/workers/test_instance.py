@@ -28,7 +28,9 @@ def test_everything_is_there_and_recorded(tmp_path: Path) -> None:
             info |= json.loads(line)
             segments += json.loads(line).get("segments", [])
         assert info["ports"]["grpc"] == instance.listener.getsockname()[1]
-        assert [f"/dev/shm{name}" for name in segments] == [path for name in segments if os.path.exists(path := f"/dev/shm{name}")]
+        assert [f"/dev/shm{name}" for name in segments] == [
+            path for name in segments if os.path.exists(path := f"/dev/shm{name}")
+        ]
         assert all(stat.S_IMODE(os.stat(f"/dev/shm{name}").st_mode) == 0o600 for name in segments)
     assert not any(os.path.exists(f"/dev/shm{name}") for name in segments)
     assert os.listdir(tmp_path) == []
@@ -82,7 +84,9 @@ def test_a_port_serves_ipv4_and_ipv6() -> None:
                 client.connect((address, port))
 
 
-@pytest.mark.parametrize(("family", "address"), [(socket.AF_INET, "127.0.0.1"), (socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::")])
+@pytest.mark.parametrize(
+    ("family", "address"), [(socket.AF_INET, "127.0.0.1"), (socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::")]
+)
 def test_a_port_that_is_taken_is_refused_with_its_flag_and_how_to_find_the_holder(family: int, address: str) -> None:
     with socket.socket(family) as holder:
         holder.bind((address, 0))
@@ -121,14 +125,19 @@ def test_a_secret_that_is_none_is_refused(tmp_path: Path, content: str | None, w
 
 def test_tls_with_a_certificate_of_its_own_by_default(tmp_path: Path) -> None:
     assert ssl_context(options(tmp_path)) is None
-    context = ssl_context(options(tmp_path, secure_serving=True, tls_cipher_suites=("TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256",)))
+    context = ssl_context(
+        options(tmp_path, secure_serving=True, tls_cipher_suites=("TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256",))
+    )
     assert context is not None
     assert "ECDHE-ECDSA-AES128-GCM-SHA256" in {cipher["name"] for cipher in context.get_ciphers()}
 
 
 @pytest.mark.parametrize(
     ("changes", "why"),
-    [({"tls_cipher_suites": ("TLS_NULL",)}, "TLS_NULL unknown; known are TLS_ECDHE"), ({"cert_path": "/nowhere"}, "--cert-path: /nowhere/tls.crt")],
+    [
+        ({"tls_cipher_suites": ("TLS_NULL",)}, "TLS_NULL unknown; known are TLS_ECDHE"),
+        ({"cert_path": "/nowhere"}, "--cert-path: /nowhere/tls.crt"),
+    ],
 )
 def test_tls_that_cannot_be_is_refused(tmp_path: Path, changes: dict, why: str) -> None:
     with pytest.raises(StartError, match=why):

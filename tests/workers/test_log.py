@@ -6,7 +6,7 @@ import os
 import pytest
 import structlog
 
-from workers.log import LINE_BYTES_MAX, LINES_PER_S, LineWriter, Limit
+from workers.log import LINE_BYTES_MAX, LINES_PER_S, Limit, LineWriter
 
 
 def filled() -> tuple[int, int, int]:

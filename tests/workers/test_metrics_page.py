@@ -34,7 +34,7 @@ class World:
             instance.lanes,
             instance.families,
             pool,
-            IndexFigures(lambda: 42, lambda: 7, lambda: 3),
+            IndexFigures(lambda: 42, lambda: 7, lambda: 3, lambda: 2),
             source_type="metrics-data-source",
             extractor_type="core-metrics-extractor",
             now=lambda: self.now,
@@ -44,7 +44,9 @@ class World:
         handle = self.table.claim(1, lambda slot: True)
         assert handle is not None
         present = 0b11 if state != State.UNKNOWN else 0
-        self.table.write(handle, state=state, flags=0, updated_at=at, inflight_at_scrape=0, values=(kv, waiting), present=present)
+        self.table.write(
+            handle, state=state, flags=0, updated_at=at, inflight_at_scrape=0, values=(kv, waiting), present=present
+        )
         self.records.append(EndpointRecord("default", name, "10.0.0.1", 8000, {}, *handle, 1))
         self.documents.write(ENDPOINTS, encode(self.records))
         self.table.publish()
@@ -62,7 +64,7 @@ class World:
                 found[key] = sample.value
         return found
 
-    def value(self, name: str, **labels: str) -> float | None:
+    def value(self, name: str, /, **labels: str) -> float | None:
         return self.samples().get((f"llm_d_epp_{name}", frozenset(labels.items())))
 
 
@@ -111,6 +113,7 @@ def test_a_plugins_histogram_has_its_labels(world: World) -> None:
     assert world.value("prefix_indexer_hit_ratio_bucket", le="0.4", **labels) == 0
     assert world.value("prefix_indexer_hit_ratio_bucket", le="0.5", **labels) == 1
     assert world.value("prefix_indexer_size", **labels) == 42
+    assert world.value("bus_corrupt_frames_total") == 2
 
 
 def test_averages_and_sample_deviations_are_over_fresh_endpoints_with_two_decimals(world: World) -> None:
@@ -145,7 +148,10 @@ def test_queue_sizes_are_per_endpoint_stale_ones_included_unknown_ones_not(world
     world.endpoint("a", kv=0.5, waiting=4)
     world.endpoint("stale", kv=0.5, waiting=9, at=NOW - 60, state=State.STALE)
     world.endpoint("never", kv=0.0, waiting=0, state=State.UNKNOWN)
-    found = {dict(labels)["model_server_endpoint"]: v for (name, labels), v in world.samples().items() if name.endswith("per_endpoint_queue_size")}
+    shown = [
+        (dict(labels), v) for (name, labels), v in world.samples().items() if name.endswith("per_endpoint_queue_size")
+    ]
+    found = {labels["model_server_endpoint"]: value for labels, value in shown}
     assert found == {"a": 4, "stale": 9}
 
 
@@ -155,7 +161,9 @@ def test_an_endpoint_whose_slot_has_another_owner_by_now_is_left_out(world: Worl
     world.table.release(world.table.claimed()[0])
     again = world.table.claim(2, lambda slot: True)
     assert again is not None and again.slot == record.slot
-    world.table.write(again, state=State.FRESH, flags=0, updated_at=NOW, inflight_at_scrape=0, values=(0.1, 1), present=3)
+    world.table.write(
+        again, state=State.FRESH, flags=0, updated_at=NOW, inflight_at_scrape=0, values=(0.1, 1), present=3
+    )
     assert world.value("ready_endpoints", name="pool-a") == 0
 
 
@@ -164,7 +172,7 @@ def test_workers_have_a_label(world: World) -> None:
     lane.scalars[lane.schema.scalar["streams"]] = 17
     lane.beat(NOW - 0.25)
     world.instance.lanes.set_serving(2, True)
-    assert [world.value("streams", worker="1"), world.value("streams", worker="0")] == [17, 0]
+    assert [world.value("streams_open", worker="1"), world.value("streams_open", worker="0")] == [17, 0]
     assert [world.value("worker_serving", worker="1"), world.value("worker_serving", worker="0")] == [1, 0]
     assert world.value("worker_beat_age_seconds", worker="1") == 0.25
 
@@ -174,7 +182,12 @@ def test_errors_of_the_data_layer_name_their_source_and_extractor(world: World) 
     lane.add(lane.schema.counter["datalayer_poll_errors_total"], 3)
     lane.add(lane.schema.counter["datalayer_extract_errors_total"], 2)
     assert world.value("datalayer_poll_errors_total", source_type="metrics-data-source") == 3
-    assert world.value("datalayer_extract_errors_total", source_type="metrics-data-source", extractor_type="core-metrics-extractor") == 2
+    assert (
+        world.value(
+            "datalayer_extract_errors_total", source_type="metrics-data-source", extractor_type="core-metrics-extractor"
+        )
+        == 2
+    )
 
 
 def test_text_by_default_openmetrics_when_asked_for(world: World) -> None:

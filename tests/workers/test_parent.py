@@ -39,13 +39,25 @@ def alive(pid: int) -> bool:
 class Picker:
     """One fake picker and everything it writes."""
 
-    def __init__(self, run_dir: Path, mode: str = "normal", *, workers: int = 2, instance: str = "", port: int = 0) -> None:
+    def __init__(
+        self, run_dir: Path, mode: str = "normal", *, workers: int = 2, instance: str = "", port: int = 0
+    ) -> None:
         self.run_dir = run_dir
         self.instance = instance or f"test-{uuid.uuid4().hex[:8]}"
         self.log = run_dir / f"{self.instance}-{uuid.uuid4().hex[:4]}.log"
         with self.log.open("wb") as stderr:
-            command = [sys.executable, "-m", "tests.faults.fake_picker", str(run_dir), self.instance, str(workers), mode]
-            self.process = subprocess.Popen([*command, *([str(port)] if port else [])], stderr=stderr, start_new_session=True)
+            command = [
+                sys.executable,
+                "-m",
+                "tests.faults.fake_picker",
+                str(run_dir),
+                self.instance,
+                str(workers),
+                mode,
+            ]
+            self.process = subprocess.Popen(
+                [*command, *([str(port)] if port else [])], stderr=stderr, start_new_session=True
+            )
 
     def events(self, event: str) -> list[dict[str, Any]]:
         lines = []
@@ -98,7 +110,9 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Picker]]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_told_to_stop_it_exits_0_and_leaves_no_segment_no_file_and_no_process(start: Callable[..., Picker], number: int) -> None:
+def test_told_to_stop_it_exits_0_and_leaves_no_segment_no_file_and_no_process(
+    start: Callable[..., Picker], number: int
+) -> None:
     picker = start().up()
     assert picker.stop(number) == 0
     assert picker.nothing_left()
@@ -184,7 +198,9 @@ def test_what_a_killed_tree_leaves_is_removed_at_the_next_start(start: Callable[
     assert all(path.exists() for path in left)
     successor = start().up()
     assert not any(path.exists() for path in left)
-    assert {line["name"] for line in successor.events("removed what a killed instance had left")} > {f"/{path.name}" for path in left}
+    assert {line["name"] for line in successor.events("removed what a killed instance had left")} > {
+        f"/{path.name}" for path in left
+    }
     assert successor.stop() == 0
 
 

@@ -6,8 +6,21 @@ import pytest
 
 from workers.exit_codes import ExitCode
 from workers.restart import (
-    ABORT_TO_KILL_S, BACKOFF_FIRST_S, BACKOFF_MAX_S, BEAT_ABORT_S, BOOT_DEADLINE_S, BOOT_FAILURES_MAX, DECIDE_PERIOD_S, STABLE_S,
-    Abort, Halt, Kill, Policy, Spawn, ending, seat_name,
+    ABORT_TO_KILL_S,
+    BACKOFF_FIRST_S,
+    BACKOFF_MAX_S,
+    BEAT_ABORT_S,
+    BOOT_DEADLINE_S,
+    BOOT_FAILURES_MAX,
+    DECIDE_PERIOD_S,
+    STABLE_S,
+    Abort,
+    Halt,
+    Kill,
+    Policy,
+    Spawn,
+    ending,
+    seat_name,
 )  # fmt: skip
 
 

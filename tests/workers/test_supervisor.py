@@ -46,11 +46,10 @@ async def model_server(waiting: int) -> AsyncIterator[int]:
     server.close()
 
 
-async def until(happened: Callable[[], object], what: str) -> None:
+async def until(happened: Callable[[], object], _what: str) -> None:
     async with asyncio.timeout(10):
         while not happened():
             await asyncio.sleep(0.005)
-    assert happened(), what
 
 
 async def page(instance: Instance, path: str) -> tuple[int, str]:
@@ -84,10 +83,22 @@ async def supervised(instance: Instance) -> AsyncIterator[Supervisor]:
     """A supervisor that is ready; at the end its life is over as when the parent has let go."""
     supervisor = Supervisor(instance)
     serving = asyncio.ensure_future(supervisor.serve())
-    await until(lambda: serving.done() or instance.received(), "ready")
-    yield supervisor
-    instance.release_children()
-    assert await serving == ExitCode.OK
+    try:
+        await until(lambda: serving.done() or instance.received(), "ready")
+        if serving.done():
+            await serving
+        yield supervisor
+        instance.release_children()
+        assert await serving == ExitCode.OK
+    finally:
+        await killed(serving)
+
+
+async def killed(serving: asyncio.Future[int]) -> None:
+    """The supervisor ends in the middle of what it does."""
+    serving.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await serving
 
 
 def test_endpoints_are_scraped_into_the_table_and_shown_on_the_page(tmp_path: Path) -> None:
@@ -169,9 +180,7 @@ def test_a_successor_keeps_slots_owners_and_counters(tmp_path: Path) -> None:
                 await until(lambda: instance.lanes.counters()["scrapes_total"] > 2, "counted")
                 before, owners = table.copy(), first.index.owners()
                 counted = instance.lanes.counters()["scrapes_total"]
-                serving.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    await serving
+                await killed(serving)
                 assert instance.received()
                 second = Supervisor(instance)
                 after = table.copy()
@@ -226,9 +235,7 @@ def test_a_file_that_went_bad_does_not_stop_a_successor_who_keeps_the_endpoints(
         with made(tmp_path / "run", file_config(path), endpoints="") as instance:
             serving = asyncio.ensure_future(Supervisor(instance).serve())
             await until(instance.received, "ready")
-            serving.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await serving
+            await killed(serving)
             path.write_text("endpoints: nonsense")
             async with supervised(instance):
                 table = TableReader(instance.table_schema, instance.table).copy()

@@ -43,11 +43,19 @@ class Wanted:
 
 
 @click.command("demo")
-@click.option("--seconds", type=click.FloatRange(2, 3600), help="End by itself: one half with the picker, one round-robin.")
-@click.option("--workers", type=click.IntRange(1, 64), default=2, show_default=True, help="Worker processes of the picker.")
+@click.option(
+    "--seconds", type=click.FloatRange(2, 3600), help="End by itself: one half with the picker, one round-robin."
+)
+@click.option(
+    "--workers", type=click.IntRange(1, 64), default=2, show_default=True, help="Worker processes of the picker."
+)
 @click.option("--servers", type=click.IntRange(1, 64), default=4, show_default=True, help="Simulated model servers.")
-@click.option("--port", type=click.IntRange(1, 65535), help="Of the gateway. [default: 8080, or a free one if it is taken]")
-@click.option("--concurrency", type=click.IntRange(1, 1000), default=24, show_default=True, help="Users who chat at once.")
+@click.option(
+    "--port", type=click.IntRange(1, 65535), help="Of the gateway. [default: 8080, or a free one if it is taken]"
+)
+@click.option(
+    "--concurrency", type=click.IntRange(1, 1000), default=24, show_default=True, help="Users who chat at once."
+)
 @click.option("--seed", type=int, default=1, show_default=True, help="Changes what is said.")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON on stdout, all else on stderr.")
 def command(

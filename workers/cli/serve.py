@@ -8,6 +8,7 @@ from epp.config import EffectiveConfig
 from epp.plugins.discovery.file import FileDiscovery
 from shm.segment import SegmentError
 from workers import log, parent
+from workers.allocator import keep_freed_memory
 from workers.cli.configuration import load_config
 from workers.cli.flags import BadConfiguration
 from workers.cli.options import Options, serve_options
@@ -25,6 +26,7 @@ def command(options: Options) -> None:
     Exit code 0: stopped; 1: a port, shared memory or a child failed; 78: the configuration or a flag is wrong.
     """
     log.configure(options.log_level, console=FORMATS[options.log_format])
+    keep_freed_memory()
     config = load_config(options)
     check_endpoints(options, config)
     try:
@@ -42,6 +44,6 @@ def check_endpoints(options: Options, config: EffectiveConfig) -> None:
         if options.endpoints:
             parse_flag(options.endpoints)
         elif isinstance(config.discovery, FileDiscovery):
-            File(config.discovery.path, report=str).load()
+            File(config.discovery.path, report=lambda _: None).load()
     except DiscoveryError as wrong:
         raise BadConfiguration(f"{wrong}") from wrong

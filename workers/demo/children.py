@@ -98,9 +98,9 @@ class Children:
             child.check()
 
     async def ready(self, child: Child, probe: Callable[[], bool], seconds: float) -> None:
-        """Wait until the probe says yes. Raises ChildFailed."""
+        """Wait until the probe says yes; it blocks the loop, so it is short. Raises ChildFailed."""
         deadline = asyncio.get_running_loop().time() + seconds
-        while not await asyncio.to_thread(probe):
+        while not probe():
             self.check()
             if asyncio.get_running_loop().time() > deadline:
                 raise ChildFailed(f"{child.name} was not ready after {seconds:.0f} s; its last lines:\n{child.tail()}")
@@ -112,7 +112,8 @@ class Children:
         for child in reversed(self.all):
             child.signal(signal.SIGTERM)
             deadline = loop.time() + seconds
-            while child.process.poll() is None and loop.time() < deadline:
+            # A child watcher would take signals that are the demo's.
+            while child.process.poll() is None and loop.time() < deadline:  # noqa: ASYNC110
                 await asyncio.sleep(POLL_S / 5)
             child.kill_group()
             child.process.wait()

@@ -13,6 +13,9 @@ holds both equal. The decisions in it:
   that is gone is noticed at once by the connection, not by this time-out;
 - circuit breakers far above Envoy's 1,024: a stream to the picker lives as long as its request, so the default answers
   request 1,025 with an error;
+- few streams per connection to the picker: its workers are processes that share connections, not streams. The picker asks for
+  that itself, but Envoy learns it only after it has put all that waited onto a new connection; told here, it opens
+  several connections at once instead;
 - no route time-out and no stream idle time-out: a long prompt may take minutes to its first token;
 - no picker, no guess: `failure_mode_allow` is false and the client gets 503.
 """
@@ -29,6 +32,7 @@ SERVERS_CLUSTER = "model-servers"
 ROUND_ROBIN_CLUSTER = "model-servers-round-robin"
 CONCURRENT_MAX = 40_000
 MESSAGE_TIMEOUT_S = 300
+STREAMS_PER_CONNECTION = 16
 CONNECT_TIMEOUT_S = 1
 KEEP_ALIVE_S = 4  # uvicorn, and so vLLM, closes an idle connection after 5 s: be first
 _TYPES = "type.googleapis.com/envoy."
@@ -155,7 +159,9 @@ def _picker_cluster(picker: Address, tls: PickerTls | None) -> Json:
         "type": "STATIC",
         "connect_timeout": f"{CONNECT_TIMEOUT_S}s",
         "circuit_breakers": _breakers(),
-        "typed_extension_protocol_options": _protocol({"http2_protocol_options": {}}),
+        "typed_extension_protocol_options": _protocol(
+            {"http2_protocol_options": {"max_concurrent_streams": STREAMS_PER_CONNECTION}}
+        ),
         "load_assignment": _static(PICKER_CLUSTER, [picker]),
     }
     if tls is not None:

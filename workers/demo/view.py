@@ -22,7 +22,7 @@ from workers.demo.traffic import Result
 
 RECENT = 100
 LINE_EVERY = 3  # looks, without a terminal
-STREAMS = re.compile(rb'^llm_d_epp_streams\{worker="(\d+)"\} (\S+)$', re.MULTILINE)
+STREAMS = re.compile(rb'^llm_d_epp_streams_open\{worker="(\d+)"\} (\S+)$', re.MULTILINE)
 WORKER = re.compile(r"epp: worker (\d+)")
 
 
@@ -106,14 +106,21 @@ def drawn(title: str, gauge: Gauge, results: Sequence[Result], curl: str) -> Gro
         servers.add_column(name, justify="right")
     for each in gauge.servers:
         servers.add_row(
-            each.name, str(each.requests), str(each.running), str(each.waiting), f"{each.kv_use:.0%}", f"{each.cached_share:.0%}"
+            each.name,
+            str(each.requests),
+            str(each.running),
+            str(each.waiting),
+            f"{each.kv_use:.0%}",
+            f"{each.cached_share:.0%}",
         )
     workers = Table("picker process")
     for name in ("streams", "CPU"):
         workers.add_column(name, justify="right")
     for worker in gauge.workers:
         workers.add_row(worker.name, "" if worker.streams is None else str(worker.streams), f"{worker.cpu:.1%}")
-    return Group(servers, workers, Text(latest(results)), Text("try it:  " + curl, style="dim", no_wrap=True, overflow="ignore"))
+    return Group(
+        servers, workers, Text(latest(results)), Text("try it:  " + curl, style="dim", no_wrap=True, overflow="ignore")
+    )
 
 
 def line(title: str, gauge: Gauge, results: Sequence[Result]) -> str:

@@ -180,6 +180,24 @@ def _string(block: bytes, at: int) -> tuple[bytes, int]:
     return (decode_huffman(text) if first & 0x80 else text), end
 
 
+class ClientKind(Enum):
+    """What a client does when a connection has no free place."""
+
+    UNKNOWN = auto()
+    QUEUES = auto()  # waits: a gRPC library, which keeps one connection
+    POOLS = auto()  # opens another connection: Envoy
+
+
+def client_kind(head: RequestHead) -> ClientKind:
+    """Told by what Envoy and gRPC libraries say of themselves in every request."""
+    for name, value in head.metadata:
+        if name.startswith(b"x-envoy-"):
+            return ClientKind.POOLS
+        if name == b"user-agent" and value.startswith((b"grpc-", b"tonic/")):
+            return ClientKind.QUEUES
+    return ClientKind.UNKNOWN
+
+
 class Kind(Enum):
     """What one field means to a request."""
 

@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable
 from struct import Struct
 
-from workers.transport.headers import BrokenBlock, HeaderDecoder, RequestHead
+from workers.transport.headers import BrokenBlock, ClientKind, HeaderDecoder, RequestHead, client_kind
 from workers.transport.interface import Application, Handler, Status
 from workers.transport.limits import Bucket, Budget, Limits
 from workers.transport.stream import FRAME, FRAMED_MESSAGE, NO_WINDOW, ServerStream
@@ -74,7 +74,7 @@ class Connection:
         self.streams: dict[int, ServerStream] = {}
         self.stream_limit = limits.streams_first
         self.full_since: float | None = None  # see `full`
-        self.peer_queues = False  # a gRPC library, which waits for a place rather than opening another connection
+        self.client = ClientKind.UNKNOWN
         self.idle_since = now
         self.held = 0
         self._application = application
@@ -493,9 +493,7 @@ class Connection:
         """Ask the application for a handler."""
         if not self._started:
             self._started = True
-            self.peer_queues = any(
-                name == b"user-agent" and value.startswith((b"grpc-", b"tonic/")) for name, value in head.metadata
-            )
+            self.client = client_kind(head)
         try:
             handler = self._application(head.path, head.metadata, stream)
         except Exception as error:

@@ -1,6 +1,6 @@
 """Our own HTTP/2 engine on the event loop: an asyncio `Protocol` around each connection, and the server that owns them.
 
-One read is one call of the engine and at most one write. Answers that handlers give at other times are written once per
+One read is one call of the engine and at most one write (`BufferedProtocol` and `writelines` were tried: no difference). Answers that handlers give at other times are written once per
 turn of the loop. When the kernel takes no more, the engine keeps answers in their streams (bounded there) and we stop
 reading: a peer that doesn't read is not listened to either. The clock of everything here is the loop's.
 """
@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import cast
 
 from workers.transport.accept import PATIENCE, FullConnections, Gate, Others
+from workers.transport.headers import ClientKind
 from workers.transport.http2 import Connection
 from workers.transport.interface import Application
 from workers.transport.limits import Budget, Limits
@@ -102,8 +103,8 @@ class ServerProtocol(asyncio.Protocol):
         return self.connection.full()
 
     @property
-    def peer_queues(self) -> bool:
-        return self.connection.peer_queues
+    def client(self) -> ClientKind:
+        return self.connection.client
 
     def raise_limit(self) -> None:
         self.connection.raise_limit()
@@ -287,7 +288,8 @@ class Server:
             self._closed = None
 
     def _check_full(self) -> None:
-        if self._full.check(self.loop.time(), self._protocols):
+        more = self.connections < self._connections_max
+        if self._full.check(self.loop.time(), self._protocols, more):
             self.loop.call_later(PATIENCE, self._check_full)
 
     def _tick(self) -> None:

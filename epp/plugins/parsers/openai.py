@@ -68,12 +68,13 @@ class _Image(_Body):
 
 def text_of(raw: Raw) -> bytes:
     """A JSON value as canonical bytes: of a string its UTF-8 text, of anything else its JSON as it stands."""
-    view = bytes(raw)
-    if view[:1] != b'"':
-        return b"" if view == b"null" else view
-    if BACKSLASH not in view:
-        return view[1:-1]
-    decoded: str = msgspec.json.decode(view)
+    view = memoryview(raw)
+    if bytes(view[:1]) != b'"':
+        return b"" if bytes(view[:5]) == b"null" else bytes(view)
+    text = bytes(view[1:-1])  # the one copy of a long prompt
+    if BACKSLASH not in text:
+        return text
+    decoded: str = msgspec.json.decode(raw)
     return decoded.encode("utf-8", "surrogatepass")
 
 

@@ -12,7 +12,7 @@ from epp.candidates import Candidates
 from epp.decision import Decision
 from epp.metrics import HITB, RATIO, Metric
 from epp.plugin import DataProducer, Measure, PrefixIndex, PreRequest, Services, plugin
-from epp.prefix.blocks import block_hashes, root
+from epp.prefix.blocks import block_hashes, landmarks, root
 from epp.prefix.match import PrefixMatch, prefix_match
 from epp.request import BYTES_PER_TOKEN, Request
 
@@ -98,10 +98,11 @@ class ApproximatePrefix(DataProducer, PreRequest):
             held = float(match.blocks[row if primary.candidates.rows is None else primary.candidates.rows[row]])
         self._hit_ratio.observe(held / match.total)
         self._hit_bytes.observe(held * self._block_bytes)
-        self._index.learn(match.hashes, primary.candidates.endpoint(primary.picked[0]).owner)
+        learned = landmarks(match.hashes)
+        self._index.learn(learned, primary.candidates.endpoint(primary.picked[0]).owner)
         prefill = decision.runs.get(PREFILL_PROFILE)
         if prefill is not None and prefill is not primary:
-            self._index.learn(match.hashes, prefill.targets[0].owner)
+            self._index.learn(learned, prefill.targets[0].owner)
 
     def _root(self, request: Request) -> int:
         key = (request.target_model, request.cache_salt)

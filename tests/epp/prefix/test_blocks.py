@@ -1,10 +1,11 @@
 """Block hashes: one definition, two ways to compute it."""
 
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
 from epp.prefix import blocks
-from epp.prefix.blocks import block_hashes, root
+from epp.prefix.blocks import DENSE_BLOCKS, STRIDE, block_hashes, landmarks, root
 
 SECRET = 0x1234_5678_9ABC_DEF0
 
@@ -51,3 +52,19 @@ def test_model_and_salt_cannot_be_shifted_into_each_other() -> None:
 
 def test_an_empty_prompt_has_no_blocks() -> None:
     assert len(block_hashes(b"", 256, 7, SECRET)) == 0
+
+
+@given(st.integers(0, 2000), st.integers(0, 2000))
+def test_landmarks_lose_less_than_a_stride_of_any_shared_prefix(one: int, other: int) -> None:
+    first = np.arange(1, one + 1, dtype=np.uint64)
+    learned = set(landmarks(first).tolist())
+    shared = min(one, other)
+    deepest = max((block for block in range(1, shared + 1) if block in learned), default=0)
+    assert shared - deepest < (STRIDE if shared > DENSE_BLOCKS else 1)
+    assert not one or one in learned
+
+
+def test_landmarks_stand_where_long_prompts_are_probed() -> None:
+    learned = set(landmarks(np.arange(2000, dtype=np.uint64)).tolist())
+    assert learned.issuperset(range(0, 2000, 32)) and 1999 in learned
+    assert len(learned) < 2000 // 3

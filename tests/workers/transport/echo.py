@@ -75,20 +75,26 @@ class Echo:
         kind = message[0]
         length, at = message[1], 2
         if length > 127:
-            at = 2
-            while message[at - 1] > 127:
+            length &= 127
+            shift = 7
+            while True:
+                byte = message[at]
                 at += 1
+                length |= (byte & 127) << shift
+                if byte < 128:
+                    break
+                shift += 7
+        body = message[at : at + length]  # Envoy writes more fields behind it
         if kind == RESPONSE_BODY:
-            body = message[at:]
             head, size = body_answer(0x22, body)
             self._stream.send_parts((head, body), size)
         elif kind == REQUEST_BODY:
-            self._bodies.append(message[at:])
-            if message[-2:] == b"\x10\x01":
+            self._bodies.append(body)
+            if body[-2:] == b"\x10\x01":
                 self._stream.send(REQUEST_HEADERS_ANSWER)
-                for body in self._bodies:
-                    head, size = body_answer(0x1A, body)
-                    self._stream.send_parts((head, body), size)
+                for part in self._bodies:
+                    head, size = body_answer(0x1A, part)
+                    self._stream.send_parts((head, part), size)
                 self._bodies.clear()
         elif kind == RESPONSE_HEADERS:
             self._stream.send(RESPONSE_HEADERS_ANSWER)

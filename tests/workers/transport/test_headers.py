@@ -1,0 +1,139 @@
+"""HPACK against the hpack library, and what is remembered."""
+
+import hpack
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from workers.transport.headers import (
+    REMEMBERED_BLOCKS,
+    BrokenBlock,
+    FieldKinds,
+    HeaderDecoder,
+    refusal_block,
+    request_head,
+    trailers_block,
+)
+from workers.transport.limits import Limits
+
+names = st.sampled_from([":method", ":path", "te", "content-type", "x-a", "x-request-id", "grpc-timeout"])
+values = st.one_of(st.sampled_from(["", "POST", "/", "trailers"]), st.text(st.characters(codec="ascii"), max_size=200))
+header_lists = st.lists(st.tuples(names, values, st.booleans()), max_size=12)
+GRPC = [(":method", "POST"), (":scheme", "http"), (":path", "/a/B"), ("content-type", "application/grpc")]
+
+
+def as_bytes(headers):
+    return [(n.encode(), v.encode()) for n, v in headers]
+
+
+@given(st.lists(st.tuples(header_lists, st.booleans(), st.sampled_from([None, 0, 100, 4096])), max_size=8))
+@settings(max_examples=300, deadline=None)
+def test_what_the_library_encodes_is_decoded_the_same(blocks):
+    encoder, decoder = hpack.Encoder(), HeaderDecoder(Limits())
+    for headers, huffman, size in blocks:
+        if size is not None:
+            encoder.header_table_size = size
+        kinds = {True: hpack.NeverIndexedHeaderTuple, False: hpack.HeaderTuple}
+        block = encoder.encode([kinds[secret](n, v) for n, v, secret in headers], huffman=huffman)
+        assert decoder.fields(block) == as_bytes((n, v) for n, v, _ in headers)
+
+
+@given(st.lists(st.binary(max_size=40), min_size=1, max_size=5))
+@settings(max_examples=500, deadline=None)
+def test_any_bytes_give_what_the_library_gives_or_fail_where_it_fails(blocks):
+    ours, theirs = HeaderDecoder(Limits()), hpack.Decoder()
+    for block in blocks:
+        try:
+            expected = [tuple(field) for field in theirs.decode(block, raw=True)]
+        except hpack.HPACKError:
+            expected = None
+        try:
+            fields = ours.fields(block)
+        except BrokenBlock:
+            fields = None
+        if fields is None and expected is not None:
+            assert any(byte in block for byte in b"\x80\x81\x82\x83\xff")  # integers padded longer than we allow
+            return
+        assert fields == expected
+        if expected is None:
+            return
+
+
+def test_entries_beyond_the_table_are_evicted_oldest_first():
+    decoder = HeaderDecoder(Limits())
+    encoder = hpack.Encoder()
+    for i in range(300):
+        headers = [("x-number", str(i) * 20), ("x-number", str(i // 2) * 20)]
+        assert decoder.fields(encoder.encode(headers)) == as_bytes(headers)
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        b"\x80",
+        b"\xbe",
+        b"\xff\xff\xff\xff\xff\x0f",
+        b"\x40\x05ab",
+        b"\x40\x01a\x83\xff\xff\xff",
+        b"\x3f\xe2\x1f",
+        b"\x82\x20",
+        b"\x40",
+    ],
+)
+def test_broken_blocks_are_refused(block):
+    with pytest.raises(BrokenBlock):
+        HeaderDecoder(Limits()).fields(block)
+
+
+def test_too_many_fields_or_bytes_are_refused():
+    decoder = HeaderDecoder(Limits())
+    assert len(decoder.fields(b"\x82" * 128)) == 128
+    with pytest.raises(BrokenBlock):
+        decoder.fields(b"\x82" * 129)
+    with pytest.raises(BrokenBlock):
+        decoder.fields(b"\x40\x01a\x7f\x81\x17" + bytes(3072) + b"\xbe" * 30)
+
+
+def test_a_block_that_leaves_the_table_alone_is_remembered_until_the_table_changes():
+    encoder, decoder = hpack.Encoder(), HeaderDecoder(Limits())
+    first = decoder.request(encoder.encode(GRPC))
+    second = decoder.request(block := encoder.encode(GRPC))
+    assert second is not first
+    assert decoder.request(block) is second
+    decoder.request(encoder.encode([*GRPC, ("x", "new")]))
+    assert not decoder._remembered
+    moved = encoder.encode(GRPC)
+    assert moved != block
+    assert decoder.request(moved).path == "/a/B"
+
+
+def test_memory_of_blocks_and_fields_is_bounded():
+    decoder = HeaderDecoder(Limits())
+    for i in range(1000):
+        value = b"%d" % i
+        decoder.request(b"\x00\x01a" + bytes((len(value),)) + value)
+    assert len(decoder._remembered) <= REMEMBERED_BLOCKS
+    assert len(decoder._kinds) <= 256
+    kinds = FieldKinds()
+    assert kinds[(b"a", bytes(1000))] is kinds[(b"a", bytes(1000))]
+    assert not kinds
+
+
+def test_metadata_keeps_order_and_repetition_without_pseudo_headers():
+    head = request_head(as_bytes([*GRPC, ("b", "1"), ("a", "2"), ("b", "3")]), FieldKinds())
+    assert head.metadata[1:] == ((b"b", b"1"), (b"a", b"2"), (b"b", b"3"))
+    assert (head.path, head.problem, head.refusal, head.encoding) == ("/a/B", "", 0, b"identity")
+
+
+@given(st.integers(0, 20), st.text(max_size=2000))
+@settings(deadline=None)
+def test_trailers_are_printable_and_bounded_whatever_the_text(status, text):
+    block = trailers_block(status, text)
+    assert len(block) < 16_000
+    decoded = dict(hpack.Decoder().decode(block))
+    assert decoded["grpc-status"] == str(status)
+    assert all(32 <= ord(c) < 127 for c in decoded.get("grpc-message", ""))
+
+
+def test_refusals_say_their_http_status():
+    assert dict(hpack.Decoder().decode(refusal_block(405))) == {":status": "405", "content-type": "text/plain"}

@@ -1,0 +1,299 @@
+"""The engine on real sockets: a sync grpcio client in its own process' threads against a server in a loop's thread."""
+
+import asyncio
+import socket
+import ssl
+import threading
+import time
+
+import grpc
+import pytest
+import uvloop
+
+from tests.workers.transport.echo import application
+from tests.workers.transport.helpers import DATA, HEADERS, SETTINGS, block, frame, framed, parse, setting
+from workers.transport.http2 import PREFACE
+from workers.transport.limits import Limits
+from workers.transport.native import Server
+from workers.transport.tls import server_context
+
+WAIT = 20.0
+
+
+class Held:
+    """A handler that answers only when its test says so."""
+
+    def __init__(self, stream, all_held):
+        self.stream = stream
+        self.lost = 0
+        self.got = []
+        all_held.append(self)
+
+    def message(self, message):
+        self.got.append(message)
+
+    def half_closed(self):
+        """The answer comes later."""
+
+    def closed(self):
+        self.lost += 1
+
+
+class Site:
+    """A server in a thread of its own."""
+
+    def __init__(self, ssl_context=None, limits=None, **options):
+        self.held = []
+        self.errors = []
+        self.abuses = []
+        self.listening = socket.create_server(("127.0.0.1", 0), backlog=64)
+        self.port = self.listening.getsockname()[1]
+        self.loop = uvloop.new_event_loop()
+        self.server = Server(self.loop, limits, on_error=self.errors.append, on_abuse=self.abuses.append, **options)
+        self.loop.call_soon(self.server.serve, self.listening, self.application, ssl_context)
+        self.thread = threading.Thread(target=self.loop.run_forever)
+        self.thread.start()
+
+    def application(self, path, metadata, stream):
+        return Held(stream, self.held) if path == "/test/Hold" else application(path, metadata, stream)
+
+    def call(self, function, *args):
+        """Run in the loop's thread and return its result."""
+
+        async def run():
+            return function(*args)
+
+        return asyncio.run_coroutine_threadsafe(run(), self.loop).result(WAIT)
+
+    def until(self, condition):
+        deadline = time.monotonic() + WAIT
+        while not self.call(condition):
+            assert time.monotonic() < deadline
+            time.sleep(0.002)
+
+    def close(self):
+        self.call(self.server.abort)
+        asyncio.run_coroutine_threadsafe(self.server.closed(), self.loop).result(WAIT)
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self.thread.join(WAIT)
+        self.loop.close()
+        self.listening.close()
+        assert self.errors == []
+
+
+@pytest.fixture
+def site():
+    site = Site()
+    yield site
+    site.close()
+
+
+def mirror(channel):
+    return channel.stream_stream("/test/Mirror", _registered_method=False)
+
+
+def hold(channel):
+    return channel.stream_unary("/test/Hold")
+
+
+def connect(site):
+    return grpc.insecure_channel(
+        f"127.0.0.1:{site.port}",
+        options=[("grpc.max_receive_message_length", -1), ("grpc.use_local_subchannel_pool", 1)],
+    )
+
+
+def raw(site):
+    peer = socket.create_connection(("127.0.0.1", site.port), WAIT)
+    peer.sendall(PREFACE + frame(SETTINGS, 0, 0) + frame(SETTINGS, 1, 0))
+    return peer
+
+
+def read_all(peer):
+    data = b""
+    while chunk := peer.recv(65536):
+        data += chunk
+    return data
+
+
+MESSAGES = [b"", b"one", bytes(16379), bytes(16380), bytes(100_000), b"x" * 3_000_000]
+
+
+def test_grpcio_gets_its_messages_back(site):
+    with connect(site) as channel:
+        assert list(mirror(channel)(iter(MESSAGES), timeout=WAIT)) == MESSAGES
+
+
+def test_grpcio_gets_its_messages_back_over_tls():
+    site = Site(server_context(None))
+    try:
+        served = ssl.get_server_certificate(("127.0.0.1", site.port)).encode()
+        options = [("grpc.ssl_target_name_override", "localhost"), ("grpc.max_receive_message_length", -1)]
+        with grpc.secure_channel(f"127.0.0.1:{site.port}", grpc.ssl_channel_credentials(served), options) as channel:
+            assert list(mirror(channel)(iter(MESSAGES), timeout=WAIT)) == MESSAGES
+    finally:
+        site.close()
+
+
+def test_a_peer_that_speaks_no_tls_harms_nobody():
+    site = Site(server_context(None))
+    try:
+        with socket.create_connection(("127.0.0.1", site.port), WAIT) as peer:
+            peer.sendall(b"GET / HTTP/1.1\r\n\r\n")
+            read_all(peer)
+        site.until(lambda: site.server.connections == 0)
+        assert site.abuses == ["handshake_failed"]
+    finally:
+        site.close()
+
+
+def test_grpcio_may_compress(site):
+    with connect(site) as channel:
+        answers = mirror(channel)(iter([b"a" * 10_000]), timeout=WAIT, compression=grpc.Compression.Gzip)
+        assert list(answers) == [b"a" * 10_000]
+
+
+def test_grpcio_sees_status_and_text_of_refusals(site):
+    with connect(site) as channel:
+        with pytest.raises(grpc.RpcError) as failure:
+            channel.unary_unary("/test/Nothing")(b"x", timeout=WAIT)
+        assert failure.value.code() is grpc.StatusCode.UNIMPLEMENTED
+        assert failure.value.details() == "unknown method /test/Nothing"
+        with pytest.raises(grpc.RpcError) as failure:
+            list(mirror(channel)(iter([bytes(5 << 20)]), timeout=WAIT))
+        assert failure.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+def test_200_streams_held_open_over_one_connection_are_all_answered(site):
+    with connect(site) as channel:
+        calls = [hold(channel).future(iter([b"x"]), timeout=WAIT) for _ in range(200)]
+        site.until(lambda: len(site.held) == 200)
+        assert site.call(lambda: (site.server.streams, site.server.connections)) == (200, 1)
+
+        def answer():
+            for held in site.held:
+                held.stream.send(b"answer")
+                held.stream.end()
+
+        site.call(answer)
+        assert [call.result(WAIT) for call in calls] == [b"answer"] * 200
+        site.until(lambda: site.server.streams == 0)
+
+
+def test_handlers_learn_once_that_a_client_cancelled_or_left(site):
+    channel = connect(site)
+    calls = [hold(channel).future(iter([b"x"]), timeout=WAIT) for _ in range(4)]
+    site.until(lambda: len(site.held) == 4)
+    calls[0].cancel()
+    site.until(lambda: sum(h.lost for h in site.held) == 1)
+    channel.close()
+    site.until(lambda: site.server.connections == 0)
+    assert [h.lost for h in site.held] == [1, 1, 1, 1]
+
+
+def test_drain_lets_open_streams_end_and_closes_idle_connections(site):
+    with connect(site) as busy, connect(site) as idle:
+        assert list(mirror(idle)(iter([b"x"]), timeout=WAIT)) == [b"x"]
+        call = hold(busy).future(iter([b"x"]), timeout=WAIT)
+        site.until(lambda: len(site.held) == 1 and len(site.held[0].got) == 1)
+        site.call(site.server.stop_accepting)
+        site.call(site.server.drain)
+        site.until(lambda: site.server.connections == 1)
+
+        def answer():
+            site.held[0].stream.send(b"late")
+            site.held[0].stream.end()
+
+        site.call(answer)
+        assert call.result(WAIT) == b"late"
+        site.until(lambda: site.server.connections == 0)
+
+
+def test_a_wrong_preface_is_answered_and_closed(site):
+    with socket.create_connection(("127.0.0.1", site.port), WAIT) as peer:
+        peer.sendall(b"GET / HTTP/1.1\r\n\r\n" + bytes(100_000))
+        assert parse(read_all(peer))[-1].error_code == 1
+
+
+def test_a_peer_that_does_not_read_costs_bounded_memory(site):
+    """Its own writes stall at last, since nobody reads from who doesn't read."""
+    with raw(site) as peer:
+        peer.sendall(frame(SETTINGS, 0, 0, setting(4, (1 << 31) - 1)) + frame(8, 0, 0, b"\x7f\xff\x00\x00"))
+        peer.sendall(frame(HEADERS, 4, 1, block([*HEADERS_OF_MIRROR])))
+        peer.settimeout(1.0)
+        chunk = frame(DATA, 0, 1, framed(bytes(16000))) * 16
+        with pytest.raises(TimeoutError):
+            for _ in range(400):  # 100 MB, less than the windows
+                peer.sendall(chunk)
+        (protocol,) = site.server._protocols
+        assert protocol._transport.get_write_buffer_size() < 4 << 20
+        assert site.server.budget.used < 4 << 20
+        with connect(site) as channel:
+            assert list(mirror(channel)(iter([b"x"]), timeout=WAIT)) == [b"x"]
+
+
+HEADERS_OF_MIRROR = [
+    (":method", "POST"),
+    (":scheme", "http"),
+    (":path", "/test/Mirror"),
+    ("content-type", "application/grpc"),
+]
+
+
+def test_a_slow_reader_gets_everything_in_order(site):
+    count = 300
+    with raw(site) as peer:
+        peer.sendall(frame(SETTINGS, 0, 0, setting(4, (1 << 31) - 1)) + frame(8, 0, 0, b"\x7f\xff\x00\x00"))
+        peer.sendall(frame(HEADERS, 4, 1, block([*HEADERS_OF_MIRROR])))
+
+        def write():
+            for i in range(count):
+                peer.sendall(frame(DATA, int(i == count - 1), 1, framed(i.to_bytes(2, "big") * 8000)))
+
+        writer = threading.Thread(target=write)
+        writer.start()
+        data = b""
+        while b"grpc-status" not in data[-200:]:
+            data += peer.recv(30_000)
+        writer.join(WAIT)
+    payload = b"".join(f.data for f in parse(data) if type(f).__name__ == "DataFrame")
+    assert payload == b"".join(framed(i.to_bytes(2, "big") * 8000) for i in range(count))
+
+
+def test_at_the_limit_of_connections_the_next_one_waits_for_a_place():
+    site = Site(connections_max=2)
+    try:
+        first, second = raw(site), raw(site)
+        site.until(lambda: site.server.connections == 2)
+        with raw(site) as third:
+            third.settimeout(0.2)
+            with pytest.raises(TimeoutError):
+                third.recv(1)
+            first.close()
+            third.settimeout(WAIT)
+            assert third.recv(9)[3] == SETTINGS
+        second.close()
+    finally:
+        site.close()
+
+
+def test_load_counts_a_connection_as_what_it_was_invited_to_bring(site):
+    with connect(site) as channel:
+        calls = [hold(channel).future(iter([b"x"]), timeout=WAIT) for _ in range(11)]
+        site.until(lambda: len(site.held) == 11)
+        with raw(site):
+            site.until(lambda: site.server.connections == 2)
+            assert site.call(site.server.load) == 11 + 8
+        for call in calls:
+            call.cancel()
+
+
+def test_floods_are_named_and_cut():
+    site = Site(limits=Limits(burst=10))
+    try:
+        with raw(site) as peer:
+            peer.sendall(frame(6, 0, 0, bytes(8)) * 50)
+            assert parse(read_all(peer))[-1].error_code == 11
+        assert site.abuses == ["pings"]
+    finally:
+        site.close()
