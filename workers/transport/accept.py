@@ -8,9 +8,9 @@ is spread before the first stream arrives, and a pause between short streams doe
 
 The other half: a low stream limit makes Envoy open more connections, but a client that keeps one connection waits for a
 place. A connection that has been full for 20 ms while no worker accepted a new one is allowed twice as many, unless its client
-has a pool. Envoy fills one connection before it uses the next, so its full connections are full for good while others have room:
-raising them moved 97 streams onto 2 of 4 workers. It is known by the headers it adds, and raised only where no more connections can be
-accepted. A client that can't be told is raised unless its host has another connection with room here.
+has a pool. Envoy fills one connection before it uses the next, so its full connections stay full while others have room:
+raising them moved 97 streams onto 2 of 4 workers. Envoy is known by the headers it adds, and is raised only where no more
+connections can be accepted. A client that can't be told is raised unless its host has another connection with room here.
 """
 
 import errno
@@ -65,8 +65,7 @@ class Gate:
         self._room = room
         self._on_failure = on_failure
         self._readable_since: float | None = None
-        self._seen_readable = 0.0
-        self._seen = 0.0  # when the socket was last seen readable
+        self._seen_readable = 0.0  # the last time
         self._retry: Timer | None = None
         self._open = False
         self._logged_at = -LOG_EVERY
@@ -115,8 +114,6 @@ class Gate:
         self._take(accepted)
 
     def _may_accept(self, now: float) -> bool:
-        if not self._room():
-            return False
         if self._readable_since is None or now - self._seen_readable > FORGET:  # in between another worker took it
             self._readable_since = now
         self._seen_readable = now

@@ -1,8 +1,9 @@
 """Our own HTTP/2 engine on the event loop: an asyncio `Protocol` around each connection, and the server that owns them.
 
-One read is one call of the engine and at most one write (`BufferedProtocol` and `writelines` were tried: no difference). Answers that handlers give at other times are written once per
-turn of the loop. When the kernel takes no more, the engine keeps answers in their streams (bounded there) and we stop
-reading: a peer that doesn't read is not listened to either. The clock of everything here is the loop's.
+One read is one call of the engine and at most one write (`BufferedProtocol` and `writelines` were tried: no difference).
+Answers that handlers give at other times are written once per turn of the loop. When the kernel takes no more, the engine
+keeps answers in their streams (bounded there) and we stop reading: a peer that doesn't read is not listened to either. The
+clock of everything here is the loop's.
 """
 
 import asyncio

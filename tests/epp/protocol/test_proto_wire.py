@@ -12,12 +12,13 @@ from types import ModuleType
 
 import pytest
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
-from google.protobuf.descriptor_pb2 import FileDescriptorProto, FileDescriptorSet
 from google.protobuf.message import Message
 from google.protobuf.struct_pb2 import Struct
 
 from epp.protocol.proto import ext_proc_pb2 as ext_proc
 from epp.protocol.proto import health_pb2 as health
+
+ROOT = Path(__file__).parents[3]
 
 
 def struct(key: str, value: str) -> Struct:
@@ -160,12 +161,9 @@ def test_every_field_of_our_messages_is_covered_by_foreign_bytes() -> None:
 @pytest.mark.parametrize("module", [ext_proc, health])
 def test_the_committed_classes_are_those_of_the_proto_file(module: ModuleType, tmp_path: Path) -> None:
     """`make proto` makes them anew."""
-    compiled = tmp_path / "compiled"
-    command = [sys.executable, "-m", "grpc_tools.protoc", "--proto_path=.", f"--descriptor_set_out={compiled}"]
-    root = Path(__file__).parents[3]
-    subprocess.run([*command, module.DESCRIPTOR.name], cwd=root, check=True, timeout=50)
-    committed = FileDescriptorProto.FromString(module.DESCRIPTOR.serialized_pb)
-    now = FileDescriptorSet.FromString(compiled.read_bytes()).file[0]
-    for field in (message_field for message in now.message_type for message_field in message.field):
-        field.ClearField("json_name")  # protoc adds it to descriptor sets and leaves it out of generated code
-    assert committed == now
+    proto = Path(module.DESCRIPTOR.name)
+    command = [sys.executable, "-m", "grpc_tools.protoc", "--proto_path=.", f"--python_out={tmp_path}"]
+    subprocess.run([*command, f"--pyi_out={tmp_path}", str(proto)], cwd=ROOT, check=True, timeout=50)
+    for suffix in ("_pb2.py", "_pb2.pyi"):
+        generated = proto.with_name(proto.stem + suffix)
+        assert (ROOT / generated).read_text() == (tmp_path / generated).read_text()
