@@ -274,6 +274,10 @@ class TableCopy:
     def present(self) -> Words:
         return self.rows[:, PRESENT]
 
+    def standing(self) -> bytes:
+        """What scrapes seldom change: generation, owner, state, flags and present bits of all rows, to be compared."""
+        return self.rows[:, GENERATION:UPDATED_AT].tobytes() + self.rows[:, PRESENT].tobytes()
+
     def column(self, index: int) -> Floats:
         """The values of the schema's column `index`."""
         return self._floats[:, COLUMNS + index]

@@ -16,7 +16,12 @@ import time
 from collections.abc import Callable, MutableMapping
 from typing import Any
 
-import structlog
+UNUSED = {name: None for name in ("rich", "greenlet") if name not in sys.modules}
+sys.modules.update(UNUSED)  # type: ignore[arg-type]  # structlog imports them where they are installed: 5 MiB that nothing here uses
+import structlog  # noqa: E402
+
+for _name in UNUSED:
+    del sys.modules[_name]
 
 LINE_BYTES_MAX = 4096  # a pipe takes as much in one piece, or nothing
 LINES_PER_S = 50

@@ -52,7 +52,10 @@ class SharedPool:
         self.producer_failed = producer_failed
         self._copy: TableCopy | None = None
         self._roster = Roster(())
-        self._roster_key: tuple[int, bytes] = (-1, b"")
+        self._key: tuple[int, bytes] = (-1, b"")
+        nobody: Mask = np.zeros(0, dtype=bool)
+        self._marked_fresh = self._known = self._down = nobody
+        self._reported: list[tuple[str, int, Mask | None]] = []
         self._subsets: dict[tuple[str, ...], Mask] = {}
         self._used = 0
         self._slots: Any = slice(0)
@@ -78,30 +81,30 @@ class SharedPool:
 
     def _build(self, now: float) -> Snapshot:
         copy = self._copy = self._table.copy(self._copy)
-        known_endpoints = self._endpoints.current()
-        roster = self._current_roster(copy, known_endpoints)
+        endpoints = self._endpoints.current()
+        # Who is there, in which state and what they report changes rarely: one comparison of bytes tells.
+        key = (self._endpoints.version, copy.standing())
+        if key != self._key:
+            self._key = key
+            self._stand(copy, endpoints)
         slots = self._slots
-        updated_at = copy.updated_at[slots]
-        state = copy.state[slots]
-        fresh = (state == State.FRESH) & (now - updated_at <= self._fresh_for_s)
-        present = copy.present[slots]
+        fresh = self._marked_fresh & (now - copy.updated_at[slots] <= self._fresh_for_s)
         values: dict[str, Floats] = {}
-        for name, index in self._indices:
+        for name, index, reported in self._reported:
             column = copy.column(index)[slots]
-            reported = (present >> np.uint64(index)) & np.uint64(1)
-            values[name] = column if reported.all() else np.where(reported, column, np.nan)
+            values[name] = column if reported is None else np.where(reported, column, np.nan)
         return Snapshot(
-            roster,
+            self._roster,
             values,
             fresh=fresh,
-            known=state != State.UNKNOWN,
-            down=(copy.flags[slots] & np.uint64(DOWN)) != 0,
+            known=self._known,
+            down=self._down,
             inflight_at_scrape=copy.inflight_at_scrape[slots],
-            names=self._current_names(roster) if self._name_columns else None,
+            names=self._current_names(self._roster) if self._name_columns else None,
         )
 
-    def _current_roster(self, copy: TableCopy, endpoints: Sequence[Endpoint]) -> Roster:
-        """Endpoints of the document whose row is still theirs and not draining."""
+    def _stand(self, copy: TableCopy, endpoints: Sequence[Endpoint]) -> None:
+        """Who is a candidate: endpoints of the document whose row is still theirs and not draining; and their masks."""
         used = len(copy.rows)
         slots = self._endpoints.slots
         inside = slots < used
@@ -112,16 +115,19 @@ class SharedPool:
             & (copy.state[at] != State.FREE)
             & ((copy.flags[at] & np.uint64(DRAINING)) == 0)
         )
-        key = (self._endpoints.version, valid.tobytes())
-        if key != self._roster_key or used != self._used:
-            self._roster = Roster([e for e, keep in zip(endpoints, valid.tolist(), strict=True) if keep])
-            self._roster_key = key
-            self._used = used
-            self._subsets.clear()
-            count = len(self._roster.slots)
-            in_order = count == used and bool((self._roster.slots == np.arange(count)).all())
-            self._slots = slice(count) if in_order else self._roster.slots
-        return self._roster
+        self._roster = Roster([e for e, keep in zip(endpoints, valid.tolist(), strict=True) if keep])
+        self._used = used
+        self._subsets.clear()
+        count = len(self._roster.slots)
+        in_order = count == used and bool((self._roster.slots == np.arange(count)).all())
+        self._slots = slice(count) if in_order else self._roster.slots
+        state = copy.state[self._slots]
+        self._marked_fresh = state == State.FRESH
+        self._known = state != State.UNKNOWN
+        self._down = (copy.flags[self._slots] & np.uint64(DOWN)) != 0
+        present = copy.present[self._slots]
+        masks = ((name, index, (present >> np.uint64(index)) & np.uint64(1) != 0) for name, index in self._indices)
+        self._reported = [(name, index, None if mask.all() else mask) for name, index, mask in masks]
 
     def _current_names(self, roster: Roster) -> Mapping[str, Sequence[frozenset[str]]]:
         names = self._names.current()

@@ -72,6 +72,7 @@ class Worker:
             on_abuse=lambda _cause: self.lane.add(counter["abuse_total"]),
             on_error=self._on_fault,
             on_accept=self._accepted,
+            on_leave=self._publish_load,  # at once: the next connection must find this worker's true load
             on_accept_failure=log.error,
             others=self._others,
             accepted_anywhere=self._accepted_anywhere,

@@ -139,6 +139,7 @@ class Server:
         on_abuse: Callable[[str], None] = lambda cause: None,
         on_error: Callable[[BaseException], None] = lambda error: None,
         on_accept: Callable[[], None] = lambda: None,
+        on_leave: Callable[[], None] = lambda: None,
         on_accept_failure: Callable[[str], None] = lambda text: None,
         others: Others = tuple,
         accepted_anywhere: Callable[[], int] | None = None,
@@ -152,6 +153,7 @@ class Server:
         self.application: Application
         self.accepted = 0
         self._on_accept = on_accept
+        self._on_leave = on_leave
         self._on_accept_failure = on_accept_failure
         self._others = others
         self._connections_max = connections_max
@@ -236,6 +238,7 @@ class Server:
     def left(self, protocol: ServerProtocol) -> None:
         self._protocols.discard(protocol)
         self._full.forget(protocol)
+        self._on_leave()
         self._note_closed()
 
     def full(self, protocol: ServerProtocol) -> None:
