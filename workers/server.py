@@ -97,7 +97,7 @@ class App:
         """A new stream of the transport; None: not a method of ours."""
         if path != PATH:
             return None
-        self.lane.add(self.counters.streams)
+        self.lane.counters[self.counters.streams] += 1
         return ExtProcStream(self, stream)
 
     def parser(self, path: str) -> Parser:
@@ -327,13 +327,13 @@ class ExtProcStream:
             send(codec.REQUEST_TRAILERS_ANSWER)
         self._state = State.ROUTED
         self._pieces.clear()  # a long answer must not keep the request's bytes alive
-        now = app.now()
+        spent = app.now() - self._received_at
         lane, counters = app.lane, app.counters
-        lane.add(counters.picks)
+        lane.counters[counters.picks] += 1
         if request is not None:
             request.prompt = EMPTY_PROMPT
-            lane.observe(counters.scheduler_e2e, now - request.now)
-        lane.observe(counters.request_processing, now - self._received_at)
+            lane.observe(counters.scheduler_e2e, spent)
+        lane.observe(counters.request_processing, spent)
 
     # Response phase.
 
@@ -432,10 +432,10 @@ class ExtProcStream:
             return
         usage = self._scanner.usage if self._scanner is not None else None
         if usage is not None:
-            lane, counters = app.lane, app.counters
-            lane.add(counters.prompt_tokens, usage.prompt or 0)
-            lane.add(counters.cached_tokens, usage.cached or 0)
-            lane.add(counters.completion_tokens, usage.completion or 0)
+            totals, counters = app.lane.counters, app.counters
+            totals[counters.prompt_tokens] += usage.prompt or 0
+            totals[counters.cached_tokens] += usage.cached or 0
+            totals[counters.completion_tokens] += usage.completion or 0
         if self._response_at:
             app.lane.observe(app.counters.response_processing, app.now() - self._response_at)
         for complete in app.pipeline.response_complete:

@@ -183,15 +183,8 @@ def needle(name: str) -> bytes:
 
 def end_of_stream(message: bytes, start: int, end: int) -> bool:
     """Whether HttpHeaders say that no body follows."""
-    if start == end:
-        return False
-    try:
-        if message[start] == 0x0A:
-            length, at = _read_varint(message, start + 1)
-            if at + length == end:
-                return False
-    except IndexError:
-        pass
+    if start == end or (message[start] == 0x0A and message[end - 2 : end] != b"\x18\x01"):
+        return False  # the flag would stand behind the headers
     return headers(message, start, end)[1]
 
 
