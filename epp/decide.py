@@ -32,22 +32,17 @@ async def decide(pipeline: Pipeline, request: Request, pool: Pool) -> Decision:
     candidates = pool.candidates(request.subset)
     if not len(candidates):
         raise Refused(Cause.NO_CANDIDATES)
-    await produce(pipeline, request, candidates, pool)
-    decision = schedule(pipeline, request, candidates)
-    for before_send in pipeline.pre_request:
-        before_send(request, decision)
-    return decision
-
-
-async def produce(pipeline: Pipeline, request: Request, candidates: Candidates, pool: Pool) -> None:
-    """Fills the request's data, each producer in its turn."""
-    for produce_one in pipeline.producers:
+    for produce in pipeline.producers:
         try:
-            waiting = produce_one(request, candidates)
+            waiting = produce(request, candidates)
             if waiting is not None:
                 await waiting
         except ProducerFailed as failure:
             pool.producer_failed(failure)  # FAIL-OPEN: consumers see the datum's default
+    decision = schedule(pipeline, request, candidates)
+    for before_send in pipeline.pre_request:
+        before_send(request, decision)
+    return decision
 
 
 def schedule(pipeline: Pipeline, request: Request, candidates: Candidates) -> Decision:

@@ -49,6 +49,7 @@ OWNER_FREE, OWNER_LIVE, OWNER_RETIRED = range(3)
 
 PROBE_STRIDE = 32
 DENSE_BLOCKS = 64  # beyond these a writer may leave out blocks between every fourth
+ENDS_MAX = 4096
 BISECTED_GAPS_MAX = 2
 BISECTED_OWNERS_MAX = 12
 SCALAR_PROBES_MAX = 6  # up to here single look-ups are cheaper than one NumPy gather
@@ -344,6 +345,7 @@ class IndexReader:
         self._buckets = schema.buckets
         self._table: Hashes = region.array(np.uint64, schema.entries_at, (schema.buckets, WAYS))
         self._table.flags.writeable = False
+        self._ends: dict[int, int] = {}  # first block -> where the last match that began with it ended
         self._bytes = region.part(schema.entries_at, schema.entries * WORD).bytes.toreadonly()
 
     def match(self, hashes: Hashes) -> dict[int, int]:
@@ -387,9 +389,17 @@ class IndexReader:
         _deepen(found, closer)
 
     def _bisect(self, hashes: Hashes, low: int, high: int, owners: set[int], found: dict[int, int]) -> None:
-        """Where each of `owners`, who hold what is before block `low`, stops holding, below `high`."""
+        """Where each of `owners`, who hold what is before block `low`, stops holding, below `high`.
+
+        Prompts that share their first block often share as much as the last ones did: that place is looked at first.
+        """
+        first = hashes.item(0)
+        expected = self._ends.get(first, 0)
+        hints = [expected - 1, expected]
         while low < high:
-            middle = (low + high) >> 1
+            middle = hints.pop() if hints else -1
+            if not low <= middle < high:
+                middle = (low + high) >> 1
             deeper = owners.intersection(self._holders(hashes.item(middle)))
             if not deeper:
                 high = middle
@@ -399,6 +409,9 @@ class IndexReader:
             if len(deeper) < len(owners):
                 self._bisect(hashes, low, middle, owners - deeper, found)
             low, owners = middle + 1, deeper
+        if len(self._ends) >= ENDS_MAX:
+            self._ends.clear()
+        self._ends[first] = low
 
     def _scan(self, hashes: Hashes, blocks: list[int]) -> dict[int, int]:
         """Deepest hit + 1 per owner among these blocks (ascending), one by one."""

@@ -74,15 +74,15 @@ def _vector(prompt: bytes, block_bytes: int, start: int, secret: int, count: int
     return terms
 
 
-def landmarks(chain: Hashes) -> Hashes:
-    """The blocks that an index needs to know: the first DENSE_BLOCKS, of the others every STRIDE-th, and the last.
+def landmarks(chain: Hashes, start: int = 0) -> Hashes:
+    """The blocks from `start` on that an index needs to know: of the first DENSE_BLOCKS each, of the others every STRIDE-th, and the last.
 
     A hit on a block proves all before it, so this loses at most STRIDE - 1 blocks of a match that is DENSE_BLOCKS long or more,
     and a prompt of 400 KB costs a quarter of the entries.
     """
-    if len(chain) <= DENSE_BLOCKS + 1:
-        return chain
-    kept = [chain[:DENSE_BLOCKS], chain[DENSE_BLOCKS::STRIDE]]
+    if len(chain) <= DENSE_BLOCKS + 1 or start >= len(chain):
+        return chain[start:]
+    kept = [chain[start:DENSE_BLOCKS], chain[max(DENSE_BLOCKS, -(-start // STRIDE) * STRIDE) :: STRIDE]]
     if (len(chain) - 1 - DENSE_BLOCKS) % STRIDE:
         kept.append(chain[-1:])
     return np.concatenate(kept)

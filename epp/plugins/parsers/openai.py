@@ -6,6 +6,7 @@ Canonical prompt bytes, so that equal conversations share prefixes whatever the 
 - responses: instructions, tools, input; conversations: the items; images: the prompt.
 """
 
+import functools
 import struct
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -125,28 +126,26 @@ def _require(raw: Raw, kind: str, name: str) -> None:
         raise Refused(Cause.INVALID_BODY, f"invalid {kind} request: must have {name} field")
 
 
-def _read_prompt(raw: Raw, kind: str, name: str) -> bytes:
+def _read_prompt(raw: Raw, kind: str, name: str) -> Prompt:
     try:
-        prompt = _prompt_bytes(raw)
+        made = _prompt_bytes(raw)
     except (ValueError, msgspec.MsgspecError) as error:
-        raise Refused(Cause.INVALID_BODY, f"invalid {kind} request: {name}: {error}") from None
-    if not prompt:
+        if _blank(raw):
+            made = b""
+        else:
+            raise Refused(Cause.INVALID_BODY, f"invalid {kind} request: {name}: {error}") from None
+    if not made:
         raise Refused(Cause.INVALID_BODY, f"invalid {kind} request: must have {name} field")
-    return prompt
+    return Prompt(lambda: made)
 
 
 def _completion(body: _Completion, request: Request) -> None:
-    raw = body.prompt
-    _require(raw, "completions", "prompt")
-    made = _read_prompt(raw, "completions", "prompt")
-    request.prompt = Prompt(lambda: made)
+    request.prompt = _read_prompt(body.prompt, "completions", "prompt")
     request.max_tokens = _whole(body.max_tokens)
 
 
 def _embedding(body: _Embedding, request: Request) -> None:
-    _require(body.input, "embeddings", "input")
-    made = _read_prompt(body.input, "embeddings", "input")
-    request.prompt = Prompt(lambda: made)
+    request.prompt = _read_prompt(body.input, "embeddings", "input")
 
 
 def _chat(body: _Chat, request: Request) -> None:
@@ -198,6 +197,7 @@ _API: dict[str, tuple[msgspec.json.Decoder[Any], Callable[[Any, Request], None]]
 _LONGEST_FIRST = sorted(_API, key=len, reverse=True)
 
 
+@functools.lru_cache(maxsize=1024)
 def _api(path: str) -> tuple[msgspec.json.Decoder[Any], Callable[[Any, Request], None]]:
     path = path.rstrip("/")
     for suffix in _LONGEST_FIRST:

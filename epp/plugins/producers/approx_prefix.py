@@ -18,6 +18,7 @@ from epp.request import BYTES_PER_TOKEN, Request
 
 BLOCK_TOKENS_MIN = 64
 ROOTS_MAX = 4096
+REFRESH_EVERY = 8
 PREFILL_PROFILE = "prefill"
 
 HIT_RATIO = Metric(
@@ -58,6 +59,7 @@ class ApproximatePrefix(DataProducer, PreRequest):
         self._bytes_max = blocks_max * self._block_bytes or None
         self._match = prefix_match(name)
         self.produces = (self._match,)
+        self._turn = 0
         self._roots: dict[tuple[str, str], int] = {}
         self._index: PrefixIndex
         self._secret: int
@@ -92,17 +94,22 @@ class ApproximatePrefix(DataProducer, PreRequest):
             return
         primary = decision.runs[decision.primary]
         assert primary is not None
-        held = 0.0
-        if match.blocks is not None:
-            row = primary.picked[0]
-            held = float(match.blocks[row if primary.candidates.rows is None else primary.candidates.rows[row]])
+        picked = primary.picked[0]
+        row = picked if primary.candidates.rows is None else int(primary.candidates.rows[picked])
+        held = 0 if match.blocks is None else int(match.blocks[row])
         self._hit_ratio.observe(held / match.total)
         self._hit_bytes.observe(held * self._block_bytes)
-        learned = landmarks(match.hashes)
-        self._index.learn(learned, primary.candidates.endpoint(primary.picked[0]).owner)
+        self._learn(match, held, primary.candidates.snapshot.endpoints[row].owner)
         prefill = decision.runs.get(PREFILL_PROFILE)
         if prefill is not None and prefill is not primary:
-            self._index.learn(learned, prefill.targets[0].owner)
+            self._learn(match, 0, prefill.targets[0].owner)
+
+    def _learn(self, match: PrefixMatch, held: int, owner: int) -> None:
+        """What the owner is known to hold is told again now and then only, so that it does not look old."""
+        self._turn = (self._turn + 1) % REFRESH_EVERY
+        learned = landmarks(match.hashes, held if self._turn else 0)
+        if len(learned):
+            self._index.learn(learned, owner)
 
     def _root(self, request: Request) -> int:
         key = (request.target_model, request.cache_salt)

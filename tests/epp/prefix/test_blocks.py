@@ -68,3 +68,10 @@ def test_landmarks_stand_where_long_prompts_are_probed() -> None:
     learned = set(landmarks(np.arange(2000, dtype=np.uint64)).tolist())
     assert learned.issuperset(range(0, 2000, 32)) and 1999 in learned
     assert len(learned) < 2000 // 3
+
+
+@given(st.integers(0, 1000), st.data())
+def test_landmarks_of_a_rest_are_those_of_the_whole_behind_its_start(count: int, data: st.DataObject) -> None:
+    chain = np.arange(count, dtype=np.uint64)
+    start = data.draw(st.integers(0, count))
+    assert landmarks(chain, start).tolist() == [block for block in landmarks(chain).tolist() if block >= start]
