@@ -174,7 +174,9 @@ class ExtProcStream:
     def message(self, message: bytes) -> None:
         """One whole ProcessingRequest."""
         chunk = chunk_of_size(len(message))
-        if chunk is not None and self._passing and message.startswith(chunk.head):  # hot: one chunk of a streamed answer
+        if (
+            chunk is not None and self._passing and message.startswith(chunk.head)
+        ):  # hot: one chunk of a streamed answer
             self._send(chunk.prefix + message[chunk.start :])
             scanner = self._scanner
             if scanner is not None and (scanner.pending or KEY in message or message[-1] in SUSPECT):
@@ -261,7 +263,12 @@ class ExtProcStream:
     def _start_deciding(self) -> None:
         app = self._app
         headers = self._headers
-        path = headers.find(PATH_NEEDLE) or headers.get("x-original-path") or headers.get("x-forwarded-path") or DEFAULT_PATH
+        path = (
+            headers.find(PATH_NEEDLE)
+            or headers.get("x-original-path")
+            or headers.get("x-forwarded-path")
+            or DEFAULT_PATH
+        )
         if "?" in path:
             path = path.partition("?")[0]
         now = app.now()

@@ -5,6 +5,7 @@ streams are still accepted until the last open one ends or the drain time-out; t
 """
 
 import asyncio
+import contextlib
 import gc
 import os
 import random
@@ -154,12 +155,12 @@ class Worker:
     async def _drain(self, server: Server) -> None:
         """Streams end by themselves, or at the time-out; an idle worker leaves at once."""
         deadline = time.monotonic() + self.instance.options.drain_timeout_s
-        while server.streams and time.monotonic() < deadline:
+        while server.streams and time.monotonic() < deadline:  # noqa: ASYNC110 - streams say nothing when they end
             await asyncio.sleep(DRAIN_POLL_S)
         server.stop_accepting()
         server.drain()
-        while server.connections and time.monotonic() < deadline:
-            await asyncio.sleep(DRAIN_POLL_S)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(server.closed(), max(0.0, deadline - time.monotonic()))
         server.abort()
 
     def _producer_failed(self, failure: BaseException) -> None:

@@ -1,5 +1,6 @@
 """One ext_proc stream, from Envoy's first message to its end."""
 
+import itertools
 import json
 from collections.abc import Generator
 from typing import Any
@@ -107,7 +108,7 @@ def test_a_body_of_any_chunking_passes_byte_for_byte(cuts: list[int], size: int)
     envoy.headers()
     borders = [0, *sorted(c % len(body) for c in cuts), len(body)]
     answers = []
-    for a, b in zip(borders, borders[1:], strict=False):
+    for a, b in itertools.pairwise(borders):
         answers = envoy.body(body[a:b], last=b == len(body) and b is borders[-1])
     assert bodies(answers[1:])[0] == body
     assert bodies(answers[1:])[1][-1] is True and not any(bodies(answers[1:])[1][:-1])

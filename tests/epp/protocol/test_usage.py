@@ -1,5 +1,6 @@
 """Token usage is found whatever the chunk borders."""
 
+import itertools
 import json
 
 import pytest
@@ -22,13 +23,16 @@ SSE = (
     b'data: {"choices":[],"usage": {"prompt_tokens":11,"completion_tokens":7,"prompt_tokens_details":{"cached_tokens":4}}}\n\n'
     b"data: [DONE]\n\n"
 )
-RESPONSES = b'event: response.completed\ndata: {"type":"response.completed","response":{"usage":{"input_tokens":11,"output_tokens":7,"input_tokens_details":{"cached_tokens":4}}}}\n\n'
+RESPONSES = (
+    b'event: response.completed\ndata: {"type":"response.completed","response":{"usage":'
+    b'{"input_tokens":11,"output_tokens":7,"input_tokens_details":{"cached_tokens":4}}}}\n\n'
+)
 
 
 def feed(data: bytes, cuts: list[int]) -> Usage | None:
     scanner = UsageScanner()
     borders = [0, *sorted(cut % (len(data) + 1) for cut in cuts), len(data)]
-    for a, b in zip(borders, borders[1:], strict=False):
+    for a, b in itertools.pairwise(borders):
         scanner.feed(data[a:b])
     return scanner.usage
 
@@ -45,7 +49,8 @@ def test_usage_is_found_byte_by_byte(data: bytes) -> None:
 
 
 def test_the_last_usage_that_is_not_null_wins() -> None:
-    data = b'data: {"usage":{"prompt_tokens":1,"completion_tokens":1}}\n\ndata: {"usage":{"prompt_tokens":1,"completion_tokens":2}}\n\ndata: {"usage":null}\n'
+    first, second = (b'data: {"usage":{"prompt_tokens":1,"completion_tokens":%d}}\n\n' % n for n in (1, 2))
+    data = first + second + b'data: {"usage":null}\n'
     assert feed(data, []) == Usage(1, 2, None)
 
 
