@@ -63,7 +63,7 @@ class Picker:
         lines = []
         for line in self.log.read_text().splitlines():
             with contextlib.suppress(ValueError):
-                lines.append(json.loads(line))
+                lines.append(json.loads(line[line.index("{") :]))  # a dying child's stack dump may stand before it
         return [line for line in lines if line["event"] == event]
 
     def pids(self, child: str) -> list[int]:
