@@ -25,9 +25,6 @@ class FakeStream:
     def send(self, message: bytes) -> None:
         self.send_raw(b"\0" + len(message).to_bytes(4, "big") + message)
 
-    def send_parts(self, parts: Any, size: int) -> None:
-        self.send(b"".join(parts))
-
     def send_raw(self, framed: bytes) -> None:
         assert self.ended is None, "nothing can be sent after the end"
         self.sent += framed

@@ -13,12 +13,13 @@ that is bad when a successor starts leaves the endpoints that the predecessor kn
 
 import asyncio
 import contextlib
+import functools
 import os
 import ssl
 import time
 from collections.abc import Callable, Coroutine
 from http import HTTPStatus
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import structlog
 import uvloop
@@ -40,10 +41,12 @@ from workers.exit_codes import ExitCode
 from workers.health import Health
 from workers.http_client import Dialer
 from workers.instance import BACKLOG, LOADED, Instance
-from workers.metrics_page import IndexFigures, MetricsPage, Pool
 from workers.scrape import Scraper, fresh_for
 from workers.transport.limits import Limits
 from workers.transport.native import Server
+
+if TYPE_CHECKING:
+    from workers.metrics_page import MetricsPage
 
 BEAT_S = 0.1
 HEALTH_MESSAGE_BYTES_MAX = 16 * 1024
@@ -172,6 +175,23 @@ class Supervisor:
         health = Server(loop, Limits(message=HEALTH_MESSAGE_BYTES_MAX))
         health.serve(instance.health_listener, Health(self.ready).open)
         cleanup.callback(health.abort)
+        admin = AdminServer(
+            {
+                "/metrics": lambda request: self.page.page(request),
+                "/healthz": lambda _: Answer(b"ok\n"),
+                "/readyz": self._readyz,
+            }
+        )
+        server = await loop.create_server(admin.protocol, sock=instance.metrics_listener.dup(), backlog=BACKLOG)
+        cleanup.callback(admin.close)
+        cleanup.callback(server.close)
+
+    @functools.cached_property
+    def page(self) -> "MetricsPage":
+        """Made by the first scrape: what it imports is memory that a picker nobody scrapes can do without."""
+        from workers.metrics_page import IndexFigures, MetricsPage, Pool
+
+        instance = self.instance
         pool = Pool(
             TableReader(instance.table_schema, instance.table),
             EndpointsView(DocumentReader(instance.document_schema, instance.documents)),
@@ -179,7 +199,7 @@ class Supervisor:
             fresh_for_s=fresh_for(instance.scrape_interval_s),
         )
         source, extractor = scraped_by(instance.config)
-        page = MetricsPage(
+        return MetricsPage(
             instance.lanes,
             instance.families,
             pool,
@@ -193,10 +213,6 @@ class Supervisor:
             extractor_type=extractor.type_name,
             now=time.monotonic,
         )
-        admin = AdminServer({"/metrics": page.page, "/healthz": lambda _: Answer(b"ok\n"), "/readyz": self._readyz})
-        server = await loop.create_server(admin.protocol, sock=instance.metrics_listener.dup(), backlog=BACKLOG)
-        cleanup.callback(admin.close)
-        cleanup.callback(server.close)
 
     def _readyz(self, _request: Request) -> Answer:
         if self.ready():

@@ -70,7 +70,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     body_bytes_max: int = 32 << 20
     message_bytes_max: int = 33 << 20
     max_endpoints: int = 1024
-    index_entries: int = 1 << 20
+    index_entries: int = 1 << 19
     prefix_secret_file: str = ""
     run_dir: str = "/dev/shm/epp"
     instance: str = "epp-9002"
@@ -152,7 +152,7 @@ _FLAGS = (
     flag("grpc-max-recv-msg-size", SIZE, "", "Longest gRPC message received. [default: body limit + 1 MiB]"),
     flag("grpc-max-send-msg-size", SIZE, "", "Longest gRPC message sent; none here is longer than 64 KiB."),
     flag("max-endpoints", COUNT, 1024, "Places in the endpoint table."),
-    flag("index-entries", COUNT, 1 << 20, "Places in the prefix index."),
+    flag("index-entries", COUNT, 1 << 19, "Places in the prefix index."),
     flag("prefix-secret-file", str, "", "Secret of the deployment that block hashes start from. [default: random]"),
     flag("run-dir", str, "/dev/shm/epp", "Folder for what names this instance."),
     flag("instance", str, "", "Name of this instance on this machine. [default: epp-<gRPC port>]"),

@@ -34,9 +34,6 @@ class Stream(Protocol):
     def send(self, message: bytes) -> None:
         """Send one gRPC message."""
 
-    def send_parts(self, parts: Sequence[Buffer], size: int) -> None:
-        """Send one gRPC message of `size` bytes given as pieces, which must not change afterwards."""
-
     def send_raw(self, framed: bytes) -> None:
         """Send one or more whole messages that carry their 5-byte prefixes already."""
 

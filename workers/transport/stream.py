@@ -104,39 +104,7 @@ class ServerStream:
     # What the handler calls.
 
     def send(self, message: bytes) -> None:
-        length = len(message)
-        size = length + 5
-        connection = self._connection
-        if size <= self.window and size <= connection.window and size <= connection.room:
-            self.window -= size
-            connection.window -= size
-            out = connection.out
-            if not self.opened:
-                self.opened = True
-                out.append(_RESPONSE + self.number.to_bytes(4, "big") + RESPONSE_BLOCK)
-            out.append(FRAMED_MESSAGE.pack(size << 8, 0, self.number, 0, length))
-            out.append(message)
-            if connection.idle:
-                connection.wake()
-        else:
-            self._enqueue((b"\0" + length.to_bytes(4, "big"), message), size)
-
-    def send_parts(self, parts: Sequence[Buffer], size: int) -> None:
-        connection = self._connection
-        framed = size + 5
-        if framed <= self.window and framed <= connection.window and framed <= connection.room:
-            self.window -= framed
-            connection.window -= framed
-            out = connection.out
-            if not self.opened:
-                self.opened = True
-                out.append(_RESPONSE + self.number.to_bytes(4, "big") + RESPONSE_BLOCK)
-            out.append(FRAMED_MESSAGE.pack(framed << 8, 0, self.number, 0, size))
-            out.extend(parts)
-            if connection.idle:
-                connection.wake()
-        else:
-            self._enqueue((b"\0" + size.to_bytes(4, "big"), *parts), framed)
+        self.send_raw(b"\0" + len(message).to_bytes(4, "big") + message)
 
     def send_raw(self, framed: bytes) -> None:
         connection = self._connection

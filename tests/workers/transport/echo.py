@@ -37,8 +37,8 @@ def field(number: int, value: bytes) -> bytes:
     return varint(number << 3 | 2) + varint(len(value)) + value
 
 
-def body_answer(tag: int, body: bytes) -> tuple[bytes, int]:
-    """The bytes before a received HttpBody that make it a streamed BodyResponse, and the size of all."""
+def body_answer(tag: int, body: bytes) -> bytes:
+    """A received HttpBody as a streamed BodyResponse, with its gRPC prefix."""
     size = len(body)
     if size < 100:
         head = bytes((tag, size + 6, 0x0A, size + 4, 0x1A, size + 2, 0x1A, size))
@@ -56,7 +56,7 @@ def body_answer(tag: int, body: bytes) -> tuple[bytes, int]:
         head = b"\x1a" + varint(size)
         for number in (0x1A, 0x0A, tag):
             head = bytes((number,)) + varint(size + len(head)) + head
-    return head, size + len(head)
+    return b"\0" + (len(head) + size).to_bytes(4, "big") + head + body
 
 
 _CHOICE = field(1, b"x-gateway-destination-endpoint") + field(3, b"127.0.1.1:8000")
@@ -86,15 +86,13 @@ class Echo:
                 shift += 7
         body = message[at : at + length]  # Envoy writes more fields behind it
         if kind == RESPONSE_BODY:
-            head, size = body_answer(0x22, body)
-            self._stream.send_parts((head, body), size)
+            self._stream.send_raw(body_answer(0x22, body))
         elif kind == REQUEST_BODY:
             self._bodies.append(body)
             if body[-2:] == b"\x10\x01":
                 self._stream.send(REQUEST_HEADERS_ANSWER)
                 for part in self._bodies:
-                    head, size = body_answer(0x1A, part)
-                    self._stream.send_parts((head, part), size)
+                    self._stream.send_raw(body_answer(0x1A, part))
                 self._bodies.clear()
         elif kind == RESPONSE_HEADERS:
             self._stream.send(RESPONSE_HEADERS_ANSWER)

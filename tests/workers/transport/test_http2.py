@@ -205,7 +205,7 @@ def test_writing_to_a_stream_that_is_gone_does_nothing():
     engine.receive(frame(RST, 0, 1, word(8)))
     stream = engine.handler.stream
     stream.send(b"x")
-    stream.send_parts((b"x", memoryview(b"y")), 2)
+    stream.send(b"xy")
     stream.send_raw(framed(b"x"))
     stream.send(bytes(100_000))
     stream.end()

@@ -245,12 +245,12 @@ def test_frames_are_no_larger_than_the_peer_allows():
     assert [len(f.data) for f in engine.output()] == [30_000, 10_005]
 
 
-def test_pieces_and_ready_made_messages_are_cut_like_any_other():
+def test_ready_made_messages_are_cut_like_any_other():
     engine = Engine()
     engine.receive(frame(SETTINGS, 0, 0, setting(4, 7)))
     engine.open()
     stream = engine.handler.stream
-    stream.send_parts((b"ab", memoryview(b"cdef"), b"", b"g"), 7)
+    stream.send(b"abcdefg")
     stream.send_raw(framed(b"x") + framed(b"yz"))
     out = payload(engine.output())
     for _ in range(30):
@@ -396,7 +396,7 @@ def test_the_peers_windows_are_never_overrun_and_everything_arrives_when_they_op
     for what, which, value in steps:
         if what == "send":
             message = bytes((which,)) * value
-            engine.handlers[which].stream.send_parts((message[:9], message[9:]), value)
+            engine.handlers[which].stream.send(message)
             sent[numbers[which]].append(message)
         elif what == "window":
             client.h2.increment_flow_control_window(value, numbers[which] if which < 3 else None)
