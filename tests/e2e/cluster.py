@@ -135,13 +135,13 @@ class Cluster:
             self.wait(picker.child, picker.ready)
         return picker
 
-    def envoy(self, picker: Picker, *, threads: int = 2) -> int:
-        """The gateway's port."""
+    def envoy(self, picker: Picker, *, threads: int = 2, tls: envoy_config.PickerTls | None = None) -> int:
+        """The gateway's port. `tls`: how it speaks to the picker; None is plaintext."""
         number = next(self._numbers)
         port, admin = free_ports(2)
         file = self.directory / f"envoy-{number}.yaml"
         config = envoy_config.bootstrap(
-            listen=(LOOPBACK, port), picker=(LOOPBACK, picker.grpc), admin=(LOOPBACK, admin)
+            listen=(LOOPBACK, port), picker=(LOOPBACK, picker.grpc), admin=(LOOPBACK, admin), tls=tls
         )
         file.write_text(envoy_config.to_yaml(config))
         child = self.children.start(f"envoy {number}", envoy_command(envoy_path(), file, threads))

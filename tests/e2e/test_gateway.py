@@ -27,6 +27,7 @@ from tests.e2e.cluster import (
 )
 from tests.e2e.conftest import Gateway
 from workers.demo.children import descendants
+from workers.demo.envoy_config import PickerTls
 from workers.demo.stack import LOOPBACK
 
 MIB = 1 << 20
@@ -183,3 +184,15 @@ def test_a_clients_destination_never_decides(gateway: Gateway) -> None:
     assert len(servers) > 1
     models = {ask(gateway.port, "/v1/models", None, pinned, method="GET").server for _ in range(24)}
     assert len(models) > 1
+
+
+def test_a_gateway_may_speak_tls_to_a_picker_with_a_certificate_of_its_own(gateway: Gateway, cluster: Cluster) -> None:
+    picker = cluster.picker(gateway.fleet.file, "--secure-serving=true", workers=2)
+    port = cluster.envoy(picker, tls=PickerTls())
+    body = completion("hello over TLS" * 5_000, max_tokens=2)
+    answer = ask(port, COMPLETIONS, body)
+    assert answer.status == 200
+    assert answer.headers["x-sim-body-sha256"] == hashlib.sha256(body).hexdigest()
+    assert ask(cluster.envoy(picker), COMPLETIONS, body).status == 503, (
+        "a plaintext gateway gets no answer from a TLS port"
+    )
