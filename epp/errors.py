@@ -16,11 +16,7 @@ class Cause(enum.Enum):
     MODEL_MISSING = "model-missing"
     BODY_TOO_LARGE = "body-too-large"
     NO_CANDIDATES = "no-candidates"
-    SCREENED_OUT = "screened-out"
-    NOT_ADMITTED = "not-admitted"
     NO_ENDPOINT_LEFT = "no-endpoint-left"
-    NO_TARGET = "no-target"
-    SHUTTING_DOWN = "shutting-down"
     INTERNAL = "internal"
 
 

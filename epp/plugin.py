@@ -81,6 +81,7 @@ class Plugin:
     metrics: ClassVar[tuple[Metric, ...]] = ()
     consumes: Sequence[Key[Any]] = ()
     produces: Sequence[Key[Any]] = ()
+    without_effect: Sequence[str] = ()  # `parameter: why it has no effect`, said at start
 
     def __init__(self, name: str, params: Any) -> None:
         self.name = name

@@ -52,7 +52,7 @@ class Request:
     """The request of one stream. Plugins read it; the runtime sets `now` once per phase (monotonic seconds)."""
 
     __slots__ = (
-        "body_bytes", "cache_salt", "data", "fairness_id", "headers", "id", "max_tokens", "model", "now", "path", "priority",
+        "body_bytes", "cache_salt", "data", "headers", "id", "max_tokens", "model", "now", "path", "priority",
         "prompt", "streaming", "subset", "target_model",
     )  # fmt: skip
 
@@ -83,8 +83,6 @@ class Request:
         self.cache_salt = cache_salt
         self.body_bytes = body_bytes
         self.subset = subset
-        self.priority = 0
-        self.fairness_id = "default-flow"
         self.data: dict[str, Any] = {}
 
     def __getitem__(self, datum: Datum[T]) -> T:

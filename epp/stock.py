@@ -59,6 +59,12 @@ class Stock:
             self.findings.error(
                 _place_in(entry.parameters, why, entry.place), "bad-parameter", f"plugin '{name}': {why}"
             )
+        for name, plugin in made.items():
+            for remark in plugin.without_effect:
+                entry = self.entries[name]
+                self.findings.warning(
+                    _place_in(entry.parameters, remark, entry.place), "without-effect", f"plugin '{name}': {remark}"
+                )
         self.plugins.update(made)
         self.broken.update(self.entries.keys() - made.keys())
 

@@ -40,7 +40,7 @@ BANNED = {
     "shm": {"asyncio": "return at once; `workers` waits"},
 }
 ROWS = (
-    {"errors", "clock", "data", "metrics", "findings", "quantities"},  # words
+    {"errors", "data", "metrics", "findings", "quantities"},  # words
     {"request", "candidates", "decision"},  # values
     {"plugin"},  # extension points
     {"protocol", "flow", "prefix"},  # machines

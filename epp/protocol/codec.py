@@ -35,8 +35,6 @@ class Kind(enum.IntEnum):
     RESPONSE_TRAILERS = 7
 
 
-KINDS: Final = tuple(Kind)
-METADATA_CONTEXT: Final = 8
 _TRUE: Final = b"\x10\x01"
 
 

@@ -34,16 +34,8 @@ RULES: Mapping[Cause, _Rule] = {
     Cause.NO_CANDIDATES: _Rule(
         503, "ServiceUnavailable", "failed to find endpoint candidates for serving the request", "rejected-no-endpoints"
     ),
-    Cause.SCREENED_OUT: _Rule(
-        503, "ServiceUnavailable", "screeners eliminated all endpoint candidates", "rejected-no-endpoints"
-    ),
-    Cause.NOT_ADMITTED: _Rule(429, "ResourceExhausted", "request cannot be admitted: {}", "rejected-saturated"),
     Cause.NO_ENDPOINT_LEFT: _Rule(
         429, "ResourceExhausted", "no endpoints available for the given request", "rejected-saturated"
-    ),
-    Cause.NO_TARGET: _Rule(429, "ResourceExhausted", "failed to find target endpoint: {}", "rejected-saturated"),
-    Cause.SHUTTING_DOWN: _Rule(
-        503, "ServiceUnavailable", "the endpoint picker is shutting down", "rejected-shutting-down"
     ),
     Cause.INTERNAL: _Rule(500, "Internal", "{}"),
 }

@@ -598,3 +598,12 @@ def test_any_json_document_loads_or_is_refused(document: object) -> None:  # fmt
         load(json.dumps(document), "c.json")
     except ConfigErrors as refused:
         assert refused.errors
+
+
+def test_parameters_that_have_no_effect_here_are_said_at_start() -> None:
+    config = ok(
+        "plugins:\n- type: approx-prefix-cache-producer\n  parameters: {lruCapacityPerServer: 7}\n- type: prefix-cache-scorer\n"
+    )
+    (warning,) = [w for w in config.warnings if w.rule == "without-effect"]
+    assert warning.line == 3
+    assert "lruCapacityPerServer: has no effect here" in warning.message

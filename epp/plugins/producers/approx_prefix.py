@@ -17,6 +17,8 @@ from epp.prefix.match import PrefixMatch, prefix_match
 from epp.request import BYTES_PER_TOKEN, Request
 
 BLOCK_TOKENS_MIN = 64
+LRU_CAPACITY = 31250
+CAPACITY = "one index of a fixed size (--index-entries) serves all servers, and the oldest entries leave"
 ROOTS_MAX = 4096
 REFRESH_EVERY = 8
 PREFILL_PROFILE = "prefill"
@@ -38,7 +40,7 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename
     block_size: Annotated[int, msgspec.Meta(ge=0)] = 0
     max_prefix_tokens_to_match: Annotated[int, msgspec.Meta(ge=0)] = 0
     max_prefix_blocks_to_match: Annotated[int, msgspec.Meta(ge=0)] = 0
-    lru_capacity_per_server: Annotated[int, msgspec.Meta(ge=1)] = 31250
+    lru_capacity_per_server: Annotated[int, msgspec.Meta(ge=1)] = LRU_CAPACITY
 
 
 @plugin("approx-prefix-cache-producer")
@@ -59,6 +61,11 @@ class ApproximatePrefix(DataProducer, PreRequest):
         self._bytes_max = blocks_max * self._block_bytes or None
         self._match = prefix_match(name)
         self.produces = (self._match,)
+        untuned = {
+            "autoTune": not params.auto_tune,
+            "lruCapacityPerServer": params.lru_capacity_per_server != LRU_CAPACITY,
+        }
+        self.without_effect = [f"{name}: has no effect here: {CAPACITY}" for name, given in untuned.items() if given]
         self._turn = 0
         self._roots: dict[tuple[str, str], int] = {}
         self._index: PrefixIndex
