@@ -200,7 +200,7 @@ def test_unlink_removes_the_name_once(name: str) -> None:
     made.words[0] = 1
 
 
-CREATOR = """
+CREATOR = r"""
 import os, sys, time
 from shm.segment import InstanceLock, Segment
 run_dir, name, stage = sys.argv[1:]
@@ -211,8 +211,8 @@ if stage != "recorded":
 if stage == "forked":
     child = os.fork()
     if child:
-        print(child, flush=True)
-print("ready", flush=True)
+        os.write(1, b"%d\n" % child)  # in one piece: both processes write to the same pipe
+os.write(1, b"ready\n")
 time.sleep(60)
 """
 
