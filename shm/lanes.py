@@ -209,4 +209,6 @@ class Lanes:
             if len(self._parts) > 2 * self.schema.slots:
                 self._parts.clear()
             part = self._parts[(at, slots_used)] = self._all[1:, at : at + slots_used]
+        if len(part) == 1:  # one worker: nothing to sum
+            return part[0].copy() if self._weights[0] else np.zeros(slots_used, np.int64)
         return self._weights @ part

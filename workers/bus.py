@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from epp.prefix.updates import FRAME_BYTES_MAX, LEARN, SINGLE_BYTES_MAX, CorruptFrame, Frame, decode, frames, single
 
-FLUSH_S = 0.001
+FLUSH_S = 0.002
 GATHER_S = 0.004
 FRAMES_PER_TURN = 256  # of one pipe; a pipe of 1 MiB holds as many
 PENDING_BYTES_MAX = 64 * FRAME_BYTES_MAX

@@ -168,6 +168,7 @@ class Parent:
                 return
             if pid == 0:
                 return
+            self._hear_children()  # its last words, if any, were said before it ended
             seat = self._pids.pop(pid, None)
             if seat is not None:  # else an orphan that process 1 of a container inherits
                 self._gone(seat, pid, os.waitstatus_to_exitcode(status))
