@@ -11,6 +11,7 @@ hand: a request is one string, an answer one enum.
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from epp.protocol.codec import field
 from workers.transport.interface import Handler, Stream
 
 CHECK: Final = "/grpc.health.v1.Health/Check"
@@ -43,7 +44,7 @@ class Health:
 
     def list(self, _request: bytes) -> bytes:
         """HealthListRequest -> HealthListResponse."""
-        return _field(1, _field(1, EXT_PROC.encode()) + _field(2, self._status(EXT_PROC)))
+        return field(1, field(1, EXT_PROC.encode()) + field(2, self._status(EXT_PROC)))
 
     def _status(self, service: str) -> bytes:
         return NOT_SERVING if service in READINESS and not self._ready() else SERVING
@@ -110,9 +111,3 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
         if byte < 0x80:
             return value, at
     raise ValueError("not a HealthCheckRequest")
-
-
-def _field(number: int, content: bytes) -> bytes:
-    """A length-delimited field; names and statuses are shorter than 128 bytes."""
-    assert len(content) < 128
-    return bytes((number << 3 | 2, len(content))) + content

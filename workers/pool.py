@@ -45,10 +45,10 @@ class SharedPool:
         self._now = now
         self._fresh_for_s = fresh_for_s
         self._honour_subsets = honour_subsets
-        self._columns = tuple(c.name for c in columns if c.type is not frozenset)
-        self._indices = [(name, index) for index, name in enumerate(table.schema.columns) if name in self._columns]
+        wanted = {c.name for c in columns}
+        self._indices = [(name, index) for index, name in enumerate(table.schema.columns) if name in wanted]
         self._name_columns = tuple(c.name for c in columns if c.type is frozenset)
-        self._reads_tokens = INFLIGHT_TOKENS.name in self._columns
+        self._reads_tokens = INFLIGHT_TOKENS.name in wanted
         self.producer_failed = producer_failed
         self._copy: TableCopy | None = None
         self._roster = Roster(())

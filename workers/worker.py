@@ -25,14 +25,13 @@ from workers.documents import EndpointsView, NamesView
 from workers.exit_codes import ExitCode
 from workers.instance import Instance
 from workers.pool import SharedPool
+from workers.scrape import fresh_for
 from workers.server import App
 from workers.services import WorkerServices
 from workers.transport.limits import Limits
 from workers.transport.native import Server
 
 BEAT_S = 0.1
-STALE_INTERVALS = 4
-FRESH_MIN_S = 0.2
 FAULTS_LOGGED_PER_S = 5
 GC_YOUNGEST = 20_000  # a stream's objects are freed by reference counts; cycles are rare
 DRAIN_POLL_S = 0.02
@@ -112,7 +111,7 @@ class Worker:
             NamesView(documents),
             self.lanes,
             columns=pipeline.columns,
-            fresh_for_s=max(STALE_INTERVALS * instance.scrape_interval_s, FRESH_MIN_S),
+            fresh_for_s=fresh_for(instance.scrape_interval_s),
             now=time.monotonic,
             producer_failed=self._producer_failed,
             honour_subsets=not instance.options.disable_endpoint_subset_filter,
