@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import ctypes
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -24,6 +25,8 @@ TAIL_LINES = 15
 TAIL_BYTES = 16_384
 END_S = 10.0
 POLL_S = 0.05
+PORTS = (20_000, 32_000)
+PORT_TRIES_MAX = 1_000
 _libc = ctypes.CDLL(None)
 
 
@@ -132,16 +135,19 @@ def python(*arguments: str) -> list[str]:
     return [sys.executable, "-P", "-m", *arguments]
 
 
-def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
-    """Different ports that nobody listens on now."""
-    held = [socket.socket() for _ in range(count)]
-    try:
-        for each in held:
-            each.bind((host, 0))
-        return [each.getsockname()[1] for each in held]
-    finally:
-        for each in held:
-            each.close()
+def free_ports(count: int) -> list[int]:
+    """Different ports that nobody listens on now, of a range from which systems take none for outgoing connections.
+
+    A port of the outgoing range may be taken by anybody's connection between this look and its use.
+    """
+    ports: set[int] = set()
+    for _ in range(PORT_TRIES_MAX):
+        if len(ports) == count:
+            return list(ports)
+        port = random.SystemRandom().randrange(*PORTS)
+        if is_free(port, "0.0.0.0"):
+            ports.add(port)
+    raise OSError(f"fewer than {count} free ports found from {PORTS[0]} to {PORTS[1]} in {PORT_TRIES_MAX} tries")
 
 
 def is_free(port: int, host: str = "127.0.0.1") -> bool:

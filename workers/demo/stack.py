@@ -84,7 +84,7 @@ class Stack:
         self._envoy_path = envoy_path()
         if plan.port and not is_free(plan.port):
             raise Unavailable(f"port {plan.port} is in use; end what listens there or give --port another one")
-        ports = free_ports(6, LOOPBACK)
+        ports = free_ports(6)
         self.port = plan.port or ports.pop()
         self.round_robin_port, self.grpc_port, self.health_port, self.metrics_port, self._admin_port = ports[:5]
         self.picked: Fleet
