@@ -1,27 +1,33 @@
-"""`python -m shm.inspect NAME | --list`: print a live segment, read-only.
+"""`python -m shm.inspect`: print live segments, read-only.
+
+    python -m shm.inspect NAME                  one segment, as --list names it
+    python -m shm.inspect --metrics-port 9090   all segments of the running picker with that port; or --instance NAME
+    python -m shm.inspect --list                the names of all segments
 
 A segment says in its description which parts it has and what they are called, so nothing but the
-name is needed. What is printed is one moment per row, not one moment for all.
+name is needed. What is printed is one moment per row, not one moment for all. Lanes that nobody
+has ever taken are left out.
 """
 
 import argparse
-import json
 import os
 import sys
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from shm import fence
+from shm import fence, observe
 from shm.documents import DocumentReader, DocumentSchema
 from shm.lanes import Lanes, LaneSchema
 from shm.layout import HEADER_BYTES, MAGIC, WORD
+from shm.observe import Part
 from shm.prefix_index import DROPPED, EVICTIONS, OWNER_LIVE, OWNER_RETIRED, IndexSchema
 from shm.segment import SHM_DIRECTORY, Region, Segment, SegmentError
+from shm.series import SeriesReader, SeriesSchema
 from shm.table import State, TableReader, TableSchema
 
 BLOB_BYTES_SHOWN = 60
+SERIES_SHOWN = 1000
 
 
 def names() -> Iterator[str]:
@@ -37,15 +43,31 @@ def report(segment: Segment) -> Iterator[str]:
     """The segment in lines of text."""
     yield (f"{segment.name}: {segment.size} bytes, layout {segment.layout_hash:016x}, generation {segment.generation}")
     yield fence.promise()
-    for name, part in json.loads(segment.description or b"{}").items():
-        yield f"{name}: {part['kind']}, {part['size']} bytes at {part['at']}"
-        region = segment.part(part["at"], part["size"])
-        for line in PRINTERS[part["kind"]](part, region):
+    parts = observe.parts(segment)
+    lanes = next((part for part in parts.values() if isinstance(part.schema, LaneSchema)), None)
+    for name, part in parts.items():
+        yield f"{name}: {part.kind}, {part.region.size} bytes at {part.at}"
+        for line in _lines(part, lanes):
             yield "  " + line
 
 
-def _table(part: dict[str, Any], region: Region) -> Iterator[str]:
-    schema = TableSchema(tuple(part["columns"]), part["slots"])
+def _lines(part: Part, lanes: Part | None) -> Iterator[str]:
+    match part.schema:
+        case TableSchema() as table:
+            yield from _table(table, part.region)
+        case DocumentSchema() as documents:
+            yield from _documents(documents, part.region)
+        case LaneSchema() as schema:
+            yield from _lanes(schema, part.region)
+        case SeriesSchema() as series:
+            yield from _series(series, part.region, lanes)
+        case IndexSchema() as index:
+            yield from _index(index, part.region)
+        case _:
+            yield f"this version does not know what is in parts of kind {part.kind}"
+
+
+def _table(schema: TableSchema, region: Region) -> Iterator[str]:
     copy = TableReader(schema, region).copy()
     yield f"epoch {copy.epoch}, {len(copy.rows)} of {schema.slots} slots looked at"
     for slot in range(len(copy.rows)):
@@ -61,8 +83,7 @@ def _table(part: dict[str, Any], region: Region) -> Iterator[str]:
         )
 
 
-def _documents(part: dict[str, Any], region: Region) -> Iterator[str]:
-    schema = DocumentSchema(tuple(part["capacities"]))
+def _documents(schema: DocumentSchema, region: Region) -> Iterator[str]:
     reader = DocumentReader(schema, region)
     for index, capacity in enumerate(schema.capacities):
         found = reader.read(index)
@@ -74,17 +95,11 @@ def _documents(part: dict[str, Any], region: Region) -> Iterator[str]:
             yield f"document {index}: version {version}, {len(blob)} of {capacity} bytes, {shown!r}"
 
 
-def _lanes(part: dict[str, Any], region: Region) -> Iterator[str]:
-    histograms = tuple((name, tuple(bounds)) for name, bounds in part["histograms"])
-    schema = LaneSchema(
-        part["slots"],
-        tuple(part["scalars"]),
-        tuple(part["counters"]),
-        histograms,
-        lanes=part["lanes"],
-    )
+def _lanes(schema: LaneSchema, region: Region) -> Iterator[str]:
     lanes = Lanes(schema, region)
     for index, successions in enumerate(lanes.successions()):
+        if not successions and not lanes.serving(index):
+            continue
         gauges = " ".join(f"{name}={lanes.scalars(name)[index]}" for name in schema.scalar)
         serving = "serving" if lanes.serving(index) else "not serving"
         yield f"lane {index}: {serving}, taken over {successions} times {gauges}".rstrip()
@@ -97,8 +112,33 @@ def _lanes(part: dict[str, Any], region: Region) -> Iterator[str]:
         yield f"{name} {counts} sum {total:g}"
 
 
-def _index(part: dict[str, Any], region: Region) -> Iterator[str]:
-    schema = IndexSchema(part["entries"])
+def _series(schema: SeriesSchema, region: Region, lanes: Part | None) -> Iterator[str]:
+    reader = SeriesReader(schema, region, serving=_serving(lanes, schema))
+    rows = reader.rows()
+    yield f"{len(rows)} label tuples, up to {schema.blocks} per lane, {reader.overflowed()} times labels were lost"
+    for labels, values in list(rows.items())[:SERIES_SHOWN]:
+        named = " ".join(f"{name}={label!r}" for name, label in zip(schema.labels, labels, strict=True))
+        gauges = [f"{name}={value}" for name, value in zip(schema.gauge_at, values.gauges, strict=True)]
+        counters = [f"{name}={value}" for name, value in zip(schema.counter_at, values.counters, strict=True)]
+        sums = [
+            f"{name}={counts} sum {total:g}"
+            for (name, _), (counts, total) in zip(schema.histograms, values.histograms, strict=True)
+        ]
+        yield f"{named}: {', '.join((*gauges, *counters, *sums))}"
+    if len(rows) > SERIES_SHOWN:
+        yield f"… and {len(rows) - SERIES_SHOWN} more"
+
+
+def _serving(part: Part | None, series: SeriesSchema) -> Callable[[int], bool]:
+    """Whether a lane's gauges count. Series of the workers only have one lane less: there is none of the supervisor."""
+    if part is None or not isinstance(part.schema, LaneSchema):
+        return lambda _lane: True
+    lanes = Lanes(part.schema, part.region)
+    first = part.schema.lanes - series.lanes
+    return lambda lane: lanes.serving(first + lane)
+
+
+def _index(schema: IndexSchema, region: Region) -> Iterator[str]:
     entries = region.array(np.uint64, schema.entries_at, schema.entries)
     states = region.array(np.uint8, schema.owners_at, schema.entries_at - schema.owners_at)
     live, retired = (np.count_nonzero(states == s) for s in (OWNER_LIVE, OWNER_RETIRED))
@@ -107,28 +147,43 @@ def _index(part: dict[str, Any], region: Region) -> Iterator[str]:
     yield f"{region.words[EVICTIONS]} evictions, {region.words[DROPPED]} blocks dropped"
 
 
-PRINTERS = {"table": _table, "documents": _documents, "lanes": _lanes, "index": _index}
-
-
 def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m shm.inspect", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m shm.inspect", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("name", nargs="?", help="a segment's name, as --list prints it")
     parser.add_argument("--list", action="store_true", help="print the names of all segments")
+    parser.add_argument("--metrics-port", type=int, help="print the segments of the picker with this port")
+    parser.add_argument("--instance", default="", help="print the segments of the picker with this name")
+    parser.add_argument("--run-dir", default=observe.RUN_DIR, help="where instances write their files (%(default)s)")
     options = parser.parse_args(arguments)
     if options.list:
         print("\n".join(names()))
         return 0
-    if options.name is None:
-        parser.error("give a segment's name, or --list")
+    if options.name is None and options.metrics_port is None and not options.instance:
+        parser.error("give a segment's name, --metrics-port, --instance, or --list")
     try:
-        segment = Segment.attach(options.name, None, writable=False)
+        for name in [options.name] if options.name else _of_instance(options):
+            _print(name)
     except SegmentError as refusal:
         print(refusal, file=sys.stderr)
         return 1
-    for line in report(segment):
-        print(line)
-    segment.close()
     return 0
+
+
+def _of_instance(options: argparse.Namespace) -> tuple[str, ...]:
+    found = observe.find(options.run_dir, metrics_port=options.metrics_port, name=options.instance)
+    print(f"instance {found}")
+    return found.segments
+
+
+def _print(name: str) -> None:
+    segment = Segment.attach(name, None, writable=False)
+    try:
+        for line in report(segment):
+            print(line)
+    finally:
+        segment.close()
 
 
 if __name__ == "__main__":

@@ -116,6 +116,10 @@ class Lane:
         self.words[counts_at + bisect_left(bounds, value)] += 1
         self.floats[sum_at] += value
 
+    def histogram(self, histogram_index: int) -> tuple[int, int, tuple[float, ...]]:
+        """For owners that store by themselves: where the sum lies (in `floats`), where the first bucket (in `words`), its bounds."""
+        return self._histograms[histogram_index]
+
     def beat(self, now: float) -> None:
         """Say that this process's loop turns."""
         self.floats[BEAT] = now

@@ -22,7 +22,7 @@ import os
 import re
 import zlib
 from collections.abc import Iterator
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -129,7 +129,7 @@ class Segment(Region):
         """Map an existing segment; None takes any layout (for looking at, not for working with)."""
         _refuse_name(name)
         try:
-            handle = posix_ipc.SharedMemory(name)
+            handle = posix_ipc.SharedMemory(name, read_only=not writable)
         except posix_ipc.ExistentialError as gone:
             raise SegmentError(f"segment {name} does not exist: start the instance that creates it first") from gone
         except posix_ipc.PermissionsError as refused:
@@ -206,6 +206,28 @@ class InstanceLock:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self.path)
         os.close(self._descriptor)
+
+
+class Recorded(NamedTuple):
+    """What an instance's file says; not whether the instance still runs."""
+
+    name: str
+    info: dict[str, Any]
+    written_at: float  # wall clock
+
+
+def recorded(run_dir: str) -> list[Recorded]:
+    """All instances that have a file; read without a lock, so a line that is being written may be missing."""
+    found: list[Recorded] = []
+    for path in _instance_files(run_dir):
+        with contextlib.suppress(FileNotFoundError):
+            descriptor = os.open(path, os.O_RDONLY)
+            try:
+                name = os.path.basename(path).removesuffix(INSTANCE_SUFFIX)
+                found.append(Recorded(name, _recorded(descriptor), os.fstat(descriptor).st_mtime))
+            finally:
+                os.close(descriptor)
+    return found
 
 
 def sweep(run_dir: str) -> list[str]:

@@ -1,7 +1,11 @@
 """Printing a live segment."""
 
+import json
 import os
+import time
+import uuid
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,14 +15,16 @@ from shm.documents import DocumentSchema, DocumentWriter
 from shm.lanes import Lanes, LaneSchema
 from shm.layout import Plan
 from shm.prefix_index import IndexSchema, IndexWriter
-from shm.segment import Segment
+from shm.segment import InstanceLock, Segment
+from shm.series import SeriesSchema, SeriesWriter
 from shm.table import State, TableSchema, TableWriter
 
 TABLE = TableSchema(("waiting", "kv_used"), 4)
 DOCUMENTS = DocumentSchema((100, 100))
 LANES = LaneSchema(4, ("streams",), ("requests",), (("wait_s", (1.0,)),), lanes=2)
 INDEX = IndexSchema(300)
-PLAN = Plan({"table": TABLE, "documents": DOCUMENTS, "lanes": LANES, "index": INDEX})
+SERIES = SeriesSchema("errors", ("model",), ("running",), ("failed",), (("size", (1.0,)),), blocks=2, lanes=1)
+PLAN = Plan({"table": TABLE, "documents": DOCUMENTS, "lanes": LANES, "errors": SERIES, "index": INDEX})
 
 
 @pytest.fixture
@@ -44,6 +50,11 @@ def fill(segment: Segment) -> None:
     lanes.set_serving(1, True)
     lanes.lane(1).inflight[2] = 5
     lanes.lane(1).observe(0, 0.5)
+    series = SeriesWriter(SERIES, SERIES.lane(segment.planned(PLAN, "errors"), 0))
+    block = series.block(("llama",))
+    series.words[block + SERIES.counter_at["failed"]] = 3
+    series.words[block + SERIES.gauge_at["running"]] = 2
+    series.observe(block, 0, 4.0)
     index = IndexWriter(INDEX, segment.planned(PLAN, "index"))
     index.insert(np.array([2**40, 2**50], dtype=np.uint64), index.new_owner(), 1)
 
@@ -58,6 +69,8 @@ def test_a_filled_segment_is_printed_part_by_part(segment: Segment, capsys: pyte
     assert "lane 1: serving, taken over 0 times streams=0" in text
     assert "slot 2: 5 requests in flight" in text
     assert "wait_s [1, 0] sum 0.5" in text
+    assert "1 label tuples, up to 2 per lane, 0 times labels were lost" in text
+    assert "model='llama': running=2, failed=3, size=[0, 1] sum 4\n" in text
     assert "2 of 304 entries used" in text
     assert "1 owners live, 0 retired" in text
 
@@ -85,3 +98,52 @@ def test_no_name_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         inspect.main([])
     assert "give a segment's name" in capsys.readouterr().err
+
+
+def test_lanes_that_nobody_has_ever_taken_are_left_out(segment: Segment, capsys: pytest.CaptureFixture[str]) -> None:
+    Lanes(LANES, segment.planned(PLAN, "lanes")).lane(0).take_over()
+    assert inspect.main([segment.name]) == 0
+    text = capsys.readouterr().out
+    assert "lane 0: not serving, taken over 1 times" in text
+    assert "lane 1" not in text
+
+
+def test_gauges_of_series_count_only_for_lanes_that_serve(segment: Segment, capsys: pytest.CaptureFixture[str]) -> None:
+    fill(segment)
+    Lanes(LANES, segment.planned(PLAN, "lanes")).set_serving(1, False)
+    assert inspect.main([segment.name]) == 0
+    assert "model='llama': running=0, failed=3" in capsys.readouterr().out
+
+
+def test_a_part_of_a_kind_that_is_not_known_is_said_to_be_so(capsys: pytest.CaptureFixture[str]) -> None:
+    described = json.dumps({"ring": {"kind": "ring", "at": 0, "size": 64}}).encode()
+    segment = Segment.create(f"/epp-test-ring-{os.getpid()}", 64, 0xABC, described)
+    assert inspect.main([segment.name]) == 0
+    segment.unlink()
+    text = capsys.readouterr().out
+    assert "ring: ring, 64 bytes at 0\n  this version does not know what is in parts of kind ring\n" in text
+
+
+@pytest.mark.parametrize("wanted", [["--metrics-port=9190"], ["--instance=some"]])
+def test_all_segments_of_an_instance_are_printed(
+    wanted: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lock = InstanceLock.acquire(str(tmp_path), "some")
+    lock.record(pid=os.getpid(), ports={"metrics": 9190})
+    names = [f"/epp-test-{uuid.uuid4().hex[:8]}-{part}" for part in ("state", "lanes")]
+    lock.record(segments=names)
+    plans = (Plan({"table": TABLE}), Plan({"lanes": LANES}))
+    segments = [Segment.create_planned(name, plan) for name, plan in zip(names, plans, strict=True)]
+    Lanes(LANES, segments[1].planned(plans[1], "lanes")).lane(0).beat(time.monotonic())
+    assert inspect.main([*wanted, f"--run-dir={tmp_path}"]) == 0
+    for segment in segments:
+        segment.unlink()
+    lock.release()
+    text = capsys.readouterr().out
+    assert f"instance some (pid {os.getpid()}, metrics port 9190, running)\n{names[0]}: " in text
+    assert f"\n{names[1]}: " in text
+
+
+def test_an_instance_that_is_not_there_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert inspect.main(["--metrics-port=9190", f"--run-dir={tmp_path}"]) == 1
+    assert f"no instance in {tmp_path}" in capsys.readouterr().err

@@ -1,0 +1,237 @@
+"""Finding an instance by its file, and attaching to it without being able to change it."""
+
+import ctypes
+import json
+import os
+import signal
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from shm import observe
+from shm.lanes import Lanes, LaneSchema
+from shm.layout import Plan
+from shm.observe import LayoutError, Life
+from shm.segment import InstanceLock, Segment, SegmentError
+from shm.series import SeriesSchema
+from shm.table import TableSchema
+
+NO_PID = 1 << 30  # more than a kernel hands out
+LANES = LaneSchema(4, ("streams",), ("requests",), (("wait_s", (0.5, 1.0)),), lanes=3)
+SERIES = SeriesSchema("errors", ("model",), ("running",), ("failed",), (("size", (1.0,)),), blocks=2, lanes=2)
+PLAN = Plan({"lanes": LANES, "errors": SERIES})
+
+
+class Machine:
+    """A run directory with instances that the test makes."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self.run_dir = str(run_dir)
+        self._locks: list[InstanceLock] = []
+        self._segments: list[Segment] = []
+
+    def start(
+        self, name: str, *, port: int, pid: int = NO_PID, beat_age_s: float | None = 0.0, plan: Plan = PLAN
+    ) -> Segment:
+        lock = InstanceLock.acquire(self.run_dir, name)
+        self._locks.append(lock)
+        lock.record(pid=pid, ports={"metrics": port})
+        segment_name = f"/epp-test-{uuid.uuid4().hex[:8]}-lanes"
+        lock.record(segments=[segment_name])
+        segment = Segment.create_planned(segment_name, plan)
+        self._segments.append(segment)
+        if beat_age_s is not None:
+            Lanes(LANES, segment.part(0, LANES.bytes)).lane(1).beat(time.monotonic() - beat_age_s)
+        return segment
+
+    def end(self) -> None:
+        for segment in self._segments:
+            segment.unlink()
+        for lock in self._locks:
+            lock.release()
+
+    def refusal(self, **wanted: object) -> str:
+        with pytest.raises(SegmentError) as refused:
+            observe.find(self.run_dir, **wanted)  # type: ignore[arg-type]
+        return str(refused.value)
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Iterator[Machine]:
+    machine = Machine(tmp_path / "run")
+    yield machine
+    machine.end()
+
+
+def test_an_instance_is_found_by_its_metrics_port_or_its_name(machine: Machine) -> None:
+    machine.start("a", port=9090)
+    segment = machine.start("b", port=9190)
+    assert observe.find(machine.run_dir).name == "a"
+    for found in (observe.find(machine.run_dir, metrics_port=9190), observe.find(machine.run_dir, name="b")):
+        assert (found.name, found.pid, found.ports["metrics"]) == ("b", NO_PID, 9190)
+        assert found.segments == (segment.name,)
+        assert found.life is Life.RUNNING
+
+
+def test_a_port_that_nobody_has_is_told_with_what_was_found_and_what_to_give(machine: Machine) -> None:
+    machine.start("a", port=9190)
+    assert machine.refusal() == (
+        f"no instance with the metrics port 9090 in {machine.run_dir}; found a (pid {NO_PID}, metrics port 9190, running); "
+        "say which one is meant, by --metrics-port or as --instance a"
+    )
+
+
+def test_an_empty_or_missing_run_directory_says_that_nothing_was_started(machine: Machine) -> None:
+    assert f"no instance in {machine.run_dir}: start a picker, or give the --run-dir" in machine.refusal()
+
+
+def test_a_run_directory_that_cannot_be_read_is_named(machine: Machine) -> None:
+    Path(machine.run_dir).write_text("")
+    assert f"run directory {machine.run_dir} cannot be read" in machine.refusal()
+
+
+def test_two_with_the_same_port_are_not_chosen_between(machine: Machine) -> None:
+    machine.start("a", port=9090)
+    machine.start("b", port=9090)
+    text = machine.refusal()
+    assert "several instances with the metrics port 9090" in text
+    assert "a (pid" in text
+    assert "b (pid" in text
+    assert text.endswith("--instance a")
+
+
+def test_a_dead_one_is_told_as_such_and_does_not_hide_a_running_one(machine: Machine) -> None:
+    machine.start("a", port=9090, beat_age_s=60.0)
+    text = machine.refusal()
+    assert "instance a" in text
+    assert "dead: nothing has beaten for 5 s" in text
+    machine.start("b", port=9090)
+    assert observe.find(machine.run_dir).name == "b"
+
+
+def test_many_instances_are_not_all_listed(machine: Machine) -> None:
+    for n in range(10):
+        machine.start(f"i{n}", port=9100 + n)
+    assert "… and 2 more" in machine.refusal()
+
+
+@pytest.mark.parametrize(
+    ("pid", "beat_age_s", "expected"),
+    [
+        (NO_PID, 1.0, Life.RUNNING),  # its process id belongs to another container
+        (NO_PID, 60.0, Life.DEAD),
+        (NO_PID, None, Life.DEAD),
+        (os.getpid(), 60.0, Life.SILENT),
+        (os.getpid(), None, Life.STARTING),
+    ],
+)
+def test_life_is_told_by_beats_first(machine: Machine, pid: int, beat_age_s: float | None, expected: Life) -> None:
+    machine.start("a", port=9090, pid=pid, beat_age_s=beat_age_s)
+    assert observe.instance(machine.run_dir, "a").life is expected  # type: ignore[union-attr]
+    assert observe.instance(machine.run_dir, "b") is None
+
+
+def test_looking_takes_no_lock(machine: Machine) -> None:
+    machine.start("a", port=9090, beat_age_s=60.0)
+    assert observe.instances(machine.run_dir)
+    with open("/proc/self/fdinfo/" + str(machine._locks[0]._descriptor)) as info:
+        locks = [line for line in info if line.startswith("lock:")]
+    assert len(locks) == 1  # its owner's
+
+
+def test_parts_come_with_the_schemas_that_the_description_says(machine: Machine) -> None:
+    segments, parts = observe.attach([machine.start("a", port=9090).name])
+    assert list(parts) == ["lanes", "errors"]
+    assert parts["lanes"].schema.layout_hash == LANES.layout_hash  # type: ignore[union-attr]
+    assert parts["errors"].schema.layout_hash == SERIES.layout_hash  # type: ignore[union-attr]
+    for segment in segments:
+        segment.close()
+
+
+def described(name: str, plan: Plan, description: dict, layout_hash: int | None = None) -> str:
+    segment = Segment.create(name, plan.bytes, layout_hash or plan.layout_hash, json.dumps(description).encode())
+    segment.close()
+    return name
+
+
+@pytest.fixture
+def name() -> Iterator[str]:
+    name = f"/epp-test-{uuid.uuid4().hex[:8]}-lanes"
+    yield name
+    Segment.attach(name, None, writable=False).unlink()
+
+
+def test_another_layout_hash_is_an_error_that_names_the_segment(name: str) -> None:
+    described(name, PLAN, json.loads(PLAN.description), layout_hash=0xABC)
+    with pytest.raises(LayoutError, match=f"segment {name}: its layout is 0000000000000abc, here it would be"):
+        observe.attach([name])
+
+
+def test_another_size_of_a_part_is_an_error_that_names_it(name: str) -> None:
+    description = json.loads(PLAN.description)
+    description["lanes"]["scalars"] = [f"gauge{n}" for n in range(50)]
+    described(name, PLAN, description)
+    with pytest.raises(LayoutError, match="part lanes has"):
+        observe.attach([name])
+
+
+def test_a_description_with_other_keys_is_an_error_that_names_the_part(name: str) -> None:
+    description = json.loads(PLAN.description)
+    del description["lanes"]["counters"]
+    described(name, PLAN, description)
+    with pytest.raises(LayoutError, match=r"part lanes cannot be read \(KeyError"):
+        observe.attach([name])
+
+
+def test_a_kind_that_is_not_known_is_left_to_the_reader(name: str) -> None:
+    description = json.loads(PLAN.description)
+    description["errors"]["kind"] = "ring"
+    described(name, PLAN, description)
+    _, parts = observe.attach([name])
+    assert parts["errors"].schema is None
+    assert parts["errors"].kind == "ring"
+    assert isinstance(parts["lanes"].schema, LaneSchema)
+
+
+def test_an_instance_of_another_version_is_found_and_then_refused_by_name(machine: Machine) -> None:
+    other = Plan({"lanes": TableSchema(("a",), 4)})
+    segment = machine.start("a", port=9090, beat_age_s=None, plan=other)
+    described_as = described(segment.name + "2-lanes", PLAN, json.loads(PLAN.description), layout_hash=1)
+    machine._locks[0].record(segments=[described_as])
+    found = observe.find(machine.run_dir)
+    assert found.life is Life.FOREIGN
+    with pytest.raises(LayoutError, match="the picker runs another version"):
+        observe.attach(found.segments)
+    Segment.attach(described_as, None, writable=False).unlink()
+
+
+def test_attached_pages_may_be_read_but_not_written(machine: Machine) -> None:
+    name = machine.start("a", port=9090).name
+    machine._segments[0].close()
+    segments, parts = observe.attach([name])
+    with open("/proc/self/maps") as maps:
+        rights = {line.split()[1] for line in maps if name in line}
+    assert rights == {"r--s"}
+    with pytest.raises(TypeError, match="read-only"):
+        parts["lanes"].region.words[0] = 1
+    with pytest.raises(ValueError, match="read-only"):
+        parts["lanes"].region.array("u8", 0, 1)[0] = 1
+    assert ended_by_a_write(parts["lanes"].region.bytes) == signal.SIGSEGV
+    segments[0].close()
+
+
+def ended_by_a_write(memory: memoryview) -> int:
+    """The signal that ends a child which writes there, past all of Python's checks."""
+    address = int(np.frombuffer(memory, dtype=np.uint8).ctypes.data)
+    child = os.fork()
+    if child == 0:
+        signal.signal(signal.SIGSEGV, signal.SIG_DFL)
+        os.close(2)  # faulthandler's stack is not wanted
+        ctypes.memset(address, 1, 1)
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    return os.WTERMSIG(status)

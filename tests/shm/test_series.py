@@ -1,0 +1,409 @@
+"""Series: blocks by label tuple, owners that die at any store, sums over lanes, bounds."""
+
+import contextlib
+import random
+from array import array
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shm.layout import CACHE_LINE
+from shm.segment import Region
+from shm.series import LABEL_BYTES_MAX, OTHER, TEXT_BYTES_PER_BLOCK, SeriesReader, SeriesSchema, SeriesWriter
+from tests.interleave import Killed, Words, every_point, kill
+from tests.shm.memory import region_for
+
+SCHEMA = SeriesSchema(
+    "request",
+    ("model", "tenant"),
+    gauges=("running",),
+    counters=("total", "errors"),
+    histograms=(("wait_s", (0.1, 1.0)), ("size", (10.0,))),
+    blocks=8,
+    lanes=3,
+)
+RUNNING, TOTAL = SCHEMA.gauge_at["running"], SCHEMA.counter_at["total"]
+ALL_OTHER = (OTHER, OTHER)
+
+
+def always(_lane: int) -> bool:
+    return True
+
+
+def reader_of(schema: SeriesSchema, region: Region, serving: Callable[[int], bool] = always) -> SeriesReader:
+    return SeriesReader(schema, region, serving=serving)
+
+
+def writers_of(schema: SeriesSchema, region: Region) -> list[SeriesWriter]:
+    return [SeriesWriter(schema, schema.lane(region, lane)) for lane in range(schema.lanes)]
+
+
+def totals(reader: SeriesReader) -> dict[tuple[str, ...], int]:
+    """The first counter per label tuple."""
+    return {labels: values.counters[0] for labels, values in reader.rows().items()}
+
+
+class Typed:
+    """`Words` as another format; a slice is stored word by word, so that an owner can be killed inside."""
+
+    def __init__(self, words: Words, form: str) -> None:
+        self.words, self.view = words, memoryview(words.cells).cast("B").cast(form)
+
+    def __getitem__(self, at: Any) -> Any:
+        self.words.step()
+        return array("q", self.view[at]) if isinstance(at, slice) else self.view[at]
+
+    def __setitem__(self, at: Any, value: Any) -> None:
+        places: Iterable[tuple[int, Any]] = [(at, value)]
+        if isinstance(at, slice):
+            places = zip(range(*at.indices(len(self.view))), value, strict=True)
+        for place, one in places:
+            self.words.step()
+            self.view[place] = one
+
+
+class FakeLane:
+    """Stands in for the region of one lane."""
+
+    def __init__(self, schema: SeriesSchema) -> None:
+        self.words = Words([0] * (schema.bytes // 8))
+        self.bytes = self
+
+    def cast(self, form: str) -> Typed:
+        return Typed(self.words, form)
+
+    @property
+    def real(self) -> Region:
+        return Region(memoryview(self.words.cells).cast("B"))
+
+
+ONE = SeriesSchema("one", ("model", "tenant"), ("running",), ("total",), (("wait_s", (0.1, 1.0)),), blocks=4, lanes=1)
+
+
+def use(writer: SeriesWriter, labels: tuple[str, ...], value: float = 0.5) -> None:
+    """One request: running, counted, timed."""
+    block = writer.block(labels)
+    writer.words[block + ONE.gauge_at["running"]] += 1
+    writer.words[block + ONE.counter_at["total"]] += 1
+    writer.observe(block, 0, value)
+
+
+def test_values_are_summed_over_lanes_by_label_tuple() -> None:
+    region = region_for(SCHEMA)
+    reader = reader_of(SCHEMA, region)
+    writers = writers_of(SCHEMA, region)
+    for lane, labels, count in ((0, ("a", "x"), 2), (1, ("b", "x"), 3), (1, ("a", "x"), 4), (2, ("a", "y"), 5)):
+        writer = writers[lane]
+        writer.words[writer.block(labels) + writer.counter_at["total"]] += count
+        writer.words[writer.block(labels) + writer.counter_at["errors"]] += 1
+    assert totals(reader) == {("a", "x"): 6, ("b", "x"): 3, ("a", "y"): 5}
+    assert reader.rows()["a", "x"].counters == (6, 2)
+    assert reader.used() == [1, 2, 1]
+    assert reader.overflowed() == 0
+
+
+def test_histograms_count_values_up_to_and_including_each_bound() -> None:
+    region = region_for(SCHEMA)
+    writer = writers_of(SCHEMA, region)[0]
+    for value in (0.1, 0.11, 1.0, 7.0):
+        writer.observe(writer.block(("a", "x")), writer.histogram_index["wait_s"], value)
+    wait, size = reader_of(SCHEMA, region).rows()["a", "x"].histograms
+    assert wait[0] == [1, 2, 1]
+    assert wait[1] == pytest.approx(8.21)
+    assert size == ([0, 0], 0.0)
+
+
+def test_gauges_count_in_serving_lanes_only_counters_in_all() -> None:
+    region = region_for(SCHEMA)
+    for writer in writers_of(SCHEMA, region):
+        block = writer.block(("a", "x"))
+        writer.words[block + RUNNING] += 2
+        writer.words[block + TOTAL] += 10
+    values = reader_of(SCHEMA, region, lambda lane: lane != 1).rows()["a", "x"]
+    assert values.gauges == (4,)
+    assert values.counters[0] == 30
+
+
+def test_a_successor_goes_on_in_its_predecessors_blocks_and_clears_the_gauges() -> None:
+    region = region_for(SCHEMA)
+    reader = reader_of(SCHEMA, region)
+    first = writers_of(SCHEMA, region)[1]
+    for labels in (("a", "x"), ("b", "")):
+        block = first.block(labels)
+        first.words[block + RUNNING] += 1
+        first.words[block + TOTAL] += 1
+        first.observe(block, 0, 0.5)
+    second = writers_of(SCHEMA, region)[1]
+    second.take_over()
+    assert [second.block(labels) for labels in (("a", "x"), ("b", ""))] == [
+        first.block(labels) for labels in (("a", "x"), ("b", ""))
+    ]
+    second.words[second.block(("b", "")) + TOTAL] += 1
+    second.block(("c", "z"))
+    rows = reader.rows()
+    assert [values.gauges for values in rows.values()] == [(0,)] * 3
+    assert totals(reader) == {("a", "x"): 1, ("b", ""): 2, ("c", "z"): 0}
+    assert rows["a", "x"].histograms[0] == ([0, 1, 0], 0.5)
+
+
+def test_a_successor_made_before_its_predecessor_died_knows_its_blocks_by_take_over() -> None:
+    region = region_for(SCHEMA)
+    first, second = writers_of(SCHEMA, region)[0], writers_of(SCHEMA, region)[0]
+    block = first.block(("a", "x"))
+    second.take_over()
+    assert second.block(("a", "x")) == block
+
+
+def test_an_owner_killed_at_any_store_leaves_whole_blocks_only() -> None:
+    known, new = ("llama", "gold"), ("a model with a long name", "silver")
+
+    def scenario(n: int) -> bool:
+        memory = FakeLane(ONE)
+        first = SeriesWriter(ONE, memory)
+        use(first, known)
+        memory.words.arm(n, kill)
+        with contextlib.suppress(Killed):
+            use(first, new)
+        memory.words.disarm()
+        reader = reader_of(ONE, memory.real)
+        left = totals(reader)
+        assert left.pop(known) == 1
+        assert left in ({}, {new: 0}, {new: 1})
+        second = SeriesWriter(ONE, memory)
+        second.take_over()
+        for _ in range(3):
+            use(second, new)
+        use(second, ("third", ""))
+        rows = reader.rows()
+        assert totals(reader) == {known: 1, new: left.get(new, 0) + 3, ("third", ""): 1}
+        assert [values.gauges for values in rows.values()] == [(0,), (3,), (1,)]
+        assert sum(rows[new].histograms[0][0]) in (3, 4)
+        assert reader.used() == [3]
+        return memory.words.fired
+
+    assert every_point(scenario) > 10
+
+
+def test_a_reader_at_any_point_of_a_new_block_sees_it_whole_or_not_at_all() -> None:
+    new = ("a model with a long name", "silver")
+
+    def scenario(n: int) -> bool:
+        memory = FakeLane(ONE)
+        writer = SeriesWriter(ONE, memory)
+        reader, seen = reader_of(ONE, memory.real), []
+        memory.words.arm(n, lambda: seen.append(totals(reader)))
+        use(writer, new)
+        memory.words.disarm()
+        assert all(view in ({}, {new: 0}, {new: 1}) for view in seen)
+        assert totals(reader) == {new: 1}
+        return memory.words.fired
+
+    assert every_point(scenario) > 10
+
+
+def test_a_take_over_that_is_killed_anywhere_is_done_by_the_next() -> None:
+    def scenario(n: int) -> bool:
+        memory = FakeLane(ONE)
+        first = SeriesWriter(ONE, memory)
+        use(first, ("a", ""))
+        use(first, ("b", ""))
+        memory.words.arm(n, kill)
+        with contextlib.suppress(Killed):
+            SeriesWriter(ONE, memory).take_over()
+        memory.words.disarm()
+        SeriesWriter(ONE, memory).take_over()
+        rows = reader_of(ONE, memory.real).rows()
+        assert {labels: (v.gauges, v.counters) for labels, v in rows.items()} == {
+            ("a", ""): ((0,), (1,)),
+            ("b", ""): ((0,), (1,)),
+        }
+        return memory.words.fired
+
+    assert every_point(scenario) > 5
+
+
+LABELS = st.tuples(st.sampled_from(["", "a", "b", "other", "ü", "x" * 300]), st.sampled_from(["", "s", "t", "other"]))
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("count"), st.integers(0, 2), LABELS, st.integers(1, 5)),
+        st.tuples(st.just("die"), st.integers(0, 2), st.just(ALL_OTHER), st.just(0)),
+    ),
+    max_size=60,
+)
+
+
+@given(STEPS)
+@settings(max_examples=60, deadline=None)
+def test_whatever_is_counted_is_shown_and_nothing_ever_falls(steps: list) -> None:
+    region = region_for(SCHEMA)
+    reader, writers = reader_of(SCHEMA, region), writers_of(SCHEMA, region)
+    before: dict[tuple[str, ...], int] = {}
+    expected = 0
+    for what, lane, labels, count in steps:
+        if what == "die":
+            writers[lane] = writers_of(SCHEMA, region)[lane]
+            writers[lane].take_over()
+        else:
+            block = writers[lane].block(labels)
+            writers[lane].words[block + TOTAL] += count
+            writers[lane].observe(block, 1, float(count))
+            expected += count
+        now = totals(reader)
+        assert all(now[labels] >= value for labels, value in before.items())
+        assert sum(now.values()) == expected
+        before = now
+    assert sum(totals(reader_of(SCHEMA, region)).values()) == expected
+    assert sum(values.histograms[1][1] for values in reader.rows().values()) == expected
+
+
+def test_in_a_full_table_new_label_tuples_count_as_other() -> None:
+    region = region_for(SCHEMA)
+    writer = writers_of(SCHEMA, region)[0]
+    for index in range(SCHEMA.blocks + 3):
+        writer.words[writer.block((f"m{index}", "t")) + TOTAL] += 1
+    reader = reader_of(SCHEMA, region)
+    rows = totals(reader)
+    assert len(rows) == SCHEMA.blocks + 1
+    assert rows[ALL_OTHER] == 3
+    assert reader.overflowed() == 3
+    assert reader.used() == [SCHEMA.blocks, 0, 0]
+    writer.words[writer.block(("m0", "t")) + TOTAL] += 1
+    assert totals(reader)["m0", "t"] == 2
+
+
+def test_when_there_is_no_room_for_text_new_label_tuples_count_as_other() -> None:
+    region = region_for(SCHEMA)
+    writer = writers_of(SCHEMA, region)[0]
+    for index in range(SCHEMA.blocks):
+        writer.words[writer.block((f"{index:*>{LABEL_BYTES_MAX}}", "a tenant")) + TOTAL] += 1
+    reader = reader_of(SCHEMA, region)
+    fitting = (SCHEMA.blocks * TEXT_BYTES_PER_BLOCK - 8) // LABEL_BYTES_MAX
+    assert reader.used()[0] == fitting < SCHEMA.blocks
+    assert totals(reader)[ALL_OTHER] == reader.overflowed() == SCHEMA.blocks - fitting
+    second = writers_of(SCHEMA, region)[0]
+    second.take_over()
+    assert second.block((f"{0:*>{LABEL_BYTES_MAX}}", "a tenant")) == writer.block(
+        (f"{0:*>{LABEL_BYTES_MAX}}", "a tenant")
+    )
+
+
+@pytest.mark.parametrize(
+    ("given_", "stored"),
+    [
+        ("m" * 500, "m" * LABEL_BYTES_MAX),
+        ("ü" * 500, "ü" * (LABEL_BYTES_MAX // 2)),
+        ("x" + "€" * 500, "x" + "€" * ((LABEL_BYTES_MAX - 1) // 3)),
+        ("", ""),
+        ("nul\0inside\0", "nul\0inside\0"),
+        ("lone \ud800 surrogate", "lone ? surrogate"),
+        ('quo"te\nand \\', 'quo"te\nand \\'),
+    ],
+)
+def test_a_label_is_kept_as_text_of_bounded_length(given_: str, stored: str) -> None:
+    region = region_for(SCHEMA)
+    first = writers_of(SCHEMA, region)[0]
+    first.words[first.block((given_, "t")) + TOTAL] += 1
+    assert totals(reader_of(SCHEMA, region)) == {(stored, "t"): 1}
+    second = writers_of(SCHEMA, region)[0]
+    second.take_over()
+    assert second.block((given_, "t")) == second.block((stored, "t")) == first.block((given_, "t"))
+
+
+def test_the_literal_label_tuple_of_other_is_the_first_block() -> None:
+    region = region_for(SCHEMA)
+    writer = writers_of(SCHEMA, region)[2]
+    writer.words[writer.block(ALL_OTHER) + TOTAL] += 1
+    reader = reader_of(SCHEMA, region)
+    assert totals(reader) == {ALL_OTHER: 1}
+    assert reader.used() == [0, 0, 0]
+
+
+def test_new_label_tuples_are_folded_and_known_ones_are_not_asked_about_again() -> None:
+    region, asked = region_for(SCHEMA), []
+
+    def fold(labels: tuple[str, ...]) -> tuple[str, ...]:
+        asked.append(labels)
+        return (labels[0], OTHER) if labels[1] not in ("", "gold") else labels
+
+    writer = SeriesWriter(SCHEMA, SCHEMA.lane(region, 0), fold=fold)
+    for tenant in ("gold", "a", "b", "a", "b", ""):
+        writer.words[writer.block(("m", tenant)) + TOTAL] += 1
+    reader = reader_of(SCHEMA, region)
+    assert totals(reader) == {("m", "gold"): 1, ("m", OTHER): 4, ("m", ""): 1}
+    assert len(asked) == 4
+    assert reader.overflowed() == 2
+    asked.clear()
+    SeriesWriter(SCHEMA, SCHEMA.lane(region, 0), fold=fold)
+    assert asked == [("m", "gold"), ("m", OTHER), ("m", "")]
+
+
+def test_a_hundred_thousand_label_tuples_need_no_more_than_a_table() -> None:
+    schema = SeriesSchema("flood", ("model", "tenant"), counters=("total",), blocks=64, lanes=2)
+    region, rng = region_for(schema), random.Random(7)
+    writers = writers_of(schema, region)
+    at = schema.counter_at["total"]
+    for index in range(100_000):
+        writer = writers[index % 2]
+        labels = (f"model-{rng.getrandbits(40)}", "t" * rng.choice((1, 30, 1000)))
+        writer.words[writer.block(labels) + at] += 1
+    reader = reader_of(schema, region)
+    rows = totals(reader)
+    assert len(rows) <= schema.blocks + 1
+    assert sum(rows.values()) == 100_000
+    assert reader.overflowed() >= 100_000 - 2 * schema.blocks
+    for writer in writers:
+        assert len(writer._known) <= 6 * schema.blocks
+        assert len(writer._texts) <= 4 * schema.blocks
+
+
+def test_a_reader_shows_as_many_label_tuples_as_one_lane_holds_and_always_the_same() -> None:
+    region = region_for(SCHEMA)
+    reader, writers = reader_of(SCHEMA, region), writers_of(SCHEMA, region)
+    before: Counter[tuple[str, ...]] = Counter()
+    for index in range(3 * SCHEMA.blocks):
+        writer = writers[index % 3]
+        writer.words[writer.block((f"m{index}", "t")) + TOTAL] += 1
+        now = totals(reader)
+        assert len(now) <= SCHEMA.blocks + 1
+        assert all(now[labels] >= value for labels, value in before.items())
+        before = Counter(now)
+    assert before[ALL_OTHER] == 2 * SCHEMA.blocks
+    assert sum(before.values()) == 3 * SCHEMA.blocks
+
+
+def test_a_schema_can_be_made_anew_from_its_description() -> None:
+    told = SCHEMA.describe()
+    assert told.pop("kind") == "series"
+    again = SeriesSchema(**told)
+    assert (again.layout_hash, again.bytes, again.block_words) == (
+        SCHEMA.layout_hash,
+        SCHEMA.bytes,
+        SCHEMA.block_words,
+    )
+
+
+def test_lanes_share_no_cache_line_and_blocks_begin_on_one() -> None:
+    assert SCHEMA.lane_bytes % (2 * CACHE_LINE) == 0
+    assert SCHEMA.block_words * 8 % CACHE_LINE == 0
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"labels": ()},
+        {"blocks": 0},
+        {"lanes": 0},
+        {"gauges": ("a", "a")},
+        {"counters": ("a", "a")},
+        {"histograms": (("h", (2.0, 1.0)),)},
+        {"histograms": (("h", (1.0,)), ("h", (1.0,)))},
+    ],
+)
+def test_an_impossible_schema_is_refused(change: dict) -> None:
+    schema = {"name": "n", "labels": ("a",), "blocks": 1, "lanes": 1}
+    with pytest.raises(ValueError, match=r"at least|twice|ascend"):
+        SeriesSchema(**(schema | change))
