@@ -1,5 +1,5 @@
 # Each target sets up what it needs: a virtual environment and pinned dependencies, on any machine with Python >= 3.11 and make.
-#   make demo ARGS='--seconds 15'    make test    make bench    make lint
+#   make demo ARGS='--seconds 15'    make test    make test-faults    make bench    make lint
 
 VENV := .venv
 PYTHON := $(VENV)/bin/python
@@ -12,7 +12,7 @@ FIND_PYTHON = for p in python3 python3.13 python3.12 python3.11; do \
 	if $$p -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then command -v $$p; exit 0; fi; done; \
 	echo "no Python >= 3.11 with venv found: install one (on Debian: apt install python3 python3-venv)" >&2; exit 1
 
-.PHONY: demo test lint bench proto lock clean
+.PHONY: demo test test-faults lint bench proto lock clean
 .NOTPARALLEL:  # targets share one environment
 
 demo: $(READY_DEMO)
@@ -23,6 +23,10 @@ test: $(READY_DEV)
 
 bench: $(READY_DEV)
 	@$(PYTHON) -m tests.bench.micro $(ARGS)
+
+# Kills workers and supervisors under load; `.ci/run` does a tenth of it.
+test-faults: $(READY_DEV)
+	@$(PYTHON) -m tests.faults.storm --workers-killed 100 --supervisors-killed 20 $(ARGS)
 
 lint: $(READY_DEV)
 	@$(VENV)/bin/ruff check .

@@ -13,7 +13,9 @@ from epp import contracts, registry
 from epp.data import INFLIGHT_TOKENS, Column
 from epp.document import Document, ProfileEntry, Ref
 from epp.findings import WHOLE, Findings, Place
+from epp.pipeline import WiredProfile
 from epp.plugin import (
+    Admitter,
     DataProducer,
     DataSource,
     Discovery,
@@ -23,12 +25,15 @@ from epp.plugin import (
     Picker,
     Plugin,
     ProfileHandler,
+    RequestHeader,
     SaturationDetector,
     Scorer,
+    Screener,
 )  # fmt: skip
 from epp.stock import Stock, kinds_of
 
 SCHEDULING = (Filter, Scorer, Picker)
+BY_THEMSELVES = (*contracts.HOOKS, RequestHeader, Screener, Admitter)  # what runs for being configured
 DEFAULT_PROFILE = "default"
 DEFAULT_HANDLER = "single-profile-handler"
 DEFAULT_PICKER = "max-score-picker"
@@ -41,16 +46,7 @@ DEFAULT_PRODUCERS = (
     "mm-embeddings-cache-producer", "token-producer", "session-id-producer",
 )  # fmt: skip
 TOKENS_PRODUCER = "inflight-load-producer"  # counts what the column INFLIGHT_TOKENS shows
-RANDOM_PICKER = "random-picker"
 DEFAULT_WEIGHT = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class Wired:
-    """A scheduling profile: its members in order, with the weight that each has as a scorer."""
-
-    name: str
-    members: tuple[tuple[Plugin, float], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +63,7 @@ class Assembly:
 
     plugins: dict[str, Plugin]
     types: dict[str, str]  # as a configuration is to name them
-    profiles: list[Wired] = field(default_factory=list)
+    profiles: list[WiredProfile] = field(default_factory=list)
     handler: ProfileHandler | None = None
     parsers: list[Parser] = field(default_factory=list)
     sources: list[Scraped] = field(default_factory=list)
@@ -79,14 +75,15 @@ class Assembly:
 
 def assemble(document: Document, findings: Findings, *, allow_experimental: bool) -> Assembly:
     """Everything that the document asks for, and what it needs besides."""
-    bench = _Bench(document, findings)
-    bench.stock.make(allow_experimental)
+    bench = _Bench(document, findings, Stock(document.plugins, findings, allow_experimental=allow_experimental))
+    bench.stock.make()
+    bench.wire_references()
     bench.wire_profiles()
     bench.wire_parsers()
     bench.wire_saturation()
     bench.wire_data_layer()
     bench.drop_unused()
-    if not bench.stock.broken:  # a plugin that is missing would only repeat itself here
+    if not (bench.stock.broken or bench.stock.unresolved):  # what is missing would only repeat itself here
         bench.wire_data()
     return bench.assembly
 
@@ -94,12 +91,42 @@ def assemble(document: Document, findings: Findings, *, allow_experimental: bool
 class _Bench:
     """The work on one assembly."""
 
-    def __init__(self, document: Document, findings: Findings) -> None:
+    def __init__(self, document: Document, findings: Findings, stock: Stock) -> None:
         self.document = document
         self.findings = findings
-        self.stock = Stock(document.plugins, findings)
+        self.stock = stock
         self.assembly = Assembly(self.stock.plugins, self.stock.types)
         self.in_profiles: set[str] = set()
+        self.named: set[str] = set()  # by other plugins' parameters
+
+    # References between plugins
+
+    def wire_references(self) -> None:
+        listed = tuple(self.stock.plugins.values())
+        for plugin in listed:
+            plugin.meet(listed)
+        for plugin in listed:
+            found = {}
+            for key, need in plugin.needs.items():
+                place = self.stock.place_of(plugin.name, need.parameter)
+                what = f"parameters.{need.parameter} of plugin '{plugin.name}'"
+                if (named := self.stock.resolve(Ref(need.name, place), need.kind, what)) is not None:
+                    found[key] = named
+                    self.named.add(named.name)
+            if len(found) == len(plugin.needs):
+                plugin.resolve(found)
+        self.check_reference_cycles()
+
+    def check_reference_cycles(self) -> None:
+        """Takes out who names nobody that is left, until nobody is left or all who are wait for each other."""
+        left = {name: {need.name for need in plugin.needs.values()} for name, plugin in self.stock.plugins.items()}
+        while free := [name for name, named in left.items() if not named & left.keys()]:
+            for name in free:
+                del left[name]
+        if left:
+            names = ", ".join(f"'{name}'" for name in left)
+            why = f"plugins name each other by their parameters, in a circle: {names}"
+            self.findings.error(self.stock.place(next(iter(left))), "reference-cycle", why)
 
     # Scheduling
 
@@ -108,7 +135,11 @@ class _Bench:
         if not entries:
             members = [name for name, plugin in self.stock.plugins.items() if isinstance(plugin, SCHEDULING)]
             entries = [ProfileEntry(DEFAULT_PROFILE, tuple(Ref(name) for name in members))]
-        self.wire_handler(entries)
+        if deciding := [entry for entry in entries if not entry.shadow]:
+            self.wire_handler(deciding)
+        else:
+            why = "all profiles are shadows: none decides"
+            self.findings.error(entries[0].place, "only-shadows", why, "remove 'shadow: true' from one of them")
         pickers = self.stock.of_kind(Picker)
         picker = pickers[0] if pickers else self.stock.add(DEFAULT_PICKER)
         for entry in entries:
@@ -141,12 +172,15 @@ class _Bench:
         if why := handler.check([profile.name for profile in profiles]):
             entry = self.stock.entries.get(handler.name)
             self.findings.error(entry.place if entry else profiles[-1].place, "handler-profiles", why)
+            return
+        for remark in handler.idle([profile.name for profile in profiles]):
+            self.findings.warning(self.stock.place(handler.name), "idle-stage", remark)
 
-    def profile(self, entry: ProfileEntry, default: Plugin | None) -> Wired:
+    def profile(self, entry: ProfileEntry, default: Plugin | None) -> WiredProfile:
         what = f"profile '{entry.name}'"
         members = [(ref, plugin) for ref in entry.members if (plugin := self.member(ref, what))]
         self.note_twice([ref for ref, _ in members], what)
-        wired = [(plugin, self.weight(ref, plugin, what)) for ref, plugin in members]
+        wired = [(plugin, DEFAULT_WEIGHT if ref.weight is None else ref.weight) for ref, plugin in members]
         pickers = [(ref, plugin) for ref, plugin in members if isinstance(plugin, Picker)]
         for ref, second in pickers[1:]:
             self.findings.error(
@@ -157,19 +191,7 @@ class _Bench:
         if not pickers and default is not None and not any(ref.name in self.stock.broken for ref in entry.members):
             wired.append((default, DEFAULT_WEIGHT))
         self.in_profiles.update(plugin.name for plugin, _ in wired)
-        self.note_random(entry, wired, what)
-        return Wired(entry.name, tuple(wired))
-
-    def note_random(self, entry: ProfileEntry, wired: Sequence[tuple[Plugin, float]], what: str) -> None:
-        types = {type(plugin).type_name for plugin, _ in wired}
-        scores = any(isinstance(plugin, Scorer) for plugin, _ in wired)
-        if not (scores or self.stock.broken or RANDOM_PICKER in types):
-            self.findings.warning(
-                entry.place,
-                "no-scorer",
-                f"{what} has no scorer: what its filters leave is picked at random",
-                f"add a scorer, or say so with {RANDOM_PICKER}",
-            )
+        return WiredProfile(entry.name, tuple(wired), entry.shadow)
 
     def member(self, ref: Ref, what: str) -> Plugin | None:
         plugin = self.stock.lookup(ref, what) if ref.place != WHOLE else self.stock.plugins[ref.name]
@@ -193,27 +215,6 @@ class _Bench:
                     f"first in line {seen[ref.name].line}",
                 )
             seen.setdefault(ref.name, ref.place)
-
-    def weight(self, ref: Ref, plugin: Plugin, what: str) -> float:
-        if ref.weight is None:
-            return DEFAULT_WEIGHT
-        if not isinstance(plugin, Scorer):
-            self.findings.warning(
-                ref.weight_place,
-                "weight-ignored",
-                f"{what}: plugin '{ref.name}' is {kinds_of(plugin)}; only scorers have a weight",
-            )
-        elif ref.weight == 0:
-            self.findings.warning(
-                ref.weight_place, "weight-zero", f"{what}: scorer '{ref.name}' has weight 0 and no effect"
-            )
-        elif ref.weight < 0:
-            self.findings.warning(
-                ref.weight_place,
-                "weight-negative",
-                f"{what}: scorer '{ref.name}' has a negative weight: its best endpoint is the last to be picked",
-            )
-        return ref.weight
 
     # Parsers, saturation, data layer
 
@@ -283,7 +284,7 @@ class _Bench:
                 place, "unsupported", f"this version scrapes one data source, but there are {len(sources)}: {names}"
             )
         for entry in entries:
-            if len(entry.extractors) != 1:
+            if entry.source.name not in self.stock.unresolved and len(entry.extractors) != 1:
                 self.findings.error(
                     entry.source.place,
                     "unsupported",
@@ -345,7 +346,7 @@ class _Bench:
         used: set[str] = {
             plugin.name for plugin in (assembly.handler, assembly.discovery, assembly.saturation) if plugin
         }
-        used |= {plugin.name for plugin in assembly.parsers} | self.in_profiles
+        used |= {plugin.name for plugin in assembly.parsers} | self.in_profiles | self.named
         used |= {plugin.name for scraped in assembly.sources for plugin in (scraped.source, *scraped.extractors)}
         for name, plugin in list(self.stock.plugins.items()):
             if name in used or isinstance(plugin, DataProducer):
@@ -354,13 +355,13 @@ class _Bench:
                 self.findings.warning(
                     self.stock.place(name), "unused-plugin", f"plugin '{name}' is in no profile and has no effect"
                 )
-            elif not isinstance(plugin, (*contracts.HOOKS, ProfileHandler)):
+            elif not isinstance(plugin, (*BY_THEMSELVES, ProfileHandler)):
                 self.findings.warning(
                     self.stock.place(name),
                     "unused-plugin",
                     f"plugin '{name}', {kinds_of(plugin)}, is referenced nowhere and has no effect",
                 )
-            if not isinstance(plugin, contracts.HOOKS):
+            if not isinstance(plugin, BY_THEMSELVES):
                 del self.stock.plugins[name]
 
     def wire_data(self) -> None:
@@ -385,7 +386,7 @@ class _Bench:
     def note_unread(self) -> None:
         """Producers that stay for their other parts, though nobody reads their data."""
         plugins = self.stock.plugins.values()
-        read = {key.name for plugin in plugins for key in plugin.consumes}
+        read = {key.name for plugin in plugins for key in (*plugin.consumes, *plugin.optional)}
         for plugin in plugins:
             if (
                 isinstance(plugin, DataProducer)

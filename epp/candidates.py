@@ -5,7 +5,7 @@ snapshot, narrowed to some rows, joined with the load that is in flight at this 
 
 This file is the one place that decides what an endpoint without fresh values counts as:
 - stale (last good scrape too old): the worst of the fresh candidates;
-- unknown (never scraped, or its engine does not report the column): the mean of the fresh candidates;
+- unknown (never scraped, or its engine does not report the column): the mean of the fresh candidates, or the column's `absent`;
 - none fresh: all alike, so that the load in flight decides.
 Staleness alone never removes an endpoint. *Down* ones leave in `without_down`, unless all are down.
 """
@@ -133,6 +133,8 @@ class Snapshot:
         fresh, known = self.fresh, self.known
         if rows is not None:
             values, fresh, known = values[rows], fresh[rows], known[rows]
+        if column.absent is not None:
+            values = np.where(np.isnan(values) & known, column.absent, values)
         settled = _settle(values, fresh, known, high=column.worst == "high")
         settled.flags.writeable = False
         if rows is None:

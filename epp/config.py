@@ -10,10 +10,11 @@ from typing import Any
 
 import msgspec
 
-from epp import document, yaml_nodes
+from epp import document, schema, yaml_nodes
+from epp.advice import DEFAULT_SURROUNDINGS, Surroundings, advise
 from epp.assembly import Assembly, Scraped, assemble
 from epp.findings import ConfigError, ConfigErrors, ConfigWarning, Findings
-from epp.pipeline import Pipeline, compile_pipeline, compile_profile
+from epp.pipeline import Pipeline, Recipe, compile_pipeline
 from epp.plugin import DataSource, Discovery, Extractor, Scorer
 from epp.quantities import parse_duration, parse_quantity
 
@@ -22,6 +23,7 @@ __all__ = [
     "ConfigErrors",
     "ConfigWarning",
     "EffectiveConfig",
+    "Surroundings",
     "load",
     "parse_duration",
     "parse_quantity",
@@ -29,8 +31,8 @@ __all__ = [
 
 DEFAULT_SOURCE = "built-in default configuration"
 DEFAULT_TEXT = f"""\
-apiVersion: {document.API_VERSION}
-kind: {document.KIND}
+apiVersion: {schema.API_VERSION}
+kind: {schema.KIND}
 plugins:
 - type: queue-scorer
 - type: kv-cache-utilization-scorer
@@ -76,20 +78,23 @@ class EffectiveConfig:
         return yaml_nodes.dump(self.document)
 
 
-def load(text: str, source: str, *, allow_experimental: bool = False) -> EffectiveConfig:
+def load(
+    text: str, source: str, *, allow_experimental: bool = False, around: Surroundings = DEFAULT_SURROUNDINGS
+) -> EffectiveConfig:
     """The configuration of a YAML or JSON text; `source` names it in messages. Raises `ConfigErrors`.
 
-    A text with nothing in it is the built-in default configuration.
+    A text with nothing in it is the built-in default configuration. `around` is what its figures are measured against.
     """
     findings = Findings(source)
     root = yaml_nodes.read(text, findings)
     if not findings.errors and (root is None or root.value is None):
-        return load(DEFAULT_TEXT, f"{source} ({DEFAULT_SOURCE})" if source else DEFAULT_SOURCE)
+        return load(DEFAULT_TEXT, f"{source} ({DEFAULT_SOURCE})" if source else DEFAULT_SOURCE, around=around)
     if root is None:
         findings.raise_errors()
     assert root is not None
     read = document.read(root, findings)
     assembly = assemble(read, findings, allow_experimental=allow_experimental)
+    advise(read, assembly, findings, around)
     findings.raise_errors()
     return EffectiveConfig(
         source=source,
@@ -106,12 +111,14 @@ def load(text: str, source: str, *, allow_experimental: bool = False) -> Effecti
 def _compiled(assembly: Assembly) -> Pipeline:
     assert assembly.handler is not None
     return compile_pipeline(
-        list(assembly.plugins.values()),
-        parsers=assembly.parsers,
-        handler=assembly.handler,
-        profiles=[compile_profile(wired.name, wired.members) for wired in assembly.profiles],
-        producers=assembly.producers,
-        columns=assembly.columns,
+        Recipe(
+            plugins=tuple(assembly.plugins.values()),
+            parsers=tuple(assembly.parsers),
+            handler=assembly.handler,
+            profiles=tuple(assembly.profiles),
+            producers=tuple(assembly.producers),
+            columns=tuple(assembly.columns),
+        )
     )
 
 
@@ -126,12 +133,13 @@ def _effective(read: document.Document, assembly: Assembly) -> dict[str, Any]:
     if assembly.discovery is not None:
         data_layer["discovery"] = _ref(assembly.discovery.name)
     effective: dict[str, Any] = {
-        "apiVersion": document.API_VERSION,
-        "kind": document.KIND,
+        "apiVersion": schema.API_VERSION,
+        "kind": schema.KIND,
         "featureGates": [f"{name}={str(value).lower()}" for name, value in read.gates.items()],
         "plugins": [_plugin(name, assembly) for name in assembly.plugins],
         "schedulingProfiles": [
             {"name": wired.name, "plugins": [_member(plugin, weight) for plugin, weight in wired.members]}
+            | ({"shadow": True} if wired.shadow else {})
             for wired in assembly.profiles
         ],
         "dataLayer": data_layer,

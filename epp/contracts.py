@@ -1,9 +1,11 @@
 """Who produces what everyone consumes: checked before the fork, for all plugins of a configuration.
 
 A consumed `Column` comes from one extractor, or the runtime counts it (`epp.data.COUNTED`); a
-consumed `Datum` comes from one data producer. Keys are matched by name, then their types must be
+consumed `Datum` comes from one plugin that runs before the reader does (STAGES): a RequestHeader
+plugin, a data producer or the profile handler. Keys are matched by name, then their types must be
 equal. Producers form no cycle and run in an order in which each finds what it reads; among those
-that do not depend on each other, the order of the configuration holds.
+that do not depend on each other, the order of the configuration holds. An optional datum need not
+be produced; where it is, the same rules hold.
 
 What nobody reads is not kept: columns are the union of what is consumed.
 """
@@ -14,16 +16,34 @@ from typing import Any, NamedTuple
 from epp.data import COUNTED, INFLIGHT_REQUESTS, INFLIGHT_TOKENS, Column, Datum, Key
 from epp.findings import nearest
 from epp.plugin import (
+    Admitter,
     DataProducer,
+    Decider,
     Extractor,
+    Filter,
+    Picker,
     Plugin,
     PreRequest,
+    ProfileHandler,
+    RequestHeader,
     ResponseComplete,
     ResponseReceived,
     ResponseStreaming,
+    Scorer,
+    Screener,
 )  # fmt: skip
 
 HOOKS = (PreRequest, ResponseReceived, ResponseStreaming, ResponseComplete)
+STAGES: tuple[tuple[type[Plugin], ...], ...] = (
+    (RequestHeader,),
+    (Screener,),
+    (DataProducer,),
+    (Admitter,),
+    (ProfileHandler, Decider),
+    (Filter, Scorer, Picker),
+    HOOKS,
+)
+EMITTERS = (RequestHeader, DataProducer, ProfileHandler)
 _RUNTIME: Mapping[str, Key[Any]] = {key.name: key for key in (INFLIGHT_REQUESTS, INFLIGHT_TOKENS)}
 assert frozenset(_RUNTIME) == COUNTED
 
@@ -49,10 +69,12 @@ def check(plugins: Sequence[Plugin]) -> Checked:
     """All contracts between these plugins."""
     breaches: list[Breach] = []
     columns = _producers_of(plugins, Extractor, Column, breaches)
-    data = _producers_of(plugins, DataProducer, Datum, breaches)
+    data = _producers_of(plugins, EMITTERS, Datum, breaches)
     for reader in plugins:
         for key in reader.consumes:
             breaches += _reading(reader, key, columns if isinstance(key, Column) else data)
+        for datum in reader.optional:
+            breaches += _reading(reader, datum, data) if datum.name in data else []
     producers, cycle = _in_order([p for p in plugins if isinstance(p, DataProducer)], data)
     return Checked(producers, _columns(plugins), (*breaches, *cycle))
 
@@ -61,12 +83,12 @@ def unread(plugins: Sequence[Plugin]) -> list[Plugin]:
     """Data producers whose data nobody reads and that do nothing else; what only they read is unread too."""
     kept, dropped = list(plugins), list[Plugin]()
     while True:
-        read = {(type(key), key.name) for reader in kept for key in reader.consumes}
+        read = {(type(key), key.name) for reader in kept for key in (*reader.consumes, *reader.optional)}
         idle = [
             p
             for p in kept
             if isinstance(p, DataProducer)
-            and not isinstance(p, HOOKS)
+            and not isinstance(p, (*HOOKS, RequestHeader, ProfileHandler))
             and not any((type(key), key.name) in read for key in p.produces)
         ]
         if not idle:
@@ -77,7 +99,7 @@ def unread(plugins: Sequence[Plugin]) -> list[Plugin]:
 
 def missing(plugins: Sequence[Plugin]) -> list[Datum[Any]]:
     """Data that are read and not produced, by name."""
-    produced = {key.name for p in plugins if isinstance(p, DataProducer) for key in p.produces}
+    produced = {key.name for p in plugins if isinstance(p, EMITTERS) for key in p.produces}
     wanted = {key.name: key for p in plugins for key in p.consumes if isinstance(key, Datum)}
     return [wanted[name] for name in sorted(wanted) if name not in produced]
 
@@ -91,7 +113,7 @@ def told(plugin: Plugin) -> str:
 
 
 def _producers_of(
-    plugins: Sequence[Plugin], kind: type[Plugin], of: type[Key[Any]], breaches: list[Breach]
+    plugins: Sequence[Plugin], kind: type[Plugin] | tuple[type[Plugin], ...], of: type[Key[Any]], breaches: list[Breach]
 ) -> dict[str, tuple[Plugin, Key[Any]]]:
     """Key name -> its one producer and its own declaration."""
     found: dict[str, tuple[Plugin, Key[Any]]] = {}
@@ -130,6 +152,9 @@ def _reading(reader: Plugin, key: Key[Any], produced: Mapping[str, tuple[Plugin,
     elif key.name in produced:
         plugin, written = produced[key.name]
         writer = told(plugin)
+        if not column and max(_stages(reader), default=0) < min(_stages(plugin), default=0):
+            message = f"{told(reader)} reads '{key.name}', which {writer} produces only after it has run"
+            return [Breach(reader.name, "stage-order", message)]
     else:
         what = "no extractor" if column else "no data producer"
         hint = nearest(key.name, produced) if produced else ""
@@ -148,10 +173,18 @@ def _reading(reader: Plugin, key: Key[Any], produced: Mapping[str, tuple[Plugin,
     return []
 
 
+def _stages(plugin: Plugin) -> list[int]:
+    """Where in the order of STAGES a plugin runs."""
+    return [number for number, kinds in enumerate(STAGES) if isinstance(plugin, kinds)]
+
+
 def _differs(read: Key[Any], written: Key[Any]) -> tuple[str, str] | None:
     """Both sides' words for what does not agree."""
     if read.type is not written.type:
         return read.type.__name__, written.type.__name__
+    if isinstance(read, Datum) and isinstance(written, Datum) and read.per_profile != written.per_profile:
+        words = {True: "per profile", False: "shared over the request"}
+        return words[read.per_profile], words[written.per_profile]
     if isinstance(read, Column) and isinstance(written, Column) and read.worst != written.worst:
         return f"worst='{read.worst}'", f"worst='{written.worst}'"
     return None
@@ -184,7 +217,7 @@ Waits = Callable[[Plugin], list[tuple[str, Plugin]]]
 
 def _waiting_for(left: Sequence[Plugin], data: Mapping[str, tuple[Plugin, Key[Any]]]) -> Waits:
     def waits(plugin: Plugin) -> list[tuple[str, Plugin]]:
-        keys = (key.name for key in plugin.consumes if isinstance(key, Datum) and key.name in data)
+        keys = (key.name for key in (*plugin.consumes, *plugin.optional) if isinstance(key, Datum) and key.name in data)
         return [(name, data[name][0]) for name in keys if any(data[name][0] is p for p in left)]
 
     return waits

@@ -32,31 +32,38 @@ class Column(Key[T]):
     """A value per endpoint. Numbers are read as float64 arrays; `frozenset` columns as lists.
 
     `worst` says which end of the fresh values a stale endpoint counts as: "high" where less is better (queues), "low" where
-    more is better.
+    more is better. `absent` is what a server that was scraped and does not report it counts as; None: the mean of the fresh ones.
     """
 
-    __slots__ = ("worst",)
+    __slots__ = ("absent", "worst")
 
-    def __init__(self, name: str, type: type[T], worst: Literal["high", "low"] = "high") -> None:
+    def __init__(
+        self, name: str, type: type[T], worst: Literal["high", "low"] = "high", absent: float | None = None
+    ) -> None:
         super().__init__(name, type)
         self.worst = worst
+        self.absent = absent
 
 
 class Datum(Key[T]):
-    """A value per request, shared over its profiles. `default` is what consumers see when the producer failed open."""
+    """A value per request. `default` is what consumers see when the producer failed open, or had nothing to say.
 
-    __slots__ = ("default",)
+    It is shared over the request's profiles unless `per_profile`: then each profile reads and writes its own.
+    """
 
-    def __init__(self, name: str, type: type[T], default: T | None = None) -> None:
+    __slots__ = ("default", "per_profile")
+
+    def __init__(self, name: str, type: type[T], default: T | None = None, *, per_profile: bool = False) -> None:
         super().__init__(name, type)
         self.default: Any = default
+        self.per_profile = per_profile
 
 
 # What model servers report, by the names of the design; extractors produce them, plugins declare those that they read.
 WAITING = Column("waiting_requests", int)
 RUNNING = Column("running_requests", int)
 KV_USAGE = Column("kv_cache_usage", float)
-MAX_LORA = Column("max_lora", int, worst="low")
+MAX_LORA = Column("max_lora", int, worst="low", absent=0.0)
 CACHE_BLOCK_SIZE = Column("cache_block_size", int, worst="low")
 CACHE_NUM_BLOCKS = Column("cache_num_blocks", int, worst="low")
 ACTIVE_MODELS: Column[frozenset[str]] = Column("active_models", frozenset)

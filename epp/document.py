@@ -5,36 +5,30 @@ refused at every level; a null means that the field is not given. Deprecated fie
 where they belong now, with a warning.
 """
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
+from epp import schema
 from epp.findings import WHOLE, Findings, Place, nearest
 from epp.quantities import parse_bool, parse_duration, parse_quantity
+from epp.schema import API_VERSION, API_VERSION_DEPRECATED, KIND, names
 from epp.yaml_nodes import Node
-
-API_VERSION = "llm-d.ai/v1alpha1"
-API_VERSION_DEPRECATED = "inference.networking.x-k8s.io/v1alpha1"
-KIND = "EndpointPickerConfig"
 
 GATES: Mapping[str, bool] = {"flowControl": False, "haPopulateNonLeaderDatastore": True}
 GATES_REMOVED = frozenset(("dataLayer", "enableLegacyMetrics", "prepareDataPlugins"))
 FLOW_CONTROL_GATE, STANDBY_GATE = GATES
 
-_ROOT = (
-    "apiVersion", "kind", "featureGates", "plugins", "schedulingProfiles", "dataLayer", "flowControl", "requestHandler",
-    "saturationDetector", "parser",
-)  # fmt: skip
-_DATA_LAYER = (
-    "injectDefaults", "sources", "discovery", "peerDiscovery", "crossReplicaSyncerPluginRef",
-    "crossReplicaSyncInterval",
-)  # fmt: skip
-_FLOW_CONTROL = (
-    "maxBytes", "maxRequests", "defaultRequestTTL", "noEndpointRequestTTL", "defaultPriorityBand",
-    "defaultNegativePriorityBand", "priorityBands", "usageLimitPolicyPluginRef", "saturationDetector", "enableEviction",
-)  # fmt: skip
-_BAND = ("priority", "maxBytes", "maxRequests", "fairnessPolicyRef", "orderingPolicyRef")
+_ROOT = names(schema.Configuration)
+_DATA_LAYER = names(schema.DataLayer)
+_FLOW_CONTROL = names(schema.FlowControl)
+_BAND = names(schema.Band)
+_PLUGIN = names(schema.PluginEntry)
+_PROFILE = names(schema.ProfileEntry)
+_MEMBER = names(schema.ProfileMember)
+_SOURCE = names(schema.SourceEntry)
+_HANDLER = names(schema.RequestHandler)
+_REF = names(schema.PluginRef)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +59,7 @@ class ProfileEntry:
     name: str
     members: tuple[Ref, ...]
     place: Place = WHOLE
+    shadow: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +68,46 @@ class SourceEntry:
 
     source: Ref
     extractors: tuple[Ref, ...]
+
+
+class Amount(NamedTuple):
+    """A quantity, or a duration in seconds, with its place."""
+
+    value: float
+    place: Place
+
+
+@dataclass(frozen=True, slots=True)
+class BandEntry:
+    """One band of `flowControl`; None and "" where nothing is given."""
+
+    what: str  # its path in the file
+    priority: int = 0
+    bytes_max: Amount | None = None
+    requests_max: Amount | None = None
+    fairness: Ref | None = None
+    ordering: Ref | None = None
+    place: Place = WHOLE
+
+
+@dataclass(slots=True)
+class FlowControlEntry:
+    """The section `flowControl`, without the saturation detector; None where nothing is given."""
+
+    place: Place = WHOLE
+    bytes_max: Amount | None = None
+    requests_max: Amount | None = None
+    ttl: Amount | None = None
+    ttl_without_endpoint: Amount | None = None
+    default_band: BandEntry | None = None
+    negative_band: BandEntry | None = None
+    bands: tuple[BandEntry, ...] = ()
+    usage_limit: Ref | None = None
+    eviction: bool = False
+
+    def all_bands(self) -> list[BandEntry]:
+        """Those of a priority, and the templates."""
+        return [*self.bands, *(band for band in (self.default_band, self.negative_band) if band is not None)]
 
 
 @dataclass(slots=True)
@@ -86,6 +121,7 @@ class Document:
     sources: list[SourceEntry] = field(default_factory=list)
     discovery: Ref | None = None
     parsers: list[Ref] = field(default_factory=list)
+    flow_control: FlowControlEntry | None = None
     saturation: Ref | None = None
 
 
@@ -102,7 +138,7 @@ def read(root: Node, findings: Findings) -> Document:
         _profile(reader, node, f"schedulingProfiles[{index}]", document)
     _data_layer(reader, fields.get("dataLayer"), document)
     _flow_control(reader, fields.get("flowControl"), document, root.keys.get("flowControl", WHOLE))
-    handler = reader.mapping(fields.get("requestHandler"), "requestHandler", ("parsers",))
+    handler = reader.mapping(fields.get("requestHandler"), "requestHandler", _HANDLER)
     document.parsers = reader.refs(handler.get("parsers"), "requestHandler.parsers")
     _deprecated(reader, root, fields, document)
     return document
@@ -145,7 +181,7 @@ class _Reader:
         """A mapping with a `pluginRef`."""
         if node is None:
             return None
-        fields = self.mapping(node, what, ("pluginRef",))
+        fields = self.mapping(node, what, _REF)
         return self.ref_in(fields, what, at) if isinstance(node.value, dict) else None
 
     def refs(self, node: Node | None, what: str) -> list[Ref]:
@@ -162,7 +198,7 @@ class _Reader:
 
     def member(self, node: Node, what: str) -> Ref | None:
         """A profile's member: a reference with a weight."""
-        fields = self.mapping(node, what, ("pluginRef", "weight"))
+        fields = self.mapping(node, what, _MEMBER)
         if not isinstance(node.value, dict):
             if node.value is None:
                 self.findings.error(node.place, "missing-field", f"{what}: 'pluginRef' is required")
@@ -173,26 +209,35 @@ class _Reader:
             return ref
         return Ref(ref.name, ref.place, weight, fields["weight"].place)
 
-    def quantity(self, node: Node | None, what: str) -> None:
+    def quantity(self, node: Node | None, what: str) -> Amount | None:
         """A Kubernetes quantity of 0 or more, as text or number."""
         value = self._typed(node, what, (str, int, float), "a quantity such as 500M or 1Gi")
-        self._parsed(node, what, "bad-quantity", parse_quantity, None if value is None else _digits(value))
+        return self._parsed(node, what, "bad-quantity", parse_quantity, None if value is None else _digits(value))
 
-    def duration(self, node: Node | None, what: str) -> None:
+    def duration(self, node: Node | None, what: str) -> Amount | None:
         """A Go duration of 0 or more."""
         value = self._typed(node, what, str, "a duration such as 200ms or 1m30s")
-        self._parsed(node, what, "bad-duration", parse_duration, value)
+        return self._parsed(node, what, "bad-duration", parse_duration, value)
 
-    def _parsed(self, node: Node | None, what: str, rule: str, parse: Callable[[str], float], text: str | None) -> None:
+    def _parsed(
+        self, node: Node | None, what: str, rule: str, parse: Callable[[str], float], text: str | None
+    ) -> Amount | None:
         if node is None or text is None:
-            return
+            return None
         try:
             amount = parse(text)
         except ValueError as error:
             self.findings.error(node.place, rule, f"{what}: {error}")
-            return
+            return None
         if amount < 0:
             self.findings.error(node.place, rule, f"{what}: '{text}' is negative; it is 0 or more")
+            return None
+        return Amount(amount, node.place)
+
+    def optional_ref(self, node: Node | None, what: str) -> Ref | None:
+        """A name that stands without a mapping around it."""
+        name = self.text(node, what)
+        return Ref(name, node.place) if node is not None and name else None
 
     def _typed(self, node: Node | None, what: str, kind: Any, word: str) -> Any:
         if node is None or node.value is None:
@@ -234,6 +279,8 @@ def _gates(reader: _Reader, node: Node | None, document: Document) -> None:
     """`name` or `name=bool`; the last one of a name wins."""
     for index, entry in enumerate(reader.sequence(node, "featureGates")):
         text = reader.text(entry, f"featureGates[{index}]")
+        if not text and entry.value != "":
+            continue
         name, equals, given = text.partition("=")
         value = True
         if equals:
@@ -265,7 +312,7 @@ def _gate_effect(reader: _Reader, entry: Node, name: str, value: bool) -> None:
 
 
 def _plugin(reader: _Reader, node: Node, what: str, document: Document) -> None:
-    fields = reader.mapping(node, what, ("name", "type", "parameters"))
+    fields = reader.mapping(node, what, _PLUGIN)
     type_name = reader.text(fields.get("type"), f"{what}.type")
     name = reader.text(fields.get("name"), f"{what}.name") or type_name
     if not type_name:
@@ -286,15 +333,17 @@ def _plugin(reader: _Reader, node: Node, what: str, document: Document) -> None:
 
 
 def _profile(reader: _Reader, node: Node, what: str, document: Document) -> None:
-    fields = reader.mapping(node, what, ("name", "plugins"))
+    fields = reader.mapping(node, what, _PROFILE)
     name = reader.text(fields.get("name"), f"{what}.name")
     if not name and ("name" not in fields or fields["name"].value == ""):
         reader.findings.error(node.place, "missing-field", f"{what} is missing a name")
     if name and any(profile.name == name for profile in document.profiles):
         reader.findings.error(fields["name"].place, "duplicate-name", f"duplicate profile name '{name}'")
+        return
     nodes = reader.sequence(fields.get("plugins"), f"{what}.plugins")
     members = (reader.member(child, f"{what}.plugins[{i}]") for i, child in enumerate(nodes))
-    document.profiles.append(ProfileEntry(name, tuple(m for m in members if m), node.place))
+    shadow = reader.boolean(fields.get("shadow"), f"{what}.shadow", False)
+    document.profiles.append(ProfileEntry(name, tuple(m for m in members if m), node.place, shadow))
 
 
 def _data_layer(reader: _Reader, node: Node | None, document: Document) -> None:
@@ -302,18 +351,21 @@ def _data_layer(reader: _Reader, node: Node | None, document: Document) -> None:
     document.inject_defaults = reader.boolean(fields.get("injectDefaults"), "dataLayer.injectDefaults", True)
     for index, source in enumerate(reader.sequence(fields.get("sources"), "dataLayer.sources")):
         what = f"dataLayer.sources[{index}]"
-        given = reader.mapping(source, what, ("pluginRef", "extractors"))
+        given = reader.mapping(source, what, _SOURCE)
         ref = reader.ref_in(given, what, source.place)
         extractors = reader.refs(given.get("extractors"), f"{what}.extractors")
         if ref is not None:
             document.sources.append(SourceEntry(ref, tuple(extractors)))
     if discovery := fields.get("discovery"):
         document.discovery = reader.ref(discovery, "dataLayer.discovery", discovery.place)
-    for name in ("peerDiscovery", "crossReplicaSyncerPluginRef"):
-        if (given_node := fields.get(name)) and given_node.value != "":
-            reader.findings.error(
-                given_node.place, "unsupported", f"dataLayer.{name} is not supported by this version", "remove it"
-            )
+    if peers := fields.get("peerDiscovery"):
+        reader.mapping(peers, "dataLayer.peerDiscovery", _REF)
+        reader.findings.warning(peers.place, "no-effect", "dataLayer.peerDiscovery has no effect", "remove it")
+    if syncer := reader.optional_ref(
+        fields.get("crossReplicaSyncerPluginRef"), "dataLayer.crossReplicaSyncerPluginRef"
+    ):
+        why = "dataLayer.crossReplicaSyncerPluginRef is not supported by this version"
+        reader.findings.error(syncer.place, "unsupported", why, "remove it")
     if interval := fields.get("crossReplicaSyncInterval"):
         reader.duration(interval, "dataLayer.crossReplicaSyncInterval")
         reader.findings.warning(
@@ -322,51 +374,70 @@ def _data_layer(reader: _Reader, node: Node | None, document: Document) -> None:
 
 
 def _flow_control(reader: _Reader, node: Node | None, document: Document, at: Place) -> None:
-    """Checked as to its form; used for the saturation detector only."""
+    """Used for the saturation detector only, without the gate."""
     fields = reader.mapping(node, "flowControl", _FLOW_CONTROL)
-    for name in ("maxBytes", "maxRequests"):
-        reader.quantity(fields.get(name), f"flowControl.{name}")
-    for name in ("defaultRequestTTL", "noEndpointRequestTTL"):
-        reader.duration(fields.get(name), f"flowControl.{name}")
-    for name in ("defaultPriorityBand", "defaultNegativePriorityBand"):
-        _band(reader, fields.get(name), f"flowControl.{name}")
-    priorities: dict[float, int] = {}
-    for index, child in enumerate(reader.sequence(fields.get("priorityBands"), "flowControl.priorityBands")):
-        priority = _band(reader, child, f"flowControl.priorityBands[{index}]")
-        if priority in priorities:
-            twice = f"priority {int(priority)} is given twice; first in line {priorities[priority]}"
-            place = child.place
-            reader.findings.error(place, "duplicate-priority", f"flowControl.priorityBands[{index}]: {twice}")
-        priorities.setdefault(priority, child.place.line)
-    reader.text(fields.get("usageLimitPolicyPluginRef"), "flowControl.usageLimitPolicyPluginRef")
-    evict = reader.boolean(fields.get("enableEviction"), "flowControl.enableEviction", False)
     if detector := fields.get("saturationDetector"):
         document.saturation = _detector(reader, detector, "flowControl.saturationDetector")
+    if not set(fields) - {"saturationDetector"}:
+        return
+    usage = "usageLimitPolicyPluginRef"
+    document.flow_control = entry = FlowControlEntry(
+        place=at,
+        bytes_max=reader.quantity(fields.get("maxBytes"), "flowControl.maxBytes"),
+        requests_max=reader.quantity(fields.get("maxRequests"), "flowControl.maxRequests"),
+        ttl=reader.duration(fields.get("defaultRequestTTL"), "flowControl.defaultRequestTTL"),
+        ttl_without_endpoint=reader.duration(fields.get("noEndpointRequestTTL"), "flowControl.noEndpointRequestTTL"),
+        default_band=_band(reader, fields.get("defaultPriorityBand"), "flowControl.defaultPriorityBand"),
+        negative_band=_band(
+            reader, fields.get("defaultNegativePriorityBand"), "flowControl.defaultNegativePriorityBand"
+        ),
+        bands=_bands(reader, fields.get("priorityBands")),
+        usage_limit=reader.optional_ref(fields.get(usage), f"flowControl.{usage}"),
+        eviction=reader.boolean(fields.get("enableEviction"), "flowControl.enableEviction", False),
+    )
     enabled = document.gates[FLOW_CONTROL_GATE]
-    if enabled and evict:
+    if enabled and entry.eviction:
         reader.findings.error(
             fields["enableEviction"].place, "unsupported", "flowControl.enableEviction is not supported by this version"
         )
-    if not enabled and set(fields) - {"saturationDetector"}:
+    if not enabled:
         hint = "its settings other than saturationDetector are ignored"
         reader.findings.warning(
-            at, "no-effect", f"flowControl has no effect without the feature gate '{FLOW_CONTROL_GATE}'", hint
+            at, "gate-missing", f"flowControl has no effect without the feature gate '{FLOW_CONTROL_GATE}'", hint
         )
 
 
-def _band(reader: _Reader, node: Node | None, what: str) -> float:
+def _bands(reader: _Reader, node: Node | None) -> tuple[BandEntry, ...]:
+    bands: list[BandEntry] = []
+    for index, child in enumerate(reader.sequence(node, "flowControl.priorityBands")):
+        what = f"flowControl.priorityBands[{index}]"
+        band = _band(reader, child, what) or BandEntry(what, place=child.place)
+        first = next((b for b in bands if b.priority == band.priority), None)
+        if first is not None:
+            twice = f"{what}: priority {band.priority} is given twice; first in line {first.place.line}"
+            reader.findings.error(child.place, "duplicate-priority", twice)
+        bands.append(band)
+    return tuple(bands)
+
+
+def _band(reader: _Reader, node: Node | None, what: str) -> BandEntry | None:
+    if node is None:
+        return None
     fields = reader.mapping(node, what, _BAND)
-    for name in ("maxBytes", "maxRequests"):
-        reader.quantity(fields.get(name), f"{what}.{name}")
-    for name in ("fairnessPolicyRef", "orderingPolicyRef"):
-        reader.text(fields.get(name), f"{what}.{name}")
-    priority = reader.number(fields.get("priority"), f"{what}.priority", (int,)) or 0.0
-    return priority if math.isfinite(priority) else 0.0
+    return BandEntry(
+        what,
+        int(reader.number(fields.get("priority"), f"{what}.priority", (int,)) or 0),
+        reader.quantity(fields.get("maxBytes"), f"{what}.maxBytes"),
+        reader.quantity(fields.get("maxRequests"), f"{what}.maxRequests"),
+        reader.optional_ref(fields.get("fairnessPolicyRef"), f"{what}.fairnessPolicyRef"),
+        reader.optional_ref(fields.get("orderingPolicyRef"), f"{what}.orderingPolicyRef"),
+        node.place,
+    )
 
 
 def _detector(reader: _Reader, node: Node, what: str) -> Ref | None:
     """`pluginRef` may be left out here."""
-    fields = reader.mapping(node, what, ("pluginRef",))
+    fields = reader.mapping(node, what, _REF)
     name = reader.text(fields.get("pluginRef"), f"{what}.pluginRef")
     return Ref(name, fields["pluginRef"].place) if name else None
 

@@ -16,7 +16,10 @@ class Cause(enum.Enum):
     MODEL_MISSING = "model-missing"
     BODY_TOO_LARGE = "body-too-large"
     NO_CANDIDATES = "no-candidates"
+    SCREENED_OUT = "screened-out"
+    NOT_ADMITTED = "not-admitted"
     NO_ENDPOINT_LEFT = "no-endpoint-left"
+    SHUTTING_DOWN = "shutting-down"
     INTERNAL = "internal"
 
 

@@ -1,15 +1,86 @@
 """What is wrong in a configuration, and where: errors refuse it, warnings do not.
 
 Both are values that print like a compiler's messages: `file:line:column: error[rule]: message
-(hint)`. Readers collect them in a `Findings` and go on, so that one run shows everything.
+(hint)`. Readers collect them in a `Findings` and go on, so that one run shows everything. Every rule
+stands in ERRORS or WARNINGS, once, with what it says; a rule has one severity.
 """
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple
 
 FINDINGS_MAX = 100  # a file that is this wrong needs another look, not more lines
+
+ERRORS: Mapping[str, str] = {
+    "unreadable": "The file cannot be read, or is not UTF-8.",
+    "yaml-syntax": "The text is neither YAML nor JSON.",
+    "yaml-key": "A key is not a single word or text.",
+    "yaml-tag": "A tag is not supported, or its value is not what it says.",
+    "yaml-merge": "`<<` takes a mapping or a list of mappings.",
+    "yaml-number": "A number is not finite.",
+    "too-large": "The text has too many characters, levels or values.",
+    "one-document": "There is more than one YAML document.",
+    "duplicate-key": "A key is given twice in one mapping.",
+    "api-version": "The apiVersion is not known.",
+    "kind": "The kind is not EndpointPickerConfig.",
+    "feature-gate": "A feature gate is not known, or its value is neither true nor false.",
+    "unknown-field": "A field is not known; mostly it is misspelt.",
+    "missing-field": "A field that is required is not given.",
+    "wrong-type": "A value is of the wrong type, such as a number instead of text.",
+    "bad-quantity": "A quantity is not one, negative or too large.",
+    "bad-duration": "A duration is not one, negative or too large.",
+    "bad-parameter": "A plugin's parameter is out of its range, or the plugin refuses it.",
+    "duplicate-name": "Two plugins, profiles or data sources have one name.",
+    "duplicate-priority": "Two bands have one priority.",
+    "unknown-type": "A plugin type is not registered.",
+    "unavailable-type": "A plugin type of llm-d-router does not exist here.",
+    "experimental-type": "A plugin type is experimental and needs --allow-experimental-plugins.",
+    "plugin-import": "The module that a plugin type names cannot be imported.",
+    "unknown-ref": "A reference names a plugin that is not in `plugins`.",
+    "wrong-kind": "A reference names a plugin that does not implement what is needed there.",
+    "reference-cycle": "Plugins name each other by their parameters, in a circle.",
+    "name-taken": "A plugin has the name of a default plugin that is needed.",
+    "no-handler": "There are several profiles and no profile handler.",
+    "one-handler": "There is more than one profile handler.",
+    "handler-profiles": "The profile handler cannot work with these profiles.",
+    "only-shadows": "All profiles are shadows, so none can decide.",
+    "one-picker": "A profile has more than one picker.",
+    "no-source": "No data source is configured, and none is to be added.",
+    "one-extractor": "A data source has two extractors of one type.",
+    "two-producers": "Two plugins produce one value.",
+    "no-producer": "A plugin reads a value that nobody produces.",
+    "type-clash": "A plugin reads a value as something else than it is produced.",
+    "stage-order": "A plugin reads a value that is produced only after it has run.",
+    "producer-cycle": "Data producers wait for each other's values.",
+    "no-discovery": "No place is given where endpoints come from (`epp serve` alone).",
+    "two-discoveries": "Endpoints come from --endpoints and from a plugin (`epp serve` alone).",
+    "unsupported": "Something of llm-d-router is not supported by this version.",
+}
+WARNINGS: Mapping[str, str] = {
+    "deprecated-version": "The apiVersion is deprecated.",
+    "deprecated-field": "A field has moved.",
+    "deprecated-type": "A plugin type has a newer name.",
+    "removed-gate": "A feature gate was removed.",
+    "gate-missing": "The section flowControl is given without its feature gate.",
+    "no-effect": "A field has no effect here.",
+    "without-effect": "A parameter has no effect here.",
+    "parameters-ignored": "Parameters are given to a plugin that takes none.",
+    "unused-plugin": "A plugin is in no profile, or referenced nowhere.",
+    "unread-producer": "Nothing reads what a data producer produces.",
+    "not-scheduling": "A profile lists a plugin that is no filter, scorer or picker.",
+    "ref-twice": "A list references a plugin twice.",
+    "no-scorer": "A profile has no scorer, so it picks at random.",
+    "weight-ignored": "A weight is given to a plugin that is no scorer.",
+    "weight-zero": "A scorer's weight is 0.",
+    "weight-negative": "A scorer's weight is negative: its best endpoint comes last.",
+    "prefix-outweighs-load": "A prefix scorer weighs more than all load scorers of its profile: a full server keeps its requests.",
+    "idle-stage": "A stage of the profile handler is asked for and has no profile.",
+    "unreachable-profile": "The profile handler never runs this profile.",
+    "staleness-below-interval": "Values count as stale before the next scrape can renew them.",
+    "limit-above-total": "A band's limit is above that of all bands together, so it is never reached.",
+    "limit-below-body": "Fewer bytes may wait than one request body may have.",
+}
 
 
 class Place(NamedTuple):
@@ -73,12 +144,14 @@ class Findings:
 
     def error(self, place: Place, rule: str, message: str, hint: str = "") -> None:
         """Notes an error, once."""
+        assert rule in ERRORS, rule
         found = ConfigError(self.source, place.line, place.column, rule, message, hint)
         if found not in self.errors and len(self.errors) < FINDINGS_MAX:
             self.errors.append(found)
 
     def warning(self, place: Place, rule: str, message: str, hint: str = "") -> None:
         """Notes a warning, once."""
+        assert rule in WARNINGS, rule
         found = ConfigWarning(self.source, place.line, place.column, rule, message, hint)
         if found not in self.warnings and len(self.warnings) < FINDINGS_MAX:
             self.warnings.append(found)

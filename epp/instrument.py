@@ -1,16 +1,53 @@
-"""What is wrapped around a plugin when the configuration is compiled; identity for our own scorers.
+"""What stands between the pipeline and a plugin's calls.
 
-Scores are promised in [0, 1]. Our own plugins are held to it by the contract tests; a foreign one is clipped here.
+`scorer` holds foreign scorers to their promise (scores in [0, 1]; our own are held to it by the contract tests). `Wrap` is how
+others look at calls: durations, traces, explanations each bring one, and no call pays for those that are not there.
 """
+
+import enum
+from collections.abc import Callable
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
 from epp.candidates import Candidates, Scores
 from epp.errors import PluginFault
-from epp.plugin import Profile, Scorer, ScorerCall
+from epp.plugin import Plugin, Profile, Scorer, ScorerCall
 from epp.request import Request
 
 OWN_PACKAGE = "epp.plugins."
+
+C = TypeVar("C", bound=Callable[..., Any])
+
+
+class Point(enum.Enum):
+    """Where a call stands; the values are those of the label `extension_point` on the field's dashboards."""
+
+    PARSER = "RequestParsing"
+    REQUEST_HEADER = "RequestHeader"
+    SCREENER = "Screener"
+    PRODUCER = "DataProducer"
+    ADMITTER = "Admission"
+    PROFILE_PICKER = "ProfilePicker"
+    PROFILES_RESULT = "ProcessProfilesResults"
+    FILTER = "Filter"
+    SCORER = "Scorer"
+    PICKER = "Picker"
+    PRE_REQUEST = "PreRequest"
+    RESPONSE_RECEIVED = "ResponseReceived"
+    RESPONSE_STREAMING = "ResponseStreaming"
+    RESPONSE_COMPLETE = "ResponseComplete"
+
+
+class Wrap(Protocol):
+    """Offered every call of every plugin when a pipeline is compiled; returns what is to be called instead."""
+
+    def __call__(self, point: Point, plugin: Plugin, call: C, /) -> C: ...
+
+
+def bare(_point: Point, _plugin: Plugin, call: C, /) -> C:
+    """The call as it is."""
+    return call
 
 
 def scorer(instance: Scorer) -> ScorerCall:

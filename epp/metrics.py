@@ -1,26 +1,53 @@
-"""Metrics by name: what is counted, where its buckets stand, and the labels that are known before the fork.
+"""Metrics by name: what is counted, where its buckets stand, its labels, and the older names that dashboards still ask for.
 
-Names, labels and buckets follow the field's reference picker, so that dashboards carry over.
+Names, labels and buckets follow the field's reference picker, so that dashboards carry over. Three kinds of place:
+
+    lanes    labels known before the fork, or none: WORKER_*, SUPERVISOR_COUNTERS, STREAM_*, PLUGIN_DURATION, a plugin's own
+    series   labels that come with the requests: a `Group` per label set, and one per counter that plugins declare; who
+             records, addresses values by the names and indices below
+    page     computed when it is read: pool, endpoints, index
+
+A request decides what its labels say, so their number is bounded: `LabelCaps` folds what comes too late to `other`.
 """
 
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 PREFIX = "llm_d_epp_"
 
+LAT = (
+    0.005, 0.025, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0, 1.25, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0, 15.0, 20.0, 30.0, 45.0, 60.0,
+    120.0, 180.0, 240.0, 300.0, 360.0, 480.0, 600.0, 900.0, 1200.0, 1800.0, 2700.0, 3600.0,
+)  # fmt: skip
+TTFT = LAT[: LAT.index(120.0) + 1]
+TPOT = (
+    0.0005, 0.00205, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.125, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8, 1.0, 2.0,
+)  # fmt: skip
+ITL = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 2.0)
+NTPOT = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 SCHED = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1)
 RQPROC = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.015, 0.025, 0.04, 0.06, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 RSPROC = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
+STREAM = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 RATIO = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 HITB = (0.0, *(float(2**n) for n in range(4, 17)))
+REQB = tuple(float(2**n) for n in range(6, 31))
+OUTTOK = (1.0, *(float(2**n) for n in range(3, 14)))
+RESB = (*OUTTOK, 16384.0, 32778.0, 65536.0)  # 32778: as in the reference, for the sake of recording rules
+INTOK = (*RESB, *(float(2**n) for n in range(17, 21)))
 
 
 class Metric(NamedTuple):
-    """One family; `name` without the prefix. A plugin's own metrics get the labels plugin_name and plugin_type."""
+    """One family; `name` without the prefix. A plugin's own metrics get the labels plugin_name and plugin_type.
+
+    `labels` are those that a plugin's counter has besides; their values come with the requests.
+    """
 
     name: str
     kind: Literal["counter", "histogram", "gauge"]
     help: str
     buckets: tuple[float, ...] = ()
+    labels: tuple[str, ...] = ()
 
 
 REQUEST_PROCESSING = Metric(
@@ -33,6 +60,7 @@ RESPONSE_PROCESSING = Metric(
     "response_processing_duration_seconds", "histogram", "Time spent handling one response.", RSPROC
 )
 SCHEDULER_E2E = Metric("scheduler_e2e_duration_seconds", "histogram", "One decision, data production included.", SCHED)
+PLUGIN_DURATION = Metric("plugin_duration_seconds", "histogram", "One call of a plugin at an extension point.", SCHED)
 
 WORKER_HISTOGRAMS = (REQUEST_PROCESSING, RESPONSE_PROCESSING, SCHEDULER_E2E)
 WORKER_COUNTERS = (
@@ -41,6 +69,7 @@ WORKER_COUNTERS = (
     Metric("refusals_total", "counter", "Requests answered with an error by the picker."),
     Metric("faults_total", "counter", "Requests that failed by a fault of the picker or of a plugin."),
     Metric("violations_total", "counter", "Streams closed because the peer broke the protocol."),
+    Metric("shadow_failures_total", "counter", "Runs of shadow profiles that failed."),
     Metric("producer_failures_total", "counter", "Data producers that failed open."),
     Metric("prompt_tokens_total", "counter", "Prompt tokens that model servers reported."),
     Metric("cached_prompt_tokens_total", "counter", "Prompt tokens that model servers reported as cached."),
@@ -50,6 +79,7 @@ WORKER_COUNTERS = (
     Metric("bus_frames_total", "counter", "Prefix-index frames sent to the index writer."),
     Metric("bus_drops_total", "counter", "Prefix-index frames dropped because the bus was full."),
 )
+LOOP_LAG = Metric("loop_lag_us", "gauge", "By how much the worker's event loop was late at its last beat.")
 WORKER_GAUGES = (
     Metric("streams", "gauge", "ext_proc streams open."),
     Metric("connections", "gauge", "Connections open."),
@@ -58,6 +88,7 @@ WORKER_GAUGES = (
         "gauge",
         "What workers compare before they accept a connection: streams, at least 8 a connection.",
     ),
+    LOOP_LAG,
 )
 SUPERVISOR_COUNTERS = (
     Metric("scrapes_total", "counter", "Metrics pages fetched and taken."),
@@ -65,3 +96,247 @@ SUPERVISOR_COUNTERS = (
     Metric("datalayer_poll_errors_total", "counter", "Metrics pages that could not be fetched."),
     Metric("datalayer_extract_errors_total", "counter", "Metrics pages that were refused as a whole."),
 )
+
+# With --enable-grpc-stream-metrics: one counter in the lanes per code, `extproc_streams_<code>`.
+GRPC_CODES = (
+    "OK", "Canceled", "Unknown", "InvalidArgument", "DeadlineExceeded", "NotFound", "AlreadyExists", "PermissionDenied",
+    "ResourceExhausted", "FailedPrecondition", "Aborted", "OutOfRange", "Unimplemented", "Internal", "Unavailable", "DataLoss",
+    "Unauthenticated",
+)  # fmt: skip
+STREAM_DURATION = Metric(
+    "extproc_stream_duration_seconds", "histogram", "How long an ext_proc stream was open.", STREAM
+)
+STREAMS_INFLIGHT = Metric("extproc_streams_inflight", "gauge", "ext_proc streams open.")
+STREAMS_BY_CODE = Metric("extproc_streams_total", "counter", "ext_proc streams ended, by gRPC code.")
+STREAM_COUNTERS = tuple(f"extproc_streams_{code}" for code in GRPC_CODES)
+
+
+# Computed when the page is read.
+INFO = Metric("info", "gauge", "What runs.")
+POOL_FIGURES = ("kv_cache_utilization", "queue_size", "running_requests")
+POOL_AVERAGES = {f: Metric(f"average_{f}", "gauge", "Mean over endpoints with fresh metrics.") for f in POOL_FIGURES}
+POOL_DEVIATIONS = {
+    f: Metric(f"std_dev_{f}", "gauge", "Sample deviation over endpoints with fresh metrics.") for f in POOL_FIGURES
+}
+READY_ENDPOINTS = Metric("ready_endpoints", "gauge", "Endpoints with fresh metrics.")
+ENDPOINT_QUEUE = Metric("per_endpoint_queue_size", "gauge", "Waiting requests of one endpoint.")
+ENDPOINT_AGE = Metric("endpoint_values_age_seconds", "gauge", "Time since one endpoint's metrics were last read.")
+ENDPOINT_SCRAPE = Metric("endpoint_scrape_seconds", "gauge", "How long the last read of one endpoint's metrics took.")
+ENDPOINT_REQUESTS = Metric(
+    "inflight_requests",
+    "gauge",
+    "Requests in flight, counted per endpoint: fairness_id and priority are always empty.",
+)
+ENDPOINT_TOKENS = Metric(
+    "inflight_tokens", "gauge", "Tokens in flight, counted per endpoint: fairness_id and priority are always empty."
+)
+INDEX_SIZE = Metric("prefix_indexer_size", "gauge", "Entries of the prefix index, over all endpoints.")
+INDEX_EVICTIONS = Metric("prefix_indexer_evictions_total", "counter", "Live entries overwritten.")
+INDEX_DROPPED = Metric("prefix_indexer_dropped_total", "counter", "Blocks not taken into the index.")
+BUS_CORRUPT = Metric("bus_corrupt_frames_total", "counter", "Frames from workers that were refused.")
+WORKER_SERVING = Metric("worker_serving", "gauge", "Whether the worker takes streams.")
+WORKER_BEAT_AGE = Metric("worker_beat_age_seconds", "gauge", "Time since the worker's event loop last turned.")
+WORKER_LOOP_LAG = Metric("worker_loop_lag_seconds", "gauge", LOOP_LAG.help)
+WORKER_SHARE = Metric("worker_accepted_share", "gauge", "The worker's share of all connections accepted so far.")
+WORKER_STARTS = Metric("worker_starts_total", "counter", "How often the worker was started.")
+SERIES_USED = Metric(
+    "series_blocks_used", "gauge", "Label tuples that the worker knows, of one table of labelled metrics."
+)
+SERIES_OVERFLOW = Metric(
+    "series_overflow_total",
+    "counter",
+    "How often a new label tuple was counted under `other`, in one table of labelled metrics.",
+)
+
+
+class Group(NamedTuple):
+    """Metrics that share their labels, and one block per label tuple. `fixed` labels stand behind them."""
+
+    name: str
+    labels: tuple[str, ...]
+    gauges: tuple[Metric, ...] = ()
+    counters: tuple[Metric, ...] = ()
+    histograms: tuple["Labelled", ...] = ()
+    blocks: int = 1024
+
+
+class Labelled(NamedTuple):
+    """A histogram of a group; several of one metric differ by a further label whose values are known."""
+
+    metric: Metric
+    label: str = ""
+    value: str = ""
+
+    @property
+    def key(self) -> str:
+        return f"{self.metric.name}@{self.value}" if self.label else self.metric.name
+
+
+MFP = ("model_name", "target_model_name", "fairness_id", "priority")
+REQUEST_TOTAL = Metric("request_total", "counter", "Requests that got an endpoint by their body.")
+REQUEST_RUNNING = Metric("request_running", "gauge", "Requests that were sent on and have not ended.")
+REQUEST_ERRORS = Metric("request_error_total", "counter", "Requests that failed, here or at the model server.")
+SCHEDULER_ATTEMPTS = Metric("scheduler_attempts_total", "counter", "Decisions, by their outcome and endpoint.")
+TIME_TO_FIRST = Metric(
+    "request_ttft_seconds", "histogram", "From the request to the first piece of the answer's body.", TTFT
+)
+
+(
+    DURATION, REQUEST_BYTES, RESPONSE_BYTES, INPUT_TOKENS, OUTPUT_TOKENS, CACHED_TOKENS, PER_OUTPUT_TOKEN,
+    TTFT_STREAMING, TTFT_WHOLE, STREAMING_PER_TOKEN, BETWEEN_CHUNKS,
+) = range(11)  # fmt: skip
+REQUEST = Group(
+    "request",
+    MFP,
+    gauges=(REQUEST_RUNNING,),
+    counters=(REQUEST_TOTAL,),
+    histograms=(
+        Labelled(Metric("request_duration_seconds", "histogram", "From the request to the end of its answer.", LAT)),
+        Labelled(Metric("request_size_bytes", "histogram", "Bytes of the request's body.", REQB)),
+        Labelled(Metric("response_size_bytes", "histogram", "Bytes of the answer's body.", RESB)),
+        Labelled(Metric("request_input_tokens", "histogram", "Prompt tokens, by the model server's count.", INTOK)),
+        Labelled(
+            Metric("request_output_tokens", "histogram", "Tokens of the answer, by the model server's count.", OUTTOK)
+        ),
+        Labelled(
+            Metric(
+                "request_cached_tokens",
+                "histogram",
+                "Prompt tokens that were cached, by the model server's count.",
+                INTOK,
+            )
+        ),
+        Labelled(
+            Metric("request_ntpot_seconds", "histogram", "Duration of the request by tokens of its answer.", NTPOT)
+        ),
+        Labelled(TIME_TO_FIRST, "streaming", "true"),
+        Labelled(TIME_TO_FIRST, "streaming", "false"),
+        Labelled(
+            Metric(
+                "request_streaming_tpot_seconds",
+                "histogram",
+                "Time per token after the first, of streamed answers.",
+                TPOT,
+            )
+        ),
+        Labelled(
+            Metric(
+                "request_streaming_itl_seconds",
+                "histogram",
+                "Time between two chunks of a streamed answer's body.",
+                ITL,
+            )
+        ),
+    ),
+)
+ERROR = Group("error", (*MFP, "error_code"), counters=(REQUEST_ERRORS,))
+ATTEMPTS = Group(
+    "attempts", ("status", "target_model_name", "endpoint_name", "namespace", "port"), counters=(SCHEDULER_ATTEMPTS,)
+)
+GROUPS = (REQUEST, ERROR, ATTEMPTS)
+PLUGIN_LABELS = ("plugin_name", "plugin_type")
+
+
+def counter_groups(declared: Iterable[Metric]) -> tuple[Group, ...]:
+    """One for each counter that plugins declare, whichever and however many of them do."""
+    counters = dict.fromkeys(metric for metric in declared if metric.kind == "counter")
+    return tuple(Group(c.name, (*PLUGIN_LABELS, *c.labels), counters=(c,)) for c in counters)
+
+
+class Twin(NamedTuple):
+    """An older name of a metric: its full name and labels. Values are summed over labels that it lacks."""
+
+    name: str
+    labels: tuple[str, ...] = ()
+    renamed: Mapping[str, str] = {}  # the twin's label -> ours
+
+    def places(self, labels: Sequence[str]) -> tuple[int, ...]:
+        """Where the twin's labels stand among ours."""
+        return tuple(labels.index(self.renamed.get(label, label)) for label in self.labels)
+
+
+_M = ("model_name", "target_model_name")
+_OBJECTIVE, _POOL, _EXTENSION, _SCHEDULER = (
+    "inference_objective_", "inference_pool_", "inference_extension_", "llm_d_inference_scheduler_",
+)  # fmt: skip
+TWINS: Mapping[str, Twin] = {
+    "request_total": Twin(f"{_OBJECTIVE}request_total", (*_M, "priority")),
+    "request_error_total": Twin(f"{_OBJECTIVE}request_error_total", (*_M, "error_code")),
+    "request_duration_seconds": Twin(f"{_OBJECTIVE}request_duration_seconds", _M),
+    "request_size_bytes": Twin(f"{_OBJECTIVE}request_sizes", _M),
+    "response_size_bytes": Twin(f"{_OBJECTIVE}response_sizes", _M),
+    "request_input_tokens": Twin(f"{_OBJECTIVE}input_tokens", _M),
+    "request_output_tokens": Twin(f"{_OBJECTIVE}output_tokens", _M),
+    "request_cached_tokens": Twin(f"{_OBJECTIVE}prompt_cached_tokens", _M),
+    "request_running": Twin(f"{_OBJECTIVE}running_requests", ("model_name",)),
+    "request_ntpot_seconds": Twin(f"{_OBJECTIVE}normalized_time_per_output_token_seconds", _M),
+    "info": Twin(f"{_EXTENSION}info", ("commit", "build_ref")),
+    "scheduler_e2e_duration_seconds": Twin(f"{_EXTENSION}scheduler_e2e_duration_seconds"),
+    "scheduler_attempts_total": Twin(
+        f"{_EXTENSION}scheduler_attempts_total",
+        ("status", "target_model_name", "pod_name", "namespace", "port"),
+        {"pod_name": "endpoint_name"},
+    ),
+    "plugin_duration_seconds": Twin(
+        f"{_EXTENSION}plugin_duration_seconds", ("extension_point", "plugin_type", "plugin_name")
+    ),
+    "datalayer_poll_errors_total": Twin(f"{_SCHEDULER}datalayer_poll_errors_total", ("source_type",)),
+    "datalayer_extract_errors_total": Twin(
+        f"{_SCHEDULER}datalayer_extract_errors_total", ("source_type", "extractor_type")
+    ),
+    "disagg_decision_total": Twin(f"{_SCHEDULER}disagg_decision_total", ("model_name", "decision_type")),
+    "pd_decision_total": Twin(f"{_SCHEDULER}pd_decision_total", ("model_name", "decision_type")),
+    "prefix_indexer_size": Twin(f"{_EXTENSION}prefix_indexer_size"),
+    "prefix_indexer_hit_ratio": Twin(f"{_EXTENSION}prefix_indexer_hit_ratio"),
+    "prefix_indexer_hit_bytes": Twin(f"{_EXTENSION}prefix_indexer_hit_bytes"),
+    "average_kv_cache_utilization": Twin(f"{_POOL}average_kv_cache_utilization", ("name",)),
+    "average_queue_size": Twin(f"{_POOL}average_queue_size", ("name",)),
+    "average_running_requests": Twin(f"{_POOL}average_running_requests", ("name",)),
+    "ready_endpoints": Twin(f"{_POOL}ready_pods", ("name",)),
+    "per_endpoint_queue_size": Twin(
+        f"{_POOL}per_pod_queue_size", ("name", "model_server_pod"), {"model_server_pod": "model_server_endpoint"}
+    ),
+}
+
+
+def older_name(metric: Metric) -> str:
+    """The help of a twin."""
+    return f"Older name of {PREFIX}{metric.name}."
+
+
+LABEL_VALUES_MAX = 1000
+OTHER = "other"
+
+
+class LabelCaps:
+    """Bounds the values of labels that clients choose. A value once admitted is never folded; an empty one needs no place."""
+
+    def __init__(self, models_max: int = LABEL_VALUES_MAX, fairness_ids_max: int = LABEL_VALUES_MAX) -> None:
+        self._models: set[str] = set()
+        self._fairness_ids: set[str] = set()
+        self._models_max = models_max
+        self._fairness_ids_max = fairness_ids_max
+
+    def model(self, name: str) -> str:
+        """Requested and target models share one set."""
+        return _admitted(self._models, name, self._models_max)
+
+    def fairness_id(self, name: str) -> str:
+        return _admitted(self._fairness_ids, name, self._fairness_ids_max)
+
+    def fold(self, group: Group) -> Callable[[tuple[str, ...]], tuple[str, ...]]:
+        """A label tuple of this group -> what it is counted as."""
+        bound = {"model_name": self.model, "target_model_name": self.model, "fairness_id": self.fairness_id}
+        rules = tuple(bound.get(label) for label in group.labels)
+        return lambda labels: tuple(
+            rule(value) if rule is not None else value for rule, value in zip(rules, labels, strict=True)
+        )
+
+
+def _admitted(known: set[str], value: str, limit: int) -> str:
+    if not value or value == OTHER or value in known:
+        return value
+    if len(known) >= limit:
+        return OTHER
+    known.add(value)
+    return value

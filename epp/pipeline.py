@@ -1,14 +1,23 @@
-"""The compiled form of a configuration: tuples of bound methods, immutable, behind one reference."""
+"""The compiled form of a configuration: tuples of calls, immutable, behind one reference.
+
+`compile_pipeline` turns a `Recipe` (instances, wired) into a `Pipeline` (calls, in order). Whoever wants to see the calls gives
+a `Wrap`: it is offered every call of every plugin once, with its extension point, and returns what is called instead. Nothing
+is wrapped otherwise, so what is not asked for costs nothing per request.
+
+    Recipe ── compile_pipeline(recipe, wrap) ──▶ Pipeline        worker: pipeline.start(services), then pipeline.wrapped(timer)
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from epp import instrument
-from epp.candidates import Candidates
+from epp.candidates import Candidates, Mask
 from epp.data import Column
-from epp.decision import Decision
+from epp.decision import Decision, ProfileRun, Response
+from epp.instrument import C, Point, Wrap
 from epp.plugin import (
+    Admitter,
     DataProducer,
     Filter,
     Parser,
@@ -17,70 +26,147 @@ from epp.plugin import (
     PreRequest,
     Profile,
     ProfileHandler,
+    RequestHeader,
     ResponseComplete,
     ResponseReceived,
     ResponseStreaming,
     Scorer,
+    Screener,
     Services,
-    Usage,
 )  # fmt: skip
 from epp.request import Request
+
+K = TypeVar("K", bound=Plugin)
+ParseCall = Callable[[Request, str, bytes | memoryview], None]
+
+
+@dataclass(frozen=True, slots=True)
+class WiredProfile:
+    """A scheduling profile: its members in order, each with the weight that it has as a scorer. One of them is the picker.
+
+    A shadow profile runs after the decision, for explanations alone.
+    """
+
+    name: str
+    members: tuple[tuple[Plugin, float], ...]
+    shadow: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """Instances and how they are wired. `plugins` in the order in which they were made, `producers` in that in which they run."""
+
+    plugins: tuple[Plugin, ...]
+    parsers: tuple[Parser, ...]
+    handler: ProfileHandler
+    profiles: tuple[WiredProfile, ...]
+    producers: tuple[DataProducer, ...]
+    columns: tuple[Column[Any], ...] = ()
+
+    def of(self, kind: type[K]) -> list[K]:
+        """Those that implement an extension point."""
+        return [plugin for plugin in self.plugins if isinstance(plugin, kind)]
 
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
-    """What a worker runs per request. `plugins` are all instances by name, in the order in which they were made."""
+    """What a worker runs per request. `parses` are the parsers' calls, in the order of `recipe.parsers`."""
 
-    plugins: Mapping[str, Plugin]
-    parsers: tuple[Parser, ...]
-    handler: ProfileHandler
+    recipe: Recipe
+    parses: tuple[ParseCall, ...]
+    request_header: tuple[Callable[[Request], None], ...]
+    screeners: tuple[Callable[[Request, Candidates], Mask], ...]
+    pick_profiles: Callable[[Request, Mapping[str, Profile], Mapping[str, ProfileRun | None]], Sequence[Profile]]
+    result: Callable[[Request, Mapping[str, ProfileRun | None]], Decision]
     profiles: Mapping[str, Profile]
+    shadows: tuple[Profile, ...]
     producers: tuple[Callable[[Request, Candidates], Any], ...]
+    admitters: tuple[Callable[[Request, Candidates], None], ...]
     pre_request: tuple[Callable[[Request, Decision], None], ...]
-    response_received: tuple[Callable[[Request, Decision, int], None], ...]
+    response_received: tuple[Callable[[Request, Decision, Response], None], ...]
     response_streaming: tuple[Callable[[Request, Decision], None], ...]
-    response_complete: tuple[Callable[[Request, Decision, Usage | None], None], ...]
-    columns: tuple[Column[Any], ...] = field(default=())
+    response_complete: tuple[Callable[[Request, Decision, Response], None], ...]
+    every_chunk: tuple[
+        Callable[[Request, Decision], None], ...
+    ] = ()  # of response_streaming, those that see all chunks
+    plugins: Mapping[str, Plugin] = field(default_factory=dict)
+
+    @property
+    def reads_response(self) -> bool:
+        """Whether any plugin looks at the model server's answer."""
+        return bool(self.response_received or self.response_complete)
+
+    @property
+    def columns(self) -> tuple[Column[Any], ...]:
+        """All columns that any plugin declares, in a fixed order."""
+        return self.recipe.columns
 
     def start(self, services: Services) -> None:
         """Starts every plugin in this process."""
-        for instance in self.plugins.values():
+        for instance in self.recipe.plugins:
             instance.start(services)
 
+    def wrapped(self, wrap: Wrap) -> "Pipeline":
+        """The same pipeline with `wrap` around every call."""
+        return compile_pipeline(self.recipe, wrap)
 
-def compile_profile(name: str, members: Sequence[tuple[Plugin, float]]) -> Profile:
+    def timed_points(self) -> list[tuple[str, Plugin]]:
+        """Every (extension point, plugin) that is called on the way of a request, each once."""
+        found: dict[tuple[str, str], Plugin] = {}
+
+        def note(point: Point, plugin: Plugin, call: C, /) -> C:
+            found.setdefault((point.value, plugin.name), plugin)
+            return call
+
+        compile_pipeline(self.recipe, note)
+        return [(point, plugin) for (point, _), plugin in found.items()]
+
+
+def compile_profile(wired: WiredProfile, wrap: Wrap = instrument.bare) -> Profile:
     """One profile; a plugin that implements several roles gets all of them. Exactly one picker is among the members."""
-    filters = tuple(p.keep for p, _ in members if isinstance(p, Filter))
-    scorers = [(p.static, instrument.scorer(p), weight) for p, weight in members if isinstance(p, Scorer)]
+    members = wired.members
+    scorers = [
+        (p.static, wrap(Point.SCORER, p, instrument.scorer(p)), weight)
+        for p, weight in members
+        if isinstance(p, Scorer)
+    ]
     (picker,) = (p for p, _ in members if isinstance(p, Picker))
     return Profile(
-        name,
-        filters,
+        wired.name,
+        tuple(wrap(Point.FILTER, p, p.keep) for p, _ in members if isinstance(p, Filter)),
         tuple((score, weight) for static, score, weight in scorers if not static),
         picker,
         tuple((score, weight) for static, score, weight in scorers if static),
+        pick=wrap(Point.PICKER, picker, picker.pick),
     )
 
 
-def compile_pipeline(
-    plugins: Sequence[Plugin],
-    *,
-    parsers: Sequence[Parser],
-    handler: ProfileHandler,
-    profiles: Sequence[Profile],
-    producers: Sequence[DataProducer],
-    columns: Sequence[Column[Any]],
-) -> Pipeline:
-    """`producers` come in the order in which they run; `columns` are all that any plugin declares, in a fixed order."""
+def compile_pipeline(recipe: Recipe, wrap: Wrap = instrument.bare) -> Pipeline:
+    """All calls of a recipe, each offered to `wrap`."""
+    handler = recipe.handler
+    streaming = [
+        (p.first_chunk_only, wrap(Point.RESPONSE_STREAMING, p, p.response_streaming))
+        for p in recipe.of(ResponseStreaming)
+    ]
     return Pipeline(
-        plugins={p.name: p for p in plugins},
-        parsers=tuple(parsers),
-        handler=handler,
-        profiles={profile.name: profile for profile in profiles},
-        producers=tuple(p.produce for p in producers),
-        pre_request=tuple(p.before_send for p in plugins if isinstance(p, PreRequest)),
-        response_received=tuple(p.response_received for p in plugins if isinstance(p, ResponseReceived)),
-        response_streaming=tuple(p.response_streaming for p in plugins if isinstance(p, ResponseStreaming)),
-        response_complete=tuple(p.response_complete for p in plugins if isinstance(p, ResponseComplete)),
-        columns=tuple(columns),
+        recipe=recipe,
+        parses=tuple(wrap(Point.PARSER, p, p.parse) for p in recipe.parsers),
+        request_header=tuple(wrap(Point.REQUEST_HEADER, p, p.read) for p in recipe.of(RequestHeader)),
+        screeners=tuple(wrap(Point.SCREENER, p, p.screen) for p in recipe.of(Screener)),
+        pick_profiles=wrap(Point.PROFILE_PICKER, handler, handler.pick),
+        result=wrap(Point.PROFILES_RESULT, handler, handler.result),
+        profiles={wired.name: compile_profile(wired, wrap) for wired in recipe.profiles if not wired.shadow},
+        shadows=tuple(compile_profile(wired, wrap) for wired in recipe.profiles if wired.shadow),
+        producers=tuple(wrap(Point.PRODUCER, p, p.produce) for p in recipe.producers),
+        admitters=tuple(wrap(Point.ADMITTER, p, p.admit) for p in recipe.of(Admitter)),
+        pre_request=tuple(wrap(Point.PRE_REQUEST, p, p.before_send) for p in recipe.of(PreRequest)),
+        response_received=tuple(
+            wrap(Point.RESPONSE_RECEIVED, p, p.response_received) for p in recipe.of(ResponseReceived)
+        ),
+        response_streaming=tuple(call for _, call in streaming),
+        every_chunk=tuple(call for first_only, call in streaming if not first_only),
+        response_complete=tuple(
+            wrap(Point.RESPONSE_COMPLETE, p, p.response_complete) for p in recipe.of(ResponseComplete)
+        ),
+        plugins={p.name: p for p in recipe.plugins},
     )

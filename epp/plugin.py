@@ -7,26 +7,47 @@ A plugin is a class that inherits one or more extension points, registered under
         consumes = (WAITING,)
         def score(self, request, candidates, profile): ...
 
+Of one request, in this order (a point's own text says when it runs and what it may write):
+
+    extension point     calls per request                                      in the order of
+    Parser              1, when the whole body is in                           the longest path suffix that matches
+    RequestHeader       1 each                                                 the configuration
+    Screener            1 each, on all candidates                              the configuration
+    DataProducer        1 each that somebody reads                             what they read of each other
+    Admitter            1 each                                                 the configuration
+    ProfileHandler      `pick` until it returns nothing, then `result` once    -
+    Filter              1 each and profile run, on what the one before left    the profile
+    Scorer              1 each and profile run; `static` ones less often       the profile
+    Picker              1 per profile run                                      -
+    PreRequest          1 each, if there is a target                           the configuration
+    ResponseReceived    1 each, if there was a target and headers come         the configuration
+    ResponseStreaming   1 each per body piece but the last, or for the first alone, if there was a target
+    ResponseComplete    exactly 1 each, if there was a target, whatever ended the request
+
 Rules that hold for all of them:
 - The constructor is inert (no loop, thread, socket, randomness): it runs before the fork. `start(services)` runs after it, in
   every worker.
-- `consumes` and `produces` are the only way to data (`epp.data`); they may be set per instance in the constructor.
+- `consumes`, `optional`, `produces` and `keeps` are the only way to data (`epp.data`); they may be set per instance in the
+  constructor. A foreign plugin's reads and writes of anything else in `request` are refused and counted (`epp.guard`).
 - Parameters are a frozen msgspec struct named `Params` in the class; unknown fields are refused at start.
-- An exception fails this request with 500 and is counted, but for a producer's `ProducerFailed`, which fails open.
+- Any of them up to PreRequest may raise `Refused`; the caller gets the answer that its cause stands for. Any other exception fails
+  this request with 500 and is counted, but for a producer's `ProducerFailed`, which fails open. After the answer an exception is
+  counted and costs nothing else.
+- What a plugin keeps of a request lives in `request.data`, and is gone with the request, however that ends.
 - Everything runs on the worker's event loop: a plugin never blocks.
 """
 
 import random
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, ClassVar, Protocol, TypeVar
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from epp.candidates import Candidates, Endpoint, Mask, Scores
-from epp.data import Key
-from epp.decision import Decision, ProfileRun
+from epp.data import Datum, Key
+from epp.decision import Decision, ProfileRun, Response
 from epp.metrics import Metric
 from epp.request import Request
 
@@ -60,6 +81,32 @@ class Measure(Protocol):
     def observe(self, value: float) -> None: ...
 
 
+class Count(Protocol):
+    """The handle of one declared counter."""
+
+    def add(self, *labels: str, n: int = 1) -> None:
+        """Move on by n, under these values of the metric's labels."""
+
+
+class Waiting(Protocol):
+    """What is not there yet; made by `Services` only. Awaiting it gives the result or raises what the work raised.
+
+    Several requests may wait for the same. When the last of them has left, the work is cancelled.
+    """
+
+    def __await__(self) -> Any: ...
+    def add_done_callback(self, call: Callable[[Any], object], /) -> Any: ...
+
+
+class HttpAnswer(NamedTuple):
+    """A server's answer to `Services.http`."""
+
+    status: int
+    headers: Mapping[str, str]  # names in lower case
+    body: bytes
+    seconds: float = 0.0  # from the call to the answer's last byte
+
+
 class Services(Protocol):
     """What `start` hands to a plugin."""
 
@@ -67,9 +114,33 @@ class Services(Protocol):
     load: Load
     prefix_index: PrefixIndex
     prefix_seed: int
+    environment: Mapping[str, str]  # for plugins whose settings the field keeps there
 
     def measure(self, plugin: "Plugin", metric: Metric) -> Measure:
-        """The handle of a metric that the plugin's class declares."""
+        """The handle of a histogram that the plugin's class declares."""
+
+    def count(self, plugin: "Plugin", metric: Metric) -> Count:
+        """The handle of a counter that the plugin's class declares."""
+
+    def warn(self, plugin: "Plugin", text: str) -> None:
+        """Says something in the log: of one plugin a line every 10 seconds at most, with how many were left out."""
+
+    def spawn(self, work: Coroutine[Any, Any, Any], timeout_s: float) -> Waiting:
+        """Runs a coroutine beside the requests; it is cancelled after `timeout_s` (then awaiting raises TimeoutError).
+
+        Work that nobody awaits runs on, and what it raises is logged. Raises ProducerFailed while too much is under way.
+        """
+
+    def http(
+        self, method: str, url: str, headers: Mapping[str, str] | None = None, body: bytes = b"", *, timeout_s: float
+    ) -> Waiting:
+        """One HTTP request; awaiting gives an `HttpAnswer`. Raises TimeoutError, and OSError when there is no answer."""
+
+    def after(self, seconds: float) -> Waiting:
+        """Done so many seconds from now."""
+
+    def every(self, seconds: float, act: Callable[[], object]) -> None:
+        """Calls `act` again and again until the worker ends: for sweeps and flushes. `act` never blocks."""
 
 
 class Plugin:
@@ -81,37 +152,34 @@ class Plugin:
     metrics: ClassVar[tuple[Metric, ...]] = ()
     consumes: Sequence[Key[Any]] = ()
     produces: Sequence[Key[Any]] = ()
+    optional: Sequence[Datum[Any]] = ()  # read where somebody produces it; its default elsewhere
+    keeps: Sequence[Datum[Any]] = ()  # what it keeps of a request for itself, from one of its calls to the next
     without_effect: Sequence[str] = ()  # `parameter: why it has no effect`, said at start
+    deprecated: Sequence[str] = ()  # `parameter: what to write instead`, said at start
+    needs: Mapping[
+        str, "Need"
+    ] = {}  # other plugins that parameters name; checked before the fork, then given to `resolve`
 
     def __init__(self, name: str, params: Any) -> None:
         self.name = name
         self.params = params
 
+    def meet(self, plugins: Sequence["Plugin"]) -> None:
+        """Before the fork: all that the configuration lists, for who adapts what it reads to what is there."""
+
+    def resolve(self, found: Mapping[str, "Plugin"]) -> None:
+        """Before the fork: the plugins that `needs` names, by the same keys."""
+
     def start(self, services: Services) -> None:
         """After the fork, once in every worker, before the first request."""
 
 
-class Usage:
-    """Tokens as the model server reports them; None where it does not."""
+class Need(NamedTuple):
+    """A plugin that a parameter names. `parameter` is the parameter's path, as in `deciders.prefill`."""
 
-    __slots__ = ("cached", "completion", "prompt")
-
-    def __init__(self, prompt: int | None = None, completion: int | None = None, cached: int | None = None) -> None:
-        self.prompt = prompt
-        self.completion = completion
-        self.cached = cached
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Usage) and (self.prompt, self.completion, self.cached) == (
-            other.prompt,
-            other.completion,
-            other.cached,
-        )
-
-    __hash__ = None  # type: ignore[assignment]
-
-    def __repr__(self) -> str:
-        return f"Usage(prompt={self.prompt}, completion={self.completion}, cached={self.cached})"
+    parameter: str
+    name: str
+    kind: type[Plugin]
 
 
 class Parser(Plugin):
@@ -129,23 +197,62 @@ class Parser(Plugin):
         raise NotImplementedError
 
 
+class RequestHeader(Plugin):
+    """Once per request, after it was parsed and before anybody looks at endpoints.
+
+    Reads the request with its headers; may set `request.fairness_id` and what it declares.
+    """
+
+    def read(self, request: Request) -> None:
+        raise NotImplementedError
+
+
+class Screener(Plugin):
+    """Once per request. Each sees all candidates; what all of them keep goes on. Nobody left: refused as no endpoint."""
+
+    def screen(self, request: Request, candidates: Candidates) -> Mask:
+        """A bool array, one per candidate."""
+        raise NotImplementedError
+
+
 class DataProducer(Plugin):
     """Once per request, after the candidates are known, in the order that declared data require.
 
     Sets `request[datum]` for what it declares; per-candidate values have the shape of the whole snapshot
-    (`candidates.narrow` cuts them). May return an awaitable made by `services`; otherwise None.
+    (`candidates.narrow` cuts them). May return what `services` made to wait for (the request waits, others do not), and sets its
+    data before that is done; otherwise None. After a wait the load in flight is read again. A wait that ends in TimeoutError
+    fails open, as ProducerFailed does.
     """
 
-    def produce(self, request: Request, candidates: Candidates) -> Awaitable[None] | None:
+    def produce(self, request: Request, candidates: Candidates) -> Waiting | None:
+        raise NotImplementedError
+
+
+class Admitter(Plugin):
+    """Once per request, after the producers. Returns, or raises `Refused(Cause.NOT_ADMITTED, reason)`."""
+
+    def admit(self, request: Request, candidates: Candidates) -> None:
         raise NotImplementedError
 
 
 class ProfileHandler(Plugin):
-    """Which profiles run next, and what their runs mean. `pick` is called until it returns nothing, then `result` once."""
+    """Which profiles run next, and what their runs mean. `pick` is called until it returns nothing, then `result` once.
+
+    Profiles that are returned together run in that order. What a later profile's plugins are to know of earlier ones the handler
+    says by data that it declares (`produces`) and sets in `pick`. Shadow profiles are never offered to it.
+    """
 
     def check(self, profiles: Sequence[str]) -> str | None:
         """Before the fork: why this handler cannot work with these profiles, or None."""
         return None
+
+    def reaches(self, profiles: Sequence[str]) -> Collection[str] | None:
+        """Before the fork: which of these profiles it will ever run, or None if it cannot say."""
+        return None
+
+    def idle(self, profiles: Sequence[str]) -> Sequence[str]:
+        """Before the fork: what has no effect with these profiles, and why; said at start."""
+        return ()
 
     def pick(
         self, request: Request, profiles: Mapping[str, "Profile"], runs: Mapping[str, ProfileRun | None]
@@ -155,6 +262,14 @@ class ProfileHandler(Plugin):
 
     def result(self, request: Request, runs: Mapping[str, ProfileRun | None]) -> Decision:
         """All runs -> one decision. Raises Refused(NO_ENDPOINT_LEFT) when no run that it needs found a target."""
+        raise NotImplementedError
+
+
+class Decider(Plugin):
+    """Whether a stage of a disaggregated request is to run; asked by the profile handler that names it, once per request."""
+
+    def wanted(self, request: Request, run: ProfileRun | None) -> bool:
+        """`run` is that of the decode profile; None where the stage comes before it."""
         raise NotImplementedError
 
 
@@ -199,23 +314,33 @@ class PreRequest(Plugin):
 
 
 class ResponseReceived(Plugin):
-    """Once per request whose response headers arrived."""
+    """Once per request whose response headers arrived. May put headers for the client into `response.set_headers`."""
 
-    def response_received(self, request: Request, decision: Decision, status: int) -> None:
+    def response_received(self, request: Request, decision: Decision, response: Response) -> None:
         raise NotImplementedError
 
 
 class ResponseStreaming(Plugin):
-    """Once per response body chunk that is not the last."""
+    """Once per response body chunk that is not the last, when it has arrived at `request.now`.
+
+    With `first_chunk_only` once per response, for the first chunk that is not empty: the others then pass unseen by plugins,
+    at a tenth of the cost.
+    """
+
+    first_chunk_only: ClassVar[bool] = False
 
     def response_streaming(self, request: Request, decision: Decision) -> None:
         raise NotImplementedError
 
 
 class ResponseComplete(Plugin):
-    """Exactly once per request that got an endpoint, whatever ended it. `usage` is None where none was reported."""
+    """Exactly once per request that got an endpoint, whatever ended it.
 
-    def response_complete(self, request: Request, decision: Decision, usage: Usage | None) -> None:
+    `response.status` is 0 where no response came, `response.usage` None where none was reported. It runs before the last piece of
+    the body is passed on, and may put metadata for the gateway into `response.metadata`.
+    """
+
+    def response_complete(self, request: Request, decision: Decision, response: Response) -> None:
         raise NotImplementedError
 
 
@@ -236,13 +361,15 @@ class SaturationDetector(Plugin):
 
 
 EXTENSION_POINTS: tuple[type[Plugin], ...] = (
-    Parser, DataProducer, ProfileHandler, Filter, Scorer, Picker, PreRequest, ResponseReceived, ResponseStreaming, ResponseComplete,
+    Parser, RequestHeader, Screener, DataProducer, Admitter, ProfileHandler, Decider, Filter, Scorer, Picker, PreRequest,
+    ResponseReceived, ResponseStreaming, ResponseComplete,
     DataSource, Extractor, Discovery, SaturationDetector,
 )  # fmt: skip
 
 
 FilterCall = Callable[[Request, Candidates, "Profile"], Mask]
 ScorerCall = Callable[[Request, Candidates, "Profile"], Scores | None]
+PickCall = Callable[[Request, Candidates, Scores, "Profile"], Sequence[int]]
 
 
 class Profile:
@@ -257,13 +384,15 @@ class Profile:
         scorers: tuple[tuple[ScorerCall, float], ...],
         picker: Picker,
         static_scorers: tuple[tuple[ScorerCall, float], ...] = (),
+        *,
+        pick: PickCall | None = None,
     ) -> None:
         self.name = name
         self.filters = filters
         self.scorers = scorers
         self.static_scorers = static_scorers
         self.picker = picker
-        self.pick = picker.pick
+        self.pick = pick or picker.pick
 
 
 P = TypeVar("P", bound=type[Plugin])
@@ -275,7 +404,8 @@ def plugin(type_name: str, *aliases: str) -> Callable[[P], P]:
 
     def register(cls: P) -> P:
         for name in (type_name, *aliases):
-            if (other := REGISTERED.setdefault(name, cls)) is not cls and other.__module__ != cls.__module__:
+            other = REGISTERED.setdefault(name, cls)
+            if (other.__module__, other.__qualname__) != (cls.__module__, cls.__qualname__):
                 raise ValueError(f"plugin type '{name}' is registered by {other.__module__} and by {cls.__module__}")
             REGISTERED[name] = cls
         cls.type_name = type_name

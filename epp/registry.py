@@ -1,8 +1,9 @@
 """Plugin types by name, and instances of them.
 
 Own plugins are found by walking `epp/plugins` in sorted order; others by the entry-point group
-ENTRY_POINTS of installed distributions, or by `type: package.module:Class` in a configuration. A
-module that cannot be imported stops the start: half a set of plugins is no set.
+ENTRY_POINTS of installed distributions, in the files of a folder (`add_folder`), or by `type:
+package.module:Class` in a configuration. A module that cannot be imported stops the start: half a
+set of plugins is no set. No name is ever given to a second class.
 
 REFERENCE_TYPES are the names that the field's reference picker (llm-d-router) knows; one that is
 not ours yet is refused as such, not as a misspelling.
@@ -10,9 +11,14 @@ not ours yet is refused as such, not as a misspelling.
 
 import functools
 import importlib
+import importlib.abc
+import importlib.machinery
 import importlib.metadata
 import pkgutil
 import re
+import sys
+import traceback
+import types
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -22,7 +28,8 @@ import epp.plugins
 from epp.findings import nearest
 from epp.plugin import EXTENSION_POINTS, REGISTERED, Plugin, plugin
 
-ENTRY_POINTS = "endpoint_picker.plugins"
+ENTRY_POINTS = "epp.plugins"
+FOLDER_PACKAGE = "epp_plugin_path"  # private: files of a folder are its modules, whatever else has their names
 
 _BY_PATH = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
 
@@ -65,6 +72,10 @@ DEPRECATED_TYPES: Mapping[str, str] = {  # and what to write instead
     "precise-prefix-cache-scorer": "precise-prefix-cache-producer with prefix-cache-scorer",
     "prefill-header-handler": "disagg-profile-handler",
     "tokenizer": "token-producer",
+}
+INSTEAD: Mapping[str, str] = {  # of types that do not exist here, and have something near
+    "precise-prefix-cache-scorer": "use prefix-cache-scorer with approx-prefix-cache-producer, which needs no events of the servers",
+    "precise-prefix-cache-producer": "use approx-prefix-cache-producer, which needs no events of the servers",
 }
 
 
@@ -134,8 +145,74 @@ def _load(module: str) -> None:
         raise PluginImportError(f"plugin module {module} cannot be imported: {_said(error)}") from error
 
 
-def _said(error: Exception) -> str:
+def _said(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
+
+
+class _FromSource(importlib.machinery.SourceFileLoader):
+    """Neither reads nor leaves compiled files: what stands in the folder is what runs, and the folder may be read-only."""
+
+    def get_code(self, fullname: str) -> types.CodeType | None:
+        path = self.get_filename(fullname)
+        return self.source_to_code(self.get_data(path), path)
+
+
+class _FolderFinder(importlib.abc.MetaPathFinder):
+    """Finds the modules of one folder's package, for files that import each other by `from . import ...` too."""
+
+    def __init__(self, package: str, folder: str) -> None:
+        self.package = package
+        self.folder = folder
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: types.ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname.rpartition(".")[0] != self.package:
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(fullname, [self.folder])
+        if (
+            spec is not None
+            and spec.origin is not None
+            and isinstance(spec.loader, importlib.machinery.SourceFileLoader)
+        ):
+            spec.loader = _FromSource(fullname, spec.origin)
+            spec.cached = None
+        return spec
+
+
+def add_folder(folder: str) -> list[str]:
+    """Imports every Python file of a folder, in sorted order, under a package of its own. Returns the types they register.
+
+    Files whose names start with `_` are for the others to import. Raises `PluginImportError`, with the file and the cause.
+    """
+    _import_all()  # first, so that a file cannot take a name of ours
+    package = f"{FOLDER_PACKAGE}_{sum(name.startswith(FOLDER_PACKAGE) and '.' not in name for name in sys.modules)}"
+    sys.modules[package] = made = types.ModuleType(package)
+    made.__path__ = [folder]
+    sys.meta_path.insert(0, _FolderFinder(package, folder))
+    importlib.invalidate_caches()
+    found: list[str] = []
+    for module in pkgutil.iter_modules([folder]):
+        if not (module.ispkg or module.name.startswith("_")):
+            found += _from_file(f"{package}.{module.name}", f"{folder.rstrip('/')}/{module.name}.py")
+    if not found:
+        raise PluginImportError(f"folder {folder} of plugins has no Python file that registers one")
+    return found
+
+
+def _from_file(module: str, file: str) -> list[str]:
+    try:
+        importlib.import_module(module)
+    except (Exception, SystemExit) as error:  # foreign code at start
+        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
+        where = f"{file}:{lines[-1]}" if lines and lines[-1] else file
+        raise PluginImportError(f"plugin file {where} cannot be imported: {_said(error)}") from error
+    registered = [name for name, cls in REGISTERED.items() if cls.__module__ == module]
+    if not registered:
+        raise PluginImportError(
+            f"plugin file {file} registers no plugin type; decorate a class with @plugin(...), or let the file's name start with _"
+        )
+    return registered
 
 
 def find(type_name: str) -> type[Plugin]:
@@ -149,7 +226,7 @@ def find(type_name: str) -> type[Plugin]:
         raise UnknownType(
             "unavailable-type",
             f"plugin type '{type_name}' of llm-d-router is not available in this version",
-            "'epp plugins' lists those that are",
+            INSTEAD.get(type_name, "'epp plugins' lists those that are"),
         )
     raise UnknownType(
         "unknown-type",
@@ -195,3 +272,10 @@ def instances(specs: Sequence[Spec]) -> tuple[dict[str, Plugin], list[Failed]]:
         except Exception as error:  # a constructor may be foreign code: its fault is told with its name
             failed.append(Failed(spec.name, _said(error)))
     return made, failed
+
+
+def stability(cls: type[Plugin]) -> str:
+    """What may be expected of a type: `stable`, `experimental` (needs a flag) or `external` (not one of ours)."""
+    if not cls.__module__.startswith("epp.plugins."):
+        return "external"
+    return "experimental" if cls.type_name in EXPERIMENTAL_TYPES else "stable"

@@ -1,7 +1,8 @@
 """The instances of one configuration by name: those that it lists, and defaults that it needs.
 
 References are resolved here. What is wrong is noted; a plugin that could not be made is `broken`,
-so that references to it are not reported again.
+and a reference that names none, or one of the wrong kind, `unresolved`, so that what follows from
+them is not reported too.
 """
 
 import re
@@ -15,8 +16,10 @@ from epp.document import PluginEntry, Ref
 from epp.findings import WHOLE, Findings, Place, nearest
 from epp.parameters import decode
 from epp.plugin import (
+    Admitter,
     DataProducer,
     DataSource,
+    Decider,
     Discovery,
     Extractor,
     Filter,
@@ -25,13 +28,16 @@ from epp.plugin import (
     Picker,
     Plugin,
     ProfileHandler,
+    RequestHeader,
     SaturationDetector,
     Scorer,
+    Screener,
 )  # fmt: skip
 from epp.yaml_nodes import Node
 
 _KIND_WORDS: Mapping[type[Plugin], str] = {
-    Parser: "a parser", DataProducer: "a data producer", ProfileHandler: "a profile handler", Filter: "a filter",
+    Parser: "a parser", RequestHeader: "a request-header plugin", Screener: "a screener", Admitter: "an admitter",
+    Decider: "a decider", DataProducer: "a data producer", ProfileHandler: "a profile handler", Filter: "a filter",
     Scorer: "a scorer", Picker: "a picker", DataSource: "a data source", Extractor: "an extractor",
     Discovery: "a discovery plugin", SaturationDetector: "a saturation detector",
 }  # fmt: skip
@@ -43,16 +49,18 @@ K = TypeVar("K", bound=Plugin)
 class Stock:
     """`types` are the plugins' types as a configuration is to name them."""
 
-    def __init__(self, entries: Sequence[PluginEntry], findings: Findings) -> None:
+    def __init__(self, entries: Sequence[PluginEntry], findings: Findings, *, allow_experimental: bool) -> None:
         self.findings = findings
         self.entries = {entry.name: entry for entry in entries}
         self.plugins: dict[str, Plugin] = {}
         self.types: dict[str, str] = {}
         self.broken: set[str] = set()
+        self.unresolved: set[str] = set()
+        self.allow_experimental = allow_experimental
 
-    def make(self, allow_experimental: bool) -> None:
+    def make(self) -> None:
         """All plugins that the document lists."""
-        specs = [spec for entry in self.entries.values() if (spec := self.spec(entry, allow_experimental))]
+        specs = [spec for entry in self.entries.values() if (spec := self.spec(entry))]
         made, failed = registry.instances(specs)
         for name, why in failed:
             entry = self.entries[name]
@@ -60,15 +68,15 @@ class Stock:
                 _place_in(entry.parameters, why, entry.place), "bad-parameter", f"plugin '{name}': {why}"
             )
         for name, plugin in made.items():
-            for remark in plugin.without_effect:
-                entry = self.entries[name]
-                self.findings.warning(
-                    _place_in(entry.parameters, remark, entry.place), "without-effect", f"plugin '{name}': {remark}"
-                )
+            entry = self.entries[name]
+            for rule, remarks in (("without-effect", plugin.without_effect), ("deprecated-field", plugin.deprecated)):
+                for remark in remarks:
+                    place = _place_in(entry.parameters, remark, entry.place)
+                    self.findings.warning(place, rule, f"plugin '{name}': {remark}")
         self.plugins.update(made)
         self.broken.update(self.entries.keys() - made.keys())
 
-    def spec(self, entry: PluginEntry, allow_experimental: bool) -> registry.Spec | None:
+    def spec(self, entry: PluginEntry) -> registry.Spec | None:
         try:
             cls = registry.find(entry.type)
         except registry.UnknownType as unknown:
@@ -79,14 +87,18 @@ class Stock:
             self.findings.warning(
                 entry.type_place, "deprecated-type", f"plugin type '{entry.type}' is deprecated", f"use '{replacement}'"
             )
-        if entry.type in registry.EXPERIMENTAL_TYPES and not allow_experimental:
-            message = f"plugin type '{entry.type}' is experimental"
-            self.findings.error(
-                entry.type_place, "experimental-type", message, "start with --allow-experimental-plugins"
-            )
+        if not self.allowed(entry.type, entry.type_place):
             return None
         params = self.params(cls, entry)
         return registry.Spec(entry.name, cls, params) if params is not None else None
+
+    def allowed(self, type_name: str, place: Place) -> bool:
+        """Whether a type may be used; notes an error if not."""
+        if self.allow_experimental or type_name not in registry.EXPERIMENTAL_TYPES:
+            return True
+        why = f"plugin type '{type_name}' is experimental"
+        self.findings.error(place, "experimental-type", why, "start with --allow-experimental-plugins")
+        return False
 
     def params(self, cls: type[Plugin], entry: PluginEntry) -> msgspec.Struct | None:
         given = entry.parameters
@@ -113,6 +125,9 @@ class Stock:
                 "give it another name",
             )
             return None
+        if not self.allowed(type_name, WHOLE):
+            self.broken.add(type_name)
+            return None
         cls = registry.find(type_name)
         try:
             params = msgspec.convert({}, cls.Params)
@@ -130,6 +145,7 @@ class Stock:
         plugin = self.lookup(ref, what)
         if plugin is None or isinstance(plugin, kind):
             return plugin
+        self.unresolved.add(ref.name)
         self.findings.error(
             ref.place, "wrong-kind", f"{what}: plugin '{ref.name}' is {kinds_of(plugin)}, not {_KIND_WORDS[kind]}"
         )
@@ -141,6 +157,7 @@ class Stock:
             hint = nearest(ref.name, self.entries)
             if ref.name in registry.known():
                 hint = f"add '- type: {ref.name}' to plugins"
+            self.unresolved.add(ref.name)
             self.findings.error(
                 ref.place, "unknown-ref", f"{what} references undefined plugin '{ref.name[:128]}'", hint
             )
@@ -148,6 +165,11 @@ class Stock:
 
     def of_kind(self, kind: type[K]) -> list[K]:
         return [plugin for plugin in self.plugins.values() if isinstance(plugin, kind)]
+
+    def place_of(self, name: str, parameter: str) -> Place:
+        """Where a parameter of a plugin stands, or the plugin."""
+        entry = self.entries.get(name)
+        return _place_in(entry.parameters, f"{parameter}: ", entry.place) if entry else WHOLE
 
     def place(self, name: str) -> Place:
         """Where a plugin stands; defaults stand nowhere."""

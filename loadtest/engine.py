@@ -39,6 +39,7 @@ class EngineSettings:
     kv_blocks: int = 20_000
     block_size: int = 16
     prefill_s_per_token: float = 50e-6
+    transfer_s_per_token: float = 1e-6  # of KV blocks that another server has computed
     decode_s: float = 0.020
     decode_growth: float = 0.005
     step_tokens: int = 8_192
@@ -78,7 +79,7 @@ class Job:
     __slots__ = (
         "admitted_at", "arrived_at", "blocks_needed", "cached_tokens", "ended_at",
         "first_token_at", "generated", "hashes", "lora", "max_tokens", "prompt_tokens",
-        "remaining", "state", "streams",
+        "remaining", "state", "streams", "transferred",
     )  # fmt: skip
 
     def __init__(
@@ -95,6 +96,7 @@ class Job:
         self.max_tokens = max_tokens
         self.streams = streams
         self.lora = lora
+        self.transferred = False  # set before submission: another server has computed the prompt
         self.state = JobState.WAITING
         self.remaining = max(1, max_tokens)  # steps; an embedding takes one and generates nothing
         self.generated = 0
@@ -262,7 +264,7 @@ class Engine:
     def _admit(self, at: float) -> float:
         """Move waiting requests into the batch; the time that this adds to the step."""
         settings = self.settings
-        computed = loads = 0
+        computed = moved = loads = 0
         for job in self._waiting:
             if len(self._running) >= settings.max_running:
                 self._blocked = True
@@ -281,13 +283,17 @@ class Engine:
             if job.lora is not None:
                 loads += self.loras.acquire(job.lora)
             job.cached_tokens = hits * settings.block_size
-            computed += job.prompt_tokens - job.cached_tokens
+            if job.transferred:
+                moved += job.prompt_tokens - job.cached_tokens
+            else:
+                computed += job.prompt_tokens - job.cached_tokens
             self._enter(job, at)
         for job in self._admitted:
             del self._waiting[job]
         if self._admitted:
             self.seen.step_tokens.observe(computed + len(self._running) - len(self._admitted))
-        return computed * settings.prefill_s_per_token + loads * settings.lora_load_s
+        compute = computed * settings.prefill_s_per_token + moved * settings.transfer_s_per_token
+        return compute + loads * settings.lora_load_s
 
     def _enter(self, job: Job, at: float) -> None:
         job.state = JobState.RUNNING
@@ -297,6 +303,8 @@ class Engine:
         self._streaming += job.streams
         self.seen.prefix_queries += job.prompt_tokens
         self.seen.prefix_hits += job.cached_tokens
+        if job.transferred:
+            self.seen.transferred += job.prompt_tokens - job.cached_tokens
         self.seen.queued.observe(at - job.arrived_at)
 
     def _leave(self, job: Job) -> None:

@@ -57,6 +57,7 @@ class Observations:
     generation_tokens: int = 0
     prefix_queries: int = 0
     prefix_hits: int = 0
+    transferred: int = 0  # prompt tokens whose KV came from another server
     served: int = 0
     aborted: int = 0
 

@@ -2,7 +2,8 @@
 
 Any number of OpenAI-compatible servers in one process, which behave like vLLM under load: a queue,
 a batch, a KV cache with prefix reuse, LoRA slots, streamed answers, a metrics page, and faults on
-request (`POST /sim/fault`, header `x-sim-fault`). `GET /sim/stats` tells what a server did,
+request (`POST /sim/fault`, header `x-sim-fault`). Servers with a role (`--role prefill,decode`)
+serve disaggregated requests as vLLM does behind a routing sidecar. `GET /sim/stats` tells what a server did,
 `/sim/stats?all` what all did. Every answer names its server in `x-sim-server`, and the bytes that
 arrived in `x-sim-body-sha256` and `x-sim-body-bytes`.
 
@@ -26,6 +27,7 @@ from typing import Any
 
 from loadtest.engine import EngineSettings
 from loadtest.sim_server import Fleet, ServerSettings
+from loadtest.sim_stages import ROLE_LABEL, ROLES
 
 SERVERS_MAX = 2_000
 PORT_MAX = 65_535
@@ -40,6 +42,7 @@ def parser() -> argparse.ArgumentParser:
     line.add_argument("--addresses", help="HOST:PORT,HOST:PORT,... instead of --servers")
     line.add_argument("--endpoints-file", type=Path, help="write a file-discovery YAML once ready")
     line.add_argument("--labels", default="", help="KEY=VALUE,... of every endpoint in that file")
+    line.add_argument("--role", default="", help=f"of all servers, or one each by commas: {', '.join(ROLES)}")
     line.add_argument("--model", default="sim-model", help="one name or several, by commas")
     line.add_argument("--loras", default="", help="names of LoRA adapters, by commas")
     line.add_argument("--max-loras", type=_whole(1, 1_000), default=2, help="adapter slots")
@@ -109,6 +112,17 @@ def labels(text: str) -> dict[str, str]:
     return {key: value for key, _, value in pairs}
 
 
+def roles(options: argparse.Namespace, servers: int) -> tuple[str, ...]:
+    """One for all, or one each. Raises ValueError."""
+    given = names(options.role) or ("",)
+    unknown = [role for role in given if role and role not in ROLES]
+    if unknown:
+        raise ValueError(f"--role has {unknown[0]!r}; roles are {', '.join(ROLES)}")
+    if len(given) not in (1, servers):
+        raise ValueError(f"--role names {len(given)} roles for {servers} servers; give one, or one each")
+    return given
+
+
 def settings(options: argparse.Namespace) -> ServerSettings:
     """Options -> what all servers have in common."""
     loras = names(options.loras)
@@ -141,8 +155,9 @@ def endpoints_yaml(fleet: Fleet, with_labels: dict[str, str]) -> str:
         lines.append(f"- name: {json.dumps(server.name)}")
         lines.append(f"  address: {json.dumps(server.host)}")
         lines.append(f'  port: "{server.port}"')
-        if with_labels:
-            lines.append(f"  labels: {json.dumps(with_labels)}")
+        every = with_labels | ({ROLE_LABEL: server.role} if server.role else {})
+        if every:
+            lines.append(f"  labels: {json.dumps(every)}")
     return "\n".join(lines) + "\n"
 
 
@@ -159,7 +174,7 @@ async def serve(where: list[tuple[str, int]], options: argparse.Namespace) -> No
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, ending.set)
-    fleet = Fleet(where, settings(options))
+    fleet = Fleet(where, settings(options), roles(options, len(where)))
     await fleet.listen()
     try:
         if options.endpoints_file is not None:
@@ -198,6 +213,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         where = addresses(options)
         settings(options)
         labels(options.labels)
+        roles(options, len(where))
     except ValueError as error:
         line.error(str(error))
     raise_file_limit()

@@ -76,6 +76,7 @@ class Body(msgspec.Struct):
     stream_options: StreamOptions | None = None
     cache_salt: str | None = None
     seed: int | None = None
+    kv_transfer_params: dict[str, Any] | None = None
 
 
 _decoder = msgspec.json.Decoder(Body)
@@ -94,6 +95,7 @@ class Ask:
     include_usage: bool
     choices: int
     origin: int  # where the words start
+    remote_decode: bool = False  # another server goes on with the KV blocks of this one
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +158,7 @@ def parse(shape: type[Shape], raw: bytes, models: Models) -> Ask:
         include_usage=body.stream_options is not None and body.stream_options.include_usage,
         choices=len(prompts),
         origin=xxhash.xxh3_64_intdigest(prompt, (models.seed + (body.seed or 0)) & MASK),
+        remote_decode=bool((body.kv_transfer_params or {}).get("do_remote_decode")),
     )
 
 
@@ -219,6 +222,14 @@ def usage(ask: Ask, cached: int) -> dict[str, Any]:
         "completion_tokens": completion,
         "prompt_tokens_details": {"cached_tokens": cached},
     }
+
+
+def transfer(ask: Ask, number: str) -> dict[str, Any]:
+    """Where a decode server finds the prompt's KV blocks, if it asked."""
+    if not ask.remote_decode:
+        return {}
+    place = {"remote_engine_id": number, "remote_block_ids": list(range(len(ask.hashes))), "remote_host": "sim"}
+    return {"kv_transfer_params": {"do_remote_prefill": True, "do_remote_decode": False, **place, "remote_port": 1}}
 
 
 def event(data: bytes) -> bytes:
@@ -305,11 +316,8 @@ class Completion(StreamShape):
             }
             for choice in range(self.ask.choices)
         ]
-        return b'%s%s,"usage":%s}' % (
-            self._chunk_head,
-            msgspec.json.encode(choices),
-            msgspec.json.encode(usage(self.ask, cached)),
-        )
+        more = msgspec.json.encode({"usage": usage(self.ask, cached)} | transfer(self.ask, self.number))
+        return b"%s%s,%s" % (self._chunk_head, msgspec.json.encode(choices), more[1:])
 
     def token(self, *, last: bool) -> bytes:
         reason = b'"length"' if last else b"null"
@@ -370,7 +378,7 @@ class Chat(StreamShape):
             "choices": [choice],
             "usage": usage(ask, cached),
         }
-        return msgspec.json.encode(answer)
+        return msgspec.json.encode(answer | transfer(ask, self.number))
 
     def opening(self) -> bytes:
         return event(
@@ -474,7 +482,7 @@ class Responses(StreamShape):
         return answer
 
     def whole(self, cached: int) -> bytes:
-        return msgspec.json.encode(self._response("completed", cached))
+        return msgspec.json.encode(self._response("completed", cached) | transfer(self.ask, self.number))
 
     @staticmethod
     def _event(kind: str, fields: dict[str, Any]) -> bytes:

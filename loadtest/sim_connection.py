@@ -23,6 +23,7 @@ from loadtest.exposition import CONTENT_TYPE
 from loadtest.faults import BadFault, RequestFault, ServerFault, parse_header, parse_order
 from loadtest.sim_api import SHAPES, ApiError, Ask, Shape, StreamShape, parse
 from loadtest.sim_http import BadHttp, HttpRequest, RequestReader, chunk
+from loadtest.sim_stages import DECODING, Stages
 
 if TYPE_CHECKING:
     from loadtest.sim_server import SimServer
@@ -39,7 +40,7 @@ ENDLESS_PIECE = b"".join(b'vllm:endless_bucket{engine="0",le="%d"} %d.0\n' % (n,
 class Exchange:
     """A request for a model, from the engine's queue to its last byte."""
 
-    __slots__ = ("connection", "cut_after", "delayed", "echo", "job", "sent", "shape")
+    __slots__ = ("connection", "cut_after", "delayed", "echo", "job", "prefill_cached", "sent", "shape")
 
     def __init__(self, connection: Connection, shape: Shape, job: Job, echo: bytes) -> None:
         self.connection = connection
@@ -48,7 +49,13 @@ class Exchange:
         self.echo = echo
         self.sent = 0
         self.cut_after: int | None = None
-        self.delayed: asyncio.TimerHandle | None = None
+        self.delayed: asyncio.TimerHandle | asyncio.Task[None] | None = None  # what has to come before the engine
+        self.prefill_cached: int | None = None
+
+    @property
+    def cached(self) -> int:
+        """Prompt tokens that were cached where the prompt was computed."""
+        return self.job.cached_tokens if self.prefill_cached is None else self.prefill_cached
 
 
 class Connection(asyncio.Protocol):
@@ -200,7 +207,11 @@ class Connection(asyncio.Protocol):
             exchange = self._exchange(parse(kind, request.body, server.models), kind, echo)
             if fault is RequestFault.CUT:
                 exchange.cut_after = max(1, exchange.job.max_tokens // 2)
-            if fault is RequestFault.SLOW:
+            stages = Stages.named(request.headers) if server.role in DECODING else None
+            if stages is not None:
+                work = self._after_stages(exchange, stages, request, delay)
+                exchange.delayed = server.fleet.spawn(work)
+            elif fault is RequestFault.SLOW:
                 exchange.delayed = server.loop.call_later(delay, self._submit_late, exchange)
             else:
                 server.submit(exchange)
@@ -231,9 +242,28 @@ class Connection(asyncio.Protocol):
     def _exchange(self, ask: Ask, kind: type[Shape], echo: bytes) -> Exchange:
         server = self.server
         number = f"{server.name}-{server.counts['requests']}"
+        server.counts["prefilled_for_others"] += ask.remote_decode
         shape = kind(ask, number, int(server.started))
         job = Job(ask.hashes, ask.prompt_tokens, ask.max_tokens, streams=ask.stream, lora=ask.lora)
         return Exchange(self, shape, job, echo)
+
+    async def _after_stages(self, exchange: Exchange, stages: Stages, request: HttpRequest, delay: float) -> None:
+        """Cancelled if the client leaves."""
+        counts = self.server.counts
+        try:
+            await asyncio.sleep(delay)
+            served = await stages.run(request.path, request.body)
+        except ApiError as error:
+            counts["stage_errors"] += 1
+            self._refuse(error, exchange.echo)
+            self._next()
+            return
+        counts["encoded_elsewhere"] += len(served.encoders)
+        counts["prefilled_elsewhere"] += served.cached_tokens is not None
+        exchange.echo += served.headers()
+        exchange.prefill_cached = served.cached_tokens
+        exchange.job.transferred = served.cached_tokens is not None
+        self._submit_late(exchange)
 
     def _submit_late(self, exchange: Exchange) -> None:
         try:
@@ -244,7 +274,7 @@ class Connection(asyncio.Protocol):
 
     def send_whole(self, exchange: Exchange) -> None:
         """The engine has finished an unstreamed request."""
-        body = exchange.shape.whole(exchange.job.cached_tokens)
+        body = exchange.shape.whole(exchange.cached)
         exchange.sent = exchange.job.generated
         if exchange.cut_after is not None:
             self._cut(200, JSON, body, exchange.echo)
@@ -275,7 +305,7 @@ class Connection(asyncio.Protocol):
         last = exchange.sent == job.max_tokens
         data = shape.token(last=last)
         if last:
-            data += shape.closing(job.cached_tokens)
+            data += shape.closing(exchange.cached)
         out += self._piece(data)
         if last and not self.http10:
             out += sim_http.LAST_CHUNK

@@ -24,6 +24,7 @@ REASONS = {
     431: b"Request Header Fields Too Large",
     500: b"Internal Server Error",
     501: b"Not Implemented",
+    502: b"Bad Gateway",
     503: b"Service Unavailable",
     505: b"HTTP Version Not Supported",
 }

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,6 +27,10 @@ GARBAGE_BYTES = 8192
 VANISH_AFTER_S = 0.01  # time for the answer to the order to leave
 LISTEN_TRIES = 40
 LISTEN_PAUSE_S = 0.05
+COUNTS = (
+    "requests", "scrapes", "refused", "faults",
+    "prefilled_for_others", "prefilled_elsewhere", "encoded_elsewhere", "stage_errors",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +56,8 @@ class Fault:
 class SimServer:
     """One address: an engine, its metrics page, its connections, and at most one fault."""
 
-    def __init__(self, name: str, host: str, port: int, settings: ServerSettings, fleet: Fleet) -> None:
-        self.name, self.host, self.port = name, host, port
+    def __init__(self, name: str, host: str, port: int, settings: ServerSettings, fleet: Fleet, role: str = "") -> None:
+        self.name, self.host, self.port, self.role = name, host, port, role
         self.fleet = fleet
         self.loop = asyncio.get_running_loop()
         self.engine = Engine(settings.engine)
@@ -63,7 +67,7 @@ class SimServer:
         self.fault = Fault()
         self.connections: set[Connection] = set()
         self.label = b"x-sim-server: " + name.encode() + b"\r\n"
-        self.counts = {"requests": 0, "scrapes": 0, "refused": 0, "faults": 0}
+        self.counts = dict.fromkeys(COUNTS, 0)
         self.garbage = random.Random(f"{settings.seed}/{name}").randbytes(GARBAGE_BYTES)
         self._scale = settings.time_scale
         self._exchanges: dict[Job, Exchange] = {}
@@ -196,6 +200,7 @@ class SimServer:
         engine, seen = self.engine, self.engine.seen
         return {
             "server": self.name,
+            "role": self.role,
             "address": f"{self.host}:{self.port}",
             **self.counts,
             "served": seen.served,
@@ -217,9 +222,14 @@ class SimServer:
 class Fleet:
     """All simulated servers of this process."""
 
-    def __init__(self, addresses: list[tuple[str, int]], settings: ServerSettings) -> None:
+    def __init__(
+        self, addresses: list[tuple[str, int]], settings: ServerSettings, roles: Sequence[str] = ("",)
+    ) -> None:
+        """`roles`: one for all, or one each."""
+        every = list(roles) * len(addresses) if len(roles) == 1 else roles
         self.servers = [
-            SimServer(f"sim-{index}", host, port, settings, self) for index, (host, port) in enumerate(addresses)
+            SimServer(f"sim-{index}", host, port, settings, self, role)
+            for index, ((host, port), role) in enumerate(zip(addresses, every, strict=True))
         ]
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -248,8 +258,9 @@ class Fleet:
                 return server
         raise BadFault(f"there is no server {wanted!r}; names are sim-0 to sim-{len(self.servers) - 1}")
 
-    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run a coroutine and hold on to it until it ends."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task

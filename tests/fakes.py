@@ -1,14 +1,16 @@
 """Stand-ins for what `workers` hands to `epp`: endpoints, snapshots, services, pools."""
 
 import random
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from epp.candidates import Candidates, Endpoint, Roster, Snapshot
 from epp.errors import ProducerFailed
 from epp.metrics import Metric
-from epp.plugin import Hashes, Plugin
+from epp.plugin import Hashes, HttpAnswer, Plugin, Profile
 from epp.request import Prompt, Request, Subset
 
 
@@ -37,13 +39,14 @@ def snapshot(
     down: Sequence[bool] | None = None,
     inflight_at_scrape: Sequence[float] | None = None,
     names: Mapping[str, Sequence[frozenset[str]]] | None = None,
+    labels: Sequence[Mapping[str, str]] = (),
 ) -> Snapshot:
     """A snapshot of as many endpoints as the columns are long; all fresh unless said otherwise."""
     columns = {name: np.array(column, dtype=np.float64) for name, column in (values or {}).items()}
     size = count if count is not None else len(next(iter(columns.values())))
     mask = lambda given, default: np.array(given if given is not None else [default] * size, dtype=bool)  # noqa: E731 - three uses
     return Snapshot(
-        Roster(endpoints(size)),
+        Roster(endpoints(size, labels)),
         columns,
         fresh=mask(fresh, True),
         known=mask(known, True),
@@ -56,14 +59,17 @@ def snapshot(
 
 
 def candidates(
-    values: Mapping[str, Sequence[float]] | None = None, *, inflight: Sequence[float] | None = None, **more: object
+    values: Mapping[str, Sequence[float]] | None = None,
+    *,
+    inflight: Sequence[float] | None = None,
+    tokens: Sequence[float] | None = None,
+    **more: object,
 ) -> Candidates:
     """Candidates over `snapshot(values, **more)`."""
     made = snapshot(values, **more)  # type: ignore[arg-type]
-    size = len(made.endpoints)
-    return Candidates(
-        made, np.array(inflight if inflight is not None else [0.0] * size, dtype=np.float64), np.zeros(size)
-    )
+    none = [0.0] * len(made.endpoints)
+    requests, load = (given if given is not None else none for given in (inflight, tokens))
+    return Candidates(made, np.array(requests, dtype=np.float64), np.array(load, dtype=np.float64))
 
 
 def request(prompt: bytes = b"", **fields: object) -> Request:
@@ -91,8 +97,106 @@ class Observed:
         self.values.append(value)
 
 
+class Counted:
+    """A counter's handle that keeps what it was given: labels -> n."""
+
+    def __init__(self) -> None:
+        self.values: Counter[tuple[str, ...]] = Counter()
+
+    def add(self, *labels: str, n: int = 1) -> None:
+        self.values[labels] += n
+
+
+class FakeWaiting:
+    """`epp.plugin.Waiting` without an event loop: whoever holds it says when it is done."""
+
+    def __init__(self, what: str = "") -> None:
+        self.what = what
+        self.done = False
+        self.left = False  # all who waited have
+        self._result: Any = None
+        self._problem: BaseException | None = None
+        self._calls: list[Callable[[Any], object]] = []
+        self._waiters = 0
+
+    def finish(self, result: Any = None, problem: BaseException | None = None) -> None:
+        assert not self.done, f"{self.what} is done"
+        self.done, self._result, self._problem = True, result, problem
+        calls, self._calls = self._calls, []
+        for call in calls:
+            call(self)
+
+    def add_done_callback(self, call: Callable[[Any], object], /) -> None:
+        if self.done:
+            call(self)
+        else:
+            self._calls.append(call)
+
+    def leave(self) -> None:
+        self.left = True
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        self._waiters += 1
+        try:
+            if not self.done:
+                yield self
+        finally:
+            self._waiters -= 1
+            if not self.done and not self._waiters:
+                self.leave()
+        if self._problem is not None:
+            raise self._problem
+        return self._result
+
+
+class FakeWork(FakeWaiting):
+    """A coroutine that runs at once, as far as it can."""
+
+    def __init__(self, work: Coroutine[Any, Any, Any], timeout_s: float) -> None:
+        super().__init__(work.__qualname__)
+        self.timeout_s = timeout_s
+        self._work = work
+        self._step(None)
+
+    def _step(self, _done: object) -> None:
+        if self.done or self.left:
+            return
+        try:
+            waiting = self._work.send(None)
+        except StopIteration as stop:
+            self.finish(stop.value)
+        except Exception as problem:
+            self.finish(problem=problem)
+        else:
+            waiting.add_done_callback(self._step)
+
+    def expire(self) -> None:
+        """It takes too long."""
+        self._work.close()
+        self.finish(problem=TimeoutError(f"{self.what}: not done within {self.timeout_s:g} s"))
+
+    def leave(self) -> None:
+        super().leave()
+        self._work.close()
+
+
+class FakeCall(FakeWaiting):
+    """One request of `FakeServices.http`."""
+
+    def __init__(self, method: str, url: str, headers: Mapping[str, str], body: bytes, timeout_s: float) -> None:
+        super().__init__(f"{method} {url}")
+        self.method, self.url, self.headers, self.body, self.timeout_s = method, url, headers, body, timeout_s
+
+    def answer(self, body: bytes, status: int = 200, seconds: float = 0.0) -> None:
+        self.finish(HttpAnswer(status, {}, body, seconds))
+
+
 class FakeServices:
-    """`epp.plugin.Services` with an index that is a dict and a load that is a counter."""
+    """`epp.plugin.Services` with an index that is a dict and a load that is a counter.
+
+    Work runs at once, as far as it can. Requests over HTTP stand in `asked` until the test answers, or `server` does; pauses stand in
+    `pauses` until the test ends them.
+    """
 
     def __init__(self, seed: int = 1) -> None:
         self.rng = random.Random(seed)
@@ -102,6 +206,14 @@ class FakeServices:
         self.tokens: dict[int, int] = {}
         self.held: dict[int, set[int]] = {}
         self.measured: dict[str, Observed] = {}
+        self.counted: dict[str, Counted] = {}
+        self.warned: list[str] = []
+        self.periodic: list[tuple[float, Callable[[], object]]] = []
+        self.environment: dict[str, str] = {}
+        self.works: list[FakeWork] = []
+        self.pauses: list[tuple[float, FakeWaiting]] = []
+        self.asked: list[FakeCall] = []
+        self.server: Callable[[FakeCall], object] | None = None
 
     def add_tokens(self, endpoint: Endpoint, tokens: int) -> None:
         self.tokens[endpoint.slot] = self.tokens.get(endpoint.slot, 0) + tokens
@@ -120,6 +232,34 @@ class FakeServices:
     def measure(self, plugin: Plugin, metric: Metric) -> Observed:
         return self.measured.setdefault(metric.name, Observed())
 
+    def count(self, plugin: Plugin, metric: Metric) -> Counted:
+        return self.counted.setdefault(metric.name, Counted())
+
+    def warn(self, plugin: Plugin, text: str) -> None:
+        self.warned.append(text)
+
+    def every(self, seconds: float, act: Callable[[], object]) -> None:
+        self.periodic.append((seconds, act))
+
+    def after(self, seconds: float) -> FakeWaiting:
+        pause = FakeWaiting(f"pause of {seconds:g} s")
+        self.pauses.append((seconds, pause))
+        return pause
+
+    def spawn(self, work: Coroutine[Any, Any, Any], timeout_s: float) -> FakeWork:
+        begun = FakeWork(work, timeout_s)
+        self.works.append(begun)
+        return begun
+
+    def http(
+        self, method: str, url: str, headers: Mapping[str, str] | None = None, body: bytes = b"", *, timeout_s: float
+    ) -> FakeCall:
+        call = FakeCall(method, url, headers or {}, body, timeout_s)
+        self.asked.append(call)
+        if self.server is not None:
+            self.server(call)
+        return call
+
 
 class FakePool:
     """`epp.decide.Pool` over fixed candidates."""
@@ -127,6 +267,7 @@ class FakePool:
     def __init__(self, fixed: Candidates) -> None:
         self.fixed = fixed
         self.failures: list[ProducerFailed] = []
+        self.shadow_failures: list[Exception] = []
 
     def candidates(self, subset: Subset | None) -> Candidates:
         if subset is None:
@@ -135,6 +276,12 @@ class FakePool:
         return self.fixed.keep(
             np.array([e.address in allowed or e.host in allowed for e in self.fixed.endpoints], dtype=bool)
         )
+
+    def reloaded(self, candidates: Candidates) -> Candidates:
+        return self.fixed if candidates.rows is None else candidates
+
+    def shadow_failed(self, profile: Profile, problem: Exception) -> None:
+        self.shadow_failures.append(problem)
 
     def producer_failed(self, failure: ProducerFailed) -> None:
         self.failures.append(failure)

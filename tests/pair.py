@@ -4,13 +4,29 @@ import random
 from collections.abc import Mapping
 from typing import Any
 
-from epp.metrics import WORKER_COUNTERS, WORKER_GAUGES, WORKER_HISTOGRAMS
+from epp.metrics import (
+    ATTEMPTS,
+    ERROR,
+    REQUEST,
+    STREAM_COUNTERS,
+    STREAM_DURATION,
+    STREAMS_INFLIGHT,
+    WORKER_COUNTERS,
+    WORKER_GAUGES,
+    WORKER_HISTOGRAMS,
+    Group,
+)
 from epp.pipeline import Pipeline
 from epp.protocol.codec import SUBSET_KEY, SUBSET_NAMESPACE
 from epp.protocol.proto import ext_proc_pb2 as pb
 from shm.lanes import Lane, Lanes, LaneSchema
 from shm.segment import Region
+from shm.series import SeriesReader, SeriesWriter
+from workers.decisions import Recent
+from workers.instance import series_schema_of
+from workers.request_metrics import RequestMetrics
 from workers.server import PATH, App
+from workers.transport.interface import Clock
 
 Response = pb.ProcessingResponse
 
@@ -38,9 +54,9 @@ def lanes(slots: int = 16, workers: int = 1) -> Lanes:
     """Lanes as a worker has them, in plain memory; all workers serve."""
     schema = LaneSchema(
         slots,
-        tuple(m.name for m in WORKER_GAUGES),
-        tuple(m.name for m in WORKER_COUNTERS),
-        tuple((m.name, m.buckets) for m in WORKER_HISTOGRAMS),
+        tuple(m.name for m in (*WORKER_GAUGES, STREAMS_INFLIGHT)),
+        (*(m.name for m in WORKER_COUNTERS), *STREAM_COUNTERS),
+        tuple((m.name, m.buckets) for m in (*WORKER_HISTOGRAMS, STREAM_DURATION)),
         lanes=workers + 1,
     )
     made = Lanes(schema, Region(memoryview(bytearray(schema.bytes))))
@@ -49,23 +65,53 @@ def lanes(slots: int = 16, workers: int = 1) -> Lanes:
     return made
 
 
+class Series:
+    """The labelled metrics of one worker, in plain memory."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._schemas = {group.name: series_schema_of(group, lanes=1) for group in (REQUEST, ERROR, ATTEMPTS)}
+        self._regions = {n: Region(memoryview(bytearray(s.bytes))) for n, s in self._schemas.items()}
+        self.metrics = RequestMetrics(clock, *(self._writer(group) for group in (REQUEST, ERROR, ATTEMPTS)))
+
+    def _writer(self, group: Group) -> SeriesWriter:
+        schema = self._schemas[group.name]
+        return SeriesWriter(schema, schema.lane(self._regions[group.name], 0))
+
+    def rows(self, group: Group) -> Any:
+        """Label tuple -> values, as a scrape would find them."""
+        return SeriesReader(self._schemas[group.name], self._regions[group.name], serving=lambda _: True).rows()
+
+
 class Pair:
     """One App and any number of streams over it."""
 
     def __init__(self, pipeline: Pipeline, pool: Any, *, body_bytes_max: int = 1 << 20) -> None:
         self.lanes = lanes()
         self.lane: Lane = self.lanes.lane(1)
+        self.clock = Clock(100.0)
+        self.series = Series(self.clock)
         self.faults: list[BaseException] = []
-        self.time = 100.0
+        self.recent = Recent(pipeline, 0, lambda: self.clock.now)
         self.app = App(
             pipeline,
             pool,
             self.lane,
+            self.series.metrics,
             body_bytes_max=body_bytes_max,
-            now=lambda: self.time,
+            clock=self.clock,
+            now=lambda: self.clock.now,
             rng=random.Random(1),
             on_fault=self.faults.append,
+            recent=self.recent,
         )
+
+    @property
+    def time(self) -> float:
+        return self.clock.now
+
+    @time.setter
+    def time(self, now: float) -> None:
+        self.clock.now = now
 
     def open(self) -> "Envoy":
         stream = FakeStream()

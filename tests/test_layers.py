@@ -41,15 +41,27 @@ BANNED = {
 }
 ROWS = (
     {"errors", "data", "metrics", "findings", "quantities"},  # words
-    {"request", "candidates", "decision"},  # values
+    {"request", "candidates", "decision", "latency", "multimodal", "tokens"},  # values
     {"plugin"},  # extension points
     {"protocol", "flow", "prefix"},  # machines
     {"plugins"},  # leaves
-    {"pipeline", "instrument"},  # compiled form
-    {"decide"},  # the hot path
-    {"config", "registry", "contracts", "assembly", "document", "stock", "parameters", "yaml_nodes"},  # start-up only
+    {"pipeline", "instrument", "guard"},  # compiled form
+    {"decide", "paths"},  # the hot path
+    {"explain"},  # what it came to
+    {
+        "config",
+        "registry",
+        "contracts",
+        "assembly",
+        "document",
+        "stock",
+        "parameters",
+        "yaml_nodes",
+        "advice",
+        "schema",
+    },  # start-up only
 )
-MACHINES, LEAVES, START_UP = 3, 4, 7
+MACHINES, LEAVES, START_UP = 3, 4, 8
 FORKERS = ("workers.parent", "workers.fork", "workers.restart")
 NOT_BEFORE_A_FORK = {"asyncio", "uvloop", "grpc", "threading", "multiprocessing", "concurrent", "aiohttp"}
 
@@ -124,8 +136,9 @@ def row_violation(module: str, target: str) -> str | None:
         return f"{target} stands above {module}: move what both need into a row below"
     if here == there == MACHINES and folder[0] != other[0]:
         return f"epp.{folder[0]} and epp.{other[0]} are siblings: hand the value over in a plugin or in `decide`"
-    if here == there == LEAVES and (folder != other or target.count(".") > 2):
-        return f"plugins never import each other ({target}): share by a Column or a Datum, or in the folder's __init__"
+    shared = target.count(".") == 2 or target.rpartition(".")[2].startswith("_")
+    if here == there == LEAVES and (folder != other or not shared):
+        return f"plugins never import each other ({target}): share by a Column or a Datum, or in the folder's __init__ or _module"
     if there == LEAVES and here not in (LEAVES, START_UP):
         return f"{module} names a plugin ({target}): take it from the pipeline"
     return None

@@ -2,6 +2,7 @@
 
     discovery ─ apply ─▶ slots and index owners claimed, released      endpoints document
     scraper ─ scraped, failed, sweep ─▶ rows                           names document
+    what changes ─▶ EndpointLog
 
 - An endpoint keeps its slot and owner as long as its identity and address stay. A new address
   behind an old name is another server: it gets a slot and an owner of its own.
@@ -9,6 +10,7 @@
 - A successor finds its predecessor's endpoints in the documents and goes on with their slots; what
   discovery does not name again is let go once discovery is complete.
 - With a full table an endpoint waits, named in a report, until a slot is free.
+- An endpoint that left with requests in flight is watched until they have ended, to say so.
 
 What this does not do: find endpoints, or decide what stale means (`scrape.Freshness` does).
 """
@@ -24,10 +26,12 @@ from shm.prefix_index import OwnersExhausted
 from shm.table import DOWN, Handle, State, TableCopy, TableWriter
 from workers.discovery import EndpointSpec, diff
 from workers.documents import ENDPOINTS, NAMES, EndpointRecord, NamesRecord, encode
-from workers.scrape import Freshness, Health, PageReader, Scraper, Target
+from workers.endpoint_log import Change, Condition, EndpointLog, Kind, shown
+from workers.scrape import Failure, Freshness, Health, PageReader, Scraper, Target
 
 NAMES_EVERY_S = 0.05
 RETRY_EVERY_S = 1.0
+DRAINED_EVERY_S = 0.25
 REPORT_EVERY_S = 60.0
 REPORTED_MAX = 8
 
@@ -51,15 +55,25 @@ class Extractions(Protocol):
 class Member:
     """An endpoint that has a slot."""
 
-    __slots__ = ("handle", "health", "names", "owner", "spec", "target")
+    __slots__ = ("cause", "condition", "failures", "handle", "health", "names", "owner", "since", "spec", "target")
 
     def __init__(self, spec: EndpointSpec, handle: Handle, owner: int) -> None:
         self.spec = spec
         self.handle = handle
         self.owner = owner
         self.names: Mapping[str, frozenset[str]] = {}
+        self.condition = Condition.UNKNOWN
+        self.since: float | None = None  # its condition began when a predecessor watched
+        self.failures = 0  # scrapes since the last good one
+        self.cause = ""  # of the last failed scrape
         self.health: Health
         self.target: Target
+
+    def change(self, now: float, *, in_flight: int = 0) -> Change:
+        """What ends now."""
+        lasted_s = None if self.since is None else max(now - self.since, 0.0)
+        cause = self.cause if self.failures else ""
+        return Change(*shown(self.spec), self.condition, lasted_s, cause, in_flight)
 
 
 class EndpointTable:
@@ -77,6 +91,7 @@ class EndpointTable:
         wanted: Sequence[Column[Any]],
         fresh_for_s: float,
         report: Callable[[str], None],
+        log: EndpointLog,
     ) -> None:
         numeric = tuple(column.name for column in wanted if column.type is not frozenset)
         assert numeric == table.schema.columns, (numeric, table.schema.columns)
@@ -84,18 +99,20 @@ class EndpointTable:
         self._table = table
         self._documents = documents
         self._owners = owners
-        self._may_reuse: Callable[[int], bool] = lambda slot: slot_inflight(slot) == 0
+        self._slot_inflight = slot_inflight
         self._extractor = extractor
         self._wanted = tuple(wanted)
         self._report = report
+        self._log = log
         self._members: dict[tuple[str, str], Member] = {}
         self._inherited: dict[Address, tuple[EndpointRecord, State, bool]] = {}
         self._waiting: dict[tuple[str, str], EndpointSpec] = {}
+        self._draining: dict[int, tuple[Change, float]] = {}  # by slot: who left it with requests in flight, and when
         self._freshness: Freshness[Member] = Freshness(fresh_for_s)
         self._scraper: Scraper
         self._now = 0.0
         self._full = ""
-        self._retry_at = self._report_at = self._names_at = 0.0
+        self._retry_at = self._report_at = self._names_at = self._drained_at = 0.0
         self._names_moved = self._endpoints_moved = self._flush_due = False
 
     def __len__(self) -> int:
@@ -150,6 +167,8 @@ class EndpointTable:
         """A page was taken: the row gets all its values at once."""
         assert isinstance(tag, Member)
         self._freshness.good(tag, now)
+        if tag.condition is not Condition.FRESH or tag.failures:
+            self._good_again(tag, now)
         self._table.write(
             tag.handle,
             state=State.FRESH,
@@ -165,12 +184,23 @@ class EndpointTable:
         if not self._flush_due:
             self._moved()
 
-    def failed(self, tag: object, cause: str, refused: bool, now: float) -> None:
+    def failed(self, tag: object, failure: Failure, now: float) -> None:
         """A scrape brought nothing: the row's values stay."""
         assert isinstance(tag, Member)
-        if self._freshness.failed(tag, refused=refused):
+        tag.failures += 1
+        tag.cause = failure.cause
+        if self._freshness.failed(tag, refused=failure.refused):
             self._table.mark(tag.handle, flags=DOWN)
             self._moved()
+            self._became(Condition.DOWN, tag, now)
+        if self._log.debug:
+            self._log.scrape_failed(
+                *shown(tag.spec),
+                failure.cause,
+                failure.text,
+                failures=tag.failures,
+                next_try_s=0.0 if failure.again else self._scraper.next_try_s(tag.target, now),
+            )
 
     def sweep(self, now: float) -> None:
         """What time alone changes: freshness, the names document, room for those that wait."""
@@ -178,6 +208,8 @@ class EndpointTable:
         for member in self._freshness.newly_stale(now):
             self._table.mark(member.handle, state=State.STALE)
             self._moved()
+            if not member.health.down:
+                self._became(Condition.STALE, member, now)
         if self._names_moved and now >= self._names_at:
             self._names_at = now + NAMES_EVERY_S
             self._names_moved = False
@@ -187,6 +219,11 @@ class EndpointTable:
             if self._admit():
                 self._moved(endpoints=True)
             self._retry_at = now + RETRY_EVERY_S
+        if self._draining and now >= self._drained_at:
+            self._drained_at = now + DRAINED_EVERY_S
+            for slot in [slot for slot in self._draining if not self._slot_inflight(slot)]:
+                self._drained(slot)
+        self._log.flush(now)
 
     def counts(self) -> dict[State, int]:
         """How many endpoints are in which state."""
@@ -198,6 +235,11 @@ class EndpointTable:
     def down(self) -> int:
         """How many endpoints refuse connections."""
         return sum(member.health.down for member in self._members.values())
+
+    def scrape_seconds(self) -> dict[str, float]:
+        """By endpoint's name, how long its last scrape took, whether it brought a page or not; none before the first."""
+        members = self._members.values()
+        return {member.spec.name: member.target.seconds for member in members if member.target.seconds >= 0.0}
 
     def _admit(self) -> bool:
         """Give slots to those that wait; True when one got its slot."""
@@ -224,6 +266,8 @@ class EndpointTable:
         member = Member(spec, Handle(record.slot, record.generation), record.owner)
         scraped = state in (State.FRESH, State.STALE)
         member.health = self._freshness.adopt(member, scraped=scraped, down=down, now=self._now)
+        member.condition = Condition.DOWN if down else Condition.FRESH if scraped else Condition.UNKNOWN
+        self._log.tell(Kind.TAKEN_OVER, Change(*shown(spec), member.condition))
         return member
 
     def _claimed(self, spec: EndpointSpec) -> Member | None:
@@ -236,13 +280,16 @@ class EndpointTable:
         except OwnersExhausted as failure:
             self._full = str(failure)
             return None
-        handle = self._table.claim(owner, self._may_reuse)
+        handle = self._table.claim(owner, lambda slot: self._slot_inflight(slot) == 0)
         if handle is None:
             self._owners.retire(owner)
             self._full = "every free slot still has requests in flight; it is taken when they end"
             return None
         member = Member(spec, handle, owner)
         member.health = self._freshness.add(member)
+        member.since = self._now
+        self._drained(handle.slot)
+        self._log.tell(Kind.APPEARED, Change(*shown(spec)))
         return member
 
     def _change(self, member: Member, spec: EndpointSpec) -> None:
@@ -257,14 +304,36 @@ class EndpointTable:
         del self._members[member.spec.identity]
         self._table.release(member.handle)
         self._owners.retire(member.owner)
+        change = member.change(self._now, in_flight=self._slot_inflight(member.handle.slot))
+        self._log.tell(Kind.LEFT, change)
+        if change.in_flight:
+            self._draining[member.handle.slot] = change, self._now
 
     def _let_go(self) -> None:
         """Discovery is complete: what only the predecessor knew has left."""
         for record, _, _ in self._inherited.values():
             self._table.release(Handle(record.slot, record.generation))
             self._owners.retire(record.owner)
+            self._log.tell(Kind.LEFT, Change(*shown(record)))
         self._inherited.clear()
         self._admit()
+
+    def _good_again(self, member: Member, now: float) -> None:
+        if member.condition is not Condition.FRESH:
+            self._became(Condition.FRESH, member, now)
+        member.failures = 0
+
+    def _became(self, condition: Condition, member: Member, now: float) -> None:
+        kind = Kind.UP if member.condition is Condition.DOWN else Kind(condition.value)
+        self._log.tell(kind, member.change(now))
+        member.condition, member.since = condition, now
+
+    def _drained(self, slot: int) -> None:
+        """The last request to whom left has ended, if somebody did."""
+        left = self._draining.pop(slot, None)
+        if left is not None:
+            change, since = left
+            self._log.tell(Kind.DRAINED, Change(change.endpoint, change.address, lasted_s=self._now - since))
 
     def _scrape_of(self, spec: EndpointSpec) -> tuple[tuple[str, int], PageReader]:
         address = (spec.metrics_host or spec.host, spec.metrics_port or spec.port)

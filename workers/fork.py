@@ -5,7 +5,8 @@ held stays locked for ever in the child. The child starts from known ground: sig
 random numbers, only the descriptors that are its own, and it leaves by `os._exit`, never through the parent's stack.
 
 SIGINT and SIGTERM are ignored until the child sets its own handlers: a terminal or a process manager sends them to the whole
-group, and who ends when is the parent's decision. SIGABRT prints the stacks of all threads, then ends the child.
+group, and who ends when is the parent's decision, as is what SIGTTIN and SIGTTOU change. SIGABRT prints the stacks of all
+threads, then ends the child.
 """
 
 import contextlib
@@ -22,7 +23,7 @@ from typing import NoReturn
 from workers.exit_codes import ExitCode
 
 COMM_BYTES_MAX = 15
-_IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE)
+_IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE, signal.SIGTTIN, signal.SIGTTOU)
 _DEFAULT = (signal.SIGCHLD, signal.SIGUSR1, signal.SIGUSR2)
 
 

@@ -1,8 +1,11 @@
-"""gRPC health (`grpc.health.v1.Health`), plaintext, as unary methods on the native engine.
+"""gRPC health (`grpc.health.v1.Health`) as unary methods on the native engine.
 
     service                                                    SERVING while
     "", readiness, envoy.service.ext_proc.v3.ExternalProcessor `ready()`: endpoints are known, a worker serves, nobody stops us
-    liveness, any other name                                   the supervisor answers; endpoints play no part
+    liveness, any other name                                   somebody answers; endpoints play no part
+
+The supervisor serves it on a port of its own, in plaintext. With `--health-checking` each worker also serves it beside its
+ext_proc streams, with their TLS; there a worker speaks for itself, and goes on while the supervisor is being replaced.
 
 Check and List answer; Watch and everything else is UNIMPLEMENTED. The two messages are small enough to be read and written by
 hand: a request is one string, an answer one enum.
@@ -12,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from epp.protocol.codec import field
-from workers.transport.interface import Handler, Stream
+from workers.transport.interface import Application, Handler, Metadata, Stream
 
 CHECK: Final = "/grpc.health.v1.Health/Check"
 LIST: Final = "/grpc.health.v1.Health/List"
@@ -48,6 +51,17 @@ class Health:
 
     def _status(self, service: str) -> bytes:
         return NOT_SERVING if service in READINESS and not self._ready() else SERVING
+
+
+def beside(application: Application, ready: Callable[[], bool]) -> Application:
+    """The application, and health for the paths that it does not know."""
+    health = Health(ready)
+
+    def open_either(path: str, metadata: Metadata, stream: Stream) -> Handler | None:
+        handler = application(path, metadata, stream)
+        return health.open(path, metadata, stream) if handler is None else handler
+
+    return open_either
 
 
 class _Unary:

@@ -1,10 +1,10 @@
 """An instance: everything that outlives a child, made by the parent before the first fork.
 
     shared memory   table and documents | lanes | prefix index        named segments, recorded before they are created
-    sockets         ext_proc (all workers accept from it) | health, metrics (the supervisor's)
+    sockets         ext_proc (all workers accept from it, or each binds its port beside it: `hold`) | health, metrics (the supervisor's)
     pipes           bus: one per worker | life: EOF = the parent is gone | family: EOF = parent and workers are gone
                     reports: children -> parent | one eventfd per worker
-    words           stopping (the parent's; in memory that children inherit)
+    words           stopping, hurry (the parent's; in memory that children inherit)
 
 Children inherit it all by the fork; nothing is passed by name. Who may hold which end is said by `not_for_worker` and
 `not_for_supervisor`, and `fork` closes the rest.
@@ -18,45 +18,58 @@ import fcntl
 import hashlib
 import mmap
 import os
+import resource
 import socket
-import ssl
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 import structlog
 
+from epp import guard
 from epp.data import COUNTED
-from epp.metrics import SUPERVISOR_COUNTERS, WORKER_COUNTERS, WORKER_GAUGES, WORKER_HISTOGRAMS, Metric
+from epp.metrics import (
+    GROUPS,
+    PLUGIN_DURATION,
+    STREAM_COUNTERS,
+    STREAM_DURATION,
+    STREAMS_INFLIGHT,
+    SUPERVISOR_COUNTERS,
+    WORKER_COUNTERS,
+    WORKER_GAUGES,
+    WORKER_HISTOGRAMS,
+    Group,
+    LabelCaps,
+    Metric,
+    counter_groups,
+)
 from epp.pipeline import Pipeline
 from epp.plugins.extractors.metrics_source import MetricsDataSource
 from shm.documents import DocumentSchema
 from shm.lanes import Lanes, LaneSchema
-from shm.layout import Plan
+from shm.layout import Plan, Schema
 from shm.prefix_index import IndexSchema
-from shm.segment import InstanceLock, Segment, sweep
+from shm.segment import InstanceLock, Region, Segment, sweep
+from shm.series import SeriesReader, SeriesSchema, SeriesWriter
 from shm.table import TableSchema
+from workers import decisions
 
 if TYPE_CHECKING:
+    import ssl
+
+    from workers.certificates import Certificates
     from workers.cli.options import Options
 
 DOCUMENT_BYTES_PER_ENDPOINT = 1024
 BACKLOG = 1024
+DESCRIPTORS_PER_WORKER = 3  # both ends of its bus pipe, and its eventfd
+DESCRIPTORS_OTHER = 32  # sockets, other pipes, an event loop's, and some for what connects first
 PIPE_BYTES = 1 << 20
 PIPE_BYTES_MIN = 1 << 16
 REPORT_BYTES_MAX = 4096
 LOADED = "loaded"  # the supervisor's gauge: 1 once the first endpoints are known
-OWN_GAUGES = (LOADED,)
-CIPHERS = {  # TLS 1.2 suites by their IANA names; those of TLS 1.3 cannot be chosen
-    f"TLS_{exchange}_WITH_{iana}": f"{exchange.replace('_', '-')}-{openssl}"
-    for exchange in ("ECDHE_ECDSA", "ECDHE_RSA")
-    for iana, openssl in (
-        ("AES_128_GCM_SHA256", "AES128-GCM-SHA256"),
-        ("AES_256_GCM_SHA384", "AES256-GCM-SHA384"),
-        ("CHACHA20_POLY1305_SHA256", "CHACHA20-POLY1305"),
-    )
-}
+LEAVING = "leaving"  # a worker's gauge, see `workers.memory.Turn`: it has outgrown its share, or accepts no more
+OWN_GAUGES = (LOADED, LEAVING, *decisions.SCALARS)
 
 log = structlog.get_logger()
 
@@ -66,23 +79,35 @@ class StartError(Exception):
 
 
 class Family(NamedTuple):
-    """One histogram in the lanes; a plugin's carries its labels."""
+    """One histogram in the lanes; a plugin's carries its labels, that of its calls also where it is called."""
 
     metric: Metric
     plugin_name: str = ""
     plugin_type: str = ""
+    extension_point: str = ""
 
     @property
     def key(self) -> str:
-        return f"{self.metric.name}@{self.plugin_name}" if self.plugin_name else self.metric.name
+        return "@".join(part for part in (self.metric.name, self.extension_point, self.plugin_name) if part)
+
+    @property
+    def labels(self) -> dict[str, str]:
+        if self.extension_point:
+            return {
+                "extension_point": self.extension_point,
+                "plugin_type": self.plugin_type,
+                "plugin_name": self.plugin_name,
+            }
+        return {"plugin_name": self.plugin_name, "plugin_type": self.plugin_type} if self.plugin_name else {}
 
 
 class Report(msgspec.Struct, array_like=True, frozen=True):
-    """What a child tells the parent; `text` says why it cannot start, empty = it is ready."""
+    """What a child tells the parent: why it cannot start (`text`), that it has begun to leave, or else that it is ready."""
 
     seat: int
     pid: int
     text: str = ""
+    leaving: bool = False
 
 
 class Pipe(NamedTuple):
@@ -96,9 +121,10 @@ class Instance:
     """What all processes of one picker share. Attributes are set once, before the first fork."""
 
     __slots__ = (
-        "_page", "bus", "config", "document_schema", "documents", "families", "family", "health_listener", "index", "index_schema",
-        "lanes", "life", "listener", "lock", "measures", "metrics_listener", "options", "parent_pid", "prefix_seed", "reports",
-        "scrape_interval_s", "segments", "ssl_context", "table", "table_schema", "wakeups",
+        "_page", "bus", "certificates", "config", "counter_groups", "decision_schema", "decisions", "document_schema",
+        "documents", "families", "family", "health_listener", "index", "index_schema", "lanes", "life", "listener",
+        "lock", "measures", "metrics_certificates", "metrics_listener", "options", "parent_pid", "prefix_seed",
+        "reports", "scrape_interval_s", "segments", "series", "table", "table_schema", "timers", "wakeups",
     )  # fmt: skip
 
     def __init__(self, options: "Options", config: Any) -> None:
@@ -114,6 +140,7 @@ class Instance:
     def create(cls, options: "Options", config: Any) -> "Instance":
         """Everything, or an error and nothing left behind. Raises StartError, SegmentError, OSError."""
         instance = cls(options, config)
+        enough_descriptors(instance.workers_max)
         instance._become()
         try:
             instance._bind()
@@ -126,13 +153,19 @@ class Instance:
         return instance
 
     @property
-    def workers(self) -> int:
-        return self.options.workers
+    def workers_max(self) -> int:
+        """As many workers there can be; at first `options.workers` of them run."""
+        return self.options.workers_max or 2 * self.options.workers
 
     @property
     def seats(self) -> int:
-        """The supervisor's and the workers'."""
-        return 1 + self.options.workers
+        """The supervisor's and the workers', those included that are empty so far."""
+        return 1 + self.workers_max
+
+    @property
+    def ssl_context(self) -> "ssl.SSLContext | None":
+        """For the ext_proc port; None without TLS."""
+        return self.certificates.context if self.certificates else None
 
     @property
     def life_reader(self) -> int:
@@ -154,6 +187,21 @@ class Instance:
         """Where the supervisor hears it."""
         return [pipe.reader for pipe in self.bus]
 
+    @property
+    def groups(self) -> tuple[Group, ...]:
+        """All tables of labelled metrics: those of requests, and a counter's that plugins declare each."""
+        return (*GROUPS, *self.counter_groups)
+
+    def series_writer(self, group: Group, index: int, caps: LabelCaps | None = None) -> SeriesWriter:
+        """In worker `index`: its series of a group. Groups of one worker share `caps`; `take_over` comes next."""
+        schema, region = self.series[group.name]
+        return SeriesWriter(schema, schema.lane(region, index), fold=(caps or LabelCaps()).fold(group))
+
+    def series_reader(self, group: Group) -> SeriesReader:
+        """All workers' series of a group."""
+        schema, region = self.series[group.name]
+        return SeriesReader(schema, region, serving=lambda index: self.lanes.serving(index + 1))
+
     def not_for_worker(self, index: int) -> list[int]:
         """Descriptors that worker `index` must not hold."""
         others = [pipe.writer for i, pipe in enumerate(self.bus) if i != index]
@@ -168,7 +216,6 @@ class Instance:
             self.reports.reader,
             *self.bus_writers,
             self.listener.fileno(),
-            *self.wakeups,
         ]
 
     def ready(self, seat: int) -> None:
@@ -178,6 +225,10 @@ class Instance:
     def failed(self, seat: int, text: str) -> None:
         """In a child: tell the parent why this seat cannot start, or died."""
         self._report(Report(seat, os.getpid(), text[: REPORT_BYTES_MAX // 8] or "no reason given"))
+
+    def leaving(self, seat: int) -> None:
+        """In a worker: tell the parent that this seat's child has begun to leave by itself."""
+        self._report(Report(seat, os.getpid(), leaving=True))
 
     def received(self) -> list[Report]:
         """In the parent: what children have said since the last call."""
@@ -196,6 +247,15 @@ class Instance:
     def stop(self) -> None:
         """In the parent: no longer ready, for everybody to see."""
         self._page[0] = 1
+
+    @property
+    def hurrying(self) -> bool:
+        """Whether the parent has been told to stop twice."""
+        return self._page[1] != 0
+
+    def hurry(self) -> None:
+        """In the parent: no time to drain, for all workers to see."""
+        self._page[1] = 1
 
     def release_children(self) -> None:
         """In the parent, when all workers are gone: the supervisor sees the end of life and family, and leaves."""
@@ -225,7 +285,8 @@ class Instance:
     def _bind(self) -> None:
         options = self.options
         with contextlib.ExitStack() as held:
-            self.listener = held.enter_context(listen(options.grpc_port, "--grpc-port"))
+            bind = listen if options.transport == "native" else hold
+            self.listener = held.enter_context(bind(options.grpc_port, "--grpc-port"))
             self.health_listener = held.enter_context(listen(options.grpc_health_port, "--grpc-health-port"))
             self.metrics_listener = held.enter_context(listen(options.metrics_port, "--metrics-port"))
             held.pop_all()
@@ -238,25 +299,39 @@ class Instance:
         self.table_schema = TableSchema(columns, options.max_endpoints)
         self.document_schema = DocumentSchema((DOCUMENT_BYTES_PER_ENDPOINT * options.max_endpoints,) * 2)
         self.index_schema = IndexSchema(options.index_entries)
-        self.families = families(pipeline)
-        self.measures = {(f.plugin_name, f.metric.name): i for i, f in enumerate(self.families) if f.plugin_name}
+        self.families = families(pipeline, timed=options.plugin_metrics)
+        members = list(enumerate(self.families))
+        self.measures = {
+            (f.plugin_name, f.metric.name): i for i, f in members if f.plugin_name and not f.extension_point
+        }
+        self.timers = {(f.extension_point, f.plugin_name): i for i, f in members if f.extension_point}
         lane_schema = lane_schema_of(self.families, slots=options.max_endpoints, lanes=self.seats)
         state = self._segment("state", Plan({"table": self.table_schema, "documents": self.document_schema}))
-        lanes = self._segment("lanes", Plan({"lanes": lane_schema}))
+        plugins = pipeline.recipe.plugins
+        self.counter_groups = counter_groups((*(m for p in plugins for m in p.metrics), *guard.declared(plugins)))
+        series = [series_schema_of(group, lanes=self.seats - 1) for group in self.groups]
+        self.decision_schema = decisions.schema(self.seats - 1)
+        parts: dict[str, Schema] = {"lanes": lane_schema, **{schema.name: schema for schema in series}}
+        parts["decisions"] = self.decision_schema
+        lanes = self._segment("lanes", Plan(parts))
         index = self._segment("index", Plan({"index": self.index_schema}))
         self.table, self.documents = (Segment.planned(*state, part) for part in ("table", "documents"))
         self.lanes = Lanes(lane_schema, Segment.planned(*lanes, "lanes"))
+        self.series: dict[str, tuple[SeriesSchema, Region]] = {
+            schema.name: (schema, Segment.planned(*lanes, schema.name)) for schema in series
+        }
+        self.decisions = Segment.planned(*lanes, "decisions")
         self.index = Segment.planned(*index, "index")
 
     def _connect(self) -> None:
         self._page = mmap.mmap(-1, mmap.PAGESIZE)
         self.life, self.family, self.reports = packet_pipe(), packet_pipe(), packet_pipe()
-        self.bus = [packet_pipe(PIPE_BYTES) for _ in range(self.workers)]
-        self.wakeups = [os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC) for _ in range(self.workers)]
+        self.bus = [packet_pipe(PIPE_BYTES) for _ in range(self.workers_max)]
+        self.wakeups = [os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC) for _ in range(self.workers_max)]
 
     def _know_secrets(self) -> None:
         self.prefix_seed = prefix_seed(self.options)
-        self.ssl_context = ssl_context(self.options)
+        self.certificates, self.metrics_certificates = certificates(self.options)
 
     def _segment(self, part: str, plan: Plan) -> tuple[Segment, Plan]:
         name = f"/{self.options.instance}-{os.urandom(6).hex()}-{part}"
@@ -267,16 +342,20 @@ class Instance:
         return segment, plan
 
 
-def families(pipeline: Pipeline) -> tuple[Family, ...]:
-    """All histograms of a lane: the workers' own, and one per plugin instance and metric that its class declares."""
-    own = [Family(metric) for metric in WORKER_HISTOGRAMS]
+def families(pipeline: Pipeline, *, timed: bool = True) -> tuple[Family, ...]:
+    """All histograms of a lane: the workers' own, one per place where a plugin is called, one per metric that a plugin declares."""
+    own = [Family(metric) for metric in (*WORKER_HISTOGRAMS, STREAM_DURATION)]
+    points = pipeline.timed_points() if timed else ()
+    own += [Family(PLUGIN_DURATION, plugin.name, plugin.type_name, point) for point, plugin in points]
     for plugin in pipeline.plugins.values():
         for metric in plugin.metrics:
-            if metric.kind != "histogram":
+            if metric.kind == "gauge" or (metric.kind == "histogram" and metric.labels):
                 raise StartError(
-                    f"plugin '{plugin.name}' declares {metric.name} as {metric.kind}: plugins can have histograms only"
+                    f"plugin '{plugin.name}' declares {metric.name} as {metric.kind} with labels {metric.labels}: "
+                    "plugins can have counters, and histograms without labels"
                 )
-            own.append(Family(metric, plugin.name, plugin.type_name))
+            if metric.kind == "histogram":
+                own.append(Family(metric, plugin.name, plugin.type_name))
     return tuple(own)
 
 
@@ -284,11 +363,35 @@ def lane_schema_of(members: Sequence[Family], *, slots: int, lanes: int) -> Lane
     """What each process says about itself."""
     return LaneSchema(
         slots,
-        (*(metric.name for metric in WORKER_GAUGES), *OWN_GAUGES),
-        tuple(metric.name for metric in (*WORKER_COUNTERS, *SUPERVISOR_COUNTERS)),
+        (*(metric.name for metric in (*WORKER_GAUGES, STREAMS_INFLIGHT)), *OWN_GAUGES),
+        (*(metric.name for metric in (*WORKER_COUNTERS, *SUPERVISOR_COUNTERS)), *STREAM_COUNTERS),
         tuple((family.key, family.metric.buckets) for family in members),
         lanes=lanes,
     )
+
+
+def series_schema_of(group: Group, *, lanes: int) -> SeriesSchema:
+    """What each worker says about requests, by their labels."""
+    return SeriesSchema(
+        group.name,
+        group.labels,
+        tuple(metric.name for metric in group.gauges),
+        tuple(metric.name for metric in group.counters),
+        tuple((histogram.key, histogram.metric.buckets) for histogram in group.histograms),
+        blocks=group.blocks,
+        lanes=lanes,
+    )
+
+
+def enough_descriptors(workers_max: int) -> None:
+    """Raises StartError if this process may not open what it needs before the first connection."""
+    allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = DESCRIPTORS_PER_WORKER * workers_max + DESCRIPTORS_OTHER
+    if allowed != resource.RLIM_INFINITY and allowed < needed:
+        raise StartError(
+            f"this process may have {allowed} open files, and a picker of up to {workers_max} workers needs {needed}, "
+            "and one more for each connection: raise the limit (`ulimit -n`, or LimitNOFILE=), or set a lower --workers-max"
+        )
 
 
 def packet_pipe(size: int = 0) -> Pipe:
@@ -305,25 +408,41 @@ def packet_pipe(size: int = 0) -> Pipe:
 
 def listen(port: int, flag: str) -> socket.socket:
     """A listening socket for all addresses of this machine. Never shared: a second picker on the port is refused."""
+    return _anywhere(port, flag, listening=True)
+
+
+def hold(port: int, flag: str) -> socket.socket:
+    """A socket that keeps a port for children who listen there for themselves, with SO_REUSEPORT.
+
+    It is bound as one that shares with nobody, so a port in use is refused, and made sharable only then: from there on
+    sockets of this user that say so too may have the port, and nobody else, whether a child listens or not."""
+    held = _anywhere(port, flag, listening=False)
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
+    return held
+
+
+def _anywhere(port: int, flag: str, *, listening: bool) -> socket.socket:
     try:
-        return _listening(socket.AF_INET6, "::", port)
+        return _bound(socket.AF_INET6, "::", port, listening)
     except OSError as refused:
         if refused.errno in (errno.EADDRINUSE, errno.EACCES):
             raise StartError(_not_bound(port, flag, refused)) from refused
     try:
-        return _listening(socket.AF_INET, "0.0.0.0", port)  # a machine without IPv6
+        return _bound(socket.AF_INET, "0.0.0.0", port, listening)  # a machine without IPv6
     except OSError as refused:
         raise StartError(_not_bound(port, flag, refused)) from refused
 
 
-def _listening(family: int, address: str, port: int) -> socket.socket:
+def _bound(family: int, address: str, port: int, listening: bool) -> socket.socket:
     made = socket.socket(family, socket.SOCK_STREAM)
     try:
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # past connections in TIME_WAIT do not hold the port
         if family == socket.AF_INET6:
             made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         made.bind((address, port))
-        made.listen(BACKLOG)
+        if listening:
+            made.listen(BACKLOG)
         made.setblocking(False)
     except OSError:
         made.close()
@@ -360,20 +479,14 @@ def prefix_seed(options: "Options") -> int:
     return int.from_bytes(hashlib.blake2b(secret, digest_size=8).digest(), "little")
 
 
-def ssl_context(options: "Options") -> ssl.SSLContext | None:
-    """For the ext_proc port; None without TLS."""
-    if not options.secure_serving:
-        return None
-    from workers.transport import tls  # not needed, and not small, without TLS
+def certificates(options: "Options") -> tuple["Certificates | None", "Certificates | None"]:
+    """Of the ext_proc and of the metrics port; None without TLS."""
+    if not (options.secure_serving or options.metrics_cert_dir):
+        return None, None
+    from workers.certificates import of_ext_proc, of_metrics  # not needed, and not small, without TLS
+    from workers.transport.tls import TlsError
 
-    unknown = [name for name in options.tls_cipher_suites if name not in CIPHERS]
-    if unknown:
-        raise StartError(f"--tls-cipher-suites: {', '.join(unknown)} unknown; known are {', '.join(CIPHERS)}")
     try:
-        return tls.server_context(
-            Path(options.cert_path) if options.cert_path else None,
-            "1.3" if options.tls_min_version == "VersionTLS13" else "1.2",
-            ":".join(CIPHERS[name] for name in options.tls_cipher_suites) or None,
-        )
-    except tls.TlsError as refused:
-        raise StartError(f"--cert-path: {refused}" if options.cert_path else str(refused)) from refused
+        return of_ext_proc(options), of_metrics(options)
+    except TlsError as refused:
+        raise StartError(str(refused)) from refused

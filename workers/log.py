@@ -3,6 +3,8 @@
 JSON lines on stderr, or coloured text when stderr is a terminal. All processes write to the same place, one write per line. A
 line that cannot be taken at once (a full pipe, a reader that sleeps) is dropped and counted; the next one that gets through
 says how many were lost. One kind of event gets at most `LINES_PER_S`, so that a storm of one fault leaves room for others.
+
+A JSON line is always whole: when it would be too long, its longest values lose their middle, and it says so (`cut`).
 """
 
 import contextlib
@@ -13,6 +15,7 @@ import socket
 import stat
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, MutableMapping
 from typing import Any
 
@@ -26,6 +29,7 @@ for _name in UNUSED:
 LINE_BYTES_MAX = 4096  # a pipe takes as much in one piece, or nothing
 LINES_PER_S = 50
 EVENTS_MAX = 256
+VALUE_CHARS = (2048, 1024, 512, 256, 128, 64)  # how long a value of a line that is too long may be, tried in turn
 LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
 
 Event = MutableMapping[str, Any]
@@ -59,27 +63,55 @@ class LineWriter:
 
 
 class Limit:
-    """At most `LINES_PER_S` lines of one event in a second; the rest is counted in the first line of a later second."""
+    """At most `LINES_PER_S` lines of one event in a second; the rest is counted in its first line of a later second."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
         self._second = 0
         self._lines: dict[str, int] = {}
-        self._lost: dict[str, int] = {}
+        self._lost: Counter[str] = Counter()
 
     def __call__(self, _logger: Any, _method: str, event: Event) -> Event:
         second = int(self._now())
         if second != self._second or len(self._lines) >= EVENTS_MAX:
             self._second = second
-            self._lost = {name: n - LINES_PER_S for name, n in self._lines.items() if n > LINES_PER_S}
-            self._lines = {}
+            self._turn()
         name = str(event.get("event"))
         count = self._lines[name] = self._lines.get(name, 0) + 1
         if count > LINES_PER_S:
             raise structlog.DropEvent
         if lost := self._lost.pop(name, 0):
-            event["suppressed"] = lost
+            event["suppressed"] = lost + event.get("suppressed", 0)
         return event
+
+    def _turn(self) -> None:
+        for name, count in self._lines.items():
+            if count > LINES_PER_S:
+                self._lost[name] += count - LINES_PER_S
+        self._lines = {}
+        while len(self._lost) > EVENTS_MAX:
+            del self._lost[next(iter(self._lost))]
+
+
+def json_line(event: Event, **options: Any) -> str:
+    """The event as JSON that fits into a line."""
+    line = json.dumps(event, **options)
+    if len(line) < LINE_BYTES_MAX:  # bytes too: all that is not ASCII is escaped
+        return line
+    for longest in VALUE_CHARS:
+        cut = {key: _shortened(value, longest, options) for key, value in event.items()}
+        line = json.dumps(cut | {"cut": True}, **options)
+        if len(line) < LINE_BYTES_MAX:
+            return line
+    return json.dumps({"event": str(event.get("event"))[: VALUE_CHARS[-1]], "cut": True})
+
+
+def _shortened(value: Any, longest: int, options: dict[str, Any]) -> Any:
+    text = value if isinstance(value, str) else json.dumps(value, **options)
+    if len(text) <= longest:
+        return value
+    half = longest // 2
+    return f"{text[:half]} ... {text[-half:]}"
 
 
 def configure(level: str = "info", *, console: bool | None = None, descriptor: int = 2) -> None:
@@ -89,7 +121,7 @@ def configure(level: str = "info", *, console: bool | None = None, descriptor: i
     if on_terminal:
         renderer = structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
     else:
-        renderer = structlog.processors.JSONRenderer(serializer=json.dumps)
+        renderer = structlog.processors.JSONRenderer(serializer=json_line)
     processors: list[Any] = [
         Limit(),
         structlog.processors.add_log_level,

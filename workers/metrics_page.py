@@ -1,41 +1,49 @@
-"""The metrics page: lanes, table and index -> exposition text, at the moment of the scrape.
+"""The metrics page: lanes, series, table and index -> exposition text, at the moment of the scrape.
 
 Counters and histograms are sums over all lanes; a successor goes on with its predecessor's lane, so they never fall. The pool's
 averages stay while no endpoint is fresh, as dashboards expect of the field's reference picker. Values that differ by worker
-carry the label `worker`.
+carry the label `worker`; seats that never had a worker are left out. A metric's older name follows it, unless legacy names are
+off; it is the sum over labels that it lacks.
+
+A page is made while it is sent. What adds up (counters, histograms, series) is read before its first line, so that a
+histogram's buckets, its count, its sum and its older name agree; gauges are read where they are shown. Labels that come with
+requests are put into text by `series_page`.
 """
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import accumulate
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from itertools import accumulate, chain
+from math import isfinite
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from prometheus_client import CollectorRegistry
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.exposition import choose_encoder
-from prometheus_client.metrics_core import Metric as Exposed
-from prometheus_client.registry import Collector
-from prometheus_client.utils import floatToGoString
 
+from epp import metrics as m
 from epp.candidates import Endpoint
 from epp.data import KV_USAGE, RUNNING, WAITING
-from epp.metrics import PREFIX, SUPERVISOR_COUNTERS, WORKER_COUNTERS, WORKER_GAUGES
+from epp.metrics import PREFIX, TWINS, Group, Metric
 from shm.lanes import Lanes
+from shm.series import SeriesReader
 from shm.table import State, TableCopy, TableReader
 from workers.admin import Answer, Request
 from workers.documents import EndpointsView
-from workers.instance import Family
+from workers.instance import Family as Declared
+from workers.series_page import SeriesText, go_float, header, pairs, pieces
 
 Floats = NDArray[np.float64]
-POOL_COLUMNS = (
-    (KV_USAGE.name, "kv_cache_utilization"),
-    (WAITING.name, "queue_size"),
-    (RUNNING.name, "running_requests"),
-)
-COUNTERS = frozenset(metric.name for metric in (*WORKER_COUNTERS, *SUPERVISOR_COUNTERS))
+Value = float | tuple[list[int], float]  # a histogram's is its cumulative counts and its sum
+Row = tuple[tuple[str, ...], Value]
+
+DISTRIBUTION = "endpoint-picker"
+POOL_COLUMNS = dict(zip(m.POOL_FIGURES, (KV_USAGE.name, WAITING.name, RUNNING.name), strict=True))
+COUNTERS = frozenset(metric.name for metric in (*m.WORKER_COUNTERS, *m.SUPERVISOR_COUNTERS))
 INDEXED = "prefix_indexer_hit_ratio"  # who declares it, uses the index
+OPENMETRICS = "application/openmetrics-text"
+END = "# EOF\n"
+BITS_AT_ONCE = 100
 
 
 class Pool:
@@ -56,18 +64,28 @@ class Pool:
         slots = [endpoint.slot for endpoint in endpoints]
         fresh = (copy.state[slots] == State.FRESH) & (now - copy.updated_at[slots] <= self._fresh_for_s)
         self.ready = int(fresh.sum())
-        for column, figure in POOL_COLUMNS:
+        for figure, column in POOL_COLUMNS.items():
             values = self._values(copy, slots, column)[fresh]
             values = values[~np.isnan(values)]
             if len(values):
                 deviation = values.std(ddof=1) if len(values) > 1 else 0.0
                 self.figures[figure] = round(float(values.mean()), 2), round(float(deviation), 2)
 
+    def endpoints(self) -> list[Endpoint]:
+        """Those that are in the table."""
+        return self._current()[1]
+
     def queues(self) -> list[tuple[str, float]]:
         """Waiting requests per endpoint; those that were never scraped are left out."""
         copy, endpoints = self._current()
         values = self._values(copy, [endpoint.slot for endpoint in endpoints], WAITING.name).tolist()
         return [(endpoint.name, value) for endpoint, value in zip(endpoints, values, strict=True) if value == value]
+
+    def ages(self, now: float) -> list[tuple[str, float]]:
+        """Seconds since each endpoint's last good scrape; those that were never scraped are left out."""
+        copy, endpoints = self._current()
+        updated_at = copy.updated_at[[endpoint.slot for endpoint in endpoints]].tolist()
+        return [(endpoint.name, now - at) for endpoint, at in zip(endpoints, updated_at, strict=True) if at]
 
     def _current(self) -> tuple[TableCopy, list[Endpoint]]:
         copy = self._table.copy()
@@ -94,19 +112,46 @@ class IndexFigures(NamedTuple):
     corrupt: Callable[[], int]
 
 
-class MetricsPage(Collector):
-    """Everything on the page. `source_type` and `extractor_type` label the data layer's errors."""
+class Family(NamedTuple):
+    """One family on the page."""
+
+    name: str
+    kind: str
+    help: str
+    labels: tuple[str, ...]
+    rows: Sequence[Row]
+    bounds: tuple[float, ...] = ()
+
+
+class Sums(NamedTuple):
+    """What the lanes have come to, at one moment."""
+
+    counters: Mapping[str, int]
+    histograms: Mapping[str, tuple[list[int], float]]
+
+
+class MetricsPage:
+    """Everything on the page.
+
+    `source_type` and `extractor_type` label the data layer's errors, `producer_name` who counts tokens in flight.
+    `scrape_seconds` says by endpoint name how long the last scrape took.
+    """
 
     def __init__(
         self,
         lanes: Lanes,
-        families: Sequence[Family],
+        families: Sequence[Declared],
         pool: Pool,
         index: IndexFigures,
         *,
         source_type: str,
         extractor_type: str,
         now: Callable[[], float],
+        series: Sequence[tuple[Group, SeriesReader]] = (),
+        producer_name: str = "",
+        scrape_seconds: Callable[[], Mapping[str, float]] = dict,
+        stream_metrics: bool = False,
+        legacy_names: bool = True,
     ) -> None:
         self._lanes = lanes
         self._families = families
@@ -117,120 +162,212 @@ class MetricsPage(Collector):
             "datalayer_extract_errors_total": {"source_type": source_type, "extractor_type": extractor_type},
         }
         self._now = now
-        self._registry = CollectorRegistry(auto_describe=False)
-        self._registry.register(self)
+        self._series = series
+        self._series_texts = [SeriesText(group, reader, legacy=legacy_names) for group, reader in series]
+        self._producer_name = producer_name
+        self._scrape_seconds = scrape_seconds
+        self._stream_metrics = stream_metrics
+        self._legacy_names = legacy_names
 
     def page(self, request: Request) -> Answer:
         """Text or OpenMetrics, as the client prefers."""
-        encoder, content_type = choose_encoder(request.accept)
-        return Answer(encoder(self._registry), content_type)
+        _, content_type = choose_encoder(request.accept)
+        openmetrics = content_type.startswith(OPENMETRICS)
+        return Answer(pieces(self._text(openmetrics=openmetrics)), content_type)
 
-    def describe(self) -> Iterable[Exposed]:
-        return ()
+    def _text(self, *, openmetrics: bool) -> Iterator[str]:
+        """Lines, and empty strings where the event loop may turn."""
+        sums = Sums(self._lanes.counters(), self._lanes.histograms())
+        totals = []
+        for text in self._series_texts:
+            for total in text.reading():  # noqa: B007 - the last one is the result
+                yield ""
+            assert total is not None
+            totals.append(total)
+        bits = (_lines(family, openmetrics=openmetrics) for family in self._families_of(sums))
+        for place, bit in enumerate(chain.from_iterable(bits)):
+            yield bit
+            if place % BITS_AT_ONCE == 0:
+                yield ""
+        for text, total in zip(self._series_texts, totals, strict=True):
+            yield from text.lines(total, openmetrics=openmetrics)
+        if openmetrics:
+            yield END
 
-    def collect(self) -> Iterator[Exposed]:
+    def _families_of(self, sums: Sums) -> Iterator[Family]:
         yield from self._info()
-        yield from self._counters()
-        yield from self._histograms()
+        yield from self._counters(sums)
+        yield from self._histograms(sums)
+        yield from self._streams(sums)
         yield from self._workers()
         yield from self._pool_gauges()
+        yield from self._endpoints()
         yield from self._prefix_index()
+        yield from self._series_tables()
 
-    def _info(self) -> Iterator[Exposed]:
-        info = GaugeMetricFamily(f"{PREFIX}info", "What runs.", labels=("commit", "build_ref"))
-        info.add_metric((os.environ.get("EPP_COMMIT", "unknown"), os.environ.get("EPP_BUILD_REF", "unknown")), 1)
-        yield info
+    def _info(self) -> Iterator[Family]:
+        build = os.environ.get("EPP_COMMIT", ""), os.environ.get("EPP_BUILD_REF", "") or _version()
+        yield from self._shown(m.INFO, ("commit", "build_ref"), [(build, 1)])
 
-    def _counters(self) -> Iterator[Exposed]:
-        sums = self._lanes.counters()
-        for metric in (*WORKER_COUNTERS, *SUPERVISOR_COUNTERS):
+    def _counters(self, sums: Sums) -> Iterator[Family]:
+        for metric in (*m.WORKER_COUNTERS, *m.SUPERVISOR_COUNTERS):
             labels = self._error_labels.get(metric.name, {})
-            family = CounterMetricFamily(PREFIX + metric.name, metric.help, labels=tuple(labels))
-            family.add_metric(tuple(labels.values()), sums[metric.name])
-            yield family
+            yield from self._shown(metric, tuple(labels), [(tuple(labels.values()), sums.counters[metric.name])])
 
-    def _histograms(self) -> Iterator[Exposed]:
-        found = self._lanes.histograms()
-        exposed: dict[str, HistogramMetricFamily] = {}
-        for member in self._families:
-            metric = member.metric
-            labels = (
-                {"plugin_name": member.plugin_name, "plugin_type": member.plugin_type} if member.plugin_name else {}
-            )
-            family = exposed.get(metric.name)
-            if family is None:
-                family = exposed[metric.name] = HistogramMetricFamily(
-                    PREFIX + metric.name, metric.help, labels=tuple(labels)
-                )
-            counts, total = found[member.key]
-            bounds = [*map(floatToGoString, metric.buckets), "+Inf"]
-            family.add_metric(
-                tuple(labels.values()), list(zip(bounds, accumulate(counts), strict=True)), sum_value=total
-            )
-        yield from exposed.values()
+    def _histograms(self, sums: Sums) -> Iterator[Family]:
+        rows: dict[Metric, list[Row]] = {}
+        labels: dict[Metric, tuple[str, ...]] = {}
+        for family in self._families:
+            if family.metric is m.STREAM_DURATION and not self._stream_metrics:
+                continue
+            counts, total = sums.histograms[family.key]
+            labels[family.metric] = tuple(family.labels)
+            row = tuple(family.labels.values()), (list(accumulate(counts)), total)
+            rows.setdefault(family.metric, []).append(row)
+        for metric, those in rows.items():
+            yield from self._shown(metric, labels[metric], those)
 
-    def _workers(self) -> Iterator[Exposed]:
-        seats = range(1, self._lanes.schema.lanes)
-        gauges = {
-            _gauge_name(metric.name): (metric.help, [float(v) for v in self._lanes.scalars(metric.name)])
-            for metric in WORKER_GAUGES
+    def _streams(self, sums: Sums) -> Iterator[Family]:
+        if not self._stream_metrics:
+            return
+        lanes = self._lanes
+        open_ = lanes.scalars(m.STREAMS_INFLIGHT.name)
+        inflight = sum(count for seat, count in enumerate(open_) if lanes.serving(seat))
+        yield from self._shown(m.STREAMS_INFLIGHT, (), [((), inflight)])
+        ended = sums.counters
+        rows: list[Row] = [((code,), ended[name]) for code, name in zip(m.GRPC_CODES, m.STREAM_COUNTERS, strict=True)]
+        yield from self._shown(m.STREAMS_BY_CODE, ("code",), rows)
+
+    def _workers(self) -> Iterator[Family]:
+        lanes, ages = self._lanes, self._lanes.ages(self._now())
+        starts = lanes.successions()
+        used = [s for s, age in enumerate(ages) if s and (starts[s] or isfinite(age) or lanes.serving(s))]
+        seats = range(1, max(used, default=0) + 1)
+        gauges: dict[Metric, Sequence[float]] = {
+            metric._replace(name=_gauge_name(metric.name)): lanes.scalars(metric.name)
+            for metric in m.WORKER_GAUGES
+            if metric is not m.LOOP_LAG
         }
-        ages = self._lanes.ages(self._now())
-        gauges["worker_serving"] = (
-            "Whether the worker takes streams.",
-            [float(self._lanes.serving(i)) for i in range(len(ages))],
-        )
-        gauges["worker_beat_age_seconds"] = "Time since the worker's event loop last turned.", ages
-        for name, (text, values) in gauges.items():
-            family = GaugeMetricFamily(PREFIX + name, text, labels=("worker",))
-            for seat in seats:
-                family.add_metric((str(seat - 1),), values[seat])
-            yield family
-        starts = CounterMetricFamily(
-            f"{PREFIX}worker_starts_total", "How often the worker was started.", labels=("worker",)
-        )
-        for seat, count in enumerate(self._lanes.successions()[1:]):
-            starts.add_metric((str(seat),), count)
-        yield starts
+        gauges[m.WORKER_LOOP_LAG] = [lag / 1e6 for lag in lanes.scalars(m.LOOP_LAG.name)]
+        gauges[m.WORKER_SERVING] = [lanes.serving(seat) for seat in range(len(ages))]
+        gauges[m.WORKER_BEAT_AGE] = ages
+        gauges[m.WORKER_SHARE] = _shares(lanes, "connections_total")
+        gauges[m.WORKER_STARTS] = starts
+        for metric, values in gauges.items():
+            yield from self._shown(metric, ("worker",), [((str(seat - 1),), values[seat]) for seat in seats])
 
-    def _pool_gauges(self) -> Iterator[Exposed]:
+    def _pool_gauges(self) -> Iterator[Family]:
         pool = self._pool
         pool.refresh(self._now())
         for figure, (mean, deviation) in pool.figures.items():
-            for prefix, value in (("average", mean), ("std_dev", deviation)):
-                family = GaugeMetricFamily(
-                    f"{PREFIX}{prefix}_{figure}", "Over endpoints with fresh metrics.", labels=("name",)
-                )
-                family.add_metric((pool.name,), value)
-                yield family
-        ready = GaugeMetricFamily(f"{PREFIX}ready_endpoints", "Endpoints with fresh metrics.", labels=("name",))
-        ready.add_metric((pool.name,), pool.ready)
-        yield ready
-        labels = ("name", "model_server_endpoint")
-        queues = GaugeMetricFamily(
-            f"{PREFIX}per_endpoint_queue_size", "Waiting requests of one endpoint.", labels=labels
-        )
-        for endpoint, waiting in pool.queues():
-            queues.add_metric((pool.name, endpoint), waiting)
-        yield queues
+            yield from self._shown(m.POOL_AVERAGES[figure], ("name",), [((pool.name,), mean)])
+            yield from self._shown(m.POOL_DEVIATIONS[figure], ("name",), [((pool.name,), deviation)])
+        yield from self._shown(m.READY_ENDPOINTS, ("name",), [((pool.name,), pool.ready)])
 
-    def _prefix_index(self) -> Iterator[Exposed]:
-        users = [(f.plugin_name, f.plugin_type) for f in self._families if f.metric.name == INDEXED]
-        labels = ("plugin_name", "plugin_type")
-        size = GaugeMetricFamily(
-            f"{PREFIX}prefix_indexer_size", "Entries of the prefix index, over all endpoints.", labels=labels
-        )
-        for user in users:
-            size.add_metric(user, self._index.size())
-        yield size
-        for name, text, count in (
-            ("prefix_indexer_evictions_total", "Live entries overwritten.", self._index.evictions),
-            ("prefix_indexer_dropped_total", "Blocks not taken into the index.", self._index.dropped),
-            ("bus_corrupt_frames_total", "Frames from workers that were refused.", self._index.corrupt),
+    def _endpoints(self) -> Iterator[Family]:
+        pool = self._pool
+        by_endpoint = ("name", "model_server_endpoint")
+        for metric, found in (
+            (m.ENDPOINT_QUEUE, pool.queues()),
+            (m.ENDPOINT_AGE, pool.ages(self._now())),
+            (m.ENDPOINT_SCRAPE, self._scrape_seconds().items()),
         ):
-            yield CounterMetricFamily(PREFIX + name, text, value=count())
+            yield from self._shown(metric, by_endpoint, [((pool.name, name), value) for name, value in found])
+        endpoints = pool.endpoints()
+        slots = max((endpoint.slot + 1 for endpoint in endpoints), default=0)
+        labels = ("endpoint_name", "namespace", "producer_name", "fairness_id", "priority")
+        for metric, count in ((m.ENDPOINT_REQUESTS, self._lanes.inflight), (m.ENDPOINT_TOKENS, self._lanes.tokens)):
+            counts = count(slots).tolist()
+            rows: list[Row] = [((e.name, e.namespace, self._producer_name, "", ""), counts[e.slot]) for e in endpoints]
+            yield from self._shown(metric, labels, rows)
+
+    def _prefix_index(self) -> Iterator[Family]:
+        index, size = self._index, self._index.size()
+        users = [(f.plugin_name, f.plugin_type) for f in self._families if f.metric.name == INDEXED]
+        rows: list[Row] = [(user, size) for user in users]
+        # All of them use the same index, so its size is not a sum over users.
+        yield from self._shown(
+            m.INDEX_SIZE, ("plugin_name", "plugin_type"), rows, of_twin=[((), size)] if users else []
+        )
+        for metric, count in (
+            (m.INDEX_EVICTIONS, index.evictions),
+            (m.INDEX_DROPPED, index.dropped),
+            (m.BUS_CORRUPT, index.corrupt),
+        ):
+            yield from self._shown(metric, (), [((), count())])
+
+    def _series_tables(self) -> Iterator[Family]:
+        used: list[Row] = []
+        overflowed: list[Row] = []
+        for group, reader in self._series:
+            overflowed.append(((group.name,), reader.overflowed()))
+            used += [((group.name, str(worker)), count) for worker, count in enumerate(reader.used()) if count]
+        yield from self._shown(m.SERIES_USED, ("group", "worker"), used)
+        yield from self._shown(m.SERIES_OVERFLOW, ("group",), overflowed)
+
+    def _shown(
+        self, metric: Metric, labels: tuple[str, ...], rows: Sequence[Row], *, of_twin: Sequence[Row] | None = None
+    ) -> Iterator[Family]:
+        """A metric, and under its older name."""
+        yield Family(PREFIX + metric.name, metric.kind, metric.help, labels, rows, metric.buckets)
+        twin = TWINS.get(metric.name)
+        if twin is None or not self._legacy_names:
+            return
+        if of_twin is None:
+            places = twin.places(labels)
+            of_twin = [(tuple(values[place] for place in places), value) for values, value in rows]
+        yield Family(twin.name, metric.kind, m.older_name(metric), twin.labels, of_twin, metric.buckets)
+
+
+def _lines(family: Family, *, openmetrics: bool) -> Iterator[str]:
+    """Values under the same labels are summed: a page that has labels twice is refused as a whole."""
+    yield header(family.name, family.kind, family.help, openmetrics=openmetrics)
+    merged: dict[tuple[str, ...], list[Value]] = {}
+    for values, value in family.rows:
+        merged.setdefault(values, []).append(value)
+    order = sorted(range(len(family.labels)), key=family.labels.__getitem__)
+    names = [family.labels[place] for place in order]
+    for values, found in merged.items():
+        labels = pairs(names, [values[place] for place in order])
+        if family.kind == "histogram":
+            yield _histogram(family, labels, [part for part in found if isinstance(part, tuple)])
+        else:
+            total = sum(part for part in found if not isinstance(part, tuple))
+            yield f"{family.name}{_braced(labels)} {go_float(total)}\n"
+
+
+def _histogram(family: Family, labels: str, parts: Sequence[tuple[list[int], float]]) -> str:
+    name, before, braced = family.name, f"{labels}," if labels else "", _braced(labels)
+    counts = [sum(column) for column in zip(*(counts for counts, _ in parts), strict=True)]
+    bounds = [*map(go_float, family.bounds), "+Inf"]
+    lines = [
+        f'{name}_bucket{{{before}le="{bound}"}} {go_float(count)}\n'
+        for bound, count in zip(bounds, counts, strict=True)
+    ]
+    total = sum(total for _, total in parts)
+    return "".join(
+        (*lines, f"{name}_count{braced} {go_float(counts[-1])}\n", f"{name}_sum{braced} {go_float(total)}\n")
+    )
+
+
+def _braced(labels: str) -> str:
+    return f"{{{labels}}}" if labels else ""
+
+
+def _shares(lanes: Lanes, counter: str) -> list[float]:
+    """Each lane's share of what all have counted."""
+    place = lanes.schema.counter[counter]
+    counts = [lanes.lane(seat).counters[place] for seat in range(lanes.schema.lanes)]
+    return [count / (sum(counts) or 1) for count in counts]
 
 
 def _gauge_name(name: str) -> str:
     """OpenMetrics knows `x_total` as the family `x`: a gauge may not have that name too."""
     return f"{name}_open" if f"{name}_total" in COUNTERS else name
+
+
+def _version() -> str:
+    try:
+        return version(DISTRIBUTION)
+    except PackageNotFoundError:  # run from a source tree
+        return ""

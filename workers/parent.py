@@ -7,11 +7,15 @@ followed by a successor.
 
     told to stop   stopping word set (not ready any more) -> SIGTERM to the workers -> they drain, at most `drain_timeout_s` and
                    `GRACE_S` -> the supervisor sees life and family end and leaves -> names removed -> exit 0
-    told again     the workers get `HURRY_S`
+    told again     hurry word set: the workers refuse what waits, cut the rest, and have `HURRY_S` for it
     halt           as told to stop, without draining; exit 1
     parent killed  workers see the end of `life` and drain, the supervisor leaves last and removes the names
+    SIGTTIN        one worker more, up to `--workers-max`
+    SIGTTOU        one worker less, down to one: the highest drains
 
-Its only shared words: `serving` per worker, and `stopping`.
+The kernel merges signals of one kind that come faster than they are taken: a hundred SIGTTIN in a millisecond may be one.
+
+Its only shared words: `serving` per worker, `stopping` and `hurry`.
 """
 
 import contextlib
@@ -27,17 +31,17 @@ from types import FrameType
 import structlog
 
 from workers import fork
-from workers.exit_codes import ExitCode
+from workers.exit_codes import INTENDED, ExitCode, ending
 from workers.instance import Instance
-from workers.restart import Abort, Action, Halt, Kill, Policy, Spawn, ending, seat_name
+from workers.restart import SUPERVISOR, Abort, Action, Drain, Halt, Kill, Policy, Spawn, seat_name
 
 GRACE_S = 2.0
+LEAVE_GRACE_S = 10.0  # a worker that leaves alone may wait for its successor first, and nobody waits for it
 HURRY_S = 1.0
 SUPERVISOR_END_S = 5.0
 HALT_END_S = 1.0
 POLL_MAX_S = 0.5
-SUPERVISOR = 0
-CAUGHT = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD)
+CAUGHT = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD, signal.SIGTTIN, signal.SIGTTOU)
 
 ChildMain = Callable[[Instance, int], int]
 
@@ -58,8 +62,13 @@ class Parent:
 
     def __init__(self, instance: Instance, supervisor: Callable[[Instance], int], worker: ChildMain) -> None:
         self._instance = instance
-        self._mains = [lambda: supervisor(instance), *(self._worker_main(worker, i) for i in range(instance.workers))]
-        self._policy = Policy(instance.seats)
+        self._mains = [
+            lambda: supervisor(instance),
+            *(self._worker_main(worker, i) for i in range(instance.workers_max)),
+        ]
+        self._policy = Policy(
+            instance.seats, instance.options.workers, leave_s=instance.options.drain_timeout_s + LEAVE_GRACE_S
+        )
         self._pids: dict[int, int] = {}  # pid -> seat
         self._said: dict[int, str] = {}  # pid -> why it cannot go on
         self._pending: Counter[int] = Counter()
@@ -105,6 +114,9 @@ class Parent:
         match action:
             case Spawn(seat):
                 self._spawn(seat)
+            case Drain(seat):
+                log.info("child told to leave", child=seat_name(seat))
+                self._signal(seat, signal.SIGTERM)
             case Abort(seat, reason):
                 log.error("child hangs, it is told to print its stacks and end", child=seat_name(seat), reason=reason)
                 self._signal(seat, signal.SIGABRT)
@@ -133,6 +145,9 @@ class Parent:
             log.warning(
                 "SIGHUP is reserved for reloading the configuration, which this version does not do: restart instead"
             )
+        change = pending[signal.SIGTTIN] - pending[signal.SIGTTOU]
+        if change and self._deadline is None:
+            self._resize(change)
         stops = pending[signal.SIGTERM] + pending[signal.SIGINT]
         if not stops:
             return
@@ -145,7 +160,22 @@ class Parent:
             self._signal_workers(signal.SIGTERM)
         if stops and now + HURRY_S < self._deadline:
             self._deadline = now + HURRY_S
+            self._instance.hurry()
             log.warning("told to stop again: open streams are cut", within_s=HURRY_S)
+
+    def _resize(self, change: int) -> None:
+        """More workers or fewer; a limit is said, not an error."""
+        policy = self._policy
+        before, wanted = policy.workers, policy.workers + change
+        policy.resize(wanted, time.monotonic())
+        if policy.workers != before:
+            log.info("number of workers changed", workers=policy.workers, before=before)
+        if wanted > policy.workers:
+            log.warning(
+                f"SIGTTIN: there are {policy.workers} workers already, and --workers-max allows no more; restart with a higher one"
+            )
+        elif wanted < policy.workers:
+            log.warning("SIGTTOU: the last worker stays; SIGTERM ends the picker")
 
     def _hear_children(self) -> None:
         for report in self._instance.received():
@@ -153,6 +183,9 @@ class Parent:
                 continue  # said by a predecessor
             if report.text:
                 self._said[report.pid] = report.text
+                continue
+            if report.leaving:
+                self._policy.leaving(report.seat, time.monotonic())
                 continue
             self._policy.ready(report.seat, time.monotonic())
             self._instance.lanes.set_serving(report.seat, True)
@@ -177,10 +210,10 @@ class Parent:
         self._instance.lanes.set_serving(seat, False)
         said = self._said.pop(pid, "")
         self._policy.exited(seat, code, time.monotonic(), said)
-        if code != ExitCode.OK:
-            log.error("child ended", child=seat_name(seat), child_pid=pid, ending=ending(code), said=said)
+        if code in INTENDED:
+            log.info("child ended", child=seat_name(seat), child_pid=pid, ending=ending(code))
         else:
-            log.info("child ended", child=seat_name(seat), child_pid=pid)
+            log.error("child ended", child=seat_name(seat), child_pid=pid, ending=ending(code), said=said)
 
     def _end_stopped(self) -> int:
         """Workers drain until the deadline, then the supervisor leaves."""

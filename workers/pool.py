@@ -12,6 +12,7 @@ import numpy as np
 from epp.candidates import Candidates, Endpoint, Floats, Mask, Roster, Snapshot
 from epp.data import INFLIGHT_TOKENS, Column
 from epp.errors import ProducerFailed
+from epp.plugin import Profile
 from epp.request import Subset
 from shm.lanes import Lanes
 from shm.table import DOWN, DRAINING, State, TableCopy, TableReader
@@ -36,6 +37,7 @@ class SharedPool:
         fresh_for_s: float,
         now: Callable[[], float],
         producer_failed: Callable[[ProducerFailed], None],
+        shadow_failed: Callable[[Profile, Exception], None],
         honour_subsets: bool = True,
     ) -> None:
         self._table = table
@@ -50,6 +52,7 @@ class SharedPool:
         self._name_columns = tuple(c.name for c in columns if c.type is frozenset)
         self._reads_tokens = INFLIGHT_TOKENS.name in wanted
         self.producer_failed = producer_failed
+        self.shadow_failed = shadow_failed
         self._copy: TableCopy | None = None
         self._roster = Roster(())
         self._key: tuple[int, bytes] = (-1, b"")
@@ -71,13 +74,20 @@ class SharedPool:
         ):
             self._snapshot = self._build(now)
             self._built_at = now
-        snapshot = self._snapshot
-        inflight: Any = self._lanes.inflight(self._used)[self._slots]
-        tokens: Any = self._lanes.tokens(self._used)[self._slots].astype(np.float64) if self._reads_tokens else None
-        candidates = Candidates(snapshot, inflight, tokens)
+        candidates = self._loaded(self._snapshot, self._used, self._slots)
         if subset is None or not self._honour_subsets:
             return candidates
         return candidates.keep(self._allowed(subset))
+
+    def reloaded(self, candidates: Candidates) -> Candidates:
+        """The same candidates with the load of this moment: a request that has waited sees what the others did meanwhile."""
+        slots = candidates.snapshot.roster.slots
+        return self._loaded(candidates.snapshot, int(slots.max()) + 1, slots, candidates.rows)
+
+    def _loaded(self, snapshot: Snapshot, used: int, slots: Any, rows: Any = None) -> Candidates:
+        inflight: Any = self._lanes.inflight(used)[slots]
+        tokens: Any = self._lanes.tokens(used)[slots].astype(np.float64) if self._reads_tokens else None
+        return Candidates(snapshot, inflight, tokens, rows)
 
     def _build(self, now: float) -> Snapshot:
         copy = self._copy = self._table.copy(self._copy)

@@ -23,10 +23,11 @@ What this does not do: choose endpoints, read pages' meaning, or write shared me
 
 import asyncio
 import errno
+import math
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Hashable
-from typing import Generic, Protocol, Self, TypeVar
+from typing import Generic, NamedTuple, Protocol, Self, TypeVar
 
 from epp.plugins.extractors.core_metrics import Extracted, ExtractError
 from epp.plugins.extractors.metrics_source import MetricsDataSource
@@ -138,6 +139,15 @@ class Freshness(Generic[Member]):
         return stale
 
 
+class Failure(NamedTuple):
+    """Why a scrape brought nothing."""
+
+    cause: str  # one word
+    text: str
+    refused: bool = False  # nobody listens
+    again: bool = False  # tried anew at once, not at the next turn
+
+
 class PageReader(Protocol):
     """Reads the pages of one server."""
 
@@ -149,21 +159,25 @@ class Sink(Protocol):
 
     def scraped(self, tag: object, extracted: Extracted, inflight_at_scrape: int, now: float) -> None: ...
 
-    def failed(self, tag: object, cause: str, refused: bool, now: float) -> None: ...
+    def failed(self, tag: object, failure: Failure, now: float) -> None: ...
 
     def sweep(self, now: float) -> None: ...
 
 
 class ScrapeCounters:
-    """What the scraper did since it was made; nothing here ever falls."""
+    """What the scraper did since it was made; nothing here ever falls.
+
+    Each scrape that began ends as one of taken, poll error and extract error, unless its endpoint leaves before. `late` counts
+    turns at which a scrape was due while the one before was still under way; it is no scrape.
+    """
 
     def __init__(self) -> None:
         self.scrapes = 0
+        self.taken = 0
         self.seconds = 0.0
         self.late = 0
         self.extract_errors = 0
         self.poll_errors: Counter[str] = Counter()
-        self.last_extract_error = ""
 
 
 class Target:
@@ -183,6 +197,7 @@ class Target:
         "refusals",
         "request",
         "retried",
+        "seconds",
         "slot",
         "tag",
     )
@@ -207,6 +222,7 @@ class Target:
         self.not_before = 0.0
         self.refusals = 0
         self.retried = False
+        self.seconds = -1.0  # of the last scrape that ended, however
         self.move(address)
 
     def move(self, address: tuple[str, int]) -> None:
@@ -294,6 +310,15 @@ class Scraper:
 
     def __len__(self) -> int:
         return sum(map(len, self._wheel))
+
+    def next_try_s(self, target: Target, now: float) -> float:
+        """How long until the target's next turn that is no pause."""
+        place = next(number for number, bucket in enumerate(self._wheel) if bucket is target.bucket)
+        turn = self._turns + (place - self._turns) % len(self._wheel)
+        due = self._started_at + (turn + 1) * self._tick_s
+        round_s = len(self._wheel) * self._tick_s
+        pauses = math.ceil(max(target.not_before - due, 0.0) / round_s)
+        return max(due + pauses * round_s - now, 0.0)
 
     def start(self) -> None:
         """Turn the wheel from now on."""
@@ -394,25 +419,28 @@ class Scraper:
         for target, since in self._connecting.items():
             if now - since < self._connect_s_max:
                 break
-            hanging.append((target, "connect-timeout"))
+            text = f"no connection within {self._connect_s_max} s"
+            hanging.append((target, Failure("connect-timeout", text)))
         for target in self._under_way:
             if now - target.began < SCRAPE_S_MAX:
                 break
-            hanging.append((target, "timeout"))
-        for target, cause in hanging:
+            hanging.append((target, Failure("timeout", f"no whole page within {SCRAPE_S_MAX} s")))
+        for target, failure in hanging:
             if target.began >= 0.0:
+                began = target.began
                 self._drop(target)
-                self._fail(target, cause, now)
+                self._fail(target, failure, began, now)
 
-    def _fail(self, target: Target, cause: str, now: float, *, refused: bool = False) -> None:
+    def _fail(self, target: Target, failure: Failure, began: float, now: float) -> None:
         self._end(target)
-        self.counters.poll_errors[cause] += 1
-        target.refusals = target.refusals + 1 if refused else 0
+        target.seconds = now - began
+        self.counters.poll_errors[failure.cause] += 1
+        target.refusals = target.refusals + 1 if failure.refused else 0
         if target.refusals >= REFUSALS_TO_PAUSE:
             target.not_before = now + PAUSE_S
-        elif cause == "too-large":
+        elif failure.cause == "too-large":
             target.not_before = now + FLOOD_PAUSE_S
-        self._sink.failed(target.tag, cause, refused, now)
+        self._sink.failed(target.tag, failure, now)
 
     def connected(self, target: Target, connection: Connection) -> None:
         """An attempt succeeded: the scrape that it was made for goes on."""
@@ -426,12 +454,13 @@ class Scraper:
         target.attempt = None
         refused = failure.errno in REFUSED or failure.errno == errno.ECONNRESET
         cause = "refused" if refused else "unreachable"
-        self._fail(target, cause, self._now(), refused=refused)
+        self._fail(target, Failure(cause, str(failure), refused), target.began, self._now())
 
     def answered(self, target: Target, connection: Connection, page: bytes) -> None:
         """A page is in."""
         now = self._now()
-        self.counters.seconds += now - target.began
+        target.seconds = seconds = now - target.began
+        self.counters.seconds += seconds
         self._end(target)
         target.refusals = 0
         if not connection.usable:
@@ -440,9 +469,9 @@ class Scraper:
             extracted = target.reader.extract(page)
         except ExtractError as failure:
             self.counters.extract_errors += 1
-            self.counters.last_extract_error = str(failure)
-            self._sink.failed(target.tag, "extract", False, now)
+            self._sink.failed(target.tag, Failure("extract", str(failure)), now)
             return
+        self.counters.taken += 1
         self._sink.scraped(target.tag, extracted, target.inflight, now)
 
     def garbled(self, target: Target, connection: Connection, failure: HttpError) -> None:
@@ -450,7 +479,7 @@ class Scraper:
         target.connection = None
         connection.close()
         if target.began >= 0.0:
-            self._fail(target, failure.cause, self._now())
+            self._fail(target, Failure(failure.cause, str(failure)), target.began, self._now())
 
     def lost(self, target: Target, connection: Connection, failure: Exception | None) -> None:
         """The connection went: a reused one is replaced at once, to know whether the server did."""
@@ -464,6 +493,9 @@ class Scraper:
                 return
             reset = isinstance(failure, ConnectionResetError)
             refused = reset and connection.answers == 0 and not connection.started
-            self._fail(target, "refused" if refused else "closed", now, refused=refused)
+            inside = "inside" if connection.started else "before"
+            text = f"the connection ended {inside} the answer" + (f": {failure}" if str(failure or "") else "")
+            cause = "refused" if refused else "closed"
+            self._fail(target, Failure(cause, text, refused, may_retry and now >= target.not_before), target.began, now)
         if may_retry and now >= target.not_before:
             self._begin(target, now)

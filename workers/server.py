@@ -9,34 +9,55 @@ reserved is released exactly once, however the stream ends; a body piece that ne
 
 import random
 import uuid
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, Final
 
 from epp.decide import decide
-from epp.decision import Decision
+from epp.decision import Decision, Response
 from epp.errors import Cause, ProtocolViolation, Refused
+from epp.paths import DEFAULT_PATH, Parsers
 from epp.pipeline import Pipeline
 from epp.plugin import Parser
 from epp.protocol import codec, refusals
 from epp.protocol.codec import PIECE_BYTES_MAX, Kind, chunk_of_size, learn_chunk
 from epp.protocol.stream import ILLEGAL, NEXT, State, violation
 from epp.protocol.usage import KEY, SUSPECT, UsageScanner
-from epp.request import EMPTY_PROMPT, Request, Subset
+from epp.request import DEFAULT_FLOW, EMPTY_PROMPT, Request, Subset
 from shm.lanes import Lane
+from workers.decisions import Recent
 from workers.pool import SharedPool
-from workers.transport.interface import Stream
+from workers.request_metrics import Exchange, RequestMetrics
+from workers.tracing import Trace, Tracer
+from workers.transport.interface import Clock, Stream
 
 PATH: Final = "/envoy.service.ext_proc.v3.ExternalProcessor/Process"
-DEFAULT_PATH: Final = "/v1/completions"
 REQUEST_ID: Final = "x-request-id"
 PATH_NEEDLE: Final = codec.needle(":path")
 REQUEST_ID_NEEDLE: Final = codec.needle(REQUEST_ID)
+STATUS_NEEDLE: Final = codec.needle(":status")
+FAIRNESS: Final = b"-inference-fairness-id"  # how both names of the header end
+FAIRNESS_NAMES: Final = ("x-llm-d-inference-fairness-id", "x-gateway-inference-fairness-id")
+FAIRNESS_CHARS_MAX: Final = 64
+EVENT_STREAM: Final = b"text/event-stream"
+MODEL_SERVER_ERROR: Final = "ModelServerError"
+UNKNOWN_ERROR: Final = "Unknown"
+INTERNAL_ERROR: Final = "Internal"
+NOT_SCHEDULED: Final = frozenset((Cause.NO_CANDIDATES, Cause.NO_ENDPOINT_LEFT))
+ERROR_STATUS: Final = "4"  # of three digits, the least that is an error
 NO_HEADERS: Final = codec.Headers(b"", 0, 0)
 SHORTEST_ENVELOPE: Final = 6  # tag and length of a message that holds its payload alone take 2 to 6 bytes
 INVALID_ARGUMENT: Final = 3
 INTERNAL: Final = 13
-PARSERS_MAX: Final = 1024
 DESTINATIONS_MAX: Final = 16384
+
+
+def fairness_id(headers: codec.Headers) -> str:
+    """The flow that the client asks for; one that is empty, too long or not printable is none."""
+    for name in FAIRNESS_NAMES:
+        given = headers.get(name)
+        if given is not None:  # the current name hides the older one, even when it is empty
+            return given if given.isprintable() and 0 < len(given) <= FAIRNESS_CHARS_MAX else DEFAULT_FLOW
+    return DEFAULT_FLOW
 
 
 class Counters:
@@ -70,27 +91,31 @@ class App:
         pipeline: Pipeline,
         pool: SharedPool,
         lane: Lane,
+        metrics: RequestMetrics,
         *,
         body_bytes_max: int,
+        clock: Clock,
         now: Callable[[], float],
         rng: random.Random,
         on_fault: Callable[[BaseException], None],
+        tracer: Tracer | None = None,
+        emit_scores: bool = False,
+        recent: Recent,
     ) -> None:
         self.pipeline = pipeline
         self.pool = pool
         self.lane = lane
+        self.metrics = metrics
         self.counters = Counters(lane)
         self.body_bytes_max = body_bytes_max
+        self.clock = clock
         self.now = now
         self.rng = rng
         self.on_fault = on_fault
-        self._parsers: dict[str, Parser | None] = {}
-        self._suffixes = sorted(
-            ((suffix.strip("/"), p) for p in reversed(pipeline.parsers) for suffix in p.paths),
-            key=lambda entry: len(entry[0]),
-            reverse=True,
-        )
-        self._fallback = next((p for p in pipeline.parsers if not p.paths), None)
+        self.tracer = tracer
+        self.emit_scores = emit_scores
+        self.recent = recent
+        self.parser = Parsers(pipeline).find
         self._destinations: dict[str, codec.Destination] = {}
 
     def open(self, path: str, metadata: Sequence[tuple[bytes, bytes]], stream: Stream) -> "ExtProcStream | None":
@@ -100,18 +125,12 @@ class App:
         self.lane.counters[self.counters.streams] += 1
         return ExtProcStream(self, stream)
 
-    def parser(self, path: str) -> Parser:
-        """The parser with the longest claimed suffix of the path. Raises Refused."""
-        parser = self._parsers.get(path)
-        if parser is None:
-            trimmed = path.removesuffix("/")
-            parser = next((p for suffix, p in self._suffixes if trimmed.endswith(suffix)), self._fallback)
-            if parser is None:
-                raise Refused(Cause.NO_PARSER, path)
-            if len(self._parsers) >= PARSERS_MAX:  # paths come from clients: bounded
-                self._parsers.clear()
-            self._parsers[path] = parser
-        return parser
+    def scores(self, decision: Decision) -> Mapping[str, float] | None:
+        """What every candidate of the primary profile scored, by address."""
+        run = decision.runs.get(decision.primary)
+        if run is None:
+            return None
+        return dict(zip([e.address for e in run.candidates.endpoints], run.totals.tolist(), strict=True))
 
     def destination(self, decision: Decision) -> codec.Destination:
         """The answer's constant part for these targets."""
@@ -133,19 +152,25 @@ class ExtProcStream:
         "_body_bytes",
         "_coroutine",
         "_decision",
+        "_error",
+        "_exchange",
         "_headers",
+        "_others",
         "_parser",
         "_passing",
         "_pieces",
         "_received_at",
         "_request",
         "_reserved",
+        "_response",
         "_response_at",
         "_scanner",
         "_send",
         "_state",
         "_stream",
+        "_streaming",
         "_subset",
+        "_trace",
         "_trailers",
     )  # fmt: skip
 
@@ -155,6 +180,7 @@ class ExtProcStream:
         self._send = stream.send_raw
         self._state: int = State.AWAIT_HEADERS
         self._passing = False  # chunks of the answer pass unseen by plugins
+        self._streaming: tuple[Callable[[Request, Decision], None], ...] = ()  # who sees the next chunk
         self._headers = NO_HEADERS
         self._pieces: list[tuple[bytes, int, int, int, int]] = []  # message, HttpBody's span, its bytes' span
         self._body_bytes = 0
@@ -165,7 +191,12 @@ class ExtProcStream:
         self._decision: Decision | None = None
         self._coroutine: Coroutine[Any, Any, Decision] | None = None
         self._reserved = -1
+        self._others: tuple[int, ...] = ()
         self._scanner: UsageScanner | None = None
+        self._response: Response | None = None
+        self._exchange: Exchange | None = None
+        self._trace: Trace | None = None
+        self._error = ""
         self._received_at = 0.0
         self._response_at = 0.0
 
@@ -178,6 +209,9 @@ class ExtProcStream:
             chunk is not None and self._passing and message.startswith(chunk.head)
         ):  # hot: one chunk of a streamed answer
             self._send(chunk.prefix + message[chunk.start :])
+            exchange = self._exchange
+            if exchange is not None:
+                exchange.chunk(len(message) - chunk.begin)
             scanner = self._scanner
             if scanner is not None and (scanner.pending or KEY in message or message[-1] in SUSPECT):
                 scanner.feed(message[chunk.begin :])
@@ -201,6 +235,7 @@ class ExtProcStream:
                 _ON[kind](self, message, start, end, state)
         except ProtocolViolation as problem:
             self._app.lane.add(self._app.counters.violations)
+            self._error = UNKNOWN_ERROR
             self._end(INVALID_ARGUMENT, str(problem))
         except Exception as problem:  # ours: fails this stream only
             self._fail(problem)
@@ -218,8 +253,10 @@ class ExtProcStream:
     # Request phase.
 
     def _on_request_headers(self, message: bytes, start: int, end: int, _state: int) -> None:
-        self._received_at = self._app.now()
+        self._received_at = self._app.clock.now
         self._headers = codec.Headers(message, start, end)
+        if self._app.tracer is not None:
+            self._trace = self._app.tracer.begin(self._headers)
         if start > SHORTEST_ENVELOPE or end != len(message):
             self._subset = codec.subset(message)
         if codec.end_of_stream(message, start, end):
@@ -271,7 +308,7 @@ class ExtProcStream:
         )
         if "?" in path:
             path = path.partition("?")[0]
-        now = app.now()
+        now = app.clock.now
         request = self._request = Request(
             id=headers.find(REQUEST_ID_NEEDLE) or "",
             path=path,
@@ -279,12 +316,15 @@ class ExtProcStream:
             now=now,
             body_bytes=self._body_bytes,
             subset=Subset(self._subset) if self._subset is not None else None,
+            fairness_id=fairness_id(headers) if headers.mentions(FAIRNESS) else DEFAULT_FLOW,
         )
-        self._received_at = now
+        pipeline = app.pipeline if self._trace is None else self._trace.deciding(request)
         try:
-            parser = self._parser = app.parser(path)
-            parser.parse(request, path, self._body())
-            self._coroutine = decide(app.pipeline, request, app.pool)
+            self._parser, parse = app.parser(path)
+            parse(request, path, self._body())
+            for read in app.pipeline.request_header:
+                read(request)
+            self._coroutine = decide(pipeline, request, app.pool)
             self._step(None)
         except Refused as refused:
             self._refuse(refused)
@@ -319,11 +359,20 @@ class ExtProcStream:
         self._decision = decision
         self._reserved = slot = decision.targets[0].slot
         app.lane.inflight[slot] += 1
+        if len(decision.runs) > 1:
+            self._reserve_others(decision)
         request = self._request
         if not (request.id if request is not None else self._headers.find(REQUEST_ID_NEEDLE)):
             decision.headers[REQUEST_ID] = str(uuid.UUID(int=app.rng.getrandbits(128), version=4))
+        if self._trace is not None:
+            self._trace.routed(request, decision)
         send = self._send
-        send(codec.request_headers_answer(app.destination(decision), self._body_bytes, decision.headers))
+        scores = app.scores(decision) if app.emit_scores else None
+        send(
+            codec.request_headers_answer(
+                app.destination(decision), self._body_bytes, decision.headers, scores, decision.removed_headers
+            )
+        )
         for message, start, end, begin, stop in self._pieces:
             if end - start <= PIECE_BYTES_MAX:
                 send(codec.request_body_answer(message, start, end))
@@ -334,13 +383,29 @@ class ExtProcStream:
             send(codec.REQUEST_TRAILERS_ANSWER)
         self._state = State.ROUTED
         self._pieces.clear()  # a long answer must not keep the request's bytes alive
-        spent = app.now() - self._received_at
+        now, received_at = app.now(), self._received_at
         lane, counters = app.lane, app.counters
         lane.counters[counters.picks] += 1
         if request is not None:
             request.prompt = EMPTY_PROMPT
-            lane.observe(counters.scheduler_e2e, spent)
-        lane.observe(counters.request_processing, spent)
+            request.sent_at = now
+            lane.observe(counters.scheduler_e2e, now - request.now)
+            self._exchange = app.metrics.routed(request, decision.targets[0], received_at)
+            app.recent.add(request, decision)
+        lane.observe(counters.request_processing, now - received_at)
+
+    def _reserve_others(self, decision: Decision) -> None:
+        """Servers of profiles beside the primary one work for the request too, until the first piece of the answer."""
+        inflight = self._app.lane.inflight
+        others = [run for name, run in decision.runs.items() if run is not None and name != decision.primary]
+        self._others = tuple(run.candidates.endpoint(run.picked[0]).slot for run in others)
+        for slot in self._others:
+            inflight[slot] += 1
+
+    def _release_others(self) -> None:
+        others, self._others = self._others, ()
+        for slot in others:
+            self._app.lane.inflight[slot] -= 1
 
     # Response phase.
 
@@ -348,55 +413,99 @@ class ExtProcStream:
         app = self._app
         if state != State.ROUTED:  # a local reply of the gateway: it no longer waits for a decision
             self._give_up()
-        self._response_at = app.now()
+        self._response_at = app.clock.now
         decision, request = self._decision, self._request
+        set_headers: Mapping[str, str] | None = None
         if decision is not None and request is not None:
             if self._parser is not None and self._parser.reads_usage:
                 self._scanner = UsageScanner()
-            if app.pipeline.response_received:
-                self._tell_received(codec.Headers(message, start, end), request, decision)
-        self._send(codec.RESPONSE_HEADERS_ANSWER)
+            headers = codec.Headers(message, start, end)
+            status = headers.find(STATUS_NEEDLE) or ""
+            if status >= ERROR_STATUS:
+                self._error = MODEL_SERVER_ERROR
+            if headers.mentions(EVENT_STREAM):
+                request.streaming = True
+            if self._exchange is not None:
+                self._exchange.responding(streaming=request.streaming)
+            if app.pipeline.reads_response:
+                request.now = self._response_at
+                number = int(status) if status.isdecimal() else 0
+                response = self._response = Response(number, headers, streaming=request.streaming)
+                for received in app.pipeline.response_received:
+                    received(request, decision, response)
+                set_headers = response.set_headers
+        self._send(codec.response_headers_answer(set_headers) if set_headers else codec.RESPONSE_HEADERS_ANSWER)
         if codec.end_of_stream(message, start, end):
-            self._finish()
+            self._complete()
             self._state = State.DONE
         else:
-            self._passing = not app.pipeline.response_streaming
-
-    def _tell_received(self, headers: codec.Headers, request: Request, decision: Decision) -> None:
-        request.now = self._response_at
-        if "text/event-stream" in headers.get("content-type", ""):
-            request.streaming = True
-        status = headers.get(":status", "")
-        for received in self._app.pipeline.response_received:
-            received(request, decision, int(status) if status.isdecimal() else 0)
+            if decision is not None and request is not None:
+                self._streaming = app.pipeline.response_streaming
+            self._passing = not (self._streaming or self._others)
 
     def _on_response_body(self, message: bytes, start: int, end: int) -> None:
         begin, stop, last = codec.body(message, start, end)
-        if end - start <= PIECE_BYTES_MAX:
+        if self._others and begin != stop:
+            self._release_others()
+            self._passing = not self._streaming
+        if self._exchange is not None and begin != stop:
+            self._exchange.chunk(stop - begin)
+        if self._scanner is not None:
+            self._scanner.feed(message[begin:stop])
+        if last:  # the plugins' last word goes with the last piece
+            self._complete()
+            self._state = State.DONE
+        if last and self._response is not None and self._response.metadata:
+            self._send(codec.last_pieces(memoryview(message)[begin:stop], self._response.metadata))
+        elif end - start <= PIECE_BYTES_MAX:
             self._send(codec.response_body_answer(message, start, end))
         else:
             self._send(codec.body_pieces(memoryview(message)[begin:stop], last, request=False))
-        if self._scanner is not None:
-            self._scanner.feed(message[begin:stop])
         if last:
-            self._finish()
-            self._state = State.DONE
             return
         learn_chunk(len(message))
-        if not self._passing and self._decision is not None and self._request is not None:
-            for streaming in self._app.pipeline.response_streaming:
-                streaming(self._request, self._decision)
+        if self._streaming:
+            self._chunk_seen(empty=begin == stop)
+
+    def _chunk_seen(self, *, empty: bool) -> None:
+        """Tells the plugins of a chunk; after the first that is not empty, only those that see all."""
+        app, request, decision = self._app, self._request, self._decision
+        assert request is not None
+        assert decision is not None
+        request.now = app.clock.now
+        for streaming in app.pipeline.every_chunk if empty else self._streaming:
+            streaming(request, decision)
+        if not empty:
+            self._streaming = app.pipeline.every_chunk
+            self._passing = not self._streaming
 
     def _on_response_trailers(self, _message: bytes, _start: int, _end: int, _state: int) -> None:
-        self._finish()
+        self._complete()
         self._send(codec.RESPONSE_TRAILERS_ANSWER)
 
     # Endings.
 
+    def refuse_waiting(self) -> bool:
+        """The worker leaves: a request without a decision is refused; False: it has one, or has not begun."""
+        waits = self._state in (State.AWAIT_BODY, State.DECIDING)
+        if waits:
+            queued = self._state == State.DECIDING
+            self._refuse(
+                Refused(Cause.SHUTTING_DOWN, "request evicted from queue" if queued else "request rejected pre-queue")
+            )
+        return waits
+
     def _refuse(self, refused: Refused) -> None:
         app = self._app
         answer = refusals.answer(refused)
+        self._error = answer.code
+        if self._trace is not None:
+            self._trace.failed(self._request, refused)
         app.lane.add(app.counters.refusals)
+        if self._request is not None:
+            app.recent.add(self._request, None, refused)
+            if refused.cause in NOT_SCHEDULED:
+                app.metrics.not_scheduled(self._request.target_model)
         app.lane.observe(app.counters.request_processing, app.now() - self._received_at)
         self._send(codec.immediate_answer(answer.status, answer.headers, answer.body))
         self._end(0, "")
@@ -406,6 +515,9 @@ class ExtProcStream:
         app = self._app
         app.lane.add(app.counters.faults)
         app.on_fault(problem)
+        self._error = INTERNAL_ERROR
+        if self._trace is not None:
+            self._trace.failed(self._request, problem)
         if self._state < State.ROUTED:
             answer = refusals.answer(Refused(Cause.INTERNAL, f"{type(problem).__name__} in the endpoint picker"))
             self._send(codec.immediate_answer(answer.status, answer.headers, answer.body))
@@ -424,11 +536,31 @@ class ExtProcStream:
             coroutine.close()
         self._pieces.clear()
 
+    def _complete(self) -> None:
+        """The response has ended as it should."""
+        exchange = self._exchange
+        if exchange is not None:
+            exchange.complete(self._scanner.usage if self._scanner is not None else None)
+        if self._response is not None:
+            self._response.whole = True
+        self._finish()
+
     def _finish(self) -> None:
         """Releases what the stream holds; does nothing the second time."""
         self._passing = False
         if self._coroutine is not None or self._pieces:
             self._give_up()
+        trace, self._trace = self._trace, None
+        if trace is not None:
+            trace.end(self._error)
+        if self._error:
+            self._app.metrics.failed(self._request, self._error)
+            self._error = ""
+        exchange, self._exchange = self._exchange, None
+        if exchange is not None:
+            exchange.close()
+        if self._others:
+            self._release_others()
         slot, self._reserved = self._reserved, -1
         if slot < 0:
             return
@@ -445,9 +577,14 @@ class ExtProcStream:
             totals[counters.completion_tokens] += usage.completion or 0
         if self._response_at:
             app.lane.observe(app.counters.response_processing, app.now() - self._response_at)
+        if not app.pipeline.response_complete:
+            return
+        request.now = app.now()
+        response = self._response = self._response or Response()
+        response.usage = usage
         for complete in app.pipeline.response_complete:
             try:
-                complete(request, decision, usage)
+                complete(request, decision, response)
             except Exception as problem:  # one plugin's fault must not keep the others from releasing
                 app.lane.add(app.counters.faults)
                 app.on_fault(problem)

@@ -28,19 +28,23 @@ from epp.data import COUNTED
 from epp.plugins.discovery.file import FileDiscovery
 from epp.plugins.extractors.core_metrics import CoreMetricsExtractor
 from epp.plugins.extractors.metrics_source import MetricsDataSource
+from epp.plugins.producers.inflight import InflightLoad
 from shm.documents import DocumentReader, DocumentWriter
 from shm.lanes import Lane
 from shm.prefix_index import IndexWriter
 from shm.table import TableReader, TableWriter
 from workers.admin import AdminServer, Answer, Request
 from workers.bus import BusReader
+from workers.decisions import Asking
+from workers.decisions_page import DecisionsPage
 from workers.discovery import Discovery, DiscoveryError, File, follow, parse_flag
-from workers.documents import ENDPOINTS, EndpointsView, decode_endpoints
+from workers.documents import ENDPOINTS, EndpointsView, NamesView, decode_endpoints
+from workers.endpoint_log import EndpointLog, Snapshots
 from workers.endpoints import EndpointTable
 from workers.exit_codes import ExitCode
 from workers.health import Health
 from workers.http_client import Dialer
-from workers.instance import BACKLOG, LOADED, Instance
+from workers.instance import LOADED, Instance
 from workers.scrape import Scraper, fresh_for
 from workers.transport.limits import Limits
 from workers.transport.native import Server
@@ -72,15 +76,20 @@ class Supervisor:
         self.instance = instance
         self.lane: Lane = instance.lanes.lane(SEAT)
         self.successor = instance.lanes.successions()[SEAT] > 0
+        loaded = self.lane.scalars[self.lane.schema.scalar[LOADED]]
         self.lane.take_over()
+        # What the predecessor has loaded is in the documents still: a probe that waited for a successor is not told otherwise.
+        self.lane.scalars[self.lane.schema.scalar[LOADED]] = loaded
         self.lane.beat(time.monotonic())
         self.orphaned = False
+        self.debug = instance.options.log_level == "debug"
         self.index = IndexWriter(instance.index_schema, instance.index)
         self._tasks: set[asyncio.Task[Any]] = set()
         self._timers: dict[Callable[[], None], asyncio.TimerHandle] = {}
         self._fault: BaseException | None = None
         self._ended: asyncio.Event
         self.bus: BusReader
+        self.table: EndpointTable
 
     async def serve(self) -> int:
         """The supervisor's whole life."""
@@ -91,12 +100,15 @@ class Supervisor:
         loop.set_exception_handler(self._on_fault)
         bus = self.bus = BusReader(loop, self.instance.bus_readers, self.index, now=time.monotonic)
         table, scraper = self._data_layer(loop)
+        self.table = table
         counts = ScrapeCounts(self.lane, scraper)
         self._every(BEAT_S, lambda: self._beat(counts))
         self._every(SWEEP_S, lambda: self.index.sweep_step(SWEEP_BUCKETS))
         with contextlib.ExitStack() as cleanup:
             cleanup.callback(self._close)
             cleanup.callback(scraper.close)
+            if self.debug:
+                cleanup.callback(self._log_snapshots(loop).close)
             cleanup.callback(bus.close)
             bus.start()
             await self._open_pages(loop, cleanup)
@@ -136,6 +148,7 @@ class Supervisor:
             wanted=wanted,
             fresh_for_s=fresh_for(instance.scrape_interval_s),
             report=self._report,
+            log=EndpointLog(debug=self.debug),
         )
         scraper = Scraper(
             loop,
@@ -154,6 +167,14 @@ class Supervisor:
         )
         scraper.start()
         return table, scraper
+
+    def _log_snapshots(self, loop: asyncio.AbstractEventLoop) -> Snapshots:
+        instance = self.instance
+        documents = DocumentReader(instance.document_schema, instance.documents)
+        table = TableReader(instance.table_schema, instance.table)
+        snapshots = Snapshots(loop, table, EndpointsView(documents), NamesView(documents), now=time.monotonic)
+        snapshots.start()
+        return snapshots
 
     async def _discover(self, table: EndpointTable) -> None:
         """Find endpoints, and go on finding them. Raises DiscoveryError at the first start."""
@@ -180,11 +201,16 @@ class Supervisor:
                 "/metrics": lambda request: self.page.page(request),
                 "/healthz": lambda _: Answer(b"ok\n"),
                 "/readyz": self._readyz,
-            }
+                "/debug/decisions": self._decisions(),
+            },
+            self._report,
         )
-        server = await loop.create_server(admin.protocol, sock=instance.metrics_listener.dup(), backlog=BACKLOG)
+        certificates = instance.metrics_certificates
+        if certificates is not None:
+            certificates.follow(loop, speaks=True)
+            cleanup.callback(certificates.close)
+        admin.serve(instance.metrics_listener, certificates.context if certificates else None)
         cleanup.callback(admin.close)
-        cleanup.callback(server.close)
 
     @functools.cached_property
     def page(self) -> "MetricsPage":
@@ -199,6 +225,7 @@ class Supervisor:
             fresh_for_s=fresh_for(instance.scrape_interval_s),
         )
         source, extractor = scraped_by(instance.config)
+        plugins = instance.config.pipeline.plugins
         return MetricsPage(
             instance.lanes,
             instance.families,
@@ -212,7 +239,23 @@ class Supervisor:
             source_type=source.type_name,
             extractor_type=extractor.type_name,
             now=time.monotonic,
+            scrape_seconds=self.table.scrape_seconds,
+            series=[(group, instance.series_reader(group)) for group in instance.groups],
+            producer_name=next((name for name, p in plugins.items() if isinstance(p, InflightLoad)), ""),
+            stream_metrics=instance.options.enable_grpc_stream_metrics,
+            legacy_names=instance.options.metrics_legacy_names,
         )
+
+    def _decisions(self) -> DecisionsPage:
+        instance = self.instance
+        asking = Asking(
+            self.lane,
+            instance.lanes,
+            DocumentReader(instance.decision_schema, instance.decisions),
+            wake=lambda index: os.eventfd_write(instance.wakeups[index], 1),
+            now=time.monotonic,
+        )
+        return DecisionsPage(asking, time.monotonic, remote=instance.options.debug_remote)
 
     def _readyz(self, _request: Request) -> Answer:
         if self.ready():
@@ -286,7 +329,7 @@ class ScrapeCounts:
         """What was counted until now."""
         found = self._counters
         failed = sum(found.poll_errors.values())
-        counts = (found.scrapes - failed - found.extract_errors, found.late, failed, found.extract_errors)
+        counts = (found.taken, found.late, failed, found.extract_errors)
         for place, before, count in zip(self._places, self._before, counts, strict=True):
             self._lane.counters[place] = max(self._lane.counters[place], before + count)
 

@@ -1,7 +1,8 @@
 """A worker child's main: its loop, its lane, its streams, its end.
 
-Everything shared was made by the parent before the fork; a worker only reads it, but for its own lane. SIGTERM drains: new
-streams are still accepted until the last open one ends or the drain time-out; then the worker leaves with exit code 0.
+Everything shared was made by the parent before the fork; a worker only reads it, but for its own lane. It drains (`drain`)
+together with the others when the parent stops or is gone, and alone when it gets SIGTERM without that, or has outgrown its
+share of memory (`memory`); then it says so in its lane and to the parent, which starts a successor in another seat at once.
 """
 
 import asyncio
@@ -11,30 +12,50 @@ import os
 import random
 import signal
 import time
+from collections import deque
 from functools import partial
 
+import msgspec
 import structlog
 import uvloop
 
-from shm.documents import DocumentReader
-from shm.lanes import Lane, Lanes
+from epp import guard
+from epp.explain import Explanation
+from epp.instrument import Wrap, bare
+from epp.metrics import ATTEMPTS, ERROR, REQUEST, Group, LabelCaps
+from epp.pipeline import Pipeline
+from epp.plugin import Profile
+from shm.documents import DocumentReader, DocumentWriter
+from shm.lanes import SUPERVISOR_LANE, Lane, Lanes
 from shm.prefix_index import IndexReader
+from shm.series import SeriesWriter
 from shm.table import TableReader
 from workers.bus import BusWriter
+from workers.decisions import Publisher, Recent
 from workers.documents import EndpointsView, NamesView
+from workers.drain import Drain
 from workers.exit_codes import ExitCode
-from workers.instance import Instance
+from workers.health import beside
+from workers.instance import LEAVING, LOADED, Instance
+from workers.memory import LOOK_S, Leaving, Usage, Watch, cgroup_limit, share, trim
 from workers.pool import SharedPool
+from workers.request_metrics import RequestMetrics
 from workers.scrape import fresh_for
-from workers.server import App
-from workers.services import WorkerServices
+from workers.server import App, ExtProcStream
+from workers.services import CallTimers, SharedPrefixIndex, WorkerServices
+from workers.stream_metrics import StreamMetrics
+from workers.tracing import Tracer
+from workers.tracing_export import Exporter, open_exporter
+from workers.transport import native
+from workers.transport.interface import Application, Clock, Server
 from workers.transport.limits import Limits
-from workers.transport.native import Server
 
 BEAT_S = 0.1
 FAULTS_LOGGED_PER_S = 5
 GC_YOUNGEST = 20_000  # a stream's objects are freed by reference counts; cycles are rare
-DRAIN_POLL_S = 0.02
+LAG_BEATS = 10  # the loop's lag is the worst of so many
+LAG = "loop_lag_us"
+FRESH_BEAT_S = 0.5  # who has beaten so lately takes connections
 
 log = structlog.get_logger()
 
@@ -56,55 +77,88 @@ class Worker:
         self.lane: Lane = instance.lanes.lane(index + 1)
         self.lane.take_over()
         self._faults_logged = (0.0, 0)
+        self._lags: deque[float] = deque([0.0], LAG_BEATS)  # seconds that beats came late
+        self._recycled = False
+        self._clock = Clock()
+        self._debug = instance.options.log_level == "debug"
+        self._publisher: Publisher
+        self._caps = LabelCaps()
+        self._traces: Exporter | None = None
         self._server: Server
+        self._services: WorkerServices
 
     async def serve(self) -> int:
         """The worker's whole life."""
         loop = asyncio.get_running_loop()
-        options = self.instance.options
         bus = BusWriter(
             self.instance.bus_writers[self.index], partial(self.lane.add, self.lane.schema.counter["bus_drops_total"])
         )
-        counter = self.lane.schema.counter
-        server = Server(
-            loop,
-            Limits(message=options.message_bytes_max),
-            on_abuse=lambda _cause: self.lane.add(counter["abuse_total"]),
-            on_error=self._on_fault,
-            on_accept=self._accepted,
-            on_leave=self._publish_load,  # at once: the next connection must find this worker's true load
-            on_accept_failure=log.error,
-            others=self._others,
-            accepted_anywhere=self._accepted_anywhere,
-        )
-        self._server = server
         stopping = asyncio.Event()
         loop.add_signal_handler(signal.SIGTERM, stopping.set)
         loop.add_signal_handler(signal.SIGINT, lambda: None)  # the parent decides
         loop.add_reader(self.instance.life_reader, stopping.set)
-        server.serve(self.instance.listener, self._app(bus).open, self.instance.ssl_context)
-        self._beat(loop)
+        if self.instance.certificates is not None:
+            self.instance.certificates.follow(loop, speaks=self.index == 0)
+        server = self._server = self._served(loop, self._application(bus))
+        self._beat(loop, time.monotonic())
+        self._watch_memory(loop, stopping)
+        loop.add_reader(self.instance.wakeups[self.index], self._woken, loop)
         self.instance.ready(self.index + 1)
         await stopping.wait()
         loop.remove_reader(self.instance.life_reader)
         await self._drain(server)
+        loop.remove_reader(self.instance.wakeups[self.index])
+        await self._services.close()
         bus.flush()
-        return ExitCode.OK
+        if self._traces is not None:
+            await self._traces.close()
+        return ExitCode.RECYCLED if self._recycled else ExitCode.OK
+
+    def _woken(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Another process wants this one to look at what it says in its lane."""
+        with contextlib.suppress(BlockingIOError):  # a predecessor may have taken it
+            os.eventfd_read(self.instance.wakeups[self.index])
+        self._publisher.woken(loop)
+
+    def _application(self, bus: BusWriter) -> Application:
+        instance, app = self.instance, self._app(bus)
+        opened: Application = app.open
+        if instance.options.enable_grpc_stream_metrics:
+            opened = StreamMetrics(self.lane, time.monotonic).around(opened)
+        if not instance.options.health_checking:
+            return opened
+
+        def ready() -> bool:  # a worker that leaves alone says nothing about the picker
+            orphaned = os.getppid() != instance.parent_pid
+            return not (orphaned or instance.stopping) and bool(self.lanes.scalars(LOADED)[SUPERVISOR_LANE])
+
+        return beside(opened, ready)
 
     def _app(self, bus: BusWriter) -> App:
         instance = self.instance
         documents = DocumentReader(instance.document_schema, instance.documents)
         rng = random.Random(int.from_bytes(os.urandom(16), "big"))
-        services = WorkerServices(
+        services = self._services = WorkerServices(
             self.lane,
-            IndexReader(instance.index_schema, instance.index),
-            bus,
+            SharedPrefixIndex(IndexReader(instance.index_schema, instance.index), bus),
             prefix_seed=instance.prefix_seed,
             rng=rng,
             measures=instance.measures,
+            counters={group.name: self._series(group) for group in instance.counter_groups},
+            now=time.monotonic,
         )
         pipeline = instance.config.pipeline
         pipeline.start(services)
+        timers: Wrap = bare
+        if instance.options.plugin_metrics:
+            timers = CallTimers(self.lane, instance.timers, time.perf_counter)
+        if guard.declared(pipeline.recipe.plugins):
+            timers = guard.within(guard.guard(guard.counted(services)), timers)
+        if timers is not bare:
+            pipeline = pipeline.wrapped(timers)
+        recent = Recent(pipeline, self.index, time.monotonic, self._tell if self._debug else None)
+        published = DocumentWriter(instance.decision_schema, instance.decisions)
+        self._publisher = Publisher(recent, self.lanes, self.lane, published, self.index)
         pool = SharedPool(
             TableReader(instance.table_schema, instance.table),
             EndpointsView(documents),
@@ -114,24 +168,80 @@ class Worker:
             fresh_for_s=fresh_for(instance.scrape_interval_s),
             now=time.monotonic,
             producer_failed=self._producer_failed,
+            shadow_failed=self._shadow_failed,
             honour_subsets=not instance.options.disable_endpoint_subset_filter,
         )
         return App(
             pipeline,
             pool,
             self.lane,
+            self._request_metrics(),
             body_bytes_max=instance.options.body_bytes_max,
+            clock=self._clock,
             now=time.monotonic,
             rng=rng,
             on_fault=self._on_fault,
+            emit_scores=instance.options.emit_endpoint_scores,
+            recent=recent,
+            tracer=self._tracer(pipeline, timers, rng),
         )
+
+    def _tracer(self, pipeline: Pipeline, timers: Wrap, rng: random.Random) -> Tracer | None:
+        """None: no traces were asked for, and nothing of OpenTelemetry is imported."""
+        asked = self.instance.options.tracing
+        if asked is None:
+            return None
+        self._traces = Exporter(open_exporter(asked))
+        return Tracer(pipeline, timers, self._traces.emit, ratio=asked.ratio, rng=rng)
+
+    def _request_metrics(self) -> RequestMetrics:
+        return RequestMetrics(self._clock, *(self._series(group) for group in (REQUEST, ERROR, ATTEMPTS)))
+
+    def _series(self, group: Group) -> SeriesWriter:
+        """This worker's part of a table of labelled metrics."""
+        series = self.instance.series_writer(group, self.index, self._caps)
+        series.take_over()
+        return series
+
+    def _served(self, loop: asyncio.AbstractEventLoop, application: Application) -> Server:
+        """The transport that was asked for, serving."""
+        instance = self.instance
+        limits, abuse = Limits(message=instance.options.message_bytes_max), self.lane.schema.counter["abuse_total"]
+        count_abuse = lambda _cause: self.lane.add(abuse)  # noqa: E731 - two uses
+        if instance.options.transport == "grpcio":
+            from workers.transport import grpcio  # costs 20 MiB, and nobody may fork who has imported it
+
+            known = grpcio.Server(
+                loop,
+                limits,
+                on_abuse=count_abuse,
+                on_error=self._on_fault,
+                clock=self._clock,
+                now=time.monotonic,
+            )
+            known.serve(instance.listener, application, instance.certificates)
+            return known
+        own = native.Server(
+            loop,
+            limits,
+            on_abuse=count_abuse,
+            on_error=self._on_fault,
+            on_accept=self._accepted,
+            on_leave=self._publish_load,  # at once: the next connection must find this worker's true load
+            on_accept_failure=log.error,
+            others=self._others,
+            accepted_anywhere=self._accepted_anywhere,
+            clock=self._clock,
+            now=time.monotonic,
+        )
+        own.serve(instance.listener, application, instance.ssl_context)
+        return own
 
     def _others(self) -> list[tuple[bool, int, float]]:
         """What gated accept compares itself with: the other workers' lanes."""
         ages = self.lanes.ages(time.monotonic())
         loads = self.lanes.scalars("accept_load")
-        own = self.index + 1
-        return [(self.lanes.serving(i), loads[i], ages[i]) for i in range(1, len(ages)) if i != own]
+        return [(said != Leaving.LEAVES, loads[i], ages[i]) for i, said in self._leaving().items()]
 
     def _accepted(self) -> None:
         self.lane.add(self.lane.schema.counter["connections_total"])
@@ -146,21 +256,92 @@ class Worker:
     def _accepted_anywhere(self) -> int:
         return self.lanes.counters()["connections_total"]
 
-    def _beat(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.lane.beat(time.monotonic())
+    def _beat(self, loop: asyncio.AbstractEventLoop, due: float) -> None:
+        now = time.monotonic()
+        self.lane.beat(now)
         self._publish_load()
-        loop.call_later(BEAT_S, self._beat, loop)
+        self._lags.append(now - due)
+        if (lag := self.lane.schema.scalar.get(LAG)) is not None:
+            self.lane.scalars[lag] = int(max(self._lags) * 1e6)
+        loop.call_later(BEAT_S, self._beat, loop, now + BEAT_S)
+
+    def _watch_memory(self, loop: asyncio.AbstractEventLoop, stopping: asyncio.Event) -> None:
+        """Leave when this process has outgrown its share; never, if a fresh one is over it already."""
+        given, cgroup, usage = self.instance.options.worker_memory_limit, cgroup_limit(), Usage()
+        first = self.instance.options.workers
+
+        def limit() -> int:
+            return share(given, cgroup, max(first, sum(map(self.lanes.serving, range(1, self.lanes.schema.lanes)))))
+
+        if not (own := limit()):
+            return
+        if need := usage.over(own):
+            log.error(
+                f"a worker needs {need >> 20} MiB to start with and its share is {own >> 20} MiB: it is not watched; "
+                "give the container more memory, or fewer --workers, or set --worker-memory-limit",
+            )
+            return
+        watch = Watch(
+            self.index + 1, now=loop.time(), over=usage.over, trim=trim, say=self._say_leaving, others=self._leaving
+        )
+
+        def look() -> None:
+            if stopping.is_set():
+                return
+            if used := watch.look(loop.time(), limit()):
+                log.warning("worker is recycled: memory", used_mib=used >> 20, limit_mib=limit() >> 20)
+                self._recycled = True
+                stopping.set()
+            else:
+                loop.call_later(LOOK_S, look)
+
+        loop.call_later(LOOK_S, look)
+
+    def _say_leaving(self, state: Leaving) -> None:
+        self.lane.scalars[self.lane.schema.scalar[LEAVING]] = state
+
+    def _leaving(self) -> dict[int, int]:
+        """What the other serving workers say, by seat."""
+        said = self.lanes.scalars(LEAVING)
+        own = self.index + 1
+        return {i: said[i] for i in range(1, len(said)) if i != own and self.lanes.serving(i)}
 
     async def _drain(self, server: Server) -> None:
-        """Streams end by themselves, or at the time-out; an idle worker leaves at once."""
-        deadline = time.monotonic() + self.instance.options.drain_timeout_s
-        while server.streams and time.monotonic() < deadline:  # noqa: ASYNC110 - streams say nothing when they end
-            await asyncio.sleep(DRAIN_POLL_S)
-        server.stop_accepting()
-        server.drain()
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(server.closed(), max(0.0, deadline - time.monotonic()))
-        server.abort()
+        """With all others if the picker stops or its parent is gone, else alone."""
+        instance = self.instance
+        drain = Drain(
+            server,
+            timeout_s=instance.options.drain_timeout_s,
+            hurried=lambda: instance.hurrying,
+            refuse_waiting=partial(refuse_waiting, server),
+        )
+        if instance.stopping or os.getppid() != instance.parent_pid:
+            await drain.together(self._busy)
+            return
+        self._say_leaving(Leaving.LEAVES)
+        instance.leaving(self.index + 1)
+        await drain.alone(self._relieved)
+
+    def _busy(self) -> bool:
+        """Whether any worker of the picker has a stream; the others say so in their lanes."""
+        own = self.index + 1
+        streams = self.lanes.scalars("streams")
+        return self._server.streams > 0 or any(
+            streams[i] for i in range(1, len(streams)) if i != own and self.lanes.serving(i)
+        )
+
+    def _relieved(self) -> bool:
+        """Whether another worker accepts what this one will not."""
+        ages = self.lanes.ages(time.monotonic())
+        fresh = any(said != Leaving.LEAVES and ages[i] < FRESH_BEAT_S for i, said in self._leaving().items())
+        return fresh or self.instance.stopping
+
+    def _tell(self, explained: Explanation) -> None:
+        log.debug("decision", **msgspec.to_builtins(explained))
+
+    def _shadow_failed(self, profile: Profile, problem: BaseException) -> None:
+        self.lane.add(self.lane.schema.counter["shadow_failures_total"])
+        self._log_rarely(f"shadow profile '{profile.name}' failed", problem)
 
     def _producer_failed(self, failure: BaseException) -> None:
         self.lane.add(self.lane.schema.counter["producer_failures_total"])
@@ -177,3 +358,10 @@ class Worker:
         self._faults_logged = (second, count + 1)
         if count < FAULTS_LOGGED_PER_S:
             log.error(event, error=repr(problem), exc_info=problem)
+
+
+def refuse_waiting(server: Server) -> int:
+    """Answers every stream that has no decision yet; how many there were."""
+    # One that is measured on its way stands inside another.
+    innermost = [getattr(handler, "handler", handler) for handler in server.handlers()]
+    return sum(stream.refuse_waiting() for stream in innermost if isinstance(stream, ExtProcStream))

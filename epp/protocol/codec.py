@@ -9,9 +9,11 @@ new length prefixes.
 import enum
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Final, NamedTuple
 
 from google.protobuf.message import DecodeError
+from google.protobuf.struct_pb2 import Struct
 
 from epp.errors import ProtocolViolation
 from epp.protocol.proto import ext_proc_pb2 as pb
@@ -21,6 +23,7 @@ SUBSET_NAMESPACE: Final = "envoy.lb.subset_hint"
 _SUBSET_NAMESPACE: Final = SUBSET_NAMESPACE.encode()
 SUBSET_KEY: Final = "x-gateway-destination-endpoint-subset"
 DESTINATION: Final = "x-gateway-destination-endpoint"
+SCORES: Final = "x-gateway-destination-endpoint-scores"
 METADATA_NAMESPACE: Final = "envoy.lb"
 
 
@@ -86,34 +89,37 @@ def split(message: bytes) -> tuple[int, int, int]:
 def _split_slowly(message: bytes) -> tuple[int, int, int]:
     """Any order of fields; of a oneof given twice the last one counts, as protobuf says."""
     found = None
-    for number, start, end in _fields(message, 0, len(message)):
-        if 2 <= number <= 7:
-            found = (number, start, end)
+    for tag, start, end in _fields(message, 0, len(message)):
+        if tag & 7 == 2 and 2 <= tag >> 3 <= 7:
+            found = (tag >> 3, start, end)
     if found is None:
         raise ProtocolViolation("a message holds neither headers, body nor trailers")
     return found
 
 
 def _fields(data: bytes, at: int, end: int) -> Iterable[tuple[int, int, int]]:
-    """(number, start, end) of each field; of scalars, of their value."""
-    while at < end:
-        tag, at = _read_varint(data, at)
-        kind = tag & 7
-        if kind == 2:
-            length, at = _read_varint(data, at)
-            stop = at + length
-        elif kind == 0:
-            stop = _read_varint(data, at)[1]
-        elif kind == 1:
-            stop = at + 8
-        elif kind == 5:
-            stop = at + 4
-        else:
-            raise ProtocolViolation(f"malformed message: wire type {kind}")
-        if stop > end:
-            raise ProtocolViolation("malformed message: a field is longer than the message")
-        yield tag >> 3, at, stop
-        at = stop
+    """(tag, start, end) of each field; of scalars, of their value. A known number with another wire type is another field."""
+    try:
+        while at < end:
+            tag, at = _read_varint(data, at)
+            kind = tag & 7
+            if kind == 2:
+                length, at = _read_varint(data, at)
+                stop = at + length
+            elif kind == 0:
+                stop = _read_varint(data, at)[1]
+            elif kind == 1:
+                stop = at + 8
+            elif kind == 5:
+                stop = at + 4
+            else:
+                raise ProtocolViolation(f"malformed message: wire type {kind}")
+            if stop > end:
+                raise ProtocolViolation("malformed message: a field is longer than the message")
+            yield tag, at, stop
+            at = stop
+    except IndexError:
+        raise ProtocolViolation("malformed message: it is cut off") from None
 
 
 def headers(message: bytes, start: int, end: int) -> tuple[dict[str, str], bool]:
@@ -157,6 +163,10 @@ class Headers(Mapping[str, str]):
             if size < 0x80 and message[key - 2] == 0x0A and message[key - 1] == len(needle) + 1 + size:
                 return message[at + 1 : at + 1 + size].decode("latin-1")
         return self._all().get(needle[2:-1].decode())
+
+    def mentions(self, text: bytes) -> bool:
+        """Whether this text stands anywhere among names and values: a cheap look before a costly one."""
+        return self._message.find(text, self._start, self._end) >= 0
 
     def _all(self) -> dict[str, str]:
         found = self._found
@@ -252,10 +262,10 @@ def body(message: bytes, start: int, end: int) -> tuple[int, int, bool]:
 def _body_slowly(message: bytes, start: int, end: int) -> tuple[int, int, bool]:
     begin = stop = start
     last = False
-    for number, at, until in _fields(message, start, end):
-        if number == 1:
+    for tag, at, until in _fields(message, start, end):
+        if tag == 0x0A:
             begin, stop = at, until
-        elif number == 2:
+        elif tag == 0x10:
             last = message[at] != 0
     return begin, stop, last
 
@@ -293,15 +303,13 @@ _CLEAR_ROUTE_CACHE: Final = b"\x28\x01"
 class Destination:
     """The answer to request headers for one target list: bytes around the one part that differs, the content length."""
 
-    __slots__ = ("_around", "metadata", "option")
+    __slots__ = ("_around", "_entry", "metadata", "option")
 
     def __init__(self, addresses: str) -> None:
         target = addresses.encode()
         self.option = _set_header(DESTINATION, target)
-        value = field(3, target)  # google.protobuf.Value.string_value
-        inner = field(1, field(1, DESTINATION.encode()) + field(2, value))  # Struct.fields entry
-        outer = field(1, field(1, METADATA_NAMESPACE.encode()) + field(2, field(5, inner)))  # Value.struct_value
-        self.metadata = field(8, outer)  # ProcessingResponse.dynamic_metadata
+        self._entry = _entry(DESTINATION, field(3, target))  # google.protobuf.Value.string_value
+        self.metadata = _dynamic_metadata(self._entry)
         self._around: dict[int, tuple[bytes, bytes]] = {}  # number of digits -> before, after
 
     def answer(self, content_length: int) -> bytes:
@@ -315,12 +323,27 @@ class Destination:
             around = self._around[len(digits)] = (before, after)
         return around[0] + digits + around[1]
 
-    def compose(self, more: bytes) -> bytes:
-        """ProcessingResponse{request_headers{response{header_mutation}}, dynamic_metadata} with `more` set_headers."""
+    def with_scores(self, scores: Mapping[str, float]) -> bytes:
+        """The dynamic metadata with the score of each address besides."""
+        numbers = b"".join([_entry(address, b"\x11" + struct.pack("<d", score)) for address, score in scores.items()])
+        return _dynamic_metadata(self._entry + _entry(SCORES, field(5, numbers)))
+
+    def compose(self, more: bytes, metadata: bytes | None = None) -> bytes:
+        """ProcessingResponse{request_headers{response{header_mutation}}, dynamic_metadata} with `more` of the mutation."""
         options = self.option + more
         common = b"\x12" + varint(len(options)) + options + _CLEAR_ROUTE_CACHE
         response = b"\x0a" + varint(len(common)) + common
-        return _framed(b"\x0a" + varint(len(response)) + response + self.metadata)
+        return _framed(b"\x0a" + varint(len(response)) + response + (metadata or self.metadata))
+
+
+def _entry(key: str, value: bytes) -> bytes:
+    """Struct.fields{key, Value}."""
+    return field(1, field(1, key.encode()) + field(2, value))
+
+
+def _dynamic_metadata(entries: bytes) -> bytes:
+    """ProcessingResponse.dynamic_metadata{METADATA_NAMESPACE: entries}."""
+    return field(8, _entry(METADATA_NAMESPACE, field(5, entries)))
 
 
 def _content_length(digits: bytes) -> bytes:
@@ -328,12 +351,32 @@ def _content_length(digits: bytes) -> bytes:
     return field(1, field(1, header))
 
 
-def request_headers_answer(destination: Destination, content_length: int, extra: Mapping[str, str]) -> bytes:
+@lru_cache(maxsize=64)  # what plugins remove is fixed by the configuration
+def _remove_headers(names: tuple[str, ...]) -> bytes:
+    """HeaderMutation.remove_headers."""
+    return b"".join([field(2, name.encode()) for name in names])
+
+
+def request_headers_answer(
+    destination: Destination,
+    content_length: int,
+    extra: Mapping[str, str],
+    scores: Mapping[str, float] | None = None,
+    removed: tuple[str, ...] = (),
+) -> bytes:
     """The framed answer that routes the request. Raises ValueError for a header value that is not Latin-1."""
-    if not extra:
+    if not extra and not removed and scores is None:
         return destination.answer(content_length)
     more = _content_length(b"%d" % content_length) if content_length else b""
-    return destination.compose(more + b"".join([_set_header(n, v.encode("latin-1")) for n, v in extra.items()]))
+    metadata = destination.with_scores(scores) if scores is not None else None
+    added = b"".join([_set_header(n, v.encode("latin-1")) for n, v in extra.items()])
+    return destination.compose(more + added + _remove_headers(removed), metadata)
+
+
+def response_headers_answer(set_headers: Mapping[str, str]) -> bytes:
+    """The framed answer to response headers that adds to them. Raises ValueError for a value that is not Latin-1."""
+    mutation = b"".join([_set_header(n, v.encode("latin-1")) for n, v in set_headers.items()])
+    return _framed(field(2, field(1, field(2, mutation))))
 
 
 RESPONSE_HEADERS_ANSWER: Final = _framed(field(2, field(1, b"")))
@@ -426,6 +469,15 @@ def body_pieces(data: bytes | memoryview, end_of_stream: bool, *, request: bool)
         if ends:
             parts.append(_TRUE)
     return b"".join(parts)
+
+
+def last_pieces(data: bytes | memoryview, metadata: Mapping[str, Mapping[str, object]]) -> bytes:
+    """The last piece of a response body with dynamic metadata: the bytes, then an empty piece that ends and carries it."""
+    struct_ = Struct()
+    struct_.update(dict(metadata))  # type: ignore[arg-type]  # the stub knows no nested mappings
+    ending = field(1, field(3, field(3, _TRUE)))  # CommonResponse.body_mutation.streamed_response
+    last = _framed(field(4, ending) + field(8, struct_.SerializeToString()))
+    return body_pieces(data, False, request=False) + last if len(data) else last
 
 
 def immediate_answer(status: int, headers_: Mapping[str, str], body_: bytes) -> bytes:

@@ -12,9 +12,10 @@ CONTENT_TYPE = "content-type"
 
 
 class Answer(NamedTuple):
-    """An error answer to a client."""
+    """An error answer to a client; `code` names it in metrics."""
 
     status: int
+    code: str
     headers: Mapping[str, str]
     body: bytes
 
@@ -34,8 +35,18 @@ RULES: Mapping[Cause, _Rule] = {
     Cause.NO_CANDIDATES: _Rule(
         503, "ServiceUnavailable", "failed to find endpoint candidates for serving the request", "rejected-no-endpoints"
     ),
+    Cause.SCREENED_OUT: _Rule(
+        503, "ServiceUnavailable", "screeners eliminated all endpoint candidates", "rejected-no-endpoints"
+    ),
+    Cause.NOT_ADMITTED: _Rule(429, "ResourceExhausted", "request cannot be admitted: {}", "rejected-saturated"),
     Cause.NO_ENDPOINT_LEFT: _Rule(
         429, "ResourceExhausted", "no endpoints available for the given request", "rejected-saturated"
+    ),
+    Cause.SHUTTING_DOWN: _Rule(
+        503,
+        "ServiceUnavailable",
+        "flow controller shutting down: {}: flow controller is not running",
+        "rejected-shutting-down",
     ),
     Cause.INTERNAL: _Rule(500, "Internal", "{}"),
 }
@@ -49,4 +60,4 @@ def answer(refused: Refused) -> Answer:
     headers = {CONTENT_TYPE: "application/json"}
     if rule.drop_reason:
         headers[DROP_REASON] = rule.drop_reason
-    return Answer(rule.status, headers, msgspec.json.encode({"error": error}))
+    return Answer(rule.status, rule.code, headers, msgspec.json.encode({"error": error}))

@@ -9,7 +9,7 @@ from typing import Final
 
 import msgspec
 
-from epp.plugin import Usage
+from epp.decision import Usage
 
 KEY: Final = b'"usage"'
 USAGE_BYTES_MAX: Final = 4096

@@ -16,7 +16,7 @@ import numpy as np
 
 from epp.candidates import Candidates
 from epp.decide import decide
-from epp.pipeline import Pipeline, compile_pipeline, compile_profile
+from epp.pipeline import Pipeline, Recipe, WiredProfile, compile_pipeline
 from epp.plugin import NoParams
 from epp.plugins.parsers.openai import OpenAI
 from epp.plugins.pickers.max_score import MaxScore
@@ -40,23 +40,24 @@ Case = tuple[str, Callable[[], object]]
 
 def pipeline(services: FakeServices) -> Pipeline:
     """The default configuration: queue 2, KV cache 2, prefix 3."""
-    scorers = [
+    scorers = (
         (QueueDepth("q", NoParams()), 2.0),
         (KvUtilization("k", NoParams()), 2.0),
         (PrefixCache("p", PrefixCache.Params()), 3.0),
-    ]
+    )
     picker, producer, parser = (
         MaxScore("m", MaxScore.Params()),
         ApproximatePrefix(APPROXIMATE, ApproximatePrefix.Params()),
         OpenAI("o", NoParams()),
     )
     made = compile_pipeline(
-        [*(s for s, _ in scorers), picker, producer, parser],
-        parsers=[parser],
-        handler=SingleProfile("h", NoParams()),
-        profiles=[compile_profile("default", [*scorers, (picker, 1.0)])],
-        producers=[producer],
-        columns=(),
+        Recipe(
+            plugins=(*(s for s, _ in scorers), picker, producer, parser),
+            parsers=(parser,),
+            handler=SingleProfile("h", NoParams()),
+            profiles=(WiredProfile("default", (*scorers, (picker, 1.0))),),
+            producers=(producer,),
+        )
     )
     made.start(services)
     return made
@@ -90,7 +91,7 @@ def pool(count: int) -> FakePool:
 def decisions() -> Iterator[Case]:
     made = pipeline(NoIndex())
     body = msgspec.json.encode({"model": "m", "prompt": "hello " * 160, "max_tokens": 9})
-    parser = made.parsers[0]
+    parser = made.recipe.parsers[0]
     for count in (8, 100, 1000):
         endpoints = pool(count)
 

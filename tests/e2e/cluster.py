@@ -122,12 +122,18 @@ class Cluster:
         return [Fleet(child, file) for child, file in zip(started, files, strict=True)]
 
     def picker(
-        self, endpoints: Path, *flags: str, workers: int, run_dir: Path | None = None, ready: bool = True
+        self,
+        endpoints: Path,
+        *flags: str,
+        workers: int,
+        run_dir: Path | None = None,
+        ready: bool = True,
+        config_text: str = "",
     ) -> Picker:
-        """Plaintext, with the default configuration."""
+        """Plaintext, with the default configuration unless there is another one's text."""
         number = next(self._numbers)
         config = self.directory / f"config-{number}.yaml"
-        config.write_text(picker_config(endpoints))
+        config.write_text(config_text or picker_config(endpoints))
         grpc, health, metrics = free_ports(3)
         argv = [*serve(config, grpc, health, metrics, workers, run_dir or self.directory / "run"), *flags]
         picker = Picker(self.children.start(f"picker {number}", argv), grpc, health, metrics)

@@ -1,16 +1,38 @@
-"""Clients that leave and servers that die, while others go on."""
+"""Clients that leave, servers that die, and a machine that has run out of something, while the picker goes on."""
 
 import asyncio
+import contextlib
+import json
+import os
+import shutil
 import signal
 import socket
+import subprocess
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import aiohttp
+import pytest
 
-from tests.e2e.cluster import COMPLETIONS, Cluster, Picker, ask, completion, eventually, write_endpoints
+from tests.e2e.cluster import (
+    COMPLETIONS,
+    Cluster,
+    Picker,
+    ask,
+    completion,
+    eventually,
+    run,
+    serve,
+    write_endpoints,
+)
 from tests.e2e.conftest import FAST, WORKERS, Gateway
-from workers.demo.stack import LOOPBACK
+from tests.faults import client
+from tests.faults.client import Ending
+from tests.faults.watch import Watched
+from workers.demo.children import free_ports
+from workers.demo.stack import LOOPBACK, picker_config
 
 SERVERS = 8
 CLIENTS = 16
@@ -99,3 +121,141 @@ def test_a_killed_server_is_avoided_within_moments(cluster: Cluster) -> None:
     assert len(after) > 20
     assert set(after) == {200}
     assert len(failed) < 200
+
+
+def command(cluster: Cluster, ports: list[int], *flags: str, workers: int = 2) -> list[str]:
+    """A picker's command line; nobody needs to reach its endpoint."""
+    endpoints = write_endpoints(cluster.directory / "nowhere.yaml", [(LOOPBACK, 1)])
+    config = cluster.directory / "nowhere-config.yaml"
+    config.write_text(picker_config(endpoints))
+    return [*serve(config, *ports, workers, cluster.directory / "run"), *flags]
+
+
+def in_shell(cluster: Cluster, script: str, *arguments: str, workers: int = 2) -> Picker:
+    """A picker that a shell starts: `script` has "$@" where the command stands."""
+    ports = free_ports(3)
+    argv = ["sh", "-c", script, "sh", *command(cluster, ports, *arguments, workers=workers)]
+    picker = Picker(cluster.children.start("picker in a shell", argv), *ports)
+    cluster.wait(picker.child, picker.ready)
+    return picker
+
+
+def exchanges(picker: Picker, count: int, *, each_connects: bool = False) -> tuple[list[Ending], list[int]]:
+    """How requests ended, and the ports of their connections."""
+
+    async def main() -> tuple[list[Ending], list[int]]:
+        shared = client.Gateway(picker.grpc)
+        endings, ports = [], []
+        for number in range(count):
+            gateway = client.Gateway(picker.grpc) if each_connects else shared
+            async with asyncio.timeout(10):
+                ending, stream = await gateway.exchange(number)
+            endings.append(ending)
+            ports.append(stream.connection.port)
+            if each_connects:
+                await gateway.close()
+        await shared.close()
+        return endings, ports
+
+    return asyncio.run(main())
+
+
+def test_a_stopped_worker_keeps_no_new_connection_waiting_and_is_replaced(cluster: Cluster) -> None:
+    picker = cluster.picker(write_endpoints(cluster.directory / "nowhere.yaml", [(LOOPBACK, 1)]), workers=3)
+    watched = Watched(picker.child.pid, picker.instance, picker.grpc)
+    victim, generation = watched.children()[2], watched.generation(2)
+    os.kill(victim, signal.SIGSTOP)
+    stopped = time.monotonic()
+    endings, ports = exchanges(picker, 40, each_connects=True)
+    served = time.monotonic() - stopped
+    assert endings == [Ending.OK] * 40
+    assert not set(ports) & watched.client_ports(victim)
+    assert eventually(lambda: watched.up(2, generation), 20)
+    print(
+        f"40 connections served in {served:.2f} s; a successor after {time.monotonic() - stopped:.2f} s (5 s and its start)"
+    )
+    assert watched.children()[2] != victim
+
+
+@contextlib.contextmanager
+def full_pipe(path: Path) -> Iterator[int]:
+    """A named pipe that takes no byte more; its descriptor."""
+    os.mkfifo(path)
+    descriptor = os.open(path, os.O_RDWR | os.O_NONBLOCK)
+    try:
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                os.write(descriptor, b"x" * 4096)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def test_when_nobody_reads_its_log_lines_are_dropped_and_serving_goes_on(cluster: Cluster) -> None:
+    pipe = cluster.directory / "log-pipe"
+    with full_pipe(pipe) as descriptor:
+        picker = in_shell(cluster, f'exec "$@" >{pipe} 2>&1')
+        assert exchanges(picker, 50)[0] == [Ending.OK] * 50
+        with contextlib.suppress(BlockingIOError):
+            while os.read(descriptor, 65536):
+                pass
+        picker.child.signal(signal.SIGHUP)  # something to say
+        lines: list[bytes] = []
+
+        def said() -> bool:
+            with contextlib.suppress(BlockingIOError):
+                lines.extend(os.read(descriptor, 65536).splitlines())
+            return any(b"SIGHUP" in line for line in lines)
+
+        assert eventually(said)
+        assert json.loads(lines[0])["event"] == "log lines dropped"
+        assert json.loads(lines[0])["lines"] >= 4
+        picker.child.signal(signal.SIGTERM)
+        assert picker.child.process.wait(15) == 0
+        cluster.forget(picker.child)
+
+
+def test_a_full_disk_under_the_log_costs_lines_and_nothing_else(cluster: Cluster) -> None:
+    picker = in_shell(cluster, 'exec "$@" >/dev/full 2>&1')
+    assert exchanges(picker, 50)[0] == [Ending.OK] * 50
+    picker.child.signal(signal.SIGTERM)
+    assert picker.child.process.wait(15) == 0
+    cluster.forget(picker.child)
+
+
+def test_with_64_descriptors_what_is_open_is_served_and_the_log_names_the_limit(cluster: Cluster) -> None:
+    picker = in_shell(cluster, 'ulimit -n 64; exec "$@"', workers=1)
+    assert exchanges(picker, 10)[0] == [Ending.OK] * 10
+    crowd = [socket.create_connection((LOOPBACK, picker.grpc), 5) for _ in range(100)]
+    try:
+        assert eventually(lambda: "raise the limit of open files" in picker.child.log.read_text())
+        assert picker.ready()
+    finally:
+        for one in crowd:
+            one.close()
+    assert exchanges(picker, 10, each_connects=True)[0] == [Ending.OK] * 10
+
+
+def test_too_few_descriptors_to_start_are_an_error_in_one_line(cluster: Cluster) -> None:
+    done = run(["sh", "-c", 'ulimit -n 32; exec "$@"', "sh", *command(cluster, free_ports(3), workers=4)])
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert "may have 32 open files, and a picker of up to 8 workers needs 56" in line
+
+
+def may_mount() -> bool:
+    unshare = shutil.which("unshare")
+    argv = [unshare or "", "-m", "sh", "-c", "mount -t tmpfs -o size=1m tmpfs /dev/shm"]
+    return unshare is not None and subprocess.run(argv, capture_output=True, check=False).returncode == 0
+
+
+@pytest.mark.skipif(
+    not may_mount(), reason="needs a mount namespace of its own; tests/shm covers the refusal without one"
+)
+def test_a_small_dev_shm_is_refused_with_the_sizes_before_anything_runs(cluster: Cluster) -> None:
+    script = 'mount -t tmpfs -o size=1m tmpfs /dev/shm && "$@"; code=$?; ls -A /dev/shm; exit $code'
+    done = run(["unshare", "-m", "sh", "-c", script, "sh", *command(cluster, free_ports(3))])
+    assert done.returncode == 1
+    assert "does not fit into /dev/shm (ENOSPC)" in done.stderr
+    assert "Kubernetes: an emptyDir with medium: Memory" in done.stderr
+    assert done.stdout == ""

@@ -1,14 +1,22 @@
-"""How a picker starts, ends and refuses to start, as a process."""
+"""How a picker starts, ends, changes its workers and refuses to start, as a process."""
 
+import asyncio
+import json
 import os
 import signal
+from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
-from tests.e2e.cluster import Cluster, Picker, run, serve, write_endpoints
+from epp.protocol.proto import ext_proc_pb2 as pb
+from tests.e2e.cluster import Cluster, Picker, eventually, run, serve, write_endpoints
+from tests.faults.client import RESPONSE, Ending, Gateway, Lost, Stream, framed, request
+from tests.faults.watch import Watched, alive
 from workers.demo.children import free_ports
 from workers.demo.stack import picker_config
 
 END_S = 15.0
+DRAIN_S = 1.0
 
 
 def residue(picker: Picker) -> list[str]:
@@ -17,6 +25,65 @@ def residue(picker: Picker) -> list[str]:
 
 def some_endpoints(cluster: Cluster) -> Path:
     return cluster.fleet(1).file
+
+
+def nowhere(cluster: Cluster) -> Path:
+    """Endpoints that nobody needs to reach: these tests answer for them."""
+    return write_endpoints(cluster.directory / "nowhere.yaml", [("127.0.0.1", 1)])
+
+
+def watched(picker: Picker) -> Watched:
+    return Watched(picker.child.pid, picker.instance, picker.grpc)
+
+
+def events(picker: Picker) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in picker.child.log.read_text().splitlines() if line.startswith("{")]
+
+
+def endings(picker: Picker) -> list[str]:
+    return [event["ending"] for event in events(picker) if event["event"] == "child ended"]
+
+
+def with_gateway(picker: Picker, story: Callable[[Gateway], Awaitable[None]]) -> None:
+    async def main() -> None:
+        gateway = Gateway(picker.grpc)
+        try:
+            async with asyncio.timeout(END_S):
+                await story(gateway)
+        finally:
+            await gateway.close()
+
+    asyncio.run(main())
+
+
+async def routed(gateway: Gateway, number: int = 1) -> Stream:
+    """A stream that has its endpoint."""
+    stream = await gateway.stream()
+    stream.send(request(number))
+    first, _ = await stream.take(2)
+    assert pb.ProcessingResponse.FromString(first).WhichOneof("response") == "request_headers"
+    return stream
+
+
+async def finish(stream: Stream) -> str:
+    stream.send(RESPONSE)
+    await stream.take(2)
+    stream.send(b"", last=True)
+    return await stream.end()
+
+
+async def half_sent(gateway: Gateway, body: bytes = b'{"model":') -> Stream:
+    """A stream whose body has not come to its end."""
+    head, part = pb.ProcessingRequest(), pb.ProcessingRequest()
+    head.request_headers.headers.headers.add(key=":path", raw_value=b"/v1/completions")
+    part.request_body.body = body
+    stream = await gateway.stream()
+    stream.send(framed(head) + framed(part))
+    return stream
+
+
+async def gone(picker: Picker) -> int:
+    return await asyncio.to_thread(picker.child.process.wait, END_S)
 
 
 def test_sigterm_ends_with_exit_code_0_and_leaves_nothing(cluster: Cluster) -> None:
@@ -35,6 +102,151 @@ def test_ctrl_c_in_the_whole_group_ends_it_the_same_way(cluster: Cluster) -> Non
     assert picker.child.process.wait(END_S) == 0, picker.child.tail()
     cluster.forget(picker.child)
     assert residue(picker) == []
+
+
+def test_open_streams_end_well_and_new_ones_are_served_while_the_picker_stops(cluster: Cluster) -> None:
+    picker = cluster.picker(nowhere(cluster), workers=2)
+
+    async def story(gateway: Gateway) -> None:
+        held = [await routed(gateway, n) for n in range(20)]
+        picker.child.signal(signal.SIGTERM)
+        assert await asyncio.to_thread(eventually, lambda: not picker.ready())
+        late = Gateway(picker.grpc)
+        assert (await late.exchange(99))[0] is Ending.OK
+        await late.close()
+        assert [await finish(stream) for stream in held] == ["0"] * 20
+        assert await gone(picker) == 0
+
+    with_gateway(picker, story)
+    cluster.forget(picker.child)
+    assert endings(picker) == ["exit code 0 (OK)"] * 3
+
+
+def test_what_waits_when_time_is_up_is_refused_with_the_reason_and_what_is_routed_is_cut(cluster: Cluster) -> None:
+    picker = cluster.picker(nowhere(cluster), f"--drain-timeout={DRAIN_S}s", workers=1)
+
+    async def story(gateway: Gateway) -> None:
+        held, waiting = await routed(gateway), await half_sent(gateway)
+        picker.child.signal(signal.SIGTERM)
+        (message,) = await waiting.take(1)
+        answer = pb.ProcessingResponse.FromString(message).immediate_response
+        headers = {o.header.key: o.header.raw_value.decode() for o in answer.headers.set_headers}
+        assert answer.status.code == 503
+        assert headers["x-llm-d-request-dropped-reason"] == "rejected-shutting-down"
+        assert b"flow controller shutting down: request rejected pre-queue" in answer.body
+        try:
+            await held.end()
+        except Lost:
+            assert await gone(picker) == 0
+            return
+        raise AssertionError("a routed stream outlived the drain time-out")
+
+    with_gateway(picker, story)
+    cluster.forget(picker.child)
+
+
+def test_told_twice_it_refuses_what_waits_at_once(cluster: Cluster) -> None:
+    picker = cluster.picker(nowhere(cluster), "--drain-timeout=60s", workers=1)
+
+    async def story(gateway: Gateway) -> None:
+        waiting = await half_sent(gateway)
+        picker.child.signal(signal.SIGTERM)
+        await asyncio.sleep(0.2)
+        picker.child.signal(signal.SIGTERM)
+        (message,) = await waiting.take(1)
+        assert pb.ProcessingResponse.FromString(message).immediate_response.status.code == 503
+        assert await gone(picker) == 0
+
+    with_gateway(picker, story)
+    cluster.forget(picker.child)
+
+
+def test_a_worker_told_to_leave_ends_its_streams_while_its_successor_serves(cluster: Cluster) -> None:
+    picker = cluster.picker(nowhere(cluster), workers=1)
+    seen = watched(picker)
+    old = seen.children()[1]
+
+    async def story(gateway: Gateway) -> None:
+        held = await routed(gateway)
+        os.kill(old, signal.SIGTERM)
+        assert await asyncio.to_thread(eventually, lambda: seen.serving() == [1, 2])
+        assert picker.ready()
+        assert await asyncio.to_thread(eventually, lambda: held.connection.closing)
+        ending, stream = await gateway.exchange(2)
+        assert ending is Ending.OK
+        assert stream.connection.port in seen.client_ports(seen.children()[2])
+        assert await finish(held) == "0"
+        assert await asyncio.to_thread(eventually, lambda: not alive(old))
+
+    with_gateway(picker, story)
+    assert eventually(lambda: seen.serving() == [2])
+    assert endings(picker) == ["exit code 0 (OK)"]
+    assert re_starts(picker) == {"0": 1.0, "1": 1.0}
+
+
+def re_starts(picker: Picker) -> dict[str, float]:
+    """How often each worker was started, by the metrics page."""
+    lines = [line for line in picker.page().splitlines() if line.startswith("llm_d_epp_worker_starts_total{")]
+    return {line.split('"')[1]: float(line.split()[-1]) for line in lines}
+
+
+def test_workers_come_and_go_by_signals_and_no_request_notices(cluster: Cluster) -> None:
+    picker = cluster.picker(nowhere(cluster), "--workers-max=4", workers=2)
+    seen = watched(picker)
+    assert sorted(re_starts(picker)) == ["0", "1"]
+
+    async def story(gateway: Gateway) -> None:
+        stop = False
+        results: list[Ending] = []
+
+        async def load(number: int) -> None:
+            while not stop:
+                results.append((await gateway.exchange(number, hold_s=0.05))[0])
+
+        clients = [asyncio.create_task(load(n)) for n in range(20)]
+        for number, workers in ((signal.SIGTTIN, 3), (signal.SIGTTIN, 4), (signal.SIGTTOU, 3), (signal.SIGTTOU, 2)):
+            picker.child.signal(number)
+            assert await asyncio.to_thread(eventually, lambda wanted=workers: len(seen.serving()) == wanted)
+            await asyncio.sleep(0.2)
+        stop = True
+        await asyncio.gather(*clients)
+        assert set(results) == {Ending.OK}
+
+    with_gateway(picker, story)
+    assert sorted(re_starts(picker)) == ["0", "1", "2", "3"]
+    assert eventually(lambda: seen.in_flight() == 0)
+
+
+def test_a_worker_that_outgrows_its_share_is_recycled_and_its_streams_end_well(cluster: Cluster) -> None:
+    config = cluster.directory / "config.yaml"
+    config.write_text(picker_config(nowhere(cluster)))
+    grpc, health, metrics = free_ports(3)
+    argv = serve(config, grpc, health, metrics, 1, cluster.directory / "run")
+    argv[argv.index("workers")] = "tests.faults.quick_picker"
+    child = cluster.children.start("picker", [*argv, "--worker-memory-limit=100MiB"])
+    picker = Picker(child, grpc, health, metrics)
+    cluster.wait(child, picker.ready)
+    seen = watched(picker)
+
+    async def story(gateway: Gateway) -> None:
+        held = await routed(gateway)
+        large = [await half_sent(gateway, b"x" * (10 << 20)) for _ in range(12)]
+        assert await asyncio.to_thread(eventually, lambda: 2 in seen.serving())
+        assert await finish(held) == "0"
+        for stream in large:
+            stream.cancel()
+        assert await asyncio.to_thread(eventually, lambda: seen.serving() == [2])
+        assert (await gateway.exchange(3))[0] is Ending.OK
+
+    with_gateway(picker, story)
+    assert endings(picker) == ["exit code 75 (RECYCLED)"]
+    assert [event["limit_mib"] for event in events(picker) if event["event"] == "worker is recycled: memory"] == [100]
+
+
+def test_a_limit_that_a_fresh_worker_exceeds_is_said_and_not_acted_on(cluster: Cluster) -> None:
+    picker = cluster.picker(nowhere(cluster), "--worker-memory-limit=1MiB", workers=1)
+    assert "to start with and its share is 1 MiB" in picker.child.log.read_text()
+    assert endings(picker) == []
 
 
 def test_what_a_killed_picker_left_is_removed_at_the_next_start(cluster: Cluster) -> None:

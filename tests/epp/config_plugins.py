@@ -1,6 +1,6 @@
 """Plugins for tests of configurations, named there as `tests.epp.config_plugins:<Class>`."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import msgspec
@@ -11,6 +11,8 @@ from epp.plugin import (
     DataSource,
     Extractor,
     Filter,
+    Need,
+    Plugin,
     PreRequest,
     ProfileHandler,
     SaturationDetector,
@@ -101,8 +103,41 @@ class OtherHandler(ProfileHandler):
     pass
 
 
+class OnlyFirst(ProfileHandler):
+    """Runs the first profile, and says so."""
+
+    def reaches(self, profiles: Sequence[str]) -> Sequence[str]:
+        return profiles[:1]
+
+    def check(self, profiles: Sequence[str]) -> str | None:
+        return "it was offered a shadow" if "c" in profiles else None
+
+
 class Detector(SaturationDetector):
     pass
+
+
+class StaleParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
+    metrics_staleness_threshold: str = "200ms"
+
+
+class Stale(SaturationDetector):
+    Params = StaleParams
+
+
+class Naming(Filter):
+    """Names another plugin of its kind."""
+
+    class Params(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+        other: str = ""
+
+    def __init__(self, name: str, params: Any) -> None:
+        super().__init__(name, params)
+        if params.other:
+            self.needs = {"other": Need("other", params.other, Naming)}
+
+    def resolve(self, found: Mapping[str, Plugin]) -> None:
+        self.other = found.get("other")
 
 
 class NoPlugin:

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from epp.config import DEFAULT_TEXT, ConfigErrors, EffectiveConfig, load
 from epp.data import INFLIGHT_TOKENS, KV_USAGE, WAITING
 from epp.plugins.extractors.metrics_source import MetricsDataSource
-from epp.registry import STABLE_TYPES
 from tests.epp.config_plugins import HERE
 
 BENCH = """\
@@ -60,12 +59,12 @@ def test_a_configuration_of_the_deprecated_version_runs_with_the_defaults_of_the
     assert [warning.rule for warning in config.warnings] == ["deprecated-version"]
     assert config.discovery is not None
     assert config.discovery.name == "endpoints"
-    assert pipeline.handler.name == "single-profile-handler"
+    assert pipeline.recipe.handler.name == "single-profile-handler"
     profile = pipeline.profiles["default"]
     assert sorted(w for _, w in (*profile.scorers, *profile.static_scorers)) == [2.0, 2.0, 3.0]
     assert profile.picker.name == "max-score-picker"
-    assert {"openai-parser", "passthrough-parser"} <= {parser.name for parser in pipeline.parsers}
-    assert pipeline.parsers[-1].name == "passthrough-parser"
+    assert {"openai-parser", "passthrough-parser"} <= {parser.name for parser in pipeline.recipe.parsers}
+    assert pipeline.recipe.parsers[-1].name == "passthrough-parser"
     assert isinstance(config.data_source, MetricsDataSource)
     assert config.extractor.name == "core-metrics-extractor"
     assert pipeline.columns == (KV_USAGE, WAITING)
@@ -141,10 +140,10 @@ def test_deprecated_fields_move_to_their_new_place_with_a_warning() -> None:
         """
     config = ok(text)
     assert [w.rule for w in config.warnings] == ["deprecated-field", "deprecated-field"]
-    assert [parser.name for parser in config.pipeline.parsers] == ["passthrough-parser"]
+    assert [parser.name for parser in config.pipeline.recipe.parsers] == ["passthrough-parser"]
     assert config.document["flowControl"] == {"saturationDetector": {"pluginRef": "full"}}
     new = "requestHandler: {parsers: [{pluginRef: openai-parser}]}\n"
-    assert [parser.name for parser in ok(dedent(text) + new).pipeline.parsers] == ["openai-parser"]
+    assert [parser.name for parser in ok(dedent(text) + new).pipeline.recipe.parsers] == ["openai-parser"]
 
 
 def test_gates_are_read_as_the_field_writes_them() -> None:
@@ -168,6 +167,141 @@ def test_nulls_are_fields_that_are_not_given() -> None:
     assert warnings(text) == []
 
 
+# Rules for what is not given, one test a rule
+
+
+def test_a_missing_version_and_kind_are_the_current_ones() -> None:
+    assert ok("plugins: [{type: queue-scorer}]").document["apiVersion"] == "llm-d.ai/v1alpha1"
+    assert (
+        ok("apiVersion: llm-d.ai/v1alpha1\nkind: EndpointPickerConfig\nplugins: [{type: queue-scorer}]").warnings == ()
+    )
+
+
+def test_a_plugin_without_a_name_has_that_of_its_type() -> None:
+    assert "queue-scorer" in ok("plugins: [{type: queue-scorer}]").pipeline.plugins
+
+
+def test_one_type_may_be_given_several_times_under_different_names() -> None:
+    config = ok("plugins: [{type: queue-scorer, name: a}, {type: queue-scorer, name: b}]")
+    assert len(config.pipeline.profiles["default"].scorers) == 2
+
+
+def test_one_profile_without_a_handler_gets_the_one_for_one_profile_and_shadows_do_not_count() -> None:
+    text = """\
+        plugins: [{type: queue-scorer}, {type: random-picker}]
+        schedulingProfiles:
+        - {name: a, plugins: [{pluginRef: queue-scorer}]}
+        - {name: b, shadow: true, plugins: [{pluginRef: random-picker}]}
+        - {name: c, shadow: true, plugins: [{pluginRef: queue-scorer, weight: 3}]}
+        """
+    config = ok(text)
+    assert config.pipeline.recipe.handler.name == "single-profile-handler"
+    assert list(config.pipeline.profiles) == ["a"]
+    assert [shadow.name for shadow in config.pipeline.shadows] == ["b", "c"]
+    assert [profile.get("shadow") for profile in config.document["schedulingProfiles"]] == [None, True, True]
+    assert load(config.as_yaml(), "e.yaml").as_yaml() == config.as_yaml()
+
+
+def test_a_profile_that_is_said_to_be_no_shadow_is_none() -> None:
+    assert list(ok("schedulingProfiles: [{name: a, shadow: false}]").pipeline.profiles) == ["a"]
+
+
+def test_shadows_alone_cannot_decide() -> None:
+    (found,) = errors("schedulingProfiles: [{name: a, shadow: true}, {name: b, shadow: true}]")
+    assert found.startswith("c.yaml:1:22: error[only-shadows]: all profiles are shadows")
+
+
+def test_a_profile_handler_is_never_asked_about_shadows() -> None:
+    shadow = "{name: c, shadow: true, plugins: [{pluginRef: random-picker}]}"
+    text = (
+        f"plugins: [{{type: random-picker}}, {{type: '{HERE}:OnlyFirst'}}]\nschedulingProfiles: [{{name: a}}, {shadow}]"
+    )
+    assert ok(text).pipeline.shadows
+    assert "it was offered a shadow" in errors(text.replace("shadow: true, ", ""))[0]
+
+
+def test_without_any_picker_the_best_score_is_taken() -> None:
+    assert ok("plugins: [{type: queue-scorer}]").pipeline.profiles["default"].picker.name == "max-score-picker"
+
+
+def test_a_scorer_without_a_weight_has_weight_1() -> None:
+    text = "plugins: [{type: queue-scorer}]\nschedulingProfiles: [{name: a, plugins: [{pluginRef: queue-scorer}]}]"
+    assert [weight for _, weight in ok(text).pipeline.profiles["a"].scorers] == [1.0]
+
+
+def test_filters_run_in_the_order_of_the_profile() -> None:
+    text = f"""\
+        plugins: [{{type: '{HERE}:Plain', name: a}}, {{type: '{HERE}:Plain', name: b}}, {{type: random-picker}}]
+        schedulingProfiles: [{{name: p, plugins: [{{pluginRef: b}}, {{pluginRef: a}}, {{pluginRef: random-picker}}]}}]
+        """
+    filters = ok(text).pipeline.profiles["p"].filters
+    assert [call.__self__.name for call in filters] == ["b", "a"]  # type: ignore[attr-defined]
+
+
+def test_a_parser_that_is_listed_by_its_type_alone_is_made() -> None:
+    config = ok("requestHandler: {parsers: [{pluginRef: passthrough-parser}]}")
+    assert [parser.name for parser in config.pipeline.recipe.parsers] == ["passthrough-parser"]
+
+
+def test_without_parsers_those_of_the_field_are_taken_and_the_one_for_the_rest_comes_last() -> None:
+    parsers = [parser.name for parser in ok("").pipeline.recipe.parsers]
+    assert parsers[0] == "openai-parser"
+    assert parsers[-1] == "passthrough-parser"
+
+
+def test_the_default_data_source_is_added_unless_that_is_switched_off() -> None:
+    assert ok("plugins: [{type: queue-scorer}]").data_source.name == "metrics-data-source"
+    assert "no-source" in errors("dataLayer: {injectDefaults: false}")[0]
+    text = """\
+        plugins: [{type: metrics-data-source, name: s}, {type: core-metrics-extractor, name: e}]
+        dataLayer: {injectDefaults: false, sources: [{pluginRef: s, extractors: [{pluginRef: e}]}]}
+        """
+    assert ok(text).extractor.name == "e"
+
+
+def test_default_producers_are_added_for_those_who_need_them() -> None:
+    config = ok("plugins: [{type: prefix-cache-scorer}, {type: queue-scorer}]")
+    assert "approx-prefix-cache-producer" in config.pipeline.plugins
+    assert [plugin["type"] for plugin in config.document["plugins"]].count("approx-prefix-cache-producer") == 1
+
+
+def test_a_default_that_is_experimental_needs_the_flag_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("epp.registry.EXPERIMENTAL_TYPES", frozenset(("max-score-picker",)))
+    assert "plugin type 'max-score-picker' is experimental" in errors("plugins: [{type: queue-scorer}]")[0]
+    assert ok("plugins: [{type: queue-scorer}]", allow_experimental=True)
+
+
+def test_peer_discovery_that_nothing_uses_is_told_and_no_error() -> None:
+    found = warnings("plugins: [{type: queue-scorer}]\ndataLayer: {peerDiscovery: {pluginRef: x}}")
+    assert found == ["c.yaml:2:28: warning[no-effect]: dataLayer.peerDiscovery has no effect (remove it)"]
+
+
+def naming(*pairs: tuple[str, str]) -> str:
+    listed = ", ".join(
+        f"{{type: '{HERE}:Naming', name: {name}, parameters: {{other: '{other}'}}}}" for name, other in pairs
+    )
+    return f"plugins: [{{type: queue-scorer}}, {listed}]"
+
+
+def test_plugins_that_name_each_other_get_each_other_whatever_their_order() -> None:
+    plugins = ok(naming(("a", "b"), ("b", "c"), ("c", ""))).pipeline.plugins
+    assert plugins["a"].other is plugins["b"]  # type: ignore[attr-defined]
+    assert plugins["b"].other is plugins["c"]  # type: ignore[attr-defined]
+
+
+def test_plugins_that_name_each_other_in_a_circle_or_nobody_are_refused() -> None:
+    (found,) = errors(naming(("a", "b"), ("b", "a"), ("c", "a")))
+    assert found.startswith(
+        "c.yaml:1:33: error[reference-cycle]: plugins name each other by their parameters, in a circle: 'a', 'b', 'c'"
+    )
+    assert "parameters.other of plugin 'a' references undefined plugin 'x'" in errors(naming(("a", "x")))[0]
+
+
+def test_a_data_source_that_is_unknown_is_the_only_error() -> None:
+    text = "plugins: [{type: queue-scorer}]\ndataLayer: {sources: [{pluginRef: metrics-data-source, extractors: []}]}"
+    assert [re.findall(r"error\[(.*?)\]", line) for line in errors(text)] == [["unknown-ref"]]
+
+
 # Errors
 
 
@@ -179,7 +313,7 @@ def test_all_errors_come_at_once_each_with_its_line_rule_and_hint() -> None:
         featureGates: [flowControl, flowcontrol, flowControl=maybe]
         plugins:
         - type: queue-scrorer
-        - type: latency-scorer
+        - type: dcgm-extractor
         - name: unnamed
         - {{type: queue-scorer, name: twice}}
         - {{type: queue-scorer, name: twice}}
@@ -201,7 +335,7 @@ def test_all_errors_come_at_once_each_with_its_line_rule_and_hint() -> None:
         dataLayer:
           discovery: {{pluginRef: twice}}
           peerDiscovery: {{pluginRef: x}}
-          crossReplicaSyncerPluginRef: y
+          crossReplicaSyncerPluginRef: syncer
         flowControl:
           maxBytes: 1Gb
           defaultRequestTTL: -5s
@@ -215,7 +349,7 @@ def test_all_errors_come_at_once_each_with_its_line_rule_and_hint() -> None:
         "c.yaml:4:29: error[feature-gate]: unknown feature gate 'flowcontrol' (did you mean 'flowControl'?)",
         "c.yaml:4:42: error[feature-gate]: feature gate 'flowControl': 'maybe' is neither true nor false",
         "c.yaml:6:9: error[unknown-type]: plugin type 'queue-scrorer' is not registered (did you mean 'queue-scorer'?)",
-        "c.yaml:7:9: error[unavailable-type]: plugin type 'latency-scorer' of llm-d-router is not available in this version "
+        "c.yaml:7:9: error[unavailable-type]: plugin type 'dcgm-extractor' of llm-d-router is not available in this version "
         "('epp plugins' lists those that are)",
         "c.yaml:8:3: error[missing-field]: plugins[2]: plugin 'unnamed' is missing a type",
         "c.yaml:10:30: error[duplicate-name]: duplicate plugin name 'twice' (first in line 9; give one of them another name)",
@@ -232,7 +366,6 @@ def test_all_errors_come_at_once_each_with_its_line_rule_and_hint() -> None:
         "c.yaml:24:5: error[missing-field]: schedulingProfiles[0].plugins[2]: 'pluginRef' is required",
         "c.yaml:25:3: error[missing-field]: schedulingProfiles[1] is missing a name",
         "c.yaml:27:26: error[wrong-kind]: dataLayer.discovery: plugin 'twice' is a scorer, not a discovery plugin",
-        "c.yaml:28:18: error[unsupported]: dataLayer.peerDiscovery is not supported by this version (remove it)",
         "c.yaml:29:32: error[unsupported]: dataLayer.crossReplicaSyncerPluginRef is not supported by this version (remove it)",
         "c.yaml:31:13: error[bad-quantity]: flowControl.maxBytes: '1Gb' is not a quantity; write for example 1000, 500M or 1Gi",
         "c.yaml:32:22: error[bad-duration]: flowControl.defaultRequestTTL: '-5s' is negative; it is 0 or more",
@@ -291,8 +424,8 @@ def test_all_errors_come_at_once_each_with_its_line_rule_and_hint() -> None:
             "(add '- type: queue-scorer' to plugins)",
         ),
         (
-            "plugins: [{type: utilization-filter}]",
-            "c.yaml:1:18: error[unavailable-type]: plugin type 'utilization-filter' of llm-d-router is not available in this version "
+            "plugins: [{type: dcgm-data-source}]",
+            "c.yaml:1:18: error[unavailable-type]: plugin type 'dcgm-data-source' of llm-d-router is not available in this version "
             "('epp plugins' lists those that are)",
         ),
         (
@@ -343,15 +476,15 @@ def test_an_error_names_the_place_the_rule_and_the_way_out(text: str, found: str
 
 def test_eviction_is_refused_with_the_gate_and_without_it_the_section_is_ignored_with_a_warning() -> None:
     section = "flowControl: {enableEviction: true, priorityBands: [{priority: -1, maxBytes: 1Gi}]}\n"
-    assert warnings(section)[0].startswith("c.yaml:1:1: warning[no-effect]: flowControl has no effect")
+    assert warnings(section)[0].startswith("c.yaml:1:1: warning[gate-missing]: flowControl has no effect")
     found = errors("featureGates: [flowControl]\n" + section)
     assert [re.findall(r"error\[(.*?)\]", line) for line in found] == [["unsupported"], ["unsupported"]]
 
 
-def test_a_parser_that_is_not_available_is_refused_by_name() -> None:
-    missing = next(t for t in ("vertexai-parser", "sglanghttp-parser") if t in STABLE_TYPES)
-    found = errors(f"requestHandler: {{parsers: [{{pluginRef: {missing}}}]}}")
-    assert f"plugin type '{missing}' of llm-d-router is not available in this version" in found[0]
+def test_a_parser_that_is_not_available_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("epp.registry.REFERENCE_TYPES", frozenset(("later-parser",)))
+    found = errors("requestHandler: {parsers: [{pluginRef: later-parser}]}")
+    assert "plugin type 'later-parser' of llm-d-router is not available in this version" in found[0]
 
 
 def test_an_experimental_type_needs_the_flag(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,8 +4,24 @@ from typing import Any
 import pytest
 
 from epp import contracts
+from epp.contracts import STAGES
 from epp.data import INFLIGHT_REQUESTS, KV_USAGE, WAITING, Column, Datum, Key
-from epp.plugin import DataProducer, Extractor, NoParams, Plugin, PreRequest, Scorer
+from epp.plugin import (
+    Admitter,
+    DataProducer,
+    Decider,
+    Extractor,
+    Filter,
+    NoParams,
+    Picker,
+    Plugin,
+    PreRequest,
+    ProfileHandler,
+    RequestHeader,
+    ResponseComplete,
+    Scorer,
+    Screener,
+)
 
 
 def make(kind: type[Plugin], name: str, *, reads: Sequence[Key[Any]] = (), emits: Sequence[Key[Any]] = ()) -> Any:
@@ -140,3 +156,103 @@ def test_an_instance_is_told_with_its_type_only_where_its_name_does_not_say_it()
 def test_a_data_producer_does_not_produce_columns() -> None:
     producer = make(DataProducer, "p", emits=(KV_USAGE,))
     assert breaches(producer, make(Scorer, "s", reads=(KV_USAGE,))) == [("s", "no-producer")]
+
+
+# Who runs when
+
+ORDER = (
+    RequestHeader,
+    Screener,
+    DataProducer,
+    Admitter,
+    ProfileHandler,
+    Decider,
+    Filter,
+    Scorer,
+    Picker,
+    PreRequest,
+    ResponseComplete,
+)
+
+
+def test_stages_stand_in_the_order_in_which_they_run() -> None:
+    assert [kind for kinds in STAGES for kind in kinds if kind in ORDER] == list(ORDER)
+
+
+@pytest.mark.parametrize("emitter", [RequestHeader, DataProducer, ProfileHandler])
+@pytest.mark.parametrize("reader", ORDER)
+def test_a_datum_is_read_from_its_producer_s_stage_on(emitter: type[Plugin], reader: type[Plugin]) -> None:
+    stage = {kind: number for number, kinds in enumerate(STAGES) for kind in kinds}
+    found = breaches(make(emitter, "emits", emits=(datum("x"),)), make(reader, "reads", reads=(datum("x"),)))
+    assert found == ([] if stage[reader] >= stage[emitter] else [("reads", "stage-order")])
+
+
+def test_who_reads_too_early_is_told_who_comes_later() -> None:
+    producer, screener = make(DataProducer, "late", emits=(datum("x"),)), make(Screener, "early", reads=(datum("x"),))
+    (breach,) = contracts.check([producer, screener]).breaches
+    assert breach.message == (
+        "'early' (type Screener, epp.plugin) reads 'x', which 'late' (type DataProducer, epp.plugin) produces only after it has run"
+    )
+
+
+def test_a_plugin_with_several_parts_reads_in_its_last_and_emits_in_its_first() -> None:
+    class Screens(Screener, PreRequest):
+        pass
+
+    class Reads(RequestHeader, DataProducer):
+        pass
+
+    assert breaches(make(DataProducer, "p", emits=(datum("x"),)), make(Screens, "s", reads=(datum("x"),))) == []
+    assert breaches(make(Reads, "r", emits=(datum("x"),)), make(Screener, "s", reads=(datum("x"),))) == []
+
+
+def test_two_producers_of_one_datum_are_told_whatever_their_kinds() -> None:
+    plugins = [make(kind, kind.__name__, emits=(datum("x"),)) for kind in (RequestHeader, DataProducer, ProfileHandler)]
+    assert breaches(*plugins) == [("DataProducer", "two-producers"), ("ProfileHandler", "two-producers")]
+
+
+def test_reader_and_producer_agree_on_whether_each_profile_has_its_own() -> None:
+    producer = make(DataProducer, "p", emits=(Datum("x", int, per_profile=True),))
+    (breach,) = contracts.check([producer, make(Scorer, "s", reads=(datum("x"),))]).breaches
+    assert (breach.plugin, breach.rule) == ("s", "type-clash")
+    assert "reads 'x' as shared over the request" in breach.message
+    assert "produces it as per profile" in breach.message
+    assert breaches(producer, make(Scorer, "s", reads=(Datum("x", int, per_profile=True),))) == []
+
+
+def test_a_longer_cycle_is_found_whoever_stands_beside_it() -> None:
+    ring = [make(DataProducer, str(i), reads=(datum(str((i + 1) % 4)),), emits=(datum(str(i)),)) for i in range(4)]
+    beside = make(DataProducer, "beside", emits=(datum("free"),))
+    checked = contracts.check([beside, *ring])
+    assert [producer.name for producer in checked.producers] == ["beside"]
+    assert [breach.rule for breach in checked.breaches] == ["producer-cycle"]
+
+
+# What need not be there
+
+
+def optional(kind: type[Plugin], name: str, *keys: Datum[Any]) -> Any:
+    plugin = make(kind, name)
+    plugin.optional = keys
+    return plugin
+
+
+def test_an_optional_datum_need_not_be_produced_and_brings_no_default_producer() -> None:
+    reader = optional(Scorer, "s", datum("x"))
+    assert breaches(reader) == []
+    assert contracts.missing([reader]) == []
+
+
+def test_where_an_optional_datum_is_produced_the_rules_hold() -> None:
+    producer = make(DataProducer, "p", emits=(datum("x"),))
+    assert breaches(producer, optional(Scorer, "s", datum("x"))) == []
+    assert breaches(producer, optional(Scorer, "s", datum("x", str))) == [("s", "type-clash")]
+    assert breaches(producer, optional(Screener, "s", datum("x"))) == [("s", "stage-order")]
+
+
+def test_who_may_read_a_datum_keeps_its_producer_and_runs_after_it() -> None:
+    producer, reader = make(DataProducer, "p", emits=(datum("x"),)), optional(DataProducer, "r", datum("x"))
+    reader.produces = (datum("y"),)
+    plugins = [reader, producer, make(Scorer, "s", reads=(datum("y"),))]
+    assert contracts.unread(plugins) == []
+    assert [p.name for p in contracts.check(plugins).producers] == ["p", "r"]

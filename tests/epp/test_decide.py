@@ -11,7 +11,7 @@ from epp.data import WAITING
 from epp.decide import PROFILE_ROUNDS_MAX, decide
 from epp.decision import Decision
 from epp.errors import Cause, PluginFault, ProducerFailed, Refused
-from epp.pipeline import Pipeline, compile_pipeline, compile_profile
+from epp.pipeline import Pipeline, Recipe, WiredProfile, compile_pipeline
 from epp.plugin import DataProducer, Filter, NoParams, Picker, Plugin, PreRequest, Profile, Scorer
 from epp.plugins.pickers.max_score import MaxScore
 from epp.plugins.profiles.single import SingleProfile
@@ -23,14 +23,15 @@ from tests.fakes import FakePool, FakeServices, candidates, request
 def pipeline(*members: Plugin, others: Sequence[Plugin] = (), handler: Any = None) -> Pipeline:
     picker = () if any(isinstance(m, Picker) for m in members) else (MaxScore("pick", MaxScore.Params()),)
     everyone = (*members, *picker)
-    profile = compile_profile("default", [(m, 1.0) for m in everyone])
     made = compile_pipeline(
-        [*everyone, *others],
-        parsers=(),
-        handler=handler or SingleProfile("handler", NoParams()),
-        profiles=[profile],
-        producers=[p for p in others if isinstance(p, DataProducer)],
-        columns=(WAITING,),
+        Recipe(
+            plugins=(*everyone, *others),
+            parsers=(),
+            handler=handler or SingleProfile("handler", NoParams()),
+            profiles=(WiredProfile("default", tuple((m, 1.0) for m in everyone)),),
+            producers=tuple(p for p in others if isinstance(p, DataProducer)),
+            columns=(WAITING,),
+        )
     )
     made.start(FakeServices())
     return made

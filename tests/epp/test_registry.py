@@ -106,7 +106,7 @@ def test_a_type_may_name_a_class_by_its_path() -> None:
     [
         ("queue-scorr", "unknown-type", "plugin type 'queue-scorr' is not registered"),
         ("zzzz", "unknown-type", "is not registered"),
-        ("latency-scorer", "unavailable-type", "'latency-scorer' of llm-d-router is not available in this version"),
+        ("dcgm-extractor", "unavailable-type", "'dcgm-extractor' of llm-d-router is not available in this version"),
         ("no_such_module_anywhere:Thing", "plugin-import", "module no_such_module_anywhere cannot be imported"),
         ("a b:Thing", "unknown-type", "is not of the form package.module:Class"),
         (":", "unknown-type", "is not of the form package.module:Class"),
@@ -149,3 +149,117 @@ def test_kinds_are_extension_points_in_the_order_in_which_they_run() -> None:
         pass
 
     assert [kind.__name__ for kind in registry.kinds(Both)] == ["Filter", "Scorer"]
+
+
+@pytest.mark.parametrize("type_name", ["precise-prefix-cache-scorer", "precise-prefix-cache-producer"])
+def test_what_needs_events_of_the_servers_is_refused_with_what_does_not(type_name: str) -> None:
+    with pytest.raises(registry.UnknownType) as caught:
+        registry.find(type_name)
+    assert caught.value.rule == "unavailable-type"
+    assert "approx-prefix-cache-producer" in caught.value.hint
+
+
+# Plugins of a folder
+
+WARMTH = """\
+from epp.plugin import Scorer, plugin
+
+@plugin("warmth-scorer", "heat-scorer")
+class Warmth(Scorer):
+    \"\"\"Warm.\"\"\"
+"""
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Iterator[Path]:
+    """A folder of plugins; forgotten afterwards with all that it brought."""
+    registry.known()
+    types, modules, finders = dict(REGISTERED), set(sys.modules), list(sys.meta_path)
+    (tmp_path / "own").mkdir()
+    yield tmp_path / "own"
+    REGISTERED.clear()
+    REGISTERED.update(types)
+    sys.meta_path[:] = finders
+    for name in sys.modules.keys() - modules:
+        if name.startswith(registry.FOLDER_PACKAGE):
+            del sys.modules[name]
+
+
+def refused(folder: Path) -> str:
+    with pytest.raises(registry.PluginImportError) as caught:
+        registry.add_folder(str(folder))
+    return str(caught.value)
+
+
+def test_every_python_file_of_a_folder_brings_its_types(own: Path) -> None:
+    (own / "b_warmth.py").write_text(WARMTH)
+    (own / "a-cold.py").write_text(WARMTH.replace("warmth", "cold").replace("heat", "ice"))
+    (own / "notes.txt").write_text("no Python")
+    assert registry.add_folder(str(own)) == ["cold-scorer", "ice-scorer", "warmth-scorer", "heat-scorer"]
+    assert registry.find("heat-scorer") is registry.find("warmth-scorer")
+    assert registry.stability(registry.find("warmth-scorer")) == "external"
+
+
+def test_files_may_share_what_stands_in_one_that_starts_with_an_underscore(own: Path) -> None:
+    (own / "_shared.py").write_text("HEAT = 5\n")
+    (own / "json.py").write_text("from ._shared import HEAT\n" + WARMTH + "    heat = HEAT\n")
+    registry.add_folder(str(own))
+    assert registry.find("warmth-scorer").heat == 5  # type: ignore[attr-defined]
+    assert sys.modules["json"].__file__ != str(own / "json.py")
+
+
+def test_no_compiled_files_are_left_or_read(own: Path) -> None:
+    (own / "_shared.py").write_text("HEAT = 5\n")
+    (own / "warmth.py").write_text("from ._shared import HEAT\n" + WARMTH)
+    registry.add_folder(str(own))
+    assert sorted(path.name for path in own.iterdir()) == ["_shared.py", "warmth.py"]
+
+
+def test_two_folders_do_not_know_each_other(own: Path) -> None:
+    other = own.parent / "other"
+    other.mkdir()
+    (own / "warmth.py").write_text(WARMTH)
+    (other / "warmth.py").write_text(WARMTH.replace("warmth", "cold").replace("heat", "ice"))
+    registry.add_folder(str(own))
+    registry.add_folder(str(other))
+    assert registry.find("warmth-scorer") is not registry.find("cold-scorer")
+
+
+def test_a_file_that_cannot_be_imported_is_named_with_line_and_cause(own: Path) -> None:
+    (own / "warmth.py").write_text(WARMTH + "\n1 / 0\n")
+    assert refused(own) == f"plugin file {own}/warmth.py:7 cannot be imported: ZeroDivisionError: division by zero"
+
+
+@pytest.mark.parametrize(
+    ("text", "cause"),
+    [
+        ("class (", "SyntaxError: invalid syntax (warmth.py, line 1)"),
+        ("import no_such_module_anywhere", "ModuleNotFoundError: No module named 'no_such_module_anywhere'"),
+        ("raise SystemExit(3)", "SystemExit: 3"),
+        ("from . import gone", "ImportError: cannot import name 'gone'"),
+    ],
+)
+def test_whatever_a_file_does_at_its_import_is_told(own: Path, text: str, cause: str) -> None:
+    (own / "warmth.py").write_text(text)
+    assert f"{own}/warmth.py" in refused(own)
+    assert cause in refused(own)
+
+
+def test_a_type_that_exists_cannot_be_taken_by_a_file(own: Path) -> None:
+    (own / "warmth.py").write_text(WARMTH.replace("warmth-scorer", "queue-scorer"))
+    found = refused(own)
+    assert f"{own}/warmth.py:3" in found
+    assert (
+        "plugin type 'queue-scorer' is registered by epp.plugins.scorers.queue_depth and by epp_plugin_path_" in found
+    )
+
+
+def test_two_classes_of_one_file_cannot_have_one_type(own: Path) -> None:
+    (own / "warmth.py").write_text(WARMTH + WARMTH.replace("Warmth", "Other"))
+    assert "plugin type 'warmth-scorer' is registered by" in refused(own)
+
+
+def test_a_file_without_a_plugin_is_a_mistake_and_so_is_a_folder_without_a_file(own: Path) -> None:
+    assert "has no Python file that registers one" in refused(own)
+    (own / "warmth.py").write_text("class Warmth: pass\n")
+    assert "warmth.py registers no plugin type; decorate a class with @plugin(...)" in refused(own)

@@ -2,7 +2,8 @@
 
     python -m tests.faults.fake_picker RUN_DIR INSTANCE WORKERS MODE [PORT]
 
-MODE changes the workers: `normal`, `cannot-start`, `dies-booting`, `ignores-term`, `slow-drain`. SIGUSR1 makes a worker hang.
+MODE changes the workers: `normal`, `cannot-start`, `dies-booting`, `ignores-term`, `slow-drain`. SIGUSR1 makes a worker hang,
+SIGUSR2 recycle: it says that it leaves, and ends a little later. The file `cannot-start` in RUN_DIR keeps workers from starting.
 """
 
 import os
@@ -42,7 +43,7 @@ def worker(mode: str):
     def run(instance: Instance, index: int) -> int:
         lane = instance.lanes.lane(index + 1)
         lane.take_over()
-        if mode == "cannot-start":
+        if mode == "cannot-start" or os.path.exists(os.path.join(instance.options.run_dir, "cannot-start")):
             instance.failed(index + 1, "the sky is not blue")
             return ExitCode.BOOT_FAILED
         if mode == "dies-booting":
@@ -51,6 +52,8 @@ def worker(mode: str):
         signal.signal(signal.SIGTERM, lambda number, _: told.append(number) if mode != "ignores-term" else None)
         hang: list[int] = []
         signal.signal(signal.SIGUSR1, lambda number, _: hang.append(number))
+        recycle: list[int] = []
+        signal.signal(signal.SIGUSR2, lambda number, _: recycle.append(number))
         lane.counters[0] += 1
         instance.ready(index + 1)
         poll = select.poll()
@@ -59,6 +62,10 @@ def worker(mode: str):
             while hang:
                 time.sleep(60)
             lane.beat(time.monotonic())
+            if recycle:
+                instance.leaving(index + 1)
+                time.sleep(0.3)
+                return ExitCode.RECYCLED
         if mode == "slow-drain":
             time.sleep(0.3)
         return ExitCode.OK

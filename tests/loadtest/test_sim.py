@@ -29,13 +29,15 @@ def start(*arguments: str) -> subprocess.Popen[str]:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_servers_say_that_they_are_ready_and_end_with_0_at_a_signal(tmp_path: Path, number: signal.Signals) -> None:
     file = tmp_path / "endpoints.yaml"
-    with start("--servers", "3", "--port", "0", "--endpoints-file", str(file), "--labels", "role=decode") as process:
+    flags = ("--labels", "role=decode", "--role", "prefill,decode,both")
+    with start("--servers", "3", "--port", "0", "--endpoints-file", str(file), *flags) as process:
         assert process.stdout is not None
         try:
             assert process.stdout.readline().startswith("ready servers=3 first=127.0.0.1:")
             endpoints = yaml.safe_load(file.read_text())["endpoints"]
             assert [endpoint["name"] for endpoint in endpoints] == ["sim-0", "sim-1", "sim-2"]
-            assert endpoints[0]["labels"] == {"role": "decode"}
+            assert endpoints[0]["labels"] == {"role": "decode", "llm-d.ai/role": "prefill"}
+            assert [endpoint["labels"]["llm-d.ai/role"] for endpoint in endpoints] == ["prefill", "decode", "both"]
             for endpoint in endpoints:
                 url = f"http://{endpoint['address']}:{endpoint['port']}/sim/stats"
                 with urllib.request.urlopen(url, timeout=10) as answer:
@@ -68,6 +70,8 @@ def test_a_port_in_use_is_named_and_ends_with_1(capsys: pytest.CaptureFixture[st
         (["--time-scale", "x"], "no number from 0.001"),
         (["--labels", "x"], "not KEY=VALUE"),
         (["--model", ""], "name at least one model"),
+        (["--role", "cook"], "--role has 'cook'; roles are prefill, decode"),
+        (["--servers", "3", "--role", "prefill,decode"], "--role names 2 roles for 3 servers"),
     ],
 )
 def test_a_wrong_command_line_is_refused_with_its_reason(

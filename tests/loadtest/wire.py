@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -97,7 +97,9 @@ async def ask(port: int, path: str, body: Any = None, **options: Any) -> Answer:
         return await client.ask(path, body, **options)
 
 
-def with_fleet(work: Callable[[Fleet], Awaitable[None]], *, servers: int = 1, **options: Any) -> None:
+def with_fleet(
+    work: Callable[[Fleet], Awaitable[None]], *, servers: int = 1, roles: Sequence[str] = ("",), **options: Any
+) -> None:
     """Run `work` against a fleet on free ports, under uvloop as `loadtest.sim` does.
 
     `options` are those of ServerSettings.
@@ -105,7 +107,7 @@ def with_fleet(work: Callable[[Fleet], Awaitable[None]], *, servers: int = 1, **
 
     async def run() -> None:
         settings = ServerSettings(**({"engine": QUICK} | options))
-        fleet = Fleet([("127.0.0.1", 0)] * servers, settings)
+        fleet = Fleet([("127.0.0.1", 0)] * servers, settings, roles)
         await fleet.listen()
         try:
             async with asyncio.timeout(PATIENCE_S):

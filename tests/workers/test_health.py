@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workers.health import CHECK, EXT_PROC, INVALID_ARGUMENT, LIST, NOT_SERVING, SERVING, Health, read_service
+from epp.protocol.codec import field
+from workers.health import CHECK, EXT_PROC, INVALID_ARGUMENT, LIST, NOT_SERVING, SERVING, Health, beside, read_service
 
 
 class Stream:
@@ -24,8 +25,7 @@ class Stream:
 
 
 def request(service: str) -> bytes:
-    name = service.encode()
-    return bytes((0x0A, len(name))) + name if name else b""
+    return field(1, service.encode()) if service else b""
 
 
 def call(health: Health, path: str, message: bytes | None) -> Stream:
@@ -46,9 +46,26 @@ def test_readiness_follows_the_picker(service: str, ready: bool) -> None:
     assert stream.endings == [(0, "")]
 
 
-@pytest.mark.parametrize("service", ["liveness", "any.other.Name"])
+@pytest.mark.parametrize("service", ["liveness", "any.other.Name", "Readiness", EXT_PROC + ".", "x" * 1000, "\u00fc"])
 def test_liveness_does_not_depend_on_endpoints(service: str) -> None:
     assert call(Health(lambda: False), CHECK, request(service)).sent == [SERVING]
+
+
+def test_list_says_what_check_says() -> None:
+    (answer,) = call(Health(lambda: False), LIST, b"").sent
+    assert answer.endswith(b"\x12\x02" + NOT_SERVING)
+
+
+def test_beside_an_application_health_gets_the_paths_that_it_does_not_know() -> None:
+    mine = object()
+    either = beside(lambda path, _metadata, _stream: mine if path == "/mine" else None, lambda: True)
+    assert either("/mine", (), Stream()) is mine
+    assert either("/x", (), Stream()) is None
+    stream = Stream()
+    handler = either(CHECK, (), stream)
+    assert handler is not None
+    handler.message(b"")
+    assert stream.sent == [SERVING]
 
 
 def test_list_names_the_ext_proc_service() -> None:

@@ -9,19 +9,20 @@ from pathlib import Path
 import pytest
 
 from epp.config import load
+from epp.metrics import ATTEMPTS, ERROR, LabelCaps
 from tests.workers.instances import made, options
-from workers.instance import Instance, StartError, listen, packet_pipe, prefix_seed, ssl_context
+from workers.instance import Instance, StartError, certificates, listen, packet_pipe, prefix_seed
 
 
 def test_everything_is_there_and_recorded(tmp_path: Path) -> None:
     with made(tmp_path, workers=3) as instance:
-        assert instance.lanes.schema.lanes == instance.seats == 4
+        assert instance.lanes.schema.lanes == instance.seats == 1 + 2 * 3  # as many workers more as may be added
         assert instance.table_schema.columns == ("kv_cache_usage", "waiting_requests")
         assert set(instance.measures) == {
             ("approx-prefix-cache-producer", "prefix_indexer_hit_ratio"),
             ("approx-prefix-cache-producer", "prefix_indexer_hit_bytes"),
         }
-        assert len(instance.bus) == len(instance.wakeups) == 3
+        assert len(instance.bus) == len(instance.wakeups) == 6
         info: dict = {}
         segments: list[str] = []
         for line in (tmp_path / f"{instance.options.instance}.instance").read_text().splitlines():
@@ -34,6 +35,34 @@ def test_everything_is_there_and_recorded(tmp_path: Path) -> None:
         assert all(stat.S_IMODE(os.stat(f"/dev/shm{name}").st_mode) == 0o600 for name in segments)
     assert not any(os.path.exists(f"/dev/shm{name}") for name in segments)
     assert os.listdir(tmp_path) == []
+
+
+def test_every_call_of_a_plugin_has_a_histogram_of_its_own(tmp_path: Path) -> None:
+    with made(tmp_path) as instance:
+        points = instance.config.pipeline.timed_points()
+        assert set(instance.timers) == {(point, plugin.name) for point, plugin in points}
+        labels = [instance.families[place].labels for place in instance.timers.values()]
+        assert [label["extension_point"] for label in labels] == [point for point, _ in points]
+        assert len(set(instance.timers.values()) | set(instance.measures.values())) == len(points) + 2
+
+
+def test_workers_write_series_and_all_are_read_together(tmp_path: Path) -> None:
+    with made(tmp_path) as instance:
+        for index in range(instance.seats - 1):
+            writer = instance.series_writer(ERROR, index)
+            block = writer.block(("m", "m", "", "0", "Internal"))
+            writer.words[block + writer.counter_at["request_error_total"]] += 1
+        rows = instance.series_reader(ERROR).rows()
+        assert {labels[-1]: values.counters for labels, values in rows.items()} == {"Internal": (instance.seats - 1,)}
+
+
+def test_groups_of_one_worker_share_their_caps(tmp_path: Path) -> None:
+    with made(tmp_path) as instance:
+        caps = LabelCaps(models_max=1)
+        error, attempts = (instance.series_writer(group, 0, caps) for group in (ERROR, ATTEMPTS))
+        error.block(("m", "m", "", "0", "Internal"))
+        attempts.block(("failure", "another", "", "", ""))
+        assert next(iter(instance.series_reader(ATTEMPTS).rows())) == ("failure", "other", "", "", "")
 
 
 def test_a_worker_keeps_what_is_its_own_and_no_more(tmp_path: Path) -> None:
@@ -124,12 +153,15 @@ def test_a_secret_that_is_none_is_refused(tmp_path: Path, content: str | None, w
 
 
 def test_tls_with_a_certificate_of_its_own_by_default(tmp_path: Path) -> None:
-    assert ssl_context(options(tmp_path)) is None
-    context = ssl_context(
+    assert certificates(options(tmp_path)) == (None, None)
+    ext_proc, metrics = certificates(
         options(tmp_path, secure_serving=True, tls_cipher_suites=("TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256",))
     )
-    assert context is not None
-    assert "ECDHE-ECDSA-AES128-GCM-SHA256" in {cipher["name"] for cipher in context.get_ciphers()}
+    assert ext_proc is not None
+    assert metrics is None
+    known = {cipher["name"] for cipher in ext_proc.context.current.get_ciphers()}
+    assert "ECDHE-ECDSA-AES128-GCM-SHA256" in known
+    assert "ECDHE-ECDSA-AES256-GCM-SHA384" not in known
 
 
 @pytest.mark.parametrize(
@@ -137,11 +169,13 @@ def test_tls_with_a_certificate_of_its_own_by_default(tmp_path: Path) -> None:
     [
         ({"tls_cipher_suites": ("TLS_NULL",)}, "TLS_NULL unknown; known are TLS_ECDHE"),
         ({"cert_path": "/nowhere"}, "--cert-path: /nowhere/tls.crt"),
+        ({"client_ca_file": "/nowhere/ca.pem"}, "--client-ca-file: /nowhere/ca.pem: No such file"),
+        ({"metrics_cert_dir": "/nowhere"}, "--metrics-cert-dir: /nowhere/tls.crt"),
     ],
 )
 def test_tls_that_cannot_be_is_refused(tmp_path: Path, changes: dict, why: str) -> None:
     with pytest.raises(StartError, match=why):
-        ssl_context(options(tmp_path, secure_serving=True, **changes))
+        certificates(options(tmp_path, secure_serving=True, **changes))
 
 
 def test_a_packet_pipe_gives_one_frame_per_read() -> None:

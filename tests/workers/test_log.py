@@ -1,12 +1,15 @@
 """Logging never waits, and says what it lost."""
 
+import contextlib
 import json
 import os
 
 import pytest
 import structlog
+from hypothesis import given
+from hypothesis import strategies as st
 
-from workers.log import LINE_BYTES_MAX, LINES_PER_S, Limit, LineWriter
+from workers.log import EVENTS_MAX, LINE_BYTES_MAX, LINES_PER_S, Limit, LineWriter, json_line
 
 
 def filled() -> tuple[int, int, int]:
@@ -103,3 +106,77 @@ def test_one_event_is_limited_and_the_rest_is_told_in_a_later_second() -> None:
     now[0] = 11.0
     assert limit(None, "info", {"event": "storm"}) == {"event": "storm", "suppressed": 7}
     assert limit(None, "info", {"event": "storm"}) == {"event": "storm"}
+
+
+def test_what_was_suppressed_is_told_however_long_the_event_is_quiet() -> None:
+    now = [10.0]
+    limit = Limit(lambda: now[0])
+    for burst in (3, 4):
+        for n in range(LINES_PER_S + burst):
+            if n < LINES_PER_S:
+                limit(None, "info", {"event": "storm"})
+            else:
+                with pytest.raises(structlog.DropEvent):
+                    limit(None, "info", {"event": "storm"})
+        now[0] += 1.0
+        limit(None, "info", {"event": "other"})
+        now[0] += 1.0
+        assert limit(None, "info", {"event": "storm"}) == {"event": "storm", "suppressed": burst}
+        now[0] += 1.0
+
+
+def test_a_line_s_own_count_of_what_it_suppressed_is_added_to() -> None:
+    now = [10.0]
+    limit = Limit(lambda: now[0])
+    for _ in range(LINES_PER_S):
+        limit(None, "info", {"event": "storm"})
+    with pytest.raises(structlog.DropEvent):
+        limit(None, "info", {"event": "storm"})
+    now[0] = 11.0
+    assert limit(None, "info", {"event": "storm", "suppressed": 4})["suppressed"] == 5
+
+
+def test_names_of_suppressed_events_are_bounded() -> None:
+    now = [0.0]
+    limit = Limit(lambda: now[0])
+    for name in range(3 * EVENTS_MAX):
+        for n in range(LINES_PER_S + 1):
+            with pytest.raises(structlog.DropEvent) if n == LINES_PER_S else contextlib.nullcontext():
+                limit(None, "info", {"event": f"e{name}"})
+        now[0] += 1.0
+    assert len(limit._lost) <= EVENTS_MAX + 1
+
+
+def test_a_short_line_is_the_event_as_json() -> None:
+    assert json.loads(json_line({"event": "x", "n": 1})) == {"event": "x", "n": 1}
+
+
+@given(
+    st.dictionaries(
+        st.text("abc", min_size=1, max_size=8),
+        st.one_of(
+            st.integers(0, 10_000).map(lambda n: "\N{SNOWMAN}" * n),
+            st.integers(0, 10_000).map(lambda n: "x" * n),
+            st.lists(st.integers(), max_size=2000),
+            st.none(),
+        ),
+        max_size=40,
+    )
+)
+def test_a_line_of_any_event_fits_and_is_whole_json(fields: dict[str, object]) -> None:
+    line = json_line({"event": "x"} | fields)
+    assert len(line.encode()) < LINE_BYTES_MAX
+    found = json.loads(line)
+    assert found == {"event": "x"} | fields or found["cut"]
+
+
+def test_of_a_value_that_is_too_long_both_ends_stay() -> None:
+    found = json.loads(json_line({"event": "fault", "exception": "Traceback" + "x" * 9000 + "ValueError: no", "n": 1}))
+    assert found["exception"].startswith("Traceback")
+    assert found["exception"].endswith("ValueError: no")
+    assert (found["event"], found["n"], found["cut"]) == ("fault", 1, True)
+
+
+def test_an_event_of_too_many_fields_keeps_its_name() -> None:
+    found = json.loads(json_line({"event": "x"} | {f"field-{n}": n for n in range(1000)}))
+    assert found == {"event": "x", "cut": True}

@@ -2,11 +2,13 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
+from epp.metrics import ATTEMPTS, GROUPS, PREFIX, REQUEST, STREAM_COUNTERS, TWINS
 from shm.documents import DocumentReader, DocumentWriter
 from shm.table import State, TableReader, TableWriter
 from tests.workers.instances import made
@@ -14,6 +16,7 @@ from workers.admin import Request
 from workers.documents import ENDPOINTS, EndpointRecord, EndpointsView, encode
 from workers.instance import Instance
 from workers.metrics_page import IndexFigures, MetricsPage, Pool
+from workers.series_page import PIECE_SIZE
 
 NOW = 1000.0
 FRESH_FOR_S = 0.2
@@ -22,7 +25,7 @@ FRESH_FOR_S = 0.2
 class World:
     """A page over an instance, and the writers of everything on it."""
 
-    def __init__(self, instance: Instance) -> None:
+    def __init__(self, instance: Instance, **options: Any) -> None:
         self.instance = instance
         self.now = NOW
         self.table = TableWriter(instance.table_schema, instance.table)
@@ -38,6 +41,10 @@ class World:
             source_type="metrics-data-source",
             extractor_type="core-metrics-extractor",
             now=lambda: self.now,
+            series=[(group, instance.series_reader(group)) for group in GROUPS],
+            producer_name="inflight",
+            scrape_seconds=lambda: {"a": 0.003},
+            **options,
         )
 
     def endpoint(self, name: str, *, kv: float, waiting: float, at: float = NOW, state: State = State.FRESH) -> None:
@@ -52,7 +59,7 @@ class World:
         self.table.publish()
 
     def text(self, accept: str = "") -> str:
-        return self.page.page(Request("GET", "/metrics", accept, True)).body.decode()
+        return b"".join(self.page.page(Request("GET", "/metrics", accept, True)).body).decode()
 
     def samples(self) -> dict[tuple[str, frozenset], float]:
         """(name, labels) -> value."""
@@ -195,9 +202,217 @@ def test_text_by_default_openmetrics_when_asked_for(world: World) -> None:
     accept = "application/openmetrics-text;version=1.0.0,text/plain;q=0.5"
     answer = world.page.page(Request("GET", "/metrics", accept, True))
     assert answer.content_type.startswith("application/openmetrics-text; version=1.0.0")
-    types = {family.name: family.type for family in parse_openmetrics(answer.body.decode())}
+    types = {family.name: family.type for family in parse_openmetrics(b"".join(answer.body).decode())}
     assert types["llm_d_epp_picks"] == "counter"
     assert types["llm_d_epp_scheduler_e2e_duration_seconds"] == "histogram"
     assert types["llm_d_epp_ready_endpoints"] == "gauge"
     plain = world.page.page(Request("GET", "/metrics", "*/*", True))
     assert plain.content_type.startswith("text/plain; version=")
+
+
+def test_calls_of_plugins_are_shown_by_where_and_what_they_are(world: World) -> None:
+    point, name = next(key for key in world.instance.timers if key[1] == "approx-prefix-cache-producer")
+    world.instance.lanes.lane(1).observe(world.instance.timers[point, name], 0.0003)
+    labels = {"extension_point": point, "plugin_type": name, "plugin_name": name}
+    assert world.value("plugin_duration_seconds_count", **labels) == 1
+    assert world.value("plugin_duration_seconds_bucket", le="0.0002", **labels) == 0
+    twin = "inference_extension_plugin_duration_seconds_sum", frozenset(labels.items())
+    assert world.samples()[twin] == 0.0003
+
+
+def test_labelled_metrics_are_on_the_page_in_both_formats(world: World) -> None:
+    writer = world.instance.series_writer(REQUEST, 1)
+    block = writer.block(("m", "m-v2", "gold", "0"))
+    writer.words[block + writer.counter_at["request_total"]] += 3
+    labels = {"model_name": "m", "target_model_name": "m-v2", "fairness_id": "gold", "priority": "0"}
+    assert world.value("request_total", **labels) == 3
+    assert world.value("series_blocks_used", group="request", worker="1") == 1
+    assert world.value("series_overflow_total", group="request") == 0
+    text = world.text("application/openmetrics-text; version=1.0.0")
+    assert text.endswith("# EOF\n")
+    samples = [sample for family in parse_openmetrics(text) for sample in family.samples]
+    assert [s.value for s in samples if s.name == "llm_d_epp_request_total"] == [3]
+
+
+def test_requests_run_only_on_workers_that_serve_and_their_counts_stay(world: World) -> None:
+    for index in (0, 1):
+        writer = world.instance.series_writer(REQUEST, index)
+        block = writer.block(("m", "m", "", "0"))
+        writer.words[block + writer.gauge_at["request_running"]] += 1
+        writer.words[block + writer.counter_at["request_total"]] += 1
+    world.instance.lanes.set_serving(2, True)
+    labels = {"model_name": "m", "target_model_name": "m", "fairness_id": "", "priority": "0"}
+    assert world.value("request_running", **labels) == 1
+    assert world.value("request_total", **labels) == 2
+
+
+def test_older_names_follow_with_the_same_values_and_can_be_turned_off(world: World) -> None:
+    world.endpoint("a", kv=0.5, waiting=4)
+    lane = world.instance.lanes.lane(0)
+    lane.add(lane.schema.counter["datalayer_poll_errors_total"], 3)
+    samples = world.samples()
+    assert samples["inference_pool_ready_pods", frozenset({("name", "pool-a")})] == 1
+    pod = frozenset({("name", "pool-a"), ("model_server_pod", "a")})
+    assert samples["inference_pool_per_pod_queue_size", pod] == 4
+    source = frozenset({("source_type", "metrics-data-source")})
+    assert samples["llm_d_inference_scheduler_datalayer_poll_errors_total", source] == 3
+    assert samples["inference_extension_prefix_indexer_size", frozenset()] == 42
+    off = World(world.instance, legacy_names=False)
+    assert {name for name, _ in off.samples()} == {name for name, _ in samples if name.startswith(PREFIX)}
+
+
+def test_every_older_name_is_on_a_full_page(world: World) -> None:
+    world.endpoint("a", kv=0.5, waiting=4)
+    for group in GROUPS:
+        writer = world.instance.series_writer(group, 0)
+        block = writer.block(tuple("x" for _ in group.labels))
+        for at in (*writer.gauge_at.values(), *writer.counter_at.values()):
+            writer.words[block + at] += 1
+        for index in writer.histogram_index.values():
+            writer.observe(block, index, 1.0)
+    shown = {family.name for family in parse_text(world.text())}
+    missing = {twin.name for twin in TWINS.values()} - {*shown, *(f"{name}_total" for name in shown)}
+    assert missing == {  # a column that no plugin here reads, and counters of plugins that are not configured here
+        "inference_pool_average_running_requests",
+        "llm_d_inference_scheduler_disagg_decision_total",
+        "llm_d_inference_scheduler_pd_decision_total",
+    }
+
+
+def test_streams_by_their_end_are_shown_when_asked_for(world: World) -> None:
+    lanes = world.instance.lanes
+    lanes.set_serving(1, True)
+    for seat in (1, 2):
+        lane = lanes.lane(seat)
+        lane.scalars[lane.schema.scalar["extproc_streams_inflight"]] = 7
+        lane.add(lane.schema.counter[STREAM_COUNTERS[1]], 2)
+        lane.observe(lane.schema.histogram["extproc_stream_duration_seconds"], 0.02)
+    assert not any("extproc" in name for name, _ in world.samples())
+    asked = World(world.instance, stream_metrics=True)
+    assert asked.value("extproc_streams_inflight") == 7
+    assert asked.value("extproc_streams_total", code="Canceled") == 4
+    assert asked.value("extproc_streams_total", code="OK") == 0
+    assert asked.value("extproc_stream_duration_seconds_bucket", le="0.05") == 2
+
+
+def test_load_is_shown_per_endpoint_as_the_workers_count_it(world: World) -> None:
+    for name in ("a", "b"):
+        world.endpoint(name, kv=0.5, waiting=4)
+    lanes = world.instance.lanes
+    for seat, slot, requests in ((1, 0, 2), (2, 0, 3), (2, 1, 4)):
+        lanes.set_serving(seat, True)
+        lane = lanes.lane(seat)
+        lane.inflight[slot] += requests
+        lane.tokens[slot] += 100 * requests
+    labels = {"namespace": "default", "producer_name": "inflight", "fairness_id": "", "priority": ""}
+    assert [world.value("inflight_requests", endpoint_name=name, **labels) for name in ("a", "b")] == [5, 4]
+    assert [world.value("inflight_tokens", endpoint_name=name, **labels) for name in ("a", "b")] == [500, 400]
+
+
+def test_how_old_an_endpoints_values_are_and_how_long_its_scrape_took(world: World) -> None:
+    world.endpoint("a", kv=0.5, waiting=4, at=NOW - 0.5)
+    world.endpoint("never", kv=0.0, waiting=0, at=0.0, state=State.UNKNOWN)
+    labels = {"name": "pool-a", "model_server_endpoint": "a"}
+    assert world.value("endpoint_values_age_seconds", **labels) == 0.5
+    assert world.value("endpoint_scrape_seconds", **labels) == 0.003
+    assert world.value("endpoint_values_age_seconds", **(labels | {"model_server_endpoint": "never"})) is None
+
+
+def test_two_endpoints_of_one_name_do_not_spoil_the_page(world: World) -> None:
+    for waiting in (4, 5):
+        world.endpoint("same", kv=0.5, waiting=waiting)
+    assert world.value("per_endpoint_queue_size", name="pool-a", model_server_endpoint="same") == 9
+
+
+def test_workers_are_shown_by_their_lag_and_their_share_of_connections(world: World) -> None:
+    for seat, connections in ((1, 30), (2, 10)):
+        lane = world.instance.lanes.lane(seat)
+        lane.beat(NOW)
+        lane.add(lane.schema.counter["connections_total"], connections)
+        lane.scalars[lane.schema.scalar["loop_lag_us"]] = 1500 * seat
+    assert [world.value("worker_accepted_share", worker=w) for w in "01"] == [0.75, 0.25]
+    assert [world.value("worker_loop_lag_seconds", worker=w) for w in "01"] == [0.0015, 0.003]
+
+
+def test_seats_that_never_had_a_worker_are_left_out(world: World) -> None:
+    assert world.value("worker_serving", worker="0") is None
+    world.instance.lanes.lane(1).take_over()
+    assert world.value("worker_serving", worker="0") == 0
+    assert world.value("worker_serving", worker="1") is None
+
+
+def test_the_page_says_what_runs(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EPP_COMMIT", "abc")
+    monkeypatch.setenv("EPP_BUILD_REF", "v1")
+    assert world.value("info", commit="abc", build_ref="v1") == 1
+
+
+def test_with_a_thousand_label_tuples_the_page_has_each_once(world: World) -> None:
+    writers = [world.instance.series_writer(ATTEMPTS, index) for index in (0, 1)]
+    at = writers[0].counter_at["scheduler_attempts_total"]
+    for index in range(2500):
+        writer = writers[index % 2]
+        writer.words[writer.block(("success", f"m{index}", f"pod-{index % 40}", "ns", "8000")) + at] += 1
+    shown = {key: value for key, value in world.samples().items() if key[0] == "llm_d_epp_scheduler_attempts_total"}
+    assert len(shown) <= ATTEMPTS.blocks + 1
+    assert sum(shown.values()) == 2500
+
+
+def observed(world: World, count: int, *, tenant: str = "gold") -> None:
+    """`count` requests of a second each, and as many decisions."""
+    writer = world.instance.series_writer(REQUEST, 0)
+    block = writer.block(("m", "m-v2", tenant, "0"))
+    lane = world.instance.lanes.lane(1)
+    for _ in range(count):
+        writer.observe(block, writer.histogram_index["request_duration_seconds"], 1.0)
+        lane.observe(lane.schema.histogram["scheduler_e2e_duration_seconds"], 1.0)
+        lane.add(lane.schema.counter["picks_total"])
+
+
+def test_what_adds_up_is_of_one_moment_whatever_is_counted_while_the_page_is_sent(world: World) -> None:
+    observed(world, 3)
+    pieces = world.page.page(Request("GET", "/metrics", "", True)).body
+    assert isinstance(pieces, Iterator)
+    before = next(filter(None, pieces))  # by now all is read
+    observed(world, 4)
+    observed(world, 4, tenant="tin")
+    text = b"".join((before, *pieces))
+    found = {(s.name, s.labels.get("le")): s.value for f in parse_text(text.decode()) for s in f.samples}
+    assert {
+        value
+        for (name, le), value in found.items()
+        if "request_duration_seconds" in name and (le is None or float(le) >= 1)
+    } == {3}
+    e2e = {value for (name, le), value in found.items() if "scheduler_e2e" in name and le in (None, "+Inf")}
+    assert e2e == {3}
+    assert found["llm_d_epp_picks_total", None] == 3
+
+
+def test_a_page_of_many_label_tuples_is_made_in_small_pieces_and_empty_ones(world: World) -> None:
+    writer = world.instance.series_writer(REQUEST, 0)
+    for index in range(150):
+        block = writer.block((f"m{index % 5}", "m", f"t{index}", "0"))
+        for histogram in writer.histogram_index.values():
+            writer.observe(block, histogram, 1.0)
+    body = world.page.page(Request("GET", "/metrics", "", True)).body
+    pieces = list(body)
+    assert max(map(len, pieces)) < 1.1 * PIECE_SIZE
+    assert sum(map(len, pieces)) > 10 * PIECE_SIZE
+    assert pieces.count(b"") > 10
+
+
+def test_both_formats_say_the_same(world: World) -> None:
+    world.endpoint('quo"te\n', kv=0.5, waiting=4)
+    observed(world, 2)
+    plain = {
+        (sample.name, *sorted(sample.labels.items())): sample.value
+        for family in parse_text(world.text())
+        for sample in family.samples
+    }
+    open_ = {
+        (sample.name, *sorted(sample.labels.items())): sample.value
+        for family in parse_openmetrics(world.text("application/openmetrics-text; version=1.0.0"))
+        for sample in family.samples
+    }
+    assert plain == open_
+    assert len(plain) > 500

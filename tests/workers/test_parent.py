@@ -257,6 +257,91 @@ def test_told_twice_it_does_not_wait_for_the_deadline(start: Callable[..., Picke
     assert picker.nothing_left()
 
 
+def workers_of(picker: Picker) -> list[str]:
+    """Names of the workers that run, by the log."""
+    running = {line["child_pid"]: line["child"] for line in picker.events("child ready")}
+    for line in picker.events("child ended"):
+        running.pop(line["child_pid"], None)
+    return sorted(name for name in running.values() if name != "supervisor")
+
+
+def test_sigttin_adds_a_worker_and_sigttou_takes_the_highest_away(start: Callable[..., Picker]) -> None:
+    picker = start(workers=1).up(2)
+    picker.process.send_signal(signal.SIGTTIN)
+    until(lambda: workers_of(picker) == ["worker 0", "worker 1"], "a second worker")
+    picker.process.send_signal(signal.SIGTTOU)
+    until(lambda: workers_of(picker) == ["worker 0"], "the second worker gone")
+    assert picker.events("child told to leave")[0]["child"] == "worker 1"
+    assert picker.stop() == 0
+    assert picker.nothing_left()
+
+
+def test_at_its_limits_the_number_of_workers_stays_and_the_log_says_why(start: Callable[..., Picker]) -> None:
+    picker = start(workers=1).up(2)
+    picker.process.send_signal(signal.SIGTTOU)
+    until(lambda: "the last worker stays" in picker.log.read_text(), "an answer to SIGTTOU")
+    for workers in (2, 2):
+        picker.process.send_signal(signal.SIGTTIN)
+        until(lambda wanted=workers: len(workers_of(picker)) == wanted, "a second worker")
+    until(lambda: "there are 2 workers already, and --workers-max allows no more" in picker.log.read_text(), "a no")
+    assert picker.stop() == 0
+
+
+def test_a_storm_of_both_signals_ends_with_a_number_between_the_limits_and_everybody_stops(
+    start: Callable[..., Picker],
+) -> None:
+    picker = start(workers=2).up()
+    for _ in range(100):
+        picker.process.send_signal(signal.SIGTTIN)
+        picker.process.send_signal(signal.SIGTTOU)
+    for _ in range(100):
+        picker.process.send_signal(signal.SIGTTIN)
+        time.sleep(0.001)
+    until(lambda: len(workers_of(picker)) == 4, "as many workers as there can be")
+    for _ in range(100):
+        picker.process.send_signal(signal.SIGTTOU)
+        time.sleep(0.001)
+    until(lambda: workers_of(picker) == ["worker 0"], "the last worker")
+    assert not [line for line in picker.events("child ended") if not line["ending"].startswith("exit code 0")]
+    assert picker.stop() == 0
+    assert picker.nothing_left()
+
+
+def test_a_recycled_worker_is_followed_in_another_seat_before_it_ends(start: Callable[..., Picker]) -> None:
+    picker = start(workers=2).up()
+    (old,) = picker.pids("worker 0")
+    os.kill(old, signal.SIGUSR2)
+    until(lambda: workers_of(picker) == ["worker 1", "worker 2"], "a successor in a third seat")
+    (ended,) = [line for line in picker.events("child ended") if line["child_pid"] == old]
+    assert ended["ending"] == "exit code 75 (RECYCLED)"
+    assert ended["level"] == "info"
+    log = picker.log.read_text()
+    assert log.index('"worker 2"') < log.index("RECYCLED")
+    assert picker.stop() == 0
+
+
+def test_an_added_worker_that_cannot_start_does_not_end_the_picker(start: Callable[..., Picker]) -> None:
+    picker = start(workers=1).up(2)
+    (picker.run_dir / "cannot-start").touch()
+    picker.process.send_signal(signal.SIGTTIN)
+    until(lambda: len([e for e in picker.events("child ended") if "(BOOT_FAILED)" in e["ending"]]) >= 2, "two tries")
+    assert workers_of(picker) == ["worker 0"]
+    (picker.run_dir / "cannot-start").unlink()
+    until(lambda: workers_of(picker) == ["worker 0", "worker 1"], "a third try that works")
+    assert picker.stop() == 0
+
+
+def test_a_hundred_stops_in_a_moment_are_one_drain_or_a_hurried_one(start: Callable[..., Picker]) -> None:
+    picker = start("slow-drain", workers=2).up()
+    for _ in range(100):
+        with contextlib.suppress(ProcessLookupError):
+            picker.process.send_signal(signal.SIGTERM)
+    assert picker.process.wait(PATIENCE_S) == 0
+    assert len(picker.events("stopping: workers drain")) == 1
+    assert len(picker.events("told to stop again: open streams are cut")) <= 1
+    assert picker.nothing_left()
+
+
 def test_sighup_says_that_it_does_nothing_and_the_picker_goes_on(start: Callable[..., Picker]) -> None:
     picker = start().up()
     picker.process.send_signal(signal.SIGHUP)

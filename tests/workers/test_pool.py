@@ -43,6 +43,7 @@ class World:
             fresh_for_s=0.2,
             now=lambda: self.time,
             producer_failed=lambda failure: None,
+            shadow_failed=lambda profile, problem: None,
         )
 
     def claim(self) -> Handle:

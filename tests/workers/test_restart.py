@@ -3,8 +3,10 @@
 import math
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from workers.exit_codes import ExitCode
+from workers.exit_codes import ExitCode, ending
 from workers.restart import (
     ABORT_TO_KILL_S,
     BACKOFF_FIRST_S,
@@ -15,11 +17,11 @@ from workers.restart import (
     DECIDE_PERIOD_S,
     STABLE_S,
     Abort,
+    Drain,
     Halt,
     Kill,
     Policy,
     Spawn,
-    ending,
     seat_name,
 )  # fmt: skip
 
@@ -27,8 +29,8 @@ from workers.restart import (
 class Story:
     """A policy and the world it decides about: who beats, and what time it is."""
 
-    def __init__(self, seats: int = 2) -> None:
-        self.policy = Policy(seats)
+    def __init__(self, seats: int = 2, workers: int | None = None, leave_s: float = math.inf) -> None:
+        self.policy = Policy(seats, workers, leave_s=leave_s)
         self.now = 1000.0
         self.beats = [-math.inf] * seats
         self.hanging: set[int] = set()
@@ -68,6 +70,14 @@ class Story:
             self.spawn(action.seat)
             self.ready(action.seat)
         return self
+
+    def resize(self, workers: int) -> list:
+        self.policy.resize(workers, self.now)
+        return self.decide()
+
+    def leaving(self, seat: int) -> list:
+        self.policy.leaving(seat, self.now)
+        return self.decide()
 
 
 def test_every_seat_is_filled_at_the_start_the_supervisors_first() -> None:
@@ -237,6 +247,136 @@ def test_the_next_deadline_is_the_next_retry_or_the_period() -> None:
     assert story.policy.next_deadline(story.now + 5) == 0.0
 
 
+def test_seats_that_are_not_wanted_stay_empty() -> None:
+    story = Story(5, workers=2)
+    assert story.decide() == [Spawn(0), Spawn(1), Spawn(2)]
+    assert (story.policy.workers, story.policy.workers_max) == (2, 4)
+
+
+def test_one_worker_more_is_spawned_at_once_and_one_less_is_the_highest_and_drains() -> None:
+    story = Story(5, workers=2).all_ready()
+    assert story.resize(3) == [Spawn(3)]
+    story.spawn(3)
+    story.ready(3)
+    assert story.resize(2) == [Drain(3)]
+    assert story.wait(20) == []
+    story.exited(3, ExitCode.OK)
+    assert story.wait(20) == []
+
+
+@pytest.mark.parametrize(("asked", "workers"), [(0, 1), (-5, 1), (4, 4), (99, 4)])
+def test_there_is_at_least_one_worker_and_at_most_as_there_are_seats(asked: int, workers: int) -> None:
+    story = Story(5, workers=2).all_ready()
+    story.resize(asked)
+    assert story.policy.workers == workers
+
+
+def test_a_seat_that_is_wanted_again_while_its_child_drains_is_filled_when_that_is_gone() -> None:
+    story = Story(3, workers=2).all_ready()
+    assert story.resize(1) == [Drain(2)]
+    assert story.resize(2) == []
+    story.exited(2, ExitCode.OK)
+    assert story.decide() == [Spawn(2)]
+
+
+def test_a_child_that_is_not_wanted_any_more_while_it_boots_drains_when_it_is_ready() -> None:
+    story = Story(3, workers=1).all_ready()
+    story.resize(2)
+    story.spawn(2)
+    assert story.resize(1) == []
+    story.ready(2)
+    assert story.decide() == [Drain(2)]
+
+
+def test_nobody_follows_a_child_that_dies_in_a_seat_that_is_not_wanted() -> None:
+    story = Story(3, workers=2).all_ready()
+    story.resize(1)
+    story.exited(2, -9)
+    assert story.wait(60) == []
+
+
+def test_a_worker_that_leaves_by_itself_hands_its_place_to_a_free_seat_before_it_is_gone() -> None:
+    story = Story(4, workers=2).all_ready()
+    assert story.leaving(1) == [Spawn(3)]
+    story.spawn(3)
+    story.ready(3)
+    assert story.leaving(1) == []  # said twice
+    story.exited(1, ExitCode.RECYCLED)
+    assert story.wait(20) == []
+    assert story.policy.workers == 2
+
+
+def test_a_worker_that_leaves_where_no_seat_is_free_is_followed_in_its_own_without_back_off() -> None:
+    story = Story(3, workers=2).all_ready()
+    assert story.leaving(1) == []
+    story.exited(1, ExitCode.RECYCLED)
+    assert story.decide() == [Spawn(1)]
+
+
+def test_one_that_leaves_and_does_not_end_is_killed() -> None:
+    story = Story(4, workers=2, leave_s=40.0).all_ready()
+    story.resize(1)
+    assert story.wait(39) == []
+    (kill,) = story.wait(1.1)[:1]
+    assert isinstance(kill, Kill) and kill.seat == 2
+    assert kill.reason == "it was told to leave and did not within 40 s"
+
+
+def test_one_that_hangs_while_it_leaves_is_aborted_like_any_other() -> None:
+    story = Story(4, workers=2).all_ready()
+    story.resize(1)
+    story.hanging.add(2)
+    assert [type(action) for action in story.wait(BEAT_ABORT_S + DECIDE_PERIOD_S)] == [Abort]
+
+
+@pytest.mark.parametrize("code", [ExitCode.BOOT_FAILED, -11])
+def test_a_worker_that_was_added_and_cannot_start_does_not_end_those_that_serve(code: int) -> None:
+    story = Story(3, workers=1).all_ready()
+    story.resize(2)
+    story.spawn(2)
+    for _ in range(3 * BOOT_FAILURES_MAX):
+        story.exited(2, code)
+        assert Spawn(2) in story.wait(BACKOFF_MAX_S + DECIDE_PERIOD_S)
+
+
+@given(st.data())
+def test_whatever_happens_as_many_seats_are_filled_as_are_wanted_and_never_one_twice(data: st.DataObject) -> None:
+    story = Story(6, workers=2, leave_s=5.0)
+    filled: set[int] = set()
+
+    def obey(actions: list) -> None:
+        for action in actions:
+            match action:
+                case Spawn(seat):
+                    assert seat not in filled
+                    filled.add(seat)
+                    story.spawn(seat)
+                    story.ready(seat)
+                case Drain(seat) | Abort(seat, _) | Kill(seat, _):
+                    assert seat in filled
+                    filled.discard(seat)
+                    story.exited(seat, ExitCode.OK)
+
+    for event in data.draw(st.lists(st.sampled_from(["more", "less", "leave", "die", "pass"]), max_size=40)):
+        workers = sorted(filled - {0})
+        if event in ("more", "less"):
+            story.policy.resize(story.policy.workers + (1 if event == "more" else -1), story.now)
+        elif event == "leave" and workers:
+            story.policy.leaving(data.draw(st.sampled_from(workers)), story.now)
+        elif event == "die" and workers:
+            seat = data.draw(st.sampled_from(workers))
+            filled.discard(seat)
+            story.exited(seat, data.draw(st.sampled_from([-9, 0, 75])))
+        story.now += 0.3
+        obey(story.decide())
+    for _ in range(100):
+        story.now += DECIDE_PERIOD_S
+        obey(story.decide())
+    assert len(filled) == 1 + story.policy.workers
+    assert 1 <= story.policy.workers <= 5
+
+
 def test_words_for_seats_and_endings() -> None:
     assert [seat_name(0), seat_name(1), seat_name(3)] == ["supervisor", "worker 0", "worker 2"]
-    assert [ending(-9), ending(70)] == ["signal 9", "exit code 70"]
+    assert [ending(-9), ending(-35)] == ["signal 9 (SIGKILL)", "signal 35"]
+    assert [ending(75), ending(7)] == ["exit code 75 (RECYCLED)", "exit code 7"]

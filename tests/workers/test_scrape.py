@@ -25,9 +25,12 @@ from epp.plugins.extractors.metrics_source import MetricsDataSource
 from shm.table import State
 from workers.http_client import Dialer, HttpError
 from workers.scrape import (
+    CONNECT_S_MAX,
     FLOOD_PAUSE_S,
     PAUSE_S,
     REFUSALS_TO_PAUSE,
+    SCRAPE_S_MAX,
+    Failure,
     Freshness,
     Scraper,
     Target,
@@ -189,6 +192,7 @@ class Seen:
     def __init__(self) -> None:
         self.good: list[tuple[object, Extracted, int, float]] = []
         self.bad: list[tuple[object, str, bool]] = []
+        self.failures: list[Failure] = []
         self.last: dict[object, float] = {}
         self.sweeps = 0
 
@@ -196,8 +200,9 @@ class Seen:
         self.good.append((tag, extracted, inflight, now))
         self.last[tag] = now
 
-    def failed(self, tag: object, cause: str, refused: bool, now: float) -> None:
-        self.bad.append((tag, cause, refused))
+    def failed(self, tag: object, failure: Failure, now: float) -> None:
+        self.bad.append((tag, failure.cause, failure.refused))
+        self.failures.append(failure)
 
     def sweep(self, now: float) -> None:
         self.sweeps += 1
@@ -393,8 +398,85 @@ def test_a_page_that_cannot_be_taken_names_its_family_and_keeps_the_connection()
     connection.answer(b"vllm:num_requests_waiting NaN\n")
     assert bench.seen.bad == [("a", "extract", False)]
     assert bench.scraper.counters.extract_errors == 1
-    assert "vllm:num_requests_waiting" in bench.scraper.counters.last_extract_error
+    assert bench.seen.failures[0].text.startswith("vllm:num_requests_waiting: ")
     assert connection in bench.net.open
+
+
+def test_every_scrape_ends_as_taken_or_as_one_kind_of_error_and_turns_left_out_are_no_scrapes() -> None:
+    bench = Bench()
+    _, connection = bench.up()
+    for page in (PAGE, b"vllm:num_requests_waiting NaN\n"):
+        bench.turn(30)
+        connection.answer(page)
+    bench.turn(10)
+    connection.caller.garbled(connection, HttpError("status", "the answer is 'HTTP/1.1 500', not 200"))
+    counted = bench.scraper.counters
+    assert (counted.scrapes, counted.taken, counted.extract_errors, counted.poll_errors) == (4, 2, 1, {"status": 1})
+    assert counted.late == 4
+    bench.turn(10)
+    assert (counted.scrapes, counted.taken) == (5, 2)
+
+
+def test_a_loop_that_was_stuck_counts_no_scrape_as_late() -> None:
+    bench = Bench()
+    bench.up()
+    bench.time += 10.0
+    bench.turns += 2000
+    bench.scraper.turn(bench.time, bench.turns)
+    assert bench.scraper.counters.late == 0
+
+
+def test_the_last_scrape_s_time_is_known_of_good_ones_and_of_failed_ones() -> None:
+    bench = Bench()
+    target = bench.scraper.add("a", 1, ("10.0.0.1", 8000), reader())
+    assert target.seconds < 0.0
+    bench.turn()
+    bench.time += 0.03
+    connection = bench.net.attempts[0].succeed()
+    connection.answer()
+    assert target.seconds == pytest.approx(0.03)
+    bench.turn(250)
+    assert bench.seen.bad == [("a", "timeout", False)]
+    assert target.seconds == pytest.approx(SCRAPE_S_MAX, abs=0.006)
+    while not bench.net.attempts:
+        bench.turn()
+    bench.turn(45)
+    assert target.seconds == pytest.approx(CONNECT_S_MAX, abs=0.006)
+
+
+def test_a_failure_says_what_went_wrong_and_whether_it_is_tried_again_at_once() -> None:
+    bench = Bench()
+    _, connection = bench.up()
+    bench.turn(10)
+    connection.started = True
+    connection.lose(ConnectionResetError("reset by peer"))
+    bench.net.attempts[0].fail()
+    bench.turn(60)
+    assert bench.seen.failures == [
+        Failure("closed", "the connection ended inside the answer: reset by peer", again=True),
+        Failure("refused", "[Errno 111] no", refused=True),
+        Failure("connect-timeout", "no connection within 0.2 s"),
+    ]
+
+
+def test_the_next_try_is_the_target_s_next_turn_or_the_first_one_after_a_pause() -> None:
+    bench = Bench()
+    bench.scraper._started_at = bench.time
+    target, connection = bench.up()
+    for _ in range(3):
+        bench.net.asked.clear()
+        expected = bench.scraper.next_try_s(target, bench.time)
+        since = bench.time
+        while not bench.net.asked:
+            bench.turn()
+        assert bench.time - since == pytest.approx(expected)
+        connection.answer()
+    target.not_before = bench.time + 0.26
+    expected, since, dialled = bench.scraper.next_try_s(target, bench.time), bench.time, len(bench.net.asked)
+    while len(bench.net.asked) == dialled:
+        bench.turn()
+    assert bench.time - since == pytest.approx(expected)
+    assert expected > 0.26
 
 
 def test_a_change_of_address_drops_the_old_connection_and_scrapes_the_new_one_at_once() -> None:

@@ -11,9 +11,12 @@ from shm.documents import DocumentReader, DocumentSchema, DocumentWriter
 from shm.prefix_index import OwnersExhausted
 from shm.segment import Region
 from shm.table import DOWN, State, TableReader, TableSchema, TableWriter
+from tests.workers.recorder import Recorder
 from workers.discovery import EndpointSpec
 from workers.documents import EndpointsView, NamesView, decode_endpoints
+from workers.endpoint_log import EndpointLog
 from workers.endpoints import EndpointTable
+from workers.scrape import Failure
 
 WANTED = (WAITING, KV_USAGE, ACTIVE_MODELS)
 EXTRACTOR = CoreMetricsExtractor("x", CoreMetricsExtractor.Params())
@@ -35,19 +38,27 @@ class FakeLoop:
         self.soon.append(callback)
 
 
+class FakeTarget:
+    def __init__(self, tag: Any) -> None:
+        self.tag, self.seconds = tag, -1.0
+
+
 class FakeScraper:
     def __init__(self) -> None:
         self.targets: dict[Any, tuple[int, tuple[str, int]]] = {}
 
     def add(self, tag: Any, slot: int, address: tuple[str, int], reader: Any) -> Any:
         self.targets[tag] = slot, address
-        return tag
+        return FakeTarget(tag)
 
     def change(self, target: Any, address: tuple[str, int], reader: Any) -> None:
-        self.targets[target] = self.targets[target][0], address
+        self.targets[target.tag] = self.targets[target.tag][0], address
 
     def remove(self, target: Any) -> None:
-        del self.targets[target]
+        del self.targets[target.tag]
+
+    def next_try_s(self, target: Any, now: float) -> float:
+        return 0.04
 
 
 class FakeOwners:
@@ -91,8 +102,9 @@ class Shared:
 
 
 class Supervisor:
-    def __init__(self, shared: Shared, now: float = 100.0) -> None:
+    def __init__(self, shared: Shared, now: float = 100.0, *, debug: bool = False) -> None:
         self.shared, self.reports = shared, []
+        self.log = Recorder()
         self.loop, self.scraper = FakeLoop(), FakeScraper()
         self.table = EndpointTable(
             self.loop,  # type: ignore[arg-type]
@@ -104,6 +116,7 @@ class Supervisor:
             wanted=WANTED,
             fresh_for_s=0.2,
             report=self.reports.append,
+            log=EndpointLog(debug=debug, log=self.log),
         )
         self.table.start(
             self.scraper,  # type: ignore[arg-type]
@@ -165,7 +178,7 @@ def test_two_refusals_mark_a_row_as_down_and_keep_its_values_until_a_good_answer
     ours.table.scraped(ours.member("a"), page(3.0), 0, 100.1)
     for _ in range(2):
         assert not shared.reader.copy().flags[0]
-        ours.table.failed(ours.member("a"), "refused", True, 100.2)
+        ours.table.failed(ours.member("a"), Failure("refused", "", True), 100.2)
     assert shared.reader.copy().flags[0] == DOWN
     assert shared.reader.copy().column(0)[0] == 3.0
     assert ours.table.down() == 1
@@ -258,8 +271,8 @@ def test_a_successor_goes_on_with_the_same_slots_generations_and_owners() -> Non
     first = Supervisor(shared)
     first.apply(spec("a"), spec("b", "10.0.0.2"), spec("c", "10.0.0.3"))
     first.table.scraped(first.member("a"), page(3.0), 0, 100.0)
-    first.table.failed(first.member("b"), "refused", True, 100.0)
-    first.table.failed(first.member("b"), "refused", True, 100.0)
+    first.table.failed(first.member("b"), Failure("refused", "", True), 100.0)
+    first.table.failed(first.member("b"), Failure("refused", "", True), 100.0)
     before = {e.name: (e.slot, e.generation, e.owner) for e in shared.view.current()}
     second = Supervisor(shared, now=101.0)
     second.flush()
@@ -316,3 +329,179 @@ def test_the_real_loop_publishes_once_for_all_scrapes_of_a_turn() -> None:
         assert shared.reader.epoch() == epoch + 1
 
     asyncio.run(scenario())
+
+
+# What is told
+
+
+def told(ours: Supervisor, now: float) -> list[tuple[str, str, dict[str, Any]]]:
+    """The lines that are written at this time."""
+    ours.log.lines.clear()
+    ours.table.sweep(now)
+    return ours.log.lines
+
+
+A = {"endpoint": "default/a", "address": "10.0.0.1:8000"}
+REFUSED = Failure("refused", "[Errno 111] Connection refused", refused=True)
+
+
+def test_each_change_is_told_with_the_condition_before_how_long_it_lasted_and_why() -> None:
+    ours = Supervisor(Shared())
+    ours.apply(spec("a"))
+    a = ours.member("a")
+    assert told(ours, 100.0) == [("info", "endpoint appeared", A)]
+    ours.table.scraped(a, page(1.0), 0, 100.5)
+    assert told(ours, 100.5) == [("info", "endpoint fresh", A | {"previous": "unknown", "lasted_s": 0.5})]
+    ours.table.failed(a, Failure("timeout", "no whole page within 1.0 s"), 100.6)
+    assert told(ours, 100.7) == [
+        ("warning", "endpoint stale", A | {"previous": "fresh", "lasted_s": 0.2, "cause": "timeout"})
+    ]
+    for now in (101.0, 101.7):
+        ours.table.failed(a, REFUSED, now)
+    assert told(ours, 101.7) == [
+        ("warning", "endpoint down", A | {"previous": "stale", "lasted_s": 1.0, "cause": "refused"})
+    ]
+    ours.table.scraped(a, page(1.0), 0, 104.2)
+    assert told(ours, 104.2) == [("info", "endpoint up", A | {"previous": "down", "lasted_s": 2.5, "cause": "refused"})]
+    assert told(ours, 104.3) == []
+    ours.apply()
+    assert told(ours, 104.3) == [("info", "endpoint left", A | {"previous": "fresh", "lasted_s": 0.1})]
+
+
+def test_an_endpoint_that_is_down_is_not_told_to_be_stale_too() -> None:
+    ours = Supervisor(Shared())
+    ours.apply(spec("a"))
+    ours.table.scraped(ours.member("a"), page(1.0), 0, 100.0)
+    for _ in range(2):
+        ours.table.failed(ours.member("a"), REFUSED, 100.1)
+    ours.table.sweep(101.0)
+    assert ours.table.counts()[State.STALE] == 1
+    assert ours.log.events() == ["endpoint appeared", "endpoint fresh", "endpoint down"]
+
+
+def test_a_single_failed_scrape_that_changes_nothing_is_not_told_and_not_blamed_later() -> None:
+    ours = Supervisor(Shared())
+    ours.apply(spec("a"))
+    ours.table.scraped(ours.member("a"), page(1.0), 0, 100.0)
+    told(ours, 100.0)
+    ours.table.failed(ours.member("a"), REFUSED, 100.05)
+    ours.table.scraped(ours.member("a"), page(1.0), 0, 100.1)
+    assert told(ours, 100.1) == []
+    ((_, event, fields),) = told(ours, 100.31)
+    assert (event, "cause" in fields) == ("endpoint stale", False)
+
+
+def test_a_thousand_endpoints_come_answer_and_go_in_a_handful_of_lines() -> None:
+    ours = Supervisor(Shared(slots=1000, capacity=1 << 18))
+    specs = [spec(f"e{n:03}", f"10.0.{n // 250}.{n % 250}") for n in range(1000)]
+    ours.apply(*specs)
+    ((level, event, fields),) = told(ours, 100.0)
+    assert (level, event, fields["endpoints"]) == ("info", "endpoints appeared", 1000)
+    assert fields["first"] == [f"default/e{n:03}" for n in range(8)]
+    members = list(ours.scraper.targets)
+    ours.log.lines.clear()
+    for tick in range(16):
+        now = 100.0 + tick * 0.005
+        for member in members[tick * 64 : tick * 64 + 64]:
+            ours.table.scraped(member, page(1.0), 0, now)
+        ours.table.sweep(now)
+    for tick in range(10):
+        for member in members:
+            ours.table.scraped(member, page(1.0), 0, 100.1 + tick * 0.1)
+        ours.table.sweep(100.1 + tick * 0.1)
+    fresh = ours.log.of("endpoints fresh")
+    assert [line["endpoints"] for line in fresh] == [64, 936]
+    assert fresh[1]["previous"] == {"unknown": 936}
+    assert len(ours.log.lines) == 2
+    ours.apply()
+    assert [event for _, event, _ in told(ours, 101.1)] == ["endpoints left"]
+
+
+def test_an_endpoint_that_flaps_ten_times_a_second_gets_few_lines_that_count_the_others() -> None:
+    ours = Supervisor(Shared())
+    ours.apply(spec("a"))
+    a = ours.member("a")
+    for flap in range(600):
+        now = 100.0 + flap * 0.1
+        ours.table.scraped(a, page(1.0), 0, now)
+        for step in (1, 2):
+            ours.table.failed(a, REFUSED, now + step * 0.02)
+        for tick in range(20):
+            ours.table.sweep(now + tick * 0.005)
+    ours.table.sweep(162.0)
+    for event in ("endpoint down", "endpoint up"):
+        lines = ours.log.of(event)
+        assert len(lines) <= 5 + 61
+        assert len(lines) + sum(line.get("suppressed", 0) for line in lines) == (
+            600 if event == "endpoint down" else 599
+        )
+    assert len(ours.log.lines) < 140
+
+
+def test_an_endpoint_that_leaves_with_requests_in_flight_is_told_again_when_they_have_ended() -> None:
+    shared = Shared()
+    ours = Supervisor(shared)
+    ours.apply(spec("a"))
+    told(ours, 100.0)
+    shared.inflight[0] = 3
+    ours.apply()
+    assert [fields["in_flight"] for _, _, fields in told(ours, 100.1)] == [3]
+    assert told(ours, 102.0) == []
+    shared.inflight[0] = 0
+    assert told(ours, 104.0) == [("info", "endpoint drained", A | {"lasted_s": 4.0})]
+    assert told(ours, 105.0) == []
+
+
+def test_a_slot_that_is_taken_anew_has_been_drained() -> None:
+    shared = Shared(slots=1)
+    ours = Supervisor(shared)
+    ours.apply(spec("a"))
+    shared.inflight[0] = 3
+    ours.apply()
+    told(ours, 100.0)
+    shared.inflight[0] = 0
+    ours.apply(spec("b"))
+    shared.inflight[0] = 1
+    told(ours, 101.0)
+    assert ours.log.events() == ["endpoint drained", "endpoint appeared"]
+
+
+def test_a_successor_tells_what_it_took_over_and_what_only_its_predecessor_knew() -> None:
+    shared = Shared()
+    first = Supervisor(shared)
+    first.apply(spec("a"), spec("b", "10.0.0.2"))
+    first.table.scraped(first.member("a"), page(3.0), 0, 100.0)
+    second = Supervisor(shared, now=101.0)
+    second.apply(spec("a"))
+    assert told(second, 101.1) == [
+        ("info", "endpoint taken over", A | {"previous": "fresh"}),
+        ("info", "endpoint left", {"endpoint": "default/b", "address": "10.0.0.2:8000"}),
+    ]
+    assert told(second, 101.3) == [("warning", "endpoint stale", A | {"previous": "fresh"})]
+
+
+def test_each_failed_scrape_is_told_at_debug_and_none_of_them_otherwise() -> None:
+    for debug in (True, False):
+        ours = Supervisor(Shared(), debug=debug)
+        ours.apply(spec("a"))
+        told(ours, 100.0)
+        ours.table.failed(ours.member("a"), Failure("extract", "vllm:x: nan is not a finite number"), 100.1)
+        ours.table.failed(ours.member("a"), Failure("closed", "x" * 10_000, again=True), 100.2)
+        lines = ours.log.of("scrape failed")
+        if not debug:
+            assert lines == []
+            continue
+        assert lines[0] == A | {
+            "cause": "extract",
+            "text": "vllm:x: nan is not a finite number",
+            "failures": 1,
+            "next_try_s": 0.04,
+        }
+        assert (lines[1]["failures"], lines[1]["next_try_s"], len(lines[1]["text"])) == (2, 0.0, 400)
+
+
+def test_the_time_of_the_last_scrape_is_known_by_name_once_there_was_one() -> None:
+    ours = Supervisor(Shared())
+    ours.apply(spec("a"), spec("b"))
+    ours.member("a").target.seconds = 0.004
+    assert ours.table.scrape_seconds() == {"a": 0.004}

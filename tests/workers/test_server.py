@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from epp.candidates import Candidates
 from epp.data import WAITING
-from epp.decision import Decision
-from epp.pipeline import compile_pipeline, compile_profile
-from epp.plugin import DataProducer, NoParams, Plugin, ResponseComplete, Usage
+from epp.decision import Decision, Response, Usage
+from epp.pipeline import Recipe, WiredProfile, compile_pipeline
+from epp.plugin import DataProducer, NoParams, Plugin, ResponseComplete
 from epp.plugins.parsers.openai import OpenAI
 from epp.plugins.parsers.passthrough import Passthrough
 from epp.plugins.pickers.max_score import MaxScore
@@ -31,9 +31,11 @@ class Remembers(ResponseComplete):
     def __init__(self) -> None:
         super().__init__("remembers", NoParams())
         self.usages: list[Usage | None] = []
+        self.statuses: list[int] = []
 
-    def response_complete(self, request: Request, decision: Decision, usage: Usage | None) -> None:
-        self.usages.append(usage)
+    def response_complete(self, request: Request, decision: Decision, response: Response) -> None:
+        self.statuses.append(response.status)
+        self.usages.append(response.usage)
 
 
 class Future:
@@ -65,12 +67,14 @@ def pair(*others: Plugin, waiting: tuple[float, ...] = (2, 0, 1), **more: Any) -
     picker, scorer = MaxScore("p", MaxScore.Params()), QueueDepth("q", NoParams())
     parsers = (OpenAI("o", NoParams()), Passthrough("x", NoParams()))
     pipeline = compile_pipeline(
-        [picker, scorer, *parsers, *others],
-        parsers=parsers,
-        handler=SingleProfile("h", NoParams()),
-        profiles=[compile_profile("default", [(scorer, 1.0), (picker, 1.0)])],
-        producers=[p for p in others if isinstance(p, DataProducer)],
-        columns=(WAITING,),
+        Recipe(
+            plugins=(picker, scorer, *parsers, *others),
+            parsers=parsers,
+            handler=SingleProfile("h", NoParams()),
+            profiles=(WiredProfile("default", ((scorer, 1.0), (picker, 1.0))),),
+            producers=tuple(p for p in others if isinstance(p, DataProducer)),
+            columns=(WAITING,),
+        )
     )
     pipeline.start(FakeServices())
     return Pair(pipeline, FakePool(candidates({"waiting_requests": list(waiting)}, count=len(waiting))), **more)
@@ -363,11 +367,38 @@ def test_a_waiting_decision_is_given_up_when_nobody_waits_for_it(ending: str) ->
     assert envoy.answers() == [] and sum(p.inflight) == 0 and p.faults == []
 
 
+@pytest.mark.parametrize(("told", "text"), [("decision", "evicted from queue"), ("body", "rejected pre-queue")])
+def test_what_waits_when_the_worker_leaves_is_refused_with_the_reason(told: str, text: str) -> None:
+    waits = Waits()
+    p = pair(waits)
+    envoy = p.open()
+    envoy.headers()
+    envoy.body(BODY, last=told == "decision")
+    assert envoy.handler.refuse_waiting()
+    (answer,) = envoy.answers()
+    assert answer.immediate_response.status.code == 503
+    said = answer.immediate_response.body.decode()
+    assert f"flow controller shutting down: request {text}: flow controller is not running" in said
+    headers = {o.header.key: o.header.raw_value for o in answer.immediate_response.headers.set_headers}
+    assert headers["x-llm-d-request-dropped-reason"] == b"rejected-shutting-down"
+    assert not envoy.handler.refuse_waiting()
+    assert sum(p.inflight) == 0 and p.faults == []
+
+
+def test_what_is_routed_or_has_not_begun_is_not_refused_when_the_worker_leaves() -> None:
+    envoy = pair().open()
+    assert not envoy.handler.refuse_waiting()
+    envoy.headers()
+    envoy.body(BODY)
+    assert not envoy.handler.refuse_waiting()
+
+
 def test_any_path_goes_to_the_parser_with_the_longest_suffix_and_else_to_the_fallback() -> None:
     app = pair().app
-    assert app.parser("/v1/chat/completions/").type_name == "openai-parser"
-    assert app.parser("/prefix/v1/completions").type_name == "openai-parser"
-    assert app.parser("/whatever").type_name == "passthrough-parser"
+    types = {
+        path: app.parser(path)[0].type_name for path in ("/v1/chat/completions/", "/p/v1/completions", "/whatever")
+    }
+    assert list(types.values()) == ["openai-parser", "openai-parser", "passthrough-parser"]
 
 
 def test_a_passthrough_body_may_be_anything() -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -11,9 +12,11 @@ import grpc
 import numpy as np
 import pytest
 import uvloop
+from structlog.testing import capture_logs
 
-from shm.table import State, TableReader
+from shm.table import DOWN, State, TableReader
 from tests.workers.instances import made
+from workers import endpoint_log
 from workers.discovery import DiscoveryError
 from workers.exit_codes import ExitCode
 from workers.health import CHECK, NOT_SERVING, SERVING
@@ -55,7 +58,7 @@ async def until(happened: Callable[[], object], _what: str) -> None:
 async def page(instance: Instance, path: str) -> tuple[int, str]:
     port = instance.metrics_listener.getsockname()[1]
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(f"GET {path} HTTP/1.1\r\nConnection: close\r\n\r\n".encode())
+    writer.write(f"GET {path} HTTP/1.0\r\n\r\n".encode())
     head, _, body = (await reader.read()).decode().partition("\r\n\r\n")
     writer.close()
     return int(head.split()[1]), body
@@ -113,6 +116,34 @@ def test_endpoints_are_scraped_into_the_table_and_shown_on_the_page(tmp_path: Pa
                     assert 'llm_d_epp_ready_endpoints{name="epp"} 2.0' in body
                     assert 'llm_d_epp_average_queue_size{name="epp"} 4.0' in body
                     assert f'per_endpoint_queue_size{{model_server_endpoint="127.0.0.1:{two}",name="epp"}} 5.0' in body
+                    for port in (one, two):
+                        assert re.search(
+                            rf'endpoint_scrape_seconds\{{[^}}]*="127\.0\.0\.1:{port}"[^}}]*\}} [\d.e-]+', body
+                        )
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("level", ["info", "debug"])
+def test_only_at_debug_all_endpoints_and_each_failed_scrape_are_logged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, level: str
+) -> None:
+    monkeypatch.setattr(endpoint_log, "SNAPSHOT_EVERY_S", 0.05)
+
+    async def scenario() -> None:
+        async with model_server(3) as port:
+            with made(tmp_path, endpoints=f"127.0.0.1:{port},127.0.0.1:1", log_level=level) as instance:
+                with capture_logs() as lines:
+                    async with supervised(instance):
+                        table = TableReader(instance.table_schema, instance.table)
+                        await until(lambda: DOWN in table.copy().flags, "one is down")
+                        await asyncio.sleep(0.2)
+                events = {line["event"] for line in lines}
+                assert {"endpoint appeared", "endpoint fresh", "endpoint down"} <= events
+                assert ({"endpoints", "scrape failed"} <= events) == (level == "debug")
+                for line in lines:
+                    if line["event"] == "endpoints" and "fresh" in line:
+                        assert line["fresh"][f"default/127.0.0.1:{port}"]["waiting_requests"] == 3
 
     run(scenario)
 

@@ -19,9 +19,12 @@ COMMANDS: Mapping[str, str] = {
     "demo": "Run the picker with simulated model servers, Envoy and traffic.",
     "check": "Check a configuration; print the effective one.",
     "plugins": "List the plugin types, their parameters and defaults.",
+    "schema": "Print a JSON Schema of the configuration file, for editors.",
+    "explain": "Explain a decision: of a running picker, or offline.",
+    "top": "Show a running picker's endpoints, workers and prefix index.",
 }
 DISTRIBUTION = "endpoint-picker"
-EXTRAS: Mapping[str, str] = {"demo": "[demo]"}
+EXTRAS: Mapping[str, str] = {"demo": "[demo]", "top": "[top]"}
 OWN_PACKAGES = frozenset(("epp", "shm", "workers"))
 
 
@@ -37,21 +40,26 @@ class LazyGroup(click.Group):
         try:
             module = importlib.import_module(f"{__name__}.{cmd_name}")
         except ModuleNotFoundError as error:
-            missing = error.name or str(error)
-            if missing == f"{__name__}.{cmd_name}":
+            module_name = error.name or str(error)
+            if module_name == f"{__name__}.{cmd_name}":
                 raise click.ClickException(f"'epp {cmd_name}' is not part of this installation") from error
-            if missing.partition(".")[0] in OWN_PACKAGES:
+            if module_name.partition(".")[0] in OWN_PACKAGES:
                 raise
-            raise click.ClickException(
-                f"'epp {cmd_name}' needs the Python module {missing}, which is not installed; "
-                f"pip install '{DISTRIBUTION}{EXTRAS.get(cmd_name, '')}'"
-            ) from error
+            raise missing(cmd_name, module_name) from error
         command: click.Command = module.command
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))
+
+
+def missing(command_name: str, module: str) -> click.ClickException:
+    """A command needs a module of another distribution."""
+    return click.ClickException(
+        f"'epp {command_name}' needs the Python module {module}, which is not installed; "
+        f"pip install '{DISTRIBUTION}{EXTRAS.get(command_name, '')}'"
+    )
 
 
 def version() -> str:

@@ -3,17 +3,21 @@
 Whatever is wrong with it ends the command with exit code 78, all errors told.
 """
 
+import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
 
 import click
 
-from epp import yaml_nodes
-from epp.config import ConfigErrors, EffectiveConfig, load
+from epp import registry, yaml_nodes
+from epp.config import ConfigErrors, EffectiveConfig, Surroundings, load
 from epp.findings import Finding
 from epp.registry import PluginImportError
-from workers.cli.flags import BadConfiguration
-from workers.cli.options import Options
+from workers.cli.flags import BadConfiguration, flag
+from workers.cli.options import PLUGIN_PATH, Options
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 STDIN = "-"
 BYTES_MAX = 4 * yaml_nodes.TEXT_MAX  # of UTF-8; `load` refuses what is too long
@@ -34,10 +38,29 @@ def read_file(path: str) -> str:
         raise BadConfiguration(f"{path}: error[unreadable]: not UTF-8 at byte {error.start}") from error
 
 
-def load_text(text: str, source: str, *, allow_experimental: bool) -> EffectiveConfig:
+def plugin_path_option(command: F) -> F:
+    """Gives a command the flag that `epp serve` has for plugins of one's own."""
+    return flag("plugin-path", str, "", PLUGIN_PATH)(command)
+
+
+def add_plugins(folder: str) -> None:
+    """The plugin types of a folder's Python files, or the end of the command. No folder: nothing."""
+    if not folder:
+        return
+    try:
+        os.listdir(folder)
+    except OSError as error:
+        raise BadConfiguration(f"--plugin-path {folder}: {error.strerror or error}") from error
+    try:
+        registry.add_folder(folder)
+    except PluginImportError as error:
+        raise BadConfiguration(f"--plugin-path: {error}") from error
+
+
+def load_text(text: str, source: str, *, allow_experimental: bool, around: Surroundings) -> EffectiveConfig:
     """The configuration, or the end of the command."""
     try:
-        return load(text, source, allow_experimental=allow_experimental)
+        return load(text, source, allow_experimental=allow_experimental, around=around)
     except ConfigErrors as errors:
         raise BadConfiguration(told([*errors.warnings, *errors.errors])) from errors
     except PluginImportError as error:
@@ -58,7 +81,9 @@ def load_config(options: Options) -> EffectiveConfig:
         text, source = read_file(options.config_file), options.config_file
     else:
         text, source = options.config_text, "--config-text" if options.config_text else ""
-    config = load_text(text, source, allow_experimental=options.allow_experimental_plugins)
+    add_plugins(options.plugin_path)
+    around = Surroundings(options.scrape_interval_s, options.body_bytes_max)
+    config = load_text(text, source, allow_experimental=options.allow_experimental_plugins, around=around)
     if config.warnings:
         click.echo(told(config.warnings), err=True)
     check_discovery(options, config)

@@ -29,6 +29,7 @@ from workers.cli.flags import (
     flag,
 )  # fmt: skip
 from workers.cpus import available
+from workers.tracing_settings import Settings, settings
 
 SCRAPE_INTERVAL_MIN_S = 0.05
 ENVELOPE_BYTES = 1 << 20  # what a message may have besides the body
@@ -46,6 +47,7 @@ ZAP_LEVELS = {
     "fatal": "error",
 }
 TLS_VERSIONS = ("VersionTLS12", "VersionTLS13")
+PLUGIN_PATH = "Folder whose Python files bring further plugin types."
 
 R = TypeVar("R")
 
@@ -56,6 +58,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     config_file: str = ""
     config_text: str = ""
     allow_experimental_plugins: bool = False
+    plugin_path: str = ""
     endpoints: str = ""
     grpc_port: int = 9002
     grpc_health_port: int = 9003
@@ -65,7 +68,14 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     cert_path: str = ""
     tls_min_version: str = ""
     tls_cipher_suites: tuple[str, ...] = ()
+    enable_cert_reload: bool = False
+    client_ca_file: str = ""
+    metrics_cert_dir: str = ""
+    metrics_client_ca_file: str = ""
+    health_checking: bool = False
     workers: int = 1
+    workers_max: int = 0  # 0: twice `workers`
+    worker_memory_limit: int | None = None  # bytes; None: a share of the cgroup's limit, 0: none
     drain_timeout_s: float = 30.0
     body_bytes_max: int = 32 << 20
     message_bytes_max: int = 33 << 20
@@ -75,11 +85,17 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     run_dir: str = "/dev/shm/epp"
     instance: str = "epp-9002"
     scrape_interval_s: float = SCRAPE_INTERVAL_MIN_S
+    enable_grpc_stream_metrics: bool = False
+    metrics_legacy_names: bool = True
+    plugin_metrics: bool = True
+    emit_endpoint_scores: bool = False
+    debug_remote: bool = False
     disable_endpoint_subset_filter: bool = False
     pool_name: str = "epp"
     pool_namespace: str = "default"
     log_level: str = "info"
     log_format: str = "auto"
+    tracing: Settings | None = None  # None: no traces
 
 
 class Unsupported(NamedTuple):
@@ -96,21 +112,14 @@ UNSUPPORTED = (
     Unsupported("ha-enable-leader-election", BOOL, (False,), "there is no leader election", silent=(False,)),
     Unsupported("endpoint-selector", str, ("",), "endpoints are not discovered in Kubernetes"),
     Unsupported("endpoint-target-ports", PORTS, ((),), "endpoints are not discovered in Kubernetes"),
-    Unsupported("enable-cert-reload", BOOL, (False,), "certificates are read at the start", silent=(False,)),
-    Unsupported("emit-endpoint-scores", BOOL, (False,), "scores are not emitted", silent=(False,)),
-    Unsupported("health-checking", BOOL, (False,), "health is served on --grpc-health-port only", silent=(False,)),
-    Unsupported("enable-grpc-stream-metrics", BOOL, (False,), "there are no gRPC stream metrics", silent=(False,)),
-    Unsupported("tracing", BOOL, (True, False), "no traces are written", silent=(False,)),
     Unsupported("enable-pprof", BOOL, (True, False), "there is no pprof", silent=(False,)),
     Unsupported(
         "metrics-endpoint-auth",
         BOOL,
         (True, False),
-        "the metrics port is plain HTTP without authentication",
+        "the metrics port checks no bearer tokens; --metrics-client-ca-file asks for client certificates",
         silent=(False,),
     ),
-    Unsupported("metrics-client-ca-file", str, ("",), "the metrics port is plain HTTP"),
-    Unsupported("metrics-cert-dir", str, ("",), "the metrics port is plain HTTP"),
 )
 ANYTHING = (  # of no consequence whatever they are set to
     Unsupported(
@@ -137,6 +146,7 @@ _FLAGS = (
     flag("config-file", str, "", "Configuration file; - for standard input.", short="-c"),
     flag("config-text", str, "", "Configuration as text, instead of a file."),
     flag("allow-experimental-plugins", BOOL, "false", "Accept experimental plugin types."),
+    flag("plugin-path", str, "", PLUGIN_PATH),
     flag("endpoints", str, "", "Model servers as host:port,..., instead of a discovery plugin."),
     flag("grpc-port", PORT, 9002, "Port for Envoy's ext_proc streams."),
     flag("grpc-health-port", PORT, 9003, "Port for gRPC health checks."),
@@ -146,7 +156,19 @@ _FLAGS = (
     flag("cert-path", str, "", "Folder with tls.crt and tls.key; without it a self-signed certificate is made."),
     flag("tls-min-version", str, "", f"Lowest TLS version: {' or '.join(TLS_VERSIONS)}."),
     flag("tls-cipher-suites", NAMES, "", "TLS 1.2 cipher suites, by their IANA names."),
+    flag("enable-cert-reload", BOOL, "false", "Follow --cert-path and --client-ca-file, use what is new."),
+    flag("client-ca-file", str, "", "PEM file of the CAs of clients on the ext_proc port. [default: no check]"),
+    flag("metrics-cert-dir", str, "", "Folder with tls.crt and tls.key of the metrics port. [default: no TLS]"),
+    flag("metrics-client-ca-file", str, "", "PEM file of the CAs of clients on the metrics port."),
+    flag("health-checking", BOOL, "false", "Answer gRPC health checks on the ext_proc port too."),
     flag("workers", COUNT, None, "Worker processes. [default: CPUs by affinity and cgroup limit]", short="-w"),
+    flag("workers-max", COUNT, None, "Most workers that SIGTTIN may add up to. [default: twice --workers]"),
+    flag(
+        "worker-memory-limit",
+        SIZE,
+        None,
+        "A worker above it is replaced; 0 is no limit. [default: 80 % of the cgroup's limit / (workers + 1)]",
+    ),
     flag("drain-timeout", DURATION, "30s", "How long open streams may take to end after SIGTERM."),
     flag("body-limit", SIZE, "32MiB", "Longest request body; a longer one is refused."),
     flag("grpc-max-recv-msg-size", SIZE, "", "Longest gRPC message received. [default: body limit + 1 MiB]"),
@@ -157,6 +179,11 @@ _FLAGS = (
     flag("run-dir", str, "/dev/shm/epp", "Folder for what names this instance."),
     flag("instance", str, "", "Name of this instance on this machine. [default: epp-<gRPC port>]"),
     flag("refresh-metrics-interval", DURATION, "50ms", "Period of metric scrapes, at least 50ms."),
+    flag("enable-grpc-stream-metrics", BOOL, "false", "Count ext_proc streams by their end and their duration."),
+    flag("metrics-legacy-names", BOOL, "true", "Show metrics under their older names too."),
+    flag("debug-remote", BOOL, "false", "Serve /debug pages to peers other than loopback too."),
+    flag("emit-endpoint-scores", BOOL, "false", "Tell the gateway every candidate's score, as dynamic metadata."),
+    flag("plugin-metrics", BOOL, "true", "Measure every call of every plugin."),
     flag("disable-endpoint-subset-filter", BOOL, "false", "Ignore the gateway's subset of endpoints."),
     flag("pool-name", str, "", "Name of the pool in metrics. [default: deployment in POD_NAME, else epp]"),
     flag("pool-namespace", str, "", "Namespace of the pool. [default: NAMESPACE, else default]", env=("NAMESPACE",)),
@@ -167,6 +194,7 @@ _FLAGS = (
         None,
         "Log lines. [default: auto, console on a terminal]",
     ),
+    flag("tracing", BOOL, None, "Export traces, if OTEL_TRACES_EXPORTER says where to. [default: true]"),
     flag("v", VERBOSITY, None, f"Verbosity; {VERBOSE} and more means debug.", short="-v"),
     flag("zap-log-level", str, "", "Level as in zap: debug, info, error, panic or a number; wins over -v."),
     flag("zap-encoder", click.Choice(["json", "console"]), None, "Log lines; as --log-format."),
@@ -203,6 +231,8 @@ def collect(values: Mapping[str, Any], environ: Mapping[str, str]) -> tuple[Opti
     warnings: list[str] = []
     _unsupported(values, errors, warnings)
     _checked(values, errors)
+    _transport(values, errors, warnings)
+    _tls(values, errors, warnings)
     interval_s = values["refresh_metrics_interval"]
     if interval_s < SCRAPE_INTERVAL_MIN_S:
         warnings.append(
@@ -210,12 +240,14 @@ def collect(values: Mapping[str, Any], environ: Mapping[str, str]) -> tuple[Opti
         )
         interval_s = SCRAPE_INTERVAL_MIN_S
     level = _level(values, errors)
+    tracing = _tracing(values, environ, errors, warnings)
     if errors:
         raise BadConfiguration("\n".join(f"error: {error}" for error in errors))
     port, body_bytes_max = values["grpc_port"], values["body_limit"]
     taken = {name: values[name] for name in Options.__struct_fields__ if name in values}
     taken |= {
         "workers": values["workers"] or available(),
+        "workers_max": values["workers_max"] or 0,
         "drain_timeout_s": values["drain_timeout"],
         "body_bytes_max": body_bytes_max,
         "message_bytes_max": values["grpc_max_recv_msg_size"] or body_bytes_max + ENVELOPE_BYTES,
@@ -225,6 +257,7 @@ def collect(values: Mapping[str, Any], environ: Mapping[str, str]) -> tuple[Opti
         "pool_namespace": values["pool_namespace"] or "default",
         "log_level": level,
         "log_format": values["log_format"] or values["zap_encoder"] or "auto",
+        "tracing": tracing,
     }
     return Options(**taken), warnings
 
@@ -249,12 +282,13 @@ def _checked(values: Mapping[str, Any], errors: list[str]) -> None:
     """What a single flag's kind cannot say."""
     if values["config_file"] and values["config_text"]:
         errors.append("--config-file and --config-text cannot be set at the same time; give one of them")
-    if values["transport"] != "native":
-        errors.append(f"--transport {values['transport']} is not supported by this version; use native")
     if values["tls_min_version"] and values["tls_min_version"] not in TLS_VERSIONS:
         errors.append(
             f"--tls-min-version '{values['tls_min_version']}' is not supported; use {' or '.join(TLS_VERSIONS)}"
         )
+    workers, most = values["workers"] or available(), values["workers_max"]
+    if most is not None and most < workers:
+        errors.append(f"--workers-max {most} is below --workers {workers}; give at least {workers}, or fewer workers")
     sent = values["grpc_max_send_msg_size"]
     if sent and sent < SEND_BYTES_NEEDED:
         errors.append(
@@ -262,6 +296,47 @@ def _checked(values: Mapping[str, Any], errors: list[str]) -> None:
         )
     if "/" in values["instance"]:
         errors.append(f"--instance '{values['instance']}' has a slash; it is a plain file name")
+
+
+def _transport(values: Mapping[str, Any], errors: list[str], warnings: list[str]) -> None:
+    """What grpc does not do, or not as the native transport does it."""
+    if values["transport"] != "grpcio":
+        return
+    warnings.append(
+        "--transport grpcio: connections are spread over workers by chance; floods and slow clients are limited as grpc does it; "
+        "connections are counted only while they have streams; a worker that drains refuses new streams"
+    )
+    errors.extend(
+        f"--{name} cannot be set for --transport grpcio: grpc has its own; remove it, or use native"
+        for name in ("tls-min-version", "tls-cipher-suites")
+        if values[name.replace("-", "_")] and values[name.replace("-", "_")] != "VersionTLS12"
+    )
+
+
+def _tls(values: Mapping[str, Any], errors: list[str], warnings: list[str]) -> None:
+    """What certificates need of each other."""
+    if values["client_ca_file"] and not values["secure_serving"]:
+        errors.append("--client-ca-file needs TLS, but --secure-serving is false; remove one of them")
+    if values["metrics_client_ca_file"] and not values["metrics_cert_dir"]:
+        errors.append("--metrics-client-ca-file needs TLS on the metrics port; give --metrics-cert-dir too")
+    if values["metrics_cert_dir"] and not values["metrics_client_ca_file"]:
+        warnings.append("--metrics-cert-dir without --metrics-client-ca-file: anyone can read the port's pages")
+    files = values["cert_path"] or values["client_ca_file"]
+    if values["enable_cert_reload"] and not (values["secure_serving"] and files):
+        warnings.append("--enable-cert-reload has no effect: there is no certificate file to follow; give --cert-path")
+
+
+def _tracing(
+    values: Mapping[str, Any], environ: Mapping[str, str], errors: list[str], warnings: list[str]
+) -> Settings | None:
+    """What OTEL_* variables ask for, unless --tracing=false."""
+    if values["tracing"] is False:
+        return None
+    asked, wrong = settings(environ)
+    errors += wrong
+    if values["tracing"] and not asked and not wrong:
+        warnings.append("--tracing has no effect: OTEL_TRACES_EXPORTER is not set; set it to otlp or console")
+    return asked
 
 
 def _level(values: Mapping[str, Any], errors: list[str]) -> str:

@@ -44,6 +44,47 @@ class Stream(Protocol):
 Application = Callable[[str, Metadata, Stream], Handler | None]
 
 
+class Clock:
+    """The time of the read that is being handled, in monotonic seconds. The transport sets it before it calls handlers.
+
+    One look at the system's clock serves all messages of a read: they have come in together.
+    """
+
+    __slots__ = ("now",)
+
+    def __init__(self, now: float = 0.0) -> None:
+        self.now = now
+
+
+class Server(Protocol):
+    """A transport that serves, as its worker sees it. Made and started in ways of its own."""
+
+    @property
+    def connections(self) -> int: ...
+
+    @property
+    def streams(self) -> int:
+        """Those that are open."""
+
+    def handlers(self) -> Sequence[Handler]:
+        """Those of open streams."""
+
+    def load(self) -> int:
+        """What workers compare to decide who takes the next connection."""
+
+    def stop_accepting(self) -> None:
+        """No new connections; open streams go on."""
+
+    def drain(self) -> None:
+        """Say goodbye gracefully: each connection closes when its last stream has ended."""
+
+    def abort(self) -> None:
+        """Cut all connections now."""
+
+    async def closed(self) -> None:
+        """Wait until a server that drains, or was aborted, has no connection left."""
+
+
 class Status:
     """The gRPC status codes that a transport gives of itself."""
 

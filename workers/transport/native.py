@@ -2,8 +2,7 @@
 
 One read is one call of the engine and at most one write (`BufferedProtocol` and `writelines` were tried: no difference).
 Answers that handlers give at other times are written once per turn of the loop. When the kernel takes no more, the engine
-keeps answers in their streams (bounded there) and we stop reading: a peer that doesn't read is not listened to either. The
-clock of everything here is the loop's.
+keeps answers in their streams (bounded there) and we stop reading: a peer that doesn't read is not listened to either.
 """
 
 import asyncio
@@ -15,7 +14,7 @@ from typing import cast
 from workers.transport.accept import PATIENCE, FullConnections, Gate, Others
 from workers.transport.headers import ClientKind
 from workers.transport.http2 import Connection
-from workers.transport.interface import Application
+from workers.transport.interface import Application, Clock, Handler
 from workers.transport.limits import Budget, Limits
 
 TICK = 1.0
@@ -33,13 +32,14 @@ class ServerProtocol(asyncio.Protocol):
     def __init__(self, server: "Server") -> None:
         self._server = server
         self._loop = server.loop
-        self._now = server.loop.time
+        self._now = server.now
+        self._clock = server.clock
         self.host = ""
         self._closing_ticks = 0
         self._lingering = False
         self.connection = Connection(
             server.application,
-            server.loop.time(),
+            server.now(),
             self._wake,
             server.limits,
             server.budget,
@@ -58,7 +58,7 @@ class ServerProtocol(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         connection = self.connection
-        connection.now = self._now()
+        connection.now = self._clock.now = self._now()
         connection.receive(data)
         out = connection.output()
         if out:
@@ -144,8 +144,12 @@ class Server:
         others: Others = tuple,
         accepted_anywhere: Callable[[], int] | None = None,
         connections_max: int = CONNECTIONS_MAX,
+        clock: Clock | None = None,
+        now: Callable[[], float] | None = None,
     ) -> None:
         self.loop = loop
+        self.now = now or loop.time
+        self.clock = clock or Clock()
         self.limits = limits or Limits()
         self.budget = budget or Budget()
         self.on_abuse = on_abuse
@@ -199,6 +203,11 @@ class Server:
         open_ = sum(max(len(p.connection.streams), first) for p in self._protocols)
         return open_ + first * len(self._handshakes)
 
+    def handlers(self) -> list[Handler]:
+        """Of all open streams."""
+        streams = [stream for p in self._protocols for stream in p.connection.streams.values()]
+        return [stream.handler for stream in streams if stream.handler is not None]
+
     def stop_accepting(self) -> None:
         if self._gate is not None:
             self._gate.close()
@@ -207,7 +216,7 @@ class Server:
         """Say goodbye gracefully: each connection closes when its last stream has ended."""
         self._draining = True
         for protocol in list(self._protocols):
-            protocol.connection.now = self.loop.time()
+            protocol.connection.now = self.now()
             protocol.connection.drain()
 
     def abort(self) -> None:
@@ -253,7 +262,7 @@ class Server:
             return True
         idle = [p.connection for p in self._protocols if not p.connection.streams]
         longest = min(idle, key=lambda connection: connection.idle_since, default=None)
-        now = self.loop.time()
+        now = self.now()
         if longest is not None and now - longest.idle_since >= IDLE_SECONDS:
             longest.now = now
             longest.drain()
@@ -293,11 +302,11 @@ class Server:
 
     def _check_full(self) -> None:
         more = self.connections < self._connections_max
-        if self._full.check(self.loop.time(), self._protocols, more):
+        if self._full.check(self.now(), self._protocols, more):
             self.loop.call_later(PATIENCE, self._check_full)
 
     def _tick(self) -> None:
         self._ticker = self.loop.call_later(TICK, self._tick)
-        now = self.loop.time()
+        now = self.now()
         for protocol in list(self._protocols):
             protocol.tick(now)

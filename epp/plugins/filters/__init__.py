@@ -1,1 +1,31 @@
 """Filters: which candidates stay."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from epp.candidates import Candidates, Mask, Roster
+from epp.plugin import Filter, Profile
+from epp.request import Request
+
+
+class LabelFilter(Filter):
+    """Keeps endpoints by their labels alone: `matches` is asked once per endpoint and roster."""
+
+    def __init__(self, name: str, params: Any) -> None:
+        super().__init__(name, params)
+        self._roster = Roster(())
+        self._mask: Mask = np.zeros(0, dtype=bool)
+
+    def matches(self, labels: Mapping[str, str]) -> bool:
+        """Whether an endpoint with these labels stays."""
+        raise NotImplementedError
+
+    def keep(self, request: Request, candidates: Candidates, profile: Profile) -> Mask:
+        roster = candidates.snapshot.roster
+        if roster is not self._roster:
+            self._mask = np.array([self.matches(endpoint.labels) for endpoint in roster.endpoints], dtype=bool)
+            self._mask.flags.writeable = False
+            self._roster = roster
+        return self._mask if candidates.rows is None else self._mask[candidates.rows]

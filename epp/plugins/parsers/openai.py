@@ -15,7 +15,8 @@ import msgspec
 
 from epp.errors import Cause, Refused
 from epp.plugin import Parser, plugin
-from epp.request import Prompt, Request
+from epp.plugins.parsers import _parts
+from epp.request import Parts, Prompt, Request
 
 Raw = msgspec.Raw
 EMPTY = Raw()
@@ -184,21 +185,22 @@ def _image(body: _Image, request: Request) -> None:
     request.prompt = Prompt(lambda: text_of(body.prompt))
 
 
-_API: dict[str, tuple[msgspec.json.Decoder[Any], Callable[[Any, Request], None]]] = {
-    "chat/completions": (msgspec.json.Decoder(_Chat), _chat),
-    "chat/completions/render": (msgspec.json.Decoder(_Chat), _chat),
-    "completions": (msgspec.json.Decoder(_Completion), _completion),
-    "completions/render": (msgspec.json.Decoder(_Completion), _completion),
-    "embeddings": (msgspec.json.Decoder(_Embedding), _embedding),
-    "responses": (msgspec.json.Decoder(_Responses), _responses),
-    "conversations": (msgspec.json.Decoder(_Conversation), _conversation),
-    "images/generations": (msgspec.json.Decoder(_Image), _image),
+_Api = tuple[msgspec.json.Decoder[Any], Callable[[Any, Request], None], Callable[[bytes | memoryview], Parts]]
+_API: dict[str, _Api] = {
+    "chat/completions": (msgspec.json.Decoder(_Chat), _chat, _parts.chat),
+    "chat/completions/render": (msgspec.json.Decoder(_Chat), _chat, _parts.chat),
+    "completions": (msgspec.json.Decoder(_Completion), _completion, _parts.completions),
+    "completions/render": (msgspec.json.Decoder(_Completion), _completion, _parts.completions),
+    "embeddings": (msgspec.json.Decoder(_Embedding), _embedding, _parts.embeddings),
+    "responses": (msgspec.json.Decoder(_Responses), _responses, _parts.responses),
+    "conversations": (msgspec.json.Decoder(_Conversation), _conversation, _parts.conversations),
+    "images/generations": (msgspec.json.Decoder(_Image), _image, _parts.images),
 }
 _LONGEST_FIRST = sorted(_API, key=len, reverse=True)
 
 
 @functools.lru_cache(maxsize=1024)
-def _api(path: str) -> tuple[msgspec.json.Decoder[Any], Callable[[Any, Request], None]]:
+def _api(path: str) -> _Api:
     path = path.rstrip("/")
     for suffix in _LONGEST_FIRST:
         if path.endswith(suffix):
@@ -215,7 +217,7 @@ class OpenAI(Parser):
     reads_usage = True
 
     def parse(self, request: Request, path: str, body: bytes | memoryview) -> None:
-        decoder, read = _api(path)
+        decoder, read, parts = _api(path)
         try:
             decoded = decoder.decode(body)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -228,3 +230,5 @@ class OpenAI(Parser):
         if isinstance(decoded.cache_salt, str):
             request.cache_salt = decoded.cache_salt
         read(decoded, request)
+        prompt = request.prompt
+        prompt.body, prompt.read = body, parts

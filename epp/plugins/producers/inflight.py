@@ -9,8 +9,8 @@ import msgspec
 
 from epp.candidates import Candidates, Endpoint
 from epp.data import Datum
-from epp.decision import Decision
-from epp.plugin import DataProducer, Load, PreRequest, ResponseComplete, ResponseStreaming, Services, Usage, plugin
+from epp.decision import Decision, Response
+from epp.plugin import DataProducer, Load, PreRequest, ResponseComplete, ResponseStreaming, Services, plugin
 from epp.prefix.match import APPROXIMATE, prefix_match
 from epp.request import Request
 
@@ -26,24 +26,31 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename
 
 
 class Held:
-    """What one request holds: (endpoint, tokens) pairs."""
+    """What one request holds: (endpoint, tokens) pairs. `others` are at servers that are done when the answer begins."""
 
-    __slots__ = ("tokens",)
+    __slots__ = ("others", "tokens")
 
-    def __init__(self, tokens: list[tuple[Endpoint, int]]) -> None:
-        self.tokens = tokens
+    def __init__(self) -> None:
+        self.tokens: list[tuple[Endpoint, int]] = []
+        self.others: list[tuple[Endpoint, int]] = []
 
 
 @plugin("inflight-load-producer")
 class InflightLoad(DataProducer, PreRequest, ResponseStreaming, ResponseComplete):
-    """+ tokens when the request is sent; - at the first response chunk, or at the end when output tokens are estimated too."""
+    """+ tokens when the request is sent; - at the first response chunk, or at the end when output tokens are estimated too.
+
+    What profiles beside the primary one hold, such as prefill, always goes at the first chunk.
+    """
 
     Params = Parameters
+    first_chunk_only = True
 
     def __init__(self, name: str, params: Parameters) -> None:
         super().__init__(name, params)
-        self._match = prefix_match(params.prefix_match_info_producer_name)
+        self._match = prefix_match(params.prefix_match_info_producer_name or APPROXIMATE)
         self._held = Datum(f"inflight_tokens_held/{name}", Held)
+        self.optional = (self._match,)
+        self.keeps = (self._held,)
         self._load: Load
 
     def start(self, services: Services) -> None:
@@ -53,32 +60,34 @@ class InflightLoad(DataProducer, PreRequest, ResponseStreaming, ResponseComplete
         """Nothing to find out beforehand: the counts stand in the lanes."""
 
     def before_send(self, request: Request, decision: Decision) -> None:
-        held = []
-        for run in decision.runs.values():
+        held = Held()
+        for name, run in decision.runs.items():
             if run is None:
                 continue
             target = run.candidates.endpoint(run.picked[0])
             matched = self._matched(
                 request, run.picked[0] if run.candidates.rows is None else int(run.candidates.rows[run.picked[0]])
             )
-            held.append((target, self._tokens(request, matched)))
-        for endpoint, tokens in held:
-            self._load.add_tokens(endpoint, tokens)
-        request[self._held] = Held(held)
+            tokens = self._tokens(request, matched)
+            (held.tokens if name == decision.primary else held.others).append((target, tokens))
+            self._load.add_tokens(target, tokens)
+        request[self._held] = held
 
     def response_streaming(self, request: Request, decision: Decision) -> None:
-        if not self.params.add_estimated_output_tokens:
-            self._release(request)
+        self._release(request, everything=not self.params.add_estimated_output_tokens)
 
-    def response_complete(self, request: Request, decision: Decision, usage: Usage | None) -> None:
-        self._release(request)
+    def response_complete(self, request: Request, decision: Decision, response: Response) -> None:
+        self._release(request, everything=True)
 
-    def _release(self, request: Request) -> None:
+    def _release(self, request: Request, *, everything: bool) -> None:
         held = request[self._held]
-        if held is not None:
-            for endpoint, tokens in held.tokens:
-                self._load.add_tokens(endpoint, -tokens)
-            held.tokens = []
+        if held is None:
+            return
+        released, held.others = held.others, []
+        if everything:
+            released, held.tokens = released + held.tokens, []
+        for endpoint, tokens in released:
+            self._load.add_tokens(endpoint, -tokens)
 
     def _matched(self, request: Request, row: int) -> int:
         match = request[self._match]

@@ -1,26 +1,50 @@
 """Prefer the endpoint that has the request's adapter loaded."""
 
+from typing import Any
+
 import numpy as np
 
-from epp.candidates import Candidates, Scores
+from epp.candidates import Candidates, Scores, Snapshot
 from epp.data import ACTIVE_MODELS, MAX_LORA, WAITING_MODELS
-from epp.plugin import Profile, Scorer, plugin
+from epp.plugin import NoParams, Profile, Scorer, plugin
 from epp.request import Request
 
 LOADED, ROOM, QUEUED = 1.0, 0.8, 0.6
+MODELS_MAX = 256
 
 
 @plugin("lora-affinity-scorer")
 class LoraAffinity(Scorer):
-    """Adapter active: 1; room for another: 0.8; adapter waiting to load: 0.6; otherwise 0."""
+    """Adapter active: 1; room for another: 0.8; adapter waiting to load: 0.6; otherwise 0. No `max_lora` reported: no room.
+
+    Adapters change with scrapes only, so the scores of a model serve all requests for it until the next one.
+    """
 
     consumes = (ACTIVE_MODELS, WAITING_MODELS, MAX_LORA)
 
+    def __init__(self, name: str, params: NoParams) -> None:
+        super().__init__(name, params)
+        self._snapshot: Snapshot | None = None
+        self._scores: dict[str, Scores] = {}
+
     def score(self, request: Request, candidates: Candidates, profile: Profile) -> Scores:
         model = request.target_model
-        limits = candidates[MAX_LORA].tolist()
-        rows = zip(candidates[ACTIVE_MODELS], candidates[WAITING_MODELS], limits, strict=True)
-        return np.array([_score(model, active, waiting, limit) for active, waiting, limit in rows])
+        if (
+            candidates.snapshot is not self._snapshot or len(self._scores) >= MODELS_MAX
+        ):  # models come from clients: bounded
+            self._snapshot, self._scores = candidates.snapshot, {}
+        scores = self._scores.get(model)
+        if scores is None:
+            scores = self._scores[model] = _all(model, candidates.snapshot)
+        narrowed: Scores = candidates.narrow(scores)
+        return narrowed.copy() if narrowed is scores else narrowed
+
+
+def _all(model: str, snapshot: Snapshot) -> Scores:
+    nobody: list[Any] = [frozenset()] * len(snapshot.endpoints)
+    active, waiting = (snapshot.names.get(column.name) or nobody for column in (ACTIVE_MODELS, WAITING_MODELS))
+    limits = snapshot.settled(MAX_LORA, None).tolist()
+    return np.array([_score(model, *row) for row in zip(active, waiting, limits, strict=True)])
 
 
 def _score(model: str, active: frozenset[str], waiting: frozenset[str], limit: float) -> float:

@@ -16,7 +16,7 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename
 
     prefix_match_info_producer_name: str = APPROXIMATE
     match_length_weight: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
-    match_length_scale_tokens: Annotated[int, msgspec.Meta(gt=0)] = 8192
+    match_length_scale_tokens: Annotated[int, msgspec.Meta(ge=0)] = 8192
 
 
 @plugin("prefix-cache-scorer")
@@ -27,7 +27,9 @@ class PrefixCache(Scorer):
 
     def __init__(self, name: str, params: Parameters) -> None:
         super().__init__(name, params)
-        self._match = prefix_match(params.prefix_match_info_producer_name)
+        if params.match_length_weight and not params.match_length_scale_tokens:
+            raise ValueError("matchLengthScaleTokens: must be above 0 where matchLengthWeight is")
+        self._match = prefix_match(params.prefix_match_info_producer_name or APPROXIMATE)
         self.consumes = (self._match,)
         self._weight = params.match_length_weight
         self._scale = params.match_length_scale_tokens

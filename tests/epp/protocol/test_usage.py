@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from epp.plugin import Usage
+from epp.decision import Usage
 from epp.protocol.usage import USAGE_BYTES_MAX, UsageScanner
 
 PLAIN = json.dumps(

@@ -5,6 +5,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from epp.config import load
+from epp.findings import ERRORS, WARNINGS
 from workers.cli import COMMANDS, main
 from workers.cli import configuration as configuration_module
 from workers.cli.configuration import load_config
@@ -58,19 +59,42 @@ def test_warnings_go_to_stderr_and_quiet_prints_errors_only() -> None:
     assert "warning" not in check("-q", "-", stdin=both).stderr
 
 
-def test_json_has_errors_warnings_and_the_effective_configuration() -> None:
+def test_json_has_all_findings_in_the_order_of_the_text_and_the_effective_configuration() -> None:
     good = json.loads(check("--json", "-", stdin=WARNS).stdout)
-    assert good["errors"] == []
-    assert good["warnings"][0]["rule"] == "parameters-ignored"
+    assert [finding["rule"] for finding in good["findings"]] == ["parameters-ignored"]
     assert good["effective"]["kind"] == "EndpointPickerConfig"
-    result = check("--json", "-", stdin=BAD)
+    result = check("--json", "-", stdin=BAD + "flowControl: {maxBytes: 1Gi}\n")
     assert result.exit_code == 78
     bad = json.loads(result.stdout)
     assert bad["effective"] is None
-    assert bad["errors"][0] == {
-        "file": "<stdin>", "line": 2, "column": 9, "rule": "unknown-type",
+    assert [(f["severity"], f["line"]) for f in bad["findings"]] == [("error", 2), ("error", 3), ("warning", 4)]
+    assert bad["findings"][0] == {
+        "severity": "error", "file": "<stdin>", "line": 2, "column": 9, "rule": "unknown-type",
         "message": "plugin type 'queue-scorr' is not registered", "hint": "did you mean 'queue-scorer'?",
     }  # fmt: skip
+
+
+def test_strict_counts_warnings_as_errors() -> None:
+    result = check("--strict", "-", stdin=WARNS)
+    assert (result.exit_code, result.stdout) == (78, "")
+    assert "warning[parameters-ignored]" in result.stderr
+    assert "warning[parameters-ignored]" in check("--strict", "-q", "-", stdin=WARNS).stderr
+    assert check("--strict", "-", stdin=GOOD).exit_code == 0
+    assert json.loads(check("--strict", "--json", "-", stdin=WARNS).stdout)["effective"] is not None
+
+
+def test_all_rules_are_printed_with_what_they_say_and_no_file_is_needed() -> None:
+    result = check("--rules")
+    assert result.exit_code == 0
+    lines = [line.split(maxsplit=2) for line in result.stdout.splitlines()]
+    assert {rule: text for severity, rule, text in lines if severity == "error"} == ERRORS
+    assert {rule: text for severity, rule, text in lines if severity == "warning"} == WARNINGS
+
+
+def test_what_flags_will_say_at_the_start_is_taken_into_account() -> None:
+    text = GOOD + "flowControl: {maxBytes: 40Mi}\n"
+    assert "limit-below-body" not in check("-", stdin=text).stderr
+    assert "limit-below-body" in check("--body-limit", "64MiB", "-", stdin=text).stderr
 
 
 def test_a_file_that_cannot_be_read_is_bad_configuration_with_its_path(tmp_path: Path) -> None:

@@ -69,6 +69,11 @@ def test_the_defaults_are_those_of_the_struct_but_for_the_number_of_workers() ->
         (["--grpc-max-send-msg-size=25MB"], "body_bytes_max", 32 << 20),
         (["-w", "3"], "workers", 3),
         (["--workers=2"], "workers", 2),
+        (["--workers=2"], "workers_max", 0),
+        (["--workers=2", "--workers-max=2"], "workers_max", 2),
+        (["--worker-memory-limit=1GiB"], "worker_memory_limit", 1 << 30),
+        (["--worker-memory-limit=0"], "worker_memory_limit", 0),
+        (["--workers=2"], "worker_memory_limit", None),
         (["-c", "f.yaml"], "config_file", "f.yaml"),
         (["--config-text=a"], "config_text", "a"),
         (["--refresh-metrics-interval=1s"], "scrape_interval_s", 1.0),
@@ -87,6 +92,12 @@ def test_the_defaults_are_those_of_the_struct_but_for_the_number_of_workers() ->
         (["--zap-encoder=json", "--log-format=console"], "log_format", "console"),
         (["--endpoints=a:1,b:2"], "endpoints", "a:1,b:2"),
         (["--disable-endpoint-subset-filter"], "disable_endpoint_subset_filter", True),
+        (["--enable-grpc-stream-metrics"], "enable_grpc_stream_metrics", True),
+        (["--metrics-legacy-names=false"], "metrics_legacy_names", False),
+        (["--enable-cert-reload", "--cert-path=certs"], "enable_cert_reload", True),
+        (["--client-ca-file=ca.pem"], "client_ca_file", "ca.pem"),
+        (["--metrics-cert-dir=certs", "--metrics-client-ca-file=ca.pem"], "metrics_cert_dir", "certs"),
+        (["--health-checking"], "health_checking", True),
     ],
 )  # fmt: skip
 def test_a_flag_is_written_as_in_the_field(args: list[str], field: str, value: Any) -> None:
@@ -138,17 +149,11 @@ def test_what_kubernetes_puts_into_the_environment_is_honoured_or_ignored() -> N
         ("--ha-enable-leader-election", "there is no leader election; remove it"),
         ("--endpoint-selector=app=vllm", "endpoints are not discovered in Kubernetes"),
         ("--endpoint-target-ports=8000,8001", "endpoints are not discovered in Kubernetes"),
-        ("--emit-endpoint-scores", "scores are not emitted"),
-        ("--health-checking=true", "--grpc-health-port only"),
-        ("--enable-grpc-stream-metrics", "no gRPC stream metrics"),
-        ("--metrics-client-ca-file=ca.pem", "plain HTTP"),
-        ("--metrics-cert-dir=certs", "plain HTTP"),
-        ("--transport=grpcio", "--transport grpcio is not supported by this version; use native"),
+        ("--metrics-client-ca-file=ca.pem", "give --metrics-cert-dir too"),
         ("--tls-min-version=TLS9", "use VersionTLS12 or VersionTLS13"),
         ("--grpc-max-send-msg-size=1Ki", "is too small"),
         ("--zap-log-level=loud", "is none of"),
         ("--instance=a/b", "has a slash"),
-        ("--enable-cert-reload", "certificates are read at the start"),
         *((f"--{name}=x", "deprecated and cannot be used; use engineConfigs") for name in REPLACED),
     ],
 )  # fmt: skip
@@ -158,8 +163,41 @@ def test_what_would_be_ignored_is_refused(flag: str, text: str) -> None:
     assert text in line
 
 
+def test_client_certificates_without_tls_are_refused() -> None:
+    (line,) = refused("--client-ca-file=ca.pem", "--secure-serving=false")
+    assert line.startswith("error: --client-ca-file needs TLS")
+
+
+@pytest.mark.parametrize(
+    ("args", "text"),
+    [
+        (["--enable-cert-reload"], "--enable-cert-reload has no effect"),
+        (["--enable-cert-reload", "--cert-path=c", "--secure-serving=false"], "--enable-cert-reload has no effect"),
+        (["--metrics-cert-dir=c"], "anyone can read the port's pages"),
+    ],
+)
+def test_tls_that_does_less_than_it_seems_gets_a_warning(args: list[str], text: str) -> None:
+    (line,) = warned(*args)
+    assert text in line
+
+
+def test_fewer_workers_at_most_than_at_first_are_refused() -> None:
+    (line,) = refused("--workers=4", "--workers-max=3")
+    assert line == "error: --workers-max 3 is below --workers 4; give at least 4, or fewer workers"
+
+
 def test_all_refusals_come_at_once() -> None:
-    assert len(refused("--transport=grpcio", "--emit-endpoint-scores", "--config-file=a", "--config-text=b")) == 3
+    assert len(refused("--instance=a/b", "--ha-enable-leader-election", "--config-file=a", "--config-text=b")) == 3
+
+
+def test_what_grpc_does_otherwise_is_said_once_and_what_it_would_ignore_is_refused() -> None:
+    (line,) = warned("--transport=grpcio", "--tls-min-version=VersionTLS12")
+    assert line.startswith("warning: --transport grpcio: connections are spread over workers by chance; ")
+    lines = refused("--transport=grpcio", "--tls-min-version=VersionTLS13", "--tls-cipher-suites=A")
+    assert [line.split(" cannot be set for --transport grpcio: ")[0] for line in lines] == [
+        "error: --tls-min-version",
+        "error: --tls-cipher-suites",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -1,45 +1,108 @@
 import json
+from typing import Annotated, Any
 
+import msgspec
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 
 from epp import registry
+from epp.data import INFLIGHT_REQUESTS, Datum
 from epp.plugin import Scorer
 from workers.cli import main
-from workers.cli.plugins import describe
+from workers.cli.plugins import _text, listing
 
 
-def test_every_type_is_listed_with_kind_parameters_and_what_it_reads_and_emits() -> None:
-    result = CliRunner().invoke(main, ["plugins"])
+def plugins(*args: str) -> Result:
+    return CliRunner().invoke(main, ["plugins", *args])
+
+
+def test_every_type_is_listed_with_extension_points_parameters_ranges_and_data() -> None:
+    result = plugins()
     assert result.exit_code == 0
     text = result.stdout
     assert "queue-scorer  [Scorer]\n" in text
-    assert "    reads: waiting_requests\n" in text
-    assert "    matchLengthScaleTokens = 8192\n" in text
-    assert "    path (required)\n" in text
+    assert "    reads: waiting_requests (from core-metrics-extractor)\n" in text
+    assert "    matchLengthScaleTokens = 8192  (integer, >= 0)\n" in text
+    assert "    path (required)  (string, at least 1 characters)\n" in text
+    assert '    scheme = "http"  (one of http, https)\n' in text
     assert all(f"{cls.type_name}  [" in text for cls in registry.known().values())
 
 
-def test_json_has_a_schema_of_the_parameters() -> None:
-    entries = {entry["type"]: entry for entry in json.loads(CliRunner().invoke(main, ["plugins", "--json"]).stdout)}
+def test_json_has_a_schema_of_the_parameters_and_both_ends_of_each_datum() -> None:
+    entries = {entry["type"]: entry for entry in json.loads(plugins("--json").stdout)}
     prefix = entries["prefix-cache-scorer"]
-    assert prefix["reads"] == ["prefix_match/approx-prefix-cache-producer"]
+    (read,) = prefix["reads"]
+    assert (read["key"], read["type"]) == ("prefix_match/approx-prefix-cache-producer", "PrefixMatch")
+    assert "approx-prefix-cache-producer" in read["producers"]
     assert prefix["schema"]["$defs"]
-    assert {"name": "path", "required": True} in entries["file-discovery"]["parameters"]
+    assert prefix["stability"] == "stable"
+    (path,) = [p for p in entries["file-discovery"]["parameters"] if p["name"] == "path"]
+    assert path == {"name": "path", "required": True, "type": "string", "range": "at least 1 characters"}
+    (emitted,) = entries["approx-prefix-cache-producer"]["emits"]
+    assert "prefix-cache-scorer" in emitted["readers"]
 
 
-def test_a_type_with_aliases_is_listed_once_with_them() -> None:
-    class Aliased(Scorer):
-        """One line.
+def test_whatever_is_read_by_default_has_a_producer_but_for_types_that_do_not_exist_here() -> None:
+    entries = json.loads(plugins("--json").stdout)
+    gone = registry.REFERENCE_TYPES - registry.known().keys()
+    alone = [(e["type"], r["key"]) for e in entries for r in e["reads"] if not (r["producers"] or r.get("optional"))]
+    assert [(name, key) for name, key in alone if key.rpartition("/")[2] not in gone] == []
 
-        More.
-        """
 
-        type_name = "new-name"
-        aliases = ("old-name",)
+def test_one_type_is_told_with_all_that_its_class_says() -> None:
+    result = plugins("prefix-cache-scorer")
+    assert result.exit_code == 0
+    assert "module: epp.plugins.scorers.prefix_cache" in result.stdout
+    assert "w * min(1, matched tokens / scale)^2" in result.stdout
+    assert "queue-scorer" not in result.stdout
+    assert json.loads(plugins("--json", "prefix-cache-scorer").stdout)["type"] == "prefix-cache-scorer"
 
-    entry = describe(Aliased)
-    assert (entry["aliases"], entry["summary"], entry["parameters"]) == (["old-name"], "One line.", [])
+
+def test_an_unknown_type_is_told_with_the_nearest() -> None:
+    result = plugins("queue-scorr")
+    assert result.exit_code == 1
+    assert "plugin type 'queue-scorr' is not registered (did you mean 'queue-scorer'?)" in result.stderr
+
+
+class Nested(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    size: int
+
+
+class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    many: Annotated[list[Nested], msgspec.Meta(min_length=1)]
+    either: Annotated[int, msgspec.Meta(ge=1, le=5)] | str | None = None
+    names: tuple[str, ...] = ("a",)
+    anything: Any = None
+
+
+class Sample(Scorer):
+    """One line.
+
+    More.
+    """
+
+    type_name = "new-name"
+    aliases = ("old-name",)
+    Params = Parameters
+    consumes = (INFLIGHT_REQUESTS, Datum("nobody", int))
+    optional = (Datum("perhaps", int),)
+
+
+def test_a_type_with_aliases_is_listed_once_with_all_kinds_of_parameters_and_data() -> None:
+    entry = listing({"new-name": Sample, "old-name": Sample})["new-name"]
+    assert (entry["aliases"], entry["summary"], entry["stability"]) == (["old-name"], "One line.", "external")
+    assert [(p["name"], p["type"], p["range"]) for p in entry["parameters"]] == [
+        ("many", "array of object", "at least 1"),
+        ("either", "integer or string", ">= 1, <= 5"),
+        ("names", "array of string", ""),
+        ("anything", "", ""),
+    ]
+    text = _text(entry)
+    assert "new-name  [Scorer, external]\n    One line.\n    aliases: old-name\n" in text
+    assert "reads: inflight_requests (from the picker)" in text
+    assert "reads: nobody (from no registered type)" in text
+    assert "reads: perhaps (from no registered type, optional)" in text
+    assert '    names = ["a"]  (array of string)\n    anything = null\n' in text
 
 
 def test_a_broken_plugin_module_is_a_fault_of_the_installation(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,52 @@
+"""Keep the endpoints that are predicted to meet the request's latency objectives."""
+
+import random
+from typing import Annotated
+
+import msgspec
+import numpy as np
+
+from epp.candidates import Candidates, Mask
+from epp.latency import latency_predictions
+from epp.plugin import Filter, Profile, Services, plugin
+from epp.request import Request
+
+
+class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
+    """`epsilon_explore_neg`: how often the other tier is kept, so that its predictions stay true."""
+
+    epsilon_explore_neg: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.01
+    latency_prediction_info_producer_name: str = ""
+
+
+@plugin("slo-headroom-tier-filter")
+class HeadroomTier(Filter):
+    """Two tiers: both headrooms >= 0, and all others, those without a prediction included.
+
+    With endpoints in both, the second stays with probability epsilon, otherwise the first. No predictions: all stay.
+    """
+
+    Params = Parameters
+
+    def __init__(self, name: str, params: Parameters) -> None:
+        super().__init__(name, params)
+        self._epsilon = params.epsilon_explore_neg
+        self._predictions = latency_predictions(params.latency_prediction_info_producer_name)
+        self.consumes = (self._predictions,)
+        self._rng: random.Random
+
+    def start(self, services: Services) -> None:
+        self._rng = services.rng
+
+    def keep(self, request: Request, candidates: Candidates, profile: Profile) -> Mask:
+        predictions = request[self._predictions]
+        if predictions is not None and len(candidates) > 1:
+            first = predictions.kept()
+            if candidates.rows is not None:
+                first = first[candidates.rows]
+            count = int(np.count_nonzero(first))
+            if count == len(first):
+                return first
+            if count:
+                return ~first if self._rng.random() < self._epsilon else first
+        return np.ones(len(candidates), dtype=np.bool_)

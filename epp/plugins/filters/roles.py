@@ -1,0 +1,55 @@
+"""Keep the endpoints that serve one stage of disaggregated inference, by their role label.
+
+    role                     encode   prefill   decode
+    encode                     x
+    encode-prefill             x         x
+    encode-prefill-decode      x         x         x
+    prefill                              x
+    prefill-decode                       x         x
+    both (older word)                    x         x
+    decode                                         x
+    no label                                       x
+
+Three types in one file: they are three columns of one table.
+"""
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+from epp.plugin import plugin
+from epp.plugins.filters import LabelFilter
+
+ROLE_LABEL = "llm-d.ai/role"
+
+
+class RoleFilter(LabelFilter):
+    """By the role label alone; no parameters."""
+
+    roles: ClassVar[frozenset[str]]
+    unlabelled: ClassVar[bool] = False
+
+    def matches(self, labels: Mapping[str, str]) -> bool:
+        role = labels.get(ROLE_LABEL)
+        return self.unlabelled if role is None else role in self.roles
+
+
+@plugin("decode-filter")
+class DecodeFilter(RoleFilter):
+    """decode, prefill-decode, both, encode-prefill-decode, and endpoints without a role."""
+
+    roles = frozenset(("decode", "prefill-decode", "both", "encode-prefill-decode"))
+    unlabelled = True
+
+
+@plugin("prefill-filter")
+class PrefillFilter(RoleFilter):
+    """prefill, encode-prefill, prefill-decode, both, encode-prefill-decode."""
+
+    roles = frozenset(("prefill", "encode-prefill", "prefill-decode", "both", "encode-prefill-decode"))
+
+
+@plugin("encode-filter")
+class EncodeFilter(RoleFilter):
+    """encode, encode-prefill, encode-prefill-decode."""
+
+    roles = frozenset(("encode", "encode-prefill", "encode-prefill-decode"))

@@ -1,0 +1,1 @@
+"""Request-header plugins: what the headers of a request say about it."""

@@ -1,0 +1,131 @@
+"""What an OpenAI body holds for who tokenises: texts and media in order, or token ids, and what could render it.
+
+Read from the body a second time, when somebody asks: a parser's first reading skips most of it. Nothing here refuses a body: the
+parser has accepted it, and what has an unexpected shape is left out. JSON is told with sorted keys and without blanks, so that
+equal content has equal bytes.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from epp.request import Media, Parts
+
+Body = bytes | memoryview
+
+
+class _Chat(msgspec.Struct):
+    messages: list[Any] = []
+    tools: Any = None
+
+
+class _Responses(msgspec.Struct):
+    input: Any = None
+    instructions: Any = None
+    tools: Any = None
+
+
+class _Prompt(msgspec.Struct):
+    prompt: Any = None
+
+
+class _Input(msgspec.Struct):
+    input: Any = None
+
+
+class _Items(msgspec.Struct):
+    items: Any = None
+
+
+_chat = msgspec.json.Decoder(_Chat)
+_responses = msgspec.json.Decoder(_Responses)
+_prompt = msgspec.json.Decoder(_Prompt)
+_input = msgspec.json.Decoder(_Input)
+_items = msgspec.json.Decoder(_Items)
+_encoder = msgspec.json.Encoder(order="sorted")
+
+
+def chat(body: Body) -> Parts:
+    """Tools, then of each message its role and content, without separators."""
+    decoded = _chat.decode(body)
+    parts: list[bytes | Media] = [_encoder.encode(decoded.tools)] if decoded.tools else []
+    structured = False
+    for message in decoded.messages:
+        if not isinstance(message, dict):
+            continue
+        content = message.get("content")
+        parts.append(_utf8(message.get("role")))
+        if isinstance(content, list):
+            structured = structured or bool(content)
+            parts += _blocks(content)
+        else:
+            parts.append(_utf8(content))
+    return Parts(prompts=(parts,), render="chat", body=body, structured=structured)
+
+
+def completions(body: Body) -> Parts:
+    """One prompt, or several."""
+    return _texts(_prompt.decode(body).prompt, body, render="completions")
+
+
+def embeddings(body: Body) -> Parts:
+    """The input as JSON, unless it is token ids."""
+    given = _input.decode(body).input
+    parts = _texts(given, body)
+    return parts if parts.token_ids else Parts(prompts=((_encoder.encode(given),),))
+
+
+def responses(body: Body) -> Parts:
+    """What is there of instructions, tools and input, as a JSON array."""
+    decoded = _responses.decode(body)
+    given = {"instructions": decoded.instructions, "tools": decoded.tools}
+    array = [{name: value} for name, value in given.items() if value is not None]
+    return Parts(prompts=((_encoder.encode([*array, {"input": decoded.input}]),),))
+
+
+def conversations(body: Body) -> Parts:
+    """The items as JSON."""
+    return Parts(prompts=((_encoder.encode(_items.decode(body).items),),))
+
+
+def images(body: Body) -> Parts:
+    """The prompt's text."""
+    return _texts(_prompt.decode(body).prompt, body)
+
+
+def _texts(given: Any, body: Body, *, render: str = "") -> Parts:
+    """A text, texts, token ids, or several prompts of those."""
+    if isinstance(given, str):
+        return Parts(prompts=((_utf8(given),),), render=render, body=body)
+    items: Sequence[Any] = given if isinstance(given, list) else ()
+    if items and isinstance(items[0], int):
+        return Parts(token_ids=(items,))
+    if items and isinstance(items[0], list):
+        return Parts(token_ids=items)
+    return Parts(prompts=[(_utf8(item),) for item in items], render=render, body=body)
+
+
+def _blocks(content: Sequence[Any]) -> Iterator[bytes | Media]:
+    """Texts and media of a message whose content has several parts."""
+    for block in content:
+        kind = block.get("type") if isinstance(block, dict) else None
+        if kind == "text":
+            yield _utf8(block.get("text"))
+        elif kind in ("image_url", "video_url"):
+            yield Media(kind.removesuffix("_url"), _member(block, kind, "url"))
+        elif kind == "audio_url":
+            yield Media("audio", _member(block, kind, "url"))
+        elif kind == "input_audio":
+            yield Media("audio", _member(block, kind, "data") + _member(block, kind, "format"))
+
+
+def _member(block: dict[str, Any], name: str, field: str) -> str:
+    """`block[name][field]` as text; a bare text stands for its url."""
+    value = block.get(name)
+    found = value.get(field) if isinstance(value, dict) else value if field == "url" else None
+    return found if isinstance(found, str) else ""
+
+
+def _utf8(value: Any) -> bytes:
+    return value.encode("utf-8", "surrogatepass") if isinstance(value, str) else b""

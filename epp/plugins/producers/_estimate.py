@@ -1,0 +1,264 @@
+"""Tokens without a tokenizer: 4 bytes of the prompt are one, and a media item takes as many as a model is likely to give it.
+
+The numbers say nothing of an engine's vocabulary: they are for counting, and for hashing prefixes. A media item starts at a whole
+token; its tokens are all the same, the low 32 bits of its content's XXH64, which is its feature's hash too.
+
+Sizes come from clients: an item counts ITEM_TOKENS_MAX at most, and of a request PROMPTS_MAX prompts and TOKENS_MAX tokens of media
+are estimated.
+"""
+
+import binascii
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal
+
+import msgspec
+import numpy as np
+from xxhash import xxh64_intdigest
+
+from epp.request import BYTES_PER_TOKEN, Media, Parts
+from epp.tokens import Feature, PromptTokens
+
+ITEM_TOKENS_MAX = 1 << 17
+TOKENS_MAX = 1 << 20
+PROMPTS_MAX = 256
+WIDTH, HEIGHT = 640, 360
+PIXELS_PER_TOKEN = 1024
+SECONDS = 10.0
+SAMPLE_FPS = 2.0
+SOURCE_FPS = 24.0
+HEADER_CHARS = 1 << 18  # of base64: an image's size stands before its pixels
+LOW = 0xFFFFFFFF
+VIDEO_FPS = "x-llm-d-video-fps"
+VIDEO_SECONDS = "x-llm-d-video-duration-seconds"
+VIDEO_RESOLUTION = "x-llm-d-video-resolution"
+
+Size = tuple[int, int]
+
+
+class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
+    """Numbers of 0 or less stand for the default of each."""
+
+
+class Resolution(Settings, frozen=True):
+    """In pixels."""
+
+    width: int = 0
+    height: int = 0
+
+    def or_else(self, size: Size) -> Size:
+        return (self.width if self.width > 0 else size[0], self.height if self.height > 0 else size[1])
+
+
+class Static(Settings, frozen=True):
+    """Always as many."""
+
+    static_token: int = 0
+
+
+class StaticFrame(Settings, frozen=True):
+    """Always as many."""
+
+    num_tokens_per_frame: int = 0
+
+
+class Dynamic(Settings, frozen=True):
+    """Pixels per token."""
+
+    factor: int = 0
+
+    def tokens(self, size: Size) -> int:
+        return size[0] * size[1] // (self.factor if self.factor > 0 else PIXELS_PER_TOKEN)
+
+
+class Image(Settings, frozen=True):
+    """Dynamic: width * height / factor, of the image's own size where its data are in the request. Static: a constant."""
+
+    mode: Literal["", "dynamic", "static"] = "dynamic"
+    default_resolution: Resolution = Resolution()
+    static: Static = Static()
+    dynamic: Dynamic = Dynamic()
+
+    def tokens(self, url: str) -> int:
+        if self.mode == "static":
+            return self.static.static_token
+        return self.dynamic.tokens(image_size(url) or self.default_resolution.or_else((WIDTH, HEIGHT)))
+
+
+class FrameTokens(Settings, frozen=True):
+    """As of an image."""
+
+    mode: Literal["", "dynamic", "static"] = "dynamic"
+    static: StaticFrame = StaticFrame()
+    dynamic: Dynamic = Dynamic()
+
+
+class Sampled(Settings, frozen=True):
+    """So many frames a second, then several of them merged."""
+
+    sample_fps: float = msgspec.field(default=0.0, name="sampleFPS")
+    temporal_patch_size: int = 0
+
+
+class Strided(Settings, frozen=True):
+    """Every n-th frame of the source."""
+
+    default_source_fps: float = msgspec.field(default=0.0, name="defaultSourceFPS")
+    frame_stride: int = 0
+
+
+class Frames(Settings, frozen=True):
+    """Sampled: duration * fps within the limits, then / patch size. Strided: duration * fps of the source / stride, within them."""
+
+    mode: Literal["", "sampled", "strided"] = "sampled"
+    min_frames: int = 0
+    max_frames: int = 0
+    sampled: Sampled = Sampled()
+    strided: Strided = Strided()
+
+    def count(self, seconds: float, source_fps: float) -> int:
+        if self.mode == "strided":
+            fps = positive(source_fps, self.strided.default_source_fps, SOURCE_FPS)
+            return self._limited(whole(seconds * fps) // max(1, self.strided.frame_stride))
+        frames = self._limited(whole(seconds * positive(self.sampled.sample_fps, SAMPLE_FPS)))
+        return frames // max(1, self.sampled.temporal_patch_size)
+
+    def _limited(self, frames: int) -> int:
+        frames = max(frames, self.min_frames)
+        return min(frames, self.max_frames) if self.max_frames > 0 else frames
+
+
+class Video(Settings, frozen=True):
+    """min(frames * tokens per frame, maximum); what the request's headers say of the video goes before what is configured."""
+
+    default_resolution: Resolution = Resolution()
+    default_duration: float = 0.0
+    tokens_per_frame: FrameTokens = FrameTokens()
+    frames: Frames = Frames()
+    max_video_tokens: int = 0
+
+    def tokens(self, headers: Mapping[str, str]) -> int:
+        seconds = positive(number(headers.get(VIDEO_SECONDS)), self.default_duration, SECONDS)
+        tokens = self.frames.count(seconds, number(headers.get(VIDEO_FPS))) * self._frame(headers)
+        return min(tokens, self.max_video_tokens) if self.max_video_tokens > 0 else tokens
+
+    def _frame(self, headers: Mapping[str, str]) -> int:
+        frame = self.tokens_per_frame
+        if frame.mode == "static":
+            return max(1, frame.static.num_tokens_per_frame)
+        size = resolution(headers.get(VIDEO_RESOLUTION)) or self.default_resolution.or_else((WIDTH, HEIGHT))
+        return max(1, frame.dynamic.tokens(size))
+
+
+class Estimate(Settings, frozen=True):
+    """How many tokens media count."""
+
+    image: Image = Image()
+    video: Video = Video()
+
+    def prompts(self, parts: Parts, headers: Mapping[str, str]) -> list[PromptTokens]:
+        """Every prompt of a request, those without a token left out."""
+        left = TOKENS_MAX
+        found = []
+        for pieces in parts.prompts[:PROMPTS_MAX]:
+            prompt = self._prompt(pieces, headers, left)
+            left -= sum(feature.length for feature in prompt.features)
+            if prompt.token_ids is not None:
+                found.append(prompt)
+        return found
+
+    def _prompt(self, pieces: Iterable[bytes | Media], headers: Mapping[str, str], left: int) -> PromptTokens:
+        packed: list[bytes] = []
+        size = 0
+        features: list[Feature] = []
+        for piece in pieces:
+            if isinstance(piece, Media):
+                missing = -size % BYTES_PER_TOKEN
+                count = max(1, min(self.tokens(piece, headers), ITEM_TOKENS_MAX, left))
+                left -= count
+                hashed = xxh64_intdigest(piece.content.encode("utf-8", "surrogatepass"))
+                features.append(Feature(piece.modality, f"{hashed:x}", (size + missing) // BYTES_PER_TOKEN, count))
+                piece = bytes(missing) + (hashed & LOW).to_bytes(BYTES_PER_TOKEN, "little") * count
+            packed.append(piece)
+            size += len(piece)
+        if not size:
+            return PromptTokens(None)
+        packed.append(bytes(-size % BYTES_PER_TOKEN))
+        return PromptTokens(np.frombuffer(b"".join(packed), dtype="<u4"), features)
+
+    def tokens(self, media: Media, headers: Mapping[str, str]) -> int:
+        """How many tokens one item counts, before limits."""
+        if media.modality == "image":
+            return self.image.tokens(media.content)
+        if media.modality == "video":
+            return self.video.tokens(headers)
+        return -(-len(media.content) // BYTES_PER_TOKEN)
+
+
+def given(token_ids: Sequence[Sequence[int]]) -> list[PromptTokens]:
+    """Prompts that the caller has tokenised."""
+    arrays = (np.array(ids, dtype=np.uint32) for ids in token_ids[:PROMPTS_MAX])
+    return [PromptTokens(ids) for ids in arrays if len(ids)]
+
+
+def positive(*values: float) -> float:
+    """The first above 0."""
+    return next((value for value in values if value > 0), 0.0)
+
+
+def whole(frames: float) -> int:
+    return int(min(frames, ITEM_TOKENS_MAX))
+
+
+def number(text: str | None) -> float:
+    """A number above 0 that a header gives, else 0."""
+    try:
+        value = float(text) if text else 0.0
+    except ValueError:
+        return 0.0
+    return value if math.isfinite(value) and value > 0 else 0.0
+
+
+def resolution(text: str | None) -> Size | None:
+    """`WIDTHxHEIGHT`."""
+    width, cross, height = (text or "").lower().partition("x")
+    if not cross or len(width) > 9 or len(height) > 9:
+        return None
+    try:
+        size = int(width), int(height)
+    except ValueError:
+        return None
+    return size if min(size) > 0 else None
+
+
+def image_size(url: str) -> Size | None:
+    """Width and height of a PNG, GIF or JPEG whose data are in the URL."""
+    if not url.startswith("data:image/"):
+        return None
+    _, marker, payload = url[: HEADER_CHARS + 64].partition("base64,")
+    try:
+        data = binascii.a2b_base64(payload[: len(payload) & ~3]) if marker else b""
+    except ValueError:
+        return None
+    size = None
+    if data.startswith(b"\x89PNG\r\n\x1a\n") and data[12:16] == b"IHDR" and len(data) >= 24:
+        size = int.from_bytes(data[16:20], "big"), int.from_bytes(data[20:24], "big")
+    elif data[:6] in (b"GIF87a", b"GIF89a") and len(data) >= 10:
+        size = int.from_bytes(data[6:8], "little"), int.from_bytes(data[8:10], "little")
+    elif data.startswith(b"\xff\xd8"):
+        size = _jpeg_size(data)
+    return size if size and min(size) > 0 else None
+
+
+def _jpeg_size(data: bytes) -> Size | None:
+    """From the first start-of-frame segment."""
+    at = 2
+    while at + 9 <= len(data) and data[at] == 0xFF:
+        marker = data[at + 1]
+        if marker == 0xFF:  # filling
+            at += 1
+        elif 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):
+            return int.from_bytes(data[at + 7 : at + 9], "big"), int.from_bytes(data[at + 5 : at + 7], "big")
+        else:
+            at += 2 + max(2, int.from_bytes(data[at + 2 : at + 4], "big"))
+    return None

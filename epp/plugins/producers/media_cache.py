@@ -1,0 +1,121 @@
+"""Encoder-cache affinity: which images, audio and video of a request each endpoint was sent before.
+
+Media are known by the hashes that the token producer finds. Where each was sent stands in the shared prefix index, as a chain
+of one block under the deployment's secret: what one worker sends, all others find a few milliseconds later, a restarted
+worker finds it too, and it goes when the endpoint leaves. An endpoint's own encoder cache may have dropped an item long before
+the index does: this is affinity, no promise.
+"""
+
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+from xxhash import xxh3_64_intdigest
+
+from epp.candidates import Candidates, Floats
+from epp.data import Datum
+from epp.decision import Decision
+from epp.metrics import RATIO, Metric
+from epp.multimodal import NO_MEDIA, MediaMatch, media_match
+from epp.plugin import Count, DataProducer, Measure, PrefixIndex, PreRequest, Services, plugin
+from epp.request import Request
+from epp.tokens import TOKENS, Feature
+
+CACHE_MB = 4096
+CAPACITY = "one index of a fixed size (--index-entries) serves all servers, and the oldest entries leave"
+ITEMS_MAX = 128  # of one request; what comes behind them is not looked up
+
+QUERIES = Metric("encoder_cache_queries_total", "counter", "Media items that were looked up.", labels=("modality",))
+HITS = Metric(
+    "encoder_cache_hits_total",
+    "counter",
+    "Media items that the chosen endpoint was sent before.",
+    labels=("pod", "modality"),
+)
+HIT_RATIO = Metric(
+    "encoder_cache_hit_ratio",
+    "histogram",
+    "Matched media items over all of the request, at the chosen endpoint.",
+    RATIO,
+)
+
+
+class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
+    """Accepted as in the field; it has no effect here."""
+
+    cache_size_in_mb_per_server: int = msgspec.field(default=CACHE_MB, name="cacheSizeInMBPerServer")
+
+
+class Item:
+    """One distinct media item: its hash in the index, and who holds it."""
+
+    __slots__ = ("holders", "key", "modality")
+
+    def __init__(self, key: int, modality: str, holders: frozenset[int]) -> None:
+        self.key = key
+        self.modality = modality
+        self.holders = holders
+
+
+@plugin("mm-embeddings-cache-producer")
+class MediaCache(DataProducer, PreRequest):
+    """Emits `MediaMatch`; learns where every request with media is sent."""
+
+    Params = Parameters
+    metrics = (QUERIES, HITS, HIT_RATIO)
+
+    def __init__(self, name: str, params: Parameters) -> None:
+        super().__init__(name, params)
+        self._match = media_match(name)
+        self._items: Datum[list[Item]] = Datum(f"media_items/{name}", list)
+        self.consumes = (TOKENS,)
+        self.produces = (self._match,)
+        self.keeps = (self._items,)
+        if params.cache_size_in_mb_per_server not in (0, CACHE_MB):
+            self.without_effect = [f"cacheSizeInMBPerServer: has no effect here: {CAPACITY}"]
+        self._index: PrefixIndex
+        self._secret = 0
+        self._queries: Count
+        self._hits: Count
+        self._ratio: Measure
+
+    def start(self, services: Services) -> None:
+        self._index = services.prefix_index
+        self._secret = services.prefix_seed
+        self._queries = services.count(self, QUERIES)
+        self._hits = services.count(self, HITS)
+        self._ratio = services.measure(self, HIT_RATIO)
+
+    def produce(self, request: Request, candidates: Candidates) -> None:
+        tokenized = request[TOKENS]
+        features = {f.hash: f for prompt in tokenized.prompts for f in prompt.features if f.hash} if tokenized else None
+        if not features:
+            request[self._match] = NO_MEDIA
+            return
+        items = [self._look_up(feature) for feature in list(features.values())[:ITEMS_MAX]]
+        request[self._items] = items
+        request[self._match] = MediaMatch(self._held(items, candidates), len(items))
+
+    def before_send(self, request: Request, decision: Decision) -> None:
+        items = request[self._items]
+        if not items:
+            return
+        keys = np.array([item.key for item in items], dtype=np.uint64)
+        for target in decision.targets:
+            self._index.learn(keys, target.owner)
+        chosen = decision.targets[0]
+        held = [item for item in items if chosen.owner in item.holders]
+        for item in held:
+            self._hits.add(chosen.name, item.modality)
+        self._ratio.observe(len(held) / len(items))
+
+    def _look_up(self, feature: Feature) -> Item:
+        self._queries.add(feature.modality)
+        key = xxh3_64_intdigest(b"media " + feature.hash.encode(), self._secret)
+        return Item(key, feature.modality, frozenset(self._index.match(np.array([key], dtype=np.uint64))))
+
+    def _held(self, items: Sequence[Item], candidates: Candidates) -> Floats | None:
+        """How many items each endpoint holds; None: nobody any."""
+        rows = candidates.snapshot.roster.row_of_owner
+        at = [rows[owner] for item in items for owner in item.holders if owner in rows]
+        return np.bincount(at, minlength=len(rows)).astype(np.float64) if at else None

@@ -1,0 +1,208 @@
+"""Tokens of the request's prompts, for who counts them, hashes them or looks for media among them.
+
+Two backends: an estimate by bytes, and vLLM's render endpoints, which apply the model's own chat template and tokenizer. Rendering
+is a request over HTTP that the decision waits for; when it fails or takes too long, the decision goes on without tokens, and their
+readers go by the prompt's bytes.
+"""
+
+import contextlib
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import msgspec
+import numpy as np
+
+from epp.candidates import Candidates
+from epp.errors import ProducerFailed
+from epp.plugin import DataProducer, Services, Waiting, plugin
+from epp.plugins.producers import _estimate
+from epp.quantities import parse_duration
+from epp.request import Parts, Request
+from epp.tokens import TOKENS, Feature, PromptTokens, TokenizedPrompt
+
+URL = "http://localhost:8000"
+PATHS: Mapping[str, str] = {"chat": "/v1/chat/completions/render", "completions": "/v1/completions/render"}
+TIMEOUT_S, MEDIA_TIMEOUT_S = 5.0, 30.0
+JSON: Mapping[str, str] = {"content-type": "application/json"}
+WARM_UP_TRIES, WARM_UP_EVERY_S = 24, 5.0
+SAID_CHARS_MAX = 256  # of a server's error
+PIXEL = (
+    "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1PeAAAADElEQVR4nGP4//8/AAX+Av4N70a4AAAAAElFTkSuQmCC"
+)
+
+
+class Vllm(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
+    """Where to render, and how long to wait: for text, and for messages of several parts."""
+
+    url: str = URL
+    timeout: str = ""
+    mm_timeout: str = ""
+
+
+class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
+    """At most one backend; none is the estimate. `modelName` alone means vLLM. `udsTokenizerConfig` is refused."""
+
+    estimate: _estimate.Estimate | None = None
+    vllm: Vllm | None = None
+    model_name: Annotated[str, msgspec.Meta(max_length=1024)] = ""
+    uds_tokenizer_config: Any = None
+
+
+class Placeholder(msgspec.Struct, gc=False):
+    """Where an item stands among the tokens."""
+
+    offset: int = 0
+    length: int = 0
+
+
+class Features(msgspec.Struct):
+    """Media of a rendered prompt, by modality."""
+
+    mm_hashes: dict[str, list[str]] | None = None
+    mm_placeholders: dict[str, list[Placeholder]] | None = None
+
+    def in_order(self) -> list[Feature]:
+        """By their place in the prompt."""
+        places = self.mm_placeholders or {}
+        found = [
+            Feature(modality, hashed, place.offset, place.length)
+            for modality, hashes in (self.mm_hashes or {}).items()
+            for hashed, place in zip(hashes, places.get(modality, ()), strict=False)
+        ]
+        return sorted(found, key=lambda feature: feature.offset)
+
+
+class Rendered(msgspec.Struct):
+    """What vLLM says of one prompt."""
+
+    token_ids: list[Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]]
+    features: Features | None = None
+
+
+_members = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_rendered = msgspec.json.Decoder(list[Rendered] | Rendered)
+
+
+@plugin("token-producer", "tokenizer")
+class Tokens(DataProducer):
+    """Emits `TokenizedPrompt`. Token ids that the request has already are taken as they are."""
+
+    Params = Parameters
+
+    def __init__(self, name: str, params: Parameters) -> None:
+        super().__init__(name, params)
+        self.produces = (TOKENS,)
+        self._renders = params.vllm is not None or bool(params.model_name)
+        self._estimate = params.estimate or _estimate.Estimate()
+        vllm = params.vllm or Vllm()
+        _check(params, renders=self._renders)
+        self._url = vllm.url.rstrip("/") or URL
+        self._timeout_s = _seconds("vllm.timeout", vllm.timeout, TIMEOUT_S)
+        self._media_timeout_s = _seconds("vllm.mmTimeout", vllm.mm_timeout, MEDIA_TIMEOUT_S)
+        self._cold = self._renders
+        self._warm_ups = 0
+        self._services: Services
+
+    def start(self, services: Services) -> None:
+        self._services = services
+        if self._renders:
+            self._warm_up()
+            services.every(WARM_UP_EVERY_S, self._warm_up)
+
+    def produce(self, request: Request, candidates: Candidates) -> Waiting | None:
+        try:
+            parts = request.prompt.parts()
+            prompts = _estimate.given(parts.token_ids)
+        except (ValueError, OverflowError, RecursionError, msgspec.MsgspecError) as problem:
+            raise ProducerFailed(f"'{self.name}' cannot read the request's body: {problem}") from None
+        if prompts or not self._renders:
+            self._give(request, prompts or self._estimate.prompts(parts, request.headers))
+        elif parts.render:
+            timeout_s = self._media_timeout_s if parts.structured else self._timeout_s
+            return self._services.spawn(self._render(request, parts, timeout_s), timeout_s + 1.0)
+        return None  # nothing renders other kinds of requests
+
+    def _give(self, request: Request, prompts: list[PromptTokens]) -> None:
+        if prompts:
+            request[TOKENS] = TokenizedPrompt(prompts, request.cache_salt)
+
+    async def _render(self, request: Request, parts: Parts, timeout_s: float) -> None:
+        try:
+            members = _members.decode(parts.body)
+        except msgspec.MsgspecError as problem:
+            raise ProducerFailed(f"'{self.name}' cannot read the request's body: {problem}") from None
+        prompts = await self._rendered(parts.render, members, timeout_s)
+        self._give(request, prompts)
+
+    async def _rendered(self, kind: str, members: dict[str, Any], timeout_s: float) -> list[PromptTokens]:
+        """One call of vLLM; `members` of the body but for the model, whose name there is that of the tokenizer."""
+        members["model"] = self.params.model_name
+        url = self._url + PATHS[kind]
+        body = msgspec.json.encode(members)
+        try:
+            answer = await self._services.http("POST", url, JSON, body, timeout_s=timeout_s)
+        except (OSError, TimeoutError) as problem:
+            raise ProducerFailed(f"'{self.name}': {problem}") from None
+        if not 200 <= answer.status < 300:
+            said = answer.body[:SAID_CHARS_MAX].decode(errors="replace")
+            raise ProducerFailed(f"'{self.name}': {url} answered {answer.status}: {said}")
+        try:
+            rendered = _rendered.decode(answer.body)
+        except msgspec.MsgspecError as problem:
+            raise ProducerFailed(f"'{self.name}': {url} answered what is no rendered prompt: {problem}") from None
+        found = rendered if isinstance(rendered, list) else [rendered]
+        return [
+            PromptTokens(np.array(one.token_ids, dtype=np.uint32), one.features.in_order() if one.features else ())
+            for one in found
+            if one.token_ids
+        ]
+
+    def _warm_up(self) -> None:
+        """The first requests are slow while the server loads templates and processors: some of ours come before them."""
+        if self._cold and self._warm_ups < WARM_UP_TRIES:
+            self._warm_ups += 1
+            self._services.spawn(self._try_to_warm_up(), self._timeout_s + self._media_timeout_s)
+
+    async def _try_to_warm_up(self) -> None:
+        try:
+            await self._rendered("chat", _hello([{"type": "text", "text": "warmup"}]), self._timeout_s)
+        except ProducerFailed as failure:
+            if self._warm_ups == WARM_UP_TRIES:
+                self._services.warn(self, f"the tokenizer has not answered {WARM_UP_TRIES} times: {failure}")
+            return
+        if not self._cold:
+            return  # another try was faster
+        self._cold = False
+        image: list[dict[str, Any]] = [
+            {"type": "text", "text": "warmup"},
+            {"type": "image_url", "image_url": {"url": PIXEL}},
+        ]
+        with contextlib.suppress(ProducerFailed):  # a model without eyes
+            await self._rendered("chat", _hello(image), self._media_timeout_s)
+
+
+def _hello(content: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": content}]}
+
+
+def _check(params: Parameters, *, renders: bool) -> None:
+    if params.uds_tokenizer_config:
+        raise ValueError(
+            "udsTokenizerConfig: a tokenizer behind a Unix socket is not supported; run 'vllm launch render' and name it in 'vllm'"
+        )
+    if params.estimate is not None and renders:
+        raise ValueError("estimate: 'estimate' excludes 'vllm' and 'modelName'; keep one of them")
+    if renders and not params.model_name:
+        raise ValueError("vllm: 'modelName' must name the model whose tokenizer is to be used")
+    if params.vllm is not None and params.vllm.url and not params.vllm.url.startswith(("http://", "https://")):
+        raise ValueError(f"vllm.url: '{params.vllm.url[:128]}' is not a URL; write for example {URL}")
+
+
+def _seconds(path: str, text: str, default: float) -> float:
+    try:
+        seconds = parse_duration(text) if text else default
+    except ValueError as problem:
+        raise ValueError(f"{path}: {problem}") from None
+    if seconds <= 0:
+        raise ValueError(f"{path}: '{text}' leaves no time; write for example 5s")
+    return seconds

@@ -1,0 +1,57 @@
+"""The client names the profile: run that one, its targets are the result."""
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from epp.decision import Decision, ProfileRun
+from epp.errors import Cause, Refused
+from epp.plugin import Profile, ProfileHandler, plugin
+from epp.request import Request
+
+HEADER = "epp-profile"
+DEFAULT_PROFILE = "decode"
+
+
+class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
+    """Empty names are the usual ones: header `EPP-Profile`, for requests without it the profile `decode`."""
+
+    header_name: str = ""
+    default_profile: str = ""
+
+
+@plugin("header-profile-handler")
+class HeaderProfile(ProfileHandler):
+    """The only profile; of several the one that the header names, or the default without the header.
+
+    A name that is no profile is refused, as no endpoint being left. A `defaultProfile` that is none stops the start.
+    """
+
+    Params = Parameters
+
+    def __init__(self, name: str, params: Parameters) -> None:
+        super().__init__(name, params)
+        self._header = params.header_name.strip().lower() or HEADER
+        self._named = params.default_profile.strip()
+        self._default = self._named or DEFAULT_PROFILE
+
+    def check(self, profiles: Sequence[str]) -> str | None:
+        if len(profiles) == 1 or not self._named or self._named in profiles:
+            return None
+        return f"defaultProfile of plugin '{self.name}' is '{self._named}', but the profiles are: {', '.join(profiles)}"
+
+    def pick(
+        self, request: Request, profiles: Mapping[str, Profile], runs: Mapping[str, ProfileRun | None]
+    ) -> Sequence[Profile]:
+        if runs:
+            return ()
+        if len(profiles) == 1:
+            return tuple(profiles.values())
+        wanted = profiles.get(request.headers.get(self._header, "").strip() or self._default)
+        return () if wanted is None else (wanted,)
+
+    def result(self, request: Request, runs: Mapping[str, ProfileRun | None]) -> Decision:
+        for name, run in runs.items():
+            if run is not None:
+                return Decision(run.targets, runs, primary=name)
+        raise Refused(Cause.NO_ENDPOINT_LEFT)

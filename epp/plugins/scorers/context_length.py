@@ -1,0 +1,103 @@
+"""Send prompts to endpoints that are labelled for their length: `llm-d.ai/context-length-range: 0-8192`."""
+
+import re
+from typing import Annotated
+
+import msgspec
+import numpy as np
+
+from epp.candidates import Candidates, Floats, Mask, Roster, Scores
+from epp.plugin import Filter, Profile, Scorer, plugin
+from epp.request import Request
+
+LABEL = "llm-d.ai/context-length-range"
+NEUTRAL = 0.5
+OUTSIDE_MAX = 0.3  # an endpoint of the right length scores more than any other
+WIDTH_SHARE, ROOM_SHARE = 0.7, 0.3
+WIDTH_SCALE, DISTANCE_SCALE = 10_000.0, 1_000.0
+
+_RANGE = re.compile(r"\s*([0-9]{1,15})\s*-\s*([0-9]{1,15})\s*")
+
+
+class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
+    """`enable_filtering`: drop endpoints of the wrong length, besides scoring."""
+
+    label: Annotated[str, msgspec.Meta(min_length=1)] = LABEL
+    enable_filtering: bool = False
+
+
+class Ranges:
+    """The labels of one roster as arrays: prompts from `low` to `high` tokens; inside, a score is base + slope * (high - n).
+
+    No label: everything is inside, at NEUTRAL. A label that is no range: nothing is, infinitely far away.
+    """
+
+    __slots__ = ("base", "high", "low", "roster", "slope")
+
+    def __init__(self, roster: Roster, label: str) -> None:
+        self.roster = roster
+        rows = [_row(endpoint.labels.get(label)) for endpoint in roster.endpoints]
+        self.low, self.high, self.base, self.slope = np.array(rows, dtype=np.float64).reshape(-1, 4).T.copy()
+
+    def distance(self, tokens: int) -> Floats:
+        """How far out of range; 0 and less: in range."""
+        return np.maximum(tokens - self.high, self.low - tokens)
+
+
+def _row(label: str | None) -> tuple[float, float, float, float]:
+    if label is None:
+        return -np.inf, float(2**62), NEUTRAL, 0.0
+    match = _RANGE.fullmatch(label)
+    low, high = (float(match[1]), float(match[2])) if match else (1.0, 0.0)
+    if low > high:
+        return np.inf, 0.0, 0.0, 0.0
+    width = high - low
+    if width == 0.0:
+        return low, high, 1.0, 0.0
+    raised = 1.0 - OUTSIDE_MAX
+    base = OUTSIDE_MAX + raised * WIDTH_SHARE / (1.0 + width / WIDTH_SCALE)
+    return low, high, base, raised * ROOM_SHARE / width
+
+
+@plugin("context-length-aware")
+class ContextLength(Filter, Scorer):
+    """For n prompt tokens and a label `min-max` of width w = max - min:
+
+    in range:      0.3 + 0.7 * (0.7 / (1 + w / 10000) + 0.3 * (max - n) / w); 1 where w = 0
+    out of range:  0.3 / (1 + distance / 1000)
+    no label 0.5, a label that is no range 0. As a filter it keeps endpoints in range and those without the label.
+    """
+
+    Params = Parameters
+
+    def __init__(self, name: str, params: Parameters) -> None:
+        super().__init__(name, params)
+        self._label = params.label
+        self._filters = params.enable_filtering
+        self._ranges = Ranges(Roster(()), params.label)
+
+    def keep(self, request: Request, candidates: Candidates, profile: Profile) -> Mask:
+        if not self._filters:
+            return np.ones(len(candidates), dtype=bool)
+        distance = self._of(candidates).distance(_tokens(request))
+        inside: Mask = candidates.narrow(distance) <= 0.0
+        return inside
+
+    def score(self, request: Request, candidates: Candidates, profile: Profile) -> Scores:
+        tokens = _tokens(request)
+        ranges = self._of(candidates)
+        distance = ranges.distance(tokens)
+        inside = ranges.base + ranges.slope * (ranges.high - tokens)
+        outside = OUTSIDE_MAX * DISTANCE_SCALE / (DISTANCE_SCALE + np.abs(distance))
+        scores: Scores = np.where(distance <= 0.0, inside, outside)
+        return candidates.narrow(scores)
+
+    def _of(self, candidates: Candidates) -> Ranges:
+        roster = candidates.snapshot.roster
+        if roster is not self._ranges.roster:
+            self._ranges = Ranges(roster, self._label)
+        return self._ranges
+
+
+def _tokens(request: Request) -> int:
+    return request.prompt.tokens

@@ -1,0 +1,56 @@
+"""Prefer endpoints whose label has the value of a request header."""
+
+from typing import Annotated
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from epp.candidates import Candidates, Roster, Scores
+from epp.plugin import Profile, Scorer, plugin
+from epp.request import Request
+
+Name = Annotated[str, msgspec.Meta(min_length=1)]
+
+
+class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
+    """Which header against which label; the header's name in any case."""
+
+    header_name: Name
+    label_key: Name
+
+
+@plugin("header-label-affinity-scorer")
+class HeaderLabel(Scorer):
+    """1 where the label equals the header, otherwise 0; without the header 0 for everyone."""
+
+    Params = Parameters
+
+    def __init__(self, name: str, params: Parameters) -> None:
+        super().__init__(name, params)
+        self._header = params.header_name.lower()
+        self._label = params.label_key
+        self._roster = Roster(())
+        self._rows: dict[str, NDArray[np.intp]] = {}  # by the label's value
+
+    def score(self, request: Request, candidates: Candidates, profile: Profile) -> Scores | None:
+        wanted = request.headers.get(self._header)
+        if not wanted:
+            return None
+        roster = candidates.snapshot.roster
+        if roster is not self._roster:
+            self._follow(roster)
+        rows = self._rows.get(wanted)
+        if rows is None:
+            return None
+        scores = np.zeros(len(roster.endpoints))
+        scores[rows] = 1.0
+        return candidates.narrow(scores)
+
+    def _follow(self, roster: Roster) -> None:
+        rows: dict[str, list[int]] = {}
+        for row, endpoint in enumerate(roster.endpoints):
+            if self._label in endpoint.labels:
+                rows.setdefault(endpoint.labels[self._label], []).append(row)
+        self._rows = {value: np.array(at, dtype=np.intp) for value, at in rows.items()}
+        self._roster = roster

@@ -1,0 +1,141 @@
+"""Prefer by predicted latency: the endpoint that still meets the objectives, or misses them by the least."""
+
+from typing import Literal
+
+import msgspec
+import numpy as np
+
+from epp.candidates import Candidates, Floats, Mask, Scores
+from epp.data import INFLIGHT_REQUESTS, KV_USAGE, WAITING
+from epp.latency import latency_predictions
+from epp.plugin import Profile, Scorer, plugin
+from epp.prefix.match import APPROXIMATE, prefix_match
+from epp.request import Request
+
+EPSILON = 1e-9  # headrooms that differ by no more are equal
+STEPS = 100.0  # scores come in hundredths
+MIDDLE = 0.5  # of a bucket whose headrooms are all equal
+
+
+class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
+    """Weights count in proportion to each other; where they add up to 0 or less, the first of them alone counts."""
+
+    ttft_weight: float = 0.8
+    tpot_weight: float = 0.2
+    headroom_selection_strategy: Literal["least", "most"] = "least"
+    composite_kv_weight: float = msgspec.field(default=1.0, name="compositeKVWeight")
+    composite_queue_weight: float = 1.0
+    composite_prefix_weight: float = 1.0
+    latency_prediction_info_producer_name: str = ""
+    prefix_match_info_producer_name: str = ""
+
+
+@plugin("latency-scorer")
+class Latency(Scorer):
+    """Scores one bucket of endpoints by |headroom|, the others get 0:
+
+    1. those that keep both objectives, or have no prediction; by the configured strategy;
+    2. if there are none, those with nothing in flight as of this decision, else those that miss TPOT only, else TTFT only,
+       else both; by `least`.
+
+    In a bucket n = min-max of |headroom| (0.5 where all are equal; then the other one has all the weight), c = a * n_ttft +
+    b * n_tpot, and the score floor((1 - c) * 100) + 1 hundredths for `least`, floor(c * 100) + 1 for `most`, at most 1.
+
+    No predictions at all: the weighted mean of free KV cache, (longest queue - queue) / longest queue and matched / total of
+    the prefix, rounded to hundredths.
+    """
+
+    Params = Parameters
+
+    def __init__(self, name: str, params: Parameters) -> None:
+        super().__init__(name, params)
+        self._predictions = latency_predictions(params.latency_prediction_info_producer_name)
+        self._match = prefix_match(params.prefix_match_info_producer_name or APPROXIMATE)
+        self.consumes = (self._predictions, self._match, KV_USAGE, WAITING, INFLIGHT_REQUESTS)
+        self._ttft, self._tpot = proportions(params.ttft_weight, params.tpot_weight)
+        composite = (params.composite_kv_weight, params.composite_queue_weight, params.composite_prefix_weight)
+        self._kv, self._queue, self._prefix = proportions(*composite)
+        self._most = params.headroom_selection_strategy == "most"
+
+    def score(self, request: Request, candidates: Candidates, profile: Profile) -> Scores:
+        predictions = request[self._predictions]
+        if predictions is None:
+            return self._composite(request, candidates)
+        ttft, tpot = candidates.narrow(predictions.ttft_headroom), candidates.narrow(predictions.tpot_headroom)
+        worst = lowest(ttft)
+        if worst != worst:  # not all are predicted
+            unknown = np.isnan(ttft)
+            if unknown.all():
+                return self._composite(request, candidates)
+            ttft, tpot = np.where(unknown, 0.0, ttft), np.where(unknown, 0.0, tpot)
+            worst = lowest(ttft)
+        if worst >= 0.0 and lowest(tpot) >= 0.0:
+            return self._compared(ttft, tpot, most=self._most)
+        kept: Mask = (ttft >= 0.0) & (tpot >= 0.0)
+        some = bool(kept.any())
+        bucket = kept if some else least_bad(ttft, tpot, candidates)
+        scores: Scores = np.zeros(len(ttft))
+        scores[bucket] = self._compared(np.abs(ttft[bucket]), np.abs(tpot[bucket]), most=self._most and some)
+        return scores
+
+    def _compared(self, ttft: Floats, tpot: Floats, *, most: bool) -> Scores:
+        """The scores of one bucket."""
+        n_ttft, n_tpot = spread(ttft), spread(tpot)
+        if n_ttft is None and n_tpot is None:
+            combined: Floats = np.full(len(ttft), (self._ttft + self._tpot) * MIDDLE)
+        elif n_ttft is None or n_tpot is None:
+            combined = n_ttft if n_ttft is not None else n_tpot  # type: ignore[assignment]  # one of them is there
+        else:
+            combined = self._ttft * n_ttft + self._tpot * n_tpot
+        steps = np.floor((combined if most else 1.0 - combined) * STEPS)
+        steps += 1.0
+        return bounded(steps / STEPS)
+
+    def _composite(self, request: Request, candidates: Candidates) -> Scores:
+        waiting: Floats = candidates[WAITING]
+        total: Floats = (1.0 - candidates[KV_USAGE]) * self._kv
+        longest = highest(waiting)
+        total += self._queue if longest <= 0.0 else (longest - waiting) * (self._queue / longest)
+        match = request[self._match]
+        if match is not None and match.blocks is not None:
+            total += candidates.narrow(match.blocks) * (self._prefix / match.total)
+        return bounded(np.floor(total * STEPS + 0.5) / STEPS)
+
+
+def proportions(*weights: float) -> tuple[float, ...]:
+    """Weights that add up to 1."""
+    total = sum(weights)
+    if total <= 0.0:
+        return (1.0, *(0.0 for _ in weights[1:]))
+    return tuple(weight / total for weight in weights)
+
+
+def least_bad(ttft: Floats, tpot: Floats, candidates: Candidates) -> Mask:
+    """The bucket to score when all miss an objective."""
+    late, slow = ttft < 0.0, tpot < 0.0
+    idle: Mask = candidates[INFLIGHT_REQUESTS] <= 0.0
+    for bucket in (idle, ~late, ~slow):
+        if bucket.any():
+            return bucket
+    return late
+
+
+def spread(sizes: Floats) -> Floats | None:
+    """From 0 for the smallest to 1 for the largest; None: they do not differ."""
+    low, high = lowest(sizes), highest(sizes)
+    return (sizes - low) / (high - low) if high - low > EPSILON else None
+
+
+def lowest(values: Floats) -> float:
+    """The minimum, NaN if there is one among them."""
+    return float(np.minimum.reduce(values))
+
+
+def highest(values: Floats) -> float:
+    """The maximum, NaN if there is one among them."""
+    return float(np.maximum.reduce(values))
+
+
+def bounded(scores: Scores) -> Scores:
+    """Cut to [0, 1]: weights may be negative, and servers report more than they have."""
+    return np.minimum(np.maximum(scores, 0.0), 1.0)

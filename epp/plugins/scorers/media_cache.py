@@ -1,0 +1,33 @@
+"""Prefer the endpoint that has encoded the request's media before."""
+
+import msgspec
+
+from epp.candidates import Candidates, Scores
+from epp.multimodal import media_match
+from epp.plugin import Profile, Scorer, plugin
+from epp.request import Request
+
+
+class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
+    """Whose match counts; empty: that of the usual producer."""
+
+    producer_name: str = ""
+
+
+@plugin("mm-embeddings-cache-scorer")
+class MediaCacheScorer(Scorer):
+    """Held items / all items; no media: 0."""
+
+    Params = Parameters
+
+    def __init__(self, name: str, params: Parameters) -> None:
+        super().__init__(name, params)
+        self._match = media_match(params.producer_name)
+        self.consumes = (self._match,)
+
+    def score(self, request: Request, candidates: Candidates, profile: Profile) -> Scores | None:
+        match = request[self._match]
+        if match is None or match.held is None:
+            return None
+        scores: Scores = candidates.narrow(match.held) / match.total
+        return scores

@@ -1,0 +1,60 @@
+"""Prefer the endpoint with the fewest prompt tokens ahead of it, this request's own included."""
+
+import msgspec
+import numpy as np
+
+from epp.candidates import Candidates, Floats, Scores
+from epp.data import INFLIGHT_TOKENS
+from epp.plugin import Profile, Scorer, plugin
+from epp.plugins.scorers import named_load
+from epp.prefix.match import APPROXIMATE, prefix_match
+from epp.request import Request
+
+QUEUE_TOKENS = 4_194_304  # 128 requests of 32,768 tokens
+
+# What is known of cached prefixes is taken off where somebody finds it out; this scorer is no reason to find it out.
+MATCH = prefix_match(APPROXIMATE)
+
+
+class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
+    """`queue_threshold_tokens`: the load that scores 0; 0 and less stand for the default."""
+
+    queue_threshold_tokens: int = QUEUE_TOKENS
+    in_flight_load_producer_name: str = ""
+
+
+@plugin("token-load-scorer")
+class TokenLoad(Scorer):
+    """1 - min(t, threshold) / threshold; t = tokens in flight there + tokens of this prompt that are not cached there.
+
+    Tokens are counted as `inflight-load-producer` counts prompts. Output tokens that it may estimate are in what is in flight,
+    but not in what this request adds: they would be the same everywhere.
+    """
+
+    Params = Parameters
+    consumes = (INFLIGHT_TOKENS,)
+    optional = (MATCH,)
+
+    def __init__(self, name: str, params: Parameters) -> None:
+        super().__init__(name, params)
+        self.needs = named_load(params.in_flight_load_producer_name)
+        given = params.queue_threshold_tokens
+        self._threshold = float(given if given > 0 else QUEUE_TOKENS)
+
+    def score(self, request: Request, candidates: Candidates, profile: Profile) -> Scores:
+        load: Scores = candidates[INFLIGHT_TOKENS] + _uncached(request, candidates)
+        np.minimum(load, self._threshold, out=load)
+        np.maximum(load, 0.0, out=load)
+        load *= -1.0 / self._threshold
+        load += 1.0
+        return load
+
+
+def _uncached(request: Request, candidates: Candidates) -> Floats | float:
+    tokens = request.prompt.tokens
+    match = request[MATCH]
+    if match is None or match.blocks is None:
+        return float(tokens)
+    left: Floats = candidates.narrow(match.blocks) * -float(match.block_tokens)
+    left += tokens
+    return np.maximum(left, 0.0, out=left)

@@ -1,0 +1,1 @@
+"""Sessions: requests of one client that belong together, and what keeps them on one endpoint."""

@@ -1,0 +1,171 @@
+"""What a valid configuration is warned of, for what it says rather than how."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from epp.advice import Surroundings
+from epp.config import ConfigErrors, load
+from epp.findings import ConfigWarning
+from tests.epp.config_plugins import HERE
+
+# The example of the field's documentation for endpoints from a file: it starts there without a word, and routes at random.
+DOCUMENTED = """\
+plugins:
+  - name: file-disc
+    type: file-discovery
+    parameters:
+      path: /etc/epp/endpoints.yaml
+      watchFile: true
+
+  - name: kv-cache-scorer
+    type: kv-cache-utilization-scorer
+
+  - name: random-picker
+    type: random-picker
+
+  - name: single-profile
+    type: single-profile-handler
+    parameters:
+      scorer: kv-cache-scorer
+      picker: random-picker
+
+schedulingProfiles:
+  - name: default
+    plugins:
+      - pluginRef: single-profile
+
+dataLayer:
+  discovery:
+    pluginRef: file-disc
+"""
+
+
+def warned(text: str, around: Surroundings = Surroundings()) -> Sequence[ConfigWarning]:  # noqa: B008 - frozen
+    return load(text, "c.yaml", around=around).warnings
+
+
+def rules(text: str, around: Surroundings = Surroundings()) -> list[str]:  # noqa: B008 - frozen
+    return [warning.rule for warning in warned(text, around)]
+
+
+def profile(*members: str, more: str = "") -> str:
+    """A configuration with one plugin a type, and one profile of them; a member is `type` or `type, weight: 2`."""
+    types = ", ".join(f"{{type: {member.partition(',')[0]}}}" for member in members)
+    refs = ", ".join(f"{{pluginRef: {member}}}" for member in members)
+    return f"plugins: [{types}]\nschedulingProfiles:\n- name: a\n  plugins: [{refs}]\n{more}"
+
+
+def test_the_documented_example_that_routes_at_random_is_told_so() -> None:
+    found = {warning.rule: warning for warning in warned(DOCUMENTED)}
+    assert found.keys() == {"unused-plugin", "parameters-ignored", "not-scheduling", "no-scorer"}
+    assert (found["unused-plugin"].line, found["no-scorer"].line) == (8, 21)
+    assert "'kv-cache-scorer' is in no profile" in found["unused-plugin"].message
+    assert "picked at random" in found["no-scorer"].message
+
+
+def test_who_lists_the_random_picker_is_not_told_what_it_does() -> None:
+    assert rules(profile("random-picker")) == []
+    assert rules("plugins: [{type: random-picker}]") == []
+
+
+def test_weights_that_do_nothing_or_the_opposite_stand_where_they_are_written() -> None:
+    text = profile("queue-scorer, weight: 0", "kv-cache-utilization-scorer, weight: -2", "max-score-picker, weight: 1")
+    assert [(w.rule, w.line) for w in warned(text)] == [
+        ("weight-zero", 4),
+        ("weight-negative", 4),
+        ("weight-ignored", 4),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("members", "warns"),
+    [
+        (("prefix-cache-scorer", "queue-scorer"), False),
+        (("prefix-cache-scorer, weight: 2", "queue-scorer"), True),
+        (
+            ("prefix-cache-scorer, weight: 3", "queue-scorer, weight: 2", "kv-cache-utilization-scorer, weight: 2"),
+            False,
+        ),
+        (("prefix-cache-scorer, weight: 5", "queue-scorer, weight: 2", "kv-cache-utilization-scorer, weight: 2"), True),
+        (("prefix-cache-scorer",), True),
+        (("prefix-cache-scorer", "lora-affinity-scorer, weight: 5"), True),
+        (("prefix-cache-scorer, weight: 0", "queue-scorer, weight: 0"), False),
+    ],
+)
+def test_a_prefix_that_outweighs_any_load_is_told(members: tuple[str, ...], warns: bool) -> None:
+    assert ("prefix-outweighs-load" in rules(profile(*members))) is warns
+
+
+def test_the_built_in_configuration_has_nothing_to_be_told() -> None:
+    assert rules("") == []
+
+
+def test_a_profile_that_the_handler_never_runs_is_told_and_a_shadow_is_not() -> None:
+    text = f"""\
+plugins: [{{type: queue-scorer}}, {{type: '{HERE}:OnlyFirst', name: handler}}]
+schedulingProfiles:
+- {{name: a, plugins: [{{pluginRef: queue-scorer}}]}}
+- {{name: b, plugins: [{{pluginRef: queue-scorer}}]}}
+- {{name: c, plugins: [{{pluginRef: queue-scorer}}], shadow: true}}
+"""
+    (warning,) = warned(text)
+    assert (warning.rule, warning.line) == ("unreachable-profile", 4)
+    assert "profile 'b' is never run: profile handler 'handler' runs 'a'" in warning.message
+
+
+def detector(threshold: str, interval: str = "") -> str:
+    source = (
+        f"{{type: metrics-data-source, parameters: {{interval: {interval}}}}}" if interval else "{type: queue-scorer}"
+    )
+    return f"""\
+plugins:
+- {{type: random-picker}}
+- {source}
+- type: {HERE}:Stale
+  name: full
+  parameters:
+    metricsStalenessThreshold: {threshold}
+flowControl: {{saturationDetector: {{pluginRef: full}}}}
+schedulingProfiles: [{{name: a, plugins: [{{pluginRef: random-picker}}]}}]
+"""
+
+
+def test_values_that_are_stale_before_they_can_be_renewed_are_told() -> None:
+    slow = Surroundings(scrape_interval_s=0.2)
+    assert "staleness-below-interval" not in rules(detector("200ms"))
+    (warning,) = [w for w in warned(detector("200ms"), slow) if w.rule == "staleness-below-interval"]
+    assert warning.line == 7
+    assert "0.2s is not above the scrape interval 0.2s" in warning.message
+    assert "staleness-below-interval" in rules(detector("200ms", interval="1s"))
+    assert "staleness-below-interval" not in rules(detector("200ms", interval="50ms"), slow)
+    assert "staleness-below-interval" not in rules(detector("nonsense"), slow)
+
+
+def test_limits_that_contradict_each_other_are_told_where_they_stand() -> None:
+    text = """\
+flowControl:
+  maxBytes: 1Gi
+  maxRequests: 100
+  priorityBands:
+  - {priority: 1, maxBytes: 2Gi, maxRequests: 100}
+  - {priority: 0, maxBytes: 1M, maxRequests: 0}
+  defaultPriorityBand: {maxRequests: 101}
+"""
+    assert [(w.rule, w.line) for w in warned(text)] == [
+        ("gate-missing", 1), ("limit-above-total", 5), ("limit-below-body", 6), ("limit-above-total", 7),
+        ("no-scorer", 0),
+    ]  # fmt: skip
+    messages = [w.message for w in warned(text)]
+    assert "flowControl.priorityBands[0].maxBytes 2147483648 is above flowControl.maxBytes 1073741824" in messages[1]
+    assert "flowControl.priorityBands[1].maxBytes 1000000 is less than one request body may have" in messages[2]
+    assert "limit-below-body" not in rules(text, Surroundings(body_bytes_max=1000))
+    assert "limit-below-body" in rules("flowControl: {maxBytes: 500}", Surroundings(body_bytes_max=1000))
+    assert "limit-above-total" not in rules("flowControl: {maxBytes: 0, defaultPriorityBand: {maxBytes: 5G}}")
+
+
+def test_with_an_error_only_what_does_not_depend_on_plugins_is_told() -> None:
+    text = "featureGates: [nothing]\nflowControl: {maxBytes: 1G, defaultPriorityBand: {maxBytes: 5G}}"
+    with pytest.raises(ConfigErrors) as caught:
+        load(text, "c.yaml")
+    assert [warning.rule for warning in caught.value.warnings] == ["gate-missing", "limit-above-total"]

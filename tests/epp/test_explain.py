@@ -1,0 +1,160 @@
+"""Why an endpoint was chosen, in plain values."""
+
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from epp.candidates import Candidates, Mask, Scores
+from epp.data import KV_USAGE, WAITING
+from epp.decide import decide
+from epp.errors import Cause, Refused
+from epp.explain import CANDIDATES_MAX, Explanation, explain
+from epp.pipeline import Pipeline, Recipe, WiredProfile, compile_pipeline
+from epp.plugin import Filter, NoParams, Plugin, Profile, Scorer
+from epp.plugins.pickers.max_score import MaxScore
+from epp.plugins.profiles.single import SingleProfile
+from epp.plugins.scorers.kv_utilization import KvUtilization
+from epp.plugins.scorers.queue_depth import QueueDepth
+from epp.request import Request
+from tests.fakes import FakePool, FakeServices, candidates, request
+
+
+class Drops(Filter):
+    """Keeps all but the endpoint at one index."""
+
+    def __init__(self, index: int) -> None:
+        super().__init__(f"drops-{index}", NoParams())
+        self.index = index
+
+    def keep(self, request: Request, candidates: Candidates, profile: Profile) -> Mask:
+        return np.arange(len(candidates)) != self.index
+
+
+class Says(Scorer):
+    """The same for everyone, or nothing."""
+
+    def __init__(self, score: float | None) -> None:
+        super().__init__("says", NoParams())
+        self._score = score
+
+    def score(self, request: Request, candidates: Candidates, profile: Profile) -> Scores | None:
+        return None if self._score is None else np.full(len(candidates), self._score)
+
+
+def pipeline(*members: tuple[Plugin, float], shadow: tuple[tuple[Plugin, float], ...] = ()) -> Pipeline:
+    picker = MaxScore("pick", MaxScore.Params())
+    profiles = [WiredProfile("default", (*members, (picker, 1.0)))]
+    if shadow:
+        profiles.append(WiredProfile("other", (*shadow, (picker, 1.0)), shadow=True))
+    plugins = {p.name: p for p, _ in (*members, *shadow)}
+    made = compile_pipeline(
+        Recipe(
+            (*plugins.values(), picker), (), SingleProfile("h", NoParams()), tuple(profiles), (), (KV_USAGE, WAITING)
+        )
+    )
+    made.start(FakeServices())
+    return made
+
+
+def explained(made: Pipeline, pool: FakePool) -> Explanation:
+    asked = request(b"some prompt that nobody may see", fairness_id="team-a", body_bytes=31)
+    try:
+        decide(made, asked, pool).send(None)
+    except StopIteration as done:
+        return explain(made, asked, done.value)
+    except Refused as refused:
+        return explain(made, asked, None, refused)
+    raise AssertionError("nothing here waits")
+
+
+QUEUE, KV = QueueDepth("queue", NoParams()), KvUtilization("kv", NoParams())
+
+
+def three() -> FakePool:
+    return FakePool(candidates({"waiting_requests": [4, 0, 2], "kv_cache_usage": [0.1, 0.9, 0.3]}, inflight=[0, 0, 0]))
+
+
+def test_each_candidate_has_every_scorer_s_value_times_its_weight_best_first() -> None:
+    # queue: (4 - x) / 4 of [4, 0, 2] = [0, 1, 0.5], times 2; kv: 1 - [0.1, 0.9, 0.3], times 3.
+    (profile,) = explained(pipeline((QUEUE, 2.0), (KV, 3.0)), three()).profiles
+    rows = {
+        c.endpoint: (c.total, [(s.scorer, s.raw, s.weight, s.weighted) for s in c.scores]) for c in profile.candidates
+    }
+    assert rows == {
+        "pod-0": (2.7, [("queue", 0.0, 2.0, 0.0), ("kv", 0.9, 3.0, 2.7)]),
+        "pod-1": (2.3, [("queue", 1.0, 2.0, 2.0), ("kv", 0.1, 3.0, 0.3)]),
+        "pod-2": (3.1, [("queue", 0.5, 2.0, 1.0), ("kv", 0.7, 3.0, 2.1)]),
+    }
+    totals = [c.total for c in profile.candidates]
+    assert totals == sorted(totals, reverse=True)
+    assert (profile.picked, profile.runner_up, profile.margin) == (["pod-2"], "pod-0", 0.4)
+
+
+def test_a_static_scorer_is_explained_although_it_was_not_asked_for_this_decision() -> None:
+    made = pipeline((KV, 1.0))
+    pool = three()
+    first, second = explained(made, pool), explained(made, pool)
+    assert first.profiles[0].candidates == second.profiles[0].candidates
+    assert [s.raw for c in second.profiles[0].candidates for s in c.scores] == [0.9, 0.7, 0.1]
+
+
+def test_the_values_are_those_that_the_decision_was_made_on() -> None:
+    (profile,) = explained(pipeline((QUEUE, 1.0)), three()).profiles
+    values = {c.endpoint: c.values for c in profile.candidates}
+    assert values["pod-1"] == {"inflight_requests": 0.0, "kv_cache_usage": 0.9, "waiting_requests": 0.0}
+    assert {c.state for c in profile.candidates} == {"fresh"}
+
+
+def test_every_filter_is_told_with_whom_it_dropped() -> None:
+    (profile,) = explained(pipeline((Drops(0), 1.0), (Drops(1), 1.0), (QUEUE, 1.0)), three()).profiles
+    assert [(f.filter, f.kept, f.dropped, f.names) for f in profile.filters] == [
+        ("drops-0", 2, 1, ["pod-0"]),
+        ("drops-1", 1, 1, ["pod-2"]),
+    ]
+    assert (profile.picked, profile.runner_up, profile.margin, profile.tied) == (["pod-1"], "", None, 1)
+
+
+def test_a_refusal_tells_which_filter_left_nobody() -> None:
+    found = explained(pipeline((Drops(9), 1.0), (Drops(0), 1.0), (Drops(1), 1.0), (Drops(0), 1.0)), three())
+    assert found.refused.startswith(Cause.NO_ENDPOINT_LEFT.value)
+    (profile,) = found.profiles
+    assert [(f.filter, f.kept) for f in profile.filters] == [
+        ("drops-9", 3),
+        ("drops-0", 2),
+        ("drops-1", 1),
+        ("drops-0", 0),
+    ]
+    assert profile.candidates == [] and found.targets == []
+
+
+def test_equal_totals_are_told_as_a_tie() -> None:
+    (profile,) = explained(pipeline((Says(0.5), 2.0)), three()).profiles
+    assert (profile.tied, profile.margin) == (3, 0.0)
+    (profile,) = explained(pipeline((Says(None), 2.0)), three()).profiles
+    assert {s.raw for c in profile.candidates for s in c.scores} == {0.0}
+
+
+def test_a_shadow_profile_is_told_as_such() -> None:
+    found = explained(pipeline((QUEUE, 1.0), shadow=((KV, 1.0),)), three())
+    assert [(p.profile, p.shadow, p.picked) for p in found.profiles] == [
+        ("default", False, ["pod-1"]),
+        ("other", True, ["pod-0"]),
+    ]
+    assert found.targets == ["10.0.0.2:8000"]
+
+
+def test_of_many_candidates_the_best_are_shown_and_the_rest_counted() -> None:
+    many = FakePool(candidates({"waiting_requests": [float(i) for i in range(1000)]}))
+    (profile,) = explained(pipeline((QUEUE, 1.0)), many).profiles
+    assert len(profile.candidates) == CANDIDATES_MAX and profile.more == 1000 - CANDIDATES_MAX
+    assert profile.candidates[0].endpoint == "pod-0"
+
+
+def test_no_prompt_text_is_in_it_and_it_survives_both_encodings() -> None:
+    found = explained(pipeline((QUEUE, 1.0)), three())
+    for codec in (msgspec.json, msgspec.msgpack):
+        data: Any = codec.encode(found)
+        assert b"prompt" not in data
+        assert codec.decode(data, type=Explanation) == found
+    assert (found.flow, found.body_bytes) == ("team-a", 31)

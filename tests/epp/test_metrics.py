@@ -1,0 +1,129 @@
+"""Metrics by name: bounds of labels, older names, and what dashboards expect of names, labels and buckets."""
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from epp import metrics
+from epp.metrics import ATTEMPTS, ERROR, GROUPS, OTHER, PREFIX, REQUEST, TWINS, LabelCaps, Metric
+
+DECLARED = {
+    metric.name: metric
+    for value in vars(metrics).values()
+    for metric in ([value] if isinstance(value, Metric) else value if isinstance(value, tuple) else ())
+    if isinstance(metric, Metric)
+} | {
+    member.name: member
+    for group in GROUPS
+    for member in (*group.gauges, *group.counters, *(histogram.metric for histogram in group.histograms))
+}
+
+
+def test_a_value_once_admitted_is_never_folded_and_what_comes_too_late_is() -> None:
+    caps = LabelCaps(models_max=2, fairness_ids_max=1)
+    assert [caps.model(name) for name in ("a", "b", "c", "a", "c", "b")] == ["a", "b", OTHER, "a", OTHER, "b"]
+    assert [caps.fairness_id(name) for name in ("a", "z", "a")] == ["a", OTHER, "a"]
+
+
+def test_empty_values_and_other_need_no_place() -> None:
+    caps = LabelCaps(models_max=1, fairness_ids_max=1)
+    assert [caps.model(name) for name in ("", OTHER, "a", "", "b")] == ["", OTHER, "a", "", OTHER]
+
+
+def test_model_and_target_share_one_set_over_all_groups_of_a_worker() -> None:
+    caps = LabelCaps(models_max=2, fairness_ids_max=1)
+    request, error, attempts = (caps.fold(group) for group in (REQUEST, ERROR, ATTEMPTS))
+    assert request(("a", "b", "gold", "7")) == ("a", "b", "gold", "7")
+    assert error(("c", "a", "silver", "-1", "Internal")) == (OTHER, "a", OTHER, "-1", "Internal")
+    assert attempts(("success", "c", "pod", "ns", "80")) == ("success", OTHER, "pod", "ns", "80")
+    assert attempts(("success", "b", "pod", "ns", "80")) == ("success", "b", "pod", "ns", "80")
+
+
+@given(st.lists(st.text(max_size=3), max_size=40), st.integers(0, 5))
+def test_no_more_values_are_seen_than_allowed(values: list[str], limit: int) -> None:
+    caps = LabelCaps(models_max=limit)
+    seen = {caps.model(value) for value in values} - {"", OTHER}
+    assert len(seen) <= limit
+    assert seen <= set(values)
+
+
+@pytest.mark.parametrize("group", GROUPS, ids=lambda group: group.name)
+def test_label_sets_of_groups_are_named_once(group: metrics.Group) -> None:
+    assert len(set(group.labels)) == len(group.labels)
+    keys = [histogram.key for histogram in group.histograms]
+    assert len(set(keys)) == len(keys)
+
+
+def test_the_indices_of_the_hot_path_name_the_histograms() -> None:
+    names = {
+        metrics.DURATION: "request_duration_seconds",
+        metrics.REQUEST_BYTES: "request_size_bytes",
+        metrics.RESPONSE_BYTES: "response_size_bytes",
+        metrics.INPUT_TOKENS: "request_input_tokens",
+        metrics.OUTPUT_TOKENS: "request_output_tokens",
+        metrics.CACHED_TOKENS: "request_cached_tokens",
+        metrics.PER_OUTPUT_TOKEN: "request_ntpot_seconds",
+        metrics.TTFT_STREAMING: "request_ttft_seconds@true",
+        metrics.TTFT_WHOLE: "request_ttft_seconds@false",
+        metrics.STREAMING_PER_TOKEN: "request_streaming_tpot_seconds",
+        metrics.BETWEEN_CHUNKS: "request_streaming_itl_seconds",
+    }
+    assert names == dict(enumerate(histogram.key for histogram in REQUEST.histograms))
+
+
+@pytest.mark.parametrize(
+    ("name", "count", "some"),
+    [
+        ("request_duration_seconds", 35, (0.005, 1.25, 3600.0)),
+        ("request_ttft_seconds", 24, (0.005, 0.2, 120.0)),
+        ("request_streaming_tpot_seconds", 19, (0.00205, 0.125, 2.0)),
+        ("request_streaming_itl_seconds", 15, (0.001, 0.75, 2.0)),
+        ("request_ntpot_seconds", 13, (0.001, 10.0)),
+        ("request_size_bytes", 25, (64.0, 1073741824.0)),
+        ("response_size_bytes", 15, (1.0, 8.0, 32778.0, 65536.0)),
+        ("request_input_tokens", 19, (1.0, 32778.0, 1048576.0)),
+        ("request_cached_tokens", 19, (1.0, 32778.0, 1048576.0)),
+        ("request_output_tokens", 12, (1.0, 8.0, 8192.0)),
+        ("plugin_duration_seconds", 10, (0.0001, 0.1)),
+        ("extproc_stream_duration_seconds", 14, (0.001, 600.0)),
+    ],
+)
+def test_buckets_are_those_of_the_field(name: str, count: int, some: tuple[float, ...]) -> None:
+    buckets = DECLARED[name].buckets
+    assert len(buckets) == count
+    assert set(some) <= set(buckets)
+    assert list(buckets) == sorted(set(buckets))
+
+
+def test_every_metric_says_what_it_is_by_a_name_that_fits_its_kind() -> None:
+    for name, metric in DECLARED.items():
+        assert re.fullmatch(r"[a-z][a-z0-9_]*", name)
+        assert metric.help
+        assert name.endswith("_total") == (metric.kind == "counter")
+        assert bool(metric.buckets) == (metric.kind == "histogram")
+
+
+def test_twins_are_the_older_names_that_dashboards_ask_for() -> None:
+    of_plugins = {"prefix_indexer_hit_ratio", "prefix_indexer_hit_bytes", "disagg_decision_total", "pd_decision_total"}
+    of_figures = {metric.name for metric in metrics.POOL_AVERAGES.values()}
+    assert set(TWINS) <= set(DECLARED) | of_plugins | of_figures
+    prefixes = ("inference_objective_", "inference_pool_", "inference_extension_", "llm_d_inference_scheduler_")
+    assert all(twin.name.startswith(prefixes) for twin in TWINS.values())
+    assert len({twin.name for twin in TWINS.values()}) == len(TWINS)
+    assert TWINS["request_size_bytes"].name == "inference_objective_request_sizes"
+    assert metrics.older_name(REQUEST.counters[0]) == f"Older name of {PREFIX}request_total."
+
+
+def test_a_twin_finds_its_labels_among_ours_under_their_new_names() -> None:
+    assert TWINS["request_total"].places(REQUEST.labels) == (0, 1, 3)
+    assert TWINS["request_error_total"].places(ERROR.labels) == (0, 1, 4)
+    assert TWINS["request_running"].places(REQUEST.labels) == (0,)
+    attempts = TWINS["scheduler_attempts_total"]
+    assert attempts.labels[2] == "pod_name"
+    assert attempts.places(ATTEMPTS.labels) == (0, 1, 2, 3, 4)
+    for group in GROUPS:
+        for member in (*group.gauges, *group.counters, *(h.metric for h in group.histograms)):
+            if member.name in TWINS:
+                TWINS[member.name].places(group.labels)

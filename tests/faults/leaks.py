@@ -1,0 +1,129 @@
+"""`python -m tests.faults.leaks --streams 200000 --cancelled 0.1 [--transport grpcio]`: what a picker keeps of streams that are over.
+
+A real picker gets streams, part of which the client cancels half way. Before and after, without load: each process's memory and
+descriptors, the gauges of open streams and connections, what the lanes count as in flight. All but memory must be as before;
+memory, that of all processes together since they share pages, may grow by `KIB_PER_1000` for every thousand streams, after a
+warm-up in which caches fill.
+"""
+
+import argparse
+import asyncio
+import random
+import sys
+import time
+from collections import Counter
+from typing import NamedTuple
+
+from tests.e2e.cluster import Cluster, write_endpoints
+from tests.faults.client import Ending, Gateway
+from tests.faults.watch import Watched, descriptors, proportional_kib, until
+
+CLIENTS = 32
+WARM_UP_MIN = 2_000
+WARM_UP_SHARE = 0.1
+KIB_FREE = 4096  # of growth in any case: an allocator's arenas, a table that grew
+KIB_PER_1000 = 2.0
+QUIET_S = 20.0
+HOLD_S = 0.001
+
+
+class Held(NamedTuple):
+    """What the processes of a picker hold without load."""
+
+    kib: dict[str, int]
+    descriptors: dict[str, int]
+    streams: int
+    connections: int
+    in_flight: int
+
+
+def held(watched: Watched) -> Held:
+    """Once the picker is quiet; what it holds if it does not become quiet."""
+    gauges = lambda: sum(watched.gauges("streams")) + sum(watched.gauges("connections")) + watched.in_flight()  # noqa: E731
+    until(lambda: gauges() == 0, QUIET_S)
+    time.sleep(0.5)  # sockets are closed a moment after they are counted
+    names = {"parent": watched.pid} | {_name(seat): pid for seat, pid in sorted(watched.children().items())}
+    return Held(
+        {name: proportional_kib(pid) for name, pid in names.items()},
+        {name: descriptors(pid) for name, pid in names.items()},
+        sum(watched.gauges("streams")),
+        sum(watched.gauges("connections")),
+        watched.in_flight(),
+    )
+
+
+def _name(seat: int) -> str:
+    return f"worker {seat - 1}" if seat else "supervisor"
+
+
+async def streams(port: int, count: int, cancelled: float, rng: random.Random) -> Counter[Ending]:
+    """So many, by clients that share connections; how they ended."""
+    gateway, endings, numbers = Gateway(port), Counter[Ending](), iter(range(count))
+
+    async def client() -> None:
+        for number in numbers:
+            leaves = rng.random() < cancelled
+            ending, _ = await gateway.exchange(number, hold_s=HOLD_S if leaves else 0.0, cancelled=leaves)
+            endings[ending] += 1
+
+    await asyncio.gather(*(client() for _ in range(CLIENTS)))
+    await gateway.close()
+    return endings
+
+
+def leaks(count: int, cancelled: float, *, transport: str = "native", workers: int = 2, seed: int = 0) -> int:
+    """One whole run; 0 if nothing is kept."""
+    rng = random.Random(seed)
+    with Cluster() as cluster:
+        endpoints = write_endpoints(cluster.directory / "nowhere.yaml", [("127.0.0.1", 1)])
+        picker = cluster.picker(endpoints, f"--transport={transport}", workers=workers)
+        watched = Watched(picker.child.pid, picker.instance, picker.grpc)
+        asyncio.run(streams(picker.grpc, max(WARM_UP_MIN, int(count * WARM_UP_SHARE)), cancelled, rng))
+        picker.page()
+        before, begun = held(watched), time.monotonic()
+        endings = asyncio.run(streams(picker.grpc, count, cancelled, rng))
+        seconds = time.monotonic() - begun
+        picker.page()
+        after = held(watched)
+        print(f"{count} streams in {seconds:.1f} s: " + ", ".join(f"{e.value} {n}" for e, n in endings.items()))
+        return verdict(before, after, endings, count)
+
+
+def verdict(before: Held, after: Held, endings: Counter[Ending], count: int) -> int:
+    """Prints the table; what to exit with."""
+    allowed = KIB_FREE + KIB_PER_1000 * count / 1000
+    wrong = [f"{endings[e]} streams {e.value}" for e in (Ending.LOST, Ending.REFUSED) if endings[e]]
+    print(f"{'':12} {'PSS KiB':>20} {'descriptors':>16}")
+    for name in before.kib:
+        grown = after.kib[name] - before.kib[name]
+        print(
+            f"{name:12} {before.kib[name]:8} {grown:+11} {before.descriptors[name]:8} "
+            f"{after.descriptors[name] - before.descriptors[name]:+7}"
+        )
+        if after.descriptors[name] != before.descriptors[name]:
+            wrong.append(f"{name} had {before.descriptors[name]} descriptors, now {after.descriptors[name]}")
+    grown = sum(after.kib.values()) - sum(before.kib.values())
+    print(f"{'all':12} {sum(before.kib.values()):8} {grown:+11}, at most {allowed:+.0f}")
+    if grown > allowed:
+        wrong.append(f"memory grew by {grown} KiB, {allowed:.0f} are allowed")
+    print(f"streams {after.streams}, connections {after.connections}, in flight {after.in_flight}")
+    if after[2:] != (0, 0, 0):
+        wrong.append("streams, connections or load in flight are left")
+    for text in wrong:
+        print(f"WRONG: {text}")
+    return 1 if wrong else 0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.faults.leaks", description=__doc__)
+    parser.add_argument("--streams", type=int, default=200_000)
+    parser.add_argument("--cancelled", type=float, default=0.1)
+    parser.add_argument("--transport", choices=("native", "grpcio"), default="native")
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args()
+    return leaks(given.streams, given.cancelled, transport=given.transport, workers=given.workers, seed=given.seed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,113 @@
+"""A picker's processes and lanes, seen from outside: who is alive, who serves, who holds which connection."""
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from shm import observe
+from shm.lanes import Lanes
+from shm.segment import Segment
+from workers.demo.children import command_name, descendants
+
+ESTABLISHED = "01"
+SUPERVISOR = 0
+
+
+class Watched:
+    """A running picker, by its parent's pid and its instance's name."""
+
+    def __init__(self, pid: int, instance: str, grpc_port: int) -> None:
+        self.pid = pid
+        self.grpc_port = grpc_port
+        (path,) = Path("/dev/shm").glob(f"{instance}-*-lanes")
+        segment = Segment.attach(f"/{path.name}", None, writable=False)
+        part = observe.parts(segment)["lanes"]
+        assert part.schema is not None
+        self.lanes = Lanes(part.schema, part.region)  # type: ignore[arg-type]
+        self.slots = part.schema.slots  # type: ignore[attr-defined]
+
+    def children(self) -> dict[int, int]:
+        """Pids by seat."""
+        names = {command_name(pid): pid for pid in descendants(self.pid)}
+        found = {int(name.split()[-1]) + 1: pid for name, pid in names.items() if name.startswith("epp: worker ")}
+        if "epp: supervisor" in names:
+            found[SUPERVISOR] = names["epp: supervisor"]
+        return found
+
+    def serving(self) -> list[int]:
+        """Seats of workers that the parent lets count."""
+        return [seat for seat in range(1, self.lanes.schema.lanes) if self.lanes.serving(seat)]
+
+    def generation(self, seat: int) -> int:
+        """How often the seat was filled."""
+        return self.lanes.successions()[seat]
+
+    def up(self, seat: int, generation: int) -> bool:
+        """Whether a later child of the seat than that one serves."""
+        return self.generation(seat) > generation and self.lanes.serving(seat)
+
+    def gauges(self, name: str) -> list[int]:
+        """One value per serving worker."""
+        values = self.lanes.scalars(name)
+        return [values[seat] for seat in self.serving()]
+
+    def in_flight(self) -> int:
+        return int(self.lanes.inflight(self.slots).sum()) + int(self.lanes.tokens(self.slots).sum())
+
+    def client_ports(self, pid: int) -> set[int]:
+        """The clients' ports of the ext_proc connections that a process holds."""
+        held = set()
+        for entry in _links(pid):
+            if entry.startswith("socket:["):
+                held.add(entry[8:-1])
+        ports = set()
+        for table in ("tcp", "tcp6"):
+            for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+                fields = line.split()
+                local, remote = (int(fields[n].rpartition(":")[2], 16) for n in (1, 2))
+                if local == self.grpc_port and fields[3] == ESTABLISHED and fields[9] in held:
+                    ports.add(remote)
+        return ports
+
+
+def descriptors(pid: int) -> int:
+    """How many a process has open."""
+    return len(_links(pid))
+
+
+def proportional_kib(pid: int) -> int:
+    """Its memory: private pages, and its part of shared ones."""
+    for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+        if line.startswith("Pss:"):
+            return int(line.split()[1])
+    raise AssertionError("smaps_rollup names no Pss")
+
+
+def alive(pid: int) -> bool:
+    """Whether the process runs; a zombie does not."""
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return status.rpartition(")")[2].split()[0] != "Z"
+
+
+def until(happened: Callable[[], bool], seconds: float) -> bool:
+    """Whether it came true in time."""
+    end = time.monotonic() + seconds
+    while not happened():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+def _links(pid: int) -> list[str]:
+    found = []
+    for entry in os.listdir(f"/proc/{pid}/fd"):
+        try:
+            found.append(os.readlink(f"/proc/{pid}/fd/{entry}"))
+        except FileNotFoundError:
+            continue
+    return found

@@ -1,0 +1,144 @@
+"""`epp explain`, offline and against a picker's page."""
+
+import http.server
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from workers.cli import main
+
+ENDPOINTS = """\
+endpoints:
+- {name: a, address: 10.0.0.1, port: "8000", values: {waiting_requests: 3, kv_cache_usage: 0.5}, inFlight: 4, cached: 0.5}
+- {name: b, address: 10.0.0.2, port: "8000", values: {waiting_requests: 0, kv_cache_usage: 0.2}}
+- {name: c, address: 10.0.0.3, port: "8000"}
+"""
+SHORT = json.dumps({"model": "m", "prompt": "x" * 3000})
+
+
+def run(*args: str) -> Result:
+    return CliRunner().invoke(main, ["explain", *args])
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> tuple[str, str]:
+    endpoints, request = tmp_path / "endpoints.yaml", tmp_path / "request.json"
+    endpoints.write_text(ENDPOINTS)
+    request.write_text(SHORT)
+    return f"--endpoints-file={endpoints}", f"--request={request}"
+
+
+def test_offline_a_table_tells_scores_times_weights_and_the_margin(files: tuple[str, str]) -> None:
+    # queue 2 * [0, 1, 0.5 (mean of the fresh)], kv 2 * (1 - [0.5, 0.2, 0.35]), prefix 3 * [0.5, 0, 0].
+    result = run(*files)
+    assert result.exit_code == 0, result.output
+    lines = result.output.splitlines()
+    assert lines[1].startswith("model m  flow default-flow  priority 0")
+    assert lines[2] == "sent to 10.0.0.2:8000 by profile 'default'"
+    rows = [line.split() for line in lines if line[2:3] in ("*", " ") and "→" in line]
+    assert [(row[-1 - 11 if row[0] != "*" else 1], "→" in row) for row in rows[:1]] == [("b", True)]
+    assert "max-score-picker picks b, 1.100 above a" in result.output
+
+
+def test_offline_json_has_what_the_picker_s_page_has(files: tuple[str, str]) -> None:
+    (decision,) = json.loads(run(*files, "--json").output)["decisions"]
+    (profile,) = decision["profiles"]
+    assert [(c["endpoint"], c["state"], c["total"]) for c in profile["candidates"]] == [
+        ("b", "fresh", 3.6),
+        ("a", "fresh", 2.5),
+        ("c", "unknown", 2.3),
+    ]
+
+
+def test_offline_the_given_configuration_decides(files: tuple[str, str], tmp_path: Path) -> None:
+    config = tmp_path / "config.yaml"
+    config.write_text("plugins:\n- {type: prefix-cache-scorer}\n")
+    assert "picks a, 0.500 above" in run(*files, f"--config-file={config}").output
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("endpoints:\n- {name: a}\n", "no address"),
+        (ENDPOINTS.replace("waiting_requests: 3", "waiting_request: 3"), "did you mean 'waiting_requests'"),
+        (ENDPOINTS.replace("cached: 0.5", "cached: 2"), "endpoints.yaml:2"),
+        (ENDPOINTS.replace("inFlight: 4", "inFlight: -1"), "endpoints.yaml:2"),
+    ],
+)
+def test_a_wrong_endpoints_file_is_refused_with_its_line(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "endpoints.yaml").write_text(text)
+    (tmp_path / "r.json").write_text(SHORT)
+    result = run(f"--endpoints-file={tmp_path / 'endpoints.yaml'}", f"--request={tmp_path / 'r.json'}")
+    assert result.exit_code == 78 and said in result.output
+
+
+def test_a_request_that_cannot_be_read_is_explained_as_refused(files: tuple[str, str], tmp_path: Path) -> None:
+    (tmp_path / "bad.json").write_text("{")
+    result = run(files[0], f"--request={tmp_path / 'bad.json'}")
+    assert result.exit_code == 0 and "refused: invalid-body" in result.output
+
+
+@pytest.mark.parametrize(
+    "args",
+    [("--request=x",), ("--endpoints-file=x",), ("--last", "--request-id=a"), ("--url=ftp://x",), ("--header=x",)],
+)
+def test_flags_that_do_not_go_together_are_a_usage_error(args: tuple[str, ...]) -> None:
+    if args == ("--header=x",):
+        args = ("--header=x", "--request=-", "--endpoints-file=x")
+    assert run(*args).exit_code == 2
+
+
+class Page(http.server.BaseHTTPRequestHandler):
+    answer = (200, b'{"decisions":[]}\n')
+    asked: list[str] = []  # noqa: RUF012
+
+    def do_GET(self) -> None:
+        self.asked.append(self.path)
+        status, body = self.answer
+        self.send_response(status)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *args: object) -> None:
+        pass
+
+
+@pytest.fixture
+def picker() -> Iterator[str]:
+    Page.asked.clear()
+    with http.server.HTTPServer(("127.0.0.1", 0), Page) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+def test_a_running_picker_is_asked_for_the_newest_or_for_one_request(picker: str, files: tuple[str, str]) -> None:
+    Page.answer = (200, run(*files, "--json").output.encode())
+    assert "picks b" in run(f"--url={picker}", "--last").output
+    assert "picks b" in run(f"--url={picker}", "--request-id=a b").output
+    assert Page.asked == ["/debug/decisions?n=1", "/debug/decisions?request_id=a+b"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        ((200, b'{"decisions":[]}'), "no decision was made yet"),
+        ((403, b"loopback only\n"), "loopback only"),
+        ((200, b"no json"), "--url names a picker's metrics port"),
+    ],
+)
+def test_what_the_picker_refuses_is_told(picker: str, answer: tuple[int, bytes], said: str) -> None:
+    Page.answer = answer
+    result = run(f"--url={picker}")
+    assert result.exit_code == 1 and said in result.output
+
+
+def test_no_picker_there_is_told_with_the_flag() -> None:
+    result = run("--url=http://127.0.0.1:1")
+    assert result.exit_code == 1 and "--url" in result.output

@@ -1,0 +1,109 @@
+"""The example in deploy/plugins, loaded as `--plugin-path` does, and what is said of a folder that cannot be."""
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner, Result
+
+from epp import registry
+from epp.candidates import Candidates, Roster, Snapshot
+from epp.config import load
+from epp.decide import schedule
+from epp.plugin import REGISTERED
+from tests.fakes import FakeServices, candidates, endpoints, request
+from workers.cli import main
+from workers.cli.configuration import load_config
+from workers.cli.flags import BadConfiguration
+from workers.cli.options import Options, serve_options
+
+FOLDER = Path(__file__).parents[3] / "deploy" / "plugins"
+TEXT = "plugins: [{type: same-zone-scorer}]\n"
+
+
+@pytest.fixture(autouse=True)
+def forgotten() -> Iterator[None]:
+    registry.known()
+    types, finders = dict(REGISTERED), list(sys.meta_path)
+    yield
+    REGISTERED.clear()
+    REGISTERED.update(types)
+    sys.meta_path[:] = finders
+    for name in [name for name in sys.modules if name.startswith(registry.FOLDER_PACKAGE)]:
+        del sys.modules[name]
+
+
+def epp(*args: str, stdin: str = "") -> Result:
+    return CliRunner().invoke(main, [*args], input=stdin)
+
+
+def zones(*names: str) -> Candidates:
+    """One endpoint a zone, all alike but for that."""
+    plain = candidates({"waiting_requests": [0] * len(names)}).snapshot
+    roster = Roster(endpoints(len(names), [{"zone": name} for name in names]))
+    made = Snapshot(
+        roster, {}, fresh=plain.fresh, known=plain.known, down=plain.down, inflight_at_scrape=plain.inflight_at_scrape
+    )
+    return Candidates(made, plain.inflight_at_scrape)
+
+
+def test_the_example_is_short() -> None:
+    assert len((FOLDER / "same_zone.py").read_text().splitlines()) <= 16
+
+
+@pytest.mark.parametrize("zone", ["a", "b", "c"])
+def test_the_example_routes_to_the_zone_of_the_request(zone: str) -> None:
+    config = load_config(Options(config_text=TEXT, endpoints="h:1", plugin_path=str(FOLDER)))
+    config.pipeline.start(FakeServices())  # type: ignore[arg-type]
+    made = schedule(config.pipeline, request(headers={"x-zone": zone}), zones("a", "b", "c"))
+    assert [endpoint.labels["zone"] for endpoint in made.targets] == [zone]
+
+
+def test_check_plugins_and_schema_know_the_types_of_the_folder() -> None:
+    assert epp("check", "-q", "--plugin-path", str(FOLDER), "-", stdin=TEXT).exit_code == 0
+    assert "same-zone-scorer  [Scorer, external]" in afresh("plugins", f"--plugin-path={FOLDER}").stdout
+    types = json.loads(afresh("schema", f"--plugin-path={FOLDER}").stdout)["$defs"]["PluginEntry"]["allOf"]
+    assert any(rule["if"]["properties"]["type"]["const"] == "same-zone-scorer" for rule in types)
+
+
+def afresh(*args: str) -> Result:
+    """Another command is another process: what the one before registered is not there."""
+    for name in [name for name, cls in REGISTERED.items() if cls.__module__.startswith(registry.FOLDER_PACKAGE)]:
+        del REGISTERED[name]
+    return epp(*args)
+
+
+def test_without_the_folder_the_type_is_unknown() -> None:
+    assert "plugin type 'same-zone-scorer' is not registered" in epp("check", "-", stdin=TEXT).stderr
+
+
+def test_a_folder_that_is_none_ends_every_command_with_its_path(tmp_path: Path) -> None:
+    gone = str(tmp_path / "gone")
+    for result in (epp("check", f"--plugin-path={gone}", "-"), epp("plugins", f"--plugin-path={gone}")):
+        assert (result.exit_code, result.stderr) == (78, f"--plugin-path {gone}: No such file or directory\n")
+
+
+def test_a_file_that_cannot_be_imported_ends_the_start_with_78(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("\nboom\n")
+    with pytest.raises(BadConfiguration) as caught:
+        load_config(Options(config_text=TEXT, endpoints="h:1", plugin_path=str(tmp_path)))
+    assert caught.value.exit_code == 78
+    assert f"--plugin-path: plugin file {tmp_path}/mine.py:2 cannot be imported: NameError" in caught.value.message
+
+
+def test_a_type_by_its_path_needs_no_folder() -> None:
+    assert load("plugins: [{type: 'tests.epp.config_plugins:Plain'}]", "c.yaml").pipeline
+
+
+def test_serve_takes_the_folder_from_the_command_line_or_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    @click.command()
+    @serve_options
+    def told(options: Options) -> None:
+        click.echo(options.plugin_path)
+
+    assert CliRunner().invoke(told, ["--plugin-path=/etc/epp/plugins"]).stdout == "/etc/epp/plugins\n"
+    monkeypatch.setenv("EPP_PLUGIN_PATH", "/from/environment")
+    assert CliRunner().invoke(told, []).stdout == "/from/environment\n"

@@ -1,0 +1,187 @@
+"""The last decisions of the workers, on their way to who asks."""
+
+import asyncio
+import json
+from collections.abc import Callable
+from http import HTTPStatus
+from typing import Any
+
+import pytest
+
+from shm.documents import DocumentReader, DocumentWriter
+from shm.lanes import Lanes, LaneSchema
+from shm.segment import Region
+from tests.pair import Pair
+from tests.workers.test_server import BODY, pair
+from workers.admin import Request
+from workers.decisions import KEPT, SCALARS, Asking, Publisher, Recent, by_request, schema
+from workers.decisions_page import DecisionsPage, decoded
+
+
+class Site:
+    """A supervisor and two workers in one process; `woken` are the workers whose eventfd was written."""
+
+    def __init__(self) -> None:
+        lane_schema = LaneSchema(4, SCALARS, (), (), lanes=3)
+        self.lanes = Lanes(lane_schema, Region(memoryview(bytearray(lane_schema.bytes))))
+        self.documents = schema(2)
+        self.region = Region(memoryview(bytearray(self.documents.bytes)))
+        self.time = 1000.0
+        self.woken: list[int] = []
+        self.pairs = [pair(), pair()]
+        self.publishers = [self.publisher(index, p) for index, p in enumerate(self.pairs)]
+        for seat in (1, 2):
+            self.lanes.set_serving(seat, True)
+        reader = DocumentReader(self.documents, self.region)
+        self.asking = Asking(self.lanes.lane(0), self.lanes, reader, self.woken.append, lambda: self.time)
+
+    def publisher(self, index: int, p: Pair) -> Publisher:
+        recent = p.app.recent = Recent(p.app.pipeline, index, lambda: self.time)
+        writer = DocumentWriter(self.documents, self.region)
+        return Publisher(recent, self.lanes, self.lanes.lane(index + 1), writer, index)
+
+    def decide(self, index: int, request_id: str) -> None:
+        envoy = self.pairs[index].open()
+        envoy.headers(**{"x-request-id": request_id})
+        envoy.body(BODY)
+
+    def answer(self, *indices: int) -> None:
+        """These workers wake up and do what they have to."""
+
+        async def scenario() -> None:
+            loop = asyncio.get_running_loop()
+            for index in indices:
+                self.publishers[index].woken(loop)
+            for _ in range(2 * KEPT + 4):
+                await asyncio.sleep(0)
+
+        asyncio.run(scenario())
+
+
+def test_a_question_wakes_all_workers_and_their_answers_come_newest_first() -> None:
+    site = Site()
+    site.decide(0, "old")
+    site.time += 1
+    site.decide(1, "middle")
+    site.time += 1
+    site.decide(0, "new")
+    number = site.asking.ask()
+    assert site.woken == [0, 1] and not site.asking.answered(number)
+    site.answer(0)
+    assert not site.asking.answered(number)
+    site.answer(1)
+    assert site.asking.answered(number)
+    found = site.asking.read()
+    assert [(e.request_id, e.worker, e.ago_s) for e in found] == [("new", 0, 0.0), ("middle", 1, 1.0), ("old", 0, 2.0)]
+    middle = by_request(found, "middle")
+    assert middle is not None and middle.targets == ["10.0.0.2:8000"]
+    assert by_request(found, "unknown") is None
+
+
+def test_a_worker_keeps_the_last_decisions_only() -> None:
+    site = Site()
+    for number in range(KEPT + 5):
+        site.decide(0, str(number))
+    site.asking.ask()
+    site.answer(0, 1)
+    assert [e.request_id for e in site.asking.read()] == [str(n) for n in range(KEPT + 4, 4, -1)]
+
+
+def test_refusals_are_remembered_with_their_cause() -> None:
+    site = Site()
+    envoy = site.pairs[0].open()
+    envoy.headers(**{"x-request-id": "r"})
+    envoy.body(b"{")
+    site.asking.ask()
+    site.answer(0, 1)
+    (refused,) = site.asking.read()
+    assert refused.refused.startswith("invalid-body") and refused.targets == []
+
+
+def test_a_worker_that_does_not_serve_is_not_waited_for() -> None:
+    site = Site()
+    site.lanes.set_serving(2, False)
+    number = site.asking.ask()
+    site.answer(0)
+    assert site.asking.answered(number) and site.woken == [0]
+
+
+def test_a_second_question_during_an_answer_is_answered_too() -> None:
+    site = Site()
+    site.decide(0, "a")
+
+    async def scenario() -> None:
+        loop = asyncio.get_running_loop()
+        site.asking.ask()
+        site.publishers[0].woken(loop)
+        number = site.asking.ask()
+        site.publishers[0].woken(loop)
+        site.lanes.set_serving(2, False)
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert site.asking.answered(number)
+
+    asyncio.run(scenario())
+
+
+def test_a_successor_of_the_supervisor_asks_anew() -> None:
+    site = Site()
+    first = site.asking.ask()
+    site.answer(0, 1)
+    site.lanes.lane(0).take_over()
+    site.time += 5
+    second = site.asking.ask()
+    assert second > first and not site.asking.answered(second)
+
+
+def page(site: Site, *, remote: bool = False, answers: Callable[[], None] = lambda: None, **request: Any) -> Any:
+    made = DecisionsPage(site.asking, lambda: site.time, remote=remote)
+    given = {"method": "GET", "path": "/debug/decisions", "accept": "", "keep_alive": True, "peer": "127.0.0.1"}
+    answer = made(Request(**(given | request)))
+    if isinstance(answer.body, bytes):
+        return answer
+    body = b""
+    for turn, piece in enumerate(answer.body):
+        body += piece
+        if turn == 2:
+            answers()
+        site.time += 0.01
+    return answer._replace(body=body)
+
+
+def test_the_page_waits_for_the_workers_and_says_what_they_say() -> None:
+    site = Site()
+    site.decide(0, "a")
+    site.decide(1, "b")
+    answer = page(site, answers=lambda: site.answer(0, 1))
+    assert answer.content_type == "application/json"
+    assert {e.request_id for e in decoded(answer.body)} == {"a", "b"}
+    answer = page(site, query="request_id=b", answers=lambda: site.answer(0, 1))
+    assert [e["request_id"] for e in json.loads(answer.body)["decisions"]] == ["b"]
+    assert len(decoded(page(site, query="n=1", answers=lambda: site.answer(0, 1)).body)) == 1
+
+
+def test_a_worker_that_hangs_is_left_out_after_a_while() -> None:
+    site = Site()
+    site.decide(0, "a")
+    answer = page(site, answers=lambda: site.answer(0))
+    assert [e.request_id for e in decoded(answer.body)] == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("peer", "remote", "status"),
+    [
+        ("127.0.0.1", False, HTTPStatus.OK),
+        ("::1", False, HTTPStatus.OK),
+        ("10.0.0.9", False, HTTPStatus.FORBIDDEN),
+        ("", False, HTTPStatus.FORBIDDEN),
+        ("10.0.0.9", True, HTTPStatus.OK),
+    ],
+)
+def test_only_loopback_is_told_unless_remote_peers_are_allowed(peer: str, remote: bool, status: HTTPStatus) -> None:
+    site = Site()
+    assert page(site, remote=remote, peer=peer, answers=lambda: site.answer(0, 1)).status == status
+
+
+def test_a_limit_that_is_no_number_is_refused() -> None:
+    assert page(Site(), query="n=x").status == HTTPStatus.BAD_REQUEST

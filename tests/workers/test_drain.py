@@ -1,0 +1,166 @@
+"""How a worker ends: with a server that the test plays, and a loop whose clock needs no waiting."""
+
+import asyncio
+import selectors
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from workers.drain import CLOSED_S, REFUSED_S, RELIEF_S, Drain
+
+TIMEOUT_S = 30.0
+
+
+class Instant(selectors.DefaultSelector):
+    """Waits no time: it moves the loop's clock instead."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0.0
+
+    def select(self, timeout: float | None = None) -> Any:
+        self.now += timeout or 0.0
+        return super().select(0)
+
+
+def run(main: Callable[["World"], Awaitable[None]], **world: Any) -> "World":
+    """Runs it in no time; the world afterwards."""
+    selector = Instant()
+    loop = asyncio.SelectorEventLoop(selector)
+    loop.time = lambda: selector.now  # type: ignore[method-assign]
+    made = World(selector, **world)
+    try:
+        loop.run_until_complete(main(made))
+    finally:
+        loop.close()
+    return made
+
+
+class World:
+    """A server with connections that close some time after goodbye, and everything that is said to it, with its time."""
+
+    def __init__(
+        self,
+        clock: Instant,
+        *,
+        connections: int = 3,
+        busy_until: float = 0.0,
+        close_after: float = 1.0,
+        waiting: int = 0,
+        hurried_at: float = float("inf"),
+        relieved_at: float = 0.0,
+    ) -> None:
+        self.clock = clock
+        self.said: list[tuple[float, str]] = []
+        self._connections = connections
+        self._busy_until = busy_until
+        self._close_after = close_after
+        self._waiting = waiting
+        self._hurried_at = hurried_at
+        self._relieved_at = relieved_at
+        self._goodbye: float | None = None
+        self._cut = False
+
+    @property
+    def connections(self) -> int:
+        if self._cut:
+            return 0
+        said = self._goodbye is not None and self.clock.now >= max(
+            self._goodbye + self._close_after, self._busy_until if not self._waiting else float("inf")
+        )
+        return 0 if said else self._connections
+
+    def stop_accepting(self) -> None:
+        self.note("stop accepting")
+
+    def drain(self) -> None:
+        if self._goodbye is None:
+            self._goodbye = self.clock.now
+            self.note("goodbye")
+
+    def abort(self) -> None:
+        self.note("abort" if self.connections else "end")
+        self._cut = True
+
+    async def closed(self) -> None:
+        assert not self.connections
+
+    def refuse_waiting(self) -> int:
+        waiting, self._waiting = self._waiting, 0
+        if waiting:
+            self.note("refuse")
+            self._busy_until = self.clock.now + 0.1
+        return waiting
+
+    def note(self, what: str) -> None:
+        self.said.append((round(self.clock.now, 1), what))
+
+    def at(self, what: str) -> float:
+        return next(time for time, said in self.said if said == what)
+
+    def order(self) -> list[str]:
+        return list(dict.fromkeys(said for _, said in self.said))
+
+    def drain_of(self) -> Drain:
+        return Drain(
+            self,
+            timeout_s=TIMEOUT_S,
+            hurried=lambda: self.clock.now >= self._hurried_at,
+            refuse_waiting=self.refuse_waiting,
+        )
+
+    async def together(self) -> None:
+        await self.drain_of().together(lambda: self.clock.now < self._busy_until)
+
+    async def alone(self) -> None:
+        await self.drain_of().alone(lambda: self.clock.now >= self._relieved_at)
+
+
+def test_an_idle_picker_says_goodbye_and_leaves_at_once() -> None:
+    world = run(World.together, close_after=0.2)
+    assert world.order() == ["goodbye", "stop accepting", "end"]
+    assert world.at("end") < 0.5
+
+
+def test_while_anybody_has_a_stream_all_accept_and_nobody_says_goodbye() -> None:
+    world = run(World.together, busy_until=10.0)
+    assert world.at("goodbye") >= 10.0
+    assert world.at("stop accepting") >= world.at("goodbye") + 1.0
+    assert world.order()[-1] == "end"
+
+
+def test_at_half_time_a_gateway_that_stays_is_told_to_go_and_new_connections_are_still_served() -> None:
+    world = run(World.together, busy_until=20.0)
+    assert TIMEOUT_S / 2 <= world.at("goodbye") < TIMEOUT_S / 2 + 0.5
+    assert world.at("stop accepting") >= 20.0
+    assert world.order()[-1] == "end"
+
+
+def test_at_the_deadline_what_waits_is_refused_before_the_rest_is_cut() -> None:
+    world = run(World.together, busy_until=1e9, waiting=3)
+    assert world.order() == ["goodbye", "stop accepting", "refuse", "end"]
+    assert TIMEOUT_S <= world.at("refuse") < TIMEOUT_S + 0.5
+    assert world.at("end") <= TIMEOUT_S + REFUSED_S + CLOSED_S
+
+
+def test_streams_that_do_not_end_are_cut_at_the_deadline() -> None:
+    world = run(World.together, busy_until=1e9)
+    assert world.order()[-1] == "abort"
+    assert TIMEOUT_S <= world.at("abort") < TIMEOUT_S + 0.5
+
+
+def test_hurried_it_refuses_and_cuts_soon() -> None:
+    world = run(World.together, busy_until=1e9, waiting=1, hurried_at=3.0, close_after=0.1)
+    assert 3.0 <= world.at("refuse") < 3.5
+    assert world.at("end") < 4.0
+
+
+def test_alone_it_accepts_no_more_and_says_goodbye_at_once() -> None:
+    world = run(World.alone, busy_until=10.0)
+    assert world.order() == ["stop accepting", "goodbye", "end"]
+    assert world.at("goodbye") == 0.0
+    assert 10.0 <= world.at("end") < 10.5
+
+
+def test_alone_it_goes_on_until_another_serves_but_not_for_ever() -> None:
+    assert 3.0 <= run(World.alone, relieved_at=3.0).at("stop accepting") < 3.5
+    assert RELIEF_S <= run(World.alone, relieved_at=1e9).at("stop accepting") < RELIEF_S + 0.5

@@ -1,0 +1,65 @@
+"""What plugins get from a worker, and their calls timed."""
+
+import asyncio
+from typing import Any
+
+from epp.instrument import Point
+from epp.plugin import NoParams, Plugin
+from shm.lanes import Lane, Lanes, LaneSchema
+from shm.segment import Region
+from workers.services import CallTimers
+
+BOUNDS = (0.1, 1.0)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.time = 0.0
+
+    def __call__(self) -> float:
+        return self.time
+
+
+def lane() -> Lane:
+    schema = LaneSchema(1, (), (), (("scorer", BOUNDS), ("producer", BOUNDS)), lanes=1)
+    return Lanes(schema, Region(memoryview(bytearray(schema.bytes)))).lane(0)
+
+
+def counts(of: Lane, index: int) -> tuple[list[int], float]:
+    sum_at, first, bounds = of.histogram(index)
+    return of.words[first : first + len(bounds) + 1].tolist(), of.floats[sum_at]
+
+
+def test_every_call_is_counted_in_the_bucket_of_its_duration_and_returns_what_the_plugin_returned() -> None:
+    clock, own = Clock(), lane()
+    plugin = Plugin("s", NoParams())
+
+    def call(seconds: float, *more: Any) -> Any:
+        clock.time += seconds
+        return (seconds, *more)
+
+    timed = CallTimers(own, {("Scorer", "s"): 0, ("DataProducer", "s"): 1}, clock)(Point.SCORER, plugin, call)
+    assert timed(0.1, 1, 2) == (0.1, 1, 2)
+    timed(0.5)
+    timed(7.0)
+    assert counts(own, 0) == ([1, 1, 1], 7.6)
+    assert counts(own, 1) == ([0, 0, 0], 0.0)
+
+
+def test_a_producer_that_waits_is_timed_until_it_is_done() -> None:
+    clock, own = Clock(), lane()
+    timers = CallTimers(own, {("DataProducer", "p"): 1}, clock)
+
+    async def scenario() -> None:
+        future = asyncio.get_running_loop().create_future()
+        produce = timers(Point.PRODUCER, Plugin("p", NoParams()), lambda: future)
+        assert produce() is future
+        clock.time = 0.5
+        assert counts(own, 1) == ([0, 0, 0], 0.0)
+        future.set_result(None)
+        await asyncio.sleep(0)
+        assert counts(own, 1) == ([0, 1, 0], 0.5)
+        assert timers(Point.PRODUCER, Plugin("p", NoParams()), lambda: None)() is None
+        assert counts(own, 1) == ([1, 1, 0], 0.5)
+
+    asyncio.run(scenario())

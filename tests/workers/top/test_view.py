@@ -1,0 +1,134 @@
+"""Figures on terminals of all sizes."""
+
+import io
+import re
+
+import msgspec
+import pytest
+from rich.console import Console
+
+from shm.table import DOWN, State
+from tests.workers.top.looks import INSTANCE, endpoint, lane, look, of
+from workers.top.figures import Figures, figures
+from workers.top.view import screen
+
+ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
+
+
+def printed(shown: Figures, width: int, height: int | None = None, *, terminal: bool = False) -> str:
+    console = Console(
+        file=io.StringIO(),
+        width=width,
+        height=height or 25,
+        force_terminal=terminal,
+        color_system="standard" if terminal else None,
+        highlight=False,
+    )
+    console.print(screen(shown, width, height))
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def with_endpoints(count: int, workers: int = 2) -> Figures:
+    endpoints = [
+        endpoint(
+            f"model-server-{n:03}", inflight_requests=n, inflight_tokens=n * 1000, picks=n * 10, index_entries=n * 999
+        )
+        for n in range(count)
+    ]
+    lanes = [lane() for _ in range(1 + workers)]
+    return of(
+        look(at=102.0, lanes=lanes, endpoints=endpoints),
+        look(lanes=lanes, endpoints=[endpoint(e.name) for e in endpoints]),
+    )
+
+
+@pytest.mark.parametrize("height", [None, 10, 24, 60])
+@pytest.mark.parametrize("width", [40, 80, 120, 200])
+@pytest.mark.parametrize("count", [0, 3, 500])
+def test_any_number_of_endpoints_fits_any_terminal(count: int, width: int, height: int | None) -> None:
+    lines = printed(with_endpoints(count), width, height).splitlines()
+    assert max(map(len, lines)) <= width
+    if height is not None and height >= 24:
+        assert len(lines) <= height
+
+
+def test_without_endpoints_it_says_so() -> None:
+    assert printed(with_endpoints(0), 80).splitlines()[-1] == "no endpoints"
+
+
+def test_endpoints_that_fit_come_by_name() -> None:
+    lines = printed(with_endpoints(3), 80, 24).splitlines()
+    assert [line.split()[0] for line in lines[-3:]] == ["model-server-000", "model-server-001", "model-server-002"]
+
+
+def test_where_rows_do_not_fit_the_busiest_are_shown_and_the_others_counted() -> None:
+    lines = printed(with_endpoints(500), 80, 24).splitlines()
+    shown = [line.split()[0] for line in lines if line.startswith("model-server-")]
+    assert shown == [f"model-server-{n}" for n in range(499, 499 - len(shown), -1)]
+    assert lines[-1] == f"… and {500 - len(shown)} more endpoints"
+
+
+def test_many_workers_leave_room_for_endpoints() -> None:
+    text = printed(with_endpoints(500, workers=64), 80, 24)
+    assert "more workers" in text
+    assert "model-server-499" in text
+
+
+def test_nothing_is_left_out_where_the_height_does_not_matter() -> None:
+    text = printed(with_endpoints(500, workers=64), 80)
+    assert text.count("model-server-") == 500
+    assert "more" not in text
+
+
+def test_numbers_are_shown_whole_or_not_at_all() -> None:
+    shown = of(look(endpoints=[endpoint("a", inflight_tokens=123_456)]), look(at=99.0, endpoints=[endpoint("a")]))
+    for width in range(40, 200, 10):
+        table = printed(shown, width).split("\n\n")[1:]
+        assert "…" not in "".join(table), width
+
+
+def test_a_wide_terminal_shows_all_there_is() -> None:
+    text = printed(with_endpoints(1), 200)
+    columns = ("address", "state", "age", "waiting", "running", "KV", "in fl.", "tokens", "picks/s", "share", "blocks")
+    assert all(column in text for column in columns)
+    assert "10.0.0.1:8000" in text
+
+
+def test_a_column_that_no_endpoint_reports_is_not_shown() -> None:
+    text = printed(of(look(endpoints=[endpoint("a", scraped={"waiting_requests": 1.0})])), 200)
+    assert "running" not in text
+    assert "waiting" in text
+
+
+def test_names_cannot_steer_the_terminal() -> None:
+    text = printed(of(look(endpoints=[endpoint("a\x1b[2Jb[red]c")])), 120, terminal=True)
+    assert "\x1b[2J" not in text
+    assert "a?[2Jb[red]c" in ESCAPE.sub("", text)
+
+
+def test_what_is_wrong_is_coloured_on_a_terminal_and_said_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    shown = of(look(endpoints=[endpoint("a", state=State.STALE, flags=DOWN)]))
+    assert "\x1b[31mdown" in printed(shown, 80, terminal=True)
+    assert "\x1b[" not in printed(shown, 80)
+    assert "down" in printed(shown, 80)
+
+
+def test_no_colour_where_none_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    text = printed(of(look(endpoints=[endpoint("a", flags=DOWN)])), 80, terminal=True)
+    assert "\x1b[31m" not in text
+
+
+def test_large_numbers_are_shortened() -> None:
+    shown = of(look(endpoints=[endpoint("a", inflight_tokens=1_234_567, inflight_requests=9_999)]))
+    line = printed(shown, 200).splitlines()[-1]
+    assert "1.2M" in line
+    assert "9999" in line
+
+
+def test_an_instance_that_is_silent_is_said_to_be_so() -> None:
+    silent = msgspec.structs.replace(INSTANCE, life="silent")
+    assert "silent" in printed(figures(silent, look(), None), 80).splitlines()[0]
+    assert "running" not in printed(of(look()), 80).splitlines()[0]

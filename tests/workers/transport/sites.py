@@ -1,0 +1,116 @@
+"""A server of either transport on real loopback sockets, in the thread of its own loop, and grpcio clients for it."""
+
+import asyncio
+import socket
+import threading
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Self
+
+import grpc
+import uvloop
+
+from tests.workers.transport.echo import application
+from workers.instance import hold
+from workers.transport import grpcio, native
+from workers.transport.interface import Application, Handler, Metadata, Stream
+
+WAIT = 20.0
+PATH = "/test/Hold"
+
+
+class Held:
+    """A handler that notes what it is told, and answers only when its test says so."""
+
+    def __init__(self, stream: Stream) -> None:
+        self.stream = stream
+        self.told: list[str] = []
+        self.messages: list[bytes] = []
+
+    def message(self, message: bytes) -> None:
+        self.told.append("message")
+        self.messages.append(message)
+
+    def half_closed(self) -> None:
+        self.told.append("half_closed")
+
+    def closed(self) -> None:
+        self.told.append("closed")
+
+
+class Site:
+    """`transport` is native or grpcio; `held` has the handlers of `/test/Hold`, the other methods are those of the echo."""
+
+    def __init__(
+        self, transport: str = "grpcio", certificates: Any = None, beside: Self | None = None, **options: Any
+    ) -> None:
+        self.held: list[Held] = []
+        self.errors: list[BaseException] = []
+        self.abuses: list[str] = []
+        self.serves: Application = application
+        self.streams = 0  # that were opened
+        self.loop = uvloop.new_event_loop()
+        self.thread = threading.Thread(target=self.loop.run_forever)
+        self.thread.start()
+        more = {"on_error": self.errors.append, "on_abuse": self.abuses.append, **options}
+        self.server: Any
+        if transport == "native":
+            self.socket = socket.create_server(("127.0.0.1", 0), backlog=64)
+            self.server = native.Server(self.loop, **more)
+        else:
+            self.socket = beside.socket.dup() if beside is not None else hold(0, "--grpc-port")
+            self.server = grpcio.Server(self.loop, **more)
+        self.port = self.socket.getsockname()[1]
+        self.call(self.server.serve, self.socket, self._application, certificates)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.call(self.server.abort)
+        asyncio.run_coroutine_threadsafe(self.server.closed(), self.loop).result(WAIT)
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self.thread.join(WAIT)
+        self.loop.close()
+        self.socket.close()
+
+    def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Run in the loop's thread and return its result."""
+
+        async def run() -> Any:
+            return function(*arguments)
+
+        return asyncio.run_coroutine_threadsafe(run(), self.loop).result(WAIT)
+
+    def until(self, condition: Callable[[], Any]) -> None:
+        deadline = time.monotonic() + WAIT
+        while not self.call(condition):
+            assert time.monotonic() < deadline
+            time.sleep(0.002)
+
+    def channel(self, *, credentials: grpc.ChannelCredentials | None = None) -> grpc.Channel:
+        """A connection of its own."""
+        address = f"127.0.0.1:{self.port}"
+        options = [
+            ("grpc.max_receive_message_length", -1),
+            ("grpc.use_local_subchannel_pool", 1),
+            ("grpc.ssl_target_name_override", "localhost"),
+        ]
+        if credentials is None:
+            return grpc.insecure_channel(address, options=options)
+        return grpc.secure_channel(address, credentials, options=options)
+
+    def told(self, *events: str) -> None:
+        """Wait until the only handler that is held was told just this."""
+        self.until(lambda: [held.told for held in self.held] == [list(events)])
+
+    def _application(self, path: str, metadata: Metadata, stream: Stream) -> Handler | None:
+        self.streams += 1
+        if path == PATH:
+            held = Held(stream)
+            self.held.append(held)
+            return held
+        return self.serves(path, metadata, stream)

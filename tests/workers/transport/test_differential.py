@@ -1,0 +1,309 @@
+"""The native engine and grpc.aio under the same clients: the same answers, byte for byte, and the same gRPC status.
+
+    script of streams ─▶ sync grpcio client ─▶ native | grpcio ─▶ App on a fake pool
+                                                                   └ what handlers were told and sent, and the App's counters
+
+Each script is played once through each transport, with a new App. What is compared: the answers, status code and text
+that the client got; what each handler was told; the counters and loads of the lane afterwards. Two things differ by nature. A
+message that is over the transport's limit is refused by each in its own words. And what is under way when a client cancels
+may be lost, so the client cancels when the server has seen all, and its answers are not compared.
+
+EPP_DIFFERENTIAL_EXAMPLES sets how many scripts are generated (60).
+"""
+
+import os
+import queue
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import grpc
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from epp.protocol.codec import SUBSET_KEY, SUBSET_NAMESPACE
+from epp.protocol.proto import ext_proc_pb2 as pb
+from tests.pair import Pair
+from tests.workers.test_server import BODY, USAGE, pair
+from tests.workers.transport.sites import WAIT, Site
+from workers.server import PATH, App
+from workers.transport.interface import Handler, Metadata, Stream
+from workers.transport.limits import Limits
+
+EXAMPLES = int(os.environ.get("EPP_DIFFERENTIAL_EXAMPLES", "60"))
+BODY_MAX = 200_000
+MESSAGE_MAX = 300_000
+TRANSPORTS = ("native", "grpcio")
+HALF_CLOSE, CANCEL = "half close", "cancel"
+
+
+class Script(NamedTuple):
+    """What one stream's client sends, and how it ends."""
+
+    messages: Sequence[bytes]
+    ending: str = HALF_CLOSE
+    compressed: bool = False
+
+
+class Outcome(NamedTuple):
+    """What one stream's client saw, and what its handler was told."""
+
+    answers: Sequence[bytes]
+    code: grpc.StatusCode
+    text: str
+    told: Sequence[str]
+
+
+class Told:
+    """Between a transport and a handler: notes what the handler is told, and that it ended its stream."""
+
+    def __init__(self, app: App, path: str, metadata: Metadata, stream: Stream) -> None:
+        self._stream = stream
+        self.told: list[str] = []
+        self.over = False
+        self.send, self.send_raw = stream.send, stream.send_raw
+        handler = app.open(path, metadata, self)
+        assert handler is not None
+        self._handler: Handler = handler
+
+    def message(self, message: bytes) -> None:
+        self.told.append("message")
+        self._handler.message(message)
+
+    def half_closed(self) -> None:
+        self.told.append("half_closed")
+        self._handler.half_closed()
+
+    def closed(self) -> None:
+        self.told.append("closed")
+        self.over = True
+        self._handler.closed()
+
+    def end(self, status: int = 0, text: str = "") -> None:
+        self.told.append(f"ends with {status}")
+        self.over = True
+        self._stream.end(status, text)
+
+
+class Player:
+    """One transport with its client."""
+
+    def __init__(self, transport: str) -> None:
+        self.site = Site(transport, limits=Limits(message=MESSAGE_MAX))
+        self.site.serves = self._open
+        self._channel = self.site.channel()
+        self._pair: Pair
+        self._handlers: list[Told] = []
+        self.faults: list[BaseException] = []
+
+    def close(self) -> None:
+        self._channel.close()
+        self.site.__exit__(None, None, None)
+
+    def play(self, scripts: Sequence[Script]) -> tuple[list[Outcome], Any]:
+        """All streams are opened before any ends; their messages take turns."""
+        self._handlers, self._pair = [], pair(body_bytes_max=BODY_MAX)
+        streams = []
+        for number, script in enumerate(scripts):
+            streams.append(Played(self._channel, script))
+            self.site.until(lambda number=number: len(self._handlers) > number)  # handlers are numbered as streams are
+        for turn in range(max(len(script.messages) for script in scripts)):
+            for played, handler in zip(streams, self._handlers, strict=True):
+                self._take_turn(played, handler, turn)
+        outcomes = [played.end() for played in streams]
+        self.site.until(lambda: self.site.server.streams == 0)
+        told = [Outcome(*o[:3], tuple(h.told)) for o, h in zip(outcomes, self._handlers, strict=True)]
+        lane = self._pair.lane
+        return told, (list(lane.counters), lane.inflight.tolist(), [type(fault) for fault in self._pair.faults])
+
+    def _take_turn(self, played: "Played", handler: Told, turn: int) -> None:
+        """Say one message, and wait until it was heard, so that turns are the same on both transports."""
+        if turn < len(played.script.messages) and not handler.over:
+            played.say(played.script.messages[turn])
+            self.site.until(lambda: len(handler.told) > turn or handler.over)
+
+    def _open(self, path: str, metadata: Metadata, stream: Stream) -> Handler | None:
+        self._handlers.append(Told(self._pair.app, path, metadata, stream))
+        return self._handlers[-1]
+
+
+class Played:
+    """A stream, its client's side."""
+
+    def __init__(self, channel: grpc.Channel, script: Script) -> None:
+        self.script = script
+        self._says: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        opened = channel.stream_stream(PATH, _registered_method=False)
+        compression = grpc.Compression.Gzip if script.compressed else None
+        self.call = opened(iter(self._words()), timeout=WAIT, compression=compression)
+
+    def say(self, message: bytes) -> None:
+        self._says.put(message)
+
+    def end(self) -> Outcome:
+        """Half-close or cancel, and read to the end."""
+        answers: list[bytes] = []
+        if self.script.ending == CANCEL:
+            self.call.cancel()
+            self._says.put(None)
+            return Outcome((), grpc.StatusCode.CANCELLED, "", ())
+        self._says.put(None)
+        try:
+            answers.extend(self.call)
+        except grpc.RpcError as error:
+            assert error is self.call
+        code, text = self.call.code(), self.call.details()
+        if code is grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than" in text:
+            text = "larger than the limit"
+        return Outcome(answers, code, text, ())
+
+    def _words(self) -> Iterator[bytes]:
+        while (message := self._says.get(timeout=WAIT)) is not None:
+            yield message
+
+
+@pytest.fixture(scope="module")
+def players() -> Iterator[list[Player]]:
+    made = [Player(transport) for transport in TRANSPORTS]
+    yield made
+    for player in made:
+        player.close()
+        assert player.site.errors == []
+
+
+def headers(path: str = "/v1/completions", *, last: bool = False, host: str = "") -> bytes:
+    request = pb.ProcessingRequest()
+    for name, value in {":method": "POST", ":path": path, "x-request-id": "given"}.items():
+        request.request_headers.headers.headers.add(key=name, raw_value=value.encode())
+    request.request_headers.end_of_stream = last
+    if host:
+        request.metadata_context.filter_metadata[SUBSET_NAMESPACE].update({SUBSET_KEY: [host]})
+    return request.SerializeToString()
+
+
+def body(data: bytes, *, last: bool = True) -> bytes:
+    return pb.ProcessingRequest(request_body=pb.HttpBody(body=data, end_of_stream=last)).SerializeToString()
+
+
+def response_headers(kind: str = "application/json", *, last: bool = False) -> bytes:
+    response = pb.ProcessingRequest()
+    for name, value in {":status": "200", "content-type": kind}.items():
+        response.response_headers.headers.headers.add(key=name, raw_value=value.encode())
+    response.response_headers.end_of_stream = last
+    return response.SerializeToString()
+
+
+def response_body(data: bytes, *, last: bool = True) -> bytes:
+    return pb.ProcessingRequest(response_body=pb.HttpBody(body=data, end_of_stream=last)).SerializeToString()
+
+
+def prompt(size: int) -> bytes:
+    return b'{"model":"m","prompt":"' + b"p" * size + b'"}'
+
+
+TRAILERS = pb.ProcessingRequest(request_trailers=pb.HttpTrailers()).SerializeToString()
+RESPONSE_TRAILERS = pb.ProcessingRequest(response_trailers=pb.HttpTrailers()).SerializeToString()
+CHUNK = b'data: {"choices":[{"text":" word"}]}\n\n'
+UNSTREAMED = (headers(), body(BODY), response_headers(), response_body(USAGE))
+STREAMED = (
+    *(
+        headers("/v1/chat/completions"),
+        body(b'{"model":"m","messages":[{"role":"user","content":"hi"}],"stream":true}'),
+    ),
+    *(response_headers("text/event-stream"), *[response_body(CHUNK, last=False)] * 20),
+    *(response_body(b"data: [DONE]\n\n", last=False), response_body(b"")),
+)
+PIECES = [prompt(150_000)[at : at + 40_000] for at in range(0, 150_024, 40_000)]
+
+
+def same(players: list[Player], *scripts: Script) -> list[Outcome]:
+    """Play them through each transport; what both gave."""
+    (native, lane), (grpcio, other_lane) = (player.play(scripts) for player in players)
+    assert native == grpcio
+    assert lane == other_lane
+    assert not any(lane[1]), "something is still counted as in flight"
+    assert lane[2] == []
+    return native
+
+
+RECORDED = {  # messages -> gRPC status and how many answers
+    "an unstreamed request": (UNSTREAMED, 0, 4),
+    "a streamed one": (STREAMED, 0, 25),
+    "a body in pieces": (
+        (headers(), *(body(piece, last=piece is PIECES[-1]) for piece in PIECES), *UNSTREAMED[2:]),
+        0,
+        7,
+    ),
+    "long bodies": ((headers(), body(prompt(180_000)), response_headers(), response_body(b"r" * 250_000)), 0, 10),
+    "trailers end the request": ((headers(), body(BODY, last=False), TRAILERS, response_headers(last=True)), 0, 4),
+    "no body": ((headers("/v1/models", last=True, host="10.0.0.2"), response_headers(), response_body(b"x")), 0, 3),
+    "trailers end the answer": ((*UNSTREAMED[:3], response_body(USAGE, last=False), RESPONSE_TRAILERS), 0, 5),
+    "no JSON": ((headers(), body(b"{")), 0, 1),
+    "a body over the limit": ((headers(), body(b"p" * (BODY_MAX + 1))), 0, 1),
+    "no endpoint in the subset": ((headers(last=True, host="10.9.9.9"),), 0, 1),
+    "a local reply": ((headers(), response_headers("text/plain"), response_body(b"local reply")), 0, 2),
+    "headers twice": ((headers(), headers()), 3, 0),
+    "garbage": ((b"\xff\xff\xff",), 3, 0),
+    "an empty message": ((b"",), 3, 0),
+    "all said twice": ((*UNSTREAMED, *UNSTREAMED), 3, 4),
+    "a message over the limit": ((headers(), body(b"p" * MESSAGE_MAX)), 8, 0),
+    "nothing": ((), 0, 0),
+}
+
+
+@pytest.mark.parametrize("name", RECORDED)
+@pytest.mark.parametrize("compressed", [False, True])
+def test_a_known_stream_is_answered_alike(players: list[Player], name: str, compressed: bool) -> None:
+    messages, code, answers = RECORDED[name]
+    (outcome,) = same(players, Script(messages, compressed=compressed))
+    assert (outcome.code.value[0], len(outcome.answers)) == (code, answers)
+
+
+@pytest.mark.parametrize("count", range(len(UNSTREAMED) + 1))
+def test_a_stream_cancelled_anywhere_is_closed_alike_and_releases_all(players: list[Player], count: int) -> None:
+    (outcome,) = same(players, Script(UNSTREAMED[:count], CANCEL))
+    assert outcome.told == (*["message"] * count, "closed")
+
+
+sizes = st.one_of(st.integers(0, 200), st.sampled_from([16_379, 16_380, 62_000, 62_001, 65_535, 150_000]))
+pieces = st.builds(lambda size, last: body(prompt(size)[: size + last], last=last), sizes, st.booleans())
+legal_parts = st.tuples(
+    st.sampled_from([headers(), headers("/v1/chat/completions"), headers(host="10.0.0.3"), headers("/v2/other")]),
+    st.lists(sizes.map(lambda size: body(b"p" * size, last=False)), max_size=3).map(tuple),
+    sizes.map(lambda size: body(prompt(size))),
+    st.lists(sizes.map(lambda size: response_body(b"r" * size, last=False)), max_size=4).map(tuple),
+    st.sampled_from([(response_body(USAGE),), (response_body(b""),), (RESPONSE_TRAILERS,), ()]),
+)
+legal = legal_parts.map(lambda parts: (parts[0], *parts[1], parts[2], response_headers(), *parts[3], *parts[4]))
+any_message = st.one_of(
+    pieces,
+    sizes.map(lambda size: response_body(b"r" * size, last=size % 2 == 0)),
+    st.binary(max_size=40),
+    st.sampled_from(
+        [
+            headers(),
+            headers(last=True, host="10.0.0.1"),
+            TRAILERS,
+            RESPONSE_TRAILERS,
+            response_headers(),
+            b"",
+            body(BODY),
+        ]
+    ),
+)
+cut = st.tuples(legal, st.integers(0, 12)).map(lambda pair: pair[0][: pair[1]])
+spoiled = st.tuples(legal, st.integers(0, 8), any_message).map(
+    lambda spoiled: (*spoiled[0][: spoiled[1]], spoiled[2], *spoiled[0][spoiled[1] :])
+)
+messages = st.one_of(legal, cut, spoiled, st.lists(any_message, max_size=8).map(tuple))
+scripts = st.builds(Script, messages, st.sampled_from([HALF_CLOSE, HALF_CLOSE, CANCEL]), st.booleans())
+
+
+@given(st.lists(scripts, min_size=1, max_size=4))
+@settings(
+    max_examples=EXAMPLES,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+def test_any_streams_are_answered_alike(players: list[Player], played: list[Script]) -> None:
+    same(players, *played)

@@ -1,0 +1,83 @@
+"""An explanation as text: a line for the request, and per profile its filters and a table of its candidates."""
+
+from collections.abc import Iterator, Sequence
+
+from epp.explain import Explanation, Profiled
+
+PICKED = "*"
+
+
+def lines(explanation: Explanation) -> Iterator[str]:
+    """What `epp explain` prints."""
+    e = explanation
+    yield f"request {e.request_id or '(no id)'}  {_when(e)}worker {e.worker}"
+    target = f" as {e.target_model}" if e.target_model != e.model else ""
+    yield f"model {e.model or '(none)'}{target}  flow {e.flow}  priority {e.priority}  {e.body_bytes} bytes"
+    if e.refused:
+        yield f"refused: {e.refused}"
+    else:
+        yield f"sent to {', '.join(e.targets)} by profile '{e.primary}'"
+    for name, value in e.headers.items():
+        yield f"with header {name}: {value}"
+    for profile in e.profiles:
+        yield ""
+        yield from _profile(profile)
+
+
+def _when(explanation: Explanation) -> str:
+    return f"{explanation.ago_s:.1f} s ago  " if explanation.ago_s else ""
+
+
+def _profile(profile: Profiled) -> Iterator[str]:
+    kind = "shadow profile" if profile.shadow else "profile"
+    yield f"{kind} '{profile.profile}': {profile.considered} endpoints"
+    for step in profile.filters:
+        names = ", ".join(step.names) + (", …" if step.dropped > len(step.names) else "")
+        yield f"  filter {step.filter}: keeps {step.kept}, drops {step.dropped}{f' ({names})' if names else ''}"
+    if not profile.candidates:
+        yield "  nobody is left"
+        return
+    yield from (
+        "  " + line for line in table(_header(profile), [_row(profile, i) for i in range(len(profile.candidates))])
+    )
+    if profile.more:
+        yield f"  … and {profile.more} more, all with a lower total"
+    yield f"  {profile.picker} picks {', '.join(profile.picked)}{_why(profile)}"
+
+
+def _header(profile: Profiled) -> list[str]:
+    first = profile.candidates[0]
+    return ["", "endpoint", "state", "total", *(f"{s.scorer} ×{s.weight:g}" for s in first.scores), *first.values]
+
+
+def _row(profile: Profiled, index: int) -> list[str]:
+    candidate = profile.candidates[index]
+    return [
+        PICKED if candidate.picked else "",
+        candidate.endpoint,
+        candidate.state,
+        f"{candidate.total:.3f}",
+        *(f"{s.raw:.3f} → {s.weighted:.3f}" for s in candidate.scores),
+        *(f"{value:g}" for value in candidate.values.values()),
+    ]
+
+
+def _why(profile: Profiled) -> str:
+    if profile.margin is None:
+        return ": the only one left"
+    if profile.tied > 1:
+        return f": one of {profile.tied} with the same total, drawn by lot"
+    if profile.margin < 0:
+        return f", {-profile.margin:.3f} below {profile.runner_up}: this picker does not always take the best"
+    return f", {profile.margin:.3f} above {profile.runner_up}"
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Columns as wide as their widest cell, numbers to the right."""
+    widths = [max(len(row[i]) for row in (header, *rows)) for i in range(len(header))]
+
+    def line(cells: Sequence[str]) -> str:
+        texts = [c.ljust(w) if i < 3 else c.rjust(w) for i, (c, w) in enumerate(zip(cells, widths, strict=True))]
+        return "  ".join(texts).rstrip()
+
+    return [line(header), *(line(row) for row in rows)]

@@ -1,0 +1,322 @@
+"""What one look at shared memory says, and what has changed since the one before. Pure: looks in, figures out.
+
+Rates and quantiles are those between two looks, so after the first look they are unknown (None). Counters never fall while an
+instance lives. Quantiles lie on a line between the bounds of their bucket, as dashboards compute them; one beyond the last
+bound is that bound.
+
+`Figures` is also the JSON document of `epp top --json`: its keys stay, new ones may come.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Final
+
+import msgspec
+
+from epp.metrics import REQUEST_PROCESSING
+from shm.observe import SILENT_S
+from shm.table import DOWN, DRAINING, State
+
+SUPERVISOR_SILENT_S: Final = 1.0  # its rows are not called fresh any more when both it and they are older
+REQUESTS: Final = ("picks_total", "refusals_total", "faults_total")
+ERRORS: Final = ("refusals_total", "faults_total")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaneLook:
+    """One process by its lane; ages are infinite before the first beat."""
+
+    serving: bool
+    beat_age_s: float
+    starts: int
+    gauges: Mapping[str, int]
+    counters: Mapping[str, int]
+    inflight: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndpointLook:
+    """One endpoint by its row; `picks` is None where nobody counts decisions per endpoint."""
+
+    name: str
+    namespace: str
+    address: str
+    state: int
+    flags: int
+    age_s: float | None
+    scraped: Mapping[str, float]
+    inflight_requests: int
+    inflight_tokens: int
+    index_entries: int
+    picks: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IndexLook:
+    """The prefix index; `used` is extrapolated where `estimated`."""
+
+    entries: int
+    used: int
+    estimated: bool
+    owners_live: int
+    owners_retired: int
+    evictions: int
+    dropped: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """Shared memory at `at`; lane 0 is the supervisor's. Histograms are counts per bucket, the last is overflow."""
+
+    at: float
+    lanes: Sequence[LaneLook]
+    counters: Mapping[str, int]
+    histograms: Mapping[str, Sequence[int]]
+    bounds: Mapping[str, Sequence[float]]
+    endpoints: Sequence[EndpointLook]
+    index: IndexLook
+
+
+class Instance(msgspec.Struct, frozen=True, kw_only=True):
+    """Who is looked at; `uptime_s` since its segments were made, `life` is starting, running or silent."""
+
+    name: str
+    pid: int
+    ports: Mapping[str, int]
+    life: str
+    uptime_s: float
+
+
+class Requests(msgspec.Struct, frozen=True, kw_only=True):
+    """Over all workers. Errors are requests that the picker refused or failed; `cached_share` of prompt tokens, since the start."""
+
+    per_s: float | None
+    errors_per_s: float | None
+    processing_p50_s: float | None
+    processing_p99_s: float | None
+    in_flight: int
+    tokens_in_flight: int
+    cached_share: float | None
+
+
+class Supervisor(msgspec.Struct, frozen=True, kw_only=True):
+    """Who scrapes; `beat_age_s` is None before the first beat."""
+
+    serving: bool
+    beat_age_s: float | None
+    starts: int
+
+
+class Worker(msgspec.Struct, frozen=True, kw_only=True):
+    """One seat; `accepted_share` of all connections, since the start. `gauges` are all of its lane."""
+
+    worker: int
+    state: str
+    beat_age_s: float | None
+    starts: int
+    streams: int
+    connections: int
+    accepted_share: float | None
+    loop_lag_s: float | None
+    requests_per_s: float | None
+    in_flight: int
+    gauges: Mapping[str, int]
+
+
+class EndpointFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """One endpoint. `scraped` has the columns that it reports; `traffic_share` is of the decisions since the last look."""
+
+    name: str
+    namespace: str
+    address: str
+    state: str
+    age_s: float | None
+    scraped: Mapping[str, float]
+    in_flight: int
+    tokens_in_flight: int
+    picks_per_s: float | None
+    traffic_share: float | None
+    index_entries: int
+
+
+class PrefixIndex(msgspec.Struct, frozen=True, kw_only=True):
+    """`used` counts entries, those of retired owners included; an estimate of a large index says so."""
+
+    entries: int
+    used: int
+    used_share: float
+    estimated: bool
+    owners_live: int
+    owners_retired: int
+    evictions: int
+    dropped: int
+
+
+class Figures(msgspec.Struct, frozen=True, kw_only=True):
+    """All figures of one moment; `interval_s` is the time since the look before, None for the first."""
+
+    instance: Instance
+    interval_s: float | None
+    requests: Requests
+    supervisor: Supervisor
+    workers: Sequence[Worker]
+    workers_serving: int
+    endpoints: Sequence[EndpointFigures]
+    index: PrefixIndex
+    bus_drops: int
+    counters: Mapping[str, int]
+
+
+def figures(instance: Instance, look: Look, before: Look | None) -> Figures:
+    """Seats that nobody has ever taken are left out; endpoints come by name."""
+    elapsed = look.at - before.at if before is not None and look.at > before.at else None
+    workers = _workers(look, before, elapsed)
+    index = look.index
+    return Figures(
+        instance=instance,
+        interval_s=elapsed,
+        requests=_requests(look, before, elapsed),
+        supervisor=_supervisor(look.lanes[0]),
+        workers=workers,
+        workers_serving=sum(worker.state == "serving" for worker in workers),
+        endpoints=_endpoints(look, before, elapsed),
+        index=PrefixIndex(
+            entries=index.entries,
+            used=index.used,
+            used_share=index.used / index.entries,
+            estimated=index.estimated,
+            owners_live=index.owners_live,
+            owners_retired=index.owners_retired,
+            evictions=index.evictions,
+            dropped=index.dropped,
+        ),
+        bus_drops=look.counters.get("bus_drops_total", 0),
+        counters=look.counters,
+    )
+
+
+def life(look: Look) -> str:
+    """By the youngest beat of all its processes."""
+    age = min(lane.beat_age_s for lane in look.lanes)
+    if age < SILENT_S:
+        return "running"
+    return "starting" if age == math.inf else "silent"
+
+
+def quantile(q: float, bounds: Sequence[float], counts: Sequence[int]) -> float | None:
+    """By counts per bucket, the last of them overflow; None without any."""
+    rank = q * sum(counts)
+    if not rank:
+        return None
+    lower = 0.0
+    for bound, count, reached in zip(bounds, counts, accumulate(counts), strict=False):
+        if reached >= rank:
+            return lower + (bound - lower) * (rank - (reached - count)) / count
+        lower = bound
+    return lower
+
+
+def state(endpoint: EndpointLook, *, supervised: bool) -> str:
+    """What a row's state and flags come to. Rows that nobody keeps up to date any more are stale, whatever they say."""
+    if endpoint.flags & DRAINING:
+        return "draining"
+    if endpoint.flags & DOWN:
+        return "down"
+    if endpoint.state == State.FRESH and not supervised and (endpoint.age_s or 0.0) > SUPERVISOR_SILENT_S:
+        return "stale"
+    return State(endpoint.state).name.lower()
+
+
+def _requests(look: Look, before: Look | None, elapsed: float | None) -> Requests:
+    then: Mapping[str, int] = before.counters if before is not None else {}
+    name = REQUEST_PROCESSING.name
+    new: list[int] = []
+    if before is not None:
+        new = [max(0, n - b) for n, b in zip(look.histograms[name], before.histograms[name], strict=True)]
+    prompt, cached = (look.counters.get(f"{kind}prompt_tokens_total", 0) for kind in ("", "cached_"))
+    return Requests(
+        per_s=_rate(look.counters, then, REQUESTS, elapsed),
+        errors_per_s=_rate(look.counters, then, ERRORS, elapsed),
+        processing_p50_s=quantile(0.5, look.bounds[name], new),
+        processing_p99_s=quantile(0.99, look.bounds[name], new),
+        in_flight=sum(endpoint.inflight_requests for endpoint in look.endpoints),
+        tokens_in_flight=sum(endpoint.inflight_tokens for endpoint in look.endpoints),
+        cached_share=cached / prompt if prompt else None,
+    )
+
+
+def _supervisor(lane: LaneLook) -> Supervisor:
+    return Supervisor(serving=lane.serving, beat_age_s=_beat_age(lane), starts=lane.starts)
+
+
+def _workers(look: Look, before: Look | None, elapsed: float | None) -> list[Worker]:
+    accepted = look.counters.get("connections_total", 0)
+    found = []
+    for seat, lane in enumerate(look.lanes[1:], 1):
+        if not lane.starts and not lane.serving:
+            continue
+        then: Mapping[str, int] = before.lanes[seat].counters if before is not None else {}
+        lag = lane.gauges.get("loop_lag_us")
+        found.append(
+            Worker(
+                worker=seat - 1,
+                state=_worker_state(lane),
+                beat_age_s=_beat_age(lane),
+                starts=lane.starts,
+                streams=lane.gauges.get("streams", 0),
+                connections=lane.gauges.get("connections", 0),
+                accepted_share=lane.counters.get("connections_total", 0) / accepted if accepted else None,
+                loop_lag_s=None if lag is None else lag / 1e6,
+                requests_per_s=_rate(lane.counters, then, REQUESTS, elapsed),
+                in_flight=lane.inflight,
+                gauges=lane.gauges,
+            )
+        )
+    return found
+
+
+def _worker_state(lane: LaneLook) -> str:
+    if not lane.serving:
+        return "not serving"
+    return "leaving" if lane.gauges.get("leaving") else "serving"
+
+
+def _endpoints(look: Look, before: Look | None, elapsed: float | None) -> list[EndpointFigures]:
+    earlier = {(e.name, e.namespace, e.address): e.picks for e in before.endpoints} if before is not None else {}
+    new = [_new_picks(e, earlier) for e in look.endpoints]
+    total = sum(picks or 0 for picks in new)
+    supervised = look.lanes[0].beat_age_s <= SUPERVISOR_SILENT_S
+    found = [
+        EndpointFigures(
+            name=e.name,
+            namespace=e.namespace,
+            address=e.address,
+            state=state(e, supervised=supervised),
+            age_s=e.age_s,
+            scraped=e.scraped,
+            in_flight=e.inflight_requests,
+            tokens_in_flight=e.inflight_tokens,
+            picks_per_s=picks / elapsed if elapsed and picks is not None else None,
+            traffic_share=picks / total if elapsed and total and picks is not None else None,
+            index_entries=e.index_entries,
+        )
+        for e, picks in zip(look.endpoints, new, strict=True)
+    ]
+    return sorted(found, key=lambda e: (e.name, e.namespace, e.address))
+
+
+def _new_picks(endpoint: EndpointLook, earlier: Mapping[tuple[str, str, str], int | None]) -> int | None:
+    then = earlier.get((endpoint.name, endpoint.namespace, endpoint.address))
+    return None if endpoint.picks is None or then is None else max(0, endpoint.picks - then)
+
+
+def _rate(now: Mapping[str, int], then: Mapping[str, int], names: Sequence[str], elapsed: float | None) -> float | None:
+    if elapsed is None:
+        return None
+    return max(0, sum(now.get(name, 0) - then.get(name, 0) for name in names)) / elapsed
+
+
+def _beat_age(lane: LaneLook) -> float | None:
+    return lane.beat_age_s if lane.beat_age_s != math.inf else None

@@ -1,0 +1,220 @@
+"""Figures as text: a few lines on the instance, a table of workers, a table of endpoints.
+
+Columns that a narrow terminal has no room for are left out, the least telling first. Where rows do not fit, the busiest are
+shown and the others counted in a line; otherwise rows come by name. Colours only say what the words say too.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Generic, NamedTuple, TypeVar
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from epp.data import KV_USAGE, RUNNING, WAITING
+from workers.top.figures import EndpointFigures, Figures, Worker
+
+UNKNOWN = "–"
+GAP = 2
+NAME_WIDTH_MIN = 12
+WORKER_ROWS_MIN = 4
+STYLES = {
+    "stale": "yellow",
+    "unknown": "dim",
+    "down": "red",
+    "draining": "magenta",
+    "leaving": "magenta",
+    "not serving": "red",
+}
+BEAT_LATE_S = 1.0
+
+Row = TypeVar("Row")
+
+
+class Column(NamedTuple, Generic[Row]):
+    """`width` is reserved, 0 takes what is left. The higher the rank, the sooner a narrow terminal does without."""
+
+    title: str
+    width: int
+    cell: Callable[[Row], str | Text]
+    rank: int = 0
+    left: bool = False
+    optional: bool = False  # not shown where no row has it
+
+
+WORKERS: Sequence[Column[Worker]] = (
+    Column("worker", 6, lambda w: str(w.worker), left=True),
+    Column("state", 11, lambda w: _styled(w.state), left=True),
+    Column("beat", 6, lambda w: _late(w.beat_age_s)),
+    Column("starts", 6, lambda w: str(w.starts), rank=3),
+    Column("streams", 7, lambda w: _count(w.streams)),
+    Column("conns", 5, lambda w: _count(w.connections)),
+    Column("accepted", 8, lambda w: _share(w.accepted_share), rank=2),
+    Column("lag", 7, lambda w: _short_time(w.loop_lag_s), rank=1, optional=True),
+    Column("requests/s", 10, lambda w: _rate(w.requests_per_s)),
+    Column("in flight", 9, lambda w: _count(w.in_flight), rank=4),
+)
+ENDPOINTS: Sequence[Column[EndpointFigures]] = (
+    Column("endpoint", 0, lambda e: Text(printable(e.name)), left=True),
+    Column("address", 21, lambda e: Text(printable(e.address)), rank=4, left=True),
+    Column("state", 8, lambda e: _styled(e.state), left=True),
+    Column("age", 5, lambda e: _age(e.age_s), rank=2),
+    Column("waiting", 7, lambda e: _scraped(e, WAITING.name)),
+    Column("running", 7, lambda e: _scraped(e, RUNNING.name), rank=1, optional=True),
+    Column("KV", 4, lambda e: _share(e.scraped.get(KV_USAGE.name))),
+    Column("in fl.", 6, lambda e: _count(e.in_flight)),
+    Column("tokens", 6, lambda e: _count(e.tokens_in_flight), rank=3),
+    Column("picks/s", 7, lambda e: _rate(e.picks_per_s), rank=5),
+    Column("share", 5, lambda e: _share(e.traffic_share), rank=1),
+    Column("blocks", 6, lambda e: _count(e.index_entries), rank=6),
+)
+
+
+def screen(figures: Figures, width: int, height: int | None) -> Group:
+    """Everything; `height` None takes as many lines as there are rows."""
+    lines = header(figures)
+    worker_rows = endpoint_rows = None
+    if height is not None:
+        free = (
+            height - sum(-(-line.cell_len // width) for line in lines) - 6
+        )  # of blank lines, titles and what is not shown
+        worker_rows = min(len(figures.workers), max(WORKER_ROWS_MIN, free // 3))
+        endpoint_rows = max(1, free - worker_rows)
+    return Group(
+        *lines,
+        Text(""),
+        *table(WORKERS, figures.workers, "workers", width, worker_rows, _busy_worker),
+        Text(""),
+        *table(ENDPOINTS, figures.endpoints, "endpoints", width, endpoint_rows, _busy_endpoint),
+    )
+
+
+def header(figures: Figures) -> list[Text]:
+    """The instance as a whole."""
+    instance, requests, index = figures.instance, figures.requests, figures.index
+    first = Text.assemble((printable(instance.name), "bold"), f"  pid {instance.pid}  up {_age(instance.uptime_s)}  ")
+    if instance.life != "running":
+        first.append(f"{instance.life}  ", "red")
+    serving = f"{figures.workers_serving} of {len(figures.workers)} workers serving"
+    first.append(serving, "" if figures.workers_serving == len(figures.workers) else "red")
+    first.append("  supervisor beat ").append(_late(figures.supervisor.beat_age_s))
+    second = Text(f"requests {_rate(requests.per_s)}/s  ")
+    second.append(f"errors {_rate(requests.errors_per_s)}/s", "red" if requests.errors_per_s else "")
+    second.append(
+        f"  processing p50 {_short_time(requests.processing_p50_s)} p99 {_short_time(requests.processing_p99_s)}"
+        f"  in flight {_count(requests.in_flight)}"
+    )
+    tokens = f"tokens in flight {_count(requests.tokens_in_flight)}  prompt from cache {_share(requests.cached_share)}"
+    estimated = "about " if index.estimated else ""
+    third = Text(
+        f"prefix index {estimated}{_count(index.used)} of {_count(index.entries)} entries ({_share(index.used_share)})  "
+        f"evictions {_count(index.evictions)}  dropped {_count(index.dropped)}  "
+    )
+    third.append(f"bus drops {_count(figures.bus_drops)}", "yellow" if figures.bus_drops else "")
+    return [first, second, Text(tokens), third]
+
+
+def table(
+    columns: Sequence[Column[Row]],
+    rows: Sequence[Row],
+    noun: str,
+    width: int,
+    rows_max: int | None,
+    busy: Callable[[Row], tuple[float, ...]],
+) -> list[RenderableType]:
+    """The rows that fit, and how many do not."""
+    if not rows:
+        return [Text(f"no {noun}", "dim")]
+    hidden = 0 if rows_max is None else max(0, len(rows) - rows_max)
+    if hidden:
+        rows = sorted(rows, key=busy, reverse=True)[:rows_max]
+    shown = fitting([c for c in columns if not c.optional or any(c.cell(row) != UNKNOWN for row in rows)], width)
+    reserved = sum(column.width + GAP for column in shown) - GAP
+    drawn = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0), header_style="bold")
+    for column in shown:
+        size = column.width or max(NAME_WIDTH_MIN, width - reserved)
+        fixed = column.width or None
+        drawn.add_column(
+            column.title,
+            justify="left" if column.left else "right",
+            no_wrap=True,
+            overflow="ellipsis",
+            min_width=fixed,
+            max_width=min(size, width),
+        )
+    for row in rows:
+        drawn.add_row(*(column.cell(row) for column in shown))
+    return [drawn, Text(f"… and {hidden} more {noun}", "dim")] if hidden else [drawn]
+
+
+def fitting(columns: Sequence[Column[Row]], width: int) -> list[Column[Row]]:
+    """Without those of the highest ranks, until the rest fits."""
+    shown = list(columns)
+    while sum((column.width or NAME_WIDTH_MIN) + GAP for column in shown) - GAP > width:
+        least = max(shown, key=lambda column: column.rank)
+        if not least.rank:
+            break
+        shown.remove(least)
+    return shown
+
+
+def printable(text: str) -> str:
+    """Names come from files and other systems: nothing in them steers the terminal."""
+    return "".join(c if c.isprintable() else "?" for c in text)
+
+
+def _busy_worker(worker: Worker) -> tuple[float, ...]:
+    return worker.requests_per_s or 0.0, worker.streams
+
+
+def _busy_endpoint(endpoint: EndpointFigures) -> tuple[float, ...]:
+    queued = endpoint.scraped.get(WAITING.name, 0.0) + endpoint.scraped.get(RUNNING.name, 0.0)
+    return endpoint.in_flight, queued, endpoint.picks_per_s or 0.0
+
+
+def _styled(word: str) -> Text:
+    return Text(word, STYLES.get(word, ""))
+
+
+def _late(age_s: float | None) -> Text:
+    return Text(_age(age_s), "red" if age_s is None or age_s > BEAT_LATE_S else "")
+
+
+def _scraped(endpoint: EndpointFigures, column: str) -> str:
+    value = endpoint.scraped.get(column)
+    return UNKNOWN if value is None else _count(value)
+
+
+def _count(number: float) -> str:
+    for size, letter in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
+        if number >= size:
+            scaled = number / (1e3 if letter == "k" else size)
+            return f"{scaled:.1f}{letter}" if scaled < 100 else f"{scaled:.0f}{letter}"
+    return f"{number:g}"
+
+
+def _rate(per_s: float | None) -> str:
+    if per_s is None:
+        return UNKNOWN
+    return f"{per_s:.1f}" if per_s < 100 else _count(round(per_s))
+
+
+def _share(share: float | None) -> str:
+    return UNKNOWN if share is None else f"{share:.0%}"
+
+
+def _short_time(seconds: float | None) -> str:
+    if seconds is None:
+        return UNKNOWN
+    return f"{seconds * 1e3:.1f}ms" if seconds < 1 else f"{seconds:.1f}s"
+
+
+def _age(seconds: float | None) -> str:
+    if seconds is None:
+        return UNKNOWN
+    if seconds < 10:
+        return f"{max(0.0, seconds):.2f}s"
+    for size, letter in ((86400, "d"), (3600, "h"), (60, "m")):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f}{letter}"
+    return f"{seconds:.0f}s"

@@ -1,0 +1,400 @@
+"""Traces: for a sample of the requests, where the time of each went and why its endpoint was picked.
+
+Who samples is the caller: the sampled flag of its `traceparent` decides; without one, or with one that is malformed, a ratio of
+the random trace ids. A request that is not sampled costs that decision and nothing else: no span, no header, no other call.
+A sampled one is decided by a second pipeline over the same plugins, whose calls are wrapped (`TracedCalls`), and the trace
+stands in `request.data` for them. Its spans:
+
+    gateway.request                          the whole stream
+    └─ gateway.request_orchestration         the last piece of the body .. answer or refusal
+       └─ run_scheduler_profile              once per run of a profile; begins when its handler, or the profile before it, is done
+          ├─ filter_endpoints                first filter .. last one, or the one that leaves nobody; absent without filters
+          ├─ llm_d.epp.scoring               filters done .. picker; absent without scorers
+          │  └─ llm_d.epp.scorer.<type>      one call
+          └─ pick_endpoints
+
+A scorer that is not called has no span: what static scorers say is kept from one scrape to the next, and a trace shows what
+was done for its request. `llm_d.epp.scoring` then names them in `llm_d.epp.scoring.kept_scorers`. Shadow profiles have no
+spans either: they decide nothing.
+
+The model server gets a `traceparent` that names `gateway.request` as its parent; `tracestate` and `baggage` pass as they came.
+Text from clients is cut to `VALUE_CHARS_MAX`, so that a span is small whatever a request holds. A trace refers to no request:
+without cycles it is freed with its stream. What this does not do: export, or know OpenTelemetry (`workers.tracing_export`).
+"""
+
+import random
+import re
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, Final, NamedTuple, TypeVar, cast
+
+import numpy as np
+
+from epp.candidates import Candidates, Scores
+from epp.decision import Decision
+from epp.instrument import Point, Wrap
+from epp.pipeline import Pipeline, WiredProfile
+from epp.plugin import Plugin, Profile, Scorer
+from epp.protocol import codec
+from epp.request import Request
+
+REQUEST: Final = "gateway.request"
+ORCHESTRATION: Final = "gateway.request_orchestration"
+PROFILE: Final = "run_scheduler_profile"
+FILTERS: Final = "filter_endpoints"
+SCORING: Final = "llm_d.epp.scoring"
+SCORER: Final = "llm_d.epp.scorer."
+PICK: Final = "pick_endpoints"
+TRACE: Final = "trace"  # in the data of a traced request
+TRACEPARENT: Final = "traceparent"
+REQUEST_ID: Final = "x-request-id"
+VALUE_CHARS_MAX: Final = 128
+TOP: Final = 5
+
+_MENTION: Final = TRACEPARENT.encode()
+_NEEDLE: Final = codec.needle(TRACEPARENT)
+_FORM: Final = re.compile("(?!ff)([0-9a-f]{2})-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
+_UNSAMPLED: Final = re.compile("00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f][02468ace]")  # most of them
+_LOW_BITS: Final = (1 << 64) - 1
+_DEPTH_REQUEST: Final = 1
+_DEPTH_ORCHESTRATION: Final = 2
+_DEPTH_PROFILE: Final = 3
+
+C = TypeVar("C", bound=Callable[..., Any])
+
+
+class Parent(NamedTuple):
+    """The span that a `traceparent` names."""
+
+    trace_id: int
+    span_id: int
+    sampled: bool
+
+
+def parse_traceparent(text: str) -> Parent | None:
+    """None: malformed, so that it is to be ignored. Later versions are read as far as they are known."""
+    match = _FORM.fullmatch(text)
+    if match is None or (match[1] == "00" and match[5]):
+        return None
+    return Parent(int(match[2], 16), int(match[3], 16), bool(int(match[4], 16) & 1))
+
+
+class Span:
+    """One span; times are nanoseconds of the epoch. `parent` is 0 in a root; `remote` says that it is another process's span."""
+
+    __slots__ = (
+        "attributes", "end", "error", "name", "parent", "problem", "remote", "span_id", "start", "trace_id",
+    )  # fmt: skip
+
+    def __init__(
+        self, name: str, trace_id: int, span_id: int, parent: int, start: int, attributes: dict[str, Any]
+    ) -> None:
+        self.name = name
+        self.trace_id = trace_id
+        self.span_id = span_id
+        self.parent = parent
+        self.start = start
+        self.end = 0
+        self.attributes = attributes
+        self.remote = False
+        self.error = ""
+        self.problem = ""  # the type of an exception
+
+    def fail(self, problem: BaseException) -> None:
+        """Ends with an error, for this reason."""
+        self.problem = type(problem).__name__
+        self.error = str(problem)[:VALUE_CHARS_MAX] or self.problem
+
+
+class Tracer:
+    """Says which requests are traced. `emit` gets every span when it ends and must neither wait nor raise."""
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        timers: Wrap,
+        emit: Callable[[Span], None],
+        *,
+        ratio: float,
+        rng: random.Random,
+        clock: Callable[[], int] = time.monotonic_ns,
+        wall: Callable[[], int] = time.time_ns,
+    ) -> None:
+        self.pipeline = traced(pipeline, timers)
+        self.statics = {wired.name: static_scorers(wired) for wired in pipeline.recipe.profiles}
+        self.emit = emit
+        self.bits = rng.getrandbits
+        self.clock = clock
+        self.wall = wall
+        self._sampled_below = round(ratio * (1 << 64))
+
+    def begin(self, headers: codec.Headers) -> "Trace | None":
+        """When a request's headers are in: its trace, or None when it is not sampled."""
+        if headers.mentions(_MENTION):
+            text = headers.find(_NEEDLE) or ""
+            if _UNSAMPLED.fullmatch(text):
+                return None
+            parent = parse_traceparent(text)
+            if parent is not None:
+                return Trace(self, parent.trace_id, parent.span_id) if parent.sampled else None
+        trace_id = self.bits(128)
+        return Trace(self, trace_id, 0) if trace_id & _LOW_BITS < self._sampled_below else None
+
+
+class Trace:
+    """The spans of one request. The stream calls `deciding`, then `routed` or `failed`, and `end` once; wrapped calls the rest."""
+
+    __slots__ = ("_between", "_kept", "_offset", "_open", "_profile", "_ready", "_tracer", "about", "trace_id")
+
+    def __init__(self, tracer: Tracer, trace_id: int, parent: int) -> None:
+        self._tracer = tracer
+        self._offset = tracer.wall() - tracer.clock()  # a step of the wall clock must not bend spans
+        self._open: list[Span] = []
+        self._profile: Profile | None = None
+        self._between = 0  # when the handler, or the last profile, was done
+        self._ready = 0  # when the profile could begin to score
+        self._kept: list[str] = []  # static scorers of the profile, as long as none of them is called
+        self.trace_id = trace_id
+        self.about: Mapping[str, Any] = {}  # attributes that all spans have
+        root = self.start(REQUEST)
+        root.parent, root.remote = parent, parent != 0
+
+    # What the stream calls.
+
+    def deciding(self, request: Request) -> Pipeline:
+        """The request is whole; the pipeline to decide it with."""
+        self.start(ORCHESTRATION)
+        request.data[TRACE] = self
+        return self._tracer.pipeline
+
+    def routed(self, request: Request | None, decision: Decision) -> None:
+        """There is an answer; the model server is told its parent."""
+        if request is not None:
+            self._learn(request, decision.headers.get(REQUEST_ID, ""))
+        self._finish_to(_DEPTH_REQUEST)
+        decision.headers[TRACEPARENT] = f"00-{self.trace_id:032x}-{self._open[0].span_id:016x}-01"
+
+    def failed(self, request: Request | None, problem: BaseException) -> None:
+        """Refused, or a fault: everything that is still open ends with it."""
+        if request is not None:
+            self._learn(request, "")
+        for span in self._open:
+            span.fail(problem)
+        self._finish_to(_DEPTH_REQUEST)
+
+    def end(self, error: str) -> None:
+        """The stream is over; `error` names what went wrong, if anything did."""
+        root = self._open[0]
+        root.error = root.error or error
+        self._finish_to(0)
+
+    def _learn(self, request: Request, made_id: str) -> None:
+        request.data.pop(TRACE, None)  # who keeps the request does not keep this
+        self.about = about(request, made_id)
+        if len(self._open) >= _DEPTH_ORCHESTRATION:
+            self._open[_DEPTH_ORCHESTRATION - 1].attributes = {
+                "target_model": request.target_model[:VALUE_CHARS_MAX],
+                "request_prio": request.priority,
+            }
+
+    # What wrapped calls call.
+
+    def start(self, name: str, at: int = 0, attributes: dict[str, Any] | None = None) -> Span:
+        """A new span inside the one that was opened last."""
+        tracer, opened = self._tracer, self._open
+        begin = at or tracer.clock() + self._offset
+        parent = opened[-1].span_id if opened else 0
+        span = Span(
+            name, self.trace_id, tracer.bits(64) or 1, parent, begin, attributes if attributes is not None else {}
+        )
+        opened.append(span)
+        return span
+
+    def finish(self) -> int:
+        """The span that was opened last ends; returns when."""
+        span = self._open.pop()
+        span.end = self._tracer.clock() + self._offset
+        span.attributes |= self.about
+        self._tracer.emit(span)
+        return span.end
+
+    def _finish_to(self, depth: int) -> None:
+        while len(self._open) > depth:
+            self.finish()
+
+    def between_profiles(self, request: Request) -> None:
+        """No profile runs: the handler's turn. A run that is still open is one whose filters left nobody."""
+        if not self.about:
+            self.about = about(request, "")
+        self._leave_profile()
+
+    def handled(self) -> None:
+        """The handler is done."""
+        self._between = self._tracer.clock() + self._offset
+
+    def filtering(self, profile: Profile, candidates: int) -> None:
+        """Before each filter."""
+        self._enter_profile(profile)
+        if len(self._open) == _DEPTH_PROFILE:
+            self.start(FILTERS, attributes={"llm_d.epp.filter.candidate_endpoints": candidates})
+
+    def filtered(self, left: int) -> None:
+        """After the last filter that is called."""
+        self._open[-1].attributes["llm_d.epp.filter.filtered_endpoints"] = left
+        self._ready = self.finish()
+
+    def scoring(self, profile: Profile, candidates: int, *, static: bool) -> None:
+        """Before each scorer."""
+        self._enter_profile(profile)
+        self._begin_scoring(profile, candidates)
+        if static:
+            self._kept = []
+
+    def picking(self, profile: Profile, candidates: int, attributes: dict[str, Any]) -> None:
+        """Before the picker."""
+        self._enter_profile(profile)
+        if profile.scorers or profile.static_scorers:
+            self._begin_scoring(profile, candidates)
+            if self._kept:
+                self._open[-1].attributes["llm_d.epp.scoring.kept_scorers"] = self._kept
+            self.finish()
+        self.start(PICK, attributes=attributes)
+
+    def picked(self) -> None:
+        """After it: the profile has run."""
+        self.finish()
+        self._leave_profile()
+
+    def _enter_profile(self, profile: Profile) -> None:
+        if self._profile is not profile:
+            self._leave_profile()
+            self._profile = profile
+            self._ready = self._between
+            self._kept = self._tracer.statics[profile.name]
+            self.start(PROFILE, self._between, {"llm_d.epp.scheduling.profile.name": profile.name})
+
+    def _begin_scoring(self, profile: Profile, candidates: int) -> None:
+        if len(self._open) == _DEPTH_PROFILE:
+            count = len(profile.scorers) + len(profile.static_scorers)
+            attributes = {"llm_d.epp.scorer.count": count, "llm_d.epp.scoring.candidate_endpoints": candidates}
+            self.start(SCORING, self._ready, attributes)
+
+    def _leave_profile(self) -> None:
+        self._profile = None
+        while len(self._open) > _DEPTH_ORCHESTRATION:
+            self._between = self.finish()
+
+
+def about(request: Request, made_id: str) -> dict[str, Any]:
+    """The attributes that all spans of a request share; `made_id` is the id that a request without one got."""
+    found = {"gen_ai.request.model": request.target_model, "gen_ai.request.id": request.id or made_id}
+    return {name: value[:VALUE_CHARS_MAX] for name, value in found.items() if value}
+
+
+def traced(pipeline: Pipeline, timers: Wrap) -> Pipeline:
+    """The pipeline of sampled requests: the same calls, traced and still timed."""
+    return replace(pipeline.wrapped(TracedCalls(timers)), shadows=pipeline.shadows)
+
+
+def static_scorers(wired: WiredProfile) -> list[str]:
+    """The names of a profile's static scorers."""
+    return [plugin.name for plugin, _ in wired.members if isinstance(plugin, Scorer) and plugin.static]
+
+
+class TracedCalls:
+    """A `Wrap` for requests that have a trace, around another one; calls that have no span are the other's alone."""
+
+    def __init__(self, inner: Wrap) -> None:
+        self._inner = inner
+        self._kinds: Mapping[Point, Callable[[Plugin, Callable[..., Any]], Callable[..., Any]]] = {
+            Point.PROFILE_PICKER: _handler,
+            Point.PROFILES_RESULT: _handler,
+            Point.FILTER: _filter,
+            Point.SCORER: _scorer,
+            Point.PICKER: _picker,
+        }
+
+    def __call__(self, point: Point, plugin: Plugin, call: C, /) -> C:
+        call = self._inner(point, plugin, call)
+        kind = self._kinds.get(point)
+        return call if kind is None else cast("C", kind(plugin, call))
+
+
+def _handler(_plugin: Plugin, call: Callable[..., Any]) -> Callable[..., Any]:
+    def traced(request: Request, *others: Any) -> Any:
+        trace: Trace = request.data[TRACE]
+        trace.between_profiles(request)
+        result = call(request, *others)
+        trace.handled()
+        return result
+
+    return traced
+
+
+def _filter(_plugin: Plugin, call: Callable[..., Any]) -> Callable[..., Any]:
+    def traced(request: Request, candidates: Candidates, profile: Profile) -> Any:
+        trace: Trace = request.data[TRACE]
+        trace.filtering(profile, len(candidates))
+        mask = call(request, candidates, profile)
+        left = int(np.count_nonzero(mask))
+        if not left or profile.filters[-1] is traced:
+            trace.filtered(left)
+        return mask
+
+    return traced
+
+
+def _scorer(plugin: Plugin, call: Callable[..., Any]) -> Callable[..., Any]:
+    static = isinstance(plugin, Scorer) and plugin.static
+
+    def traced(request: Request, candidates: Candidates, profile: Profile) -> Any:
+        trace: Trace = request.data[TRACE]
+        trace.scoring(profile, len(candidates), static=static)
+        span = trace.start(SCORER + plugin.type_name)
+        scores = call(request, candidates, profile)
+        weight = next(w for score, w in (profile.static_scorers if static else profile.scorers) if score is traced)
+        span.attributes = scorer_attributes(plugin, weight, len(candidates), scores)
+        trace.finish()
+        return scores
+
+    return traced
+
+
+def _picker(_plugin: Plugin, call: Callable[..., Any]) -> Callable[..., Any]:
+    def traced(request: Request, candidates: Candidates, totals: Scores, profile: Profile) -> Any:
+        trace: Trace = request.data[TRACE]
+        trace.picking(profile, len(candidates), picker_attributes(candidates, totals))
+        picked = call(request, candidates, totals, profile)
+        trace.picked()
+        return picked
+
+    return traced
+
+
+def scorer_attributes(plugin: Plugin, weight: float, candidates: int, scores: Scores | None) -> dict[str, Any]:
+    """Who scored and, in sum, how; a scorer that has nothing to say has no scores."""
+    attributes: dict[str, Any] = {
+        "llm_d.epp.scorer.type": plugin.type_name,
+        "llm_d.epp.scorer.name": plugin.name,
+        "llm_d.epp.scorer.weight": float(weight),
+        "llm_d.epp.scorer.candidate_endpoints": candidates,
+    }
+    if scores is not None:
+        attributes |= {
+            "llm_d.epp.scorer.score.max": float(scores.max()),
+            "llm_d.epp.scorer.score.avg": float(scores.mean()),
+            "llm_d.epp.scorer.endpoints_scored": len(scores),
+        }
+    return attributes
+
+
+def picker_attributes(candidates: Candidates, totals: Scores) -> dict[str, Any]:
+    """Among how many, and how the best of them stand."""
+    best = np.argsort(-totals, kind="stable")[:TOP].tolist()
+    endpoints = [candidates.endpoint(index) for index in best]
+    return {
+        "llm_d.epp.picker.candidate_endpoints": len(candidates),
+        "llm_d.epp.picker.top_endpoints": [f"{e.namespace}/{e.name}"[:VALUE_CHARS_MAX] for e in endpoints],
+        "llm_d.epp.picker.top_scores": [float(totals[index]) for index in best],
+    }
