@@ -194,6 +194,23 @@ def test_tokens_in_flight_are_released_once_at_the_first_chunk_or_the_end() -> N
     assert services.tokens == {2: 0}
 
 
+@pytest.mark.parametrize("estimated", [False, True])
+def test_tokens_of_a_prefill_target_go_at_the_first_chunk_whatever_is_estimated(estimated: bool) -> None:
+    services = FakeServices()
+    params = InflightLoad.Params(add_estimated_output_tokens=estimated, output_ratio=0)
+    load = started(InflightLoad("i", params), services)
+    decode, prefill = decision_for(0).runs["default"], decision_for(2).runs["default"]
+    decision = Decision(decode.targets, {"decode": decode, "prefill": prefill, "encode": None}, "decode")  # type: ignore[union-attr]
+    r = request(b"x" * 400)
+    load.before_send(r, decision)  # type: ignore[attr-defined]
+    assert services.tokens == {0: 100, 2: 100}
+    for _ in range(2):
+        load.response_streaming(r, decision)  # type: ignore[attr-defined]
+        assert services.tokens == {0: 100 if estimated else 0, 2: 0}
+    load.response_complete(r, decision, None)  # type: ignore[attr-defined]
+    assert services.tokens == {0: 0, 2: 0}
+
+
 def test_estimated_output_tokens_stay_until_the_end() -> None:
     services = FakeServices()
     load = started(InflightLoad("i", InflightLoad.Params(add_estimated_output_tokens=True)), services)

@@ -1,0 +1,68 @@
+"""Refuse requests that may be shed, the more often the fuller the pool is."""
+
+import math
+import random
+from typing import Annotated
+
+import msgspec
+import numpy as np
+
+from epp.candidates import Candidates
+from epp.data import KV_USAGE, WAITING
+from epp.errors import Cause, Refused
+from epp.plugin import Admitter, Services, plugin
+from epp.request import Request
+
+Positive = Annotated[float, msgspec.Meta(gt=0)]
+
+
+class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
+    """What counts as full: waiting requests and share of the KV cache; `power` and `k` shape the probability."""
+
+    queue_depth_threshold: Annotated[int, msgspec.Meta(gt=0)] = 5
+    kv_cache_util_threshold: Positive = 0.8
+    power: Positive = 5.0
+    k: Positive = 300.0
+
+
+@plugin("probabilistic-admitter")
+class Probabilistic(Admitter):
+    """Refuses a request of a priority below 0 with probability min(1, saturation ^ power * k).
+
+    Saturation is the mean over the candidates of max(waiting / queue threshold, KV usage / KV threshold); the queue counts what
+    was sent since the last scrape.
+    """
+
+    Params = Parameters
+    consumes = (WAITING, KV_USAGE)
+
+    def __init__(self, name: str, params: Parameters) -> None:
+        super().__init__(name, params)
+        self._waiting = float(params.queue_depth_threshold)
+        self._kv = params.kv_cache_util_threshold
+        self._power = params.power
+        self._log_k = math.log(params.k)
+        self._rng: random.Random
+
+    def start(self, services: Services) -> None:
+        self._rng = services.rng
+
+    def admit(self, request: Request, candidates: Candidates) -> None:
+        if request.priority >= 0:
+            return
+        saturation = self.saturation(candidates)
+        probability = self.probability(saturation)
+        if self._rng.random() < probability:
+            detail = f"saturation is {saturation:.3f}, at which requests like this are refused with probability {probability:.2f}"
+            raise Refused(Cause.NOT_ADMITTED, detail)
+
+    def saturation(self, candidates: Candidates) -> float:
+        """0: idle; 1: at the thresholds."""
+        return float(np.maximum(candidates[WAITING] / self._waiting, candidates[KV_USAGE] / self._kv).mean())
+
+    def probability(self, saturation: float) -> float:
+        """Of being refused. By logarithms: high powers do not overflow."""
+        if saturation <= 0.0:
+            return 0.0
+        exponent = self._log_k + self._power * math.log(saturation)
+        return math.exp(exponent) if exponent < 0.0 else 1.0

@@ -1,0 +1,1 @@
+"""Deciders: whether a stage of a disaggregated request is worth its hop."""

@@ -1,0 +1,17 @@
+"""Encode elsewhere whatever has images, audio or video."""
+
+from epp.decision import ProfileRun
+from epp.plugin import Decider, plugin
+from epp.request import Request
+from epp.tokens import TOKENS
+
+
+@plugin("always-disagg-multimodal-decider")
+class Multimodal(Decider):
+    """Yes if the token producer found media in any of the request's prompts."""
+
+    consumes = (TOKENS,)
+
+    def wanted(self, request: Request, run: ProfileRun | None) -> bool:
+        tokenized = request[TOKENS]
+        return tokenized is not None and any(prompt.features for prompt in tokenized.prompts)

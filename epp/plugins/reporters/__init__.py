@@ -1,0 +1,1 @@
+"""Reporters: what a finished response tells the gateway."""

@@ -1,0 +1,47 @@
+"""`lora-affinity-scorer`: adapter loaded 1, room 0.8, queued 0.6, else 0."""
+
+import numpy as np
+
+from epp.candidates import Candidates
+from epp.data import ACTIVE_MODELS, WAITING_MODELS
+from epp.plugin import NoParams
+from epp.plugins.scorers.lora_affinity import MODELS_MAX, LoraAffinity
+from tests.epp.plugins.calls import PROFILE
+from tests.fakes import candidates, request
+
+NAN = float("nan")
+
+
+def scorer() -> LoraAffinity:
+    return LoraAffinity("lora", NoParams())
+
+
+def pool(limits: list[float]) -> Candidates:
+    names = {
+        ACTIVE_MODELS.name: [frozenset({"a"}), frozenset({"b"}), frozenset({"b", "c"}), frozenset()],
+        WAITING_MODELS.name: [frozenset(), frozenset(), frozenset({"a"}), frozenset()],
+    }
+    return candidates({"max_lora": limits}, names=names)
+
+
+def test_each_case_of_the_formula() -> None:
+    # pod-0 has it active; pod-1 has 1 of 2 places taken; pod-2 is full and a waits there; pod-3 reports no adapters at all.
+    c = pool([2, 2, 2, NAN])
+    assert scorer().score(request(target_model="a"), c, PROFILE).tolist() == [1.0, 0.8, 0.6, 0.0]
+    assert scorer().score(request(target_model="z"), c, PROFILE).tolist() == [0.8, 0.8, 0.0, 0.0]
+
+
+def test_scores_follow_the_scrapes_and_the_candidates() -> None:
+    lora, asked = scorer(), request(target_model="a")
+    first, second = pool([2, 2, 2, 2]), pool([1, 1, 2, 0])
+    assert lora.score(asked, first, PROFILE).tolist() == [1.0, 0.8, 0.6, 0.8]
+    assert lora.score(asked, second, PROFILE).tolist() == [1.0, 0.0, 0.6, 0.0]
+    cut = second.keep(np.array([False, True, True, False]))
+    assert lora.score(asked, cut, PROFILE).tolist() == [0.0, 0.6]
+
+
+def test_any_number_of_models_needs_bounded_memory() -> None:
+    lora, c = scorer(), pool([2, 2, 2, 2])
+    for number in range(3 * MODELS_MAX):
+        lora.score(request(target_model=str(number)), c, PROFILE)
+    assert len(lora._scores) <= MODELS_MAX

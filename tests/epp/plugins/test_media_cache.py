@@ -1,0 +1,121 @@
+"""Requests go where their images were encoded before."""
+
+import msgspec
+import numpy as np
+
+from epp.candidates import Candidates
+from epp.decision import Decision, ProfileRun
+from epp.multimodal import NO_MEDIA, MediaMatch, media_match
+from epp.plugin import Profile
+from epp.plugins import pickers
+from epp.plugins.pickers.max_score import MaxScore
+from epp.plugins.producers import media_cache
+from epp.plugins.producers.media_cache import MediaCache
+from epp.plugins.scorers.media_cache import MediaCacheScorer
+from epp.request import Request
+from epp.tokens import TOKENS, Feature, PromptTokens, TokenizedPrompt
+from tests.fakes import FakeServices, candidates, request
+
+PROFILE = Profile("default", (), (), MaxScore("p", pickers.Parameters()))
+MATCH = media_match("")
+
+
+def producer(services: FakeServices, **params: object) -> MediaCache:
+    made = MediaCache("mm-embeddings-cache-producer", msgspec.convert(params, MediaCache.Params))
+    made.start(services)
+    return made
+
+
+def showing(*prompts: str) -> Request:
+    """A request whose prompts show these images, a letter each."""
+    r = request()
+    r[TOKENS] = TokenizedPrompt(
+        [PromptTokens(None, [Feature("image", image, 0, 1) for image in prompt]) for prompt in prompts]
+    )
+    return r
+
+
+def sent(plugin: MediaCache, r: Request, *targets: int) -> None:
+    c = candidates(count=3)
+    run = ProfileRun(c, np.zeros(3), targets)
+    plugin.before_send(r, Decision(run.targets, {"default": run}, "default"))
+
+
+def matched(plugin: MediaCache, r: Request, c: Candidates | None = None) -> MediaMatch:
+    plugin.produce(r, c or candidates(count=3))
+    return r[MATCH]
+
+
+def test_where_an_image_was_sent_it_is_found_again_by_every_worker() -> None:
+    shared = FakeServices()
+    one, other = producer(shared), producer(shared)
+    first = showing("ab")
+    assert matched(one, first).held is None
+    sent(one, first, 1)
+    again = matched(other, showing("bc", "a"))
+    assert again.held.tolist() == [0.0, 2.0, 0.0] and again.total == 3
+
+
+def test_an_image_that_is_shown_twice_counts_once_and_one_without_a_hash_never() -> None:
+    assert matched(producer(FakeServices()), showing("aa", "a")).total == 1
+    nothing = request()
+    nothing[TOKENS] = TokenizedPrompt([PromptTokens(None, [Feature("image", "", 0, 1)])])
+    assert matched(producer(FakeServices()), nothing) is NO_MEDIA
+
+
+def test_requests_without_media_say_and_learn_nothing() -> None:
+    services = FakeServices()
+    plugin, r = producer(services), request()
+    assert matched(plugin, r) is NO_MEDIA
+    assert scores(r, candidates(count=3)) is None
+    sent(plugin, r, 0)
+    assert services.held == {}
+
+
+def test_all_targets_learn_and_the_chosen_one_is_counted() -> None:
+    services = FakeServices()
+    plugin = producer(services)
+    first = showing("ab")
+    matched(plugin, first)
+    sent(plugin, first, 1, 0)
+    second = showing("abc")
+    assert matched(plugin, second).held.tolist() == [2.0, 2.0, 0.0]
+    sent(plugin, second, 0)
+    assert services.counted["encoder_cache_queries_total"].values == {("image",): 5}
+    assert services.counted["encoder_cache_hits_total"].values == {("pod-0", "image"): 2}
+    assert services.measured["encoder_cache_hit_ratio"].values == [0.0, 2 / 3]
+
+
+def test_an_owner_that_has_left_is_left_out() -> None:
+    services = FakeServices()
+    plugin, first = producer(services), showing("a")
+    matched(plugin, first)
+    sent(plugin, first, 2)
+    assert matched(plugin, showing("a"), candidates(count=2)).held is None
+
+
+def test_only_so_many_items_are_looked_up(monkeypatch) -> None:
+    monkeypatch.setattr(media_cache, "ITEMS_MAX", 2)
+    assert matched(producer(FakeServices()), showing("abc")).total == 2
+
+
+def test_a_cache_size_is_said_to_have_no_effect() -> None:
+    assert list(producer(FakeServices(), cacheSizeInMBPerServer=4096).without_effect) == []
+    (said,) = producer(FakeServices(), cacheSizeInMBPerServer=100).without_effect
+    assert said.startswith("cacheSizeInMBPerServer: has no effect here: ")
+
+
+def scores(r: Request, c: Candidates, **params: str) -> list[float] | None:
+    given = MediaCacheScorer("s", msgspec.convert(params, MediaCacheScorer.Params)).score(r, c, PROFILE)
+    return None if given is None else given.tolist()
+
+
+def test_the_score_is_the_share_of_items_that_an_endpoint_holds() -> None:
+    r, c = request(), candidates(count=3)
+    assert scores(r, c) is None
+    r[MATCH] = MediaMatch(None, 4)
+    assert scores(r, c) is None
+    r[MATCH] = MediaMatch(np.array([0.0, 1.0, 4.0]), 4)
+    assert scores(r, c) == [0.0, 0.25, 1.0]
+    assert scores(r, c.keep(np.array([True, False, True]))) == [0.0, 1.0]
+    assert scores(r, c, producerName="other") is None

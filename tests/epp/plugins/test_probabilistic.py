@@ -1,0 +1,74 @@
+"""Requests that may be shed are refused the more often the fuller the pool is."""
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from epp.candidates import Candidates
+from epp.errors import Cause, Refused
+from epp.plugins.admitters.probabilistic import Probabilistic
+from tests.fakes import FakeServices, candidates, request
+
+
+def made(**params: float) -> Probabilistic:
+    plugin = Probabilistic("p", msgspec.convert(params, Probabilistic.Params))
+    plugin.start(FakeServices())
+    return plugin
+
+
+def pool(waiting: list[float], kv: list[float]) -> Candidates:
+    return candidates({"waiting_requests": waiting, "kv_cache_usage": kv})
+
+
+def refusals(plugin: Probabilistic, c: Candidates, priority: int, tries: int = 1000) -> int:
+    count = 0
+    for _ in range(tries):
+        try:
+            plugin.admit(request(priority=priority), c)
+        except Refused as refused:
+            assert refused.cause is Cause.NOT_ADMITTED
+            count += 1
+    return count
+
+
+def test_saturation_is_the_mean_of_each_endpoints_worse_figure() -> None:
+    # max(5/5, .4/.8) = 1; max(1/5, .6/.8) = .75; max(0, 0) = 0: mean 0.58333
+    assert made().saturation(pool([5, 1, 0], [0.4, 0.6, 0.0])) == pytest.approx(1.75 / 3)
+
+
+@pytest.mark.parametrize(
+    ("params", "saturation", "probability"),
+    [
+        ({}, 0.0, 0.0),
+        ({}, 0.25, 300 * 0.25**5),  # 0.293
+        ({}, 0.5, 1.0),  # 300 / 32 is more than 1
+        ({"k": 2, "power": 2}, 0.5, 0.5),
+        ({"k": 1, "power": 10_000}, 1e9, 1.0),
+        ({"k": 1, "power": 10_000}, 1e-9, 0.0),
+    ],
+)
+def test_the_probability_is_a_power_of_saturation(
+    params: dict[str, float], saturation: float, probability: float
+) -> None:
+    assert made(**params).probability(saturation) == pytest.approx(probability)
+
+
+def test_requests_are_refused_as_often_as_computed_and_others_never() -> None:
+    c = pool([1.25], [0.0])  # saturation .25: probability .293
+    assert 235 < refusals(made(), c, priority=-1) < 351  # 4 deviations are 58
+    assert refusals(made(), c, priority=0) == 0
+    assert refusals(made(), pool([100], [1]), priority=-1, tries=100) == 100
+    assert refusals(made(), pool([0], [0]), priority=-1, tries=100) == 0
+
+
+@given(st.floats(0, 1e9), st.floats(0, 1e9))
+def test_the_probability_is_one_and_grows_with_saturation(a: float, b: float) -> None:
+    low, high = (made().probability(s) for s in sorted((a, b)))
+    assert 0 <= low <= high <= 1
+
+
+@pytest.mark.parametrize("name", ["queueDepthThreshold", "kvCacheUtilThreshold", "power", "k"])
+def test_all_parameters_are_above_0(name: str) -> None:
+    with pytest.raises(msgspec.ValidationError, match=r"> 0|>= 1"):
+        made(**{name: 0})
