@@ -221,5 +221,6 @@ class Lanes:
             serving = np.flatnonzero(self._weights).tolist()
             self._only = serving[0] if len(serving) == 1 else -1
         if self._only >= 0:  # one worker: nothing to sum, 0.7 us instead of 1.6
-            return part[self._only].copy()
+            only: Ints = part[self._only].copy()
+            return only
         return self._weights @ part

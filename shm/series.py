@@ -24,6 +24,7 @@ ordered (see `fence`) a reader may find a block's last words late, and sums them
 What this does not do: know what the labels mean, or which of them to fold.
 """
 
+from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -252,6 +253,63 @@ class Totals(NamedTuple):
     labels: list[Labels]
     ints: Ints
     sums: Floats
+
+
+class SeriesLedger:
+    """Observations of several histograms of one block at a time, kept back and stored together.
+
+    Nine values cost 0.3 us to add and 0.8 us to store among sixty others, where nine calls of `observe` cost 2.4. `add` starts a
+    timer by `later(seconds, call)` when nothing was kept back before; at `ROWS_MAX` rows they are stored at once. What is kept back
+    is lost with the process: at most KEEP_S of it. Histograms with large bounds come last: what stands behind them is found with
+    fewer digits.
+    """
+
+    ROWS_MAX = 64
+    KEEP_S = 0.02
+
+    def __init__(
+        self, series: SeriesWriter, histograms: tuple[int, ...], later: Callable[[float, Callable[[], None]], object]
+    ) -> None:
+        schema = series.schema
+        self._width = 1 + len(histograms)
+        self._later = later
+        self._kept = array("d")
+        self._full = self.ROWS_MAX * self._width
+        self._ints = np.frombuffer(series.words, dtype=np.int64)
+        self._floats = np.frombuffer(series.words, dtype=np.float64)
+        bounds = [np.array(schema.histograms[index][1]) for index in histograms]
+        # All bounds in one ascending row, each histogram's behind those of the one before: one search places all values.
+        widths = np.array([2.0 * b[-1] for b in bounds])
+        self._largest = 0.75 * widths
+        self._shifts = np.cumsum(widths) - widths
+        self._bounds = np.concatenate([b + shift for b, shift in zip(bounds, self._shifts, strict=True)])
+        self._sums_at = np.array([schema.histograms_at[index] for index in histograms])
+        before = np.cumsum([0, *(len(b) for b in bounds)])[:-1]
+        self._counts_at = self._sums_at + 1 - before
+
+    def add(self, *row: float) -> None:
+        """`block`, then a value for each histogram; NaN where there is none. Values count as at least 0."""
+        kept = self._kept
+        if not kept:
+            self._later(self.KEEP_S, self.store)
+        kept.extend(row)
+        if len(kept) >= self._full:
+            self.store()
+
+    def store(self) -> None:
+        """Count all that was kept back."""
+        kept, self._kept = self._kept, array("d")
+        if not kept:
+            return
+        rows = np.frombuffer(kept).reshape(-1, self._width)
+        values = rows[:, 1:]
+        row, column = np.nonzero(values == values)
+        found = values[row, column]
+        blocks = rows[:, 0].astype(np.int64)[row]
+        sought = np.clip(found, 0.0, self._largest[column]) + self._shifts[column]
+        places = np.searchsorted(self._bounds, sought) + self._counts_at[column]
+        np.add.at(self._ints, blocks + places, 1)
+        np.add.at(self._floats, blocks + self._sums_at[column], found)
 
 
 class SeriesReader:

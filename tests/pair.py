@@ -1,7 +1,7 @@
 """Both ends of one ext_proc stream without a network: what Envoy says in, what the picker answers out, both decoded."""
 
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from epp.metrics import (
@@ -69,16 +69,23 @@ class Series:
     """The labelled metrics of one worker, in plain memory."""
 
     def __init__(self, clock: Clock) -> None:
+        self.stores: list[Callable[[], None]] = []  # what the loop would call later
         self._schemas = {group.name: series_schema_of(group, lanes=1) for group in (REQUEST, ERROR, ATTEMPTS)}
         self._regions = {n: Region(memoryview(bytearray(s.bytes))) for n, s in self._schemas.items()}
-        self.metrics = RequestMetrics(clock, *(self._writer(group) for group in (REQUEST, ERROR, ATTEMPTS)))
+        self.metrics = RequestMetrics(
+            clock,
+            lambda _, store: self.stores.append(store),
+            *(self._writer(group) for group in (REQUEST, ERROR, ATTEMPTS)),
+        )
 
     def _writer(self, group: Group) -> SeriesWriter:
         schema = self._schemas[group.name]
         return SeriesWriter(schema, schema.lane(self._regions[group.name], 0))
 
     def rows(self, group: Group) -> Any:
-        """Label tuple -> values, as a scrape would find them."""
+        """Label tuple -> values, as a scrape would find them a moment later."""
+        for store in self.stores:
+            store()
         return SeriesReader(self._schemas[group.name], self._regions[group.name], serving=lambda _: True).rows()
 
 

@@ -24,7 +24,7 @@ from epp.request import Request
 from shm.documents import DocumentReader, DocumentSchema, DocumentWriter
 from shm.lanes import SUPERVISOR_LANE, Lane, Lanes
 
-KEPT: Final = 32
+KEPT: Final = 32  # more would push what requests need out of the CPU's caches
 DOCUMENT_BYTES: Final = 128 << 10
 ASKED: Final = "explain_asked"
 ANSWERED: Final = "explain_answered"

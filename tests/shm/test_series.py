@@ -1,6 +1,7 @@
 """Series: blocks by label tuple, owners that die at any store, sums over lanes, bounds."""
 
 import contextlib
+import math
 import random
 from array import array
 from collections import Counter
@@ -13,7 +14,15 @@ from hypothesis import strategies as st
 
 from shm.layout import CACHE_LINE
 from shm.segment import Region
-from shm.series import LABEL_BYTES_MAX, OTHER, TEXT_BYTES_PER_BLOCK, SeriesReader, SeriesSchema, SeriesWriter
+from shm.series import (
+    LABEL_BYTES_MAX,
+    OTHER,
+    TEXT_BYTES_PER_BLOCK,
+    SeriesLedger,
+    SeriesReader,
+    SeriesSchema,
+    SeriesWriter,
+)
 from tests.interleave import Killed, Words, every_point, kill
 from tests.shm.memory import region_for
 
@@ -407,3 +416,62 @@ def test_an_impossible_schema_is_refused(change: dict) -> None:
     schema = {"name": "n", "labels": ("a",), "blocks": 1, "lanes": 1}
     with pytest.raises(ValueError, match=r"at least|twice|ascend"):
         SeriesSchema(**(schema | change))
+
+
+LEDGER_BOUNDS = ((0.001, 0.01, 1.0), (5.0,), (64.0, 1e9))
+
+
+class Ledger:
+    """A ledger and its writer in plain memory; `later` is what the loop would call."""
+
+    def __init__(self) -> None:
+        histograms = tuple((f"h{i}", bounds) for i, bounds in enumerate(LEDGER_BOUNDS))
+        self.schema = SeriesSchema("s", ("l",), histograms=histograms, blocks=4, lanes=1)
+        self.region = Region(memoryview(bytearray(self.schema.bytes)))
+        self.writer = SeriesWriter(self.schema, self.schema.lane(self.region, 0))
+        self.later: list[tuple[float, Callable[[], None]]] = []
+        self.ledger = SeriesLedger(self.writer, (0, 1, 2), lambda s, call: self.later.append((s, call)))
+
+    def histograms(self, label: str) -> tuple[tuple[list[int], float], ...]:
+        rows = SeriesReader(self.schema, self.region, serving=lambda _: True).rows()
+        return rows[(label,)].histograms
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from("abc"),
+            *(st.one_of(st.just(math.nan), st.sampled_from((0.0, *b)), st.floats(0, 2 * b[-1])) for b in LEDGER_BOUNDS),
+        ),
+        max_size=200,
+    )
+)
+@settings(max_examples=60, deadline=None)
+def test_what_a_ledger_stores_together_is_what_single_observations_store(rows: list[tuple[Any, ...]]) -> None:
+    one, other = Ledger(), Ledger()
+    for label, *values in rows:
+        one.ledger.add(one.writer.block((label,)), *values)
+        block = other.writer.block((label,))
+        for index, value in enumerate(values):
+            if not math.isnan(value):
+                other.writer.observe(block, index, value)
+    one.ledger.store()
+    for label in {label for label, *_ in rows}:
+        for (counts, total), (wanted, sum_) in zip(one.histograms(label), other.histograms(label), strict=True):
+            assert counts == wanted and total == pytest.approx(sum_)
+
+
+def test_a_ledger_asks_to_be_stored_once_for_all_that_it_keeps_back_and_stores_a_full_one_at_once() -> None:
+    made = Ledger()
+    block = made.writer.block(("a",))
+    for _ in range(SeriesLedger.ROWS_MAX - 1):
+        made.ledger.add(block, 0.5, math.nan, math.nan)
+    assert [seconds for seconds, _ in made.later] == [SeriesLedger.KEEP_S]
+    assert sum(made.histograms("a")[0][0]) == 0
+    made.ledger.add(block, 0.5, math.nan, math.nan)
+    assert sum(made.histograms("a")[0][0]) == SeriesLedger.ROWS_MAX
+    made.ledger.add(block, 0.5, math.nan, math.nan)
+    assert len(made.later) == 2
+    for _, store in made.later:
+        store()
+    assert sum(made.histograms("a")[0][0]) == SeriesLedger.ROWS_MAX + 1

@@ -45,10 +45,10 @@ def test_a_request_is_counted_once_it_has_an_endpoint_and_runs_until_its_stream_
     envoy.body(BODY)
     values = rows(p)[LABELS]
     assert (values.counters, values.gauges) == ((1,), (1,))
-    assert observed(p, REQUEST_BYTES) == (1, len(BODY))
     envoy.response_headers()
     envoy.response_body(USAGE)
     assert rows(p)[LABELS].gauges == (0,)
+    assert observed(p, REQUEST_BYTES) == (1, len(BODY))
     envoy.handler.half_closed()
     envoy.handler.closed()
     assert rows(p)[LABELS].gauges == (0,)

@@ -1,0 +1,40 @@
+"""Decisions of a real picker, explained by its workers through its supervisor."""
+
+import json
+from typing import Any
+
+from tests.e2e.cluster import COMPLETIONS, ask, completion, run
+from tests.e2e.conftest import SERVERS, Gateway
+from workers.demo.children import python
+
+
+def explain(gateway: Gateway, *flags: str) -> Any:
+    return run(python("workers", "explain", f"--url=http://127.0.0.1:{gateway.picker.metrics}", *flags))
+
+
+def test_the_last_decision_tells_who_was_considered_and_why_the_target_was_picked(gateway: Gateway) -> None:
+    answer = ask(gateway.port, COMPLETIONS, completion("explain this " * 100))
+    done = explain(gateway, "--json")
+    assert done.returncode == 0, done.stderr
+    (decision,) = json.loads(done.stdout)["decisions"]
+    (profile,) = decision["profiles"]
+    assert len(profile["candidates"]) == SERVERS
+    picked = profile["candidates"][0]
+    assert picked["picked"] and picked["address"] == decision["targets"][0]
+    assert answer.server.rpartition(":")[2] in picked["address"] or answer.server in picked["endpoint"]
+    for candidate in profile["candidates"]:
+        total = sum(score["weighted"] for score in candidate["scores"])
+        assert abs(total - candidate["total"]) < 0.01
+    assert "explain this" not in done.stdout
+
+
+def test_any_recent_request_can_be_asked_for_by_its_id_whichever_worker_had_it(gateway: Gateway) -> None:
+    for number in range(8):
+        ask(gateway.port, COMPLETIONS, completion(f"number {number}"))
+    decisions = json.loads(explain(gateway, "--n=64", "--json").stdout)["decisions"]
+    assert len({decision["worker"] for decision in decisions}) > 1
+    for decision in decisions[:3]:
+        done = explain(gateway, f"--request-id={decision['request_id']}")
+        assert done.returncode == 0 and decision["request_id"] in done.stdout
+        assert decision["targets"][0] in done.stdout
+    assert explain(gateway, "--request-id=nobody-has-this").returncode == 1
