@@ -233,7 +233,53 @@ ERROR = Group("error", (*MFP, "error_code"), counters=(REQUEST_ERRORS,))
 ATTEMPTS = Group(
     "attempts", ("status", "target_model_name", "endpoint_name", "namespace", "port"), counters=(SCHEDULER_ATTEMPTS,)
 )
-GROUPS = (REQUEST, ERROR, ATTEMPTS)
+PREDICTION_CHECKED = Metric(
+    "prefix_checked_requests_total",
+    "counter",
+    "Requests whose cached prompt tokens were predicted by the picker and reported by the model server.",
+)
+PREDICTION_UNREPORTED = Metric(
+    "prefix_unreported_requests_total",
+    "counter",
+    "Requests with a prediction, answered by a model server that has never reported cached prompt tokens.",
+)
+PREDICTION_PROMPT_TOKENS = Metric(
+    "prefix_checked_prompt_tokens_total", "counter", "Prompt tokens of checked requests, by the model server's count."
+)
+PREDICTED_TOKENS = Metric(
+    "prefix_predicted_tokens_total",
+    "counter",
+    "Prompt tokens of checked requests that the picker took for cached when it chose the endpoint.",
+)
+REPORTED_TOKENS = Metric(
+    "prefix_reported_tokens_total",
+    "counter",
+    "Prompt tokens of checked requests that were cached, by the model server's count.",
+)
+OVERPREDICTED_TOKENS = Metric(
+    "prefix_overpredicted_tokens_total",
+    "counter",
+    "Predicted less reported cached tokens, over checked requests with more predicted.",
+)
+UNDERPREDICTED_TOKENS = Metric(
+    "prefix_underpredicted_tokens_total",
+    "counter",
+    "Reported less predicted cached tokens, over checked requests with more reported.",
+)
+PREDICTION = Group(
+    "prefix_prediction",
+    ("endpoint_name", "namespace", "port"),
+    counters=(
+        PREDICTION_CHECKED,
+        PREDICTION_UNREPORTED,
+        PREDICTION_PROMPT_TOKENS,
+        PREDICTED_TOKENS,
+        REPORTED_TOKENS,
+        OVERPREDICTED_TOKENS,
+        UNDERPREDICTED_TOKENS,
+    ),
+)
+GROUPS = (REQUEST, ERROR, ATTEMPTS, PREDICTION)
 PLUGIN_LABELS = ("plugin_name", "plugin_type")
 
 

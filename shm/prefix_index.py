@@ -1,6 +1,6 @@
 """The prefix index: which owner holds which block, as a hash table of fixed size.
 
-    control  | buckets | evictions | dropped | 0 ...                              one cache line
+    control  | buckets | evictions | dropped | over capacity | gone | taken back |   one cache line
     owners   | state of owner 0 | ... | state of owner 65535 |                    one byte each
     entries  | bucket 0: 8 entries | bucket 1: 8 entries | ...                    a line per bucket
     ages     | age of entry 0 | age of entry 1 | ...                              one u32 each
@@ -8,7 +8,8 @@
     entry    | tag: upper 48 bits of the hash | owner: 16 bits |                  one u64, 0 = empty
 
 - An entry is one aligned word: a reader sees tag and owner of the same store or not at all. That
-  is all the order the index needs; ages are advisory and read by the writer only.
+  is all the order the index needs; ages are advisory and read by the writer only. They are ticks
+  of a clock of 32 bits that wraps: only how far they lie back counts.
 - A hash has two *near* buckets. They take up to `NEAR_OWNERS` owners of one hash, so that a block
   that everybody holds (a common system prompt) does not drive other blocks out. Further owners of
   that hash go to its *far* buckets, 32 in a row, to the one that the owner id selects; an entry
@@ -19,6 +20,11 @@
 - Owner ids are handed out by the writer. A retired owner's entries are freed by and by; its id is
   handed out again only after `sweep_step` has walked the whole table since. An insert for an owner
   that is not live is dropped, or it would outlive the sweep.
+- An owner may have a capacity (`shm.index_capacity`): of its entries the oldest leave when there
+  are more. `evictions` counts live entries that were overwritten because their buckets were full,
+  `over capacity` those, `gone` the entries of retired owners, `taken back` what `forget` freed.
+- `copy` and `load` are for keeping the index over a restart of the machine's processes; ages move
+  with the clock.
 - The writer is the only one who writes anything here. A successor counts and goes on; a retired
   owner then waits for one whole sweep more.
 
@@ -26,11 +32,13 @@ What this does not do: hash prompts, or promise that a block is still in its own
 """
 
 import struct
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from shm.index_capacity import AGE_MASK, OWNER_BITS, OWNER_IDS, Capacity
 from shm.layout import CACHE_LINE, WORD, aligned, layout_hash
 from shm.segment import Region
 
@@ -40,8 +48,6 @@ NEAR_OWNERS = 12
 FAR_BUCKETS = 32
 FAR_WAYS = FAR_BUCKETS * WAYS
 
-OWNER_BITS = 16
-OWNER_IDS = 1 << OWNER_BITS
 OWNER_MASK = OWNER_IDS - 1
 FAR_MARK = 1  # low, so that arrays indexed by owner stay short
 FIRST_OWNER = 2
@@ -56,9 +62,8 @@ SCALAR_PROBES_MAX = 6  # up to here single look-ups are cheaper than one NumPy g
 SCALAR_BLOCKS_MAX = 7
 ROUNDS_MAX = 64
 CHUNK = 512  # blocks per round: its intermediate arrays stay in the CPU's cache
-AGE_MASK = (1 << 32) - 1
 
-BUCKETS, EVICTIONS, DROPPED = range(3)
+BUCKETS, EVICTIONS, DROPPED, OVER_CAPACITY, GONE, TAKEN_BACK = range(6)
 
 Hashes = npt.NDArray[np.uint64]
 Ints = npt.NDArray[np.int64]
@@ -94,7 +99,7 @@ class IndexSchema:
         self.entries_at = self.owners_at + OWNER_IDS
         self.ages_at = self.entries_at + self.entries * WORD
         self.bytes = aligned(self.ages_at + self.entries * 4)
-        self.layout_hash = layout_hash("prefix index 1", self.entries)
+        self.layout_hash = layout_hash("prefix index 2", self.entries)
 
     def describe(self) -> dict[str, Any]:
         return {"kind": "index", "entries": self.entries}
@@ -141,6 +146,8 @@ class IndexWriter:
         self._states: npt.NDArray[np.uint8] = region.array(np.uint8, schema.owners_at, OWNER_IDS)
         self._claims = np.zeros(schema.buckets, dtype=np.int32)  # who writes a bucket this round
         self._size = int(np.count_nonzero(self._entries))
+        self._capacity = Capacity(self._entries, self._flat_ages)
+        self.changes = 0  # moves with everything that is learned or freed
         self._cursor = 0
         self._swept = 0
         retired = np.flatnonzero(self._states == OWNER_RETIRED).tolist()
@@ -148,8 +155,23 @@ class IndexWriter:
 
     @property
     def evictions(self) -> int:
-        """Live entries that were overwritten since the index was made."""
+        """Live entries that were overwritten since the index was made: their buckets were full."""
         return self._words[EVICTIONS]
+
+    @property
+    def over_capacity(self) -> int:
+        """Entries freed because their owner's cache takes no more."""
+        return self._words[OVER_CAPACITY]
+
+    @property
+    def gone(self) -> int:
+        """Entries freed because their owner has left."""
+        return self._words[GONE]
+
+    @property
+    def taken_back(self) -> int:
+        """Entries that `forget` freed."""
+        return self._words[TAKEN_BACK]
 
     @property
     def dropped(self) -> int:
@@ -159,6 +181,14 @@ class IndexWriter:
     def size(self) -> int:
         """Entries in use, far marks and those of retired owners included."""
         return self._size
+
+    def held(self, owner: int) -> int:
+        """Blocks that are held for one owner."""
+        return self._capacity.held(owner)
+
+    def limit(self, owner: int, blocks: int) -> None:
+        """From its next insert on, the index holds about as many blocks for this owner; 0 is no limit."""
+        self._capacity.limit(owner, blocks)
 
     def owners(self) -> list[int]:
         """Ids that are live; a successor retires those it does not know."""
@@ -181,6 +211,13 @@ class IndexWriter:
         if self._states[owner] == OWNER_LIVE:
             self._states[owner] = OWNER_RETIRED
             self._retired_at[owner] = self._swept
+            self._capacity.leave(owner)
+            self.changes += 1
+
+    @property
+    def sweeping(self) -> bool:
+        """Whether retired owners wait for `sweep_step`."""
+        return bool(self._retired_at)
 
     def sweep_step(self, buckets: int) -> None:
         """Free retired owners' entries in the next `buckets` buckets."""
@@ -192,11 +229,13 @@ class IndexWriter:
         dead = np.flatnonzero(self._states[part & _OWNER_MASK] == OWNER_RETIRED)
         part[dead] = 0
         self._size -= len(dead)
+        self._words[GONE] += len(dead)
         self._cursor = (self._cursor + steps) % self._buckets
         self._swept += steps
         for owner, since in list(self._retired_at.items()):
             if self._swept - since >= self._buckets:
                 del self._retired_at[owner]
+                self._capacity.clear(owner)
                 self._states[owner] = OWNER_FREE
 
     def insert(self, hashes: Hashes, owners: int | npt.NDArray[Any], age: int) -> None:
@@ -209,6 +248,9 @@ class IndexWriter:
         for first in range(0, len(hashes), CHUNK):
             chunk = slice(first, first + CHUNK)
             self._insert_chunk(hashes[chunk], entries[chunk], age & AGE_MASK)
+        for owner in self._capacity.over():
+            self._free(self._capacity.surplus(owner, age), OVER_CAPACITY)
+        self.changes += 1
 
     def forget(self, hashes: Hashes, owner: int) -> None:
         """Take back that these blocks are held by this owner."""
@@ -218,9 +260,35 @@ class IndexWriter:
         buckets = np.column_stack((_near(hashes, self._buckets), far))
         found = self._table[buckets] == entries[:, None, None]
         row, column, way = found.nonzero()
-        places = np.unique(buckets[row, column] * WAYS + way)
+        self._free(np.unique(buckets[row, column] * WAYS + way), TAKEN_BACK)
+
+    def copy(self, first: int, buckets: int) -> tuple[bytes, bytes]:
+        """Entries and ages of some buckets."""
+        part = slice(first, first + buckets)
+        return self._table[part].tobytes(), self._ages[part].tobytes()
+
+    def load(self, entries: Hashes, ages: npt.NDArray[np.uint32], owners: Sequence[int], later: int) -> None:
+        """What `copy` gave of all buckets, into an index that nobody has used; `owners` become live, entries of others stay out.
+
+        `later`: how many ticks the clock shows more than an age of then that is of now.
+        """
+        if self._size or self.owners() or self._retired_at:
+            raise ValueError("an index that is in use takes no copy")
+        known = np.zeros(OWNER_IDS, dtype=np.bool_)
+        known[list(owners)] = True
+        known[FAR_MARK] = True
+        self._entries[:] = np.where(known[(entries & _OWNER_MASK).view(np.int64)], entries, np.uint64(0))
+        self._flat_ages[:] = ages + np.uint32(later & AGE_MASK)
+        self._states[list(owners)] = OWNER_LIVE
+        self._size = int(np.count_nonzero(self._entries))
+        self._capacity = Capacity(self._entries, self._flat_ages)
+
+    def _free(self, places: Ints, cause: int) -> None:
+        self._capacity.remove(self._entries[places])
         self._entries[places] = 0
         self._size -= len(places)
+        self._words[cause] += len(places)
+        self.changes += 1
 
     def _accepted(self, hashes: Hashes, owners: int | npt.NDArray[Any]) -> tuple[Hashes, Hashes]:
         hashes = np.ascontiguousarray(hashes)
@@ -308,7 +376,7 @@ class IndexWriter:
         full = np.flatnonzero(ways == 0)
         if len(full):
             ages = self._ages.take(buckets[full], axis=0).reshape(len(full), -1)
-            oldest = ages.argmin(axis=1)
+            oldest = (ages - np.uint32((age + 1) & AGE_MASK)).argmin(axis=1)
             bucket[full] = buckets[full, oldest >> 3]
             way[full] = oldest & 7
         self._claims[bucket] = rows
@@ -323,11 +391,14 @@ class IndexWriter:
         before = self._entries[places]
         self._entries[places] = entries
         self._flat_ages[places] = age
+        self._capacity.add(entries)
         used = int(np.count_nonzero(before))
         self._size += len(before) - used
         if used:
+            self._capacity.remove(before[before != 0])
             evicted = len(before) - int(np.count_nonzero(self._is_empty(before)))
             self._words[EVICTIONS] += evicted
+            self._words[GONE] += used - evicted
         return left
 
     def _is_empty(self, entries: Hashes) -> npt.NDArray[np.bool_]:

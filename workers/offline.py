@@ -78,7 +78,8 @@ def decided(config: EffectiveConfig, asked: Asked, endpoints_file: str) -> Expla
 
 async def _decided(config: EffectiveConfig, asked: Asked, pool: "FilePool") -> Explanation:
     pipeline = config.pipeline
-    pipeline.start(_services(config, pool))
+    services = _services(config, pool)
+    pipeline.start(services)
     request = Request(
         id=asked.headers.get("x-request-id", "offline"),
         path=asked.path,
@@ -95,6 +96,8 @@ async def _decided(config: EffectiveConfig, asked: Asked, pool: "FilePool") -> E
         decision = await decide(pipeline, request, pool)
     except Refused as refused:
         refusal = refused
+    finally:
+        await services.close()
     return explain(pipeline, request, decision, refusal)
 
 

@@ -78,9 +78,12 @@ class Work:
 
     def _done(self, task: asyncio.Task[Any]) -> None:
         self._timer.cancel()
-        if self._late and not self._heard:
+        problem = None if task.cancelled() else task.exception()  # asked for in any case, or asyncio complains
+        if self._heard:
+            return
+        if self._late:
             self._unheard(TimeoutError(f"{self._what}: not done within {self._timeout_s:g} s"))
-        elif not task.cancelled() and (problem := task.exception()) is not None and not self._heard:
+        elif problem is not None:
             self._unheard(problem)
 
 

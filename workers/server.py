@@ -25,6 +25,7 @@ from epp.protocol.usage import KEY, SUSPECT, UsageScanner
 from epp.request import DEFAULT_FLOW, EMPTY_PROMPT, Request, Subset
 from shm.lanes import Lane
 from workers.decisions import Recent
+from workers.honesty import Comparison
 from workers.pool import SharedPool
 from workers.request_metrics import Exchange, RequestMetrics
 from workers.tracing import Trace, Tracer
@@ -35,6 +36,7 @@ REQUEST_ID: Final = "x-request-id"
 PATH_NEEDLE: Final = codec.needle(":path")
 REQUEST_ID_NEEDLE: Final = codec.needle(REQUEST_ID)
 STATUS_NEEDLE: Final = codec.needle(":status")
+STATUS_OK: Final = STATUS_NEEDLE + b"\x03200"
 FAIRNESS: Final = b"-inference-fairness-id"  # how both names of the header end
 FAIRNESS_NAMES: Final = ("x-llm-d-inference-fairness-id", "x-gateway-inference-fairness-id")
 FAIRNESS_CHARS_MAX: Final = 64
@@ -101,6 +103,7 @@ class App:
         tracer: Tracer | None = None,
         emit_scores: bool = False,
         recent: Recent,
+        comparison: Comparison | None = None,
     ) -> None:
         self.pipeline = pipeline
         self.pool = pool
@@ -114,7 +117,9 @@ class App:
         self.on_fault = on_fault
         self.tracer = tracer
         self.emit_scores = emit_scores
+        self.reads_response = pipeline.reads_response
         self.recent = recent
+        self.comparison = comparison
         self.parser = Parsers(pipeline).find
         self._destinations: dict[str, codec.Destination] = {}
 
@@ -419,21 +424,12 @@ class ExtProcStream:
         if decision is not None and request is not None:
             if self._parser is not None and self._parser.reads_usage:
                 self._scanner = UsageScanner()
-            headers = codec.Headers(message, start, end)
-            status = headers.find(STATUS_NEEDLE) or ""
-            if status >= ERROR_STATUS:
-                self._error = MODEL_SERVER_ERROR
-            if headers.mentions(EVENT_STREAM):
+            if message.find(EVENT_STREAM, start, end) >= 0:
                 request.streaming = True
-            if self._exchange is not None:
-                self._exchange.responding(streaming=request.streaming)
-            if app.pipeline.reads_response:
-                request.now = self._response_at
-                number = int(status) if status.isdecimal() else 0
-                response = self._response = Response(number, headers, streaming=request.streaming)
-                for received in app.pipeline.response_received:
-                    received(request, decision, response)
-                set_headers = response.set_headers
+                if self._exchange is not None:
+                    self._exchange.streaming = True
+            if app.reads_response or message.find(STATUS_OK, start, end) < 0:
+                set_headers = self._read_response(codec.Headers(message, start, end), request, decision)
         self._send(codec.response_headers_answer(set_headers) if set_headers else codec.RESPONSE_HEADERS_ANSWER)
         if codec.end_of_stream(message, start, end):
             self._complete()
@@ -442,6 +438,21 @@ class ExtProcStream:
             if decision is not None and request is not None:
                 self._streaming = app.pipeline.response_streaming
             self._passing = not (self._streaming or self._others)
+
+    def _read_response(self, headers: codec.Headers, request: Request, decision: Decision) -> Mapping[str, str] | None:
+        """What the plugins add to the response's headers; None: they were not asked."""
+        app = self._app
+        status = headers.find(STATUS_NEEDLE) or ""
+        if status >= ERROR_STATUS:
+            self._error = MODEL_SERVER_ERROR
+        if not app.reads_response:
+            return None
+        request.now = self._response_at
+        number = int(status) if status.isdecimal() else 0
+        response = self._response = Response(number, headers, streaming=request.streaming)
+        for received in app.pipeline.response_received:
+            received(request, decision, response)
+        return response.set_headers
 
     def _on_response_body(self, message: bytes, start: int, end: int) -> None:
         begin, stop, last = codec.body(message, start, end)
@@ -540,7 +551,9 @@ class ExtProcStream:
         """The response has ended as it should."""
         exchange = self._exchange
         if exchange is not None:
-            exchange.complete(self._scanner.usage if self._scanner is not None else None)
+            exchange.whole = True
+            if self._scanner is not None:
+                exchange.usage = self._scanner.usage
         if self._response is not None:
             self._response.whole = True
         self._finish()
@@ -575,6 +588,8 @@ class ExtProcStream:
             totals[counters.prompt_tokens] += usage.prompt or 0
             totals[counters.cached_tokens] += usage.cached or 0
             totals[counters.completion_tokens] += usage.completion or 0
+            if app.comparison is not None:
+                app.comparison.answered(request, decision, usage)
         if self._response_at:
             app.lane.observe(app.counters.response_processing, app.now() - self._response_at)
         if not app.pipeline.response_complete:

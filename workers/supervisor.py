@@ -25,6 +25,7 @@ import structlog
 import uvloop
 
 from epp.data import COUNTED
+from epp.metrics import PREDICTION
 from epp.plugins.discovery.file import FileDiscovery
 from epp.plugins.extractors.core_metrics import CoreMetricsExtractor
 from epp.plugins.extractors.metrics_source import MetricsDataSource
@@ -43,6 +44,7 @@ from workers.endpoint_log import EndpointLog, Snapshots
 from workers.endpoints import EndpointTable
 from workers.exit_codes import ExitCode
 from workers.health import Health
+from workers.honesty import LOOK_S, PredictionWatch, match_name
 from workers.http_client import Dialer
 from workers.instance import LOADED, Instance
 from workers.scrape import Scraper, fresh_for
@@ -104,6 +106,9 @@ class Supervisor:
         counts = ScrapeCounts(self.lane, scraper)
         self._every(BEAT_S, lambda: self._beat(counts))
         self._every(SWEEP_S, lambda: self.index.sweep_step(SWEEP_BUCKETS))
+        if match_name(self.instance.config.pipeline.recipe):
+            predictions = self._predictions()
+            self._every(LOOK_S, lambda: predictions.look(time.monotonic()))
         with contextlib.ExitStack() as cleanup:
             cleanup.callback(self._close)
             cleanup.callback(scraper.close)
@@ -244,6 +249,16 @@ class Supervisor:
             producer_name=next((name for name, p in plugins.items() if isinstance(p, InflightLoad)), ""),
             stream_metrics=instance.options.enable_grpc_stream_metrics,
             legacy_names=instance.options.metrics_legacy_names,
+        )
+
+    def _predictions(self) -> PredictionWatch:
+        instance = self.instance
+        return PredictionWatch(
+            instance.series_reader(PREDICTION),
+            TableReader(instance.table_schema, instance.table),
+            EndpointsView(DocumentReader(instance.document_schema, instance.documents)),
+            lambda: self.index.evictions,
+            self._report,
         )
 
     def _decisions(self) -> DecisionsPage:

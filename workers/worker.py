@@ -22,7 +22,7 @@ import uvloop
 from epp import guard
 from epp.explain import Explanation
 from epp.instrument import Wrap, bare
-from epp.metrics import ATTEMPTS, ERROR, REQUEST, Group, LabelCaps
+from epp.metrics import ATTEMPTS, ERROR, PREDICTION, REQUEST, Group, LabelCaps
 from epp.pipeline import Pipeline
 from epp.plugin import Profile
 from shm.documents import DocumentReader, DocumentWriter
@@ -36,6 +36,7 @@ from workers.documents import EndpointsView, NamesView
 from workers.drain import Drain
 from workers.exit_codes import ExitCode
 from workers.health import beside
+from workers.honesty import Comparison, match_name
 from workers.instance import LEAVING, LOADED, Instance
 from workers.memory import LOOK_S, Leaving, Usage, Watch, cgroup_limit, share, trim
 from workers.pool import SharedPool
@@ -82,6 +83,7 @@ class Worker:
         self._clock = Clock()
         self._debug = instance.options.log_level == "debug"
         self._publisher: Publisher
+        self._metrics: RequestMetrics
         self._caps = LabelCaps()
         self._traces: Exporter | None = None
         self._server: Server
@@ -107,6 +109,7 @@ class Worker:
         await stopping.wait()
         loop.remove_reader(self.instance.life_reader)
         await self._drain(server)
+        self._metrics.ledger.store()
         loop.remove_reader(self.instance.wakeups[self.index])
         await self._services.close()
         bus.flush()
@@ -184,6 +187,7 @@ class Worker:
             emit_scores=instance.options.emit_endpoint_scores,
             recent=recent,
             tracer=self._tracer(pipeline, timers, rng),
+            comparison=Comparison(match, self._series(PREDICTION)) if (match := match_name(pipeline.recipe)) else None,
         )
 
     def _tracer(self, pipeline: Pipeline, timers: Wrap, rng: random.Random) -> Tracer | None:
@@ -195,7 +199,9 @@ class Worker:
         return Tracer(pipeline, timers, self._traces.emit, ratio=asked.ratio, rng=rng)
 
     def _request_metrics(self) -> RequestMetrics:
-        return RequestMetrics(self._clock, *(self._series(group) for group in (REQUEST, ERROR, ATTEMPTS)))
+        later = asyncio.get_running_loop().call_later
+        self._metrics = RequestMetrics(self._clock, later, *(self._series(g) for g in (REQUEST, ERROR, ATTEMPTS)))
+        return self._metrics
 
     def _series(self, group: Group) -> SeriesWriter:
         """This worker's part of a table of labelled metrics."""

@@ -15,7 +15,8 @@ import msgspec
 import numpy as np
 
 from epp.candidates import Candidates
-from epp.decide import decide
+from epp.data import KV_USAGE, WAITING
+from epp.decide import decide, schedule
 from epp.pipeline import Pipeline, Recipe, WiredProfile, compile_pipeline
 from epp.plugin import NoParams
 from epp.plugins.parsers.openai import OpenAI
@@ -26,7 +27,7 @@ from epp.plugins.scorers.kv_utilization import KvUtilization
 from epp.plugins.scorers.prefix_cache import PrefixCache
 from epp.plugins.scorers.queue_depth import QueueDepth
 from epp.prefix.blocks import block_hashes
-from epp.prefix.match import APPROXIMATE
+from epp.prefix.match import APPROXIMATE, PrefixMatch, prefix_match
 from epp.protocol.proto import ext_proc_pb2 as pb
 from epp.protocol.usage import UsageScanner
 from epp.request import Request
@@ -104,6 +105,34 @@ def decisions() -> Iterator[Case]:
                 return
 
         yield f"parse and decide, 1 KB, {count} endpoints", run
+        yield from scheduling(made, endpoints.fixed, count)
+
+
+def scheduling(made: Pipeline, fixed: Candidates, count: int) -> Iterator[Case]:
+    """Three scorers and the max-score picker alone, against a loop over endpoints that does the same."""
+    asked = Request(id="r", path="/v1/completions", headers={}, now=0.0)
+    blocks = np.arange(count, dtype=np.float64) % 5
+    asked[prefix_match(APPROXIMATE)] = PrefixMatch(blocks, np.zeros(4, np.uint64), 64)
+
+    def run() -> object:  # as of a new scrape: nothing is kept of the static scorers
+        snapshot = fixed.snapshot
+        snapshot.totals.clear()
+        return schedule(made, asked, Candidates(snapshot, fixed._inflight))
+
+    waiting, usage, held = (fixed[WAITING].tolist(), fixed[KV_USAGE].tolist(), blocks.tolist())
+
+    def loop() -> int:
+        shortest, longest = min(waiting), max(waiting)
+        best, picked = -1.0, 0
+        for row in range(count):
+            queue = (longest - waiting[row]) / (longest - shortest)
+            total = 2.0 * queue + 2.0 * (1.0 - usage[row]) + 3.0 * held[row] / 4
+            if total > best:
+                best, picked = total, row
+        return picked
+
+    yield f"schedule, 3 scorers, {count} endpoints", run
+    yield f"the same by a loop over {count} endpoints", loop
 
 
 def streams() -> Iterator[Case]:

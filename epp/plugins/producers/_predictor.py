@@ -30,7 +30,11 @@ ACCEPTED = (200, 202)
 
 
 class Settings(NamedTuple):
-    """As the field's environment variables say."""
+    """As the field's environment variables say.
+
+    LATENCY_MAX_BULK_SIZE, LATENCY_USE_NATIVE_XGBOOST and LATENCY_METRICS_INTERVAL_SEC have no effect: one call holds all of a request's
+    rows, however many they are, and no model is read from the sidecars.
+    """
 
     training_url: str = "http://localhost:8000"
     prediction_urls: tuple[str, ...] = ("http://localhost:8001",)

@@ -13,6 +13,7 @@ from epp.decision import Decision, Response
 from epp.plugin import DataProducer, Load, PreRequest, ResponseComplete, ResponseStreaming, Services, plugin
 from epp.prefix.match import APPROXIMATE, prefix_match
 from epp.request import Request
+from epp.tokens import TOKENS, token_count
 
 
 class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
@@ -49,7 +50,7 @@ class InflightLoad(DataProducer, PreRequest, ResponseStreaming, ResponseComplete
         super().__init__(name, params)
         self._match = prefix_match(params.prefix_match_info_producer_name or APPROXIMATE)
         self._held = Datum(f"inflight_tokens_held/{name}", Held)
-        self.optional = (self._match,)
+        self.optional = (self._match, TOKENS)
         self.keeps = (self._held,)
         self._load: Load
 
@@ -94,7 +95,7 @@ class InflightLoad(DataProducer, PreRequest, ResponseStreaming, ResponseComplete
         return 0 if match is None or match.blocks is None else int(match.blocks[row]) * match.block_tokens
 
     def _tokens(self, request: Request, matched: int) -> int:
-        tokens = request.prompt.tokens
+        tokens = token_count(request)
         uncached = max(0, tokens - matched)
         if not self.params.add_estimated_output_tokens:
             return uncached

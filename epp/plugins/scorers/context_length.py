@@ -9,6 +9,7 @@ import numpy as np
 from epp.candidates import Candidates, Floats, Mask, Roster, Scores
 from epp.plugin import Filter, Profile, Scorer, plugin
 from epp.request import Request
+from epp.tokens import TOKENS, token_count
 
 LABEL = "llm-d.ai/context-length-range"
 NEUTRAL = 0.5
@@ -69,6 +70,7 @@ class ContextLength(Filter, Scorer):
     """
 
     Params = Parameters
+    optional = (TOKENS,)
 
     def __init__(self, name: str, params: Parameters) -> None:
         super().__init__(name, params)
@@ -79,12 +81,12 @@ class ContextLength(Filter, Scorer):
     def keep(self, request: Request, candidates: Candidates, profile: Profile) -> Mask:
         if not self._filters:
             return np.ones(len(candidates), dtype=bool)
-        distance = self._of(candidates).distance(_tokens(request))
+        distance = self._of(candidates).distance(token_count(request))
         inside: Mask = candidates.narrow(distance) <= 0.0
         return inside
 
     def score(self, request: Request, candidates: Candidates, profile: Profile) -> Scores:
-        tokens = _tokens(request)
+        tokens = token_count(request)
         ranges = self._of(candidates)
         distance = ranges.distance(tokens)
         inside = ranges.base + ranges.slope * (ranges.high - tokens)
@@ -97,7 +99,3 @@ class ContextLength(Filter, Scorer):
         if roster is not self._ranges.roster:
             self._ranges = Ranges(roster, self._label)
         return self._ranges
-
-
-def _tokens(request: Request) -> int:
-    return request.prompt.tokens

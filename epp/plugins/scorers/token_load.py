@@ -9,6 +9,7 @@ from epp.plugin import Profile, Scorer, plugin
 from epp.plugins.scorers import named_load
 from epp.prefix.match import APPROXIMATE, prefix_match
 from epp.request import Request
+from epp.tokens import TOKENS, token_count
 
 QUEUE_TOKENS = 4_194_304  # 128 requests of 32,768 tokens
 
@@ -33,7 +34,7 @@ class TokenLoad(Scorer):
 
     Params = Parameters
     consumes = (INFLIGHT_TOKENS,)
-    optional = (MATCH,)
+    optional = (MATCH, TOKENS)
 
     def __init__(self, name: str, params: Parameters) -> None:
         super().__init__(name, params)
@@ -51,7 +52,7 @@ class TokenLoad(Scorer):
 
 
 def _uncached(request: Request, candidates: Candidates) -> Floats | float:
-    tokens = request.prompt.tokens
+    tokens = token_count(request)
     match = request[MATCH]
     if match is None or match.blocks is None:
         return float(tokens)

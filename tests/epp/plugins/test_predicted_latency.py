@@ -129,7 +129,7 @@ def test_all_candidates_are_asked_about_in_one_call_with_what_the_request_finds(
             **common,
             **media,
         }
-        # more than waits by the scrape waits since: waiting is max(scraped, scraped + in flight)
+        # Nothing was in flight at the scrape, so what is now has come since, and counts as waiting: 0 + 1, 2 + 2, 4 + 3.
         for kv, waiting, running, prefix, load in [
             (0.25, 1, 1, 0.0, 100),
             (0.5, 4, 2, 0.25, 200),

@@ -1,0 +1,143 @@
+"""Simulated servers and pickers in one virtual time: a run of the routing benchmark.
+
+    client ── choose ──▶ (SEND_S) ──▶ Engine 0..7 ──▶ first token ──▶ end ──▶ (think) ──▶ next turn
+
+The engines are those of `loadtest.sim`; every engine is scraped on its own clock, as the supervisor does. Events come from one heap in
+the order of their times; equal seeds give equal runs. A request reaches one of the workers at random, the same for every policy.
+"""
+
+import heapq
+import random
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+from loadtest.engine import Engine, EngineSettings, Job, JobState
+from tests.bench.routing_traffic import BLOCK_TOKENS, Session, Turn
+
+SERVERS = 8
+WORKERS = 4
+SCRAPE_S = 0.05
+SEND_S = 0.001  # from the decision to the server's queue
+ENGINE = EngineSettings(kv_blocks=24_000, block_size=BLOCK_TOKENS, prefill_s_per_token=100e-6, decode_s=0.025)
+
+
+class Call:
+    """One request under way."""
+
+    __slots__ = ("at", "done", "id", "job", "next", "server", "turn", "worker")
+
+    def __init__(self, id: int, turn: Turn, at: float, worker: int, following: Iterator[Turn]) -> None:
+        self.id = id
+        self.turn = turn
+        self.at = at
+        self.worker = worker
+        self.next = following
+        self.server = -1
+        self.job = Job(turn.hashes, turn.tokens, turn.output, streams=True)
+        self.done: object = None  # the policy's own
+
+
+class Policy(Protocol):
+    """Who chooses servers."""
+
+    def choose(self, call: Call, now: float) -> int:
+        """The server; the request counts as in flight there from now on."""
+
+    def first_token(self, call: Call, now: float) -> None:
+        """The answer begins."""
+
+    def ended(self, call: Call, now: float) -> None:
+        """The answer is complete."""
+
+    def scraped(self, server: int, engine: Engine, now: float) -> None:
+        """What the metrics page of a server says now."""
+
+    def passed(self, now: float) -> None:
+        """It is `now`: what was under way may arrive."""
+
+
+class Fleet:
+    """Runs the sessions under a policy; `calls` is what became of them."""
+
+    def __init__(self, sessions: list[Session], policy: Callable[["Fleet"], Policy], seed: int) -> None:
+        self.engines = [Engine(ENGINE) for _ in range(SERVERS)]
+        self.underway: list[list[Call]] = [[] for _ in range(SERVERS)]  # sent, not yet there
+        self.calls: list[Call] = []
+        self._by_job: dict[Job, Call] = {}
+        self._due: list[float | None] = [None] * SERVERS
+        self._heap: list[tuple[float, int, Callable[[float], None]]] = []
+        self._events = 0
+        self._open = 0
+        self._rng = random.Random(f"{seed}/fleet")
+        self._policy = policy(self)
+        for session in sessions:
+            turns = iter(session.turns)
+            self._begin(next(turns), turns, session.at)
+        for server in range(SERVERS):
+            self._at(self._rng.random() * SCRAPE_S, lambda now, server=server: self._scrape(server, now))  # type: ignore[misc]
+
+    def run(self) -> list[Call]:
+        """Until every answer is complete."""
+        heap, passed = self._heap, self._policy.passed
+        while self._open:
+            now, _, act = heapq.heappop(heap)
+            passed(now)
+            act(now)
+        return self.calls
+
+    def _at(self, time: float, act: Callable[[float], None]) -> None:
+        self._events += 1
+        heapq.heappush(self._heap, (time, self._events, act))
+
+    def _begin(self, turn: Turn, following: Iterator[Turn], at: float) -> None:
+        self._open += 1
+        self._at(at, lambda now: self._decide(turn, following, now))
+
+    def _decide(self, turn: Turn, following: Iterator[Turn], now: float) -> None:
+        call = Call(len(self.calls), turn, now, self._rng.randrange(WORKERS), following)
+        self.calls.append(call)
+        call.server = self._policy.choose(call, now)
+        self.underway[call.server].append(call)
+        self._at(now + SEND_S, lambda now: self._submit(call, now))
+
+    def _submit(self, call: Call, now: float) -> None:
+        server = call.server
+        engine = self.engines[server]
+        self._advance(server, now)
+        self.underway[server].remove(call)
+        self._by_job[call.job] = call
+        engine.submit(call.job, now)
+        self._wake(server)
+
+    def _advance(self, server: int, now: float) -> None:
+        for job in self.engines[server].advance(now):
+            call = self._by_job[job]
+            if job.generated == 1:
+                self._policy.first_token(call, now)
+            if job.state is JobState.FINISHED:
+                self._end(call, now)
+
+    def _end(self, call: Call, now: float) -> None:
+        del self._by_job[call.job]
+        self._open -= 1
+        self._policy.ended(call, now)
+        turn = next(call.next, None)
+        if turn is not None:
+            self._begin(turn, call.next, now + turn.think_s)
+
+    def _tick(self, server: int, now: float) -> None:
+        if self._due[server] != now:
+            return  # another one has been set since
+        self._due[server] = None
+        self._advance(server, now)
+        self._wake(server)
+
+    def _wake(self, server: int) -> None:
+        due = self.engines[server].next_due()
+        if due is not None and due != self._due[server]:
+            self._due[server] = due
+            self._at(due, lambda now: self._tick(server, now))
+
+    def _scrape(self, server: int, now: float) -> None:
+        self._policy.scraped(server, self.engines[server], now)
+        self._at(now + SCRAPE_S, lambda now: self._scrape(server, now))
