@@ -18,6 +18,7 @@ class Cause(enum.Enum):
     NO_CANDIDATES = "no-candidates"
     SCREENED_OUT = "screened-out"
     NOT_ADMITTED = "not-admitted"
+    UNKNOWN_PROFILE = "unknown-profile"
     NO_ENDPOINT_LEFT = "no-endpoint-left"
     SHUTTING_DOWN = "shutting-down"
     INTERNAL = "internal"

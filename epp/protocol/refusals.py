@@ -39,6 +39,7 @@ RULES: Mapping[Cause, _Rule] = {
         503, "ServiceUnavailable", "screeners eliminated all endpoint candidates", "rejected-no-endpoints"
     ),
     Cause.NOT_ADMITTED: _Rule(429, "ResourceExhausted", "request cannot be admitted: {}", "rejected-saturated"),
+    Cause.UNKNOWN_PROFILE: _Rule(400, "BadRequest", "{}"),
     Cause.NO_ENDPOINT_LEFT: _Rule(
         429, "ResourceExhausted", "no endpoints available for the given request", "rejected-saturated"
     ),

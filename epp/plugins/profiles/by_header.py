@@ -11,6 +11,7 @@ from epp.request import Request
 
 HEADER = "epp-profile"
 DEFAULT_PROFILE = "decode"
+NAME_CHARS_SHOWN = 64
 
 
 class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
@@ -24,7 +25,7 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename
 class HeaderProfile(ProfileHandler):
     """The only profile; of several the one that the header names, or the default without the header.
 
-    A name that is no profile is refused, as no endpoint being left. A `defaultProfile` that is none stops the start.
+    A name that is no profile is the client's mistake and refused as such. A `defaultProfile` that is none stops the start.
     """
 
     Params = Parameters
@@ -54,4 +55,11 @@ class HeaderProfile(ProfileHandler):
         for name, run in runs.items():
             if run is not None:
                 return Decision(run.targets, runs, primary=name)
+        if not runs:
+            given = request.headers.get(self._header, "").strip()
+            text = f"header {self._header} names '{given[:NAME_CHARS_SHOWN]}', which is no scheduling profile"
+            raise Refused(
+                Cause.UNKNOWN_PROFILE,
+                text if given else f"header {self._header} is missing: it names a scheduling profile",
+            )
         raise Refused(Cause.NO_ENDPOINT_LEFT)

@@ -64,11 +64,20 @@ def test_the_chosen_profile_runs_once_and_its_targets_are_the_result() -> None:
     assert decision.primary == "prefill" and [t.name for t in decision.targets] == ["pod-2", "pod-0"]
 
 
-@pytest.mark.parametrize("runs", [{}, {"decode": None}])
-def test_no_such_profile_or_nobody_left_is_refused(runs: dict[str, None]) -> None:
+@pytest.mark.parametrize(
+    ("runs", "cause"), [({}, Cause.UNKNOWN_PROFILE), ({"decode": None}, Cause.NO_ENDPOINT_LEFT)]
+)
+def test_no_such_profile_is_the_client_s_mistake_and_nobody_left_is_not(runs: dict[str, None], cause: Cause) -> None:
     with pytest.raises(Refused) as refused:
         made(HeaderProfile).result(request(), runs)
-    assert refused.value.cause is Cause.NO_ENDPOINT_LEFT
+    assert refused.value.cause is cause
+
+
+def test_the_client_is_told_which_header_named_what() -> None:
+    asked = request()
+    asked.headers = {"epp-profile": "fast"}
+    with pytest.raises(Refused, match="header epp-profile names 'fast', which is no scheduling profile"):
+        made(HeaderProfile).result(asked, {})
 
 
 def test_a_default_that_is_no_profile_stops_the_start_if_it_was_named() -> None:
