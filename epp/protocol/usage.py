@@ -1,15 +1,20 @@
-"""Incremental response scanner: token usage out of a JSON or SSE answer, however it is cut into chunks.
+"""Incremental response scanners: token usage out of a JSON, SSE or gRPC answer, however it is cut into chunks.
 
-The scanner looks for the key `"usage"` followed by an object, outside of strings (where its quotes would be escaped), and
-decodes just that object; the last one that is not null wins. It keeps at most USAGE_BYTES_MAX bytes.
+`UsageScanner` looks for the key `"usage"` followed by an object, outside of strings (where its quotes would be escaped), and
+decodes just that object; the last one that is not null wins. It keeps at most USAGE_BYTES_MAX bytes. The others are for APIs
+that say it otherwise. A parser chooses by `request[ANSWER]`, when it knows what it has read.
 """
 
 import re
-from typing import Final
+from collections.abc import Callable
+from typing import Any, ClassVar, Final, NamedTuple, Protocol
 
 import msgspec
 
+from epp.data import Datum
 from epp.decision import Usage
+from epp.protocol import wire
+from epp.protocol.grpc_frames import Frames
 
 KEY: Final = b'"usage"'
 USAGE_BYTES_MAX: Final = 4096
@@ -18,7 +23,28 @@ _TOKENS: Final = re.compile(
 )  # whole strings, braces, and a quote that nothing closes
 SUSPECT: Final = KEY + b"\\"  # a chunk that ends with one of these may have cut the key, or an escape before it
 _KEY_BYTES: Final = frozenset(bytes((byte,)) for byte in SUSPECT)
-_CARRY: Final = len(KEY)  # one byte more than a cut key leaves behind: the byte before it tells an escaped quote
+
+
+class Scanner(Protocol):
+    """Reads one answer. Who feeds it may leave out a chunk while it is not `pending`, if the chunk has no KEY in it and its
+    last byte is not in SUSPECT; one that looks for something else is always `pending`."""
+
+    usage: Usage | None
+    pending: bool
+
+    def feed(self, chunk: bytes) -> None:
+        """One piece of the body."""
+
+
+class Answer(NamedTuple):
+    """What is to become of a request's answer: who reads its usage (None: nobody), or that it is not looked at at all."""
+
+    scanner: Callable[[], Scanner] | None
+    skip: bool = False
+
+
+ANSWER: Final[Datum[Answer]] = Datum("answer", Answer)  # its default: what the parser's class says
+UNSEEN: Final = Answer(None, skip=True)
 
 
 class _Details(msgspec.Struct):
@@ -44,6 +70,8 @@ class UsageScanner:
     """
 
     __slots__ = ("_carry", "_open", "pending", "usage")
+    key: ClassVar[bytes] = KEY
+    bytes_max: ClassVar[int] = USAGE_BYTES_MAX
 
     def __init__(self) -> None:
         self.usage: Usage | None = None
@@ -55,8 +83,10 @@ class UsageScanner:
         """One piece of the body."""
         if self._open is None:
             carry = self._carry
-            if KEY not in chunk and (not carry or KEY not in carry + chunk[: _CARRY + 1]):
-                self._carry = chunk[-_CARRY:] if len(chunk) >= _CARRY else (carry + chunk)[-_CARRY:]
+            key = self.key
+            reach = len(key)  # one byte more than a cut key leaves behind: the byte before it tells an escaped quote
+            if key not in chunk and (not carry or key not in carry + chunk[: reach + 1]):
+                self._carry = chunk[-reach:] if len(chunk) >= reach else (carry + chunk)[-reach:]
                 self.pending = self._carry[-1:] in _KEY_BYTES
                 return
             chunk = carry + chunk
@@ -66,12 +96,13 @@ class UsageScanner:
         self._scan(chunk)
 
     def _scan(self, data: bytes) -> None:
-        at = data.find(KEY)
+        key = self.key
+        at = data.find(key)
         while at >= 0:
             if at and data[at - 1] == 0x5C:  # \" : inside a string
-                at = data.find(KEY, at + 1)
+                at = data.find(key, at + 1)
                 continue
-            begin = _value(data, at + len(KEY))
+            begin = _value(data, at + len(key))
             if begin is None:  # colon or value not here yet
                 return self._keep(data, at)
             if data[begin] == 0x7B:
@@ -80,12 +111,12 @@ class UsageScanner:
                     return self._keep(data, at)
                 self._take(data[begin:end])
                 begin = end
-            at = data.find(KEY, begin)
-        self._carry = data[-_CARRY:]
+            at = data.find(key, begin)
+        self._carry = data[-len(key) :]
         self.pending = self._carry[-1:] in _KEY_BYTES
 
     def _keep(self, data: bytes, at: int) -> None:
-        if len(data) - at <= USAGE_BYTES_MAX:
+        if len(data) - at <= self.bytes_max:
             self._open = bytearray(data[at:])
         self.pending = self._open is not None
         self._carry = b""
@@ -100,6 +131,149 @@ class UsageScanner:
         details = u.prompt_tokens_details or u.input_tokens_details
         if prompt is not None or completion is not None:
             self.usage = Usage(prompt, completion, details.cached_tokens if details else None)
+
+
+class _Reported(msgspec.Struct):
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    cache_read_input_tokens: int | None = None
+
+
+_reported = msgspec.json.Decoder(_Reported, strict=False)
+
+
+class AnthropicScanner(UsageScanner):
+    """Of a stream the first event says what went in, later ones what came out: what is said last of each number counts."""
+
+    __slots__ = ()
+
+    def _take(self, text: bytes) -> None:
+        try:
+            said = _reported.decode(text)
+        except msgspec.MsgspecError:
+            return
+        known = self.usage or Usage()
+        prompt, completion, cached = said.input_tokens, said.output_tokens, said.cache_read_input_tokens
+        found = Usage(
+            known.prompt if prompt is None else prompt,
+            known.completion if completion is None else completion,
+            known.cached if cached is None else cached,
+        )
+        if found != Usage():
+            self.usage = found
+
+
+class _MetaInfo(msgspec.Struct):
+    finish_reason: Any = None
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    cached_tokens: int | None = None
+
+
+_meta_info = msgspec.json.Decoder(_MetaInfo, strict=False)
+
+
+class SglangScanner(UsageScanner):
+    """`meta_info`; every event of a stream has one, and the one with a finish reason counts."""
+
+    __slots__ = ("_stream",)
+    key = b'"meta_info"'
+    bytes_max = 1 << 14
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pending = True
+        self._stream: bool | None = None  # None: nothing has come yet
+
+    def feed(self, chunk: bytes) -> None:
+        if self._stream is None and (start := chunk.lstrip()[:1]):
+            self._stream = start not in (b"{", b"[")
+        super().feed(chunk)
+        self.pending = True
+
+    def _take(self, text: bytes) -> None:
+        try:
+            said = _meta_info.decode(text)
+        except msgspec.MsgspecError:
+            return
+        if self._stream and said.finish_reason is None:
+            return
+        if said.prompt_tokens is not None or said.completion_tokens is not None:
+            self.usage = Usage(said.prompt_tokens or 0, said.completion_tokens or 0, said.cached_tokens)
+
+
+class _FrameScanner:
+    """Messages of a gRPC answer, one after the other; what is malformed says nothing."""
+
+    __slots__ = ("_frames", "pending", "usage")
+
+    def __init__(self) -> None:
+        self.usage: Usage | None = None
+        self.pending = True
+        self._frames = Frames()
+
+    def feed(self, chunk: bytes) -> None:
+        """One piece of the body."""
+        for message in self._frames.feed(chunk):
+            try:
+                self._read(message)
+            except ValueError:
+                continue
+
+    def _read(self, message: bytes | memoryview) -> None:
+        raise NotImplementedError
+
+
+class VllmGenerateScanner(_FrameScanner):
+    """vLLM's GenerateResponse: a chunk of a stream, or the whole."""
+
+    __slots__ = ()
+
+    def _read(self, message: bytes | memoryview) -> None:
+        for number, value in wire.fields(message):
+            if number in _GENERATED:
+                prompt, completion, cached = _numbers(wire.submessage(value), _GENERATED[number])
+                if prompt or completion:
+                    self.usage = Usage(prompt, completion, cached)
+
+
+_GENERATED: Final = {1: (2, 3, 4), 2: (3, 4, 5)}  # chunk, complete -> prompt, completion and cached tokens
+
+
+class VllmEmbedScanner(_FrameScanner):
+    """vLLM's EmbedResponse."""
+
+    __slots__ = ()
+
+    def _read(self, message: bytes | memoryview) -> None:
+        (prompt,) = _numbers(message, (2,))
+        if prompt:
+            self.usage = Usage(prompt, 0)
+
+
+class HttpBodyScanner(_FrameScanner):
+    """Vertex AI's answers: google.api.HttpBody, whose data is OpenAI's JSON, in one or several messages."""
+
+    __slots__ = ("_inner",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._inner = UsageScanner()
+
+    def _read(self, message: bytes | memoryview) -> None:
+        for number, value in wire.fields(message):
+            if number == 2:
+                self._inner.feed(bytes(wire.submessage(value)))
+                self.usage = self._inner.usage
+
+
+def _numbers(message: bytes | memoryview, wanted: tuple[int, ...]) -> list[int]:
+    """Fields that are numbers, in the order wanted; 0 where one is missing."""
+    found = dict.fromkeys(wanted, 0)
+    for field, value in wire.fields(message):
+        if field in found:
+            found[field] = wire.number(value)
+    return [found[field] for field in wanted]
 
 
 def _value(data: bytes, at: int) -> int | None:

@@ -1,4 +1,4 @@
-"""What an OpenAI body holds for who tokenises: texts and media in order, or token ids, and what could render it.
+"""What a body holds for who tokenises: texts and media in order, or token ids, and what could render it.
 
 Read from the body a second time, when somebody asks: a parser's first reading skips most of it. Nothing here refuses a body: the
 parser has accepted it, and what has an unexpected shape is left out. JSON is told with sorted keys and without blanks, so that
@@ -13,11 +13,18 @@ import msgspec
 from epp.request import Media, Parts
 
 Body = bytes | memoryview
+BILLING = "x-anthropic-billing-header"  # a note that changes with every request; servers leave it out
 
 
 class _Chat(msgspec.Struct):
     messages: list[Any] = []
     tools: Any = None
+
+
+class _Messages(msgspec.Struct):
+    system: Any = None
+    messages: list[Any] = []
+    tools: list[Any] | None = None
 
 
 class _Responses(msgspec.Struct):
@@ -39,6 +46,7 @@ class _Items(msgspec.Struct):
 
 
 _chat = msgspec.json.Decoder(_Chat)
+_messages = msgspec.json.Decoder(_Messages)
 _responses = msgspec.json.Decoder(_Responses)
 _prompt = msgspec.json.Decoder(_Prompt)
 _input = msgspec.json.Decoder(_Input)
@@ -62,6 +70,15 @@ def chat(body: Body) -> Parts:
         else:
             parts.append(_utf8(content))
     return Parts(prompts=(parts,), render="chat", body=body, structured=structured)
+
+
+def messages(body: Body) -> Parts:
+    """Anthropic's messages as the chat that servers make of them."""
+    decoded = _messages.decode(body)
+    members: dict[str, Any] = {"messages": list(_chat_messages(decoded))}
+    if decoded.tools:
+        members["tools"] = [_tool(tool) for tool in decoded.tools if isinstance(tool, dict)]
+    return chat(_encoder.encode(members))
 
 
 def completions(body: Body) -> Parts:
@@ -92,6 +109,70 @@ def conversations(body: Body) -> Parts:
 def images(body: Body) -> Parts:
     """The prompt's text."""
     return _texts(_prompt.decode(body).prompt, body)
+
+
+def _chat_messages(body: _Messages) -> Iterator[dict[str, Any]]:
+    system = body.system
+    if isinstance(system, list):
+        texts = [block.get("text") for block in system if isinstance(block, dict)]
+        system = "".join(text for text in texts if isinstance(text, str) and not text.startswith(BILLING))
+    if isinstance(system, str) and system:
+        yield {"role": "system", "content": system}
+    for message in body.messages:
+        if isinstance(message, dict):
+            content = message.get("content")
+            if isinstance(content, list):
+                yield from _turn(message.get("role"), [block for block in content if isinstance(block, dict)])
+            else:
+                yield {"role": message.get("role"), "content": content}
+
+
+def _turn(role: Any, blocks: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Results of tools come before what else a turn says, each as a message of its own."""
+    content, calls = [], []
+    for block in blocks:
+        kind = block.get("type")
+        if kind == "text":
+            content.append({"type": "text", "text": block.get("text")})
+        elif kind == "image":
+            content.append({"type": "image_url", "image_url": {"url": _url(block.get("source"))}})
+        elif kind == "tool_use":
+            arguments = _encoder.encode(block.get("input")).decode()
+            called = {"name": block.get("name"), "arguments": arguments}
+            calls.append({"id": block.get("id"), "type": "function", "function": called})
+        elif kind == "tool_result":
+            yield {"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": _result(block.get("content"))}
+    if calls:
+        yield {"role": role, "content": content or None, "tool_calls": calls}
+    elif content:
+        yield {"role": role, "content": content}
+
+
+def _result(content: Any) -> str:
+    """What a tool said, as text."""
+    if isinstance(content, list):
+        texts = [block.get("text") for block in content if isinstance(block, dict)]
+        return "\n".join(text for text in texts if isinstance(text, str))
+    return content if isinstance(content, str) else ""
+
+
+def _url(source: Any) -> str:
+    """Where an image is, or its data."""
+    if not isinstance(source, dict):
+        return ""
+    if source.get("type") == "base64":
+        return f"data:{source.get('media_type')};base64,{source.get('data')}"
+    url = source.get("url")
+    return url if isinstance(url, str) else ""
+
+
+def _tool(tool: dict[str, Any]) -> dict[str, Any]:
+    function = {
+        "name": tool.get("name"),
+        "description": tool.get("description"),
+        "parameters": tool.get("input_schema"),
+    }
+    return {"type": "function", "function": {name: value for name, value in function.items() if value is not None}}
 
 
 def _texts(given: Any, body: Body, *, render: str = "") -> Parts:

@@ -64,9 +64,7 @@ def test_the_chosen_profile_runs_once_and_its_targets_are_the_result() -> None:
     assert decision.primary == "prefill" and [t.name for t in decision.targets] == ["pod-2", "pod-0"]
 
 
-@pytest.mark.parametrize(
-    ("runs", "cause"), [({}, Cause.UNKNOWN_PROFILE), ({"decode": None}, Cause.NO_ENDPOINT_LEFT)]
-)
+@pytest.mark.parametrize(("runs", "cause"), [({}, Cause.UNKNOWN_PROFILE), ({"decode": None}, Cause.NO_ENDPOINT_LEFT)])
 def test_no_such_profile_is_the_client_s_mistake_and_nobody_left_is_not(runs: dict[str, None], cause: Cause) -> None:
     with pytest.raises(Refused) as refused:
         made(HeaderProfile).result(request(), runs)

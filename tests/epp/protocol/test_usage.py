@@ -2,13 +2,30 @@
 
 import itertools
 import json
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from epp.decision import Usage
-from epp.protocol.usage import USAGE_BYTES_MAX, UsageScanner
+from epp.protocol.usage import (
+    ANSWER,
+    KEY,
+    SUSPECT,
+    UNSEEN,
+    USAGE_BYTES_MAX,
+    Answer,
+    AnthropicScanner,
+    HttpBodyScanner,
+    Scanner,
+    SglangScanner,
+    UsageScanner,
+    VllmEmbedScanner,
+    VllmGenerateScanner,
+)
+from epp.request import Request
+from tests.epp.plugins.parser_bodies import field, frame, packed
 
 PLAIN = json.dumps(
     {
@@ -74,3 +91,114 @@ def test_arbitrary_bytes_are_harmless(chunks: list[bytes]) -> None:
         scanner.feed(chunk)
         scanner.feed(b'"usage"')
     assert scanner.usage is None
+
+
+# Other APIs.
+
+ANTHROPIC = json.dumps(
+    {"type": "message", "content": [], "usage": {"input_tokens": 11, "cache_read_input_tokens": 4, "output_tokens": 7}}
+).encode()
+ANTHROPIC_SSE = (
+    b'event: message_start\ndata: {"type":"message_start","message":{"id":"1","usage":{"input_tokens":11,"cache_creation_input_tokens":0,'
+    b'"cache_read_input_tokens":4,"output_tokens":1}}}\n\n'
+    b'event: content_block_delta\ndata: {"type":"content_block_delta","delta":{"text":"\\"usage\\":{\\"output_tokens\\":99}"}}\n\n'
+    b'event: message_delta\ndata: {"type":"message_delta","delta":{},"usage":{"output_tokens":7}}\n\n'
+    b'event: message_stop\ndata: {"type":"message_stop"}\n\n'
+)
+SGLANG = (
+    b'{"text":"x","meta_info":{"id":"1","finish_reason":{"type":"length","length":7},"prompt_tokens":11,'
+    b'"completion_tokens":7,"cached_tokens":4}}'
+)
+SGLANG_SSE = (
+    b'data: {"text":"a","meta_info":{"id":"1","finish_reason":null,"prompt_tokens":11,"completion_tokens":1,"cached_tokens":4}}\n\n'
+    b'data: {"text":"\\"meta_info\\":{}","meta_info":{"id":"}","finish_reason":{"type":"stop","matched":2},"prompt_tokens":11,'
+    b'"completion_tokens":7,"cached_tokens":4}}\n\n'
+    b"data: [DONE]\n\n"
+)
+
+
+def generated(kind: int, *numbers: int) -> bytes:
+    """GenerateResponse: of kind 1 a chunk with numbers from field 2 on, of kind 2 the whole with numbers from field 3 on."""
+    tokens = packed(1, [1, 2, 300])
+    return frame(field(kind, tokens + b"".join(field(kind + 1 + n, number) for n, number in enumerate(numbers))))
+
+
+VLLM_GRPC = generated(2, 11, 7, 4)
+VLLM_GRPC_STREAM = (
+    frame(field(1, packed(1, [5]))) + generated(1, 11, 6, 4) + frame(b"\xff\xff") + generated(1, 11, 7, 4)
+)
+VERTEX = frame(field(1, "application/json") + field(2, PLAIN))
+VERTEX_STREAM = frame(field(2, SSE[:100])) + frame(field(2, SSE[100:]))
+OTHERS = [
+    (AnthropicScanner, ANTHROPIC),
+    (AnthropicScanner, ANTHROPIC_SSE),
+    (SglangScanner, SGLANG),
+    (SglangScanner, SGLANG_SSE),
+    (VllmGenerateScanner, VLLM_GRPC),
+    (VllmGenerateScanner, VLLM_GRPC_STREAM),
+    (HttpBodyScanner, VERTEX),
+    (HttpBodyScanner, VERTEX_STREAM),
+]
+
+
+def read(scanner: Scanner, data: bytes, cuts: list[int]) -> Usage | None:
+    """As the server feeds it: chunks are left out where that is allowed."""
+    borders = [0, *sorted(cut % (len(data) + 1) for cut in cuts), len(data)]
+    for a, b in itertools.pairwise(borders):
+        chunk = data[a:b]
+        if scanner.pending or KEY in chunk or (chunk and chunk[-1] in SUSPECT):
+            scanner.feed(chunk)
+    return scanner.usage
+
+
+@pytest.mark.parametrize(("scanner", "data"), OTHERS)
+@given(cuts=st.lists(st.integers(0, 10_000), max_size=60))
+def test_usage_of_other_apis_is_found_whatever_the_chunk_borders(
+    scanner: type[Any], data: bytes, cuts: list[int]
+) -> None:
+    assert read(scanner(), data, cuts) == Usage(11, 7, 4)
+
+
+@pytest.mark.parametrize(("scanner", "data"), OTHERS)
+def test_usage_of_other_apis_is_found_byte_by_byte(scanner: type[Any], data: bytes) -> None:
+    assert read(scanner(), data, list(range(len(data)))) == Usage(11, 7, 4)
+
+
+@pytest.mark.parametrize("data", [PLAIN, SSE, RESPONSES])
+@given(cuts=st.lists(st.integers(0, 10_000), max_size=60))
+def test_chunks_that_may_be_left_out_hold_nothing_of_the_usage(data: bytes, cuts: list[int]) -> None:
+    assert read(UsageScanner(), data, cuts) == Usage(11, 7, 4)
+
+
+def test_the_usage_of_an_answer_cut_short_is_what_was_said_so_far() -> None:
+    assert read(AnthropicScanner(), ANTHROPIC_SSE[:200], []) == Usage(11, 1, 4)
+    assert read(SglangScanner(), SGLANG_SSE[:150], []) is None
+    assert read(VllmGenerateScanner(), VLLM_GRPC_STREAM[:-1], []) == Usage(11, 6, 4)
+
+
+def test_embeddings_over_grpc_report_their_prompt() -> None:
+    answer = frame(field(1, b"\0" * 64) + field(2, 11) + field(3, 16))
+    assert read(VllmEmbedScanner(), answer, []) == Usage(11, 0, None)
+    assert read(VllmEmbedScanner(), frame(field(3, 16)), []) is None
+
+
+def test_numbers_that_are_zero_or_missing_are_no_usage_over_grpc() -> None:
+    assert read(VllmGenerateScanner(), generated(1) + generated(2, 0, 0, 4), []) is None
+
+
+def test_a_request_for_answers_that_nobody_reads_says_so() -> None:
+    request = Request(id="r", path="/", headers={}, now=0.0)
+    assert request[ANSWER] is None
+    request[ANSWER] = UNSEEN
+    assert request[ANSWER] == Answer(None, skip=True)
+
+
+@pytest.mark.parametrize(
+    "scanner", [AnthropicScanner, SglangScanner, VllmGenerateScanner, VllmEmbedScanner, HttpBodyScanner]
+)
+@given(chunks=st.lists(st.binary(max_size=50), max_size=20))
+def test_arbitrary_answers_are_harmless(scanner: type[Any], chunks: list[bytes]) -> None:
+    found = scanner()
+    for chunk in chunks:
+        found.feed(chunk)
+        found.feed(b'"usage":{"input_tokens":"x"}"meta_info":{"prompt_tokens":[]}')

@@ -1,0 +1,90 @@
+"""Anthropic's API: messages, and the count of their tokens.
+
+Prompts have the bytes of the chat that servers make of them: the system text is the first message. A part of the system text that
+is a client's billing note changes with every request; servers leave it out before they tokenise, and so does hashing.
+"""
+
+from typing import Any, Final
+
+import msgspec
+
+from epp.errors import Cause, Refused
+from epp.plugin import Parser, plugin
+from epp.plugins.parsers import _canonical, _openai, _parts
+from epp.plugins.parsers._canonical import BRACKET, EMPTY, SYSTEM, Message, Raw, first, present
+from epp.protocol.usage import ANSWER, UNSEEN, Answer, AnthropicScanner
+from epp.request import Prompt, Request
+
+MESSAGES: Final = "messages"
+COUNT_TOKENS: Final = "messages/count_tokens"
+BILLING: Final = b'"' + _parts.BILLING.encode()
+SCANNED: Final = Answer(AnthropicScanner)
+
+
+class _Body(msgspec.Struct):
+    model: Any = None
+    stream: Any = None
+    max_tokens: Any = None
+    cache_salt: Any = None
+    system: Raw = EMPTY
+    tools: Raw = EMPTY
+    messages: list[Message] | None = None
+
+
+class _SystemPart(msgspec.Struct):
+    text: Raw = EMPTY
+
+
+_body = msgspec.json.Decoder(_Body)
+_parts_of = msgspec.json.Decoder(list[Raw])
+_system_part = msgspec.json.Decoder(_SystemPart)
+
+
+@plugin("anthropic-parser")
+class Anthropic(Parser):
+    """Messages; requests that count tokens are passed on unread, and so are their answers."""
+
+    paths = (MESSAGES, COUNT_TOKENS)
+    app_protocols = ("h2c", "http")
+    reads_usage = True
+    keeps = (ANSWER,)
+
+    def parse(self, request: Request, path: str, body: bytes | memoryview) -> None:
+        asked = path.removesuffix("/")
+        if asked.endswith("/" + COUNT_TOKENS):
+            request[ANSWER] = UNSEEN
+            return
+        if not asked.endswith("/" + MESSAGES):
+            raise Refused(Cause.INVALID_BODY, f"unsupported API endpoint: {path}")
+        found = _openai.decoded(_body, body)
+        messages = found.messages
+        if not messages:
+            raise Refused(Cause.INVALID_BODY, "invalid messages request: must have at least one message")
+        _openai.named(request, found.model)
+        request[ANSWER] = SCANNED
+        request.streaming = found.stream is True
+        request.max_tokens = _openai.whole(found.max_tokens)
+        if isinstance(found.cache_salt, str):
+            request.cache_salt = found.cache_salt
+        prompt = request.prompt = Prompt(lambda: _canonical_bytes(found, messages))
+        prompt.body, prompt.read = body, _parts.messages
+
+
+def _canonical_bytes(body: _Body, messages: list[Message]) -> bytes:
+    system = _system(body.system)
+    before = [] if system is EMPTY else [Message(role=SYSTEM, content=system)]
+    return _canonical.conversation(((b"tools", body.tools),), before + messages)
+
+
+def _system(raw: Raw) -> Raw:
+    """The system text without billing notes; EMPTY: there is none."""
+    if not present(raw):
+        return EMPTY
+    if first(raw) != BRACKET or BILLING not in bytes(raw):
+        return raw
+    try:
+        parts = _parts_of.decode(raw)
+        kept = [part for part in parts if not bytes(_system_part.decode(part).text).startswith(BILLING)]
+    except _canonical.UNREADABLE:
+        return raw
+    return Raw(b"[" + b",".join(kept) + b"]") if kept else EMPTY

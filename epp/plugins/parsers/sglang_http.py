@@ -1,0 +1,75 @@
+"""SGLang's own API for callers that have tokenised."""
+
+from typing import Any, Final
+
+import msgspec
+
+from epp.errors import Cause, Refused
+from epp.plugin import Parser, plugin
+from epp.plugins.parsers import _openai, _tokens
+from epp.plugins.parsers._canonical import EMPTY, UNREADABLE, Raw, present
+from epp.protocol.usage import ANSWER, Answer, SglangScanner
+from epp.request import Request
+
+GENERATE: Final = "generate"
+SCANNED: Final = Answer(SglangScanner)
+
+
+class _Body(msgspec.Struct):
+    input_ids: Raw = EMPTY
+    extra_key: Raw = EMPTY
+    sampling_params: Any = None
+    stream: bool | None = None
+
+
+_body = msgspec.json.Decoder(_Body)
+_ids = msgspec.json.Decoder(list[_openai.TokenId])
+_text = msgspec.json.Decoder(str)
+
+
+@plugin("sglanghttp-parser")
+class SglangHttp(Parser):
+    """Token ids are required; the body is forwarded as it came, and no model is named in it."""
+
+    paths = (GENERATE,)
+    app_protocols = ("h2c", "http")
+    reads_usage = True
+    keeps = (ANSWER,)
+
+    def parse(self, request: Request, path: str, body: bytes | memoryview) -> None:
+        asked = path.strip().removesuffix("/")
+        if asked not in (GENERATE, "/" + GENERATE):
+            raise Refused(Cause.INVALID_BODY, f"unsupported path: {asked}")
+        try:
+            found = _body.decode(body)
+        except UNREADABLE as error:
+            raise Refused(Cause.INVALID_BODY, f"invalid generate request: {error}") from None
+        if not present(found.input_ids):
+            raise Refused(Cause.INVALID_BODY, "invalid generate request: input_ids must be provided")
+        request.cache_salt = _salt(found.extra_key)
+        ids = _input_ids(found.input_ids)
+        request[ANSWER] = SCANNED
+        request.streaming = found.stream is True
+        if isinstance(found.sampling_params, dict):
+            request.max_tokens = _openai.whole(found.sampling_params.get("max_new_tokens"))
+        request.prompt = _tokens.prompt(_tokens.words(ids))
+
+
+def _salt(raw: Raw) -> str:
+    if not present(raw):
+        return ""
+    try:
+        return _text.decode(raw)
+    except UNREADABLE:
+        raise Refused(Cause.INVALID_BODY, "unsupported generate request: extra_key must be a string") from None
+
+
+def _input_ids(raw: Raw) -> list[int]:
+    try:
+        ids = _ids.decode(raw)
+    except UNREADABLE:
+        problem = "invalid generate request: input_ids must be an array of uint32 integers"
+        raise Refused(Cause.INVALID_BODY, problem) from None
+    if not ids:
+        raise Refused(Cause.INVALID_BODY, "invalid generate request: input_ids cannot be empty")
+    return ids

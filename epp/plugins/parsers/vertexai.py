@@ -1,0 +1,68 @@
+"""Vertex AI's gRPC API: OpenAI's JSON inside an HttpBody inside a message inside a gRPC frame.
+
+The model is the deployment's own: bodies that name none are accepted, and none is rewritten.
+"""
+
+from typing import Final
+
+from epp.errors import Cause, Refused
+from epp.plugin import Parser, plugin
+from epp.plugins.parsers import _openai
+from epp.protocol import grpc_frames, wire
+from epp.protocol.usage import ANSWER, UNSEEN, Answer, HttpBodyScanner
+from epp.request import Request
+
+SCANNED: Final = Answer(HttpBodyScanner)
+DATA: Final = 2  # of HttpBody
+METHODS: Final = {  # path -> message, field of its HttpBody, API of the JSON in it
+    "PredictionService/ChatCompletions": ("ChatCompletionsRequest", 2, "/chat/completions"),
+    "PredictionService/StreamRawPredict": ("StreamRawPredictRequest", 2, "/responses"),
+    "PredictionService/RawPredict": ("RawPredictRequest", 2, "/responses"),
+}
+
+
+@plugin("vertexai-parser")
+class VertexAi(Parser):
+    """Chat completions and raw predictions; other methods are passed on unread, and so are their answers."""
+
+    paths = tuple(METHODS)
+    app_protocols = ("h2c",)
+    reads_usage = True
+    keeps = (ANSWER,)
+
+    def parse(self, request: Request, path: str, body: bytes | memoryview) -> None:
+        path = path.removesuffix("/")
+        method = next((method for suffix, method in METHODS.items() if path.endswith(suffix)), None)
+        if method is None:
+            request[ANSWER] = UNSEEN
+            return
+        name, field, api = method
+        request[ANSWER] = SCANNED
+        try:
+            message = grpc_frames.only(body)
+        except ValueError as problem:
+            raise Refused(Cause.INVALID_BODY, f"invalid or unsupported gRPC payload: {problem}") from None
+        try:
+            data = _data(message, field)
+        except ValueError as problem:
+            raise Refused(Cause.INVALID_BODY, f"unmarshaling {name}: {problem}") from None
+        if data is None:
+            raise Refused(Cause.INVALID_BODY, f"{name} has no HttpBody")
+        try:
+            model = _openai.read(request, _openai.api_of(api), data)
+        except Refused as refused:
+            raise Refused(refused.cause, f"parsing {name}: {refused.detail}") from None
+        if isinstance(model, str):
+            request.model = request.target_model = model
+
+
+def _data(message: bytes | memoryview, field: int) -> bytes | memoryview | None:
+    """The data of the HttpBody in this field; None: there is no HttpBody."""
+    found: bytes | memoryview | None = None
+    for number, value in wire.fields(message):
+        if number == field:
+            found = b""
+            for inner, data in wire.fields(wire.submessage(value)):
+                if inner == DATA:
+                    found = wire.submessage(data)
+    return found

@@ -1,0 +1,82 @@
+"""gRPC messages in a body: 1 byte that says whether it is compressed, 4 bytes of length (big endian), then the message.
+
+`only` reads the message of a unary request; `Frames` those of an answer, however that is cut into chunks. Compressed messages are
+gzip: what else a peer may have agreed on is not known here.
+"""
+
+from collections.abc import Iterator
+from typing import Final
+
+from epp.protocol.inflate import gunzip
+
+HEAD_BYTES: Final = 5
+MESSAGE_BYTES_MAX: Final = 32 << 20  # of a request, unpacked
+ANSWER_BYTES_MAX: Final = 1 << 20  # of one message of an answer; longer ones are passed over
+
+
+def only(body: bytes | memoryview) -> bytes | memoryview:
+    """The first message of a body. Raises ValueError."""
+    if len(body) < HEAD_BYTES:
+        raise ValueError(f"{len(body)} bytes are no gRPC message")
+    size = int.from_bytes(body[1:HEAD_BYTES], "big")
+    if size > len(body) - HEAD_BYTES:
+        raise ValueError(f"a gRPC message of {size} bytes has {len(body) - HEAD_BYTES}")
+    return _plain(body[0], body[HEAD_BYTES : HEAD_BYTES + size], MESSAGE_BYTES_MAX)
+
+
+def _plain(flag: int, message: bytes | memoryview, limit: int) -> bytes | memoryview:
+    if flag == 0:
+        return message
+    if flag == 1:
+        return gunzip(message, limit)
+    raise ValueError(f"compression flag {flag}")
+
+
+class Frames:
+    """Feed it all chunks of a body in order; it gives the messages that are complete. After nonsense it gives none."""
+
+    __slots__ = ("_broken", "_have", "_parts", "_skip")
+
+    def __init__(self) -> None:
+        self._parts: list[bytes] = []  # of what is not complete yet
+        self._have = 0
+        self._skip = 0  # bytes still to come of a message that is too long
+        self._broken = False
+
+    def feed(self, chunk: bytes) -> Iterator[bytes | memoryview]:
+        if self._broken:
+            return
+        skipped = min(self._skip, len(chunk))
+        self._skip -= skipped
+        self._parts.append(chunk[skipped:] if skipped else chunk)
+        self._have += len(chunk) - skipped
+        if self._have < self._wanted():
+            return
+        data = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
+        yield from self._messages(data)
+
+    def _wanted(self) -> int:
+        """Bytes that are worth looking at: a whole message, as far as the first part tells, or the head of one that is too long."""
+        head = self._parts[0]
+        size = int.from_bytes(head[1:HEAD_BYTES], "big") if len(head) >= HEAD_BYTES else 0
+        return HEAD_BYTES + (size if size <= ANSWER_BYTES_MAX else 0)
+
+    def _messages(self, data: bytes) -> Iterator[bytes | memoryview]:
+        at, end = 0, len(data)
+        while end - at >= HEAD_BYTES:
+            size = int.from_bytes(data[at + 1 : at + HEAD_BYTES], "big")
+            after = at + HEAD_BYTES + size
+            if size > ANSWER_BYTES_MAX:
+                self._skip = max(0, after - end)
+                at = min(after, end)
+                continue
+            if after > end:
+                break
+            try:
+                yield _plain(data[at], memoryview(data)[at + HEAD_BYTES : after], ANSWER_BYTES_MAX)
+            except ValueError:
+                self._broken, self._parts = True, []
+                return
+            at = after
+        self._parts = [data[at:]] if at else [data]
+        self._have = end - at

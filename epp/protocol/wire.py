@@ -1,0 +1,105 @@
+"""Reading protobuf without generated classes: a few fields out of messages that others define.
+
+A message is walked field by field; lengths are checked against what is there, and a walk ends after FIELDS_MAX fields, so that
+a hostile message costs no more than its bytes. Malformed input raises ValueError. Nothing is copied: submessages are views.
+"""
+
+from collections.abc import Iterator
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+FIELDS_MAX: Final = 1 << 17
+VARINT_BYTES_MAX: Final = 10
+VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
+_SIZES: Final = {FIXED64: 8, FIXED32: 4}
+
+
+def fields(message: bytes | memoryview) -> Iterator[tuple[int, int | memoryview]]:
+    """(number, value) in order: an int of a varint, else the value's bytes."""
+    view = memoryview(message)
+    at, end = 0, len(view)
+    for _ in range(FIELDS_MAX):
+        if at >= end:
+            return
+        key, at = _varint(view, at)
+        number, kind = key >> 3, key & 7
+        if not number:
+            raise ValueError("field number 0")
+        if kind == VARINT:
+            value, at = _varint(view, at)
+            yield number, value
+            continue
+        if kind == BYTES:
+            size, at = _varint(view, at)
+        elif kind in _SIZES:
+            size = _SIZES[kind]
+        else:
+            raise ValueError(f"wire type {kind} of field {number}")
+        if size > end - at:
+            raise ValueError(f"field {number} is cut off")
+        yield number, view[at : at + size]
+        at += size
+    if at < end:
+        raise ValueError(f"more than {FIELDS_MAX} fields")
+
+
+def _varint(view: memoryview, at: int) -> tuple[int, int]:
+    value = shift = 0
+    for byte in view[at : at + VARINT_BYTES_MAX]:
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, at
+        shift += 7
+    raise ValueError("a number is cut off")
+
+
+def uint32s(values: list[int | memoryview]) -> NDArray[np.uint32]:
+    """A repeated uint32: packed, one by one, or both."""
+    arrays = [
+        np.array([value & 0xFFFFFFFF], np.uint32) if isinstance(value, int) else _packed(value) for value in values
+    ]
+    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays) if arrays else np.empty(0, np.uint32)
+
+
+def _packed(view: memoryview) -> NDArray[np.uint32]:
+    """Varints end to end, all at once. Bits above 32 are dropped, as protobuf does."""
+    codes = np.frombuffer(view, np.uint8)
+    ends = np.flatnonzero(codes < 0x80)
+    if not len(codes):
+        return np.empty(0, np.uint32)
+    if not len(ends) or ends[-1] != len(codes) - 1:
+        raise ValueError("a number is cut off")
+    starts = np.concatenate(([0], ends[:-1] + 1))
+    sizes = ends - starts + 1
+    if sizes.max() > VARINT_BYTES_MAX:
+        raise ValueError(f"a number of more than {VARINT_BYTES_MAX} bytes")
+    low = codes & np.uint8(0x7F)
+    values = low[starts].astype(np.uint64)
+    for place in range(1, min(int(sizes.max()), 5)):
+        longer = np.flatnonzero(sizes > place)
+        values[longer] |= low[starts[longer] + place].astype(np.uint64) << np.uint64(7 * place)
+    return values.astype(np.uint32)
+
+
+def text(value: int | memoryview) -> str:
+    """A string field. Raises ValueError where it is none."""
+    if isinstance(value, int):
+        raise ValueError("a number where a text belongs")
+    return bytes(value).decode()
+
+
+def submessage(value: int | memoryview) -> memoryview:
+    """A message field. Raises ValueError where it is none."""
+    if isinstance(value, int):
+        raise ValueError("a number where a message belongs")
+    return value
+
+
+def number(value: int | memoryview) -> int:
+    """A uint32 or bool field. Raises ValueError where it is none."""
+    if not isinstance(value, int):
+        raise ValueError("bytes where a number belongs")
+    return value & 0xFFFFFFFF

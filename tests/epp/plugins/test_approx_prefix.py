@@ -1,0 +1,129 @@
+"""Prefix affinity by what was sent: whose blocks are learned, and taken back when a server did not compute them."""
+
+from collections.abc import Mapping
+
+import numpy as np
+import pytest
+
+from epp.data import CACHE_BLOCK_SIZE, CACHE_NUM_BLOCKS
+from epp.decision import PREFILL, Decision, ProfileRun, Response
+from epp.plugins.producers.approx_prefix import REFRESH_EVERY, ApproximatePrefix
+from epp.prefix.match import APPROXIMATE, prefix_match
+from epp.request import Request
+from epp.tokens import TOKENS, PromptTokens, TokenizedPrompt
+from tests.fakes import FakeServices, candidates, request
+
+MATCH = prefix_match(APPROXIMATE)
+BLOCK = 256
+POOL = candidates({"waiting_requests": [0.0] * 3})
+
+
+class World:
+    """One worker's producer and an index."""
+
+    def __init__(self, **params: object) -> None:
+        self.services = FakeServices()
+        self.producer = ApproximatePrefix(APPROXIMATE, ApproximatePrefix.Params(**params))  # type: ignore[arg-type]
+        self.producer.start(self.services)
+
+    def send(self, prompt: bytes | Request, row: int, prefill: int | None = None) -> tuple[Request, Decision]:
+        r = request(prompt) if isinstance(prompt, bytes) else prompt
+        runs: dict[str, ProfileRun | None] = {"default": ProfileRun(POOL, np.zeros(3), (row,))}
+        if prefill is not None:
+            runs[PREFILL] = ProfileRun(POOL, np.zeros(3), (prefill,))
+        targets = runs["default"].targets  # type: ignore[union-attr]
+        decision = Decision(targets, runs, "default")
+        self.producer.produce(r, POOL)
+        self.producer.before_send(r, decision)
+        return r, decision
+
+    def answered(self, sent: tuple[Request, Decision], status: int) -> None:
+        """As the server does for plugins that are told of failures only."""
+        assert self.producer.failures_only
+        if not 0 < status < 400:
+            self.producer.response_complete(*sent, Response(status))
+
+    def held(self, prompt: bytes) -> list[float] | None:
+        r = request(prompt)
+        self.producer.produce(r, POOL)
+        match = r[MATCH]
+        return None if match.blocks is None else match.blocks.tolist()
+
+
+def prompt(*letters: str) -> bytes:
+    return b"".join(letter.encode() * BLOCK for letter in letters)
+
+
+@pytest.mark.parametrize(("status", "kept"), [(200, True), (204, True), (302, True), (400, False), (503, False)])
+def test_what_was_learned_is_taken_back_when_the_server_answers_with_an_error(status: int, kept: bool) -> None:
+    world = World()
+    sent = world.send(prompt("a", "b"), 1)
+    assert world.held(prompt("a", "b")) == [0, 2, 0]
+    world.answered(sent, status)
+    assert world.held(prompt("a", "b")) == ([0, 2, 0] if kept else None)
+
+
+def test_it_is_taken_back_when_there_was_no_answer_at_all() -> None:
+    world = World()
+    world.answered(world.send(prompt("a"), 2), 0)
+    assert world.held(prompt("a")) is None
+
+
+def test_only_what_the_failed_request_added_is_taken_back() -> None:
+    world = World()
+    for turn in range(2 * REFRESH_EVERY):  # refreshed now and then, whatever the turn
+        letter = chr(ord("c") + turn)
+        world.answered(world.send(prompt("a", "b"), 1), 200)
+        world.answered(world.send(prompt("a", "b", letter, "y"), 1), 500)
+        world.answered(world.send(prompt("a", "b", letter), 2), 500)
+        assert world.held(prompt("a", "b", letter, "y")) == [0, 2, 0]
+
+
+def test_a_long_prompt_is_taken_back_whole() -> None:
+    world = World()
+    letters = [chr(ord("A") + n // 10) + str(n % 10) for n in range(300)]
+    world.answered(world.send(b"".join(x.encode() * (BLOCK // 2) for x in letters), 1), 500)
+    assert not any(world.services.held.values())
+
+
+def test_both_servers_of_a_disaggregated_request_are_recorded_and_both_taken_back() -> None:
+    world = World()
+    world.send(prompt("a"), 0)
+    sent = world.send(prompt("a", "b"), 0, prefill=2)
+    assert world.held(prompt("a", "b")) == [2, 0, 2]
+    world.answered(sent, 502)
+    assert world.held(prompt("a", "b")) == [1, 0, 0]
+
+
+def tokenised(*prompts: str) -> Request:
+    r = request(b"x")
+    made = [PromptTokens(np.frombuffer(prompt(*letters), "<u4").astype(np.uint32)) for letters in prompts]
+    r[TOKENS] = TokenizedPrompt(made)
+    return r
+
+
+def test_of_several_prompts_each_is_taken_back_as_far_as_it_was_new() -> None:
+    world = World()
+    world.answered(world.send(tokenised("ab", "p"), 1), 200)
+    before = {block for block, owners in world.services.held.items() if owners}
+    world.answered(world.send(tokenised("abc", "pq", "z"), 1), 500)
+    assert {block for block, owners in world.services.held.items() if owners} == before
+
+
+@pytest.mark.parametrize(
+    ("params", "columns"),
+    [({}, (CACHE_BLOCK_SIZE, CACHE_NUM_BLOCKS)), ({"auto_tune": False}, ())],
+)
+def test_the_size_of_servers_caches_is_wanted_for_tuning_only(
+    params: Mapping[str, object], columns: tuple[object, ...]
+) -> None:
+    assert tuple(World(**params).producer.consumes) == columns
+
+
+def test_no_parameter_is_without_effect_and_prompts_match_in_full_length_by_default() -> None:
+    assert list(World(auto_tune=False, lru_capacity_per_server=5).producer.without_effect) == []
+    world = World()
+    long = bytes(range(256)) * 4000
+    r, _ = world.send(long, 1)
+    assert r[MATCH].total == len(long) // BLOCK
+    assert world.held(long) == [0, 4000, 0]

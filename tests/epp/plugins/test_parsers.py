@@ -1,0 +1,385 @@
+"""What each parser reads of a request, and what it refuses with which words."""
+
+import gzip
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+from epp import registry
+from epp.assembly import DEFAULT_PARSERS
+from epp.errors import Cause, Refused
+from epp.plugin import NoParams, Parser
+from epp.plugins.parsers.anthropic import Anthropic
+from epp.plugins.parsers.openai import OpenAI
+from epp.plugins.parsers.passthrough import Passthrough
+from epp.plugins.parsers.sglang_http import SglangHttp
+from epp.plugins.parsers.vertexai import VertexAi
+from epp.plugins.parsers.vllm_grpc import VllmGrpc
+from epp.plugins.parsers.vllm_http import VllmHttp
+from epp.protocol.usage import (
+    ANSWER,
+    AnthropicScanner,
+    HttpBodyScanner,
+    SglangScanner,
+    VllmEmbedScanner,
+    VllmGenerateScanner,
+)
+from epp.request import Media, Request
+from tests.epp.plugins.parser_bodies import field, frame, packed, parsed, refusal
+
+MESSAGES = "/v1/messages"
+VLLM = "/inference/v1/generate"
+GENERATE, EMBED = "/vllm.grpc.engine.VllmEngine/Generate", "/vllm.grpc.engine.VllmEngine/Embed"
+VERTEX = "/google.cloud.aiplatform.v1beta1.PredictionService/"
+HELLO = [{"role": "user", "content": "hello"}]
+IDS = [1, 2, 70000, 2**32 - 1]
+WORDS = np.array(IDS, "<u4").tobytes()
+
+
+def scanner(request: Request) -> type[Any] | None:
+    answer = request[ANSWER]
+    return None if answer is None else answer.scanner
+
+
+# What they have in common.
+
+
+def test_every_parser_of_the_default_list_is_there() -> None:
+    assert set(DEFAULT_PARSERS) <= set(registry.known())
+
+
+@pytest.mark.parametrize(
+    ("parser", "paths", "protocols"),
+    [
+        (Anthropic, {"messages", "messages/count_tokens"}, ("h2c", "http")),
+        (VllmHttp, {"inference/v1/generate"}, ("h2c", "http")),
+        (SglangHttp, {"generate"}, ("h2c", "http")),
+        (VllmGrpc, {GENERATE[1:], EMBED[1:]}, ("h2c",)),
+        (
+            VertexAi,
+            {f"PredictionService/{m}" for m in ("ChatCompletions", "StreamRawPredict", "RawPredict")},
+            ("h2c",),
+        ),
+        (Passthrough, set(), ()),
+    ],
+)
+def test_each_claims_its_paths_and_protocols(parser: type[Parser], paths: set[str], protocols: tuple[str, ...]) -> None:
+    assert set(parser.paths) == paths and parser.app_protocols == protocols
+
+
+BAD_JSON = [b"", b"{", b"[]", b"null", b'{"a":}', b"\xff", b"[" * 5000, b'{"messages":"x","prompt":3}']
+
+
+@pytest.mark.parametrize("body", BAD_JSON)
+@pytest.mark.parametrize(
+    ("parser", "path"),
+    [(OpenAI, "/v1/completions"), (Anthropic, MESSAGES), (VllmHttp, VLLM), (SglangHttp, "/generate")],
+)
+def test_what_is_no_request_in_json_is_a_bad_request(parser: type[Parser], path: str, body: bytes) -> None:
+    assert refusal(parser, path, body)
+
+
+@pytest.mark.parametrize(
+    ("value", "found"), [(7, 7), (0, 0), (7.0, 7), (-1, None), (1.5, None), ("7", None), (True, None)]
+)
+def test_the_most_output_tokens_are_a_whole_number_from_0_on(value: object, found: int | None) -> None:
+    bodies: list[tuple[type[Parser], str, dict[str, Any]]] = [
+        (OpenAI, "/v1/completions", {"model": "m", "prompt": "x", "max_tokens": value}),
+        (OpenAI, "/v1/responses", {"model": "m", "input": "x", "max_output_tokens": value}),
+        (Anthropic, MESSAGES, {"model": "m", "messages": HELLO, "max_tokens": value}),
+        (VllmHttp, VLLM, {"model": "m", "token_ids": [1], "sampling_params": {"max_tokens": value}}),
+        (SglangHttp, "/generate", {"input_ids": [1], "sampling_params": {"max_new_tokens": value}}),
+    ]
+    for parser, path, body in bodies:
+        assert parsed(parser, path, body).max_tokens == found
+
+
+def test_chat_asks_for_completion_tokens_before_tokens() -> None:
+    body = {"model": "m", "messages": HELLO, "max_tokens": 5, "max_completion_tokens": 3}
+    assert parsed(OpenAI, "/v1/chat/completions", body).max_tokens == 3
+    assert parsed(OpenAI, "/v1/chat/completions", body | {"max_completion_tokens": -3}).max_tokens == 5
+
+
+# OpenAI.
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "text"),
+    [
+        ("/v1/chat/completions", {"messages": []}, "invalid chat completions request: must have valid messages field"),
+        ("/v1/chat/completions", {}, "invalid chat completions request: must have valid messages field"),
+        ("/v1/completions", {"prompt": ""}, "invalid completions request: must have prompt field"),
+        ("/v1/completions", {"prompt": [""]}, "invalid completions request: must have prompt field"),
+        ("/v1/completions", {"prompt": [[]]}, "invalid completions request: must have prompt field"),
+        ("/elsewhere", {}, "invalid completions request: must have prompt field"),
+        ("/v1/embeddings", {"input": None}, "invalid embeddings request: must have input field"),
+        ("/v1/responses", {}, "invalid responses request: must have input field"),
+        ("/v1/conversations", {"items": []}, "invalid conversations request: must have items field"),
+        ("/v1/images/generations", {"prompt": ""}, "invalid images generations request: must have prompt field"),
+    ],
+)
+def test_openai_says_which_field_is_missing(path: str, body: dict[str, object], text: str) -> None:
+    assert refusal(OpenAI, path, {"model": "m", **body}) == text
+    assert refusal(OpenAI, path, body) == text  # before it misses the model
+
+
+@pytest.mark.parametrize("prompt", [["a", 1], [1, "a"], [[1], 2], [1, [2]], [["a"]], [-1], [2**32], [1.5], {"a": 1}, 7])
+def test_openai_refuses_mixed_and_foreign_prompts(prompt: object) -> None:
+    text = refusal(OpenAI, "/v1/completions", {"model": "m", "prompt": prompt})
+    assert text.startswith("invalid completions request: prompt: ")
+
+
+@pytest.mark.parametrize("parser_path", [(OpenAI, "/v1/completions"), (Anthropic, MESSAGES), (VllmHttp, VLLM)])
+@pytest.mark.parametrize("model", [None, "", 5])
+def test_who_forwards_by_the_models_name_needs_one(parser_path: tuple[type[Parser], str], model: object) -> None:
+    with pytest.raises(Refused) as refused:
+        parsed(*parser_path, {"prompt": "x", "messages": HELLO, "token_ids": [1], "model": model})
+    assert refused.value.cause is Cause.MODEL_MISSING
+
+
+# Anthropic.
+
+
+def test_anthropic_messages_are_read() -> None:
+    request = parsed(
+        Anthropic, MESSAGES, {"model": "claude", "messages": HELLO, "max_tokens": 9, "stream": True, "cache_salt": "s"}
+    )
+    assert (request.model, request.target_model, request.max_tokens) == ("claude", "claude", 9)
+    assert request.streaming and request.cache_salt == "s"
+    assert scanner(request) is AnthropicScanner
+
+
+@pytest.mark.parametrize("path", ["/v1/messages/count_tokens", "/proxy/v1/messages/count_tokens/"])
+def test_anthropic_counts_of_tokens_pass_unread_and_unseen(path: str) -> None:
+    request = parsed(Anthropic, path, b"\0 whatever")
+    answer = request[ANSWER]
+    assert answer is not None and answer.skip and request.model == "" and request.prompt.canonical == b""
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "text"),
+    [
+        (MESSAGES, {"model": "m"}, "invalid messages request: must have at least one message"),
+        (MESSAGES, {"model": "m", "messages": []}, "invalid messages request: must have at least one message"),
+        ("/v1/xmessages", {"model": "m", "messages": HELLO}, "unsupported API endpoint: /v1/xmessages"),
+    ],
+)
+def test_anthropic_refuses(path: str, body: dict[str, object], text: str) -> None:
+    assert refusal(Anthropic, path, body) == text
+
+
+def test_anthropic_messages_become_a_chat_for_who_tokenises() -> None:
+    image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}}
+    body = {
+        "model": "m",
+        "system": [{"type": "text", "text": "x-anthropic-billing-header: cch=1;"}, {"type": "text", "text": "be brief"}],
+        "tools": [{"name": "look", "description": "looks", "input_schema": {"type": "object"}}],
+        "messages": [
+            {"role": "user", "content": [{"type": "text", "text": "see"}, image]},
+            {"role": "assistant", "content": [{"type": "tool_use", "id": "1", "name": "look", "input": {"at": 1}}]},
+            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "1", "content": [{"type": "text", "text": "a cat"}]}]},
+        ],
+    }  # fmt: skip
+    parts = parsed(Anthropic, MESSAGES, body).prompt.parts()
+    chat = json.loads(bytes(parts.body))
+    assert parts.render == "chat" and parts.structured
+    assert chat["tools"] == [
+        {"type": "function", "function": {"name": "look", "description": "looks", "parameters": {"type": "object"}}}
+    ]
+    called = {"id": "1", "type": "function", "function": {"name": "look", "arguments": '{"at":1}'}}
+    assert chat["messages"] == [
+        {"role": "system", "content": "be brief"},
+        {
+            "role": "user",
+            "content": [
+                {"type": "text", "text": "see"},
+                {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}},
+            ],
+        },
+        {"role": "assistant", "content": None, "tool_calls": [called]},
+        {"role": "tool", "tool_call_id": "1", "content": "a cat"},
+    ]
+    assert Media("image", "data:image/png;base64,AAAA") in parts.prompts[0]
+
+
+# vLLM and SGLang over HTTP.
+
+
+def test_vllm_generate_is_read() -> None:
+    body = {"model": "m", "token_ids": IDS, "stream": True, "cache_salt": "s", "sampling_params": {"max_tokens": 4}}
+    request = parsed(VllmHttp, VLLM, body)
+    assert (request.model, request.max_tokens, request.streaming, request.cache_salt) == ("m", 4, True, "s")
+    assert request.prompt.canonical == WORDS
+    assert [list(ids) for ids in request.prompt.parts().token_ids] == [IDS]
+    assert scanner(request) is None  # as OpenAI's
+
+
+@pytest.mark.parametrize("token_ids", [None, []])
+def test_vllm_generate_needs_token_ids(token_ids: object) -> None:
+    text = "invalid generate request: must have non-empty token_ids field"
+    assert refusal(VllmHttp, VLLM, {"model": "m", "token_ids": token_ids}) == text
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{"token_ids": [-1]}, {"token_ids": [2**32]}, {"token_ids": ["a"]}, {"token_ids": [1.5]}, {"token_ids": [[1]]}, {"cache_salt": 5},
+     {"features": {"mm_hashes": ["a"]}}, {"features": {"mm_placeholders": {"image": [{"offset": -1}]}}}],
+)  # fmt: skip
+def test_vllm_generate_refuses_what_has_another_shape(more: dict[str, object]) -> None:
+    assert refusal(VllmHttp, VLLM, {"model": "m", "token_ids": [1], **more}).startswith("invalid generate request: ")
+
+
+def test_media_stand_in_the_hashed_tokens_by_their_content() -> None:
+    def canonical(known: str) -> bytes:
+        features = {"mm_hashes": {"image": [known]}, "mm_placeholders": {"image": [{"offset": 2, "length": 3}]}}
+        body = {"model": "m", "token_ids": [1, 2, 9, 9, 9, 3], "features": features}
+        return parsed(VllmHttp, VLLM, body).prompt.canonical
+
+    one, other = canonical("cat"), canonical("dog")
+    assert one == canonical("cat") != other
+    assert one[:8] == other[:8] == np.array([1, 2], "<u4").tobytes() and one[20:] == other[20:]
+    assert len(one) == 24
+
+
+def test_a_placeholder_beyond_the_prompt_is_harmless() -> None:
+    features = {
+        "mm_hashes": {"image": ["x", None]},
+        "mm_placeholders": {"image": [{"offset": 9, "length": 10**12}, {}]},
+    }
+    assert parsed(VllmHttp, VLLM, {"model": "m", "token_ids": IDS, "features": features}).prompt.canonical == WORDS
+
+
+@pytest.mark.parametrize("path", ["/generate", "generate", "/generate/", " /generate"])
+def test_sglang_generate_is_read(path: str) -> None:
+    body = {"input_ids": IDS, "stream": True, "extra_key": "s", "sampling_params": {"max_new_tokens": 4}}
+    request = parsed(SglangHttp, path, body)
+    assert (request.model, request.max_tokens, request.streaming, request.cache_salt) == ("", 4, True, "s")
+    assert request.prompt.canonical == WORDS
+    assert scanner(request) is SglangScanner
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "text"),
+    [
+        ("/v1/generate", {"input_ids": [1]}, "unsupported path: /v1/generate"),
+        ("/generate", {"text": "hello"}, "invalid generate request: input_ids must be provided"),
+        ("/generate", {"input_ids": None}, "invalid generate request: input_ids must be provided"),
+        ("/generate", {"input_ids": []}, "invalid generate request: input_ids cannot be empty"),
+        ("/generate", {"input_ids": [[1]]}, "invalid generate request: input_ids must be an array of uint32 integers"),
+        ("/generate", {"input_ids": [-1]}, "invalid generate request: input_ids must be an array of uint32 integers"),
+        ("/generate", {"input_ids": [2**32]}, "invalid generate request: input_ids must be an array of uint32 integers"),
+        ("/generate", {"input_ids": [1], "extra_key": 5}, "unsupported generate request: extra_key must be a string"),
+    ],
+)  # fmt: skip
+def test_sglang_refuses(path: str, body: dict[str, object], text: str) -> None:
+    assert refusal(SglangHttp, path, body) == text
+
+
+# gRPC.
+
+
+def tokenized(ids: list[int]) -> bytes:
+    return field(2, field(1, "original text") + packed(2, ids))
+
+
+def test_vllm_grpc_token_ids_are_read() -> None:
+    message = field(1, "id") + tokenized(IDS) + field(4, field(8, 0)) + field(5, 1)
+    request = parsed(VllmGrpc, GENERATE, frame(message))
+    assert request.prompt.canonical == WORDS
+    assert (request.max_tokens, request.streaming, request.model) == (0, True, "")
+    assert scanner(request) is VllmGenerateScanner
+
+
+def test_vllm_grpc_texts_are_read_and_are_the_prompts_of_http() -> None:
+    request = parsed(VllmGrpc, GENERATE, frame(field(3, 'say "hé"\n')))
+    assert (
+        request.prompt.canonical
+        == parsed(OpenAI, "/v1/completions", {"model": "m", "prompt": 'say "hé"\n'}).prompt.canonical
+    )
+    assert list(request.prompt.parts().prompts[0]) == ['say "hé"\n'.encode()]
+    assert request.max_tokens is None and not request.streaming
+
+
+def test_vllm_grpc_embeddings_are_read() -> None:
+    request = parsed(VllmGrpc, EMBED, frame(field(1, "id") + tokenized(IDS)))
+    assert request.prompt.canonical == WORDS and scanner(request) is VllmEmbedScanner
+
+
+def test_vllm_grpc_media_stand_by_their_hashes() -> None:
+    def canonical(known: str) -> bytes:
+        media = field(5, field(1, 1) + field(2, 2)) + field(6, known)
+        return parsed(VllmGrpc, GENERATE, frame(tokenized([1, 9, 9, 2]) + field(7, media))).prompt.canonical
+
+    assert canonical("a") == canonical("a") != canonical("b") and len(canonical("a")) == 16
+
+
+def test_compressed_grpc_messages_are_understood() -> None:
+    message = gzip.compress(tokenized(IDS))
+    assert parsed(VllmGrpc, GENERATE, frame(message, flag=1)).prompt.canonical == WORDS
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "text"),
+    [
+        (GENERATE, b"\0\0\0", "invalid or unsupported gRPC payload"),
+        (GENERATE, b"\0\0\0\0\7abc", "invalid or unsupported gRPC payload"),
+        (GENERATE, frame(b"no gzip", flag=1), "invalid or unsupported gRPC payload"),
+        (GENERATE, frame(b"x", flag=3), "invalid or unsupported gRPC payload"),
+        (GENERATE, frame(field(1, "id")), "not supported request inputType"),
+        (EMBED, frame(field(1, "id")), "missing tokenized input in EmbedRequest"),
+        (EMBED, frame(b"\x0a\x05ab"), "unmarshaling EmbedRequest: field 1 is cut off"),
+        (GENERATE, frame(field(2, 7)), "unmarshaling GenerateRequest: a number where a message belongs"),
+        (GENERATE, frame(field(2, field(2, b"\x80"))), "unmarshaling GenerateRequest: a number is cut off"),
+    ],
+)  # fmt: skip
+def test_vllm_grpc_refuses(path: str, body: bytes, text: str) -> None:
+    assert refusal(VllmGrpc, path, body) == text
+
+
+def test_other_methods_pass_unread_and_unseen() -> None:
+    for parser in (VllmGrpc, VertexAi):
+        answer = parsed(parser, "/vllm.grpc.engine.VllmEngine/Abort", frame(b"\xff"))[ANSWER]
+        assert answer is not None and answer.skip
+
+
+def vertex(body: dict[str, object]) -> bytes:
+    return frame(
+        field(1, "projects/p/endpoints/e") + field(2, field(1, "application/json") + field(2, json.dumps(body)))
+    )
+
+
+@pytest.mark.parametrize("method", ["StreamRawPredict", "RawPredict"])
+def test_vertex_raw_predictions_are_openai_responses(method: str) -> None:
+    request = parsed(VertexAi, VERTEX + method, vertex({"model": "m", "input": "hello", "max_output_tokens": 3}))
+    expected = parsed(OpenAI, "/responses", {"model": "m", "input": "hello"})
+    assert request.prompt.canonical == expected.prompt.canonical
+    assert (request.model, request.max_tokens) == ("m", 3) and scanner(request) is HttpBodyScanner
+
+
+def test_vertex_chats_need_no_model() -> None:
+    request = parsed(VertexAi, VERTEX + "ChatCompletions", vertex({"messages": HELLO, "stream": True}))
+    expected = parsed(OpenAI, "/chat/completions", {"model": "m", "messages": HELLO})
+    assert request.prompt.canonical == expected.prompt.canonical
+    assert request.model == "" and request.streaming
+
+
+@pytest.mark.parametrize(
+    ("method", "body", "text"),
+    [
+        ("ChatCompletions", b"", "invalid or unsupported gRPC payload: 0 bytes are no gRPC message"),
+        ("ChatCompletions", frame(field(1, "e")), "ChatCompletionsRequest has no HttpBody"),
+        ("RawPredict", frame(field(2, 5)), "unmarshaling RawPredictRequest: a number where a message belongs"),
+        ("RawPredict", vertex({}), "parsing RawPredictRequest: invalid responses request: must have input field"),
+        ("ChatCompletions", vertex({}), "parsing ChatCompletionsRequest: invalid chat completions request: must have valid messages field"),
+    ],
+)  # fmt: skip
+def test_vertex_refuses(method: str, body: bytes, text: str) -> None:
+    assert refusal(VertexAi, VERTEX + method, body) == text
+
+
+def test_passthrough_reads_nothing() -> None:
+    request = Request(id="r", path="/x", headers={}, now=0.0)
+    Passthrough("p", NoParams()).parse(request, "/x", b"\0\xff")
+    assert request.model == "" and request.prompt.canonical == b"" and request[ANSWER] is None

@@ -1,0 +1,54 @@
+"""gzip never unpacks to more than is allowed."""
+
+import gzip
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from epp.errors import Cause, Refused
+from epp.protocol.inflate import MEMBERS_MAX, TooLong, gunzip, unpacked
+
+
+@given(st.lists(st.binary(max_size=300), min_size=1, max_size=4))
+def test_what_was_packed_comes_out(members: list[bytes]) -> None:
+    data = b"".join(gzip.compress(member) for member in members)
+    whole = b"".join(members)
+    assert gunzip(memoryview(data), len(whole)) == whole
+    if whole:
+        with pytest.raises(TooLong):
+            gunzip(data, len(whole) - 1)
+
+
+@pytest.mark.parametrize("data", [b"", b"plain", gzip.compress(b"hello")[:-3], gzip.compress(b"hello") + b"tail"])
+def test_what_is_no_whole_gzip_is_refused(data: bytes) -> None:
+    with pytest.raises(ValueError, match="gzip"):
+        gunzip(data, 1000)
+
+
+def test_members_are_counted() -> None:
+    with pytest.raises(ValueError, match="members"):
+        gunzip(gzip.compress(b"") * (MEMBERS_MAX + 1), 1000)
+
+
+def test_a_body_is_read_by_its_coding() -> None:
+    packed = gzip.compress(b"hello")
+    for coding in ("gzip", " GZIP ", "x-gzip"):
+        assert unpacked(packed, coding, 5) == b"hello"
+    for coding in ("", "identity"):
+        assert unpacked(b"hello", coding, 5) == b"hello"
+
+
+@pytest.mark.parametrize(
+    ("body", "coding", "cause", "text"),
+    [
+        (gzip.compress(b"hello!"), "gzip", Cause.BODY_TOO_LARGE, "5"),
+        (b"hello", "gzip", Cause.INVALID_BODY, "invalid request body: no gzip"),
+        (b"hello", "br", Cause.INVALID_BODY, "content-encoding 'br' is not supported: send the body plain or as gzip"),
+        (b"hello", "gzip, gzip", Cause.INVALID_BODY, "content-encoding 'gzip, gzip' is not supported"),
+    ],
+)
+def test_other_bodies_are_refused(body: bytes, coding: str, cause: Cause, text: str) -> None:
+    with pytest.raises(Refused) as refused:
+        unpacked(body, coding, 5)
+    assert refused.value.cause is cause and refused.value.detail.startswith(text)

@@ -1,0 +1,77 @@
+"""Protobuf read without generated classes agrees with protobuf, and survives anything."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from epp.protocol import wire
+from epp.protocol.proto import ext_proc_pb2 as pb
+from tests.epp.plugins.parser_bodies import field, packed, varint
+
+UINT32 = st.integers(0, 2**32 - 1)
+
+
+@given(st.binary(max_size=300), st.booleans())
+def test_messages_that_protobuf_writes_are_read(body: bytes, last: bool) -> None:
+    message = pb.HttpBody(body=body, end_of_stream=last).SerializeToString()
+    found = {number: value if isinstance(value, int) else bytes(value) for number, value in wire.fields(message)}
+    assert found == ({1: body} if body else {}) | ({2: 1} if last else {})
+
+
+@given(st.lists(UINT32, max_size=200), st.integers(0, 200))
+def test_repeated_numbers_are_read_packed_one_by_one_or_both(numbers: list[int], cut: int) -> None:
+    message = packed(2, numbers[:cut]) + b"".join(field(2, number) for number in numbers[cut:])
+    found = wire.uint32s([value for _, value in wire.fields(message)])
+    assert found.dtype == np.uint32 and found.tolist() == numbers
+
+
+def test_numbers_above_32_bits_are_cut_as_protobuf_does() -> None:
+    assert wire.uint32s(list(dict(wire.fields(packed(1, [2**64 - 1, 2**40 + 5]))).values())).tolist() == [2**32 - 1, 5]
+    assert wire.number(2**40 + 5) == 5
+
+
+def test_fixed_fields_are_passed_over() -> None:
+    message = varint(3 << 3 | 1) + bytes(8) + varint(4 << 3 | 5) + bytes(4) + field(5, 9)
+    assert [number for number, _ in wire.fields(message)] == [3, 4, 5]
+
+
+@pytest.mark.parametrize(
+    ("message", "problem"),
+    [
+        (b"\x0a\x05abc", "field 1 is cut off"),
+        (b"\x80", "a number is cut off"),
+        (b"\xff" * 11, "a number is cut off"),
+        (b"\x0b", "wire type 3 of field 1"),
+        (b"\x00\x01", "field number 0"),
+        (b"\x0d\x00", "field 1 is cut off"),
+        (field(1, 1) * (wire.FIELDS_MAX + 1), f"more than {wire.FIELDS_MAX} fields"),
+    ],
+    ids=["bytes", "varint", "long varint", "group", "zero", "fixed", "many"],
+)
+def test_what_is_malformed_is_said(message: bytes, problem: str) -> None:
+    with pytest.raises(ValueError, match=problem):
+        list(wire.fields(message))
+
+
+@pytest.mark.parametrize("data", [b"\x80", b"\x01\x80", b"\x80" * 10 + b"\x01"])
+def test_packed_numbers_that_are_cut_or_endless_are_refused(data: bytes) -> None:
+    with pytest.raises(ValueError, match="a number"):
+        wire.uint32s([memoryview(data)])
+
+
+def test_a_field_of_another_kind_is_refused() -> None:
+    for read, value in ((wire.text, 5), (wire.submessage, 5), (wire.number, memoryview(b"x"))):
+        with pytest.raises(ValueError, match="belongs"):
+            read(value)  # type: ignore[operator]
+    with pytest.raises(ValueError, match="utf-8"):
+        wire.text(memoryview(b"\xff"))
+
+
+@given(st.binary(max_size=200))
+def test_arbitrary_bytes_are_read_or_refused(data: bytes) -> None:
+    try:
+        values = [value for _, value in wire.fields(data)]
+        wire.uint32s(values)
+    except ValueError:
+        return
