@@ -22,7 +22,8 @@ WIDE_BLOCKS = 4
 SLACK = 20  # a twentieth
 AGE_MASK = (1 << 32) - 1
 UNLIMITED = 1 << 62
-OVER_MAX = 4  # each may cost a look at the whole table, and the writer has other work
+OVER_MAX = 4  # owners at a time: each may cost a look at the whole table, and the writer has other work
+LOOKED_MAX = 1 << 21  # entries at a time
 
 Entries = npt.NDArray[np.uint64]
 Places = npt.NDArray[np.int64]
@@ -50,6 +51,7 @@ class Capacity:
         self._most = np.full(OWNER_IDS, UNLIMITED, dtype=np.int64)  # from here on entries have to go
         self._kept = np.zeros(OWNER_IDS, dtype=np.int64)  # so many stay then
         self._top = 0  # no owner from here on is limited
+        self._over_max = max(1, min(OVER_MAX, LOOKED_MAX // len(entries)))
         self._listed: dict[int, tuple[Places, int]] = {}  # owner -> oldest places, and when they were listed
         self.add(entries[entries != 0])
 
@@ -83,12 +85,12 @@ class Capacity:
         self._held[owner] = 0
 
     def over(self) -> list[int]:
-        """Owners for whom too much is held: those with the most beyond their capacity, `OVER_MAX` at a time."""
+        """Owners for whom too much is held: those with the most beyond their capacity, a few at a time."""
         held, most = self._held[: self._top], self._most[: self._top]
         found: list[int] = np.flatnonzero(held > most).tolist()
-        if len(found) > OVER_MAX:
+        if len(found) > self._over_max:
             found.sort(key=lambda owner: int(most[owner]) / int(held[owner]))
-        return found[:OVER_MAX]
+        return found[: self._over_max]
 
     def surplus(self, owner: int, age: int) -> Places:
         """The places of the owner's oldest entries that are too many; they are to be emptied at once. `age` is now."""

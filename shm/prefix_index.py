@@ -178,6 +178,15 @@ class IndexWriter:
         """Blocks that were not taken: owner not live, or no round left."""
         return self._words[DROPPED]
 
+    def freed(self) -> dict[str, int]:
+        """How many entries left, by cause."""
+        return {
+            "full": self.evictions,
+            "capacity": self.over_capacity,
+            "gone": self.gone,
+            "taken_back": self.taken_back,
+        }
+
     def size(self) -> int:
         """Entries in use, far marks and those of retired owners included."""
         return self._size
@@ -270,7 +279,7 @@ class IndexWriter:
     def load(self, entries: Hashes, ages: npt.NDArray[np.uint32], owners: Sequence[int], later: int) -> None:
         """What `copy` gave of all buckets, into an index that nobody has used; `owners` become live, entries of others stay out.
 
-        `later`: how many ticks the clock shows more than an age of then that is of now.
+        `later` is added to all ages: the clock has gone on meanwhile, or began anew.
         """
         if self._size or self.owners() or self._retired_at:
             raise ValueError("an index that is in use takes no copy")

@@ -178,10 +178,16 @@ class InstanceLock:
         """Become `instance`; refused while another process tree is; leftovers are removed."""
         if not instance or "/" in instance:
             raise SegmentError(f"instance {instance!r}: the name must be a plain file name")
-        os.makedirs(run_dir, mode=0o700, exist_ok=True)
         path = os.path.join(run_dir, instance + INSTANCE_SUFFIX)
         for _ in range(ACQUIRE_TRIES_MAX):
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, SEGMENT_MODE)
+            try:
+                os.makedirs(run_dir, mode=0o700, exist_ok=True)
+                descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, SEGMENT_MODE)
+            except OSError as refused:
+                raise SegmentError(
+                    f"instance {instance}: {path} cannot be written ({refused.strerror}): "
+                    f"choose a run directory that this user may write"
+                ) from refused
             if not _take(descriptor):
                 os.close(descriptor)
                 raise SegmentError(
@@ -231,10 +237,14 @@ def recorded(run_dir: str) -> list[Recorded]:
 
 
 def sweep(run_dir: str) -> list[str]:
-    """Unlink the segments and files of all instances whose lock is free; what was removed."""
+    """Unlink the segments and files of all instances whose lock is free; what was removed. Other users' are left alone."""
     removed: list[str] = []
-    for path in _instance_files(run_dir):
-        with contextlib.suppress(FileNotFoundError):
+    try:
+        paths = list(_instance_files(run_dir))
+    except OSError:  # another user's, or no directory: `acquire` tells whoever wants to be an instance there
+        return removed
+    for path in paths:
+        with contextlib.suppress(FileNotFoundError, PermissionError):
             descriptor = os.open(path, os.O_RDWR)
             try:
                 if _take(descriptor) and _is_at(descriptor, path):

@@ -4,8 +4,14 @@ One packet pipe per worker, made by the parent before the first fork and kept op
 loses nothing but what was read already. A write of one frame is atomic and one read gives one frame. The worker never waits: a
 frame that finds the pipe full is dropped and counted, and the index then knows a little less.
 
-Both sides gather: a worker what it learns within `FLUSH_S`, the supervisor what arrives within `GATHER_S`, because a frame with
-ten prompts and an insert of a hundred hashes cost little more than those of one.
+Both sides gather, because a frame with ten prompts and an insert of a hundred hashes cost little more than those of one: a worker
+what it learns within `FLUSH_S`, the supervisor what arrives within `POLL_S`. While the bus is idle, the first frame is taken at once;
+from then on the supervisor looks by the clock, and listens again when a look finds nothing. Under load that is one wake-up each
+`POLL_S`, whatever the number of workers and frames, and what one worker learned is seen by all after (`FLUSH_S` + `POLL_S`) / 2
+at the median.
+
+What a request taught is taken back by a frame of its own kind. Within `FLUSH_S` a worker sends what it learned first, then what it
+takes back.
 """
 
 import asyncio
@@ -17,10 +23,21 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from epp.prefix.updates import FRAME_BYTES_MAX, LEARN, SINGLE_BYTES_MAX, CorruptFrame, Frame, decode, frames, single
+from epp.prefix.updates import (
+    FORGET,
+    FRAME_BYTES_MAX,
+    LEARN,
+    SINGLE_BYTES_MAX,
+    CorruptFrame,
+    Frame,
+    decode,
+    frames,
+    single,
+)
 
 FLUSH_S = 0.002
-GATHER_S = 0.004
+POLL_S = 0.004
+AGE_TICKS = 16  # of the index's clock in a second
 FRAMES_PER_TURN = 256  # of one pipe; a pipe of 1 MiB holds as many
 PENDING_BYTES_MAX = 64 * FRAME_BYTES_MAX
 
@@ -45,34 +62,49 @@ class BusWriter:
         self._on_drop = on_drop
         self._on_frame = on_frame
         self._pending: list[tuple[int, bytes]] = []
+        self._taken_back: list[tuple[int, bytes]] = []
         self._pending_bytes = 0
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def learn(self, hashes: Hashes, owner: int) -> None:
         """`owner` will hold these blocks; sent FLUSH_S after the first of them at the latest."""
         pending = self._pending
-        if not pending:
-            loop = self._loop
-            if loop is None:
-                loop = self._loop = asyncio.get_running_loop()
-            loop.call_later(FLUSH_S, self.flush)
+        if not pending and not self._taken_back:
+            self._flush_soon()
         data = hashes.tobytes()
         pending.append((owner, data))
         self._pending_bytes += len(data)
         if self._pending_bytes > PENDING_BYTES_MAX:
             self.flush()
 
+    def forget(self, hashes: Hashes, owner: int) -> None:
+        """`owner` does not hold these blocks after all; sent as what is learned is, and behind it."""
+        if not self._pending and not self._taken_back:
+            self._flush_soon()
+        data = hashes.tobytes()
+        self._taken_back.append((owner, data))
+        self._pending_bytes += len(data)
+        if self._pending_bytes > PENDING_BYTES_MAX:
+            self.flush()
+
     def flush(self) -> None:
-        """Send what was learned since the last time."""
-        if not self._pending:
-            return
+        """Send what was learned and taken back since the last time."""
         pending, self._pending = self._pending, []
+        taken_back, self._taken_back = self._taken_back, []
         size, self._pending_bytes = self._pending_bytes, 0
         if len(pending) == 1 and size <= SINGLE_BYTES_MAX:
             self._send(single(*pending[0]))
-            return
-        for frame in frames(LEARN, pending):
+        elif pending:
+            for frame in frames(LEARN, pending):
+                self._send(frame)
+        for frame in frames(FORGET, taken_back):
             self._send(frame)
+
+    def _flush_soon(self) -> None:
+        loop = self._loop
+        if loop is None:
+            loop = self._loop = asyncio.get_running_loop()
+        loop.call_later(FLUSH_S, self.flush)
 
     def _send(self, frame: bytes) -> None:
         try:
@@ -116,22 +148,26 @@ class BusReader:
             self._loop.remove_reader(descriptor)
 
     def _readable(self) -> None:
-        """Some pipe has a frame: let more arrive before looking."""
+        """Some pipe has a frame after a pause: take it, and look by the clock from now on."""
         for descriptor in self._descriptors:
             self._loop.remove_reader(descriptor)
-        self._timer = self._loop.call_later(GATHER_S, self._gathered)
+        self._look()
 
-    def _gathered(self) -> None:
+    def _look(self) -> None:
         self._timer = None
-        self.drain()
-        self.start()
+        if self.drain():
+            self._timer = self._loop.call_later(POLL_S, self._look)
+        else:
+            self.start()
 
-    def drain(self) -> None:
-        """Take what is there, a bounded number of frames, into the index at once."""
+    def drain(self) -> int:
+        """Take what is there, a bounded number of frames, into the index at once; how many there were."""
+        before = self.frames
         learned: list[Frame] = []
         for descriptor in self._descriptors:
             self._read(descriptor, learned)
         self._learn(learned)
+        return self.frames - before
 
     def _read(self, descriptor: int, learned: list[Frame]) -> None:
         for _ in range(FRAMES_PER_TURN):
@@ -160,7 +196,7 @@ class BusReader:
         hashes = np.frombuffer(b"".join([frame.hashes for frame in learned]), dtype=np.uint64)
         owners = np.fromiter(chain.from_iterable([frame.owners for frame in learned]), dtype=np.uint16)
         counts = np.fromiter(chain.from_iterable([frame.counts for frame in learned]), dtype=np.int64)
-        self._index.insert(hashes, np.repeat(owners, counts), int(self._now()))
+        self._index.insert(hashes, np.repeat(owners, counts), int(self._now() * AGE_TICKS))
 
     def _forget(self, frame: Frame) -> None:
         hashes, at = np.frombuffer(frame.hashes, dtype=np.uint64), 0

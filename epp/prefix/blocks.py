@@ -5,6 +5,9 @@ c_{-1} = the root, so c_i stands for blocks 0..i: a hit on c_i proves all blocks
 c_i = P^(i+1) * (root + sum over j <= i of h_j * P^-(j+1)), which NumPy computes in one pass for long prompts; both ways give
 the same numbers. The last block may be shorter than the others.
 
+One bit of a hash says how its block is remembered: `WIDE` is set from block DENSE_BLOCKS on, where `landmarks` keeps every STRIDE-th,
+so that whoever counts what an endpoint holds knows that such a hash stands for STRIDE blocks.
+
 The root is a hash of model and cache salt, each with its length in front, under the deployment's secret: prompts of different
 models or salts share nothing, and nobody without the secret can aim at another's blocks.
 """
@@ -23,6 +26,10 @@ P_INVERSE: Final = pow(P, -1, 1 << 64)
 DENSE_BLOCKS: Final = 64
 STRIDE: Final = 4
 VECTOR_FROM_BLOCKS: Final = 36  # below this the plain loop is faster
+WIDE: Final = 1 << 16
+NARROW: Final = MASK ^ WIDE
+
+assert VECTOR_FROM_BLOCKS <= DENSE_BLOCKS
 
 
 class _Powers:
@@ -56,7 +63,7 @@ def block_hashes(prompt: bytes, block_bytes: int, start: int, secret: int) -> Ha
     link = start
     for at in range(0, len(prompt), block_bytes):
         link = (link * P + xxh3_64_intdigest(prompt[at : at + block_bytes], secret)) & MASK
-        chain.append(link)
+        chain.append(link & NARROW)
     return np.array(chain, dtype=np.uint64)
 
 
@@ -71,6 +78,8 @@ def _vector(prompt: bytes, block_bytes: int, start: int, secret: int, count: int
     np.cumsum(terms, out=terms)
     terms += np.uint64(start)
     terms *= _powers.up[:count]
+    terms[:DENSE_BLOCKS] &= np.uint64(NARROW)
+    terms[DENSE_BLOCKS:] |= np.uint64(WIDE)
     return terms
 
 

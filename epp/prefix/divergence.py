@@ -35,13 +35,19 @@ class Cause(Enum):
         "they report next to none, so their prefix cache is off, or they hash with a cache salt, model or adapter that the "
         "picker does not see"
     )
-    EVICTED_THERE = "their KV caches are {kv:.0%} full, so they evict blocks before these are asked for again: more KV memory, or more servers"
+    EVICTED_THERE = (
+        "their KV caches are {kv:.0%} full, so they evict blocks before these are asked for again: they need more KV memory, or "
+        "more servers beside them"
+    )
     BLOCK_SIZE = (
         "reported is a steady {ratio:.0%} of predicted, so their cache blocks are larger than the picker's (blockSizeTokens), or "
         "their tokens are longer than the 4 bytes that count as one where no token producer is configured"
     )
     LOST_THERE = "it changes from minute to minute, so they were restarted, or requests that this picker does not see push its blocks out"
-    INDEX_TOO_SMALL = "the picker's index evicted {evictions} entries meanwhile: a larger --index-entries"
+    INDEX_TOO_SMALL = (
+        "the picker's index let go of {evictions} entries meanwhile, which the servers still held: it needs a larger --index-entries, "
+        "or, where servers do not report their cache's size, a larger lruCapacityPerServer"
+    )
     UNSEEN_TRAFFIC = (
         "requests reach them past this picker (another replica or gateway), so it does not know all that they hold"
     )
@@ -55,9 +61,6 @@ class Sums(NamedTuple):
     predicted: int = 0
     reported: int = 0
 
-    def plus(self, other: "Sums") -> "Sums":
-        return Sums(*map(int.__add__, self, other))
-
     def minus(self, other: "Sums") -> "Sums":
         return Sums(*map(int.__sub__, self, other))
 
@@ -65,6 +68,9 @@ class Sums(NamedTuple):
     def apart(self) -> float:
         """Predicted less reported, as a share of the prompt tokens."""
         return (self.predicted - self.reported) / self.prompt if self.prompt else 0.0
+
+
+NONE: Final = Sums()
 
 
 class Slice(NamedTuple):
@@ -86,10 +92,14 @@ class Subject(NamedTuple):
         return total(self.slices)
 
     @property
+    def requests(self) -> int:
+        return sum(each.requests for each in self.slices)
+
+    @property
     def diverges(self) -> bool:
         """In every slice, and to the same side."""
         apart = [each.apart for each in self.slices]
-        return self.whole.requests >= CHECKED_MIN and (min(apart) > APART or max(apart) < -APART)
+        return (min(apart) > APART or max(apart) < -APART) and self.requests >= CHECKED_MIN
 
     @property
     def ratios(self) -> list[float]:
@@ -118,7 +128,7 @@ class Watch:
     def close(self, now: float, totals: Mapping[Key, Sums], evictions: int) -> list[str]:
         """`totals` since ever, per endpoint; `evictions` of our index since ever. The warnings that are due."""
         if self._began is not None:
-            new = {key: sums.minus(self._before.get(key, Sums())) for key, sums in totals.items()}
+            new = {key: sums.minus(self._before.get(key, NONE)) for key, sums in totals.items()}
             self._slices.append(
                 Slice(
                     {key: sums for key, sums in new.items() if sums.requests},
@@ -179,18 +189,15 @@ def subjects(slices: Sequence[Slice]) -> Iterable[Subject]:
     """Every endpoint with enough requests, and the others as one."""
     few: list[Key] = []
     for key in sorted({key for each in slices for key in each.sums}):
-        subject = Subject([key], [each.sums.get(key, Sums()) for each in slices])
-        if subject.whole.requests >= CHECKED_MIN:
+        subject = Subject([key], [each.sums.get(key, NONE) for each in slices])
+        if subject.requests >= CHECKED_MIN:
             yield subject
         else:
             few.append(key)
     if few:
-        yield Subject(few, [total(each.sums.get(key, Sums()) for key in few) for each in slices])
+        yield Subject(few, [total([each.sums.get(key, NONE) for key in few]) for each in slices])
 
 
 def total(sums: Iterable[Sums]) -> Sums:
     """All together."""
-    found = Sums()
-    for each in sums:
-        found = found.plus(each)
-    return found
+    return Sums(*map(sum, zip(*sums, strict=True)))

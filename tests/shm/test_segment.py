@@ -303,6 +303,24 @@ def test_an_instance_needs_a_plain_name(tmp_path: Path, bad: str) -> None:
         InstanceLock.acquire(str(tmp_path), bad)
 
 
+def test_a_sweep_leaves_alone_what_it_may_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_args: object) -> int:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    (tmp_path / "one.instance").write_text("")
+    assert sweep(str(tmp_path / "one.instance")) == []
+    monkeypatch.setattr(segment_module.os, "open", refused)
+    assert sweep(str(tmp_path)) == []
+    monkeypatch.setattr(segment_module.os, "listdir", refused)
+    assert sweep(str(tmp_path)) == []
+
+
+def test_a_run_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SegmentError, match=r"file/run/one\.instance cannot be written \(Not a directory\): choose"):
+        InstanceLock.acquire(str(tmp_path / "file" / "run"), "one")
+
+
 def test_acquire_survives_a_sweep_between_open_and_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     take = segment_module._take
     removed = []

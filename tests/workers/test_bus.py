@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from epp.prefix.updates import FORGET, FRAME_BYTES_MAX, frames
-from workers.bus import PENDING_BYTES_MAX, BusReader, BusWriter
+from workers.bus import AGE_TICKS, PENDING_BYTES_MAX, POLL_S, BusReader, BusWriter
 from workers.instance import PIPE_BYTES, PIPE_BYTES_MIN, Pipe, packet_pipe
 
 
@@ -61,7 +61,7 @@ def test_what_is_learned_within_a_moment_goes_in_one_frame_and_one_insert(pipe: 
         reader.drain()
         assert (len(sent), reader.frames) == (1, 1)
         assert index.batches == [[(5, 1), (5, 2), (6, 3)]]
-        assert index.ages == [77]
+        assert index.ages == [int(77.9 * AGE_TICKS)]
 
     in_loop(scenario)
 
@@ -156,6 +156,9 @@ def test_what_waits_for_the_turns_end_is_bounded(pipe: Pipe) -> None:
         writer = BusWriter(pipe.writer, lambda: None, lambda: sent.append(1))
         writer.learn(np.zeros(PENDING_BYTES_MAX // 8 + 1, dtype=np.uint64), 1)
         assert sent
+        sent.clear()
+        writer.forget(np.zeros(PENDING_BYTES_MAX // 8 + 1, dtype=np.uint64), 1)
+        assert not writer._taken_back
 
     in_loop(scenario)
 
@@ -173,6 +176,62 @@ def test_a_running_reader_gathers_then_inserts_and_goes_on(pipe: Pipe) -> None:
                     await asyncio.sleep(0.001)
         reader.close()
         assert index.batches == [[(1, 0)], [(1, 1)], [(1, 2)]]
+
+    in_loop(scenario)
+
+
+def test_what_a_worker_takes_back_is_sent_behind_what_it_learned(pipe: Pipe) -> None:
+    async def scenario(loop: asyncio.AbstractEventLoop) -> None:
+        index, sent = Index(), []
+        writer = BusWriter(pipe.writer, pytest.fail, lambda: sent.append(1))
+        writer.forget(blocks(2), 1)
+        writer.learn(blocks(1, 2), 1)
+        writer.forget(blocks(7, 8), 3)
+        async with asyncio.timeout(5):
+            while not sent:
+                await asyncio.sleep(0.001)
+        BusReader(loop, [pipe.reader], index, now=lambda: 0.0).drain()
+        assert len(sent) == 2
+        assert index.batches == [[(1, 1), (1, 2)]]
+        assert index.forgotten == [(1, 2), (3, 7), (3, 8)]
+
+    in_loop(scenario)
+
+
+def test_a_reader_listens_while_nothing_comes_and_looks_by_the_clock_while_something_does(pipe: Pipe) -> None:
+    async def scenario(loop: asyncio.AbstractEventLoop) -> None:
+        index, now = Index(), 0.0
+        timers: list[tuple[float, object]] = []
+        listening: set[int] = set()
+
+        class Loop:
+            def call_later(self, delay: float, call):
+                timers.append((delay, call))
+                return loop.call_later(3600, lambda: None)
+
+            def add_reader(self, descriptor: int, call) -> None:
+                listening.add(descriptor)
+
+            def remove_reader(self, descriptor: int) -> None:
+                listening.discard(descriptor)
+
+        reader = BusReader(Loop(), [pipe.reader], index, now=lambda: now)  # type: ignore[arg-type]
+        writer = BusWriter(pipe.writer, pytest.fail)
+        reader.start()
+        for value in range(3):
+            writer.learn(blocks(value), 1)
+            writer.flush()
+            if value == 0:
+                reader._readable()
+            else:
+                assert not listening
+                (_, look) = timers.pop()
+                look()  # type: ignore[operator]
+            assert len(index.batches) == value + 1
+        (delay, look) = timers.pop()
+        assert delay == POLL_S
+        look()  # type: ignore[operator]
+        assert listening == {pipe.reader} and not timers
 
     in_loop(scenario)
 

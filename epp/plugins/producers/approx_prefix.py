@@ -1,7 +1,12 @@
 """Prefix affinity without asking the servers: what was sent where, hashed once and matched against the shared index.
 
-`produce` hashes the prompt and looks up who holds its blocks; `before_send` tells the index writer that the target will. A prompt
-is its tokens where a token producer emits them, else its bytes.
+`produce` hashes the prompt and looks up who holds its blocks; `before_send` tells the index writer that the target will, and
+`response_complete` takes back what this request added where the server answered with an error or not at all. A prompt is its tokens
+where a token producer emits them, else its bytes.
+
+Blocks have `blockSizeTokens` tokens, one value for all producers of a process. How many blocks the index holds for an endpoint is what
+that server's own cache takes, by the size that it reports, or `lruCapacityPerServer` blocks where it reports none or `autoTune` is
+off; the index writer sees to that.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,10 +16,10 @@ import msgspec
 import numpy as np
 
 from epp.candidates import Candidates, Floats
-from epp.data import Datum
-from epp.decision import Decision
+from epp.data import CACHE_BLOCK_SIZE, CACHE_NUM_BLOCKS, Datum
+from epp.decision import Decision, ProfileRun, Response
 from epp.metrics import HITB, RATIO, Metric
-from epp.plugin import DataProducer, Hashes, Measure, PrefixIndex, PreRequest, Services, plugin
+from epp.plugin import DataProducer, Hashes, Measure, PrefixIndex, PreRequest, ResponseComplete, Services, plugin
 from epp.prefix.blocks import block_hashes, landmarks, root
 from epp.prefix.match import PrefixMatch, prefix_match
 from epp.request import BYTES_PER_TOKEN, Request
@@ -22,7 +27,6 @@ from epp.tokens import TOKENS, TokenizedPrompt
 
 BLOCK_TOKENS_MIN = 64
 LRU_CAPACITY = 31250
-CAPACITY = "one index of a fixed size (--index-entries) serves all servers, and the oldest entries leave"
 ROOTS_MAX = 4096
 PROMPTS_MAX = 64  # of one request, where it is tokenised
 REFRESH_EVERY = 8
@@ -36,8 +40,12 @@ HIT_RATIO = Metric(
 HIT_BYTES = Metric("prefix_indexer_hit_bytes", "histogram", "Matched prompt bytes at the chosen endpoint.", HITB)
 
 
+Chain = tuple[Hashes, Mapping[int, int]]  # of one prompt among several, and who holds how much of it
+Added = tuple[Hashes, int]  # blocks that an owner was not known to hold before
+
+
 class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    """As in the field; effective blocks are at least 64 tokens, and 0 as a limit means none."""
+    """As in the field; effective blocks are at least 64 tokens, 0 as a limit means none, and none is the default."""
 
     auto_tune: bool = True
     block_size_tokens: Annotated[int, msgspec.Meta(ge=1)] = 16
@@ -48,11 +56,12 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename
 
 
 @plugin("approx-prefix-cache-producer")
-class ApproximatePrefix(DataProducer, PreRequest):
+class ApproximatePrefix(DataProducer, PreRequest, ResponseComplete):
     """Emits `PrefixMatch`; learns from every request that is sent."""
 
     Params = Parameters
     metrics = (HIT_RATIO, HIT_BYTES)
+    failures_only = True
 
     def __init__(self, name: str, params: Parameters) -> None:
         super().__init__(name, params)
@@ -64,15 +73,13 @@ class ApproximatePrefix(DataProducer, PreRequest):
         blocks_max = params.max_prefix_tokens_to_match // self.block_tokens or params.max_prefix_blocks_to_match
         self._bytes_max = blocks_max * self._block_bytes or None
         self._match = prefix_match(name)
-        self._chains: Datum[list[Hashes]] = Datum(f"prefix_chains/{name}", list)
+        self._chains: Datum[list[Chain]] = Datum(f"prefix_chains/{name}", list)
+        self._added: Datum[list[Added]] = Datum(f"prefix_added/{name}", list)
         self.optional = (TOKENS,)
         self.produces = (self._match,)
-        self.keeps = (self._chains,)
-        untuned = {
-            "autoTune": not params.auto_tune,
-            "lruCapacityPerServer": params.lru_capacity_per_server != LRU_CAPACITY,
-        }
-        self.without_effect = [f"{name}: has no effect here: {CAPACITY}" for name, given in untuned.items() if given]
+        self.keeps = (self._chains, self._added)
+        if params.auto_tune:
+            self.consumes = (CACHE_BLOCK_SIZE, CACHE_NUM_BLOCKS)
         self._turn = 0
         self._roots: dict[tuple[str, str], int] = {}
         self._index: PrefixIndex
@@ -104,11 +111,12 @@ class ApproximatePrefix(DataProducer, PreRequest):
         chains = [self._hashed(tokens.astype("<u4", copy=False).tobytes(), request) for tokens in ids if len(tokens)]
         if not chains:
             return
+        found = [self._index.match(chain) for chain in chains]
         blocks = None
-        for chain in chains:
-            blocks = self._held(self._index.match(chain), candidates, blocks)
+        for depths in found:
+            blocks = self._held(depths, candidates, blocks)
         if len(chains) > 1:
-            request[self._chains] = chains
+            request[self._chains] = list(zip(chains, found, strict=True))
         request[self._match] = PrefixMatch(blocks, np.concatenate(chains), self.block_tokens)
 
     def _hashed(self, prompt: bytes, request: Request) -> Hashes:
@@ -133,30 +141,44 @@ class ApproximatePrefix(DataProducer, PreRequest):
             return
         primary = decision.runs[decision.primary]
         assert primary is not None
-        picked = primary.picked[0]
-        row = picked if primary.candidates.rows is None else int(primary.candidates.rows[picked])
-        held = 0 if match.blocks is None else int(match.blocks[row])
+        owner, held = self._target(primary, match)
         self._hit_ratio.observe(held / match.total)
         self._hit_bytes.observe(held * self._block_bytes)
+        added: list[Added] = []
         chains = request[self._chains]
-        self._learn(match, held, primary.candidates.snapshot.endpoints[row].owner, chains)
+        self._learn(match, held, owner, chains, added)
         prefill = decision.runs.get(decision.prefill)
         if prefill is not None and prefill is not primary:
-            self._learn(match, 0, prefill.targets[0].owner, chains)
+            owner, held = self._target(prefill, match)
+            self._learn(match, held, owner, chains, added)
+        if added:
+            request[self._added] = added
 
-    def _learn(self, match: PrefixMatch, held: int, owner: int, chains: Sequence[Hashes] | None) -> None:
-        """What the owner is known to hold is told again now and then only, so that it does not look old.
+    def response_complete(self, request: Request, decision: Decision, response: Response) -> None:
+        """Who answered with an error, or not at all, has not computed the prompt."""
+        for hashes, owner in request[self._added] or ():
+            self._index.forget(hashes, owner)
 
-        Of several prompts it is not known which it holds: all are told.
-        """
-        if chains is not None:
-            for chain in chains:
-                self._index.learn(landmarks(chain), owner)
-            return
+    def _target(self, run: ProfileRun, match: PrefixMatch) -> tuple[int, int]:
+        """Whom a profile picked, and how many blocks that endpoint holds."""
+        rows, picked = run.candidates.rows, run.picked[0]
+        row = picked if rows is None else int(rows[picked])
+        held = 0 if match.blocks is None else int(match.blocks[row])
+        return run.candidates.snapshot.endpoints[row].owner, held
+
+    def _learn(
+        self, match: PrefixMatch, held: int, owner: int, chains: Sequence[Chain] | None, added: list[Added]
+    ) -> None:
+        """What the owner is known to hold is told again now and then only, so that it does not look old."""
         self._turn = (self._turn + 1) % REFRESH_EVERY
-        learned = landmarks(match.hashes, held if self._turn else 0)
-        if len(learned):
-            self._index.learn(learned, owner)
+        parts = [(match.hashes, held)] if chains is None else [(chain, by.get(owner, 0)) for chain, by in chains]
+        for hashes, known in parts:
+            new = landmarks(hashes, known)
+            if len(new):
+                added.append((new, owner))
+            told = new if self._turn else landmarks(hashes)
+            if len(told):
+                self._index.learn(told, owner)
 
     def _root(self, request: Request) -> int:
         key = (request.target_model, request.cache_salt)

@@ -45,6 +45,7 @@ class InflightLoad(DataProducer, PreRequest, ResponseStreaming, ResponseComplete
 
     Params = Parameters
     first_chunk_only = True
+    reads_answer = False
 
     def __init__(self, name: str, params: Parameters) -> None:
         super().__init__(name, params)
@@ -62,14 +63,21 @@ class InflightLoad(DataProducer, PreRequest, ResponseStreaming, ResponseComplete
 
     def before_send(self, request: Request, decision: Decision) -> None:
         held = Held()
+        prompt = token_count(request)
+        output = self._output(request, prompt) if self.params.add_estimated_output_tokens else 0
+        match = request[self._match]
+        blocks = None if match is None else match.blocks
         for name, run in decision.runs.items():
             if run is None:
                 continue
-            target = run.candidates.endpoint(run.picked[0])
-            matched = self._matched(
-                request, run.picked[0] if run.candidates.rows is None else int(run.candidates.rows[run.picked[0]])
-            )
-            tokens = self._tokens(request, matched)
+            rows, row = run.candidates.rows, run.picked[0]
+            if rows is not None:
+                row = int(rows[row])
+            target = run.candidates.snapshot.endpoints[row]
+            tokens = prompt
+            if match is not None and blocks is not None:
+                tokens = max(0, prompt - int(blocks[row]) * match.block_tokens)
+            tokens += output
             (held.tokens if name == decision.primary else held.others).append((target, tokens))
             self._load.add_tokens(target, tokens)
         request[self._held] = held
@@ -90,17 +98,9 @@ class InflightLoad(DataProducer, PreRequest, ResponseStreaming, ResponseComplete
         for endpoint, tokens in released:
             self._load.add_tokens(endpoint, -tokens)
 
-    def _matched(self, request: Request, row: int) -> int:
-        match = request[self._match]
-        return 0 if match is None or match.blocks is None else int(match.blocks[row]) * match.block_tokens
-
-    def _tokens(self, request: Request, matched: int) -> int:
-        tokens = token_count(request)
-        uncached = max(0, tokens - matched)
-        if not self.params.add_estimated_output_tokens:
-            return uncached
-        output: int = round(tokens * self.params.output_ratio)
+    def _output(self, request: Request, prompt: int) -> int:
+        output: int = round(prompt * self.params.output_ratio)
         for limit in (request.max_tokens, self.params.max_estimated_output_tokens):
             if limit is not None:
                 output = min(output, limit)
-        return uncached + output
+        return output

@@ -41,6 +41,14 @@ class HeaderProfile(ProfileHandler):
             return None
         return f"defaultProfile of plugin '{self.name}' is '{self._named}', but the profiles are: {', '.join(profiles)}"
 
+    def idle(self, profiles: Sequence[str]) -> Sequence[str]:
+        if len(profiles) == 1 or self._default in profiles:
+            return ()
+        return (
+            f"plugin '{self.name}' takes profile '{self._default}' for requests without header {self._header}, "
+            "and there is none: they are refused; say another one by defaultProfile",
+        )
+
     def pick(
         self, request: Request, profiles: Mapping[str, Profile], runs: Mapping[str, ProfileRun | None]
     ) -> Sequence[Profile]:

@@ -18,7 +18,7 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename
     """
 
     idle_threshold: int = 0
-    max_busy_score: float | None = None
+    max_busy_score: float | None = 1.0
     in_flight_load_producer_name: str = ""
     request_timeout: str = ""
 

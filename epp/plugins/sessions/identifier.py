@@ -26,6 +26,7 @@ class SessionId(DataProducer):
     """The value of a request header or of a cookie, without blanks around it; empty where there is none."""
 
     Params = Parameters
+    produces = (session_id("session-id-producer"),)  # under its usual name
 
     def __init__(self, name: str, params: Parameters) -> None:
         super().__init__(name, params)

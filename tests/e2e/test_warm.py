@@ -1,0 +1,146 @@
+"""What the picker has learned of the servers' caches outlives its processes, and with a state directory the picker itself.
+
+Each group of requests has a long prefix of its own, which one server has in its cache. A round sends one request per group; its hit
+ratio is what the servers found in their caches, by their own word.
+"""
+
+import asyncio
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.cluster import COMPLETIONS, Cluster, Fleet, Picker, ask_all, completion, eventually
+from tests.e2e.conftest import FAST
+
+GROUPS = 40
+PREFIX_BYTES = 6144
+SERVERS = 4
+BACK_S = 1.0
+END_S = 15.0
+
+
+class Traffic:
+    """Rounds of requests through one gateway."""
+
+    def __init__(self, port: int, generation: str) -> None:
+        self.port = port
+        self._generation = generation
+        self._numbers = iter(range(10**6))
+
+    async def round(self, within_s: float = 0.25) -> float:
+        """Cached tokens over all tokens of those that were answered."""
+        number = next(self._numbers)
+        bodies = [
+            completion(f"{self._generation} group {n} ".ljust(PREFIX_BYTES, "x") + f"question {number}", max_tokens=1)
+            for n in range(GROUPS)
+        ]
+        answers = await ask_all(self.port, COMPLETIONS, bodies, within_s)
+        usages = [answer.json()["usage"] for answer in answers if answer.status == 200]
+        cached = sum(usage["prompt_tokens_details"]["cached_tokens"] for usage in usages)
+        return cached / max(1, sum(usage["prompt_tokens"] for usage in usages))
+
+    async def warm(self) -> float:
+        """The ratio once every group has its server."""
+        for _ in range(3):
+            ratio = await self.round()
+        return ratio
+
+
+def events(picker: Picker) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in picker.child.log.read_text().splitlines() if line.startswith("{")]
+
+
+def child_pid(picker: Picker, child: str) -> int:
+    """Of the latest process in this seat that got ready."""
+    found = [
+        event["child_pid"] for event in events(picker) if event["event"] == "child ready" and event["child"] == child
+    ]
+    return int(found[-1])
+
+
+def stop(cluster: Cluster, picker: Picker) -> None:
+    picker.child.signal(signal.SIGTERM)
+    assert picker.child.process.wait(END_S) == 0
+    cluster.forget(picker.child)
+
+
+@pytest.fixture
+def fleet(cluster: Cluster) -> Iterator[Fleet]:
+    yield cluster.fleet(SERVERS, *FAST)
+
+
+def start(cluster: Cluster, fleet: Fleet, *flags: str) -> tuple[Picker, int]:
+    picker = cluster.picker(fleet.file, *flags, workers=2)
+    return picker, cluster.envoy(picker)
+
+
+async def killed_amid_traffic(picker: Picker, traffic: Traffic, *children: str) -> float:
+    """The ratio of the first round that begins a second after these were killed, while others go on."""
+    ongoing = asyncio.ensure_future(rounds_without_end(traffic))
+    try:
+        await asyncio.sleep(0.3)
+        pids = {child: child_pid(picker, child) for child in children}
+        for pid in pids.values():
+            os.kill(pid, signal.SIGKILL)
+        killed_at = time.monotonic()
+        await asyncio.sleep(max(0.0, killed_at + BACK_S - time.monotonic()))
+        ratio = await traffic.round()
+    finally:
+        ongoing.cancel()
+        await asyncio.gather(ongoing, return_exceptions=True)
+    restarted = [child for child, pid in pids.items() if eventually(lambda c=child, p=pid: child_pid(picker, c) != p)]  # type: ignore[misc]
+    assert restarted == list(children)
+    return ratio
+
+
+async def rounds_without_end(traffic: Traffic) -> None:
+    while True:
+        await traffic.round()
+
+
+def test_what_was_learned_outlives_a_killed_worker_a_killed_supervisor_and_both(cluster: Cluster, fleet: Fleet) -> None:
+    picker, port = start(cluster, fleet)
+    traffic = Traffic(port, "a")
+
+    async def story() -> None:
+        before = await traffic.warm()
+        assert before > 0.9
+        found = {
+            children: await killed_amid_traffic(picker, traffic, *children)
+            for children in (("worker 0",), ("supervisor",), ("worker 1", "supervisor"))
+        }
+        print(f"hit ratio {before:.3f} before, {found}")
+        assert min(found.values()) > 0.95 * before
+        later = Traffic(port, "b")  # the successors learn too
+        assert await later.warm() > 0.95 * before
+
+    asyncio.run(story())
+
+
+def test_a_restarted_picker_with_a_state_directory_sends_requests_where_they_went(
+    cluster: Cluster, fleet: Fleet
+) -> None:
+    state = cluster.directory / "state"
+    picker, port = start(cluster, fleet, f"--state-dir={state}")
+    before = asyncio.run(Traffic(port, "a").warm())
+    assert before > 0.9
+    stop(cluster, picker)
+    assert sorted(path.name for path in Path(state).iterdir()) == ["prefix-index", "prefix-secret"]
+
+    picker, port = start(cluster, fleet, f"--state-dir={state}")
+    after = asyncio.run(Traffic(port, "a").round())
+    (taken,) = [event for event in events(picker) if event["event"] == "prefix index taken over"]
+    assert taken["endpoints"] == SERVERS
+    stop(cluster, picker)
+
+    picker, port = start(cluster, fleet)
+    cold = asyncio.run(Traffic(port, "a").round())
+    print(f"hit ratio {before:.3f} before, {after:.3f} after a restart, {cold:.3f} without a state directory")
+    assert after > 0.9 * before
+    assert cold < 0.7 * before

@@ -1,0 +1,108 @@
+"""Whose cache takes how many blocks."""
+
+from pathlib import Path
+
+import pytest
+
+from epp.config import load
+from epp.data import CACHE_BLOCK_SIZE, CACHE_NUM_BLOCKS, WAITING
+from epp.plugins.extractors.core_metrics import Extracted
+from epp.plugins.producers.approx_prefix import LRU_CAPACITY, ApproximatePrefix
+from tests.workers.instances import made
+from workers.index_limits import DifferentBlocks, IndexLimits, PrefixUse, prefix_use
+from workers.instance import StartError
+
+WANTED = (CACHE_BLOCK_SIZE, CACHE_NUM_BLOCKS, WAITING)
+TUNED = PrefixUse(64, True, LRU_CAPACITY)
+
+
+class Index:
+    def __init__(self) -> None:
+        self.told: list[tuple[int, int]] = []
+
+    def limit(self, owner: int, blocks: int) -> None:
+        self.told.append((owner, blocks))
+
+
+def page(size: float = 0.0, count: float = 0.0, present: int = 0b111) -> Extracted:
+    return Extracted((size, count, 5.0), present, {})
+
+
+def producer(name: str = "approx-prefix-cache-producer", **params: object) -> ApproximatePrefix:
+    return ApproximatePrefix(name, ApproximatePrefix.Params(**params))  # type: ignore[arg-type]
+
+
+def test_a_servers_own_cache_size_sets_its_limit_in_our_blocks_and_is_told_once() -> None:
+    index = Index()
+    limits = IndexLimits(index, TUNED, WANTED)
+    for _ in range(3):
+        limits.scraped(7, page(16, 10_000))
+    limits.scraped(8, page(16, 500))
+    assert index.told == [(7, 2500), (8, 125)]
+    limits.scraped(7, page(16, 20_000))
+    assert index.told[-1] == (7, 5000)
+
+
+@pytest.mark.parametrize("reported", [page(present=0b100), page(16, 500, 0b101), page(0, 500), page(16, 2)])
+def test_a_server_that_does_not_say_takes_what_is_configured(reported: Extracted) -> None:
+    index = Index()
+    IndexLimits(index, PrefixUse(64, True, 77), WANTED).scraped(3, reported)
+    assert index.told == [(3, 77)]
+
+
+def test_without_auto_tune_all_take_what_is_configured() -> None:
+    index = Index()
+    limits = IndexLimits(index, PrefixUse(64, False, 900), WANTED)
+    limits.appeared(3)
+    limits.scraped(3, page(16, 10_000))
+    assert index.told == [(3, 900)]
+
+
+def test_a_new_endpoint_has_the_configured_limit_until_it_reports_and_a_scrape_that_fails_takes_nothing_back() -> None:
+    index = Index()
+    limits = IndexLimits(index, TUNED, WANTED)
+    limits.appeared(3)
+    limits.scraped(3, page(16, 400))
+    limits.appeared(3)
+    assert index.told == [(3, LRU_CAPACITY), (3, 100)]
+    limits.left(3)
+    limits.appeared(3)
+    assert index.told[-1] == (3, LRU_CAPACITY)
+
+
+def test_without_a_producer_nobody_has_a_limit() -> None:
+    index = Index()
+    limits = IndexLimits(index, None, (WAITING,))
+    limits.appeared(3)
+    limits.scraped(3, Extracted((1.0,), 1, {}))
+    assert index.told == []
+
+
+def test_what_producers_want_is_taken_together() -> None:
+    assert prefix_use([]) is None
+    assert prefix_use([producer()]) == TUNED
+    both = [producer(auto_tune=False, lru_capacity_per_server=50_000), producer("other", block_size_tokens=64)]
+    assert prefix_use(both) == PrefixUse(64, True, 50_000)
+
+
+def test_two_block_sizes_are_refused_with_the_names_of_both() -> None:
+    with pytest.raises(DifferentBlocks, match="'a' has blocks of 64 tokens and plugin 'b' of 128"):
+        prefix_use([producer("a"), producer("b", block_size_tokens=128)])
+
+
+def test_an_instance_with_two_block_sizes_does_not_start(tmp_path: Path) -> None:
+    text = """\
+apiVersion: llm-d.ai/v1alpha1
+kind: EndpointPickerConfig
+plugins:
+- {type: approx-prefix-cache-producer, name: coarse, parameters: {blockSizeTokens: 256}}
+- {type: approx-prefix-cache-producer, name: fine}
+- {type: prefix-cache-scorer, name: one, parameters: {prefixMatchInfoProducerName: coarse}}
+- {type: prefix-cache-scorer, name: two, parameters: {prefixMatchInfoProducerName: fine}}
+schedulingProfiles:
+- name: default
+  plugins: [{pluginRef: one}, {pluginRef: two}]
+"""
+    assert load(text, "test").pipeline.plugins
+    with pytest.raises(StartError, match="'coarse' has blocks of 256 tokens"), made(tmp_path, text):
+        pass
