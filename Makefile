@@ -12,7 +12,7 @@ FIND_PYTHON = for p in python3 python3.13 python3.12 python3.11; do \
 	if $$p -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then command -v $$p; exit 0; fi; done; \
 	echo "no Python >= 3.11 with venv found: install one (on Debian: apt install python3 python3-venv)" >&2; exit 1
 
-.PHONY: demo test test-faults lint bench proto lock clean
+.PHONY: demo test test-faults lint bench bench-routing proto lock clean
 .NOTPARALLEL:  # targets share one environment
 
 demo: $(READY_DEMO)
@@ -23,6 +23,10 @@ test: $(READY_DEV)
 
 bench: $(READY_DEV)
 	@$(PYTHON) -m tests.bench.micro $(ARGS)
+
+# How well requests are routed, in virtual time: the default configuration against others, about a minute.
+bench-routing: $(READY_DEV)
+	@$(PYTHON) -m tests.bench.routing $(ARGS)
 
 # Kills workers and supervisors under load; `.ci/run` does a tenth of it.
 test-faults: $(READY_DEV)

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from epp.assembly import Assembly
+from epp.contracts import HOOKS
 from epp.data import INFLIGHT_REQUESTS, INFLIGHT_TOKENS, KV_USAGE, RUNNING, WAITING
 from epp.document import Amount, Document, FlowControlEntry, PluginEntry, ProfileEntry, Ref
 from epp.findings import WHOLE, Findings, Place
@@ -49,6 +50,7 @@ def advise(document: Document, assembly: Assembly, findings: Findings, around: S
             _weights(entry, wired, findings)
         _random(entry, wired, findings)
         _prefix(entry, wired, findings)
+    _untold(entries, assembly, findings)
     _unreachable(entries, assembly, findings)
     _staleness({entry.name: entry for entry in document.plugins}, assembly, findings, around)
 
@@ -109,6 +111,21 @@ def _reads_load(plugin: Plugin) -> bool:
 
 def _member(entry: ProfileEntry | None, name: str) -> Ref | None:
     return next((ref for ref in entry.members if ref.name == name), None) if entry is not None else None
+
+
+def _untold(entries: Mapping[str, ProfileEntry], assembly: Assembly, findings: Findings) -> None:
+    """What a shadow's plugins would do before a request is sent or after it is answered, they do not do for a shadow."""
+    deciding = {plugin.name for wired in assembly.profiles if not wired.shadow for plugin, _ in wired.members}
+    for wired in (wired for wired in assembly.profiles if wired.shadow):
+        for plugin, _ in wired.members:
+            if isinstance(plugin, HOOKS) and plugin.name not in deciding:
+                ref = _member(entries.get(wired.name), plugin.name)
+                findings.warning(
+                    ref.place if ref is not None else WHOLE,
+                    "shadow-untold",
+                    f"profile '{wired.name}' is a shadow: '{plugin.name}' is not told there of what is sent and answered, "
+                    "so it learns nothing and sets no headers",
+                )
 
 
 def _unreachable(entries: Mapping[str, ProfileEntry], assembly: Assembly, findings: Findings) -> None:

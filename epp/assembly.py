@@ -352,8 +352,13 @@ class _Bench:
             if name in used or isinstance(plugin, DataProducer):
                 continue
             if isinstance(plugin, SCHEDULING):
+                effect = (
+                    "chooses nothing, but runs beside requests"
+                    if isinstance(plugin, BY_THEMSELVES)
+                    else "has no effect"
+                )
                 self.findings.warning(
-                    self.stock.place(name), "unused-plugin", f"plugin '{name}' is in no profile and has no effect"
+                    self.stock.place(name), "unused-plugin", f"plugin '{name}' is in no profile and {effect}"
                 )
             elif not isinstance(plugin, (*BY_THEMSELVES, ProfileHandler)):
                 self.findings.warning(

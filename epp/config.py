@@ -30,19 +30,24 @@ __all__ = [
 ]
 
 DEFAULT_SOURCE = "built-in default configuration"
+# A point is 1,024 tokens to prefill. `python -m tests.bench.routing` has the figures.
 DEFAULT_TEXT = f"""\
 apiVersion: {schema.API_VERSION}
 kind: {schema.KIND}
 plugins:
+- {{type: token-load-scorer, parameters: {{queueThresholdTokens: 262144}}}}
 - type: queue-scorer
+- type: running-requests-size-scorer
 - type: kv-cache-utilization-scorer
 - type: prefix-cache-scorer
 schedulingProfiles:
 - name: default
   plugins:
-  - {{pluginRef: queue-scorer, weight: 2}}
-  - {{pluginRef: kv-cache-utilization-scorer, weight: 2}}
-  - {{pluginRef: prefix-cache-scorer, weight: 3}}
+  - {{pluginRef: token-load-scorer, weight: 256}}
+  - {{pluginRef: queue-scorer, weight: 1}}
+  - {{pluginRef: running-requests-size-scorer, weight: 1}}
+  - {{pluginRef: kv-cache-utilization-scorer, weight: 1}}
+  - {{pluginRef: prefix-cache-scorer, weight: 1}}
 """
 
 

@@ -71,4 +71,5 @@ WAITING_MODELS: Column[frozenset[str]] = Column("waiting_models", frozenset)
 # What the workers count themselves, at decision time, over all of them.
 INFLIGHT_REQUESTS = Column("inflight_requests", int)
 INFLIGHT_TOKENS = Column("inflight_tokens", int)
+SHOWN = (KV_USAGE, RUNNING, WAITING)  # scraped whatever plugins read: the metrics page has them
 COUNTED = frozenset((INFLIGHT_REQUESTS.name, INFLIGHT_TOKENS.name))

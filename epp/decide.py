@@ -105,7 +105,7 @@ def run(profile: Profile, request: Request, candidates: Candidates) -> ProfileRu
         scores = score(request, candidates, profile)
         said.append(scores)
         if scores is not None:
-            totals += weight * scores
+            totals += scores if weight == 1.0 else weight * scores
     picked = profile.pick(request, candidates, totals, profile)
     check_picked(profile, picked, len(candidates))
     return ProfileRun(candidates, totals, picked, passed, said)

@@ -20,10 +20,13 @@ from epp.decision import Decision, ProfileRun
 from epp.errors import Refused
 from epp.pipeline import Pipeline, WiredProfile
 from epp.plugin import Filter, Picker, Scorer
+from epp.prefix.match import PrefixMatch
+from epp.prefix.prediction import REPORTED, compared_match, predicted_tokens
 from epp.request import Request
 
 CANDIDATES_MAX = 32
 NAMES_MAX = 16
+NOT_DOWN = "(not down)"  # what the runtime itself filters
 
 
 class Filtered(msgspec.Struct, frozen=True):
@@ -45,7 +48,10 @@ class Scored(msgspec.Struct, frozen=True):
 
 
 class Candidate(msgspec.Struct, frozen=True):
-    """One endpoint as a profile saw it. `values` are the columns that the configuration's plugins read, stale ones settled."""
+    """One endpoint as a profile saw it. `values` are the columns that the configuration's plugins read, stale ones settled.
+
+    `predicted_tokens`: how many tokens of the prompt a prefix producer took for cached there; None: nobody said.
+    """
 
     endpoint: str
     address: str
@@ -54,6 +60,7 @@ class Candidate(msgspec.Struct, frozen=True):
     total: float
     scores: list[Scored]
     values: dict[str, float]
+    predicted_tokens: int | None = None
 
 
 class Profiled(msgspec.Struct, frozen=True):
@@ -73,6 +80,15 @@ class Profiled(msgspec.Struct, frozen=True):
     margin: float | None
 
 
+class Cached(msgspec.Struct, frozen=True):
+    """Prompt tokens in the prefix cache of the first target: `predicted` for the decision, `reported` of its `prompt` tokens by the
+    model server when it had answered; None: not yet, or it did not say."""
+
+    predicted: int
+    reported: int | None = None
+    prompt: int | None = None
+
+
 class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     """One decision. `ago_s`: how long ago it was made, when it was explained."""
 
@@ -89,6 +105,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     headers: dict[str, str]
     profiles: list[Profiled]
     refused: str = ""
+    cached: Cached | None = None
 
 
 def explain(
@@ -103,9 +120,10 @@ def explain(
     """The decision that this pipeline took on this request, or how it came to refuse it."""
     wired = {profile.name: profile for profile in pipeline.recipe.profiles}
     start = request.considered
+    match = _match(pipeline, request)
     shadows = decision.shadows if decision is not None else {}
     profiles = [
-        _profiled(pipeline, request, wired[name], start, run)
+        _profiled(pipeline, request, wired[name], start, run, match)
         for runs in (request.runs, shadows)
         for name, run in runs.items()
     ]
@@ -123,11 +141,30 @@ def explain(
         headers=dict(decision.headers) if decision is not None else {},
         profiles=profiles,
         refused=str(refused) if refused is not None else "",
+        cached=_cached(request, decision, match) if decision is not None and match is not None else None,
     )
 
 
+def _match(pipeline: Pipeline, request: Request) -> PrefixMatch | None:
+    recipe = pipeline.recipe
+    key = compared_match(recipe.producers, recipe.of(Scorer))
+    return None if key is None else request[key]
+
+
+def _cached(request: Request, decision: Decision, match: PrefixMatch) -> Cached | None:
+    predicted, usage = predicted_tokens(match, decision), request[REPORTED]
+    if predicted is None:
+        return None
+    return Cached(predicted) if usage is None else Cached(predicted, usage.cached, usage.prompt)
+
+
 def _profiled(
-    pipeline: Pipeline, request: Request, wired: WiredProfile, start: Candidates | None, run: ProfileRun | None
+    pipeline: Pipeline,
+    request: Request,
+    wired: WiredProfile,
+    start: Candidates | None,
+    run: ProfileRun | None,
+    match: PrefixMatch | None,
 ) -> Profiled:
     picker = next(member.name for member, _ in wired.members if isinstance(member, Picker))
     considered = len(start) if start is not None else 0
@@ -145,8 +182,8 @@ def _profiled(
         shadow=wired.shadow,
         picker=picker,
         considered=considered,
-        filters=_filtered(wired, start, run.passed),
-        candidates=_candidates(pipeline, request, wired, run, shown),
+        filters=_filtered(wired, start, run.passed, run.candidates),
+        candidates=_candidates(pipeline, request, wired, run, shown, match),
         more=len(order) - len(shown),
         picked=[names[i] for i in run.picked],
         tied=totals.count(totals[first]),
@@ -155,8 +192,13 @@ def _profiled(
     )
 
 
-def _filtered(wired: WiredProfile, start: Candidates | None, passed: Sequence[Candidates]) -> list[Filtered]:
+def _filtered(
+    wired: WiredProfile, start: Candidates | None, passed: Sequence[Candidates], scored: Candidates | None = None
+) -> list[Filtered]:
+    """What each filter left; `scored`, those whom the scorers saw: without the ones that are down, unless all are."""
     filters = [member.name for member, _ in wired.members if isinstance(member, Filter)]
+    if scored is not None and len(scored) < len(passed[-1] if passed else start or ()):
+        filters, passed = [*filters, NOT_DOWN], [*passed, scored]
     found = []
     before = start
     for name, left in zip(filters, passed, strict=False):  # a filter that left nobody was the last to run
@@ -168,11 +210,17 @@ def _filtered(wired: WiredProfile, start: Candidates | None, passed: Sequence[Ca
 
 
 def _candidates(
-    pipeline: Pipeline, request: Request, wired: WiredProfile, run: ProfileRun, shown: Sequence[int]
+    pipeline: Pipeline,
+    request: Request,
+    wired: WiredProfile,
+    run: ProfileRun,
+    shown: Sequence[int],
+    match: PrefixMatch | None,
 ) -> list[Candidate]:
     said = _said(request, wired, run)
     columns = _columns(pipeline, run.candidates)
     states = _states(run.candidates)
+    held = None if match is None else _held(run.candidates, match)
     found = []
     for index in shown:
         endpoint = run.candidates.endpoint(index)
@@ -189,6 +237,7 @@ def _candidates(
                 total=_rounded(float(run.totals[index])),
                 scores=scores,
                 values={name: _rounded(float(values[index])) for name, values in columns.items()},
+                predicted_tokens=None if held is None else int(held[index]),
             )
         )
     return found
@@ -214,6 +263,11 @@ def _columns(pipeline: Pipeline, candidates: Candidates) -> Mapping[str, Floats]
     names = {INFLIGHT_REQUESTS.name: INFLIGHT_REQUESTS}
     names.update({c.name: c for c in pipeline.columns if c.type is not frozenset and c is not INFLIGHT_TOKENS})
     return {name: candidates[column] for name, column in names.items()}
+
+
+def _held(candidates: Candidates, match: PrefixMatch) -> Floats:
+    """Tokens in the cache of each candidate."""
+    return candidates.zeros() if match.blocks is None else candidates.narrow(match.blocks) * match.block_tokens
 
 
 def _states(candidates: Candidates) -> list[str]:

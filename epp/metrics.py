@@ -132,6 +132,13 @@ ENDPOINT_TOKENS = Metric(
 )
 INDEX_SIZE = Metric("prefix_indexer_size", "gauge", "Entries of the prefix index, over all endpoints.")
 INDEX_EVICTIONS = Metric("prefix_indexer_evictions_total", "counter", "Live entries overwritten.")
+INDEX_FREED = Metric(
+    "prefix_indexer_freed_total",
+    "counter",
+    "Entries that left the prefix index: full (the oldest of its buckets), capacity (the oldest of an endpoint whose cache takes no "
+    "more), gone (the endpoint left), taken_back (the request failed).",
+    labels=("cause",),
+)
 INDEX_DROPPED = Metric("prefix_indexer_dropped_total", "counter", "Blocks not taken into the index.")
 BUS_CORRUPT = Metric("bus_corrupt_frames_total", "counter", "Frames from workers that were refused.")
 WORKER_SERVING = Metric("worker_serving", "gauge", "Whether the worker takes streams.")
@@ -279,7 +286,13 @@ PREDICTION = Group(
         UNDERPREDICTED_TOKENS,
     ),
 )
-GROUPS = (REQUEST, ERROR, ATTEMPTS, PREDICTION)
+SHADOW_DECISIONS = Metric(
+    "shadow_decisions_total",
+    "counter",
+    "Decisions of shadow profiles, by whether they agreed with what was picked.",
+)
+SHADOWS = Group("shadows", ("profile", "outcome"), counters=(SHADOW_DECISIONS,), blocks=64)
+GROUPS = (REQUEST, ERROR, ATTEMPTS, PREDICTION, SHADOWS)
 PLUGIN_LABELS = ("plugin_name", "plugin_type")
 
 

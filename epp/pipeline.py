@@ -44,7 +44,7 @@ ParseCall = Callable[[Request, str, bytes | memoryview], None]
 class WiredProfile:
     """A scheduling profile: its members in order, each with the weight that it has as a scorer. One of them is the picker.
 
-    A shadow profile runs after the decision, for explanations alone.
+    A shadow profile runs after the decision, for explanations and counts of how often it agrees.
     """
 
     name: str
@@ -67,6 +67,14 @@ class Recipe:
         """Those that implement an extension point."""
         return [plugin for plugin in self.plugins if isinstance(plugin, kind)]
 
+    def acting(self, kind: type[K]) -> list[K]:
+        """The same without those that are in shadow profiles alone: a shadow changes nothing of a request or its answer."""
+        real, shadows = (
+            {plugin.name for wired in self.profiles if wired.shadow is shadow for plugin, _ in wired.members}
+            for shadow in (False, True)
+        )
+        return [plugin for plugin in self.of(kind) if plugin.name in real or plugin.name not in shadows]
+
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
@@ -86,6 +94,7 @@ class Pipeline:
     response_received: tuple[Callable[[Request, Decision, Response], None], ...]
     response_streaming: tuple[Callable[[Request, Decision], None], ...]
     response_complete: tuple[Callable[[Request, Decision, Response], None], ...]
+    response_failed: tuple[Callable[[Request, Decision, Response], None], ...]
     every_chunk: tuple[
         Callable[[Request, Decision], None], ...
     ] = ()  # of response_streaming, those that see all chunks
@@ -93,8 +102,9 @@ class Pipeline:
 
     @property
     def reads_response(self) -> bool:
-        """Whether any plugin looks at the model server's answer."""
-        return bool(self.response_received or self.response_complete)
+        """Whether any plugin looks at every answer of the model servers."""
+        complete = (p for p in self.recipe.acting(ResponseComplete) if p.reads_answer and not p.failures_only)
+        return bool(self.response_received) or any(complete)
 
     @property
     def columns(self) -> tuple[Column[Any], ...]:
@@ -146,27 +156,34 @@ def compile_pipeline(recipe: Recipe, wrap: Wrap = instrument.bare) -> Pipeline:
     handler = recipe.handler
     streaming = [
         (p.first_chunk_only, wrap(Point.RESPONSE_STREAMING, p, p.response_streaming))
-        for p in recipe.of(ResponseStreaming)
+        for p in recipe.acting(ResponseStreaming)
     ]
     return Pipeline(
         recipe=recipe,
         parses=tuple(wrap(Point.PARSER, p, p.parse) for p in recipe.parsers),
         request_header=tuple(wrap(Point.REQUEST_HEADER, p, p.read) for p in recipe.of(RequestHeader)),
-        screeners=tuple(wrap(Point.SCREENER, p, p.screen) for p in recipe.of(Screener)),
+        screeners=tuple(wrap(Point.SCREENER, p, p.screen) for p in recipe.acting(Screener)),
         pick_profiles=wrap(Point.PROFILE_PICKER, handler, handler.pick),
         result=wrap(Point.PROFILES_RESULT, handler, handler.result),
         profiles={wired.name: compile_profile(wired, wrap) for wired in recipe.profiles if not wired.shadow},
         shadows=tuple(compile_profile(wired, wrap) for wired in recipe.profiles if wired.shadow),
         producers=tuple(wrap(Point.PRODUCER, p, p.produce) for p in recipe.producers),
-        admitters=tuple(wrap(Point.ADMITTER, p, p.admit) for p in recipe.of(Admitter)),
-        pre_request=tuple(wrap(Point.PRE_REQUEST, p, p.before_send) for p in recipe.of(PreRequest)),
+        admitters=tuple(wrap(Point.ADMITTER, p, p.admit) for p in recipe.acting(Admitter)),
+        pre_request=tuple(wrap(Point.PRE_REQUEST, p, p.before_send) for p in recipe.acting(PreRequest)),
         response_received=tuple(
-            wrap(Point.RESPONSE_RECEIVED, p, p.response_received) for p in recipe.of(ResponseReceived)
+            wrap(Point.RESPONSE_RECEIVED, p, p.response_received) for p in recipe.acting(ResponseReceived)
         ),
         response_streaming=tuple(call for _, call in streaming),
         every_chunk=tuple(call for first_only, call in streaming if not first_only),
         response_complete=tuple(
-            wrap(Point.RESPONSE_COMPLETE, p, p.response_complete) for p in recipe.of(ResponseComplete)
+            wrap(Point.RESPONSE_COMPLETE, p, p.response_complete)
+            for p in recipe.acting(ResponseComplete)
+            if not p.failures_only
+        ),
+        response_failed=tuple(
+            wrap(Point.RESPONSE_COMPLETE, p, p.response_complete)
+            for p in recipe.acting(ResponseComplete)
+            if p.failures_only
         ),
         plugins={p.name: p for p in recipe.plugins},
     )

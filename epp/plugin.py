@@ -34,6 +34,8 @@ Rules that hold for all of them:
   this request with 500 and is counted, but for a producer's `ProducerFailed`, which fails open. After the answer an exception is
   counted and costs nothing else.
 - What a plugin keeps of a request lives in `request.data`, and is gone with the request, however that ends.
+- A plugin that is in shadow profiles alone is a Filter, Scorer or Picker there and nothing else: it neither screens nor admits, and
+  is not told of what is sent and answered.
 - Everything runs on the worker's event loop: a plugin never blocks.
 """
 
@@ -73,6 +75,9 @@ class PrefixIndex(Protocol):
 
     def learn(self, hashes: Hashes, owner: int) -> None:
         """Tell the index writer that `owner` will hold these blocks. Never waits; what does not fit is dropped and counted."""
+
+    def forget(self, hashes: Hashes, owner: int) -> None:
+        """Take back what was learned: `owner` does not hold these blocks after all."""
 
 
 class Measure(Protocol):
@@ -185,7 +190,8 @@ class Need(NamedTuple):
 class Parser(Plugin):
     """Request bodies -> `Request`. Once per request, when the whole body is in; chosen by the longest claimed path suffix.
 
-    A parser without `paths` is the fallback. `parse` raises `Refused` (INVALID_BODY with a text, or MODEL_MISSING).
+    A parser without `paths` is the fallback. `parse` raises `Refused` (INVALID_BODY with a text, or MODEL_MISSING). How token usage
+    is read out of the answer it says by `request[ANSWER]` (`epp.protocol.usage`), where that is not the usual way.
     """
 
     paths: ClassVar[tuple[str, ...]] = ()
@@ -338,7 +344,13 @@ class ResponseComplete(Plugin):
 
     `response.status` is 0 where no response came, `response.usage` None where none was reported. It runs before the last piece of
     the body is passed on, and may put metadata for the gateway into `response.metadata`.
+
+    `failures_only`: called only where no response came or its status is 400 or more; the others then cost nothing.
+    `reads_answer` is False for who only wants to know that the request is over: status and headers may then be missing.
     """
+
+    failures_only: ClassVar[bool] = False
+    reads_answer: ClassVar[bool] = True
 
     def response_complete(self, request: Request, decision: Decision, response: Response) -> None:
         raise NotImplementedError

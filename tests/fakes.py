@@ -229,6 +229,10 @@ class FakeServices:
         for value in hashes.tolist():
             self.held.setdefault(value, set()).add(owner)
 
+    def forget(self, hashes: Hashes, owner: int) -> None:
+        for value in hashes.tolist():
+            self.held.get(value, set()).discard(owner)
+
     def measure(self, plugin: Plugin, metric: Metric) -> Observed:
         return self.measured.setdefault(metric.name, Observed())
 

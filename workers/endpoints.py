@@ -9,6 +9,8 @@
 - All changes of one turn of the loop become visible together, by one `publish`.
 - A successor finds its predecessor's endpoints in the documents and goes on with their slots; what
   discovery does not name again is let go once discovery is complete.
+- An endpoint that a snapshot of the prefix index knows goes on with the owner it had (`remembered`); the others that it knew are
+  let go likewise.
 - With a full table an endpoint waits, named in a report, until a slot is free.
 - An endpoint that left with requests in flight is watched until they have ended, to say so.
 
@@ -27,6 +29,7 @@ from shm.table import DOWN, Handle, State, TableCopy, TableWriter
 from workers.discovery import EndpointSpec, diff
 from workers.documents import ENDPOINTS, NAMES, EndpointRecord, NamesRecord, encode
 from workers.endpoint_log import Change, Condition, EndpointLog, Kind, shown
+from workers.index_limits import IndexLimits
 from workers.scrape import Failure, Freshness, Health, PageReader, Scraper, Target
 
 NAMES_EVERY_S = 0.05
@@ -92,6 +95,8 @@ class EndpointTable:
         fresh_for_s: float,
         report: Callable[[str], None],
         log: EndpointLog,
+        limits: IndexLimits | None = None,
+        remembered: Mapping[Address, int] | None = None,
     ) -> None:
         numeric = tuple(column.name for column in wanted if column.type is not frozenset)
         assert numeric == table.schema.columns, (numeric, table.schema.columns)
@@ -104,6 +109,8 @@ class EndpointTable:
         self._wanted = tuple(wanted)
         self._report = report
         self._log = log
+        self._limits = limits
+        self._remembered = dict(remembered or {})
         self._members: dict[tuple[str, str], Member] = {}
         self._inherited: dict[Address, tuple[EndpointRecord, State, bool]] = {}
         self._waiting: dict[tuple[str, str], EndpointSpec] = {}
@@ -140,7 +147,7 @@ class EndpointTable:
                 claimed.discard(handle)
         for handle in claimed:  # claimed, but the predecessor died before it wrote so
             self._table.release(handle)
-        known = {record.owner for record, _, _ in self._inherited.values()}
+        known = {*(record.owner for record, _, _ in self._inherited.values()), *self._remembered.values()}
         for owner in set(self._owners.owners()) - known:
             self._owners.retire(owner)
         self._moved(endpoints=True)
@@ -167,6 +174,8 @@ class EndpointTable:
         """A page was taken: the row gets all its values at once."""
         assert isinstance(tag, Member)
         self._freshness.good(tag, now)
+        if self._limits is not None:
+            self._limits.scraped(tag.owner, extracted)
         if tag.condition is not Condition.FRESH or tag.failures:
             self._good_again(tag, now)
         self._table.write(
@@ -187,6 +196,8 @@ class EndpointTable:
     def failed(self, tag: object, failure: Failure, now: float) -> None:
         """A scrape brought nothing: the row's values stay."""
         assert isinstance(tag, Member)
+        if self._limits is not None:
+            self._limits.appeared(tag.owner)
         tag.failures += 1
         tag.cause = failure.cause
         if self._freshness.failed(tag, refused=failure.refused):
@@ -225,6 +236,10 @@ class EndpointTable:
                 self._drained(slot)
         self._log.flush(now)
 
+    def owners(self) -> dict[Address, int]:
+        """Under which ids the prefix index knows the endpoints."""
+        return {_address(member.spec): member.owner for member in self._members.values()}
+
     def counts(self) -> dict[State, int]:
         """How many endpoints are in which state."""
         found = dict.fromkeys((State.UNKNOWN, State.FRESH, State.STALE), 0)
@@ -259,7 +274,7 @@ class EndpointTable:
         return len(self._members) > before
 
     def _adopted(self, spec: EndpointSpec) -> Member | None:
-        inherited = self._inherited.pop((spec.namespace, spec.name, spec.host, spec.port), None)
+        inherited = self._inherited.pop(_address(spec), None)
         if inherited is None:
             return None
         record, state, down = inherited
@@ -275,16 +290,22 @@ class EndpointTable:
         self._full = f"all {slots} slots of the table are taken; configure a larger table"
         if len(self._members) + len(self._inherited) >= slots:
             return None
+        remembered = self._remembered.get(_address(spec))
         try:
-            owner = self._owners.new_owner()
+            owner = self._owners.new_owner() if remembered is None else remembered
         except OwnersExhausted as failure:
             self._full = str(failure)
             return None
         handle = self._table.claim(owner, lambda slot: self._slot_inflight(slot) == 0)
         if handle is None:
-            self._owners.retire(owner)
+            if remembered is None:
+                self._owners.retire(owner)
             self._full = "every free slot still has requests in flight; it is taken when they end"
             return None
+        if remembered is not None:
+            del self._remembered[_address(spec)]
+        elif self._limits is not None:
+            self._limits.appeared(owner)
         member = Member(spec, handle, owner)
         member.health = self._freshness.add(member)
         member.since = self._now
@@ -304,6 +325,8 @@ class EndpointTable:
         del self._members[member.spec.identity]
         self._table.release(member.handle)
         self._owners.retire(member.owner)
+        if self._limits is not None:
+            self._limits.left(member.owner)
         change = member.change(self._now, in_flight=self._slot_inflight(member.handle.slot))
         self._log.tell(Kind.LEFT, change)
         if change.in_flight:
@@ -317,6 +340,9 @@ class EndpointTable:
             self._log.tell(Kind.LEFT, Change(*shown(record)))
         self._inherited.clear()
         self._admit()
+        waiting = {_address(spec) for spec in self._waiting.values()}
+        for address in [address for address in self._remembered if address not in waiting]:
+            self._owners.retire(self._remembered.pop(address))
 
     def _good_again(self, member: Member, now: float) -> None:
         if member.condition is not Condition.FRESH:
@@ -372,3 +398,7 @@ class EndpointTable:
             self._documents.write(document, blob)
         except DocumentTooLarge as failure:
             self._report(f"workers keep the last {('endpoints', 'names')[document]}: {failure}")
+
+
+def _address(spec: EndpointSpec) -> Address:
+    return spec.namespace, spec.name, spec.host, spec.port

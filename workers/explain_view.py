@@ -2,9 +2,10 @@
 
 from collections.abc import Iterator, Sequence
 
-from epp.explain import Explanation, Profiled
+from epp.explain import Cached, Candidate, Explanation, Profiled
 
 PICKED = "*"
+PREDICTED = "predicted cached"
 
 
 def lines(explanation: Explanation) -> Iterator[str]:
@@ -19,6 +20,8 @@ def lines(explanation: Explanation) -> Iterator[str]:
         yield f"sent to {', '.join(e.targets)} by profile '{e.primary}'"
     for name, value in e.headers.items():
         yield f"with header {name}: {value}"
+    if e.cached is not None:
+        yield _cached(e.cached)
     for profile in e.profiles:
         yield ""
         yield from _profile(profile)
@@ -26,6 +29,15 @@ def lines(explanation: Explanation) -> Iterator[str]:
 
 def _when(explanation: Explanation) -> str:
     return f"{explanation.ago_s:.1f} s ago  " if explanation.ago_s else ""
+
+
+def _cached(cached: Cached) -> str:
+    predicted = f"predicted {cached.predicted} prompt tokens in its prefix cache"
+    if cached.prompt is None:
+        return predicted
+    if cached.reported is None:
+        return f"{predicted}; it answered without saying how many of {cached.prompt} were"
+    return f"{predicted}; it reported {cached.reported} of {cached.prompt}"
 
 
 def _profile(profile: Profiled) -> Iterator[str]:
@@ -47,7 +59,8 @@ def _profile(profile: Profiled) -> Iterator[str]:
 
 def _header(profile: Profiled) -> list[str]:
     first = profile.candidates[0]
-    return ["", "endpoint", "state", "total", *(f"{s.scorer} ×{s.weight:g}" for s in first.scores), *first.values]
+    scores = (f"{s.scorer} ×{s.weight:g}" for s in first.scores)
+    return ["", "endpoint", "state", "total", *scores, *first.values, *(_predicted(first) and [PREDICTED])]
 
 
 def _row(profile: Profiled, index: int) -> list[str]:
@@ -59,7 +72,13 @@ def _row(profile: Profiled, index: int) -> list[str]:
         f"{candidate.total:.3f}",
         *(f"{s.raw:.3f} → {s.weighted:.3f}" for s in candidate.scores),
         *(f"{value:g}" for value in candidate.values.values()),
+        *_predicted(candidate),
     ]
+
+
+def _predicted(candidate: Candidate) -> list[str]:
+    """The last cell of its row, if it has one."""
+    return [] if candidate.predicted_tokens is None else [str(candidate.predicted_tokens)]
 
 
 def _why(profile: Profiled) -> str:

@@ -27,7 +27,7 @@ import msgspec
 import structlog
 
 from epp import guard
-from epp.data import COUNTED
+from epp.data import COUNTED, SHOWN, Column
 from epp.metrics import (
     GROUPS,
     PLUGIN_DURATION,
@@ -53,6 +53,8 @@ from shm.segment import InstanceLock, Region, Segment, sweep
 from shm.series import SeriesReader, SeriesSchema, SeriesWriter
 from shm.table import TableSchema
 from workers import decisions
+from workers.index_limits import DifferentBlocks, PrefixUse, prefix_use
+from workers.index_state import kept_secret
 
 if TYPE_CHECKING:
     import ssl
@@ -124,7 +126,7 @@ class Instance:
         "_page", "bus", "certificates", "config", "counter_groups", "decision_schema", "decisions", "document_schema",
         "documents", "families", "family", "health_listener", "index", "index_schema", "lanes", "life", "listener",
         "lock", "measures", "metrics_certificates", "metrics_listener", "options", "parent_pid", "prefix_seed",
-        "reports", "scrape_interval_s", "segments", "series", "table", "table_schema", "timers", "wakeups",
+        "prefix_use", "reports", "scrape_interval_s", "segments", "series", "table", "table_schema", "timers", "wakeups",
     )  # fmt: skip
 
     def __init__(self, options: "Options", config: Any) -> None:
@@ -140,6 +142,7 @@ class Instance:
     def create(cls, options: "Options", config: Any) -> "Instance":
         """Everything, or an error and nothing left behind. Raises StartError, SegmentError, OSError."""
         instance = cls(options, config)
+        instance._know_prefix_use()
         enough_descriptors(instance.workers_max)
         instance._become()
         try:
@@ -218,6 +221,11 @@ class Instance:
             self.listener.fileno(),
         ]
 
+    def ports(self) -> dict[str, int]:
+        """Where the picker listens."""
+        sockets = {"grpc": self.listener, "health": self.health_listener, "metrics": self.metrics_listener}
+        return {name: held.getsockname()[1] for name, held in sockets.items()}
+
     def ready(self, seat: int) -> None:
         """In a child: tell the parent that this seat serves."""
         self._report(Report(seat, os.getpid()))
@@ -290,12 +298,11 @@ class Instance:
             self.health_listener = held.enter_context(listen(options.grpc_health_port, "--grpc-health-port"))
             self.metrics_listener = held.enter_context(listen(options.metrics_port, "--metrics-port"))
             held.pop_all()
-        sockets = {"grpc": self.listener, "health": self.health_listener, "metrics": self.metrics_listener}
-        self.lock.record(ports={name: held.getsockname()[1] for name, held in sockets.items()})
+        self.lock.record(ports=self.ports())
 
     def _allocate(self, pipeline: Pipeline) -> None:
         options = self.options
-        columns = tuple(c.name for c in pipeline.columns if c.type is not frozenset and c.name not in COUNTED)
+        columns = tuple(c.name for c in scraped_columns(pipeline) if c.type is not frozenset)
         self.table_schema = TableSchema(columns, options.max_endpoints)
         self.document_schema = DocumentSchema((DOCUMENT_BYTES_PER_ENDPOINT * options.max_endpoints,) * 2)
         self.index_schema = IndexSchema(options.index_entries)
@@ -322,12 +329,19 @@ class Instance:
         }
         self.decisions = Segment.planned(*lanes, "decisions")
         self.index = Segment.planned(*index, "index")
+        log.info("prefix index", entries=self.index_schema.entries)
 
     def _connect(self) -> None:
         self._page = mmap.mmap(-1, mmap.PAGESIZE)
         self.life, self.family, self.reports = packet_pipe(), packet_pipe(), packet_pipe()
         self.bus = [packet_pipe(PIPE_BYTES) for _ in range(self.workers_max)]
         self.wakeups = [os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC) for _ in range(self.workers_max)]
+
+    def _know_prefix_use(self) -> None:
+        try:
+            self.prefix_use: PrefixUse | None = prefix_use(self.config.pipeline.plugins.values())
+        except DifferentBlocks as refused:
+            raise StartError(str(refused)) from refused
 
     def _know_secrets(self) -> None:
         self.prefix_seed = prefix_seed(self.options)
@@ -340,6 +354,13 @@ class Instance:
         self.segments.append(segment)
         log.info("shared memory", segment=name, mib=round(plan.bytes / (1 << 20), 2))
         return segment, plan
+
+
+def scraped_columns(pipeline: Pipeline) -> list[Column[Any]]:
+    """What is taken from model servers' pages, by name: what plugins read, and what the metrics page shows anyway."""
+    columns: list[Column[Any]] = [*SHOWN, *pipeline.columns]
+    wanted = {c.name: c for c in columns if c.name not in COUNTED}
+    return [wanted[name] for name in sorted(wanted)]
 
 
 def families(pipeline: Pipeline, *, timed: bool = True) -> tuple[Family, ...]:
@@ -462,9 +483,9 @@ def _not_bound(port: int, flag: str, refused: OSError) -> str:
 
 
 def prefix_seed(options: "Options") -> int:
-    """64 bits from the deployment's secret; without one, new ones for every start."""
+    """64 bits from the deployment's secret, else from the one that --state-dir keeps; without both, new ones for every start."""
     if not options.prefix_secret_file:
-        return int.from_bytes(os.urandom(8), "little")
+        return _seed(kept_secret(options.state_dir)) if options.state_dir else int.from_bytes(os.urandom(8), "little")
     try:
         with open(options.prefix_secret_file, "rb") as file:
             secret = file.read().strip()
@@ -476,6 +497,10 @@ def prefix_seed(options: "Options") -> int:
         raise StartError(
             f"--prefix-secret-file {options.prefix_secret_file} has {len(secret)} bytes: a secret has at least 16"
         )
+    return _seed(secret)
+
+
+def _seed(secret: bytes) -> int:
     return int.from_bytes(hashlib.blake2b(secret, digest_size=8).digest(), "little")
 
 

@@ -110,6 +110,7 @@ class IndexFigures(NamedTuple):
     evictions: Callable[[], int]
     dropped: Callable[[], int]
     corrupt: Callable[[], int]
+    freed: Callable[[], Mapping[str, int]] = dict  # by cause
 
 
 class Family(NamedTuple):
@@ -295,6 +296,8 @@ class MetricsPage:
             (m.BUS_CORRUPT, index.corrupt),
         ):
             yield from self._shown(metric, (), [((), count())])
+        freed: list[Row] = [((cause,), count) for cause, count in index.freed().items()]
+        yield from self._shown(m.INDEX_FREED, m.INDEX_FREED.labels, freed)
 
     def _series_tables(self) -> Iterator[Family]:
         used: list[Row] = []

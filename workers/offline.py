@@ -20,7 +20,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 import msgspec
 import numpy as np
 
-from epp import parameters, yaml_nodes
+from epp import guard, parameters, yaml_nodes
 from epp.candidates import Candidates, Endpoint, Roster, Snapshot
 from epp.config import EffectiveConfig
 from epp.data import COUNTED
@@ -80,6 +80,8 @@ async def _decided(config: EffectiveConfig, asked: Asked, pool: "FilePool") -> E
     pipeline = config.pipeline
     services = _services(config, pool)
     pipeline.start(services)
+    if guard.declared(pipeline.recipe.plugins):  # as workers do; who wants to know what was refused has their counter
+        pipeline = pipeline.wrapped(guard.guard(lambda _point, _plugin, _access: None))
     request = Request(
         id=asked.headers.get("x-request-id", "offline"),
         path=asked.path,
@@ -149,6 +151,9 @@ class FilePool:
         return {owner: blocks for owner, blocks in held.items() if blocks}
 
     def learn(self, hashes: Hashes, owner: int) -> None:
+        """Nobody asks again."""
+
+    def forget(self, hashes: Hashes, owner: int) -> None:
         """Nobody asks again."""
 
 

@@ -25,7 +25,7 @@ import select
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import FrameType
 
 import structlog
@@ -46,6 +46,16 @@ CAUGHT = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD, signal.S
 ChildMain = Callable[[Instance, int], int]
 
 log = structlog.get_logger()
+
+
+@contextlib.contextmanager
+def signals_held() -> Iterator[None]:
+    """Around all that makes names: a signal that comes before `run` listens waits, instead of leaving them behind."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, CAUGHT)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, CAUGHT)
 
 
 def run(instance: Instance, *, supervisor: Callable[[Instance], int], worker: ChildMain) -> int:
@@ -74,6 +84,8 @@ class Parent:
         self._pending: Counter[int] = Counter()
         self._deadline: float | None = None  # of the workers' end; None while nobody told us to stop
         self._halt: Halt | None = None
+        self._ready: set[int] = set()
+        self._announced = False
         self._woken, self._wakes = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._poll = select.poll()
 
@@ -129,14 +141,19 @@ class Parent:
     def _spawn(self, seat: int) -> None:
         instance = self._instance
         closed = instance.not_for_supervisor() if seat == SUPERVISOR else instance.not_for_worker(seat - 1)
-        pid = fork.spawn(
-            f"epp: {seat_name(seat)}",
-            self._mains[seat],
-            closed=[*closed, self._woken, self._wakes],
-            failed=lambda text: instance.failed(seat, text),
-        )
-        self._pids[pid] = seat
         self._policy.spawned(seat, time.monotonic())
+        try:
+            pid = fork.spawn(
+                f"epp: {seat_name(seat)}",
+                self._mains[seat],
+                closed=[*closed, self._woken, self._wakes],
+                failed=lambda text: instance.failed(seat, text),
+            )
+        except OSError as refused:  # no memory, or the limit of processes: the others serve on, and it is tried again
+            log.error("child cannot be started", child=seat_name(seat), why=str(refused))
+            self._policy.exited(seat, ExitCode.FAULT, time.monotonic(), f"fork: {refused}")
+            return
+        self._pids[pid] = seat
         log.info("child started", child=seat_name(seat), child_pid=pid)
 
     def _hear_signals(self) -> None:
@@ -190,6 +207,10 @@ class Parent:
             self._policy.ready(report.seat, time.monotonic())
             self._instance.lanes.set_serving(report.seat, True)
             log.info("child ready", child=seat_name(report.seat), child_pid=report.pid)
+            self._ready.add(report.seat)
+            if not self._announced and SUPERVISOR in self._ready and len(self._ready) > 1:
+                self._announced = True
+                log.info("the picker serves", **self._instance.ports())
             if self._deadline is not None and report.seat != SUPERVISOR:
                 self._signal(report.seat, signal.SIGTERM)  # told to stop while it booted: it did not listen yet
 
@@ -213,7 +234,8 @@ class Parent:
         if code in INTENDED:
             log.info("child ended", child=seat_name(seat), child_pid=pid, ending=ending(code))
         else:
-            log.error("child ended", child=seat_name(seat), child_pid=pid, ending=ending(code), said=said)
+            why = {"said": said} if said else {}
+            log.error("child ended", child=seat_name(seat), child_pid=pid, ending=ending(code), **why)
 
     def _end_stopped(self) -> int:
         """Workers drain until the deadline, then the supervisor leaves."""
@@ -276,6 +298,7 @@ class Parent:
         signal.set_wakeup_fd(self._wakes, warn_on_full_buffer=False)
         for number in CAUGHT:
             signal.signal(number, self._on_signal)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, CAUGHT)  # those that came before are heard now
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         self._pending[number] += 1

@@ -20,14 +20,16 @@ from epp.pipeline import Pipeline
 from epp.plugin import Parser
 from epp.protocol import codec, refusals
 from epp.protocol.codec import PIECE_BYTES_MAX, Kind, chunk_of_size, learn_chunk
+from epp.protocol.inflate import unpacked
 from epp.protocol.stream import ILLEGAL, NEXT, State, violation
-from epp.protocol.usage import KEY, SUSPECT, UsageScanner
+from epp.protocol.usage import ANSWER, KEY, SUSPECT, Scanner, UsageScanner
 from epp.request import DEFAULT_FLOW, EMPTY_PROMPT, Request, Subset
 from shm.lanes import Lane
 from workers.decisions import Recent
 from workers.honesty import Comparison
 from workers.pool import SharedPool
 from workers.request_metrics import Exchange, RequestMetrics
+from workers.shadows import Agreements
 from workers.tracing import Trace, Tracer
 from workers.transport.interface import Clock, Stream
 
@@ -41,10 +43,13 @@ FAIRNESS: Final = b"-inference-fairness-id"  # how both names of the header end
 FAIRNESS_NAMES: Final = ("x-llm-d-inference-fairness-id", "x-gateway-inference-fairness-id")
 FAIRNESS_CHARS_MAX: Final = 64
 EVENT_STREAM: Final = b"text/event-stream"
+CONTENT_ENCODING: Final = "content-encoding"
+ENCODED: Final = CONTENT_ENCODING.encode()
 MODEL_SERVER_ERROR: Final = "ModelServerError"
 UNKNOWN_ERROR: Final = "Unknown"
 INTERNAL_ERROR: Final = "Internal"
 NOT_SCHEDULED: Final = frozenset((Cause.NO_CANDIDATES, Cause.NO_ENDPOINT_LEFT))
+ERRORS_FROM: Final = 400
 ERROR_STATUS: Final = "4"  # of three digits, the least that is an error
 NO_HEADERS: Final = codec.Headers(b"", 0, 0)
 SHORTEST_ENVELOPE: Final = 6  # tag and length of a message that holds its payload alone take 2 to 6 bytes
@@ -104,6 +109,7 @@ class App:
         emit_scores: bool = False,
         recent: Recent,
         comparison: Comparison | None = None,
+        agreements: Agreements | None = None,
     ) -> None:
         self.pipeline = pipeline
         self.pool = pool
@@ -120,6 +126,7 @@ class App:
         self.reads_response = pipeline.reads_response
         self.recent = recent
         self.comparison = comparison
+        self.agreements = agreements
         self.parser = Parsers(pipeline).find
         self._destinations: dict[str, codec.Destination] = {}
 
@@ -175,6 +182,7 @@ class ExtProcStream:
         "_stream",
         "_streaming",
         "_subset",
+        "_taken",
         "_trace",
         "_trailers",
     )  # fmt: skip
@@ -197,13 +205,19 @@ class ExtProcStream:
         self._coroutine: Coroutine[Any, Any, Decision] | None = None
         self._reserved = -1
         self._others: tuple[int, ...] = ()
-        self._scanner: UsageScanner | None = None
+        self._scanner: Scanner | None = None
         self._response: Response | None = None
         self._exchange: Exchange | None = None
         self._trace: Trace | None = None
         self._error = ""
         self._received_at = 0.0
         self._response_at = 0.0
+        self._taken = 0.0
+
+    @property
+    def done(self) -> bool:
+        """Whether the request was answered and the response has ended."""
+        return self._state >= State.DONE
 
     # What the transport calls.
 
@@ -213,6 +227,8 @@ class ExtProcStream:
         if (
             chunk is not None and self._passing and message.startswith(chunk.head)
         ):  # hot: one chunk of a streamed answer
+            now = self._app.now
+            begun = now()
             self._send(chunk.prefix + message[chunk.start :])
             exchange = self._exchange
             if exchange is not None:
@@ -220,6 +236,7 @@ class ExtProcStream:
             scanner = self._scanner
             if scanner is not None and (scanner.pending or KEY in message or message[-1] in SUSPECT):
                 scanner.feed(message[chunk.begin :])
+            self._taken += now() - begun
             return
         try:
             kind, start, end = codec.split(message)
@@ -326,7 +343,10 @@ class ExtProcStream:
         pipeline = app.pipeline if self._trace is None else self._trace.deciding(request)
         try:
             self._parser, parse = app.parser(path)
-            parse(request, path, self._body())
+            body = self._body()
+            if headers.mentions(ENCODED) and self._parser.paths:  # what goes on stays as it came
+                body = unpacked(body, headers.get(CONTENT_ENCODING) or "", app.body_bytes_max)
+            parse(request, path, body)
             for read in app.pipeline.request_header:
                 read(request)
             self._coroutine = decide(pipeline, request, app.pool)
@@ -397,7 +417,11 @@ class ExtProcStream:
             lane.observe(counters.scheduler_e2e, now - request.now)
             self._exchange = app.metrics.routed(request, decision.targets[0], received_at)
             app.recent.add(request, decision)
+            if app.agreements is not None:
+                app.agreements.count(decision)
         lane.observe(counters.request_processing, now - received_at)
+        if request is not None and (answer := request[ANSWER]) is not None and answer.skip:
+            self._end(0, "")  # the gateway passes the answer on without us
 
     def _reserve_others(self, decision: Decision) -> None:
         """Servers of profiles beside the primary one work for the request too, until the first piece of the answer."""
@@ -423,7 +447,8 @@ class ExtProcStream:
         set_headers: Mapping[str, str] | None = None
         if decision is not None and request is not None:
             if self._parser is not None and self._parser.reads_usage:
-                self._scanner = UsageScanner()
+                answer = request[ANSWER]
+                self._scanner = UsageScanner() if answer is None or answer.scanner is None else answer.scanner()
             if message.find(EVENT_STREAM, start, end) >= 0:
                 request.streaming = True
                 if self._exchange is not None:
@@ -445,16 +470,17 @@ class ExtProcStream:
         status = headers.find(STATUS_NEEDLE) or ""
         if status >= ERROR_STATUS:
             self._error = MODEL_SERVER_ERROR
+        number = int(status) if status.isdecimal() else 0
+        response = self._response = Response(number, headers, streaming=request.streaming)
         if not app.reads_response:
             return None
         request.now = self._response_at
-        number = int(status) if status.isdecimal() else 0
-        response = self._response = Response(number, headers, streaming=request.streaming)
         for received in app.pipeline.response_received:
             received(request, decision, response)
         return response.set_headers
 
     def _on_response_body(self, message: bytes, start: int, end: int) -> None:
+        begun = self._app.now()
         begin, stop, last = codec.body(message, start, end)
         if self._others and begin != stop:
             self._release_others()
@@ -463,6 +489,7 @@ class ExtProcStream:
             self._exchange.chunk(stop - begin)
         if self._scanner is not None:
             self._scanner.feed(message[begin:stop])
+        self._taken += self._app.now() - begun
         if last:  # the plugins' last word goes with the last piece
             self._complete()
             self._state = State.DONE
@@ -558,6 +585,10 @@ class ExtProcStream:
             self._response.whole = True
         self._finish()
 
+    def _failed(self) -> bool:
+        """No answer of the model server, or an error."""
+        return not self._response_at or (self._response is not None and self._response.status >= ERRORS_FROM)
+
     def _finish(self) -> None:
         """Releases what the stream holds; does nothing the second time."""
         self._passing = False
@@ -591,13 +622,18 @@ class ExtProcStream:
             if app.comparison is not None:
                 app.comparison.answered(request, decision, usage)
         if self._response_at:
-            app.lane.observe(app.counters.response_processing, app.now() - self._response_at)
-        if not app.pipeline.response_complete:
+            # Of a streamed answer what its chunks took here, not the time until the model server had them all.
+            taken = self._taken if request.streaming else app.now() - self._response_at
+            app.lane.observe(app.counters.response_processing, taken)
+        told = app.pipeline.response_complete
+        if app.pipeline.response_failed and self._failed():
+            told += app.pipeline.response_failed
+        if not told:
             return
         request.now = app.now()
         response = self._response = self._response or Response()
         response.usage = usage
-        for complete in app.pipeline.response_complete:
+        for complete in told:
             try:
                 complete(request, decision, response)
             except Exception as problem:  # one plugin's fault must not keep the others from releasing

@@ -42,6 +42,7 @@ class SharedPrefixIndex:
     def __init__(self, reader: IndexReader, bus: BusWriter) -> None:
         self.match: Callable[[Hashes], Mapping[int, int]] = reader.match
         self.learn: Callable[[Hashes, int], None] = bus.learn
+        self.forget: Callable[[Hashes, int], None] = bus.forget
 
 
 class LaneMeasure:
@@ -161,12 +162,13 @@ class CallTimers:
 
         def timed(*args: Any) -> Any:
             start = now()
-            result = call(*args)
-            spent = now() - start
-            # Most calls fall into the first bucket: the search is saved.
-            words[first if spent <= shortest else first + bisect_left(bounds, spent)] += 1
-            floats[sum_at] += spent
-            return result
+            try:
+                return call(*args)
+            finally:  # one that raises is a call too
+                spent = now() - start
+                # Most calls fall into the first bucket: the search is saved.
+                words[first if spent <= shortest else first + bisect_left(bounds, spent)] += 1
+                floats[sum_at] += spent
 
         return timed  # type: ignore[return-value]
 
@@ -176,11 +178,14 @@ class CallTimers:
 
         def timed(*args: Any) -> Any:
             start = now()
-            waiting = call(*args)
-            if waiting is None:
-                lane.observe(index, now() - start)
-            else:
-                waiting.add_done_callback(lambda _: lane.observe(index, now() - start))
+            waiting = None
+            try:
+                waiting = call(*args)
+            finally:
+                if waiting is None:
+                    lane.observe(index, now() - start)
+                else:
+                    waiting.add_done_callback(lambda _: lane.observe(index, now() - start))
             return waiting
 
         return timed  # type: ignore[return-value]

@@ -64,7 +64,8 @@ class _Measured:
         self.handler.half_closed()
 
     def closed(self) -> None:
-        self._metrics.ended(CANCELED, self._opened_at)
+        done = getattr(self.handler, "done", False)  # gateways reset streams that have nothing more to say
+        self._metrics.ended(OK if done else CANCELED, self._opened_at)
         self.handler.closed()
 
     def end(self, status: int = 0, text: str = "") -> None:

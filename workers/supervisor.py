@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Any
 import structlog
 import uvloop
 
-from epp.data import COUNTED
 from epp.metrics import PREDICTION
 from epp.plugins.discovery.file import FileDiscovery
 from epp.plugins.extractors.core_metrics import CoreMetricsExtractor
@@ -35,7 +34,7 @@ from shm.lanes import Lane
 from shm.prefix_index import IndexWriter
 from shm.table import TableReader, TableWriter
 from workers.admin import AdminServer, Answer, Request
-from workers.bus import BusReader
+from workers.bus import AGE_TICKS, BusReader
 from workers.decisions import Asking
 from workers.decisions_page import DecisionsPage
 from workers.discovery import Discovery, DiscoveryError, File, follow, parse_flag
@@ -46,7 +45,9 @@ from workers.exit_codes import ExitCode
 from workers.health import Health
 from workers.honesty import LOOK_S, PredictionWatch, match_name
 from workers.http_client import Dialer
-from workers.instance import LOADED, Instance
+from workers.index_limits import IndexLimits
+from workers.index_state import IndexState
+from workers.instance import LOADED, Instance, scraped_columns
 from workers.scrape import Scraper, fresh_for
 from workers.transport.limits import Limits
 from workers.transport.native import Server
@@ -56,8 +57,8 @@ if TYPE_CHECKING:
 
 BEAT_S = 0.1
 HEALTH_MESSAGE_BYTES_MAX = 16 * 1024
-SWEEP_S = 0.01
-SWEEP_BUCKETS = 2048
+SWEEP_S = 0.05
+SWEEP_BUCKETS = 8192
 WORKER_BEAT_MAX_S = 1.0  # a worker that has not beaten for longer does not count for readiness
 ORPHANED_GRACE_S = 5.0
 SEAT = 0
@@ -86,6 +87,7 @@ class Supervisor:
         self.orphaned = False
         self.debug = instance.options.log_level == "debug"
         self.index = IndexWriter(instance.index_schema, instance.index)
+        self.state = self._kept_state()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._timers: dict[Callable[[], None], asyncio.TimerHandle] = {}
         self._fault: BaseException | None = None
@@ -124,10 +126,15 @@ class Supervisor:
                 return ExitCode.BOOT_FAILED
             self.lane.scalars[self.lane.schema.scalar[LOADED]] = 1
             self.instance.ready(SEAT)
+            if self.state is not None:
+                self._keep(self.state.run(table.owners, lambda: self.instance.stopping))
             await self._ended.wait()
+            if self.state is not None:
+                bus.drain()
+                await self.state.close(table.owners)
         if self._fault is not None:
             raise self._fault
-        if os.getppid() != self.instance.parent_pid:
+        if self.orphaned and not self.instance.stopping:  # the parent died; getppid may lag behind the end of its pipes
             self.instance.unlink()
         return ExitCode.OK
 
@@ -139,10 +146,24 @@ class Supervisor:
         ages = lanes.ages(time.monotonic())
         return any(lanes.serving(seat) and ages[seat] < WORKER_BEAT_MAX_S for seat in range(1, len(ages)))
 
+    def _kept_state(self) -> IndexState | None:
+        """What keeps the index over restarts, if it is to be kept."""
+        instance, folder = self.instance, self.instance.options.state_dir
+        if not folder:
+            return None
+        use = instance.prefix_use
+        return IndexState(
+            folder,
+            self.index,
+            seed=instance.prefix_seed,
+            block_tokens=use.block_tokens if use is not None else 0,
+            ticks=lambda: int(time.monotonic() * AGE_TICKS),
+        )
+
     def _data_layer(self, loop: asyncio.AbstractEventLoop) -> tuple[EndpointTable, Scraper]:
         instance = self.instance
         source, extractor = scraped_by(instance.config)
-        wanted = [c for c in instance.config.pipeline.columns if c.name not in COUNTED]
+        wanted = scraped_columns(instance.config.pipeline)
         table = EndpointTable(
             loop,
             table=TableWriter(instance.table_schema, instance.table),
@@ -154,6 +175,8 @@ class Supervisor:
             fresh_for_s=fresh_for(instance.scrape_interval_s),
             report=self._report,
             log=EndpointLog(debug=self.debug),
+            limits=IndexLimits(self.index, instance.prefix_use, wanted),
+            remembered=self.state.load() if self.state is not None and not self.successor else None,
         )
         scraper = Scraper(
             loop,
@@ -240,6 +263,7 @@ class Supervisor:
                 lambda: self.index.evictions,
                 lambda: self.index.dropped,
                 lambda: self.bus.corrupt,
+                self.index.freed,
             ),
             source_type=source.type_name,
             extractor_type=extractor.type_name,
@@ -257,7 +281,7 @@ class Supervisor:
             instance.series_reader(PREDICTION),
             TableReader(instance.table_schema, instance.table),
             EndpointsView(DocumentReader(instance.document_schema, instance.documents)),
-            lambda: self.index.evictions,
+            lambda: self.index.evictions + self.index.over_capacity,
             self._report,
         )
 

@@ -22,7 +22,7 @@ import uvloop
 from epp import guard
 from epp.explain import Explanation
 from epp.instrument import Wrap, bare
-from epp.metrics import ATTEMPTS, ERROR, PREDICTION, REQUEST, Group, LabelCaps
+from epp.metrics import ATTEMPTS, ERROR, PREDICTION, REQUEST, SHADOWS, Group, LabelCaps
 from epp.pipeline import Pipeline
 from epp.plugin import Profile
 from shm.documents import DocumentReader, DocumentWriter
@@ -30,6 +30,7 @@ from shm.lanes import SUPERVISOR_LANE, Lane, Lanes
 from shm.prefix_index import IndexReader
 from shm.series import SeriesWriter
 from shm.table import TableReader
+from workers.admin import Rarely
 from workers.bus import BusWriter
 from workers.decisions import Publisher, Recent
 from workers.documents import EndpointsView, NamesView
@@ -44,6 +45,7 @@ from workers.request_metrics import RequestMetrics
 from workers.scrape import fresh_for
 from workers.server import App, ExtProcStream
 from workers.services import CallTimers, SharedPrefixIndex, WorkerServices
+from workers.shadows import Agreements
 from workers.stream_metrics import StreamMetrics
 from workers.tracing import Tracer
 from workers.tracing_export import Exporter, open_exporter
@@ -80,6 +82,7 @@ class Worker:
         self._faults_logged = (0.0, 0)
         self._lags: deque[float] = deque([0.0], LAG_BEATS)  # seconds that beats came late
         self._recycled = False
+        self._orphaned = False
         self._clock = Clock()
         self._debug = instance.options.log_level == "debug"
         self._publisher: Publisher
@@ -92,13 +95,16 @@ class Worker:
     async def serve(self) -> int:
         """The worker's whole life."""
         loop = asyncio.get_running_loop()
+        counter = self.lane.schema.counter
         bus = BusWriter(
-            self.instance.bus_writers[self.index], partial(self.lane.add, self.lane.schema.counter["bus_drops_total"])
+            self.instance.bus_writers[self.index],
+            partial(self.lane.add, counter["bus_drops_total"]),
+            partial(self.lane.add, counter["bus_frames_total"]),
         )
         stopping = asyncio.Event()
         loop.add_signal_handler(signal.SIGTERM, stopping.set)
         loop.add_signal_handler(signal.SIGINT, lambda: None)  # the parent decides
-        loop.add_reader(self.instance.life_reader, stopping.set)
+        loop.add_reader(self.instance.life_reader, self._parent_gone, loop, stopping)
         if self.instance.certificates is not None:
             self.instance.certificates.follow(loop, speaks=self.index == 0)
         server = self._server = self._served(loop, self._application(bus))
@@ -107,7 +113,6 @@ class Worker:
         loop.add_reader(self.instance.wakeups[self.index], self._woken, loop)
         self.instance.ready(self.index + 1)
         await stopping.wait()
-        loop.remove_reader(self.instance.life_reader)
         await self._drain(server)
         self._metrics.ledger.store()
         loop.remove_reader(self.instance.wakeups[self.index])
@@ -116,6 +121,16 @@ class Worker:
         if self._traces is not None:
             await self._traces.close()
         return ExitCode.RECYCLED if self._recycled else ExitCode.OK
+
+    def _parent_gone(self, loop: asyncio.AbstractEventLoop, stopping: asyncio.Event) -> None:
+        """The end of `life`. The kernel closes a dying process's pipes before it gives its children away: getppid lags."""
+        loop.remove_reader(self.instance.life_reader)
+        self._orphaned = True
+        log.warning(
+            "the parent is gone: this worker ends when the streams have",
+            drain_timeout_s=self.instance.options.drain_timeout_s,
+        )
+        stopping.set()
 
     def _woken(self, loop: asyncio.AbstractEventLoop) -> None:
         """Another process wants this one to look at what it says in its lane."""
@@ -132,8 +147,7 @@ class Worker:
             return opened
 
         def ready() -> bool:  # a worker that leaves alone says nothing about the picker
-            orphaned = os.getppid() != instance.parent_pid
-            return not (orphaned or instance.stopping) and bool(self.lanes.scalars(LOADED)[SUPERVISOR_LANE])
+            return not (self._orphaned or instance.stopping) and bool(self.lanes.scalars(LOADED)[SUPERVISOR_LANE])
 
         return beside(opened, ready)
 
@@ -188,6 +202,7 @@ class Worker:
             recent=recent,
             tracer=self._tracer(pipeline, timers, rng),
             comparison=Comparison(match, self._series(PREDICTION)) if (match := match_name(pipeline.recipe)) else None,
+            agreements=Agreements(self._series(SHADOWS)) if pipeline.shadows else None,
         )
 
     def _tracer(self, pipeline: Pipeline, timers: Wrap, rng: random.Random) -> Tracer | None:
@@ -212,8 +227,16 @@ class Worker:
     def _served(self, loop: asyncio.AbstractEventLoop, application: Application) -> Server:
         """The transport that was asked for, serving."""
         instance = self.instance
-        limits, abuse = Limits(message=instance.options.message_bytes_max), self.lane.schema.counter["abuse_total"]
-        count_abuse = lambda _cause: self.lane.add(abuse)  # noqa: E731 - two uses
+        limits = Limits(message=instance.options.message_bytes_max)
+        abuse, rarely = (
+            self.lane.schema.counter["abuse_total"],
+            Rarely("connections closed for their peer's fault", log.warning),
+        )
+
+        def count_abuse(cause: str) -> None:
+            self.lane.add(abuse)
+            rarely.tell(loop.time(), cause)
+
         if instance.options.transport == "grpcio":
             from workers.transport import grpcio  # costs 20 MiB, and nobody may fork who has imported it
 
@@ -321,7 +344,7 @@ class Worker:
             hurried=lambda: instance.hurrying,
             refuse_waiting=partial(refuse_waiting, server),
         )
-        if instance.stopping or os.getppid() != instance.parent_pid:
+        if instance.stopping or self._orphaned:
             await drain.together(self._busy)
             return
         self._say_leaving(Leaving.LEAVES)

@@ -15,17 +15,10 @@ import msgspec
 import numpy as np
 
 from epp.candidates import Candidates
+from epp.config import DEFAULT_TEXT, load
 from epp.data import KV_USAGE, WAITING
 from epp.decide import decide, schedule
-from epp.pipeline import Pipeline, Recipe, WiredProfile, compile_pipeline
-from epp.plugin import NoParams
-from epp.plugins.parsers.openai import OpenAI
-from epp.plugins.pickers.max_score import MaxScore
-from epp.plugins.producers.approx_prefix import ApproximatePrefix
-from epp.plugins.profiles.single import SingleProfile
-from epp.plugins.scorers.kv_utilization import KvUtilization
-from epp.plugins.scorers.prefix_cache import PrefixCache
-from epp.plugins.scorers.queue_depth import QueueDepth
+from epp.pipeline import Pipeline
 from epp.prefix.blocks import block_hashes
 from epp.prefix.match import APPROXIMATE, PrefixMatch, prefix_match
 from epp.protocol.proto import ext_proc_pb2 as pb
@@ -33,33 +26,16 @@ from epp.protocol.usage import UsageScanner
 from epp.request import Request
 from shm.prefix_index import IndexReader, IndexSchema, IndexWriter
 from shm.segment import Region
+from tests.bench.routing import FIELD_TEXT
 from tests.fakes import FakePool, FakeServices, candidates
 from tests.pair import Pair
 
 Case = tuple[str, Callable[[], object]]
 
 
-def pipeline(services: FakeServices) -> Pipeline:
-    """The default configuration: queue 2, KV cache 2, prefix 3."""
-    scorers = (
-        (QueueDepth("q", NoParams()), 2.0),
-        (KvUtilization("k", NoParams()), 2.0),
-        (PrefixCache("p", PrefixCache.Params()), 3.0),
-    )
-    picker, producer, parser = (
-        MaxScore("m", MaxScore.Params()),
-        ApproximatePrefix(APPROXIMATE, ApproximatePrefix.Params()),
-        OpenAI("o", NoParams()),
-    )
-    made = compile_pipeline(
-        Recipe(
-            plugins=(*(s for s, _ in scorers), picker, producer, parser),
-            parsers=(parser,),
-            handler=SingleProfile("h", NoParams()),
-            profiles=(WiredProfile("default", (*scorers, (picker, 1.0))),),
-            producers=(producer,),
-        )
-    )
+def pipeline(services: FakeServices, text: str = DEFAULT_TEXT) -> Pipeline:
+    """Compiled and started, as in a worker."""
+    made = load(text, "benchmark").pipeline
     made.start(services)
     return made
 
@@ -79,33 +55,40 @@ def pool(count: int) -> FakePool:
     columns = {
         "waiting_requests": [float(rng.randrange(9)) for _ in range(count)],
         "kv_cache_usage": [rng.random() for _ in range(count)],
+        "running_requests": [float(rng.randrange(99)) for _ in range(count)],
     }
-    fixed = candidates(columns)
+    fixed = candidates(columns, tokens=[float(rng.randrange(9_999)) for _ in range(count)])
 
     class Pool(FakePool):
         def candidates(self, subset: object) -> Candidates:
-            return Candidates(fixed.snapshot, fixed._inflight)
+            return Candidates(fixed.snapshot, fixed._inflight, fixed._tokens)
 
     return Pool(fixed)
 
 
 def decisions() -> Iterator[Case]:
-    made = pipeline(NoIndex())
-    body = msgspec.json.encode({"model": "m", "prompt": "hello " * 160, "max_tokens": 9})
-    parser = made.recipe.parsers[0]
+    made, field = pipeline(NoIndex()), pipeline(NoIndex(), FIELD_TEXT)
     for count in (8, 100, 1000):
         endpoints = pool(count)
+        yield f"parse and decide, 1 KB, {count} endpoints", decision(made, endpoints)
+        yield f"the same with the field's weights, {count}", decision(field, endpoints)
+        yield from scheduling(field, endpoints.fixed, count)
 
-        def run(endpoints: FakePool = endpoints) -> None:
-            request = Request(id="r", path="/v1/completions", headers={}, now=0.0)
-            parser.parse(request, "/v1/completions", body)
-            try:
-                decide(made, request, endpoints).send(None)
-            except StopIteration:
-                return
 
-        yield f"parse and decide, 1 KB, {count} endpoints", run
-        yield from scheduling(made, endpoints.fixed, count)
+def decision(made: Pipeline, endpoints: FakePool) -> Callable[[], None]:
+    """Bytes of a body to a decision."""
+    body = msgspec.json.encode({"model": "m", "prompt": "hello " * 160, "max_tokens": 9})
+    parser = made.recipe.parsers[0]
+
+    def run() -> None:
+        request = Request(id="r", path="/v1/completions", headers={}, now=0.0)
+        parser.parse(request, "/v1/completions", body)
+        try:
+            decide(made, request, endpoints).send(None)
+        except StopIteration:
+            return
+
+    return run
 
 
 def scheduling(made: Pipeline, fixed: Candidates, count: int) -> Iterator[Case]:

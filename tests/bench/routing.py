@@ -1,9 +1,10 @@
 """How well requests are routed: `python -m tests.bench.routing [--smoke] [--seeds N] [--seconds S] [--config FILE ...] [--json]`.
 
 Eight simulated servers, four workers, virtual time: the figures depend on the seed alone, not on the machine. Each workload is run
-under the built-in default configuration, under the weights that the field uses by default, and under what they are compared with:
-round-robin, random, a greedy oracle that knows queues and caches exactly, and (for the cached share) one worker whose prefix index
-is exact and unbounded. `--config` adds configurations to compare.
+under the built-in default configuration; under the weights that the field uses by default, once with load as this picker counts it
+(with what is in flight), once with what the last scrapes say alone; and under what these are compared with: round-robin, random, a
+greedy oracle that knows queues and caches exactly, and (for the cached share) the default in one worker whose prefix index is exact
+and unbounded. `--config` adds configurations to compare.
 
 goodput: the share of requests whose first token came within 1 s and whose further ones within 100 ms each in the mean.
 TTFT: time to first token. cached: the share of prompt tokens that servers had cached. load: in-flight requests of the busiest
@@ -26,7 +27,8 @@ from tests.bench.routing_traffic import WORKLOADS, Workload
 WARM_UP = 0.25
 TTFT_MAX_S = 1.0
 TOKEN_MAX_S = 0.100
-SECONDS = 60.0
+SECONDS = 40.0
+SEEDS = 3
 SMOKE_SECONDS = 2.0
 
 FIELD_TEXT = """\
@@ -45,10 +47,17 @@ schedulingProfiles:
 """
 
 Policies = dict[str, Callable[[Fleet, int], Policy]]
+
+
+def configured(text: str) -> Callable[[Fleet, int], Policy]:
+    """The pipeline of a configuration, as the default is run."""
+    return lambda _, seed: Picked(text, seed)
+
+
 POLICIES: Policies = {
-    "default": lambda _, seed: Picked(DEFAULT_TEXT, seed),
-    "field's weights": lambda _, seed: Picked(FIELD_TEXT, seed),
-    "field's, scrapes alone": lambda _, seed: Picked(FIELD_TEXT, seed, scraped_only=True),
+    "default": configured(DEFAULT_TEXT),
+    "field's weights": configured(FIELD_TEXT),
+    "the same, scrapes alone": lambda _, seed: Picked(FIELD_TEXT, seed, scraped_only=True),
     "round-robin": lambda _, seed: RoundRobin(),
     "random": lambda _, seed: Random(seed),
     "oracle": lambda fleet, _: Oracle(fleet),
@@ -122,8 +131,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         prog="routing", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--smoke", action="store_true", help="two seconds of each workload, to see that it works")
-    parser.add_argument("--seeds", type=int, default=1, help="mean over so many runs (default 1)")
+    parser.add_argument("--smoke", action="store_true", help="two seconds of each workload, once, to see that it works")
+    parser.add_argument("--seeds", type=int, default=SEEDS, help=f"mean over so many runs (default {SEEDS})")
     parser.add_argument("--seconds", type=float, default=SECONDS, help=f"of virtual time (default {SECONDS:.0f})")
     parser.add_argument(
         "--config", type=Path, action="append", default=[], help="a configuration to compare, repeatable"
@@ -138,13 +147,13 @@ def main() -> int:
         if not options.policy or name.startswith(tuple(options.policy))
     }
     for file in options.config:
-        policies[file.stem] = lambda _, seed, text=file.read_text(): Picked(text, seed)  # type: ignore[misc]
-    seconds = SMOKE_SECONDS if options.smoke else options.seconds
+        policies[file.stem] = configured(file.read_text())
+    seeds, seconds = (1, SMOKE_SECONDS) if options.smoke else (options.seeds, options.seconds)
     tables = {}
     for workload in WORKLOADS:
         if options.workload and not workload.name.startswith(tuple(options.workload)):
             continue
-        runs = [measure(workload, policies, seed, seconds) for seed in range(1, options.seeds + 1)]
+        runs = [measure(workload, policies, seed, seconds) for seed in range(1, seeds + 1)]
         table = tables[workload.name] = {name: mean([run[name] for run in runs]) for name in policies}
         if not options.json:
             requests = next(iter(table.values())).requests

@@ -93,10 +93,10 @@ def documents(rng: random.Random, seconds: float) -> list[Session]:
 
 
 def prefixed(rng: random.Random, seconds: float, hot_share: float) -> list[Session]:
-    """Prompts of 4,000 tokens that begin alike in 48 ways, and up to 400 tokens of their own; so much of it begins in one way."""
+    """Prompts of 4,000 tokens that begin alike in 64 ways, and up to 400 tokens of their own; so much of it begins in one way."""
     prefixes = [words(rng, 4_000, 4_000) for _ in range(64)]
     sessions = []
-    for at in arrivals(rng, 72.0, seconds):
+    for at in arrivals(rng, 46.0, seconds):
         prefix = prefixes[0] if rng.random() < hot_share else rng.choice(prefixes)
         sessions.append(single(at, prefix + words(rng, 100, 400), rng.randint(100, 400)))
     return sessions

@@ -79,6 +79,8 @@ def test_two_halves_show_what_affinity_gains(where: Path) -> None:
         assert picker["errors"] == other["errors"] == 0
         assert picker["compared"] == other["compared"] > 30
         assert picker["cached_share"] > other["cached_share"] + 0.05
+        assert abs(picker["predicted_share"] - picker["cached_share"]) < 0.25
+        assert other["predicted_share"] is None
         assert picker["first_token_p50_ms"] < other["first_token_p50_ms"]
         assert demo.left_nothing([])
     finally:

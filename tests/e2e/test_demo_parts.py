@@ -48,6 +48,17 @@ def test_runs_are_compared_over_what_both_finished() -> None:
     assert set(summary.as_json(shown)) == {"picker", "round_robin"}
 
 
+def test_what_the_picker_predicted_stands_beside_what_was_cached() -> None:
+    picker = Run("", "", 1, 0, [answer((0, 0, 0), 0.1, 80)], 2.0, predicted_share=0.75)
+    other = Run("", "", 1, 0, [answer((0, 0, 0), 0.4, 20)], 2.0)
+    shown = summary.columns({"picker": picker, "round robin": other})
+    assert [each.predicted_share for each in shown.values()] == [0.75, None]
+    console = Console(file=io.StringIO(), record=True, width=120)
+    console.print(summary.table(shown))
+    (line,) = (line for line in console.export_text().splitlines() if "predicted by the picker" in line)
+    assert line.split("│")[2:4] == ["    75% ", "           – "]
+
+
 def test_a_run_that_saw_nothing_is_left_out() -> None:
     assert summary.columns({"picker": Run("", "", 1, 0)}) == {}
 

@@ -101,6 +101,47 @@ def test_the_built_in_configuration_has_nothing_to_be_told() -> None:
     assert rules("") == []
 
 
+SESSIONS = """\
+plugins: [{type: queue-scorer}, {type: session-affinity-scorer}]
+schedulingProfiles:
+- {name: a, plugins: [{pluginRef: queue-scorer}%s]}
+- {name: b, plugins: [{pluginRef: session-affinity-scorer}], shadow: true}
+"""
+
+
+def test_a_plugin_that_learns_from_requests_and_is_in_shadows_alone_is_told_to_learn_nothing() -> None:
+    def found(text: str) -> dict[str, str]:
+        warnings = load(text, "c.yaml", allow_experimental=True).warnings
+        return {warning.rule: str(warning) for warning in warnings}
+
+    told = found(SESSIONS % "")
+    assert told.keys() == {"shadow-untold"}
+    assert told["shadow-untold"].startswith("c.yaml:4:35: warning[shadow-untold]: profile 'b' is a shadow")
+    assert found(SESSIONS % ", {pluginRef: session-affinity-scorer}") == {}
+
+
+def test_a_plugin_in_no_profile_that_still_runs_beside_requests_is_not_said_to_have_no_effect() -> None:
+    profiles = "schedulingProfiles: [{name: a, plugins: [{pluginRef: queue-scorer}]}]"
+    text = f"plugins: [{{type: queue-scorer}}, {{type: no-hit-lru-scorer}}]\n{profiles}"
+    (warning,) = warned(text)
+    assert (
+        warning.message == "plugin 'no-hit-lru-scorer' is in no profile and chooses nothing, but runs beside requests"
+    )
+
+
+def test_a_header_profile_handler_without_its_default_profile_is_told_who_is_refused() -> None:
+    text = """\
+plugins: [{type: queue-scorer}, {type: header-profile-handler%s}]
+schedulingProfiles:
+- {name: a, plugins: [{pluginRef: queue-scorer}]}
+- {name: b, plugins: [{pluginRef: queue-scorer}]}
+"""
+    (warning,) = load(text % "", "c.yaml", allow_experimental=True).warnings
+    assert (warning.rule, warning.line) == ("idle-stage", 1)
+    assert "takes profile 'decode' for requests without header epp-profile, and there is none" in warning.message
+    assert load(text % ", parameters: {defaultProfile: b}", "c.yaml", allow_experimental=True).warnings == ()
+
+
 def test_a_profile_that_the_handler_never_runs_is_told_and_a_shadow_is_not() -> None:
     text = f"""\
 plugins: [{{type: queue-scorer}}, {{type: '{HERE}:OnlyFirst', name: handler}}]

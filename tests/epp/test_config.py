@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from epp.config import DEFAULT_TEXT, ConfigErrors, EffectiveConfig, load
-from epp.data import INFLIGHT_TOKENS, KV_USAGE, WAITING
+from epp.data import CACHE_BLOCK_SIZE, CACHE_NUM_BLOCKS, INFLIGHT_TOKENS, KV_USAGE, WAITING
 from epp.plugins.extractors.metrics_source import MetricsDataSource
 from tests.epp.config_plugins import HERE
 
@@ -67,7 +67,7 @@ def test_a_configuration_of_the_deprecated_version_runs_with_the_defaults_of_the
     assert pipeline.recipe.parsers[-1].name == "passthrough-parser"
     assert isinstance(config.data_source, MetricsDataSource)
     assert config.extractor.name == "core-metrics-extractor"
-    assert pipeline.columns == (KV_USAGE, WAITING)
+    assert pipeline.columns == (CACHE_BLOCK_SIZE, CACHE_NUM_BLOCKS, KV_USAGE, WAITING)
     assert "approx-prefix-cache-producer" in pipeline.plugins
     assert len(pipeline.producers) == 1
 
@@ -735,8 +735,17 @@ def test_any_json_document_loads_or_is_refused(document: object) -> None:  # fmt
 
 def test_parameters_that_have_no_effect_here_are_said_at_start() -> None:
     config = ok(
-        "plugins:\n- type: approx-prefix-cache-producer\n  parameters: {lruCapacityPerServer: 7}\n- type: prefix-cache-scorer\n"
+        "plugins:\n- type: mm-embeddings-cache-producer\n  parameters: {cacheSizeInMBPerServer: 7}\n- type: mm-embeddings-cache-scorer\n"
     )
     (warning,) = [w for w in config.warnings if w.rule == "without-effect"]
     assert warning.line == 3
-    assert "lruCapacityPerServer: has no effect here" in warning.message
+    assert "cacheSizeInMBPerServer: has no effect here" in warning.message
+
+
+def test_the_capacity_of_the_prefix_producer_has_effect_and_is_not_remarked_upon() -> None:
+    config = ok(
+        "plugins:\n- type: approx-prefix-cache-producer\n  parameters: {autoTune: false, lruCapacityPerServer: 7}\n"
+        "- type: prefix-cache-scorer\n"
+    )
+    assert [w for w in config.warnings if w.rule == "without-effect"] == []
+    assert CACHE_NUM_BLOCKS not in config.pipeline.columns

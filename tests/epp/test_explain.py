@@ -9,7 +9,7 @@ from epp.candidates import Candidates, Mask, Scores
 from epp.data import KV_USAGE, WAITING
 from epp.decide import decide
 from epp.errors import Cause, Refused
-from epp.explain import CANDIDATES_MAX, Explanation, explain
+from epp.explain import CANDIDATES_MAX, Explanation, Filtered, explain
 from epp.pipeline import Pipeline, Recipe, WiredProfile, compile_pipeline
 from epp.plugin import Filter, NoParams, Plugin, Profile, Scorer
 from epp.plugins.pickers.max_score import MaxScore
@@ -133,6 +133,17 @@ def test_equal_totals_are_told_as_a_tie() -> None:
     assert (profile.tied, profile.margin) == (3, 0.0)
     (profile,) = explained(pipeline((Says(None), 2.0)), three()).profiles
     assert {s.raw for c in profile.candidates for s in c.scores} == {0.0}
+
+
+def test_endpoints_that_are_down_are_told_like_those_that_a_filter_dropped() -> None:
+    down = FakePool(candidates({"waiting_requests": [4, 0, 2], "kv_cache_usage": [0, 0, 0]}, down=[False, True, False]))
+    (profile,) = explained(pipeline((QUEUE, 1.0)), down).profiles
+    assert profile.filters == [Filtered("(not down)", kept=2, dropped=1, names=["pod-1"])]
+    (profile,) = explained(pipeline((Drops(0), 1.0), (QUEUE, 1.0)), down).profiles
+    assert [(step.filter, step.kept, step.names) for step in profile.filters] == [
+        ("drops-0", 2, ["pod-0"]),
+        ("(not down)", 1, ["pod-1"]),
+    ]
 
 
 def test_a_shadow_profile_is_told_as_such() -> None:

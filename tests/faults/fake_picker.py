@@ -2,14 +2,17 @@
 
     python -m tests.faults.fake_picker RUN_DIR INSTANCE WORKERS MODE [PORT]
 
-MODE changes the workers: `normal`, `cannot-start`, `dies-booting`, `ignores-term`, `slow-drain`. SIGUSR1 makes a worker hang,
-SIGUSR2 recycle: it says that it leaves, and ends a little later. The file `cannot-start` in RUN_DIR keeps workers from starting.
+MODE changes the workers: `normal`, `cannot-start`, `dies-booting`, `ignores-term`, `slow-drain`; or the parent: `slow-start`,
+`refused-fork` (two forks after the first three children fail). SIGUSR1 makes a worker hang, SIGUSR2 recycle: it says that it leaves,
+and ends a little later. The file `cannot-start` in RUN_DIR keeps workers from starting.
 """
 
 import os
 
 os.environ["OPENBLAS_NUM_THREADS"] = "1"
 
+import errno
+import itertools
 import select
 import signal
 import sys
@@ -34,7 +37,7 @@ def supervisor(instance: Instance) -> int:
     poll.register(instance.family_reader, select.POLLIN)
     while not poll.poll(TURN_S * 1000):
         lane.beat(time.monotonic())
-    if os.getppid() != instance.parent_pid:
+    if not instance.stopping:  # getppid may lag behind the end of the parent's pipes
         instance.unlink()
     return ExitCode.OK
 
@@ -88,12 +91,29 @@ def main() -> int:
         index_entries=4096,
         drain_timeout_s=1.0,
     )
-    try:
-        instance = Instance.create(options, load("", ""))
-    except (StartError, SegmentError) as refused:
-        print(refused, file=sys.stderr)
-        return ExitCode.FAULT
-    return parent.run(instance, supervisor=supervisor, worker=worker(mode))
+    if mode == "refused-fork":
+        refuse_forks(after=3, times=2)
+    with parent.signals_held():
+        try:
+            instance = Instance.create(options, load("", ""))
+        except (StartError, SegmentError) as refused:
+            print(refused, file=sys.stderr)
+            return ExitCode.FAULT
+        if mode == "slow-start":
+            time.sleep(0.5)
+        return parent.run(instance, supervisor=supervisor, worker=worker(mode))
+
+
+def refuse_forks(after: int, times: int) -> None:
+    """As a kernel does that has no memory, or no place for another process."""
+    fork, calls = os.fork, itertools.count(1)
+
+    def limited() -> int:
+        if after < next(calls) <= after + times:
+            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        return fork()
+
+    os.fork = limited
 
 
 if __name__ == "__main__":

@@ -274,6 +274,25 @@ def test_a_shadow_profile_runs_after_the_decision_and_changes_nothing() -> None:
     assert sum(p.inflight) == 2, "one per profile that is no shadow"
 
 
+def test_what_is_in_shadow_profiles_alone_chooses_there_and_does_nothing_else() -> None:
+    real, other = Everything(), Everything()
+    other.name = "other"
+    recipe = made(real).recipe
+    shadow = WiredProfile("shadow", ((other, 1.0),), shadow=True)
+    pipeline = compile_pipeline(
+        Recipe((*recipe.plugins, other), recipe.parsers, recipe.handler, (*recipe.profiles, shadow), recipe.producers)
+    )
+    p = pair(pipeline)
+    envoy = p.open()
+    envoy.headers()
+    envoy.body(BODY)
+    envoy.response_headers()
+    envoy.response_body(b"x", last=False)
+    envoy.response_body(USAGE)
+    assert other.calls == ["read", "keep", "score", "pick"]
+    assert not p.faults
+
+
 class Fails(Scorer):
     def score(self, request: Request, candidates: Candidates, profile: Profile) -> Scores:
         raise ZeroDivisionError

@@ -17,7 +17,13 @@ from workers.instance import Instance, StartError, certificates, listen, packet_
 def test_everything_is_there_and_recorded(tmp_path: Path) -> None:
     with made(tmp_path, workers=3) as instance:
         assert instance.lanes.schema.lanes == instance.seats == 1 + 2 * 3  # as many workers more as may be added
-        assert instance.table_schema.columns == ("kv_cache_usage", "waiting_requests")
+        assert instance.table_schema.columns == (
+            "cache_block_size",
+            "cache_num_blocks",
+            "kv_cache_usage",
+            "running_requests",
+            "waiting_requests",
+        )
         assert set(instance.measures) == {
             ("approx-prefix-cache-producer", "prefix_indexer_hit_ratio"),
             ("approx-prefix-cache-producer", "prefix_indexer_hit_bytes"),

@@ -37,7 +37,7 @@ class World:
             instance.lanes,
             instance.families,
             pool,
-            IndexFigures(lambda: 42, lambda: 7, lambda: 3, lambda: 2),
+            IndexFigures(lambda: 42, lambda: 7, lambda: 3, lambda: 2, lambda: {"full": 7, "capacity": 5}),
             source_type="metrics-data-source",
             extractor_type="core-metrics-extractor",
             now=lambda: self.now,
@@ -50,9 +50,17 @@ class World:
     def endpoint(self, name: str, *, kv: float, waiting: float, at: float = NOW, state: State = State.FRESH) -> None:
         handle = self.table.claim(1, lambda slot: True)
         assert handle is not None
-        present = 0b11 if state != State.UNKNOWN else 0
+        scraped = {"kv_cache_usage": kv, "waiting_requests": waiting}
+        columns = self.instance.table_schema.columns
+        reported = sum(1 << place for place, name in enumerate(columns) if name in scraped)
         self.table.write(
-            handle, state=state, flags=0, updated_at=at, inflight_at_scrape=0, values=(kv, waiting), present=present
+            handle,
+            state=state,
+            flags=0,
+            updated_at=at,
+            inflight_at_scrape=0,
+            values=[scraped.get(name, 0.0) for name in columns],
+            present=reported if state != State.UNKNOWN else 0,
         )
         self.records.append(EndpointRecord("default", name, "10.0.0.1", 8000, {}, *handle, 1))
         self.documents.write(ENDPOINTS, encode(self.records))
@@ -120,6 +128,8 @@ def test_a_plugins_histogram_has_its_labels(world: World) -> None:
     assert world.value("prefix_indexer_hit_ratio_bucket", le="0.4", **labels) == 0
     assert world.value("prefix_indexer_hit_ratio_bucket", le="0.5", **labels) == 1
     assert world.value("prefix_indexer_size", **labels) == 42
+    assert world.value("prefix_indexer_freed_total", cause="full") == 7
+    assert world.value("prefix_indexer_freed_total", cause="capacity") == 5
     assert world.value("bus_corrupt_frames_total") == 2
 
 
@@ -168,9 +178,8 @@ def test_an_endpoint_whose_slot_has_another_owner_by_now_is_left_out(world: Worl
     world.table.release(world.table.claimed()[0])
     again = world.table.claim(2, lambda slot: True)
     assert again is not None and again.slot == record.slot
-    world.table.write(
-        again, state=State.FRESH, flags=0, updated_at=NOW, inflight_at_scrape=0, values=(0.1, 1), present=3
-    )
+    values = [0.1] * len(world.instance.table_schema.columns)
+    world.table.write(again, state=State.FRESH, flags=0, updated_at=NOW, inflight_at_scrape=0, values=values, present=3)
     assert world.value("ready_endpoints", name="pool-a") == 0
 
 

@@ -133,6 +133,25 @@ def test_a_stop_while_children_boot_ends_them_too(start: Callable[..., Picker]) 
     assert picker.nothing_left()
 
 
+def test_a_stop_before_the_parent_listens_is_heard_and_leaves_nothing(start: Callable[..., Picker]) -> None:
+    picker = start("slow-start")
+    until(lambda: len(picker.events("shared memory")) == 3, "the segments")
+    assert picker.stop() == 0
+    assert picker.events("child started") == []
+    assert picker.nothing_left()
+
+
+def test_a_refused_fork_is_tried_again_and_ends_nobody(start: Callable[..., Picker]) -> None:
+    picker = start("refused-fork").up()
+    (first,) = picker.pids("worker 0")
+    os.kill(first, signal.SIGKILL)
+    _, second = until(lambda: (found := picker.pids("worker 0"))[1:] and found, "a successor")
+    assert [line["child"] for line in picker.events("child cannot be started")] == ["worker 0"] * 2
+    assert alive(second)
+    assert picker.stop() == 0
+    assert picker.nothing_left()
+
+
 def test_a_killed_worker_is_followed_within_a_second_and_only_after_it_was_reaped(start: Callable[..., Picker]) -> None:
     picker = start().up()
     (first,) = picker.pids("worker 0")

@@ -200,6 +200,89 @@ def test_what_a_worker_learned_is_in_the_index(tmp_path: Path) -> None:
     run(scenario)
 
 
+def test_a_restarted_picker_knows_what_its_predecessor_learned_of_endpoints_that_are_still_there(
+    tmp_path: Path,
+) -> None:
+    from shm.prefix_index import IndexReader
+
+    hashes = np.random.default_rng(1).integers(1, 2**64, 199, dtype=np.uint64)
+    known: dict[str, int] = {}
+
+    async def life(endpoints: str, check: Callable[[Supervisor, IndexReader], None], **more: object) -> None:
+        options = {"state_dir": str(tmp_path / "state"), **more}
+        with made(tmp_path / "run", endpoints=endpoints, **options) as instance:
+            async with supervised(instance) as supervisor:
+                check(supervisor, IndexReader(instance.index_schema, instance.index))
+
+    def learn(supervisor: Supervisor, _index: IndexReader) -> None:
+        owners = supervisor.table.owners()
+        known.update({name: owner for (_, name, _, _), owner in owners.items()})
+        for number, owner in enumerate(owners.values()):
+            supervisor.index.insert(hashes[number * 50 : number * 50 + 50], owner, 1)
+
+    def find(supervisor: Supervisor, index: IndexReader) -> None:
+        owners = {name: owner for (_, name, _, _), owner in supervisor.table.owners().items()}
+        assert owners["127.0.0.1:2"] == known["127.0.0.1:2"]
+        assert index.match(hashes[50:100]) == {owners["127.0.0.1:2"]: 50}
+        assert sorted(supervisor.index.owners()) == sorted(owners.values())  # that of :1 is retired
+
+    def find_nothing(_supervisor: Supervisor, index: IndexReader) -> None:
+        assert index.match(hashes[50:100]) == {}
+
+    async def scenario() -> None:
+        await life("127.0.0.1:1,127.0.0.1:2", learn)
+        await life("127.0.0.1:2,127.0.0.1:3", find)
+        await life("127.0.0.1:2,127.0.0.1:3", find)
+        await life("127.0.0.1:2,127.0.0.1:3", find_nothing, state_dir="")
+        await life("127.0.0.1:2", find_nothing, index_entries=8192)
+
+    run(scenario)
+
+
+def test_a_successor_attaches_to_the_index_whatever_the_snapshot_says(tmp_path: Path) -> None:
+    from shm.prefix_index import IndexReader
+
+    hashes = np.random.default_rng(1).integers(1, 2**64, 199, dtype=np.uint64)
+
+    async def scenario() -> None:
+        with made(tmp_path / "run", state_dir=str(tmp_path / "state")) as instance:
+            first = Supervisor(instance)
+            serving = asyncio.ensure_future(first.serve())
+            await until(instance.received, "ready")
+            (owner,) = first.index.owners()
+            first.index.insert(hashes[:50], owner, 1)
+            assert first.state is not None
+            await first.state.save(first.table.owners)
+            first.index.insert(hashes, owner, 1)
+            await killed(serving)
+            async with supervised(instance) as second:
+                assert second.index.owners() == [owner]
+                assert IndexReader(instance.index_schema, instance.index).match(hashes) == {owner: 199}
+
+    run(scenario)
+
+
+def test_a_servers_cache_sets_how_much_is_held_for_it(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        global PAGE
+        page, PAGE = PAGE, PAGE + b'vllm:cache_config_info{block_size="16",num_gpu_blocks="400"} 1\n'
+        try:
+            async with model_server(3) as port:
+                with made(tmp_path, endpoints=f"127.0.0.1:{port}") as instance:
+                    async with supervised(instance) as supervisor:
+                        table = TableReader(instance.table_schema, instance.table)
+                        await until(lambda: (table.copy().state == State.FRESH).sum() == 1, "fresh")
+                        (owner,) = supervisor.index.owners()
+                        rng = np.random.default_rng(1)
+                        for age in range(50):
+                            supervisor.index.insert(rng.integers(1, 2**64, 10, dtype=np.uint64), owner, age)
+                            assert supervisor.index.held(owner) <= 110
+        finally:
+            PAGE = page
+
+    run(scenario)
+
+
 def test_a_successor_keeps_slots_owners_and_counters(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with model_server(3) as port:

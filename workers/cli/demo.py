@@ -24,7 +24,7 @@ from rich.console import Console
 from workers.demo import summary, view
 from workers.demo.children import ChildFailed, Children, is_free
 from workers.demo.stack import LOOPBACK, MODEL, Fleet, Plan, Stack, Unavailable
-from workers.demo.traffic import Result, Run
+from workers.demo.traffic import Run
 from workers.exit_codes import ExitCode
 
 PORT = 8080
@@ -118,7 +118,7 @@ class Demo:
         """Users chat for that long; the view is refreshed beside them."""
         run = self._runs[name] = Run(url, MODEL, self._wanted.users, self._wanted.plan.seed)
         users = asyncio.create_task(run.go())
-        watching = asyncio.create_task(self._watch(name, run.results, fleet, children))
+        watching = asyncio.create_task(self._watch(name, run, fleet, children))
         try:
             done, _ = await asyncio.wait({users, watching}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -128,16 +128,18 @@ class Demo:
         for task in done:
             await task
 
-    async def _watch(self, name: str, results: list[Result], fleet: Fleet, children: Children) -> None:
+    async def _watch(self, name: str, run: Run, fleet: Fleet, children: Children) -> None:
         loop = asyncio.get_running_loop()
+        ports = [port for _, port in fleet.addresses]
         begun = loop.time()
         with view.Screen(self._console, self._curl) as screen:
             while True:
                 await asyncio.sleep(LOOK_S)
                 children.check()
-                self._gauge.read_servers(fleet)
                 self._gauge.read_workers(loop.time())
-                screen.show(f"{name}, {loop.time() - begun:.0f} s", self._gauge, results)
+                self._gauge.read_servers(fleet)
+                run.predicted_share = self._gauge.predicted_share(ports)
+                screen.show(f"{name}, {loop.time() - begun:.0f} s", self._gauge, run.results)
 
     def _say(self, text: str) -> None:
         self._console.print(text, soft_wrap=True, markup=False)

@@ -82,6 +82,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     max_endpoints: int = 1024
     index_entries: int = 1 << 19
     prefix_secret_file: str = ""
+    state_dir: str = ""
     run_dir: str = "/dev/shm/epp"
     instance: str = "epp-9002"
     scrape_interval_s: float = SCRAPE_INTERVAL_MIN_S
@@ -176,6 +177,7 @@ _FLAGS = (
     flag("max-endpoints", COUNT, 1024, "Places in the endpoint table."),
     flag("index-entries", COUNT, 1 << 19, "Places in the prefix index."),
     flag("prefix-secret-file", str, "", "Secret of the deployment that block hashes start from. [default: random]"),
+    flag("state-dir", str, "", "Folder that keeps the prefix index and its secret over restarts. [default: none]"),
     flag("run-dir", str, "/dev/shm/epp", "Folder for what names this instance."),
     flag("instance", str, "", "Name of this instance on this machine. [default: epp-<gRPC port>]"),
     flag("refresh-metrics-interval", DURATION, "50ms", "Period of metric scrapes, at least 50ms."),

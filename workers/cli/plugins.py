@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -22,6 +23,9 @@ _RANGES = (  # of a JSON Schema, in words
     ("enum", "one of {}"), ("const", "{}"), ("minimum", ">= {}"), ("exclusiveMinimum", "> {}"), ("maximum", "<= {}"),
     ("exclusiveMaximum", "< {}"), ("minLength", "at least {} characters"), ("minItems", "at least {}"), ("pattern", "matches {}"),
 )  # fmt: skip
+
+
+_SNAKE = re.compile(r"`[a-z]+(?:_[a-z]+)+`")  # a field as the code has it
 
 
 @click.command("plugins")
@@ -133,7 +137,7 @@ def _kind(schema: Entry, parts: Entry) -> tuple[str, str]:
 
 
 def _listed(value: Any) -> str:
-    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+    return ", ".join(str(part) or '""' for part in value) if isinstance(value, list) else str(value)
 
 
 def _text(entry: Entry) -> str:
@@ -152,6 +156,11 @@ def _text(entry: Entry) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _as_in_files(field: re.Match[str]) -> str:
+    first, *others = field[0].strip("`").split("_")
+    return "`" + first + "".join(map(str.capitalize, others)) + "`"
+
+
 def _with(key: Entry, word: str, types: list[str]) -> str:
     optional = ", optional" if key.get("optional") else ""
     return f"{key['key']} ({word} {', '.join(types) if types else 'no registered type'}{optional})"
@@ -160,4 +169,24 @@ def _with(key: Entry, word: str, types: list[str]) -> str:
 def _detail(entry: Entry) -> str:
     """One type, with everything that its class says."""
     text = _text(entry | {"summary": ""}).rstrip("\n")
-    return "\n".join([text, f"    module: {entry['module']}", *(["", entry["text"]] if entry["text"] else [])])
+    told = [text, f"    module: {entry['module']}", *(["", entry["text"]] if entry["text"] else [])]
+    return "\n".join([*told, *_forms(entry["schema"])])
+
+
+def _forms(schema: Entry) -> list[str]:
+    """What the parameters as a whole say of themselves (what empty values stand for), and the fields of those within them."""
+    parts = schema.get("$defs", {})
+    whole = schema.get("$ref", "").rpartition("/")[2]
+    lines: list[str] = []
+    for name in (whole, *(other for other in sorted(parts) if other != whole)):
+        part = parts.get(name, {})
+        about = _SNAKE.sub(_as_in_files, " ".join(part.get("description", "").split()))
+        if name == whole:
+            lines += ["", f"Parameters: {about}"] if about and part.get("properties") else []
+            continue
+        lines += ["", f"{name}: {about}"]
+        for field, of in part.get("properties", {}).items():
+            default = "(required)" if field in part.get("required", ()) else f"= {json.dumps(of.get('default'))}"
+            told = ", ".join(filter(None, _kind(of, parts)))
+            lines += [f"    {field} {default}" + (f"  ({told})" if told else "")]
+    return lines

@@ -29,13 +29,15 @@ def command(options: Options) -> None:
     keep_freed_memory()
     config = load_config(options)
     check_endpoints(options, config)
-    try:
-        instance = Instance.create(options, config)
-    except (StartError, SegmentError) as refused:
-        raise click.ClickException(str(refused)) from refused
-    from workers import supervisor, worker  # once for all children, and only when there will be some
+    with parent.signals_held():
+        try:
+            instance = Instance.create(options, config)
+        except (StartError, SegmentError) as refused:
+            raise click.ClickException(str(refused)) from refused
+        from workers import supervisor, worker  # once for all children, and only when there will be some
 
-    sys.exit(parent.run(instance, supervisor=supervisor.run, worker=worker.run))
+        code = parent.run(instance, supervisor=supervisor.run, worker=worker.run)
+    sys.exit(code)
 
 
 def check_endpoints(options: Options, config: EffectiveConfig) -> None:

@@ -42,12 +42,14 @@ def command(metrics_port: int, instance: str, run_dir: str, interval: float, onc
       interval_s   between the two looks that rates, quantiles and traffic_share come from
       requests     per_s errors_per_s processing_p50_s processing_p99_s
                    in_flight tokens_in_flight cached_share
+                   predicted_share reported_share
       supervisor   serving beat_age_s starts
       workers[]    worker state beat_age_s starts streams connections accepted_share
                    loop_lag_s requests_per_s in_flight gauges{}
       workers_serving
       endpoints[]  name namespace address state age_s scraped{} in_flight
                    tokens_in_flight picks_per_s traffic_share index_entries
+                   predicted_share reported_share
       index        entries used used_share estimated owners_live owners_retired
                    evictions dropped
       bus_drops

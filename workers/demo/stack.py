@@ -11,9 +11,11 @@ import http.client
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import yaml
 
+from epp.config import DEFAULT_TEXT
 from workers.demo import envoy_config
 from workers.demo.children import Child, Children, free_ports, is_free, python
 from workers.demo.envoy_config import Address
@@ -29,25 +31,7 @@ PREFILL_US_PER_TOKEN = 80
 DECODE_MS = 10
 KV_BLOCKS = 4_500
 
-PICKER_CONFIG = {
-    "apiVersion": "llm-d.ai/v1alpha1",
-    "kind": "EndpointPickerConfig",
-    "plugins": [
-        {"type": "queue-scorer"},
-        {"type": "kv-cache-utilization-scorer"},
-        {"type": "prefix-cache-scorer"},
-    ],
-    "schedulingProfiles": [
-        {
-            "name": "default",
-            "plugins": [
-                {"pluginRef": "queue-scorer", "weight": 2},
-                {"pluginRef": "kv-cache-utilization-scorer", "weight": 2},
-                {"pluginRef": "prefix-cache-scorer", "weight": 3},
-            ],
-        }
-    ],
-}
+PICKER_CONFIG: dict[str, Any] = yaml.safe_load(DEFAULT_TEXT)
 
 
 class Unavailable(Exception):

@@ -15,7 +15,10 @@ from workers.demo.traffic import Key, Result, Run
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Of one run. Times in milliseconds, the share of prompt tokens found in a cache from 0 to 1."""
+    """Of one run. Times in milliseconds, the share of prompt tokens found in a cache from 0 to 1.
+
+    `predicted_share`: what the picker took for cached, over all requests of the run; None where no picker chose.
+    """
 
     requests: int
     errors: int
@@ -26,6 +29,7 @@ class Figures:
     total_p50_ms: float
     total_p95_ms: float
     cached_share: float
+    predicted_share: float | None
 
 
 ROWS = (
@@ -37,7 +41,9 @@ ROWS = (
     ("end to end p50", "total_p50_ms", "{:.0f} ms"),
     ("end to end p95", "total_p95_ms", "{:.0f} ms"),
     ("prompt tokens from cache", "cached_share", "{:.0%}"),
+    ("predicted by the picker", "predicted_share", "{:.0%}"),
 )
+UNKNOWN = "–"
 
 
 def percentile(values: Sequence[float], share: float) -> float:
@@ -68,6 +74,7 @@ def figures(run: Run, keys: Iterable[Key] | None = None) -> Figures:
         total_p50_ms=percentile(total, 0.5),
         total_p95_ms=percentile(total, 0.95),
         cached_share=sum(result.cached_tokens for result in of) / prompt if prompt else 0.0,
+        predicted_share=run.predicted_share,
     )
 
 
@@ -89,7 +96,8 @@ def table(shown: Mapping[str, Figures]) -> Table:
     for name in shown:
         drawn.add_column(name, justify="right")
     for title, field, form in ROWS:
-        drawn.add_row(title, *(form.format(getattr(each, field)) for each in shown.values()))
+        values = (getattr(each, field) for each in shown.values())
+        drawn.add_row(title, *(UNKNOWN if value is None else form.format(value) for value in values))
     return drawn
 
 

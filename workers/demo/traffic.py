@@ -134,7 +134,7 @@ class User:
 
 @dataclass(slots=True)
 class Run:
-    """All users of one phase and what they have seen."""
+    """All users of one phase and what they have seen. `predicted_share` is set by who watches the picker."""
 
     url: str
     model: str
@@ -142,6 +142,7 @@ class Run:
     seed: int
     results: list[Result] = field(default_factory=list)
     seconds: float = 0.0
+    predicted_share: float | None = None
 
     async def go(self) -> None:
         """Until cancelled; then `seconds` is how long it took."""

@@ -1,11 +1,11 @@
 """What the demo shows while it runs: one table per second on a terminal, one plain line every few seconds elsewhere.
 
-Figures of servers come from their own `/sim/stats`, streams of workers from the picker's metrics page, CPU from /proc. A page
-that cannot be read leaves its figures as they were.
+Figures of servers come from their own `/sim/stats`, streams of workers and what was predicted to be cached from the picker's
+metrics page, CPU from /proc. A page that cannot be read leaves its figures as they were.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -23,12 +23,16 @@ from workers.demo.traffic import Result
 RECENT = 100
 LINE_EVERY = 3  # looks, without a terminal
 STREAMS = re.compile(rb'^llm_d_epp_streams_open\{worker="(\d+)"\} (\S+)$', re.MULTILINE)
+PREDICTED = re.compile(
+    rb'^llm_d_epp_prefix_(predicted|checked_prompt)_tokens_total\{[^\n]*,port="(\d+)"\} (\S+)$', re.MULTILINE
+)
 WORKER = re.compile(r"epp: worker (\d+)")
+UNKNOWN = "–"
 
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """One simulated server, now."""
+    """One simulated server, now; `predicted_share` by the picker, None where it did not choose the server."""
 
     name: str
     requests: int
@@ -36,6 +40,7 @@ class Server:
     waiting: int
     kv_use: float
     cached_share: float
+    predicted_share: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,17 +60,29 @@ class Gauge:
     metrics_port: int
     servers: list[Server] = field(default_factory=list)
     workers: list[Worker] = field(default_factory=list)
+    tokens: dict[int, dict[bytes, float]] = field(default_factory=dict)  # by port: predicted, of checked_prompt
     _cpu: dict[int, tuple[float, float]] = field(default_factory=dict)
 
     def read_servers(self, fleet: Fleet) -> None:
         """All servers of a fleet, by any one of them."""
         page = get(fleet.addresses[0][1], "/sim/stats?all")
         if page is not None:
-            self.servers = [_server(stats) for stats in msgspec.json.decode(page)]
+            self.servers = [
+                _server(stats, self.predicted_share([int(stats["address"].rpartition(":")[2])]))
+                for stats in msgspec.json.decode(page)
+            ]
+
+    def predicted_share(self, ports: Iterable[int]) -> float | None:
+        """What the picker took for cached of the prompt tokens that it sent there; None: nothing that is known."""
+        known = [self.tokens[port] for port in ports if port in self.tokens]
+        prompt = sum(tokens.get(b"checked_prompt", 0.0) for tokens in known)
+        return sum(tokens.get(b"predicted", 0.0) for tokens in known) / prompt if prompt else None
 
     def read_workers(self, now: float) -> None:
-        """The picker's processes."""
+        """The picker's processes, and what it predicted."""
         page = get(self.metrics_port, "/metrics")
+        for kind, port, value in PREDICTED.findall(page or b""):
+            self.tokens.setdefault(int(port), {})[kind] = float(value)
         streams = {int(number): int(float(value)) for number, value in STREAMS.findall(page or b"")}
         before, self._cpu, workers = self._cpu, {}, []
         for pid in children.descendants(self.picker_pid):
@@ -79,7 +96,7 @@ class Gauge:
         self.workers = sorted(workers, key=lambda worker: worker.name)
 
 
-def _server(stats: dict[str, Any]) -> Server:
+def _server(stats: dict[str, Any], predicted_share: float | None) -> Server:
     prompt = stats["prompt_tokens"]
     return Server(
         stats["address"],
@@ -88,6 +105,7 @@ def _server(stats: dict[str, Any]) -> Server:
         stats["waiting"],
         stats["kv_blocks_in_use"] / stats["kv_blocks"],
         stats["cached_tokens"] / prompt if prompt else 0.0,
+        predicted_share,
     )
 
 
@@ -102,7 +120,7 @@ def latest(results: Sequence[Result]) -> str:
 def drawn(title: str, gauge: Gauge, results: Sequence[Result], curl: str) -> Group:
     """For a terminal."""
     servers = Table("endpoint", title=title, title_justify="left")
-    for name in ("requests", "running", "waiting", "KV in use", "prompt from cache"):
+    for name in ("requests", "running", "waiting", "KV in use", "prompt from cache", "predicted"):
         servers.add_column(name, justify="right")
     for each in gauge.servers:
         servers.add_row(
@@ -112,6 +130,7 @@ def drawn(title: str, gauge: Gauge, results: Sequence[Result], curl: str) -> Gro
             str(each.waiting),
             f"{each.kv_use:.0%}",
             f"{each.cached_share:.0%}",
+            _share(each.predicted_share),
         )
     workers = Table("picker process")
     for name in ("streams", "CPU"):
@@ -125,9 +144,16 @@ def drawn(title: str, gauge: Gauge, results: Sequence[Result], curl: str) -> Gro
 
 def line(title: str, gauge: Gauge, results: Sequence[Result]) -> str:
     """For a log."""
-    load = " ".join(f"{each.requests}/{each.running}/{each.waiting}/{each.cached_share:.0%}" for each in gauge.servers)
+    load = " ".join(
+        f"{each.requests}/{each.running}/{each.waiting}/{each.cached_share:.0%}/{_share(each.predicted_share)}"
+        for each in gauge.servers
+    )
     workers = " ".join(f"{w.name}={w.cpu:.1%}" for w in gauge.workers)
-    return f"{title}: {latest(results)}; servers (requests/running/waiting/cached) {load}; CPU {workers}"
+    return f"{title}: {latest(results)}; servers (requests/running/waiting/cached/predicted) {load}; CPU {workers}"
+
+
+def _share(share: float | None) -> str:
+    return UNKNOWN if share is None else f"{share:.0%}"
 
 
 class Screen:

@@ -37,8 +37,17 @@ class LaneLook:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CachedLook:
+    """Prompt tokens of one endpoint's requests whose prediction was compared: all, predicted as cached, reported as cached."""
+
+    prompt: int
+    predicted: int
+    reported: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EndpointLook:
-    """One endpoint by its row; `picks` is None where nobody counts decisions per endpoint."""
+    """One endpoint by its row; `picks` is None where nobody counts decisions per endpoint, `cached` where nothing was compared."""
 
     name: str
     namespace: str
@@ -51,6 +60,7 @@ class EndpointLook:
     inflight_tokens: int
     index_entries: int
     picks: int | None
+    cached: CachedLook | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +100,11 @@ class Instance(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Requests(msgspec.Struct, frozen=True, kw_only=True):
-    """Over all workers. Errors are requests that the picker refused or failed; `cached_share` of prompt tokens, since the start."""
+    """Over all workers. Errors are requests that the picker refused or failed; `cached_share` of prompt tokens, since the start.
+
+    `predicted_share` and `reported_share`: what was taken for cached, and what was, of the prompt tokens of requests where both
+    are known, since the start.
+    """
 
     per_s: float | None
     errors_per_s: float | None
@@ -99,6 +113,8 @@ class Requests(msgspec.Struct, frozen=True, kw_only=True):
     in_flight: int
     tokens_in_flight: int
     cached_share: float | None
+    predicted_share: float | None
+    reported_share: float | None
 
 
 class Supervisor(msgspec.Struct, frozen=True, kw_only=True):
@@ -126,7 +142,8 @@ class Worker(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EndpointFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """One endpoint. `scraped` has the columns that it reports; `traffic_share` is of the decisions since the last look."""
+    """One endpoint. `scraped` has the columns that it reports; `traffic_share` is of the decisions since the last look;
+    `predicted_share` and `reported_share` as in `Requests`."""
 
     name: str
     namespace: str
@@ -139,6 +156,8 @@ class EndpointFigures(msgspec.Struct, frozen=True, kw_only=True):
     picks_per_s: float | None
     traffic_share: float | None
     index_entries: int
+    predicted_share: float | None
+    reported_share: float | None
 
 
 class PrefixIndex(msgspec.Struct, frozen=True, kw_only=True):
@@ -236,6 +255,7 @@ def _requests(look: Look, before: Look | None, elapsed: float | None) -> Request
     if before is not None:
         new = [max(0, n - b) for n, b in zip(look.histograms[name], before.histograms[name], strict=True)]
     prompt, cached = (look.counters.get(f"{kind}prompt_tokens_total", 0) for kind in ("", "cached_"))
+    predicted_share, reported_share = _shares([e.cached for e in look.endpoints])
     return Requests(
         per_s=_rate(look.counters, then, REQUESTS, elapsed),
         errors_per_s=_rate(look.counters, then, ERRORS, elapsed),
@@ -244,7 +264,18 @@ def _requests(look: Look, before: Look | None, elapsed: float | None) -> Request
         in_flight=sum(endpoint.inflight_requests for endpoint in look.endpoints),
         tokens_in_flight=sum(endpoint.inflight_tokens for endpoint in look.endpoints),
         cached_share=cached / prompt if prompt else None,
+        predicted_share=predicted_share,
+        reported_share=reported_share,
     )
+
+
+def _shares(looks: Sequence[CachedLook | None]) -> tuple[float | None, float | None]:
+    """Predicted and reported of the prompt tokens."""
+    known = [look for look in looks if look is not None]
+    prompt = sum(look.prompt for look in known)
+    if not prompt:
+        return None, None
+    return sum(look.predicted for look in known) / prompt, sum(look.reported for look in known) / prompt
 
 
 def _supervisor(lane: LaneLook) -> Supervisor:
@@ -287,6 +318,7 @@ def _endpoints(look: Look, before: Look | None, elapsed: float | None) -> list[E
     earlier = {(e.name, e.namespace, e.address): e.picks for e in before.endpoints} if before is not None else {}
     new = [_new_picks(e, earlier) for e in look.endpoints]
     total = sum(picks or 0 for picks in new)
+    shares = [_shares([e.cached]) for e in look.endpoints]
     supervised = look.lanes[0].beat_age_s <= SUPERVISOR_SILENT_S
     found = [
         EndpointFigures(
@@ -301,8 +333,10 @@ def _endpoints(look: Look, before: Look | None, elapsed: float | None) -> list[E
             picks_per_s=picks / elapsed if elapsed and picks is not None else None,
             traffic_share=picks / total if elapsed and total and picks is not None else None,
             index_entries=e.index_entries,
+            predicted_share=predicted,
+            reported_share=reported,
         )
-        for e, picks in zip(look.endpoints, new, strict=True)
+        for e, picks, (predicted, reported) in zip(look.endpoints, new, shares, strict=True)
     ]
     return sorted(found, key=lambda e: (e.name, e.namespace, e.address))
 

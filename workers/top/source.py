@@ -14,7 +14,8 @@ import msgspec
 import numpy as np
 
 from epp.candidates import Endpoint
-from epp.metrics import ATTEMPTS, SCHEDULER_ATTEMPTS
+from epp.metrics import ATTEMPTS, PREDICTION, SCHEDULER_ATTEMPTS
+from epp.prefix.divergence import Sums
 from shm import observe
 from shm.documents import DocumentReader, DocumentSchema
 from shm.lanes import Lanes, LaneSchema
@@ -34,7 +35,8 @@ from shm.segment import Region, SegmentError
 from shm.series import SeriesReader, SeriesSchema
 from shm.table import TableCopy, TableReader, TableSchema
 from workers.documents import EndpointsView
-from workers.top.figures import EndpointLook, IndexLook, LaneLook, Look
+from workers.honesty import sums
+from workers.top.figures import CachedLook, EndpointLook, IndexLook, LaneLook, Look
 
 COUNTED_BUCKETS_MAX = 1 << 17  # of the prefix index, at each look
 
@@ -69,7 +71,8 @@ class Source:
         self._endpoints = EndpointsView(DocumentReader(documents, blobs))
         self._lanes = Lanes(lanes, words)
         self._index_schema, self._index = self._part(parts, IndexSchema)
-        self._attempts = self._attempts_of(parts)
+        self._attempts = self._series_of(parts, ATTEMPTS.name)
+        self._predictions = self._series_of(parts, PREDICTION.name)
 
     def close(self) -> None:
         """Unmap, as soon as nothing looks any more."""
@@ -119,6 +122,7 @@ class Source:
         rows = len(copy.rows)
         requests, tokens = self._lanes.inflight(rows).tolist(), self._lanes.tokens(rows).tolist()
         picks = self._picks()
+        compared = sums(self._predictions) if self._predictions is not None else {}
         found = []
         for e in endpoints:
             if e.slot >= rows or int(copy.generation[e.slot]) != e.generation:
@@ -138,6 +142,7 @@ class Source:
                     inflight_tokens=tokens[e.slot],
                     index_entries=round(entries * counted.factor),
                     picks=None if picks is None else picks[(e.name, e.namespace, str(e.port))],
+                    cached=_cached(compared.get((e.name, e.namespace, str(e.port)))),
                 )
             )
         return found
@@ -189,9 +194,9 @@ class Source:
             dropped=words[DROPPED],
         )
 
-    def _attempts_of(self, parts: Mapping[str, Part]) -> SeriesReader | None:
-        """The series that count decisions per endpoint."""
-        part = parts.get(ATTEMPTS.name)
+    def _series_of(self, parts: Mapping[str, Part], name: str) -> SeriesReader | None:
+        """Series that count per endpoint; None: this instance has none of that name."""
+        part = parts.get(name)
         if part is None or not isinstance(part.schema, SeriesSchema):
             return None
         return SeriesReader(
@@ -205,3 +210,9 @@ class Source:
         raise SegmentError(
             f"instance {self.seen} is not complete: no {kind.__name__} in its segments; try again in a moment"
         )
+
+
+def _cached(found: Sums | None) -> CachedLook | None:
+    return (
+        None if found is None else CachedLook(prompt=found.prompt, predicted=found.predicted, reported=found.reported)
+    )

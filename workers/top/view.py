@@ -66,6 +66,8 @@ ENDPOINTS: Sequence[Column[EndpointFigures]] = (
     Column("tokens", 6, lambda e: _count(e.tokens_in_flight), rank=3),
     Column("picks/s", 7, lambda e: _rate(e.picks_per_s), rank=5),
     Column("share", 5, lambda e: _share(e.traffic_share), rank=1),
+    Column("predicted", 9, lambda e: _share(e.predicted_share), rank=5, optional=True),
+    Column("cached", 6, lambda e: _share(e.reported_share), rank=3, optional=True),
     Column("blocks", 6, lambda e: _count(e.index_entries), rank=6),
 )
 
@@ -105,6 +107,8 @@ def header(figures: Figures) -> list[Text]:
         f"  in flight {_count(requests.in_flight)}"
     )
     tokens = f"tokens in flight {_count(requests.tokens_in_flight)}  prompt from cache {_share(requests.cached_share)}"
+    if requests.predicted_share is not None:
+        tokens += f"  predicted {_share(requests.predicted_share)}, reported {_share(requests.reported_share)}"
     estimated = "about " if index.estimated else ""
     third = Text(
         f"prefix index {estimated}{_count(index.used)} of {_count(index.entries)} entries ({_share(index.used_share)})  "

@@ -285,9 +285,9 @@ class Server:
                 ssl=self._ssl_context,
                 ssl_handshake_timeout=HANDSHAKE_SECONDS if secure else None,
             )
-        except OSError:  # includes ssl.SSLError: a peer that left, or doesn't speak TLS
+        except OSError as failed:  # includes ssl.SSLError: a peer that left, or doesn't speak TLS
             accepted.close()
-            self.on_abuse("handshake_failed")
+            self.on_abuse(f"handshake failed: {failed}")
 
     def _connected(self, handshake: "asyncio.Task[None]") -> None:
         self._handshakes.discard(handshake)

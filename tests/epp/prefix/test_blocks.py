@@ -16,7 +16,7 @@ def plain(prompt: bytes, block_bytes: int, start: int) -> list[int]:
     chain, link = [], start
     for at in range(0, len(prompt), block_bytes):
         link = (link * blocks.P + xxh3_64_intdigest(prompt[at : at + block_bytes], SECRET)) % 2**64
-        chain.append(link)
+        chain.append(link | blocks.WIDE if len(chain) >= DENSE_BLOCKS else link & ~blocks.WIDE)
     return chain
 
 
@@ -48,6 +48,14 @@ def test_another_model_salt_or_secret_shares_nothing() -> None:
 
 def test_model_and_salt_cannot_be_shifted_into_each_other() -> None:
     assert root("ab", "c", SECRET) != root("a", "bc", SECRET)
+
+
+def test_a_hash_says_for_how_many_blocks_the_index_keeps_it() -> None:
+    from shm import index_capacity
+
+    assert (blocks.WIDE, STRIDE) == (index_capacity.WIDE, index_capacity.WIDE_BLOCKS)
+    chain = block_hashes(b"x" * 256 * 401, 256, 7, SECRET)
+    assert abs(int(index_capacity.blocks_of(landmarks(chain)).sum()) - 401) < STRIDE
 
 
 def test_an_empty_prompt_has_no_blocks() -> None:

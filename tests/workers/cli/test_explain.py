@@ -33,7 +33,7 @@ def files(tmp_path: Path) -> tuple[str, str]:
 
 
 def test_offline_a_table_tells_scores_times_weights_and_the_margin(files: tuple[str, str]) -> None:
-    # queue 2 * [0, 1, 0.5 (mean of the fresh)], kv 2 * (1 - [0.5, 0.2, 0.35]), prefix 3 * [0.5, 0, 0].
+    # tokens 256 - [366, 750, 750] / 1024, queue [0, 1, 0.5 (mean of the fresh)], running 1, kv 1 - [0.5, 0.2, 0.35], prefix [0.5, 0, 0].
     result = run(*files)
     assert result.exit_code == 0, result.output
     lines = result.output.splitlines()
@@ -41,16 +41,16 @@ def test_offline_a_table_tells_scores_times_weights_and_the_margin(files: tuple[
     assert lines[2] == "sent to 10.0.0.2:8000 by profile 'default'"
     rows = [line.split() for line in lines if line[2:3] in ("*", " ") and "→" in line]
     assert [(row[-1 - 11 if row[0] != "*" else 1], "→" in row) for row in rows[:1]] == [("b", True)]
-    assert "max-score-picker picks b, 1.100 above a" in result.output
+    assert "max-score-picker picks b, 0.425 above a" in result.output
 
 
 def test_offline_json_has_what_the_picker_s_page_has(files: tuple[str, str]) -> None:
     (decision,) = json.loads(run(*files, "--json").output)["decisions"]
     (profile,) = decision["profiles"]
     assert [(c["endpoint"], c["state"], c["total"]) for c in profile["candidates"]] == [
-        ("b", "fresh", 3.6),
-        ("a", "fresh", 2.5),
-        ("c", "unknown", 2.3),
+        ("b", "fresh", 258.0676),
+        ("a", "fresh", 257.6426),
+        ("c", "unknown", 257.4176),
     ]
 
 
@@ -142,3 +142,29 @@ def test_what_the_picker_refuses_is_told(picker: str, answer: tuple[int, bytes],
 def test_no_picker_there_is_told_with_the_flag() -> None:
     result = run("--url=http://127.0.0.1:1")
     assert result.exit_code == 1 and "--url" in result.output
+
+
+SNEAKY = """\
+from epp.data import Datum
+from epp.plugin import Scorer, plugin
+
+@plugin("sneaky-offline-scorer")
+class Sneaky(Scorer):
+    def score(self, request, candidates, profile):
+        note = Datum("not-declared", str, "nothing")
+        request[note] = "something"
+        return candidates.ones() if request[note] == "nothing" else candidates.zeros()
+"""
+
+
+def test_offline_a_foreign_plugin_is_held_to_what_it_declares_as_it_is_by_workers(
+    files: tuple[str, str], tmp_path: Path
+) -> None:
+    (tmp_path / "plugins").mkdir()
+    (tmp_path / "plugins" / "sneaky.py").write_text(SNEAKY)
+    config = tmp_path / "config.yaml"
+    config.write_text("plugins:\n- {type: sneaky-offline-scorer}\n")
+    result = run(*files, f"--config-file={config}", f"--plugin-path={tmp_path / 'plugins'}", "--json")
+    assert result.exit_code == 0, result.output
+    (profile,) = json.loads(result.output)["decisions"][0]["profiles"]
+    assert {candidate["total"] for candidate in profile["candidates"]} == {1.0}

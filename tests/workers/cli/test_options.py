@@ -68,6 +68,7 @@ def test_the_defaults_are_those_of_the_struct_but_for_the_number_of_workers() ->
         (["--grpc-max-recv-msg-size="], "message_bytes_max", 33 << 20),
         (["--grpc-max-send-msg-size=25MB"], "body_bytes_max", 32 << 20),
         (["-w", "3"], "workers", 3),
+        (["--state-dir=/var/lib/epp"], "state_dir", "/var/lib/epp"),
         (["--workers=2"], "workers", 2),
         (["--workers=2"], "workers_max", 0),
         (["--workers=2", "--workers-max=2"], "workers_max", 2),

@@ -58,6 +58,22 @@ def test_one_type_is_told_with_all_that_its_class_says() -> None:
     assert json.loads(plugins("--json", "prefix-cache-scorer").stdout)["type"] == "prefix-cache-scorer"
 
 
+def test_a_type_with_required_parameters_is_listed_with_what_it_emits_too() -> None:
+    assert "    emits: SessionIDDataKey/session-id-producer (" in plugins("session-id-producer").stdout
+
+
+def test_one_type_tells_what_empty_values_stand_for_and_the_fields_within_its_parameters() -> None:
+    text = plugins("active-request-scorer").stdout
+    assert "    maxBusyScore = 1.0  (number)\n" in text
+    assert "\nParameters: `idleThreshold`: up to so many requests an endpoint is idle" in text
+    text = plugins("disagg-profile-handler").stdout
+    assert (
+        '\nStageProfiles: Scheduling profiles of the stages; empty is the default.\n    decode = ""  (string)\n' in text
+    )
+    assert '    mode = "dynamic"  (one of "", dynamic, static)\n' in plugins("token-producer").stdout
+    assert plugins("queue-scorer").stdout.endswith("linear between.\n")
+
+
 def test_an_unknown_type_is_told_with_the_nearest() -> None:
     result = plugins("queue-scorr")
     assert result.exit_code == 1

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from epp.metrics import REQUEST_PROCESSING
 from shm.table import DOWN, DRAINING, State
 from tests.workers.top.looks import BOUNDS, endpoint, lane, look, of
-from workers.top.figures import life, quantile
+from workers.top.figures import CachedLook, life, quantile
 
 COUNTED = {"picks_total": 90, "refusals_total": 6, "faults_total": 4}
 
@@ -127,6 +127,19 @@ def test_load_in_flight_and_the_cached_share_are_sums() -> None:
     requests = of(look(endpoints=endpoints, counters=counters)).requests
     assert (requests.in_flight, requests.tokens_in_flight, requests.cached_share) == (3, 100, 0.25)
     assert of(look()).requests.cached_share is None
+
+
+def test_predicted_and_reported_are_shares_of_the_prompt_tokens_that_both_are_known_of() -> None:
+    endpoints = [
+        endpoint("a", cached=CachedLook(prompt=100, predicted=80, reported=60)),
+        endpoint("b", cached=CachedLook(prompt=300, predicted=0, reported=30)),
+        endpoint("c"),
+    ]
+    found = of(look(endpoints=endpoints))
+    shares = [(e.predicted_share, e.reported_share) for e in found.endpoints]
+    assert shares == [(0.8, 0.6), (0.0, 0.1), (None, None)]
+    assert (found.requests.predicted_share, found.requests.reported_share) == (0.2, 0.225)
+    assert of(look(endpoints=[endpoint("c")])).requests.predicted_share is None
 
 
 def test_figures_are_json_also_where_nothing_has_beaten_yet() -> None:

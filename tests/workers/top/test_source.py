@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from epp.metrics import ATTEMPTS, SCHEDULER_ATTEMPTS
+from epp.metrics import ATTEMPTS, PREDICTION, SCHEDULER_ATTEMPTS
 from shm import observe
 from shm.documents import DocumentWriter
 from shm.prefix_index import IndexWriter
@@ -17,6 +17,7 @@ from tests.workers.instances import made
 from workers.documents import ENDPOINTS, EndpointRecord, encode
 from workers.instance import Instance
 from workers.top import source as source_module
+from workers.top.figures import CachedLook
 from workers.top.source import Source
 
 NOW = 1000.0
@@ -103,6 +104,19 @@ def test_decisions_are_counted_per_endpoint_over_all_models_and_workers(world: W
         block = series.block(("success", model, "a", "default", "8000"))
         series.words[block + series.counter_at[SCHEDULER_ATTEMPTS.name]] += count
     assert [endpoint.picks for endpoint in world.source.look(NOW).endpoints] == [12, 0]
+
+
+def test_predicted_and_reported_tokens_are_seen_per_endpoint_over_all_workers(world: World) -> None:
+    world.endpoint("a")
+    world.endpoint("b")
+    counts = {"checked_requests": 1, "checked_prompt_tokens": 100, "predicted_tokens": 60, "reported_tokens": 50}
+    for index in (0, 1):
+        series = world.instance.series_writer(PREDICTION, index)
+        block = series.block(("a", "default", "8000"))
+        for name, count in counts.items():
+            series.words[block + series.counter_at[f"prefix_{name}_total"]] += count
+    seen = [endpoint.cached for endpoint in world.source.look(NOW).endpoints]
+    assert seen == [CachedLook(prompt=200, predicted=120, reported=100), None]
 
 
 def test_every_lane_is_seen_with_its_own_counters(world: World) -> None:

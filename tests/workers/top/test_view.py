@@ -9,7 +9,7 @@ from rich.console import Console
 
 from shm.table import DOWN, State
 from tests.workers.top.looks import INSTANCE, endpoint, lane, look, of
-from workers.top.figures import Figures, figures
+from workers.top.figures import CachedLook, Figures, figures
 from workers.top.view import screen
 
 ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
@@ -99,6 +99,16 @@ def test_a_column_that_no_endpoint_reports_is_not_shown() -> None:
     text = printed(of(look(endpoints=[endpoint("a", scraped={"waiting_requests": 1.0})])), 200)
     assert "running" not in text
     assert "waiting" in text
+
+
+def test_what_was_predicted_to_be_cached_stands_beside_what_was_reported() -> None:
+    compared = endpoint("a", cached=CachedLook(prompt=100, predicted=80, reported=60))
+    text = printed(of(look(endpoints=[compared, endpoint("b")])), 200)
+    assert "predicted 80%, reported 60%" in text
+    titles, first, second = text.splitlines()[-3:]
+    assert "predicted" in titles and "cached" in titles
+    assert ("80%" in first, "60%" in first, "–" in second) == (True, True, True)
+    assert "predicted" not in printed(of(look(endpoints=[endpoint("b")])), 200)
 
 
 def test_names_cannot_steer_the_terminal() -> None:

@@ -1,0 +1,67 @@
+"""What a decision predicted to be cached."""
+
+import numpy as np
+
+from epp.candidates import Candidates
+from epp.data import Datum
+from epp.decision import Decision, ProfileRun
+from epp.plugin import DataProducer, NoParams, Scorer
+from epp.prefix.match import PrefixMatch, prefix_match
+from epp.prefix.prediction import compared_match, predicted_tokens
+from tests.fakes import candidates
+
+
+class Produces(DataProducer):
+    def __init__(self, name: str) -> None:
+        super().__init__(name, NoParams())
+        self.produces = (prefix_match(name), Datum(f"{name}/more", int))
+
+
+class Reads(Scorer):
+    def __init__(self, name: str) -> None:
+        super().__init__("reads", NoParams())
+        self.consumes = (prefix_match(name),)
+
+
+def match(*blocks: float) -> PrefixMatch:
+    return PrefixMatch(np.array(blocks) if blocks else None, np.zeros(9, np.uint64), 64)
+
+
+def run(picked: int, those: Candidates | None = None) -> ProfileRun:
+    those = those or candidates(count=3)
+    return ProfileRun(those, those.zeros(), [picked])
+
+
+def decided(**runs: ProfileRun | None) -> Decision:
+    name, primary = next(iter(runs.items()))
+    return Decision(primary.targets if primary is not None else (), runs, name)
+
+
+def test_it_is_what_the_picked_endpoint_holds_in_whole_blocks() -> None:
+    assert [predicted_tokens(match(1, 5, 0), decided(default=run(i))) for i in range(3)] == [64, 320, 0]
+
+
+def test_it_is_nothing_where_no_endpoint_holds_any() -> None:
+    assert predicted_tokens(match(), decided(default=run(0))) == 0
+
+
+def test_an_endpoint_is_found_although_others_were_filtered_out() -> None:
+    left = candidates(count=3).keep(np.array([False, True, True]))
+    assert predicted_tokens(match(1, 2, 3), decided(default=run(1, left))) == 192
+
+
+def test_where_another_server_computes_the_prompt_nothing_is_predicted() -> None:
+    assert predicted_tokens(match(1, 2, 3), decided(decode=run(1), prefill=run(0))) is None
+    assert predicted_tokens(match(1, 2, 3), decided(decode=run(1), prefill=None)) == 128
+    assert predicted_tokens(match(1, 2, 3), decided(decode=run(1), encode=run(0))) == 128
+
+
+def test_without_a_primary_run_nothing_is_predicted() -> None:
+    assert predicted_tokens(match(1, 2, 3), Decision(run(0).targets, {}, "")) is None
+
+
+def test_the_match_that_scorers_read_is_compared_and_else_the_first() -> None:
+    producers = [Produces("a"), Produces("b")]
+    assert compared_match(producers, [Reads("b")]) == prefix_match("b")
+    assert compared_match(producers, []) == prefix_match("a")
+    assert compared_match([], [Reads("b")]) is None

@@ -1,0 +1,134 @@
+"""Predicted against reported cached tokens: each worker counts, the supervisor watches.
+
+    worker      `Comparison.answered` at the end of each answer with usage: a few stores into the worker's own series
+    supervisor  `PredictionWatch.look` every few seconds: sums of all workers and the servers' KV caches -> warnings
+
+Servers leave out a figure of 0 (vLLM does), so once an endpoint has reported cached tokens, none said is 0. One that never has
+is not compared, only counted. Both are absent where no prefix producer is configured.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from epp.candidates import Endpoint
+from epp.data import KV_USAGE
+from epp.decision import Decision, Usage
+from epp.metrics import PREDICTION
+from epp.pipeline import Recipe
+from epp.plugin import Scorer
+from epp.prefix.divergence import Key, Sums, Watch
+from epp.prefix.prediction import REPORTED, compared_match, predicted_tokens
+from epp.request import Request
+from shm.series import SeriesReader, SeriesWriter
+from shm.table import TableReader
+from workers.documents import EndpointsView
+
+LOOK_S: Final = 5.0
+PROMPT_TOKENS_MAX: Final = 1 << 32  # a server that reports more is wrong
+VIEWS_MAX: Final = 4096
+REPORTED_NAME: Final = REPORTED.name
+CHECKED, UNREPORTED, PROMPT_SUM, PREDICTED_SUM, REPORTED_SUM, OVER, UNDER = range(len(PREDICTION.counters))
+WATCHED: Final = (CHECKED, PROMPT_SUM, PREDICTED_SUM, REPORTED_SUM)  # as in `Sums`
+
+
+def match_name(recipe: Recipe) -> str:
+    """Under which name of `Request.data` the match stands that is compared; empty: there is none."""
+    match = compared_match(recipe.producers, recipe.of(Scorer))
+    return "" if match is None else match.name
+
+
+class Comparison:
+    """One worker's. Hot: once per answer."""
+
+    __slots__ = ("_match", "_series", "_views")
+
+    def __init__(self, match: str, series: SeriesWriter) -> None:
+        self._match = match
+        self._series = series
+        self._views: dict[Endpoint, memoryview] = {}
+
+    def answered(self, request: Request, decision: Decision, usage: Usage) -> None:
+        """The answer has ended with this usage."""
+        data, prompt = request.data, usage.prompt
+        match = data.get(self._match)
+        if match is None or not prompt or prompt < 0 or prompt > PROMPT_TOKENS_MAX:
+            return
+        predicted = predicted_tokens(match, decision)
+        if predicted is None:
+            return
+        data[REPORTED_NAME] = usage
+        target = decision.targets[0]
+        counts = self._views.get(target) or self._view(target)
+        reported = usage.cached
+        if reported is None or reported < 0:
+            if not counts[REPORTED_SUM]:
+                counts[UNREPORTED] += 1
+                return
+            reported = 0
+        counts[CHECKED] += 1
+        counts[PROMPT_SUM] += prompt
+        if predicted:
+            if predicted > prompt:
+                predicted = prompt
+            counts[PREDICTED_SUM] += predicted
+        if reported:
+            if reported > prompt:
+                reported = prompt
+            counts[REPORTED_SUM] += reported
+        if predicted > reported:
+            counts[OVER] += predicted - reported
+        elif predicted < reported:
+            counts[UNDER] += reported - predicted
+
+    def _view(self, target: Endpoint) -> memoryview:
+        """The counters of this endpoint."""
+        if len(self._views) >= VIEWS_MAX:  # endpoints come and go
+            self._views.clear()
+        series = self._series
+        first = series.block((target.name, target.namespace, str(target.port))) + series.schema.values_at
+        view = self._views[target] = series.words[first : first + len(PREDICTION.counters)]
+        return view
+
+
+class PredictionWatch:
+    """The supervisor's. `report` gets each warning."""
+
+    def __init__(
+        self,
+        series: SeriesReader,
+        table: TableReader,
+        endpoints: EndpointsView,
+        evictions: Callable[[], int],
+        report: Callable[[str], None],
+    ) -> None:
+        self._series = series
+        self._table = table
+        self._endpoints = endpoints
+        self._evictions = evictions
+        self._report = report
+        self._watch = Watch()
+        columns = table.schema.columns
+        self._kv = columns.index(KV_USAGE.name)
+
+    def look(self, now: float) -> None:
+        """What has come since the last look."""
+        if self._watch.saw(now, self._kv_usage()):
+            for text in self._watch.close(now, sums(self._series), self._evictions()):
+                self._report(text)
+
+    def _kv_usage(self) -> Mapping[Key, float]:
+        index = self._kv
+        copy = self._table.copy()
+        rows, column = len(copy.rows), copy.column(index)
+        return {
+            (e.name, e.namespace, str(e.port)): float(column[e.slot])
+            for e in self._endpoints.current()
+            if e.slot < rows and int(copy.generation[e.slot]) == e.generation and int(copy.present[e.slot]) >> index & 1
+        }
+
+
+def sums(series: SeriesReader) -> dict[Key, Sums]:
+    """Of all workers, since the start, per endpoint; those that were never compared are left out."""
+    labels, ints, _ = series.totals()
+    found = zip(labels, ints[:, WATCHED].tolist(), strict=True)
+    return {key: Sums(*values) for key, values in found if values[0]}
