@@ -258,13 +258,13 @@ class Totals(NamedTuple):
 class SeriesLedger:
     """Observations of several histograms of one block at a time, kept back and stored together.
 
-    Nine values cost 0.3 us to add and 0.8 us to store among sixty others, where nine calls of `observe` cost 2.4. `add` starts a
+    Nine values cost 0.3 us to add and 0.7 us to store among a hundred others, where nine calls of `observe` cost 2.4. `add` starts a
     timer by `later(seconds, call)` when nothing was kept back before; at `ROWS_MAX` rows they are stored at once. What is kept back
     is lost with the process: at most KEEP_S of it. Histograms with large bounds come last: what stands behind them is found with
     fewer digits.
     """
 
-    ROWS_MAX = 64
+    ROWS_MAX = 256
     KEEP_S = 0.02
 
     def __init__(
@@ -306,8 +306,8 @@ class SeriesLedger:
         row, column = np.nonzero(values == values)
         found = values[row, column]
         blocks = rows[:, 0].astype(np.int64)[row]
-        sought = np.clip(found, 0.0, self._largest[column]) + self._shifts[column]
-        places = np.searchsorted(self._bounds, sought) + self._counts_at[column]
+        sought = np.minimum(np.maximum(found, 0.0), self._largest[column]) + self._shifts[column]
+        places = self._bounds.searchsorted(sought) + self._counts_at[column]
         np.add.at(self._ints, blocks + places, 1)
         np.add.at(self._floats, blocks + self._sums_at[column], found)
 

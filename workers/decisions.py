@@ -56,9 +56,9 @@ class Recent:
         self._now = now
         self._told = told
 
-    def add(self, request: Request, decision: Decision | None, refused: Refused | None = None) -> None:
+    def add(self, now: float, request: Request, decision: Decision | None, refused: Refused | None = None) -> None:
         """A request was decided or refused."""
-        entry = (self._now(), request, decision, refused)
+        entry = (now, request, decision, refused)
         self.kept.append(entry)
         if self._told is not None:
             self._told(self._explained(entry))

@@ -416,7 +416,7 @@ class ExtProcStream:
             request.sent_at = now
             lane.observe(counters.scheduler_e2e, now - request.now)
             self._exchange = app.metrics.routed(request, decision.targets[0], received_at)
-            app.recent.add(request, decision)
+            app.recent.add(now, request, decision)
             if app.agreements is not None:
                 app.agreements.count(decision)
         lane.observe(counters.request_processing, now - received_at)
@@ -541,7 +541,7 @@ class ExtProcStream:
             self._trace.failed(self._request, refused)
         app.lane.add(app.counters.refusals)
         if self._request is not None:
-            app.recent.add(self._request, None, refused)
+            app.recent.add(app.now(), self._request, None, refused)
             if refused.cause in NOT_SCHEDULED:
                 app.metrics.not_scheduled(self._request.target_model)
         app.lane.observe(app.counters.request_processing, app.now() - self._received_at)

@@ -4,7 +4,6 @@ HTTP; and their calls timed.
 
 import os
 import random
-from bisect import bisect_left
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
@@ -144,37 +143,43 @@ def unheard(problem: BaseException) -> None:
 
 
 class CallTimers:
-    """A `Wrap` that counts every call of every plugin by its duration, at 0.27 us a call."""
+    """A `Wrap` that counts every call of every plugin by its duration.
+
+    Durations are kept back until `store`, which the worker's beat calls: 0.17 us a call, and 0.05 us when many are stored
+    together, instead of 0.27.
+    """
 
     def __init__(self, lane: Lane, timers: Mapping[tuple[str, str], int], now: Callable[[], float]) -> None:
         self._lane = lane
         self._timers = timers
         self._now = now
+        self._kept: dict[int, list[float]] = {index: [] for index in timers.values()}
 
     def __call__(self, point: Point, plugin: Plugin, call: C, /) -> C:
         index = self._timers[point.value, plugin.name]
+        now, keep = self._now, self._kept[index].append
         if point is Point.PRODUCER:
-            return self._producer(call, index)
-        lane, now = self._lane, self._now
-        words, floats = lane.words, lane.floats
-        sum_at, first, bounds = lane.histogram(index)
-        shortest = bounds[0]
+            return self._producer(call, keep)
 
         def timed(*args: Any) -> Any:
             start = now()
             try:
                 return call(*args)
             finally:  # one that raises is a call too
-                spent = now() - start
-                # Most calls fall into the first bucket: the search is saved.
-                words[first if spent <= shortest else first + bisect_left(bounds, spent)] += 1
-                floats[sum_at] += spent
+                keep(now() - start)
 
         return timed  # type: ignore[return-value]
 
-    def _producer(self, call: C, index: int) -> C:
+    def store(self) -> None:
+        """Count what was kept back."""
+        for index, kept in self._kept.items():
+            if kept:
+                self._lane.observe_all(index, kept)
+                kept.clear()
+
+    def _producer(self, call: C, keep: Callable[[float], None]) -> C:
         """A producer that waits is timed until it has what it waits for."""
-        lane, now = self._lane, self._now
+        now = self._now
 
         def timed(*args: Any) -> Any:
             start = now()
@@ -183,9 +188,9 @@ class CallTimers:
                 waiting = call(*args)
             finally:
                 if waiting is None:
-                    lane.observe(index, now() - start)
+                    keep(now() - start)
                 else:
-                    waiting.add_done_callback(lambda _: lane.observe(index, now() - start))
+                    waiting.add_done_callback(lambda _: keep(now() - start))
             return waiting
 
         return timed  # type: ignore[return-value]

@@ -87,6 +87,7 @@ class Worker:
         self._debug = instance.options.log_level == "debug"
         self._publisher: Publisher
         self._metrics: RequestMetrics
+        self._timers: CallTimers | None = None
         self._caps = LabelCaps()
         self._traces: Exporter | None = None
         self._server: Server
@@ -115,6 +116,8 @@ class Worker:
         await stopping.wait()
         await self._drain(server)
         self._metrics.ledger.store()
+        if self._timers is not None:
+            self._timers.store()
         loop.remove_reader(self.instance.wakeups[self.index])
         await self._services.close()
         bus.flush()
@@ -168,7 +171,7 @@ class Worker:
         pipeline.start(services)
         timers: Wrap = bare
         if instance.options.plugin_metrics:
-            timers = CallTimers(self.lane, instance.timers, time.perf_counter)
+            timers = self._timers = CallTimers(self.lane, instance.timers, time.perf_counter)
         if guard.declared(pipeline.recipe.plugins):
             timers = guard.within(guard.guard(guard.counted(services)), timers)
         if timers is not bare:
@@ -289,6 +292,8 @@ class Worker:
         now = time.monotonic()
         self.lane.beat(now)
         self._publish_load()
+        if self._timers is not None:
+            self._timers.store()
         self._lags.append(now - due)
         if (lag := self.lane.schema.scalar.get(LAG)) is not None:
             self.lane.scalars[lag] = int(max(self._lags) * 1e6)

@@ -41,6 +41,7 @@ class Site:
         return Publisher(recent, self.lanes, self.lanes.lane(index + 1), writer, index)
 
     def decide(self, index: int, request_id: str) -> None:
+        self.pairs[index].time = self.time
         envoy = self.pairs[index].open()
         envoy.headers(**{"x-request-id": request_id})
         envoy.body(BODY)

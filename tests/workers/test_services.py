@@ -3,9 +3,11 @@
 import asyncio
 from typing import Any
 
+import pytest
+
 from epp.instrument import Point
 from epp.plugin import NoParams, Plugin
-from shm.lanes import Lane, Lanes, LaneSchema
+from shm.lanes import Lanes, LaneSchema
 from shm.segment import Region
 from workers.services import CallTimers
 
@@ -20,46 +22,61 @@ class Clock:
         return self.time
 
 
-def lane() -> Lane:
+def lanes() -> Lanes:
     schema = LaneSchema(1, (), (), (("scorer", BOUNDS), ("producer", BOUNDS)), lanes=1)
-    return Lanes(schema, Region(memoryview(bytearray(schema.bytes)))).lane(0)
+    return Lanes(schema, Region(memoryview(bytearray(schema.bytes))))
 
 
-def counts(of: Lane, index: int) -> tuple[list[int], float]:
-    sum_at, first, bounds = of.histogram(index)
-    return of.words[first : first + len(bounds) + 1].tolist(), of.floats[sum_at]
+def counts(timers: CallTimers, of: Lanes, name: str) -> tuple[list[int], float]:
+    timers.store()
+    return of.histograms()[name]
 
 
 def test_every_call_is_counted_in_the_bucket_of_its_duration_and_returns_what_the_plugin_returned() -> None:
-    clock, own = Clock(), lane()
+    clock, own = Clock(), lanes()
     plugin = Plugin("s", NoParams())
 
     def call(seconds: float, *more: Any) -> Any:
         clock.time += seconds
         return (seconds, *more)
 
-    timed = CallTimers(own, {("Scorer", "s"): 0, ("DataProducer", "s"): 1}, clock)(Point.SCORER, plugin, call)
+    timers = CallTimers(own.lane(0), {("Scorer", "s"): 0, ("DataProducer", "s"): 1}, clock)
+    timed = timers(Point.SCORER, plugin, call)
     assert timed(0.1, 1, 2) == (0.1, 1, 2)
     timed(0.5)
     timed(7.0)
-    assert counts(own, 0) == ([1, 1, 1], 7.6)
-    assert counts(own, 1) == ([0, 0, 0], 0.0)
+    assert counts(timers, own, "scorer") == ([1, 1, 1], 7.6)
+    assert counts(timers, own, "scorer") == ([1, 1, 1], 7.6), "once"
+    assert counts(timers, own, "producer") == ([0, 0, 0], 0.0)
 
 
 def test_a_producer_that_waits_is_timed_until_it_is_done() -> None:
-    clock, own = Clock(), lane()
-    timers = CallTimers(own, {("DataProducer", "p"): 1}, clock)
+    clock, own = Clock(), lanes()
+    timers = CallTimers(own.lane(0), {("DataProducer", "p"): 1}, clock)
 
     async def scenario() -> None:
         future = asyncio.get_running_loop().create_future()
         produce = timers(Point.PRODUCER, Plugin("p", NoParams()), lambda: future)
         assert produce() is future
         clock.time = 0.5
-        assert counts(own, 1) == ([0, 0, 0], 0.0)
+        assert counts(timers, own, "producer") == ([0, 0, 0], 0.0)
         future.set_result(None)
         await asyncio.sleep(0)
-        assert counts(own, 1) == ([0, 1, 0], 0.5)
+        assert counts(timers, own, "producer") == ([0, 1, 0], 0.5)
         assert timers(Point.PRODUCER, Plugin("p", NoParams()), lambda: None)() is None
-        assert counts(own, 1) == ([1, 1, 0], 0.5)
+        assert counts(timers, own, "producer") == ([1, 1, 0], 0.5)
 
     asyncio.run(scenario())
+
+
+def test_a_call_that_raises_is_a_call_too() -> None:
+    own = lanes()
+    timers = CallTimers(own.lane(0), {("Scorer", "s"): 0, ("DataProducer", "s"): 1}, Clock())
+
+    def fails() -> None:
+        raise ZeroDivisionError
+
+    for point, name in ((Point.SCORER, "scorer"), (Point.PRODUCER, "producer")):
+        with pytest.raises(ZeroDivisionError):
+            timers(point, Plugin("s", NoParams()), fails)()
+        assert counts(timers, own, name) == ([1, 0, 0], 0.0)
