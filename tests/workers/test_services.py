@@ -36,15 +36,15 @@ def test_every_call_is_counted_in_the_bucket_of_its_duration_and_returns_what_th
     clock, own = Clock(), lanes()
     plugin = Plugin("s", NoParams())
 
-    def call(seconds: float, *more: Any) -> Any:
+    def call(seconds: float, candidates: int, profile: int) -> Any:
         clock.time += seconds
-        return (seconds, *more)
+        return seconds, candidates, profile
 
     timers = CallTimers(own.lane(0), {("Scorer", "s"): 0, ("DataProducer", "s"): 1}, clock)
     timed = timers(Point.SCORER, plugin, call)
     assert timed(0.1, 1, 2) == (0.1, 1, 2)
-    timed(0.5)
-    timed(7.0)
+    timed(0.5, 1, 2)
+    timed(7.0, 1, 2)
     assert counts(timers, own, "scorer") == ([1, 1, 1], 7.6)
     assert counts(timers, own, "scorer") == ([1, 1, 1], 7.6), "once"
     assert counts(timers, own, "producer") == ([0, 0, 0], 0.0)
@@ -73,10 +73,31 @@ def test_a_call_that_raises_is_a_call_too() -> None:
     own = lanes()
     timers = CallTimers(own.lane(0), {("Scorer", "s"): 0, ("DataProducer", "s"): 1}, Clock())
 
-    def fails() -> None:
+    def fails(*_: object) -> None:
         raise ZeroDivisionError
 
     for point, name in ((Point.SCORER, "scorer"), (Point.PRODUCER, "producer")):
         with pytest.raises(ZeroDivisionError):
-            timers(point, Plugin("s", NoParams()), fails)()
+            timers(point, Plugin("s", NoParams()), fails)(1, 2, 3)
         assert counts(timers, own, name) == ([1, 0, 0], 0.0)
+
+
+def test_every_extension_point_has_a_form_with_as_many_arguments_as_its_call() -> None:
+    timers = CallTimers(lanes().lane(0), {(point.value, "s"): 0 for point in Point}, Clock())
+    arguments = {Point.REQUEST_HEADER: 1, Point.PICKER: 4} | dict.fromkeys(
+        (
+            Point.PARSER,
+            Point.PROFILE_PICKER,
+            Point.FILTER,
+            Point.SCORER,
+            Point.RESPONSE_RECEIVED,
+            Point.RESPONSE_COMPLETE,
+        ),
+        3,
+    )
+    for point in Point:
+        given = tuple(range(arguments.get(point, 2)))
+        timed = timers(
+            point, Plugin("s", NoParams()), lambda *args, point=point: None if point is Point.PRODUCER else args
+        )
+        assert timed(*given) == (None if point is Point.PRODUCER else given)
