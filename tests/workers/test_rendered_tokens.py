@@ -20,7 +20,7 @@ from epp.plugins.profiles.single import SingleProfile
 from epp.request import Request
 from epp.tokens import TOKENS
 from tests.fakes import FakePool, FakeServices, candidates
-from tests.workers.test_services import lane
+from tests.workers.test_services import lanes
 from workers.services import WorkerServices
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -60,7 +60,7 @@ class Site:
             )
         )
         services = WorkerServices(
-            lane(),
+            lanes().lane(0),
             FakeServices(),
             prefix_seed=1,
             rng=random.Random(1),
