@@ -31,7 +31,9 @@ SERVERS = 4
 HOLD_MAX_S = 0.25
 STABLE_S = 2.1  # who is killed sooner after its start is followed later, as it should be
 SUCCESSOR_S = 30.0
-SETTLE_S = 0.1
+SETTLE_S = (
+    HOLD_MAX_S + 0.1
+)  # a stream that is held notices its loss when it wakes: it belongs to this kill, not to the next
 PAUSE_EVERY = 10
 QUIET_S = 5.0
 END_S = 30.0
