@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator, Mapping
 from http import HTTPStatus
 from typing import NamedTuple, cast
 
+from workers.log import Rarely
 from workers.pieces import Delivery, Turns
 from workers.transport.accept import Gate
 
@@ -33,7 +34,6 @@ LOOK_EVERY_S = 5.0  # at a reader of a long page
 UNSENT_BYTES_MAX = 64 << 10  # with more than that no further answer or piece is made
 HANDSHAKE_S = 10.0
 GOODBYE_S = 2.0  # how long a peer may take to end TLS
-REPORT_EVERY_S = 10.0
 
 PLAIN = "text/plain; charset=utf-8"
 
@@ -131,22 +131,6 @@ def _head(answer: Answer, keep_alive: bool, fields: str) -> bytes:
         f"{fields}Connection: {'keep-alive' if keep_alive else 'close'}\r\n{answer.fields}\r\n"
     )
     return head.encode("latin-1")
-
-
-class Rarely:
-    """Reports what may happen often: how often it did, and the last of it."""
-
-    def __init__(self, what: str, report: Callable[[str], None]) -> None:
-        self._what = what
-        self._report = report
-        self._times = 0
-        self._next = 0.0
-
-    def tell(self, now: float, last: str) -> None:
-        self._times += 1
-        if now >= self._next:
-            self._report(f"{self._what}: {self._times}; the last: {last}")
-            self._times, self._next = 0, now + REPORT_EVERY_S
 
 
 class AdminServer:

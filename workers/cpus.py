@@ -6,11 +6,9 @@ of cgroups are read, each limit up to the root, since a parent group may be the 
 
 import math
 import os
-from collections.abc import Iterator
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
-CGROUP_ROOT = Path("/sys/fs/cgroup")
-OWN_CGROUPS = Path("/proc/self/cgroup")
+from workers.cgroup import CGROUP_ROOT, OWN_CGROUPS, folders, text
 
 
 def available(root: Path = CGROUP_ROOT, own: Path = OWN_CGROUPS) -> int:
@@ -22,40 +20,17 @@ def available(root: Path = CGROUP_ROOT, own: Path = OWN_CGROUPS) -> int:
 
 def cgroup_limit(root: Path, own: Path) -> float | None:
     """CPUs that the tightest group allows, or None where nothing limits them."""
-    limits = [limit for folder in _folders(root, own) if (limit := _limit(folder)) is not None]
+    limits = [limit for folder in folders("cpu", root, own) if (limit := _limit(folder)) is not None]
     return min(limits, default=None)
-
-
-def _folders(root: Path, own: Path) -> Iterator[Path]:
-    """This process's groups and all above them, as far as they are mounted here."""
-    for line in _text(own).splitlines():
-        _, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
-        if not controllers:
-            base = root
-        elif "cpu" in controllers.split(","):
-            base = root / "cpu"
-        else:
-            continue
-        group = PurePosixPath(path.lstrip("/"))
-        for folder in (group, *group.parents):
-            yield base / folder
 
 
 def _limit(folder: Path) -> float | None:
     """Quota over period; v2 has both in one file, v1 in two."""
-    words = _text(folder / "cpu.max").split()
+    words = text(folder / "cpu.max").split()
     if not words:
-        words = (_text(folder / "cpu.cfs_quota_us") + " " + _text(folder / "cpu.cfs_period_us")).split()
+        words = (text(folder / "cpu.cfs_quota_us") + " " + text(folder / "cpu.cfs_period_us")).split()
     try:
         quota, period = (int(word) for word in words)
     except ValueError:  # `max`, or no such file
         return None
     return quota / period if quota > 0 and period > 0 else None
-
-
-def _text(file: Path) -> str:
-    try:
-        return file.read_text()
-    except OSError:
-        return ""

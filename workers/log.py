@@ -29,6 +29,7 @@ for _name in UNUSED:
 LINE_BYTES_MAX = 4096  # a pipe takes as much in one piece, or nothing
 LINES_PER_S = 50
 EVENTS_MAX = 256
+REPORT_EVERY_S = 10.0  # of what is reported rarely
 VALUE_CHARS = (2048, 1024, 512, 256, 128, 64)  # how long a value of a line that is too long may be, tried in turn
 LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
 
@@ -112,6 +113,22 @@ def _shortened(value: Any, longest: int, options: dict[str, Any]) -> Any:
         return value
     half = longest // 2
     return f"{text[:half]} ... {text[-half:]}"
+
+
+class Rarely:
+    """Reports what may happen often: how often it did, and the last of it."""
+
+    def __init__(self, what: str, report: Callable[[str], None]) -> None:
+        self._what = what
+        self._report = report
+        self._times = 0
+        self._next = 0.0
+
+    def tell(self, now: float, last: str) -> None:
+        self._times += 1
+        if now >= self._next:
+            self._report(f"{self._what}: {self._times}; the last: {last}")
+            self._times, self._next = 0, now + REPORT_EVERY_S
 
 
 def configure(level: str = "info", *, console: bool | None = None, descriptor: int = 2) -> None:

@@ -16,11 +16,12 @@ import ctypes
 import enum
 import gc
 import os
-from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path, PurePosixPath
+from collections.abc import Callable, Mapping
+from pathlib import Path
 
-CGROUP_ROOT = Path("/sys/fs/cgroup")
-OWN_CGROUPS = Path("/proc/self/cgroup")
+from workers.cgroup import CGROUP_ROOT, OWN_CGROUPS, folders, text
+
+LIMIT_FILES = ("memory.max", "memory.limit_in_bytes")  # of version 2, of version 1
 STATM = Path("/proc/self/statm")
 ROLLUP = Path("/proc/self/smaps_rollup")
 UNLIMITED = 1 << 60  # version 1 says so by the largest number of pages
@@ -47,21 +48,9 @@ def share(given: int | None, limit: int | None, workers: int) -> int:
 
 def cgroup_limit(root: Path = CGROUP_ROOT, own: Path = OWN_CGROUPS) -> int | None:
     """Bytes that the tightest group allows, or None where nothing limits them."""
-    limits = [limit for file in _limit_files(root, own) if (limit := _number(file)) is not None]
+    files = (folder / name for folder in folders("memory", root, own) for name in LIMIT_FILES)
+    limits = [limit for file in files if (limit := _number(file)) is not None]
     return min((limit for limit in limits if limit < UNLIMITED), default=None)
-
-
-def _limit_files(root: Path, own: Path) -> Iterator[Path]:
-    """Of this process's groups and all above them, as far as they are mounted here."""
-    for line in _text(own).splitlines():
-        _, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
-        group = PurePosixPath(path.lstrip("/"))
-        for folder in (group, *group.parents):
-            if not controllers:
-                yield root / folder / "memory.max"
-            elif "memory" in controllers.split(","):
-                yield root / "memory" / folder / "memory.limit_in_bytes"
 
 
 class Usage:
@@ -73,7 +62,7 @@ class Usage:
 
     def over(self, limit: int) -> int:
         """The bytes used if they are more than `limit`, else 0."""
-        resident = int((_text(self._statm).split() or ("0", "0"))[1]) * self._page
+        resident = int((text(self._statm).split() or ("0", "0"))[1]) * self._page
         if resident <= max(limit, self._resident_enough):
             return 0
         exact = self._proportional(resident)
@@ -84,7 +73,7 @@ class Usage:
 
     def _proportional(self, resident: int) -> int:
         """The kernel may be built without that file; resident pages are never fewer."""
-        for line in _text(self._rollup).splitlines():
+        for line in text(self._rollup).splitlines():
             if line.startswith("Pss:"):
                 return int(line.split()[1]) * 1024
         return resident
@@ -147,13 +136,6 @@ def trim() -> None:
 
 def _number(file: Path) -> int | None:
     try:
-        return int(_text(file))
+        return int(text(file))
     except ValueError:  # `max`, or no such file
         return None
-
-
-def _text(file: Path) -> str:
-    try:
-        return file.read_text()
-    except OSError:
-        return ""

@@ -30,7 +30,6 @@ from shm.lanes import SUPERVISOR_LANE, Lane, Lanes
 from shm.prefix_index import IndexReader
 from shm.series import SeriesWriter
 from shm.table import TableReader
-from workers.admin import Rarely
 from workers.bus import BusWriter
 from workers.decisions import Publisher, Recent
 from workers.documents import EndpointsView, NamesView
@@ -39,6 +38,7 @@ from workers.exit_codes import ExitCode
 from workers.health import beside
 from workers.honesty import Comparison, match_name
 from workers.instance import LEAVING, LOADED, Instance
+from workers.log import Rarely
 from workers.memory import LOOK_S, Leaving, Usage, Watch, cgroup_limit, share, trim
 from workers.pool import SharedPool
 from workers.request_metrics import RequestMetrics

@@ -112,6 +112,24 @@ def _reports(snapshot: Snapshot, column: Column[Any]) -> Reports | None:
     return None if fresh.all() else Reports(fresh, missing)
 
 
+class AttributeReader(Plugin):
+    """What filter and scorer share: one attribute, its column and who reports it."""
+
+    def look_at(self, attribute: Attribute) -> None:
+        """In the constructor. The column may be another once the attribute's producer is known."""
+        self._attribute = attribute
+        self.needs = attribute.needs
+        self._read(attribute.column)
+
+    def resolve(self, found: Mapping[str, Plugin]) -> None:
+        self._read(self._attribute.found(found))
+
+    def _read(self, column: Column[Any]) -> None:
+        self._column = column
+        self._reporters = Reporters(column)
+        self.consumes = (column,)
+
+
 def named_load(name: str) -> Mapping[str, Need]:
     """The load in flight is counted once for all; a producer that is named must exist all the same."""
     return {} if name in ("", INFLIGHT_LOAD) else {"load": Need("inFlightLoadProducerName", name, DataProducer)}

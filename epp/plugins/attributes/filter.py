@@ -7,9 +7,8 @@ import msgspec
 import numpy as np
 
 from epp.candidates import Candidates, Mask
-from epp.data import Column
-from epp.plugin import Filter, Plugin, Profile, plugin
-from epp.plugins.attributes import Attribute, Reporters
+from epp.plugin import Filter, Profile, plugin
+from epp.plugins.attributes import Attribute, AttributeReader
 from epp.request import Request
 
 COMPARE: Mapping[str, Callable[[Any, float], Any]] = {
@@ -48,7 +47,7 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename
 
 
 @plugin("endpoint-attribute-filter")
-class EndpointAttributeFilter(Filter):
+class EndpointAttributeFilter(AttributeReader, Filter):
     """Keeps endpoints whose value compares true. Missing: as `onMissing` says; stale: kept.
 
     Nobody left: nobody, or with `fallbackOnEmpty` everyone.
@@ -63,17 +62,7 @@ class EndpointAttributeFilter(Filter):
         self._value = threshold.value
         self._pass_missing = params.on_missing != "Fail"
         self._fallback = params.fallback_on_empty
-        self._attribute = Attribute("attribute", params.attribute, params.producer)
-        self.needs = self._attribute.needs
-        self._read(self._attribute.column)
-
-    def _read(self, column: Column[Any]) -> None:
-        self._column = column
-        self._reporters = Reporters(column)
-        self.consumes = (column,)
-
-    def resolve(self, found: Mapping[str, Plugin]) -> None:
-        self._read(self._attribute.found(found))
+        self.look_at(Attribute("attribute", params.attribute, params.producer))
 
     def keep(self, request: Request, candidates: Candidates, profile: Profile) -> Mask:
         kept: Mask = self._compare(candidates[self._column], self._value)

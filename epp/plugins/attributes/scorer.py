@@ -1,16 +1,14 @@
 """Prefer endpoints by any number that they report."""
 
-from collections.abc import Mapping
 from math import inf
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import msgspec
 import numpy as np
 
 from epp.candidates import Candidates, Scores
-from epp.data import Column
-from epp.plugin import Plugin, Profile, Scorer, plugin
-from epp.plugins.attributes import Attribute, Reporters
+from epp.plugin import Profile, Scorer, plugin
+from epp.plugins.attributes import Attribute, AttributeReader
 from epp.request import Request
 
 LOWER = "linear_lower_is_better"
@@ -50,7 +48,7 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename
 
 
 @plugin("endpoint-attribute-scorer")
-class EndpointAttributeScorer(Scorer):
+class EndpointAttributeScorer(AttributeReader, Scorer):
     """x = (value - min) / (max - min), cut to 0..1: the score where higher is better, 1 - x where lower is.
 
     Fixed range: min and max as configured. Adaptive: of the candidates that report the value freshly; all equal: 1. Missing: 0;
@@ -71,17 +69,7 @@ class EndpointAttributeScorer(Scorer):
             )
         self._range = (fixed.min, fixed.max) if fixed else None
         self._lower = params.algorithm.type == LOWER
-        self._attribute = Attribute("attributeKey", params.attribute_key, params.producer)
-        self.needs = self._attribute.needs
-        self._read(self._attribute.column)
-
-    def _read(self, column: Column[Any]) -> None:
-        self._column = column
-        self._reporters = Reporters(column)
-        self.consumes = (column,)
-
-    def resolve(self, found: Mapping[str, Plugin]) -> None:
-        self._read(self._attribute.found(found))
+        self.look_at(Attribute("attributeKey", params.attribute_key, params.producer))
 
     def score(self, request: Request, candidates: Candidates, profile: Profile) -> Scores:
         values = candidates[self._column]

@@ -35,7 +35,7 @@ from xxhash import xxh3_64_intdigest
 from epp.candidates import Candidates, Endpoint, Roster
 from epp.data import Datum
 from epp.decision import Decision, Response
-from epp.plugin import PrefixIndex, Services
+from epp.plugin import PrefixIndex, PreRequest, ResponseReceived, Services
 from epp.request import Request
 
 TOKEN_HEADER: Final = "x-session-token"
@@ -294,3 +294,24 @@ def _hash(root: int, epoch: int) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
 def _rank(root: int, owner: int) -> int:
     """An order of the owners that differs by session and is the same in all workers."""
     return ((root ^ owner * EPOCH_STEP) * EPOCH_STEP) & MASK
+
+
+class Pinning(PreRequest, ResponseReceived):
+    """What filter and scorer share: a strategy that knows the pinned endpoint, and hears where requests went."""
+
+    Params = Parameters
+
+    def __init__(self, name: str, params: Parameters) -> None:
+        super().__init__(name, params)
+        self.strategy = strategy(name, params)
+        self.consumes = self.strategy.consumes
+        self.keeps = self.strategy.keeps
+
+    def start(self, services: Services) -> None:
+        self.strategy.start(services)
+
+    def before_send(self, request: Request, decision: Decision) -> None:
+        self.strategy.sent(request, decision)
+
+    def response_received(self, request: Request, decision: Decision, response: Response) -> None:
+        self.strategy.answered(decision, response)
