@@ -22,10 +22,11 @@ from epp.protocol.proto import ext_proc_pb2 as pb
 from shm.lanes import Lane, Lanes, LaneSchema
 from shm.segment import Region
 from shm.series import SeriesReader, SeriesWriter
+from workers.app import App
 from workers.decisions import Recent
 from workers.instance import series_schema_of
 from workers.request_metrics import RequestMetrics
-from workers.server import PATH, App
+from workers.server import PATH, open_stream
 from workers.transport.interface import Clock
 
 Response = pb.ProcessingResponse
@@ -122,7 +123,7 @@ class Pair:
 
     def open(self) -> "Envoy":
         stream = FakeStream()
-        handler = self.app.open(PATH, (), stream)
+        handler = open_stream(self.app, PATH, (), stream)
         assert handler is not None
         return Envoy(handler, stream)
 

@@ -1,13 +1,12 @@
 """ext_proc streams: bytes -> request -> decision -> bytes, and the response phase.
 
-One `ExtProcStream` serves one stream; `App` is what all streams of a worker share. The order of messages is judged by
+One `ExtProcStream` serves one stream; `workers.app` is what all streams of a worker share. The order of messages is judged by
 `epp.protocol.stream`, the decision taken by `epp.decide`; this file joins them with the transport, the lane and the clock.
 
 Invariants: every stream gets exactly one answer to its request (a target, an error, or the stream's end); what a decision
 reserved is released exactly once, however the stream ends; a body piece that needs no change is passed on as it came.
 """
 
-import random
 import uuid
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, Final
@@ -15,8 +14,7 @@ from typing import Any, Final
 from epp.decide import decide
 from epp.decision import Decision, Response
 from epp.errors import Cause, ProtocolViolation, Refused
-from epp.paths import DEFAULT_PATH, Parsers
-from epp.pipeline import Pipeline
+from epp.paths import DEFAULT_PATH
 from epp.plugin import Parser
 from epp.protocol import codec, refusals
 from epp.protocol.codec import PIECE_BYTES_MAX, Kind, chunk_of_size, learn_chunk
@@ -24,14 +22,10 @@ from epp.protocol.inflate import unpacked
 from epp.protocol.stream import ILLEGAL, NEXT, State, violation
 from epp.protocol.usage import ANSWER, KEY, SUSPECT, Scanner, UsageScanner
 from epp.request import DEFAULT_FLOW, EMPTY_PROMPT, Request, Subset
-from shm.lanes import Lane
-from workers.decisions import Recent
-from workers.honesty import Comparison
-from workers.pool import SharedPool
-from workers.request_metrics import Exchange, RequestMetrics
-from workers.shadows import Agreements
-from workers.tracing import Trace, Tracer
-from workers.transport.interface import Clock, Stream
+from workers.app import App
+from workers.request_metrics import Exchange
+from workers.tracing import Trace
+from workers.transport.interface import Stream
 
 PATH: Final = "/envoy.service.ext_proc.v3.ExternalProcessor/Process"
 REQUEST_ID: Final = "x-request-id"
@@ -55,7 +49,6 @@ NO_HEADERS: Final = codec.Headers(b"", 0, 0)
 SHORTEST_ENVELOPE: Final = 6  # tag and length of a message that holds its payload alone take 2 to 6 bytes
 INVALID_ARGUMENT: Final = 3
 INTERNAL: Final = 13
-DESTINATIONS_MAX: Final = 16384
 
 
 def fairness_id(headers: codec.Headers) -> str:
@@ -67,93 +60,12 @@ def fairness_id(headers: codec.Headers) -> str:
     return DEFAULT_FLOW
 
 
-class Counters:
-    """Indices of this worker's counters and histograms in its lane."""
-
-    __slots__ = (
-        "cached_tokens", "completion_tokens", "faults", "picks", "prompt_tokens", "refusals", "request_processing", "response_processing",
-        "scheduler_e2e", "streams", "violations",
-    )  # fmt: skip
-
-    def __init__(self, lane: Lane) -> None:
-        counter, histogram = lane.schema.counter, lane.schema.histogram
-        self.streams = counter["streams_total"]
-        self.picks = counter["picks_total"]
-        self.refusals = counter["refusals_total"]
-        self.faults = counter["faults_total"]
-        self.violations = counter["violations_total"]
-        self.prompt_tokens = counter["prompt_tokens_total"]
-        self.cached_tokens = counter["cached_prompt_tokens_total"]
-        self.completion_tokens = counter["completion_tokens_total"]
-        self.request_processing = histogram["request_processing_duration_seconds"]
-        self.response_processing = histogram["response_processing_duration_seconds"]
-        self.scheduler_e2e = histogram["scheduler_e2e_duration_seconds"]
-
-
-class App:
-    """What the streams of one worker share."""
-
-    def __init__(
-        self,
-        pipeline: Pipeline,
-        pool: SharedPool,
-        lane: Lane,
-        metrics: RequestMetrics,
-        *,
-        body_bytes_max: int,
-        clock: Clock,
-        now: Callable[[], float],
-        rng: random.Random,
-        on_fault: Callable[[BaseException], None],
-        tracer: Tracer | None = None,
-        emit_scores: bool = False,
-        recent: Recent,
-        comparison: Comparison | None = None,
-        agreements: Agreements | None = None,
-    ) -> None:
-        self.pipeline = pipeline
-        self.pool = pool
-        self.lane = lane
-        self.metrics = metrics
-        self.counters = Counters(lane)
-        self.body_bytes_max = body_bytes_max
-        self.clock = clock
-        self.now = now
-        self.rng = rng
-        self.on_fault = on_fault
-        self.tracer = tracer
-        self.emit_scores = emit_scores
-        self.reads_response = pipeline.reads_response
-        self.recent = recent
-        self.comparison = comparison
-        self.agreements = agreements
-        self.parser = Parsers(pipeline).find
-        self._destinations: dict[str, codec.Destination] = {}
-
-    def open(self, path: str, metadata: Sequence[tuple[bytes, bytes]], stream: Stream) -> "ExtProcStream | None":
-        """A new stream of the transport; None: not a method of ours."""
-        if path != PATH:
-            return None
-        self.lane.counters[self.counters.streams] += 1
-        return ExtProcStream(self, stream)
-
-    def scores(self, decision: Decision) -> Mapping[str, float] | None:
-        """What every candidate of the primary profile scored, by address."""
-        run = decision.runs.get(decision.primary)
-        if run is None:
-            return None
-        return dict(zip([e.address for e in run.candidates.endpoints], run.totals.tolist(), strict=True))
-
-    def destination(self, decision: Decision) -> codec.Destination:
-        """The answer's constant part for these targets."""
-        targets = decision.targets
-        addresses = targets[0].address if len(targets) == 1 else ",".join(t.address for t in targets)
-        found = self._destinations.get(addresses)
-        if found is None:
-            if len(self._destinations) >= DESTINATIONS_MAX:
-                self._destinations.clear()
-            found = self._destinations[addresses] = codec.Destination(addresses)
-        return found
+def open_stream(app: App, path: str, metadata: Sequence[tuple[bytes, bytes]], stream: Stream) -> "ExtProcStream | None":
+    """A new stream of the transport; None: not a method of ours."""
+    if path != PATH:
+        return None
+    app.lane.counters[app.counters.streams] += 1
+    return ExtProcStream(app, stream)
 
 
 class ExtProcStream:

@@ -30,6 +30,7 @@ from shm.lanes import SUPERVISOR_LANE, Lane, Lanes
 from shm.prefix_index import IndexReader
 from shm.series import SeriesWriter
 from shm.table import TableReader
+from workers.app import App
 from workers.bus import BusWriter
 from workers.decisions import Publisher, Recent
 from workers.documents import EndpointsView, NamesView
@@ -43,7 +44,7 @@ from workers.memory import LOOK_S, Leaving, Usage, Watch, cgroup_limit, share, t
 from workers.pool import SharedPool
 from workers.request_metrics import RequestMetrics
 from workers.scrape import fresh_for
-from workers.server import App, ExtProcStream
+from workers.server import ExtProcStream, open_stream
 from workers.services import CallTimers, SharedPrefixIndex, WorkerServices
 from workers.shadows import Agreements
 from workers.stream_metrics import StreamMetrics
@@ -143,7 +144,7 @@ class Worker:
 
     def _application(self, bus: BusWriter) -> Application:
         instance, app = self.instance, self._app(bus)
-        opened: Application = app.open
+        opened: Application = partial(open_stream, app)
         if instance.options.enable_grpc_stream_metrics:
             opened = StreamMetrics(self.lane, time.monotonic).around(opened)
         if not instance.options.health_checking:

@@ -26,7 +26,8 @@ from epp.protocol.proto import ext_proc_pb2 as pb
 from tests.pair import Pair
 from tests.workers.test_server import BODY, USAGE, pair
 from tests.workers.transport.sites import WAIT, Site
-from workers.server import PATH, App
+from workers.app import App
+from workers.server import PATH, open_stream
 from workers.transport.interface import Handler, Metadata, Stream
 from workers.transport.limits import Limits
 
@@ -62,7 +63,7 @@ class Told:
         self.told: list[str] = []
         self.over = False
         self.send, self.send_raw = stream.send, stream.send_raw
-        handler = app.open(path, metadata, self)
+        handler = open_stream(app, path, metadata, self)
         assert handler is not None
         self._handler: Handler = handler
 
