@@ -12,6 +12,7 @@ Of one request, in this order (a point's own text says when it runs and what it 
     extension point     calls per request                                      in the order of
     Parser              1, when the whole body is in                           the longest path suffix that matches
     RequestHeader       1 each                                                 the configuration
+    flow control        OrderingPolicy 1; the others as often as the gate is read: see each
     Screener            1 each, on all candidates                              the configuration
     DataProducer        1 each that somebody reads                             what they read of each other
     Admitter            1 each                                                 the configuration
@@ -40,7 +41,7 @@ Rules that hold for all of them:
 """
 
 import random
-from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 
 import msgspec
@@ -50,6 +51,7 @@ from numpy.typing import NDArray
 from epp.candidates import Candidates, Endpoint, Mask, Scores
 from epp.data import Datum, Key
 from epp.decision import Decision, ProfileRun, Response
+from epp.flows import BandView, Capability, FlowKey, FlowView, Queued
 from epp.metrics import Metric
 from epp.request import Request
 
@@ -369,13 +371,122 @@ class Discovery(Plugin):
 
 
 class SaturationDetector(Plugin):
-    """How full the pool is, 0 to 1 and above."""
+    """How full the pool is: once per gate reading of flow control, and per sheddable request without it."""
+
+    def saturation(self, candidates: Candidates) -> float:
+        """0 (idle) to 1 (full) and above; 1 for no candidates. Stale and unknown endpoints count by what is in flight alone."""
+        raise NotImplementedError
+
+
+class UsageLimitPolicy(Plugin):
+    """Up to which saturation each band is served; once per reading of the gate."""
+
+    def ceilings(self, saturation: float, priorities: Sequence[int]) -> Sequence[float]:
+        """One ceiling per priority, in order; `priorities` go from high to low. A band waits while saturation >= its ceiling."""
+        raise NotImplementedError
+
+
+class Queue(Protocol):
+    """The items of one flow in one worker. A handle is bound to its queue, and void once its item has left by any way."""
+
+    bytes: int
+
+    def __len__(self) -> int: ...
+    def offer(self, item: Queued) -> Any:
+        """Takes an item in; returns its opaque handle."""
+
+    def head(self) -> Queued | None: ...
+    def tail(self) -> Queued | None: ...
+    def take(self) -> Queued:
+        """Removes and returns the head. Raises IndexError when empty."""
+
+    def remove(self, handle: Any) -> Queued:
+        """Removes the item of a handle, in O(log n). Raises `HandleVoid` for one that is void or another queue's."""
+
+    def void(self, handle: Any) -> None:
+        """Removes the item if it is still there; harmless otherwise."""
+
+    def scan(self) -> Iterable[Queued]: ...
+
+
+class FlowQueue(Plugin):
+    """A kind of queue. The first one that has what a band's policies need is taken, unless the band names one."""
+
+    capabilities: ClassVar[Capability]
+
+    def make(self, key: Callable[[Queued], Any]) -> Queue:
+        """An empty queue; `key` is the ordering policy's."""
+        raise NotImplementedError
+
+
+class OrderingPolicy(Plugin):
+    """What goes first within one flow. One instance may serve several bands."""
+
+    queue_needs: ClassVar[Capability] = Capability.HEAD | Capability.PRIORITY_ORDER
+
+    def key(self, item: Queued) -> Any:
+        """Once per item, when it arrives: the smallest goes first. Keys of one policy type compare with each other."""
+        raise NotImplementedError
+
+
+class FairShare(Protocol):
+    """Whose turn it is in one band of one worker; made by a `FairnessPolicy`, told of every change."""
+
+    def changed(self, flow: FlowView) -> None:
+        """The flow's head is another one, or the flow has become empty or is so no more."""
+
+    def pick(self, now: float) -> FlowView | None:
+        """Whose head goes next; None: nothing waits. Does not change whose turn it is: `dispatched` does."""
+
+    def dispatched(self, flow: FlowView, item: Queued, now: float) -> None:
+        """The head of `flow` has left to be served (called before `changed`)."""
+
+    def forget(self, key: FlowKey) -> None:
+        """The flow was idle for long: nothing of it need be kept."""
+
+
+class FairnessPolicy(Plugin):
+    """Whose turn it is among the flows of a band. May be a ResponseComplete plugin too, to learn what requests have cost."""
+
+    queue_needs: ClassVar[Capability] = Capability.HEAD
+    isolates: ClassVar[bool] = True  # whether one flow cannot starve another
+
+    def share(self, key: Callable[[Queued], Any]) -> FairShare:
+        """The state of one band; `key` is the band's ordering."""
+        raise NotImplementedError
+
+
+class DisplacementPolicy(Plugin):
+    """Who gives way when something more important finds a full queue: which flow of a band, and which of its items."""
+
+    queue_needs: ClassVar[Capability] = Capability.TAIL
+
+    def victim(self, band: BandView) -> Queued | None:
+        """The next item of the band to give way; None: the band is empty. Called again for each that is needed."""
+        raise NotImplementedError
+
+
+class EvictionFilter(Plugin):
+    """Which requests that are being served may be given up for more important ones that wait."""
+
+    def evictable(self, flow: FlowKey) -> bool:
+        raise NotImplementedError
+
+
+class EvictionOrder(Plugin):
+    """Which of them goes first."""
+
+    def key(self, flow: FlowKey, dispatched_at: float) -> Any:
+        """The smallest goes first; keys are numbers or tuples of them, and compare over all workers."""
+        raise NotImplementedError
 
 
 EXTENSION_POINTS: tuple[type[Plugin], ...] = (
-    Parser, RequestHeader, Screener, DataProducer, Admitter, ProfileHandler, Decider, Filter, Scorer, Picker, PreRequest,
+    Parser, RequestHeader,
+    FlowQueue, OrderingPolicy, FairnessPolicy, DisplacementPolicy, SaturationDetector, UsageLimitPolicy, EvictionFilter, EvictionOrder,
+    Screener, DataProducer, Admitter, ProfileHandler, Decider, Filter, Scorer, Picker, PreRequest,
     ResponseReceived, ResponseStreaming, ResponseComplete,
-    DataSource, Extractor, Discovery, SaturationDetector,
+    DataSource, Extractor, Discovery,
 )  # fmt: skip
 
 

@@ -41,7 +41,7 @@ BANNED = {
 }
 ROWS = (
     {"errors", "data", "metrics", "findings", "quantities"},  # words
-    {"request", "candidates", "decision", "latency", "multimodal", "tokens"},  # values
+    {"request", "candidates", "decision", "flows", "latency", "multimodal", "tokens"},  # values
     {"plugin"},  # extension points
     {"protocol", "flow", "prefix"},  # machines
     {"plugins"},  # leaves
