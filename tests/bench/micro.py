@@ -1,7 +1,7 @@
 """Micro-benchmarks of the hot path: `python -m tests.bench.micro [--smoke] [--json]`.
 
-Each figure is the best of several rounds, in microseconds per call: the least disturbed one on a noisy machine. `--smoke` runs
-everything once, so that a benchmark that no longer works is noticed.
+Each figure is the best of several rounds, in microseconds: the least disturbed one on a noisy machine. Beside it what it is to be
+at most, where something was set. `--smoke` runs everything once, so that a benchmark that no longer works is noticed.
 """
 
 import argparse
@@ -26,11 +26,11 @@ from epp.protocol.usage import UsageScanner
 from epp.request import Request
 from shm.prefix_index import IndexReader, IndexSchema, IndexWriter
 from shm.segment import Region
+from tests.bench.cases import Case
+from tests.bench.prefix_cases import prefix_cases
 from tests.bench.routing import FIELD_TEXT
 from tests.fakes import FakePool, FakeServices, candidates
 from tests.pair import Pair
-
-Case = tuple[str, Callable[[], object]]
 
 
 def pipeline(services: FakeServices, text: str = DEFAULT_TEXT) -> Pipeline:
@@ -70,8 +70,8 @@ def decisions() -> Iterator[Case]:
     made, field = pipeline(NoIndex()), pipeline(NoIndex(), FIELD_TEXT)
     for count in (8, 100, 1000):
         endpoints = pool(count)
-        yield f"parse and decide, 1 KB, {count} endpoints", decision(made, endpoints)
-        yield f"the same with the field's weights, {count}", decision(field, endpoints)
+        yield Case(f"parse and decide, 1 KB, {count} endpoints", decision(made, endpoints))
+        yield Case(f"the same with the field's weights, {count}", decision(field, endpoints))
         yield from scheduling(field, endpoints.fixed, count)
 
 
@@ -114,8 +114,8 @@ def scheduling(made: Pipeline, fixed: Candidates, count: int) -> Iterator[Case]:
                 best, picked = total, row
         return picked
 
-    yield f"schedule, 3 scorers, {count} endpoints", run
-    yield f"the same by a loop over {count} endpoints", loop
+    yield Case(f"schedule, 3 scorers, {count} endpoints", run)
+    yield Case(f"the same by a loop over {count} endpoints", loop)
 
 
 def streams() -> Iterator[Case]:
@@ -148,7 +148,7 @@ def streams() -> Iterator[Case]:
                 envoy.handler.message(message)
             envoy.handler.half_closed()
 
-        yield f"whole stream without transport, {label}", run
+        yield Case(f"whole stream without transport, {label}", run)
     chunk = pb.ProcessingRequest(
         response_body=pb.HttpBody(body=b'data: {"choices":[{"text":" hello"}]}\n\n')
     ).SerializeToString()
@@ -160,13 +160,13 @@ def streams() -> Iterator[Case]:
         envoy.handler.message(chunk)
         envoy.stream.sent = b""
 
-    yield "one response chunk", one_chunk
+    yield Case("one response chunk", one_chunk)
 
 
 def parts() -> Iterator[Case]:
     for label, size in (("1 KB", 1000), ("8 KB", 8000), ("400 KB", 400_000)):
         prompt = random.Random(size).randbytes(size)
-        yield f"block hashes, {label}", lambda prompt=prompt: block_hashes(prompt, 256, 1, 2)
+        yield Case(f"block hashes, {label}", lambda prompt=prompt: block_hashes(prompt, 256, 1, 2))
     schema = IndexSchema(1 << 20)
     region = Region(memoryview(bytearray(schema.bytes)))
     writer, reader = IndexWriter(schema, region), IndexReader(schema, region)
@@ -175,12 +175,12 @@ def parts() -> Iterator[Case]:
     for blocks in (4, 32, 1600):
         known, unknown = (rng.integers(1, 2**63, blocks, dtype=np.uint64) for _ in range(2))
         writer.insert(known, owner, 1)
-        yield f"index match, {blocks} blocks, all held", lambda known=known: reader.match(known)
-        yield f"index match, {blocks} blocks, none held", lambda unknown=unknown: reader.match(unknown)
-        yield f"index insert, {blocks} blocks", lambda known=known: writer.insert(known, owner, 2)
+        yield Case(f"index match, {blocks} blocks, all held", lambda known=known: reader.match(known))
+        yield Case(f"index match, {blocks} blocks, none held", lambda unknown=unknown: reader.match(unknown))
+        yield Case(f"index insert, {blocks} blocks", lambda known=known: writer.insert(known, owner, 2))
     scanner = UsageScanner()
     chunk = b'data: {"id":"cmpl-1","choices":[{"index":0,"text":" hello","logprobs":null,"finish_reason":null}]}\n\n'
-    yield "usage scan, one chunk", lambda: scanner.feed(chunk)
+    yield Case("usage scan, one chunk", lambda: scanner.feed(chunk))
 
 
 def measure(run: Callable[[], object], *, smoke: bool) -> float:
@@ -215,11 +215,11 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="one JSON object: name -> microseconds")
     options = parser.parse_args()
     found = {}
-    for group in (decisions, streams, parts):
-        for name, run in group():
-            found[name] = round(measure(run, smoke=options.smoke), 2)
+    for group in (decisions, streams, parts, prefix_cases):
+        for name, run, target, each in group():
+            found[name] = round(measure(run, smoke=options.smoke) / each, 3)
             if not options.json:
-                print(f"{name:45} {found[name]:10.2f} us", flush=True)
+                print(f"{name:65} {found[name]:10.2f} us{f'   (at most {target:g})' if target else ''}", flush=True)
     if options.json:
         json.dump(found, sys.stdout, indent=1)
     return 0
