@@ -164,7 +164,7 @@ class ClientConnection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by class
         settings = ((HEADER_TABLE_SIZE, 0), (ENABLE_PUSH, 0), (INITIAL_WINDOW, WINDOW))
         payload = b"".join(_SETTING.pack(*setting) for setting in settings)
-        transport.write(PREFACE + frame(SETTINGS, 0, 0, payload) + self._window_update(WINDOW - 65_535))
+        self._transport.write(PREFACE + frame(SETTINGS, 0, 0, payload) + self._window_update(WINDOW - 65_535))
 
     def data_received(self, data: bytes) -> None:
         buffer = self._buffer + data if self._buffer else data
