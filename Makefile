@@ -1,5 +1,5 @@
 # Each target sets up what it needs: a virtual environment and pinned dependencies, on any machine with Python >= 3.11 and make.
-#   make demo ARGS='--seconds 15'    make test    make test-faults    make bench    make lint
+#   make demo ARGS='--seconds 15'    make test    make test-faults    make bench    make load    make lint
 
 VENV := .venv
 PYTHON := $(VENV)/bin/python
@@ -12,7 +12,7 @@ FIND_PYTHON = for p in python3 python3.13 python3.12 python3.11; do \
 	if $$p -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then command -v $$p; exit 0; fi; done; \
 	echo "no Python >= 3.11 with venv found: install one (on Debian: apt install python3 python3-venv)" >&2; exit 1
 
-.PHONY: demo test test-faults lint bench bench-routing proto lock clean
+.PHONY: demo test test-faults lint bench bench-routing load proto lock clean
 .NOTPARALLEL:  # targets share one environment
 
 demo: $(READY_DEMO)
@@ -23,6 +23,16 @@ test: $(READY_DEV)
 
 bench: $(READY_DEV)
 	@$(PYTHON) -m tests.bench.micro $(ARGS)
+
+# Users against the whole cluster, by locust: ARGS='-u 40 -t 60s Chat Documents', URL=http://gateway for a running one, WEB=1 for its page.
+URL ?=
+WEB ?=
+LOCUST = -m locust -f loadtest/locustfile.py --csv load-results/load --html load-results/report.html \
+	$(if $(WEB),--web-host 127.0.0.1,--headless --only-summary) -u 20 -r 20 -t 30s $(ARGS)
+load: $(READY_DEV)
+	@mkdir -p load-results
+	@$(if $(URL),$(PYTHON) $(LOCUST) -H $(URL),$(VENV)/bin/epp demo --run "$(PYTHON) $(LOCUST) -H {url}")
+	@echo "load-results/report.html has the curves, load-results/*.csv the figures"
 
 # How well requests are routed, in virtual time: the default configuration against others, about a minute.
 bench-routing: $(READY_DEV)

@@ -6,6 +6,7 @@ import re
 import signal
 import socket
 import subprocess
+import sys
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -160,3 +161,21 @@ def test_a_port_in_use_is_an_error_that_names_it(where: Path) -> None:
             assert f"port {port} is in use" in demo.err.read_text()
         finally:
             demo.end()
+
+
+def test_a_command_takes_the_users_place_and_its_exit_code_is_the_demos(where: Path) -> None:
+    script = where.parent / "ask.py"
+    script.write_text(
+        "import sys, urllib.request\n"
+        'body = b\'{"model": "demo-model", "prompt": "hello", "max_tokens": 1}\'\n'
+        "request = urllib.request.Request(sys.argv[1] + '/v1/completions', body, {'content-type': 'application/json'})\n"
+        "print('answered', urllib.request.urlopen(request, timeout=10).status, flush=True)\n"
+        "sys.exit(7)\n"
+    )
+    demo = Started(where, "--run", f"{sys.executable} {script} {{url}}")
+    try:
+        assert demo.process.wait(END_S) == 7
+        assert "answered 200" in demo.out.read_text()
+        assert eventually(lambda: demo.left_nothing([]))
+    finally:
+        demo.end()

@@ -5,11 +5,13 @@ split in two halves with the same conversations: first through the picker, then 
 with cold caches; the summary sets both side by side. Without it the picker runs until Ctrl-C.
 
 One event loop runs everything. SIGINT, SIGTERM and SIGHUP only set an event; whatever happens, the children are ended, the
-directory is removed and nothing stays behind.
+directory is removed and nothing stays behind. With `--run` a command takes the users' place: a load generator, for example.
 """
 
 import asyncio
+import contextlib
 import json
+import shlex
 import signal
 import sys
 import tempfile
@@ -40,6 +42,7 @@ class Wanted:
     users: int
     seconds: float | None
     as_json: bool
+    run: str = ""
 
 
 @click.command("demo")
@@ -58,16 +61,31 @@ class Wanted:
 )
 @click.option("--seed", type=int, default=1, show_default=True, help="Changes what is said.")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON on stdout, all else on stderr.")
+@click.option(
+    "--run",
+    metavar="COMMAND",
+    default="",
+    help="Run this against the gateway instead of the users, {url} being its address; end with it, and with its exit code.",
+)
 def command(
-    seconds: float | None, workers: int, servers: int, port: int | None, concurrency: int, seed: int, as_json: bool
+    seconds: float | None,
+    workers: int,
+    servers: int,
+    port: int | None,
+    concurrency: int,
+    seed: int,
+    as_json: bool,
+    run: str,
 ) -> None:
     """Run the picker with simulated model servers, Envoy and traffic.
 
     Exit code 0, also after Ctrl-C; 1 if something is missing, cannot start or ends early.
     """
     plan = Plan(workers, servers, port or (PORT if is_free(PORT) else 0), seed)
+    demo = Demo(Wanted(plan, concurrency, seconds, as_json, run))
     try:
-        asyncio.run(Demo(Wanted(plan, concurrency, seconds, as_json)).run())
+        asyncio.run(demo.run())
+        sys.exit(demo.exit_code)
     except (ChildFailed, Unavailable, OSError) as error:
         click.echo(f"error: {error}", err=True)
         sys.exit(ExitCode.FAULT)
@@ -83,6 +101,7 @@ class Demo:
         self._stack: Stack
         self._gauge: view.Gauge
         self._curl = ""
+        self.exit_code = int(ExitCode.OK)
 
     async def run(self) -> None:
         """Until the time is over, a signal comes or a child fails."""
@@ -107,12 +126,27 @@ class Demo:
         stack, wanted = self._stack, self._wanted
         await stack.start()
         self._curl = curl(stack.port)
+        if wanted.run:
+            await self._command(wanted.run.replace("{url}", f"http://{LOOPBACK}:{stack.port}"))
+            return
         self._gauge = view.Gauge(stack.picker.pid, stack.metrics_port)
         self._say(f"try it:  {self._curl}")
         half = wanted.seconds / 2 if wanted.seconds else None
         await self._phase("picker", stack.url, stack.picked, half, children)
         if half is not None:
             await self._phase("round robin", stack.round_robin_url, stack.round_robin, half, children)
+
+    async def _command(self, text: str) -> None:
+        """Runs beside the cluster, on this terminal; Ctrl-C reaches it too, and it is waited for."""
+        self._say(f"running  {text}")
+        process = await asyncio.create_subprocess_exec(*shlex.split(text))
+        try:
+            self.exit_code = await process.wait()
+        except asyncio.CancelledError:
+            with contextlib.suppress(ProcessLookupError):
+                process.terminate()
+            await process.wait()
+            raise
 
     async def _phase(self, name: str, url: str, fleet: Fleet, seconds: float | None, children: Children) -> None:
         """Users chat for that long; the view is refreshed beside them."""
