@@ -12,7 +12,7 @@ FIND_PYTHON = for p in python3 python3.13 python3.12 python3.11; do \
 	if $$p -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then command -v $$p; exit 0; fi; done; \
 	echo "no Python >= 3.11 with venv found: install one (on Debian: apt install python3 python3-venv)" >&2; exit 1
 
-.PHONY: demo test test-faults lint bench bench-routing load proto lock clean
+.PHONY: demo test test-faults lint bench bench-routing profile load proto lock clean
 .NOTPARALLEL:  # targets share one environment
 
 demo: $(READY_DEMO)
@@ -21,8 +21,15 @@ demo: $(READY_DEMO)
 test: $(READY_DEV)
 	@$(PYTHON) -m pytest -q $(ARGS)
 
+# The parts, then whole requests: this picker, the same over grpc.aio, and a bare echo on the same transport.
 bench: $(READY_DEV)
 	@$(PYTHON) -m tests.bench.micro $(ARGS)
+	@$(PYTHON) -m tests.bench.throughput $(ARGS)
+
+# Where the time goes: a flame graph of a worker under CASE.
+CASE ?= short
+profile: $(READY_DEV)
+	@$(PYTHON) -m tests.bench.throughput --cases $(CASE) --targets native --seconds 10 --profile profile-$(CASE).svg $(ARGS)
 
 # Users against the whole cluster, by locust: ARGS='-u 40 -t 60s Chat Documents', URL=http://gateway for a running one, WEB=1 for its page.
 URL ?=

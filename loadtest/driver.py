@@ -171,7 +171,9 @@ async def drive(options: argparse.Namespace) -> Tally:
     load = Load(connections, messages, first=1_000_000)
     until = time.monotonic() + options.seconds
     print("begun", flush=True)
-    if options.rate:
+    if not case.concurrency:  # what it costs to do nothing
+        await asyncio.sleep(options.seconds)
+    elif options.rate:
         await load.paced(options.rate, until)
     else:
         await load.closed(case.concurrency, until)

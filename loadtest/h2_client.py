@@ -161,7 +161,7 @@ class ClientConnection(asyncio.Protocol):
     # For the loop.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by class
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's is none by class
         settings = ((HEADER_TABLE_SIZE, 0), (ENABLE_PUSH, 0), (INITIAL_WINDOW, WINDOW))
         payload = b"".join(_SETTING.pack(*setting) for setting in settings)
         self._transport.write(PREFACE + frame(SETTINGS, 0, 0, payload) + self._window_update(WINDOW - 65_535))

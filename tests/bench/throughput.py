@@ -1,0 +1,198 @@
+"""What a picker costs and how fast it is: `python -m tests.bench.throughput [--cases short,sse] [--workers 1,2] [--targets native,echo]`.
+
+Each run starts a target beside simulated model servers and drives it with `loadtest.driver`, on loopback:
+
+    native   this picker                      grpcio   the same over grpc.aio
+    echo     no picker: the same transport, answering without parsing or deciding
+
+Read the ratios before the times: driver, servers and picker share this machine's cores. With more workers than cores, the CPU per
+request says more than the requests per second. `--profile FILE` writes a flame graph (SVG) of the first worker of each run.
+"""
+
+import argparse
+import itertools
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rich.console import Console
+from rich.table import Table
+
+from loadtest.driver import CASES
+from tests.e2e.cluster import Cluster
+from workers.demo.children import ChildFailed, command_name, descendants, free_ports, python
+
+NATIVE, GRPCIO, ECHO = "native", "grpcio", "echo"
+TARGETS = (NATIVE, GRPCIO, ECHO)
+IDLE = [name for name, case in CASES.items() if not case.concurrency]
+PROFILE_RATE = 400  # samples a second
+DRIVERS_MAX = 2
+TABLE_WIDTH = 120
+
+
+class Run(NamedTuple):
+    """One row of the table."""
+
+    case: str
+    target: str
+    workers: int
+    tls: bool
+
+    @property
+    def name(self) -> str:
+        return f"{self.case}, {self.target}, {self.workers} worker{'s' if self.workers > 1 else ''}{', TLS' if self.tls else ''}"
+
+
+def runs(options: argparse.Namespace) -> Iterator[Run]:
+    for case, target, workers in itertools.product(options.cases, options.targets, options.workers):
+        if target == ECHO and (workers > 1 or case in IDLE):
+            continue  # one process without servers to scrape
+        yield Run(case, target, workers, options.tls)
+
+
+def measure(run: Run, options: argparse.Namespace) -> dict[str, Any]:
+    """Starts what the run needs, drives it, ends it."""
+    with Cluster() as cluster:
+        if run.target == ECHO:
+            (port,) = free_ports(1)
+            argv = python("tests.workers.transport.echo", str(port), *(["--tls"] if run.tls else []))
+            child = cluster.children.start("echo", argv)
+            cluster.wait(child, lambda: "up" in child.text())
+        else:
+            servers = options.endpoints or CASES[run.case].endpoints
+            flags = [f"--transport={run.target}", f"--secure-serving={str(run.tls).lower()}", *options.flag]
+            picker = cluster.picker(cluster.fleet(servers).file, *flags, workers=run.workers)
+            child, port = picker.child, picker.grpc
+        return drive(run, options, child.pid, port)
+
+
+def drive(run: Run, options: argparse.Namespace, group: int, port: int) -> dict[str, Any]:
+    cores = len(os.sched_getaffinity(0))
+    command = [sys.executable, "-m", "loadtest.driver", "--target", f"127.0.0.1:{port}", "--case", run.case, "--json"]
+    command += ["--seconds", str(options.seconds), "--warm-up", str(min(1.0, options.seconds)), "--group", str(group)]
+    command += ["--processes", str(max(1, min(DRIVERS_MAX, cores // 2, run.workers)))]
+    command += ["--tls"] if run.tls else []
+    command += ["--rate", str(options.rate)] if options.rate else []
+    with profiled(run, options, group):
+        done = subprocess.run(command, capture_output=True, text=True, timeout=options.seconds + 90, check=False)
+    if not done.stdout:
+        raise ChildFailed(f"the driver of '{run.name}' failed: {done.stderr[-500:]}")
+    found: dict[str, Any] = json.loads(done.stdout)
+    return {"run": run._asdict(), **found}
+
+
+class profiled:
+    """Samples the first worker while the driver runs, when asked to."""
+
+    def __init__(self, run: Run, options: argparse.Namespace, group: int) -> None:
+        self._thread: threading.Thread | None = None
+        if not options.profile:
+            return
+        workers = [pid for pid in descendants(group) if "worker" in command_name(pid)] or [group]
+        file = Path(options.profile)
+        own = file.with_stem(f"{file.stem}-{run.case}-{run.target}") if options.several else file
+        command = [str(Path(sys.executable).with_name("py-spy")), "record", "--pid", str(min(workers))]
+        command += ["--rate", str(PROFILE_RATE), "--duration", str(max(1, int(options.seconds)))]
+        command += ["--output", str(own), "--format", "flamegraph"]
+        self._thread = threading.Thread(target=self._record, args=(command, own))
+
+    def _record(self, command: Sequence[str], file: Path) -> None:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        said = f"{file} has the flame graph" if done.returncode == 0 else f"py-spy failed: {done.stderr.strip()[-300:]}"
+        print(said, file=sys.stderr)
+
+    def __enter__(self) -> None:
+        if self._thread is not None:
+            self._thread.start()
+
+    def __exit__(self, *_exception: object) -> None:
+        if self._thread is not None:
+            self._thread.join()
+
+
+def table(found: Sequence[dict[str, Any]]) -> Table:
+    """Ratios to the bare echo of the same case, where there is one."""
+    floor = {row["run"]["case"]: row["cpu_us_per_request"] for row in found if row["run"]["target"] == ECHO}
+    shown = Table(title="requests through a picker")
+    for column in ("case", "target", "workers"):
+        shown.add_column(column, no_wrap=True)
+    for column in ("CPU / request", "÷ echo", "requests/s", "pick p50", "pick p99", "memory", "not ok"):
+        shown.add_column(column, justify="right", no_wrap=True)
+    for row in found:
+        run, pick = Run(**row["run"]), row["pick_ms"]
+        ratio = row["cpu_us_per_request"] / floor[run.case] if floor.get(run.case) else 0.0
+        bad = sum(count for name, count in row["endings"].items() if name != "ok")
+        shown.add_row(
+            run.case + (" (TLS)" if run.tls else ""),
+            run.target,
+            str(run.workers),
+            f"{row['cpu_us_per_request']:,.0f} µs" if pick else f"{row['cores']:.2f} cores",
+            f"{ratio:.1f}" if ratio else "",
+            f"{row['requests_per_s']:,.0f}",
+            f"{pick['p50']:.2f} ms" if pick else "",
+            f"{pick['p99']:.2f} ms" if pick else "",
+            f"{row['memory_mib']:.0f} MiB",
+            str(bad),
+        )
+    return shown
+
+
+def names(text: str) -> list[str]:
+    return [part for part in text.split(",") if part]
+
+
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(
+        prog="throughput", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    made.add_argument("--cases", type=names, default=["short", "chat-8k", "long", "sse"], help=f"of {', '.join(CASES)}")
+    made.add_argument("--targets", type=names, default=list(TARGETS))
+    made.add_argument("--workers", type=lambda text: [int(part) for part in names(text)], default=[1])
+    made.add_argument("--endpoints", type=int, default=0, help="simulated servers (default: the case's)")
+    made.add_argument("--seconds", type=float, default=4.0, help="of each run")
+    made.add_argument("--rate", type=float, default=0.0, help="open loop: requests per second")
+    made.add_argument("--tls", action="store_true")
+    made.add_argument(
+        "--flag", action="append", default=[], help="a flag of `epp serve`, e.g. --flag=--plugin-metrics=false"
+    )
+    made.add_argument("--profile", default="", metavar="FILE", help="write a flame graph of a worker")
+    made.add_argument("--smoke", action="store_true", help="one short run per target, to see that it works")
+    made.add_argument("--json", action="store_true")
+    return made
+
+
+def main() -> int:
+    options = parser().parse_args()
+    unknown = {*options.cases} - CASES.keys() | {*options.targets} - {*TARGETS}
+    if unknown:
+        parser().error(
+            f"unknown: {', '.join(sorted(unknown))}; cases are {', '.join(CASES)}, targets {', '.join(TARGETS)}"
+        )
+    if options.smoke:
+        options.cases, options.seconds = ["short"], 0.5
+    planned = list(runs(options))
+    options.several = len(planned) > 1
+    cores, console = len(os.sched_getaffinity(0)), Console(stderr=options.json, highlight=False)
+    console.width = max(console.width, TABLE_WIDTH)
+    if max(options.workers) >= cores and not options.json:
+        console.print(
+            f"{cores} cores for up to {max(options.workers)} workers, the driver and the servers: compare CPU per request"
+        )
+    found = []
+    for number, run in enumerate(planned, 1):
+        print(f"{number}/{len(planned)} {run.name}", file=sys.stderr)
+        found.append(measure(run, options))
+    if options.json:
+        json.dump(found, sys.stdout, indent=1)
+    else:
+        console.print(table(found))
+    return 0 if all(row["endings"].keys() <= {"ok"} for row in found) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
