@@ -15,6 +15,7 @@ from epp.contracts import HOOKS
 from epp.data import INFLIGHT_REQUESTS, INFLIGHT_TOKENS, KV_USAGE, RUNNING, WAITING
 from epp.document import Amount, Document, FlowControlEntry, PluginEntry, ProfileEntry, Ref
 from epp.findings import WHOLE, Findings, Place
+from epp.flow_assembly import unshielded
 from epp.pipeline import WiredProfile
 from epp.plugin import Picker, Plugin, Scorer
 from epp.quantities import parse_duration
@@ -52,6 +53,7 @@ def advise(document: Document, assembly: Assembly, findings: Findings, around: S
         _prefix(entry, wired, findings)
     _untold(entries, assembly, findings)
     _unreachable(entries, assembly, findings)
+    _isolation(document, assembly, findings)
     _staleness({entry.name: entry for entry in document.plugins}, assembly, findings, around)
 
 
@@ -142,6 +144,20 @@ def _unreachable(entries: Mapping[str, ProfileEntry], assembly: Assembly, findin
             f"profile '{name}' is never run: profile handler '{handler.name}' runs {_listed(reached)}",
             "remove it, or let it run as a shadow by 'shadow: true'",
         )
+
+
+def _isolation(document: Document, assembly: Assembly, findings: Findings) -> None:
+    """Whoever switches flow control on and says nothing of fairness has the field's default, which has none."""
+    if assembly.flow is None or not (bands := unshielded(document, assembly.flow)):
+        return
+    policy = assembly.flow.band(bands[0].priority).fairness
+    findings.warning(
+        bands[0].place,
+        "no-isolation",
+        f"{', '.join(band.what for band in bands)}: no fairnessPolicyRef is given, and {policy.name} isolates nobody: "
+        "a flow with many requests keeps the others of its band waiting",
+        "name token-weighted-fairness-policy or round-robin-fairness-policy, or say so with " + policy.name,
+    )
 
 
 def _listed(names: Collection[str]) -> str:

@@ -9,10 +9,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from epp import contracts, registry
+from epp import contracts, registry, response_phase
 from epp.data import INFLIGHT_TOKENS, Column
-from epp.document import Document, ProfileEntry, Ref
+from epp.document import FLOW_CONTROL_GATE, Document, ProfileEntry, Ref
 from epp.findings import WHOLE, Findings, Place
+from epp.flow.plan import FlowPlan
+from epp.flow_assembly import POLICIES, plan, plugins_of
 from epp.pipeline import WiredProfile
 from epp.plugin import (
     Admitter,
@@ -30,6 +32,7 @@ from epp.plugin import (
     Scorer,
     Screener,
 )  # fmt: skip
+from epp.response_phase import NONE
 from epp.stock import Stock, kinds_of
 
 SCHEDULING = (Filter, Scorer, Picker)
@@ -69,6 +72,7 @@ class Assembly:
     sources: list[Scraped] = field(default_factory=list)
     discovery: Discovery | None = None
     saturation: SaturationDetector | None = None
+    flow: FlowPlan | None = None
     producers: tuple[DataProducer, ...] = ()
     columns: tuple[Column[Any], ...] = ()
 
@@ -81,10 +85,12 @@ def assemble(document: Document, findings: Findings, *, allow_experimental: bool
     bench.wire_profiles()
     bench.wire_parsers()
     bench.wire_saturation()
+    bench.assembly.flow = plan(document, bench.stock, findings, bench.assembly.saturation)
     bench.wire_data_layer()
     bench.drop_unused()
     if not (bench.stock.broken or bench.stock.unresolved):  # what is missing would only repeat itself here
         bench.wire_data()
+        bench.check_response_phase()
     return bench.assembly
 
 
@@ -237,15 +243,13 @@ class _Bench:
                 self.assembly.parsers.append(parser)
 
     def wire_saturation(self) -> None:
-        ref = self.document.saturation
-        if ref is None:
-            return
+        """Sheddable requests are measured by it without flow control too."""
+        ref = self.document.saturation or Ref(DEFAULT_DETECTOR)
         if ref.name == DEFAULT_DETECTOR and ref.name not in self.stock.entries:
-            self.findings.warning(
-                ref.place,
-                "no-effect",
-                f"saturation detector '{ref.name}' has no effect in this version: all requests have priority 0",
-            )
+            added = self.stock.add(ref.name)
+            self.assembly.saturation = added if isinstance(added, SaturationDetector) else None
+            if added is not None and not self.document.gates[FLOW_CONTROL_GATE]:
+                self.stock.discard(ref.name)  # nobody has asked for it: what it would read need not be there
             return
         self.assembly.saturation = self.stock.resolve(ref, SaturationDetector, "flowControl.saturationDetector")
 
@@ -347,6 +351,7 @@ class _Bench:
             plugin.name for plugin in (assembly.handler, assembly.discovery, assembly.saturation) if plugin
         }
         used |= {plugin.name for plugin in assembly.parsers} | self.in_profiles | self.named
+        used |= {plugin.name for plugin in plugins_of(assembly.flow)}
         used |= {plugin.name for scraped in assembly.sources for plugin in (scraped.source, *scraped.extractors)}
         for name, plugin in list(self.stock.plugins.items()):
             if name in used or isinstance(plugin, DataProducer):
@@ -360,13 +365,13 @@ class _Bench:
                 self.findings.warning(
                     self.stock.place(name), "unused-plugin", f"plugin '{name}' is in no profile and {effect}"
                 )
-            elif not isinstance(plugin, (*BY_THEMSELVES, ProfileHandler)):
+            elif isinstance(plugin, POLICIES) or not isinstance(plugin, (*BY_THEMSELVES, ProfileHandler)):
                 self.findings.warning(
                     self.stock.place(name),
                     "unused-plugin",
                     f"plugin '{name}', {kinds_of(plugin)}, is referenced nowhere and has no effect",
                 )
-            if not isinstance(plugin, BY_THEMSELVES):
+            if isinstance(plugin, POLICIES) or not isinstance(plugin, BY_THEMSELVES):
                 del self.stock.plugins[name]
 
     def wire_data(self) -> None:
@@ -387,6 +392,24 @@ class _Bench:
             if rule == "no-producer" and not self.assembly.sources and not self.document.inject_defaults:
                 hint = hint or "dataLayer.injectDefaults is false"
             self.findings.error(self.stock.place(name), rule, message, hint)
+
+    def check_response_phase(self) -> None:
+        """Nobody may need what is switched off."""
+        if self.document.response_phase != NONE:
+            return
+        # The default detector makes do with what servers report.
+        plugins = [p for p in self.stock.plugins.values() if type(p).type_name != DEFAULT_DETECTOR]
+        needs = response_phase.needs(plugins)
+        if self.document.gates[FLOW_CONTROL_GATE]:
+            needs.append((FLOW_CONTROL_GATE, "waits for answers to end"))
+        if needs:
+            who = "; ".join(f"'{name}' {why}" for name, why in needs)
+            self.findings.error(
+                self.document.response_phase_place,
+                "response-phase",
+                f"requestHandler.responsePhase is {NONE}, but {who}",
+                f"write '{response_phase.FULL}', or remove what needs it",
+            )
 
     def note_unread(self) -> None:
         """Producers that stay for their other parts, though nobody reads their data."""

@@ -69,14 +69,18 @@ class Snapshot:
     """A roster with its scraped values at one table epoch.
 
     `values[name]` is float64 of shape (endpoints,), NaN where the engine does not report it; `names[name]` a list of
-    frozensets. `fresh`, `known` and `down` are masks; known = scraped at least once.
+    frozensets. `fresh`, `known` and `down` are masks; known = scraped at least once. `ages`: seconds from the last good scrape
+    to the making of this snapshot, for who has a limit of its own; None: only `fresh` is known. `counted_at_scrape` is what was in
+    flight at the last good scrape, however old that is.
     """
 
     __slots__ = (
         "_sent_before",
+        "ages",
         "all_fresh",
         "any_down",
         "cache",
+        "counted_at_scrape",
         "down",
         "endpoints",
         "fresh",
@@ -98,6 +102,7 @@ class Snapshot:
         down: Mask,
         inflight_at_scrape: Floats,
         names: Mapping[str, Sequence[frozenset[str]]] | None = None,
+        ages: Floats | None = None,
     ) -> None:
         self.roster = roster
         self.endpoints = roster.endpoints
@@ -108,6 +113,8 @@ class Snapshot:
         self.down = down
         self.all_fresh = bool(fresh.all())
         self.any_down = bool(down.any())
+        self.ages = ages
+        self.counted_at_scrape = inflight_at_scrape
         # With no fresh endpoint the last scrapes say nothing: the load in flight counts from zero.
         self.inflight_at_scrape = inflight_at_scrape if self.all_fresh or fresh.any() else np.zeros(len(self.endpoints))
         self.cache: dict[str, Floats] = {}

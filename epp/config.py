@@ -10,13 +10,15 @@ from typing import Any
 
 import msgspec
 
-from epp import document, schema, yaml_nodes
+from epp import document, flow_assembly, schema, yaml_nodes
 from epp.advice import DEFAULT_SURROUNDINGS, Surroundings, advise
 from epp.assembly import Assembly, Scraped, assemble
 from epp.findings import ConfigError, ConfigErrors, ConfigWarning, Findings
+from epp.flow.plan import FlowPlan
 from epp.pipeline import Pipeline, Recipe, compile_pipeline
-from epp.plugin import DataSource, Discovery, Extractor, Scorer
+from epp.plugin import DataSource, Discovery, Extractor, SaturationDetector, Scorer
 from epp.quantities import parse_duration, parse_quantity
+from epp.response_phase import FULL
 
 __all__ = [
     "ConfigError",
@@ -34,12 +36,14 @@ DEFAULT_SOURCE = "built-in default configuration"
 DEFAULT_TEXT = f"""\
 apiVersion: {schema.API_VERSION}
 kind: {schema.KIND}
+featureGates: [flowControl]
 plugins:
 - {{type: token-load-scorer, parameters: {{queueThresholdTokens: 262144}}}}
 - type: queue-scorer
 - type: running-requests-size-scorer
 - type: kv-cache-utilization-scorer
 - type: prefix-cache-scorer
+- type: token-weighted-fairness-policy
 schedulingProfiles:
 - name: default
   plugins:
@@ -48,6 +52,10 @@ schedulingProfiles:
   - {{pluginRef: running-requests-size-scorer, weight: 1}}
   - {{pluginRef: kv-cache-utilization-scorer, weight: 1}}
   - {{pluginRef: prefix-cache-scorer, weight: 1}}
+flowControl:
+  maxRequests: 5k
+  maxBytes: 1G
+  defaultPriorityBand: {{fairnessPolicyRef: token-weighted-fairness-policy}}
 """
 
 
@@ -67,6 +75,9 @@ class EffectiveConfig:
     gates: Mapping[str, bool]
     warnings: tuple[ConfigWarning, ...]
     document: Mapping[str, Any]
+    response_phase: str = FULL
+    saturation: SaturationDetector | None = None  # one is always there; None only in tests that make their own
+    flow: FlowPlan | None = None  # None: flow control is off
 
     @property
     def data_source(self) -> DataSource:
@@ -110,6 +121,9 @@ def load(
         gates=read.gates,
         warnings=findings.sorted_warnings(),
         document=_effective(read, assembly),
+        response_phase=read.response_phase,
+        saturation=assembly.saturation,
+        flow=assembly.flow,
     )
 
 
@@ -141,17 +155,22 @@ def _effective(read: document.Document, assembly: Assembly) -> dict[str, Any]:
         "apiVersion": schema.API_VERSION,
         "kind": schema.KIND,
         "featureGates": [f"{name}={str(value).lower()}" for name, value in read.gates.items()],
-        "plugins": [_plugin(name, assembly) for name in assembly.plugins],
+        "plugins": [_plugin(name, assembly) for name in assembly.plugins if name not in flow_assembly.IMPLIED],
         "schedulingProfiles": [
             {"name": wired.name, "plugins": [_member(plugin, weight) for plugin, weight in wired.members]}
             | ({"shadow": True} if wired.shadow else {})
             for wired in assembly.profiles
         ],
         "dataLayer": data_layer,
-        "requestHandler": {"parsers": [_ref(parser.name) for parser in assembly.parsers]},
+        "requestHandler": {
+            "parsers": [_ref(parser.name) for parser in assembly.parsers],
+            "responsePhase": read.response_phase,
+        },
     }
     if assembly.saturation is not None:
         effective["flowControl"] = {"saturationDetector": _ref(assembly.saturation.name)}
+    if assembly.flow is not None:
+        effective["flowControl"] |= flow_assembly.as_document(assembly.flow)
     return effective
 
 

@@ -5,7 +5,7 @@ consumed `Datum` comes from one plugin that runs before the reader does (STAGES)
 plugin, a data producer or the profile handler. Keys are matched by name, then their types must be
 equal. Producers form no cycle and run in an order in which each finds what it reads; among those
 that do not depend on each other, the order of the configuration holds. An optional datum need not
-be produced; where it is, the same rules hold.
+be produced; where it is, the same rules hold. All who cut prompts into blocks have blocks of one size.
 
 What nobody reads is not kept: columns are the union of what is consumed.
 """
@@ -32,6 +32,7 @@ from epp.plugin import (
     Scorer,
     Screener,
 )  # fmt: skip
+from epp.prefix.match import CutsPrompts
 
 HOOKS = (PreRequest, ResponseReceived, ResponseStreaming, ResponseComplete)
 STAGES: tuple[tuple[type[Plugin], ...], ...] = (
@@ -75,8 +76,18 @@ def check(plugins: Sequence[Plugin]) -> Checked:
             breaches += _reading(reader, key, columns if isinstance(key, Column) else data)
         for datum in reader.optional:
             breaches += _reading(reader, datum, data) if datum.name in data else []
+    breaches += _blocks([p for p in plugins if isinstance(p, CutsPrompts)])
     producers, cycle = _in_order([p for p in plugins if isinstance(p, DataProducer)], data)
     return Checked(producers, _columns(plugins), (*breaches, *cycle))
+
+
+def _blocks(cutters: Sequence[Plugin]) -> Iterable[Breach]:
+    """Blocks of one size; said of those that differ from the last, which may be a default that nobody wrote down."""
+    sizes = [cutter.block_tokens for cutter in cutters if isinstance(cutter, CutsPrompts)]
+    for cutter, size in zip(cutters, sizes, strict=True):
+        if size != sizes[-1]:
+            why = f"{told(cutter)} has blocks of {size} tokens and {told(cutters[-1])} of {sizes[-1]}, and all share one index"
+            yield Breach(cutter.name, "block-sizes", why, "give all the same blockSizeTokens, or remove one")
 
 
 def unread(plugins: Sequence[Plugin]) -> list[Plugin]:

@@ -5,12 +5,13 @@ quiet fallback, except where FAIL-OPEN stands.
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Protocol
 
 import numpy as np
 
 from epp.candidates import Candidates, Scores
-from epp.decision import Decision, ProfileRun
+from epp.decision import Decision, ProfileRun, Response
 from epp.errors import Cause, PluginFault, ProducerFailed, Refused
 from epp.pipeline import Pipeline
 from epp.plugin import Profile
@@ -60,9 +61,20 @@ async def decide(pipeline: Pipeline, request: Request, pool: Pool) -> Decision:
     decision = schedule(pipeline, request, candidates)
     if pipeline.shadows:
         decision.shadows = run_shadows(pipeline, request, candidates, pool)
-    for before_send in pipeline.pre_request:
-        before_send(request, decision)
+    try:
+        for before_send in pipeline.pre_request:
+            before_send(request, decision)
+    except Exception:
+        never_sent(pipeline, request, decision, pipeline.pre_request.index(before_send))
+        raise
     return decision
+
+
+def never_sent(pipeline: Pipeline, request: Request, decision: Decision, failed: int) -> None:
+    """The call at `failed` of those before a request is sent has raised: what it and those before it have noted is taken back."""
+    for complete in pipeline.taking_back(failed):
+        with suppress(Exception):  # the first failure is the one that counts
+            complete(request, decision, Response())
 
 
 def screened(pipeline: Pipeline, request: Request, candidates: Candidates) -> Candidates:

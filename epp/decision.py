@@ -57,6 +57,7 @@ class Decision:
         self.shadows: Mapping[str, ProfileRun | None] = NO_SHADOWS
 
 
+SERVED = "x-gateway-destination-endpoint-served"  # in the gateway's metadata
 PREFILL = "prefill"  # what the field calls the profile, unless a profile handler says otherwise
 NO_SHADOWS: Mapping[str, ProfileRun | None] = {}
 
@@ -66,19 +67,26 @@ class Response:
 
     Plugins read it. `headers` has names in lower case. ResponseReceived plugins may put headers for the client into
     `set_headers`; ResponseComplete plugins may put dynamic metadata (namespace -> key -> value) into `metadata`, which goes to
-    the gateway with the last piece of the body.
+    the gateway with the last piece of the body. `gateway` is what the gateway says of its balancing, key -> value; None: nothing.
     """
 
-    __slots__ = ("headers", "metadata", "set_headers", "status", "streaming", "usage", "whole")
+    __slots__ = ("gateway", "headers", "metadata", "set_headers", "status", "streaming", "usage", "whole")
 
     def __init__(self, status: int = 0, headers: Mapping[str, str] | None = None, *, streaming: bool = False) -> None:
         self.status = status
         self.headers: Mapping[str, str] = headers if headers is not None else {}
         self.streaming = streaming
+        self.gateway: Mapping[str, object] | None = None
         self.usage: Usage | None = None
         self.whole = False  # it has come to its end; False at ResponseComplete: something cut it short
         self.set_headers: dict[str, str] = {}
         self.metadata: dict[str, dict[str, object]] = {}
+
+    @property
+    def served(self) -> str:
+        """Who served the request, `ip:port`, where the gateway says so; empty: it does not."""
+        said = self.gateway.get(SERVED) if self.gateway is not None else None
+        return said if isinstance(said, str) else ""
 
 
 class Usage:

@@ -12,12 +12,14 @@ from typing import Any, NamedTuple
 from epp import schema
 from epp.findings import WHOLE, Findings, Place, nearest
 from epp.quantities import parse_bool, parse_duration, parse_quantity
+from epp.response_phase import FULL, PHASES
 from epp.schema import API_VERSION, API_VERSION_DEPRECATED, KIND, names
 from epp.yaml_nodes import Node
 
 GATES: Mapping[str, bool] = {"flowControl": False, "haPopulateNonLeaderDatastore": True}
 GATES_REMOVED = frozenset(("dataLayer", "enableLegacyMetrics", "prepareDataPlugins"))
 FLOW_CONTROL_GATE, STANDBY_GATE = GATES
+PRIORITY_END = 1 << 31
 
 _ROOT = names(schema.Configuration)
 _DATA_LAYER = names(schema.DataLayer)
@@ -88,6 +90,9 @@ class BandEntry:
     fairness: Ref | None = None
     ordering: Ref | None = None
     place: Place = WHOLE
+    ttl: Amount | None = None
+    queue: Ref | None = None
+    displacement: Ref | None = None
 
 
 @dataclass(slots=True)
@@ -121,6 +126,8 @@ class Document:
     sources: list[SourceEntry] = field(default_factory=list)
     discovery: Ref | None = None
     parsers: list[Ref] = field(default_factory=list)
+    response_phase: str = FULL
+    response_phase_place: Place = WHOLE
     flow_control: FlowControlEntry | None = None
     saturation: Ref | None = None
 
@@ -140,6 +147,7 @@ def read(root: Node, findings: Findings) -> Document:
     _flow_control(reader, fields.get("flowControl"), document, root.keys.get("flowControl", WHOLE))
     handler = reader.mapping(fields.get("requestHandler"), "requestHandler", _HANDLER)
     document.parsers = reader.refs(handler.get("parsers"), "requestHandler.parsers")
+    _response_phase(reader, handler.get("responsePhase"), document)
     _deprecated(reader, root, fields, document)
     return document
 
@@ -301,10 +309,6 @@ def _gates(reader: _Reader, node: Node | None, document: Document) -> None:
 
 
 def _gate_effect(reader: _Reader, entry: Node, name: str, value: bool) -> None:
-    if name == FLOW_CONTROL_GATE and value:
-        reader.findings.error(
-            entry.place, "unsupported", f"feature gate '{name}' is not supported by this version", "remove it"
-        )
     if name == STANDBY_GATE and not value:
         reader.findings.warning(
             entry.place, "no-effect", f"feature gate '{name}' has no effect without leader election"
@@ -381,7 +385,7 @@ def _flow_control(reader: _Reader, node: Node | None, document: Document, at: Pl
     if not set(fields) - {"saturationDetector"}:
         return
     usage = "usageLimitPolicyPluginRef"
-    document.flow_control = entry = FlowControlEntry(
+    document.flow_control = FlowControlEntry(
         place=at,
         bytes_max=reader.quantity(fields.get("maxBytes"), "flowControl.maxBytes"),
         requests_max=reader.quantity(fields.get("maxRequests"), "flowControl.maxRequests"),
@@ -395,16 +399,24 @@ def _flow_control(reader: _Reader, node: Node | None, document: Document, at: Pl
         usage_limit=reader.optional_ref(fields.get(usage), f"flowControl.{usage}"),
         eviction=reader.boolean(fields.get("enableEviction"), "flowControl.enableEviction", False),
     )
-    enabled = document.gates[FLOW_CONTROL_GATE]
-    if enabled and entry.eviction:
-        reader.findings.error(
-            fields["enableEviction"].place, "unsupported", "flowControl.enableEviction is not supported by this version"
-        )
-    if not enabled:
+    if not document.gates[FLOW_CONTROL_GATE]:
         hint = "its settings other than saturationDetector are ignored"
         reader.findings.warning(
             at, "gate-missing", f"flowControl has no effect without the feature gate '{FLOW_CONTROL_GATE}'", hint
         )
+
+
+def _response_phase(reader: _Reader, node: Node | None, document: Document) -> None:
+    what = "requestHandler.responsePhase"
+    given = reader.text(node, what)
+    if node is None or not given:
+        return
+    if given not in PHASES:
+        reader.findings.error(
+            node.place, "response-phase", f"{what}: '{given[:128]}' is not known", nearest(given, PHASES)
+        )
+        return
+    document.response_phase, document.response_phase_place = given, node.place
 
 
 def _bands(reader: _Reader, node: Node | None) -> tuple[BandEntry, ...]:
@@ -426,13 +438,26 @@ def _band(reader: _Reader, node: Node | None, what: str) -> BandEntry | None:
     fields = reader.mapping(node, what, _BAND)
     return BandEntry(
         what,
-        int(reader.number(fields.get("priority"), f"{what}.priority", (int,)) or 0),
+        _priority(reader, fields.get("priority"), f"{what}.priority"),
         reader.quantity(fields.get("maxBytes"), f"{what}.maxBytes"),
         reader.quantity(fields.get("maxRequests"), f"{what}.maxRequests"),
         reader.optional_ref(fields.get("fairnessPolicyRef"), f"{what}.fairnessPolicyRef"),
         reader.optional_ref(fields.get("orderingPolicyRef"), f"{what}.orderingPolicyRef"),
         node.place,
+        reader.duration(fields.get("defaultRequestTTL"), f"{what}.defaultRequestTTL"),
+        reader.optional_ref(fields.get("queueRef"), f"{what}.queueRef"),
+        reader.optional_ref(fields.get("displacementPolicyRef"), f"{what}.displacementPolicyRef"),
     )
+
+
+def _priority(reader: _Reader, node: Node | None, what: str) -> int:
+    """As wide as that of an InferenceObjective."""
+    priority = int(reader.number(node, what, (int,)) or 0)
+    if node is not None and not -PRIORITY_END <= priority < PRIORITY_END:
+        why = f"{what}: {priority} is not from {-PRIORITY_END} to {PRIORITY_END - 1}"
+        reader.findings.error(node.place, "bad-priority", why)
+        return 0
+    return priority
 
 
 def _detector(reader: _Reader, node: Node, what: str) -> Ref | None:

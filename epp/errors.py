@@ -15,22 +15,37 @@ class Cause(enum.Enum):
     INVALID_BODY = "invalid-body"
     MODEL_MISSING = "model-missing"
     BODY_TOO_LARGE = "body-too-large"
+    BODY_STALLED = "body-stalled"
+    BODIES_HELD = "bodies-held"
     NO_CANDIDATES = "no-candidates"
     SCREENED_OUT = "screened-out"
     NOT_ADMITTED = "not-admitted"
+    SHED = "shed"
     UNKNOWN_PROFILE = "unknown-profile"
     NO_ENDPOINT_LEFT = "no-endpoint-left"
+    NOT_CACHED = "not-cached"
+    QUEUE_AT_CAPACITY = "queue-at-capacity"
+    QUEUE_WITHOUT_ENDPOINTS = "queue-without-endpoints"
+    TTL_EXPIRED = "ttl-expired"
+    TTL_EXPIRED_WITHOUT_ENDPOINTS = "ttl-expired-without-endpoints"
+    CONTEXT_CANCELLED = "context-cancelled"
+    DISPLACED = "displaced"
+    FLOW_CONTROL = "flow-control"
     SHUTTING_DOWN = "shutting-down"
     INTERNAL = "internal"
 
 
 class Refused(Exception):
-    """The request gets an error answer instead of an endpoint. `detail` completes the cause's text."""
+    """The request gets an error answer instead of an endpoint. `detail` completes the cause's text.
 
-    def __init__(self, cause: Cause, detail: str = "") -> None:
+    `retry_after_s` is told to the client as whole seconds; 0: nothing is known of when it would fare better.
+    """
+
+    def __init__(self, cause: Cause, detail: str = "", retry_after_s: int = 0) -> None:
         super().__init__(f"{cause.value}: {detail}" if detail else cause.value)
         self.cause = cause
         self.detail = detail
+        self.retry_after_s = retry_after_s
 
 
 class ProtocolViolation(Exception):

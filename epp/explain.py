@@ -90,7 +90,7 @@ class Cached(msgspec.Struct, frozen=True):
 
 
 class Explanation(msgspec.Struct, frozen=True, kw_only=True):
-    """One decision. `ago_s`: how long ago it was made, when it was explained."""
+    """One decision. `ago_s`: how long ago it was made, when it was explained. `left_out`: plugins that had failed too often."""
 
     request_id: str
     model: str
@@ -106,6 +106,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     profiles: list[Profiled]
     refused: str = ""
     cached: Cached | None = None
+    left_out: list[str] = []
 
 
 def explain(
@@ -116,6 +117,7 @@ def explain(
     *,
     ago_s: float = 0.0,
     worker: int = 0,
+    left_out: Sequence[str] = (),
 ) -> Explanation:
     """The decision that this pipeline took on this request, or how it came to refuse it."""
     wired = {profile.name: profile for profile in pipeline.recipe.profiles}
@@ -142,6 +144,7 @@ def explain(
         profiles=profiles,
         refused=str(refused) if refused is not None else "",
         cached=_cached(request, decision, match) if decision is not None and match is not None else None,
+        left_out=list(left_out),
     )
 
 

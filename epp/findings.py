@@ -39,6 +39,7 @@ ERRORS: Mapping[str, str] = {
     "plugin-import": "The module that a plugin type names cannot be imported.",
     "unknown-ref": "A reference names a plugin that is not in `plugins`.",
     "wrong-kind": "A reference names a plugin that does not implement what is needed there.",
+    "response-phase": "responsePhase is neither full nor none, or none where a plugin needs answers.",
     "reference-cycle": "Plugins name each other by their parameters, in a circle.",
     "name-taken": "A plugin has the name of a default plugin that is needed.",
     "no-handler": "There are several profiles and no profile handler.",
@@ -49,12 +50,17 @@ ERRORS: Mapping[str, str] = {
     "no-source": "No data source is configured, and none is to be added.",
     "one-extractor": "A data source has two extractors of one type.",
     "two-producers": "Two plugins produce one value.",
+    "block-sizes": "Two producers cut prompts into blocks of different sizes, and share one index.",
     "no-producer": "A plugin reads a value that nobody produces.",
     "type-clash": "A plugin reads a value as something else than it is produced.",
     "stage-order": "A plugin reads a value that is produced only after it has run.",
     "producer-cycle": "Data producers wait for each other's values.",
     "no-discovery": "No place is given where endpoints come from (`epp serve` alone).",
     "two-discoveries": "Endpoints come from --endpoints and from a plugin (`epp serve` alone).",
+    "bad-object": "An object of --objects-dir is wrong.",
+    "bad-priority": "A priority does not fit 32 bits.",
+    "too-many-bands": "There are more bands than have a place in shared memory.",
+    "queue-mismatch": "A queue cannot do what its band's policies need.",
     "unsupported": "Something of llm-d-router is not supported by this version.",
 }
 WARNINGS: Mapping[str, str] = {
@@ -80,6 +86,7 @@ WARNINGS: Mapping[str, str] = {
     "unreachable-profile": "The profile handler never runs this profile.",
     "staleness-below-interval": "Values count as stale before the next scrape can renew them.",
     "limit-above-total": "A band's limit is above that of all bands together, so it is never reached.",
+    "no-isolation": "A band's fairness policy, by default, lets one flow starve the others.",
     "limit-below-body": "Fewer bytes may wait than one request body may have.",
 }
 

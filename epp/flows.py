@@ -63,6 +63,22 @@ class Queued(Protocol):
     def request(self) -> Any: ...
 
 
+def original(item: Queued) -> Any:
+    """The request that waits: what was handed in, or what that says its `request` is."""
+    handed = item.request
+    return getattr(handed, "request", handed)
+
+
+class HandleVoid(LookupError):
+    """A queue was asked to remove by a handle that is void, or another queue's."""
+
+    def __init__(self, queue: str) -> None:
+        super().__init__(
+            f"queue '{queue}': this handle is void or another queue's; a handle ends when its item leaves, by take, remove or void, "
+            "so forget it then, or call void, which is harmless"
+        )
+
+
 class Capability(enum.Flag):
     """What a queue can do, and what a policy needs of one."""
 

@@ -4,18 +4,18 @@ Milliseconds throughout. Headroom is objective - prediction: 0 and above keeps t
 who reads them does so by `latency_predictions(producer)`.
 """
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
 
+from epp import client_headers
 from epp.candidates import Floats, Mask
 from epp.data import Datum
 from epp.request import Request
 
 PREDICTOR = "predicted-latency-producer"
-TTFT_HEADERS = ("x-llm-d-slo-ttft-ms", "x-slo-ttft-ms")  # the current name hides the older one
-TPOT_HEADERS = ("x-llm-d-slo-tpot-ms", "x-slo-tpot-ms")
+TTFT_HEADERS = client_headers.TTFT_SLO_MS
+TPOT_HEADERS = client_headers.TPOT_SLO_MS
 
 
 class LatencyPredictions:
@@ -48,13 +48,5 @@ def latency_predictions(producer: str) -> Datum[LatencyPredictions]:
 
 
 def objective_ms(request: Request, names: Sequence[str]) -> float:
-    """The objective in the first of these headers that is there; what is no finite number counts as none, which is 0."""
-    for name in names:
-        given = request.headers.get(name)
-        if given is not None:
-            try:
-                objective = float(given)
-            except ValueError:
-                return 0.0
-            return objective if math.isfinite(objective) else 0.0
-    return 0.0
+    """The objective in the first of these headers that is there; what is no number above 0 counts as none, which is 0."""
+    return client_headers.slo_ms(request.headers, names)

@@ -75,8 +75,17 @@ WORKER_COUNTERS = (
     Metric("cached_prompt_tokens_total", "counter", "Prompt tokens that model servers reported as cached."),
     Metric("completion_tokens_total", "counter", "Completion tokens that model servers reported."),
     Metric("connections_total", "counter", "Connections accepted."),
-    Metric("abuse_total", "counter", "Connections closed for abuse of HTTP/2."),
     Metric("bus_frames_total", "counter", "Prefix-index frames sent to the index writer."),
+    Metric(
+        "objectives_unknown_total",
+        "counter",
+        "Requests that named an objective that is not known: their priority is 0.",
+    ),
+    Metric(
+        "flow_policy_failures_total",
+        "counter",
+        "Policies of flow control that failed; the plain rule took their place.",
+    ),
     Metric("bus_drops_total", "counter", "Prefix-index frames dropped because the bus was full."),
 )
 LOOP_LAG = Metric("loop_lag_us", "gauge", "By how much the worker's event loop was late at its last beat.")
@@ -250,6 +259,11 @@ PREDICTION_UNREPORTED = Metric(
     "counter",
     "Requests with a prediction, answered by a model server that has never reported cached prompt tokens.",
 )
+PREDICTION_MISSED = Metric(
+    "prefix_unreported_hits_total",
+    "counter",
+    "Unreported requests of whose prompt more than a quarter was predicted to be cached.",
+)
 PREDICTION_PROMPT_TOKENS = Metric(
     "prefix_checked_prompt_tokens_total", "counter", "Prompt tokens of checked requests, by the model server's count."
 )
@@ -284,6 +298,7 @@ PREDICTION = Group(
         REPORTED_TOKENS,
         OVERPREDICTED_TOKENS,
         UNDERPREDICTED_TOKENS,
+        PREDICTION_MISSED,
     ),
 )
 SHADOW_DECISIONS = Metric(
@@ -292,8 +307,112 @@ SHADOW_DECISIONS = Metric(
     "Decisions of shadow profiles, by whether they agreed with what was picked.",
 )
 SHADOWS = Group("shadows", ("profile", "outcome"), counters=(SHADOW_DECISIONS,), blocks=64)
-GROUPS = (REQUEST, ERROR, ATTEMPTS, PREDICTION, SHADOWS)
+PEER_FAULTS = Metric(
+    "abuse_total",
+    "counter",
+    "Connections closed, or streams given up, because the peer of the ext_proc port cost more than it brought, by cause.",
+)
+ABUSE = Group("abuse", ("cause",), counters=(PEER_FAULTS,), blocks=64)
 PLUGIN_LABELS = ("plugin_name", "plugin_type")
+PLUGIN_LEFT_OUT = Metric(
+    "plugin_left_out", "gauge", "Whether the plugin is left out of the pipeline, because it failed again and again."
+)
+PLUGIN_FAULTS = Metric("plugin_faults_total", "counter", "Exceptions of the plugin; each cost at most one request.")
+PLUGIN_EXCLUSIONS = Metric("plugin_exclusions_total", "counter", "How often the plugin was left out for a while.")
+ISOLATION = Group(
+    "isolation", PLUGIN_LABELS, gauges=(PLUGIN_LEFT_OUT,), counters=(PLUGIN_FAULTS, PLUGIN_EXCLUSIONS), blocks=256
+)
+REVOKE = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+REVOCATIONS_ISSUED_TOTAL = Metric(
+    "flow_control_revocations_issued_total",
+    "counter",
+    "Requests that were being served and were given up, by the priority of who waited.",
+)
+REVOCATIONS_TOTAL = Metric(
+    "flow_control_revocations_total",
+    "counter",
+    "Revocations by how they ended: the stream's end is known (confirmed), or it was not in time (timed_out).",
+)
+REVOCATION_CONFIRMATION = Metric(
+    "flow_control_revocation_confirmation_seconds", "histogram", "From a revocation to its stream's end.", REVOKE
+)
+REVOCATIONS_ISSUED = Group(
+    "revocations_issued", ("priority", "inference_pool"), counters=(REVOCATIONS_ISSUED_TOTAL,), blocks=64
+)
+REVOCATIONS = Group("revocations", ("outcome", "inference_pool"), counters=(REVOCATIONS_TOTAL,), blocks=4)
+CONFIRMATIONS = Group(
+    "revocation_confirmations", ("inference_pool",), histograms=(Labelled(REVOCATION_CONFIRMATION),), blocks=4
+)
+REVOKED = (REVOCATIONS_ISSUED, REVOCATIONS, CONFIRMATIONS)
+QDUR = (0.0001, 0.0005, 0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+FLOW_REQUESTS_TOTAL = Metric(
+    "flow_control_requests_total", "counter", "Requests that came to flow control, by how their way through it ended."
+)
+FLOW_QUEUE_DURATION = Metric(
+    "flow_control_request_queue_duration_seconds",
+    "histogram",
+    "From a request's arrival at flow control to its outcome.",
+    QDUR,
+)
+FLOW_ENQUEUE_DURATION = Metric(
+    "flow_control_request_enqueue_duration_seconds",
+    "histogram",
+    "Time taken to let a request through, turn it away or give it a place; NotYetFinalized: it waits.",
+    SCHED,
+)
+FLOW_QUEUE_SIZE = Metric("flow_control_queue_size", "gauge", "Requests that wait.")
+FLOW_QUEUE_BYTES = Metric("flow_control_queue_bytes", "gauge", "Bytes of the bodies of requests that wait.")
+FLOW_CYCLE = Metric(
+    "flow_control_dispatch_cycle_duration_seconds", "histogram", "One look at who may go, while something waits.", SCHED
+)
+FLOW_REQUESTS = Group(
+    "flow_requests", ("outcome", "priority", "inference_pool"), counters=(FLOW_REQUESTS_TOTAL,), blocks=640
+)
+FLOW_DURATIONS = Group(
+    "flow_durations",
+    ("fairness_id", "priority", "outcome", "inference_pool", "model_name", "target_model_name"),
+    histograms=(Labelled(FLOW_QUEUE_DURATION),),
+)
+FLOW_ENQUEUES = Group(
+    "flow_enqueues", ("fairness_id", "priority", "outcome"), histograms=(Labelled(FLOW_ENQUEUE_DURATION),)
+)
+FLOW_QUEUES = Group(
+    "flow_queues",
+    ("fairness_id", "priority", "inference_pool", "model_name", "target_model_name"),
+    gauges=(FLOW_QUEUE_SIZE, FLOW_QUEUE_BYTES),
+)
+FLOW_GROUPS = (FLOW_REQUESTS, FLOW_DURATIONS, FLOW_ENQUEUES, FLOW_QUEUES, *REVOKED)  # only with flow control
+# Of flow control, computed when the page is read.
+FLOW_SATURATION = Metric(
+    "flow_control_pool_saturation", "gauge", "How full the pool is, by stage; effective: the fullest, which counts."
+)
+FLOW_STALE = Metric(
+    "flow_control_stale_endpoints", "gauge", "Endpoints that the detector counts by what is in flight alone."
+)
+FLOW_CAPACITY = {
+    unit: Metric(
+        f"flow_control_capacity_utilization_{unit}",
+        "gauge",
+        f"Waiting {unit} by the limit of their band, over all workers.",
+    )
+    for unit in ("requests", "bytes")
+}
+FLOW_CAPACITY_ALL = {
+    unit: Metric(
+        f"flow_control_global_capacity_utilization_{unit}",
+        "gauge",
+        f"Waiting {unit} by the limit of all bands together.",
+    )
+    for unit in ("requests", "bytes")
+}
+FLOW_OLDEST = Metric("flow_control_oldest_age_seconds", "gauge", "How long the oldest request of a band has waited.")
+FLOW_RECLAIM_TARGET = Metric(
+    "flow_control_reclaim_target", "gauge", "By how much the saturation was too high at the last revocation."
+)
+FLOW_RECLAIM_PENDING = Metric(
+    "flow_control_pending_reclaim", "gauge", "The saturation that is on its way to be freed by revocations."
+)
+GROUPS = (REQUEST, ERROR, ATTEMPTS, PREDICTION, SHADOWS, ABUSE, ISOLATION)
 
 
 def counter_groups(declared: Iterable[Metric]) -> tuple[Group, ...]:
@@ -348,6 +467,21 @@ TWINS: Mapping[str, Twin] = {
     "prefix_indexer_size": Twin(f"{_EXTENSION}prefix_indexer_size"),
     "prefix_indexer_hit_ratio": Twin(f"{_EXTENSION}prefix_indexer_hit_ratio"),
     "prefix_indexer_hit_bytes": Twin(f"{_EXTENSION}prefix_indexer_hit_bytes"),
+    "flow_control_request_queue_duration_seconds": Twin(
+        f"{_EXTENSION}flow_control_request_queue_duration_seconds",
+        ("fairness_id", "priority", "outcome", "inference_pool", *_M),
+    ),
+    "flow_control_request_enqueue_duration_seconds": Twin(
+        f"{_EXTENSION}flow_control_request_enqueue_duration_seconds", ("fairness_id", "priority", "outcome")
+    ),
+    "flow_control_dispatch_cycle_duration_seconds": Twin(f"{_EXTENSION}flow_control_dispatch_cycle_duration_seconds"),
+    "flow_control_queue_size": Twin(
+        f"{_EXTENSION}flow_control_queue_size", ("fairness_id", "priority", "inference_pool", *_M)
+    ),
+    "flow_control_queue_bytes": Twin(
+        f"{_EXTENSION}flow_control_queue_bytes", ("fairness_id", "priority", "inference_pool", *_M)
+    ),
+    "flow_control_pool_saturation": Twin(f"{_EXTENSION}flow_control_pool_saturation", ("inference_pool", "stage")),
     "average_kv_cache_utilization": Twin(f"{_POOL}average_kv_cache_utilization", ("name",)),
     "average_queue_size": Twin(f"{_POOL}average_queue_size", ("name",)),
     "average_running_requests": Twin(f"{_POOL}average_running_requests", ("name",)),

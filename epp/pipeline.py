@@ -106,6 +106,16 @@ class Pipeline:
         complete = (p for p in self.recipe.acting(ResponseComplete) if p.reads_answer and not p.failures_only)
         return bool(self.response_received) or any(complete)
 
+    def taking_back(self, failed: int) -> list[Callable[[Request, Decision, Response], None]]:
+        """Who is to hear that a request is over which was never sent, since the call at `failed` of `pre_request` raised: all of
+        `response_complete` and `response_failed` but those whose turn in `pre_request` had not come."""
+        acting = self.recipe.acting(PreRequest)
+        untold = {plugin.name for plugin in acting[len(acting) - (len(self.pre_request) - failed - 1) :]}
+        complete = self.recipe.acting(ResponseComplete)
+        ordered = sorted(complete, key=lambda plugin: plugin.failures_only)  # as the calls are
+        calls = (*self.response_complete, *self.response_failed)
+        return [call for plugin, call in zip(ordered, calls, strict=True) if plugin.name not in untold]
+
     @property
     def columns(self) -> tuple[Column[Any], ...]:
         """All columns that any plugin declares, in a fixed order."""

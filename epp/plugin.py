@@ -194,11 +194,15 @@ class Parser(Plugin):
 
     A parser without `paths` is the fallback. `parse` raises `Refused` (INVALID_BODY with a text, or MODEL_MISSING). How token usage
     is read out of the answer it says by `request[ANSWER]` (`epp.protocol.usage`), where that is not the usual way.
+
+    With `names_model` its bodies are JSON objects whose member `model` names the model, so that the runtime can put another one there;
+    that MODEL_MISSING is the last thing it finds, since then the name may come from elsewhere.
     """
 
     paths: ClassVar[tuple[str, ...]] = ()
     app_protocols: ClassVar[tuple[str, ...]] = ()
     reads_usage: ClassVar[bool] = False
+    names_model: ClassVar[bool] = False
 
     def parse(self, request: Request, path: str, body: bytes | memoryview) -> None:
         """Fills model, prompt, streaming, max_tokens and cache_salt of `request`. `path` has no query string."""
@@ -342,7 +346,8 @@ class ResponseStreaming(Plugin):
 
 
 class ResponseComplete(Plugin):
-    """Exactly once per request that got an endpoint, whatever ended it.
+    """Exactly once per request that got an endpoint, whatever ended it; a plugin that is a PreRequest too hears of none that
+    it was not told of.
 
     `response.status` is 0 where no response came, `response.usage` None where none was reported. It runs before the last piece of
     the body is passed on, and may put metadata for the gateway into `response.metadata`.
@@ -376,6 +381,17 @@ class SaturationDetector(Plugin):
     def saturation(self, candidates: Candidates) -> float:
         """0 (idle) to 1 (full) and above; 1 for no candidates. Stale and unknown endpoints count by what is in flight alone."""
         raise NotImplementedError
+
+    def step(self, candidates: Candidates) -> float:
+        """How much one request more adds at most, about: between two readings the gate counts with it.
+
+        0: not known; the gate then lets one through at a time, the next when an endpoint is chosen for it and the pool is read again.
+        """
+        return 0.0
+
+    def stale(self, candidates: Candidates) -> int:
+        """How many of these count by what is in flight alone, because what is known of them is stale or nothing; for metrics."""
+        return 0
 
 
 class UsageLimitPolicy(Plugin):

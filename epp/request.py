@@ -23,12 +23,21 @@ class Media(NamedTuple):
     content: str
 
 
+class Feature(NamedTuple):
+    """One media item of a prompt: `length` tokens from `offset` stand for it. Equal content has an equal hash."""
+
+    modality: str
+    hash: str
+    offset: int
+    length: int
+
+
 class Parts(NamedTuple):
     """What a parser finds in a body for who tokenises.
 
-    `prompts`: texts and media of each prompt in order. `token_ids`: instead of them, where the caller has tokenised. `render`: what
-    renders the prompt, "chat" or "completions", of the JSON object `body`; empty: nothing does. `structured`: messages have content
-    of several parts.
+    `prompts`: texts and media of each prompt in order. `token_ids`: instead of them, where the caller has tokenised; `features` are
+    the media among those of a single prompt. `render`: what renders the prompt, "chat" or "completions", of the JSON object `body`;
+    empty: nothing does. `structured`: messages have content of several parts.
     """
 
     prompts: Sequence[Sequence[bytes | Media]] = ()
@@ -36,22 +45,25 @@ class Parts(NamedTuple):
     render: str = ""
     body: bytes | memoryview = b""
     structured: bool = False
+    features: Sequence[Feature] = ()
 
 
 class Prompt:
     """What the model server will prefill, as canonical bytes: equal prefixes of conversations give equal prefixes of bytes.
 
     Made by a parser. `canonical` is computed on first use, since not every configuration reads it; likewise `parts`, for which
-    the parser sets `body` and `read`.
+    the parser sets `body` and `read`. `several`: the canonical bytes of each where a request has more than one prompt, which a model
+    server computes and caches one by one.
     """
 
-    __slots__ = ("_made", "_make", "body", "read")
+    __slots__ = ("_made", "_make", "body", "read", "several")
 
     def __init__(self, make: Callable[[], bytes]) -> None:
         self._make = make
         self._made: bytes | None = None
         self.body: bytes | memoryview = b""
         self.read: Callable[[bytes | memoryview], Parts] | None = None
+        self.several: Sequence[bytes] = ()
 
     def parts(self) -> Parts:
         """What is in the body, read anew each time. A parser that does not say leaves the canonical bytes as one text."""

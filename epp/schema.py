@@ -94,6 +94,16 @@ class Band(_Form):
     max_requests: Annotated[Quantity | None, Meta(description="Requests that may wait. Default: 5000.")] = None
     fairness_policy_ref: Annotated[str | None, Meta(description="Whose turn it is.")] = None
     ordering_policy_ref: Annotated[str | None, Meta(description="What comes first of one flow.")] = None
+    default_request_ttl: Annotated[
+        Duration | None, Meta(description="How long a request may wait. Default: that of flowControl; 0s: no limit.")
+    ] = msgspec.field(default=None, name="defaultRequestTTL")
+    queue_ref: Annotated[
+        str | None,
+        Meta(description="What holds one flow. Default: the first queue that can do what the policies need."),
+    ] = None
+    displacement_policy_ref: Annotated[
+        str | None, Meta(description="Who gives way to something more important when the queues are full.")
+    ] = None
 
 
 class Detector(_Form):
@@ -118,13 +128,22 @@ class FlowControl(_Form):
     priority_bands: list[Band] | None = None
     usage_limit_policy_plugin_ref: str | None = None
     saturation_detector: Detector | None = None
-    enable_eviction: bool | None = None
+    enable_eviction: Annotated[
+        bool | None,
+        Meta(description="Give up sheddable requests that are being served for more important ones that wait."),
+    ] = None
 
 
 class RequestHandler(_Form):
     """How requests are read. The parser of the longest matching path is taken; one without paths takes the rest."""
 
     parsers: list[PluginRef] | None = None
+    response_phase: Annotated[
+        Literal["full", "none"] | None,
+        Meta(
+            description="none: the stream ends with the answer to the request; what the model server says passes unseen. Default: full."
+        ),
+    ] = None
 
 
 class Configuration(_Form):

@@ -21,9 +21,15 @@ from epp.plugin import (
     DataSource,
     Decider,
     Discovery,
+    DisplacementPolicy,
+    EvictionFilter,
+    EvictionOrder,
     Extractor,
+    FairnessPolicy,
     Filter,
+    FlowQueue,
     NoParams,
+    OrderingPolicy,
     Parser,
     Picker,
     Plugin,
@@ -32,6 +38,7 @@ from epp.plugin import (
     SaturationDetector,
     Scorer,
     Screener,
+    UsageLimitPolicy,
 )  # fmt: skip
 from epp.yaml_nodes import Node
 
@@ -39,7 +46,9 @@ _KIND_WORDS: Mapping[type[Plugin], str] = {
     Parser: "a parser", RequestHeader: "a request-header plugin", Screener: "a screener", Admitter: "an admitter",
     Decider: "a decider", DataProducer: "a data producer", ProfileHandler: "a profile handler", Filter: "a filter",
     Scorer: "a scorer", Picker: "a picker", DataSource: "a data source", Extractor: "an extractor",
-    Discovery: "a discovery plugin", SaturationDetector: "a saturation detector",
+    Discovery: "a discovery plugin", SaturationDetector: "a saturation detector", FlowQueue: "a queue",
+    OrderingPolicy: "an ordering policy", FairnessPolicy: "a fairness policy", DisplacementPolicy: "a displacement policy",
+    UsageLimitPolicy: "a usage-limit policy", EvictionFilter: "an eviction filter", EvictionOrder: "an eviction order",
 }  # fmt: skip
 _FIELD = re.compile(r"([A-Za-z]\w*(?:\[\d+\]|\.\w+)*):")
 
@@ -87,7 +96,7 @@ class Stock:
             self.findings.warning(
                 entry.type_place, "deprecated-type", f"plugin type '{entry.type}' is deprecated", f"use '{replacement}'"
             )
-        if not self.allowed(entry.type, entry.type_place):
+        if not self.allowed(cls.type_name or entry.type, entry.type_place):  # whatever alias it is written by
             return None
         params = self.params(cls, entry)
         return registry.Spec(entry.name, cls, params) if params is not None else None
@@ -111,8 +120,11 @@ class Stock:
             given = None
         return decode(cls.Params, given, f"plugin '{entry.name}'", entry.place, self.findings)
 
-    def add(self, type_name: str) -> Plugin | None:
-        """A default plugin, named as its type and without parameters; None if this version has none of that type."""
+    def add(self, type_name: str, *, experimental: bool = False) -> Plugin | None:
+        """A default plugin, named as its type and without parameters; None if this version has none of that type.
+
+        `experimental`: it is part of something that was asked for, so nobody need allow it.
+        """
         if type_name in self.broken or type_name not in registry.known():
             return None
         if type_name in self.plugins:
@@ -125,7 +137,7 @@ class Stock:
                 "give it another name",
             )
             return None
-        if not self.allowed(type_name, WHOLE):
+        if not experimental and not self.allowed(type_name, WHOLE):
             self.broken.add(type_name)
             return None
         cls = registry.find(type_name)
@@ -139,6 +151,10 @@ class Stock:
         self.plugins.update(made)
         self.types[type_name] = type_name
         return made.get(type_name)
+
+    def discard(self, name: str) -> None:
+        """A default turned out not to be needed."""
+        del self.plugins[name], self.types[name]
 
     def resolve(self, ref: Ref, kind: type[K], what: str) -> K | None:
         """The plugin of a reference, if it exists and is of that kind."""

@@ -5,28 +5,19 @@ asks (`Prompt.parts`), so that configurations without a token producer pay nothi
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from epp.data import Datum
-from epp.request import Media, Parts, Request
+from epp.request import Feature, Media, Parts, Request
 
 __all__ = ("TOKENS", "TOKEN_PRODUCER", "Feature", "Media", "Parts", "PromptTokens", "TokenizedPrompt", "token_count")
 
 TOKEN_PRODUCER = "token-producer"
 
 TokenIds: TypeAlias = NDArray[np.uint32]
-
-
-class Feature(NamedTuple):
-    """One media item of a prompt: `length` tokens from `offset` stand for it. Equal content has an equal hash."""
-
-    modality: str
-    hash: str
-    offset: int
-    length: int
 
 
 class PromptTokens:

@@ -12,6 +12,7 @@ import asyncio
 import json
 import math
 import os
+import socket
 import ssl
 import subprocess
 import sys
@@ -29,6 +30,7 @@ from loadtest.process_group import cpu_seconds, memory_mib
 
 PATH: Final = "/envoy.service.ext_proc.v3.ExternalProcessor/Process"
 WARM_UP_S: Final = 1.0
+CONNECT_S: Final = 5.0
 LAST_ANSWERS_S: Final = 30.0  # for what is under way at the end
 OPEN_LOOP_MAX: Final = (
     20_000  # streams at once in one process: a picker that stands still must not take the machine along
@@ -163,8 +165,7 @@ class Load:
 async def drive(options: argparse.Namespace) -> Tally:
     """One process's whole run, the warm-up not counted."""
     case = chosen(options)
-    host, _, port = options.target.rpartition(":")
-    connections = [await connect(host, int(port), tls=options.tls) for _ in range(case.connections)]
+    connections = [await connect(*options.target, tls=options.tls) for _ in range(case.connections)]
     messages = Messages(case.shape, f"{os.getpid()}-{time.time_ns()}")
     warm = Load(connections, messages, first=0)
     await warm.closed(min(case.concurrency, 16), time.monotonic() + options.warm_up)
@@ -193,7 +194,7 @@ async def connect(host: str, port: int, *, tls: bool) -> ClientConnection:
     loop = asyncio.get_running_loop()
     _, connection = await loop.create_connection(
         lambda: ClientConnection(PATH, "picker"),
-        host.strip("[]"),
+        host,
         port,
         ssl=context,
         server_hostname="picker" if tls else None,
@@ -204,12 +205,20 @@ async def connect(host: str, port: int, *, tls: bool) -> ClientConnection:
 
 
 def chosen(options: argparse.Namespace) -> Case:
-    """The case with this process's share of streams and connections."""
+    """The case, changed as the options say, with this process's share of streams and connections."""
     case = CASES[options.case]
+    shape = case.shape
+    if options.prompt_kb is not None:
+        size = round(1000 * options.prompt_kb)
+        shape = replace(shape, prompt_bytes=size, shared_bytes=min(shape.shared_bytes, size))
+    if options.chunks is not None:
+        shape = replace(shape, chunks=options.chunks, streamed=options.chunks > 1)
+    if options.pace_ms is not None:
+        shape = replace(shape, pace_s=options.pace_ms / 1e3)
     concurrency = options.concurrency or case.concurrency
     connections = options.connections or case.connections
     share = options.processes
-    return replace(case, concurrency=-(-concurrency // share), connections=max(1, connections // share))
+    return replace(case, shape=shape, concurrency=-(-concurrency // share), connections=max(1, connections // share))
 
 
 def quantiles(values: Iterable[float]) -> dict[str, float]:
@@ -223,8 +232,8 @@ def quantiles(values: Iterable[float]) -> dict[str, float]:
     }
 
 
-def spread(arguments: Sequence[str], options: argparse.Namespace) -> tuple[Tally, float, float]:
-    """Runs the processes; their merged tally, the seconds, and the CPU seconds of the picker's group meanwhile."""
+def spread(arguments: Sequence[str], options: argparse.Namespace) -> tuple[Tally, float, dict[str, float]]:
+    """Runs the processes; their merged tally, the seconds, and the CPU seconds of the picker's processes meanwhile."""
     command = [sys.executable, "-m", "loadtest.driver", *arguments, "--part"]
     if options.rate:
         command += ["--rate", str(options.rate / options.processes)]
@@ -232,7 +241,7 @@ def spread(arguments: Sequence[str], options: argparse.Namespace) -> tuple[Tally
     for child in children:
         assert child.stdout is not None
         child.stdout.readline()  # "begun"
-    start, before = time.monotonic(), cpu_seconds(options.group) if options.group else 0.0
+    start, before = time.monotonic(), cpu_seconds(options.group) if options.group else {}
     tally = Tally()
     for child in children:
         output, _ = child.communicate()
@@ -241,12 +250,13 @@ def spread(arguments: Sequence[str], options: argparse.Namespace) -> tuple[Tally
         part = json.loads(output)
         part["endings"] = Counter(part["endings"])
         tally.add(Tally(**part))
-    spent = cpu_seconds(options.group) - before if options.group else 0.0
+    after = cpu_seconds(options.group) if options.group else {}
+    spent = {name: seconds - before.get(name, 0.0) for name, seconds in after.items()}
     return tally, time.monotonic() - start, spent
 
 
-def report(options: argparse.Namespace, tally: Tally, seconds: float, cpu: float) -> dict[str, Any]:
-    ok = tally.endings[Ending.OK.value]
+def report(options: argparse.Namespace, tally: Tally, seconds: float, spent: dict[str, float]) -> dict[str, Any]:
+    ok, cpu = tally.endings[Ending.OK.value], sum(spent.values())
     found: dict[str, Any] = {
         "case": options.case,
         "requests_per_s": round(ok / seconds, 1),
@@ -257,8 +267,9 @@ def report(options: argparse.Namespace, tally: Tally, seconds: float, cpu: float
     if tally.late:
         found["not_begun"] = tally.late
     if options.group:
-        found["cpu_us_per_request"] = round(cpu * 1e6 / max(ok, 1), 1)
+        found["cpu_us_per_request"] = round(cpu * 1e6 / ok, 1) if ok else 0.0
         found["cores"] = round(cpu / seconds, 3)
+        found["cores_by_process"] = {name: round(each / seconds, 3) for name, each in sorted(spent.items()) if each}
         found["memory_mib"] = round(memory_mib(options.group), 1)
     if tally.errors:
         found["errors"] = tally.errors
@@ -278,12 +289,23 @@ def show(found: dict[str, Any]) -> None:
         print(f"  error  {error}")
 
 
+def address(text: str) -> tuple[str, int]:
+    """host:port, an IPv6 address in brackets."""
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdecimal():
+        raise argparse.ArgumentTypeError(f"'{text}' is not host:port")
+    return host.strip("[]"), int(port)
+
+
 def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(
         prog="driver", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    made.add_argument("--target", required=True, help="the picker's ext_proc address, host:port")
+    made.add_argument("--target", type=address, required=True, help="the picker's ext_proc address, host:port")
     made.add_argument("--case", choices=CASES, default="short")
+    made.add_argument("--prompt-kb", type=float, help="size of the prompt (default: the case's)")
+    made.add_argument("--chunks", type=int, help="chunks of the answer; above 1 it is streamed (default: the case's)")
+    made.add_argument("--pace-ms", type=float, help="between chunks (default: the case's)")
     made.add_argument("--seconds", type=float, default=5.0)
     made.add_argument("--warm-up", type=float, default=WARM_UP_S, help="seconds before that, not counted")
     made.add_argument(
@@ -306,6 +328,12 @@ def main() -> int:
             tally = runner.run(drive(options))
         json.dump(vars(tally), sys.stdout)
         return 0
+    try:
+        socket.create_connection(options.target, CONNECT_S).close()
+    except OSError as error:
+        host, port = options.target
+        print(f"no picker answers at {host}:{port}: {(error.strerror or str(error)).lower()}", file=sys.stderr)
+        return 2
     tally, seconds, cpu = spread([a for a in sys.argv[1:] if a != "--json"], options)
     found = report(options, tally, seconds, cpu)
     if options.json:

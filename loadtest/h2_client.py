@@ -270,7 +270,7 @@ class ClientConnection(asyncio.Protocol):
         self._admit()
 
     def _admit(self) -> None:
-        while self._waiting and len(self._streams) < self._limit:
+        while self._waiting and not self._lost and len(self._streams) < self._limit:
             caller, future = self._waiting.popleft()
             if not future.done():
                 future.set_result(self._open(caller))

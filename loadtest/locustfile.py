@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterator
 from typing import Any, Final
 
+import locust.stats
 from locust import FastHttpUser, constant_throughput, events, task
 
 from loadtest.talk import SYSTEM_PROMPTS, document, system_prompt, words
@@ -30,6 +31,8 @@ DONE: Final = b"[DONE]"
 TURNS_MAX: Final = 8
 DOCUMENT_BYTES: Final = 60_000
 TENANTS: Final = (("large", 10, ""), ("small", 1, ""), ("batch", 2, "batch"))  # fairness id, share of users, objective
+
+locust.stats.CSV_STATS_INTERVAL_SEC = 0.2  # type: ignore[assignment]  # what comes after the last time is missing in the file
 
 
 @events.init_command_line_parser.add_listener

@@ -1,33 +1,46 @@
-"""CPU time and memory of a process group, as Linux counts them: what a picker costs with all its processes."""
+"""CPU time and memory of a process group, as Linux counts them: what a picker costs with all its processes, and which of them."""
 
 import os
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 
-def _members(group: int) -> Iterator[tuple[Path, list[str]]]:
-    """(/proc/PID, the fields of its stat behind the name) of every live process of the group."""
+class _Member(NamedTuple):
+    """A live process: its folder under /proc, its short name, the fields of its stat behind the name."""
+
+    folder: Path
+    name: str
+    fields: list[str]
+
+
+def _members(group: int) -> Iterator[_Member]:
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
-            fields = stat.read_text().rpartition(")")[2].split()
+            before, _, behind = stat.read_text().rpartition(")")
         except OSError:
             continue  # it has just ended
+        fields = behind.split()
         if int(fields[2]) == group:
-            yield stat.parent, fields
+            yield _Member(stat.parent, before.partition("(")[2], fields)
 
 
-def cpu_seconds(group: int) -> float:
-    """User and system time of the group's processes, reaped children included."""
-    ticks = sum(sum(map(int, fields[11:15])) for _, fields in _members(group))
-    return ticks / os.sysconf("SC_CLK_TCK")
+def cpu_seconds(group: int) -> dict[str, float]:
+    """User and system time by the processes' names without their numbers, children included that the process has reaped."""
+    ticks: Counter[str] = Counter()
+    for member in _members(group):
+        ticks[member.name.rstrip("-0123456789 ")] += sum(map(int, member.fields[11:15]))
+    rate = os.sysconf("SC_CLK_TCK")
+    return {name: spent / rate for name, spent in ticks.items()}
 
 
 def memory_mib(group: int) -> float:
     """Proportional set size: pages that processes share are counted once over the group."""
     kib = 0
-    for process, _ in _members(group):
+    for member in _members(group):
         try:
-            lines = (process / "smaps_rollup").read_text().splitlines()
+            lines = (member.folder / "smaps_rollup").read_text().splitlines()
         except OSError:
             continue
         kib += sum(int(line.split()[1]) for line in lines if line.startswith("Pss:"))

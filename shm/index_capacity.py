@@ -5,7 +5,7 @@ a twentieth less, so that what it believes of an owner follows what the owner's 
 block, or for `WIDE_BLOCKS` where its hash says so: of long prompts not every block is stored.
 
 To find an owner's oldest entries means to look at the whole table (1 ms for half a million entries). One look therefore lists the
-older half of them, oldest first; the next time, those on the list that were not refreshed since go first.
+older seven eighths of them, oldest first; the next time, those on the list that were not refreshed since go first.
 
 Who: the index writer, in its own memory; a successor counts anew. What this does not do: write to the table.
 """
@@ -23,6 +23,7 @@ SLACK = 20  # a twentieth
 AGE_MASK = (1 << 32) - 1
 UNLIMITED = 1 << 62
 OVER_MAX = 4  # owners at a time: each may cost a look at the whole table, and the writer has other work
+LISTED_SHARE = 7 / 8  # the younger ones have time until the next look
 LOOKED_MAX = 1 << 21  # entries at a time
 
 Entries = npt.NDArray[np.uint64]
@@ -108,12 +109,12 @@ class Capacity:
         return np.concatenate((first, taken))
 
     def _oldest(self, owner: int, without: Places, excess: int, age: int) -> Places:
-        """The older half of its entries, and at least `excess` of them, oldest first."""
+        """The older LISTED_SHARE of its entries, and at least `excess` of them, oldest first."""
         mine = self._owners == owner
         mine[without] = False
         places = np.flatnonzero(mine)
         ages = self._ages[places] - np.uint32((age + 1) & AGE_MASK)  # the present is the highest, whatever has wrapped
-        count = max(len(places) // 2, min(excess, len(places)))
+        count = max(int(len(places) * LISTED_SHARE), min(excess, len(places)))
         if count < len(places):
             older = ages.argpartition(count)[:count]
             places, ages = places[older], ages[older]

@@ -18,6 +18,7 @@ import numpy as np
 
 from shm import fence, observe
 from shm.documents import DocumentReader, DocumentSchema
+from shm.flow_lanes import DISPATCHED, PENDING, FlowLanes, FlowSchema
 from shm.lanes import Lanes, LaneSchema
 from shm.layout import HEADER_BYTES, MAGIC, WORD
 from shm.observe import Part
@@ -63,6 +64,8 @@ def _lines(part: Part, lanes: Part | None) -> Iterator[str]:
             yield from _series(series, part.region, lanes)
         case IndexSchema() as index:
             yield from _index(index, part.region)
+        case FlowSchema() as flow:
+            yield from _flow(flow, part.region, lanes)
         case _:
             yield f"this version does not know what is in parts of kind {part.kind}"
 
@@ -127,6 +130,22 @@ def _series(schema: SeriesSchema, region: Region, lanes: Part | None) -> Iterato
         yield f"{named}: {', '.join((*gauges, *counters, *sums))}"
     if len(rows) > SERIES_SHOWN:
         yield f"… and {len(rows) - SERIES_SHOWN} more"
+
+
+def _flow(schema: FlowSchema, region: Region, lanes: Part | None) -> Iterator[str]:
+    if lanes is None or not isinstance(lanes.schema, LaneSchema):
+        return
+    flow = FlowLanes(schema, region, Lanes(lanes.schema, lanes.region))
+    for worker in flow.serving():
+        base, words = flow.base(worker), flow.words
+        yield f"worker {worker}: {words[base + DISPATCHED]} dispatched, {words[base + PENDING]} of them without an endpoint yet"
+        for band in range(schema.bands):
+            cell, asked = flow.cell(worker, band), flow.asked(worker, band)
+            if cell.requests or asked != (0, 0):
+                yield (
+                    f"worker {worker} band {band}: {cell.requests} requests, {cell.bytes} bytes, oldest {cell.oldest:.3f}, "
+                    f"to displace {asked[0]} requests, {asked[1]} bytes"
+                )
 
 
 def _serving(part: Part | None, series: SeriesSchema) -> Callable[[int], bool]:

@@ -163,6 +163,11 @@ class Lanes:
         """Whether the parent lets this lane count."""
         return self._serving[index] != 0
 
+    @property
+    def serving_words(self) -> memoryview:
+        """All of them, to read: whoever keeps what follows from them compares."""
+        return self._serving.toreadonly()
+
     def set_serving(self, index: int, serving: bool) -> None:
         """The parent's word: set when the process is ready, cleared when it was reaped."""
         self._serving[index] = int(serving)

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from shm.documents import DocumentSchema
+from shm.flow_lanes import FlowSchema
 from shm.lanes import Lanes, LaneSchema
 from shm.layout import Plan, Schema
 from shm.prefix_index import IndexSchema
@@ -93,6 +94,7 @@ SCHEMAS: Mapping[str, Callable[[Description], Schema]] = {
     "lanes": _lane_schema,
     "series": _series_schema,
     "index": lambda part: IndexSchema(part["entries"]),
+    "flow": lambda part: FlowSchema(part["bands"], part["workers"]),
 }
 
 

@@ -431,23 +431,48 @@ class IndexReader:
     def match(self, hashes: Hashes) -> dict[int, int]:
         """Per owner, how many leading blocks it is known to hold: its deepest hit + 1."""
         count = len(hashes)
+        if count > DENSE_BLOCKS:
+            return self._match_long(hashes, count)
         if count == 0:
             return {}
+        holders = self._holders
+        first = hashes.item(0)
+        owners = holders(first)
+        end = self._ends.get(first, count)
+        if 0 < end < count and not holders(hashes.item(end)) and set(owners) == set(holders(hashes.item(end - 1))):
+            found = dict.fromkeys(owners, end)  # for all where the last prompt with this beginning ended
+        elif count > PROBE_STRIDE + 1:
+            return self._match_long(hashes, count)
+        else:
+            found = dict.fromkeys(owners, 1)
+            if count > 1:
+                found |= dict.fromkeys(holders(hashes.item(count - 1)), count)
+            if found:
+                self._end(hashes, count, found)
+        found.pop(0, None)
+        found.pop(FAR_MARK, None)
+        return found
+
+    def _match_long(self, hashes: Hashes, count: int) -> dict[int, int]:
+        """By probes alone."""
         probes = [*range(0, count - 1, PROBE_STRIDE), count - 1]
         if len(probes) <= SCALAR_PROBES_MAX:
             found = self._scan(hashes, probes)
         else:
             at = np.array(probes)
             found = self._gather(hashes[at], at)
-        if not found:
-            return found
+        if found:
+            self._end(hashes, count, found)
+        found.pop(0, None)  # an all-zero tag equals an empty entry
+        found.pop(FAR_MARK, None)  # near and far buckets of one hash may overlap
+        return found
+
+    def _end(self, hashes: Hashes, count: int, found: dict[int, int]) -> None:
+        """From the probes that were hit to where each owner's match ends."""
         open_ends = set(found.values())
         open_ends.discard(count)
         if open_ends:
             self._refine(hashes, sorted(open_ends), found)
-        found.pop(0, None)  # an all-zero tag equals an empty entry
-        found.pop(FAR_MARK, None)  # near and far buckets of one hash may overlap
-        return found
 
     def _refine(self, hashes: Hashes, depths: list[int], found: dict[int, int]) -> None:
         """Look at the blocks between a deepest hit and the next probe."""
@@ -506,7 +531,7 @@ class IndexReader:
         table, buckets = self._bytes, self._buckets
         one = ((hash_ & _LOW_HALF) * buckets >> 32) * CACHE_LINE
         two = ((hash_ >> 32) * buckets >> 32) * CACHE_LINE
-        near = bytes(table[one : one + CACHE_LINE]) + table[two : two + CACHE_LINE]
+        near = table[one : one + CACHE_LINE].tobytes() + table[two : two + CACHE_LINE]
         tag = hash_ >> OWNER_BITS
         if tag.to_bytes(6, "little") not in near:
             return []

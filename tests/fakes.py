@@ -40,6 +40,7 @@ def snapshot(
     inflight_at_scrape: Sequence[float] | None = None,
     names: Mapping[str, Sequence[frozenset[str]]] | None = None,
     labels: Sequence[Mapping[str, str]] = (),
+    ages: Sequence[float] | None = None,
 ) -> Snapshot:
     """A snapshot of as many endpoints as the columns are long; all fresh unless said otherwise."""
     columns = {name: np.array(column, dtype=np.float64) for name, column in (values or {}).items()}
@@ -55,6 +56,7 @@ def snapshot(
             inflight_at_scrape if inflight_at_scrape is not None else [0.0] * size, dtype=np.float64
         ),
         names=names,
+        ages=None if ages is None else np.array(ages, dtype=np.float64),
     )
 
 

@@ -38,6 +38,15 @@ class FakeStream:
     def __init__(self) -> None:
         self.sent = b""
         self.ended: tuple[int, str] | None = None
+        self.held = 0
+        self.held_max = 1 << 62
+
+    def hold(self, count: int) -> bool:
+        self.held += count
+        return self.held <= self.held_max
+
+    def release(self) -> None:
+        self.held = 0
 
     def send(self, message: bytes) -> None:
         self.send_raw(b"\0" + len(message).to_bytes(4, "big") + message)

@@ -41,12 +41,22 @@ BANNED = {
 }
 ROWS = (
     {"errors", "data", "metrics", "findings", "quantities"},  # words
-    {"request", "candidates", "decision", "flows", "latency", "multimodal", "tokens"},  # values
+    {
+        "request",
+        "candidates",
+        "client_headers",
+        "decision",
+        "flows",
+        "latency",
+        "multimodal",
+        "pressure",
+        "tokens",
+    },  # values
     {"plugin"},  # extension points
     {"protocol", "flow", "prefix"},  # machines
     {"plugins"},  # leaves
-    {"pipeline", "instrument", "guard"},  # compiled form
-    {"decide", "paths"},  # the hot path
+    {"pipeline", "instrument", "guard", "isolation"},  # compiled form
+    {"decide", "if_available", "paths"},  # the hot path
     {"explain"},  # what it came to
     {
         "config",
@@ -54,8 +64,10 @@ ROWS = (
         "contracts",
         "assembly",
         "document",
+        "flow_assembly",
         "stock",
         "parameters",
+        "response_phase",
         "yaml_nodes",
         "advice",
         "schema",

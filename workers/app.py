@@ -4,7 +4,7 @@ One `App` per worker, made after the fork; `workers.server` has the streams. It 
 """
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Final
 
 from epp.decision import Decision
@@ -13,10 +13,14 @@ from epp.pipeline import Pipeline
 from epp.protocol import codec
 from shm.lanes import Lane
 from workers.decisions import Recent
+from workers.eviction import Evictions
+from workers.flow import FlowControl
 from workers.honesty import Comparison
+from workers.objectives import Priorities
 from workers.pool import SharedPool
 from workers.request_metrics import RequestMetrics
 from workers.shadows import Agreements
+from workers.shedding import Shedding
 from workers.tracing import Tracer
 from workers.transport.interface import Clock
 
@@ -66,7 +70,16 @@ class App:
         recent: Recent,
         comparison: Comparison | None = None,
         agreements: Agreements | None = None,
+        hidden_headers: Collection[str] = (),
+        request_phase_only: bool = False,
+        rewrite: Callable[[str], str | None] | None = None,
+        evictions: Evictions | None = None,
+        flow: FlowControl | None = None,
+        shedding: Shedding | None = None,
+        priorities: Priorities | None = None,
     ) -> None:
+        """`hidden_headers` are those of clients that are not honoured. `request_phase_only`: streams end with the answer to the
+        request. `rewrite` says by which name a model is to be asked for (None: by its own), over what a header says."""
         self.pipeline = pipeline
         self.pool = pool
         self.lane = lane
@@ -83,6 +96,13 @@ class App:
         self.recent = recent
         self.comparison = comparison
         self.agreements = agreements
+        self.hidden_headers = frozenset(hidden_headers)
+        self.request_phase_only = request_phase_only
+        self.rewrite = rewrite
+        self.flow = flow  # None: nothing waits
+        self.shedding = shedding  # None: nobody can be sheddable, or flow control decides
+        self.priorities = priorities  # None: there are no objectives
+        self.evictions = evictions  # None: nobody is given up once sent
         self.parser = Parsers(pipeline).find
         self._destinations: dict[str, codec.Destination] = {}
 

@@ -12,7 +12,7 @@ takes its decisions with it; what it published last stays until its successor an
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -40,6 +40,16 @@ def schema(workers: int) -> DocumentSchema:
     return DocumentSchema((DOCUMENT_BYTES,) * workers)
 
 
+class Used(NamedTuple):
+    """By what decisions are taken: a pipeline, and the plugins that it does without for a while."""
+
+    pipeline: Pipeline
+    left_out: Sequence[str] = ()
+
+
+Entry = tuple[float, Request, Decision | None, Refused | None, Used]
+
+
 class Recent:
     """A worker's last decisions. `told`, if given, gets each at once, explained: for logs."""
 
@@ -50,28 +60,32 @@ class Recent:
         now: Callable[[], float],
         told: Callable[[Explanation], None] | None = None,
     ) -> None:
-        self.kept: deque[tuple[float, Request, Decision | None, Refused | None]] = deque(maxlen=KEPT)
-        self._pipeline = pipeline
+        self.kept: deque[Entry] = deque(maxlen=KEPT)
+        self._used = Used(pipeline)
         self._worker = worker
         self._now = now
         self._told = told
 
     def add(self, now: float, request: Request, decision: Decision | None, refused: Refused | None = None) -> None:
         """A request was decided or refused."""
-        entry = (now, request, decision, refused)
+        entry = (now, request, decision, refused, self._used)
         self.kept.append(entry)
         if self._told is not None:
             self._told(self._explained(entry))
+
+    def use(self, pipeline: Pipeline, left_out: Sequence[str] = ()) -> None:
+        """Decisions are taken by this one from now on, without these plugins."""
+        self._used = Used(pipeline, left_out)
 
     def explained(self) -> Iterator[Explanation]:
         """All that is kept, newest first."""
         for entry in reversed(tuple(self.kept)):
             yield self._explained(entry)
 
-    def _explained(self, entry: tuple[float, Request, Decision | None, Refused | None]) -> Explanation:
-        at, request, decision, refused = entry
-        ago_s = self._now() - at
-        return explain(self._pipeline, request, decision, refused, ago_s=ago_s, worker=self._worker)
+    def _explained(self, entry: Entry) -> Explanation:
+        at, request, decision, refused, used = entry
+        ago_s, left_out = self._now() - at, used.left_out
+        return explain(used.pipeline, request, decision, refused, ago_s=ago_s, worker=self._worker, left_out=left_out)
 
 
 class Publisher:

@@ -138,7 +138,7 @@ def parse_file(text: bytes, path: str) -> Parsed:
     for node in nodes:
         try:
             entry = _entry(node)
-        except _Fault as fault:
+        except Fault as fault:
             faults.append(f"{path}:{fault.line}: {fault}")
         else:
             entries.pop((entry.namespace, entry.name), None)
@@ -166,13 +166,15 @@ def parse_flag(text: str) -> list[Entry]:
     return list(entries.values())
 
 
-class _Fault(Exception):
+class Fault(Exception):
+    """Something is wrong in this line."""
+
     def __init__(self, line: int, text: str) -> None:
         super().__init__(text)
         self.line = line
 
 
-class _Node(NamedTuple):
+class Node(NamedTuple):
     """A piece of the document: text, list or dict, and the line it starts on."""
 
     line: int
@@ -180,7 +182,7 @@ class _Node(NamedTuple):
     is_null: bool = False
 
 
-def _endpoint_nodes(text: bytes, path: str) -> list[_Node]:
+def _endpoint_nodes(text: bytes, path: str) -> list[Node]:
     try:
         decoded = text.decode("utf-8-sig")
         if decoded.lstrip().startswith("{"):
@@ -193,7 +195,7 @@ def _endpoint_nodes(text: bytes, path: str) -> list[_Node]:
         raise DiscoveryError([f"{path}:{line}: neither YAML nor JSON: {wrong.problem}"]) from None
     except yaml.YAMLError as wrong:
         raise DiscoveryError([f"{path}: neither YAML nor JSON: {wrong}"]) from None
-    except _Fault as fault:
+    except Fault as fault:
         raise DiscoveryError([f"{path}:{fault.line}: {fault}"]) from None
     listed = root.value.get("endpoints") if isinstance(root.value, dict) else None
     if listed is None or not isinstance(listed.value, list):
@@ -204,44 +206,45 @@ def _endpoint_nodes(text: bytes, path: str) -> list[_Node]:
     return listed.value
 
 
-def _document(text: str) -> _Node:
+def _document(text: str) -> Node:
     """The first document. Built from events: PyYAML's own composer recurses in C without limit."""
     events = yaml.parse(text, Loader=yaml.CSafeLoader)
     for event in events:
         if isinstance(event, yaml.DocumentStartEvent):
-            root = _build(next(events), events, 0)
+            root = build(next(events), events, 0)
             for _ in events:  # what follows must be readable too
                 pass
             return root
-    return _Node(1, None, is_null=True)
+    return Node(1, None, is_null=True)
 
 
-def _build(event: yaml.Event, events: Iterator[yaml.Event], depth: int) -> _Node:
+def build(event: yaml.Event, events: Iterator[yaml.Event], depth: int) -> Node:
+    """The node that begins with this event. Raises `Fault`."""
     line = event.start_mark.line + 1 if event.start_mark else 0
     if isinstance(event, yaml.AliasEvent):
-        raise _Fault(line, f"alias *{event.anchor}: aliases are not supported; write it out")
+        raise Fault(line, f"alias *{event.anchor}: aliases are not supported; write it out")
     if depth > DEPTH_MAX:
-        raise _Fault(line, f"nested deeper than {DEPTH_MAX}")
+        raise Fault(line, f"nested deeper than {DEPTH_MAX}")
     if isinstance(event, yaml.SequenceStartEvent):
-        items: list[_Node] = []
+        items: list[Node] = []
         while not isinstance(event := next(events), yaml.SequenceEndEvent):
-            items.append(_build(event, events, depth + 1))
-        return _Node(line, items)
+            items.append(build(event, events, depth + 1))
+        return Node(line, items)
     if isinstance(event, yaml.MappingStartEvent):
-        pairs: dict[str, _Node] = {}
+        pairs: dict[str, Node] = {}
         while not isinstance(event := next(events), yaml.MappingEndEvent):
-            key = _build(event, events, depth + 1)
-            value = _build(next(events), events, depth + 1)
+            key = build(event, events, depth + 1)
+            value = build(next(events), events, depth + 1)
             if isinstance(key.value, str):
                 pairs[key.value] = value
-        return _Node(line, pairs)
+        return Node(line, pairs)
     assert isinstance(event, yaml.ScalarEvent)
-    return _Node(line, event.value, event.implicit[0] and event.value in ("", "~", "null"))
+    return Node(line, event.value, event.implicit[0] and event.value in ("", "~", "null"))
 
 
-def _entry(node: _Node) -> Entry:
+def _entry(node: Node) -> Entry:
     if not isinstance(node.value, dict):
-        raise _Fault(node.line, "an endpoint is a mapping with name, address and port")
+        raise Fault(node.line, "an endpoint is a mapping with name, address and port")
     namespace = _text(node, "namespace") or "default"
     entry_line = node.line
     try:
@@ -250,31 +253,31 @@ def _entry(node: _Node) -> Entry:
         entry_line = _line(node, "port")
         port = _port(_text(node, "port"))
     except ValueError as wrong:
-        raise _Fault(entry_line, f"endpoint '{_text(node, 'name')}': {wrong}") from None
+        raise Fault(entry_line, f"endpoint '{_text(node, 'name')}': {wrong}") from None
     return Entry(namespace, _text(node, "name"), host, port, _labels(node))
 
 
-def _line(node: _Node, key: str) -> int:
+def _line(node: Node, key: str) -> int:
     return node.value[key].line if key in node.value else node.line
 
 
-def _text(node: _Node, key: str) -> str:
-    found: _Node | None = node.value.get(key)
+def _text(node: Node, key: str) -> str:
+    found: Node | None = node.value.get(key)
     if found is None or found.is_null:
         return ""
     if not isinstance(found.value, str):
-        raise _Fault(found.line, f"{key} must be a text")
+        raise Fault(found.line, f"{key} must be a text")
     return found.value
 
 
-def _labels(node: _Node) -> Labels:
-    found: _Node | None = node.value.get("labels")
+def _labels(node: Node) -> Labels:
+    found: Node | None = node.value.get("labels")
     if found is None or found.is_null:
         return ()
     if not isinstance(found.value, dict):
-        raise _Fault(found.line, "labels must be a mapping of texts")
+        raise Fault(found.line, "labels must be a mapping of texts")
     if len(found.value) > LABELS_MAX:
-        raise _Fault(found.line, f"more than {LABELS_MAX} labels")
+        raise Fault(found.line, f"more than {LABELS_MAX} labels")
     return tuple(sorted((key, _text(found, key)) for key in found.value))
 
 
@@ -446,7 +449,7 @@ class File:
 async def follow(file: File, use: Callable[[list[Entry]], Any]) -> None:
     """Await `use(entries)` after every change of the file; ends when cancelled."""
     moved = asyncio.Event()
-    watching = asyncio.create_task(_watch(file.directory, moved))
+    watching = asyncio.create_task(watch(file.directory, moved))
     try:
         while True:
             with contextlib.suppress(TimeoutError):
@@ -462,7 +465,7 @@ async def follow(file: File, use: Callable[[list[Entry]], Any]) -> None:
             await watching
 
 
-async def _watch(directory: str, moved: asyncio.Event) -> None:
+async def watch(directory: str, moved: asyncio.Event) -> None:
     """Sets `moved` when something in the directory moved; where that cannot be had, ends."""
     with contextlib.suppress(OSError, RuntimeError):
         async for _ in watchfiles.awatch(

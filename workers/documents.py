@@ -11,6 +11,7 @@ from shm.documents import DocumentReader
 
 ENDPOINTS = 0
 NAMES = 1
+OBJECTIVES = 2
 
 
 class EndpointRecord(msgspec.Struct, array_like=True, frozen=True):

@@ -22,6 +22,8 @@ def lines(explanation: Explanation) -> Iterator[str]:
         yield f"with header {name}: {value}"
     if e.cached is not None:
         yield _cached(e.cached)
+    if e.left_out:
+        yield f"without {', '.join(e.left_out)}: left out for a while, after too many faults"
     for profile in e.profiles:
         yield ""
         yield from _profile(profile)

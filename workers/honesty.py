@@ -4,7 +4,8 @@
     supervisor  `PredictionWatch.look` every few seconds: sums of all workers and the servers' KV caches -> warnings
 
 Servers leave out a figure of 0 (vLLM does), so once an endpoint has reported cached tokens, none said is 0. One that never has
-is not compared, only counted. Both are absent where no prefix producer is configured.
+is not compared, only counted; where many hits were predicted meanwhile, that is worth a warning too. Both are absent where no
+prefix producer is configured.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,7 +17,7 @@ from epp.decision import Decision, Usage
 from epp.metrics import PREDICTION
 from epp.pipeline import Recipe
 from epp.plugin import Scorer
-from epp.prefix.divergence import Key, Sums, Watch
+from epp.prefix.divergence import APART, Key, Sums, Watch
 from epp.prefix.prediction import REPORTED, compared_match, predicted_tokens
 from epp.request import Request
 from shm.series import SeriesReader, SeriesWriter
@@ -27,8 +28,8 @@ LOOK_S: Final = 5.0
 PROMPT_TOKENS_MAX: Final = 1 << 32  # a server that reports more is wrong
 VIEWS_MAX: Final = 4096
 REPORTED_NAME: Final = REPORTED.name
-CHECKED, UNREPORTED, PROMPT_SUM, PREDICTED_SUM, REPORTED_SUM, OVER, UNDER = range(len(PREDICTION.counters))
-WATCHED: Final = (CHECKED, PROMPT_SUM, PREDICTED_SUM, REPORTED_SUM)  # as in `Sums`
+CHECKED, UNREPORTED, PROMPT_SUM, PREDICTED_SUM, REPORTED_SUM, OVER, UNDER, MISSED = range(len(PREDICTION.counters))
+WATCHED: Final = (CHECKED, PROMPT_SUM, PREDICTED_SUM, REPORTED_SUM, MISSED)  # as in `Sums`
 
 
 def match_name(recipe: Recipe) -> str:
@@ -63,6 +64,8 @@ class Comparison:
         if reported is None or reported < 0:
             if not counts[REPORTED_SUM]:
                 counts[UNREPORTED] += 1
+                if predicted > APART * prompt:
+                    counts[MISSED] += 1
                 return
             reported = 0
         counts[CHECKED] += 1
@@ -128,7 +131,7 @@ class PredictionWatch:
 
 
 def sums(series: SeriesReader) -> dict[Key, Sums]:
-    """Of all workers, since the start, per endpoint; those that were never compared are left out."""
+    """Of all workers, since the start, per endpoint; those of which nothing is known are left out."""
     labels, ints, _ = series.totals()
     found = zip(labels, ints[:, WATCHED].tolist(), strict=True)
-    return {key: Sums(*values) for key, values in found if values[0]}
+    return {key: Sums(*values) for key, values in found if any(values)}

@@ -24,6 +24,8 @@ import zlib
 from collections.abc import Callable
 from typing import Protocol, cast
 
+from epp.protocol.inflate import reach
+
 HEAD_BYTES_MAX = 16 << 10
 PAGE_BYTES_MAX = 8 << 20
 CHUNK_LINE_BYTES_MAX = 1 << 10
@@ -203,11 +205,12 @@ class Answer:
             return page
         unpack = zlib.decompressobj(16 + zlib.MAX_WBITS)
         try:
-            plain = unpack.decompress(page, PAGE_BYTES_MAX + 1)
+            limit = reach(len(page), PAGE_BYTES_MAX)
+            plain = unpack.decompress(page, limit + 1)
         except zlib.error as wrong:
             raise HttpError("gzip", f"the gzip body cannot be unpacked: {wrong}") from None
-        if len(plain) > PAGE_BYTES_MAX:
-            raise HttpError("too-large", f"a page over {PAGE_BYTES_MAX} bytes when unpacked")
+        if len(plain) > limit:
+            raise HttpError("too-large", f"a page over {limit} bytes when unpacked")
         if not unpack.eof:
             raise HttpError("gzip", "the gzip body is cut")
         return plain

@@ -13,13 +13,9 @@ from typing import Any, NamedTuple, Protocol
 from epp.data import CACHE_BLOCK_SIZE, CACHE_NUM_BLOCKS, Column
 from epp.plugin import Plugin
 from epp.plugins.extractors.core_metrics import Extracted
-from epp.plugins.producers.approx_prefix import BLOCK_TOKENS_MIN, ApproximatePrefix
+from epp.plugins.producers.approx_prefix import ApproximatePrefix
 
 BLOCKS_MAX = 1 << 40
-
-
-class DifferentBlocks(Exception):
-    """Two producers cut prompts differently; the text names them."""
 
 
 class PrefixUse(NamedTuple):
@@ -37,20 +33,12 @@ class Limiting(Protocol):
 
 
 def prefix_use(plugins: Iterable[Plugin]) -> PrefixUse | None:
-    """None: nobody matches prefixes. Raises DifferentBlocks."""
+    """None: nobody matches prefixes. All have blocks of one size (`epp.contracts`)."""
     producers = [plugin for plugin in plugins if isinstance(plugin, ApproximatePrefix)]
     if not producers:
         return None
-    first = producers[0]
-    for other in producers[1:]:
-        if other.block_tokens != first.block_tokens:
-            raise DifferentBlocks(
-                f"plugin '{first.name}' has blocks of {first.block_tokens} tokens and plugin '{other.name}' of {other.block_tokens}: "
-                f"all {first.type_name}s share one index, whose blocks have one size; give both the same blockSizeTokens, "
-                f"or remove one (one that is added because others read it has {BLOCK_TOKENS_MIN})"
-            )
     return PrefixUse(
-        first.block_tokens,
+        producers[0].block_tokens,
         any(producer.params.auto_tune for producer in producers),
         max(producer.params.lru_capacity_per_server for producer in producers),
     )

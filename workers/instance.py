@@ -26,9 +26,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 import structlog
 
-from epp import guard
+from epp import guard, response_phase
 from epp.data import COUNTED, SHOWN, Column
 from epp.metrics import (
+    FLOW_CYCLE,
+    FLOW_GROUPS,
     GROUPS,
     PLUGIN_DURATION,
     STREAM_COUNTERS,
@@ -46,6 +48,7 @@ from epp.metrics import (
 from epp.pipeline import Pipeline
 from epp.plugins.extractors.metrics_source import MetricsDataSource
 from shm.documents import DocumentSchema
+from shm.flow_lanes import BANDS_MAX, FlowLanes, FlowSchema
 from shm.lanes import Lanes, LaneSchema
 from shm.layout import Plan, Schema
 from shm.prefix_index import IndexSchema
@@ -53,7 +56,7 @@ from shm.segment import InstanceLock, Region, Segment, sweep
 from shm.series import SeriesReader, SeriesSchema, SeriesWriter
 from shm.table import TableSchema
 from workers import decisions
-from workers.index_limits import DifferentBlocks, PrefixUse, prefix_use
+from workers.index_limits import PrefixUse, prefix_use
 from workers.index_state import kept_secret
 
 if TYPE_CHECKING:
@@ -63,6 +66,8 @@ if TYPE_CHECKING:
     from workers.cli.options import Options
 
 DOCUMENT_BYTES_PER_ENDPOINT = 1024
+OBJECTIVES_BYTES = 512 << 10
+BANDS_BYTES = 4 << 10  # without objectives
 BACKLOG = 1024
 DESCRIPTORS_PER_WORKER = 3  # both ends of its bus pipe, and its eventfd
 DESCRIPTORS_OTHER = 32  # sockets, other pipes, an event loop's, and some for what connects first
@@ -124,7 +129,7 @@ class Instance:
 
     __slots__ = (
         "_page", "bus", "certificates", "config", "counter_groups", "decision_schema", "decisions", "document_schema",
-        "documents", "families", "family", "health_listener", "index", "index_schema", "lanes", "life", "listener",
+        "documents", "families", "family", "flow_lanes", "health_listener", "index", "index_schema", "lanes", "life", "listener",
         "lock", "measures", "metrics_certificates", "metrics_listener", "options", "parent_pid", "prefix_seed",
         "prefix_use", "reports", "scrape_interval_s", "segments", "series", "table", "table_schema", "timers", "wakeups",
     )  # fmt: skip
@@ -193,7 +198,7 @@ class Instance:
     @property
     def groups(self) -> tuple[Group, ...]:
         """All tables of labelled metrics: those of requests, and a counter's that plugins declare each."""
-        return (*GROUPS, *self.counter_groups)
+        return (*GROUPS, *(FLOW_GROUPS if self.config.flow is not None else ()), *self.counter_groups)
 
     def series_writer(self, group: Group, index: int, caps: LabelCaps | None = None) -> SeriesWriter:
         """In worker `index`: its series of a group. Groups of one worker share `caps`; `take_over` comes next."""
@@ -304,9 +309,14 @@ class Instance:
         options = self.options
         columns = tuple(c.name for c in scraped_columns(pipeline) if c.type is not frozenset)
         self.table_schema = TableSchema(columns, options.max_endpoints)
-        self.document_schema = DocumentSchema((DOCUMENT_BYTES_PER_ENDPOINT * options.max_endpoints,) * 2)
+        endpoints, objectives = DOCUMENT_BYTES_PER_ENDPOINT * options.max_endpoints, OBJECTIVES_BYTES
+        self.document_schema = DocumentSchema(
+            (endpoints, endpoints, objectives if options.objects_dir else BANDS_BYTES)
+        )
         self.index_schema = IndexSchema(options.index_entries)
         self.families = families(pipeline, timed=options.plugin_metrics)
+        if self.config.flow is not None:
+            self.families += (Family(FLOW_CYCLE),)
         members = list(enumerate(self.families))
         self.measures = {
             (f.plugin_name, f.metric.name): i for i, f in members if f.plugin_name and not f.extension_point
@@ -320,6 +330,9 @@ class Instance:
         self.decision_schema = decisions.schema(self.seats - 1)
         parts: dict[str, Schema] = {"lanes": lane_schema, **{schema.name: schema for schema in series}}
         parts["decisions"] = self.decision_schema
+        flow_schema = FlowSchema(BANDS_MAX, self.workers_max) if self.config.flow is not None else None
+        if flow_schema is not None:
+            parts["flow"] = flow_schema
         lanes = self._segment("lanes", Plan(parts))
         index = self._segment("index", Plan({"index": self.index_schema}))
         self.table, self.documents = (Segment.planned(*state, part) for part in ("table", "documents"))
@@ -328,8 +341,12 @@ class Instance:
             schema.name: (schema, Segment.planned(*lanes, schema.name)) for schema in series
         }
         self.decisions = Segment.planned(*lanes, "decisions")
+        self.flow_lanes: FlowLanes | None = None  # None: flow control is off
+        if flow_schema is not None:
+            self.flow_lanes = FlowLanes(flow_schema, Segment.planned(*lanes, "flow"), self.lanes)
         self.index = Segment.planned(*index, "index")
         log.info("prefix index", entries=self.index_schema.entries)
+        log.info("response phase", **response_phase.parts(self.config.pipeline.recipe, self.config.response_phase))
 
     def _connect(self) -> None:
         self._page = mmap.mmap(-1, mmap.PAGESIZE)
@@ -338,10 +355,7 @@ class Instance:
         self.wakeups = [os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC) for _ in range(self.workers_max)]
 
     def _know_prefix_use(self) -> None:
-        try:
-            self.prefix_use: PrefixUse | None = prefix_use(self.config.pipeline.plugins.values())
-        except DifferentBlocks as refused:
-            raise StartError(str(refused)) from refused
+        self.prefix_use: PrefixUse | None = prefix_use(self.config.pipeline.plugins.values())
 
     def _know_secrets(self) -> None:
         self.prefix_seed = prefix_seed(self.options)

@@ -30,6 +30,7 @@ from shm.series import SeriesReader
 from shm.table import State, TableCopy, TableReader
 from workers.admin import Answer, Request
 from workers.documents import EndpointsView
+from workers.flow_page import FlowFigures
 from workers.instance import Family as Declared
 from workers.series_page import SeriesText, go_float, header, pairs, pieces
 
@@ -153,6 +154,7 @@ class MetricsPage:
         scrape_seconds: Callable[[], Mapping[str, float]] = dict,
         stream_metrics: bool = False,
         legacy_names: bool = True,
+        flow: FlowFigures | None = None,
     ) -> None:
         self._lanes = lanes
         self._families = families
@@ -169,6 +171,7 @@ class MetricsPage:
         self._scrape_seconds = scrape_seconds
         self._stream_metrics = stream_metrics
         self._legacy_names = legacy_names
+        self._flow = flow
 
     def page(self, request: Request) -> Answer:
         """Text or OpenMetrics, as the client prefers."""
@@ -204,6 +207,8 @@ class MetricsPage:
         yield from self._pool_gauges()
         yield from self._endpoints()
         yield from self._prefix_index()
+        for metric, labels, rows in self._flow.families() if self._flow is not None else ():
+            yield from self._shown(metric, labels, rows)
         yield from self._series_tables()
 
     def _info(self) -> Iterator[Family]:

@@ -20,7 +20,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 import msgspec
 import numpy as np
 
-from epp import guard, parameters, yaml_nodes
+from epp import client_headers, guard, if_available, parameters, yaml_nodes
 from epp.candidates import Candidates, Endpoint, Roster, Snapshot
 from epp.config import EffectiveConfig
 from epp.data import COUNTED
@@ -31,12 +31,13 @@ from epp.findings import ConfigErrors, Findings, nearest
 from epp.metrics import counter_groups
 from epp.paths import Parsers
 from epp.plugin import Hashes, Profile
-from epp.request import Request, Subset
+from epp.request import DEFAULT_FLOW, Request, Subset
 from shm.lanes import Lane, Lanes
 from shm.segment import Region
 from shm.series import SeriesWriter
 from workers.discovery import DiscoveryError, Entry, File
 from workers.instance import families, lane_schema_of, series_schema_of
+from workers.renaming import parse_renamed
 from workers.services import WorkerServices
 
 SEED = 0  # ties are drawn alike every time
@@ -88,14 +89,16 @@ async def _decided(config: EffectiveConfig, asked: Asked, pool: "FilePool") -> E
         headers=asked.headers,
         now=time.monotonic(),
         body_bytes=len(asked.body),
+        fairness_id=client_headers.fairness_id(asked.headers) or DEFAULT_FLOW,
     )
     decision, refusal = None, None
     try:
-        _, parse = Parsers(pipeline).find(asked.path)
-        parse(request, asked.path, asked.body)
+        parser, parse = Parsers(pipeline).find(asked.path)
+        parse_renamed(None, parser, parse, request, asked.body)
         for read in pipeline.request_header:
             read(request)
-        decision = await decide(pipeline, request, pool)
+        conditional = if_available.asked(asked.headers)
+        decision = await decide(if_available.conditional(pipeline) if conditional else pipeline, request, pool)
     except Refused as refused:
         refusal = refused
     finally:

@@ -4,6 +4,7 @@ A snapshot is rebuilt when the table's epoch moved, at most once per millisecond
 values grow stale although the supervisor is silent. The load in flight is read anew for each decision.
 """
 
+import ipaddress
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -21,6 +22,8 @@ from workers.documents import EndpointsView, NamesView
 REBUILD_MIN_S = 0.001
 REBUILD_MAX_S = 0.05
 SUBSETS_MAX = 256
+PORT_DIGITS_MAX = 5
+NOBODY: tuple[str, int | None] = ("", None)
 
 
 class SharedPool:
@@ -98,7 +101,8 @@ class SharedPool:
             self._key = key
             self._stand(copy, endpoints)
         slots = self._slots
-        fresh = self._marked_fresh & (now - copy.updated_at[slots] <= self._fresh_for_s)
+        ages = now - copy.updated_at[slots]
+        fresh = self._marked_fresh & (ages <= self._fresh_for_s)
         values: dict[str, Floats] = {}
         for name, index, reported in self._reported:
             column = copy.column(index)[slots]
@@ -111,6 +115,7 @@ class SharedPool:
             down=self._down,
             inflight_at_scrape=copy.inflight_at_scrape[slots],
             names=self._current_names(self._roster) if self._name_columns else None,
+            ages=ages,
         )
 
     def _stand(self, copy: TableCopy, endpoints: Sequence[Endpoint]) -> None:
@@ -157,18 +162,34 @@ class SharedPool:
 
 def subset_mask(subset: Subset, endpoints: Sequence[Endpoint]) -> Mask:
     """Endpoints named by `ip:port`, `[ip]:port` or `ip` alone; a port that is given counts."""
-    addresses = {_canonical(entry) for entry in subset.entries}
-    return np.array([(e.host, e.port) in addresses or (e.host, None) in addresses for e in endpoints], dtype=bool)
+    addresses = {_canonical(entry) for entry in subset.entries} - {NOBODY}
+    hosts = [(_host(e.host), e.port) for e in endpoints]
+    return np.array([at in addresses or (at[0], None) in addresses for at in hosts], dtype=bool)
 
 
 def _canonical(entry: str) -> tuple[str, int | None]:
-    """(host, port or None); a bare IPv6 address has colons but no port."""
+    """(host, port or None); a bare IPv6 address has colons but no port. What is malformed names nobody."""
     entry = entry.strip()
     if entry.startswith("["):
-        host, _, rest = entry[1:].partition("]")
-        port = rest[1:] if rest.startswith(":") else ""
-        return host, int(port) if port.isdecimal() else None
-    if entry.count(":") == 1:
-        host, _, port = entry.partition(":")
-        return host, int(port) if port.isdecimal() else None
-    return entry, None
+        host, closed, rest = entry[1:].partition("]")
+        colon, port = rest[:1], rest[1:]
+    elif entry.count(":") == 1:
+        host, closed, port = entry.partition(":")
+        colon = closed
+    else:
+        return _host(entry), None
+    if not colon and closed:
+        return _host(host), None
+    if colon != ":" or not port.isdecimal() or len(port) > PORT_DIGITS_MAX:
+        return NOBODY
+    return _host(host), int(port)
+
+
+def _host(text: str) -> str:
+    """An address as all write it: IPv6 has many forms."""
+    if ":" not in text:
+        return text.lower()
+    try:
+        return ipaddress.IPv6Address(text).compressed
+    except ValueError:
+        return ""

@@ -11,18 +11,23 @@ import uuid
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, Final
 
+from epp import client_headers, if_available
 from epp.decide import decide
-from epp.decision import Decision, Response
+from epp.decision import SERVED, Decision, Response
 from epp.errors import Cause, ProtocolViolation, Refused
+from epp.flow.eviction import Victim
 from epp.paths import DEFAULT_PATH
+from epp.pipeline import ParseCall, Pipeline
 from epp.plugin import Parser
 from epp.protocol import codec, refusals
 from epp.protocol.codec import PIECE_BYTES_MAX, Kind, chunk_of_size, learn_chunk
 from epp.protocol.inflate import unpacked
+from epp.protocol.rewrite import REMOVED, ModelRestorer
 from epp.protocol.stream import ILLEGAL, NEXT, State, violation
 from epp.protocol.usage import ANSWER, KEY, SUSPECT, Scanner, UsageScanner
 from epp.request import DEFAULT_FLOW, EMPTY_PROMPT, Request, Subset
 from workers.app import App
+from workers.renaming import CONTENT_ENCODING, MENTIONED, UNSIZED, parse_renamed, restorable
 from workers.request_metrics import Exchange
 from workers.tracing import Trace
 from workers.transport.interface import Stream
@@ -33,11 +38,13 @@ PATH_NEEDLE: Final = codec.needle(":path")
 REQUEST_ID_NEEDLE: Final = codec.needle(REQUEST_ID)
 STATUS_NEEDLE: Final = codec.needle(":status")
 STATUS_OK: Final = STATUS_NEEDLE + b"\x03200"
+ASKS: Final = b"x-llm-d-"  # how the headers begin by which a request asks for something
+ASKED: Final = b"x-gateway-"  # and their older names
 FAIRNESS: Final = b"-inference-fairness-id"  # how both names of the header end
-FAIRNESS_NAMES: Final = ("x-llm-d-inference-fairness-id", "x-gateway-inference-fairness-id")
-FAIRNESS_CHARS_MAX: Final = 64
+OBJECTIVE: Final = b"-inference-objective"  # likewise
+TTL: Final = client_headers.TTL_MS[0].encode()
+PREFERS: Final = codec.needle(if_available.PREFER)[:-1]
 EVENT_STREAM: Final = b"text/event-stream"
-CONTENT_ENCODING: Final = "content-encoding"
 ENCODED: Final = CONTENT_ENCODING.encode()
 MODEL_SERVER_ERROR: Final = "ModelServerError"
 UNKNOWN_ERROR: Final = "Unknown"
@@ -49,15 +56,7 @@ NO_HEADERS: Final = codec.Headers(b"", 0, 0)
 SHORTEST_ENVELOPE: Final = 6  # tag and length of a message that holds its payload alone take 2 to 6 bytes
 INVALID_ARGUMENT: Final = 3
 INTERNAL: Final = 13
-
-
-def fairness_id(headers: codec.Headers) -> str:
-    """The flow that the client asks for; one that is empty, too long or not printable is none."""
-    for name in FAIRNESS_NAMES:
-        given = headers.get(name)
-        if given is not None:  # the current name hides the older one, even when it is empty
-            return given if given.isprintable() and 0 < len(given) <= FAIRNESS_CHARS_MAX else DEFAULT_FLOW
-    return DEFAULT_FLOW
+DEADLINE_EXCEEDED: Final = 4
 
 
 def open_stream(app: App, path: str, metadata: Sequence[tuple[bytes, bytes]], stream: Stream) -> "ExtProcStream | None":
@@ -83,11 +82,13 @@ class ExtProcStream:
         "_parser",
         "_passing",
         "_pieces",
+        "_pipeline",
         "_received_at",
         "_request",
         "_reserved",
         "_response",
         "_response_at",
+        "_restorer",
         "_scanner",
         "_send",
         "_state",
@@ -97,6 +98,7 @@ class ExtProcStream:
         "_taken",
         "_trace",
         "_trailers",
+        "_victim",
     )  # fmt: skip
 
     def __init__(self, app: App, stream: Stream) -> None:
@@ -113,11 +115,13 @@ class ExtProcStream:
         self._trailers = False
         self._request: Request | None = None
         self._parser: Parser | None = None
+        self._pipeline: Pipeline = app.pipeline  # from the decision to the end, whatever others get meanwhile
         self._decision: Decision | None = None
         self._coroutine: Coroutine[Any, Any, Decision] | None = None
         self._reserved = -1
         self._others: tuple[int, ...] = ()
         self._scanner: Scanner | None = None
+        self._restorer: ModelRestorer | None = None
         self._response: Response | None = None
         self._exchange: Exchange | None = None
         self._trace: Trace | None = None
@@ -125,6 +129,7 @@ class ExtProcStream:
         self._received_at = 0.0
         self._response_at = 0.0
         self._taken = 0.0
+        self._victim: Victim | None = None
 
     @property
     def done(self) -> bool:
@@ -168,9 +173,7 @@ class ExtProcStream:
                 self._state = following
                 _ON[kind](self, message, start, end, state)
         except ProtocolViolation as problem:
-            self._app.lane.add(self._app.counters.violations)
-            self._error = UNKNOWN_ERROR
-            self._end(INVALID_ARGUMENT, str(problem))
+            self._violated(problem)
         except Exception as problem:  # ours: fails this stream only
             self._fail(problem)
 
@@ -188,7 +191,8 @@ class ExtProcStream:
 
     def _on_request_headers(self, message: bytes, start: int, end: int, _state: int) -> None:
         self._received_at = self._app.clock.now
-        self._headers = codec.Headers(message, start, end)
+        hidden = self._app.hidden_headers
+        self._headers = codec.Unseen(message, start, end, hidden) if hidden else codec.Headers(message, start, end)
         if self._app.tracer is not None:
             self._trace = self._app.tracer.begin(self._headers)
         if start > SHORTEST_ENVELOPE or end != len(message):
@@ -205,7 +209,10 @@ class ExtProcStream:
             self._refuse(Refused(Cause.BODY_TOO_LARGE, str(self._app.body_bytes_max)))
             return
         self._pieces.append((message, start, end, begin, stop))
-        if last:
+        if not last:
+            if not self._stream.hold(stop - begin):
+                self._refuse(Refused(Cause.BODIES_HELD))
+        else:
             self._state = State.DECIDING
             if start > SHORTEST_ENVELOPE or end != len(message):  # fields beside the body: metadata, attributes
                 hint = codec.subset(message)
@@ -243,6 +250,7 @@ class ExtProcStream:
         if "?" in path:
             path = path.partition("?")[0]
         now = app.clock.now
+        asks = headers.mentions(ASKS) or headers.mentions(ASKED)
         request = self._request = Request(
             id=headers.find(REQUEST_ID_NEEDLE) or "",
             path=path,
@@ -250,18 +258,33 @@ class ExtProcStream:
             now=now,
             body_bytes=self._body_bytes,
             subset=Subset(self._subset) if self._subset is not None else None,
-            fairness_id=fairness_id(headers) if headers.mentions(FAIRNESS) else DEFAULT_FLOW,
+            fairness_id=(asks and headers.mentions(FAIRNESS) and client_headers.fairness_id(headers)) or DEFAULT_FLOW,
         )
-        pipeline = app.pipeline if self._trace is None else self._trace.deciding(request)
+        pipeline = self._pipeline = app.pipeline
+        if self._trace is not None:
+            pipeline = self._trace.deciding(request)
+        if headers.mentions(PREFERS) and if_available.asked(headers):
+            pipeline = if_available.conditional(pipeline)
         try:
             self._parser, parse = app.parser(path)
             body = self._body()
             if headers.mentions(ENCODED) and self._parser.paths:  # what goes on stays as it came
                 body = unpacked(body, headers.get(CONTENT_ENCODING) or "", app.body_bytes_max)
-            parse(request, path, body)
-            for read in app.pipeline.request_header:
+            if app.rewrite is not None or (asks and headers.mentions(MENTIONED)):
+                self._parse_renamed(request, self._parser, parse, body)
+            else:
+                parse(request, path, body)
+            if app.priorities is not None and asks and headers.mentions(OBJECTIVE):
+                request.priority = app.priorities.of(headers)
+            for read in pipeline.request_header:
                 read(request)
-            self._coroutine = decide(pipeline, request, app.pool)
+            if app.flow is not None:
+                ttl_ms = client_headers.ttl_ms(headers) if asks and headers.mentions(TTL) else None
+                self._coroutine = app.flow.decided(pipeline, request, app.pool, ttl_ms)
+            else:
+                if request.priority < 0 and app.shedding is not None:
+                    app.shedding.check(request)
+                self._coroutine = decide(pipeline, request, app.pool)
             self._step(None)
         except Refused as refused:
             self._refuse(refused)
@@ -272,6 +295,14 @@ class ExtProcStream:
             return memoryview(message)[begin:stop]
         return b"".join([memoryview(message)[begin:stop] for message, _, _, begin, stop in self._pieces])
 
+    def _parse_renamed(self, request: Request, parser: Parser, parse: ParseCall, body: bytes | memoryview) -> None:
+        found = parse_renamed(self._app.rewrite, parser, parse, request, body)
+        if found is not None:
+            renamed, self._restorer = found
+            message, begin = codec.as_body(renamed, not self._trailers)
+            self._pieces[:] = [(message, 0, len(message), begin, begin + len(renamed))]
+            self._body_bytes = len(renamed)
+
     def _step(self, _future: object) -> None:
         """Runs the decision until it ends or waits for a future, whose callback steps again."""
         coroutine = self._coroutine
@@ -281,15 +312,24 @@ class ExtProcStream:
             waiting = coroutine.send(None)
         except StopIteration as done:
             self._coroutine = None
-            self._decided(done.value)
+            decision: Decision = done.value
         except Refused as refused:
             self._coroutine = None
             self._refuse(refused)
+            return
         except Exception as problem:
             self._coroutine = None
             self._fail(problem)
+            return
         else:
             waiting.add_done_callback(self._step)
+            return
+        try:  # a callback of a future comes here too: nobody above would end the stream
+            self._decided(decision)
+        except ProtocolViolation as problem:
+            self._violated(problem)
+        except Exception as problem:
+            self._fail(problem)
 
     def _decided(self, decision: Decision) -> None:
         app = self._app
@@ -298,6 +338,12 @@ class ExtProcStream:
         app.lane.inflight[slot] += 1
         if len(decision.runs) > 1:
             self._reserve_others(decision)
+        if app.flow is not None and self._request is not None:
+            app.flow.settled()
+        if self._headers.problem is not None:  # from here on all that plugins hold for the request is released
+            raise self._headers.problem
+        if self._restorer is not None:
+            decision.removed_headers += REMOVED
         request = self._request
         if not (request.id if request is not None else self._headers.find(REQUEST_ID_NEEDLE)):
             decision.headers[REQUEST_ID] = str(uuid.UUID(int=app.rng.getrandbits(128), version=4))
@@ -319,6 +365,8 @@ class ExtProcStream:
         if self._trailers:
             send(codec.REQUEST_TRAILERS_ANSWER)
         self._state = State.ROUTED
+        if len(self._pieces) > 1:
+            self._stream.release()
         self._pieces.clear()  # a long answer must not keep the request's bytes alive
         now, received_at = app.now(), self._received_at
         lane, counters = app.lane, app.counters
@@ -331,8 +379,10 @@ class ExtProcStream:
             app.recent.add(now, request, decision)
             if app.agreements is not None:
                 app.agreements.count(decision)
+            if app.evictions is not None:
+                self._victim = app.evictions.track(request, now, self.evict)
         lane.observe(counters.request_processing, now - received_at)
-        if request is not None and (answer := request[ANSWER]) is not None and answer.skip:
+        if app.request_phase_only or (request is not None and (answer := request[ANSWER]) is not None and answer.skip):
             self._end(0, "")  # the gateway passes the answer on without us
 
     def _reserve_others(self, decision: Decision) -> None:
@@ -347,6 +397,8 @@ class ExtProcStream:
         others, self._others = self._others, ()
         for slot in others:
             self._app.lane.inflight[slot] -= 1
+        if others and self._app.flow is not None:
+            self._app.flow.released()
 
     # Response phase.
 
@@ -356,8 +408,18 @@ class ExtProcStream:
             self._give_up()
         self._response_at = app.clock.now
         decision, request = self._decision, self._request
+        last = codec.end_of_stream(message, start, end)
         set_headers: Mapping[str, str] | None = None
+        removed: tuple[str, ...] = ()
         if decision is not None and request is not None:
+            gateway = None
+            if start > SHORTEST_ENVELOPE or end != len(message):
+                gateway = self._served_by(codec.gateway_metadata(message), decision)
+            if self._restorer is not None and not last:
+                if restorable(codec.Headers(message, start, end)):
+                    removed = UNSIZED
+                else:
+                    self._restorer = None
             if self._parser is not None and self._parser.reads_usage:
                 answer = request[ANSWER]
                 self._scanner = UsageScanner() if answer is None or answer.scanner is None else answer.scanner()
@@ -366,29 +428,57 @@ class ExtProcStream:
                 if self._exchange is not None:
                     self._exchange.streaming = True
             if app.reads_response or message.find(STATUS_OK, start, end) < 0:
-                set_headers = self._read_response(codec.Headers(message, start, end), request, decision)
-        self._send(codec.response_headers_answer(set_headers) if set_headers else codec.RESPONSE_HEADERS_ANSWER)
-        if codec.end_of_stream(message, start, end):
+                set_headers = self._read_response(codec.Headers(message, start, end), request, decision, gateway)
+        self._send(
+            codec.response_headers_answer(set_headers or {}, removed)
+            if set_headers or removed
+            else codec.RESPONSE_HEADERS_ANSWER
+        )
+        if last:
             self._complete()
             self._state = State.DONE
         else:
             if decision is not None and request is not None:
-                self._streaming = app.pipeline.response_streaming
-            self._passing = not (self._streaming or self._others)
+                self._streaming = self._pipeline.response_streaming
+            self._passing = not (self._streaming or self._others or self._restorer)
 
-    def _read_response(self, headers: codec.Headers, request: Request, decision: Decision) -> Mapping[str, str] | None:
+    def _served_by(self, gateway: Mapping[str, object] | None, decision: Decision) -> Mapping[str, object] | None:
+        """Who really serves the request, where the gateway says so: what was reserved moves there, and plugins see it first."""
+        said = gateway.get(SERVED) if gateway is not None else None
+        if not isinstance(said, str) or said == decision.targets[0].address:
+            return gateway
+        run = decision.runs.get(decision.primary)
+        everyone = decision.targets if run is None else (*decision.targets, *run.candidates.snapshot.endpoints)
+        served = next((endpoint for endpoint in everyone if endpoint.address == said), None)
+        if served is not None:
+            inflight = self._app.lane.inflight
+            inflight[self._reserved] -= 1
+            inflight[served.slot] += 1
+            self._reserved = served.slot
+            decision.targets = (served, *(target for target in decision.targets if target is not served))
+        return gateway
+
+    def _read_response(
+        self, headers: codec.Headers, request: Request, decision: Decision, gateway: Mapping[str, object] | None
+    ) -> Mapping[str, str] | None:
         """What the plugins add to the response's headers; None: they were not asked."""
         app = self._app
         status = headers.find(STATUS_NEEDLE) or ""
+        if headers.problem is not None:
+            raise headers.problem
         if status >= ERROR_STATUS:
             self._error = MODEL_SERVER_ERROR
         number = int(status) if status.isdecimal() else 0
         response = self._response = Response(number, headers, streaming=request.streaming)
+        response.gateway = gateway
         if not app.reads_response:
             return None
         request.now = self._response_at
-        for received in app.pipeline.response_received:
-            received(request, decision, response)
+        for received in self._pipeline.response_received:
+            try:
+                received(request, decision, response)
+            except Exception as problem:  # the answer goes on without it
+                self._fault(problem)
         return response.set_headers
 
     def _on_response_body(self, message: bytes, start: int, end: int) -> None:
@@ -396,7 +486,7 @@ class ExtProcStream:
         begin, stop, last = codec.body(message, start, end)
         if self._others and begin != stop:
             self._release_others()
-            self._passing = not self._streaming
+            self._passing = not (self._streaming or self._restorer)
         if self._exchange is not None and begin != stop:
             self._exchange.chunk(stop - begin)
         if self._scanner is not None:
@@ -405,7 +495,9 @@ class ExtProcStream:
         if last:  # the plugins' last word goes with the last piece
             self._complete()
             self._state = State.DONE
-        if last and self._response is not None and self._response.metadata:
+        if self._restorer is not None:
+            self._send_restored(self._restorer, memoryview(message)[begin:stop], last)
+        elif last and self._response is not None and self._response.metadata:
             self._send(codec.last_pieces(memoryview(message)[begin:stop], self._response.metadata))
         elif end - start <= PIECE_BYTES_MAX:
             self._send(codec.response_body_answer(message, start, end))
@@ -417,23 +509,48 @@ class ExtProcStream:
         if self._streaming:
             self._chunk_seen(empty=begin == stop)
 
+    def _send_restored(self, restorer: ModelRestorer, piece: memoryview, last: bool) -> None:
+        data = restorer.feed(piece)
+        if last:
+            data += restorer.rest()
+        if last and self._response is not None and self._response.metadata:
+            self._send(codec.last_pieces(data, self._response.metadata))
+        elif last or data:
+            self._send(codec.body_pieces(data, last, request=False))
+
     def _chunk_seen(self, *, empty: bool) -> None:
         """Tells the plugins of a chunk; after the first that is not empty, only those that see all."""
         app, request, decision = self._app, self._request, self._decision
         assert request is not None
         assert decision is not None
         request.now = app.clock.now
-        for streaming in app.pipeline.every_chunk if empty else self._streaming:
-            streaming(request, decision)
+        for streaming in self._pipeline.every_chunk if empty else self._streaming:
+            try:
+                streaming(request, decision)
+            except Exception as problem:  # the answer goes on without it
+                self._fault(problem)
         if not empty:
-            self._streaming = app.pipeline.every_chunk
-            self._passing = not self._streaming
+            self._streaming = self._pipeline.every_chunk
+            self._passing = not (self._streaming or self._restorer)
 
     def _on_response_trailers(self, _message: bytes, _start: int, _end: int, _state: int) -> None:
+        if self._restorer is not None and (rest := self._restorer.rest()):
+            self._send(codec.body_pieces(rest, False, request=False))
         self._complete()
         self._send(codec.RESPONSE_TRAILERS_ANSWER)
 
     # Endings.
+
+    def awaited(self) -> int:
+        """How many bytes of the request's body have come while the gateway owes the rest; -1: it owes nothing."""
+        return self._body_bytes if self._state in (State.AWAIT_HEADERS, State.AWAIT_BODY) else -1
+
+    def give_up_waiting(self, seconds: float) -> None:
+        """The gateway has sent nothing for so long, although it owes a part of the request."""
+        if self._state == State.AWAIT_BODY:
+            self._refuse(Refused(Cause.BODY_STALLED, f"{seconds:g}"))
+        else:
+            self._end(DEADLINE_EXCEEDED, f"no request came for {seconds:g} seconds")
 
     def refuse_waiting(self) -> bool:
         """The worker leaves: a request without a decision is refused; False: it has one, or has not begun."""
@@ -444,6 +561,20 @@ class ExtProcStream:
                 Refused(Cause.SHUTTING_DOWN, "request evicted from queue" if queued else "request rejected pre-queue")
             )
         return waits
+
+    def evict(self) -> bool:
+        """The request gives its place to a more important one. False: its answer is complete, or it has none to come.
+
+        Before the answer's headers the client gets ours instead; after them the gateway breaks the answer off, which frees the
+        model server as well.
+        """
+        if self._state not in (State.ROUTED, State.RESPONDING):
+            return False
+        answer = refusals.EVICTED
+        self._error = answer.code
+        self._send(codec.immediate_answer(answer.status, answer.headers, answer.body))
+        self._end(0, "")
+        return True
 
     def _refuse(self, refused: Refused) -> None:
         app = self._app
@@ -460,11 +591,14 @@ class ExtProcStream:
         self._send(codec.immediate_answer(answer.status, answer.headers, answer.body))
         self._end(0, "")
 
+    def _violated(self, problem: ProtocolViolation) -> None:
+        self._app.lane.add(self._app.counters.violations)
+        self._error = UNKNOWN_ERROR
+        self._end(INVALID_ARGUMENT, str(problem))
+
     def _fail(self, problem: Exception) -> None:
         """A bug of ours or of a plugin: 500 while the request is unanswered, else the stream's end."""
-        app = self._app
-        app.lane.add(app.counters.faults)
-        app.on_fault(problem)
+        self._fault(problem)
         self._error = INTERNAL_ERROR
         if self._trace is not None:
             self._trace.failed(self._request, problem)
@@ -474,6 +608,11 @@ class ExtProcStream:
             self._end(0, "")
         elif self._state != State.ENDED:
             self._end(INTERNAL, f"{type(problem).__name__} in the endpoint picker")
+
+    def _fault(self, problem: Exception) -> None:
+        """Counted and told."""
+        self._app.lane.add(self._app.counters.faults)
+        self._app.on_fault(problem)
 
     def _end(self, status: int, text: str) -> None:
         self._state = State.ENDED
@@ -522,6 +661,15 @@ class ExtProcStream:
             return
         app = self._app
         app.lane.inflight[slot] -= 1
+        victim, self._victim = self._victim, None
+        if victim is not None and app.evictions is not None:
+            app.evictions.ended(victim)
+        self._answered(app)
+        if app.flow is not None:  # last: plugins have taken back their tokens
+            app.flow.released()
+
+    def _answered(self, app: App) -> None:
+        """Counts what came of a request that was sent, and tells the plugins."""
         decision, request = self._decision, self._request
         if decision is None or request is None:
             return
@@ -537,9 +685,10 @@ class ExtProcStream:
             # Of a streamed answer what its chunks took here, not the time until the model server had them all.
             taken = self._taken if request.streaming else app.now() - self._response_at
             app.lane.observe(app.counters.response_processing, taken)
-        told = app.pipeline.response_complete
-        if app.pipeline.response_failed and self._failed():
-            told += app.pipeline.response_failed
+        pipeline = self._pipeline
+        told = pipeline.response_complete
+        if pipeline.response_failed and self._failed():
+            told += pipeline.response_failed
         if not told:
             return
         request.now = app.now()
@@ -549,8 +698,7 @@ class ExtProcStream:
             try:
                 complete(request, decision, response)
             except Exception as problem:  # one plugin's fault must not keep the others from releasing
-                app.lane.add(app.counters.faults)
-                app.on_fault(problem)
+                self._fault(problem)
 
 
 _ON: Final[dict[int, Callable[[ExtProcStream, bytes, int, int, int], None]]] = {

@@ -47,7 +47,7 @@ class StreamMetrics:
 class _Measured:
     """Stands between transport and handler, to each as the other; sees the one ending that there is."""
 
-    __slots__ = ("_metrics", "_opened_at", "_stream", "handler", "send", "send_raw")
+    __slots__ = ("_metrics", "_opened_at", "_stream", "handler", "hold", "release", "send", "send_raw")
 
     def __init__(self, metrics: StreamMetrics, stream: Stream, opened_at: float) -> None:
         self._metrics = metrics
@@ -55,6 +55,8 @@ class _Measured:
         self._opened_at = opened_at
         self.send = stream.send
         self.send_raw = stream.send_raw
+        self.hold = stream.hold
+        self.release = stream.release
         self.handler: Handler
 
     def message(self, message: bytes) -> None:

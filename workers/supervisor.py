@@ -48,6 +48,9 @@ from workers.http_client import Dialer
 from workers.index_limits import IndexLimits
 from workers.index_state import IndexState
 from workers.instance import LOADED, Instance, scraped_columns
+from workers.objectives import static_bands
+from workers.objectives_watch import DEFAULT_POOL, ObjectivesWatch
+from workers.objects import ANY_POOL
 from workers.scrape import Scraper, fresh_for
 from workers.transport.limits import Limits
 from workers.transport.native import Server
@@ -120,6 +123,7 @@ class Supervisor:
             bus.start()
             await self._open_pages(loop, cleanup)
             try:
+                self._objectives()
                 await self._discover(table)
             except DiscoveryError as wrong:
                 self.instance.failed(SEAT, str(wrong))
@@ -204,6 +208,24 @@ class Supervisor:
         snapshots.start()
         return snapshots
 
+    def _objectives(self) -> None:
+        """Publish objectives and bands, and go on doing so."""
+        instance, flow = self.instance, self.instance.flow_lanes
+        if flow is None and not instance.options.objects_dir:
+            return
+        watch = ObjectivesWatch(
+            instance.options.objects_dir,
+            DocumentReader(instance.document_schema, instance.documents),
+            DocumentWriter(instance.document_schema, instance.documents),
+            static_bands(instance.config.flow),
+            flow,
+            pool=instance.options.pool_name if instance.options.pool_name != DEFAULT_POOL else ANY_POOL,
+            report=self._report,
+            now=time.monotonic,
+        )
+        watch.start(successor=self.successor)
+        self._keep(watch.run())
+
     async def _discover(self, table: EndpointTable) -> None:
         """Find endpoints, and go on finding them. Raises DiscoveryError at the first start."""
         discovery = Discovery(lambda specs: table.apply(specs, complete=discovery.complete), self._report)
@@ -243,6 +265,7 @@ class Supervisor:
     @functools.cached_property
     def page(self) -> "MetricsPage":
         """Made by the first scrape: what it imports is memory that a picker nobody scrapes can do without."""
+        from workers.flow_page import figures_of
         from workers.metrics_page import IndexFigures, MetricsPage, Pool
 
         instance = self.instance
@@ -273,6 +296,7 @@ class Supervisor:
             producer_name=next((name for name, p in plugins.items() if isinstance(p, InflightLoad)), ""),
             stream_metrics=instance.options.enable_grpc_stream_metrics,
             legacy_names=instance.options.metrics_legacy_names,
+            flow=figures_of(instance),
         )
 
     def _predictions(self) -> PredictionWatch:

@@ -20,11 +20,13 @@ import structlog
 import uvloop
 
 from epp import guard
+from epp.client_headers import untrusted
 from epp.explain import Explanation
 from epp.instrument import Wrap, bare
-from epp.metrics import ATTEMPTS, ERROR, PREDICTION, REQUEST, SHADOWS, Group, LabelCaps
+from epp.metrics import ABUSE, ATTEMPTS, ERROR, ISOLATION, PREDICTION, REQUEST, SHADOWS, Group, LabelCaps
 from epp.pipeline import Pipeline
 from epp.plugin import Profile
+from epp.response_phase import NONE
 from shm.documents import DocumentReader, DocumentWriter
 from shm.lanes import SUPERVISOR_LANE, Lane, Lanes
 from shm.prefix_index import IndexReader
@@ -36,29 +38,37 @@ from workers.decisions import Publisher, Recent
 from workers.documents import EndpointsView, NamesView
 from workers.drain import Drain
 from workers.exit_codes import ExitCode
+from workers.flow import FlowControl
+from workers.flow_setup import flow_control
 from workers.health import beside
 from workers.honesty import Comparison, match_name
 from workers.instance import LEAVING, LOADED, Instance
+from workers.isolation import Isolation
 from workers.log import Rarely
 from workers.memory import LOOK_S, Leaving, Usage, Watch, cgroup_limit, share, trim
+from workers.objectives import ObjectivesView, Priorities, static_bands
+from workers.patience import Patience
+from workers.peer_faults import SLOW_BODY, PeerFaults
 from workers.pool import SharedPool
 from workers.request_metrics import RequestMetrics
 from workers.scrape import fresh_for
 from workers.server import ExtProcStream, open_stream
 from workers.services import CallTimers, SharedPrefixIndex, WorkerServices
 from workers.shadows import Agreements
+from workers.shedding import Shedding
 from workers.stream_metrics import StreamMetrics
 from workers.tracing import Tracer
 from workers.tracing_export import Exporter, open_exporter
 from workers.transport import native
 from workers.transport.interface import Application, Clock, Server
-from workers.transport.limits import Limits
+from workers.transport.limits import BUDGET_MAX, Budget, Limits
 
 BEAT_S = 0.1
 FAULTS_LOGGED_PER_S = 5
 GC_YOUNGEST = 20_000  # a stream's objects are freed by reference counts; cycles are rare
 LAG_BEATS = 10  # the loop's lag is the worst of so many
 LAG = "loop_lag_us"
+PEERS_SHARE = 0.25  # of a worker's memory: for what peers have not finished or not taken
 FRESH_BEAT_S = 0.5  # who has beaten so lately takes connections
 
 log = structlog.get_logger()
@@ -92,7 +102,10 @@ class Worker:
         self._caps = LabelCaps()
         self._traces: Exporter | None = None
         self._server: Server
+        self._peer_faults: PeerFaults
         self._services: WorkerServices
+        self._objectives: ObjectivesView
+        self._flow: FlowControl | None = None
 
     async def serve(self) -> int:
         """The worker's whole life."""
@@ -112,6 +125,7 @@ class Worker:
         server = self._server = self._served(loop, self._application(bus))
         self._beat(loop, time.monotonic())
         self._watch_memory(loop, stopping)
+        self._watch_waiting(loop, Patience())
         loop.add_reader(self.instance.wakeups[self.index], self._woken, loop)
         self.instance.ready(self.index + 1)
         await stopping.wait()
@@ -141,6 +155,8 @@ class Worker:
         with contextlib.suppress(BlockingIOError):  # a predecessor may have taken it
             os.eventfd_read(self.instance.wakeups[self.index])
         self._publisher.woken(loop)
+        if self._flow is not None:
+            self._flow.woken()
 
     def _application(self, bus: BusWriter) -> Application:
         instance, app = self.instance, self._app(bus)
@@ -185,14 +201,20 @@ class Worker:
             EndpointsView(documents),
             NamesView(documents),
             self.lanes,
-            columns=pipeline.columns,
+            columns=(*pipeline.columns, *instance.config.saturation.consumes),
             fresh_for_s=fresh_for(instance.scrape_interval_s),
             now=time.monotonic,
             producer_failed=self._producer_failed,
             shadow_failed=self._shadow_failed,
             honour_subsets=not instance.options.disable_endpoint_subset_filter,
         )
-        return App(
+        objectives = self._objectives = ObjectivesView(documents, static_bands(instance.config.flow))
+        objectives.look()
+        flow = self._flow = flow_control(
+            instance, self.index, self.lane, pool, objectives, self._series, self._caps, self._policy_failed
+        )
+        unknown = partial(self.lane.add, self.lane.schema.counter["objectives_unknown_total"])
+        app = App(
             pipeline,
             pool,
             self.lane,
@@ -207,7 +229,23 @@ class Worker:
             tracer=self._tracer(pipeline, timers, rng),
             comparison=Comparison(match, self._series(PREDICTION)) if (match := match_name(pipeline.recipe)) else None,
             agreements=Agreements(self._series(SHADOWS)) if pipeline.shadows else None,
+            hidden_headers=untrusted(instance.options.trust_client_headers),
+            request_phase_only=instance.config.response_phase == NONE,
+            flow=flow,
+            evictions=flow.evictions if flow is not None else None,
+            shedding=Shedding(pool, instance.config.saturation) if flow is None else None,
+            priorities=Priorities(objectives, unknown) if instance.options.objects_dir else None,
         )
+        Isolation(
+            app,
+            timers,
+            self._series(ISOLATION),
+            now=time.monotonic,
+            later=asyncio.get_running_loop().call_later,
+            told=self._plugin_fault,
+            warn=log.warning,
+        )
+        return app
 
     def _tracer(self, pipeline: Pipeline, timers: Wrap, rng: random.Random) -> Tracer | None:
         """None: no traces were asked for, and nothing of OpenTelemetry is imported."""
@@ -232,14 +270,8 @@ class Worker:
         """The transport that was asked for, serving."""
         instance = self.instance
         limits = Limits(message=instance.options.message_bytes_max)
-        abuse, rarely = (
-            self.lane.schema.counter["abuse_total"],
-            Rarely("connections closed for their peer's fault", log.warning),
-        )
-
-        def count_abuse(cause: str) -> None:
-            self.lane.add(abuse)
-            rarely.tell(loop.time(), cause)
+        rarely = Rarely("peers' faults", log.warning)
+        self._peer_faults = PeerFaults(self._series(ABUSE), rarely, time.monotonic)
 
         if instance.options.transport == "grpcio":
             from workers.transport import grpcio  # costs 20 MiB, and nobody may fork who has imported it
@@ -247,7 +279,8 @@ class Worker:
             known = grpcio.Server(
                 loop,
                 limits,
-                on_abuse=count_abuse,
+                self._budget(),
+                on_abuse=self._peer_faults,
                 on_error=self._on_fault,
                 clock=self._clock,
                 now=time.monotonic,
@@ -257,7 +290,8 @@ class Worker:
         own = native.Server(
             loop,
             limits,
-            on_abuse=count_abuse,
+            self._budget(),
+            on_abuse=self._peer_faults,
             on_error=self._on_fault,
             on_accept=self._accepted,
             on_leave=self._publish_load,  # at once: the next connection must find this worker's true load
@@ -269,6 +303,13 @@ class Worker:
         )
         own.serve(instance.listener, application, instance.ssl_context)
         return own
+
+    def _budget(self) -> Budget:
+        """How much peers may make this worker keep: a part of its share of memory, if there is one, and always enough
+        for the largest body of one peer beside what the others hold."""
+        given = self.instance.options
+        own = share(given.worker_memory_limit, cgroup_limit(), given.workers)
+        return Budget(max(2 * given.message_bytes_max, min(BUDGET_MAX, int(PEERS_SHARE * own)))) if own else Budget()
 
     def _others(self) -> list[tuple[bool, int, float]]:
         """What gated accept compares itself with: the other workers' lanes."""
@@ -295,6 +336,8 @@ class Worker:
         self._publish_load()
         if self._timers is not None:
             self._timers.store()
+        if self._flow is not None and self._objectives.look():
+            self._flow.know(self._objectives.places)
         self._lags.append(now - due)
         if (lag := self.lane.schema.scalar.get(LAG)) is not None:
             self.lane.scalars[lag] = int(max(self._lags) * 1e6)
@@ -332,6 +375,11 @@ class Worker:
 
         loop.call_later(LOOK_S, look)
 
+    def _watch_waiting(self, loop: asyncio.AbstractEventLoop, patience: Patience) -> None:
+        for _ in range(patience.look(ext_proc_streams(self._server))):
+            self._peer_faults(SLOW_BODY)
+        loop.call_later(patience.seconds / 2, self._watch_waiting, loop, patience)
+
     def _say_leaving(self, state: Leaving) -> None:
         self.lane.scalars[self.lane.schema.scalar[LEAVING]] = state
 
@@ -348,7 +396,7 @@ class Worker:
             server,
             timeout_s=instance.options.drain_timeout_s,
             hurried=lambda: instance.hurrying,
-            refuse_waiting=partial(refuse_waiting, server),
+            refuse_waiting=partial(self._refuse_waiting, server),
         )
         if instance.stopping or self._orphaned:
             await drain.together(self._busy)
@@ -356,6 +404,12 @@ class Worker:
         self._say_leaving(Leaving.LEAVES)
         instance.leaving(self.index + 1)
         await drain.alone(self._relieved)
+
+    def _refuse_waiting(self, server: Server) -> int:
+        """What waits in flow control gets its own answer, and what comes later too."""
+        if self._flow is not None:
+            self._flow.shut_down()
+        return refuse_waiting(server)
 
     def _busy(self) -> bool:
         """Whether any worker of the picker has a stream; the others say so in their lanes."""
@@ -378,6 +432,10 @@ class Worker:
         self.lane.add(self.lane.schema.counter["shadow_failures_total"])
         self._log_rarely(f"shadow profile '{profile.name}' failed", problem)
 
+    def _policy_failed(self, plugin: str, problem: BaseException) -> None:
+        self.lane.add(self.lane.schema.counter["flow_policy_failures_total"])
+        self._log_rarely(f"plugin '{plugin}' of flow control failed", problem)
+
     def _producer_failed(self, failure: BaseException) -> None:
         self.lane.add(self.lane.schema.counter["producer_failures_total"])
         self._log_rarely("data producer failed open", failure)
@@ -385,18 +443,26 @@ class Worker:
     def _on_fault(self, problem: BaseException) -> None:
         self._log_rarely("request failed by a fault", problem)
 
-    def _log_rarely(self, event: str, problem: BaseException) -> None:
+    def _plugin_fault(self, problem: BaseException, plugin: str) -> None:
+        self._log_rarely("fault", problem, **({"plugin": plugin} if plugin else {}))
+
+    def _log_rarely(self, event: str, problem: BaseException, **more: str) -> None:
         second, count = self._faults_logged
         now = time.monotonic()
         if now - second > 1:
             second, count = now, 0
         self._faults_logged = (second, count + 1)
         if count < FAULTS_LOGGED_PER_S:
-            log.error(event, error=repr(problem), exc_info=problem)
+            log.error(event, error=repr(problem), exc_info=problem, **more)
+
+
+def ext_proc_streams(server: Server) -> list[ExtProcStream]:
+    """Those that are open."""
+    # One that is measured on its way stands inside another.
+    innermost = [getattr(handler, "handler", handler) for handler in server.handlers()]
+    return [stream for stream in innermost if isinstance(stream, ExtProcStream)]
 
 
 def refuse_waiting(server: Server) -> int:
     """Answers every stream that has no decision yet; how many there were."""
-    # One that is measured on its way stands inside another.
-    innermost = [getattr(handler, "handler", handler) for handler in server.handlers()]
-    return sum(stream.refuse_waiting() for stream in innermost if isinstance(stream, ExtProcStream))
+    return sum(stream.refuse_waiting() for stream in ext_proc_streams(server))

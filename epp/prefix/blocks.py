@@ -8,15 +8,21 @@ the same numbers. The last block may be shorter than the others.
 One bit of a hash says how its block is remembered: `WIDE` is set from block DENSE_BLOCKS on, where `landmarks` keeps every STRIDE-th,
 so that whoever counts what an endpoint holds knows that such a hash stands for STRIDE blocks.
 
+Where a medium's placeholders stand among token ids, they are all the same id, whatever the picture: there the words of its hash stand
+instead (`with_media`).
+
 The root is a hash of model and cache salt, each with its length in front, under the deployment's secret: prompts of different
 models or salts share nothing, and nobody without the secret can aim at another's blocks.
 """
 
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
-from xxhash import xxh3_64_digest, xxh3_64_intdigest
+from xxhash import xxh3_64_digest, xxh3_64_intdigest, xxh3_128_digest
+
+from epp.request import Feature
 
 Hashes = NDArray[np.uint64]
 
@@ -26,6 +32,7 @@ P_INVERSE: Final = pow(P, -1, 1 << 64)
 DENSE_BLOCKS: Final = 64
 STRIDE: Final = 4
 VECTOR_FROM_BLOCKS: Final = 36  # below this the plain loop is faster
+MEDIA_MAX: Final = 4096  # of a prompt
 WIDE: Final = 1 << 16
 NARROW: Final = MASK ^ WIDE
 
@@ -81,6 +88,21 @@ def _vector(prompt: bytes, block_bytes: int, start: int, secret: int, count: int
     terms[:DENSE_BLOCKS] &= np.uint64(NARROW)
     terms[DENSE_BLOCKS:] |= np.uint64(WIDE)
     return terms
+
+
+def with_media(ids: NDArray[np.uint32], features: Sequence[Feature]) -> NDArray[np.uint32]:
+    """Token ids as they are to be hashed. What lies beyond the prompt, or upon another medium, is not worth its time."""
+    made = ids.copy()
+    room = len(made)
+    for feature in features[:MEDIA_MAX]:
+        place = made[feature.offset : feature.offset + feature.length]
+        room -= len(place)
+        if room < 0:
+            break
+        if len(place) and feature.hash:
+            content = f"{feature.modality}:{feature.hash}".encode("utf-8", "surrogatepass")
+            place[:] = np.resize(np.frombuffer(xxh3_128_digest(content), "<u4"), len(place))
+    return made
 
 
 def landmarks(chain: Hashes, start: int = 0) -> Hashes:

@@ -2,7 +2,8 @@
 
 Time is cut into slices of SLICE_S. An endpoint diverges when, in each of the last SLICES slices, predicted and reported shares
 of its prompt tokens were more than APART apart on the same side, over CHECKED_MIN requests at least. Endpoints with fewer are
-judged together, as if they were one.
+judged together, as if they were one. An endpoint that has never reported cached tokens (a server may leave out a figure of 0, or not
+report at all) diverges when, in each slice, some of its requests were predicted to hit by more than APART, over CHECKED_MIN at least.
 
 The cause is the likeliest by what else is known: KV caches in use, how steady the ratio is, evictions of our own index. All
 endpoints with the same cause are one warning, and a cause is named once in SAY_AGAIN_S at most.
@@ -31,6 +32,10 @@ Key = tuple[str, ...]
 class Cause(Enum):
     """Why the two go apart; the text goes into the warning."""
 
+    NEVER_REPORTED = (
+        "they have never reported any, so their prefix cache is off, or they do not say what it gave (vLLM needs "
+        "--enable-prompt-tokens-details)"
+    )
     CACHE_OFF = (
         "they report next to none, so their prefix cache is off, or they hash with a cache salt, model or adapter that the "
         "picker does not see"
@@ -54,12 +59,13 @@ class Cause(Enum):
 
 
 class Sums(NamedTuple):
-    """Of requests whose prediction was compared: how many, and tokens."""
+    """Of requests whose prediction was compared: how many, and tokens. `missed`: predicted hits at servers that have reported none ever."""
 
     requests: int = 0
     prompt: int = 0
     predicted: int = 0
     reported: int = 0
+    missed: int = 0
 
     def minus(self, other: "Sums") -> "Sums":
         return Sums(*map(int.__sub__, self, other))
@@ -98,8 +104,19 @@ class Subject(NamedTuple):
     @property
     def diverges(self) -> bool:
         """In every slice, and to the same side."""
+        if self.silent:
+            return all(each.missed for each in self.slices)
         apart = [each.apart for each in self.slices]
         return (min(apart) > APART or max(apart) < -APART) and self.requests >= CHECKED_MIN
+
+    @property
+    def missed(self) -> int:
+        return sum(each.missed for each in self.slices)
+
+    @property
+    def silent(self) -> bool:
+        """Nothing was compared, and much was predicted."""
+        return not self.requests and self.missed >= CHECKED_MIN
 
     @property
     def ratios(self) -> list[float]:
@@ -131,7 +148,7 @@ class Watch:
             new = {key: sums.minus(self._before.get(key, NONE)) for key, sums in totals.items()}
             self._slices.append(
                 Slice(
-                    {key: sums for key, sums in new.items() if sums.requests},
+                    {key: sums for key, sums in new.items() if any(sums)},
                     {key: share / count for key, (share, count) in self._kv.items()},
                     evictions - self._evictions,
                 )
@@ -152,6 +169,8 @@ class Watch:
 
     def _cause(self, subject: Subject) -> Cause:
         whole = subject.whole
+        if subject.silent:
+            return Cause.NEVER_REPORTED
         if whole.predicted < whole.reported:
             return Cause.INDEX_TOO_SMALL if self._evicted() else Cause.UNSEEN_TRAFFIC
         full = self._fullness([subject]) >= KV_FULL
@@ -178,10 +197,16 @@ class Watch:
         because = cause.value.format(
             kv=self._fullness(those), ratio=whole.reported / max(1, whole.predicted), evictions=self._evicted()
         )
+        at = f"at {', '.join(names[:NAMES_MAX])}{more}; likely cause: {because}"
+        if cause is Cause.NEVER_REPORTED:
+            return (
+                f"prefix caches are not what they are taken for: over {SLICES * SLICE_S / 60:g} minutes {whole.missed} requests were "
+                f"predicted to find more than {APART:.0%} of their prompt tokens cached and none was reported, {at}"
+            )
         return (
             f"prefix caches are not what they are taken for: over {SLICES * SLICE_S / 60:g} minutes {whole.predicted / whole.prompt:.0%} "
             f"of the prompt tokens of {whole.requests} requests were predicted to be cached and {whole.reported / whole.prompt:.0%} "
-            f"reported, at {', '.join(names[:NAMES_MAX])}{more}; likely cause: {because}"
+            f"reported, {at}"
         )
 
 
@@ -190,7 +215,7 @@ def subjects(slices: Sequence[Slice]) -> Iterable[Subject]:
     few: list[Key] = []
     for key in sorted({key for each in slices for key in each.sums}):
         subject = Subject([key], [each.sums.get(key, NONE) for each in slices])
-        if subject.requests >= CHECKED_MIN:
+        if subject.requests >= CHECKED_MIN or subject.silent:
             yield subject
         else:
             few.append(key)

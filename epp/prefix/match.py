@@ -7,6 +7,12 @@ from epp.prefix.blocks import Hashes
 APPROXIMATE = "approx-prefix-cache-producer"
 
 
+class CutsPrompts:
+    """A producer that cuts prompts into blocks for the shared index, whose blocks have one size."""
+
+    block_tokens: int
+
+
 class PrefixMatch:
     """`blocks`: leading blocks held per endpoint, float64 of the snapshot's shape; `total` blocks of `block_tokens` in the prompt."""
 

@@ -8,13 +8,14 @@ new length prefixes.
 
 import enum
 import struct
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Final, NamedTuple
 
 from google.protobuf.message import DecodeError
 from google.protobuf.struct_pb2 import Struct
 
+from epp.decision import SERVED
 from epp.errors import ProtocolViolation
 from epp.protocol.proto import ext_proc_pb2 as pb
 
@@ -25,6 +26,10 @@ SUBSET_KEY: Final = "x-gateway-destination-endpoint-subset"
 DESTINATION: Final = "x-gateway-destination-endpoint"
 SCORES: Final = "x-gateway-destination-endpoint-scores"
 METADATA_NAMESPACE: Final = "envoy.lb"
+_METADATA_NAMESPACE: Final = METADATA_NAMESPACE.encode()
+# Between gateway and picker these are metadata. As headers only a client can have sent them: every answer to request headers
+# removes them, whatever their case and number. The destination itself is overwritten.
+NEVER_PASSED: Final = (SUBSET_KEY, SERVED, SCORES)
 
 
 class Kind(enum.IntEnum):
@@ -102,6 +107,8 @@ def _fields(data: bytes, at: int, end: int) -> Iterable[tuple[int, int, int]]:
     try:
         while at < end:
             tag, at = _read_varint(data, at)
+            if not 8 <= tag < 1 << 32:
+                raise ProtocolViolation(f"malformed message: there is no field {tag >> 3}")
             kind = tag & 7
             if kind == 2:
                 length, at = _read_varint(data, at)
@@ -141,16 +148,18 @@ def headers(message: bytes, start: int, end: int) -> tuple[dict[str, str], bool]
 class Headers(Mapping[str, str]):
     """A message's headers, decoded when somebody reads them: names in lower case -> values as Latin-1 text.
 
-    `find` looks for one header without decoding the others.
+    `find` looks for one header without decoding the others. Malformed ones are none at all, whoever reads them first, and `problem`
+    says so from then on: the stream is to end by it.
     """
 
-    __slots__ = ("_end", "_found", "_message", "_start")
+    __slots__ = ("_end", "_found", "_message", "_start", "problem")
 
     def __init__(self, message: bytes, start: int, end: int) -> None:
         self._message = message
         self._start = start
         self._end = end
         self._found: dict[str, str] | None = None
+        self.problem: ProtocolViolation | None = None
 
     def find(self, needle: bytes) -> str | None:
         """The value of the header that `needle(name)` was made for; None: there is none."""
@@ -158,7 +167,7 @@ class Headers(Mapping[str, str]):
         key = message.find(needle, self._start, self._end)
         if key >= 2:
             at = key + len(needle)
-            size = message[at]
+            size = message[at] if at < self._end else 0x80
             # The entry's own length vouches for the place: tag, length, key, tag, length, value.
             if size < 0x80 and message[key - 2] == 0x0A and message[key - 1] == len(needle) + 1 + size:
                 return message[at + 1 : at + 1 + size].decode("latin-1")
@@ -171,8 +180,15 @@ class Headers(Mapping[str, str]):
     def _all(self) -> dict[str, str]:
         found = self._found
         if found is None:
-            found = self._found = headers(self._message, self._start, self._end)[0]
+            found = self._found = self._decoded()
         return found
+
+    def _decoded(self) -> dict[str, str]:
+        try:
+            return headers(self._message, self._start, self._end)[0]
+        except ProtocolViolation as problem:
+            self.problem = problem
+            return {}
 
     def __getitem__(self, name: str) -> str:
         return self._all()[name]
@@ -182,6 +198,26 @@ class Headers(Mapping[str, str]):
 
     def __len__(self) -> int:
         return len(self._all())
+
+
+class Unseen(Headers):
+    """Headers without some of them: as if nobody had sent those."""
+
+    __slots__ = ("_hidden",)
+
+    def __init__(self, message: bytes, start: int, end: int, hidden: Collection[str]) -> None:
+        super().__init__(message, start, end)
+        self._hidden = hidden
+
+    def find(self, needle: bytes) -> str | None:
+        return self._all().get(needle[2:-1].decode())
+
+    def _all(self) -> dict[str, str]:
+        found = self._found
+        if found is None:
+            everything = self._decoded()
+            found = self._found = {name: value for name, value in everything.items() if name not in self._hidden}
+        return found
 
 
 def needle(name: str) -> bytes:
@@ -286,6 +322,23 @@ def subset(message: bytes) -> Sequence[str] | None:
     return [v.string_value for v in hint.list_value.values if v.WhichOneof("kind") == "string_value"]
 
 
+def gateway_metadata(message: bytes) -> Mapping[str, object] | None:
+    """What the gateway says of its balancing in the message's metadata: key -> value; None: it says nothing."""
+    if _METADATA_NAMESPACE not in message:
+        return None
+    try:
+        metadata = pb.ProcessingRequest.FromString(message).metadata_context.filter_metadata
+    except DecodeError as error:
+        raise ProtocolViolation(f"malformed metadata: {error}") from None
+    if METADATA_NAMESPACE not in metadata:
+        return None
+    fields = metadata[METADATA_NAMESPACE].fields
+    return {
+        name: value.string_value if value.WhichOneof("kind") == "string_value" else value
+        for name, value in fields.items()
+    }
+
+
 def _framed(message: bytes) -> bytes:
     """One gRPC message: flag and length in front."""
     return b"\0" + struct.pack(">I", len(message)) + message
@@ -298,6 +351,15 @@ def _set_header(name: str, value: bytes) -> bytes:
 
 _CONTENT_LENGTH: Final = field(1, b"content-length")
 _CLEAR_ROUTE_CACHE: Final = b"\x28\x01"
+
+
+@lru_cache(maxsize=64)  # what is removed is fixed by the configuration
+def _remove_headers(names: tuple[str, ...]) -> bytes:
+    """HeaderMutation.remove_headers."""
+    return b"".join([field(2, name.encode()) for name in names])
+
+
+_NEVER_PASSED: Final = _remove_headers(NEVER_PASSED)
 
 
 class Destination:
@@ -330,7 +392,7 @@ class Destination:
 
     def compose(self, more: bytes, metadata: bytes | None = None) -> bytes:
         """ProcessingResponse{request_headers{response{header_mutation}}, dynamic_metadata} with `more` of the mutation."""
-        options = self.option + more
+        options = self.option + more + _NEVER_PASSED
         common = b"\x12" + varint(len(options)) + options + _CLEAR_ROUTE_CACHE
         response = b"\x0a" + varint(len(common)) + common
         return _framed(b"\x0a" + varint(len(response)) + response + (metadata or self.metadata))
@@ -351,12 +413,6 @@ def _content_length(digits: bytes) -> bytes:
     return field(1, field(1, header))
 
 
-@lru_cache(maxsize=64)  # what plugins remove is fixed by the configuration
-def _remove_headers(names: tuple[str, ...]) -> bytes:
-    """HeaderMutation.remove_headers."""
-    return b"".join([field(2, name.encode()) for name in names])
-
-
 def request_headers_answer(
     destination: Destination,
     content_length: int,
@@ -373,9 +429,11 @@ def request_headers_answer(
     return destination.compose(more + added + _remove_headers(removed), metadata)
 
 
-def response_headers_answer(set_headers: Mapping[str, str]) -> bytes:
-    """The framed answer to response headers that adds to them. Raises ValueError for a value that is not Latin-1."""
-    mutation = b"".join([_set_header(n, v.encode("latin-1")) for n, v in set_headers.items()])
+def response_headers_answer(set_headers: Mapping[str, str], removed: tuple[str, ...] = ()) -> bytes:
+    """The framed answer to response headers that changes them. Raises ValueError for a value that is not Latin-1."""
+    mutation = b"".join([_set_header(n, v.encode("latin-1")) for n, v in set_headers.items()]) + _remove_headers(
+        removed
+    )
     return _framed(field(2, field(1, field(2, mutation))))
 
 
@@ -451,6 +509,12 @@ def request_body_answer(message: bytes, start: int, end: int) -> bytes:
     size = end - start
     prefix = _prefixes.get(-size) if size else None
     return (prefix or _remember(-size, _REQUEST_BODY, size)) + message[start:end]
+
+
+def as_body(data: bytes, end_of_stream: bool) -> tuple[bytes, int]:
+    """An HttpBody of these bytes as a gateway would send it, and where the bytes start in it."""
+    head = b"\x0a" + varint(len(data))
+    return head + data + (_TRUE if end_of_stream else b""), len(head)
 
 
 def body_pieces(data: bytes | memoryview, end_of_stream: bool, *, request: bool) -> bytes:

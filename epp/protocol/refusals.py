@@ -9,6 +9,7 @@ from epp.errors import Cause, Refused
 
 DROP_REASON = "x-llm-d-request-dropped-reason"
 CONTENT_TYPE = "content-type"
+RETRY_AFTER = "retry-after"
 
 
 class Answer(NamedTuple):
@@ -32,6 +33,10 @@ RULES: Mapping[Cause, _Rule] = {
     Cause.INVALID_BODY: _Rule(400, "BadRequest", "{}"),
     Cause.MODEL_MISSING: _Rule(400, "BadRequest", "model not found in request body"),
     Cause.BODY_TOO_LARGE: _Rule(413, "PayloadTooLarge", "request body exceeds {} bytes"),
+    Cause.BODY_STALLED: _Rule(408, "RequestTimeout", "no more of the request body came for {} seconds"),
+    Cause.BODIES_HELD: _Rule(
+        429, "ResourceExhausted", "too many bytes of unfinished request bodies are held already", "rejected-saturated"
+    ),
     Cause.NO_CANDIDATES: _Rule(
         503, "ServiceUnavailable", "failed to find endpoint candidates for serving the request", "rejected-no-endpoints"
     ),
@@ -39,10 +44,26 @@ RULES: Mapping[Cause, _Rule] = {
         503, "ServiceUnavailable", "screeners eliminated all endpoint candidates", "rejected-no-endpoints"
     ),
     Cause.NOT_ADMITTED: _Rule(429, "ResourceExhausted", "request cannot be admitted: {}", "rejected-saturated"),
+    Cause.SHED: _Rule(429, "ResourceExhausted", "system saturated, sheddable request dropped", "rejected-saturated"),
     Cause.UNKNOWN_PROFILE: _Rule(400, "BadRequest", "{}"),
     Cause.NO_ENDPOINT_LEFT: _Rule(
         429, "ResourceExhausted", "no endpoints available for the given request", "rejected-saturated"
     ),
+    Cause.NOT_CACHED: _Rule(412, "PreconditionFailed", "no decode worker has the requested KV cache"),
+    Cause.QUEUE_AT_CAPACITY: _Rule(429, "ResourceExhausted", "{}", "rejected-saturated"),
+    Cause.QUEUE_WITHOUT_ENDPOINTS: _Rule(
+        503, "ServiceUnavailable", "no endpoints available: {}", "rejected-no-endpoints"
+    ),
+    Cause.TTL_EXPIRED: _Rule(429, "ResourceExhausted", "request timed out in queue: {}", "rejected-ttl-expired"),
+    Cause.TTL_EXPIRED_WITHOUT_ENDPOINTS: _Rule(
+        503,
+        "ServiceUnavailable",
+        "request timed out in queue and no endpoints are available: {}",
+        "rejected-no-endpoints",
+    ),
+    Cause.CONTEXT_CANCELLED: _Rule(503, "ServiceUnavailable", "client disconnected: {}", "rejected-context-cancelled"),
+    Cause.DISPLACED: _Rule(429, "ResourceExhausted", "{}", "evicted-priority"),
+    Cause.FLOW_CONTROL: _Rule(500, "Internal", "internal flow control error: {}"),
     Cause.SHUTTING_DOWN: _Rule(
         503,
         "ServiceUnavailable",
@@ -51,6 +72,9 @@ RULES: Mapping[Cause, _Rule] = {
     ),
     Cause.INTERNAL: _Rule(500, "Internal", "{}"),
 }
+
+# Of a request that was sent to a model server already: its words are exactly these, and not in OpenAI's shape.
+EVICTED = Answer(429, "ResourceExhausted", {DROP_REASON: "evicted"}, b"request evicted by flow control")
 
 
 def answer(refused: Refused) -> Answer:
@@ -61,4 +85,6 @@ def answer(refused: Refused) -> Answer:
     headers = {CONTENT_TYPE: "application/json"}
     if rule.drop_reason:
         headers[DROP_REASON] = rule.drop_reason
+    if refused.retry_after_s:
+        headers[RETRY_AFTER] = str(refused.retry_after_s)
     return Answer(rule.status, rule.code, headers, msgspec.json.encode({"error": error}))

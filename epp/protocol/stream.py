@@ -6,6 +6,8 @@
 - Envoy repeats the last body piece on large bodies: harmless once the request is decided.
 - A local reply of the gateway (a time-out, say) starts the response phase while the request is still waiting: legal, and the
   decision is given up.
+- Where a filter in front of the gateway's ext_proc answers by itself, the response is all that this stream hears of: it begins with
+  the response headers.
 - `ENDED`: we have answered for good; whatever is still under way is ignored.
 """
 
@@ -30,7 +32,7 @@ class State(enum.IntEnum):
 
 ILLEGAL: Final = -1
 _LEGAL: Final[dict[State, dict[int, State]]] = {
-    State.AWAIT_HEADERS: {Kind.REQUEST_HEADERS: State.AWAIT_BODY},
+    State.AWAIT_HEADERS: {Kind.REQUEST_HEADERS: State.AWAIT_BODY, Kind.RESPONSE_HEADERS: State.RESPONDING},
     State.AWAIT_BODY: {
         Kind.REQUEST_BODY: State.AWAIT_BODY,
         Kind.REQUEST_TRAILERS: State.DECIDING,

@@ -60,6 +60,7 @@ class _Usage(msgspec.Struct):
     input_tokens_details: _Details | None = None
 
 
+UNREADABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 _decoder = msgspec.json.Decoder(_Usage, strict=False)  # numbers may come as strings
 
 
@@ -112,7 +113,7 @@ class UsageScanner:
                 self._take(data[begin:end])
                 begin = end
             at = data.find(key, begin)
-        self._carry = data[-len(key) :]
+        self._carry = data[-len(key) - 1 :]  # with what stands before a key that was none
         self.pending = self._carry[-1:] in _KEY_BYTES
 
     def _keep(self, data: bytes, at: int) -> None:
@@ -124,7 +125,7 @@ class UsageScanner:
     def _take(self, text: bytes) -> None:
         try:
             u = _decoder.decode(text)
-        except msgspec.MsgspecError:
+        except UNREADABLE:
             return  # another field of that name: not ours to judge
         prompt = u.prompt_tokens if u.prompt_tokens is not None else u.input_tokens
         completion = u.completion_tokens if u.completion_tokens is not None else u.output_tokens
@@ -150,7 +151,7 @@ class AnthropicScanner(UsageScanner):
     def _take(self, text: bytes) -> None:
         try:
             said = _reported.decode(text)
-        except msgspec.MsgspecError:
+        except UNREADABLE:
             return
         known = self.usage or Usage()
         prompt, completion, cached = said.input_tokens, said.output_tokens, said.cache_read_input_tokens
@@ -194,7 +195,7 @@ class SglangScanner(UsageScanner):
     def _take(self, text: bytes) -> None:
         try:
             said = _meta_info.decode(text)
-        except msgspec.MsgspecError:
+        except UNREADABLE:
             return
         if self._stream and said.finish_reason is None:
             return
@@ -277,14 +278,14 @@ def _numbers(message: bytes | memoryview, wanted: tuple[int, ...]) -> list[int]:
 
 
 def _value(data: bytes, at: int) -> int | None:
-    """Where the value after a key starts; None: not in these bytes."""
+    """Where the value after a key starts, or something that is no object; None: not in these bytes."""
     colon = False
     while at < len(data):
         byte = data[at]
         if byte == 0x3A and not colon:
             colon = True
         elif byte not in b" \t\r\n":
-            return at
+            return at if colon else at - 1  # no key after all: what stands before it opens nothing
         at += 1
     return None
 

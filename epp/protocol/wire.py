@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 FIELDS_MAX: Final = 1 << 17
 VARINT_BYTES_MAX: Final = 10
+STEP: Final = 1 << 16  # of packed numbers: the arrays that it takes to read them stay in the cache
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
 _SIZES: Final = {FIXED64: 8, FIXED32: 4}
 
@@ -64,8 +65,35 @@ def uint32s(values: list[int | memoryview]) -> NDArray[np.uint32]:
     return arrays[0] if len(arrays) == 1 else np.concatenate(arrays) if arrays else np.empty(0, np.uint32)
 
 
+def first_uint32s(values: list[int | memoryview], most: int) -> tuple[NDArray[np.uint32], memoryview | None]:
+    """Like `uint32s`, of a long packed list the first `most` alone; then also the bytes of those behind them."""
+    only = values[0] if len(values) == 1 else None
+    if isinstance(only, memoryview) and len(only) > most:
+        reach = only[: most * VARINT_BYTES_MAX]
+        ends = np.flatnonzero(np.frombuffer(reach, np.uint8) < 0x80)
+        if len(ends) >= most and len(only) > int(ends[most - 1]) + 1:
+            if only[-1] >= 0x80:
+                raise ValueError("a number is cut off")
+            cut = int(ends[most - 1]) + 1
+            return _packed(only[:cut]), only[cut:]
+    return uint32s(values), None
+
+
 def _packed(view: memoryview) -> NDArray[np.uint32]:
-    """Varints end to end, all at once. Bits above 32 are dropped, as protobuf does."""
+    """Varints end to end, many at once. Bits above 32 are dropped, as protobuf does."""
+    if len(view) <= STEP:
+        return _packed_step(view)
+    made, at = [], 0
+    while at < len(view):
+        end = min(at + STEP, len(view))
+        while end < len(view) and end < at + STEP + VARINT_BYTES_MAX and view[end - 1] >= 0x80:
+            end += 1  # up to the end of a varint
+        made.append(_packed_step(view[at:end]))
+        at = end
+    return np.concatenate(made)
+
+
+def _packed_step(view: memoryview) -> NDArray[np.uint32]:
     codes = np.frombuffer(view, np.uint8)
     ends = np.flatnonzero(codes < 0x80)
     if not len(codes):

@@ -27,6 +27,9 @@ from epp.request import Request
 from shm.prefix_index import IndexReader, IndexSchema, IndexWriter
 from shm.segment import Region
 from tests.bench.cases import Case
+from tests.bench.flow_cases import flow_cases
+from tests.bench.flow_policy_cases import flow_policy_cases
+from tests.bench.page_cases import page_cases
 from tests.bench.prefix_cases import prefix_cases
 from tests.bench.routing import FIELD_TEXT
 from tests.fakes import FakePool, FakeServices, candidates
@@ -207,19 +210,31 @@ def measure(run: Callable[[], object], *, smoke: bool) -> float:
     return best / count * 1e6
 
 
+def measured(*, match: str = "", smoke: bool = False, shown: bool = True) -> dict[str, float]:
+    """Every figure whose name contains `match`, in microseconds."""
+    found = {}
+    for group in (decisions, streams, parts, page_cases, prefix_cases, flow_cases, flow_policy_cases):
+        for name, run, target, each in group():
+            if match not in name:
+                continue
+            assert name not in found, f"two micro-benchmarks are called '{name}'"
+            found[name] = round(measure(run, smoke=smoke) / each, 3)
+            if shown:
+                print(f"{name:65} {found[name]:10.2f} us{f'   (at most {target:g})' if target else ''}", flush=True)
+    return found
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         prog="micro", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--smoke", action="store_true", help="run each once, to see that it works")
     parser.add_argument("--json", action="store_true", help="one JSON object: name -> microseconds")
+    parser.add_argument("--match", default="", metavar="TEXT", help="only those whose name contains it")
     options = parser.parse_args()
-    found = {}
-    for group in (decisions, streams, parts, prefix_cases):
-        for name, run, target, each in group():
-            found[name] = round(measure(run, smoke=options.smoke) / each, 3)
-            if not options.json:
-                print(f"{name:65} {found[name]:10.2f} us{f'   (at most {target:g})' if target else ''}", flush=True)
+    found = measured(match=options.match, smoke=options.smoke, shown=not options.json)
+    if not found:
+        parser.error(f"no micro-benchmark's name contains '{options.match}'")
     if options.json:
         json.dump(found, sys.stdout, indent=1)
     return 0

@@ -36,7 +36,7 @@ def prefix_cases() -> Iterator[Case]:
         for owner in owners[::10]:
             writer.insert(landmarks(half), owner, 1)
         yield Case(
-            f"hash and match of it, a tenth of {ENDPOINTS} endpoints holds half",
+            f"hash and match of {label}, a tenth of {ENDPOINTS} endpoints holds half",
             lambda prompt=prompt: reader.match(block_hashes(prompt, BLOCK_BYTES, 1, SECRET)),
             target,
         )

@@ -13,10 +13,12 @@ import argparse
 import itertools
 import json
 import os
+import platform
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,6 +29,7 @@ from loadtest.driver import CASES
 from tests.e2e.cluster import Cluster
 from workers.demo.children import ChildFailed, command_name, descendants, free_ports, python
 
+ROOT = Path(__file__).resolve().parents[2]
 NATIVE, GRPCIO, ECHO = "native", "grpcio", "echo"
 TARGETS = (NATIVE, GRPCIO, ECHO)
 IDLE = [name for name, case in CASES.items() if not case.concurrency]
@@ -78,6 +81,7 @@ def drive(run: Run, options: argparse.Namespace, group: int, port: int) -> dict[
     command += ["--processes", str(max(1, min(DRIVERS_MAX, cores // 2, run.workers)))]
     command += ["--tls"] if run.tls else []
     command += ["--rate", str(options.rate)] if options.rate else []
+    command += options.driver
     with profiled(run, options, group):
         done = subprocess.run(command, capture_output=True, text=True, timeout=options.seconds + 90, check=False)
     if not done.stdout:
@@ -103,8 +107,8 @@ class profiled:
 
     def _record(self, command: Sequence[str], file: Path) -> None:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
-        said = f"{file} has the flame graph" if done.returncode == 0 else f"py-spy failed: {done.stderr.strip()[-300:]}"
-        print(said, file=sys.stderr)
+        failed = f"py-spy wrote no flame graph: {done.stderr.strip()[-300:]}"
+        tell(f"{file} has the flame graph" if done.returncode == 0 else failed)
 
     def __enter__(self) -> None:
         if self._thread is not None:
@@ -142,6 +146,19 @@ def table(found: Sequence[dict[str, Any]]) -> Table:
     return shown
 
 
+def machine() -> dict[str, Any]:
+    """What a figure is worth nothing without."""
+    with open("/proc/cpuinfo") as file:
+        models = [line.partition(":")[2].strip() for line in file if line.startswith("model name")]
+    return {
+        "cpu": models[0] if models else platform.machine(),
+        "cores": len(os.sched_getaffinity(0)),
+        "python": platform.python_version(),
+        "date": time.strftime("%Y-%m-%d"),
+        "load": round(os.getloadavg()[0], 1),  # at the end of the runs, the last minute's
+    }
+
+
 def names(text: str) -> list[str]:
     return [part for part in text.split(",") if part]
 
@@ -160,38 +177,70 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument(
         "--flag", action="append", default=[], help="a flag of `epp serve`, e.g. --flag=--plugin-metrics=false"
     )
+    made.add_argument(
+        "--driver", action="append", default=[], help="an argument of the driver, e.g. --driver=--prompt-kb=220"
+    )
     made.add_argument("--profile", default="", metavar="FILE", help="write a flame graph of a worker")
     made.add_argument("--smoke", action="store_true", help="one short run per target, to see that it works")
     made.add_argument("--json", action="store_true")
     return made
 
 
-def main() -> int:
-    options = parser().parse_args()
+def checked(options: argparse.Namespace, refuse: Callable[[str], object]) -> None:
+    """Refuses names that nothing has; `--smoke` shortens."""
     unknown = {*options.cases} - CASES.keys() | {*options.targets} - {*TARGETS}
     if unknown:
-        parser().error(
-            f"unknown: {', '.join(sorted(unknown))}; cases are {', '.join(CASES)}, targets {', '.join(TARGETS)}"
-        )
+        refuse(f"unknown: {', '.join(sorted(unknown))}; cases are {', '.join(CASES)}, targets {', '.join(TARGETS)}")
     if options.smoke:
         options.cases, options.seconds = ["short"], 0.5
+
+
+def measured(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """All runs, one after the other."""
     planned = list(runs(options))
     options.several = len(planned) > 1
-    cores, console = len(os.sched_getaffinity(0)), Console(stderr=options.json, highlight=False)
-    console.width = max(console.width, TABLE_WIDTH)
-    if max(options.workers) >= cores and not options.json:
-        console.print(
+    cores = len(os.sched_getaffinity(0))
+    if max(options.workers) >= cores:
+        tell(
             f"{cores} cores for up to {max(options.workers)} workers, the driver and the servers: compare CPU per request"
         )
     found = []
     for number, run in enumerate(planned, 1):
-        print(f"{number}/{len(planned)} {run.name}", file=sys.stderr)
+        tell(f"{number}/{len(planned)} {run.name}")
         found.append(measure(run, options))
+    return found
+
+
+def shown(found: Sequence[dict[str, Any]]) -> None:
+    """As a table on stdout."""
+    console = Console(highlight=False)
+    console.width = max(console.width, TABLE_WIDTH)
+    console.print(table(found))
+
+
+def well(found: Sequence[dict[str, Any]]) -> bool:
+    """Every request was answered as it should be."""
+    return all(row["endings"].keys() <= {"ok"} for row in found)
+
+
+def tell(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def main() -> int:
+    made = parser()
+    options = made.parse_args()
+    checked(options, made.error)
+    try:
+        found = measured(options)
+    except ChildFailed as error:
+        tell(f"error: {error}")
+        return 2
     if options.json:
         json.dump(found, sys.stdout, indent=1)
     else:
-        console.print(table(found))
-    return 0 if all(row["endings"].keys() <= {"ok"} for row in found) else 1
+        shown(found)
+    return 0 if well(found) else 1
 
 
 if __name__ == "__main__":

@@ -31,6 +31,7 @@ REQUIRED: dict[str, dict[str, Any]] = {  # parameters of types that cannot do wi
         "algorithm": {"type": "linear_lower_is_better"},
     },
     "header-label-affinity-scorer": {"headerName": "x-zone", "labelKey": "zone"},
+    "priority-holdback-policy": {"minCeiling": 0.5},
     "request-attribute-reporter": {"attributes": [{"key": {"name": "cost"}, "expression": "usage.total_tokens"}]},
     "session-id-producer": {"headerName": "x-session-id"},
     "utilization-filter": {"conditions": [{"metric": "waiting-queue", "maxValue": 5}]},

@@ -18,6 +18,8 @@ DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
 
 def test_the_envoy_file_says_what_the_tests_run() -> None:
     assert yaml.safe_load((DEPLOY / "envoy.yaml").read_text()) == envoy_config.bootstrap()
+    listed = [("10.0.0.1", 8000), ("10.0.0.2", 8000)]
+    assert yaml.safe_load((DEPLOY / "envoy-retry.yaml").read_text()) == envoy_config.bootstrap(listed=listed)
 
 
 @pytest.mark.parametrize("tls", [None, PickerTls()])

@@ -223,7 +223,7 @@ def test_a_worker_that_outgrows_its_share_is_recycled_and_its_streams_end_well(c
     grpc, health, metrics = free_ports(3)
     argv = serve(config, grpc, health, metrics, 1, cluster.directory / "run")
     argv[argv.index("workers")] = "tests.faults.quick_picker"
-    child = cluster.children.start("picker", [*argv, "--worker-memory-limit=100MiB"])
+    child = cluster.children.start("picker", [*argv, "--worker-memory-limit=80MiB"])
     picker = Picker(child, grpc, health, metrics)
     cluster.wait(child, picker.ready)
     seen = watched(picker)
@@ -240,7 +240,7 @@ def test_a_worker_that_outgrows_its_share_is_recycled_and_its_streams_end_well(c
 
     with_gateway(picker, story)
     assert endings(picker) == ["exit code 75 (RECYCLED)"]
-    assert [event["limit_mib"] for event in events(picker) if event["event"] == "worker is recycled: memory"] == [100]
+    assert [event["limit_mib"] for event in events(picker) if event["event"] == "worker is recycled: memory"] == [80]
 
 
 def test_a_limit_that_a_fresh_worker_exceeds_is_said_and_not_acted_on(cluster: Cluster) -> None:

@@ -345,7 +345,6 @@ def test_all_errors_come_at_once_each_with_its_line_rule_and_hint() -> None:
         "c.yaml:1:13: error[api-version]: apiVersion 'llm-d.ai/v1' is not supported (did you mean 'llm-d.ai/v1alpha1'?)",
         "c.yaml:2:7: error[kind]: kind 'EndpointPickerConf' is not supported (did you mean 'EndpointPickerConfig'?)",
         "c.yaml:3:1: error[unknown-field]: the configuration: unknown field 'featuregates' (did you mean 'featureGates'?)",
-        "c.yaml:4:16: error[unsupported]: feature gate 'flowControl' is not supported by this version (remove it)",
         "c.yaml:4:29: error[feature-gate]: unknown feature gate 'flowcontrol' (did you mean 'flowControl'?)",
         "c.yaml:4:42: error[feature-gate]: feature gate 'flowControl': 'maybe' is neither true nor false",
         "c.yaml:6:9: error[unknown-type]: plugin type 'queue-scrorer' is not registered (did you mean 'queue-scorer'?)",
@@ -474,11 +473,10 @@ def test_an_error_names_the_place_the_rule_and_the_way_out(text: str, found: str
     assert found in errors(text)
 
 
-def test_eviction_is_refused_with_the_gate_and_without_it_the_section_is_ignored_with_a_warning() -> None:
+def test_without_the_gate_the_section_is_ignored_with_a_warning() -> None:
     section = "flowControl: {enableEviction: true, priorityBands: [{priority: -1, maxBytes: 1Gi}]}\n"
     assert warnings(section)[0].startswith("c.yaml:1:1: warning[gate-missing]: flowControl has no effect")
-    found = errors("featureGates: [flowControl]\n" + section)
-    assert [re.findall(r"error\[(.*?)\]", line) for line in found] == [["unsupported"], ["unsupported"]]
+    assert ok(section).flow is None
 
 
 def test_a_parser_that_is_not_available_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -561,7 +559,6 @@ def profile(*members: str, plugin: str = "queue-scorer") -> str:
         (profile("", plugin="openai-parser"), "not-scheduling", "is a parser; only filters"),
         (profile("", ""), "ref-twice", "more than once"),
         ("dataLayer: {crossReplicaSyncInterval: 200ms}", "no-effect", "without a syncer"),
-        ("flowControl: {saturationDetector: {pluginRef: utilization-detector}}", "no-effect", "has no effect in this version"),
     ],
 )  # fmt: skip
 def test_what_has_no_effect_is_told(text: str, rule: str, message: str) -> None:

@@ -6,7 +6,17 @@ import pytest
 import epp
 from epp.findings import ERRORS, FINDINGS_MAX, WARNINGS, WHOLE, ConfigErrors, Findings, Place, nearest
 
-SOURCES = ("document", "assembly", "stock", "parameters", "registry", "contracts", "yaml_nodes", "advice")
+SOURCES = (
+    "flow_assembly",
+    "document",
+    "assembly",
+    "stock",
+    "parameters",
+    "registry",
+    "contracts",
+    "yaml_nodes",
+    "advice",
+)
 
 
 def test_a_rule_is_an_error_or_a_warning_and_says_what_it_means() -> None:

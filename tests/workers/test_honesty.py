@@ -100,7 +100,14 @@ def test_a_server_that_never_says_what_was_cached_is_not_compared() -> None:
     worker = Worker()
     for cached in (None, -1):
         worker.comparison.answered(*decided(5), Usage(300, 10, cached))
-    assert worker.counts() == {"unreported_requests": 2}
+    assert worker.counts() == {"unreported_requests": 2, "unreported_hits": 2}
+
+
+def test_hits_that_were_predicted_for_a_server_that_never_reports_are_counted() -> None:
+    worker = Worker()
+    for blocks in (1, 2):  # of 300 tokens, 64 are less than a quarter and 128 more
+        worker.comparison.answered(*decided(blocks), Usage(300, 10, None))
+    assert worker.counts() == {"unreported_requests": 2, "unreported_hits": 1}
 
 
 def test_once_a_server_has_reported_cached_tokens_none_said_is_zero() -> None:

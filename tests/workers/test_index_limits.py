@@ -1,16 +1,12 @@
 """Whose cache takes how many blocks."""
 
-from pathlib import Path
-
 import pytest
 
-from epp.config import load
+from epp.config import ConfigErrors, load
 from epp.data import CACHE_BLOCK_SIZE, CACHE_NUM_BLOCKS, WAITING
 from epp.plugins.extractors.core_metrics import Extracted
 from epp.plugins.producers.approx_prefix import LRU_CAPACITY, ApproximatePrefix
-from tests.workers.instances import made
-from workers.index_limits import DifferentBlocks, IndexLimits, PrefixUse, prefix_use
-from workers.instance import StartError
+from workers.index_limits import IndexLimits, PrefixUse, prefix_use
 
 WANTED = (CACHE_BLOCK_SIZE, CACHE_NUM_BLOCKS, WAITING)
 TUNED = PrefixUse(64, True, LRU_CAPACITY)
@@ -85,24 +81,13 @@ def test_what_producers_want_is_taken_together() -> None:
     assert prefix_use(both) == PrefixUse(64, True, 50_000)
 
 
-def test_two_block_sizes_are_refused_with_the_names_of_both() -> None:
-    with pytest.raises(DifferentBlocks, match="'a' has blocks of 64 tokens and plugin 'b' of 128"):
-        prefix_use([producer("a"), producer("b", block_size_tokens=128)])
-
-
-def test_an_instance_with_two_block_sizes_does_not_start(tmp_path: Path) -> None:
+def test_two_block_sizes_are_refused_before_anything_starts() -> None:
     text = """\
-apiVersion: llm-d.ai/v1alpha1
-kind: EndpointPickerConfig
 plugins:
 - {type: approx-prefix-cache-producer, name: coarse, parameters: {blockSizeTokens: 256}}
 - {type: approx-prefix-cache-producer, name: fine}
 - {type: prefix-cache-scorer, name: one, parameters: {prefixMatchInfoProducerName: coarse}}
 - {type: prefix-cache-scorer, name: two, parameters: {prefixMatchInfoProducerName: fine}}
-schedulingProfiles:
-- name: default
-  plugins: [{pluginRef: one}, {pluginRef: two}]
 """
-    assert load(text, "test").pipeline.plugins
-    with pytest.raises(StartError, match="'coarse' has blocks of 256 tokens"), made(tmp_path, text):
-        pass
+    with pytest.raises(ConfigErrors, match=r"c.yaml:2:3: error\[block-sizes\]: 'coarse' .*has blocks of 256 tokens"):
+        load(text, "c.yaml")

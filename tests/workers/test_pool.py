@@ -1,17 +1,20 @@
 """Shared memory -> candidates: epochs, freshness, subsets, documents."""
 
+import random
 from typing import Any
 
 import pytest
 
+from epp.candidates import Endpoint
 from epp.data import ACTIVE_MODELS, KV_USAGE, WAITING, Column
 from epp.request import Subset
 from shm.documents import DocumentReader, DocumentSchema, DocumentWriter
 from shm.segment import Region
 from shm.table import DOWN, DRAINING, Handle, State, TableReader, TableSchema, TableWriter
+from tests.epp.plugins.calls import made
 from tests.pair import lanes
 from workers.documents import ENDPOINTS, NAMES, EndpointRecord, EndpointsView, NamesRecord, NamesView, encode
-from workers.pool import SharedPool
+from workers.pool import SharedPool, subset_mask
 
 COLUMNS: tuple[Column[Any], ...] = (WAITING, KV_USAGE, ACTIVE_MODELS)
 
@@ -104,6 +107,41 @@ def test_values_grow_stale_although_the_supervisor_is_silent() -> None:
     assert w.pool.candidates(None).fresh.tolist() == [False, False, True]
 
 
+def test_a_snapshot_says_how_old_each_endpoints_values_are_for_who_has_a_limit_of_its_own() -> None:
+    w = World(2)
+    w.scrape(0, 1, 0, inflight=4)
+    w.time += 0.25
+    w.scrape(1, 1, 0)
+    w.time += 0.1
+    snapshot = w.pool.candidates(None).snapshot
+    assert snapshot.ages == pytest.approx([0.35, 0.1])
+    assert snapshot.fresh.tolist() == [False, True]
+    w.time += 0.3
+    late = w.pool.candidates(None).snapshot
+    assert late.ages == pytest.approx([0.65, 0.4])
+    assert (late.counted_at_scrape.tolist(), late.inflight_at_scrape.tolist()) == ([4, 0], [0, 0])
+
+
+@pytest.mark.parametrize(
+    "parameters", [{}, {"metricsStalenessThreshold": "200ms"}, {"metricsStalenessThreshold": "1m"}]
+)
+def test_a_dead_scraper_slows_a_detector_to_what_is_in_flight_and_stops_nothing(parameters: dict[str, str]) -> None:
+    """The last scrapes show full servers; then nobody scrapes any more."""
+    w, detector = World(2), made("utilization-detector", **parameters)
+    for index in range(2):
+        w.scrape(index, 50, 0.99)
+    w.time += 0.01
+    assert detector.saturation(w.pool.candidates(None)) > 1.0
+    w.time += 120.0
+    lane = w.lanes.lane(1)
+    seen = []
+    for sent in range(11):
+        seen.append(detector.saturation(w.pool.candidates(None)))
+        lane.inflight[w.handles[sent % 2].slot] += 1
+    assert seen == pytest.approx([sent / 10 for sent in range(11)]), "5 per endpoint are full"
+    assert detector.stale(w.pool.candidates(None)) == 2
+
+
 def test_a_value_that_is_not_present_counts_as_the_mean() -> None:
     w = World()
     w.scrape(0, 1, 0.2)
@@ -179,6 +217,13 @@ def test_adapter_names_come_from_their_document() -> None:
         (["fd00::1"], ["pod-0"]),
         (["[fd00::1]:8000"], ["pod-0"]),
         (["[fd00::1]:9"], []),
+        (["FD00:0:0::1"], ["pod-0"]),
+        (["[fd00:0::0:1]:8000"], ["pod-0"]),
+        (["[fd00::1]"], ["pod-0"]),
+        ([" 10.0.0.2:8000 "], ["pod-1"]),
+        (["10.0.0.2:", "10.0.0.2:abc", "10.0.0.2:" + "8" * 5000, "10.0.0.2:8000:8000", "10.0.0.2/32", "0.0.0.0"], []),
+        (["[fd00::1", "[fd00::1]x", "[fd00::1]:", "fd00::1:8000", "::"], []),
+        (["10.0.0.9:8000"], []),
     ],
 )
 def test_a_subset_is_compared_by_address_and_by_port_where_it_has_one(entries: list[str], expected: list[str]) -> None:
@@ -187,3 +232,27 @@ def test_a_subset_is_compared_by_address_and_by_port_where_it_has_one(entries: l
     w.write_document()
     w.time += 0.1
     assert w.names(Subset(entries)) == expected
+
+
+def test_no_subset_lets_anyone_through_whom_it_does_not_name() -> None:
+    rng = random.Random(5)
+    hosts = ["10.0.0.1", "10.0.0.2", "fd00::1", "fd00::2"]
+    pool = [
+        Endpoint(name=f"{host} {port}", namespace="d", host=host, port=port, labels=None, slot=0, owner=1)
+        for host in hosts
+        for port in (8000, 8001)
+    ]
+    for _ in range(10_000):
+        named: set[tuple[str, int | None]] = set()
+        entries = []
+        for _ in range(rng.randrange(4)):
+            host, port = rng.choice([*hosts, "10.0.0.3", "fd00::3"]), rng.choice([8000, 8001, 9, None])
+            bracketed = f"[{host}]" if ":" in host else host
+            if rng.random() < 0.3:  # something near it
+                junk = rng.choice(["{}:x", "{}:", ":{}", "{}:80000000", "{},10.0.0.1", "http://{}", "{}/24", "*"])
+                entries.append(junk.format(bracketed))
+            else:
+                named.add((host, port))
+                entries.append(f"{bracketed}:{port}" if port is not None else host)
+        allowed = subset_mask(Subset(entries), pool).tolist()
+        assert allowed == [(e.host, e.port) in named or (e.host, None) in named for e in pool], entries

@@ -13,7 +13,7 @@ from epp.candidates import Candidates
 from epp.data import WAITING
 from epp.decision import Decision, Response, Usage
 from epp.pipeline import Recipe, WiredProfile, compile_pipeline
-from epp.plugin import DataProducer, NoParams, Plugin, ResponseComplete
+from epp.plugin import DataProducer, NoParams, Parser, Plugin, ResponseComplete
 from epp.plugins.parsers.openai import OpenAI
 from epp.plugins.parsers.passthrough import Passthrough
 from epp.plugins.pickers.max_score import MaxScore
@@ -63,9 +63,11 @@ class Broken(DataProducer):
         raise ZeroDivisionError
 
 
-def pair(*others: Plugin, waiting: tuple[float, ...] = (2, 0, 1), **more: Any) -> Pair:
+def pair(
+    *others: Plugin, waiting: tuple[float, ...] = (2, 0, 1), parsers: tuple[Parser, ...] = (), **more: Any
+) -> Pair:
     picker, scorer = MaxScore("p", MaxScore.Params()), QueueDepth("q", NoParams())
-    parsers = (OpenAI("o", NoParams()), Passthrough("x", NoParams()))
+    parsers = (OpenAI("o", NoParams()), *parsers, Passthrough("x", NoParams()))
     pipeline = compile_pipeline(
         Recipe(
             plugins=(picker, scorer, *parsers, *others),
@@ -247,6 +249,60 @@ def test_a_body_over_the_limit_is_413_before_it_is_whole() -> None:
     )
     envoy.handler.message(b"\x22\x02\x10\x01")  # what is still under way is ignored
     assert envoy.answers() == []
+
+
+def test_a_body_that_stops_coming_is_408() -> None:
+    envoy = pair().open()
+    assert envoy.handler.awaited() == 0
+    envoy.headers()
+    envoy.body(BODY[:5], last=False)
+    assert envoy.handler.awaited() == 5
+    envoy.handler.give_up_waiting(30.0)
+    code, error, _ = refusal(envoy.answers())
+    assert (code, error["type"]) == (408, "RequestTimeout")
+    assert "came for 30 seconds" in error["message"]
+    assert envoy.handler.awaited() == -1
+
+
+def test_a_stream_without_a_request_ends_with_a_status_since_there_is_nothing_to_answer() -> None:
+    envoy = pair().open()
+    envoy.handler.give_up_waiting(30.0)
+    assert envoy.answers() == []
+    assert envoy.stream.ended == (4, "no request came for 30 seconds")
+
+
+def test_a_routed_request_owes_nothing() -> None:
+    envoy = pair().open()
+    envoy.headers()
+    envoy.body(BODY)
+    assert envoy.handler.awaited() == -1
+
+
+def test_pieces_of_a_body_count_as_held_until_it_is_routed() -> None:
+    envoy = pair().open()
+    envoy.headers()
+    envoy.body(BODY[:5], last=False)
+    envoy.body(BODY[5:9], last=False)
+    assert envoy.stream.held == 9
+    envoy.body(BODY[9:])
+    assert envoy.stream.held == 0
+
+
+def test_a_body_of_one_piece_is_not_counted() -> None:
+    envoy = pair().open()
+    envoy.headers()
+    envoy.stream.held_max = -1
+    assert [a.WhichOneof("response") for a in envoy.body(BODY)] == ["request_headers", "request_body"]
+
+
+def test_bodies_that_together_hold_too_much_are_429() -> None:
+    envoy = pair().open()
+    envoy.headers()
+    envoy.stream.held_max = 100
+    assert envoy.body(b"x" * 90, last=False) == []
+    code, error, headers = refusal(envoy.body(b"x" * 20, last=False))
+    assert (code, error["type"]) == (429, "ResourceExhausted")
+    assert headers["x-llm-d-request-dropped-reason"] == "rejected-saturated"
 
 
 @pytest.mark.parametrize("subset", [[], ["10.9.9.9:1"]])

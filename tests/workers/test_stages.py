@@ -13,6 +13,7 @@ from epp.plugins.filters.roles import DecodeFilter, EncodeFilter, PrefillFilter
 from epp.plugins.parsers.openai import OpenAI
 from epp.plugins.pickers.max_score import MaxScore
 from epp.plugins.profiles.disagg import Disaggregated, StageDeciders
+from epp.protocol.codec import NEVER_PASSED
 from epp.protocol.proto import ext_proc_pb2 as pb
 from tests.fakes import FakePool, FakeServices, endpoints
 from tests.pair import Envoy, Pair, set_headers
@@ -137,4 +138,4 @@ def test_stage_headers_are_set_or_removed() -> None:
         assert set_headers(answer)["x-gateway-destination-endpoint"] == "10.0.0.1:8000"
         assert set_headers(answer).get(PREFILLER) == ("10.0.0.2:8000" if prefills else None)
         assert ENCODERS in set_headers(answer)
-        assert list(removed) == ([] if prefills else [PREFILLER])
+        assert list(removed) == ([] if prefills else [PREFILLER]) + list(NEVER_PASSED)

@@ -22,6 +22,7 @@ COMMANDS: Mapping[str, str] = {
     "schema": "Print a JSON Schema of the configuration file, for editors.",
     "explain": "Explain a decision: of a running picker, or offline.",
     "top": "Show a running picker's endpoints, workers and prefix index.",
+    "size": "Size a picker: cores, memory and flags for a load.",
 }
 DISTRIBUTION = "endpoint-picker"
 EXTRAS: Mapping[str, str] = {"demo": "[demo]", "top": "[top]"}

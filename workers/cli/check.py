@@ -11,7 +11,7 @@ import msgspec
 from epp.config import ConfigErrors, Surroundings, load
 from epp.findings import ERRORS, WARNINGS, Finding
 from epp.registry import PluginImportError
-from workers.cli.configuration import STDIN, add_plugins, plugin_path_option, read_file, told
+from workers.cli.configuration import STDIN, add_plugins, object_errors, plugin_path_option, read_file, told
 from workers.cli.flags import DURATION, SIZE
 from workers.exit_codes import ExitCode
 
@@ -36,6 +36,7 @@ def _print_rules(ctx: click.Context, _option: click.Parameter, asked: bool) -> N
 @click.option("--allow-experimental-plugins", is_flag=True, help="Accept experimental plugin types.")
 @click.option("--refresh-metrics-interval", type=DURATION, default="50ms", help="As it will be for `epp serve`.")
 @click.option("--body-limit", type=SIZE, default="32MiB", help="As it will be for `epp serve`.")
+@click.option("--objects-dir", default="", help="As it will be for `epp serve`: its files are checked too.")
 @plugin_path_option
 def command(
     file: str,
@@ -45,6 +46,7 @@ def command(
     allow_experimental_plugins: bool,
     refresh_metrics_interval: float,
     body_limit: int,
+    objects_dir: str,
     plugin_path: str,
 ) -> None:
     """Check the configuration FILE (- for standard input) and print the effective one.
@@ -63,6 +65,8 @@ def command(
         raise click.ClickException(str(error)) from error
     else:
         findings, failed, effective = [*config.warnings], strict and bool(config.warnings), config
+    wrong_objects = object_errors(objects_dir)
+    findings, failed = [*findings, *wrong_objects], failed or bool(wrong_objects)
     if as_json:
         click.echo(_json(findings, None if effective is None else effective.document))
     else:

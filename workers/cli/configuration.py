@@ -12,10 +12,12 @@ import click
 
 from epp import registry, yaml_nodes
 from epp.config import ConfigErrors, EffectiveConfig, Surroundings, load
-from epp.findings import Finding
+from epp.findings import ConfigError, Finding
 from epp.registry import PluginImportError
 from workers.cli.flags import BadConfiguration, flag
 from workers.cli.options import PLUGIN_PATH, Options
+from workers.discovery import DiscoveryError
+from workers.objects import Folder
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -65,6 +67,16 @@ def load_text(text: str, source: str, *, allow_experimental: bool, around: Surro
         raise BadConfiguration(told([*errors.warnings, *errors.errors])) from errors
     except PluginImportError as error:
         raise click.ClickException(str(error)) from error
+
+
+def object_errors(folder: str) -> list[ConfigError]:
+    """What is wrong with the objects of a folder; no folder: nothing."""
+    try:
+        if folder:
+            Folder(folder, report=lambda _: None).load()
+    except DiscoveryError as wrong:
+        return [ConfigError(folder, 0, 0, "bad-object", fault) for fault in wrong.faults]
+    return []
 
 
 def told(findings: Iterable[Finding]) -> str:

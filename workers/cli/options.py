@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 import click
 import msgspec
 
+from epp.client_headers import GROUPS
 from workers.cli.flags import (
     BOOL,
     COUNT,
@@ -47,6 +48,7 @@ ZAP_LEVELS = {
     "fatal": "error",
 }
 TLS_VERSIONS = ("VersionTLS12", "VersionTLS13")
+TRUST = ("all", "none")
 PLUGIN_PATH = "Folder whose Python files bring further plugin types."
 
 R = TypeVar("R")
@@ -60,6 +62,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     allow_experimental_plugins: bool = False
     plugin_path: str = ""
     endpoints: str = ""
+    objects_dir: str = ""
     grpc_port: int = 9002
     grpc_health_port: int = 9003
     metrics_port: int = 9090
@@ -92,6 +95,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     emit_endpoint_scores: bool = False
     debug_remote: bool = False
     disable_endpoint_subset_filter: bool = False
+    trust_client_headers: tuple[str, ...] = tuple(GROUPS)
     pool_name: str = "epp"
     pool_namespace: str = "default"
     log_level: str = "info"
@@ -149,6 +153,7 @@ _FLAGS = (
     flag("allow-experimental-plugins", BOOL, "false", "Accept experimental plugin types."),
     flag("plugin-path", str, "", PLUGIN_PATH),
     flag("endpoints", str, "", "Model servers as host:port,..., instead of a discovery plugin."),
+    flag("objects-dir", str, "", "Folder with InferenceObjective files, watched. [default: none]"),
     flag("grpc-port", PORT, 9002, "Port for Envoy's ext_proc streams."),
     flag("grpc-health-port", PORT, 9003, "Port for gRPC health checks."),
     flag("metrics-port", PORT, 9090, "Port for Prometheus metrics."),
@@ -187,6 +192,12 @@ _FLAGS = (
     flag("emit-endpoint-scores", BOOL, "false", "Tell the gateway every candidate's score, as dynamic metadata."),
     flag("plugin-metrics", BOOL, "true", "Measure every call of every plugin."),
     flag("disable-endpoint-subset-filter", BOOL, "false", "Ignore the gateway's subset of endpoints."),
+    flag(
+        "trust-client-headers",
+        NAMES,
+        "all",
+        f"Headers of clients to honour: all, none, or some of {', '.join(GROUPS)}.",
+    ),
     flag("pool-name", str, "", "Name of the pool in metrics. [default: deployment in POD_NAME, else epp]"),
     flag("pool-namespace", str, "", "Namespace of the pool. [default: NAMESPACE, else default]", env=("NAMESPACE",)),
     flag("log-level", click.Choice(LEVELS), None, "Lowest level that is logged. [default: info]"),
@@ -257,6 +268,7 @@ def collect(values: Mapping[str, Any], environ: Mapping[str, str]) -> tuple[Opti
         "scrape_interval_s": interval_s,
         "pool_name": values["pool_name"] or _deployment(environ) or "epp",
         "pool_namespace": values["pool_namespace"] or "default",
+        "trust_client_headers": _trusted(values["trust_client_headers"]),
         "log_level": level,
         "log_format": values["log_format"] or values["zap_encoder"] or "auto",
         "tracing": tracing,
@@ -296,8 +308,22 @@ def _checked(values: Mapping[str, Any], errors: list[str]) -> None:
         errors.append(
             f"--grpc-max-send-msg-size {sent} is too small: messages of up to {SEND_BYTES_NEEDED} bytes are sent"
         )
+    unknown = [name for name in values["trust_client_headers"] if name not in (*GROUPS, *TRUST)]
+    errors.extend(
+        f"--trust-client-headers: '{name[:128]}' is not known; write all, none, or some of {', '.join(GROUPS)}"
+        for name in unknown
+    )
+    if len(values["trust_client_headers"]) > 1 and set(TRUST) & set(values["trust_client_headers"]):
+        errors.append("--trust-client-headers: all and none stand alone")
     if "/" in values["instance"]:
         errors.append(f"--instance '{values['instance']}' has a slash; it is a plain file name")
+
+
+def _trusted(names: tuple[str, ...]) -> tuple[str, ...]:
+    """Which groups of headers; an empty list is none."""
+    if names == TRUST[:1]:
+        return tuple(GROUPS)
+    return tuple(name for name in GROUPS if name in names)
 
 
 def _transport(values: Mapping[str, Any], errors: list[str], warnings: list[str]) -> None:

@@ -14,6 +14,7 @@ from workers.cli.flags import BadConfiguration
 from workers.cli.options import Options, serve_options
 from workers.discovery import DiscoveryError, File, parse_flag
 from workers.instance import Instance, StartError
+from workers.objects import Folder
 
 FORMATS = {"auto": None, "json": False, "console": True}
 
@@ -47,5 +48,7 @@ def check_endpoints(options: Options, config: EffectiveConfig) -> None:
             parse_flag(options.endpoints)
         elif isinstance(config.discovery, FileDiscovery):
             File(config.discovery.path, report=lambda _: None).load()
+        if options.objects_dir:
+            Folder(options.objects_dir, report=lambda _: None).load()
     except DiscoveryError as wrong:
         raise BadConfiguration(f"{wrong}") from wrong

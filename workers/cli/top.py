@@ -53,6 +53,7 @@ def command(metrics_port: int, instance: str, run_dir: str, interval: float, onc
       index        entries used used_share estimated owners_live owners_retired
                    evictions dropped
       bus_drops
+      bands[]      with flow control, what waits by priority, else null: priority, requests, bytes, oldest_age_s
       counters{}   all counters of all processes, summed
 
     Exit code 0: ended by you or with the picker; 1: no such picker, or it cannot be read; 2: wrong flags.

@@ -6,10 +6,12 @@ holds both equal. The decisions in it:
 - every body mode is FULL_DUPLEX_STREAMED and every header and trailer mode SEND: the picker sees the whole request
   before it answers and follows the response as it streams by. Nothing is buffered in Envoy;
 - the picker's answer is the header `x-gateway-destination-endpoint`, and an ORIGINAL_DST cluster connects to whatever
-  address it names. A client's own header of that name is removed by an early header mutation, before any filter and
-  any route. `request_headers_to_remove` of a route acts in the router, after the picker, and would remove its answer;
+  address it names. A client's own header of that name, and those that gateway and picker tell each other as metadata, are
+  removed by an early header mutation, before any filter and any route, and whether there is a picker or not.
+  `request_headers_to_remove` of a route acts in the router, after the picker, and would remove its answer;
 - `message_timeout` bounds how long Envoy waits for an answer to one message, and a request that queues in the picker's flow
-  control is such a wait: it has to be longer than the longest time in the queue (60 s unless configured). A picker
+  control is such a wait: it has to be longer than the longest time in the queue (60 s unless configured; ten minutes
+  leave room for a tail of several). A picker
   that is gone is noticed at once by the connection, not by this time-out;
 - circuit breakers far above Envoy's 1,024: a stream to the picker lives as long as its request, so the default answers
   request 1,025 with an error;
@@ -17,7 +19,10 @@ holds both equal. The decisions in it:
   that itself, but Envoy learns it only after it has put all that waited onto a new connection; told here, it opens
   several connections at once instead;
 - no route time-out and no stream idle time-out: a long prompt may take minutes to its first token;
-- no picker, no guess: `failure_mode_allow` is false and the client gets 503.
+- no picker, no guess: `failure_mode_allow` is false and the client gets 503;
+- an ORIGINAL_DST cluster connects to one address. A picker that names several in order (`maxNumOfEndpoints` of its pickers) needs
+  a cluster that knows the servers (`listed`; `deploy/envoy-retry.yaml`): its override_host policy takes the first of them,
+  retries take the next ones, and the metadata `envoy.lb` tell the picker who served in the end.
 """
 
 from collections.abc import Sequence
@@ -27,11 +32,14 @@ from typing import Any
 import yaml
 
 DESTINATION_HEADER = "x-gateway-destination-endpoint"
+STRIPPED_HEADERS = (DESTINATION_HEADER, *(f"{DESTINATION_HEADER}-{what}" for what in ("subset", "served", "scores")))
+METADATA_NAMESPACE = "envoy.lb"
+RETRIES = 3  # as many as there may be further endpoints in the picker's list
 PICKER_CLUSTER = "endpoint-picker"
 SERVERS_CLUSTER = "model-servers"
 ROUND_ROBIN_CLUSTER = "model-servers-round-robin"
 CONCURRENT_MAX = 40_000
-MESSAGE_TIMEOUT_S = 300
+MESSAGE_TIMEOUT_S = 600
 STREAMS_PER_CONNECTION = 16
 CONNECT_TIMEOUT_S = 1
 KEEP_ALIVE_S = 4  # uvicorn, and so vLLM, closes an idle connection after 5 s: be first
@@ -56,10 +64,13 @@ def bootstrap(
     admin: Address = ("127.0.0.1", 9901),
     tls: PickerTls | None = None,
     round_robin: tuple[Address, Sequence[Address]] | None = None,
+    listed: Sequence[Address] = (),
 ) -> Json:
-    """The whole bootstrap. `round_robin` adds a second listener that spreads over fixed servers without a picker."""
-    listeners = [_listener("gateway", listen, SERVERS_CLUSTER, picked=True)]
-    clusters = [_picker_cluster(picker, tls), _servers_cluster()]
+    """The whole bootstrap. `round_robin` adds a second listener that spreads over fixed servers without a picker. `listed` are all
+    model servers, for a gateway that tries the picker's choices one after the other.
+    """
+    listeners = [_listener("gateway", listen, SERVERS_CLUSTER, picked=True, retries=bool(listed))]
+    clusters = [_picker_cluster(picker, tls), _listed_cluster(listed) if listed else _servers_cluster()]
     if round_robin is not None:
         at, servers = round_robin
         listeners.append(_listener("round-robin", at, ROUND_ROBIN_CLUSTER, picked=False))
@@ -83,8 +94,15 @@ def _typed(kind: str, **fields: Any) -> Json:
     return {"@type": _TYPES + kind, **fields}
 
 
-def _listener(name: str, at: Address, cluster: str, *, picked: bool) -> Json:
-    filters = [_picker_filter()] if picked else []
+def _listener(name: str, at: Address, cluster: str, *, picked: bool, retries: bool = False) -> Json:
+    filters = [_picker_filter(told=retries)] if picked else []
+    route: Json = {"cluster": cluster, "timeout": "0s"}
+    if retries:
+        route["retry_policy"] = {
+            "retry_on": "connect-failure,reset,retriable-status-codes",
+            "retriable_status_codes": [503],
+            "num_retries": RETRIES,
+        }
     router = {"name": "router", "typed_config": _typed("extensions.filters.http.router.v3.Router")}
     manager = _typed(
         "extensions.filters.network.http_connection_manager.v3.HttpConnectionManager",
@@ -99,7 +117,7 @@ def _listener(name: str, at: Address, cluster: str, *, picked: bool) -> Json:
                 {
                     "name": name,
                     "domains": ["*"],
-                    "routes": [{"match": {"prefix": "/"}, "route": {"cluster": cluster, "timeout": "0s"}}],
+                    "routes": [{"match": {"prefix": "/"}, "route": route}],
                 }
             ],
         },
@@ -112,12 +130,12 @@ def _listener(name: str, at: Address, cluster: str, *, picked: bool) -> Json:
 def _strip_destination() -> Json:
     mutation = _typed(
         "extensions.http.early_header_mutation.header_mutation.v3.HeaderMutation",
-        mutations=[{"remove": DESTINATION_HEADER}],
+        mutations=[{"remove": name} for name in STRIPPED_HEADERS],
     )
     return {"name": "only-the-picker-decides", "typed_config": mutation}
 
 
-def _picker_filter() -> Json:
+def _picker_filter(*, told: bool) -> Json:
     processor = _typed(
         "extensions.filters.http.ext_proc.v3.ExternalProcessor",
         grpc_service={"envoy_grpc": {"cluster_name": PICKER_CLUSTER}},
@@ -133,6 +151,8 @@ def _picker_filter() -> Json:
             "response_trailer_mode": "SEND",
         },
     )
+    if told:
+        processor["metadata_options"] = {"forwarding_namespaces": {"untyped": [METADATA_NAMESPACE]}}
     return {"name": "endpoint-picker", "typed_config": processor}
 
 
@@ -189,6 +209,29 @@ def _servers_cluster() -> Json:
         "circuit_breakers": _breakers(),
         "typed_extension_protocol_options": _protocol({"http_protocol_options": {}}, KEEP_ALIVE_S),
     }
+
+
+def _listed_cluster(addresses: Sequence[Address]) -> Json:
+    spread = _typed("extensions.load_balancing_policies.round_robin.v3.RoundRobin")
+    override = _typed(
+        "extensions.load_balancing_policies.override_host.v3.OverrideHost",
+        override_host_sources=[{"header": DESTINATION_HEADER}],
+        selected_host_key={"key": METADATA_NAMESPACE, "path": [{"key": f"{DESTINATION_HEADER}-served"}]},
+        fallback_policy=_policy("envoy.load_balancing_policies.round_robin", spread),
+    )
+    return {
+        "name": SERVERS_CLUSTER,
+        "type": "STATIC",
+        "load_balancing_policy": _policy("envoy.load_balancing_policies.override_host", override),
+        "connect_timeout": f"{CONNECT_TIMEOUT_S}s",
+        "circuit_breakers": _breakers(),
+        "typed_extension_protocol_options": _protocol({"http_protocol_options": {}}, KEEP_ALIVE_S),
+        "load_assignment": _static(SERVERS_CLUSTER, addresses),
+    }
+
+
+def _policy(name: str, config: Json) -> Json:
+    return {"policies": [{"typed_extension_config": {"name": name, "typed_config": config}}]}
 
 
 def _round_robin_cluster(servers: Sequence[Address]) -> Json:

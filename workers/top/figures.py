@@ -9,7 +9,7 @@ bound is that bound.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Final
 
@@ -77,6 +77,16 @@ class IndexLook:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BandLook:
+    """What waits in one band of flow control, over all workers; `oldest_age_s` is None where nothing waits."""
+
+    priority: int
+    requests: int
+    bytes: int
+    oldest_age_s: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
     """Shared memory at `at`; lane 0 is the supervisor's. Histograms are counts per bucket, the last is overflow."""
 
@@ -87,6 +97,8 @@ class Look:
     bounds: Mapping[str, Sequence[float]]
     endpoints: Sequence[EndpointLook]
     index: IndexLook
+    bands: Sequence[BandLook] | None = None  # None: flow control is off
+    left_out: Mapping[str, int] = field(default_factory=dict)  # plugin -> workers that do without it for a while
 
 
 class Instance(msgspec.Struct, frozen=True, kw_only=True):
@@ -173,8 +185,20 @@ class PrefixIndex(msgspec.Struct, frozen=True, kw_only=True):
     dropped: int
 
 
+class BandFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """What waits in one band, over all workers; `oldest_age_s` is None where nothing waits."""
+
+    priority: int
+    requests: int
+    bytes: int
+    oldest_age_s: float | None
+
+
 class Figures(msgspec.Struct, frozen=True, kw_only=True):
-    """All figures of one moment; `interval_s` is the time since the look before, None for the first."""
+    """All figures of one moment; `interval_s` is the time since the look before, None for the first.
+
+    `bands` is None without flow control. `left_out`: plugins that failed too often -> how many workers do without them for a while.
+    """
 
     instance: Instance
     interval_s: float | None
@@ -186,6 +210,8 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     index: PrefixIndex
     bus_drops: int
     counters: Mapping[str, int]
+    bands: Sequence[BandFigures] | None = None
+    left_out: Mapping[str, int] = {}
 
 
 def figures(instance: Instance, look: Look, before: Look | None) -> Figures:
@@ -213,7 +239,19 @@ def figures(instance: Instance, look: Look, before: Look | None) -> Figures:
         ),
         bus_drops=look.counters.get("bus_drops_total", 0),
         counters=look.counters,
+        bands=_bands(look.bands),
+        left_out=look.left_out,
     )
+
+
+def _bands(bands: Sequence[BandLook] | None) -> list[BandFigures] | None:
+    """The most important first."""
+    if bands is None:
+        return None
+    return [
+        BandFigures(priority=b.priority, requests=b.requests, bytes=b.bytes, oldest_age_s=b.oldest_age_s)
+        for b in sorted(bands, key=lambda b: b.priority, reverse=True)
+    ]
 
 
 def life(look: Look) -> str:

@@ -14,10 +14,11 @@ import msgspec
 import numpy as np
 
 from epp.candidates import Endpoint
-from epp.metrics import ATTEMPTS, PREDICTION, SCHEDULER_ATTEMPTS
+from epp.metrics import ATTEMPTS, ISOLATION, PREDICTION, SCHEDULER_ATTEMPTS
 from epp.prefix.divergence import Sums
 from shm import observe
 from shm.documents import DocumentReader, DocumentSchema
+from shm.flow_lanes import FlowLanes, FlowSchema
 from shm.lanes import Lanes, LaneSchema
 from shm.layout import Schema
 from shm.observe import Life, Part, Seen
@@ -36,7 +37,8 @@ from shm.series import SeriesReader, SeriesSchema
 from shm.table import TableCopy, TableReader, TableSchema
 from workers.documents import EndpointsView
 from workers.honesty import sums
-from workers.top.figures import CachedLook, EndpointLook, IndexLook, LaneLook, Look
+from workers.objectives import ObjectivesView
+from workers.top.figures import BandLook, CachedLook, EndpointLook, IndexLook, LaneLook, Look
 
 COUNTED_BUCKETS_MAX = 1 << 17  # of the prefix index, at each look
 
@@ -68,11 +70,15 @@ class Source:
         documents, blobs = self._part(parts, DocumentSchema)
         lanes, words = self._part(parts, LaneSchema)
         self._table = TableReader(table, rows)
-        self._endpoints = EndpointsView(DocumentReader(documents, blobs))
+        reader = DocumentReader(documents, blobs)
+        self._endpoints = EndpointsView(reader)
+        self._objectives = ObjectivesView(reader, ())
         self._lanes = Lanes(lanes, words)
         self._index_schema, self._index = self._part(parts, IndexSchema)
+        self._flow = self._flow_of(parts)
         self._attempts = self._series_of(parts, ATTEMPTS.name)
         self._predictions = self._series_of(parts, PREDICTION.name)
+        self._isolation = self._series_of(parts, ISOLATION.name)
 
     def close(self) -> None:
         """Unmap, as soon as nothing looks any more."""
@@ -92,6 +98,8 @@ class Source:
             bounds=dict(lanes.schema.histograms),
             endpoints=tuple(self._endpoint_looks(now, counted)),
             index=self._index_look(counted),
+            bands=self._bands(now),
+            left_out=self._left_out(),
         )
 
     def ended(self, now: float) -> str:
@@ -172,6 +180,13 @@ class Source:
             found[name, namespace, port] += values.counters[counter]
         return found
 
+    def _left_out(self) -> Mapping[str, int]:
+        """Plugins that workers do without for a while -> how many workers."""
+        if self._isolation is None:
+            return {}
+        rows = self._isolation.rows().items()
+        return {labels[0]: values.gauges[0] for labels, values in rows if values.gauges[0]}
+
     def _count_index(self) -> Counted:
         """Entries per owner; all buckets, or every n-th of them."""
         schema, region = self._index_schema, self._index
@@ -194,14 +209,36 @@ class Source:
             dropped=words[DROPPED],
         )
 
+    def _flow_of(self, parts: Mapping[str, Part]) -> FlowLanes | None:
+        """None: flow control is off."""
+        for part in parts.values():
+            if isinstance(part.schema, FlowSchema):
+                return FlowLanes(part.schema, part.region, self._lanes)
+        return None
+
+    def _bands(self, now: float) -> list[BandLook] | None:
+        flow = self._flow
+        if flow is None:
+            return None
+        self._objectives.look()
+        cells = [(priority, flow.band(place)) for priority, place in self._objectives.places.items()]
+        return [
+            BandLook(
+                priority=priority,
+                requests=cell.requests,
+                bytes=cell.bytes,
+                oldest_age_s=max(0.0, now - cell.oldest) if cell.oldest else None,
+            )
+            for priority, cell in cells
+        ]
+
     def _series_of(self, parts: Mapping[str, Part], name: str) -> SeriesReader | None:
-        """Series that count per endpoint; None: this instance has none of that name."""
+        """None: this instance has no series of that name."""
         part = parts.get(name)
         if part is None or not isinstance(part.schema, SeriesSchema):
             return None
-        return SeriesReader(
-            part.schema, part.region, serving=self._lanes.serving
-        )  # of counters only: no lane is left out
+        lanes = self._lanes
+        return SeriesReader(part.schema, part.region, serving=lambda index: lanes.serving(index + 1))  # lane 0 has none
 
     def _part(self, parts: Mapping[str, Part], kind: type[S]) -> tuple[S, Region]:
         for part in parts.values():

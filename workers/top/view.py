@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from epp.data import KV_USAGE, RUNNING, WAITING
-from workers.top.figures import EndpointFigures, Figures, Worker
+from workers.top.figures import BandFigures, EndpointFigures, Figures, Worker
 
 UNKNOWN = "–"
 GAP = 2
@@ -72,18 +72,32 @@ ENDPOINTS: Sequence[Column[EndpointFigures]] = (
 )
 
 
+BANDS: Sequence[Column[BandFigures]] = (
+    Column("priority", 11, lambda b: str(b.priority), left=True),
+    Column("waiting", 7, lambda b: _count(b.requests)),
+    Column("bytes", 7, lambda b: _count(b.bytes)),
+    Column("oldest", 7, lambda b: _age(b.oldest_age_s)),
+)
+BAND_ROWS_MAX = 8
+
+
 def screen(figures: Figures, width: int, height: int | None) -> Group:
     """Everything; `height` None takes as many lines as there are rows."""
     lines = header(figures)
+    bands = figures.bands or ()
     worker_rows = endpoint_rows = None
     if height is not None:
         free = (
-            height - sum(-(-line.cell_len // width) for line in lines) - 6
+            height
+            - sum(-(-line.cell_len // width) for line in lines)
+            - 6
+            - (2 + min(BAND_ROWS_MAX, len(bands))) * bool(bands)
         )  # of blank lines, titles and what is not shown
         worker_rows = min(len(figures.workers), max(WORKER_ROWS_MIN, free // 3))
         endpoint_rows = max(1, free - worker_rows)
     return Group(
         *lines,
+        *((Text(""), *table(BANDS, bands, "bands", width, BAND_ROWS_MAX, _busy_band)) if bands else ()),
         Text(""),
         *table(WORKERS, figures.workers, "workers", width, worker_rows, _busy_worker),
         Text(""),
@@ -115,7 +129,11 @@ def header(figures: Figures) -> list[Text]:
         f"evictions {_count(index.evictions)}  dropped {_count(index.dropped)}  "
     )
     third.append(f"bus drops {_count(figures.bus_drops)}", "yellow" if figures.bus_drops else "")
-    return [first, second, Text(tokens), third]
+    lines = [first, second, Text(tokens), third]
+    if figures.left_out:
+        names = ", ".join(f"{printable(name)} (in {workers})" for name, workers in sorted(figures.left_out.items()))
+        lines.append(Text(f"left out for a while, since they failed too often: {names}", "red"))
+    return lines
 
 
 def table(
@@ -165,6 +183,10 @@ def fitting(columns: Sequence[Column[Row]], width: int) -> list[Column[Row]]:
 def printable(text: str) -> str:
     """Names come from files and other systems: nothing in them steers the terminal."""
     return "".join(c if c.isprintable() else "?" for c in text)
+
+
+def _busy_band(band: BandFigures) -> tuple[float, ...]:
+    return band.requests, band.priority
 
 
 def _busy_worker(worker: Worker) -> tuple[float, ...]:

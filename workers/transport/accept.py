@@ -92,6 +92,10 @@ class Gate:
         now = self._loop.time()
         if not self._room():
             self._pause(NO_ROOM_PAUSE)
+            self._complain(
+                now,
+                "as many connections are open as a worker takes; start more workers, or raise the limit of open files",
+            )
             return
         if not self._may_accept(now):
             self._pause(RETRY)
@@ -105,13 +109,16 @@ class Gate:
             if error.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
                 raise
             self._pause(NO_DESCRIPTORS_PAUSE)
-            if now - self._logged_at >= LOG_EVERY:
-                self._logged_at = now
-                self._on_failure(f"can't accept a connection: {error.strerror}; raise the limit of open files")
+            self._complain(now, f"can't accept a connection: {error.strerror}; raise the limit of open files")
             return
         self._readable_since = None
         accepted.setblocking(False)
         self._take(accepted)
+
+    def _complain(self, now: float, text: str) -> None:
+        if now - self._logged_at >= LOG_EVERY:
+            self._logged_at = now
+            self._on_failure(text)
 
     def _may_accept(self, now: float) -> bool:
         if self._readable_since is None or now - self._seen_readable > FORGET:  # in between another worker took it

@@ -45,7 +45,8 @@ class Call:
     """One stream; its handler sees the `Stream` protocol of it."""
 
     __slots__ = (
-        "_context", "_done", "_ended", "_held", "_queue", "_reader", "_server", "_status", "_text", "_writer", "handler", "progress",
+        "_context", "_done", "_ended", "_held", "_kept", "_queue", "_reader", "_server", "_status", "_text", "_writer", "handler",
+        "progress",
     )  # fmt: skip
 
     def __init__(self, server: "Server") -> None:
@@ -53,6 +54,7 @@ class Call:
         self.handler: Handler | None = None  # None: it needs to hear nothing more
         self._queue: deque[bytes] = deque()
         self._held = 0  # of the queue and of the message that grpc has not taken yet
+        self._kept = 0  # by the handler
         self._ended = False
         self._status, self._text = Status.OK, ""
         self._reader: asyncio.Task[None] | None = None
@@ -78,10 +80,23 @@ class Call:
             self._queue.append(framed[start:at])
         self._queued(size)
 
+    def hold(self, count: int) -> bool:
+        if self._ended:
+            return False
+        budget = self._server.budget
+        self._kept += count
+        budget.used += count
+        return self._kept <= self._server.limits.connection_held and budget.used <= budget.limit
+
+    def release(self) -> None:
+        self._server.budget.used -= self._kept
+        self._kept = 0
+
     def end(self, status: int = 0, text: str = "") -> None:
         if self._ended:
             return
         self._ended = True
+        self.release()
         self.handler = None
         self._status, self._text = status, text
         if self._writer is None:
@@ -215,6 +230,7 @@ class Call:
     def _drop(self) -> None:
         self._queue.clear()
         self._hold(-self._held)
+        self.release()
 
     def _settle(self) -> None:
         if not self._done.done():

@@ -32,6 +32,8 @@ _STATIC: tuple[Field | None, ...] = (None, *((n, v) for n, v in HeaderTable.STAT
 _DYNAMIC = len(_STATIC)  # the first index of the dynamic table: its newest entry
 _NAME = re.compile(rb":?[!#$%&'*+\-.^_`|~0-9a-z]+")
 _GRPC_TYPE = re.compile(rb"application/grpc(?:[+;]|$)")
+_TIMEOUT = re.compile(rb"\d{1,8}[HMSmun]")
+_SECONDS = {ord("H"): 3600.0, ord("M"): 60.0, ord("S"): 1.0, ord("m"): 1e-3, ord("u"): 1e-6, ord("n"): 1e-9}
 _BAD_VALUE = re.compile(rb"[\x00\r\n]")
 _PSEUDO = frozenset((b":method", b":scheme", b":path", b":authority"))
 _CONNECTION_FIELDS = frozenset((b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade"))
@@ -41,11 +43,15 @@ class BrokenBlock(Exception):
     """The block can't be decoded, or not within the limits; the connection has lost its state."""
 
 
+class TooManyHeaders(BrokenBlock):
+    """The block says more than the limits allow, whether or not it is well-formed."""
+
+
 class RequestHead:
     """What a header block asks for. `problem`: why the request is malformed, as HTTP/2 means it.
-    `refusal`: the HTTP status for what is HTTP/2 but not gRPC, else 0."""
+    `refusal`: the HTTP status for what is HTTP/2 but not gRPC, else 0. `timeout`: seconds from now."""
 
-    __slots__ = ("content_length", "encoding", "metadata", "path", "problem", "refusal")
+    __slots__ = ("content_length", "encoding", "metadata", "path", "problem", "refusal", "timeout")
 
     def __init__(self) -> None:
         self.path = ""
@@ -54,6 +60,7 @@ class RequestHead:
         self.content_length = -1
         self.refusal = 0
         self.problem = ""
+        self.timeout: float | None = None
 
 
 class HeaderDecoder:
@@ -62,6 +69,7 @@ class HeaderDecoder:
     def __init__(self, limits: Limits) -> None:
         self._fields_max = limits.header_fields
         self._list_max = limits.header_list
+        self._field_max = limits.header_field
         self._table: list[Field] = []  # newest last
         self._table_used = 0
         self._table_max = TABLE_SIZE
@@ -128,9 +136,12 @@ class HeaderDecoder:
                     if first & 0x40:
                         self._add(field)
                 fields.append(field)
-                total += len(field[0]) + len(field[1]) + 32
-                if total > self._list_max or len(fields) > self._fields_max:
-                    raise BrokenBlock(f"more than {self._fields_max} header fields or {self._list_max} bytes of them")
+                length = len(field[0]) + len(field[1])
+                total += length + 32
+                if total > self._list_max or len(fields) > self._fields_max or length > self._field_max:
+                    raise TooManyHeaders(
+                        f"more than {self._fields_max} header fields, {self._list_max} bytes of them or {self._field_max} of one"
+                    )
         except (IndexError, HPACKDecodingError) as error:
             raise BrokenBlock(f"undecodable header block: {error}") from None
         return fields
@@ -206,6 +217,7 @@ class Kind(Enum):
     GRPC = auto()  # content-type application/grpc
     ENCODING = auto()
     LENGTH = auto()
+    TIMEOUT = auto()
     FORBIDDEN = auto()
 
 
@@ -223,6 +235,8 @@ def field_kind(field: Field) -> Kind:
         kind = Kind.LENGTH if value.isdigit() and len(value) < 19 else Kind.FORBIDDEN
     elif name == b"grpc-encoding":
         kind = Kind.ENCODING
+    elif name == b"grpc-timeout":
+        kind = Kind.TIMEOUT if _TIMEOUT.fullmatch(value) else Kind.FORBIDDEN
     elif name == b"content-type" and _GRPC_TYPE.match(value):
         kind = Kind.GRPC
     return kind
@@ -233,7 +247,7 @@ class FieldKinds(dict[Field, Kind]):
 
     def __missing__(self, field: Field) -> Kind:
         kind = field_kind(field)
-        if len(field[0]) + len(field[1]) <= REMEMBERED_FIELD_BYTES:
+        if kind is not Kind.TIMEOUT and len(field[0]) + len(field[1]) <= REMEMBERED_FIELD_BYTES:  # they seldom repeat
             if len(self) >= REMEMBERED_FIELDS:
                 self.clear()
             self[field] = kind
@@ -262,6 +276,8 @@ def request_head(fields: list[Field], kinds: FieldKinds) -> RequestHead:
             head.encoding = field[1]
         elif kind is Kind.LENGTH:
             head.content_length = int(field[1])
+        elif kind is Kind.TIMEOUT:
+            head.timeout = int(field[1][:-1]) * _SECONDS[field[1][-1]]
         else:
             head.problem = "forbidden header field"
     head.metadata = tuple(metadata)

@@ -5,7 +5,8 @@ None (answered with UNIMPLEMENTED). All calls happen on the thread of the event 
 
 Life of a stream: `message()` any number of times, `half_closed()` at most once and after the last message, and then one of
 two endings: the handler calls `Stream.end()`, or the transport calls `Handler.closed()`. Exactly one of the two happens, once.
-What a handler writes to a stream that is gone is dropped without a word: the loss was told by `closed()`.
+What a handler writes to a stream that is gone is dropped without a word: the loss was told by `closed()`. A handler that was
+told, or has ended its stream, does no more work for it: that is what makes limits on streams limits on work.
 """
 
 from collections.abc import Callable, Sequence
@@ -36,6 +37,12 @@ class Stream(Protocol):
 
     def send_raw(self, framed: bytes) -> None:
         """Send one or more whole messages that carry their 5-byte prefixes already."""
+
+    def hold(self, count: int) -> bool:
+        """Count bytes that the handler keeps because the peer hasn't finished; False: too many, for this peer or for all."""
+
+    def release(self) -> None:
+        """The handler keeps none of them any more. The stream's end does the same."""
 
     def end(self, status: int = 0, text: str = "") -> None:
         """Send the trailers: a gRPC status and its text. Nothing can be sent after it."""
@@ -90,6 +97,7 @@ class Status:
 
     OK = 0
     UNKNOWN = 2
+    DEADLINE_EXCEEDED = 4
     RESOURCE_EXHAUSTED = 8
     UNIMPLEMENTED = 12
     INTERNAL = 13

@@ -11,12 +11,12 @@ Reading: the connection's loop delivers a DATA frame that is one whole message b
 other payloads come to `gather`. A message in pieces grows in one bytearray, and its bytes count as held by the connection.
 """
 
-import zlib
 from collections import deque
 from collections.abc import Sequence
 from struct import Struct
 from typing import TYPE_CHECKING
 
+from epp.protocol.inflate import TooLong, gunzip, reach
 from workers.transport.headers import (
     RESPONSE_BLOCK,
     TRAILERS_OK_BLOCK,
@@ -24,6 +24,7 @@ from workers.transport.headers import (
     trailers_block,
 )
 from workers.transport.interface import Buffer, Handler, Status
+from workers.transport.strangers import WHAT
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
 DATA, HEADERS = 0, 1
 END_STREAM, END_HEADERS = 1, 4
 NO_WINDOW = -(1 << 62)
-GZIP = 16 + zlib.MAX_WBITS
 
 FRAME = Struct(">IBI")  # length and type in one word, flags, stream
 FRAMED_MESSAGE = Struct(">IBIBI")  # a DATA frame's header and the prefix of the one message in it
@@ -64,6 +64,7 @@ class ServerStream:
         "handler",
         "head_length",
         "in_ring",
+        "kept",
         "number",
         "opened",
         "padding",
@@ -98,6 +99,7 @@ class ServerStream:
         self.queued = 0
         self._ending: bytes | None = None  # block to send after the queue
         self.counted = 0  # bytes of the queue that count as held by the connection
+        self.kept = 0  # bytes that the handler holds
         self.in_ring = False
         self.progress = 0.0  # when something of the queue was last sent
 
@@ -123,6 +125,17 @@ class ServerStream:
         else:
             self._enqueue((framed,), size)
 
+    def hold(self, count: int) -> bool:
+        if self.window <= NO_WINDOW:
+            return False  # the stream is gone, and what it held is released
+        self.kept += count
+        return self._connection.hold(count)
+
+    def release(self) -> None:
+        kept, self.kept = self.kept, 0
+        if kept:
+            self._connection.hold(-kept)
+
     def end(self, status: int = 0, text: str = "") -> None:
         if self.ended():
             return
@@ -143,7 +156,7 @@ class ServerStream:
 
     def refuse(self) -> None:
         """Answer a request that is not gRPC, in the words of HTTP."""
-        text = b"gRPC only: POST with content-type application/grpc\n"
+        text = f"This is {WHAT}; POST with content-type application/grpc.\n".encode()
         self._connection.out.append(block_frame(0, self.number, refusal_block(self.refusal)))
         self.opened = True
         self._enqueue((text,), len(text))
@@ -153,10 +166,17 @@ class ServerStream:
 
     def fail(self, status: int, text: str) -> None:
         """End the stream of ourselves, and tell the handler that it is gone."""
+        if self.window <= NO_WINDOW:
+            return  # gone meanwhile, and told
         handler = self.handler
         self.end(status, text)
         if handler is not None:
             self._connection.tell_closed(handler)
+
+    def reject(self, status: int, text: str) -> None:
+        """End the stream for a fault of the peer."""
+        self._connection.provoked()
+        self.fail(status, text)
 
     def gather(self, data: bytes, at: int, end: int) -> None:
         """Take a payload that isn't one whole message: parts of one, or several."""
@@ -182,7 +202,7 @@ class ServerStream:
                 gathered += memoryview(data)[at : at + take]
                 if not self._connection.hold(take):
                     text = "too many bytes of unfinished messages on one connection"
-                    self.fail(Status.RESOURCE_EXHAUSTED, text)
+                    self.reject(Status.RESOURCE_EXHAUSTED, text)
                     return
                 if len(gathered) == self._expected:
                     self._connection.hold(-self._expected)
@@ -193,12 +213,12 @@ class ServerStream:
         limit = self._connection.limits.message
         if length > limit:
             text = f"message of {length} bytes is larger than the limit of {limit}"
-            self.fail(Status.RESOURCE_EXHAUSTED, text)
+            self.reject(Status.RESOURCE_EXHAUSTED, text)
         elif flag > 1 or (flag and self.encoding == b"identity"):
-            self.fail(Status.INTERNAL, f"message flag {flag} without a grpc-encoding for it")
+            self.reject(Status.INTERNAL, f"message flag {flag} without a grpc-encoding for it")
         elif flag and self.encoding != b"gzip":
             name = self.encoding[:32].decode("latin-1")
-            self.fail(Status.UNIMPLEMENTED, f"grpc-encoding {name} is not supported: use gzip")
+            self.reject(Status.UNIMPLEMENTED, f"grpc-encoding {name} is not supported: use gzip")
         else:
             self._expected = length
             self.compressed = flag
@@ -222,20 +242,14 @@ class ServerStream:
 
     def _unpack(self, message: bytes) -> bytes | None:
         limit = self._connection.limits.message
-        unzip = zlib.decompressobj(GZIP)
         try:
-            unpacked = unzip.decompress(message, limit + 1)
-        except zlib.error:
-            self.fail(Status.INTERNAL, "message is marked as gzip but can't be decompressed")
-            return None
-        if len(unpacked) > limit:
-            text = f"message is larger than the limit of {limit} bytes when decompressed"
-            self.fail(Status.RESOURCE_EXHAUSTED, text)
-            return None
-        if not unzip.eof:
-            self.fail(Status.INTERNAL, "message is marked as gzip but is cut short")
-            return None
-        return unpacked
+            return gunzip(message, limit)
+        except TooLong:
+            text = f"message is larger than the limit of {reach(len(message), limit)} bytes when decompressed"
+            self.reject(Status.RESOURCE_EXHAUSTED, text)
+        except ValueError:
+            self.reject(Status.INTERNAL, "message is marked as gzip but can't be decompressed, or not to its end")
+        return None
 
     def unfinished(self) -> bool:
         """The peer has sent a part of a message."""
@@ -302,18 +316,23 @@ class ServerStream:
         if grown:
             connection = self._connection
             self.counted = self.queued
+            connection.unread += grown
             within = connection.hold(grown)
-            if grown > 0 and not (within and self.queued <= connection.limits.stream_output):
+            limits = connection.limits
+            if grown > 0 and not (within and self.queued <= limits.stream_output):
                 connection.give_up(self, "output_limit")
+            elif connection.unread > limits.hoard:
+                connection.watch_hoarding()
 
     def drop(self) -> int:
         """Forget all that is queued or in pieces, for good; returns how many bytes were held for it."""
-        held = self.counted
+        held = self.counted + self.kept
+        self._connection.unread -= self.counted
         if self._gathered is not None and self._expected >= 0:
             held += len(self._gathered)
         self.window = NO_WINDOW
         self.handler = self.deliver = self.queue = self._gathered = None
-        self.queued = self.counted = 0
+        self.queued = self.counted = self.kept = 0
         return held
 
     def _finish(self) -> None:

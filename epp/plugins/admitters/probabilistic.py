@@ -5,12 +5,11 @@ import random
 from typing import Annotated
 
 import msgspec
-import numpy as np
 
 from epp.candidates import Candidates
-from epp.data import KV_USAGE, WAITING
 from epp.errors import Cause, Refused
 from epp.plugin import Admitter, Services, plugin
+from epp.pressure import Pressure
 from epp.request import Request
 
 Positive = Annotated[float, msgspec.Meta(gt=0)]
@@ -29,17 +28,16 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename
 class Probabilistic(Admitter):
     """Refuses a request of a priority below 0 with probability min(1, saturation ^ power * k).
 
-    Saturation is the mean over the candidates of max(waiting / queue threshold, KV usage / KV threshold); the queue counts what
-    was sent since the last scrape.
+    Saturation is that of the utilization-detector (`epp/pressure.py`): the mean over the candidates of
+    max(waiting / queue threshold, KV usage / KV threshold), stale and unknown ones by what is in flight alone.
     """
 
     Params = Parameters
-    consumes = (WAITING, KV_USAGE)
+    consumes = Pressure.reads
 
     def __init__(self, name: str, params: Parameters) -> None:
         super().__init__(name, params)
-        self._waiting = float(params.queue_depth_threshold)
-        self._kv = params.kv_cache_util_threshold
+        self._pressure = Pressure(float(params.queue_depth_threshold), params.kv_cache_util_threshold)
         self._power = params.power
         self._log_k = math.log(params.k)
         self._rng: random.Random
@@ -58,7 +56,7 @@ class Probabilistic(Admitter):
 
     def saturation(self, candidates: Candidates) -> float:
         """0: idle; 1: at the thresholds."""
-        return float(np.maximum(candidates[WAITING] / self._waiting, candidates[KV_USAGE] / self._kv).mean())
+        return self._pressure.mean(candidates)
 
     def probability(self, saturation: float) -> float:
         """Of being refused. By logarithms: high powers do not overflow."""

@@ -14,12 +14,16 @@ A string's shortest form is what most clients send: only escapes that have a sho
 are no conversation are the string's inside; token ids are 32-bit words in little-endian order.
 
 Nothing here refuses: the parser has accepted the body, and what has an unexpected shape counts as its JSON.
+
+The loop waits meanwhile, so what costs more than a look at each byte is bounded: a body with very many messages or parts counts as its
+JSON (`crowded`), of token ids the first IDS_MAX are read and the others stay text, and only so much is sorted and shortened. Where
+each bound falls depends on what stands before it alone, so prompts that begin alike stay alike.
 """
 
 import re
 from array import array
 from collections.abc import Callable, Sequence
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
 
 import msgspec
 import numpy as np
@@ -32,18 +36,35 @@ EMPTY: Final = Raw()
 MESSAGE: Final = b"\xff"
 MEDIUM: Final = b"\xfe"
 MEMBER: Final = b"\xfd"
+CACHE_MARK: Final = b'"cache_control"'
 PROMPT: Final = b"\xfc"  # between prompts
 FRONT: Final = b"\xfb"
 TOKENS_BETWEEN: Final = b"\xff" * BYTES_PER_TOKEN  # between prompts of token ids: no vocabulary is as large
-QUOTE, BRACKET, BRACE = 0x22, 0x5B, 0x7B
+QUOTE, BRACKET, BRACE, CLOSED, COLON, COMMA, BLANK = 0x22, 0x5B, 0x7B, 0x7D, 0x3A, 0x2C, 0x20
 DIGEST_BYTES: Final = 16
 MEDIUM_TOKENS: Final = {"image": 225, "video": 4500, "audio": 250, "file": 250}  # of common sizes
 LONG_MEDIA_MAX: Final = 64  # of a request; further ones are their hash once, so that a body does not grow by them
 DEPTH_MAX: Final = 3  # lists of parts within parts
+SURE_BYTES: Final = 32768  # what is shorter is never crowded
+OBJECTS_MAX: Final = 1000  # messages, parts and the like of a body, and OBJECTS_PER_MIB more
+OBJECTS_PER_MIB: Final = 500
+STEP: Final = 65536  # of a long text: what was found may end the search, and what is looked at stays in the cache
+TEXTS_MAX: Final = 2048  # of a list of prompts; further commas make it count as its JSON
+IDS_MAX: Final = 1 << 15
+ID_BYTES: Final = 12  # of one with its comma, and some blanks
+SORTED_BYTES: Final = 1 << 16  # of a prompt
+SHORTENED_BYTES: Final = 1 << 18  # of a prompt
+CUT_BYTES: Final = 4096  # how far before that a good place to cut a text is sought
 SHORT_BYTES: Final = 16384  # below this a regular expression finds escapes faster than NumPy
 
-Text: TypeAlias = Callable[[Raw], bytes]
+COMPACT: Final = b'[{"type":"text","text":"'
+SPACED: Final = b'[{"type": "text", "text": "'
+COMPACT_TEXT, SPACED_TEXT = len(COMPACT), len(SPACED)
+
+Piece: TypeAlias = bytes | memoryview
+Text: TypeAlias = Callable[[Raw | memoryview], Piece]
 _long_escape = re.compile(rb"\\[u/]").search
+_escape: Final = re.compile(rb"[^\\](\\u(?![dD][c-fC-F]))")  # that is no second half of a pair
 _encode = msgspec.json.Encoder(order="sorted").encode
 _decode = msgspec.json.Decoder().decode
 UNREADABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
@@ -125,14 +146,42 @@ def conversation(front: Sequence[tuple[bytes, Raw]], messages: Sequence[Message]
     head = _front(front)
     made = b"".join(_Composer(as_it_is).messages(head, messages))
     if has_long_escape(made, len(head)):
-        made = b"".join(_Composer(shortest).messages(head, messages))
+        made = b"".join(_Composer(Shortener()).messages(head, messages))
     return made
+
+
+def crowded(body: bytes | memoryview) -> bool:
+    """Whether a JSON text may have more objects in lists than are looked at one by one: at most those with such bytes around a brace."""
+    size = len(body)
+    if size <= SURE_BYTES:
+        return False
+    left = OBJECTS_MAX + (size * OBJECTS_PER_MIB >> 20)
+    codes = np.frombuffer(body, np.uint8)
+    for start in range(0, size, STEP):
+        at = np.flatnonzero(codes[start : start + STEP] == BRACE) + start
+        if len(at) > left >> 3:
+            before, after = codes[at - 1], codes[np.minimum(at + 1, size - 1)]
+            member = (before == COLON) | ((before == BLANK) & (codes[at - 2] == COLON))
+            opens = (after == QUOTE) | (after == CLOSED) | (after <= BLANK)  # in a string these two would be escaped
+            left -= int(np.count_nonzero(opens & ~member))
+        else:
+            left -= len(at)
+        if left < 0:
+            return True
+    return False
+
+
+def as_json(front: Sequence[tuple[bytes, Raw]], messages: Raw) -> bytes:
+    """Messages of a crowded body."""
+    return b"".join((_front(front), MESSAGE, memoryview(messages)[:-1]))
 
 
 def items(front: Sequence[tuple[bytes, Raw]], instructions: Raw, given: Raw) -> bytes:
     """Items of a response's input or of a conversation: messages, calls, results. A text is a message of the user."""
     messages = [Message(role=SYSTEM, content=instructions)] if present(instructions) else []
     if first(given) == BRACKET:
+        if crowded(memoryview(given)):
+            return conversation(front, messages) + as_json((), given)
         try:
             entries = _items_decoder.decode(given)
         except UNREADABLE:
@@ -156,17 +205,39 @@ def _item(entry: Raw) -> Message:
     return message if message.role is not EMPTY else Message(function_call=entry)
 
 
-def texts(given: Sequence[Raw]) -> bytes:
-    """One text, or several prompts."""
-    made = PROMPT.join([inside(as_it_is(text)) for text in given])
-    if has_long_escape(made):
-        made = PROMPT.join([inside(shortest(text)) for text in given])
+def texts(given: Sequence[Raw]) -> list[bytes]:
+    """Prompts that are texts."""
+    made = [bytes(inside(text)) for text in given]
+    if any(map(has_long_escape, made)):
+        shorten = Shortener()
+        made = [bytes(inside(shorten(text))) for text in given]
     return made
 
 
-def token_ids(prompts: Sequence[Sequence[int]]) -> bytes:
-    """One list of token ids, or several. Raises OverflowError for what is no unsigned 32-bit number."""
-    return TOKENS_BETWEEN.join([_words(ids) for ids in prompts])
+def many_texts(raw: Raw) -> bytes | None:
+    """A list of more prompts than are looked at one by one, as its JSON; None: it is not that long."""
+    text = bytes(raw)
+    if len(text) <= SURE_BYTES or text.count(b",") <= TEXTS_MAX:
+        return None
+    return text[text.index(b'"') + 1 : -1].rstrip(b" \t\r\n").removesuffix(b'"')
+
+
+def token_ids(prompts: Sequence[Sequence[int]]) -> list[bytes]:
+    """Prompts of token ids. Raises OverflowError for what is no unsigned 32-bit number."""
+    return [_words(ids) for ids in prompts]
+
+
+def first_ids(raw: Raw) -> tuple[bytes, bytes]:
+    """The first IDS_MAX of a JSON list of numbers, as a list, and the text of those behind them."""
+    text = bytes(raw)
+    if len(text) <= 2 * IDS_MAX:
+        return text, b""
+    reach = IDS_MAX * ID_BYTES
+    commas = np.flatnonzero(np.frombuffer(text, np.uint8, min(len(text), reach)) == COMMA)
+    if (len(commas) < IDS_MAX and len(text) <= reach) or not len(commas):
+        return text, b""
+    at = int(commas[min(len(commas), IDS_MAX) - 1])
+    return text[:at] + b"]", text[at + 1 : -1]
 
 
 def _words(ids: Sequence[int]) -> bytes:
@@ -175,16 +246,16 @@ def _words(ids: Sequence[int]) -> bytes:
     return words.tobytes()
 
 
-def inside(text: bytes) -> memoryview:
+def inside(text: Raw | Piece) -> memoryview:
     """A JSON string without its quotes."""
     return memoryview(text)[1:-1]
 
 
-def as_it_is(raw: Raw) -> bytes:
+def as_it_is(raw: Raw | memoryview) -> Piece:
     return raw
 
 
-def shortest(raw: Raw) -> bytes:
+def shortest(raw: Raw | memoryview | bytes) -> bytes:
     """A JSON string in its shortest form."""
     text = bytes(raw)
     if not _long_escape(text):
@@ -195,15 +266,55 @@ def shortest(raw: Raw) -> bytes:
         return text
 
 
+class Shortener:
+    """`shortest` for the strings of one prompt, until SHORTENED_BYTES of them were read; the rest stays as it is."""
+
+    __slots__ = ("_left",)
+
+    def __init__(self) -> None:
+        self._left = SHORTENED_BYTES
+
+    def __call__(self, raw: Raw | memoryview) -> bytes:
+        text = bytes(raw)
+        self._left, left = max(0, self._left - len(text)), self._left
+        if len(text) <= left:
+            return shortest(text)
+        at = _between_escapes(text, left)
+        return shortest(text[:at] + b'"')[:-1] + text[at:] if at else text
+
+
+def _between_escapes(text: bytes, at: int) -> int:
+    """A place at `at` or shortly before it where a string can be cut: behind a blank, or before an escape; 0: there is none."""
+    low = max(1, at - CUT_BYTES)
+    blank = text.rfind(b" ", low, at) + 1
+    if blank:
+        return blank
+    found = _escape.search(text, low, at)
+    return found.start(1) if found is not None else 0
+
+
+def lone_text(raw: Raw) -> memoryview | None:
+    """The one text of a list of parts, as it stands there; None: the list is not written as most clients write such a one.
+
+    Half of what it takes to decode the list. It is JSON: where the third byte from behind ends the string, two brackets follow.
+    """
+    listed = bytes(raw)
+    start = SPACED_TEXT if listed.startswith(SPACED) else COMPACT_TEXT if listed.startswith(COMPACT) else 0
+    return memoryview(raw)[start - 1 : -2] if start and listed.find(b'"', start) == len(listed) - 3 else None
+
+
 def has_long_escape(data: bytes, start: int = 0) -> bool:
     """Whether some escape in `data` may have a shorter form; an escaped backslash before such a letter counts too."""
     if data.find(b"\\", start) < 0:
         return False
     if len(data) - start < SHORT_BYTES:
         return _long_escape(data[start:] if start else data) is not None
-    codes = np.frombuffer(data, np.uint8)[start:]
-    after = codes[np.flatnonzero(codes[:-1] == 0x5C) + 1]
-    return bool(((after == 0x75) | (after == 0x2F)).any())
+    codes = np.frombuffer(data, np.uint8)
+    for begin in range(start, len(codes) - 1, STEP):
+        after = codes[np.flatnonzero(codes[begin : min(begin + STEP, len(codes) - 1)] == 0x5C) + (begin + 1)]
+        if ((after == 0x75) | (after == 0x2F)).any():
+            return True
+    return False
 
 
 def first(raw: Raw) -> int:
@@ -234,14 +345,15 @@ def _sorted(raw: Raw) -> bytes:
 class _Composer:
     """Gathers the pieces of one prompt; `text` says how a JSON string is written."""
 
-    __slots__ = ("_media", "_text", "pieces")
+    __slots__ = ("_media", "_sortable", "_text", "pieces")
 
     def __init__(self, text: Text) -> None:
-        self.pieces: list[bytes] = []
+        self.pieces: list[Piece] = []
         self._text = text
         self._media = 0
+        self._sortable = SORTED_BYTES
 
-    def messages(self, head: bytes, messages: Sequence[Message]) -> list[bytes]:
+    def messages(self, head: bytes, messages: Sequence[Message]) -> list[Piece]:
         pieces, text = self.pieces, self._text
         pieces.append(head)
         for message in messages:
@@ -250,6 +362,8 @@ class _Composer:
             if content is not EMPTY:
                 if memoryview(content)[0] == QUOTE:
                     pieces.append(text(content))
+                elif alone := lone_text(content):
+                    pieces.append(text(alone))
                 else:
                     self._content(content, 1)
             if (
@@ -278,7 +392,13 @@ class _Composer:
         if kind == QUOTE:
             self.pieces += (MEMBER, name, self._text(raw))
         elif present(raw):
-            self.pieces += (MEMBER, name, _sorted(raw))
+            self.pieces += (MEMBER, name, self._sorted(raw))
+
+    def _sorted(self, raw: Raw) -> bytes:
+        """In one form, while there is not too much of it."""
+        size = len(memoryview(raw))
+        self._sortable, left = max(0, self._sortable - size), self._sortable
+        return _sorted(raw) if size <= left else bytes(raw)
 
     def _content(self, raw: Raw, depth: int) -> None:
         """A text, a list of parts, or something else."""
@@ -289,18 +409,29 @@ class _Composer:
             try:
                 parts = _parts_decoder.decode(raw)
             except UNREADABLE:
-                self.pieces.append(_sorted(raw))
+                self.pieces.append(self._sorted(raw))
                 return
-            foreign: list[Any] | None = None
+            foreign: list[Raw] | None = None
             for index, part in enumerate(parts):
                 text = part.text
                 if text is not EMPTY and part.type in _TEXTS and memoryview(text)[0] == QUOTE:
                     self.pieces.append(self._text(text))
                 elif not self._part(part, depth):
-                    foreign = foreign or _foreign(raw, len(parts))
-                    self.pieces += (MEMBER, foreign[index])
+                    foreign = foreign or _items_decoder.decode(raw)
+                    self.pieces += (MEMBER, self._foreign(foreign[index]))
         elif present(raw):
-            self.pieces.append(_sorted(raw))
+            self.pieces.append(self._sorted(raw))
+
+    def _foreign(self, raw: Raw) -> bytes:
+        """A part of a type that is not known here, without the mark where a client wants a cache to begin."""
+        if CACHE_MARK not in bytes(raw):
+            return self._sorted(raw)
+        try:
+            part = _decode(raw)
+            part.pop("cache_control", None)
+            return _encode(part)
+        except (*UNREADABLE, UnicodeEncodeError):
+            return bytes(raw)
 
     def _part(self, part: _Part, depth: int) -> bool:
         """A part that is not text; False: of a type that is not known here."""
@@ -342,14 +473,3 @@ def _source_bytes(raw: Raw) -> bytes:
     if not any(present(value) for value in found[:4]):
         return _sorted(raw)
     return MEMBER.join([bytes(shortest(value)) if present(value) else b"" for value in found])
-
-
-def _foreign(raw: Raw, count: int) -> list[bytes]:
-    """Each of a list of parts as JSON, without the mark where a client wants a cache to begin."""
-    try:
-        parts = _decode(raw)
-        for part in parts:
-            part.pop("cache_control", None)
-        return [_encode(part) for part in parts]
-    except (*UNREADABLE, UnicodeEncodeError):
-        return [bytes(raw)] * count

@@ -12,7 +12,7 @@ import msgspec
 
 from epp.errors import Cause, Refused
 from epp.plugins.parsers import _canonical, _parts
-from epp.plugins.parsers._canonical import EMPTY, QUOTE, Message, Raw, first, present
+from epp.plugins.parsers._canonical import BRACKET, EMPTY, QUOTE, Message, Raw, first, present
 from epp.request import Parts, Prompt, Request
 
 T = TypeVar("T")
@@ -47,6 +47,12 @@ class Front(Body):
 
 class _Chat(Front):
     messages: list[Message] | None = None
+    max_completion_tokens: Any = None
+    max_tokens: Any = None
+
+
+class _Crowd(Front):
+    messages: Raw = EMPTY
     max_completion_tokens: Any = None
     max_tokens: Any = None
 
@@ -102,36 +108,45 @@ def _must_have(kind: str, name: str) -> Refused:
     return Refused(Cause.INVALID_BODY, f"invalid {kind} request: must have {name} field")
 
 
-def _blank(raw: Raw) -> bool:
+def blank(raw: Raw) -> bool:
     view = memoryview(raw)
     return len(view) < 5 and bytes(view) in (b"", b"null", b'""', b"[]", b"{}")
 
 
 def _prompt(raw: Raw, kind: str, name: str) -> Prompt:
     """A text, texts, token ids, or several lists of those; nothing mixed."""
-    if _blank(raw):
+    if blank(raw):
         raise _must_have(kind, name)
     if first(raw) == QUOTE:
-        return Prompt(lambda: _canonical.texts((raw,)))
+        return Prompt(lambda: _canonical.texts((raw,))[0])
     try:
-        made = _listed(raw)
+        prompts, between = _listed(raw)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise Refused(Cause.INVALID_BODY, f"invalid {kind} request: {name}: {error}") from None
-    if not made:
+    if not any(prompts):
         raise _must_have(kind, name)
-    return Prompt(lambda: made)
+    made = Prompt(lambda: between.join(prompts))
+    if len(prompts) > 1:
+        made.several = prompts
+    return made
 
 
-def _listed(raw: Raw) -> bytes:
+def _listed(raw: Raw) -> tuple[list[bytes], bytes]:
+    """Prompts, and what stands between them where they count as one."""
     entry = bytes(memoryview(raw)[1:64]).lstrip()[:1]
     if entry == b'"':
+        if (many := _canonical.many_texts(raw)) is not None:
+            return [many], b""
         texts = _texts.decode(raw)
         if any(first(text) != QUOTE for text in texts):
             raise msgspec.ValidationError("an array of prompts holds texts or token ids, not both")
-        return _canonical.texts(texts) if any(len(memoryview(text)) > 2 for text in texts) else b""
+        return _canonical.texts(texts), _canonical.PROMPT
     if entry == b"[":
-        return _canonical.token_ids([ids for ids in _token_lists.decode(raw) if ids])
-    return _canonical.token_ids([_token_ids.decode(raw)])
+        if len(memoryview(raw)) > _canonical.SURE_BYTES and bytes(raw).count(b",") > _canonical.TEXTS_MAX:
+            return [bytes(memoryview(raw)[:-1])], b""
+        return _canonical.token_ids([ids for ids in _token_lists.decode(raw) if ids]), _canonical.TOKENS_BETWEEN
+    ids, rest = _canonical.first_ids(raw)
+    return [_canonical.token_ids([_token_ids.decode(ids)])[0] + rest], b""
 
 
 def _completion(body: _Completion, request: Request) -> None:
@@ -155,6 +170,15 @@ def _chat(body: _Chat, request: Request) -> None:
     request.max_tokens = whole(body.max_completion_tokens, body.max_tokens)
 
 
+def _crowd(body: _Crowd, request: Request) -> None:
+    """A chat with more messages and parts than are looked at one by one."""
+    messages = body.messages
+    if blank(messages) or first(messages) != BRACKET:
+        raise _must_have("chat completions", "valid messages")
+    request.prompt = Prompt(lambda: _canonical.as_json(front(body), messages))
+    request.max_tokens = whole(body.max_completion_tokens, body.max_tokens)
+
+
 def _responses(body: _Responses, request: Request) -> None:
     if not present(body.input):
         raise _must_have("responses", "input")
@@ -164,7 +188,7 @@ def _responses(body: _Responses, request: Request) -> None:
 
 
 def _conversation(body: _Conversation, request: Request) -> None:
-    if _blank(body.items):
+    if blank(body.items):
         raise _must_have("conversations", "items")
     request.prompt = Prompt(lambda: _canonical.items((), EMPTY, body.items))
 
@@ -190,6 +214,7 @@ API: Final[dict[str, Api]] = {
     "conversations": (msgspec.json.Decoder(_Conversation), _conversation, _parts.conversations),
     "images/generations": (msgspec.json.Decoder(_Image), _image, _parts.images),
 }
+_crowd_decoder: Final[msgspec.json.Decoder[Any]] = msgspec.json.Decoder(_Crowd)
 _LONGEST_FIRST: Final = sorted(API, key=len, reverse=True)
 
 
@@ -206,6 +231,8 @@ def api_of(path: str) -> Api:
 def read(request: Request, api: Api, body: bytes | memoryview) -> Any:
     """Fills prompt, streaming, max_tokens and cache_salt of `request`; gives what the body says of the model. Raises Refused."""
     decoder, fill, parts = api
+    if fill is _chat and _canonical.crowded(body):
+        decoder, fill = _crowd_decoder, _crowd
     found = decoded(decoder, body)
     request.streaming = found.stream is True
     if isinstance(found.cache_salt, str):

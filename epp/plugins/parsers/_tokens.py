@@ -1,28 +1,18 @@
 """Prompts that come as token ids: what is hashed, and what who tokenises is told.
 
-The ids are 32-bit words in little-endian order. Where a medium's placeholders stand, they are all the same id, whatever the
-picture: there the words of its hash stand instead.
+The ids are 32-bit words in little-endian order; media among them stand by their hashes (`epp.prefix.blocks.with_media`).
+Of a long list only the first ids are read at once (`_canonical.first_ids`); what
+stands behind them is hashed as it is, and read when somebody asks for all ids.
 """
 
 from array import array
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
-from xxhash import xxh3_128_digest
 
-from epp.request import Parts, Prompt
-
-MEDIA_MAX = 4096  # of a prompt
-
-
-class Medium(NamedTuple):
-    """`length` tokens from `offset` on stand for a medium whose content has this hash."""
-
-    hash: str
-    offset: int
-    length: int
+from epp.prefix.blocks import with_media
+from epp.request import Feature, Parts, Prompt
 
 
 def words(ids: Sequence[int]) -> NDArray[np.uint32]:
@@ -30,18 +20,14 @@ def words(ids: Sequence[int]) -> NDArray[np.uint32]:
     return np.frombuffer(array("I", ids), np.uint32)  # a third of what np.array takes
 
 
-def prompt(ids: NDArray[np.uint32], media: Sequence[Medium] = ()) -> Prompt:
-    """A prompt of these tokens."""
+def prompt(
+    ids: NDArray[np.uint32],
+    media: Sequence[Feature] = (),
+    rest: bytes | memoryview = b"",
+    everything: Callable[[], Sequence[int]] | None = None,
+) -> Prompt:
+    """A prompt of these tokens; `rest` stands for those behind them, and `everything` reads all."""
     given = ids.astype("<u4", copy=False)
-    if media:
-        given = given.copy()
-        for medium in media[:MEDIA_MAX]:
-            _stamp(given[medium.offset : medium.offset + medium.length], medium.hash)
-    made = Prompt(given.tobytes)
-    made.read = lambda _: Parts(token_ids=(given.tolist(),))
+    made = Prompt(lambda: (with_media(given, media) if media else given).tobytes() + rest)
+    made.read = lambda _: Parts(token_ids=(given.tolist() if everything is None else everything(),), features=media)
     return made
-
-
-def _stamp(place: NDArray[np.uint32], hash_: str) -> None:
-    digest = np.frombuffer(xxh3_128_digest(hash_.encode("utf-8", "surrogatepass")), "<u4")
-    place[:] = np.resize(digest, len(place))

@@ -31,11 +31,16 @@ class _Body(msgspec.Struct):
     messages: list[Message] | None = None
 
 
+class _Crowd(_Body):
+    messages: Raw = EMPTY  # type: ignore[assignment]  # of a body with more of them than are looked at one by one
+
+
 class _SystemPart(msgspec.Struct):
     text: Raw = EMPTY
 
 
 _body = msgspec.json.Decoder(_Body)
+_crowd = msgspec.json.Decoder(_Crowd)
 _parts_of = msgspec.json.Decoder(list[Raw])
 _system_part = msgspec.json.Decoder(_SystemPart)
 
@@ -47,6 +52,7 @@ class Anthropic(Parser):
     paths = (MESSAGES, COUNT_TOKENS)
     app_protocols = ("h2c", "http")
     reads_usage = True
+    names_model = True
     keeps = (ANSWER,)
 
     def parse(self, request: Request, path: str, body: bytes | memoryview) -> None:
@@ -56,24 +62,31 @@ class Anthropic(Parser):
             return
         if not asked.endswith("/" + MESSAGES):
             raise Refused(Cause.INVALID_BODY, f"unsupported API endpoint: {path}")
-        found = _openai.decoded(_body, body)
-        messages = found.messages
-        if not messages:
+        found: _Body
+        if _canonical.crowded(body):
+            found = crowd = _openai.decoded(_crowd, body)
+            wanting = first(crowd.messages) != BRACKET or _openai.blank(crowd.messages)
+        else:
+            found = _openai.decoded(_body, body)
+            wanting = not found.messages
+        if wanting:
             raise Refused(Cause.INVALID_BODY, "invalid messages request: must have at least one message")
-        _openai.named(request, found.model)
         request[ANSWER] = SCANNED
         request.streaming = found.stream is True
         request.max_tokens = _openai.whole(found.max_tokens)
         if isinstance(found.cache_salt, str):
             request.cache_salt = found.cache_salt
-        prompt = request.prompt = Prompt(lambda: _canonical_bytes(found, messages))
+        prompt = request.prompt = Prompt(lambda: _canonical_bytes(found))
         prompt.body, prompt.read = body, _parts.messages
+        _openai.named(request, found.model)
 
 
-def _canonical_bytes(body: _Body, messages: list[Message]) -> bytes:
+def _canonical_bytes(body: _Body) -> bytes:
     system = _system(body.system)
     before = [] if system is EMPTY else [Message(role=SYSTEM, content=system)]
-    return _canonical.conversation(((b"tools", body.tools),), before + messages)
+    if isinstance(body, _Crowd):
+        return _canonical.conversation(((b"tools", body.tools),), before) + _canonical.as_json((), body.messages)
+    return _canonical.conversation(((b"tools", body.tools),), before + (body.messages or []))
 
 
 def _system(raw: Raw) -> Raw:

@@ -12,6 +12,7 @@ class OpenAI(Parser):
     paths = tuple(_openai.API)
     app_protocols = ("h2c", "http")
     reads_usage = True
+    names_model = True
 
     def parse(self, request: Request, path: str, body: bytes | memoryview) -> None:
         _openai.named(request, _openai.read(request, _openai.api_of(path), body))

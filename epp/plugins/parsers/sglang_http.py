@@ -6,7 +6,7 @@ import msgspec
 
 from epp.errors import Cause, Refused
 from epp.plugin import Parser, plugin
-from epp.plugins.parsers import _openai, _tokens
+from epp.plugins.parsers import _canonical, _openai, _tokens
 from epp.plugins.parsers._canonical import EMPTY, UNREADABLE, Raw, present
 from epp.protocol.usage import ANSWER, Answer, SglangScanner
 from epp.request import Request
@@ -47,12 +47,14 @@ class SglangHttp(Parser):
         if not present(found.input_ids):
             raise Refused(Cause.INVALID_BODY, "invalid generate request: input_ids must be provided")
         request.cache_salt = _salt(found.extra_key)
-        ids = _input_ids(found.input_ids)
+        raw = found.input_ids
+        head, rest = _canonical.first_ids(raw)
+        ids = _input_ids(head)
         request[ANSWER] = SCANNED
         request.streaming = found.stream is True
         if isinstance(found.sampling_params, dict):
             request.max_tokens = _openai.whole(found.sampling_params.get("max_new_tokens"))
-        request.prompt = _tokens.prompt(_tokens.words(ids))
+        request.prompt = _tokens.prompt(_tokens.words(ids), (), rest, (lambda: _ids.decode(raw)) if rest else None)
 
 
 def _salt(raw: Raw) -> str:
@@ -64,7 +66,7 @@ def _salt(raw: Raw) -> str:
         raise Refused(Cause.INVALID_BODY, "unsupported generate request: extra_key must be a string") from None
 
 
-def _input_ids(raw: Raw) -> list[int]:
+def _input_ids(raw: bytes) -> list[int]:
     try:
         ids = _ids.decode(raw)
     except UNREADABLE:

@@ -3,20 +3,18 @@
 Field numbers are those of vLLM's vllm_engine.proto; what routing does not need is skipped.
 """
 
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
 
 from epp.errors import Cause, Refused
 from epp.plugin import Parser, plugin
 from epp.plugins.parsers import _canonical, _parts, _tokens
 from epp.plugins.parsers._canonical import Raw
-from epp.plugins.parsers._tokens import Medium
 from epp.protocol import grpc_frames, wire
 from epp.protocol.usage import ANSWER, UNSEEN, Answer, VllmEmbedScanner, VllmGenerateScanner
-from epp.request import Prompt, Request
+from epp.request import Feature, Prompt, Request
 
 SERVICE: Final = "vllm.grpc.engine.VllmEngine/"
 GENERATE: Final = SERVICE + "Generate"
@@ -64,7 +62,7 @@ class VllmGrpc(Parser):
 def _generate(request: Request, message: bytes | memoryview) -> None:
     """GenerateRequest: tokenized 2, text 3, sampling_params 4, stream 5, mm_inputs 7. The last of 2 and 3 counts."""
     given: tuple[int, Value] | None = None
-    media: list[Medium] = []
+    media: list[Feature] = []
     for number, value in wire.fields(message):
         if number in (2, 3):
             given = number, value
@@ -79,7 +77,7 @@ def _generate(request: Request, message: bytes | memoryview) -> None:
     if given[0] == 3:
         request.prompt = _text_prompt(wire.text(given[1]))
     else:
-        request.prompt = _tokens.prompt(_input_ids(wire.submessage(given[1])), media)
+        request.prompt = _prompt(wire.submessage(given[1]), media)
 
 
 def _embed(request: Request, message: bytes | memoryview) -> None:
@@ -87,19 +85,23 @@ def _embed(request: Request, message: bytes | memoryview) -> None:
     found = [value for number, value in wire.fields(message) if number == 2]
     if not found:
         raise _refused("missing tokenized input in EmbedRequest")
-    request.prompt = _tokens.prompt(_input_ids(wire.submessage(found[-1])))
+    request.prompt = _prompt(wire.submessage(found[-1]), ())
 
 
 def _text_prompt(text: str) -> Prompt:
     raw = Raw(msgspec.json.encode(text))
-    prompt = Prompt(lambda: _canonical.texts((raw,)))
+    prompt = Prompt(lambda: _canonical.texts((raw,))[0])
     prompt.body, prompt.read = b'{"prompt":%b}' % raw, _parts.completions
     return prompt
 
 
-def _input_ids(message: memoryview) -> NDArray[np.uint32]:
+def _prompt(message: memoryview, media: Sequence[Feature]) -> Prompt:
     """TokenizedInput: input_ids 2."""
-    return wire.uint32s([value for number, value in wire.fields(message) if number == 2])
+    values = [value for number, value in wire.fields(message) if number == 2]
+    ids, rest = wire.first_uint32s(values, _canonical.IDS_MAX)
+    if rest is None:
+        return _tokens.prompt(ids, media)
+    return _tokens.prompt(ids, media, rest, lambda: wire.uint32s(values).tolist())
 
 
 def _max_tokens(message: memoryview) -> int | None:
@@ -111,7 +113,7 @@ def _max_tokens(message: memoryview) -> int | None:
     return found
 
 
-def _media(message: memoryview) -> list[Medium]:
+def _media(message: memoryview) -> list[Feature]:
     """MultimodalInputs: placeholders 5 (offset 1, length 2), their hashes 6 in the same order."""
     places: list[tuple[int, int]] = []
     hashes: list[str] = []
@@ -121,4 +123,4 @@ def _media(message: memoryview) -> list[Medium]:
             places.append((wire.number(place.get(1, 0)), wire.number(place.get(2, 0))))
         elif number == 6:
             hashes.append(wire.text(value))
-    return [Medium(f"image:{known}", *place) for known, place in zip(hashes, places, strict=False) if known]
+    return [Feature("image", known, *place) for known, place in zip(hashes, places, strict=False) if known]

@@ -6,9 +6,9 @@ import msgspec
 
 from epp.errors import Cause, Refused
 from epp.plugin import Parser, plugin
-from epp.plugins.parsers import _openai, _tokens
-from epp.plugins.parsers._tokens import Medium
-from epp.request import Request
+from epp.plugins.parsers import _canonical, _openai, _tokens
+from epp.plugins.parsers._canonical import EMPTY, Raw, present
+from epp.request import Feature, Request
 
 GENERATE: Final = "inference/v1/generate"
 Count = Annotated[int, msgspec.Meta(ge=0)]
@@ -23,11 +23,11 @@ class _Features(msgspec.Struct):
     mm_hashes: dict[str, list[str | None]] | None = None
     mm_placeholders: dict[str, list[_Placeholder]] | None = None
 
-    def media(self) -> list[Medium]:
+    def media(self) -> list[Feature]:
         """A hash for each placeholder, in their order within a modality."""
         hashes = self.mm_hashes or {}
         return [
-            Medium(f"{modality}:{known}", place.offset, place.length)
+            Feature(modality, known, place.offset, place.length)
             for modality, places in (self.mm_placeholders or {}).items()
             for known, place in zip(hashes.get(modality, ()), places, strict=False)
             if known
@@ -38,12 +38,13 @@ class _Body(msgspec.Struct):
     model: Any = None
     stream: Any = None
     cache_salt: str | None = None
-    token_ids: list[_openai.TokenId] | None = None
+    token_ids: Raw = EMPTY
     features: _Features | None = None
     sampling_params: Any = None
 
 
 _body = msgspec.json.Decoder(_Body)
+_ids = msgspec.json.Decoder(list[_openai.TokenId])
 
 
 @plugin("vllmhttp-parser")
@@ -53,18 +54,22 @@ class VllmHttp(Parser):
     paths = (GENERATE,)
     app_protocols = ("h2c", "http")
     reads_usage = True
+    names_model = True
 
     def parse(self, request: Request, path: str, body: bytes | memoryview) -> None:
         try:
             found = _body.decode(body)
+            raw = found.token_ids
+            head, rest = _canonical.first_ids(raw) if present(raw) else (b"[]", b"")
+            ids = _ids.decode(head)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise Refused(Cause.INVALID_BODY, f"invalid generate request: {error}") from None
-        if not found.token_ids:
+        if not ids:
             raise Refused(Cause.INVALID_BODY, "invalid generate request: must have non-empty token_ids field")
-        _openai.named(request, found.model)
         request.streaming = found.stream is True
         request.cache_salt = found.cache_salt or ""
         if isinstance(found.sampling_params, dict):
             request.max_tokens = _openai.whole(found.sampling_params.get("max_tokens"))
         media = found.features.media() if found.features is not None else ()
-        request.prompt = _tokens.prompt(_tokens.words(found.token_ids), media)
+        request.prompt = _tokens.prompt(_tokens.words(ids), media, rest, (lambda: _ids.decode(raw)) if rest else None)
+        _openai.named(request, found.model)

@@ -195,10 +195,10 @@ class Estimate(Settings, frozen=True):
         return -(-len(media.content) // BYTES_PER_TOKEN)
 
 
-def given(token_ids: Sequence[Sequence[int]]) -> list[PromptTokens]:
-    """Prompts that the caller has tokenised."""
+def given(token_ids: Sequence[Sequence[int]], features: Sequence[Feature] = ()) -> list[PromptTokens]:
+    """Prompts that the caller has tokenised; `features` are those of a single one."""
     arrays = (np.array(ids, dtype=np.uint32) for ids in token_ids[:PROMPTS_MAX])
-    return [PromptTokens(ids) for ids in arrays if len(ids)]
+    return [PromptTokens(ids, features if len(token_ids) == 1 else ()) for ids in arrays if len(ids)]
 
 
 def positive(*values: float) -> float:

@@ -1,14 +1,16 @@
 """Prefix affinity without asking the servers: what was sent where, hashed once and matched against the shared index.
 
 `produce` hashes the prompt and looks up who holds its blocks; `before_send` tells the index writer that the target will, and
-`response_complete` takes back what this request added where the server answered with an error or not at all. A prompt is its tokens
-where a token producer emits them, else its bytes.
+`response_complete` takes back what this request added where the server answered with an error or not at all, but for what another
+request of this worker has with it that was sent there lately and did not fail. A prompt is its tokens where a token producer emits
+them, else its bytes; of several prompts each has a chain of its own, as servers cache them one by one.
 
 Blocks have `blockSizeTokens` tokens, one value for all producers of a process. How many blocks the index holds for an endpoint is what
 that server's own cache takes, by the size that it reports, or `lruCapacityPerServer` blocks where it reports none or `autoTune` is
 off; the index writer sees to that.
 """
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Annotated
 
@@ -20,16 +22,18 @@ from epp.data import CACHE_BLOCK_SIZE, CACHE_NUM_BLOCKS, Datum
 from epp.decision import Decision, ProfileRun, Response
 from epp.metrics import HITB, RATIO, Metric
 from epp.plugin import DataProducer, Hashes, Measure, PrefixIndex, PreRequest, ResponseComplete, Services, plugin
-from epp.prefix.blocks import block_hashes, landmarks, root
-from epp.prefix.match import PrefixMatch, prefix_match
+from epp.prefix.blocks import block_hashes, landmarks, root, with_media
+from epp.prefix.match import CutsPrompts, PrefixMatch, prefix_match
 from epp.request import BYTES_PER_TOKEN, Request
-from epp.tokens import TOKENS, TokenizedPrompt
+from epp.tokens import TOKENS, PromptTokens
 
 BLOCK_TOKENS_MIN = 64
 LRU_CAPACITY = 31250
 ROOTS_MAX = 4096
-PROMPTS_MAX = 64  # of one request, where it is tokenised
+PROMPTS_MAX = 64  # of one request
+PROMPT_BYTES_MAX = 8 << 20  # two million tokens: no server caches more of one prompt
 REFRESH_EVERY = 8
+RECENT_MAX = 256
 
 HIT_RATIO = Metric(
     "prefix_indexer_hit_ratio",
@@ -41,7 +45,17 @@ HIT_BYTES = Metric("prefix_indexer_hit_bytes", "histogram", "Matched prompt byte
 
 
 Chain = tuple[Hashes, Mapping[int, int]]  # of one prompt among several, and who holds how much of it
-Added = tuple[Hashes, int]  # blocks that an owner was not known to hold before
+
+
+class Sent:
+    """A chain on its way to an owner who was known to hold the first `known` blocks of it. `owner` 0: it failed."""
+
+    __slots__ = ("hashes", "known", "owner")
+
+    def __init__(self, owner: int, hashes: Hashes, known: int) -> None:
+        self.owner = owner
+        self.hashes = hashes
+        self.known = known
 
 
 class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
@@ -56,7 +70,7 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename
 
 
 @plugin("approx-prefix-cache-producer")
-class ApproximatePrefix(DataProducer, PreRequest, ResponseComplete):
+class ApproximatePrefix(CutsPrompts, DataProducer, PreRequest, ResponseComplete):
     """Emits `PrefixMatch`; learns from every request that is sent."""
 
     Params = Parameters
@@ -71,16 +85,17 @@ class ApproximatePrefix(DataProducer, PreRequest, ResponseComplete):
         self.block_tokens = max(configured, BLOCK_TOKENS_MIN)
         self._block_bytes = self.block_tokens * BYTES_PER_TOKEN
         blocks_max = params.max_prefix_tokens_to_match // self.block_tokens or params.max_prefix_blocks_to_match
-        self._bytes_max = blocks_max * self._block_bytes or None
+        self._bytes_max = blocks_max * self._block_bytes or PROMPT_BYTES_MAX
         self._match = prefix_match(name)
         self._chains: Datum[list[Chain]] = Datum(f"prefix_chains/{name}", list)
-        self._added: Datum[list[Added]] = Datum(f"prefix_added/{name}", list)
+        self._sent: Datum[list[Sent]] = Datum(f"prefix_sent/{name}", list)
         self.optional = (TOKENS,)
         self.produces = (self._match,)
-        self.keeps = (self._chains, self._added)
+        self.keeps = (self._chains, self._sent)
         if params.auto_tune:
             self.consumes = (CACHE_BLOCK_SIZE, CACHE_NUM_BLOCKS)
         self._turn = 0
+        self._recent: deque[Sent] = deque(maxlen=RECENT_MAX)
         self._roots: dict[tuple[str, str], int] = {}
         self._index: PrefixIndex
         self._secret: int
@@ -96,19 +111,19 @@ class ApproximatePrefix(DataProducer, PreRequest, ResponseComplete):
     def produce(self, request: Request, candidates: Candidates) -> None:
         tokenized = request[TOKENS]
         if tokenized is not None:
-            self._produce_by_tokens(request, candidates, tokenized)
+            self._produce_each(request, candidates, [_words(given) for given in tokenized.prompts[:PROMPTS_MAX]])
             return
-        prompt = request.prompt.canonical
-        if not prompt:
-            return
-        hashes = self._hashed(prompt, request)
-        blocks = self._held(self._index.match(hashes), candidates, None)
-        request[self._match] = PrefixMatch(blocks, hashes, self.block_tokens)
+        several = request.prompt.several
+        if several:
+            self._produce_each(request, candidates, several[:PROMPTS_MAX])
+        elif prompt := request.prompt.canonical:
+            hashes = self._hashed(prompt, request)
+            blocks = self._held(self._index.match(hashes), candidates, None)
+            request[self._match] = PrefixMatch(blocks, hashes, self.block_tokens)
 
-    def _produce_by_tokens(self, request: Request, candidates: Candidates, tokenized: TokenizedPrompt) -> None:
+    def _produce_each(self, request: Request, candidates: Candidates, prompts: Sequence[bytes]) -> None:
         """Prompts are matched one by one, and their blocks added up."""
-        ids = [prompt.token_ids for prompt in tokenized.prompts[:PROMPTS_MAX] if prompt.token_ids is not None]
-        chains = [self._hashed(tokens.astype("<u4", copy=False).tobytes(), request) for tokens in ids if len(tokens)]
+        chains = [self._hashed(prompt, request) for prompt in prompts if prompt]
         if not chains:
             return
         found = [self._index.match(chain) for chain in chains]
@@ -129,7 +144,10 @@ class ApproximatePrefix(DataProducer, PreRequest, ResponseComplete):
         roster = candidates.snapshot.roster
         row_of = roster.row_of_owner.get
         held = [0.0] * len(roster.endpoints)
-        for owner, depth in depths.items():  # one array of a list at the end: 1.3 us for eight owners, 3.9 stored into one
+        for (
+            owner,
+            depth,
+        ) in depths.items():  # one array of a list at the end: 1.3 us for eight owners, 3.9 stored into one
             row = row_of(owner)
             if row is not None:
                 held[row] = depth
@@ -144,20 +162,27 @@ class ApproximatePrefix(DataProducer, PreRequest, ResponseComplete):
         owner, held = self._target(primary, match)
         self._hit_ratio.observe(held / match.total)
         self._hit_bytes.observe(held * self._block_bytes)
-        added: list[Added] = []
+        sent: list[Sent] = []
         chains = request[self._chains]
-        self._learn(match, held, owner, chains, added)
+        self._learn(match, held, owner, chains, sent)
         prefill = decision.runs.get(decision.prefill)
         if prefill is not None and prefill is not primary:
             owner, held = self._target(prefill, match)
-            self._learn(match, held, owner, chains, added)
-        if added:
-            request[self._added] = added
+            self._learn(match, held, owner, chains, sent)
+        request[self._sent] = sent
 
     def response_complete(self, request: Request, decision: Decision, response: Response) -> None:
         """Who answered with an error, or not at all, has not computed the prompt."""
-        for hashes, owner in request[self._added] or ():
-            self._index.forget(hashes, owner)
+        for sent in request[self._sent] or ():
+            owner, sent.owner = sent.owner, 0
+            kept = sent.known
+            for other in self._recent:
+                if other.owner == owner and (shared := _shared(sent, other)) > sent.known:
+                    kept = max(kept, shared)
+                    other.known = min(other.known, sent.known)  # if it fails too, it takes them back
+            added = landmarks(sent.hashes, kept)
+            if len(added):
+                self._index.forget(added, owner)
 
     def _target(self, run: ProfileRun, match: PrefixMatch) -> tuple[int, int]:
         """Whom a profile picked, and how many blocks that endpoint holds."""
@@ -167,16 +192,16 @@ class ApproximatePrefix(DataProducer, PreRequest, ResponseComplete):
         return run.candidates.snapshot.endpoints[row].owner, held
 
     def _learn(
-        self, match: PrefixMatch, held: int, owner: int, chains: Sequence[Chain] | None, added: list[Added]
+        self, match: PrefixMatch, held: int, owner: int, chains: Sequence[Chain] | None, sent: list[Sent]
     ) -> None:
         """What the owner is known to hold is told again now and then only, so that it does not look old."""
         self._turn = (self._turn + 1) % REFRESH_EVERY
         parts = [(match.hashes, held)] if chains is None else [(chain, by.get(owner, 0)) for chain, by in chains]
         for hashes, known in parts:
-            new = landmarks(hashes, known)
-            if len(new):
-                added.append((new, owner))
-            told = new if self._turn else landmarks(hashes)
+            on_its_way = Sent(owner, hashes, known)
+            sent.append(on_its_way)
+            self._recent.append(on_its_way)
+            told = landmarks(hashes, known if self._turn else 0)
             if len(told):
                 self._index.learn(told, owner)
 
@@ -188,3 +213,20 @@ class ApproximatePrefix(DataProducer, PreRequest, ResponseComplete):
                 self._roots.clear()
             start = self._roots[key] = root(*key, self._secret)
         return start
+
+
+def _words(prompt: PromptTokens) -> bytes:
+    """What is hashed of a prompt's tokens."""
+    ids = prompt.token_ids
+    if ids is None:
+        return b""
+    return (with_media(ids, prompt.features) if prompt.features else ids).astype("<u4", copy=False).tobytes()
+
+
+def _shared(failed: Sent, other: Sent) -> int:
+    """How many leading blocks of a chain are not to be taken back, because the other chain has them or they were known before."""
+    known, most = failed.known, min(len(failed.hashes), len(other.hashes))
+    if known >= most or failed.hashes.item(known) != other.hashes.item(known):
+        return known
+    differ = failed.hashes[known:most] != other.hashes[known:most]
+    return known + int(differ.argmax()) if differ.any() else most

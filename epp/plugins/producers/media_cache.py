@@ -18,6 +18,7 @@ from epp.decision import Decision
 from epp.metrics import RATIO, Metric
 from epp.multimodal import NO_MEDIA, MediaMatch, media_match
 from epp.plugin import Count, DataProducer, Measure, PrefixIndex, PreRequest, Services, plugin
+from epp.prefix.blocks import NARROW
 from epp.request import Request
 from epp.tokens import TOKENS, Feature
 
@@ -111,7 +112,7 @@ class MediaCache(DataProducer, PreRequest):
 
     def _look_up(self, feature: Feature) -> Item:
         self._queries.add(feature.modality)
-        key = xxh3_64_intdigest(b"media " + feature.hash.encode(), self._secret)
+        key = xxh3_64_intdigest(b"media " + feature.hash.encode(), self._secret) & NARROW
         return Item(key, feature.modality, frozenset(self._index.match(np.array([key], dtype=np.uint64))))
 
     def _held(self, items: Sequence[Item], candidates: Candidates) -> Floats | None:

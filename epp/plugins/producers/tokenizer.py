@@ -112,7 +112,7 @@ class Tokens(DataProducer):
     def produce(self, request: Request, candidates: Candidates) -> Waiting | None:
         try:
             parts = request.prompt.parts()
-            prompts = _estimate.given(parts.token_ids)
+            prompts = _estimate.given(parts.token_ids, parts.features)
         except (ValueError, OverflowError, RecursionError, msgspec.MsgspecError) as problem:
             raise ProducerFailed(f"'{self.name}' cannot read the request's body: {problem}") from None
         if prompts or not self._renders:

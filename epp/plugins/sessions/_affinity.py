@@ -36,6 +36,7 @@ from epp.candidates import Candidates, Endpoint, Roster
 from epp.data import Datum
 from epp.decision import Decision, Response
 from epp.plugin import PrefixIndex, PreRequest, ResponseReceived, Services
+from epp.prefix.blocks import NARROW
 from epp.request import Request
 
 TOKEN_HEADER: Final = "x-session-token"
@@ -288,7 +289,7 @@ class Bindings:
 
 def _hash(root: int, epoch: int) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
     """A chain of one block: what the index keeps of a session in an epoch."""
-    return np.array([(root + epoch * EPOCH_STEP) & MASK], dtype=np.uint64)
+    return np.array([(root + epoch * EPOCH_STEP) & NARROW], dtype=np.uint64)
 
 
 def _rank(root: int, owner: int) -> int:

@@ -4,13 +4,17 @@ from collections.abc import Mapping
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from epp.data import CACHE_BLOCK_SIZE, CACHE_NUM_BLOCKS
 from epp.decision import PREFILL, Decision, ProfileRun, Response
-from epp.plugins.producers.approx_prefix import REFRESH_EVERY, ApproximatePrefix
+from epp.plugins.parsers.openai import OpenAI
+from epp.plugins.producers.approx_prefix import RECENT_MAX, REFRESH_EVERY, ApproximatePrefix
 from epp.prefix.match import APPROXIMATE, prefix_match
 from epp.request import Request
-from epp.tokens import TOKENS, PromptTokens, TokenizedPrompt
+from epp.tokens import TOKENS, Feature, PromptTokens, TokenizedPrompt
+from tests.epp.plugins.parser_bodies import parsed
 from tests.fakes import FakeServices, candidates, request
 
 MATCH = prefix_match(APPROXIMATE)
@@ -44,7 +48,9 @@ class World:
             self.producer.response_complete(*sent, Response(status))
 
     def held(self, prompt: bytes) -> list[float] | None:
-        r = request(prompt)
+        return self.held_of(request(prompt))
+
+    def held_of(self, r: Request) -> list[float] | None:
         self.producer.produce(r, POOL)
         match = r[MATCH]
         return None if match.blocks is None else match.blocks.tolist()
@@ -108,6 +114,84 @@ def test_of_several_prompts_each_is_taken_back_as_far_as_it_was_new() -> None:
     before = {block for block, owners in world.services.held.items() if owners}
     world.answered(world.send(tokenised("abc", "pq", "z"), 1), 500)
     assert {block for block, owners in world.services.held.items() if owners} == before
+
+
+def completions(*prompts: str) -> Request:
+    texts = [prompt(*letters).decode() for letters in prompts]
+    return parsed(OpenAI, "/v1/completions", {"model": "m", "prompt": texts if len(texts) > 1 else texts[0]})
+
+
+PROMPTS = st.lists(st.text("abc", max_size=5), min_size=2, max_size=6).filter(any)
+
+
+@given(several=PROMPTS, data=st.data())
+@settings(max_examples=60, deadline=None)
+def test_each_of_several_prompts_is_found_alone_and_in_any_order(several: list[str], data: st.DataObject) -> None:
+    world = World()
+    sent, _ = world.send(completions(*several), 1)
+    assert sent[MATCH].total == sum(map(len, several))
+    for letters in filter(None, several):
+        assert world.held_of(completions(letters)) == [0, len(letters), 0]
+    again = completions(*data.draw(st.permutations(several)))
+    assert world.held_of(again) == [0, sent[MATCH].total, 0]
+    longer = [letters and letters + "z" for letters in several]
+    assert world.held_of(completions(*longer)) == [0, sent[MATCH].total, 0]
+
+
+def test_what_another_request_shares_with_a_failed_one_stays() -> None:
+    world = World()
+    one = world.send(prompt("a", "b", "c"), 1)
+    other = world.send(prompt("a", "b", "d"), 1)  # finds a and b on their way
+    world.answered(one, 503)
+    assert world.held(prompt("a", "b", "c")) == [0, 2, 0]
+    assert world.held(prompt("a", "b", "d")) == [0, 3, 0]
+    world.answered(other, 503)
+    assert not any(world.services.held.values())
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0)])
+def test_when_all_requests_with_a_new_prefix_fail_nothing_of_it_stays(order: tuple[int, ...]) -> None:
+    world = World()
+    learn, world.services.learn = world.services.learn, lambda hashes, owner: later.append((hashes, owner))  # type: ignore[method-assign]
+    later: list[tuple[np.ndarray, int]] = []
+    sent = [world.send(prompt("a", "b", letter), 1) for letter in "cde"]
+    for hashes, owner in later:  # nobody saw the others' blocks in the index
+        learn(hashes, owner)
+    for number in order[:-1]:
+        world.answered(sent[number], 500)
+        assert world.held(prompt("a", "b")) == [0, 2, 0]
+    world.answered(sent[order[-1]], 500)
+    assert not any(world.services.held.values())
+
+
+def test_equal_requests_to_other_servers_do_not_keep_what_failed() -> None:
+    world = World()
+    failed, _ = world.send(prompt("a"), 1), world.send(prompt("a"), 2)
+    world.answered(failed, 500)
+    assert world.held(prompt("a")) == [0, 0, 1]
+
+
+def test_only_so_many_requests_are_remembered() -> None:
+    world = World()
+    failed = world.send(prompt("a"), 1)
+    world.send(prompt("a", "b"), 1)
+    for turn in range(RECENT_MAX):
+        world.send(prompt(chr(ord("c") + turn)), 2)
+    world.answered(failed, 500)
+    assert world.held(prompt("a")) is None
+
+
+def test_pictures_in_tokenised_prompts_are_told_apart() -> None:
+    def asked(content: str) -> Request:
+        r = request(b"x")
+        ids = np.full(256, 9, np.uint32)
+        r[TOKENS] = TokenizedPrompt([PromptTokens(ids, [Feature("image", content, 64, 64)])])
+        return r
+
+    world = World()
+    world.send(asked("cat"), 1)
+    assert world.held_of(asked("cat")) == [0, 4, 0]
+    assert world.held_of(asked("dog")) == [0, 1, 0]
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from epp.plugins.pickers.max_score import MaxScore
 from epp.plugins.producers import media_cache
 from epp.plugins.producers.media_cache import MediaCache
 from epp.plugins.scorers.media_cache import MediaCacheScorer
+from epp.prefix.blocks import WIDE
 from epp.request import Request
 from epp.tokens import TOKENS, Feature, PromptTokens, TokenizedPrompt
 from tests.fakes import FakeServices, candidates, request
@@ -61,6 +62,14 @@ def test_an_image_that_is_shown_twice_counts_once_and_one_without_a_hash_never()
     nothing = request()
     nothing[TOKENS] = TokenizedPrompt([PromptTokens(None, [Feature("image", "", 0, 1)])])
     assert matched(producer(FakeServices()), nothing) is NO_MEDIA
+
+
+def test_an_item_counts_as_one_block_of_its_endpoint() -> None:
+    services = FakeServices()
+    plugin, r = producer(services), showing("abcdefghijklmnopqrstuvwxyz")
+    matched(plugin, r)
+    sent(plugin, r, 1)
+    assert len(services.held) == 26 and not any(learned & WIDE for learned in services.held)
 
 
 def test_requests_without_media_say_and_learn_nothing() -> None:

@@ -26,7 +26,7 @@ from epp.protocol.usage import (
     VllmEmbedScanner,
     VllmGenerateScanner,
 )
-from epp.request import Media, Request
+from epp.request import Feature, Media, Request
 from tests.epp.plugins.parser_bodies import field, frame, packed, parsed, refusal
 
 MESSAGES = "/v1/messages"
@@ -241,6 +241,26 @@ def test_media_stand_in_the_hashed_tokens_by_their_content() -> None:
     assert one == canonical("cat") != other
     assert one[:8] == other[:8] == np.array([1, 2], "<u4").tobytes() and one[20:] == other[20:]
     assert len(one) == 24
+
+
+def test_media_among_token_ids_are_told_to_who_reads_tokens() -> None:
+    features = {"mm_hashes": {"image": ["cat", None]}, "mm_placeholders": {"image": [{"offset": 1, "length": 2}, {}]}}
+    parts = parsed(VllmHttp, VLLM, {"model": "m", "token_ids": IDS, "features": features}).prompt.parts()
+    assert list(parts.token_ids[0]) == IDS and parts.features == [Feature("image", "cat", 1, 2)]
+    media = field(5, field(1, 1) + field(2, 2)) + field(6, "cat")
+    assert parsed(VllmGrpc, GENERATE, frame(tokenized(IDS) + field(7, media))).prompt.parts() == parts
+
+
+def test_placeholders_upon_each_other_cost_no_more_than_the_prompt() -> None:
+    features = {
+        "mm_hashes": {"image": [str(n) for n in range(9)]},
+        "mm_placeholders": {"image": [{"offset": 0, "length": 10**6}] * 9},
+    }
+    made, one = (
+        parsed(VllmHttp, VLLM, {"model": "m", "token_ids": IDS, "features": given}).prompt.canonical
+        for given in (features, {name: {"image": several["image"][:1]} for name, several in features.items()})  # type: ignore[index]
+    )
+    assert made == one != WORDS
 
 
 def test_a_placeholder_beyond_the_prompt_is_harmless() -> None:

@@ -291,6 +291,19 @@ HELLO = [{"role": "user", "content": "hello"}]
 TOOLS = [{"type": "function", "function": {"name": "look"}}]
 
 
+@pytest.mark.parametrize("separators", [(",", ":"), (", ", ": "), (" , ", " : ")])
+@pytest.mark.parametrize("text", ["", "plain", 'a "quoted" word', "a\\", '"', '"}]', "caf\u00e9/\n"])
+def test_a_text_alone_in_a_list_of_parts_is_that_text_however_it_is_spaced(
+    text: str, separators: tuple[str, str]
+) -> None:
+    def spaced(content: object) -> bytes:
+        body = {"model": "m", "messages": [{"role": "user", "content": content}]}
+        return parsed(OpenAI, CHAT, json.dumps(body, separators=separators).encode()).prompt.canonical
+
+    assert spaced([{"type": "text", "text": text}]) == spaced(text)
+    assert spaced([{"type": "text", "text": text}, {"type": "text", "text": "x"}]) != spaced(text)
+
+
 @pytest.mark.parametrize("name", ["tools", "documents", "chat_template", "chat_template_kwargs"])
 def test_what_a_template_puts_first_comes_first(name: str) -> None:
     plain = of_chat(HELLO)

@@ -8,6 +8,9 @@ from hypothesis import strategies as st
 from epp.candidates import Candidates
 from epp.errors import Cause, Refused
 from epp.plugins.admitters.probabilistic import Probabilistic
+from epp.protocol.refusals import answer
+from tests.contract.test_every_plugin import situations
+from tests.epp.plugins.calls import made as detector
 from tests.fakes import FakeServices, candidates, request
 
 
@@ -35,6 +38,18 @@ def refusals(plugin: Probabilistic, c: Candidates, priority: int, tries: int = 1
 def test_saturation_is_the_mean_of_each_endpoints_worse_figure() -> None:
     # max(5/5, .4/.8) = 1; max(1/5, .6/.8) = .75; max(0, 0) = 0: mean 0.58333
     assert made().saturation(pool([5, 1, 0], [0.4, 0.6, 0.0])) == pytest.approx(1.75 / 3)
+
+
+@given(situation=situations())
+def test_saturation_is_that_of_the_utilization_detector(situation: Candidates) -> None:
+    assert made().saturation(situation) == detector("utilization-detector").saturation(situation)
+
+
+def test_a_request_that_is_not_admitted_gets_the_admitters_own_answer() -> None:
+    with pytest.raises(Refused) as refused:
+        made().admit(request(priority=-1), pool([100], [1]))
+    said = answer(refused.value)
+    assert (said.status, said.headers["x-llm-d-request-dropped-reason"]) == (429, "rejected-saturated")
 
 
 @pytest.mark.parametrize(

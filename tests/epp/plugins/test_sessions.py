@@ -17,6 +17,7 @@ from epp.plugins.sessions._affinity import Bindings
 from epp.plugins.sessions.filter import MultiClusterSessionAffinityFilter, SessionAffinityFilter
 from epp.plugins.sessions.identifier import SessionId, cookie
 from epp.plugins.sessions.scorer import SessionAffinityScorer
+from epp.prefix.blocks import WIDE
 from epp.request import Request
 from shm.prefix_index import IndexReader, IndexSchema, IndexWriter
 from tests.fakes import FakeServices, candidates, request
@@ -144,6 +145,14 @@ def test_what_one_worker_bound_all_others_follow() -> None:
     goes(one, of("a"), four(), 3)
     assert goes(other, of("a"), four(), 3) == ["pod-3"]
     assert len(one.strategy) == len(other.strategy) == 1
+
+
+def test_a_binding_counts_as_one_block_of_its_endpoint() -> None:
+    shared = FakeServices()
+    plugin = by_id(services=shared)
+    for number in range(64):
+        goes(plugin, of(str(number)), four(), 3)
+    assert len(shared.held) == 64 and not any(learned & WIDE for learned in shared.held)
 
 
 def test_what_is_kept_of_a_request_is_declared() -> None:

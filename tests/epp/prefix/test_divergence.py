@@ -62,6 +62,30 @@ def test_it_is_said_once_when_the_whole_window_diverged() -> None:
     assert world.slices({"a": (0.8, 0.0), "b": (0.8, 0.0)}, 10) == []
 
 
+def silent(world: World, missed: int, *names: str) -> list[str]:
+    """One slice of servers that report nothing, where so many hits were predicted."""
+    for name in names:
+        world.totals[key(name)] = total([world.totals.get(key(name), Sums()), Sums(missed=missed)])
+    return world.slice({})
+
+
+def test_servers_that_never_report_though_much_was_predicted_are_named_once() -> None:
+    world = World()
+    said = [text for _ in range(3 * SLICES) for text in silent(world, CHECKED_MIN // SLICES, "a", "b")]
+    assert said == [
+        "prefix caches are not what they are taken for: over 5 minutes 100 requests were predicted to find more than 25% of their "
+        "prompt tokens cached and none was reported, at a, b; likely cause: they have never reported any, so their prefix cache is off, "
+        "or they do not say what it gave (vLLM needs --enable-prompt-tokens-details)"
+    ]
+
+
+def test_of_servers_that_never_report_few_or_rare_predicted_hits_prove_nothing() -> None:
+    world = World()
+    for turn in range(4 * SLICES):
+        assert silent(world, CHECKED_MIN // SLICES - 1, "a") == []
+        assert silent(world, 0 if turn % 4 == 0 else CHECKED_MIN, "b") == []
+
+
 def test_the_same_cause_is_said_again_after_an_hour() -> None:
     world = World()
     count = int(SAY_AGAIN_S / SLICE_S)

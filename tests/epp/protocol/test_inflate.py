@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from epp.errors import Cause, Refused
-from epp.protocol.inflate import MEMBERS_MAX, TooLong, gunzip, unpacked
+from epp.protocol.inflate import FREE_BYTES, MEMBERS_MAX, RATIO_MAX, TooLong, gunzip, reach, unpacked
 
 
 @given(st.lists(st.binary(max_size=300), min_size=1, max_size=4))
@@ -29,6 +29,20 @@ def test_what_is_no_whole_gzip_is_refused(data: bytes) -> None:
 def test_members_are_counted() -> None:
     with pytest.raises(ValueError, match="members"):
         gunzip(gzip.compress(b"") * (MEMBERS_MAX + 1), 1000)
+
+
+def test_a_bomb_goes_no_further_than_text_can_shrink_whatever_the_limit() -> None:
+    bomb = gzip.compress(bytes(FREE_BYTES + (1 << 20)))
+    assert reach(len(bomb), 1 << 30) == FREE_BYTES + RATIO_MAX * len(bomb)
+    with pytest.raises(TooLong):
+        gunzip(bomb, 1 << 30)
+    with pytest.raises(Refused) as refused:
+        unpacked(bomb, "gzip", 1 << 30)
+    assert refused.value.cause is Cause.BODY_TOO_LARGE
+
+
+def test_short_content_may_have_shrunk_to_nothing() -> None:
+    assert gunzip(gzip.compress(bytes(FREE_BYTES)), 1 << 30) == bytes(FREE_BYTES)
 
 
 def test_a_body_is_read_by_its_coding() -> None:

@@ -165,3 +165,11 @@ def test_the_commands_that_are_promised_can_be_checked_by_help() -> None:
     result = CliRunner().invoke(main, ["--help"])
     assert result.exit_code == 0
     assert all(f"  {name} " in result.stdout for name in COMMANDS)
+
+
+def test_objects_are_checked_with_the_configuration(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("apiVersion: llm-d.ai/v1alpha2\nkind: InferenceObjective\nspec: {priority: x}\n")
+    found = check("-", f"--objects-dir={tmp_path}", stdin=GOOD)
+    assert found.exit_code == 78
+    assert "error[bad-object]" in found.stderr
+    assert "a.yaml:1: InferenceObjective ''" in found.stderr

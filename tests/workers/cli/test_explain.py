@@ -61,6 +61,18 @@ def test_offline_the_given_configuration_decides(files: tuple[str, str], tmp_pat
 
 
 @pytest.mark.parametrize(
+    ("header", "said"),
+    [
+        ("x-llm-d-model-name-rewrite: other", "model m as other  flow default-flow"),
+        ("x-llm-d-inference-fairness-id: blue", "model m  flow blue"),
+        ("prefer: if-available", "refused: not-cached"),
+    ],
+)
+def test_offline_the_headers_that_ask_for_something_are_heeded(files: tuple[str, str], header: str, said: str) -> None:
+    assert said in run(*files, f"--header={header}").output
+
+
+@pytest.mark.parametrize(
     ("text", "said"),
     [
         ("endpoints:\n- {name: a}\n", "no address"),

@@ -93,6 +93,10 @@ def test_the_defaults_are_those_of_the_struct_but_for_the_number_of_workers() ->
         (["--zap-encoder=json", "--log-format=console"], "log_format", "console"),
         (["--endpoints=a:1,b:2"], "endpoints", "a:1,b:2"),
         (["--disable-endpoint-subset-filter"], "disable_endpoint_subset_filter", True),
+        ([], "trust_client_headers", ("fairness", "objective", "ttl", "slo", "model")),
+        (["--trust-client-headers=all"], "trust_client_headers", ("fairness", "objective", "ttl", "slo", "model")),
+        (["--trust-client-headers=none"], "trust_client_headers", ()),
+        (["--trust-client-headers=slo,fairness"], "trust_client_headers", ("fairness", "slo")),
         (["--enable-grpc-stream-metrics"], "enable_grpc_stream_metrics", True),
         (["--metrics-legacy-names=false"], "metrics_legacy_names", False),
         (["--enable-cert-reload", "--cert-path=certs"], "enable_cert_reload", True),
@@ -180,6 +184,12 @@ def test_client_certificates_without_tls_are_refused() -> None:
 def test_tls_that_does_less_than_it_seems_gets_a_warning(args: list[str], text: str) -> None:
     (line,) = warned(*args)
     assert text in line
+
+
+@pytest.mark.parametrize("given", ["fairnes", "all,none", "none,slo"])
+def test_headers_to_trust_are_named_or_all_or_none(given: str) -> None:
+    (line,) = refused(f"--trust-client-headers={given}")
+    assert "--trust-client-headers" in line
 
 
 def test_fewer_workers_at_most_than_at_first_are_refused() -> None:

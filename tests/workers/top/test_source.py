@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from epp.metrics import ATTEMPTS, PREDICTION, SCHEDULER_ATTEMPTS
+from epp.metrics import ATTEMPTS, ISOLATION, PLUGIN_LEFT_OUT, PREDICTION, SCHEDULER_ATTEMPTS
 from shm import observe
 from shm.documents import DocumentWriter
 from shm.prefix_index import IndexWriter
@@ -190,3 +190,11 @@ def test_endpoints_that_cannot_be_decoded_are_said_to_be_of_another_version(worl
     writer.write(ENDPOINTS, b"\xc1")
     with pytest.raises(SegmentError, match=r"the endpoints of .* cannot be read .* it runs another version"):
         world.source.look(NOW)
+
+
+def test_plugins_that_are_left_out_come_with_how_many_workers_do_without_them(world: World) -> None:
+    writer = world.instance.series_writer(ISOLATION, 0)
+    at = writer.gauge_at[PLUGIN_LEFT_OUT.name]
+    writer.words[writer.block(("mine", "my-scorer")) + at] = 1
+    writer.words[writer.block(("well", "my-scorer")) + at] = 0
+    assert world.source.look(NOW).left_out == {"mine": 1}

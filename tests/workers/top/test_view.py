@@ -9,7 +9,7 @@ from rich.console import Console
 
 from shm.table import DOWN, State
 from tests.workers.top.looks import INSTANCE, endpoint, lane, look, of
-from workers.top.figures import CachedLook, Figures, figures
+from workers.top.figures import BandLook, CachedLook, Figures, figures
 from workers.top.view import screen
 
 ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
@@ -142,3 +142,21 @@ def test_an_instance_that_is_silent_is_said_to_be_so() -> None:
     silent = msgspec.structs.replace(INSTANCE, life="silent")
     assert "silent" in printed(figures(silent, look(), None), 80).splitlines()[0]
     assert "running" not in printed(of(look()), 80).splitlines()[0]
+
+
+def test_bands_are_shown_where_flow_control_is_on_the_most_important_first() -> None:
+    bands = (
+        BandLook(priority=-1, requests=12, bytes=34_000, oldest_age_s=5.0),
+        BandLook(priority=5, requests=0, bytes=0, oldest_age_s=None),
+    )
+    lines = printed(of(look(bands=bands)), 100).splitlines()
+    titles = next(at for at, line in enumerate(lines) if line.startswith("priority"))
+    assert lines[titles + 1].split() == ["5", "0", "0", "–"]
+    assert lines[titles + 2].split() == ["-1", "12", "34.0k", "5.00s"]
+    assert not [line for line in printed(of(look()), 100).splitlines() if line.startswith("priority")]
+
+
+def test_plugins_that_are_left_out_are_named() -> None:
+    assert not [line for line in printed(of(look()), 100).splitlines() if "left out" in line]
+    lines = printed(of(look(left_out={"mine": 2})), 100).splitlines()
+    assert "left out for a while, since they failed too often: mine (in 2)" in lines

@@ -130,6 +130,8 @@ class Engine:
     def receive(self, data: bytes) -> list[Frame]:
         """The frames that the engine answers with."""
         self.connection.receive(data)
+        while self.connection.behind:
+            self.connection.go_on()
         return self.output()
 
     def output(self) -> list[Frame]:

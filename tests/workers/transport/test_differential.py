@@ -8,7 +8,9 @@ that the client got; what each handler was told; the counters and loads of the l
 message that is over the transport's limit is refused by each in its own words. And what is under way when a client cancels
 may be lost, so the client cancels when the server has seen all, and its answers are not compared.
 
-EPP_DIFFERENTIAL_EXAMPLES sets how many scripts are generated (60).
+A state machine does the same step by step: streams open, speak, half-close and are cancelled in any order beside each other.
+
+EPP_DIFFERENTIAL_EXAMPLES sets how many scripts are generated (60), and a third as many runs of the machine.
 """
 
 import os
@@ -20,6 +22,7 @@ import grpc
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
 from epp.protocol.codec import SUBSET_KEY, SUBSET_NAMESPACE
 from epp.protocol.proto import ext_proc_pb2 as pb
@@ -63,6 +66,7 @@ class Told:
         self.told: list[str] = []
         self.over = False
         self.send, self.send_raw = stream.send, stream.send_raw
+        self.hold, self.release = stream.hold, stream.release
         handler = open_stream(app, path, metadata, self)
         assert handler is not None
         self._handler: Handler = handler
@@ -101,9 +105,26 @@ class Player:
         self._channel.close()
         self.site.__exit__(None, None, None)
 
+    def begin(self) -> None:
+        """A new App without streams."""
+        self._handlers, self._pair = [], pair(body_bytes_max=BODY_MAX)
+
+    def open(self, *, compressed: bool) -> "Live":
+        """One more stream."""
+        number = len(self._handlers)
+        played = Played(self._channel, Script((), compressed=compressed))
+        self.site.until(lambda: len(self._handlers) > number)
+        return Live(self.site, played, self._handlers[number])
+
+    def left(self) -> Any:
+        """Counters, load and faults after all streams have ended."""
+        self.site.until(lambda: self.site.server.streams == 0)
+        lane = self._pair.lane
+        return list(lane.counters), lane.inflight.tolist(), [type(fault) for fault in self._pair.faults]
+
     def play(self, scripts: Sequence[Script]) -> tuple[list[Outcome], Any]:
         """All streams are opened before any ends; their messages take turns."""
-        self._handlers, self._pair = [], pair(body_bytes_max=BODY_MAX)
+        self.begin()
         streams = []
         for number, script in enumerate(scripts):
             streams.append(Played(self._channel, script))
@@ -114,8 +135,7 @@ class Player:
         outcomes = [played.end() for played in streams]
         self.site.until(lambda: self.site.server.streams == 0)
         told = [Outcome(*o[:3], tuple(h.told)) for o, h in zip(outcomes, self._handlers, strict=True)]
-        lane = self._pair.lane
-        return told, (list(lane.counters), lane.inflight.tolist(), [type(fault) for fault in self._pair.faults])
+        return told, self.left()
 
     def _take_turn(self, played: "Played", handler: Told, turn: int) -> None:
         """Say one message, and wait until it was heard, so that turns are the same on both transports."""
@@ -161,6 +181,28 @@ class Played:
     def _words(self) -> Iterator[bytes]:
         while (message := self._says.get(timeout=WAIT)) is not None:
             yield message
+
+
+class Live:
+    """A stream that is driven step by step, both of its sides."""
+
+    def __init__(self, site: Site, played: Played, handler: Told) -> None:
+        self._site, self._played, self._handler = site, played, handler
+
+    @property
+    def over(self) -> bool:
+        return self._handler.over
+
+    def say(self, message: bytes) -> None:
+        heard = len(self._handler.told)
+        self._played.say(message)
+        self._site.until(lambda: len(self._handler.told) > heard or self._handler.over)
+
+    def end(self, ending: str) -> Outcome:
+        self._played.script = self._played.script._replace(ending=ending)
+        outcome = self._played.end()
+        self._site.until(lambda: self._handler.over)
+        return outcome._replace(told=tuple(self._handler.told))
 
 
 @pytest.fixture(scope="module")
@@ -308,3 +350,108 @@ scripts = st.builds(Script, messages, st.sampled_from([HALF_CLOSE, HALF_CLOSE, C
 )
 def test_any_streams_are_answered_alike(players: list[Player], played: list[Script]) -> None:
     same(players, *played)
+
+
+STREAMS_MAX = 5
+plain_headers = st.sampled_from(
+    [headers(), headers("/v1/chat/completions"), headers(host="10.0.0.3"), headers("/v2/other")]
+)
+any_headers = st.builds(
+    lambda path, names, values, last: named_headers(path, dict(zip(names, values, strict=False)), last=last),
+    st.sampled_from(["/v1/completions", "/v1/chat/completions?x=1", "/v1/embeddings", "/generate", ""]),
+    st.lists(
+        st.sampled_from(
+            [
+                "x-request-id",
+                "content-encoding",
+                "prefer",
+                "x-llm-d-inference-fairness-id",
+                "x-gateway-destination-endpoint",
+            ]
+        ),
+        max_size=3,
+        unique=True,
+    ),
+    st.lists(st.sampled_from(["gzip", "identity", "if-available", "1", "", "a" * 200, "\xe9"]), min_size=3, max_size=3),
+    st.booleans(),
+)
+
+
+def named_headers(path: str, named: dict[str, str], *, last: bool) -> bytes:
+    request = pb.ProcessingRequest()
+    for name, value in {":method": "POST", ":path": path, "x-request-id": "given", **named}.items():
+        request.request_headers.headers.headers.add(key=name, raw_value=value.encode("latin-1"))
+    request.request_headers.end_of_stream = last
+    return request.SerializeToString()
+
+
+class Streams(RuleBasedStateMachine):
+    """Streams of one connection through both transports at once; each step is heard before the next."""
+
+    players: list[Player]
+
+    @initialize()
+    def begin(self) -> None:
+        self.live: list[list[Live]] = []
+        for player in self.players:
+            player.begin()
+
+    @rule(compressed=st.booleans())
+    @precondition(lambda self: len(self.live) < STREAMS_MAX)
+    def a_stream_opens(self, compressed: bool) -> None:
+        self.live.append([player.open(compressed=compressed) for player in self.players])
+
+    @rule(data=st.data(), message=st.one_of(plain_headers, any_headers, any_message))
+    @precondition(lambda self: self.live)
+    def one_says_anything(self, data: st.DataObject, message: bytes) -> None:
+        self._say(data.draw(st.sampled_from(self.live)), message)
+
+    @rule(data=st.data(), said=st.one_of(legal, cut))
+    @precondition(lambda self: self.live)
+    def one_says_what_is_legal(self, data: st.DataObject, said: tuple[bytes, ...]) -> None:
+        pair_ = data.draw(st.sampled_from(self.live))
+        for message in said[:5]:
+            self._say(pair_, message)
+
+    @rule(data=st.data(), ending=st.sampled_from([HALF_CLOSE, CANCEL]))
+    @precondition(lambda self: self.live)
+    def one_ends_beside_the_others(self, data: st.DataObject, ending: str) -> None:
+        pair_ = data.draw(st.sampled_from(self.live))
+        self.live.remove(pair_)
+        self._end(pair_, ending)
+
+    def _say(self, pair_: list[Live], message: bytes) -> None:
+        if not pair_[0].over:
+            for stream in pair_:
+                stream.say(message)
+        assert len({stream.over for stream in pair_}) == 1
+
+    def _end(self, pair_: list[Live], ending: str) -> None:
+        if pair_[0].over:
+            ending = HALF_CLOSE  # who is told of the end first is chance
+        native, grpcio = (stream.end(ending) for stream in pair_)
+        assert native == grpcio
+
+    def teardown(self) -> None:
+        for pair_ in getattr(self, "live", ()):
+            self._end(pair_, HALF_CLOSE)
+        native, grpcio = (player.left() for player in self.players)
+        assert native == grpcio
+        assert not any(native[1]), "something is still counted as in flight"
+        assert native[2] == []
+
+
+def test_streams_that_live_beside_each_other_are_answered_alike(players: list[Player]) -> None:
+    class Machine(Streams):
+        pass
+
+    Machine.players = players
+    run_state_machine_as_test(
+        Machine,
+        settings=settings(
+            max_examples=max(1, EXAMPLES // 3),
+            stateful_step_count=12,
+            deadline=None,
+            suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
+        ),
+    )

@@ -344,3 +344,21 @@ def test_a_client_without_a_certificate_of_the_ca_is_not_let_in() -> None:
         known = grpc.ssl_channel_credentials(server.chain, private_key=client[1], certificate_chain=client[0])
         with site.channel(credentials=known) as channel:
             assert ended(stream(channel)(iter([b"x"]), timeout=WAIT))[0] == [b"x"]
+
+
+def test_what_handlers_keep_counts_until_they_release_it_or_end() -> None:
+    budget = Budget(100)
+    with Site(budget=budget) as site, site.channel() as channel:
+        calls = [stream(channel, "/test/Hold")(iter([b"x"]), timeout=WAIT) for _ in range(2)]
+        site.until(lambda: len(site.held) == 2)
+        first, second = (held.stream for held in site.held)
+        assert site.call(first.hold, 60)
+        assert not site.call(second.hold, 60)
+        site.call(first.release)
+        assert budget.used == 60
+        for held in (first, second):
+            site.call(held.end)
+        for call in calls:
+            list(call)
+        site.until(lambda: budget.used == 0)
+        assert not site.call(first.hold, 1)

@@ -137,3 +137,19 @@ def test_trailers_are_printable_and_bounded_whatever_the_text(status, text):
 
 def test_refusals_say_their_http_status():
     assert dict(hpack.Decoder().decode(refusal_block(405))) == {":status": "405", "content-type": "text/plain"}
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("1H", 3600.0), ("2M", 120.0), ("3S", 3.0), ("4m", 0.004), ("5u", 5e-6), ("99999999n", 0.099999999)],
+)
+def test_a_timeout_is_read_in_all_its_units(text, seconds):
+    fields = as_bytes([*GRPC, ("grpc-timeout", text)])
+    assert request_head(fields, FieldKinds()).timeout == pytest.approx(seconds)
+
+
+def test_timeouts_are_not_remembered_since_each_request_has_another():
+    kinds = FieldKinds()
+    for n in range(100):
+        request_head(as_bytes([*GRPC, ("grpc-timeout", f"{n}m")]), kinds)
+    assert len(kinds) == len(GRPC)

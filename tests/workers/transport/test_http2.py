@@ -67,10 +67,10 @@ def test_a_client_of_the_h2_library_gets_its_messages_back():
     assert (b"te", b"trailers") in engine.handler.metadata
 
 
-def test_the_greeting_advertises_the_low_stream_limit_and_large_windows():
+def test_the_greeting_advertises_the_low_stream_limit_large_windows_and_the_limit_of_headers():
     engine = Engine()
     first, update, ack = engine.greeting
-    assert first.settings == {3: 8, 4: 1 << 24}
+    assert first.settings == {3: 8, 4: 1 << 24, 6: 64 << 10}
     assert update.window_increment == (1 << 30) - 65535
     assert names([ack]) == ["Settings"] and "ACK" in ack.flags
 
@@ -333,10 +333,18 @@ def test_undecodable_headers_end_the_connection():
     assert goaway_code(engine, engine.receive(frame(HEADERS, 5, 1, b"\xff\xff\xff\xff\xff"))) == COMPRESSION_ERROR
 
 
-def test_a_header_bomb_ends_the_connection():
+@pytest.mark.parametrize(
+    "bomb",
+    [
+        block() + b"\x40\x01a" + b"\x7f\x81\x17" + bytes(3072) + b"\xbe" * 100,  # one byte stands for 3 KiB
+        block() + b"\x82" * 130,  # fields
+        block() + b"\x00\x01a" + b"\x7f\x81\x47" + b"v" * 9216,  # one field
+    ],
+)
+def test_a_header_bomb_ends_the_connection(bomb):
     engine = Engine()
-    bomb = block() + b"\x40\x01a" + b"\x7f\x81\x17" + bytes(3072) + b"\xbe" * 100
-    assert goaway_code(engine, engine.receive(frame(HEADERS, 5, 1, bomb))) == COMPRESSION_ERROR
+    assert goaway_code(engine, engine.receive(frame(HEADERS, 5, 1, bomb))) == CALM
+    assert engine.abuses == ["header_list"]
 
 
 # Stream states.
@@ -493,13 +501,24 @@ def test_a_lost_connection_tells_every_open_handler_once():
 # The preface.
 
 
-@pytest.mark.parametrize(
-    "data", [b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\x02\x00", b"PRI * HTTP/2.0\r\n\r\nSN\r\n\r\n"]
-)
+@pytest.mark.parametrize("data", [b"EHLO picker\r\n", b"\x16\x03\x01\x02\x00", b"PRI * HTTP/2.0\r\n\r\nSN\r\n\r\n"])
 def test_a_wrong_preface_ends_the_connection(data):
     engine = Engine(hello=False)
-    engine.output()
-    assert goaway_code(engine, engine.receive(data)) == PROTOCOL_ERROR
+    frames = engine.receive(data)
+    assert goaway_code(engine, frames) == PROTOCOL_ERROR
+    assert names(frames)[0] == "Settings"
+
+
+@pytest.mark.parametrize("method", ["GET", "POST", "HEAD"])
+def test_http1_is_told_in_its_own_words_what_the_port_is(method):
+    engine = Engine(hello=False)
+    assert engine.connection.output() == b""  # nothing before the client has spoken
+    engine.connection.receive(f"{method} / HTTP/1.1\r\nhost: picker\r\n\r\n".encode())
+    head, _, text = engine.connection.output().decode().partition("\r\n\r\n")
+    assert engine.connection.closing
+    assert head.startswith("HTTP/1.1 400 ") and "connection: close" in head
+    assert ("a gRPC port of an endpoint picker" in text) == (method != "HEAD")
+    assert engine.abuses == []
 
 
 def test_the_first_frame_must_be_settings():
@@ -651,6 +670,34 @@ def test_a_ping_is_answered_with_its_own_bytes():
     assert "ACK" in answer.flags and answer.opaque_data == b"12345678"
 
 
+# Fairness between connections.
+
+
+def test_one_read_begins_so_many_streams_and_puts_the_rest_off():
+    engine = Engine(Echo, limits=Limits(streams_first=100, streams_at_once=4))
+    read = b"".join(frame(HEADERS, 4, n, block()) + frame(DATA, 1, n, framed(b"x")) for n in range(1, 21, 2))
+    connection = engine.connection
+    connection.receive(read[:-3])
+    begun = [len(engine.handlers)]
+    while connection.behind:
+        connection.go_on()
+        begun.append(len(engine.handlers))
+    connection.receive(read[-3:])
+    assert begun == [4, 8, 10]
+    assert [handler.messages for handler in engine.handlers] == [[b"x"]] * 10
+    assert names(engine.output()) == ["Headers", "Data", "Headers"] * 10
+
+
+def test_what_comes_while_a_part_is_put_off_follows_it():
+    engine = Engine(limits=Limits(streams_at_once=2))
+    engine.connection.receive(b"".join(frame(HEADERS, 4, number, block()) for number in (1, 3, 5)))
+    assert engine.connection.behind
+    engine.connection.receive(frame(DATA, 0, 5, framed(b"x")))
+    while engine.connection.behind:
+        engine.connection.go_on()
+    assert [handler.messages for handler in engine.handlers] == [[], [], [b"x"]]
+
+
 # Floods.
 
 
@@ -663,6 +710,7 @@ def test_a_ping_is_answered_with_its_own_bytes():
         ("priorities", frame(PRIORITY, 0, 1, bytes(5))),
         ("window_updates", frame(WINDOW, 0, 1, word(1))),
         ("unknown_frames", frame(77, 0, 1, b"x")),
+        ("goaways", frame(GOAWAY, 0, 0, bytes(8))),
     ],
 )
 def test_floods_end_the_connection_after_a_burst(cause, data):
@@ -706,9 +754,176 @@ def test_pings_that_go_with_data_are_no_flood():
     engine.open()
     engine.receive(frame(WINDOW, 0, 0, word(1 << 20)) + frame(WINDOW, 0, 1, word(1 << 20)))
     for _ in range(100):
-        engine.send(b"x")
-        engine.receive(frame(PING, 0, 0, bytes(8)) + frame(WINDOW, 0, 0, word(6)) + frame(WINDOW, 0, 1, word(6)))
+        engine.send(b"short")
+        engine.receive(frame(PING, 0, 0, bytes(8)) + frame(WINDOW, 0, 0, word(10)) + frame(WINDOW, 0, 1, word(10)))
     assert not engine.connection.closing
+
+
+def test_a_window_opened_byte_by_byte_is_a_flood_although_it_lets_bytes_out():
+    engine = Engine(Echo, limits=Limits(burst=10))
+    engine.receive(frame(SETTINGS, 0, 0, setting(4, 0)))
+    engine.open()
+    engine.send(bytes(1000))
+    for _ in range(100):
+        engine.receive(frame(WINDOW, 0, 1, word(1)))
+    assert engine.abuses == ["window_updates"]
+
+
+@pytest.mark.parametrize(
+    ("code", "provoke"),
+    [
+        (PROTOCOL_ERROR, lambda number: frame(WINDOW, 0, number, word(0))),
+        (FLOW_CONTROL_ERROR, lambda number: frame(WINDOW, 0, number, word((1 << 31) - 1))),
+        (FRAME_SIZE_ERROR, lambda number: frame(PRIORITY, 0, number, bytes(4))),
+        (PROTOCOL_ERROR, lambda number: frame(PRIORITY, 0, number, word(number) + b"\0")),
+        (STREAM_CLOSED, lambda number: frame(DATA, 1, number, framed(b"x")) + frame(DATA, 0, number, b"x")),
+        (STREAM_CLOSED, lambda number: frame(DATA, 1, number, framed(b"x")) + frame(HEADERS, 5, number, block())),
+        (PROTOCOL_ERROR, lambda number: frame(HEADERS, 4, number, block([("a", "b")]))),
+        (PROTOCOL_ERROR, lambda number: frame(HEADERS, 5, number, block([(":path", "/")]))),
+    ],
+)
+def test_resets_that_the_peer_provokes_end_the_connection_like_its_own(code, provoke):
+    engine = Engine(limits=Limits(burst=20))
+    for number in range(1, 100, 2):
+        frames = engine.receive(frame(HEADERS, 4, number, block()) + provoke(number))
+        if engine.connection.closing:
+            break
+        assert reset_code(frames) == code
+        assert engine.handler.count("closed") == 1
+        assert not engine.connection.streams
+    assert number // 2 == 20
+    assert goaway_code(engine, frames) == CALM
+    assert engine.abuses in (["provoked_resets"], ["window_updates"])  # whichever bucket is asked first
+
+
+def test_the_text_of_the_goaway_says_what_was_too_much():
+    engine = Engine(limits=Limits(burst=1))
+    *_, goaway = engine.receive(frame(PING, 0, 0, bytes(8)) * 2)
+    assert goaway.additional_data == b"too many PING frames"
+
+
+@pytest.mark.parametrize(
+    ("cause", "request_"),
+    [
+        ("refused_requests", lambda n: frame(HEADERS, 4, n, block(path="/test/Nothing"))),
+        ("refused_requests", lambda n: frame(HEADERS, 5, n, block(method="GET"))),
+        ("empty_streams", lambda n: frame(HEADERS, 5, n, block())),
+        ("provoked_resets", lambda n: frame(HEADERS, 5, n, block([(":method", "POST")]))),
+        ("provoked_resets", lambda n: frame(HEADERS, 4, n, block()) + frame(DATA, 0, n, framed(b"x", 2))),
+        ("provoked_resets", lambda n: frame(HEADERS, 4, n, block()) + frame(DATA, 1, n, framed(b"xyz")[:6])),
+    ],
+)
+def test_streams_that_bring_nothing_are_bounded(cause, request_):
+    def make(path, metadata, stream):
+        return None if path == "/test/Nothing" else Echo(path, metadata, stream)
+
+    engine = Engine(make, limits=Limits(burst=20))
+    for number in range(1, 100, 2):
+        engine.receive(request_(number))
+    assert engine.abuses == [cause]
+
+
+def test_streams_that_are_answered_earn_what_others_cost():
+    engine = Engine(Echo, limits=Limits(burst=5))
+    for number in range(1, 400, 4):
+        engine.receive(frame(HEADERS, 4, number, block()) + frame(DATA, 1, number, framed(b"x")))
+        engine.receive(frame(HEADERS, 4, number + 2, block()) + frame(RST, 0, number + 2, word(8)))
+    assert not engine.connection.closing
+
+
+def test_settings_that_would_move_windows_over_and_over_are_taken_once_or_refused():
+    engine = Engine()
+    engine.open()
+    moves = b"".join(setting(4, value) for value in range(64))
+    (ack,) = engine.receive(frame(SETTINGS, 0, 0, moves))
+    assert "ACK" in ack.flags
+    assert engine.connection.streams[1].window == 63
+    assert goaway_code(engine, engine.receive(frame(SETTINGS, 0, 0, moves + setting(4, 1)))) == CALM
+    assert engine.abuses == ["settings"]
+
+
+# Peers that are gone.
+
+
+def test_a_silent_peer_is_asked_whether_it_lives_and_an_answer_is_enough():
+    engine = Engine()
+    engine.open()
+    connection = engine.connection
+    for now in range(200):
+        connection.tick(float(now))
+        for asked in engine.output():
+            assert names([asked]) == ["Ping"]
+            engine.receive(frame(PING, 1, 0, asked.opaque_data))
+    assert not connection.closing
+    assert engine.handler.events == []
+
+
+@pytest.mark.parametrize("streams", [True, False])
+def test_a_peer_that_does_not_answer_is_gone_with_its_streams(streams):
+    engine = Engine()
+    if streams:
+        engine.open()
+    for now in range(82):
+        engine.connection.tick(float(now))
+    ping, goaway = engine.output()
+    assert names([ping, goaway]) == ["Ping", "GoAway"]
+    assert engine.connection.closing
+    assert [handler.events for handler in engine.handlers] == [[("closed", b"")]] * streams
+    assert engine.abuses == ["dead_peer"]
+
+
+def test_a_peer_that_sends_is_never_asked():
+    engine = Engine()
+    engine.open()
+    for now in range(300):
+        engine.connection.tick(float(now))
+        if now % 50 == 0:
+            assert engine.send(b"x") == []
+    assert engine.output() == []
+
+
+# Deadlines.
+
+
+def test_a_stream_ends_at_its_callers_deadline():
+    engine = Engine()
+    engine.open(1, grpc_timeout="1500m")
+    engine.open(3, grpc_timeout="1H")
+    connection = engine.connection
+    assert connection.expire(1.4)
+    assert engine.output() == []
+    assert connection.expire(1.6)
+    trailers, reset = engine.output()
+    assert fields(trailers)["grpc-status"] == "4"
+    assert "deadline" in fields(trailers)["grpc-message"]
+    assert reset.error_code == 0
+    assert [h.events for h in engine.handlers] == [[("closed", b"")], []]
+    assert list(connection.streams) == [3]
+
+
+def test_a_stream_that_is_not_read_is_reset_at_its_deadline_and_keeps_nothing():
+    engine = Engine()
+    engine.receive(frame(SETTINGS, 0, 0, setting(4, 0)))
+    engine.open(grpc_timeout="1S")
+    engine.handler.stream.send(b"never read")
+    engine.output()
+    assert not engine.connection.expire(1.1)
+    assert reset_code(engine.output()) == CANCEL
+    assert engine.handler.events == [("closed", b"")]
+    assert engine.connection.held == 0
+
+
+def test_deadlines_of_ended_streams_are_forgotten():
+    engine = Engine(Echo)
+    for number in range(1, 2000, 2):
+        engine.open(number, flags=5, grpc_timeout="99999999H")
+    assert len(engine.connection._deadlines) <= 64
+
+
+@pytest.mark.parametrize("timeout", ["1", "S", "1s", "123456789S", "-1S", "1.5S"])
+def test_a_malformed_timeout_is_a_malformed_request(timeout):
+    engine = Engine()
+    assert reset_code(engine.open(grpc_timeout=timeout)) == PROTOCOL_ERROR
 
 
 def test_stray_frames_on_finished_streams_are_bounded():

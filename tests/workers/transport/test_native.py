@@ -135,14 +135,40 @@ def test_grpcio_gets_its_messages_back_over_tls():
         site.close()
 
 
-def test_a_peer_that_speaks_no_tls_harms_nobody():
+@pytest.mark.parametrize("hello", [bytes(16), b"PRI * HTTP/2.0\r\n\r\n"])
+def test_a_peer_that_speaks_no_tls_harms_nobody(hello):
     site = Site(server_context(None))
     try:
         with socket.create_connection(("127.0.0.1", site.port), WAIT) as peer:
-            peer.sendall(b"GET / HTTP/1.1\r\n\r\n")
+            peer.sendall(hello)
             read_all(peer)
         site.until(lambda: site.server.connections == 0)
         assert [cause.partition(":")[0] for cause in site.abuses] == ["handshake failed"]
+    finally:
+        site.close()
+
+
+def test_http_without_tls_is_told_that_the_port_speaks_tls():
+    site = Site(server_context(None))
+    try:
+        with socket.create_connection(("127.0.0.1", site.port), WAIT) as peer:
+            peer.sendall(b"GET / HTTP/1.1\r\nhost: picker\r\n\r\n")
+            answer = read_all(peer)
+        assert answer.startswith(b"HTTP/1.1 400 ") and b"HTTP/2 within TLS" in answer
+        site.until(lambda: site.server.connections == 0)
+    finally:
+        site.close()
+
+
+def test_http1_inside_tls_gets_an_answer_too():
+    site = Site(server_context(None))
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    try:
+        plain = socket.create_connection(("127.0.0.1", site.port), WAIT)
+        with context.wrap_socket(plain, suppress_ragged_eofs=True) as peer:
+            peer.sendall(b"GET / HTTP/1.1\r\nhost: picker\r\n\r\n")
+            assert read_all(peer).startswith(b"HTTP/1.1 400 ")
     finally:
         site.close()
 
@@ -211,8 +237,26 @@ def test_drain_lets_open_streams_end_and_closes_idle_connections(site):
 
 def test_a_wrong_preface_is_answered_and_closed(site):
     with socket.create_connection(("127.0.0.1", site.port), WAIT) as peer:
-        peer.sendall(b"GET / HTTP/1.1\r\n\r\n" + bytes(100_000))
+        peer.sendall(b"EHLO picker\r\n\r\n" + bytes(100_000))
         assert parse(read_all(peer))[-1].error_code == 1
+
+
+def test_a_plain_get_is_answered_and_closed(site):
+    with socket.create_connection(("127.0.0.1", site.port), WAIT) as peer:
+        peer.sendall(b"GET / HTTP/1.1\r\nhost: picker\r\n\r\n" + bytes(100_000))
+        assert read_all(peer).startswith(b"HTTP/1.1 400 ")
+
+
+def test_a_call_ends_at_its_deadline_though_its_client_keeps_silent(site):
+    with raw(site) as peer:
+        fields = [*HEADERS_OF_MIRROR, ("grpc-timeout", "100m")]
+        peer.sendall(frame(HEADERS, 4, 1, block([(n, "/test/Hold" if n == ":path" else v) for n, v in fields])))
+        data = b""
+        while b"grpc-status" not in data:
+            data += peer.recv(1000)
+        assert b"deadline" in data
+        assert [held.lost for held in site.held] == [1]
+        site.until(lambda: site.server._expiry is None)
 
 
 def test_a_peer_that_does_not_read_costs_bounded_memory(site):
@@ -238,6 +282,19 @@ HEADERS_OF_MIRROR = [
     (":path", "/test/Mirror"),
     ("content-type", "application/grpc"),
 ]
+
+
+def test_many_streams_in_one_write_are_all_answered(site):
+    with raw(site) as peer:
+        fields = block([*HEADERS_OF_MIRROR])
+        numbers = range(1, 1601, 2)
+        one = [frame(HEADERS, 4, n, fields) + frame(DATA, 1, n, framed(b"x")) for n in numbers]
+        peer.sendall(b"".join(one))
+        data = b""
+        while data.count(b"grpc-status") < len(numbers):
+            data += peer.recv(1 << 16)
+        answered = [f.stream_id for f in parse(data) if type(f).__name__ == "DataFrame" and f.data]
+        assert answered == [*numbers]
 
 
 def test_a_slow_reader_gets_everything_in_order(site):
@@ -273,6 +330,37 @@ def test_at_the_limit_of_connections_the_next_one_waits_for_a_place():
             third.settimeout(WAIT)
             assert third.recv(9)[3] == SETTINGS
         second.close()
+    finally:
+        site.close()
+
+
+@pytest.mark.parametrize("greets", [True, False])
+def test_at_the_limit_connections_that_were_never_used_make_room(greets):
+    site = Site(connections_max=2)
+    try:
+        address = ("127.0.0.1", site.port)
+        unused = [raw(site) if greets else socket.create_connection(address, WAIT) for _ in range(2)]
+        site.until(lambda: site.server.connections == 2)
+        with connect(site) as channel:
+            assert list(mirror(channel)(iter([b"x"]), timeout=WAIT)) == [b"x"]
+        site.until(lambda: "connections" in site.abuses)
+        for peer in unused:
+            peer.close()
+    finally:
+        site.close()
+
+
+def test_at_the_limit_handshakes_that_do_not_proceed_make_room():
+    site = Site(server_context(None), connections_max=2)
+    try:
+        stuck = [socket.create_connection(("127.0.0.1", site.port), WAIT) for _ in range(2)]
+        stuck[1].sendall(b"\x16\x03\x01\x02\x00\x01\x00")  # the beginning of a hello
+        served = ssl.get_server_certificate(("127.0.0.1", site.port)).encode()
+        assert served
+        for peer in stuck:
+            read_all(peer)
+            peer.close()
+        site.until(lambda: site.server.connections == 0)
     finally:
         site.close()
 

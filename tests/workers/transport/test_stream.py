@@ -330,7 +330,88 @@ def test_output_of_one_connection_is_bounded_over_its_streams():
         for _ in range(4):
             engine.send(bytes(9_995), number)
     assert [h.count("closed") for h in engine.handlers] == [0, 0, 1]
-    assert engine.connection.held == 80_000
+    assert engine.connection.held == engine.connection.unread == 80_000
+
+
+def test_one_connection_never_holds_more_than_half_of_what_there_is_for_all():
+    budget = Budget(100_000)
+    engine = Engine(Echo, budget=budget)
+    engine.receive(frame(SETTINGS, 0, 0, setting(4, 0)))
+    engine.open()
+    for _ in range(6):
+        engine.send(bytes(9_995))
+        assert budget.used <= 60_000
+    assert engine.abuses == ["output_limit"]
+    assert budget.used == 0
+
+
+def hoarder() -> Engine:
+    """With 300 kB that wait for a window."""
+    engine = Engine(Echo, limits=Limits(hoard=100_000, hoard_read=1000))
+    engine.receive(frame(SETTINGS, 0, 0, setting(4, 0)) + frame(WINDOW, 0, 0, word(1 << 30)))
+    for number in (1, 3, 5):
+        engine.open(number)
+        engine.handler.stream.send(bytes(99_995))
+    engine.output()
+    assert engine.connection.unread == 300_000
+    return engine
+
+
+@pytest.mark.parametrize("seen", ["at a beat", "with more of it"])
+def test_a_connection_that_hoards_answers_is_closed(seen):
+    engine = hoarder()
+    assert engine.connection.expire(0.4), "there is something to look after"
+    assert not engine.connection.closing
+    engine.receive(frame(WINDOW, 0, 1, word(999)))
+    if seen == "at a beat":
+        assert not engine.connection.expire(0.6)
+    else:
+        engine.connection.now = 0.6
+        engine.handler.stream.send(b"more")
+    assert engine.output()[-1].error_code == 11
+    assert [h.count("closed") for h in engine.handlers] == [1, 1, 1]
+    assert engine.abuses == ["output_limit"]
+    assert engine.connection.held == engine.connection.unread == 0
+
+
+def test_who_reads_much_at_a_fair_pace_is_no_hoarder():
+    engine = hoarder()
+    for tick in range(1, 90):
+        engine.receive(frame(WINDOW, 0, 1 + tick % 3 * 2, word(2000)))
+        engine.connection.expire(tick / 2)
+    assert not engine.connection.closing
+
+
+def test_a_hoarder_that_reads_on_is_no_longer_looked_after():
+    engine = hoarder()
+    assert engine.connection.expire(0.1)
+    engine.receive(b"".join(frame(WINDOW, 0, number, word(1 << 20)) for number in (1, 3, 5)))
+    assert not engine.connection.expire(0.2)
+
+
+def test_a_connection_whose_own_window_stalls_is_closed():
+    engine = Engine(limits=Limits(stall_seconds=30.0))
+    engine.receive(frame(SETTINGS, 0, 0, setting(4, 1 << 20)))
+    for number in (1, 3):
+        engine.open(number)
+        engine.handlers[-1].stream.send(bytes(60_000))
+    engine.connection.tick(31.0)
+    goaway = engine.output()[-1]
+    assert goaway.error_code == 11
+    assert engine.abuses == ["output_stalled"]
+    assert [h.events for h in engine.handlers] == [[("closed", b"")]] * 2
+
+
+def test_a_connection_with_many_stalled_streams_is_closed():
+    engine = Engine(limits=Limits(stalls=3))
+    engine.receive(frame(SETTINGS, 0, 0, setting(4, 0)))
+    for number in range(1, 16, 2):
+        engine.open(number)
+        engine.handlers[-1].stream.send(b"x")
+    engine.output()
+    engine.connection.tick(31.0)
+    assert [type(f).__name__ for f in engine.output()] == ["RstStreamFrame"] * 3 + ["GoAwayFrame"]
+    assert [h.events for h in engine.handlers] == [[("closed", b"")]] * 8
 
 
 def test_an_end_waits_behind_queued_messages_and_no_more_can_be_sent():
@@ -454,3 +535,24 @@ def test_a_closed_handler_may_write_to_other_streams():
     first, second = engine.handlers
     first.closed = lambda: second.stream.send(b"your turn")
     assert messages(payload(engine.receive(frame(RST, 0, 1, word(8))), 3)) == [b"your turn"]
+
+
+# What handlers keep.
+
+
+def test_what_handlers_keep_counts_for_the_connection_until_they_release_it_or_end():
+    engine = Engine(limits=Limits(connection_held=100))
+    for number in (1, 3, 5):
+        engine.open(number)
+    first, second, third = (handler.stream for handler in engine.handlers)
+    assert first.hold(60) and second.hold(40)
+    assert not third.hold(1)
+    assert engine.connection.held == 101
+    first.release()
+    first.release()
+    assert engine.connection.held == 41
+    second.end()
+    engine.receive(frame(RST, 0, 5, word(8)))
+    assert engine.connection.held == 0
+    assert not third.hold(1)
+    assert engine.connection.held == 0

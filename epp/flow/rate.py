@@ -1,0 +1,38 @@
+"""How fast a band drains, for `Retry-After`."""
+
+WINDOW_S = 5.0
+LONGEST_S = 60
+
+
+class DrainRate:
+    """Dispatches of the last one to two windows."""
+
+    __slots__ = ("_before", "_count", "_since")
+
+    def __init__(self) -> None:
+        self._since = 0.0
+        self._before = 0
+        self._count = 0
+
+    def count(self, now: float) -> None:
+        self._turn(now)
+        self._count += 1
+
+    def retry_after_s(self, waiting: float, now: float) -> int:
+        """In how many seconds what waits now will be gone, at the present rate: 1 to 60."""
+        self._turn(now)
+        recent = self._before + self._count
+        if not waiting:
+            return 1
+        if not recent:
+            return LONGEST_S
+        span = max(1.0, now - self._since + (WINDOW_S if self._before else 0.0))
+        seconds = waiting * span / recent
+        return max(1, min(LONGEST_S, int(seconds) + 1))
+
+    def _turn(self, now: float) -> None:
+        passed = now - self._since
+        if passed >= WINDOW_S:
+            self._before = self._count if passed < 2 * WINDOW_S else 0
+            self._count = 0
+            self._since = now

@@ -1,0 +1,1 @@
+"""What the field's conformance tests of gateways need: an endpoint chosen by the test, and the gateway's word of who served."""

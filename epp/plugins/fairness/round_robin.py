@@ -1,0 +1,44 @@
+"""One request of each flow in turn."""
+
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+from epp.flows import FlowKey, FlowView, Queued
+from epp.plugin import FairnessPolicy, plugin
+
+
+@plugin("round-robin-fairness-policy")
+class RoundRobin(FairnessPolicy):
+    """The flow that was served the longest ago; one that has just got something to wait goes behind the others.
+
+    It counts requests, whatever they cost.
+    """
+
+    def share(self, key: Callable[[Queued], Any]) -> "Ring":
+        return Ring()
+
+
+class Ring:
+    """The flows that are not empty, in the order of their turns; everything in O(1)."""
+
+    __slots__ = ("_flows",)
+
+    def __init__(self) -> None:
+        self._flows: OrderedDict[FlowKey, FlowView] = OrderedDict()
+
+    def changed(self, flow: FlowView) -> None:
+        if len(flow):
+            self._flows[flow.key] = flow
+        else:
+            self._flows.pop(flow.key, None)
+
+    def pick(self, now: float) -> FlowView | None:
+        return next(iter(self._flows.values()), None)
+
+    def dispatched(self, flow: FlowView, item: Queued, now: float) -> None:
+        if flow.key in self._flows:
+            self._flows.move_to_end(flow.key)
+
+    def forget(self, key: FlowKey) -> None:
+        """Nothing is kept of a flow that is empty."""

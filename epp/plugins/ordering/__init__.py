@@ -1,0 +1,1 @@
+"""Ordering policies: what goes first within one flow."""

@@ -1,0 +1,123 @@
+"""A queue in the order of the ordering policy's key, first and last in reach.
+
+A binary heap of (key, number, handle); `number` keeps items with equal keys in order of arrival. An item that is removed by its
+handle leaves `_items` at once and its heap entry stays, void, until it comes to the top or there are more void entries than others:
+every call costs O(log n) amortised. A second heap, for the last item, exists from the first call of `tail` until the queue is empty.
+"""
+
+from collections.abc import Callable, Iterable
+from heapq import heapify, heappop, heappush
+from typing import Any
+
+from epp.flows import Capability, HandleVoid, Queued
+from epp.plugin import FlowQueue, plugin
+from epp.plugins.queues import Handle
+
+VOID_MIN = 64  # so many void entries a heap may have, however few others there are
+
+Entry = tuple[Any, int, Handle]
+
+
+@plugin("priority-queue", "maxminheap", "MaxMinHeap")
+class Priority(FlowQueue):
+    """The smallest key first; equal keys in order of arrival."""
+
+    capabilities = Capability.HEAD | Capability.TAIL | Capability.PRIORITY_ORDER | Capability.SCAN
+
+    def make(self, key: Callable[[Queued], Any]) -> "PriorityQueue":
+        return PriorityQueue(self.name, key)
+
+
+class _Last:
+    """An entry in the opposite order."""
+
+    __slots__ = ("entry",)
+
+    def __init__(self, entry: Entry) -> None:
+        self.entry = entry
+
+    def __lt__(self, other: "_Last") -> bool:
+        return other.entry < self.entry
+
+
+class PriorityQueue:
+    """Whoever is in `_items` is in the queue, and nobody else."""
+
+    __slots__ = ("_first", "_items", "_key", "_last", "_name", "_number", "bytes")
+
+    def __init__(self, name: str, key: Callable[[Queued], Any]) -> None:
+        self._name = name
+        self._key = key
+        self._items: dict[Handle, Queued] = {}
+        self._first: list[Entry] = []
+        self._last: list[_Last] | None = None
+        self._number = 0
+        self.bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def offer(self, item: Queued) -> Handle:
+        handle = Handle(item)
+        self._number += 1
+        entry = (self._key(item), self._number, handle)
+        heappush(self._first, entry)
+        if self._last is not None:
+            heappush(self._last, _Last(entry))
+        self._items[handle] = item
+        self.bytes += handle.size
+        return handle
+
+    def head(self) -> Queued | None:
+        first, items = self._first, self._items
+        while first:
+            item = items.get(first[0][2])
+            if item is not None:
+                return item
+            heappop(first)
+        return None
+
+    def tail(self) -> Queued | None:
+        last, items = self._last, self._items
+        if last is None:
+            last = self._last = [_Last(entry) for entry in self._first if entry[2] in items]
+            heapify(last)
+        while last:
+            item = items.get(last[0].entry[2])
+            if item is not None:
+                return item
+            heappop(last)
+        return None
+
+    def take(self) -> Queued:
+        if self.head() is None:
+            raise IndexError(f"take from queue '{self._name}', which is empty")
+        return self.remove(heappop(self._first)[2])
+
+    def remove(self, handle: Any) -> Queued:
+        item = self._items.pop(handle, None)
+        if item is None:
+            raise HandleVoid(self._name)
+        self.bytes -= handle.size
+        self._tidy()
+        return item
+
+    def void(self, handle: Any) -> None:
+        if handle in self._items:
+            self.remove(handle)
+
+    def scan(self) -> Iterable[Queued]:
+        return self._items.values()
+
+    def _tidy(self) -> None:
+        """Keeps void entries fewer than the others, but for a few."""
+        items, most = self._items, 2 * len(self._items) + VOID_MIN
+        if not items:
+            self._first.clear()
+            self._last = None
+        if len(self._first) > most:
+            self._first = [entry for entry in self._first if entry[2] in items]
+            heapify(self._first)
+        if self._last is not None and len(self._last) > most:
+            self._last = [last for last in self._last if last.entry[2] in items]
+            heapify(self._last)

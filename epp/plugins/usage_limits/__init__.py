@@ -1,0 +1,1 @@
+"""Usage-limit policies: up to which saturation each band is served."""

@@ -1,0 +1,39 @@
+"""Slow the lower bands down as the pool fills, instead of stopping them at a line."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from epp.plugin import UsageLimitPolicy, plugin
+
+
+class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
+    """None: whatever is given is an error."""
+
+
+@plugin("soft-reflective-ceiling-policy")
+class SoftReflective(UsageLimitPolicy):
+    """The band of rank i of N has the line 1 - i x saturation / (N - 1), 0 being the highest band, whose ceiling is always 1.
+
+    Below its line a band is served (ceiling 1), in a full pool it is not (0); between the two it is served at one reading in
+    round(saturation / (1 - saturation)), the same one for all such bands.
+    """
+
+    Params = Parameters
+
+    def __init__(self, name: str, params: Any) -> None:
+        super().__init__(name, params)
+        self._tick = 0
+
+    def ceilings(self, saturation: float, priorities: Sequence[int]) -> Sequence[float]:
+        last = len(priorities) - 1
+        if last < 1:
+            return (1.0,) * len(priorities)
+        between = 0.0
+        if 1.0 - saturation <= saturation < 1.0:  # the lowest band is at its line: only then the tick moves
+            self._tick += 1
+            period = max(1, math.floor(saturation / (1.0 - saturation) + 0.5))
+            between = 1.0 if self._tick % period == 0 else 0.0
+        return [1.0 if not rank or saturation < 1.0 - rank * saturation / last else between for rank in range(last + 1)]

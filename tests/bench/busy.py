@@ -1,0 +1,300 @@
+"""How long one request keeps the loop busy at a stretch: `python -m tests.bench.busy [--sizes 65536,1048576] [--smoke] [--json]`.
+
+    body ─▶ ext_proc messages ─▶ DATA frames ─▶ reads of READ_BYTES ─▶ engine ─▶ stream ─▶ default pipeline, real index ─▶ output
+
+Timed is each call that the loop would make for one request: a read with all it causes, up to the bytes for the socket. The
+longest one is the figure, in CPU time: while it runs, every other stream waits. What a call promises: MS_MAX up to a MiB of body, and
+MS_PER_MIB_MAX for each above.
+"""
+
+import argparse
+import gzip
+import json
+import os
+import random
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from epp.config import DEFAULT_TEXT
+from epp.plugins.parsers.vllm_grpc import GENERATE
+from epp.protocol.proto import ext_proc_pb2 as pb
+from shm.prefix_index import IndexReader, IndexSchema, IndexWriter
+from shm.segment import Region
+from tests.bench.micro import pipeline, pool
+from tests.epp.plugins.parser_bodies import field, packed
+from tests.epp.plugins.parser_bodies import frame as grpc_frame
+from tests.fakes import FakeServices
+from tests.pair import Pair
+from tests.workers.transport.helpers import block, frame, framed, word
+from workers.bus import BusWriter
+from workers.server import PATH, open_stream
+from workers.transport.http2 import PREFACE, Connection
+from workers.transport.limits import Limits
+
+MIB = 1 << 20
+SIZES = (64 << 10, 256 << 10, MIB, 4 * MIB, 32 * MIB)
+READ_BYTES = 256_000  # what the loop reads at most at once
+PIECE = 65_536  # of a body that comes as several messages
+MS_MAX = 5.0
+MS_PER_MIB_MAX = 4.0
+ROUNDS = 3
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+WORDS = 'the quick brown fox jumps over a lazy dog and 12 more of its friends, who \\"sleep\\"\\n '
+
+
+class Body(NamedTuple):
+    """A kind of body: where it goes, and its bytes of about a size."""
+
+    path: str
+    made: Callable[[int], bytes]
+    coding: str = ""
+    pieces: bool = False
+
+
+def text(size: int) -> str:
+    return WORDS * (size // len(WORDS) + 1)
+
+
+def listed(item: str, size: int) -> str:
+    return ",".join([item] * max(1, size // (len(item) + 1)))
+
+
+def chat(messages: str, more: str = "") -> bytes:
+    return f'{{"model":"m",{more}"messages":[{messages}]}}'.encode()
+
+
+def said(content: str) -> str:
+    return '{"role":"user","content":' + content + "}"
+
+
+def parts(item: str, size: int) -> bytes:
+    return chat(said("[" + listed(item, size) + "]"))
+
+
+def unread(items: str) -> bytes:
+    return chat(said('"hi"'), '"x":[' + items + "],")
+
+
+def numbers(count: int) -> str:
+    rng = random.Random(1)
+    return ",".join(map(str, [rng.randrange(150_000) for _ in range(count)]))
+
+
+def tokens(size: int) -> str:
+    return numbers(size // 7)
+
+
+def many_keys(size: int) -> str:
+    return ",".join([f'"k{n}":{n}' for n in range(size // 15)])
+
+
+def generate(size: int) -> bytes:
+    rng = random.Random(1)
+    ids = [rng.randrange(150_000) for _ in range(size // 3)]
+    return grpc_frame(field(2, packed(2, ids)))
+
+
+def escaped(size: int) -> str:
+    return '"' + "\\u4f60\\u597d \\/ " * (size // 16) + '"'
+
+
+IMAGE = '{"type":"image_url","image_url":{"url":"' + "A" * 100_000 + '"}}'
+TOOL = '{"type":"function","function":{"name":"f"}}'
+CALL = '{"role":"assistant","tool_calls":[{"id":"1","function":{"name":"f","arguments":"{}"}}]}'
+RESULT = '{"type":"tool_result","tool_use_id":"t","content":"r"}'
+ITEM = '{"role":"user","content":"x"}'
+BODIES: Mapping[str, Body] = {
+    "completion, one text": Body(COMPLETIONS, lambda n: b'{"model":"m","prompt":"%b"}' % text(n).encode()),
+    "completion, in pieces": Body(COMPLETIONS, lambda n: b'{"model":"m","prompt":"%b"}' % text(n).encode(), pieces=True),
+    "completion, escapes": Body(COMPLETIONS, lambda n: b'{"model":"m","prompt":%b}' % escaped(n).encode()),
+    "completion, gzip": Body(COMPLETIONS, lambda n: b'{"model":"m","prompt":"%b"}' % noise(n), coding="gzip"),
+    "completion, texts": Body(COMPLETIONS, lambda n: b'{"model":"m","prompt":[%b]}' % listed('"a short prompt"', n).encode()),
+    "completion, short texts": Body(COMPLETIONS, lambda n: b'{"model":"m","prompt":[%b]}' % listed('"a"', n).encode()),
+    "completion, token ids": Body(COMPLETIONS, lambda n: b'{"model":"m","prompt":[%b]}' % tokens(n).encode()),
+    "completion, digits": Body(COMPLETIONS, lambda n: b'{"model":"m","prompt":[%b]}' % listed("7", n).encode()),
+    "completion, lists of ids": Body(COMPLETIONS, lambda n: b'{"model":"m","prompt":[%b]}' % listed("[1,2,3]", n).encode()),
+    "chat, one message": Body(CHAT, lambda n: chat(said('"' + text(n) + '"'))),
+    "chat, messages": Body(CHAT, lambda n: chat(listed(said('"' + text(200) + '"'), n))),
+    "chat, tiny messages": Body(CHAT, lambda n: chat(listed(said('"hi"'), n))),
+    "chat, empty messages": Body(CHAT, lambda n: chat(listed("{}", n))),
+    "chat, texts in parts": Body(CHAT, lambda n: parts('{"type":"text","text":"some words"}', n)),
+    "chat, empty parts": Body(CHAT, lambda n: parts("{}", n)),
+    "chat, unknown parts": Body(CHAT, lambda n: parts('{"type":"x","y":[1,2]}', n)),
+    "chat, images": Body(CHAT, lambda n: parts(IMAGE, n)),
+    "chat, tiny images": Body(CHAT, lambda n: parts('{"type":"image_url","image_url":{"url":"A"}}', n)),
+    "chat, tool calls": Body(CHAT, lambda n: chat(listed(CALL, n))),
+    "chat, escapes": Body(CHAT, lambda n: chat(said(escaped(n)))),
+    "chat, tools": Body(CHAT, lambda n: chat(said('"hi"'), '"tools":[' + listed(TOOL, n) + "],")),
+    "chat, content is an object": Body(CHAT, lambda n: chat(said("{" + many_keys(n) + "}"))),
+    "chat, unread keys": Body(CHAT, lambda n: chat(said('"hi"'), many_keys(n) + ",")),
+    "chat, unread nesting": Body(CHAT, lambda n: unread(listed("[" * 60 + "]" * 60, n))),
+    "chat, unread numbers": Body(CHAT, lambda n: unread(listed("1.5e3", n))),
+    "anthropic, parts": Body("/v1/messages", lambda n: parts('{"type":"text","text":"some words"}', n)),
+    "anthropic, tool results": Body("/v1/messages", lambda n: parts(RESULT, n)),
+    "responses, items": Body("/v1/responses", lambda n: b'{"model":"m","input":[%b]}' % listed(ITEM, n).encode()),
+    "embeddings, texts": Body("/v1/embeddings", lambda n: b'{"model":"m","input":[%b]}' % listed('"a short text"', n).encode()),
+    "vllm, token ids": Body("/inference/v1/generate", lambda n: b'{"model":"m","token_ids":[%b]}' % tokens(n).encode()),
+    "sglang, token ids": Body("/generate", lambda n: b'{"input_ids":[%b]}' % tokens(n).encode()),
+    "vllm gRPC, token ids": Body("/" + GENERATE, generate),
+    "no JSON": Body(CHAT, lambda n: b"[" * n),
+    "unknown path": Body("/other", lambda n: b"x" * n),
+}  # fmt: skip
+
+
+def noise(size: int) -> bytes:
+    """Words in no order: they shrink about three times."""
+    rng = random.Random(1)
+    known = [f"{rng.getrandbits(rng.randrange(8, 40)):x}".encode() for _ in range(4000)]
+    made = b" ".join(rng.choices(known, k=size // 6))
+    return made[:size]
+
+
+class Services(FakeServices):
+    """A real index to look up in, and a real bus that leads nowhere."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        schema = IndexSchema(1 << 16)
+        region = Region(memoryview(bytearray(schema.bytes)))
+        self.index = IndexReader(schema, region)
+        writer = IndexWriter(schema, region)
+        writer.insert(
+            np.arange(1, 30_000, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15), np.ones(29_999, np.uint16), 1
+        )
+        self.bus = BusWriter(os.open(os.devnull, os.O_WRONLY), lambda: None)
+        self.bus._loop = Later()  # type: ignore[assignment]
+
+    def match(self, hashes: Any) -> Mapping[int, int]:
+        return self.index.match(hashes)
+
+    def learn(self, hashes: Any, owner: int) -> None:
+        self.bus.learn(hashes, owner)
+
+    def forget(self, hashes: Any, owner: int) -> None:
+        self.bus.forget(hashes, owner)
+
+
+class Later:
+    def call_later(self, _seconds: float, _call: object) -> None: ...
+
+
+PARSERS = (
+    "openai-parser", "anthropic-parser", "vllmhttp-parser", "sglanghttp-parser", "vllmgrpc-parser", "passthrough-parser",
+)  # fmt: skip
+
+
+class Served:
+    """A worker's inside without its sockets: engine, streams, the default pipeline."""
+
+    def __init__(self) -> None:
+        plugins = "".join(f"- type: {parser}\n" for parser in PARSERS)
+        document = DEFAULT_TEXT.replace("plugins:\n", "plugins:\n" + plugins, 1)
+        refs = ", ".join(f"{{pluginRef: {parser}}}" for parser in PARSERS)
+        self.services = Services()
+        made = pipeline(self.services, f"{document}requestHandler: {{parsers: [{refs}]}}\n")
+        self.pair = Pair(made, pool(8), body_bytes_max=64 * MIB)
+
+    def longest(self, body: Body, size: int) -> float:
+        """Seconds of the longest call for one request."""
+        reads = self._reads(body, size)
+        app = self.pair.app
+        connection = Connection(
+            lambda path, metadata, stream: open_stream(app, path, metadata, stream),
+            0.0,
+            lambda: None,
+            Limits(message=64 * MIB),
+        )
+        connection.receive(PREFACE + frame(4, 0, 0, b"\0\4" + word(1 << 30)) + frame(8, 0, 0, word(1 << 30)))
+        connection.receive(frame(1, 4, 1, block(path=PATH)))
+        connection.output()
+        longest = 0.0
+        for read in reads:
+            begun = time.thread_time()
+            connection.receive(read)
+            connection.output()
+            longest = max(longest, time.thread_time() - begun)
+        connection.lost()
+        assert not self.pair.faults, self.pair.faults
+        flushed = time.thread_time()
+        self.services.bus.flush()
+        return max(longest, time.thread_time() - flushed)
+
+    def _reads(self, body: Body, size: int) -> list[bytes]:
+        """What the loop would read of one request."""
+        data = body.made(size)
+        headers = pb.ProcessingRequest()
+        for name, value in {
+            ":method": "POST",
+            ":path": body.path,
+            "x-request-id": "1",
+            "content-encoding": body.coding,
+        }.items():
+            if value:
+                headers.request_headers.headers.headers.add(key=name, raw_value=value.encode())
+        if body.coding:
+            data = gzip.compress(data, 6)
+        cut = PIECE if body.pieces else max(1, len(data))
+        messages = [headers.SerializeToString()]
+        for at in range(0, len(data), cut):
+            piece = pb.HttpBody(body=data[at : at + cut], end_of_stream=at + cut >= len(data))
+            messages.append(pb.ProcessingRequest(request_body=piece).SerializeToString())
+        stream = b"".join(map(framed, messages))
+        wire = b"".join([frame(0, 0, 1, stream[at : at + 16384]) for at in range(0, len(stream), 16384)])
+        return [wire[at : at + READ_BYTES] for at in range(0, len(wire), READ_BYTES)]
+
+
+def allowed_ms(size: int) -> float:
+    """What a call may take at most for a body of this size."""
+    return MS_MAX + max(0.0, size / MIB - 1) * MS_PER_MIB_MAX
+
+
+class Figure(NamedTuple):
+    name: str
+    size: int
+    ms: float
+
+    @property
+    def within(self) -> bool:
+        return self.ms <= allowed_ms(self.size)
+
+
+def figures(sizes: tuple[int, ...], *, rounds: int = ROUNDS, only: str = "") -> Iterator[Figure]:
+    """The best of some rounds for each kind of body and size."""
+    served = Served()
+    for name, body in BODIES.items():
+        if only in name:
+            for size in sizes:
+                yield Figure(name, size, 1e3 * min(served.longest(body, size) for _ in range(rounds)))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.bench.busy", description=__doc__)
+    parser.add_argument("--sizes", default=",".join(map(str, SIZES)))
+    parser.add_argument("--only", default="", help="kinds of bodies with this in their name")
+    parser.add_argument("--smoke", action="store_true", help="the two smallest sizes, once")
+    parser.add_argument("--json", action="store_true")
+    given = parser.parse_args()
+    sizes = SIZES[:2] if given.smoke else tuple(int(size) for size in given.sizes.split(","))
+    found = list(figures(sizes, rounds=1 if given.smoke else ROUNDS, only=given.only))
+    if given.json:
+        print(json.dumps([figure._asdict() | {"allowed_ms": allowed_ms(figure.size)} for figure in found]))
+        return 0
+    print(f"{'longest call of one request, ms':32}" + "".join(f"{_size(size):>12}" for size in sizes))
+    print(f"{'at most':32}" + "".join(f"{allowed_ms(size):12.1f}" for size in sizes))
+    for name in dict.fromkeys(figure.name for figure in found):
+        row = [figure for figure in found if figure.name == name]
+        print(f"{name:32}" + "".join(f"{figure.ms:11.2f}{' ' if figure.within else '!'}" for figure in row))
+    return 0
+
+
+def _size(size: int) -> str:
+    return f"{size // MIB} MiB" if size >= MIB else f"{size >> 10} KiB"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

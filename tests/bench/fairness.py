@@ -1,0 +1,148 @@
+"""Two tenants of one priority, ten requests of one for each of the other: `python -m tests.bench.overload --only fairness`.
+
+Through Envoy, a picker with four workers and simulated servers. The small tenant asks for SMALL of the capacity, a bit below its half
+of it; the big one for ten times as much, so that all together is about five times what servers can do.
+
+Jain index of tokens served: (a + b)^2 / (2 (a^2 + b^2)); 1 is equal, 0.5 is all for one.
+wait: from when a request was meant to be sent to its first token. *alone*: the same requests without the other tenant, once with all
+servers, and once with half of them, which is what a fair share is worth. A share that is fair to the token cannot be faster than the
+latter guarantees; the former says what the small tenant notices of the big one.
+"""
+
+import random
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import uvloop
+
+from tests.bench.overload_stack import FAIR, SERVERS, STRICT, Site, flow_control, site
+from tests.bench.overload_traffic import (
+    TOKENS,
+    Call,
+    Class,
+    Generator,
+    Result,
+    between,
+    firsts,
+    percentile,
+    plan,
+    reasons,
+)
+from tests.e2e.cluster import Cluster
+
+SMALL = 0.45
+TIMES = 10
+PATIENCE_S = 10.0
+WARM_UP_S = 6.0
+BIG_NAME, SMALL_NAME = "big", "small"
+JAIN_TARGET, WAIT_TARGET = 0.95, 1.5
+
+Say = Callable[[str], None]
+
+
+@dataclass(slots=True)
+class Shares:
+    """What the two tenants got."""
+
+    name: str
+    small_tokens: float  # a second
+    big_tokens: float
+    small_answered: float  # of its requests
+    big_answered: float
+    jain: float
+    small_p50: float
+    small_p95: float
+    small_whole_p95: float
+
+
+def arrivals(capacity: float, seconds: float, *, both: bool) -> list[Call]:
+    """The small tenant's are the same whether the other one is there or not."""
+    small = Class(SMALL_NAME, 1.0, tenant=SMALL_NAME)
+    big = Class(BIG_NAME, 1.0, tenant=BIG_NAME, streamed=0.0)
+    rng, rate = random.Random("small"), SMALL * capacity
+    calls = [
+        Call((n + rng.random()) / rate, small, rng.randint(*TOKENS), streamed=True) for n in range(int(seconds * rate))
+    ]
+    if both:
+        calls += plan(random.Random("big"), (big,), TIMES * SMALL * capacity, seconds)
+    return sorted(calls, key=lambda call: call.at)
+
+
+def jain(a: float, b: float) -> float:
+    return (a + b) ** 2 / (2 * (a * a + b * b)) if a + b else 0.0
+
+
+def shares(name: str, results: list[Result], seconds: float) -> Shares:
+    tokens, answered = {}, {}
+    for tenant in (SMALL_NAME, BIG_NAME):
+        asked = [result for result in results if result.call.kind.tenant == tenant]
+        served = [result for result in asked if result.answered]
+        tokens[tenant] = sum(result.call.tokens for result in served) / seconds
+        answered[tenant] = len(served) / max(1, len(asked))
+    waits = firsts(results, SMALL_NAME)
+    wholes = [result.whole_s for result in results if result.call.kind.tenant == SMALL_NAME and result.answered]
+    return Shares(
+        name=name,
+        small_tokens=tokens[SMALL_NAME],
+        big_tokens=tokens[BIG_NAME],
+        small_answered=answered[SMALL_NAME],
+        big_answered=answered[BIG_NAME],
+        jain=jain(tokens[SMALL_NAME], tokens[BIG_NAME]),
+        small_p50=percentile(waits, 0.5),
+        small_p95=percentile(waits, 0.95),
+        small_whole_p95=percentile(wholes, 0.95),
+    )
+
+
+def measure(at: Site, name: str, capacity: float, seconds: float, say: Say, *, both: bool) -> Shares:
+    calls = arrivals(capacity, WARM_UP_S + seconds, both=both)
+    say(f"  fairness, {name}: {len(calls)} requests in {WARM_UP_S + seconds:.0f} s")
+    results = uvloop.run(Generator(at.port, PATIENCE_S).run(calls))
+    found = shares(name, between(results, WARM_UP_S, WARM_UP_S + seconds), seconds)
+    if odd := {reason: n for reason, n in reasons(results).items() if not reason.startswith(("rejected-", "evicted"))}:
+        say(f"  fairness, {name}: {odd}")
+    return found
+
+
+def run(say: Say, seconds: float, capacity: float) -> list[Shares]:
+    rows = []
+    with Cluster() as cluster:
+        fair = site(cluster, flow_control(FAIR, waiting_max=5000))
+        rows.append(measure(fair, "alone", capacity, seconds, say, both=False))
+        rows.append(measure(fair, "both, token-weighted", capacity, seconds, say, both=True))
+    with Cluster() as cluster:
+        half = site(cluster, flow_control(FAIR, waiting_max=5000), servers=SERVERS // 2)
+        rows.append(measure(half, "alone, half the servers", capacity, seconds, say, both=False))
+    with Cluster() as cluster:
+        strict = site(cluster, flow_control(STRICT, waiting_max=5000))
+        rows.append(measure(strict, "both, global-strict", capacity, seconds, say, both=True))
+    return rows
+
+
+HEAD = f"  {'':24} {'tokens/s small':>14} {'big':>6} {'answered small':>15} {'big':>6} {'Jain':>6} {'wait p50/p95':>16} {'whole p95':>10}"
+
+
+def text(found: Shares) -> str:
+    waits = f"{1000 * found.small_p50:.0f}/{1000 * found.small_p95:.0f} ms"
+    return (
+        f"  {found.name:24} {found.small_tokens:14.0f} {found.big_tokens:6.0f} {100 * found.small_answered:14.1f}% "
+        f"{100 * found.big_answered:5.1f}% {found.jain:6.3f} {waits:>16} {1000 * found.small_whole_p95:7.0f} ms"
+    )
+
+
+def report(say: Say, seconds: float, capacity: float, *, quiet: bool) -> list[dict[str, Any]]:
+    rows = run(say, seconds, capacity)
+    alone, both, half, _ = rows
+    if not quiet:
+        print(
+            f"two tenants, {TIMES}:1 in arrivals, the small one at {SMALL:.2f} of the capacity of {capacity:.1f} requests/s:"
+        )
+        print("\n".join([HEAD, *map(text, rows)]))
+        print(f"  token-weighted: Jain index {both.jain:.3f} (target {JAIN_TARGET})")
+        for found in (alone, half):
+            print(
+                f"  small tenant's p95 against {found.name}: wait {both.small_p95 / found.small_p95:.2f} times, whole answer "
+                f"{both.small_whole_p95 / found.small_whole_p95:.2f} times (target {WAIT_TARGET})"
+            )
+    return [asdict(found) for found in rows]

@@ -1,0 +1,188 @@
+"""What more workers and more endpoints cost: `make bench-scaling`, or `python -m tests.bench.scaling [--workers 1,2] [--endpoints 8,100]`.
+
+    workers     1, 2, 4, 8 before 8 endpoints
+    endpoints   8, 100, 1,000 behind one worker; more than 100 are scraped less often, so that all runs scrape at most 2,000 pages/s
+
+CPU is charged by process: *workers* is their time per request, *supervisor* its cores (scrapes, index). Requests per second are shown
+only where the machine has a core for each worker: with fewer, they tell of the machine. Then `epp size` is held against a run:
+what it predicts for a load at a fixed rate, what that load took, and their ratio. The exit code is 1 where they differ by
+more than a factor of `FACTOR`.
+"""
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any, Final
+
+from rich.console import Console
+from rich.table import Table
+
+from loadtest.driver import CASES
+from tests.bench.throughput import NATIVE, TABLE_WIDTH, Run, machine, measure, names, tell, well
+from workers.demo.children import ChildFailed
+from workers.sizing import Load, size
+
+WORKERS, ENDPOINTS = (1, 2, 4, 8), (8, 100, 1_000)
+SCRAPES_PER_S: Final = 2_000
+SCRAPE_S_MIN: Final = 0.05
+FACTOR: Final = 2.0
+CHECKED: Final = Load(requests=60, prompt_kb=8, endpoints=40, chunks=60 * 50, workers=2)
+CHECKED_CHUNKS: Final = 50
+CHECKED_PACE_MS: Final = 20
+SETTLED_S: Final = 6.0  # a run of the check at least: the answers of its first requests take a second
+WORKER, SUPERVISOR = "epp: worker", "epp: supervisor"
+
+
+def configured(options: argparse.Namespace, endpoints: int, **more: Any) -> argparse.Namespace:
+    """The options of one run."""
+    interval = max(SCRAPE_S_MIN, endpoints / SCRAPES_PER_S)
+    flags = [f"--refresh-metrics-interval={round(1e3 * interval)}ms", *options.flag]
+    settings = {
+        "endpoints": endpoints,
+        "flag": flags,
+        "seconds": options.seconds,
+        "rate": 0.0,
+        "driver": [],
+        "profile": "",
+    }
+    return argparse.Namespace(**{**settings, **more})
+
+
+def scaled(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Rows over the workers, then over the endpoints."""
+    first = options.endpoints[0]
+    planned = [(workers, first) for workers in options.workers]
+    planned += [(options.workers[0], endpoints) for endpoints in options.endpoints[1:]]
+    found = []
+    for number, (workers, endpoints) in enumerate(planned, 1):
+        tell(f"{number}/{len(planned)} {workers} worker{'s' * (workers > 1)}, {endpoints} endpoints")
+        row = measure(Run(options.case, NATIVE, workers, False), configured(options, endpoints))
+        found.append({**row, "endpoints": endpoints, "throughput_counts": cores() >= workers})
+    return found
+
+
+def cores() -> int:
+    return len(os.sched_getaffinity(0))
+
+
+def scaling_table(found: Sequence[dict[str, Any]]) -> Table:
+    table = Table(title="more workers, more endpoints")
+    for column in (
+        "workers",
+        "endpoints",
+        "CPU / request",
+        "workers / request",
+        "supervisor",
+        "pick p50",
+        "memory",
+        "requests/s",
+    ):
+        table.add_column(column, justify="right", no_wrap=True)
+    for row in found:
+        rate, spent = row["requests_per_s"], row["cores_by_process"]
+        table.add_row(
+            str(row["run"]["workers"]),
+            f"{row['endpoints']:,}",
+            f"{row['cpu_us_per_request']:,.0f} µs",
+            f"{1e6 * spent.get(WORKER, 0.0) / max(rate, 1):,.0f} µs",
+            f"{spent.get(SUPERVISOR, 0.0):.2f} cores",
+            f"{row['pick_ms'].get('p50', 0):.2f} ms",
+            f"{row['memory_mib']:.0f} MiB",
+            f"{rate:,.0f}" if row["throughput_counts"] else "fewer cores",
+        )
+    return table
+
+
+def checked(options: argparse.Namespace) -> dict[str, Any]:
+    """`epp size` against a run: name -> predicted, measured, ratio."""
+    load = CHECKED
+    about = f"{load.requests:g} requests/s of {load.prompt_kb:g} KB, {load.chunks:g} chunks/s"
+    tell(f"epp size against a run: {about}, {load.endpoints} endpoints")
+    seconds = max(options.seconds, SETTLED_S)
+    driver = ["--prompt-kb", str(load.prompt_kb), "--chunks", str(CHECKED_CHUNKS), "--pace-ms", str(CHECKED_PACE_MS)]
+    run = configured(options, load.endpoints, rate=load.requests, seconds=seconds, driver=driver)
+    row = measure(Run("short", NATIVE, load.workers, False), run)
+    predicted, spent = size(load), row["cores_by_process"]
+    pairs = {
+        "worker cores": (predicted.worker_cores, spent.get(WORKER, 0.0)),
+        "supervisor cores": (predicted.supervisor_cores, spent.get(SUPERVISOR, 0.0)),
+        "memory (MiB)": (predicted.memory_mib, row["memory_mib"]),
+    }
+    figures = {
+        name: {
+            "predicted": round(ours, 3),
+            "measured": measured,
+            "ratio": round(ours / measured, 2) if measured else 0.0,
+        }
+        for name, (ours, measured) in pairs.items()
+    }
+    return {"load": vars(load), "figures": figures, "run": row}
+
+
+def fits(check: dict[str, Any]) -> bool:
+    return all(1 / FACTOR <= figure["ratio"] <= FACTOR for figure in check["figures"].values())
+
+
+def check_table(check: dict[str, Any]) -> Table:
+    table = Table(title="epp size against a run")
+    table.add_column("figure", no_wrap=True)
+    for column in ("predicted", "measured", "ratio"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for name, figure in check["figures"].items():
+        table.add_row(name, *(f"{figure[column]:,.2f}" for column in ("predicted", "measured", "ratio")))
+    return table
+
+
+def numbers(text: str) -> list[int]:
+    return [int(part) for part in names(text)]
+
+
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(
+        prog="scaling", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    made.add_argument("--workers", type=numbers, default=list(WORKERS))
+    made.add_argument("--endpoints", type=numbers, default=list(ENDPOINTS))
+    made.add_argument("--case", choices=[name for name, case in CASES.items() if case.concurrency], default="short")
+    made.add_argument("--seconds", type=float, default=4.0, help="of each run")
+    made.add_argument("--flag", action="append", default=[], help="a flag of `epp serve`")
+    made.add_argument("--only", choices=("scaling", "size"), default="", help="one of the two parts")
+    made.add_argument("--smoke", action="store_true", help="each once and shortly, to see that it works")
+    made.add_argument("--json", action="store_true")
+    return made
+
+
+def main() -> int:
+    made = parser()
+    options = made.parse_args()
+    if not options.workers or not options.endpoints or min(*options.workers, *options.endpoints) < 1:
+        made.error("--workers and --endpoints are numbers of 1 or more, by commas")
+    if options.smoke:
+        options.workers, options.endpoints, options.seconds = options.workers[:1], options.endpoints[:2], 0.5
+    if options.only != "size" and max(options.workers) > cores():
+        tell(
+            f"this machine has {cores()} cores: with more workers only the CPU per request counts, and requests/s are not shown"
+        )
+    try:
+        found = [] if options.only == "size" else scaled(options)
+        check = {} if options.only == "scaling" else checked(options)
+    except ChildFailed as error:
+        tell(f"error: {error}")
+        return 2
+    if options.json:
+        json.dump({"about": machine(), "scaling": found, "size": check}, sys.stdout, indent=1)
+    else:
+        console = Console(highlight=False)
+        console.width = max(console.width, TABLE_WIDTH)
+        for table in ([scaling_table(found)] if found else []) + ([check_table(check)] if check else []):
+            console.print(table)
+    if check and not fits(check):
+        tell(f"epp size is off by more than a factor of {FACTOR:g}")
+        return 1
+    return 0 if well(found) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

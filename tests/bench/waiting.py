@@ -1,0 +1,259 @@
+"""What waiting costs: `python -m tests.bench.waiting [--streams N] [--ids N] [--five-minutes] [--smoke] [--json]`.
+
+memory: so many ext_proc streams wait in a picker with four workers; what a stream more costs, in proportional memory of all its
+processes, and what is left when they have gone.
+ids: so many requests, each of a fairness id of its own, one in twenty of them after a wait; memory and label tuples before and after,
+and how long requests of one steady tenant take meanwhile.
+five minutes: one request through Envoy that waits for so long, while a single answer keeps the only server busy, and is then served.
+"""
+
+import argparse
+import asyncio
+import json
+import re
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import uvloop
+
+from tests.bench.overload_stack import WORKERS, config
+from tests.bench.overload_traffic import percentile
+from tests.e2e.cluster import COMPLETIONS, Cluster, Picker, completion
+from tests.faults.waiting import Waiting, identified, request
+from tests.faults.watch import proportional_kib
+from workers.demo.children import descendants, python
+
+STREAMS = 2_000
+IDS = 1_000_000
+SMOKE_STREAMS, SMOKE_IDS = 300, 3_000
+WAIT_S = 300.0
+SMOKE_WAIT_S = 3.0
+AT_ONCE = 200  # requests of distinct ids
+QUEUED_EVERY = 20  # rounds of AT_ONCE of which one finds the pool full
+STEADY_S = 0.01
+
+Say = Callable[[str], None]
+
+
+def flow(concurrency: int, **more: Any) -> dict[str, Any]:
+    """A pool that takes so many requests per server, and a queue without an end."""
+    fairness = "token-weighted-fairness-policy"
+    return {
+        "featureGates": ["flowControl"],
+        "plugins": [
+            {"type": "concurrency-detector", "parameters": {"maxConcurrency": concurrency}},
+            {"type": fairness},
+        ],
+        "flowControl": {
+            "saturationDetector": {"pluginRef": "concurrency-detector"},
+            "defaultRequestTTL": "0s",
+            "defaultPriorityBand": {"fairnessPolicyRef": fairness, "maxRequests": 100_000},
+            **more,
+        },
+    }
+
+
+def memory_kib(picker: Picker) -> int:
+    """Proportional, of all processes of the picker."""
+    return sum(proportional_kib(pid) for pid in (picker.child.pid, *descendants(picker.child.pid)))
+
+
+def picker_of(cluster: Cluster, concurrency: int) -> Picker:
+    fleet = cluster.fleet(1)
+    return cluster.picker(fleet.file, workers=WORKERS, config_text=config(fleet.file, flow(concurrency)))
+
+
+def per_stream(streams: int, say: Say) -> dict[str, float]:
+    """KiB for each waiting stream."""
+    with Cluster() as cluster:
+        picker = picker_of(cluster, 1)
+        return uvloop.run(_per_stream(picker, streams, say))
+
+
+async def _per_stream(picker: Picker, streams: int, say: Say) -> dict[str, float]:
+    waiting = Waiting(picker.grpc)
+    held = waiting.ask(request("held", {}), hold=True)
+    await until(lambda: waiting.served == 1)
+    for number in range(100):  # what the first ones cost is not what one more costs
+        waiting.ask(request(f"{number} first", {}))
+    await asyncio.sleep(2)
+    before = memory_kib(picker)
+    for number in range(streams):
+        waiting.ask(request(f"{number} waits" * 20, {}))
+        if number % 50 == 0:
+            await asyncio.sleep(0.01)
+    say(f"  {waiting.open} streams are open, {waiting.served} of them served")
+    await asyncio.sleep(3)
+    during, begun = memory_kib(picker), time.monotonic()
+    waiting.released.set()
+    await held
+    await until(lambda: not waiting.open, 60)
+    drained = time.monotonic() - begun
+    await asyncio.sleep(2)
+    after = memory_kib(picker)
+    endings = dict(waiting.endings)
+    await waiting.close()
+    say(f"  {endings}")
+    return {
+        "streams": streams,
+        "before_mib": before / 1024,
+        "during_mib": during / 1024,
+        "after_mib": after / 1024,
+        "kib_each": (during - before) / streams,
+        "served_per_s": waiting.served / drained,
+    }
+
+
+def distinct_ids(ids: int, say: Say) -> dict[str, float]:
+    """Memory and label tuples before and after so many fairness ids."""
+    with Cluster() as cluster:
+        picker = picker_of(cluster, AT_ONCE)
+        return uvloop.run(_distinct_ids(picker, ids, say))
+
+
+async def _distinct_ids(picker: Picker, ids: int, say: Say) -> dict[str, float]:
+    waiting, steady = Waiting(picker.grpc), Waiting(picker.grpc)
+    waiting.released.set()
+    for _ in range(10):
+        await round_of(waiting, [f"warm-{n}" for n in range(AT_ONCE)], queued=True)
+    before, series_before = memory_kib(picker), series(picker)
+    first, later = [], []
+    said = done = 0
+    begun = time.monotonic()
+    while done < ids:
+        queued = (done // AT_ONCE) % QUEUED_EVERY == 0
+        names = [f"tenant-{done + n}" for n in range(min(AT_ONCE, ids - done))]
+        took = await asyncio.gather(round_of(waiting, names, queued=queued), timed(steady))
+        if not queued:
+            (first if done < ids / 4 else later).append(took[1])
+        done += len(names)
+        if done * 10 // ids > said:
+            said = done * 10 // ids
+            say(
+                f"  {done} of {ids} ids, {done / (time.monotonic() - begun):.0f}/s, {memory_kib(picker) / 1024:.0f} MiB"
+            )
+    await asyncio.sleep(1)
+    result = {
+        "ids": ids,
+        "before_mib": before / 1024,
+        "after_mib": memory_kib(picker) / 1024,
+        "series_before": series_before,
+        "series_after": series(picker),
+        "steady_first_quarter_ms": 1000 * percentile(first, 0.5),
+        "steady_later_ms": 1000 * percentile(later, 0.5),
+        "served": waiting.endings["served"],
+        "other": sum(waiting.endings.values()) - waiting.endings["served"],
+    }
+    await waiting.close()
+    await steady.close()
+    return result
+
+
+async def round_of(waiting: Waiting, names: list[str], *, queued: bool) -> None:
+    """One request for each; `queued`: while the pool is full, so that they wait first."""
+    held = []
+    if queued:
+        waiting.released.clear()
+        want = waiting.served + AT_ONCE
+        held = [waiting.ask(request("held", {}), hold=True) for _ in range(AT_ONCE)]
+        await until(lambda: waiting.served >= want)
+    asked = [waiting.ask(request("x", identified(tenant=name))) for name in names]
+    if queued:
+        await asyncio.sleep(0.2)
+        waiting.released.set()
+    await asyncio.gather(*held, *asked)
+
+
+async def timed(steady: Waiting) -> float:
+    """How long a request of the steady tenant takes in between."""
+    await asyncio.sleep(STEADY_S)
+    begun = time.monotonic()
+    await steady.ask(request("steady", identified(tenant="steady")))
+    return time.monotonic() - begun
+
+
+def series(picker: Picker) -> float:
+    """Label tuples that all workers know, of all tables."""
+    return sum(map(float, re.findall(r"^llm_d_epp_series_blocks_used\{[^}]*\} (\S+)$", picker.page(), re.MULTILINE)))
+
+
+async def until(happened: Callable[[], bool], seconds: float = 20.0) -> None:
+    async with asyncio.timeout(seconds):
+        while not happened():
+            await asyncio.sleep(0.01)
+
+
+def queued_for(seconds: float, say: Say) -> dict[str, float]:
+    """One request that waits for so long, through Envoy."""
+    with Cluster() as cluster:
+        fleet = cluster.fleet(1, "--decode-ms", "1000")
+        picker = cluster.picker(fleet.file, workers=WORKERS, config_text=config(fleet.file, flow(1)))
+        port = cluster.envoy(picker)
+        asking = (
+            "import sys; from tests.e2e.cluster import *; import tests.e2e.cluster as c; c.ANSWER_S = 3600; "
+            f"print(ask({port}, COMPLETIONS, completion('held', max_tokens={round(seconds)})).status)"
+        )
+        held = cluster.children.start("held", [*python()[:-1], "-c", asking])
+        cluster.wait(held, lambda: fleet.stats()[0]["running"] == 1)
+        begun = time.monotonic()
+        say(f"  a request waits for {seconds:.0f} s")
+        answer = waits(port, seconds + 60)
+        waited = time.monotonic() - begun
+        held.process.wait(30)
+        cluster.forget(held)
+        return {"seconds": seconds, "waited_s": waited, "status": answer}
+
+
+def waits(port: int, patience_s: float) -> int:
+    """The status that one request gets in the end."""
+    import http.client
+
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=patience_s)
+    try:
+        connection.request("POST", COMPLETIONS, completion("waits", max_tokens=1), {"content-type": "application/json"})
+        response = connection.getresponse()
+        response.read()
+        return response.status
+    finally:
+        connection.close()
+
+
+def main() -> int:
+    line = argparse.ArgumentParser(
+        prog="waiting", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    line.add_argument("--streams", type=int, help=f"that wait at once (default {STREAMS}; 0: leave out)")
+    line.add_argument("--ids", type=int, help=f"distinct fairness ids (default {IDS}; 0: leave out)")
+    line.add_argument("--five-minutes", action="store_true", help="one request waits for five minutes")
+    line.add_argument("--smoke", action="store_true", help="little of each, to see that it works")
+    line.add_argument("--json", action="store_true")
+    options = line.parse_args()
+    streams = options.streams if options.streams is not None else SMOKE_STREAMS if options.smoke else STREAMS
+    ids = options.ids if options.ids is not None else SMOKE_IDS if options.smoke else IDS
+    wait_s = SMOKE_WAIT_S if options.smoke else WAIT_S if options.five_minutes else 0.0
+    begun = time.monotonic()
+
+    def say(text: str) -> None:
+        print(f"[{time.monotonic() - begun:4.0f} s] {text}", file=sys.stderr, flush=True)
+
+    parts: list[tuple[str, Callable[[], dict[str, float]]]] = []
+    if streams:
+        parts.append(("memory", lambda: per_stream(streams, say)))
+    if ids:
+        parts.append(("ids", lambda: distinct_ids(ids, say)))
+    if wait_s:
+        parts.append(("long wait", lambda: queued_for(wait_s, say)))
+    out = {}
+    for name, measure in parts:
+        out[name] = found = measure()
+        if not options.json:
+            print(f"{name}: " + ", ".join(f"{key} {value:g}" for key, value in found.items()), flush=True)
+    if options.json:
+        json.dump(out, sys.stdout, indent=1)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,89 @@
+"""A queue and a fairness policy as somebody else would write them."""
+
+from bisect import insort
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from epp.flows import Capability, FlowKey, FlowView, HandleVoid, Queued
+from epp.plugin import FairnessPolicy, FlowQueue
+
+
+class SortedItems(FlowQueue):
+    """A list that is kept sorted: simple, and slow when it is long."""
+
+    capabilities = Capability.HEAD | Capability.TAIL | Capability.PRIORITY_ORDER | Capability.SCAN
+
+    def make(self, key: Callable[[Queued], Any]) -> "SortedQueue":
+        return SortedQueue(key)
+
+
+class SortedQueue:
+    def __init__(self, key: Callable[[Queued], Any]) -> None:
+        self._key = key
+        self._items: list[tuple[Any, int, Queued]] = []
+        self._number = 0
+        self.bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def offer(self, item: Queued) -> Any:
+        self._number += 1
+        entry = (self._key(item), self._number, item)
+        insort(self._items, entry)
+        self.bytes += item.bytes
+        return entry
+
+    def head(self) -> Queued | None:
+        return self._items[0][2] if self._items else None
+
+    def tail(self) -> Queued | None:
+        return self._items[-1][2] if self._items else None
+
+    def take(self) -> Queued:
+        if not self._items:
+            raise IndexError("take from an empty queue")
+        return self.remove(self._items[0])
+
+    def remove(self, handle: Any) -> Queued:
+        if not any(handle is entry for entry in self._items):
+            raise HandleVoid("sorted")
+        self._items.remove(handle)
+        self.bytes -= handle[2].bytes
+        item: Queued = handle[2]
+        return item
+
+    def void(self, handle: Any) -> None:
+        if any(handle is entry for entry in self._items):
+            self.remove(handle)
+
+    def scan(self) -> Iterable[Queued]:
+        return [item for _, _, item in self._items]
+
+
+class LongestFirst(FairnessPolicy):
+    """The flow with the most items: isolates nobody."""
+
+    isolates = False
+
+    def share(self, key: Callable[[Queued], Any]) -> "Longest":
+        return Longest()
+
+
+class Longest:
+    def __init__(self) -> None:
+        self._flows: dict[FlowKey, FlowView] = {}
+
+    def changed(self, flow: FlowView) -> None:
+        self._flows.pop(flow.key, None)
+        if len(flow):
+            self._flows[flow.key] = flow
+
+    def pick(self, now: float) -> FlowView | None:
+        return max(self._flows.values(), key=len, default=None)
+
+    def dispatched(self, flow: FlowView, item: Queued, now: float) -> None:
+        """It only looks at what waits."""
+
+    def forget(self, key: FlowKey) -> None:
+        """It keeps nothing."""

@@ -1,0 +1,198 @@
+"""Every registered queue keeps what it promises: order, handles, sums. A new one is tested by being registered."""
+
+from bisect import insort
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule, run_state_machine_as_test
+
+from epp.flows import Capability, HandleVoid
+from epp.plugin import FlowQueue, Queue
+from tests.contract.waiting import Waits, every, made
+
+QUEUES = every(FlowQueue)
+LIMITED = settings(max_examples=60, stateful_step_count=40, deadline=None)
+OURS = [cls for cls in QUEUES if cls.__module__.startswith("epp.")]
+each_of_ours = pytest.mark.parametrize("cls", OURS, ids=lambda cls: cls.type_name)
+each_queue = pytest.mark.parametrize("cls", QUEUES, ids=lambda cls: cls.type_name)
+
+
+def empty(cls: type[FlowQueue]) -> Queue:
+    return made(cls).make(lambda item: item.arrival)
+
+
+def ordered(cls: type[FlowQueue]) -> bool:
+    return Capability.PRIORITY_ORDER in cls.capabilities
+
+
+def test_those_that_are_expected_and_a_foreign_one_are_among_them() -> None:
+    assert {"fifo-queue", "priority-queue", "example-sorted-queue"} <= {cls.type_name for cls in QUEUES}
+
+
+def machine(cls: type[FlowQueue]) -> type[RuleBasedStateMachine]:
+    """Two queues against sorted lists; handles of one are tried on the other."""
+
+    class Compared(RuleBasedStateMachine):
+        handles: Bundle[Any] = Bundle("handles")
+        gone: Bundle[Any] = Bundle("gone")
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.queues = (empty(cls), empty(cls))
+            self.oracle: tuple[list[Any], list[Any]] = ([], [])
+            self.number = 0
+
+        def left(self, which: int, item: Waits) -> tuple[int, Any]:
+            self.oracle[which][:] = [entry for entry in self.oracle[which] if entry[2] is not item]
+            return which, item
+
+        @rule(target=handles, which=st.integers(0, 1), arrival=st.integers(0, 5), bytes=st.integers(0, 100))
+        def offer(self, which: int, arrival: int, bytes: int) -> Any:
+            self.number += 1
+            item = Waits(arrival=float(arrival), bytes=bytes)
+            insort(self.oracle[which], (arrival if ordered(cls) else 0, self.number, item))
+            return which, item, self.queues[which].offer(item)
+
+        @rule(target=gone, handle=consumes(handles))
+        def remove(self, handle: Any) -> Any:
+            which, item, its = handle
+            if any(entry[2] is item for entry in self.oracle[which]):
+                assert self.queues[which].remove(its) is item
+                self.left(which, item)
+            else:  # it was taken
+                with pytest.raises(HandleVoid):
+                    self.queues[which].remove(its)
+            return handle
+
+        @rule(target=gone, handle=consumes(handles))
+        def void(self, handle: Any) -> Any:
+            which, item, its = handle
+            self.queues[which].void(its)
+            self.left(which, item)
+            return handle
+
+        @rule(which=st.integers(0, 1))
+        def take(self, which: int) -> None:
+            if self.oracle[which]:
+                first = self.oracle[which].pop(0)[2]
+                assert self.queues[which].take() is first
+            else:
+                with pytest.raises(IndexError):
+                    self.queues[which].take()
+
+        @rule(handle=gone)
+        def use_a_void_handle(self, handle: Any) -> None:
+            which, _, its = handle
+            self.queues[which].void(its)
+            with pytest.raises(HandleVoid):
+                self.queues[which].remove(its)
+
+        @rule(handle=handles)
+        def use_a_handle_of_another_queue(self, handle: Any) -> None:
+            which, _, its = handle
+            self.queues[1 - which].void(its)
+            with pytest.raises(HandleVoid):
+                self.queues[1 - which].remove(its)
+
+        @invariant()
+        def both_are_as_the_lists_say(self) -> None:
+            for queue, entries in zip(self.queues, self.oracle, strict=True):
+                items = [entry[2] for entry in entries]
+                assert len(queue) == len(items)
+                assert queue.bytes == sum(item.bytes for item in items)
+                assert queue.head() is (items[0] if items else None)
+                if Capability.TAIL in cls.capabilities:
+                    assert queue.tail() is (items[-1] if items else None)
+                if Capability.SCAN in cls.capabilities:
+                    assert sorted(map(id, queue.scan())) == sorted(map(id, items))
+
+    return Compared
+
+
+@each_queue
+def test_whatever_happens_in_any_order_it_is_as_a_sorted_list(cls: type[FlowQueue]) -> None:
+    run_state_machine_as_test(machine(cls), settings=LIMITED)
+
+
+@each_queue
+def test_an_empty_queue_says_so(cls: type[FlowQueue]) -> None:
+    queue = empty(cls)
+    assert (len(queue), queue.bytes, queue.head()) == (0, 0, None)
+    with pytest.raises(IndexError):
+        queue.take()
+
+
+@each_queue
+def test_a_single_item_is_first_and_last_and_leaves_nothing_behind(cls: type[FlowQueue]) -> None:
+    queue, item = empty(cls), Waits(bytes=7)
+    handle = queue.offer(item)
+    assert queue.head() is item and queue.bytes == 7
+    assert queue.take() is item
+    assert (len(queue), queue.bytes, queue.head()) == (0, 0, None)
+    with pytest.raises(HandleVoid, match="void"):
+        queue.remove(handle)
+
+
+@each_queue
+@given(
+    arrivals=st.lists(st.integers(0, 9), min_size=1, max_size=60),
+    data=st.data(),
+)
+@settings(max_examples=40, deadline=None)
+def test_cancels_in_any_order_between_dispatches_disturb_nobody_else(
+    cls: type[FlowQueue], arrivals: list[int], data: st.DataObject
+) -> None:
+    queue = empty(cls)
+    items = [Waits(arrival=float(arrival), bytes=arrival) for arrival in arrivals]
+    handles = {id(item): queue.offer(item) for item in items}
+    cancelled = data.draw(st.permutations(items))[: data.draw(st.integers(0, len(items)))]
+    for item in cancelled:
+        assert queue.remove(handles[id(item)]) is item
+    left = [item for item in items if item not in cancelled]
+    if ordered(cls):
+        left.sort(key=lambda item: item.arrival)  # stable: ties by arrival here
+    assert [queue.take() for _ in left] == left
+    assert (len(queue), queue.bytes) == (0, 0)
+
+
+@each_of_ours
+def test_an_item_that_says_another_size_later_does_not_spoil_the_sum(cls: type[FlowQueue]) -> None:
+    queue = empty(cls)
+    items = [Waits(bytes=10), Waits(bytes=20), Waits(bytes=30)]
+    handles = [queue.offer(item) for item in items]
+    for item in items:
+        item.bytes = 0
+    queue.take()
+    queue.remove(handles[1])
+    assert queue.bytes == 30
+
+
+@each_of_ours
+def test_what_is_kept_of_removed_items_is_bounded(cls: type[FlowQueue]) -> None:
+    """Cancels behind the head, thousands of them: nothing void piles up."""
+    queue = empty(cls)
+    queue.offer(Waits(arrival=-1.0))
+    queue.tail()
+    for number in range(5_000):
+        queue.remove(queue.offer(Waits(arrival=float(number))))
+    held = [len(getattr(queue, name) or ()) for name in ("_items", "_first", "_last") if hasattr(queue, name)]
+    assert max(held) <= 2 * len(queue) + 64
+
+
+def test_the_first_of_equal_keys_goes_first() -> None:
+    for cls in QUEUES:
+        queue = empty(cls)
+        items = [Waits(arrival=1.0) for _ in range(5)]
+        for item in items:
+            queue.offer(item)
+        assert [queue.take() for _ in items] == items
+
+
+def test_only_a_queue_in_order_of_priority_says_that_it_is() -> None:
+    for cls in QUEUES:
+        queue, late, early = empty(cls), Waits(arrival=2.0), Waits(arrival=1.0)
+        queue.offer(late)
+        queue.offer(early)
+        assert (queue.head() is early) == ordered(cls)

@@ -1,0 +1,439 @@
+"""What flow control is handed, without processes: a clock, a pool, the words that shards show each other, futures, callers.
+
+`Board` holds the words of all shards; each writes its own alone, as in shared memory, and a shard that does not serve counts
+nothing. `Call` is one caller: it steps `enqueue_and_wait` as a stream does, and says how that ended.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Coroutine, Generator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from epp.flow.controller import FlowController
+from epp.flow.fallback import PlainQueue
+from epp.flow.outcomes import Outcome, Undispatched
+from epp.flow.plan import BandPlan, FlowPlan
+from epp.flow.ports import Front, Held, Load, Reading, Wanted
+from epp.flows import BandView, Capability, FlowKey, FlowView, Queued, rank
+from epp.plugin import (
+    DisplacementPolicy,
+    FairnessPolicy,
+    FlowQueue,
+    NoParams,
+    OrderingPolicy,
+    SaturationDetector,
+    UsageLimitPolicy,
+)
+
+NOTHING = (0, 0)
+
+
+class Clock:
+    """Time that moves when it is told to."""
+
+    def __init__(self, now: float = 1_000.0) -> None:
+        self.now = now
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@dataclass
+class Thing:
+    """An object of a test's own class: flow control needs no more of an item."""
+
+    fairness_id: str = "a"
+    priority: int = 0
+    bytes: int = 10
+    ttl_s: float | None = None
+    id: str = "thing"
+
+    @property
+    def flow(self) -> FlowKey:
+        return FlowKey(self.fairness_id, self.priority)
+
+
+# The smallest policies there are.
+
+
+class Plain(FlowQueue):
+    capabilities = Capability.HEAD | Capability.TAIL | Capability.SCAN
+
+    def make(self, key: Callable[[Queued], Any]) -> PlainQueue:
+        return PlainQueue()
+
+
+class ByArrival(OrderingPolicy):
+    def key(self, item: Queued) -> Any:
+        return item.arrival
+
+
+class InTurn(FairnessPolicy):
+    """The flow that was served longest ago."""
+
+    def share(self, key: Callable[[Queued], Any]) -> "Turns":
+        return Turns()
+
+
+class Turns:
+    def __init__(self) -> None:
+        self.waiting: dict[FlowKey, FlowView] = {}
+
+    def changed(self, flow: FlowView) -> None:
+        if not len(flow):
+            del self.waiting[flow.key]
+        else:
+            self.waiting.setdefault(flow.key, flow)
+
+    def pick(self, now: float) -> FlowView | None:
+        return next(iter(self.waiting.values()), None)
+
+    def dispatched(self, flow: FlowView, item: Queued, now: float) -> None:
+        self.waiting[flow.key] = self.waiting.pop(flow.key)
+
+    def forget(self, key: FlowKey) -> None:
+        assert key not in self.waiting
+
+
+class Newest(DisplacementPolicy):
+    """Of the flow with the most bytes, what came last."""
+
+    def victim(self, band: BandView) -> Queued | None:
+        largest = max(band.flows, key=lambda flow: flow.bytes, default=None)
+        return largest.tail if largest is not None else None
+
+
+class ToTheCeiling(UsageLimitPolicy):
+    """The same ceiling for all, or one per priority."""
+
+    def __init__(self, ceilings: dict[int, float] | None = None) -> None:
+        super().__init__("limits", NoParams())
+        self.given = ceilings or {}
+
+    def ceilings(self, saturation: float, priorities: Sequence[int]) -> Sequence[float]:
+        return [self.given.get(priority, 1.0) for priority in priorities]
+
+
+def band(priority: int = 0, **fields: Any) -> BandPlan:
+    given: dict[str, Any] = {
+        "max_requests": 5_000,
+        "max_bytes": 1_000_000_000,
+        "request_ttl_s": None,
+        "queue": Plain("plain", NoParams()),
+        "ordering": ByArrival("by-arrival", NoParams()),
+        "fairness": InTurn("in-turn", NoParams()),
+        "displacement": Newest("newest", NoParams()),
+    }
+    return BandPlan(priority=priority, **{**given, **fields})
+
+
+def plan(*bands: BandPlan, **fields: Any) -> FlowPlan:
+    given: dict[str, Any] = {
+        "template": band(),
+        "negative_template": None,
+        "max_requests": 0,
+        "max_bytes": 0,
+        "request_ttl_s": 60.0,
+        "no_endpoint_ttl_s": 60.0,
+        "detector": SaturationDetector("detector", NoParams()),
+        "usage_limits": ToTheCeiling(),
+        "eviction": False,
+    }
+    return FlowPlan(bands=bands, **{**given, **fields})
+
+
+class FakeGate:
+    """Room for so many requests; a test says how many, and for whom."""
+
+    def __init__(self, places: float = 0) -> None:
+        self.places = places
+        self.empty = False
+        self.closed: set[int] = set()  # priorities that may not go whatever room there is
+        self.priorities: Sequence[int] = ()
+        self.freed_count = 0
+        self.one_by_one = False
+
+    def room(self, priority: int) -> bool:
+        if self.places <= 0 or self.empty or priority in self.closed:
+            return False
+        self.places -= 1
+        return True
+
+    def read(self) -> Reading:
+        return Reading(1.0, dict.fromkeys(self.priorities, 1.0), self.empty)
+
+    def freed(self) -> None:
+        self.freed_count += 1
+
+    def bands(self, priorities: Sequence[int]) -> None:
+        self.priorities = tuple(priorities)
+
+
+# What shards show each other.
+
+
+@dataclass
+class Lane:
+    """One shard's own words."""
+
+    serving: bool = True
+    fresh: bool = True  # its heartbeat
+    bands: dict[int, Held] = field(default_factory=dict)
+    front: tuple[int, float] | None = None
+    progress: int = 0
+    pending: int = 0
+    answers: dict[int, tuple[int, int]] = field(default_factory=lambda: defaultdict(lambda: (0, 0)))
+
+
+class Board:
+    """The lanes of all shards, and who is to be waked."""
+
+    def __init__(self, shards: int) -> None:
+        self.lanes = [Lane() for _ in range(shards)]
+        self.wakes: list[int] = []
+        self.asked: dict[
+            tuple[int, int], tuple[int, int]
+        ] = {}  # (target, band) -> ever asked for, by all lanes together
+
+    def successor(self, shard: int) -> None:
+        """A new worker in the place of one that died: its gauges are cleared, counters go on."""
+        lane = self.lanes[shard]
+        lane.bands, lane.front, lane.pending = {}, None, 0
+        lane.serving = lane.fresh = True
+        for target, priority in self.asked:
+            if target == shard:
+                lane.answers[priority] = self.asked[target, priority]
+
+    def die(self, shard: int) -> None:
+        self.lanes[shard].serving = False
+
+    def asked_ever(self, shard: int, priority: int) -> tuple[int, int]:
+        return self.asked.get((shard, priority), (0, 0))
+
+    def outstanding(self, shard: int, priority: int) -> tuple[int, int]:
+        if (shard, priority) not in self.asked:
+            return NOTHING
+        asked, answered = self.asked[shard, priority], self.lanes[shard].answers[priority]
+        return max(0, asked[0] - answered[0]), max(0, asked[1] - answered[1])
+
+
+class BoardPeers:
+    """`Peers` of one shard over a board."""
+
+    def __init__(self, board: Board, shard: int = 0) -> None:
+        self.board = board
+        self.me = shard
+        self.lane = board.lanes[shard]
+
+    def _others(self) -> list[Lane]:
+        return [lane for i, lane in enumerate(self.board.lanes) if i != self.me and lane.serving]
+
+    def waiting(self) -> int:
+        return self.totals()[0]
+
+    def totals(self) -> tuple[int, int]:
+        held = [held for lane in self._others() for held in lane.bands.values()]
+        return sum(h.requests for h in held), sum(h.bytes for h in held)
+
+    def band(self, priority: int) -> tuple[int, int]:
+        held = [lane.bands.get(priority, Held()) for lane in self._others()]
+        return sum(h.requests for h in held), sum(h.bytes for h in held)
+
+    def shards(self) -> Sequence[int]:
+        return [i for i, lane in enumerate(self.board.lanes) if i != self.me and lane.serving]
+
+    def held(self, shard: int, priority: int) -> Held:
+        return self.board.lanes[shard].bands.get(priority, Held())
+
+    def fronts(self) -> Sequence[Front]:
+        lanes = ((i, self.board.lanes[i]) for i in self.shards())
+        return [Front(i, *lane.front) for i, lane in lanes if lane.front is not None and lane.fresh]
+
+    def progress(self, shard: int) -> int:
+        return self.board.lanes[shard].progress
+
+    def asked(self, shard: int, priority: int) -> tuple[int, int]:
+        return self.board.outstanding(shard, priority)
+
+    def demands(self) -> Sequence[Wanted]:
+        if not self.board.asked:
+            return ()
+        priorities = sorted((p for target, p in self.board.asked if target == self.me), key=rank, reverse=True)
+        found = [Wanted(p, *self.board.outstanding(self.me, p)) for p in priorities]
+        return [wanted for wanted in found if wanted.requests or wanted.bytes]
+
+    def publish(self, priority: int, requests: int, bytes: int, oldest: float) -> None:
+        self.lane.bands[priority] = Held(requests, bytes, oldest)
+
+    def front(self, priority: int | None, claim: float) -> None:
+        self.lane.front = None if priority is None else (priority, claim)
+
+    def let_through(self, pending: int) -> None:
+        self.lane.progress += 1
+        self.lane.pending = pending
+
+    def pending(self, count: int) -> None:
+        self.lane.pending = count
+
+    def demand(self, shard: int, wanted: Wanted) -> None:
+        requests, size = self.board.asked_ever(shard, wanted.priority)
+        self.board.asked[shard, wanted.priority] = (requests + wanted.requests, size + wanted.bytes)
+
+    def answered(self, wanted: Wanted) -> None:
+        requests, size = self.lane.answers[wanted.priority]
+        self.lane.answers[wanted.priority] = (requests + wanted.requests, size + wanted.bytes)
+
+    def wake(self, shard: int) -> None:
+        self.board.wakes.append(shard)
+
+
+class FakePool:
+    """Servers that take so many requests each, as a probe sees them: what is in flight over what fits."""
+
+    def __init__(self, board: Board, pods: int = 1, each: int = 4, *, step: bool = True) -> None:
+        self.board = board
+        self.pods = pods
+        self.each = each
+        self.inflight = [0] * len(board.lanes)
+        self.reads = 0
+        self._step = step
+
+    def load(self) -> Load:
+        self.reads += 1
+        if not self.pods:
+            return Load(1.0, empty=True)
+        capacity = self.pods * self.each
+        return Load(self.total() / capacity, step=1 / capacity if self._step else 0.0)
+
+    def total(self) -> int:
+        return sum(n for n, lane in zip(self.inflight, self.board.lanes, strict=True) if lane.serving)
+
+    def dispatched(self) -> int:
+        return sum(lane.progress for lane in self.board.lanes if lane.serving)
+
+    def pending(self) -> int:
+        return sum(lane.pending for lane in self.board.lanes if lane.serving)
+
+
+# Who calls, and who counts.
+
+
+class Recorder:
+    """An observer that keeps everything."""
+
+    def __init__(self) -> None:
+        self.outcomes: list[tuple[FlowKey, Outcome, float, int]] = []
+        self.flows: dict[FlowKey, tuple[int, int]] = {}
+        self.failures: list[tuple[str, str]] = []
+        self.blocks: list[int] = []
+
+    def ended(self, key: FlowKey, outcome: Outcome, waited_s: float, bytes: int) -> None:
+        self.outcomes.append((key, outcome, waited_s, bytes))
+
+    def queued(self, key: FlowKey, requests: int, bytes: int) -> None:
+        self.flows[key] = (requests, bytes)
+
+    def policy_failed(self, plugin: str, problem: Exception) -> None:
+        self.failures.append((plugin, str(problem)))
+
+    def blocked(self, reading: Reading, priority: int) -> None:
+        self.blocks.append(priority)
+
+    @property
+    def names(self) -> list[str]:
+        return [outcome.value for _, outcome, _, _ in self.outcomes]
+
+
+class FakeFuture:
+    """Done when it is set; whoever waits goes on later, when it is stepped."""
+
+    def __init__(self) -> None:
+        self._done = False
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        while not self._done:
+            yield self
+
+    def set_result(self, result: Any) -> None:
+        assert not self._done, "a future is set once"
+        self._done = True
+
+    def done(self) -> bool:
+        return self._done
+
+
+class Call:
+    """One caller of `enqueue_and_wait`."""
+
+    def __init__(self, controller: FlowController, item: Any) -> None:
+        self.item = item
+        self.ended: Outcome | None = None
+        self.error: Undispatched | None = None
+        self.future: FakeFuture | None = None
+        self._coroutine: Coroutine[Any, Any, Outcome] | None = controller.enqueue_and_wait(item)
+        self.step()
+
+    @property
+    def outcome(self) -> str:
+        """The name of how it ended; empty while it waits."""
+        self.step()
+        return self.ended.value if self.ended is not None else ""
+
+    @property
+    def ready(self) -> bool:
+        return self._coroutine is not None and (self.future is None or self.future.done())
+
+    def step(self) -> None:
+        if not self.ready:
+            return
+        assert self._coroutine is not None
+        try:
+            self.future = self._coroutine.send(None)
+        except StopIteration as done:
+            self.ended, self._coroutine = done.value, None
+        except Undispatched as refusal:
+            self.error, self.ended, self._coroutine = refusal, refusal.outcome, None
+
+    def leave(self) -> None:
+        """The client is gone."""
+        coroutine, self._coroutine = self._coroutine, None
+        if coroutine is not None:
+            coroutine.close()
+
+
+class Shard:
+    """One controller with all that belongs to it, over a fake gate unless another is given."""
+
+    def __init__(
+        self,
+        made: FlowPlan | None = None,
+        *,
+        board: Board | None = None,
+        number: int = 0,
+        gate: Any = None,
+        clock: Clock | None = None,
+    ) -> None:
+        self.board = board or Board(1)
+        self.peers = BoardPeers(self.board, number)
+        self.clock = clock or Clock()
+        self.gate = gate if gate is not None else FakeGate()
+        self.seen = Recorder()
+        self.calls: list[Call] = []
+        self.controller = FlowController(
+            made or plan(), self.gate, self.peers, self.seen, now=self.clock, make_future=FakeFuture
+        )
+
+    def call(self, fairness_id: str = "a", priority: int = 0, size: int = 10, ttl_s: float | None = None) -> Call:
+        call = Call(self.controller, Thing(fairness_id, priority, size, ttl_s))
+        self.calls.append(call)  # a coroutine that nobody holds is closed
+        return call
+
+    def room(self, places: float) -> None:
+        """So many places more, and a cycle that may use them."""
+        self.gate.places += places
+        self.controller.woken()
+
+    def after(self, seconds: float) -> None:
+        """Time passes, then a sweep."""
+        self.clock.now += seconds
+        self.controller.sweep(self.clock.now)

@@ -1,0 +1,287 @@
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from epp.flow.eviction import (
+    CONFIRM_S,
+    NOTHING,
+    REVOCATIONS_MAX,
+    Demand,
+    Reclamation,
+    Standing,
+    Step,
+    Told,
+    Victim,
+    Victims,
+    demanded,
+    grace_s,
+)
+from epp.flows import FlowKey, sheddable
+
+GRACE_S = 0.5
+
+
+def by_priority_then_newest(flow: FlowKey, dispatched_at: float) -> tuple[float, float]:
+    return (flow.priority, -dispatched_at)
+
+
+class Counts(Told):
+    def __init__(self) -> None:
+        self.by_priority: list[tuple[int, int]] = []
+        self.confirmations: list[float] = []
+        self.late = 0
+
+    def issued(self, priority: int, count: int) -> None:
+        self.by_priority.append((priority, count))
+
+    def confirmed(self, seconds: float) -> None:
+        self.confirmations.append(seconds)
+
+    def timed_out(self) -> None:
+        self.late += 1
+
+
+class Worker:
+    """One worker's requests; `slow` streams end when the test says so, the others at once."""
+
+    def __init__(self, *, slow: bool = False) -> None:
+        self.victims = Victims(lambda flow: sheddable(flow.priority), by_priority_then_newest)
+        self.told = Counts()
+        self.reclamation = Reclamation(self.victims, GRACE_S, told=self.told)
+        self.slow = slow
+        self.now = 0.0
+        self.revoked: list[str] = []
+        self.tracked: dict[str, Victim | None] = {}
+
+    def serve(self, name: str, priority: int, at: float, *, complete: bool = False) -> None:
+        def revoke() -> bool:
+            if complete:
+                return False
+            self.revoked.append(name)
+            if not self.slow:
+                self.end(name)
+            return True
+
+        self.tracked[name] = self.victims.track(FlowKey(name, priority), at, revoke)
+
+    def end(self, name: str) -> None:
+        victim = self.tracked[name]
+        assert victim is not None
+        self.reclamation.ended(victim, self.now)
+
+    def look(
+        self, now: float, saturation: float = 1.0, bands: Any = ((5, 1.0, True),), others: Any = (), in_flight: int = 10
+    ) -> Step:
+        self.now = now
+        return self.reclamation.look(now, saturation, list(bands), list(others), in_flight)
+
+
+def test_only_what_the_filter_lets_through_is_tracked() -> None:
+    worker = Worker()
+    for name, priority in (("a", -1), ("b", 0), ("c", 5)):
+        worker.serve(name, priority, 0.0)
+    assert [name for name, victim in worker.tracked.items() if victim] == ["a"]
+    assert len(worker.victims) == 1
+
+
+def test_the_least_important_goes_first_and_of_one_band_the_newest() -> None:
+    worker = Worker()
+    for name, priority, at in (("old", -1, 1.0), ("worse", -5, 0.0), ("new", -1, 2.0)):
+        worker.serve(name, priority, at)
+    for now in (3.0, 4.0, 5.0):
+        worker.look(now)
+    assert worker.revoked == ["worse", "new", "old"]
+
+
+def test_there_is_one_order_of_minus_1_0_and_5_in_eviction_too() -> None:
+    everything = Victims(lambda flow: True, by_priority_then_newest)
+    revoked: list[int] = []
+    reclamation = Reclamation(everything, 0.0, told=Told())
+    for priority in (0, 5, -1):
+
+        def revoke(priority: int = priority) -> bool:
+            revoked.append(priority)
+            return True
+
+        victim = everything.track(FlowKey("x", priority), 0.0, revoke)
+        assert victim is not None
+    for now in (1.0, 20.0, 40.0, 60.0):
+        reclamation.look(now, 1.0, [(5, 1.0, True), (0, 1.0, True), (-1, 1.0, True)], (), 3)
+    assert revoked == [-1, 0]
+
+
+def test_nobody_is_given_up_for_a_band_of_the_same_or_of_less_importance() -> None:
+    worker = Worker()
+    worker.serve("a", -1, 0.0)
+    assert worker.look(1.0, bands=((-1, 1.0, True), (-2, 1.0, True))) is NOTHING
+    assert worker.revoked == []
+
+
+@pytest.mark.parametrize(
+    ("bands", "demand"),
+    [
+        ([(5, 1.0, True)], Demand(5, 1.0)),
+        ([(5, 1.0, False), (0, 0.9, True)], Demand(0, 0.9)),
+        ([(5, 0.0, True), (0, 0.9, True)], Demand(0, 0.9)),
+        ([(5, 1.5, True), (0, 0.9, True)], Demand(0, 0.9)),
+        ([(5, 1.0, False)], None),
+        ([(-1, 1.0, True)], None),
+        ([(-5, 1.0, True)], None),
+        ([], None),
+    ],
+    ids=["waits", "first is empty", "first is shut for good", "first is open", "empty", "same", "below", "none"],
+)
+def test_demand_is_the_first_band_above_the_victim_that_waits_for_load_alone(bands: Any, demand: Demand | None) -> None:
+    assert demanded(1.0, bands, -1) == demand
+
+
+def test_how_many_follows_from_the_deficit_and_the_mean_footprint_and_is_at_most_two() -> None:
+    for saturation, in_flight, expected in ((1.0, 10, 1), (1.05, 10, 1), (1.15, 10, 2), (3.0, 10, REVOCATIONS_MAX)):
+        worker = Worker()
+        for number in range(5):
+            worker.serve(str(number), -1, float(number))
+        step = worker.look(9.0, saturation=saturation, in_flight=in_flight)
+        assert step.revoked == len(worker.revoked) == expected
+        assert worker.reclamation.target == pytest.approx(saturation - 1.0)
+
+
+def test_who_is_complete_already_is_passed_over_and_not_counted() -> None:
+    worker = Worker()
+    worker.serve("still there", -1, 1.0)
+    worker.serve("complete", -1, 2.0, complete=True)
+    assert worker.look(3.0).revoked == 1
+    assert worker.revoked == ["still there"]
+    assert worker.told.by_priority == [(5, 1)]
+
+
+def test_the_next_decision_waits_for_the_confirmation_and_then_for_the_grace() -> None:
+    worker = Worker(slow=True)
+    for number in range(4):
+        worker.serve(str(number), -1, float(number))
+    assert worker.look(10.0).revoked == 1
+    assert worker.look(11.0) is NOTHING
+    worker.now = 12.0
+    worker.end("3")
+    assert worker.told.confirmations == [2.0]
+    assert worker.look(12.0 + GRACE_S - 0.01) is NOTHING
+    assert worker.reclamation.pending == pytest.approx(0.1)
+    assert worker.look(12.0 + GRACE_S).revoked == 1
+
+
+def test_a_stream_that_does_not_end_counts_as_gone_after_ten_seconds() -> None:
+    worker = Worker(slow=True)
+    for number in range(4):
+        worker.serve(str(number), -1, float(number))
+    worker.look(10.0)
+    assert worker.look(10.0 + CONFIRM_S - 0.01) is NOTHING
+    assert worker.told.late == 0
+    assert worker.look(10.0 + CONFIRM_S) is NOTHING  # gone, and now the grace
+    assert worker.told.late == 1
+    assert worker.look(10.0 + CONFIRM_S + GRACE_S).revoked == 1
+    worker.end("3")  # after all
+    assert worker.told.confirmations == []
+
+
+def test_a_worker_with_a_better_victim_is_woken_instead() -> None:
+    worker = Worker()
+    worker.serve("mine", -1, 5.0)
+    worse, newer, older = Standing(3, -2, 1.0), Standing(1, -1, 6.0), Standing(1, -1, 4.0)
+    assert worker.look(7.0, others=((1, older), (2, newer), (3, worse))) == Step(wake=3)
+    assert worker.look(7.0, others=((1, older), (2, newer))) == Step(wake=2)
+    assert worker.revoked == []
+    assert worker.look(7.0, others=((1, older),)).revoked == 1
+
+
+def test_a_worker_without_victims_wakes_who_has_some() -> None:
+    worker = Worker()
+    assert worker.look(7.0) is NOTHING
+    assert worker.look(7.0, others=((2, Standing(1, -1, 6.0)),)) == Step(wake=2)
+
+
+def test_what_another_worker_gave_up_counts_until_it_shows() -> None:
+    worker, other = Worker(), Worker(slow=True)
+    worker.serve("mine", -1, 5.0)
+    other.serve("theirs", -2, 5.0)
+    assert other.look(6.0).revoked == 1
+    seen = other.reclamation.standing()
+    assert seen == Standing(0, 0, 0.0, 6.0 + CONFIRM_S)
+    assert worker.look(7.0, others=((2, seen),)) is NOTHING
+    other.now = 8.0
+    other.end("theirs")
+    assert worker.look(8.0, others=((2, other.reclamation.standing()),)) is NOTHING
+    assert worker.look(8.0 + GRACE_S, others=((2, other.reclamation.standing()),)).revoked == 1
+
+
+def test_a_request_that_ends_by_itself_is_no_victim_and_leaves_nothing_behind() -> None:
+    worker = Worker()
+    for number in range(10_000):
+        worker.serve(str(number), -1, float(number))
+        worker.end(str(number))
+    assert worker.look(20_000.0) is NOTHING
+    assert len(worker.victims._heap) < 200
+    assert worker.reclamation.standing() == Standing()
+
+
+def test_freed_capacity_shows_at_once_to_a_detector_that_counts_and_after_a_scrape_to_one_that_reads() -> None:
+    assert grace_s(counted=True, interval_s=0.05, staleness_s=2.0) == 0.010
+    assert grace_s(counted=False, interval_s=0.05, staleness_s=2.0) == pytest.approx(2.3)
+
+
+@pytest.mark.parametrize("saturation", [0.0, math.nan, math.inf, -1.0])
+def test_a_reading_that_says_nothing_gives_nobody_up(saturation: float) -> None:
+    worker = Worker()
+    worker.serve("a", -1, 0.0)
+    worker.look(1.0, saturation=saturation)
+    assert worker.revoked == []
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_whatever_happens_few_are_given_up_at_once_never_as_important_as_who_waits_and_each_ends_once(
+    data: Any,
+) -> None:
+    """Three workers, each looking at the others' standings as they are."""
+    workers = [Worker(slow=data.draw(st.booleans())) for _ in range(3)]
+    priorities: dict[str, int] = {}
+    now, names, serving = 0.0, 0, {}
+    for _ in range(data.draw(st.integers(1, 60))):
+        now += data.draw(st.sampled_from([0.0, 0.1, 0.6, 11.0]))
+        worker = data.draw(st.sampled_from(workers))
+        worker.now = now
+        act = data.draw(st.sampled_from(["serve", "serve", "end", "look"]))
+        if act == "serve":
+            name, names = str(names), names + 1
+            priorities[name] = data.draw(st.integers(-3, 5))
+            worker.serve(name, priorities[name], now)
+            serving[name] = worker
+        elif act == "end":
+            own = [name for name, owner in serving.items() if owner is worker and worker.tracked[name]]
+            if own:
+                name = data.draw(st.sampled_from(own))
+                worker.end(name)
+                del serving[name]
+        else:
+            demand = data.draw(st.integers(-2, 5))
+            others = [(n, other.reclamation.standing()) for n, other in enumerate(workers) if other is not worker]
+            before = [len(other.revoked) for other in workers]
+            best = min(
+                ((priorities[n], -w.tracked[n].dispatched_at) for n, w in serving.items() if w.tracked[n] and w.tracked[n].here),
+                default=None,
+            )  # fmt: skip
+            step = worker.look(now, 1.3, ((demand, 1.0, True),), others, max(1, len(serving)))
+            assert [len(w.revoked) for w in workers if w is not worker] == [
+                n for w, n in zip(workers, before, strict=True) if w is not worker
+            ]
+            given_up = worker.revoked[before[workers.index(worker)] :]
+            assert len(given_up) == step.revoked <= REVOCATIONS_MAX
+            assert all(priorities[name] < min(0, demand) for name in given_up)
+            if given_up:
+                assert best is not None
+                assert priorities[given_up[0]] == best[0]
+    for worker in workers:
+        assert len(worker.revoked) == len(set(worker.revoked))
+        assert len(worker.victims) == sum(victim is not None and victim.here for victim in worker.tracked.values())
+        assert len(worker.reclamation._unconfirmed) <= REVOCATIONS_MAX

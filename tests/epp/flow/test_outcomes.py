@@ -1,0 +1,92 @@
+"""What each ending is called, what it is caught as, and what the client sees of it."""
+
+import json
+
+import pytest
+
+from epp.flow import outcomes as module
+from epp.flow.outcomes import (
+    ContextCancelled,
+    Displaced,
+    Evicted,
+    EvictedContextCancelled,
+    EvictedDisplaced,
+    EvictedFault,
+    EvictedNoEndpoints,
+    EvictedShutDown,
+    EvictedTTL,
+    NoEndpoints,
+    Other,
+    Outcome,
+    QueueAtCapacity,
+    Rejected,
+    RejectedCapacity,
+    RejectedFault,
+    RejectedNoEndpoints,
+    RejectedShutDown,
+    ShuttingDown,
+    TTLExpired,
+    Undispatched,
+)
+from epp.protocol.refusals import DROP_REASON, RETRY_AFTER, answer
+
+TABLE = [
+    (RejectedCapacity, "RejectedCapacity", {Rejected, QueueAtCapacity}, 429, "rejected-saturated",
+     "ResourceExhausted - request rejected pre-queue: queue at capacity"),
+    (RejectedNoEndpoints, "RejectedNoEndpoints", {Rejected, NoEndpoints}, 503, "rejected-no-endpoints",
+     "ServiceUnavailable - no endpoints available: request rejected pre-queue: no endpoints available"),
+    (RejectedShutDown, "RejectedOther", {Rejected, ShuttingDown}, 503, "rejected-shutting-down",
+     "ServiceUnavailable - flow controller shutting down: request rejected pre-queue: flow controller is not running"),
+    (RejectedFault, "RejectedOther", {Rejected, Other}, 500, None,
+     "Internal - internal flow control error: request rejected pre-queue"),
+    (EvictedTTL, "EvictedTTL", {Evicted, TTLExpired}, 429, "rejected-ttl-expired",
+     "ResourceExhausted - request timed out in queue: request evicted from queue: request TTL expired"),
+    (EvictedNoEndpoints, "EvictedNoEndpoints", {Evicted, TTLExpired, NoEndpoints}, 503, "rejected-no-endpoints",
+     "ServiceUnavailable - request timed out in queue and no endpoints are available: "
+     "request evicted from queue: request TTL expired: no endpoints available"),
+    (EvictedContextCancelled, "EvictedContextCancelled", {Evicted, ContextCancelled}, 503, "rejected-context-cancelled",
+     "ServiceUnavailable - client disconnected: request evicted from queue: request context cancelled"),
+    (EvictedDisplaced, "EvictedDisplaced", {Evicted, Displaced}, 429, "evicted-priority",
+     "ResourceExhausted - request evicted from queue: request displaced"),
+    (EvictedShutDown, "EvictedOther", {Evicted, ShuttingDown}, 503, "rejected-shutting-down",
+     "ServiceUnavailable - flow controller shutting down: request evicted from queue: flow controller is not running"),
+    (EvictedFault, "EvictedOther", {Evicted, Other}, 500, None,
+     "Internal - internal flow control error: request evicted from queue"),
+]  # fmt: skip
+CAUGHT_AS = {
+    Rejected, Evicted, QueueAtCapacity, NoEndpoints, TTLExpired, ContextCancelled, Displaced, ShuttingDown, Other,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "label", "caught_as", "status", "reason", "message"), TABLE)
+def test_an_ending_has_its_label_its_causes_and_its_answer(
+    kind: type[Undispatched], label: str, caught_as: set[type], status: int, reason: str | None, message: str
+) -> None:
+    raised = kind(retry_after_s=7)
+    assert raised.outcome is Outcome(label)
+    assert {each for each in CAUGHT_AS if isinstance(raised, each)} == caught_as
+    given = answer(raised)
+    assert given.status == status
+    assert given.headers.get(DROP_REASON) == reason
+    assert given.headers[RETRY_AFTER] == "7"
+    assert json.loads(given.body)["error"]["message"] == f"inference error: {message}"
+
+
+def test_the_table_is_complete() -> None:
+    concrete = {
+        each
+        for each in vars(module).values()
+        if isinstance(each, type) and issubclass(each, Undispatched) and "outcome" in vars(each)
+    }
+    assert concrete == {row[0] for row in TABLE}
+    assert {each.outcome for each in concrete} == set(Outcome) - {Outcome.DISPATCHED}
+
+
+def test_without_a_known_time_there_is_no_retry_after() -> None:
+    assert RETRY_AFTER not in answer(RejectedCapacity()).headers
+
+
+def test_a_fault_says_more() -> None:
+    assert (
+        b"request rejected pre-queue: an item of -1 bytes" in answer(RejectedFault(detail="an item of -1 bytes")).body
+    )

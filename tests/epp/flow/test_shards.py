@@ -1,0 +1,264 @@
+"""Several shards over one board: limits, displacement and order among them, and what a shard's death leaves."""
+
+import pytest
+
+from epp.flow.gate import PoolGate
+from epp.flow.neighbours import PATIENCE_S, REPEAT_S
+from tests.epp.flow.shards import Board, Clock, FakePool, Shard, ToTheCeiling, band, plan
+
+
+def shards(count: int = 2, made: object = None, **pool: int) -> tuple[list[Shard], FakePool]:
+    """Shards with one clock and one pool, which takes one request unless said otherwise."""
+    board, clock = Board(count), Clock()
+    servers = FakePool(board, **{"pods": 1, "each": 1, **pool})
+    made = made or plan(band(-1), band(5))
+
+    def gate() -> PoolGate:
+        return PoolGate(servers, ToTheCeiling(), "detector", now=clock, report=lambda name, problem: None)
+
+    return [Shard(made, board=board, number=i, gate=gate(), clock=clock) for i in range(count)], servers  # type: ignore[arg-type]
+
+
+def full(pool: FakePool) -> None:
+    pool.inflight[0] = pool.pods * pool.each
+
+
+def free(pool: FakePool, places: int = 1) -> None:
+    pool.inflight[0] -= places
+
+
+def wakes(shard: Shard) -> list[int]:
+    board = shard.board
+    woken, board.wakes = board.wakes, []
+    return woken
+
+
+def test_a_band_is_full_when_all_shards_together_hold_as_much() -> None:
+    (one, two), pool = shards(made=plan(band(0, max_requests=3)))
+    full(pool)
+    calls = [one.call(), two.call(), one.call()]
+    assert [call.outcome for call in calls] == ["", "", ""]
+    assert one.call().outcome == two.call().outcome == "RejectedCapacity"
+
+
+def test_the_limits_over_all_bands_count_all_shards() -> None:
+    (one, two), pool = shards(made=plan(band(5), max_bytes=40))
+    full(pool)
+    one.call(priority=5)
+    two.call(priority=5, size=20)
+    assert one.call(priority=5, size=11).outcome == "RejectedCapacity"
+    assert one.call(priority=5).outcome == ""
+
+
+def test_the_victims_of_an_arrival_give_way_in_whichever_shard_holds_them() -> None:
+    (one, two), pool = shards(made=plan(band(-1), band(5), max_requests=3))
+    full(pool)
+    low = [two.call(priority=-1) for _ in range(3)]
+    high = one.call(priority=5)
+    assert high.outcome == "", "it is queued at once"
+    assert wakes(one) == [1]
+    two.controller.woken()
+    assert [call.outcome for call in low] == ["", "", "EvictedDisplaced"]
+    assert one.board.outstanding(1, -1) == (0, 0)
+    two.controller.woken()
+    assert [call.outcome for call in low].count("") == 2, "asked once, done once"
+
+
+def test_what_was_asked_for_already_is_not_counted_on_again() -> None:
+    (one, two, three), pool = shards(3, plan(band(-1), band(5), max_requests=2))
+    full(pool)
+    low = [two.call(priority=-1), two.call(priority=-1)]
+    assert one.call(priority=5).outcome == ""
+    assert three.call(priority=5).outcome == ""
+    assert one.call(priority=5).outcome == "RejectedCapacity", "both are promised to others"
+    two.controller.woken()
+    assert [call.outcome for call in low] == ["EvictedDisplaced"] * 2
+
+
+def test_nobody_gives_way_anywhere_if_all_that_is_lower_is_not_enough() -> None:
+    (one, two), pool = shards(made=plan(band(-1), band(5), max_bytes=100))
+    full(pool)
+    low, own = two.call(priority=-1, size=30), one.call(priority=-1, size=30)
+    one.call(priority=5, size=40)
+    assert one.call(priority=5, size=61).outcome == "RejectedCapacity"
+    two.controller.woken()
+    assert (low.outcome, own.outcome) == ("", "")
+
+
+def test_the_lowest_band_of_any_shard_gives_way_before_the_next() -> None:
+    (one, two), pool = shards(made=plan(band(-1), band(-7), band(5), max_requests=2))
+    full(pool)
+    own, elsewhere = one.call(priority=-1), two.call(priority=-7)
+    one.call(priority=5)
+    two.controller.woken()
+    assert (own.outcome, elsewhere.outcome) == ("", "EvictedDisplaced")
+
+
+def test_who_was_asked_evicts_nobody_when_it_is_not_needed_any_more() -> None:
+    (one, two), pool = shards(made=plan(band(-1), band(5), max_requests=2))
+    full(pool)
+    low = [two.call(priority=-1), two.call(priority=-1)]
+    high = one.call(priority=5)
+    high.leave()
+    two.controller.woken()
+    assert [call.outcome for call in low] == ["", ""]
+    assert one.board.outstanding(1, -1) == (0, 0)
+
+
+def test_a_shard_that_dies_gives_its_capacity_back_at_once_and_owes_nothing() -> None:
+    (one, two), pool = shards(made=plan(band(-1), band(5), max_requests=2))
+    full(pool)
+    two.call(priority=-1)
+    two.call(priority=-1)
+    one.call(priority=5)
+    one.board.die(1)
+    assert one.call(priority=5).outcome == ""
+    one.board.successor(1)
+    assert one.board.outstanding(1, -1) == (0, 0), "its successor is not asked for what it never had"
+    assert one.call(priority=5).outcome == "RejectedCapacity"
+
+
+def test_a_request_does_not_pass_straight_through_while_others_wait_elsewhere() -> None:
+    (one, two), pool = shards()
+    full(pool)
+    early = two.call()
+    one.clock.now += 1.0
+    free(pool)
+    late = one.call()
+    assert late.outcome == "", "the place is left to who waits longer"
+    assert wakes(one) == [1]
+    two.controller.woken()
+    assert early.outcome == "Dispatched"
+
+
+def test_minus_one_zero_and_five_in_three_shards_go_by_rank_whoever_looks_first() -> None:
+    made, pool = shards(3)
+    full(pool)
+    calls = [shard.call(priority=priority) for shard, priority in zip(made, (-1, 0, 5), strict=True)]
+    for expected in (2, 1, 0):
+        free(pool)
+        for shard in made:  # the least important looks first
+            shard.controller.woken()
+        assert [call.outcome for call in calls].count("Dispatched") == 3 - expected
+        assert calls[expected].outcome == "Dispatched"
+        made[expected].controller.settled(placed=True)
+        pool.inflight[0] += 1
+        made[0].clock.now += 0.001
+
+
+def test_a_shard_that_does_not_move_is_passed_over_after_ten_milliseconds() -> None:
+    (one, two), pool = shards()
+    full(pool)
+    low, high = one.call(priority=-1), two.call(priority=5)
+    free(pool)
+    one.controller.woken()
+    assert low.outcome == ""
+    one.clock.now += PATIENCE_S * 0.6
+    one.controller.woken()
+    assert low.outcome == ""
+    one.clock.now += PATIENCE_S * 0.6
+    one.controller.woken()
+    assert (low.outcome, high.outcome) == ("Dispatched", "")
+
+
+def test_patience_begins_anew_when_there_was_no_room_meanwhile() -> None:
+    (one, two), pool = shards()
+    full(pool)
+    low = one.call(priority=-1)
+    two.call(priority=5)
+    free(pool)
+    one.controller.woken()
+    full(pool)
+    one.clock.now += PATIENCE_S
+    one.controller.woken()
+    free(pool)
+    one.controller.woken()
+    assert low.outcome == "", "the other one had no room either"
+
+
+def test_a_shard_without_a_heartbeat_is_not_waited_for() -> None:
+    (one, two), pool = shards()
+    full(pool)
+    low = one.call(priority=-1)
+    two.call(priority=5)
+    one.board.lanes[1].fresh = False
+    free(pool)
+    one.controller.woken()
+    assert low.outcome == "Dispatched"
+
+
+def test_a_wake_is_not_repeated_while_it_is_not_answered() -> None:
+    (one, two), pool = shards()
+    full(pool)
+    one.call(priority=-1)
+    two.call(priority=5)
+    free(pool)
+    for _ in range(5):
+        one.controller.woken()
+    assert wakes(one) == [1]
+    one.clock.now += REPEAT_S * 1.1
+    one.controller.woken()
+    assert wakes(one) == [1]
+
+
+def test_a_response_that_ends_where_nothing_waits_wakes_who_has_the_best_claim() -> None:
+    (one, two, three), pool = shards(3)
+    full(pool)
+    two.call(priority=0)
+    three.call(priority=5)
+    free(pool)
+    one.controller.released()
+    assert wakes(one) == [2]
+
+
+def test_who_has_nothing_left_passes_the_room_on() -> None:
+    (one, two), pool = shards(each=2)
+    full(pool)
+    high, low = one.call(priority=5), two.call(priority=-1)
+    free(pool, 2)
+    one.controller.woken()
+    assert high.outcome == "Dispatched"
+    assert wakes(one) == [1]
+    two.controller.woken()
+    assert low.outcome == "Dispatched"
+
+
+@pytest.mark.parametrize("isolates", [True, False])
+def test_within_a_band_the_older_claim_goes_first_with_a_tolerance(isolates: bool) -> None:
+    (one, two), pool = shards()
+    for shard in (one, two):
+        for each in shard.controller._registry.order:
+            each.plan.fairness.isolates = isolates  # type: ignore[misc]
+    full(pool)
+    older = two.call()
+    one.clock.now += 0.015
+    newer = one.call()
+    free(pool)
+    one.controller.woken()
+    assert newer.outcome == "Dispatched", "15 ms are no difference"
+    one.controller.settled(placed=True)
+    full(pool)
+    one.clock.now += 0.010
+    newest = one.call()
+    free(pool)
+    one.controller.woken()
+    assert newest.outcome == ""
+    two.controller.woken()
+    assert older.outcome == "Dispatched"
+
+
+def test_where_flows_are_kept_apart_a_backlog_elsewhere_does_not_hold_up_another_tenant() -> None:
+    (one, two), pool = shards()
+    full(pool)
+    backlog = [one.call("greedy") for _ in range(5)]
+    one.clock.now += 10.0
+    free(pool)
+    one.controller.woken()
+    assert backlog[0].outcome == "Dispatched"
+    one.controller.settled(placed=True)
+    full(pool)
+    small = two.call("small")  # the backlog is 10 s old, but its flow was served just now
+    free(pool)
+    two.controller.woken()
+    assert small.outcome == "Dispatched"
+    assert backlog[1].outcome == ""

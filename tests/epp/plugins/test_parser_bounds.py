@@ -1,0 +1,138 @@
+"""Bodies of very many small things: what is looked at one by one is bounded, and prompts that begin alike stay alike behind each bound."""
+
+import json
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from epp.plugins.parsers._canonical import IDS_MAX, OBJECTS_MAX, SHORTENED_BYTES, SORTED_BYTES, TEXTS_MAX, crowded
+from epp.plugins.parsers.anthropic import Anthropic
+from epp.plugins.parsers.openai import OpenAI
+from epp.plugins.parsers.sglang_http import SglangHttp
+from epp.plugins.parsers.vllm_grpc import GENERATE, VllmGrpc
+from epp.plugins.parsers.vllm_http import VllmHttp
+from tests.epp.plugins.parser_bodies import field, frame, packed, parsed, refusal
+
+MANY = 40_000
+CHAT = "/v1/chat/completions"
+
+
+def chat(messages: list[object], **more: object) -> bytes:
+    return json.dumps({"model": "m", "messages": messages, **more}).encode()
+
+
+def canonical(body: bytes, path: str = CHAT) -> bytes:
+    return parsed(Anthropic if "messages" in path else OpenAI, path, body).prompt.canonical
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/messages"])
+def test_a_crowded_conversation_that_grows_keeps_all_its_bytes(path: str) -> None:
+    messages: list[object] = [{"role": "user", "content": f"turn {n}"} for n in range(MANY)]
+    short, long_ = canonical(chat(messages), path), canonical(chat([*messages, {"role": "user", "content": "x"}]), path)
+    assert long_.startswith(short)
+    assert len(short) > 20 * MANY
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/messages"])
+@pytest.mark.parametrize("messages", ["[]", "null", "{}", '""'])
+def test_a_crowded_body_without_messages_is_refused_like_any_other(path: str, messages: str) -> None:
+    crowd = ",".join(["{}"] * MANY)
+    body = b'{"model":"m","x":[%b],"messages":%b}' % (crowd.encode(), messages.encode())
+    assert crowded(body)
+    assert refusal(Anthropic if "messages" in path else OpenAI, path, body).startswith("invalid")
+
+
+def test_code_and_tools_make_no_crowd_but_objects_in_lists_do() -> None:
+    code = "if (x) {\n  call({a: 1}, () => {});\n}\n" * 20_000
+    assert not crowded(chat([{"role": "user", "content": code.replace("{}", "{ return }").replace("{ ", "{")}]))
+    tools = [
+        {"type": "function", "function": {"name": "f", "parameters": {"a": {"b": {"c": {}}}}}}
+        for _ in range(OBJECTS_MAX // 2)
+    ]
+    assert not crowded(chat([{"role": "user", "content": "hi"}], tools=tools))
+    for separators in ((",", ":"), (", ", ": "), (" ,\n", " :\t")):
+        assert crowded(json.dumps({"messages": [{"role": "user"}] * MANY}, separators=separators).encode())
+    assert crowded(b'{"messages":[' + b"{}," * MANY + b"{}]}")
+
+
+def test_a_crowd_of_items_keeps_its_bytes_when_it_grows() -> None:
+    items = [{"role": "user", "content": f"turn {n}"} for n in range(MANY)]
+    one = canonical(json.dumps({"model": "m", "input": items}).encode(), "/v1/responses")
+    other = canonical(json.dumps({"model": "m", "input": [*items, {"role": "user"}]}).encode(), "/v1/responses")
+    assert other.startswith(one)
+
+
+def test_very_many_prompts_count_as_their_json_and_one_that_is_alone_as_its_text() -> None:
+    texts = [f"prompt {n}" for n in range(TEXTS_MAX * 4)]
+    made = canonical(json.dumps({"model": "m", "prompt": texts}).encode(), "/v1/completions")
+    assert made.startswith(b"prompt 0") and made.endswith(b"prompt %d" % (len(texts) - 1))
+    prose = "one, two, three, " * TEXTS_MAX
+    alone = canonical(json.dumps({"model": "m", "prompt": [prose]}).encode(), "/v1/completions")
+    assert alone == canonical(json.dumps({"model": "m", "prompt": prose}).encode(), "/v1/completions")
+
+
+def by_openai(ids: list[int]) -> tuple[bytes, list[int]]:
+    prompt = parsed(OpenAI, "/v1/completions", {"model": "m", "prompt": ids}).prompt
+    return prompt.canonical, list(prompt.parts().token_ids[0])
+
+
+def by_vllm(ids: list[int]) -> tuple[bytes, list[int]]:
+    prompt = parsed(VllmHttp, "/inference/v1/generate", {"model": "m", "token_ids": ids}).prompt
+    return prompt.canonical, list(prompt.parts().token_ids[0])
+
+
+def by_sglang(ids: list[int]) -> tuple[bytes, list[int]]:
+    prompt = parsed(SglangHttp, "/generate", {"input_ids": ids}).prompt
+    return prompt.canonical, list(prompt.parts().token_ids[0])
+
+
+def by_grpc(ids: list[int]) -> tuple[bytes, list[int]]:
+    prompt = parsed(VllmGrpc, "/" + GENERATE, frame(field(2, packed(2, ids)))).prompt
+    return prompt.canonical, list(prompt.parts().token_ids[0])
+
+
+@pytest.mark.parametrize("by", [by_openai, by_vllm, by_sglang, by_grpc])
+@pytest.mark.parametrize("count", [IDS_MAX - 1, IDS_MAX, IDS_MAX + 1, 3 * IDS_MAX])
+def test_of_many_token_ids_the_first_are_words_and_who_tokenises_gets_all(
+    by: Callable[[list[int]], tuple[bytes, list[int]]], count: int
+) -> None:
+    ids = [(n * 7919) % 150_000 for n in range(count)]
+    made, told = by(ids)
+    assert told == ids
+    head = np.array(ids[:IDS_MAX], "<u4").tobytes()
+    assert made.startswith(head)
+    longer, _ = by([*ids, 5])
+    assert longer[: len(head)] == head
+    if count > IDS_MAX:
+        assert longer.startswith(made)
+
+
+def test_a_wrong_id_among_the_first_is_refused() -> None:
+    ids = ",".join(["1"] * 100 + ["-1"] + ["1"] * (2 * IDS_MAX))
+    assert "integer" in refusal(SglangHttp, "/generate", b'{"input_ids":[%b]}' % ids.encode())
+    assert refusal(OpenAI, "/v1/completions", b'{"model":"m","prompt":[%b]}' % ids.encode())
+    assert refusal(VllmHttp, "/inference/v1/generate", b'{"model":"m","token_ids":[%b]}' % ids.encode())
+
+
+@pytest.mark.parametrize("word", ["\\u0068ello ", "\\u4f60\\u597d", "\\ud83d\\ude00"])
+def test_of_a_long_text_the_beginning_is_shortened_and_growth_keeps_it(word: str) -> None:
+    text = word * (2 * SHORTENED_BYTES // len(word))
+    body = b'{"model":"m","prompt":"%b"}'
+    one = canonical(body % text.encode(), "/v1/completions")
+    other = canonical(body % (text + word).encode(), "/v1/completions")
+    assert other.startswith(one)
+    short = canonical(body % (word * 100).encode(), "/v1/completions")
+    assert one.startswith(short) and b"\\u" not in short and one.endswith(word.encode())
+
+
+def test_parts_of_unknown_types_cost_their_own_bytes_even_when_they_cannot_be_read() -> None:
+    parts = ",".join(['{"type":"x","y":[1,2]}'] * 500 + ['{"type":"x","y":"\xff","cache_control":{}}'])
+    body = b'{"model":"m","messages":[{"role":"user","content":[%b]}]}' % parts.encode("latin-1")
+    assert len(canonical(body)) < 3 * len(body)
+
+
+def test_only_so_much_is_sorted() -> None:
+    members = {f"key{n}": n for n in range(SORTED_BYTES)}
+    body = chat([{"role": "user", "content": dict(reversed(members.items()))}])
+    assert json.dumps(dict(reversed(members.items()))).encode() in canonical(body)

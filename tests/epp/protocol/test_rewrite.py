@@ -1,0 +1,167 @@
+"""A model's name is replaced and nothing else: against json, on any JSON; and given back however an answer is cut."""
+
+import itertools
+import json
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from epp.errors import Cause, Refused
+from epp.protocol.rewrite import MODELS_MAX, ModelRestorer, model_spans, with_model
+
+names = st.text(min_size=1, max_size=12)
+keys = st.sampled_from(["model", "prompt", "Model", "mode", "modell", "a", "é", '"model"', "\\model"]) | st.text(
+    max_size=6
+)
+scalars = (
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**70), 2**70)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=8)
+)
+values = st.recursive(
+    scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(keys, inner, max_size=3), max_leaves=8
+)
+blanks = st.text(" \t\r\n", max_size=3)
+
+
+@st.composite
+def written(draw: Any) -> tuple[bytes, int]:
+    """A JSON object in any spelling, and how many top-level members `model` it has."""
+    members = draw(st.lists(st.tuples(keys, values), max_size=5))
+    ascii_only = draw(st.booleans())
+    parts = []
+    for key, value in members:
+        spelled = json.dumps(key, ensure_ascii=ascii_only)
+        if key == "model" and draw(st.booleans()):
+            spelled = draw(st.sampled_from(['"m\\u006fdel"', '"mode\\u006C"', '"\\u006d\\u006f\\u0064\\u0065\\u006c"']))
+        text = json.dumps(value, ensure_ascii=ascii_only, indent=draw(st.none() | st.just(1)))
+        parts.append(draw(blanks) + spelled + draw(blanks) + ":" + draw(blanks) + text + draw(blanks))
+    text = draw(blanks) + "{" + (",".join(parts) or draw(blanks)) + "}" + draw(blanks)
+    return text.encode("utf-8", "surrogatepass"), sum(key == "model" for key, _ in members)
+
+
+def pairs(body: bytes) -> list[tuple[str, Any]]:
+    made: list[tuple[str, Any]] = json.loads(body, object_pairs_hook=list)
+    return made
+
+
+@given(written(), names)
+@settings(max_examples=400, deadline=None)
+@example((b'{"model":"a","b":{"model":1}}', 1), 'q"\\\n')
+def test_json_reads_the_new_name_and_everything_else_as_before(case: tuple[bytes, int], name: str) -> None:
+    body, count = case
+    try:
+        body.decode()
+        name.encode()
+    except UnicodeError:
+        return  # no JSON that a parser would have let through
+    if count > MODELS_MAX:
+        with pytest.raises(Refused):
+            with_model(body, name)
+        return
+    made = with_model(memoryview(b"xx" + body)[2:], name)
+    expected = [(key, name) if key == "model" else (key, value) for key, value in pairs(body)]
+    assert pairs(made) == (expected if count else [("model", name), *expected])
+
+
+@given(written(), names)
+@settings(max_examples=200, deadline=None)
+def test_no_byte_outside_of_the_values_changes(case: tuple[bytes, int], name: str) -> None:
+    body, count = case
+    try:
+        body.decode()
+        name.encode()
+    except UnicodeError:
+        return
+    if not 0 < count <= MODELS_MAX:
+        return
+    spans = model_spans(body)
+    made, value, at = with_model(body, name), json.dumps(name, ensure_ascii=False).encode(), 0
+    assert len(spans) == count
+    kept = [
+        body[a:b]
+        for a, b in zip([0, *(end for _, end in spans)], [*(start for start, _ in spans), len(body)], strict=True)
+    ]
+    for piece in kept:
+        at = made.index(piece, at) + len(piece)
+    assert made.startswith(kept[0]) and made.endswith(kept[-1])
+    assert json.loads(value) == name
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        (
+            b'{"model":"a","n":12345678901234567890123,"x":1.50,"t":"<&>"}',
+            b'{"model":"B","n":12345678901234567890123,"x":1.50,"t":"<&>"}',
+        ),
+        (b' { "model" :\n"a" } ', b' { "model" :\n"B" } '),
+        (b'{"messages":[{"model":"a"}],"model":"a"}', b'{"messages":[{"model":"a"}],"model":"B"}'),
+        (b'{"t":"\\"model\\":\\"a\\"","model":"a"}', b'{"t":"\\"model\\":\\"a\\"","model":"B"}'),
+        (b'{"model":"a","model":"b"}', b'{"model":"B","model":"B"}'),
+        (b'{"model":null}', b'{"model":"B"}'),
+        (b"{}", b'{"model":"B"}'),
+        (b'{"prompt":"x"}', b'{"model":"B","prompt":"x"}'),
+    ],
+)
+def test_the_value_of_the_top_level_member_is_all_that_changes(body: bytes, expected: bytes) -> None:
+    assert with_model(body, "B") == expected
+
+
+def test_a_name_is_written_as_json() -> None:
+    assert with_model(b'{"model":1}', 'a"b\\c/é\n') == '{"model":"a\\"b\\\\c/é\\n"}'.encode()
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"[]", b'"model"', b'{"model":', b'\xef\xbb\xbf{"model":"a"}', b'{"model":"a"} {}']
+)
+def test_what_is_no_json_object_is_refused(body: bytes) -> None:
+    with pytest.raises(Refused) as refused:
+        with_model(body, "b")
+    assert refused.value.cause is Cause.INVALID_BODY
+
+
+def test_a_model_that_is_given_too_often_is_refused_with_the_limit() -> None:
+    body = b"{" + b",".join([b'"model":"a"'] * (MODELS_MAX + 1)) + b"}"
+    with pytest.raises(Refused, match="'model' is given more than 2 times"):
+        with_model(body, "b")
+
+
+EVENT = b'data: {"id":"1","model":"target","choices":[{"delta":{"content":"the \\"model\\":\\"target\\" is"}}]}\n\n'
+RESTORED = EVENT.replace(b'"model":"target",', b'"model":"asked",')
+
+
+@given(st.lists(st.integers(0, 3 * len(EVENT)), max_size=8), st.sampled_from([b":", b": "]))
+@settings(max_examples=300)
+def test_an_answer_has_the_name_that_was_asked_for_however_it_is_cut(cuts: list[int], colon: bytes) -> None:
+    whole = (EVENT * 3).replace(b'"model":"target",', b'"model"' + colon + b'"target",')
+    restorer = ModelRestorer("target", "asked")
+    borders = sorted({0, len(whole), *(cut for cut in cuts if cut < len(whole))})
+    out = b"".join(restorer.feed(whole[a:b]) for a, b in itertools.pairwise(borders)) + restorer.rest()
+    assert out == (RESTORED * 3).replace(b'"model":"asked"', b'"model"' + colon + b'"asked"')
+
+
+@given(st.binary(max_size=60), st.lists(st.integers(0, 60), max_size=5))
+@settings(max_examples=300)
+def test_bytes_without_the_name_pass_whole(data: bytes, cuts: list[int]) -> None:
+    restorer = ModelRestorer("target", "asked")
+    borders = sorted({0, len(data), *(cut for cut in cuts if cut < len(data))})
+    assert b"".join(restorer.feed(data[a:b]) for a, b in itertools.pairwise(borders)) + restorer.rest() == data
+
+
+@pytest.mark.parametrize("name", ["a", "x" * 256, "ü/é", 'q"q'])
+def test_both_spellings_of_a_name_are_restored_and_little_is_held_back(name: str) -> None:
+    for ascii_only in (True, False):
+        restorer = ModelRestorer(name, "asked")
+        answer = b'{"model":' + json.dumps(name, ensure_ascii=ascii_only).encode() + b',"x":1}'
+        out = restorer.feed(answer)
+        assert out == b'{"model":"asked","x":1}' and restorer.rest() == b""
+        assert restorer.feed(answer[:-9]) and len(restorer.rest()) < len(answer)
+
+
+def test_an_ordinary_end_of_an_event_holds_nothing_back() -> None:
+    assert ModelRestorer("target", "asked").feed(EVENT) == RESTORED

@@ -1,0 +1,179 @@
+"""The section `flowControl`: defaults, policies by name, queues that fit, and what is said of it."""
+
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from epp import yaml_nodes
+from epp.config import ConfigErrors, EffectiveConfig, load
+from epp.flow.plan import FlowPlan
+from epp.flow_assembly import BANDS_MAX, duration
+from epp.quantities import parse_duration
+
+FAIR = "fairnessPolicyRef: round-robin-fairness-policy"
+LISTED = "plugins: [{type: round-robin-fairness-policy}, {type: edf-ordering-policy}]\n"
+
+
+def config(section: str, before: str = "") -> EffectiveConfig:
+    return load(f"featureGates: [flowControl]\n{before}flowControl: {{{section}}}\n", "c.yaml")
+
+
+def plan(section: str = "", before: str = "") -> FlowPlan:
+    made = config(section, before).flow
+    assert made is not None
+    return made
+
+
+def test_without_the_gate_there_is_no_plan_but_a_detector_for_sheddable_requests() -> None:
+    loaded = load("plugins: []", "c.yaml")
+    assert loaded.flow is None
+    assert loaded.saturation is not None
+    assert loaded.saturation.name == "utilization-detector"
+    assert "utilization-detector" not in loaded.pipeline.plugins
+
+
+def test_a_gate_alone_has_the_defaults_of_the_field() -> None:
+    made = plan()
+    assert made.bands == ()
+    assert (made.max_requests, made.max_bytes) == (0, 0)
+    assert (made.request_ttl_s, made.no_endpoint_ttl_s) == (60.0, 60.0)
+    assert (made.template.max_requests, made.template.max_bytes) == (5000, 1_000_000_000)
+    assert made.template.request_ttl_s is None
+    names = {made.detector.name, made.usage_limits.name, made.template.ordering.name, made.template.fairness.name}
+    assert names == {
+        "utilization-detector", "static-usage-limit-policy", "fcfs-ordering-policy", "global-strict-fairness-policy",
+    }  # fmt: skip
+    assert list(made.priorities()) == [0]
+    assert not made.eviction
+
+
+def test_a_ttl_of_0s_never_ends_and_that_without_endpoints_follows_the_other() -> None:
+    assert plan("defaultRequestTTL: 0s").no_endpoint_ttl_s == math.inf
+    assert plan("defaultRequestTTL: 5s").no_endpoint_ttl_s == 5.0
+    made = plan("noEndpointRequestTTL: 7s, priorityBands: [{priority: 1, defaultRequestTTL: 0s}]")
+    assert (made.request_ttl_s, made.no_endpoint_ttl_s) == (60.0, 7.0)
+    assert made.band(1).request_ttl_s == math.inf
+
+
+def test_bands_without_a_configuration_are_made_of_the_templates() -> None:
+    made = plan(
+        "defaultPriorityBand: {maxRequests: 7}, defaultNegativePriorityBand: {maxRequests: 3}, "
+        "priorityBands: [{priority: 5, maxRequests: 1}]"
+    )
+    assert [made.band(p).max_requests for p in (5, 4, 0, -1)] == [1, 7, 7, 3]
+    assert plan("defaultPriorityBand: {maxRequests: 7}").band(-1).max_requests == 7
+
+
+def test_a_limit_of_0_is_the_default_of_a_band_and_no_limit_of_all() -> None:
+    made = plan("maxRequests: 0, maxBytes: 0, defaultPriorityBand: {maxRequests: 0, maxBytes: 0}")
+    assert (made.max_requests, made.max_bytes) == (0, 0)
+    assert (made.template.max_requests, made.template.max_bytes) == (5000, 1_000_000_000)
+
+
+def test_each_band_gets_the_first_queue_that_can_do_what_its_policies_need() -> None:
+    made = plan(f"defaultPriorityBand: {{{FAIR}, orderingPolicyRef: edf-ordering-policy}}, "
+                f"priorityBands: [{{priority: 1, {FAIR}}}]", LISTED)  # fmt: skip
+    assert made.template.queue.name == "priority-queue"
+    assert made.band(1).queue.name == "fifo-queue"
+
+
+def test_one_instance_of_a_policy_serves_all_bands() -> None:
+    made = plan(f"defaultPriorityBand: {{{FAIR}}}, priorityBands: [{{priority: 1, {FAIR}}}]", LISTED)
+    assert made.template.fairness is made.band(1).fairness
+
+
+def test_eviction_brings_its_filter_and_order_without_a_flag() -> None:
+    made = plan("enableEviction: true")
+    assert made.eviction_filter is not None
+    assert made.eviction_order is not None
+
+
+def test_who_names_no_fairness_policy_is_warned_that_nobody_is_isolated() -> None:
+    (warning,) = (w for w in config("").warnings if w.rule == "no-isolation")
+    assert "global-strict-fairness-policy isolates nobody" in warning.message
+    assert "token-weighted-fairness-policy" in warning.hint
+
+
+@pytest.mark.parametrize(
+    "section",
+    [f"defaultPriorityBand: {{{FAIR}}}", "defaultPriorityBand: {fairnessPolicyRef: global-strict-fairness-policy}"],
+)
+def test_who_names_one_is_not(section: str) -> None:
+    assert not [w for w in config(section, LISTED).warnings if w.rule == "no-isolation"]
+
+
+def test_policies_without_the_gate_are_left_out_with_a_warning() -> None:
+    loaded = load(LISTED, "c.yaml")
+    assert [w.rule for w in loaded.warnings if "policy" in w.message] == ["unused-plugin", "unused-plugin"]
+    assert "round-robin-fairness-policy" not in loaded.pipeline.plugins
+
+
+def test_more_bands_than_have_a_place_are_refused() -> None:
+    bands = ", ".join(f"{{priority: {p}}}" for p in range(1, BANDS_MAX + 1))
+    with pytest.raises(ConfigErrors, match="too-many-bands"):
+        config(f"priorityBands: [{bands}]")
+
+
+def test_a_staleness_below_the_scrape_interval_is_a_contradiction_that_is_told() -> None:
+    before = "plugins: [{type: utilization-detector, parameters: {metricsStalenessThreshold: 20ms}}]\n"
+    assert "staleness-below-interval" in {w.rule for w in config("", before).warnings}
+
+
+@given(st.floats(0.001, 1e6, allow_nan=False))
+def test_durations_are_written_as_they_are_read(seconds: float) -> None:
+    assert math.isclose(parse_duration(duration(seconds)), seconds, rel_tol=1e-6, abs_tol=1e-9)
+
+
+BANDS = st.fixed_dictionaries(
+    {},
+    optional={
+        "maxRequests": st.integers(0, 10_000),
+        "maxBytes": st.sampled_from(["1Gi", 0, "500M"]),
+        "defaultRequestTTL": st.sampled_from(["0s", "1m30s", "250ms"]),
+        "fairnessPolicyRef": st.sampled_from(["round-robin-fairness-policy", "global-strict-fairness-policy"]),
+        "orderingPolicyRef": st.sampled_from(["fcfs-ordering-policy", "edf-ordering-policy"]),
+        "queueRef": st.just("priority-queue"),
+        "displacementPolicyRef": st.just("newest-displacement-policy"),
+    },
+)
+
+
+@given(
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "maxBytes": st.sampled_from(["2Gi", 0]),
+            "maxRequests": st.integers(0, 100_000),
+            "defaultRequestTTL": st.sampled_from(["0s", "5s"]),
+            "noEndpointRequestTTL": st.sampled_from(["0s", "2m"]),
+            "defaultPriorityBand": BANDS,
+            "defaultNegativePriorityBand": BANDS,
+            "enableEviction": st.booleans(),
+        },
+    ),
+    st.dictionaries(st.integers(-(2**31), 2**31 - 1), BANDS, max_size=4),
+)
+@settings(max_examples=60, deadline=None)
+def test_the_effective_section_loads_to_the_same_plan_and_warns_of_nothing(section: Any, bands: Any) -> None:
+    document = {
+        "featureGates": ["flowControl"],
+        "plugins": [{"type": "round-robin-fairness-policy"}, {"type": "edf-ordering-policy"}],
+        "flowControl": {**section, "priorityBands": [{"priority": p, **band} for p, band in bands.items()]},
+    }
+    first = load(yaml_nodes.dump(document), "c.yaml")
+    again = load(first.as_yaml(), "again.yaml")
+    assert again.as_yaml() == first.as_yaml()
+    assert not {w.rule for w in again.warnings} & {"no-isolation", "unused-plugin"}
+    assert again.flow is not None
+    assert first.flow is not None
+    for p in (*bands, 0, 3, -3):
+        ours, theirs = first.flow.band(p), again.flow.band(p)
+        assert (ours.max_requests, ours.max_bytes, ours.request_ttl_s) == (
+            theirs.max_requests, theirs.max_bytes, theirs.request_ttl_s,
+        )  # fmt: skip
+        assert (ours.queue.name, ours.ordering.name, ours.fairness.name) == (
+            theirs.queue.name, theirs.ordering.name, theirs.fairness.name,
+        )  # fmt: skip

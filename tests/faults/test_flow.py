@@ -1,0 +1,75 @@
+"""A worker dies with a full queue: its part of the limits is free at once, and nobody else notices."""
+
+import asyncio
+import os
+import signal
+import time
+
+from tests.bench.overload_stack import config
+from tests.bench.waiting import flow, until
+from tests.e2e.cluster import Cluster, Picker
+from tests.faults.waiting import LOST, SERVED, Waiting, identified, request
+from tests.faults.watch import Watched
+
+LIMIT = 120
+WORKERS = 4
+FULL = "rejected-saturated"
+EXACT_WITHIN_S = 1.0  # of the worker's death
+
+
+def test_after_a_worker_was_killed_with_a_full_queue_the_limit_is_exact_and_the_others_requests_are_served() -> None:
+    with Cluster() as cluster:
+        fleet = cluster.fleet(1)
+        picker = cluster.picker(fleet.file, workers=WORKERS, config_text=config(fleet.file, flow(1, maxRequests=LIMIT)))
+        asyncio.run(killed(picker))
+
+
+async def killed(picker: Picker) -> None:
+    waiting, watched = Waiting(picker.grpc), Watched(picker.child.pid, picker.instance, picker.grpc)
+    waiting.ask(request("held", {}), hold=True)
+    await until(lambda: waiting.served == 1)
+    for number in range(LIMIT):
+        waiting.ask(request(f"{number} waits", identified(tenant=f"tenant-{number % 7}")))
+    await full(waiting)
+    assert waiting.open == 1 + LIMIT
+
+    spared = [pid for pid in watched.children().values() if watched.client_ports(pid) & waiting.held_on]
+    victims = [(seat, pid) for seat, pid in watched.children().items() if seat and pid not in spared]
+    _, pid = max(victims, key=lambda pair: len(watched.client_ports(pair[1])))
+    os.kill(pid, signal.SIGKILL)
+    died = time.monotonic()
+    await until(lambda: waiting.endings[LOST] > 0)
+    while await queued(waiting) is False:
+        assert time.monotonic() - died < EXACT_WITHIN_S
+    free = waiting.endings[LOST]
+    assert free > 1
+    for number in range(free - 1):
+        waiting.ask(request(f"{number} instead", {}))
+    await full(waiting)
+    assert waiting.open == 1 + LIMIT
+    assert waiting.endings[LOST] == free
+
+    waiting.released.set()
+    await until(lambda: not waiting.open)
+    assert waiting.endings[SERVED] == 1 + LIMIT
+    assert set(waiting.endings) == {SERVED, LOST, FULL}
+    await until(lambda: watched.in_flight() == 0)
+    await waiting.close()
+
+
+async def queued(waiting: Waiting) -> bool:
+    """Whether one request more found a place."""
+    task = waiting.ask(request("one more", {}))
+    done, _ = await asyncio.wait([task], timeout=0.2)
+    if done:
+        assert task.result() == FULL
+    return not done
+
+
+async def full(waiting: Waiting) -> None:
+    """All that were asked wait, and there is no place left."""
+    before = -1
+    while before != waiting.open:
+        before = waiting.open
+        await asyncio.sleep(0.2)
+    assert await waiting.ask(request("too much", {})) == FULL

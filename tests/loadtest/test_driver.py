@@ -1,0 +1,241 @@
+"""The driver's loops against connections that answer as they are told, in a loop whose time is a variable."""
+
+import asyncio
+import json
+import subprocess
+import sys
+from argparse import Namespace
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any, cast
+
+import pytest
+
+from epp.protocol.proto import ext_proc_pb2 as pb
+from loadtest import driver
+from loadtest.driver import CASES, Load, Tally, chosen, parser, quantiles, report
+from loadtest.exchange import DESTINATION, Messages, Shape
+from loadtest.h2_client import Caller, ClientConnection
+
+
+class Clocked(asyncio.SelectorEventLoop):
+    """Time passes only where somebody sleeps, and then at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 1000.0
+
+    def time(self) -> float:
+        return self.now
+
+    def _run_once(self) -> None:
+        scheduled = cast("list[asyncio.TimerHandle]", self._scheduled)  # type: ignore[attr-defined]
+        if not self._ready and scheduled:  # type: ignore[attr-defined]
+            self.now = max(self.now, min(handle.when() for handle in scheduled))
+        super()._run_once()  # type: ignore[misc]
+
+
+class Connection:
+    """Answers each stream after `delay` seconds; `stalled`: none before `release`."""
+
+    def __init__(self, loop: Clocked, delay: float = 0.0, *, stalled: bool = False, status: str = "0") -> None:
+        self._loop = loop
+        self._delay = delay
+        self._stalled = stalled
+        self._status = status
+        self._held: list[Stream] = []
+        self.opened_at: list[float] = []
+        self.open_now = self.open_most = 0
+
+    def open(self, caller: Caller) -> "asyncio.Future[Stream]":
+        self.opened_at.append(self._loop.now)
+        self.open_now += 1
+        self.open_most = max(self.open_most, self.open_now)
+        stream = Stream(self, caller)
+        if self._stalled:
+            self._held.append(stream)
+        else:
+            self._loop.call_later(self._delay, stream.answer, self._status)
+        future: asyncio.Future[Stream] = self._loop.create_future()
+        future.set_result(stream)
+        return future
+
+    def release(self) -> None:
+        self._stalled = False
+        for stream in self._held:
+            stream.answer(self._status)
+
+
+class Stream:
+    """Sends everything back as a picker does."""
+
+    def __init__(self, connection: Connection, caller: Caller) -> None:
+        self._connection = connection
+        self._caller = caller
+        self._body = b""
+
+    def send(self, message: bytes) -> None:
+        self._body += pb.ProcessingRequest.FromString(message).request_body.body
+
+    def half_close(self) -> None:
+        """The end is sent by `answer`."""
+
+    def answer(self, status: str) -> None:
+        self._connection.open_now -= 1
+        if status == "0":
+            for message in self._answers():
+                self._caller.message(message.SerializeToString())
+        self._caller.ended(status, "broken" if status != "0" else "")
+
+    def _answers(self) -> Iterator[pb.ProcessingResponse]:
+        headers = pb.ProcessingResponse()
+        headers.request_headers.response.header_mutation.set_headers.add().header.key = DESTINATION.decode()
+        yield headers
+        for kind, body in (("request_body", self._body), ("response_body", b"")):
+            answer = pb.ProcessingResponse()
+            streamed = getattr(answer, kind).response.body_mutation.streamed_response
+            streamed.body, streamed.end_of_stream = body, True
+            yield answer
+
+
+@pytest.fixture
+def loop(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clocked]:
+    made = Clocked()
+    monkeypatch.setattr(driver.time, "monotonic", lambda: made.now)
+    yield made
+    made.close()
+
+
+def load(*connections: Connection) -> Load:
+    return Load(cast("list[ClientConnection]", connections), Messages(Shape(), "t"), first=0)
+
+
+def paced(loop: Clocked, connection: Connection, rate: float, seconds: float) -> Tally:
+    async def run() -> Tally:
+        made = load(connection)
+        await made.paced(rate, loop.now + seconds)
+        return made.tally
+
+    return loop.run_until_complete(run())
+
+
+def test_an_open_loop_begins_requests_on_schedule_whatever_the_picker_does(loop: Clocked) -> None:
+    connection = Connection(loop, delay=5.0)
+    tally = paced(loop, connection, 10, 2.0)
+    assert [round(at - 1000, 3) for at in connection.opened_at] == [n / 10 for n in range(20)]
+    assert tally.endings == Counter(ok=20)
+    assert connection.open_most == 20
+
+
+def test_an_open_loop_counts_latency_from_the_intended_time_while_the_driver_itself_is_held_up(loop: Clocked) -> None:
+    connection = Connection(loop)
+
+    async def run() -> Tally:
+        made = load(connection)
+        loop.call_later(0.45, lambda: setattr(loop, "now", loop.now + 1.0))  # a second in which nothing runs
+        await made.paced(10, loop.now + 2.0)
+        return made.tally
+
+    tally = loop.run_until_complete(run())
+    assert tally.endings == Counter(ok=20)
+    slow = sorted((round(seconds, 2) for seconds in tally.full), reverse=True)
+    assert slow[:3] == [0.95, 0.85, 0.75]
+    assert slow[-5:] == [0.0] * 5
+
+
+def test_a_closed_loop_keeps_as_many_streams_open_as_asked_for_until_its_time_is_over(loop: Clocked) -> None:
+    first, second = Connection(loop, delay=0.1), Connection(loop, delay=0.1)
+
+    async def run() -> Tally:
+        made = load(first, second)
+        await made.closed(4, loop.now + 1.0)
+        return made.tally
+
+    tally = loop.run_until_complete(run())
+    assert (first.open_most, second.open_most) == (2, 2)
+    assert 36 <= tally.endings["ok"] <= 44
+    assert {round(seconds, 6) for seconds in tally.full} == {0.1}
+
+
+def test_a_picker_that_stands_still_does_not_take_the_machine_along(
+    loop: Clocked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(driver, "OPEN_LOOP_MAX", 5)
+    connection = Connection(loop, stalled=True)
+    loop.call_later(3.0, connection.release)
+    tally = paced(loop, connection, 10, 2.0)
+    assert (tally.endings["ok"], tally.late, connection.open_most) == (5, 15, 5)
+
+
+def test_streams_that_never_end_are_counted_and_do_not_hold_the_driver(loop: Clocked) -> None:
+    tally = paced(loop, Connection(loop, stalled=True), 10, 0.3)
+    assert tally.endings == Counter(failed=3)
+    assert "3 streams had no end" in tally.errors[0]
+
+
+def test_what_went_wrong_is_counted_shown_and_adds_no_latency(loop: Clocked) -> None:
+    tally = paced(loop, Connection(loop, status="13"), 10, 1.0)
+    assert tally.endings == Counter(failed=10)
+    assert (tally.full, len(tally.errors)) == ([], driver.ERRORS_SHOWN)
+    assert "gRPC status 13" in tally.errors[0]
+
+
+# Figures.
+
+
+def options(*arguments: str) -> Namespace:
+    return parser().parse_args(["--target", "127.0.0.1:1", *arguments])
+
+
+def test_quantiles_are_milliseconds_of_the_ordered_values() -> None:
+    assert quantiles([]) == {}
+    assert quantiles([n / 1000 for n in range(1, 101)]) == {"p50": 51.0, "p90": 91.0, "p99": 100.0, "max": 100.0}
+
+
+def test_streams_and_connections_are_shared_out_over_the_processes() -> None:
+    case = chosen(options("--case", "short-c64", "--processes", "2"))
+    assert (case.concurrency, case.connections) == (32, 2)
+    assert chosen(options("--case", "short", "--processes", "8")).connections == 1
+
+
+def test_a_case_can_be_changed_piece_by_piece() -> None:
+    shape = chosen(options("--case", "chat-8k", "--prompt-kb", "2", "--chunks", "10", "--pace-ms", "20")).shape
+    assert (shape.prompt_bytes, shape.shared_bytes) == (2_000, 2_000)
+    assert (shape.chunks, shape.streamed, shape.pace_s) == (10, True, 0.02)
+    assert chosen(options("--case", "chat-8k")) == CASES["chat-8k"]
+
+
+def test_cpu_is_charged_to_the_requests_that_were_well_and_to_nobody_if_there_were_none() -> None:
+    tally = Tally(endings=Counter(ok=100, failed=5))
+    found = report(options("--group", "999999999"), tally, 10.0, {"worker": 0.02, "supervisor": 0.01})
+    assert (found["cpu_us_per_request"], found["requests_per_s"], found["cores"]) == (300.0, 10.0, 0.003)
+    assert found["cores_by_process"] == {"supervisor": 0.001, "worker": 0.002}
+    assert report(options("--group", "999999999"), Tally(), 10.0, {"worker": 1.0})["cpu_us_per_request"] == 0.0
+
+
+def test_tallies_of_processes_add_up() -> None:
+    tally = Tally(Counter(ok=1), ["a"], [0.1], [0.2], late=1)
+    tally.add(Tally(Counter(ok=2, failed=1), ["b", "c", "d"], [0.3], [0.4], late=2))
+    assert tally == Tally(Counter(ok=3, failed=1), ["a", "b", "c"], [0.1, 0.3], [0.2, 0.4], late=3)
+
+
+def run(*arguments: str) -> "subprocess.CompletedProcess[str]":
+    command: list[Any] = [sys.executable, "-m", "loadtest.driver", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_where_nobody_listens_the_driver_says_so_in_one_line_and_fails() -> None:
+    done = run("--target", "127.0.0.1:1", "--seconds", "0.1")
+    assert done.returncode == 2
+    assert done.stderr.splitlines() == ["no picker answers at 127.0.0.1:1: connection refused"]
+
+
+def test_a_target_without_a_port_is_wrong_usage() -> None:
+    done = run("--target", "localhost")
+    assert done.returncode == 2
+    assert "host:port" in done.stderr
+
+
+def test_a_report_is_json_on_stdout() -> None:
+    found = report(options(), Tally(Counter(ok=2), [], [0.1, 0.2], [0.2, 0.3]), 1.0, {})
+    assert json.loads(json.dumps(found))["pick_ms"]["max"] == 200.0

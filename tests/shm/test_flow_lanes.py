@@ -1,0 +1,188 @@
+"""Flow lanes: what waits summed over who serves, what is asked and answered, succession."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shm.flow_lanes import (
+    BYTES,
+    DISPATCHED,
+    PENDING,
+    WAITING,
+    WAITING_BYTES,
+    FlowLanes,
+    FlowSchema,
+    FrontCell,
+    VictimCell,
+)
+from shm.lanes import Lanes, LaneSchema
+from shm.layout import CACHE_LINE, WORD
+from tests.shm.memory import region_for
+
+WORKERS = 3
+BANDS = 4
+SCHEMA = FlowSchema(BANDS, WORKERS)
+
+
+def lanes_of(workers: int) -> Lanes:
+    schema = LaneSchema(1, (), (), (), lanes=workers + 1)
+    lanes = Lanes(schema, region_for(schema))
+    for seat in range(1, workers + 1):
+        lanes.set_serving(seat, True)
+    return lanes
+
+
+def flow_lanes(lanes: Lanes | None = None) -> FlowLanes:
+    return FlowLanes(SCHEMA, region_for(SCHEMA), lanes or lanes_of(WORKERS))
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(0, WORKERS - 1),
+            st.integers(0, BANDS - 1),
+            st.integers(0, 9),
+            st.integers(0, 900),
+            st.floats(1.0, 99.0),
+        ),
+        max_size=40,
+    ),
+    st.sets(st.integers(0, WORKERS - 1)),
+)
+@settings(max_examples=100, deadline=None)
+def test_sums_are_those_of_what_serving_workers_published_last(published: list, silent: set) -> None:
+    lanes = lanes_of(WORKERS)
+    flow = flow_lanes(lanes)
+    last: dict[tuple[int, int], tuple[int, int, float]] = {}
+    for worker, band, requests, size, oldest in published:
+        flow.lane(worker).publish(band, requests, size, oldest)
+        last[worker, band] = requests, size, oldest
+    for worker in silent:
+        lanes.set_serving(worker + 1, False)
+    for band in range(BANDS):
+        shown = [cell for (worker, b), cell in last.items() if b == band and worker not in silent]
+        expected = sum(c[0] for c in shown), sum(c[1] for c in shown), min((c[2] for c in shown), default=0.0)
+        assert flow.band(band) == expected
+    shown = [cell for (worker, _), cell in last.items() if worker not in silent]
+    assert flow.total(WAITING) == sum(cell[0] for cell in shown)
+    assert flow.total(WAITING_BYTES) == sum(cell[1] for cell in shown)
+
+
+class Asking:
+    """What was asked and answered, kept in the plainest way."""
+
+    def __init__(self) -> None:
+        self.open = [[[0, 0] for _ in range(BANDS)] for _ in range(WORKERS)]
+
+
+ASK = st.tuples(
+    st.just("ask"),
+    st.integers(0, WORKERS - 1),
+    st.integers(0, WORKERS - 1),
+    st.integers(0, BANDS - 1),
+    st.integers(0, 5),
+    st.integers(0, 500),
+)
+ANSWER = st.tuples(st.just("answer"), st.integers(0, WORKERS - 1), st.integers(0, BANDS - 1))
+SUCCEED = st.tuples(st.just("succeed"), st.integers(0, WORKERS - 1))
+
+
+@given(st.lists(st.one_of(ASK, ANSWER, SUCCEED), max_size=60))
+@settings(max_examples=150, deadline=None)
+def test_what_is_open_is_what_was_asked_and_not_answered_whoever_asked_and_whoever_died(steps: list) -> None:
+    flow, model = flow_lanes(), Asking()
+    for step in steps:
+        match step:
+            case ("ask", asker, target, band, requests, size):
+                before = flow.asked_ever(target)
+                flow.lane(asker).ask(target, band, requests, size)
+                assert flow.asked_ever(target) - before == requests + size
+                model.open[target][band][0] += requests
+                model.open[target][band][1] += size
+            case ("answer", target, band):
+                requests, size = flow.asked(target, band)
+                flow.lane(target).answer(band, requests, size)
+                model.open[target][band] = [0, 0]
+            case ("succeed", worker):
+                flow.lane(worker).take_over()
+                model.open[worker] = [[0, 0] for _ in range(BANDS)]
+        for target in range(WORKERS):
+            for band in range(BANDS):
+                assert flow.asked(target, band) == tuple(model.open[target][band])
+
+
+def test_a_successor_clears_what_waited_and_goes_on_counting_what_was_dispatched() -> None:
+    flow = flow_lanes()
+    lane = flow.lane(1)
+    lane.publish(2, 3, 300, 7.0)
+    lane.front(5, 7.0)
+    lane.show_victim(VictimCell(4, -1, 6.0, 8.0))
+    lane.words[PENDING], lane.words[DISPATCHED] = 2, 11
+    flow.lane(1).take_over()
+    assert flow.band(2) == (0, 0, 0.0)
+    assert flow.front(1) is None
+    assert flow.victim(1) == (0, 0, 0.0, 0.0)
+    assert flow.total(WAITING) == flow.total(WAITING_BYTES) == flow.total(PENDING) == 0
+    assert flow.total(DISPATCHED) == 11
+
+
+def test_a_killed_workers_queue_counts_no_more_once_it_does_not_serve() -> None:
+    lanes = lanes_of(WORKERS)
+    flow = flow_lanes(lanes)
+    flow.lane(0).publish(0, 1, 10, 2.0)
+    flow.lane(2).publish(0, 5, 50, 1.0)
+    assert flow.band(0) == (6, 60, 1.0)
+    lanes.set_serving(3, False)
+    assert flow.serving() == (0, 1)
+    assert flow.band(0) == (1, 10, 2.0)
+    assert flow.total(WAITING) == 1
+
+
+def test_fronts_say_the_most_important_band_and_its_claim() -> None:
+    flow = flow_lanes()
+    flow.lane(0).front(-7, 1.5)
+    assert flow.front(0) == FrontCell(-7, 1.5)
+    flow.lane(0).no_front()
+    assert flow.front(0) is None
+
+
+def test_a_band_is_empty_when_nothing_waits_in_it_and_nothing_is_asked_of_it() -> None:
+    flow = flow_lanes()
+    assert flow.empty(1)
+    flow.lane(0).publish(1, 1, 0, 1.0)
+    assert not flow.empty(1)
+    flow.lane(0).publish(1, 0, 0, 0.0)
+    flow.lane(0).ask(2, 1, 0, 5)
+    assert not flow.empty(1)
+    flow.lane(2).answer(1, 0, 5)
+    assert flow.empty(1)
+
+
+def test_no_word_of_one_worker_lies_in_anothers_lane() -> None:
+    flow = flow_lanes()
+    for worker in range(WORKERS):
+        for band in range(BANDS):
+            flow.lane(worker).publish(band, 1, 1, 1.0)
+            for target in range(WORKERS):
+                flow.lane(worker).ask(target, band, 1, 1)
+    for worker in range(WORKERS):
+        assert all(flow.cell(worker, band) == (1, 1, 1.0) for band in range(BANDS))
+        assert all(flow.asked(worker, band) == (WORKERS, WORKERS) for band in range(BANDS))
+    assert SCHEMA.lane_bytes % (2 * CACHE_LINE) == 0
+    assert SCHEMA.asked_of(WORKERS) * WORD <= SCHEMA.lane_bytes
+    assert SCHEMA.band_at(BANDS) + BYTES < SCHEMA.lane_words
+
+
+def test_sixteen_workers_with_all_bands_take_less_than_half_a_mebibyte() -> None:
+    assert FlowSchema(64, 16).bytes < 512 * 1024
+
+
+def test_another_number_of_bands_or_workers_is_another_layout() -> None:
+    hashes = {FlowSchema(b, w).layout_hash for b in (1, 2) for w in (1, 2)}
+    assert len(hashes) == 4
+
+
+@pytest.mark.parametrize(("bands", "workers"), [(0, 1), (1, 0)])
+def test_a_lane_without_a_band_or_a_worker_is_refused(bands: int, workers: int) -> None:
+    with pytest.raises(ValueError, match="at least one band and one worker"):
+        FlowSchema(bands, workers)

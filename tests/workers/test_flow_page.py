@@ -1,0 +1,102 @@
+"""Flow control on the metrics page: bands, limits, saturation by stage, and the older names."""
+
+import asyncio
+from pathlib import Path
+
+from epp import metrics as m
+from epp.metrics import FLOW_GROUPS, TWINS
+from tests.workers.flow_world import World, world
+from workers.flow_page import FlowFigures, figures_of
+from workers.series_page import SeriesText
+
+
+def figures(w: World) -> FlowFigures:
+    found = figures_of(w.instance)
+    assert found is not None
+    return found
+
+
+def rows(shown: FlowFigures) -> dict[str, dict[tuple[str, ...], float]]:
+    return {family.metric.name: dict(family.rows) for family in shown.families()}
+
+
+def test_bands_show_how_full_they_are_over_all_workers_and_how_long_the_oldest_has_waited(tmp_path: Path) -> None:
+    async def test() -> None:
+        section = "maxRequests: 10, priorityBands: [{priority: 5, maxRequests: 4, maxBytes: 1000}]"
+        async with world(tmp_path, section, objectives={"high": 5, "low": -1}, shards=2) as w:
+            held = w.shards[0].ask("held")
+            assert held.sent
+            for shard in w.shards:
+                shard.ask("high", "high", body=b'{"model": "m", "prompt": "x"}')
+            found = rows(figures(w))
+            assert found["flow_control_capacity_utilization_requests"] == {
+                ("5", "epp"): 0.5,
+                ("0", "epp"): 0.0,
+                ("-1", "epp"): 0.0,
+            }
+            assert found["flow_control_capacity_utilization_bytes"]["5", "epp"] == 0.058
+            assert found["flow_control_global_capacity_utilization_requests"] == {("epp",): 0.2}
+            assert "flow_control_global_capacity_utilization_bytes" not in found
+            assert found["flow_control_oldest_age_seconds"]["5", "epp"] > 0
+            assert found["flow_control_oldest_age_seconds"]["0", "epp"] == 0
+            assert found["flow_control_pool_saturation"] == {("epp", "decode"): 1.0, ("epp", "effective"): 1.0}
+            assert found["flow_control_reclaim_target"] == {("epp",): 0.0}
+
+    asyncio.run(test())
+
+
+def test_saturation_is_shown_by_stage_and_the_fullest_counts(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with world(tmp_path) as w:
+            prefill = w.endpoint("p", **{"llm-d.ai/role": "prefill"})
+            w.endpoint("e", **{"llm-d.ai/role": "encode"})
+            w.shards[0].worker.lane.inflight[prefill.slot] = 2
+            shown = rows(figures(w))["flow_control_pool_saturation"]
+            assert shown == {("epp", "prefill"): 2.0, ("epp", "decode"): 0.0, ("epp", "effective"): 2.0}
+
+    asyncio.run(test())
+
+
+def test_a_pool_without_endpoints_is_full_and_has_no_stage(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with world(tmp_path) as w:
+            shown = figures(w)
+            w.remove_all()
+            await asyncio.sleep(0.06)
+            assert rows(shown)["flow_control_pool_saturation"] == {("epp", "effective"): 1.0}
+
+    asyncio.run(test())
+
+
+def test_every_series_of_flow_control_has_its_older_name_where_the_field_has_one(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with world(tmp_path, "maxRequests: 1") as w:
+            (shard,) = w.shards
+            shard.ask("held")
+            shard.ask("waits")
+            shard.ask("refused")
+            names = set()
+            for group in FLOW_GROUPS:
+                text = SeriesText(group, w.instance.series_reader(group), legacy=True)
+                *_, totals = text.reading()
+                assert totals is not None
+                for line in text.lines(totals, openmetrics=False):
+                    if line.startswith("# TYPE"):
+                        names.add(line.split()[2])
+                    elif line.startswith("# HELP"):
+                        names.add(line.splitlines()[1].split()[2])
+            of_pages = {m.FLOW_SATURATION.name, m.FLOW_CYCLE.name}
+            twins = {
+                twin.name for name, twin in TWINS.items() if name.startswith("flow_control_") and name not in of_pages
+            }
+            assert twins <= names
+
+    asyncio.run(test())
+
+
+def test_without_flow_control_there_is_nothing_to_show(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with world(tmp_path, gate=False) as w:
+            assert figures_of(w.instance) is None
+
+    asyncio.run(test())

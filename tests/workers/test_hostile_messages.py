@@ -1,0 +1,144 @@
+"""Messages that no gateway sends: malformed in places that are looked at late, or not at all. Nobody but their stream is hurt."""
+
+from typing import Any
+
+import pytest
+
+from epp.candidates import Candidates
+from epp.decision import Decision, Response
+from epp.plugin import DataProducer, NoParams, PreRequest, ResponseComplete
+from epp.protocol.codec import field
+from epp.request import Request
+from tests.pair import bodies
+from tests.workers.test_server import BODY, USAGE, Future, Waits, pair
+
+INVALID_ARGUMENT = 3
+PATH = field(1, field(1, b":path") + field(3, b"/v1/completions"))
+MALFORMED = field(2, field(1, PATH + field(1, b"\x0b\x05other")))  # a group opens inside an entry
+
+
+class ReadsHeaders(DataProducer):
+    """Looks at a header, now or after a pause."""
+
+    def __init__(self, future: Future | None = None) -> None:
+        super().__init__("reads", NoParams())
+        self.future = future
+
+    def produce(self, request: Request, candidates: Candidates) -> Any:
+        assert "x-any" not in request.headers
+        return self.future
+
+
+class Notes(PreRequest, ResponseComplete):
+    """Counts what was begun and not ended."""
+
+    def __init__(self) -> None:
+        super().__init__("notes", NoParams())
+        self.open = 0
+
+    def before_send(self, request: Request, decision: Decision) -> None:
+        self.open += 1
+
+    def response_complete(self, request: Request, decision: Decision, response: Response) -> None:
+        self.open -= 1
+
+
+class Breaks(PreRequest):
+    def before_send(self, request: Request, decision: Decision) -> None:
+        raise ZeroDivisionError
+
+
+class SetsHeader(PreRequest):
+    """Asks for a header that no HTTP message can carry."""
+
+    def before_send(self, request: Request, decision: Decision) -> None:
+        decision.headers["x-name"] = "\u4f60"
+
+
+def test_malformed_headers_end_the_stream_and_are_no_fault_of_the_plugin_that_reads_them() -> None:
+    notes = Notes()
+    p = pair(ReadsHeaders(), notes)
+    envoy = p.open()
+    envoy.handler.message(MALFORMED)
+    envoy.body(BODY)
+    assert envoy.stream.ended is not None
+    assert envoy.stream.ended[0] == INVALID_ARGUMENT
+    assert p.faults == [] and not any(p.inflight) and notes.open == 0
+    assert p.counter("violations_total") == 1
+
+
+def test_malformed_headers_end_a_stream_whose_decision_waited() -> None:
+    future = Future()
+    p = pair(ReadsHeaders(future))
+    envoy = p.open()
+    envoy.handler.message(MALFORMED)
+    envoy.body(BODY)
+    assert envoy.stream.ended is None
+    future.callback(None)
+    assert envoy.stream.ended is not None
+    assert envoy.stream.ended[0] == INVALID_ARGUMENT
+    assert p.faults == [] and not any(p.inflight)
+
+
+def test_what_fails_behind_a_decision_that_waited_is_answered_with_500_and_releases_all() -> None:
+    waits, notes = Waits(), Notes()
+    p = pair(waits, SetsHeader("sets", NoParams()), notes)
+    envoy = p.open()
+    envoy.headers()
+    envoy.body(BODY)
+    waits.future.callback(None)
+    (answer,) = envoy.answers()
+    assert answer.immediate_response.status.code == 500
+    assert envoy.stream.ended == (0, "")
+    assert not any(p.inflight) and notes.open == 0
+    assert [type(fault) for fault in p.faults] == [UnicodeEncodeError]
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_plugin_that_fails_before_sending_leaves_nothing_noted_by_the_others(first: bool) -> None:
+    notes, breaks = Notes(), Breaks("breaks", NoParams())
+    p = pair(*((notes, breaks) if first else (breaks, notes)))
+    envoy = p.open()
+    envoy.headers()
+    (answer,) = envoy.body(BODY)
+    assert answer.immediate_response.status.code == 500
+    assert notes.open == 0 and not any(p.inflight)
+
+
+def test_who_was_not_told_of_a_request_does_not_hear_that_it_is_over() -> None:
+    notes = Notes()
+    envoy = pair(notes).open()
+    envoy.headers(prefer="if-available")
+    (answer,) = envoy.body(BODY)
+    assert answer.immediate_response.status.code == 412
+    assert notes.open == 0
+
+
+def test_a_body_with_a_field_that_cannot_be_is_not_passed_on() -> None:
+    envoy = pair().open()
+    envoy.headers()
+    envoy.body(BODY)
+    envoy.response_headers()
+    envoy.handler.message(b"\x2a\x05\x0a\x01x\x00\x00")  # field 0
+    assert envoy.answers() == []
+    assert envoy.stream.ended is not None
+    assert envoy.stream.ended[0] == INVALID_ARGUMENT
+
+
+def test_a_header_that_ends_where_its_value_should_stand_is_none() -> None:
+    envoy = pair().open()
+    envoy.handler.message(b"\x12\x0b\x0a\x09\x0a\x07\x0a\x05:path")
+    envoy.handler.message(b"\x12\x0c\x0a\x0a\x0a\x08\x0a\x05:path\x1a")
+    assert envoy.stream.ended is not None
+    assert envoy.stream.ended[0] == INVALID_ARGUMENT
+
+
+def test_usage_that_is_no_utf8_is_no_usage_and_the_answer_passes() -> None:
+    p = pair()
+    envoy = p.open()
+    envoy.headers()
+    envoy.body(BODY)
+    envoy.response_headers()
+    answer = USAGE.replace(b'"prompt_tokens":9', b'"prompt_tokens":"\xff"')
+    assert bodies(envoy.response_body(answer), "response_body")[0] == answer
+    assert p.faults == [] and not any(p.inflight)

@@ -1,0 +1,206 @@
+"""A request that asks for one model and goes on with another: what the model server gets, and what the client gets back."""
+
+import gzip
+import itertools
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from epp.decision import Decision
+from epp.metrics import REQUEST
+from epp.plugin import NoParams, PreRequest
+from epp.plugins.parsers.anthropic import Anthropic
+from epp.plugins.parsers.sglang_http import SglangHttp
+from epp.plugins.parsers.vllm_http import VllmHttp
+from epp.protocol.proto import ext_proc_pb2 as pb
+from epp.request import Request
+from tests.pair import Envoy, Pair, bodies, set_headers
+from tests.workers.test_server import Remembers, pair, refusal
+
+HEADER, ALIAS = "x-llm-d-model-name-rewrite", "x-gateway-model-name-rewrite"
+BODY = b'{ "n":12345678901234567890, "model":"asked",  "prompt":"the \\"model\\":\\"asked\\"" }'
+RENAMED = BODY.replace(b'"model":"asked"', b'"model":"base-v2"')
+EVENT = b'data: {"id":"1","model":"base-v2","choices":[{"text":"x"}]}\n\n'
+RESTORED = EVENT.replace(b"base-v2", b"asked")
+
+
+class Sees(PreRequest):
+    def __init__(self) -> None:
+        super().__init__("sees", NoParams())
+        self.models: list[tuple[str, str]] = []
+        self.bodies: list[bytes] = []
+
+    def before_send(self, request: Request, decision: Decision) -> None:
+        self.models.append((request.model, request.target_model))
+        self.bodies.append(bytes(request.prompt.body))
+
+
+def asked(p: Pair, body: bytes = BODY, path: str = "/v1/completions", **headers: str) -> tuple[Envoy, list[Any]]:
+    envoy = p.open()
+    envoy.headers(path, **headers)
+    return envoy, envoy.body(body)
+
+
+def removed(answer: pb.ProcessingResponse, which: str = "request_headers") -> list[str]:
+    return list(getattr(answer, which).response.header_mutation.remove_headers)
+
+
+def restored(envoy: Envoy, pieces: list[bytes], kind: str = "text/event-stream") -> tuple[bytes, list[bool]]:
+    envoy.response_headers(kind=kind)
+    answers = [a for n, piece in enumerate(pieces, 1) for a in envoy.response_body(piece, last=n == len(pieces))]
+    return bodies(answers, "response_body")
+
+
+@pytest.mark.parametrize("name", [HEADER, ALIAS])
+def test_the_header_names_the_model_that_the_server_is_asked_for(name: str) -> None:
+    sees = Sees()
+    p = pair(sees)
+    _, answers = asked(p, **{name: "base-v2"})
+    assert bodies(answers[1:]) == (RENAMED, [True])
+    assert set_headers(answers[0])["content-length"] == str(len(RENAMED))
+    assert sees.models == [("asked", "base-v2")]
+    assert sees.bodies == [RENAMED], "what tokenises sees what the server will"
+
+
+def test_the_current_header_hides_the_older_one() -> None:
+    _, answers = asked(pair(), **{HEADER: "base-v2", ALIAS: "other"})
+    assert bodies(answers[1:])[0] == RENAMED
+
+
+def test_an_empty_name_is_400() -> None:
+    code, error, _ = refusal(asked(pair(), **{HEADER: ""})[1])
+    assert (code, error["message"]) == (400, "inference error: BadRequest - model not found in request body")
+
+
+@pytest.mark.parametrize("name", ["x" * 257, "a\x00b"])
+def test_a_name_that_is_none_is_400_and_names_the_header(name: str) -> None:
+    code, error, _ = refusal(asked(pair(), **{HEADER: name})[1])
+    assert code == 400 and HEADER in error["message"]
+
+
+def test_a_body_without_a_model_gets_the_one_of_the_header() -> None:
+    _, answers = asked(pair(), b'{"prompt":"x"}', **{HEADER: "base-v2"})
+    assert bodies(answers[1:])[0] == b'{"model":"base-v2","prompt":"x"}'
+
+
+def test_the_same_name_leaves_every_byte_and_costs_no_response_phase() -> None:
+    envoy, answers = asked(pair(), **{HEADER: "asked"})
+    assert bodies(answers[1:])[0] == BODY
+    assert "accept-encoding" not in removed(answers[0])
+    assert restored(envoy, [EVENT])[0] == EVENT
+
+
+def test_a_rule_for_the_incoming_model_wins_over_the_header() -> None:
+    p = pair()
+    p.app.rewrite = {"asked": "base-v2"}.get
+    assert bodies(asked(p, **{HEADER: "other"})[1][1:])[0] == RENAMED
+    assert bodies(asked(p)[1][1:])[0] == RENAMED
+    body = BODY.replace(b'"model":"asked"', b'"model":"unknown"')
+    assert bodies(asked(p, body)[1][1:])[0] == body
+    assert b'"model":"other"' in bodies(asked(p, body, **{HEADER: "other"})[1][1:])[0]
+
+
+def test_a_header_that_is_not_trusted_changes_nothing() -> None:
+    p = pair()
+    p.app.hidden_headers = frozenset((HEADER, ALIAS))
+    assert bodies(asked(p, **{HEADER: "base-v2", ALIAS: "base-v2"})[1][1:])[0] == BODY
+
+
+@given(st.lists(st.integers(0, 3 * len(EVENT)), max_size=6))
+@settings(max_examples=80, deadline=None)
+def test_a_stream_has_the_clients_name_again_however_it_is_cut(cuts: list[int]) -> None:
+    envoy, _ = asked(pair(), **{HEADER: "base-v2"})
+    whole = EVENT * 3
+    borders = sorted({0, len(whole), *(cut for cut in cuts if cut < len(whole))})
+    data, ends = restored(envoy, [whole[a:b] for a, b in itertools.pairwise(borders)])
+    assert data == RESTORED * 3
+    assert ends[-1] is True and not any(ends[:-1])
+
+
+def test_a_whole_answer_has_the_clients_name_again_and_no_length() -> None:
+    remembers = Remembers()
+    p = pair(remembers)
+    envoy, _ = asked(p, **{HEADER: "base-v2"})
+    answer = b'{"model": "base-v2","usage":{"prompt_tokens":9,"completion_tokens":4}}'
+    (head,) = envoy.response_headers()
+    assert removed(head, "response_headers") == ["content-length"]
+    assert bodies(envoy.response_body(answer), "response_body") == (answer.replace(b"base-v2", b"asked"), [True])
+    assert remembers.usages[0] is not None and remembers.usages[0].prompt == 9
+
+
+def test_what_is_held_back_comes_before_the_trailers() -> None:
+    envoy, _ = asked(pair(), **{HEADER: "base-v2"})
+    envoy.response_headers()
+    answers = envoy.response_body(b'data: "model":"base', last=False)
+    answers += envoy.response_trailers()
+    assert bodies(answers, "response_body") == (b'data: "model":"base', [False, False])
+    assert answers[-1].WhichOneof("response") == "response_trailers"
+
+
+def test_a_long_answer_comes_in_pieces() -> None:
+    envoy, _ = asked(pair(), **{HEADER: "base-v2"})
+    data, ends = restored(envoy, [b'{"model":"base-v2","text":"' + b"x" * 150_000 + b'"}'], "application/json")
+    assert json.loads(data)["model"] == "asked" and len(ends) == 3
+
+
+def test_the_answer_is_asked_for_plain_and_one_that_is_not_passes_as_it_is() -> None:
+    envoy, answers = asked(pair(), **{HEADER: "base-v2"})
+    assert {"accept-encoding", "content-encoding"} <= set(removed(answers[0]))
+    message = pb.ProcessingRequest()
+    for name, value in {":status": "200", "content-encoding": "gzip"}.items():
+        message.response_headers.headers.headers.add(key=name, raw_value=value.encode())
+    (head,) = envoy.say(message)
+    assert removed(head, "response_headers") == []
+    packed = gzip.compress(EVENT)
+    assert bodies(envoy.response_body(packed), "response_body")[0] == packed
+
+
+def test_a_gzip_body_goes_on_plain() -> None:
+    _, answers = asked(pair(), gzip.compress(BODY), **{HEADER: "base-v2", "content-encoding": "gzip"})
+    assert bodies(answers[1:])[0] == RENAMED
+    assert "content-encoding" in removed(answers[0])
+
+
+def test_a_body_that_ends_with_trailers_is_rewritten_too() -> None:
+    envoy = pair().open()
+    envoy.headers(**{HEADER: "base-v2"})
+    envoy.body(BODY[:20], last=False)
+    envoy.body(BODY[20:], last=False)
+    answers = envoy.trailers()
+    assert bodies(answers) == (RENAMED, [False])
+    assert answers[-1].WhichOneof("response") == "request_trailers"
+
+
+def test_a_long_body_is_rewritten_across_its_pieces() -> None:
+    envoy = pair().open()
+    envoy.headers(**{HEADER: "base-v2"})
+    body = b'{"prompt":"' + b"x" * 200_000 + b'","model":"asked"}'
+    envoy.body(body[:199_999], last=False)
+    answers = envoy.body(body[199_999:])
+    data, ends = bodies(answers[1:])
+    assert data == body.replace(b"asked", b"base-v2") and ends == [False, False, False, True]
+
+
+def test_metrics_have_both_names() -> None:
+    p = pair()
+    asked(p, **{HEADER: "base-v2"})
+    assert any(labels[:2] == ("asked", "base-v2") for labels in p.series.rows(REQUEST))
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "expected"),
+    [
+        ("/v1/messages", b'{"messages":[{"role":"user","content":"x"}],"model":"asked"}', True),
+        ("/v1/messages/count_tokens", b'{"model":"asked"}', False),
+        ("/inference/v1/generate", b'{"token_ids":[1,2],"model":"asked"}', True),
+        ("/generate", b'{"input_ids":[1,2],"model":"asked"}', False),
+        ("/v1/unknown", b'{"model":"asked"}', False),
+    ],
+)
+def test_only_bodies_that_name_their_model_are_rewritten(path: str, body: bytes, expected: bool) -> None:
+    p = pair(parsers=(Anthropic("a", NoParams()), VllmHttp("v", NoParams()), SglangHttp("s", NoParams())))
+    _, answers = asked(p, body, path, **{HEADER: "base-v2"})
+    assert bodies(answers[1:])[0] == (body.replace(b"asked", b"base-v2") if expected else body)

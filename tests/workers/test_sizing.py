@@ -1,0 +1,118 @@
+"""Sizes follow from the constants: what a load costs, when workers are too few, what flags it needs."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shm.prefix_index import IndexSchema
+from tests.workers.instances import made
+from workers import sizing
+from workers.sizing import COSTS, Load, busy_share, enough_workers, index_entries, power_of_two, size
+
+SHARED_MEMORY = Path("/dev/shm")
+LOADS = st.builds(
+    Load,
+    requests=st.floats(0, 20_000),
+    prompt_kb=st.floats(0, 2_000),
+    endpoints=st.integers(1, 5_000),
+    chunks=st.floats(0, 1e6),
+    cache_tokens=st.integers(1, 10**8),
+)
+BIG = Load(requests=300, prompt_kb=220, endpoints=100, chunks=5_000)
+
+
+def test_every_constant_names_the_command_that_measures_it() -> None:
+    for cost in COSTS.values():
+        assert cost.source.startswith("python -m tests.bench.")
+        assert bool(cost.mib) != bool(cost.each)
+
+
+def test_few_requests_are_turned_to_one_by_one_and_many_together() -> None:
+    cost = COSTS["request"]
+    alone, together = (1e6 * cost.cores(rate) / rate for rate in (0.01, 1e6))
+    assert alone == pytest.approx(cost.each + 1e6 * cost.most / cost.half, rel=0.01)
+    assert together == pytest.approx(cost.each, rel=0.01)
+
+
+@given(LOADS)
+def test_as_many_workers_as_are_recommended_are_busy_for_no_more_than_they_should_be(load: Load) -> None:
+    workers = enough_workers(load)
+    if workers < sizing.WORKERS_MAX:
+        assert busy_share(load, workers) <= sizing.WORKER_SHARE
+        assert workers <= sizing.WORKERS_MIN or busy_share(load, workers - 1) > sizing.WORKER_SHARE
+
+
+@given(LOADS)
+def test_more_of_anything_never_takes_less(load: Load) -> None:
+    more = Load(load.requests * 2, load.prompt_kb, load.endpoints * 2, load.chunks * 2, cache_tokens=load.cache_tokens)
+    before, after = size(load), size(more)
+    assert after.workers >= before.workers
+    assert after.memory_mib >= before.memory_mib
+    assert after.shared_mib >= before.shared_mib
+    assert after.scrape_interval_s >= before.scrape_interval_s
+    assert after.index_entries >= before.index_entries
+
+
+def test_the_defaults_are_enough_for_a_small_load_and_only_the_workers_are_named() -> None:
+    found = size(Load(requests=10))
+    assert found.flags() == [f"--workers={sizing.WORKERS_MIN}"]
+    assert found.warnings == ()
+
+
+def test_what_defaults_do_not_hold_is_named_as_flags() -> None:
+    found = size(Load(requests=10, prompt_kb=50_000, endpoints=2_000, cache_tokens=10**7))
+    names = {flag.partition("=")[0] for flag in found.flags()}
+    assert names == {"--workers", "--refresh-metrics-interval", "--max-endpoints", "--index-entries", "--body-limit"}
+
+
+def test_the_index_takes_what_its_entries_take() -> None:
+    load = Load(requests=1, endpoints=1_000, cache_tokens=10**6)
+    entries = index_entries(load)
+    assert IndexSchema(entries).bytes == pytest.approx(entries * sizing.ENTRY_BYTES, rel=0.05)
+    assert size(load).shared_mib > IndexSchema(entries).bytes / sizing.MIB
+
+
+@pytest.mark.parametrize(("workers", "endpoints"), [(1, 100), (4, 1_500)])
+def test_shared_memory_is_what_an_instance_makes(tmp_path: Path, workers: int, endpoints: int) -> None:
+    found = size(Load(requests=1, endpoints=endpoints, workers=workers))
+    changes = {"workers": workers, "max_endpoints": found.max_endpoints, "index_entries": found.index_entries}
+    with made(tmp_path, **changes) as instance:
+        segments = sum((SHARED_MEMORY / segment.name.strip("/")).stat().st_size for segment in instance.segments)
+    assert found.shared_mib == pytest.approx(segments / sizing.MIB, rel=0.15)
+
+
+def test_fewer_workers_than_it_takes_are_warned_of_with_the_number_that_would_do() -> None:
+    heavy = Load(requests=10_000, workers=1)
+    (text, *_) = size(heavy).warnings
+    assert text == f"1 worker cannot carry this load: give it {enough_workers(heavy)}"
+    busy = Load(requests=0.7e6 / COSTS["request"].each, workers=1)
+    assert "bursts will wait" in size(busy).warnings[0]
+
+
+def test_scrapes_leave_the_supervisor_time() -> None:
+    found = size(Load(requests=1, endpoints=5_000))
+    assert found.scrape_interval_s > sizing.SCRAPE_S_MIN
+    assert found.supervisor_cores <= sizing.SUPERVISOR_SHARE * 1.01
+    assert "what is in flight is known" in found.warnings[0]
+
+
+def test_prompts_that_one_supervisor_cannot_learn_are_warned_of() -> None:
+    assert any("several pickers" in text for text in size(Load(requests=20_000, prompt_kb=400)).warnings)
+
+
+def test_streams_are_as_many_as_asked_for_or_as_follow_from_rate_and_chunks() -> None:
+    assert Load(requests=100, streams=7).open_streams == 7
+    assert Load(requests=1, chunks=5_000).open_streams == 200
+    assert Load(requests=300, chunks=5_000).open_streams == 600
+
+
+def test_containers_get_room_above_what_is_used() -> None:
+    found = size(BIG)
+    assert found.cores < found.cpu_request < found.cpu_limit
+
+
+@pytest.mark.parametrize(("count", "power"), [(0, 1), (1, 1), (2, 2), (3, 4), (1025, 2048)])
+def test_powers_of_two_are_not_below(count: int, power: int) -> None:
+    assert power_of_two(count) == power
