@@ -12,7 +12,7 @@ FIND_PYTHON = for p in python3 python3.13 python3.12 python3.11; do \
 	if $$p -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then command -v $$p; exit 0; fi; done; \
 	echo "no Python >= 3.11 with venv found: install one (on Debian: apt install python3 python3-venv)" >&2; exit 1
 
-.PHONY: demo test test-faults lint bench bench-routing profile load proto lock clean
+.PHONY: demo test test-faults test-go test-clients fuzz simulate bench-floods bench-busy bench-overload lint bench bench-routing bench-scaling profile load proto lock clean
 .NOTPARALLEL:  # targets share one environment
 
 demo: $(READY_DEMO)
@@ -21,10 +21,15 @@ demo: $(READY_DEMO)
 test: $(READY_DEV)
 	@$(PYTHON) -m pytest -q $(ARGS)
 
-# The parts, then whole requests: this picker, the same over grpc.aio, and a bare echo on the same transport.
+# The parts, then whole requests: this picker, the same over grpc.aio, and a bare echo on the same transport. About 2 minutes;
+# ARGS='--only micro', '--cases short,sse', '--json', '--help'. BASE=HEAD~3: this tree against that commit, as ratios, 4 minutes.
+BASE ?=
 bench: $(READY_DEV)
-	@$(PYTHON) -m tests.bench.micro $(ARGS)
-	@$(PYTHON) -m tests.bench.throughput $(ARGS)
+	@$(PYTHON) -m $(if $(BASE),tests.bench.against "$(BASE)",tests.bench) $(ARGS)
+
+# 1 to 8 workers, 8 to 1,000 endpoints, and what `epp size` predicts against a run: about a minute.
+bench-scaling: $(READY_DEV)
+	@$(PYTHON) -m tests.bench.scaling $(ARGS)
 
 # Where the time goes: a flame graph of a worker under CASE.
 CASE ?= short
@@ -48,6 +53,34 @@ bench-routing: $(READY_DEV)
 # Kills workers and supervisors under load; `.ci/run` does a tenth of it.
 test-faults: $(READY_DEV)
 	@$(PYTHON) -m tests.faults.storm --workers-killed 100 --supervisors-killed 20 $(ARGS)
+
+# h2spec and grpc-go against transport and picker, plaintext and TLS; needs go, and installs the rest.
+test-go: $(READY_DEV)
+	@$(PYTHON) -m tests.go.run $(ARGS)
+
+# Mutated inputs through every parser, guided by atheris where it is installed; a crash prints the command that replays it.
+fuzz: $(READY_DEV)
+	@$(PYTHON) -m tests.fuzz $(ARGS)
+
+# Node's gRPC library in Envoy's place; needs node and npm.
+test-clients: $(READY_DEV)
+	@$(PYTHON) -m tests.clients.run $(ARGS)
+
+# How long one request keeps a worker's loop busy.
+bench-busy: $(READY_DEV)
+	@$(PYTHON) -m tests.bench.busy $(ARGS)
+
+# Flow control in virtual time: 100,000 random worlds; `make test` runs 2,000.
+simulate: $(READY_DEV)
+	@$(PYTHON) -m tests.epp.flow.simulation --seeds 100000 --jobs 2 $(ARGS)
+
+# Goodput, fairness and recovery under overload, through Envoy.
+bench-overload: $(READY_DEV)
+	@$(PYTHON) -m tests.bench.overload $(ARGS)
+
+# What attacks on the port cost good traffic beside them.
+bench-floods: $(READY_DEV)
+	@$(PYTHON) -m tests.bench.floods $(ARGS)
 
 lint: $(READY_DEV)
 	@$(VENV)/bin/ruff check .
@@ -82,4 +115,4 @@ lock: $(READY_DEV)
 	@$(VENV)/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --extra dev --output-file requirements-dev.txt pyproject.toml requirements-build.in
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .cache build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
