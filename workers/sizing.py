@@ -70,10 +70,11 @@ DENSE_BLOCKS: Final = 64  # of a prompt; behind them the index knows every fourt
 SPARSE: Final = 4
 INDEX_LOAD: Final = 0.57
 INDEX_ENTRIES_MIN: Final = 1 << 19
+INDEX_STEP: Final = 1 << 16
 ENTRY_BYTES: Final = 12
 ENDPOINTS_MIN: Final = 1024
 STATE_BYTES: Final = 4_216  # of shared memory, a place in the endpoint table
-LANE_MIB: Final = 2.76  # of shared memory, a worker or a free place for one
+LANE_MIB: Final = 3.43  # of shared memory, a worker or a free place for one: there are as many of these
 STREAMS_PER_CONNECTION: Final = 8
 DESCRIPTORS: Final = 128
 BODY_LIMIT: Final = 32 << 20
@@ -154,7 +155,7 @@ def size(load: Load) -> Size:
     share = busy_share(load, workers)
     entries = index_entries(load)
     places = max(ENDPOINTS_MIN, power_of_two(2 * load.endpoints) if load.endpoints > ENDPOINTS_MIN // 2 else 0)
-    shared = (entries * ENTRY_BYTES + places * STATE_BYTES) / MIB + LANE_MIB * (2 * workers + 1 / 8)
+    shared = (entries * ENTRY_BYTES + places * STATE_BYTES) / MIB + LANE_MIB * 2 * workers
     return Size(
         workers=workers,
         worker_share=share,
@@ -212,7 +213,7 @@ def index_entries(load: Load) -> int:
     blocks = max(1.0, 1e3 * load.prompt_kb / BLOCK_BYTES)
     known = min(blocks, DENSE_BLOCKS) + max(0.0, blocks - DENSE_BLOCKS) / SPARSE
     entries = load.endpoints * load.cache_tokens / TOKENS_PER_BLOCK * known / blocks
-    return max(INDEX_ENTRIES_MIN, power_of_two(math.ceil(entries / INDEX_LOAD)))
+    return max(INDEX_ENTRIES_MIN, INDEX_STEP * math.ceil(entries / INDEX_LOAD / INDEX_STEP))
 
 
 def warnings(load: Load, workers: int, share: float, interval: float, supervisor: float) -> list[str]:

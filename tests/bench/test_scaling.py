@@ -61,3 +61,10 @@ def test_many_endpoints_are_scraped_less_often(endpoints: int, interval: str) ->
 )
 def test_a_prediction_fits_within_its_factor_in_both_directions(ratio: float, fit: bool) -> None:
     assert fits({"figures": {"good": {"ratio": 1.0}, "other": {"ratio": ratio}}}) is fit
+
+
+def test_epp_size_is_held_against_what_the_processes_took(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scaling, "measure", lambda run, options: row(run.workers))
+    found = scaling.checked(parser().parse_args([]), scaling.CHECKED[0])
+    assert [figure["measured"] for figure in found["figures"].values()] == [0.2, 0.05, 70.0]
+    assert scaling.check_table(found).row_count == 3
