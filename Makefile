@@ -12,7 +12,7 @@ FIND_PYTHON = for p in python3 python3.13 python3.12 python3.11; do \
 	if $$p -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then command -v $$p; exit 0; fi; done; \
 	echo "no Python >= 3.11 with venv found: install one (on Debian: apt install python3 python3-venv)" >&2; exit 1
 
-.PHONY: demo test test-faults test-go test-clients fuzz simulate bench-floods bench-busy bench-overload lint bench bench-routing bench-scaling profile load proto lock clean
+.PHONY: demo test test-faults test-go test-clients fuzz simulate bench-floods bench-busy bench-overload bench-waiting lint bench bench-routing bench-scaling profile load proto lock clean
 .NOTPARALLEL:  # targets share one environment
 
 demo: $(READY_DEMO)
@@ -77,6 +77,10 @@ simulate: $(READY_DEV)
 # Goodput, fairness and recovery under overload, through Envoy.
 bench-overload: $(READY_DEV)
 	@$(PYTHON) -m tests.bench.overload $(ARGS)
+
+# Memory of requests that wait, a million fairness ids, and (--five-minutes) a wait through Envoy.
+bench-waiting: $(READY_DEV)
+	@$(PYTHON) -m tests.bench.waiting $(ARGS)
 
 # What attacks on the port cost good traffic beside them.
 bench-floods: $(READY_DEV)

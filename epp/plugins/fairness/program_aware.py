@@ -193,6 +193,8 @@ class Scores:
         size = len(self._flows)
         if not size:
             return None
+        if size == 1:
+            return self._flows[0]
         if self._changed and (size <= EXACT_MAX or now - self._made_at >= REFRESH_S):
             self._make(now, size)
         return self._flows[self._score[:size].argmin()]
@@ -219,6 +221,8 @@ class Scores:
             self._scale_at = now
         self._row[key] = row
         self._flows.append(flow)
+        if row == EXACT_MAX:  # until now scores were not kept
+            self._made_at = -math.inf
         program = self._policy.program(key.fairness_id, now)
         program.places[self] = key
         self._service[row] = self._on_scale(program, now)
@@ -249,9 +253,11 @@ class Scores:
         return self._policy.faded(program, now) * math.exp2((now - self._scale_at) / half_life)
 
     def _rescore(self, row: int) -> None:
+        self._changed = True
+        if len(self._flows) <= EXACT_MAX:
+            return  # the next pick makes them all
         by_service, least, by_arrival, earliest = self._factors
         self._score[row] = by_service * (self._service[row] - least) + by_arrival * (self._arrival[row] - earliest)
-        self._changed = True
 
     def _make(self, now: float, size: int) -> None:
         """All scores anew, by what the extremes are now."""

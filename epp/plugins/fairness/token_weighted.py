@@ -3,7 +3,8 @@
     cost = uncached prompt tokens + output tokens
 
 When a request is dispatched its cost is estimated: its bytes times the flow's uncached prompt tokens per byte, plus the output
-tokens that the flow's answers had (both moving averages of what servers reported), at most the request's own limit. When its
+tokens that the flow's answers had (both moving averages of what servers reported, of all flows where nothing was reported of this
+one), at most the request's own limit. When its
 answer has ended, the flow is credited or charged the difference to what was reported. What a server does not say of its cache the
 prefix match at the endpoint says instead; an answer that failed, or never came, cost nothing; one that was cut short without a
 report costs what was estimated.
@@ -55,7 +56,7 @@ FAILED_FROM = 400
 class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
     """`weights`: by fairness id, the share of each flow against the others; those not named have `default_weight`.
 
-    `quantum_tokens`: per round and weight 1. `expected_output_tokens`: of a flow of which no answer is known yet.
+    `quantum_tokens`: per round and weight 1. `expected_output_tokens`: where no answer is known yet.
     """
 
     weights: dict[str, Weight] = {}
@@ -94,13 +95,20 @@ class _Account:
 
 
 class _Habit:
-    """What the requests of one fairness id usually cost."""
+    """What the requests of one fairness id usually cost, or those of all."""
 
     __slots__ = ("output", "prompt_per_byte")
 
-    def __init__(self, output: float) -> None:
+    def __init__(self, output: float, prompt_per_byte: float = 1.0 / BYTES_PER_TOKEN) -> None:
         self.output = output
-        self.prompt_per_byte = 1.0 / BYTES_PER_TOKEN
+        self.prompt_per_byte = prompt_per_byte
+
+    def learn(self, bytes: int, prompt: float | None, output: float | None) -> None:
+        """From one answer; None: not reported."""
+        if output is not None:
+            self.output += ADAPT * (output - self.output)
+        if prompt is not None and bytes > 0:
+            self.prompt_per_byte += ADAPT * (prompt / bytes - self.prompt_per_byte)
 
 
 class _Charge:
@@ -188,15 +196,14 @@ class TokenWeighted(FairnessPolicy, ResponseComplete):
         habits = self._habits
         habit = habits.get(fairness_id)
         if habit is None:
-            habit = habits[fairness_id] = _Habit(self._usual.output if output is None else output)
+            usual = self._usual
+            habit = habits[fairness_id] = _Habit(usual.output if output is None else output, usual.prompt_per_byte)
             if len(habits) > HABITS_MAX:
                 habits.popitem(last=False)
         else:
             habits.move_to_end(fairness_id)
-        if output is not None:
-            habit.output += ADAPT * (output - habit.output)
-        if prompt is not None and bytes > 0:
-            habit.prompt_per_byte += ADAPT * (prompt / bytes - habit.prompt_per_byte)
+        habit.learn(bytes, prompt, output)
+        self._usual.learn(bytes, prompt, output)
 
 
 class Rounds:
