@@ -15,9 +15,10 @@ from epp.contracts import HOOKS
 from epp.data import INFLIGHT_REQUESTS, INFLIGHT_TOKENS, KV_USAGE, RUNNING, WAITING
 from epp.document import Amount, Document, FlowControlEntry, PluginEntry, ProfileEntry, Ref
 from epp.findings import WHOLE, Findings, Place
+from epp.flow.plan import FlowPlan
 from epp.flow_assembly import unshielded
 from epp.pipeline import WiredProfile
-from epp.plugin import Picker, Plugin, Scorer
+from epp.plugin import Picker, Plugin, SaturationDetector, Scorer
 from epp.quantities import parse_duration
 from epp.stock import kinds_of
 
@@ -33,6 +34,7 @@ class Surroundings:
 
     scrape_interval_s: float = 0.05
     body_bytes_max: int = 32 << 20
+    memory_bytes: int | None = None  # of the container; None: unlimited, or not known
 
 
 DEFAULT_SURROUNDINGS = Surroundings()
@@ -53,7 +55,10 @@ def advise(document: Document, assembly: Assembly, findings: Findings, around: S
         _prefix(entry, wired, findings)
     _untold(entries, assembly, findings)
     _unreachable(entries, assembly, findings)
-    _isolation(document, assembly, findings)
+    if assembly.flow is not None:
+        _isolation(document, assembly.flow, findings)
+        _memory(document, assembly.flow, findings, around)
+        _one_by_one(assembly.flow, findings)
     _staleness({entry.name: entry for entry in document.plugins}, assembly, findings, around)
 
 
@@ -146,11 +151,11 @@ def _unreachable(entries: Mapping[str, ProfileEntry], assembly: Assembly, findin
         )
 
 
-def _isolation(document: Document, assembly: Assembly, findings: Findings) -> None:
+def _isolation(document: Document, flow: FlowPlan, findings: Findings) -> None:
     """Whoever switches flow control on and says nothing of fairness has the field's default, which has none."""
-    if assembly.flow is None or not (bands := unshielded(document, assembly.flow)):
+    if not (bands := unshielded(document, flow)):
         return
-    policy = assembly.flow.band(bands[0].priority).fairness
+    policy = flow.band(bands[0].priority).fairness
     findings.warning(
         bands[0].place,
         "no-isolation",
@@ -158,6 +163,36 @@ def _isolation(document: Document, assembly: Assembly, findings: Findings) -> No
         "a flow with many requests keeps the others of its band waiting",
         "name token-weighted-fairness-policy or round-robin-fairness-policy, or say so with " + policy.name,
     )
+
+
+def _memory(document: Document, flow: FlowPlan, findings: Findings, around: Surroundings) -> None:
+    """A waiting request's body stays in memory: before the limits are reached the container is killed."""
+    bands = (*flow.bands, flow.template, *((flow.negative_template,) if flow.negative_template is not None else ()))
+    most = flow.max_bytes or max(band.max_bytes for band in bands)
+    if around.memory_bytes is None or most <= around.memory_bytes:
+        return
+    limit = document.flow_control.bytes_max if document.flow_control is not None else None
+    said = "flowControl.maxBytes" if flow.max_bytes else "flowControl.maxBytes is not given, a band's maxBytes"
+    findings.warning(
+        limit.place if limit is not None else WHOLE,
+        "limit-above-memory",
+        f"{said} {most} is above the container's memory, {around.memory_bytes} bytes: "
+        "bodies that wait fill it before anybody is turned away",
+        "let flowControl.maxBytes be half of the memory or less",
+    )
+
+
+def _one_by_one(flow: FlowPlan, findings: Findings) -> None:
+    """Correct, and slower than its author may expect."""
+    detector = flow.detector
+    if type(detector).step is SaturationDetector.step:
+        findings.warning(
+            WHOLE,
+            "one-by-one",
+            f"saturation detector '{detector.name}' does not say what one request more adds: each worker lets one through at a "
+            "time, the next when an endpoint is chosen for it and the pool is read again",
+            "give it the method step",
+        )
 
 
 def _listed(names: Collection[str]) -> str:

@@ -44,6 +44,7 @@ plugins:
 - type: kv-cache-utilization-scorer
 - type: prefix-cache-scorer
 - type: token-weighted-fairness-policy
+- {{type: utilization-detector, parameters: {{queueDepthThreshold: 32}}}}
 schedulingProfiles:
 - name: default
   plugins:
@@ -55,6 +56,8 @@ schedulingProfiles:
 flowControl:
   maxRequests: 5k
   maxBytes: 1G
+  noEndpointRequestTTL: 1s
+  saturationDetector: {{pluginRef: utilization-detector}}
   defaultPriorityBand: {{fairnessPolicyRef: token-weighted-fairness-policy}}
 """
 

@@ -87,6 +87,8 @@ WARNINGS: Mapping[str, str] = {
     "staleness-below-interval": "Values count as stale before the next scrape can renew them.",
     "limit-above-total": "A band's limit is above that of all bands together, so it is never reached.",
     "no-isolation": "A band's fairness policy, by default, lets one flow starve the others.",
+    "limit-above-memory": "More bytes may wait than the container has memory for.",
+    "one-by-one": "The saturation detector does not say what one request more adds, so flow control lets one through at a time.",
     "limit-below-body": "Fewer bytes may wait than one request body may have.",
 }
 

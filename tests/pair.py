@@ -1,7 +1,9 @@
 """Both ends of one ext_proc stream without a network: what Envoy says in, what the picker answers out, both decoded."""
 
 import random
+from collections import deque
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from epp.metrics import (
@@ -108,6 +110,7 @@ class Pair:
         self.clock = Clock(100.0)
         self.series = Series(self.clock)
         self.faults: list[BaseException] = []
+        self.turns: deque[Callable[[], object]] = deque()  # what the loop would call in its next turns
         self.recent = Recent(pipeline, 0, lambda: self.clock.now)
         self.app = App(
             pipeline,
@@ -117,6 +120,7 @@ class Pair:
             body_bytes_max=body_bytes_max,
             clock=self.clock,
             now=lambda: self.clock.now,
+            soon=lambda call, *args: self.turns.append(partial(call, *args)),
             rng=random.Random(1),
             on_fault=self.faults.append,
             recent=self.recent,

@@ -63,6 +63,7 @@ class App:
         body_bytes_max: int,
         clock: Clock,
         now: Callable[[], float],
+        soon: Callable[..., object],
         rng: random.Random,
         on_fault: Callable[[BaseException], None],
         tracer: Tracer | None = None,
@@ -78,8 +79,9 @@ class App:
         shedding: Shedding | None = None,
         priorities: Priorities | None = None,
     ) -> None:
-        """`hidden_headers` are those of clients that are not honoured. `request_phase_only`: streams end with the answer to the
-        request. `rewrite` says by which name a model is to be asked for (None: by its own), over what a header says."""
+        """`soon` makes a call in the next turn of the loop. `hidden_headers` are those of clients that are not honoured.
+        `request_phase_only`: streams end with the answer to the request. `rewrite` says by which name a model is to be asked for
+        (None: by its own), over what a header says."""
         self.pipeline = pipeline
         self.pool = pool
         self.lane = lane
@@ -88,6 +90,7 @@ class App:
         self.body_bytes_max = body_bytes_max
         self.clock = clock
         self.now = now
+        self.soon = soon
         self.rng = rng
         self.on_fault = on_fault
         self.tracer = tracer

@@ -120,8 +120,13 @@ class FlowControl:
 
     # What streams call.
 
-    async def decided(self, pipeline: Pipeline, request: Request, pool: Pool, ttl_ms: int | None) -> Decision:
-        """Waits for the request's turn, then decides. Who gets a decision calls `settled` once it counts as in flight."""
+    async def decided(
+        self, pipeline: Pipeline, request: Request, pool: Pool, ttl_ms: int | None, bound: Callable[[], Pipeline]
+    ) -> Decision:
+        """Waits for the request's turn, then decides. Who gets a decision calls `settled` once it counts as in flight.
+
+        One that has waited is decided by the pipeline that is `bound` then: a plugin that fails may have been left out meanwhile.
+        """
         controller, now = self._controller, self._now
         asked = self._asking = Asked(request, None if ttl_ms is None else ttl_ms / 1000.0)
         begun = self._begun = now()
@@ -141,6 +146,7 @@ class FlowControl:
             self._metrics.leaves(asked.block, asked.bytes)
             self._metrics.ended(request, Outcome.DISPATCHED, ended - begun)
             request.now = ended  # another phase
+            pipeline = bound()
         else:
             self._asking = None
             self._metrics.straight(request, ended - begun)

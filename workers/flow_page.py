@@ -100,7 +100,18 @@ def figures_of(instance: Instance) -> FlowFigures | None:
         return None
     documents = DocumentReader(instance.document_schema, instance.documents)
     objectives = ObjectivesView(documents, plan.static())
-    pool = SharedPool(
+
+    def places() -> Mapping[int, int]:
+        objectives.look()
+        return objectives.places
+
+    probe = PoolProbe(pool_of(instance, documents).candidates, plan.detector, flow)
+    return FlowFigures(plan, flow, probe, places, pool=instance.options.pool_name, now=time.monotonic)
+
+
+def pool_of(instance: Instance, documents: DocumentReader) -> SharedPool:
+    """The pool as workers see it, for who only looks."""
+    return SharedPool(
         TableReader(instance.table_schema, instance.table),
         EndpointsView(documents),
         NamesView(documents),
@@ -111,10 +122,3 @@ def figures_of(instance: Instance) -> FlowFigures | None:
         producer_failed=lambda _: None,
         shadow_failed=lambda _profile, _problem: None,
     )
-
-    def places() -> Mapping[int, int]:
-        objectives.look()
-        return objectives.places
-
-    probe = PoolProbe(pool.candidates, plan.detector, flow)
-    return FlowFigures(plan, flow, probe, places, pool=instance.options.pool_name, now=time.monotonic)

@@ -9,6 +9,7 @@ reserved is released exactly once, however the stream ends; a body piece that ne
 
 import uuid
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 from epp import client_headers, if_available
@@ -21,7 +22,7 @@ from epp.pipeline import ParseCall, Pipeline
 from epp.plugin import Parser
 from epp.protocol import codec, refusals
 from epp.protocol.codec import PIECE_BYTES_MAX, Kind, chunk_of_size, learn_chunk
-from epp.protocol.inflate import unpacked
+from epp.protocol.inflate import Unpacking, body_slices
 from epp.protocol.rewrite import REMOVED, ModelRestorer
 from epp.protocol.stream import ILLEGAL, NEXT, State, violation
 from epp.protocol.usage import ANSWER, KEY, SUSPECT, Scanner, UsageScanner
@@ -53,6 +54,7 @@ NOT_SCHEDULED: Final = frozenset((Cause.NO_CANDIDATES, Cause.NO_ENDPOINT_LEFT))
 ERRORS_FROM: Final = 400
 ERROR_STATUS: Final = "4"  # of three digits, the least that is an error
 NO_HEADERS: Final = codec.Headers(b"", 0, 0)
+LONG_BODY: Final = 1 << 20  # bytes; from here on, what is done for a body is spread over turns of the loop
 SHORTEST_ENVELOPE: Final = 6  # tag and length of a message that holds its payload alone take 2 to 6 bytes
 INVALID_ARGUMENT: Final = 3
 INTERNAL: Final = 13
@@ -217,12 +219,12 @@ class ExtProcStream:
             if start > SHORTEST_ENVELOPE or end != len(message):  # fields beside the body: metadata, attributes
                 hint = codec.subset(message)
                 self._subset = hint if hint is not None else self._subset
-            self._start_deciding()
+            self._body_complete()
 
     def _on_request_trailers(self, _message: bytes, _start: int, _end: int, state: int) -> None:
         self._trailers = True
         if state == State.AWAIT_BODY:
-            self._start_deciding()
+            self._body_complete()
         elif state >= State.ROUTED:
             self._send(codec.REQUEST_TRAILERS_ANSWER)
 
@@ -237,6 +239,22 @@ class ExtProcStream:
         candidates = candidates.without_down()
         target = candidates.endpoint(app.rng.randrange(len(candidates)))
         self._decided(Decision((target,), {}, primary=""))
+
+    def _body_complete(self) -> None:
+        if self._body_bytes <= LONG_BODY:
+            self._start_deciding()
+        else:  # to gather it has taken its time already
+            self._app.soon(self._in_a_later_turn, self._start_deciding)
+
+    def _in_a_later_turn(self, act: Callable[[], None]) -> None:
+        if self._state != State.DECIDING:
+            return  # given up meanwhile
+        try:
+            act()
+        except Refused as refused:
+            self._refuse(refused)
+        except Exception as problem:  # nobody above would end the stream
+            self._fail(problem)
 
     def _start_deciding(self) -> None:
         app = self._app
@@ -260,34 +278,62 @@ class ExtProcStream:
             subset=Subset(self._subset) if self._subset is not None else None,
             fairness_id=(asks and headers.mentions(FAIRNESS) and client_headers.fairness_id(headers)) or DEFAULT_FLOW,
         )
-        pipeline = self._pipeline = app.pipeline
         if self._trace is not None:
-            pipeline = self._trace.deciding(request)
-        if headers.mentions(PREFERS) and if_available.asked(headers):
-            pipeline = if_available.conditional(pipeline)
+            self._trace.deciding(request)
+        pipeline = self._bound()
         try:
             self._parser, parse = app.parser(path)
             body = self._body()
             if headers.mentions(ENCODED) and self._parser.paths:  # what goes on stays as it came
-                body = unpacked(body, headers.get(CONTENT_ENCODING) or "", app.body_bytes_max)
-            if app.rewrite is not None or (asks and headers.mentions(MENTIONED)):
-                self._parse_renamed(request, self._parser, parse, body)
-            else:
-                parse(request, path, body)
-            if app.priorities is not None and asks and headers.mentions(OBJECTIVE):
-                request.priority = app.priorities.of(headers)
-            for read in pipeline.request_header:
-                read(request)
-            if app.flow is not None:
-                ttl_ms = client_headers.ttl_ms(headers) if asks and headers.mentions(TTL) else None
-                self._coroutine = app.flow.decided(pipeline, request, app.pool, ttl_ms)
-            else:
-                if request.priority < 0 and app.shedding is not None:
-                    app.shedding.check(request)
-                self._coroutine = decide(pipeline, request, app.pool)
-            self._step(None)
+                packed = body_slices(body, headers.get(CONTENT_ENCODING) or "", app.body_bytes_max)
+                if packed is not None:
+                    self._unpack(packed, partial(self._read_body, request, pipeline, self._parser, parse))
+                    return
+            self._read_body(request, pipeline, self._parser, parse, body)
         except Refused as refused:
             self._refuse(refused)
+
+    def _unpack(self, packed: Unpacking, read: Callable[[bytes], None]) -> None:
+        """One step; others have their turn before the next one. Then the whole is read. Raises Refused."""
+        try:
+            next(packed)
+        except StopIteration as done:
+            read(done.value)
+        else:
+            self._app.soon(self._in_a_later_turn, partial(self._unpack, packed, read))
+
+    def _read_body(
+        self, request: Request, pipeline: Pipeline, parser: Parser, parse: ParseCall, body: bytes | memoryview
+    ) -> None:
+        """And decides by what it says. Raises Refused."""
+        app, headers = self._app, self._headers
+        asks = headers.mentions(ASKS) or headers.mentions(ASKED)
+        if app.rewrite is not None or (asks and headers.mentions(MENTIONED)):
+            self._parse_renamed(request, parser, parse, body)
+        else:
+            parse(request, request.path, body)
+        if app.priorities is not None and asks and headers.mentions(OBJECTIVE):
+            request.priority = app.priorities.of(headers)
+        for read in pipeline.request_header:
+            read(request)
+        if app.flow is not None:
+            ttl_ms = client_headers.ttl_ms(headers) if asks and headers.mentions(TTL) else None
+            self._coroutine = app.flow.decided(pipeline, request, app.pool, ttl_ms, self._bound)
+        else:
+            if request.priority < 0 and app.shedding is not None:
+                app.shedding.check(request)
+            self._coroutine = decide(pipeline, request, app.pool)
+        self._step(None)
+
+    def _bound(self) -> Pipeline:
+        """What decides the request: the worker's pipeline of this moment, which is the stream's from now on."""
+        headers = self._headers
+        pipeline = self._pipeline = self._app.pipeline
+        if self._trace is not None:
+            pipeline = self._trace.pipeline
+        if headers.mentions(PREFERS) and if_available.asked(headers):
+            pipeline = if_available.conditional(pipeline)
+        return pipeline
 
     def _body(self) -> memoryview | bytes:
         if len(self._pieces) == 1:

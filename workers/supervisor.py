@@ -42,6 +42,7 @@ from workers.documents import ENDPOINTS, EndpointsView, NamesView, decode_endpoi
 from workers.endpoint_log import EndpointLog, Snapshots
 from workers.endpoints import EndpointTable
 from workers.exit_codes import ExitCode
+from workers.flow_watch import blind_watch
 from workers.health import Health
 from workers.honesty import LOOK_S, PredictionWatch, match_name
 from workers.http_client import Dialer
@@ -114,6 +115,8 @@ class Supervisor:
         if match_name(self.instance.config.pipeline.recipe):
             predictions = self._predictions()
             self._every(LOOK_S, lambda: predictions.look(time.monotonic()))
+        if (blind := blind_watch(self.instance, self._report)) is not None:
+            self._every(LOOK_S, lambda: blind.look(time.monotonic()))
         with contextlib.ExitStack() as cleanup:
             cleanup.callback(self._close)
             cleanup.callback(scraper.close)

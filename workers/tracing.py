@@ -162,11 +162,15 @@ class Trace:
 
     # What the stream calls.
 
-    def deciding(self, request: Request) -> Pipeline:
-        """The request is whole; the pipeline to decide it with."""
+    @property
+    def pipeline(self) -> Pipeline:
+        """To decide the request with."""
+        return self._tracer.pipeline
+
+    def deciding(self, request: Request) -> None:
+        """The request is whole."""
         self.start(ORCHESTRATION)
         request.data[TRACE] = self
-        return self._tracer.pipeline
 
     def routed(self, request: Request | None, decision: Decision) -> None:
         """There is an answer; the model server is told its parent."""

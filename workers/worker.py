@@ -222,6 +222,7 @@ class Worker:
             body_bytes_max=instance.options.body_bytes_max,
             clock=self._clock,
             now=time.monotonic,
+            soon=asyncio.get_running_loop().call_soon,
             rng=rng,
             on_fault=self._on_fault,
             emit_scores=instance.options.emit_endpoint_scores,

@@ -444,7 +444,7 @@ RESPONSE_TRAILERS_ANSWER: Final = _framed(field(6, b""))
 _REQUEST_BODY: Final = b"\x1a"
 _RESPONSE_BODY: Final = b"\x22"
 _PREFIXES_MAX: Final = 4096
-_prefixes: dict[int, bytes] = {}  # size (negative for request bodies) -> prefix; answers repeat their sizes
+_prefixes: dict[int, bytes] = {}  # size (of request bodies: its complement) -> prefix; answers repeat their sizes
 
 
 def _prefix(tag: bytes, size: int) -> bytes:
@@ -507,8 +507,8 @@ def response_body_answer(message: bytes, start: int, end: int) -> bytes:
 def request_body_answer(message: bytes, start: int, end: int) -> bytes:
     """Like `response_body_answer`, for request bodies."""
     size = end - start
-    prefix = _prefixes.get(-size) if size else None
-    return (prefix or _remember(-size, _REQUEST_BODY, size)) + message[start:end]
+    prefix = _prefixes.get(~size) or _remember(~size, _REQUEST_BODY, size)
+    return prefix + message[start:end]
 
 
 def as_body(data: bytes, end_of_stream: bool) -> tuple[bytes, int]:

@@ -26,6 +26,8 @@ _SERIES = re.compile(rb'[ \t]*(?:\{((?:[^"}\n]++|"(?:[^"\\\n]++|\\.)*+")*+)\})?[
 _LABEL = re.compile(rb'[ \t]*([a-zA-Z_][a-zA-Z0-9_]*+)[ \t]*=[ \t]*"((?:[^"\\]++|\\.)*+)"[ \t]*(?:,|$)', re.DOTALL)
 _ESCAPE = re.compile(rb'\\([\\"n])')
 _UNESCAPED = {b"\\": b"\\", b'"': b'"', b"n": b"\n"}
+_AMBIGUOUS = (b"\n#", b"\n\n", b"\n\r", b"\n ", b"\n\t")  # the family may go on behind such a line, or with it
+_ENDS = (b"\n# HELP ", b"\n# TYPE ", b"\n# EOF")  # here it does not
 _BEHIND_NAME = frozenset((b"{", b" ", b"\t"))
 
 
@@ -138,9 +140,11 @@ class Finder:
     def _alone(self, page: bytes, at: int, end: int) -> bool:
         """Is the line between the newlines at `at` and `end` surely the family's only series?"""
         above = page.rfind(b"\n", 0, at) + 1
-        return not page.startswith(self._name_line, end) and (
-            page.startswith(self._type_line, above) or not page.startswith(self._not_above, above)
-        )
+        if page.startswith(self._name_line, end) or (
+            page.startswith(_AMBIGUOUS, end) and not page.startswith(_ENDS, end)
+        ):
+            return False
+        return page.startswith(self._type_line, above) or not page.startswith(self._not_above, above)
 
     def _search(self, page: bytes) -> tuple[bytes, float] | None:
         best: tuple[bytes, float] | None = None

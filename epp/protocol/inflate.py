@@ -14,6 +14,7 @@ MEMBERS_MAX: Final = 64  # of one body
 RATIO_MAX: Final = 50  # unpacking needs the content twice for a moment: 100 bytes for one that was sent
 FREE_BYTES: Final = 1 << 20  # at any ratio
 STEP_BYTES: Final = 1 << 19  # unpacked at a stretch, which takes a millisecond or two
+READ_BYTES: Final = 1 << 17  # for that
 
 Unpacking: TypeAlias = Generator[None, None, bytes]
 
@@ -36,7 +37,7 @@ def slices(data: bytes | memoryview, limit: int) -> Unpacking:
     member, chunk, short = zlib.decompressobj(GZIP), b"", True
     while True:
         if short and not chunk:
-            chunk = bytes(view[at : at + STEP_BYTES])
+            chunk = bytes(view[at : at + READ_BYTES])
             at += len(chunk)
             if not chunk:
                 raise ValueError("gzip is cut off")
@@ -56,7 +57,7 @@ def slices(data: bytes | memoryview, limit: int) -> Unpacking:
             if members == MEMBERS_MAX:
                 raise ValueError(f"gzip of more than {MEMBERS_MAX} members")
             member, chunk, short, members = zlib.decompressobj(GZIP), b"", True, members + 1
-        elif not short or not chunk:
+        else:
             yield
     if len(parts) > 1:
         yield
@@ -98,9 +99,3 @@ def _judged(body: bytes | memoryview, limit: int) -> Unpacking:
         raise Refused(Cause.BODY_TOO_LARGE, str(reach(len(body), limit))) from None
     except ValueError as problem:
         raise Refused(Cause.INVALID_BODY, f"invalid request body: {problem}") from None
-
-
-def unpacked(body: bytes | memoryview, coding: str, limit: int) -> bytes | memoryview:
-    """The same at once."""
-    steps = body_slices(body, coding, limit)
-    return body if steps is None else at_once(steps)

@@ -34,7 +34,7 @@ from tests.e2e.cluster import Cluster
 SMALL = 0.45
 TIMES = 10
 PATIENCE_S = 10.0
-WARM_UP_S = 6.0
+WARM_UP_S = 5.0
 BIG_NAME, SMALL_NAME = "big", "small"
 JAIN_TARGET, WAIT_TARGET = 0.95, 1.5
 

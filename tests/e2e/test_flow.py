@@ -13,6 +13,7 @@ import aiohttp
 import pytest
 
 from tests.bench.overload_stack import config, objectives
+from tests.bench.waiting import queued_for
 from tests.e2e.cluster import COMPLETIONS, Answer, Cluster, Fleet, Picker, completion, eventually, write_endpoints
 from workers.demo.stack import LOOPBACK
 
@@ -378,3 +379,8 @@ def test_the_body_of_who_waited_arrives_whole(plain: Site) -> None:
             assert json.loads(answer.body)["usage"]["completion_tokens"] == 2
 
     asyncio.run(run())
+
+
+def test_a_long_wait_ends_in_an_answer_through_the_gateway() -> None:
+    """`python -m tests.bench.waiting --five-minutes` does the same for five minutes."""
+    assert queued_for(3.0, lambda _: None)["status"] == 200

@@ -1,5 +1,6 @@
 """`--transport grpcio` through Envoy: the same requests, carried by the well-known implementation."""
 
+import asyncio
 import contextlib
 import hashlib
 import http.client
@@ -12,6 +13,7 @@ import pytest
 
 from tests.e2e.cluster import COMPLETIONS, Answer, Cluster, Picker, ask, completion, events, eventually, run, serve
 from tests.e2e.conftest import FAST
+from tests.e2e.test_flow import HELD, Clients, one_at_a_time, site
 from workers.demo.children import descendants, free_ports
 from workers.demo.envoy_config import PickerTls
 from workers.demo.stack import picker_config
@@ -61,6 +63,28 @@ def test_its_port_is_refused_to_another_picker(grpcio: tuple[Cluster, Picker, Pa
         second = run([*argv, f"--transport={transport}"])
         assert second.returncode == 1
         assert f"port {picker.grpc} (--grpc-port) is in use" in second.stderr
+
+
+def test_requests_wait_their_turn_are_turned_away_and_leave(cluster: Cluster) -> None:
+    at = site(cluster, one_at_a_time(), "--transport=grpcio")
+
+    async def test() -> None:
+        async with Clients(at) as clients:
+            clients.ask("busy", tokens=HELD)
+            await clients.served(1)
+            clients.ask("low", "low")
+            await clients.waiting(1)
+            clients.ask("high", "high")
+            clients.ask("leaves")
+            await clients.waiting(3)
+            await clients.leave("leaves")
+            await clients.waiting(2)
+            clients.ask("hurried", headers={"x_llm_d_request_ttl_ms": 50})
+            answers = await clients.answers("hurried", "busy", "low", "high")
+            assert [answer.status for answer in answers] == [429, 200, 200, 200]
+            assert clients.order == ["leaves", "hurried", "busy", "high", "low"]
+
+    asyncio.run(test())
 
 
 def test_it_stops_when_its_last_stream_has_ended(cluster: Cluster) -> None:

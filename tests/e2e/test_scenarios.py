@@ -75,7 +75,7 @@ def test_lora_requests_go_where_their_adapter_is_and_other_adapters_go_elsewhere
     held: dict[str, Answer] = {}
 
     def hold(adapter: str) -> None:
-        held[adapter] = lora.ask(f"a long answer by {adapter}", model=adapter, max_tokens=250)
+        held[adapter] = lora.ask(f"a long answer by {adapter}", model=adapter, max_tokens=600)
 
     def holders(adapter: str) -> set[str]:
         """Servers that have it: they say so while it has a request."""

@@ -205,6 +205,37 @@ flowControl:
     assert "limit-above-total" not in rules("flowControl: {maxBytes: 0, defaultPriorityBand: {maxBytes: 5G}}")
 
 
+@pytest.mark.parametrize(
+    ("section", "line", "said"),
+    [
+        ("{maxBytes: 1G}", 2, "flowControl.maxBytes 1000000000 is above the container's memory, 536870912 bytes"),
+        ("{}", 0, "maxBytes is not given, a band's maxBytes 1000000000 is above"),
+        ("{defaultPriorityBand: {maxBytes: 100M}, defaultNegativePriorityBand: {maxBytes: 600M}}", 0, "600000000"),
+        ("{maxBytes: 500M}", None, ""),
+        ("{defaultPriorityBand: {maxBytes: 500M}}", None, ""),
+    ],
+)
+def test_more_bytes_that_may_wait_than_the_container_has_memory_for_are_told(
+    section: str, line: int | None, said: str
+) -> None:
+    text = f"featureGates: [flowControl]\nflowControl: {section}\n"
+    found = [w for w in warned(text, Surroundings(memory_bytes=512 << 20)) if w.rule == "limit-above-memory"]
+    assert [w.line for w in found] == ([] if line is None else [line])
+    assert all(said in w.message for w in found)
+    assert "limit-above-memory" not in rules(text), "it is not known how much memory there is"
+    assert "limit-above-memory" not in rules(text.partition("\n")[2], Surroundings(memory_bytes=1)), (
+        "flow control is off"
+    )
+
+
+def test_a_detector_that_cannot_say_what_one_request_adds_is_told() -> None:
+    text = detector("1s")
+    assert "one-by-one" not in rules(text), "flow control is off"
+    (warning,) = [w for w in warned("featureGates: [flowControl]\n" + text) if w.rule == "one-by-one"]
+    assert "saturation detector 'full'" in warning.message
+    assert "one-by-one" not in rules("featureGates: [flowControl]\n")
+
+
 def test_with_an_error_only_what_does_not_depend_on_plugins_is_told() -> None:
     text = "featureGates: [nothing]\nflowControl: {maxBytes: 1G, defaultPriorityBand: {maxBytes: 5G}}"
     with pytest.raises(ConfigErrors) as caught:

@@ -66,5 +66,6 @@ def test_the_log_says_what_is_on_and_on_whose_account() -> None:
     assert default["phase"] == "full" and default["usage"].startswith("openai-parser")
     assert default["first_chunk"] == "inflight-load-producer"
     assert default["failures"] == "approx-prefix-cache-producer"
-    assert "every_chunk" not in default and "headers" not in default
+    assert default["headers"] == "token-weighted-fairness-policy"
+    assert "every_chunk" not in default
     assert parts(load(WITHOUT_LOAD, "c.yaml").pipeline.recipe, NONE) == {"phase": "none"}

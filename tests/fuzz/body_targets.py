@@ -26,7 +26,7 @@ from epp.plugins.parsers.vllm_grpc import EMBED, GENERATE, VllmGrpc
 from epp.plugins.parsers.vllm_http import VllmHttp
 from epp.prefix.blocks import block_hashes, root
 from epp.protocol.codec import SUBSET_KEY, SUBSET_NAMESPACE, Kind
-from epp.protocol.inflate import gunzip, unpacked
+from epp.protocol.inflate import at_once, body_slices, gunzip
 from epp.protocol.proto import ext_proc_pb2 as pb
 from epp.protocol.rewrite import ModelRestorer, model_spans, with_model
 from epp.request import Request
@@ -211,7 +211,9 @@ def compressed(data: bytes) -> None:
         assert len(found) <= UNPACKED_MAX
         assert found == gzip.decompress(given)
     try:
-        assert bytes(unpacked(given, " GZip", UNPACKED_MAX)) == found
+        steps = body_slices(given, " GZip", UNPACKED_MAX)
+        assert steps is not None
+        assert at_once(steps) == found
     except Refused as refused:
         assert found is None and refused.cause in (Cause.INVALID_BODY, Cause.BODY_TOO_LARGE)
 

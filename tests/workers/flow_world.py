@@ -15,7 +15,7 @@ from typing import Any
 
 from shm.documents import DocumentReader, DocumentWriter
 from shm.prefix_index import IndexWriter
-from shm.table import State, TableWriter
+from shm.table import Handle, State, TableWriter
 from tests.pair import Envoy, FakeStream
 from tests.workers.instances import made
 from workers.bus import BusWriter
@@ -31,15 +31,15 @@ ONE_AT_A_TIME = "{type: concurrency-detector, parameters: {maxConcurrency: 1}}"
 OBJECTIVE = "x-llm-d-inference-objective"
 
 
-def config(section: str = "", *plugins: str, gate: bool = True) -> str:
-    """A configuration whose pool is full with one request."""
+def config(section: str = "", *plugins: str, gate: bool = True, detector: str = "concurrency-detector") -> str:
+    """A configuration whose pool is full with one request, unless another of `plugins` is to detect that."""
     gates = "featureGates: [flowControl]\n" if gate else ""
     listed = ", ".join((ONE_AT_A_TIME, "{type: round-robin-fairness-policy}", "{type: random-picker}", *plugins))
     band = "defaultPriorityBand: {fairnessPolicyRef: round-robin-fairness-policy}, " if gate else ""
     return (
         f"{gates}plugins: [{listed}]\n"
         "schedulingProfiles: [{name: p, plugins: [{pluginRef: random-picker}]}]\n"
-        f"flowControl: {{{band}saturationDetector: {{pluginRef: concurrency-detector}}{', ' if section else ''}{section}}}\n"
+        f"flowControl: {{{band}saturationDetector: {{pluginRef: {detector}}}{', ' if section else ''}{section}}}\n"
     )
 
 
@@ -168,20 +168,29 @@ class World:
     def endpoint(self, name: str = "a", **labels: str) -> EndpointRecord:
         handle = self._table.claim(self._index.new_owner(), lambda slot: True)
         assert handle is not None
+        self._write(handle, State.FRESH)
+        self._table.publish()
+        record = EndpointRecord("default", name, "10.0.0.1", 8000 + len(self._records), labels, *handle, 0)
+        self._records.append(record)
+        self._documents.write(ENDPOINTS, encode(self._records))
+        return record
+
+    def mark_all(self, state: State) -> None:
+        """What is known of the endpoints' metrics from now on."""
+        for record in self._records:
+            self._write(Handle(record.slot, record.generation), state)
+        self._table.publish()
+
+    def _write(self, handle: Handle, state: State) -> None:
         self._table.write(
             handle,
-            state=State.FRESH,
+            state=state,
             flags=0,
             updated_at=time.monotonic(),
             inflight_at_scrape=0,
             values=[0.0] * len(self.instance.table_schema.columns),
             present=0,
         )
-        self._table.publish()
-        record = EndpointRecord("default", name, "10.0.0.1", 8000 + len(self._records), labels, *handle, 0)
-        self._records.append(record)
-        self._documents.write(ENDPOINTS, encode(self._records))
-        return record
 
     def remove_all(self) -> None:
         """No endpoint is left."""
@@ -205,6 +214,7 @@ async def world(
     objectives: dict[str, int] | None = None,
     shards: int = 1,
     gate: bool = True,
+    detector: str = "concurrency-detector",
 ) -> AsyncIterator[World]:
     """One endpoint that serves one request at a time, and some workers."""
     folder = tmp_path / "objects"
@@ -213,7 +223,9 @@ async def world(
         (folder / f"{name}.yaml").write_text(objective(name, priority))
     given = {"objects_dir": str(folder)} if objectives is not None else {}
     os.makedirs(tmp_path / "run", exist_ok=True)
-    with made(tmp_path / "run", config(section, *plugins, gate=gate), workers=max(2, shards), **given) as instance:
+    with made(
+        tmp_path / "run", config(section, *plugins, gate=gate, detector=detector), workers=max(2, shards), **given
+    ) as instance:
         world_ = World(instance, folder)
         world_.endpoint()
         for _ in range(shards):

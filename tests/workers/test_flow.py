@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -291,6 +292,23 @@ def test_a_look_that_fails_does_not_leave_anybody_waiting_for_ever(
             assert shard.flow._look is not None
             await until(lambda: waits.refused is not None)
             held.end()
+
+    run(test)
+
+
+def test_who_has_waited_is_decided_by_the_pipeline_of_that_moment(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with world(tmp_path) as w:
+            (shard,) = w.shards
+            held, waits = shard.ask("held"), shard.ask("waits")
+            before = shard.app.pipeline
+            sent: list[str] = []
+            shard.app.pipeline = replace(before, pre_request=(lambda request, _: sent.append(request.id),))
+            held.end()
+            await until(lambda: waits.sent)
+            assert sent == ["waits"], "a plugin that was left out meanwhile would not have been asked"
+            assert waits.envoy.handler._pipeline is shard.app.pipeline
+            assert held.envoy.handler._pipeline is before
 
     run(test)
 

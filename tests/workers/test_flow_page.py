@@ -1,12 +1,20 @@
 """Flow control on the metrics page: bands, limits, saturation by stage, and the older names."""
 
 import asyncio
+import time
 from pathlib import Path
+
+from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 from epp import metrics as m
 from epp.metrics import FLOW_GROUPS, TWINS
+from shm.documents import DocumentReader
+from shm.table import TableReader
 from tests.workers.flow_world import World, world
+from workers.admin import Request
+from workers.documents import EndpointsView
 from workers.flow_page import FlowFigures, figures_of
+from workers.metrics_page import IndexFigures, MetricsPage, Pool
 from workers.series_page import SeriesText
 
 
@@ -92,6 +100,45 @@ def test_every_series_of_flow_control_has_its_older_name_where_the_field_has_one
             assert twins <= names
 
     asyncio.run(test())
+
+
+def test_what_is_computed_for_a_page_and_cycles_stand_on_it_under_both_names(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with world(tmp_path) as w:
+            (shard,) = w.shards
+            shard.ask("held")
+            shard.ask("waits")
+            families = (m.FLOW_SATURATION, m.FLOW_CYCLE, m.FLOW_STALE, m.FLOW_OLDEST)
+            found = {sample.name: sample for family in parse_text(page(w)) for sample in family.samples}
+            for metric in families:
+                suffix = "_count" if metric is m.FLOW_CYCLE else ""
+                assert f"{m.PREFIX}{metric.name}{suffix}" in found
+                if (twin := TWINS.get(metric.name)) is not None:
+                    assert found[twin.name + suffix].value == found[f"{m.PREFIX}{metric.name}{suffix}"].value > 0
+            assert found[f"{m.PREFIX}{m.FLOW_STALE.name}"].labels == {"detector": "concurrency-detector"}
+
+    asyncio.run(test())
+
+
+def page(w: World) -> str:
+    """As the supervisor serves it."""
+    instance = w.instance
+    endpoints = EndpointsView(DocumentReader(instance.document_schema, instance.documents))
+    made = MetricsPage(
+        instance.lanes,
+        instance.families,
+        Pool(TableReader(instance.table_schema, instance.table), endpoints, name="epp", fresh_for_s=1.0),
+        IndexFigures(lambda: 0, lambda: 0, lambda: 0, lambda: 0, dict),
+        source_type="source",
+        extractor_type="extractor",
+        now=time.monotonic,
+        scrape_seconds=dict,
+        series=[(group, instance.series_reader(group)) for group in instance.groups],
+        producer_name="",
+        legacy_names=True,
+        flow=figures(w),
+    )
+    return b"".join(made.page(Request("GET", "/metrics", "", True)).body).decode()
 
 
 def test_without_flow_control_there_is_nothing_to_show(tmp_path: Path) -> None:

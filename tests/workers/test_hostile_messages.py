@@ -6,11 +6,12 @@ import pytest
 
 from epp.candidates import Candidates
 from epp.decision import Decision, Response
-from epp.plugin import DataProducer, NoParams, PreRequest, ResponseComplete
+from epp.plugin import DataProducer, NoParams, Parser, PreRequest, ResponseComplete
 from epp.protocol.codec import field
 from epp.request import Request
 from tests.pair import bodies
 from tests.workers.test_server import BODY, USAGE, Future, Waits, pair
+from workers.server import LONG_BODY
 
 INVALID_ARGUMENT = 3
 PATH = field(1, field(1, b":path") + field(3, b"/v1/completions"))
@@ -142,3 +143,48 @@ def test_usage_that_is_no_utf8_is_no_usage_and_the_answer_passes() -> None:
     answer = USAGE.replace(b'"prompt_tokens":9', b'"prompt_tokens":"\xff"')
     assert bodies(envoy.response_body(answer), "response_body")[0] == answer
     assert p.faults == [] and not any(p.inflight)
+
+
+class ParserBreaks(Parser):
+    paths = ("breaks",)
+
+    def parse(self, request: Request, path: str, body: bytes | memoryview) -> None:
+        raise ZeroDivisionError
+
+
+@pytest.mark.parametrize("by_trailers", [False, True])
+def test_a_long_body_is_decided_in_a_turn_of_its_own_and_a_fault_there_ends_its_stream(by_trailers: bool) -> None:
+    p = pair(parsers=(ParserBreaks("breaks", NoParams()),), body_bytes_max=2 * LONG_BODY)
+    envoy = p.open()
+    envoy.headers("/breaks")
+    assert envoy.body(bytes(LONG_BODY + 1), last=not by_trailers) == []
+    if by_trailers:
+        envoy.trailers()
+    assert len(p.turns) == 1 and p.faults == []
+    p.turns.popleft()()
+    (answer,) = envoy.answers()
+    assert answer.immediate_response.status.code == 500
+    assert envoy.stream.ended == (0, "") and len(p.faults) == 1
+
+
+def test_a_stream_that_goes_before_its_long_body_is_decided_is_forgotten() -> None:
+    p = pair(body_bytes_max=2 * LONG_BODY)
+    envoy = p.open()
+    envoy.headers()
+    envoy.body(b'{"model":"m","prompt":"%b"}' % (b"x" * LONG_BODY))
+    envoy.handler.closed()
+    p.turns.popleft()()
+    assert envoy.answers() == [] and not any(p.inflight) and p.faults == []
+
+
+def test_empty_pieces_are_answered_in_the_direction_in_which_they_came() -> None:
+    p = pair()
+    for _ in range(2):  # what is remembered of one stream serves the next
+        envoy = p.open()
+        envoy.headers()
+        envoy.handler.message(b"\x22\x00")
+        answers = envoy.body(BODY)
+        assert [a.WhichOneof("response") for a in answers] == ["request_headers", "request_body", "request_body"]
+        envoy.response_headers()
+        envoy.handler.message(b"\x2a\x00")
+        assert [a.WhichOneof("response") for a in envoy.answers()] == ["response_body"]

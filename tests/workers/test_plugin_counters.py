@@ -83,7 +83,7 @@ def test_a_counter_that_several_plugins_declare_is_one_table_with_a_row_each() -
 def test_a_configuration_without_such_plugins_has_no_such_tables(tmp_path: Path) -> None:
     with made(tmp_path) as instance:
         assert instance.counter_groups == ()
-        assert instance.groups == GROUPS
+        assert instance.groups[: len(GROUPS)] == GROUPS  # flow control has its own behind them
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,10 @@
 """A request that asks for one model and goes on with another: what the model server gets, and what the client gets back."""
 
+import base64
 import gzip
 import itertools
 import json
+import random
 from typing import Any
 
 import pytest
@@ -15,6 +17,7 @@ from epp.plugin import NoParams, PreRequest
 from epp.plugins.parsers.anthropic import Anthropic
 from epp.plugins.parsers.sglang_http import SglangHttp
 from epp.plugins.parsers.vllm_http import VllmHttp
+from epp.protocol.inflate import STEP_BYTES
 from epp.protocol.proto import ext_proc_pb2 as pb
 from epp.request import Request
 from tests.pair import Envoy, Pair, bodies, set_headers
@@ -204,3 +207,41 @@ def test_only_bodies_that_name_their_model_are_rewritten(path: str, body: bytes,
     p = pair(parsers=(Anthropic("a", NoParams()), VllmHttp("v", NoParams()), SglangHttp("s", NoParams())))
     _, answers = asked(p, body, path, **{HEADER: "base-v2"})
     assert bodies(answers[1:])[0] == (body.replace(b"asked", b"base-v2") if expected else body)
+
+
+PACKED_TEXT = base64.b16encode(random.Random(1).randbytes(1 << 20))
+LONG = b'{"model":"asked","prompt":"%b"}' % PACKED_TEXT
+
+
+def test_a_long_packed_body_is_unpacked_in_turns_of_the_loop_and_goes_on_as_it_came() -> None:
+    sees = Sees()
+    p = pair(sees, body_bytes_max=4 << 20)
+    packed = gzip.compress(LONG, 1)
+    envoy, answers = asked(p, packed, **{"content-encoding": "gzip"})
+    turns = 0
+    while p.turns:
+        assert answers == [] and sees.models == []
+        p.turns.popleft()()
+        answers, turns = envoy.answers(), turns + 1
+    assert turns > len(LONG) // STEP_BYTES
+    assert bodies(answers[1:])[0] == packed and sees.bodies == [LONG]
+
+
+def test_a_packed_body_that_turns_out_to_be_wrong_is_refused() -> None:
+    p = pair(body_bytes_max=4 << 20)
+    envoy, answers = asked(p, gzip.compress(LONG, 1)[:-9], **{"content-encoding": "gzip"})
+    while p.turns:
+        p.turns.popleft()()
+    code, error, _ = refusal(answers + envoy.answers())
+    assert code == 400 and "gzip is cut off" in error["message"]
+    assert envoy.stream.ended == (0, "") and not p.faults
+
+
+def test_a_stream_that_goes_while_its_body_is_unpacked_is_forgotten() -> None:
+    sees = Sees()
+    p = pair(sees, body_bytes_max=4 << 20)
+    envoy, _ = asked(p, gzip.compress(LONG, 1), **{"content-encoding": "gzip"})
+    envoy.handler.closed()
+    while p.turns:
+        p.turns.popleft()()
+    assert envoy.answers() == [] and sees.models == [] and not any(p.inflight)

@@ -36,6 +36,7 @@ def _print_rules(ctx: click.Context, _option: click.Parameter, asked: bool) -> N
 @click.option("--allow-experimental-plugins", is_flag=True, help="Accept experimental plugin types.")
 @click.option("--refresh-metrics-interval", type=DURATION, default="50ms", help="As it will be for `epp serve`.")
 @click.option("--body-limit", type=SIZE, default="32MiB", help="As it will be for `epp serve`.")
+@click.option("--memory-limit", type=SIZE, default=None, help="Of the container that `epp serve` will have.")
 @click.option("--objects-dir", default="", help="As it will be for `epp serve`: its files are checked too.")
 @plugin_path_option
 def command(
@@ -46,6 +47,7 @@ def command(
     allow_experimental_plugins: bool,
     refresh_metrics_interval: float,
     body_limit: int,
+    memory_limit: int | None,
     objects_dir: str,
     plugin_path: str,
 ) -> None:
@@ -54,7 +56,7 @@ def command(
     Exit code 0: it is valid; 78: it is not, all errors are on stderr.
     """
     text, source = read_file(file), "<stdin>" if file == STDIN else file
-    around = Surroundings(refresh_metrics_interval, body_limit)
+    around = Surroundings(refresh_metrics_interval, body_limit, memory_limit)
     add_plugins(plugin_path)
     effective, findings, failed = None, list[Finding](), True
     try:

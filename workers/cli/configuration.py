@@ -17,6 +17,7 @@ from epp.registry import PluginImportError
 from workers.cli.flags import BadConfiguration, flag
 from workers.cli.options import PLUGIN_PATH, Options
 from workers.discovery import DiscoveryError
+from workers.memory import cgroup_limit
 from workers.objects import Folder
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -94,7 +95,7 @@ def load_config(options: Options) -> EffectiveConfig:
     else:
         text, source = options.config_text, "--config-text" if options.config_text else ""
     add_plugins(options.plugin_path)
-    around = Surroundings(options.scrape_interval_s, options.body_bytes_max)
+    around = Surroundings(options.scrape_interval_s, options.body_bytes_max, cgroup_limit())
     config = load_text(text, source, allow_experimental=options.allow_experimental_plugins, around=around)
     if config.warnings:
         click.echo(told(config.warnings), err=True)

@@ -54,6 +54,7 @@ def command(metrics_port: int, instance: str, run_dir: str, interval: float, onc
                    evictions dropped
       bus_drops
       bands[]      with flow control, what waits by priority, else null: priority, requests, bytes, oldest_age_s
+      left_out{}   plugins that failed too often: in how many workers they are left out
       counters{}   all counters of all processes, summed
 
     Exit code 0: ended by you or with the picker; 1: no such picker, or it cannot be read; 2: wrong flags.

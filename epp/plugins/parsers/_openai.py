@@ -142,8 +142,10 @@ def _listed(raw: Raw) -> tuple[list[bytes], bytes]:
             raise msgspec.ValidationError("an array of prompts holds texts or token ids, not both")
         return _canonical.texts(texts), _canonical.PROMPT
     if entry == b"[":
-        if len(memoryview(raw)) > _canonical.SURE_BYTES and bytes(raw).count(b",") > _canonical.TEXTS_MAX:
-            return [bytes(memoryview(raw)[:-1])], b""
+        if len(memoryview(raw)) > _canonical.SURE_BYTES:
+            many = bytes(memoryview(raw)[:-1])
+            if many.count(b",") > _canonical.TEXTS_MAX:
+                return [many], b""
         return _canonical.token_ids([ids for ids in _token_lists.decode(raw) if ids]), _canonical.TOKENS_BETWEEN
     ids, rest = _canonical.first_ids(raw)
     return [_canonical.token_ids([_token_ids.decode(ids)])[0] + rest], b""

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from epp.decision import Decision, ProfileRun, Response, Usage
 from epp.plugin import FairnessPolicy
 from epp.plugins.fairness.global_strict import GlobalStrict
-from epp.plugins.fairness.program_aware import ProgramAware, Scores
+from epp.plugins.fairness.program_aware import EXACT_MAX, REFRESH_S, ProgramAware, Scores
 from epp.plugins.fairness.round_robin import RoundRobin
 from epp.plugins.fairness.token_weighted import Rounds, TokenWeighted
 from epp.plugins.ordering.edf import EarliestDeadline
@@ -491,6 +491,27 @@ def test_many_flows_are_scored_anew_every_few_milliseconds() -> None:
     for now in (2.001, 2.02):
         newest = b.share.pick(now)
         assert newest is not None and newest.key.fairness_id == "newcomer"
+
+
+def test_the_least_served_goes_next_while_few_flows_become_many_and_few_again() -> None:
+    policy = made(ProgramAware, lasWeightHeadWait=0.0)
+    b = Band(policy, made(FirstCome))
+    services = random.Random(3).sample(range(2, 10_000), 2 * EXACT_MAX)
+    services[EXACT_MAX - 2] = 1  # between two picks
+    now = 2.0
+    for flows, service in enumerate(services, 1):
+        answer(policy, asking(f"u{service}"), 0.0, Usage(service, 0))
+        b.offer(asking(f"u{service}", arrival=1.0))
+        now += 1e-5
+        if flows in (EXACT_MAX // 2, EXACT_MAX + 1):
+            picked = b.share.pick(now)
+            assert picked is not None and picked.key.fairness_id == f"u{min(services[:flows])}"
+    now += REFRESH_S
+    for service in sorted(services):
+        picked = b.share.pick(now)
+        assert picked is not None and picked.key.fairness_id == f"u{service}"
+        b.dispatch(now)
+        now += 1e-5
 
 
 def test_programs_are_forgotten_when_they_have_been_idle_and_have_nothing_in_flight() -> None:

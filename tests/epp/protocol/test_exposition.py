@@ -120,6 +120,14 @@ def test_a_new_series_with_a_later_timestamp_behind_the_remembered_one_is_notice
     assert finder.find(later) == (b'engine="1"', 8.0)
 
 
+@pytest.mark.parametrize("between", [b"# a word\n", b"\n", b"\r\n", b"#\n"])
+def test_a_new_series_behind_a_line_that_says_nothing_is_noticed(between: bytes) -> None:
+    finder = Finder(Selector("info"), by_value=True)
+    one, other = b'# TYPE info gauge\ninfo{n="a"} 1\n', b'info{n="b"} 2\n'
+    assert finder.find(one) == (b'n="a"', 1.0)
+    assert finder.find(one + between + other) == (b'n="b"', 2.0)
+
+
 def test_the_largest_value_counts_for_info_metrics_whose_value_is_a_time() -> None:
     finder = Finder(Selector("lora"), by_value=True)
     assert finder.find(b'lora{a="1"} 1.7e9\nlora{a="2"} 1.8e9\nlora{a="3"} 1.6e9\n') == (

@@ -1,13 +1,30 @@
 """gzip never unpacks to more than is allowed."""
 
+import base64
 import gzip
+import random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from epp.errors import Cause, Refused
-from epp.protocol.inflate import FREE_BYTES, MEMBERS_MAX, RATIO_MAX, TooLong, gunzip, reach, unpacked
+from epp.protocol.inflate import (
+    FREE_BYTES,
+    MEMBERS_MAX,
+    RATIO_MAX,
+    STEP_BYTES,
+    TooLong,
+    at_once,
+    body_slices,
+    gunzip,
+    reach,
+)
+
+
+def unpacked(body: bytes, coding: str, limit: int) -> bytes:
+    steps = body_slices(body, coding, limit)
+    return body if steps is None else at_once(steps)
 
 
 @given(st.lists(st.binary(max_size=300), min_size=1, max_size=4))
@@ -39,6 +56,16 @@ def test_a_bomb_goes_no_further_than_text_can_shrink_whatever_the_limit() -> Non
     with pytest.raises(Refused) as refused:
         unpacked(bomb, "gzip", 1 << 30)
     assert refused.value.cause is Cause.BODY_TOO_LARGE
+
+
+def test_long_content_comes_in_steps_and_short_content_at_once() -> None:
+    text = base64.b16encode(random.Random(1).randbytes(2 * STEP_BYTES))
+    for size in (1000, 4 * STEP_BYTES):
+        steps = body_slices(gzip.compress(text[:size], 1), "gzip", size)
+        assert steps is not None
+        taken = len(list(steps))
+        assert taken == 0 if size == 1000 else taken > 4
+        assert unpacked(gzip.compress(text[:size], 1), "gzip", size) == text[:size]
 
 
 def test_short_content_may_have_shrunk_to_nothing() -> None:

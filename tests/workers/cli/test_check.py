@@ -97,6 +97,13 @@ def test_what_flags_will_say_at_the_start_is_taken_into_account() -> None:
     assert "limit-below-body" in check("--body-limit", "64MiB", "-", stdin=text).stderr
 
 
+def test_what_may_wait_is_measured_against_the_memory_that_there_will_be() -> None:
+    text = GOOD + "featureGates: [flowControl]\nflowControl: {maxBytes: 400Mi}\n"
+    assert "limit-above-memory" not in check("-", stdin=text).stderr
+    assert "limit-above-memory" not in check("--memory-limit", "1GiB", "-", stdin=text).stderr
+    assert "limit-above-memory" in check("--memory-limit", "256MiB", "-", stdin=text).stderr
+
+
 def test_a_file_that_cannot_be_read_is_bad_configuration_with_its_path(tmp_path: Path) -> None:
     result = check(str(tmp_path / "none.yaml"))
     assert (result.exit_code, result.stderr) == (
