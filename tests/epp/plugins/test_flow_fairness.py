@@ -464,18 +464,19 @@ def test_the_highest_score_goes_next(
     arrivals = {name: float(data.draw(st.integers(31, 60))) for name in attained}
     for name, arrival in arrivals.items():
         b.offer(asking(name, arrival=arrival))
+
+    def faded(name: str, now: float) -> float:
+        return attained[name] * (2 ** (-(now - at[name]) / half_life) if half_life else 1.0)
+
     for now in (61.0, 62.5, 200.0):
-        faded = {
-            name: service * (2 ** (-(now - at[name]) / half_life) if half_life else 1.0)
-            for name, service in attained.items()
-        }
-        scores = naive({name: (faded[name], arrivals[name]) for name in arrivals}, now, *weights)
+        scores = naive({name: (faded(name, now), arrivals[name]) for name in arrivals}, now, *weights)
         picked = b.share.pick(now)
         assert picked is not None
         name = picked.key.fairness_id
         assert scores[name] == pytest.approx(max(scores.values()), abs=1e-6)
         more = data.draw(st.integers(0, 5000))
-        attained[name], at[name] = faded[name] + 2 * more, int(now) + 1
+        answered = int(now) + 1  # when its answer ends: what it had has faded until then
+        attained[name], at[name] = faded(name, answered) + 2 * more, answered
         answer(policy, asking(name), float(at[name]), Usage(0, more))
 
 
