@@ -39,11 +39,12 @@ profile: $(READY_DEV)
 # Users against the whole cluster, by locust: ARGS='-u 40 -t 60s Chat Documents', URL=http://gateway for a running one, WEB=1 for its page.
 URL ?=
 WEB ?=
+LORAS = sql,poems
 LOCUST = -m locust -f loadtest/locustfile.py --csv load-results/load --html load-results/report.html \
 	$(if $(WEB),--web-host 127.0.0.1,--headless --only-summary) -u 20 -r 20 -t 30s $(ARGS)
 load: $(READY_DEV)
 	@mkdir -p load-results
-	@$(if $(URL),$(PYTHON) $(LOCUST) -H $(URL),$(VENV)/bin/epp demo --run "$(PYTHON) $(LOCUST) -H {url}")
+	@$(if $(URL),$(PYTHON) $(LOCUST) -H $(URL),$(VENV)/bin/epp demo --loras $(LORAS) --objects-dir loadtest/objects --run "$(PYTHON) $(LOCUST) -H {url} --adapters $(LORAS)")
 	@echo "load-results/report.html has the curves, load-results/*.csv the figures"
 
 # How well requests are routed, in virtual time: the default configuration against others, about a minute.

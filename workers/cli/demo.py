@@ -60,6 +60,13 @@ class Wanted:
     "--concurrency", type=click.IntRange(1, 1000), default=24, show_default=True, help="Users who chat at once."
 )
 @click.option("--seed", type=int, default=1, show_default=True, help="Changes what is said.")
+@click.option("--loras", default="", help="LoRA adapters that the servers have, by commas. [default: none]")
+@click.option(
+    "--objects-dir",
+    type=click.Path(exists=True, file_okay=False),
+    default="",
+    help="Folder with objects for the picker, as in `epp serve`. [default: none]",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON on stdout, all else on stderr.")
 @click.option(
     "--run",
@@ -74,6 +81,8 @@ def command(
     port: int | None,
     concurrency: int,
     seed: int,
+    loras: str,
+    objects_dir: str,
     as_json: bool,
     run: str,
 ) -> None:
@@ -81,7 +90,7 @@ def command(
 
     Exit code 0, also after Ctrl-C; 1 if something is missing, cannot start or ends early.
     """
-    plan = Plan(workers, servers, port or (PORT if is_free(PORT) else 0), seed)
+    plan = Plan(workers, servers, port or (PORT if is_free(PORT) else 0), seed, loras, objects_dir)
     demo = Demo(Wanted(plan, concurrency, seconds, as_json, run))
     try:
         asyncio.run(demo.run())

@@ -40,12 +40,14 @@ class Unavailable(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to start. Port 0: any free one."""
+    """What to start. Port 0: any free one. `loras`: adapters that the servers have, by commas."""
 
     workers: int = 2
     servers: int = 4
     port: int = 0
     seed: int = 0
+    loras: str = ""
+    objects_dir: str = ""
 
 
 @dataclass(slots=True)
@@ -109,6 +111,7 @@ class Stack:
             "--prefill-us-per-token": PREFILL_US_PER_TOKEN,
             "--decode-ms": DECODE_MS,
             "--kv-blocks": KV_BLOCKS,
+            "--loras": plan.loras,
         }
         argv = python("loadtest.sim", *(str(part) for flag in flags.items() for part in flag))
         return Fleet(name, self._children.start(f"servers {name}", argv), file)
@@ -124,6 +127,7 @@ class Stack:
             "metrics-port": self.metrics_port,
             "secure-serving": "false",
             "drain-timeout": "1s",
+            "objects-dir": self._plan.objects_dir,
         }
         return self._children.start("picker", python("workers", "serve", *(f"--{k}={v}" for k, v in flags.items())))
 
