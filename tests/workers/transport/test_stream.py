@@ -347,7 +347,7 @@ def test_one_connection_never_holds_more_than_half_of_what_there_is_for_all():
 
 def hoarder() -> Engine:
     """With 300 kB that wait for a window."""
-    engine = Engine(Echo, limits=Limits(hoard=100_000, hoard_read=1000))
+    engine = Engine(Echo, limits=Limits(hoard=100_000, hoard_read=1000, hoard_seconds=0.5))
     engine.receive(frame(SETTINGS, 0, 0, setting(4, 0)) + frame(WINDOW, 0, 0, word(1 << 30)))
     for number in (1, 3, 5):
         engine.open(number)
