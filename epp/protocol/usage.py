@@ -18,9 +18,8 @@ from epp.protocol.grpc_frames import Frames
 
 KEY: Final = b'"usage"'
 USAGE_BYTES_MAX: Final = 4096
-_TOKENS: Final = re.compile(
-    rb'"(?:[^"\\\\]|\\\\.)*"|["{}]', re.DOTALL
-)  # whole strings, braces, and a quote that nothing closes
+# Whole strings, braces, and a quote that nothing closes. Possessive: nothing is kept to go back to, which took 130 bytes a byte.
+_TOKENS: Final = re.compile(rb'"(?:[^"\\]++|\\.)*+"|["{}]', re.DOTALL)
 SUSPECT: Final = KEY + b"\\"  # a chunk that ends with one of these may have cut the key, or an escape before it
 _KEY_BYTES: Final = frozenset(bytes((byte,)) for byte in SUSPECT)
 

@@ -202,3 +202,14 @@ def test_arbitrary_answers_are_harmless(scanner: type[Any], chunks: list[bytes])
     for chunk in chunks:
         found.feed(chunk)
         found.feed(b'"usage":{"input_tokens":"x"}"meta_info":{"prompt_tokens":[]}')
+
+
+@given(name=st.text(st.sampled_from('a"\\{}'), max_size=12), cuts=st.lists(st.integers(0, 10_000), max_size=10))
+def test_strings_within_the_object_may_have_anything_in_them(name: str, cuts: list[int]) -> None:
+    usage = {
+        "tier": {name: name},
+        "prompt_tokens": 11,
+        "completion_tokens": 7,
+        "prompt_tokens_details": {"cached_tokens": 4},
+    }
+    assert feed(json.dumps({"usage": usage}).encode(), cuts) == Usage(11, 7, 4)
