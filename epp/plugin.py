@@ -461,14 +461,52 @@ class FairShare(Protocol):
         """The flow was idle for long: nothing of it need be kept."""
 
 
+class Ledger(Protocol):
+    """How far the flows of one band have got, over all workers: positions on one scale, which only grow, and marks that name flows.
+
+    What is read is the furthest that any other worker has shown. What is shown of a flow may be lost where very many are
+    known; its position is -inf then, as that of a flow which nobody else knows.
+    """
+
+    def served(self) -> int:
+        """Another number whenever other workers have served something: until then the rest need not be read again."""
+
+    def mark(self, flow: FlowKey) -> int: ...
+    def position(self, mark: int) -> float: ...
+    def time(self) -> float: ...
+    def end(self) -> float:
+        """The furthest position of any flow."""
+
+    def backlogged(self) -> int:
+        """So many flows wait for their turn in the other worker where they are the most."""
+
+    def alone(self) -> bool:
+        """Nothing waits in this band in other workers."""
+
+    def move(self, mark: int, position: float) -> None: ...
+    def show(self, time: float, end: float, backlogged: int) -> None: ...
+
+
+class RankedShare(FairShare, Protocol):
+    """A share whose turns compare over workers; `FairnessPolicy.ranks` promises it."""
+
+    def meet(self, ledger: Ledger) -> None:
+        """Called once, before anything waits."""
+
+    def claim(self, flow: FlowView) -> float:
+        """How early the turn of this flow, which was picked, is: over all workers the smallest goes first."""
+
+
 class FairnessPolicy(Plugin):
     """Whose turn it is among the flows of a band. May be a ResponseComplete plugin too, to learn what requests have cost."""
 
     queue_needs: ClassVar[Capability] = Capability.HEAD
     isolates: ClassVar[bool] = True  # whether one flow cannot starve another
+    ranks: bool = False  # whether its shares are `RankedShare`; else workers go by since when flows wait for a turn, or by arrival
+    tolerance: float = 0.020  # claims of workers that differ by no more are equal: seconds, or what `claim` counts in
 
     def share(self, key: Callable[[Queued], Any]) -> FairShare:
-        """The state of one band; `key` is the band's ordering."""
+        """The state of one band; `key` is the band's ordering. Of a policy that `ranks` a `RankedShare`."""
         raise NotImplementedError
 
 

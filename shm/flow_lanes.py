@@ -2,10 +2,12 @@
 
     lane    | waiting | its bytes | pending | dispatched | front: 0/1 | its priority | its claim | 0 |
             | evictable | best victim: priority | sent at | busy until | pending reclaim | reclaim target | 0 ... |
-            | band 0: requests | bytes | oldest | answered requests | answered bytes | 0 ... | band 1 ... |
+            | band 0: requests | bytes | oldest | answered requests | answered bytes | time | end | backlogged | band 1 ... |
+            | positions: mark | position | mark | position | mark | position | mark | position | next line ... |
             | asked of worker 0: total | requests of band 0 | bytes of band 0 | ... | asked of worker 1 ... |
 Each line of the drawing and each worker's part of the last starts on its own cache line; every cell is one 8-byte word: int64,
-but moments and claims (float64, monotonic seconds, 0 = none) and reclaims (float64, parts of the saturation).
+but moments (float64, monotonic seconds, 0 = none), claims, times, ends and positions (float64) and reclaims (float64, parts of the
+saturation).
 
 - Which band is which priority is said elsewhere (a document); here bands are numbers.
 - Gauges (what waits, pending, front, victim) are cleared by `take_over`, since what they counted died with the predecessor.
@@ -13,6 +15,10 @@ but moments and claims (float64, monotonic seconds, 0 = none) and reclaims (floa
 - What is asked of a worker and not yet answered is the sum over all lanes of what was asked, less what it has answered: nothing
   is ever acknowledged, and no word has two writers. A successor starts with everything answered that was asked before. `total`
   adds up requests and bytes of all bands and moves last, so that one word per lane tells whether there is anything new.
+- Positions are how far flows have got in their band, and `time` and `end` where the band itself is and the furthest flow: they only
+  grow, over successors too, and the greatest of all lanes counts. A flow is named by a mark, a hash of its name and its band's number,
+  and has its line by that; of the four places of a line the next in turn is given to a newcomer. So a flow whose place was taken
+  is not known any more until it moves again, but never has another one's position, but for equal marks of 63 bits.
 - Lanes whose worker is not serving count nothing (`Lanes` has the words that say so): a killed worker's queue is gone
   for the others as soon as the parent has reaped it.
 - Words of a lane are not changed together: a reader may see a band's requests before its bytes.
@@ -20,6 +26,8 @@ but moments and claims (float64, monotonic seconds, 0 = none) and reclaims (floa
 What this does not do: know priorities, limits or policies.
 """
 
+from collections.abc import Sequence
+from math import inf
 from typing import Any, NamedTuple
 
 from shm.lanes import Lanes
@@ -33,7 +41,10 @@ LINE = CACHE_LINE // WORD
 WAITING, WAITING_BYTES, PENDING, DISPATCHED, FRONT, FRONT_PRIORITY, FRONT_CLAIM = range(7)
 EVICTABLE, VICTIM_PRIORITY, VICTIM_SENT_AT, VICTIM_BUSY_UNTIL, RECLAIM_PENDING, RECLAIM_TARGET = range(LINE, LINE + 6)
 BANDS_AT = 2 * LINE
-REQUESTS, BYTES, OLDEST, ANSWERED_REQUESTS, ANSWERED_BYTES = range(5)
+REQUESTS, BYTES, OLDEST, ANSWERED_REQUESTS, ANSWERED_BYTES, TIME, END, BACKLOGGED = range(LINE)
+MARK_LINES = 512  # a power of 2
+PLACES = tuple(range(0, LINE, 2))  # of a mark in its line
+MARK_MAX = (1 << 63) - 1
 GAUGES = (
     WAITING, WAITING_BYTES, PENDING, FRONT, FRONT_PRIORITY, FRONT_CLAIM, EVICTABLE, VICTIM_PRIORITY, VICTIM_SENT_AT, VICTIM_BUSY_UNTIL,
     RECLAIM_PENDING, RECLAIM_TARGET,
@@ -47,12 +58,13 @@ class FlowSchema:
         if bands < 1 or workers < 1:
             raise ValueError(f"flow lanes need at least one band and one worker, not {bands}, {workers}")
         self.bands, self.workers = bands, workers
-        self.asked_at = BANDS_AT + bands * LINE
+        self.marks_at = BANDS_AT + bands * LINE
+        self.asked_at = self.marks_at + MARK_LINES * LINE
         self.asked_words = aligned((1 + 2 * bands) * WORD) // WORD
         self.lane_bytes = aligned((self.asked_at + workers * self.asked_words) * WORD, LANE_ALIGNMENT)
         self.lane_words = self.lane_bytes // WORD
         self.bytes = workers * self.lane_bytes
-        self.layout_hash = layout_hash("flow 1", bands, workers)
+        self.layout_hash = layout_hash("flow 2", bands, workers)
 
     def describe(self) -> dict[str, Any]:
         return {"kind": "flow", "bands": self.bands, "workers": self.workers}
@@ -60,6 +72,10 @@ class FlowSchema:
     def band_at(self, band: int) -> int:
         """Where a band's words begin in a lane."""
         return BANDS_AT + band * LINE
+
+    def line_of(self, mark: int) -> int:
+        """Where in a lane the line of a mark begins."""
+        return self.marks_at + (mark & (MARK_LINES - 1)) * LINE
 
     def asked_of(self, worker: int) -> int:
         """Where in a lane it stands what was asked of a worker."""
@@ -153,6 +169,19 @@ class FlowLanes:
         """Whether nothing waits in a band, and nothing is asked of it, in any worker that serves."""
         return not self.band(band).requests and all(self.asked(worker, band) == (0, 0) for worker in self.serving())
 
+    def position(self, mark: int, bases: Sequence[int]) -> float:
+        """How far the flow of this mark has got in any of these lanes; -inf: nobody knows it."""
+        line, words, furthest = self.schema.line_of(mark), self.words, -inf
+        for base in bases:
+            at = base + line
+            for place in PLACES:
+                if words[at + place] == mark:
+                    position = self.floats[at + place + 1]
+                    if position > furthest and words[at + place] == mark:  # it has not become another one's meanwhile
+                        furthest = position
+                    break
+        return furthest
+
     def front(self, worker: int) -> FrontCell | None:
         """None: nothing waits there."""
         base, words = self.base(worker), self.words
@@ -212,6 +241,7 @@ class FlowLane:
         self._all = all_
         self.words = all_.words[base : base + schema.lane_words]
         self.floats = all_.floats[base : base + schema.lane_words]
+        self._place = 0  # in a line, of the next newcomer
 
     def take_over(self) -> None:
         """Clear the predecessor's gauges; everything that was asked of it counts as answered."""
@@ -220,7 +250,7 @@ class FlowLane:
             words[word] = 0
         for band in range(schema.bands):
             at = schema.band_at(band)
-            words[at + REQUESTS] = words[at + BYTES] = words[at + OLDEST] = 0
+            words[at + REQUESTS] = words[at + BYTES] = words[at + OLDEST] = words[at + BACKLOGGED] = 0
             self.answer(band, *self._all.asked(self.worker, band))
 
     def publish(self, band: int, requests: int, size: int, oldest: float) -> None:
@@ -231,6 +261,26 @@ class FlowLane:
         words[at + REQUESTS] = requests
         words[at + BYTES] = size
         self.floats[at + OLDEST] = oldest
+
+    def move(self, mark: int, position: float) -> None:
+        """How far a flow has got."""
+        words, line = self.words, self.schema.line_of(mark)
+        for at in range(line, line + LINE, 2):
+            if words[at] == mark:
+                self.floats[at + 1] = position
+                return
+        at = line + PLACES[self._place]
+        self._place = (self._place + 1) % len(PLACES)
+        words[at] = 0  # whoever reads now finds nobody
+        self.floats[at + 1] = position
+        words[at] = mark
+
+    def show_time(self, band: int, time: float, end: float, backlogged: int) -> None:
+        """Where a band is, where its furthest flow, and how many flows wait for their turn."""
+        words, floats, at = self.words, self.floats, self.schema.band_at(band)
+        floats[at + END] = end
+        floats[at + TIME] = time
+        words[at + BACKLOGGED] = backlogged
 
     def front(self, priority: int, claim: float) -> None:
         """The most important band in which something waits."""

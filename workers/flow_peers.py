@@ -8,8 +8,22 @@ import contextlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 
+import xxhash
+
 from epp.flow.ports import Front, Held, Wanted
-from shm.flow_lanes import DISPATCHED, PENDING, WAITING, WAITING_BYTES, FlowLanes
+from epp.flows import FlowKey
+from shm.flow_lanes import (
+    BACKLOGGED,
+    DISPATCHED,
+    END,
+    MARK_MAX,
+    PENDING,
+    REQUESTS,
+    TIME,
+    WAITING,
+    WAITING_BYTES,
+    FlowLanes,
+)
 from shm.lanes import Lanes
 
 FRESH_S = 0.5  # whose last beat is older is not waited for
@@ -101,6 +115,9 @@ class LanePeers:
         ages = self._lanes.ages(self._now())
         return [Front(shard, cell.priority, cell.claim) for shard, cell in shown if ages[shard + 1] < FRESH_S]
 
+    def ledger(self, priority: int) -> "BandLedger":
+        return BandLedger(self._look, self._flow, self._worker, self._places, priority)
+
     def progress(self, shard: int) -> int:
         count: int = self._words[self._flow.base(shard) + DISPATCHED]
         return count
@@ -153,3 +170,83 @@ class LanePeers:
     def wake(self, shard: int) -> None:
         with contextlib.suppress(OSError):
             os.eventfd_write(self._wakeups[shard], 1)
+
+
+class BandLedger:
+    """`epp.plugin.Ledger` of one band: what other workers show. A band without a place shows nothing and sees nothing."""
+
+    def __init__(
+        self,
+        others: Callable[[], tuple[int, ...]],
+        flow: FlowLanes,
+        worker: int,
+        places: Mapping[int, int],
+        priority: int,
+    ) -> None:
+        self._others = others  # where their lanes begin
+        self._flow = flow
+        self._lane = flow.lane(worker)
+        self._band_at = flow.schema.band_at
+        self._words = flow.words
+        self._floats = flow.floats
+        self._places = places
+        self._priority = priority
+
+    def served(self) -> int:
+        words, total = self._words, 0
+        for base in self._others():
+            total += words[base + DISPATCHED]
+        return total
+
+    def mark(self, flow: FlowKey) -> int:
+        """Positions compare at one place alone, so it is part of the name."""
+        name = f"{self._places.get(self._priority, -1)}/{flow.fairness_id}".encode(errors="replace")
+        return (xxhash.xxh3_64_intdigest(name) & MARK_MAX) or 1
+
+    def position(self, mark: int) -> float:
+        return self._flow.position(mark, self._others())
+
+    def time(self) -> float:
+        return self._furthest(TIME)
+
+    def end(self) -> float:
+        return self._furthest(END)
+
+    def _furthest(self, word: int) -> float:
+        place = self._places.get(self._priority)
+        if place is None:
+            return 0.0
+        floats, furthest, at = self._floats, 0.0, self._band_at(place) + word
+        for base in self._others():
+            position = floats[base + at]
+            if position > furthest:
+                furthest = position
+        return furthest
+
+    def backlogged(self) -> int:
+        return self._most(BACKLOGGED)
+
+    def alone(self) -> bool:
+        words, waiting = self._words, 0
+        for base in self._others():
+            waiting += words[base + WAITING]
+        return not waiting or not self._most(REQUESTS)
+
+    def _most(self, word: int) -> int:
+        place = self._places.get(self._priority)
+        if place is None:
+            return 0
+        words, most, at = self._words, 0, self._band_at(place) + word
+        for base in self._others():
+            count = words[base + at]
+            if count > most:
+                most = count
+        return most
+
+    def move(self, mark: int, position: float) -> None:
+        self._lane.move(mark, position)
+
+    def show(self, time: float, end: float, backlogged: int) -> None:
+        place = self._places.get(self._priority)
+        if place is not None:
+            self._lane.show_time(place, time, end, backlogged)

@@ -20,7 +20,7 @@ from epp.flow.plan import BandPlan
 from epp.flow.ports import Future
 from epp.flow.rate import DrainRate
 from epp.flows import FlowKey, Item, Queued
-from epp.plugin import FairShare, Queue
+from epp.plugin import FairShare, Ledger, Queue
 
 DEAD_MAX = 64  # ended entries that a lazily cleaned list may hold beside as many as are alive
 
@@ -91,9 +91,10 @@ class Flow:
 class Band:
     """All flows of one priority in this worker; a `BandView` for displacement policies."""
 
-    def __init__(self, plan: BandPlan, report: Report) -> None:
+    def __init__(self, plan: BandPlan, report: Report, ledger: Ledger) -> None:
         self.plan = plan
         self.priority = plan.priority
+        self.tolerance = plan.fairness.tolerance
         self.requests = 0
         self.bytes = 0
         self.active: dict[FlowKey, Flow] = {}
@@ -107,7 +108,8 @@ class Band:
         self._displacement = Trust(plan.displacement.name, report)
         self._queueing = Trust(plan.queue.name, report)
         self._key = plan.ordering.key
-        self._share: FairShare = plan.fairness.share(self._ranked)
+        self._ledger = ledger
+        self._share: FairShare = self._made_share()
 
     def __len__(self) -> int:
         return self.requests
@@ -246,16 +248,38 @@ class Band:
         return next(entry for entry in reversed(self._arrivals) if entry.waits)
 
     def claim(self, flow: Flow) -> float:
-        """Since when this band, by the flow that goes next, has a claim to be served; compares with that of other shards.
+        """How early the turn of this band's next flow is; compares with that of other shards, and the smallest goes first.
 
-        Where flows are kept apart, turns count: who was served longest ago goes first, however old a backlog is. Else age does.
+        A policy that ranks says it itself. Where flows are kept apart without, turns count: who was served longest ago in its shard
+        goes first, however old a backlog is. Else age does.
         """
-        if self.plan.fairness.isolates:
+        fairness = self.plan.fairness
+        if fairness.ranks:
+            if not self._fairness.lost:
+                try:
+                    claim: float = self._share.claim(flow)  # type: ignore[attr-defined]
+                    if claim == claim:
+                        return claim
+                    raise ValueError("a claim is not a number")
+                except Exception as problem:  # FAIL-OPEN: as if the flow were a new one
+                    self._begin_anew(problem)
+            return self._ledger.time()
+        if fairness.isolates:
             return flow.claim
         head = self._head(flow)
         return head.arrival if head is not None else flow.claim
 
     # How it is kept.
+
+    def _made_share(self) -> FairShare:
+        fairness = self.plan.fairness
+        share = fairness.share(self._ranked)
+        if fairness.ranks:
+            try:
+                share.meet(self._ledger)  # type: ignore[attr-defined]
+            except Exception as problem:  # FAIL-OPEN: it goes by what it sees itself
+                self._fairness.failed(problem, self._now)
+        return share
 
     def _first(self) -> Entry | None:
         arrivals = self._arrivals
@@ -302,7 +326,7 @@ class Band:
         """FAIL-OPEN: a share that raised may have lost track of a flow; another one is told what waits."""
         self._fairness.failed(problem, self._now)
         try:
-            self._share = self.plan.fairness.share(self._ranked)
+            self._share = self._made_share()
             for flow in self.active.values():
                 self._share.changed(flow)
         except Exception as again:

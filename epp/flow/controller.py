@@ -72,7 +72,7 @@ class FlowController:
         self._observer = observer
         self._now = now
         self._make_future = make_future
-        self._registry = Registry(plan, observer.policy_failed, gate.bands)
+        self._registry = Registry(plan, observer.policy_failed, gate.bands, peers.ledger)
         self._deadlines = Deadlines(plan)
         self._neighbours = Neighbours(peers)
         self._pending = 0  # let through, endpoint not yet chosen
@@ -130,8 +130,8 @@ class FlowController:
         flow = self._registry.lease(key)
         entry = Entry(item, flow, now)
         self._deadlines.add(entry, item.ttl_s)
-        if not band.requests:
-            self._front_moved = True
+        if not len(flow):
+            self._front_moved = True  # its turn may be the next
         band.offer(entry, now)
         self.waiting += 1
         self.waiting_bytes += size
@@ -228,7 +228,8 @@ class FlowController:
                     self._blocked(band, now)
                     return
                 flow = band.pick(now)
-                if peers.waiting() and self._neighbours.ahead(band.priority, band.claim(flow), now):
+                if peers.waiting() and self._neighbours.ahead(band.priority, band.claim(flow), band.tolerance, now):
+                    self._front_moved = True
                     self._show_front(now)
                     return
                 self._serve(flow, now)
@@ -332,7 +333,11 @@ class FlowController:
         self._observer.queued(flow.key, len(flow), flow.bytes)
 
     def _show_front(self, now: float) -> None:
-        """Publishes which band goes next here, and since when it has a claim; nobody reads it while this shard is alone."""
+        """Publishes which band goes next here, and how early its turn is; nobody reads it while this shard is alone.
+
+        What others serve of the same flows moves turns too. Whoever leaves the room to others shows its own anew, so that no two wait
+        for each other; else what is shown too early costs a wake.
+        """
         if not self._front_moved:
             return
         for band in self._registry.order:

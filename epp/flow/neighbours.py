@@ -1,16 +1,16 @@
 """Order among shards: who goes first when there is room for one request and several workers hold some that wait.
 
 Room is global, so whoever looks first could take it. Before a shard serves a request it looks at the others' fronts (most important
-band, claim): where a more important band waits, or the same band with a claim that is older by more than `TOLERANCE_S`, it wakes
-that shard and leaves the room to it. Bounded both ways: a shard that lets nothing through for `PATIENCE_S` after it was waked
-is *stuck* and does not count until it moves again, so room is never left unused for long; and one that holds
-something important is passed over by that long at most. A wake without an answer is not repeated before `REPEAT_S`.
+band, claim): where a more important band waits, or the same band with a claim that is smaller by more than the band's tolerance, it
+wakes that shard and leaves the room to it. What a claim counts is the band's matter (`Band.claim`): seconds of waiting, or a position
+among flows. Bounded both ways: a shard that lets nothing through for `PATIENCE_S` after it was waked is *stuck* and does not count
+until it moves again, so room is never left unused for long; and one that holds something important is passed over by
+that long at most. A wake without an answer is not repeated before `REPEAT_S`.
 """
 
 from epp.flow.ports import Front, Peers
 from epp.flows import rank
 
-TOLERANCE_S = 0.020
 PATIENCE_S = 0.010
 REPEAT_S = 0.005
 FORGOTTEN_S = 0.020  # who was not in the way for so long is met with new patience
@@ -34,10 +34,10 @@ class Neighbours:
         self._peers = peers
         self._met: dict[int, _Met] = {}
 
-    def ahead(self, priority: int, claim: float, now: float) -> bool:
+    def ahead(self, priority: int, claim: float, tolerance: float, now: float) -> bool:
         """Whether another shard goes first; it has been waked then."""
-        own, oldest = rank(priority), claim - TOLERANCE_S
-        first = [f for f in self._peers.fronts() if (rank(f.priority), f.claim) < (own, oldest)]
+        own, clearly = rank(priority), claim - tolerance
+        first = [f for f in self._peers.fronts() if (rank(f.priority), f.claim) < (own, clearly)]
         for front in sorted(first, key=lambda f: (rank(f.priority), f.claim)):
             if not self._stuck(front.shard, now):
                 self._wake(front.shard, now)

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Protocol
 
 from epp.flow.outcomes import Outcome
 from epp.flows import FlowKey
+from epp.plugin import Ledger
 
 
 class Load(NamedTuple):
@@ -78,11 +79,11 @@ class Held(NamedTuple):
 
 
 class Front(NamedTuple):
-    """A shard's most important band with something waiting, and since when that has had a claim to be served."""
+    """A shard's most important band with something waiting, and how early its turn is (`Band.claim`)."""
 
     shard: int
     priority: int
-    claim: float  # monotonic seconds; the smaller goes first within a band
+    claim: float  # the smaller goes first within a band
 
 
 class Wanted(NamedTuple):
@@ -124,6 +125,9 @@ class Peers(Protocol):
 
     def asked(self, shard: int, priority: int) -> tuple[int, int]:
         """Requests and bytes that all shards together have asked it to displace and that it has not answered yet."""
+
+    def ledger(self, priority: int) -> Ledger:
+        """What all shards know together of the flows of one band."""
 
     def demands(self) -> Sequence[Wanted]:
         """The same for this shard, over all bands: what it is to displace now; usually empty, so cheap then."""

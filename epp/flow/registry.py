@@ -26,6 +26,7 @@ from epp.flow.bands import Band, Flow
 from epp.flow.fallback import Report
 from epp.flow.plan import DEFAULT_BAND, FlowPlan
 from epp.flows import FlowKey, rank
+from epp.plugin import Ledger
 
 IDLE_S = 60.0
 FLOWS_MAX = 10_000  # with state, in one worker
@@ -36,9 +37,16 @@ COLLECT_MAX = 200  # flows per sweep
 class Registry:
     """Bands and flows of one worker. `order` goes from the most important band to the least, leaving ones too."""
 
-    def __init__(self, plan: FlowPlan, report: Report, reordered: Callable[[Sequence[int]], None]) -> None:
+    def __init__(
+        self,
+        plan: FlowPlan,
+        report: Report,
+        reordered: Callable[[Sequence[int]], None],
+        ledger: Callable[[int], Ledger],
+    ) -> None:
         self._plan = plan
         self._report = report
+        self._ledger = ledger  # of the band of a priority
         self._reordered = reordered  # told of the priorities that exist
         self._bands: dict[int, Band] = {}
         self._taking: Mapping[int, Band] = {}
@@ -120,7 +128,7 @@ class Registry:
         """Makes the bands of the plan and of these priorities the ones that take requests in."""
         wanted = frozenset(self._plan.priorities(priorities))
         for priority in wanted - self._bands.keys():
-            self._bands[priority] = Band(self._plan.band(priority), self._report)
+            self._bands[priority] = Band(self._plan.band(priority), self._report, self._ledger(priority))
         for priority, band in self._bands.items():
             band.leaving = priority not in wanted
         self._settle()

@@ -11,10 +11,11 @@ from epp.flow.gate import PoolGate
 from epp.flow.outcomes import Outcome
 from epp.flow.ports import Load
 from epp.flows import FlowKey
-from epp.plugin import FairnessPolicy, Plugin
+from epp.plugin import FairnessPolicy, Ledger, Plugin
 from epp.plugins.displacement.newest import Newest
 from epp.plugins.fairness.global_strict import GlobalStrict
 from epp.plugins.fairness.round_robin import RoundRobin
+from epp.plugins.fairness.token_weighted import Alone as NoOthers
 from epp.plugins.fairness.token_weighted import TokenWeighted
 from epp.plugins.ordering.fcfs import FirstCome
 from epp.plugins.queues.fifo import Fifo
@@ -53,6 +54,8 @@ class Alone(BoardPeers):
     def publish(self, priority: int, requests: int, bytes: int, oldest: float) -> None: ...
     def let_through(self, pending: int) -> None: ...
     def pending(self, count: int) -> None: ...
+    def ledger(self, priority: int) -> Ledger:
+        return NoOthers()
 
 
 class Nobody(Recorder):

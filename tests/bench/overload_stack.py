@@ -31,7 +31,6 @@ ENGINE = (
 )  # fmt: skip
 ENVOY_THREADS = 2
 
-QUANTUM = 64  # tokens: about a request, as the default is for prompts and answers of real sizes
 FAIR, STRICT = "token-weighted-fairness-policy", "global-strict-fairness-policy"
 
 
@@ -51,14 +50,16 @@ def estimate(servers: int = SERVERS) -> float:
     return servers * BATCH / (tokens * step_s + BATCH * prefill_s)
 
 
-def flow_control(fairness: str, *, ttl: str = "3s", waiting_max: int = 150, **more: Any) -> dict[str, Any]:
+def flow_control(
+    fairness: str, *, ttl: str = "3s", waiting_max: int = 150, weights: Mapping[str, float] | None = None, **more: Any
+) -> dict[str, Any]:
     """Flow control that keeps batches full and server queues empty, and some places for what is important."""
     band = {"maxRequests": waiting_max, "fairnessPolicyRef": fairness}
     return {
         "featureGates": ["flowControl"],
         "filters": ["concurrency-detector"],  # the gate looks at the pool; this keeps each server at its own limit
         "plugins": [
-            {"type": fairness, **({"parameters": {"quantumTokens": QUANTUM}} if fairness == FAIR else {})},
+            {"type": fairness, **({"parameters": {"weights": dict(weights)}} if weights else {})},
             {"type": "concurrency-detector", "parameters": {"maxConcurrency": BATCH}},
             {"type": "priority-holdback-policy", "parameters": {"minCeiling": 0.85}},
         ],

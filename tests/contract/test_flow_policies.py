@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from epp.candidates import Candidates
 from epp.decision import Decision, ProfileRun, Response, Usage
+from epp.flow.ports import Held
 from epp.flows import Capability, FlowKey, rank
 from epp.plugin import (
     DisplacementPolicy,
@@ -28,6 +29,7 @@ from epp.plugin import (
 from epp.plugins.ordering.fcfs import FirstCome
 from tests.contract.test_every_plugin import situations
 from tests.contract.waiting import Band, Waits, asking, every, made
+from tests.epp.flow.shards import Board, BoardPeers
 from tests.fakes import candidates
 
 SCRAPED = ("waiting_requests", "kv_cache_usage")
@@ -216,6 +218,37 @@ def test_items_of_ones_own_kind_are_served_as_well(cls: type[FairnessPolicy]) ->
     band = Band(made(cls), made(FirstCome))
     items = [band.offer(Waits(flow, arrival=1.0, request=object())) for flow in "abcabc"]
     assert {id(band.dispatch(1.0)) for _ in items} == set(map(id, items))
+
+
+@each(FairnessPolicy)
+@given(steps=STEPS)
+@settings(max_examples=40, deadline=None)
+def test_a_policy_that_ranks_says_how_early_a_turn_is_as_a_number_that_compares_over_workers(
+    cls: type[FairnessPolicy], steps: list[tuple[str, int, int]]
+) -> None:
+    """Two workers with one ledger: whatever happened, each says of its pick a number, again the same; and all that waits is served."""
+    assert math.isfinite(made(cls).tolerance) and made(cls).tolerance >= 0.0
+    if not cls.ranks:
+        return
+    board = Board(2)
+    bands = []
+    for worker in range(2):
+        bands.append(Band(made(cls), made(FirstCome), ledger=BoardPeers(board, worker).ledger(0)))
+    for number, (step, which, size) in enumerate(steps):
+        band, lane = bands[which % 2], board.lanes[which % 2]
+        if step == "offer":
+            band.offer(asking(f"u{which // 2}", arrival=number * 0.004, bytes=size))
+        elif step == "dispatch" and band.dispatch(number * 0.004) is not None:
+            lane.progress += 1
+        lane.bands[0] = Held(len(band))
+        for each_band in bands:
+            picked = each_band.share.pick(number * 0.004)
+            if picked is not None:
+                claim = each_band.share.claim(picked)
+                assert math.isfinite(claim) and claim == each_band.share.claim(picked)
+    for band in bands:
+        while len(band):
+            assert band.dispatch(1.0) is not None
 
 
 # Displacement

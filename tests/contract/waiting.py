@@ -11,11 +11,12 @@ import msgspec
 
 from epp import registry
 from epp.flows import Capability, FlowKey, Queued
-from epp.plugin import REGISTERED, FairnessPolicy, FlowQueue, Plugin, Queue, plugin
+from epp.plugin import REGISTERED, FairnessPolicy, FlowQueue, Ledger, Plugin, Queue, plugin
 from epp.plugins.queues.fifo import Fifo
 from epp.plugins.queues.priority import Priority
 from tests.contract.foreign import LongestFirst, SortedItems
 from tests.contract.test_every_plugin import REQUIRED
+from tests.epp.flow.shards import Board, BoardPeers
 from tests.fakes import FakeServices, request
 
 K = TypeVar("K", bound=Plugin)
@@ -111,14 +112,21 @@ class Band:
     """A `BandView`, and how a band treats its fairness policy: it is told of every change of a flow's head."""
 
     def __init__(
-        self, fairness: FairnessPolicy, ordering: Any, queue: FlowQueue | None = None, priority: int = 0
+        self,
+        fairness: FairnessPolicy,
+        ordering: Any,
+        queue: FlowQueue | None = None,
+        priority: int = 0,
+        ledger: Ledger | None = None,
     ) -> None:
         self.priority = priority
         self.ordering = ordering
         ordered = Capability.PRIORITY_ORDER in ordering.queue_needs
         self.queue = queue or (made(Priority) if ordered else made(Fifo))
         self.fairness = fairness
-        self.share = fairness.share(ordering.key)
+        self.share: Any = fairness.share(ordering.key)
+        if fairness.ranks:
+            self.share.meet(ledger or BoardPeers(Board(1)).ledger(priority))
         self.known: dict[str, Flow] = {}
         self.handles: dict[int, tuple[Flow, Any]] = {}
 

@@ -23,7 +23,7 @@ from workers.documents import ENDPOINTS, EndpointRecord, encode
 from workers.flow import FlowControl
 from workers.instance import Instance
 from workers.objectives import static_bands
-from workers.objectives_watch import ObjectivesWatch
+from workers.objects_watch import ObjectsWatch
 from workers.server import PATH, open_stream
 from workers.worker import Worker
 
@@ -153,13 +153,12 @@ class World:
         self._index = IndexWriter(instance.index_schema, instance.index)
         self._records: list[EndpointRecord] = []
         self.shards: list[Shard] = []
-        self.watch = ObjectivesWatch(
+        self.watch = ObjectsWatch(
             str(folder) if instance.options.objects_dir else "",
             DocumentReader(instance.document_schema, instance.documents),
             DocumentWriter(instance.document_schema, instance.documents),
             static_bands(instance.config.flow),
             instance.flow_lanes,
-            pool="",
             report=self.reports.append,
             now=time.monotonic,
         )

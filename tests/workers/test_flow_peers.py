@@ -2,12 +2,14 @@
 
 import os
 from collections.abc import Iterator
+from math import inf
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from epp.flow.ports import Front, Held, Wanted
+from epp.flows import FlowKey
 from shm.flow_lanes import FlowLanes, FlowSchema
 from shm.lanes import Lanes
 from tests.shm.memory import region_for
@@ -65,6 +67,57 @@ def test_who_does_not_serve_is_not_seen(shards: Shards) -> None:
     assert one.waiting() == 0
     assert list(one.shards()) == [2]
     assert list(one.fronts()) == []
+
+
+def test_the_ledger_of_a_band_is_what_the_other_shards_that_serve_have_shown(shards: Shards) -> None:
+    one, two, three = (peers.ledger(5) for peers in shards.peers)
+    mark = one.mark(FlowKey("a", 5))
+    assert mark == three.mark(FlowKey("a", 5)) != one.mark(FlowKey("b", 5))
+    assert (one.position(mark), one.time(), one.end(), one.backlogged(), one.alone()) == (-inf, 0.0, 0.0, 0, True)
+    two.move(mark, 7.0)
+    three.move(mark, 5.0)
+    two.show(3.0, 8.0, 2)
+    three.show(4.0, 6.0, 1)
+    assert (one.position(mark), one.time(), one.end(), one.backlogged()) == (7.0, 4.0, 8.0, 2)
+    assert (two.position(mark), two.time(), two.end(), two.backlogged()) == (5.0, 4.0, 6.0, 1)
+    shards.lanes.set_serving(2, False)
+    assert (one.position(mark), one.end()) == (5.0, 6.0)
+    shards.lanes.set_serving(2, True)
+    assert one.position(mark) == 7.0
+
+
+def test_bands_have_ledgers_of_their_own_and_one_without_a_place_has_none(shards: Shards) -> None:
+    one, two, _ = shards.peers
+    a, b, nowhere = two.ledger(0), two.ledger(5), two.ledger(77)
+    for position, ledger in enumerate((a, b, nowhere), 1):
+        ledger.move(ledger.mark(FlowKey("a", 0)), float(position))
+        ledger.show(float(position), float(position), position)
+    for position, priority in enumerate((0, 5), 1):
+        ledger = one.ledger(priority)
+        assert ledger.position(ledger.mark(FlowKey("a", priority))) == ledger.time() == ledger.end() == position
+    ledger = one.ledger(77)
+    assert (ledger.time(), ledger.end(), ledger.backlogged(), ledger.alone()) == (0.0, 0.0, 0, True)
+
+
+def test_the_ledger_says_when_others_have_served_and_whether_anything_waits_elsewhere_in_the_band(
+    shards: Shards,
+) -> None:
+    one, two, _ = shards.peers
+    ledger = one.ledger(5)
+    before = ledger.served()
+    one.let_through(1)
+    assert ledger.served() == before
+    two.let_through(1)
+    assert ledger.served() != before
+    one.publish(5, 1, 10, 1.0)
+    two.publish(0, 1, 10, 1.0)
+    assert ledger.alone()
+    two.publish(5, 1, 10, 1.0)
+    assert not ledger.alone()
+
+
+def test_names_that_are_no_text_have_marks_too(shards: Shards) -> None:
+    assert shards.peers[0].ledger(0).mark(FlowKey("\udcff", 0)) > 0
 
 
 def test_fronts_are_those_of_shards_with_a_fresh_heartbeat(shards: Shards) -> None:

@@ -7,6 +7,7 @@ nothing. `Call` is one caller: it steps `enqueue_and_wait` as a stream does, and
 from collections import defaultdict
 from collections.abc import Callable, Coroutine, Generator, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any
 
 from epp.flow.controller import FlowController
@@ -19,6 +20,7 @@ from epp.plugin import (
     DisplacementPolicy,
     FairnessPolicy,
     FlowQueue,
+    Ledger,
     NoParams,
     OrderingPolicy,
     SaturationDetector,
@@ -183,6 +185,8 @@ class Lane:
     progress: int = 0
     pending: int = 0
     answers: dict[int, tuple[int, int]] = field(default_factory=lambda: defaultdict(lambda: (0, 0)))
+    positions: dict[int, float] = field(default_factory=dict)  # by mark
+    times: dict[int, tuple[float, float, int]] = field(default_factory=dict)  # by band: time, end, backlogged
 
 
 class Board:
@@ -199,6 +203,7 @@ class Board:
         """A new worker in the place of one that died: its gauges are cleared, counters go on."""
         lane = self.lanes[shard]
         lane.bands, lane.front, lane.pending = {}, None, 0
+        lane.times = {priority: (time, end, 0) for priority, (time, end, _) in lane.times.items()}
         lane.serving = lane.fresh = True
         for target, priority in self.asked:
             if target == shard:
@@ -249,6 +254,9 @@ class BoardPeers:
         lanes = ((i, self.board.lanes[i]) for i in self.shards())
         return [Front(i, *lane.front) for i, lane in lanes if lane.front is not None and lane.fresh]
 
+    def ledger(self, priority: int) -> Ledger:
+        return BoardLedger(self, priority)
+
     def progress(self, shard: int) -> int:
         return self.board.lanes[shard].progress
 
@@ -285,6 +293,48 @@ class BoardPeers:
 
     def wake(self, shard: int) -> None:
         self.board.wakes.append(shard)
+
+
+class BoardLedger:
+    """`Ledger` of one band over a board; nothing is ever lost."""
+
+    def __init__(self, peers: BoardPeers, priority: int) -> None:
+        self._peers = peers
+        self._own = peers.lane
+        self._priority = priority
+
+    def _lanes(self) -> list[Lane]:
+        return [lane for lane in self._peers.board.lanes if lane.serving and lane is not self._own]
+
+    def _shown(self) -> list[tuple[float, float, int]]:
+        return [lane.times.get(self._priority, (0.0, 0.0, 0)) for lane in self._lanes()]
+
+    def served(self) -> int:
+        return sum([lane.progress for lane in self._lanes()])
+
+    def mark(self, flow: FlowKey) -> int:
+        return hash((flow.fairness_id, self._priority))
+
+    def position(self, mark: int) -> float:
+        return max([lane.positions.get(mark, -inf) for lane in self._lanes()], default=-inf)
+
+    def time(self) -> float:
+        return max((time for time, _, _ in self._shown()), default=0.0)
+
+    def end(self) -> float:
+        return max((end for _, end, _ in self._shown()), default=0.0)
+
+    def backlogged(self) -> int:
+        return max((count for _, _, count in self._shown()), default=0)
+
+    def alone(self) -> bool:
+        return not self._peers.band(self._priority)[0]
+
+    def move(self, mark: int, position: float) -> None:
+        self._own.positions[mark] = position
+
+    def show(self, time: float, end: float, backlogged: int) -> None:
+        self._own.times[self._priority] = (time, end, backlogged)
 
 
 class FakePool:

@@ -11,6 +11,7 @@ shared words: that is where processes race. After each step the invariants are c
     limits: queued requests and bytes within the limits, but for one request per other shard and what is asked for and not yet gone
     the gate: no more in flight than there is room for, but for one request per other shard
     bands in order: in a shard always; among shards nothing less important than what has waited elsewhere for 100 ms
+    turns in order: among shards nothing of the same band whose turn is later than one that has been shown elsewhere for 100 ms
     work conserving: while there is room, what waits does not wait for long
     nobody gives way to what is not more important, and then within 10 ms; nobody waits beyond its time by 100 ms
 
@@ -28,6 +29,7 @@ from math import inf
 from typing import Any, NamedTuple
 from zlib import crc32
 
+from epp.flow.bands import Flow
 from epp.flow.controller import FlowController
 from epp.flow.gate import KEPT_FAR_S, PoolGate
 from epp.flow.outcomes import Outcome
@@ -48,7 +50,7 @@ from epp.plugins.saturation.concurrency import Concurrency
 from epp.plugins.saturation.utilization import Utilization
 from epp.plugins.usage_limits.priority_holdback import PriorityHoldback
 from epp.plugins.usage_limits.static import Static
-from tests.epp.flow.shards import Board, BoardPeers, Call, Clock, FakeFuture, FakePool, Thing
+from tests.epp.flow.shards import Board, BoardLedger, BoardPeers, Call, Clock, FakeFuture, FakePool, Thing
 from tests.fakes import candidates
 
 TICK_S = 0.005
@@ -84,6 +86,9 @@ class Raising(FairnessPolicy):
         super().__init__("raising", NoParams())
         self.inner = inner
         self.rng = rng
+        self.isolates = inner.isolates  # type: ignore[misc]
+        self.ranks = inner.ranks
+        self.tolerance = inner.tolerance
 
     def share(self, key: Callable[[Queued], Any]) -> FairShare:
         return RaisingShare(self.inner.share(key), self.rng)
@@ -121,6 +126,32 @@ class DetectedPool(FakePool):
         return Load(self.detector.saturation(seen), step=self.detector.step(seen))
 
 
+class SharedLedger(BoardLedger):
+    """Where a shard looks how far a flow has got, or says so, another may act first."""
+
+    def __init__(self, peers: "Peers", priority: int) -> None:
+        super().__init__(peers, priority)
+        self.world = peers.world
+
+    def position(self, mark: int) -> float:
+        self.world.intrude()
+        return super().position(mark)
+
+    def move(self, mark: int, position: float) -> None:
+        self.world.intrude()
+        super().move(mark, position)
+
+
+class Controller(FlowController):
+    """Says how early the turn was of what it serves."""
+
+    turn: float = 0.0
+
+    def _serve(self, flow: Flow, now: float) -> None:
+        self.turn = flow.band.claim(flow)
+        super()._serve(flow, now)
+
+
 class Peers(BoardPeers):
     """Where a shard touches shared words another may act first; wakes arrive late."""
 
@@ -143,6 +174,9 @@ class Peers(BoardPeers):
     def held(self, shard: int, priority: int) -> Held:
         self.world.intrude()
         return super().held(shard, priority)
+
+    def ledger(self, priority: int) -> SharedLedger:
+        return SharedLedger(self, priority)
 
     def publish(self, priority: int, requests: int, bytes: int, oldest: float) -> None:
         self.world.intrude()
@@ -192,7 +226,9 @@ class SimShard:
         self.gate = gate = PoolGate(
             world.pool, world.plan.usage_limits, "detector", now=world.clock, report=self.policy_failed
         )
-        self.controller = FlowController(
+        self.front: tuple[int, float] | None = None
+        self.front_since = world.clock.now
+        self.controller = Controller(
             world.plan, gate, Peers(world, number), self, now=world.clock, make_future=FakeFuture
         )
         self.bands = frozenset(world.plan.priorities(world.provisioned))
@@ -573,6 +609,10 @@ class World:
         if self.queue_moved or everything:
             self.queue_moved = False
             self.check_limits()
+        for shard in self.shards:
+            front = self.board.lanes[shard.number].front
+            if front != shard.front:
+                shard.front, shard.front_since = front, self.clock.now
         self.check_answers()
         self.check_room()
 
@@ -723,11 +763,22 @@ class World:
                     raise Violation(
                         f"{key} goes, and band {priority} waits in shard {other.number} since {held.oldest - 100.0:.6f}"
                     )
+            self.check_turn(shard, key, own, other)
         capacity = self.pool.pods * self.pool.each
         load = self.pool.total() + self.pool.pending()  # with this one
         slack = len(self.shards) - 1 if self.intrusions else 0
         if self.last_pods < now - KEPT_FAR_S - 0.0001 and load > capacity + slack:
             raise Violation(f"{load} are in flight or on their way there, of {capacity}")
+
+    def check_turn(self, shard: SimShard, key: FlowKey, own: int, other: SimShard) -> None:
+        """Whoever has waited elsewhere for an earlier turn of the same band has not waited for long."""
+        lane, now = self.board.lanes[other.number], self.clock.now
+        if self.faulty or other.busy or lane.front is None or lane.front != other.front or lane.front[0] != own:
+            return
+        turn, theirs = shard.controller.turn, lane.front[1]
+        tolerance = self.band_plans[own].fairness.tolerance
+        if theirs < turn - tolerance and now - other.front_since > OUTRANKED_S:
+            raise Violation(f"{key} goes at {turn}, and {theirs} waits in shard {other.number} of the same band")
 
     def check_displaced(self, shard: SimShard, key: FlowKey, own: int) -> None:
         horizon = self.clock.now - 0.05

@@ -5,7 +5,7 @@ import pytest
 from epp.flow import registry as module
 from epp.flow.registry import IDLE_S, OVERFLOW, Registry
 from epp.flows import FlowKey
-from tests.epp.flow.shards import Shard, band, plan
+from tests.epp.flow.shards import Board, BoardPeers, Shard, band, plan
 
 
 def priorities(shard: Shard) -> list[int]:
@@ -134,7 +134,7 @@ def test_when_none_is_idle_further_flows_share_one(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_million_fairness_ids_leave_a_bounded_state() -> None:
-    made = Registry(plan(), lambda plugin, problem: None, lambda order: None)
+    made = Registry(plan(), lambda plugin, problem: None, lambda order: None, BoardPeers(Board(1)).ledger)
     for i in range(30_000):
         made.release(made.lease(FlowKey(f"t{i}", 0)), now=0.0)
     assert made.flows == len(made.order[0].known) == module.FLOWS_MAX

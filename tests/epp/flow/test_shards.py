@@ -4,7 +4,10 @@ import pytest
 
 from epp.flow.gate import PoolGate
 from epp.flow.neighbours import PATIENCE_S, REPEAT_S
-from tests.epp.flow.shards import Board, Clock, FakePool, Shard, ToTheCeiling, band, plan
+from epp.flows import FlowView
+from epp.plugin import Ledger, NoParams
+from epp.plugins.fairness.token_weighted import TokenWeighted
+from tests.epp.flow.shards import Board, Clock, FakePool, InTurn, Shard, ToTheCeiling, Turns, band, plan
 
 
 def shards(count: int = 2, made: object = None, **pool: int) -> tuple[list[Shard], FakePool]:
@@ -262,3 +265,105 @@ def test_where_flows_are_kept_apart_a_backlog_elsewhere_does_not_hold_up_another
     two.controller.woken()
     assert small.outcome == "Dispatched"
     assert backlog[1].outcome == ""
+
+
+class Named(InTurn):
+    """Ranks: whose name comes first in the alphabet goes first, over all shards."""
+
+    ranks = True
+    tolerance = 0.5
+
+    def share(self, key: object) -> "NamedTurns":
+        return NamedTurns()
+
+
+class NamedTurns(Turns):
+    def meet(self, ledger: Ledger) -> None:
+        """Names are known without."""
+
+    def pick(self, now: float) -> FlowView | None:
+        return min(self.waiting.values(), key=self.claim, default=None)
+
+    def claim(self, flow: FlowView) -> float:
+        return float(ord(flow.key.fairness_id))
+
+
+def test_a_policy_that_ranks_says_who_goes_first_over_all_shards_however_old_the_others_are() -> None:
+    (one, two), pool = shards(made=plan(band(0, fairness=Named("named", NoParams()))))
+    full(pool)
+    early = one.call("b")
+    one.clock.now += 10.0
+    late = two.call("a")
+    free(pool)
+    one.controller.woken()
+    assert early.outcome == ""
+    two.controller.woken()
+    assert late.outcome == "Dispatched"
+
+
+def test_a_new_flow_whose_turn_is_earlier_is_shown_at_once() -> None:
+    (one, two), pool = shards(made=plan(band(0, fairness=Named("named", NoParams()))))
+    full(pool)
+    two.call("c")
+    first = two.call("a")
+    second = one.call("b")
+    free(pool)
+    one.controller.woken()
+    assert (first.outcome, second.outcome) == ("", ""), "the place is left to who is before it"
+    two.controller.woken()
+    assert first.outcome == "Dispatched"
+
+
+@pytest.mark.parametrize("broken", ["claim", "meet"])
+def test_a_policy_that_cannot_rank_is_counted_and_its_band_is_served(
+    broken: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def raises(*_: object) -> float:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(NamedTurns, broken, raises)
+    (one, two), pool = shards(made=plan(band(0, fairness=Named("named", NoParams()))))
+    full(pool)
+    calls = [shard.call(name) for shard in (one, two) for name in "ab"]
+    free(pool)
+    for _ in range(20):
+        for shard in (one, two):
+            shard.controller.woken()
+            if shard.peers.lane.pending:
+                shard.controller.settled(placed=True)
+        one.clock.now += 0.005
+    assert [call.outcome for call in calls] == ["Dispatched"] * 4
+    assert {name for name, _ in (*one.seen.failures, *two.seen.failures)} == {"named"}
+
+
+def test_a_claim_that_is_no_number_is_a_failure_of_the_policy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(NamedTurns, "claim", lambda self, flow: float("nan"))
+    (one, two), pool = shards(made=plan(band(0, fairness=Named("named", NoParams()))))
+    full(pool)
+    one.call("a"), two.call("a")
+    free(pool)
+    one.controller.woken()
+    assert one.seen.failures[0] == ("named", "a claim is not a number")
+
+
+def test_a_tenant_in_one_shard_gets_as_many_tokens_as_one_in_all_of_them() -> None:
+    tokens = TokenWeighted("tokens", TokenWeighted.Params())
+    made, pool = shards(4, plan(band(0, fairness=tokens)))
+    full(pool)
+    for shard in made:
+        for _ in range(60):
+            shard.call("big", size=2000)
+    small = [made[2].call("small", size=2000) for _ in range(60)]
+    for _ in range(100):
+        free(pool)
+        before = pool.dispatched()
+        for shard in [*made, *made]:  # who leaves the room to others looks again
+            if pool.dispatched() == before:
+                shard.controller.woken()
+        for shard in made:
+            if shard.peers.lane.pending:
+                shard.controller.settled(placed=True)
+        full(pool)
+        made[0].clock.now += 0.001
+    assert pool.dispatched() == 100
+    assert sum(call.outcome == "Dispatched" for call in small) == pytest.approx(50, abs=3)

@@ -125,7 +125,12 @@ def half_enough(giving_way: Any) -> Any:
 
 
 def no_others(ahead: Any) -> Any:
-    return lambda self, priority, claim, now: False
+    return lambda self, priority, claim, tolerance, now: False
+
+
+def bands_alone(ahead: Any) -> Any:
+    """Whose turn it is in the same band elsewhere is not looked at."""
+    return lambda self, priority, claim, tolerance, now: ahead(self, priority, float("-inf"), tolerance, now)
 
 
 def endless_patience(stuck: Any) -> Any:
@@ -174,6 +179,7 @@ PLANTED = {
     "equals give way": patch(controller, "giving_way", equals_too),
     "somebody gives way in vain": patch(controller, "giving_way", half_enough),
     "other shards are not looked at": patch(Neighbours, "ahead", no_others),
+    "turns are not compared with those of other shards": patch(Neighbours, "ahead", bands_alone),
     "a shard that stands still is waited for": patch(Neighbours, "_stuck", endless_patience),
     "a band is dropped with what waits in it": patch(Registry, "provision", band_lost),
     "what others ask is not answered": patch(FlowController, "_answer", unanswered),

@@ -15,15 +15,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from epp.decision import Decision, ProfileRun, Response, Usage
+from epp.flow.ports import Held
 from epp.plugin import FairnessPolicy
 from epp.plugins.fairness.global_strict import GlobalStrict
 from epp.plugins.fairness.program_aware import EXACT_MAX, REFRESH_S, ProgramAware, Scores
 from epp.plugins.fairness.round_robin import RoundRobin
-from epp.plugins.fairness.token_weighted import Rounds, TokenWeighted
+from epp.plugins.fairness.token_weighted import TokenWeighted, Turns
 from epp.plugins.ordering.edf import EarliestDeadline
 from epp.plugins.ordering.fcfs import FirstCome
 from epp.prefix.match import APPROXIMATE, PrefixMatch, prefix_match
 from tests.contract.waiting import Band, Waits, asking, made
+from tests.epp.flow.shards import Board, BoardPeers
 from tests.fakes import FakeServices, candidates, request
 
 Tokens = Callable[[str], tuple[int, int]]  # of a flow's next request: input, output
@@ -234,7 +236,7 @@ def test_what_answers_cost_more_than_expected_is_made_up_for() -> None:
 def test_cached_prompt_tokens_cost_nothing_by_report_or_by_the_prefix_match() -> None:
     policy = made(TokenWeighted)
     share = policy.share(lambda item: item.arrival)
-    assert isinstance(share, Rounds)
+    assert isinstance(share, Turns)
     b = Band(policy, made(FirstCome))
     spent = []
     for usage, match in (
@@ -361,6 +363,105 @@ def test_debts_end_with_the_busy_period() -> None:
     assert set(names(b, 4)) == {"a", "b"}
 
 
+class Workers:
+    """Bands of several workers that see each other; the one whose turn is the earliest goes, as the controller has it."""
+
+    def __init__(self, count: int, **parameters: Any) -> None:
+        self.board = Board(count)
+        self.bands = [
+            Band(made(TokenWeighted, **parameters), made(FirstCome), ledger=BoardPeers(self.board, n).ledger(0))
+            for n in range(count)
+        ]
+
+    def offer(self, worker: int, *items: Waits) -> None:
+        for item in items:
+            self.bands[worker].offer(item)
+        self._show(worker)
+
+    def dispatch(self) -> Waits | None:
+        turns = [(b.share.claim(flow), n) for n, b in enumerate(self.bands) if (flow := b.share.pick(0.0)) is not None]
+        if not turns:
+            return None
+        _, worker = min(turns)
+        item = self.bands[worker].dispatch(0.0)
+        self.board.lanes[worker].progress += 1
+        self._show(worker)
+        return item
+
+    def names(self, dispatches: int) -> str:
+        return "".join(item.flow.fairness_id for _ in range(dispatches) if (item := self.dispatch()) is not None)
+
+    def _show(self, worker: int) -> None:
+        self.board.lanes[worker].bands[0] = Held(len(self.bands[worker]))
+
+
+@given(
+    places=st.lists(
+        st.tuples(st.sampled_from("abc"), st.integers(0, 3), st.integers(0, 4000)), min_size=150, max_size=150
+    ),
+    weights=st.tuples(*[st.sampled_from([0.5, 1.0, 2.0, 5.0])] * 3),
+)
+@settings(max_examples=40, deadline=None)
+def test_the_bound_holds_over_workers_in_whichever_of_them_flows_wait(
+    places: list[tuple[str, int, int]], weights: tuple[float, ...]
+) -> None:
+    weight = dict(zip("abc", weights, strict=True))
+    workers = Workers(4, weights=weight, quantumTokens=100, expectedOutputTokens=0)
+    left = Counter(name for name, _, _ in places)
+    for name, worker, size in places:
+        workers.offer(worker, Waits(name, bytes=size * 4))
+    got = [dict.fromkeys("abc", 0.0)]
+    while all(left[name] for name in "abc"):
+        item = workers.dispatch()
+        assert item is not None
+        name = item.flow.fairness_id
+        left[name] -= 1
+        got.append({**got[-1], name: got[-1][name] + max(1, item.bytes / 4)})
+    for one, other in ("ab", "ac", "bc"):
+        ahead = [at[one] / weight[one] - at[other] / weight[other] for at in got if at[one] and at[other]]
+        most = max(1, *(size for _, _, size in places))
+        assert (
+            max(ahead, default=0) - min(ahead, default=0) <= 2 * 100 + most / weight[one] + most / weight[other] + 1e-6
+        )
+
+
+def test_a_flow_in_many_workers_gets_no_more_than_one_in_a_single_worker() -> None:
+    workers = Workers(4)
+    for worker in range(4):
+        workers.offer(worker, *(Waits("big", bytes=2000) for _ in range(200)))
+    workers.offer(1, *(Waits("small", bytes=2000) for _ in range(200)))
+    served = Counter(item.flow.fairness_id for _ in range(200) if (item := workers.dispatch()) is not None)
+    assert served["small"] == pytest.approx(100, abs=2)
+
+
+def test_newcomers_in_another_worker_leave_the_others_half() -> None:
+    workers = Workers(2, expectedOutputTokens=0)
+    workers.offer(0, *(Waits("old", bytes=2000) for _ in range(600)))
+    workers.dispatch()
+    served: Counter[bool] = Counter()
+    for number in range(1000):
+        workers.offer(1, *(Waits(f"new{number}-{each}", bytes=2000) for each in range(3)))
+        item = workers.dispatch()
+        assert item is not None
+        served[item.flow.fairness_id == "old"] += 1
+    assert served[True] >= 0.47 * 1000
+
+
+def test_debts_last_as_long_as_something_waits_in_any_worker() -> None:
+    workers = Workers(2)
+    workers.offer(1, *(Waits("b", bytes=10_000) for _ in range(100)))
+    workers.offer(0, Waits("a", bytes=10**6))
+    while (item := workers.dispatch()) is not None and item.flow.fairness_id != "a":
+        pass
+    workers.offer(0, *(Waits("a", bytes=100) for _ in range(5)))  # nothing waited in its worker meanwhile
+    assert workers.names(20) == "b" * 20
+    while workers.dispatch() is not None:
+        pass
+    workers.offer(1, *(Waits("b", bytes=100) for _ in range(5)))
+    workers.offer(0, *(Waits("a", bytes=100) for _ in range(5)))
+    assert set(workers.names(2)) == {"a", "b"}
+
+
 @pytest.mark.parametrize("tokens", [-5, 10**30])
 def test_whatever_a_server_reports_nobody_is_locked_out_or_given_the_pool(tokens: int) -> None:
     policy = made(TokenWeighted)
@@ -373,7 +474,7 @@ def test_whatever_a_server_reports_nobody_is_locked_out_or_given_the_pool(tokens
         assert item is not None
         if item.flow.fairness_id == "a":
             answer(policy, item, 0.0, Usage(tokens, tokens, tokens))
-    assert math.isfinite(sum(account.deficit for account in b.share._accounts.values()))  # type: ignore[attr-defined]
+    assert math.isfinite(sum(account.position for account in b.share._accounts.values()))  # type: ignore[attr-defined]
     while b.dispatch(0.0) is not None:
         pass
 
