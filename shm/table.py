@@ -90,16 +90,22 @@ class TableWriter:
         self._fields = self._body[:-1]
         self._pack = struct.Struct(f"{_FIXED}{len(schema.columns)}d").pack_into
         self._nothing = (0.0,) * len(schema.columns)
+        self._first_free = 0  # no slot below it is: claiming thousands must not look at all of them each time
         self._repair()
 
     def claim(self, owner: int, may_reuse: Callable[[int], bool]) -> Handle | None:
         """The lowest free slot, as UNKNOWN; a used one only if `may_reuse(slot)`; None = full."""
         words = self._words
-        for slot in range(self.schema.slots):
+        first_free: int | None = None
+        for slot in range(self._first_free, self.schema.slots):
             row = self._row(slot)
             generation = words[row + GENERATION]
-            if words[row + STATE] != State.FREE or (generation and not may_reuse(slot)):
+            if words[row + STATE] != State.FREE:
                 continue
+            if generation and not may_reuse(slot):
+                first_free = slot if first_free is None else first_free
+                continue
+            self._first_free = slot + 1 if first_free is None else first_free
             if words[USED] <= slot:
                 words[USED] = slot + 1  # before the row, or a kill could hide a claimed slot
             self._fill(generation + 1, owner, State.UNKNOWN, 0, 0.0, 0.0, 0, self._nothing)
@@ -150,6 +156,7 @@ class TableWriter:
         if row is None:
             return False
         self._free(row)
+        self._first_free = min(self._first_free, handle.slot)
         self._words[USED] = self._highest() + 1
         return True
 

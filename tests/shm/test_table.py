@@ -123,6 +123,27 @@ def test_a_slot_in_use_is_not_reused_and_the_lowest_free_one_is() -> None:
     assert writer.claim(5, always).slot == 0
 
 
+def test_claiming_all_slots_looks_at_each_once_and_finds_what_was_freed_or_not_reusable_before() -> None:
+    looked: list[int] = []
+
+    class Counting(TableWriter):
+        def _row(self, slot: int) -> int:
+            looked.append(slot)
+            return super()._row(slot)
+
+    schema = TableSchema(("waiting",), slots=500)
+    writer = Counting(schema, region_for(schema))
+    looked.clear()
+    handles = [writer.claim(1, always) for _ in range(500)]
+    assert len(looked) == 500
+    for slot in (7, 3, 400):
+        handle = handles[slot]
+        assert handle is not None
+        writer.release(handle)
+    assert [writer.claim(1, lambda slot: slot != 3) for _ in range(3)] == [Handle(7, 2), Handle(400, 2), None]
+    assert writer.claim(1, always) == Handle(3, 2)
+
+
 def test_a_full_table_refuses_a_claim() -> None:
     writer, _ = pair()
     assert all(writer.claim(owner, never) for owner in (1, 2, 3, 4))
