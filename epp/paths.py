@@ -3,7 +3,7 @@
 from typing import Final
 
 from epp.errors import Cause, Refused
-from epp.pipeline import ParseCall, Pipeline
+from epp.pipeline import Pipeline
 from epp.plugin import Parser
 
 DEFAULT_PATH: Final = "/v1/completions"  # where the gateway names none
@@ -11,19 +11,19 @@ KNOWN_MAX: Final = 1024
 
 
 class Parsers:
-    """The parsers of a pipeline by path, each with its call."""
+    """The parsers of a pipeline by path, each with the place of its call in `Pipeline.parses`."""
 
     def __init__(self, pipeline: Pipeline) -> None:
-        parsers = list(zip(pipeline.recipe.parsers, pipeline.parses, strict=True))
+        parsers = [(parser, place) for place, parser in enumerate(pipeline.recipe.parsers)]
         self._suffixes = sorted(
             ((suffix.strip("/"), p) for p in reversed(parsers) for suffix in p[0].paths),
             key=lambda entry: len(entry[0]),
             reverse=True,
         )
         self._fallback = next((p for p in parsers if not p[0].paths), None)
-        self._known: dict[str, tuple[Parser, ParseCall]] = {}
+        self._known: dict[str, tuple[Parser, int]] = {}
 
-    def find(self, path: str) -> tuple[Parser, ParseCall]:
+    def find(self, path: str) -> tuple[Parser, int]:
         """`path` has no query string. Raises Refused."""
         found = self._known.get(path)
         if found is None:

@@ -116,13 +116,13 @@ class Lane:
         self.words[counts_at + bisect_left(bounds, value)] += 1
         self.floats[sum_at] += value
 
-    def observe_all(self, histogram_index: int, values: list[float]) -> None:
-        """Count many values at once: 0.05 us each from about fifty on."""
+    def observe_all(self, histogram_index: int, values: list[float], weight: int = 1) -> None:
+        """Count many values at once, each `weight` times: 0.05 us each from about fifty on."""
         sum_at, counts_at, bounds = self._histograms[histogram_index]
         places, counts = np.unique(np.array(bounds).searchsorted(values), return_counts=True)
         for place, count in zip(places.tolist(), counts.tolist(), strict=True):
-            self.words[counts_at + place] += count
-        self.floats[sum_at] += sum(values)
+            self.words[counts_at + place] += weight * count
+        self.floats[sum_at] += weight * sum(values)
 
     def beat(self, now: float) -> None:
         """Say that this process's loop turns."""

@@ -21,6 +21,7 @@ from workers.pool import SharedPool
 from workers.request_metrics import RequestMetrics
 from workers.shadows import Agreements
 from workers.shedding import Shedding
+from workers.timing import Timing
 from workers.tracing import Tracer
 from workers.transport.interface import Clock
 
@@ -78,6 +79,7 @@ class App:
         flow: FlowControl | None = None,
         shedding: Shedding | None = None,
         priorities: Priorities | None = None,
+        timing: Timing | None = None,
     ) -> None:
         """`soon` makes a call in the next turn of the loop. `hidden_headers` are those of clients that are not honoured.
         `request_phase_only`: streams end with the answer to the request. `rewrite` says by which name a model is to be asked for
@@ -105,6 +107,7 @@ class App:
         self.flow = flow  # None: nothing waits
         self.shedding = shedding  # None: nobody can be sheddable, or flow control decides
         self.priorities = priorities  # None: there are no objectives
+        self.timing = timing  # None: all requests are decided by `pipeline` as it is
         self.evictions = evictions  # None: nobody is given up once sent
         self.parser = Parsers(pipeline).find
         self._destinations: dict[str, codec.Destination] = {}

@@ -8,7 +8,7 @@ Both sides gather, because a frame with ten prompts and an insert of a hundred h
 what it learns within `FLUSH_S`, the supervisor what arrives within `POLL_S`. While the bus is idle, the first frame is taken at once;
 from then on the supervisor looks by the clock, and listens again when a look finds nothing. Under load that is one wake-up each
 `POLL_S`, whatever the number of workers and frames, and what one worker learned is seen by all after (`FLUSH_S` + `POLL_S`) / 2
-at the median.
+at the median: 3 ms. To look half as often saved 2 µs of a short request at 2,500 a second, and showed it after 5 ms.
 
 What a request taught is taken back by a frame of its own kind. Within `FLUSH_S` a worker sends what it learned first, then what it
 takes back.

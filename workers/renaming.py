@@ -27,8 +27,12 @@ def parse_renamed(
     parse: ParseCall,
     request: Request,
     body: bytes | memoryview,
+    *,
+    header: bool = True,
 ) -> tuple[bytes, ModelRestorer] | None:
-    """Parses; then the body to send on instead, and who restores the answer. None: the name stays. Raises Refused."""
+    """Parses; then the body to send on instead, and who restores the answer. None: the name stays. Raises Refused.
+
+    `header`: whether a header may name a model; to look for one that is not there costs more than all the rest."""
     try:
         parse(request, request.path, body)
     except Refused as refused:
@@ -37,7 +41,7 @@ def parse_renamed(
     answer = request[ANSWER]
     if not parser.names_model or (answer is not None and answer.skip):
         return None
-    wanted = client_headers.model_rewrite(request.headers)
+    wanted = client_headers.model_rewrite(request.headers) if header else None
     target = request.model if wanted is None else wanted
     if rewrite is not None:
         target = rewrite(request.model) or target

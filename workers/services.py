@@ -10,7 +10,7 @@ from typing import Any
 import structlog
 
 from epp.candidates import Endpoint
-from epp.instrument import C, Point
+from epp.instrument import C, Point, Wrap
 from epp.metrics import Metric
 from epp.plugin import Hashes, Load, Plugin, PrefixIndex
 from shm.lanes import Lane
@@ -220,22 +220,31 @@ class CallTimers:
         self._lane = lane
         self._timers = timers
         self._now = now
-        self._kept: dict[int, list[float]] = {index: [] for index in timers.values()}
+        self._kept: dict[int, dict[int, list[float]]] = {}  # weight -> histogram -> durations
+        self._once = self.standing_for(1)
 
     def __call__(self, point: Point, plugin: Plugin, call: C, /) -> C:
-        index = self._timers[point.value, plugin.name]
-        now, keep = self._now, self._kept[index].append
-        if point is Point.PRODUCER:
-            return self._producer(call, keep)
+        return self._once(point, plugin, call)
 
-        return _TIMED[point](call, now, keep)  # type: ignore[return-value]
+    def standing_for(self, calls: int) -> Wrap:
+        """A `Wrap` whose every call counts as so many."""
+        kept = self._kept[calls] = {index: [] for index in self._timers.values()}
+
+        def wrap(point: Point, plugin: Plugin, call: C, /) -> C:
+            keep = kept[self._timers[point.value, plugin.name]].append
+            if point is Point.PRODUCER:
+                return self._producer(call, keep)
+            return _TIMED[point](call, self._now, keep)  # type: ignore[return-value]
+
+        return wrap
 
     def store(self) -> None:
         """Count what was kept back."""
-        for index, kept in self._kept.items():
-            if kept:
-                self._lane.observe_all(index, kept)
-                kept.clear()
+        for weight, histograms in self._kept.items():
+            for index, kept in histograms.items():
+                if kept:
+                    self._lane.observe_all(index, kept, weight)
+                    kept.clear()
 
     def _producer(self, call: C, keep: Callable[[float], None]) -> C:
         """A producer that waits is timed until it has what it waits for."""

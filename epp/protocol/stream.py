@@ -30,6 +30,8 @@ class State(enum.IntEnum):
     ENDED = 6
 
 
+# As plain numbers, for who looks at them often: see `epp.protocol.codec`.
+AWAIT_HEADERS, AWAIT_BODY, DECIDING, ROUTED, RESPONDING, DONE, ENDED = map(int, State)
 ILLEGAL: Final = -1
 _LEGAL: Final[dict[State, dict[int, State]]] = {
     State.AWAIT_HEADERS: {Kind.REQUEST_HEADERS: State.AWAIT_BODY, Kind.RESPONSE_HEADERS: State.RESPONDING},

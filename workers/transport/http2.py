@@ -58,6 +58,7 @@ from workers.transport.stream import FRAME, FRAMED_MESSAGE, NO_WINDOW, ServerStr
 
 SENT_FRAME_MAX = 65536  # however large the peer's are: streams take turns frame by frame
 STREAM_CREDIT = 1 << 24
+LOW_CREDIT = STREAM_CREDIT // 2  # a stream with less gets more
 CONNECTION_CREDIT = 1 << 30
 RECENT_STREAMS = 256
 FULL_GAP = 0.005  # a place that is taken again so soon was waited for
@@ -275,15 +276,15 @@ class Connection(Output):
             else:
                 word, flags, number = unpack(data, at)
                 packed = 1
+            length = word >> 8
             start = at + 9
-            at = start + (word >> 8)
-            if at > size or word > OVERSIZE:
-                at = start - 9
+            end = start + length
+            if end > size or word > OVERSIZE:
                 if word > OVERSIZE:
-                    raise ConnectionFault(Error.FRAME_SIZE, f"frame of {word >> 8} bytes")
+                    raise ConnectionFault(Error.FRAME_SIZE, f"frame of {length} bytes")
                 break
+            at = end
             if not word & 255:
-                length = word >> 8
                 credit -= length
                 stream = lookup(number)
                 if (
@@ -294,7 +295,7 @@ class Connection(Output):
                     and (deliver := stream.deliver) is not None
                 ):
                     stream.credit -= length
-                    if stream.credit < STREAM_CREDIT // 2 and not self._give_credit(stream):
+                    if stream.credit < LOW_CREDIT and not self._give_credit(stream):
                         if self.closing:
                             return
                         continue
@@ -411,7 +412,7 @@ class Connection(Output):
             self._no_such_stream(number, "DATA", Error.STREAM_CLOSED)
             return
         stream.credit -= end - start
-        if stream.credit < STREAM_CREDIT // 2 and not self._give_credit(stream):
+        if stream.credit < LOW_CREDIT and not self._give_credit(stream):
             return
         if flags & PADDED:
             begin, stop = start, end
@@ -482,12 +483,11 @@ class Connection(Output):
                 raise ConnectionFault(Error.FRAME_SIZE, "HEADERS too short for its priority")
             depends_on_itself = WORD.unpack_from(data, start)[0] & WINDOW_MAX == number
             start += 5
-        block = _Block(number, flags & END_STREAM, depends_on_itself, self.now)
         if flags & END_HEADERS:
-            self._end_block(block, data[start:end])
+            self._end_block(number, flags & END_STREAM, depends_on_itself, data[start:end])
         else:
+            block = self._block = _Block(number, flags & END_STREAM, depends_on_itself, self.now)
             block.bytes += memoryview(data)[start:end]
-            self._block = block
             self._expecting = True
 
     def _continuation(self, flags: int, data: bytes, start: int, end: int) -> None:
@@ -501,15 +501,14 @@ class Connection(Output):
         elif flags & END_HEADERS:
             self._block = None
             self._expecting = False
-            self._end_block(block, bytes(block.bytes))
+            self._end_block(block.number, block.end_stream, block.depends_on_itself, bytes(block.bytes))
 
-    def _end_block(self, block: "_Block", data: bytes) -> None:
+    def _end_block(self, number: int, end_stream: int, depends_on_itself: bool, data: bytes) -> None:
         """A header block is whole: a request, or trailers. It is decoded whatever becomes of it: the table must follow."""
-        number = block.number
         stream = self.streams.get(number)
         try:
             if number > self._last:
-                self._open(block, self._decoder.request(data))
+                self._open(number, end_stream, depends_on_itself, self._decoder.request(data))
                 return
             malformed = self._decoder.bad_trailers(data)
         except TooManyHeaders:
@@ -521,18 +520,17 @@ class Connection(Output):
             self._no_such_stream(number, "HEADERS", Error.STREAM_CLOSED)
         elif not stream.remote_open:
             self._reset(stream, Error.STREAM_CLOSED)
-        elif malformed or not block.end_stream or block.depends_on_itself:
+        elif malformed or not end_stream or depends_on_itself:
             self._reset(stream, Error.PROTOCOL)
         else:
             self._half_close(stream)
 
-    def _open(self, block: "_Block", head: RequestHead) -> None:
-        number = block.number
+    def _open(self, number: int, end_stream: int, depends_on_itself: bool, head: RequestHead) -> None:
         if self._is_late(number):
             return  # told before: we don't serve it, and it is safe to try elsewhere
         self._last = number
         self._begun += 1
-        if head.problem or block.depends_on_itself:
+        if head.problem or depends_on_itself:
             self._reset_unknown(number, Error.PROTOCOL)
             self._charge("provoked_resets", self._finished)
             return
@@ -553,7 +551,7 @@ class Connection(Output):
             self._start(stream, head)
         else:
             self._charge("refused_requests", self._finished)
-        if block.end_stream and self._charge("empty_streams", self._finished):
+        if end_stream and self._charge("empty_streams", self._finished):
             self._half_close(stream)
 
     def _start(self, stream: ServerStream, head: RequestHead) -> None:
@@ -802,7 +800,7 @@ class Connection(Output):
 
 
 class _Block:
-    """A header block being received."""
+    """A header block that comes in several frames."""
 
     __slots__ = ("began", "bytes", "depends_on_itself", "end_stream", "frames", "number")
 

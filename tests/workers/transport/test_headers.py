@@ -153,3 +153,14 @@ def test_timeouts_are_not_remembered_since_each_request_has_another():
     for n in range(100):
         request_head(as_bytes([*GRPC, ("grpc-timeout", f"{n}m")]), kinds)
     assert len(kinds) == len(GRPC)
+
+
+@pytest.mark.parametrize("last", ["59999u", "5H", "x", "59999u\n", ""])
+@pytest.mark.parametrize("more", [[], [("x-a", "1")], [("grpc-timeout", "7S")]])
+def test_a_request_that_differs_from_the_one_before_in_its_timeout_alone_says_what_it_would_say_by_itself(last, more):
+    encoder, decoder = hpack.Encoder(), HeaderDecoder(Limits())
+    decoder.request(encoder.encode([*GRPC, ("grpc-timeout", "1S")]))
+    for headers in ([*GRPC, *more, ("grpc-timeout", last)], [*GRPC, ("grpc-timeout", last), *more]):
+        head = decoder.request(encoder.encode(headers))
+        alone = request_head(as_bytes(headers), FieldKinds())
+        assert all(getattr(head, name) == getattr(alone, name) for name in head.__slots__)
