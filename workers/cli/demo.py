@@ -64,7 +64,6 @@ class Wanted:
 @click.option(
     "--objects-dir",
     type=click.Path(exists=True, file_okay=False),
-    default="",
     help="Folder with objects for the picker, as in `epp serve`. [default: none]",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON on stdout, all else on stderr.")
@@ -82,7 +81,7 @@ def command(
     concurrency: int,
     seed: int,
     loras: str,
-    objects_dir: str,
+    objects_dir: str | None,
     as_json: bool,
     run: str,
 ) -> None:
@@ -90,7 +89,7 @@ def command(
 
     Exit code 0, also after Ctrl-C; 1 if something is missing, cannot start or ends early.
     """
-    plan = Plan(workers, servers, port or (PORT if is_free(PORT) else 0), seed, loras, objects_dir)
+    plan = Plan(workers, servers, port or (PORT if is_free(PORT) else 0), seed, loras, objects_dir or "")
     demo = Demo(Wanted(plan, concurrency, seconds, as_json, run))
     try:
         asyncio.run(demo.run())
