@@ -13,7 +13,7 @@ import msgspec
 from epp.assembly import Assembly
 from epp.contracts import HOOKS
 from epp.data import INFLIGHT_REQUESTS, INFLIGHT_TOKENS, KV_USAGE, RUNNING, WAITING
-from epp.document import Amount, Document, FlowControlEntry, PluginEntry, ProfileEntry, Ref
+from epp.document import STANDBY_GATE, Amount, Document, FlowControlEntry, PluginEntry, ProfileEntry, Ref
 from epp.findings import WHOLE, Findings, Place
 from epp.flow.plan import FlowPlan
 from epp.flow_assembly import unshielded
@@ -35,6 +35,7 @@ class Surroundings:
     scrape_interval_s: float = 0.05
     body_bytes_max: int = 32 << 20
     memory_bytes: int | None = None  # of the container; None: unlimited, or not known
+    leader_election: bool = False
 
 
 DEFAULT_SURROUNDINGS = Surroundings()
@@ -44,6 +45,9 @@ def advise(document: Document, assembly: Assembly, findings: Findings, around: S
     """Notes all warnings. With an error, only what does not depend on plugins is said."""
     if document.flow_control is not None:
         _limits(document.flow_control, findings, around)
+    if not (document.gates[STANDBY_GATE] or around.leader_election):
+        at = document.gate_places[STANDBY_GATE]
+        findings.warning(at, "no-effect", f"feature gate '{STANDBY_GATE}' has no effect without leader election")
     if findings.errors:
         return
     entries = {entry.name: entry for entry in document.profiles}

@@ -120,6 +120,7 @@ class Document:
     """What a configuration says, before any default."""
 
     gates: dict[str, bool] = field(default_factory=lambda: dict(GATES))
+    gate_places: dict[str, Place] = field(default_factory=dict)  # of those that are given
     plugins: list[PluginEntry] = field(default_factory=list)
     profiles: list[ProfileEntry] = field(default_factory=list)
     inject_defaults: bool = True
@@ -305,14 +306,7 @@ def _gates(reader: _Reader, node: Node | None, document: Document) -> None:
             )
         else:
             document.gates[name] = value
-            _gate_effect(reader, entry, name, value)
-
-
-def _gate_effect(reader: _Reader, entry: Node, name: str, value: bool) -> None:
-    if name == STANDBY_GATE and not value:
-        reader.findings.warning(
-            entry.place, "no-effect", f"feature gate '{name}' has no effect without leader election"
-        )
+            document.gate_places[name] = entry.place
 
 
 def _plugin(reader: _Reader, node: Node, what: str, document: Document) -> None:

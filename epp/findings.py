@@ -56,7 +56,7 @@ ERRORS: Mapping[str, str] = {
     "stage-order": "A plugin reads a value that is produced only after it has run.",
     "producer-cycle": "Data producers wait for each other's values.",
     "no-discovery": "No place is given where endpoints come from (`epp serve` alone).",
-    "two-discoveries": "Endpoints come from --endpoints and from a plugin (`epp serve` alone).",
+    "two-discoveries": "Endpoints come from several of --endpoints, --endpoint-selector and a plugin (`epp serve` alone).",
     "bad-object": "An object of --objects-dir is wrong.",
     "bad-priority": "A priority does not fit 32 bits.",
     "too-many-bands": "There are more bands than have a place in shared memory.",

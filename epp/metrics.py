@@ -127,6 +127,9 @@ STREAM_COUNTERS = tuple(f"extproc_streams_{code}" for code in GRPC_CODES)
 
 # Computed when the page is read.
 INFO = Metric("info", "gauge", "What runs.")
+LEADER = Metric(
+    "leader", "gauge", "1 while this picker leads by the named Lease, 0 while it stands by.", labels=("name",)
+)
 POOL_FIGURES = ("kv_cache_utilization", "queue_size", "running_requests")
 POOL_AVERAGES = {f: Metric(f"average_{f}", "gauge", "Mean over endpoints with fresh metrics.") for f in POOL_FIGURES}
 POOL_DEVIATIONS = {
@@ -327,6 +330,14 @@ PLUGIN_EXCLUSIONS = Metric("plugin_exclusions_total", "counter", "How often the 
 ISOLATION = Group(
     "isolation", PLUGIN_LABELS, gauges=(PLUGIN_LEFT_OUT,), counters=(PLUGIN_FAULTS, PLUGIN_EXCLUSIONS), blocks=256
 )
+MODEL_REWRITE_DECISIONS = Metric(
+    "model_rewrite_decisions_total",
+    "counter",
+    "Requests whose model was chosen by a rule, by the InferenceModelRewrite that the rule is of.",
+)
+MODEL_REWRITES = Group(
+    "model_rewrites", ("model_rewrite_name", "model_name", "target_model"), counters=(MODEL_REWRITE_DECISIONS,)
+)
 REVOKE = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 REVOCATIONS_ISSUED_TOTAL = Metric(
     "flow_control_revocations_issued_total",
@@ -417,7 +428,7 @@ FLOW_RECLAIM_TARGET = Metric(
 FLOW_RECLAIM_PENDING = Metric(
     "flow_control_pending_reclaim", "gauge", "The saturation that is on its way to be freed by revocations."
 )
-GROUPS = (REQUEST, ERROR, ATTEMPTS, PREDICTION, SHADOWS, ABUSE, ISOLATION)
+GROUPS = (REQUEST, ERROR, ATTEMPTS, PREDICTION, SHADOWS, ABUSE, ISOLATION, MODEL_REWRITES)
 
 
 def counter_groups(declared: Iterable[Metric]) -> tuple[Group, ...]:
@@ -453,7 +464,11 @@ TWINS: Mapping[str, Twin] = {
     "request_cached_tokens": Twin(f"{_OBJECTIVE}prompt_cached_tokens", _M),
     "request_running": Twin(f"{_OBJECTIVE}running_requests", ("model_name",)),
     "request_ntpot_seconds": Twin(f"{_OBJECTIVE}normalized_time_per_output_token_seconds", _M),
+    "model_rewrite_decisions_total": Twin(
+        f"{_EXTENSION}model_rewrite_decisions_total", ("model_rewrite_name", "model_name", "target_model")
+    ),
     "info": Twin(f"{_EXTENSION}info", ("commit", "build_ref")),
+    "leader": Twin("leader_election_master_status", ("name",)),
     "scheduler_e2e_duration_seconds": Twin(f"{_EXTENSION}scheduler_e2e_duration_seconds"),
     "scheduler_attempts_total": Twin(
         f"{_EXTENSION}scheduler_attempts_total",
@@ -503,28 +518,43 @@ def older_name(metric: Metric) -> str:
 
 
 LABEL_VALUES_MAX = 1000
+PINNED_MAX = 16384
 OTHER = "other"
 
 
 class LabelCaps:
-    """Bounds the values of labels that clients choose. A value once admitted is never folded; an empty one needs no place."""
+    """Bounds the values of labels that clients choose. A value once admitted is never folded; an empty one needs no place.
+
+    Models that operators name (`pin`) take no place of those that clients may fill, and are never folded either."""
 
     def __init__(self, models_max: int = LABEL_VALUES_MAX, fairness_ids_max: int = LABEL_VALUES_MAX) -> None:
         self._models: set[str] = set()
+        self._pinned: set[str] = set()
         self._fairness_ids: set[str] = set()
         self._models_max = models_max
         self._fairness_ids_max = fairness_ids_max
 
     def model(self, name: str) -> str:
         """Requested and target models share one set."""
-        return _admitted(self._models, name, self._models_max)
+        return name if name in self._pinned else _admitted(self._models, name, self._models_max)
+
+    def pin(self, models: Iterable[str]) -> None:
+        """For good: what is counted under a name goes on under it."""
+        for name in models:
+            if len(self._pinned) < PINNED_MAX:
+                self._pinned.add(name)
 
     def fairness_id(self, name: str) -> str:
         return _admitted(self._fairness_ids, name, self._fairness_ids_max)
 
     def fold(self, group: Group) -> Callable[[tuple[str, ...]], tuple[str, ...]]:
         """A label tuple of this group -> what it is counted as."""
-        bound = {"model_name": self.model, "target_model_name": self.model, "fairness_id": self.fairness_id}
+        bound = {
+            "model_name": self.model,
+            "target_model_name": self.model,
+            "target_model": self.model,
+            "fairness_id": self.fairness_id,
+        }
         rules = tuple(bound.get(label) for label in group.labels)
         return lambda labels: tuple(
             rule(value) if rule is not None else value for rule, value in zip(rules, labels, strict=True)

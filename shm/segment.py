@@ -1,7 +1,8 @@
 """Named shared memory: create, attach, release, and the sweeping of what a dead instance left.
 
 A segment is reserved in full before it is used: a sparse segment on a full /dev/shm would end in
-SIGBUS at the first write, a reserved one ends in a `SegmentError` at start. The creator writes the
+SIGBUS at the first write, a reserved one ends in a `SegmentError` at start. `check_room` says so
+of all segments at once, before the first is made. The creator writes the
 header's magic last, so whoever attaches sees a finished header or is refused.
 
 An instance is known by a file in the run directory that holds an exclusive `flock`. Forked
@@ -21,7 +22,7 @@ import mmap
 import os
 import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -283,6 +284,27 @@ def _reserve(name: str, total: int) -> mmap.mmap:
         raise SegmentError(_does_not_fit(name, total, failure)) from failure
     finally:
         handle.close_fd()
+
+
+def footprint(plan: Plan) -> int:
+    """Bytes of memory that a segment of this plan takes, in whole pages."""
+    return aligned(HEADER_BYTES + aligned(len(plan.description)) + aligned(plan.bytes), mmap.PAGESIZE)
+
+
+def check_room(needs: Mapping[str, int], fewer: str) -> None:
+    """Before the first segment is made: raises SegmentError unless all of them fit. `fewer` says how to need less."""
+    disk = os.statvfs(SHM_DIRECTORY)
+    free, size = disk.f_bavail * disk.f_frsize, disk.f_blocks * disk.f_frsize
+    total = sum(needs.values())
+    if total <= free or not size:  # a tmpfs without a limit says that it has no size
+        return
+    enough = aligned(round(1.1 * (total + size - free)), 16 << 20) >> 20
+    parts = ", ".join(f"{part} {_mib(need)}" for part, need in needs.items())
+    raise SegmentError(
+        f"shared memory does not fit into {SHM_DIRECTORY}: {_mib(total)} needed ({parts}), {_mib(free)} free of {_mib(size)}; "
+        f"give it {enough} MiB (Kubernetes: an emptyDir with medium: Memory and sizeLimit: {enough}Mi mounted on {SHM_DIRECTORY}, "
+        f"which counts towards the container's memory; docker run --shm-size={enough}m), or {fewer}"
+    )
 
 
 def _does_not_fit(name: str, total: int, failure: Exception) -> str:

@@ -48,6 +48,7 @@ ROWS = (
         "decision",
         "flows",
         "latency",
+        "model_rewrite",
         "multimodal",
         "pressure",
         "tokens",

@@ -9,8 +9,9 @@ A long page is an iterator of pieces, and is sent as `pieces` says: in chunks, o
 the client takes it. A reader that takes nothing for STALLED_S is cut. A page that fails before its first piece is answered
 with 500; one that fails later ends the connection, which HTTP/1.0 can't tell from its end.
 
-What this does not do: authenticate, but for client certificates, which TLS asks for before a byte of HTTP is read. Without them
-the port belongs on a network that only the monitoring reaches.
+Who may have a page is said by a `Guard`, at once or later; meanwhile the connection waits, and reads no further request. Client
+certificates are asked for by TLS, before a byte of HTTP is read. Without either the port belongs on a network that only the
+monitoring reaches.
 """
 
 import asyncio
@@ -47,10 +48,22 @@ class Answer(NamedTuple):
     fields: str = ""
 
 
+class Token(str):
+    """A bearer token: no request that is printed shows it."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return "<token>"
+
+
+NO_TOKEN = Token()
+
+
 class Request(NamedTuple):
     """A request's head; `accept` is the Accept header, `peer` the address (IPv4 as such) that it came from.
 
-    `gzip` and `chunked` say what the client can read.
+    `gzip` and `chunked` say what the client can read; `token` comes with `Authorization: Bearer`.
     """
 
     method: str
@@ -61,9 +74,26 @@ class Request(NamedTuple):
     peer: str = ""
     gzip: bool = False
     chunked: bool = True
+    token: Token = NO_TOKEN
 
+
+class Verdict(NamedTuple):
+    """Whether a request may have its page; if not, what it is answered."""
+
+    status: HTTPStatus
+    text: str = ""
+    fields: str = ""
+
+
+ALLOWED = Verdict(HTTPStatus.OK)
 
 Page = Callable[[Request], Answer]
+Guard = Callable[[Request], "Verdict | asyncio.Future[Verdict]"]
+
+
+def all_may(_request: Request) -> Verdict:
+    """The guard of a port that asks nobody."""
+    return ALLOWED
 
 
 class BadRequest(Exception):
@@ -95,7 +125,13 @@ def parse_head(head: bytes, peer: str = "") -> Request:
     is_10 = version == "HTTP/1.0"
     keep_alive = not has_body and (connection == "keep-alive" if is_10 else "close" not in connection)
     gzip = _takes_gzip(headers.get("accept-encoding", ""))
-    return Request(method, path, headers.get("accept", ""), keep_alive, query, peer, gzip, not is_10)
+    token = _token(headers.get("authorization", ""))
+    return Request(method, path, headers.get("accept", ""), keep_alive, query, peer, gzip, not is_10, token)
+
+
+def _token(authorization: str) -> Token:
+    scheme, _, token = authorization.partition(" ")
+    return Token(token.strip()) if scheme.lower() == "bearer" else NO_TOKEN
 
 
 def _takes_gzip(accept_encoding: str) -> bool:
@@ -136,9 +172,15 @@ def _head(answer: Answer, keep_alive: bool, fields: str) -> bytes:
 class AdminServer:
     """The pages, and the connections that ask for them."""
 
-    def __init__(self, pages: Mapping[str, Page], report: Callable[[str], None] = lambda text: None) -> None:
+    def __init__(
+        self,
+        pages: Mapping[str, Page],
+        report: Callable[[str], None] = lambda text: None,
+        guard: Guard = all_may,
+    ) -> None:
         self._pages = pages
         self._report = report
+        self._guard = guard
         self.connections: set[_Connection] = set()
         self._handshakes: dict[_Connection, asyncio.Task[None]] = {}
         self._gate: Gate | None = None
@@ -160,8 +202,12 @@ class AdminServer:
         """Connections, with those that are still in their handshake."""
         return len(self.connections) + len(self._handshakes)
 
+    def admit(self, request: Request) -> "Verdict | asyncio.Future[Verdict]":
+        """Whether it may have what it asks for; what is no page is nobody's secret."""
+        return self._guard(request) if request.path in self._pages else ALLOWED
+
     def answer(self, request: Request) -> Answer:
-        """A request's answer, whatever it asks for."""
+        """The answer of a request that was admitted, whatever it asks for."""
         page = self._pages.get(request.path)
         if page is None:
             known = ", ".join(self._pages)
@@ -228,6 +274,7 @@ def _refusal(status: HTTPStatus, text: str, fields: str = "") -> Answer:
 
 
 FAILED_TEXT = b"this page failed; the log says why\n"
+FAILED_VERDICT = Verdict(HTTPStatus.INTERNAL_SERVER_ERROR, "this page failed; the log says why")
 FAILED = Answer(FAILED_TEXT, status=HTTPStatus.INTERNAL_SERVER_ERROR)
 
 
@@ -242,6 +289,7 @@ class _Connection(asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
         self._paused = False
         self._asked_all = False  # the client has closed its side
+        self._asked: Request | None = None  # waits for its verdict
         self._delivery: tuple[Delivery, Request] | None = None
         self._held, self._moved_at = 0, 0.0  # bytes that wait to be taken, and when that last changed
 
@@ -255,6 +303,7 @@ class _Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._server.connections.discard(self)
+        self._asked = None
         self._leave()
         if self._timer is not None:
             self._timer.cancel()
@@ -280,7 +329,8 @@ class _Connection(asyncio.Protocol):
     def eof_received(self) -> bool:
         """A client that only closed its side still gets what it asked for. TLS knows no such half."""
         self._asked_all = True
-        return self._delivery is not None and self._transport.get_extra_info("sslcontext") is None
+        owes = self._delivery is not None or self._asked is not None
+        return owes and self._transport.get_extra_info("sslcontext") is None
 
     def close(self) -> None:
         """What is written is still sent, unless it is a part of a page."""
@@ -319,7 +369,7 @@ class _Connection(asyncio.Protocol):
 
     @property
     def _busy(self) -> bool:
-        return self._paused or self._delivery is not None
+        return self._paused or self._asked is not None or self._delivery is not None
 
     def _answer_all(self) -> None:
         while not self._busy and not self._transport.is_closing():
@@ -340,7 +390,32 @@ class _Connection(asyncio.Protocol):
         except BadRequest as bad:
             self._refuse(bad.status)
             return
-        answer = self._server.answer(request)
+        verdict = self._server.admit(request)
+        if isinstance(verdict, asyncio.Future):
+            self._asked = request
+            verdict.add_done_callback(functools.partial(self._heard, request))
+        else:
+            self._give(request, verdict)
+
+    def _heard(self, request: Request, verdict: "asyncio.Future[Verdict]") -> None:
+        """A verdict that took its time; the client may be gone."""
+        if self._asked is not request or self._transport.is_closing():
+            return
+        self._asked = None
+        try:
+            found = verdict.result()
+        except asyncio.CancelledError:  # nobody will say any more
+            self._transport.close()
+            return
+        except Exception as fault:
+            self._server.failed(request, fault)
+            found = FAILED_VERDICT
+        self._give(request, found)
+        self._answer_all()
+
+    def _give(self, request: Request, verdict: Verdict) -> None:
+        allowed = verdict.status is HTTPStatus.OK
+        answer = self._server.answer(request) if allowed else _refusal(*verdict)
         if isinstance(answer.body, bytes):
             with_body = request.method != "HEAD"
             self._transport.write(encode(answer, answer.body, keep_alive=request.keep_alive, with_body=with_body))

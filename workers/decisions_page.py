@@ -33,7 +33,7 @@ class DecisionsPage:
         self._remote = remote
 
     def __call__(self, request: Request) -> Answer:
-        if not (self._remote or _is_loopback(request.peer)):
+        if not (self._remote or is_loopback(request.peer)):
             text = (
                 b"decisions are told to the loopback interface only; start with --debug-remote to tell them to anyone\n"
             )
@@ -65,7 +65,7 @@ def decoded(data: bytes) -> list[Explanation]:
     return msgspec.json.decode(data, type=dict[str, list[Explanation]])["decisions"]
 
 
-def _is_loopback(peer: str) -> bool:
+def is_loopback(peer: str) -> bool:
     try:
         return ipaddress.ip_address(peer).is_loopback
     except ValueError:

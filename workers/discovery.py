@@ -59,7 +59,10 @@ class DiscoveryError(Exception):
 
 
 class EndpointSpec(NamedTuple):
-    """An endpoint as discovery knows it; `host` is an IP address."""
+    """An endpoint as discovery knows it; `host` is an IP address.
+
+    `uid` tells a server from another one that has its name and address later; "" where nothing does.
+    """
 
     namespace: str
     name: str
@@ -68,6 +71,7 @@ class EndpointSpec(NamedTuple):
     labels: Labels = ()
     metrics_host: str = ""
     metrics_port: int = 0
+    uid: str = ""
 
     @property
     def identity(self) -> tuple[str, str]:

@@ -12,6 +12,7 @@ from shm.documents import DocumentReader
 ENDPOINTS = 0
 NAMES = 1
 OBJECTIVES = 2
+REWRITES = 3
 
 
 class EndpointRecord(msgspec.Struct, array_like=True, frozen=True):
@@ -25,6 +26,7 @@ class EndpointRecord(msgspec.Struct, array_like=True, frozen=True):
     slot: int
     generation: int
     owner: int
+    uid: str = ""  # for a successor; see EndpointSpec
 
 
 class NamesRecord(msgspec.Struct, array_like=True, frozen=True):

@@ -4,14 +4,15 @@
     scraper ─ scraped, failed, sweep ─▶ rows                           names document
     what changes ─▶ EndpointLog
 
-- An endpoint keeps its slot and owner as long as its identity and address stay. A new address
-  behind an old name is another server: it gets a slot and an owner of its own.
+- An endpoint keeps its slot and owner as long as its identity, address and UID stay. A new address
+  behind an old name, or a new UID, is another server: it gets a slot and an owner of its own.
 - All changes of one turn of the loop become visible together, by one `publish`.
 - A successor finds its predecessor's endpoints in the documents and goes on with their slots; what
   discovery does not name again is let go once discovery is complete.
 - An endpoint that a snapshot of the prefix index knows goes on with the owner it had (`remembered`); the others that it knew are
   let go likewise.
-- With a full table an endpoint waits, named in a report, until a slot is free.
+- With a full table an endpoint waits, named in a report, until a slot is free. Where all records together do not fit their document,
+  the longest are left out, named likewise: whoever may label one pod must not hide the others from workers.
 - An endpoint that left with requests in flight is watched until they have ended, to say so.
 
 What this does not do: find endpoints, or decide what stale means (`scrape.Freshness` does).
@@ -119,7 +120,7 @@ class EndpointTable:
         self._scraper: Scraper
         self._now = 0.0
         self._full = ""
-        self._retry_at = self._report_at = self._names_at = self._drained_at = 0.0
+        self._retry_at = self._report_at = self._names_at = self._drained_at = self._left_out_at = 0.0
         self._names_moved = self._endpoints_moved = self._flush_due = False
 
     def __len__(self) -> int:
@@ -152,6 +153,11 @@ class EndpointTable:
             self._owners.retire(owner)
         self._moved(endpoints=True)
 
+    def resume(self) -> None:
+        """Go on with all that a predecessor knew, scrapes included, until discovery says what there is."""
+        found = [record for record, _, _ in self._inherited.values()]
+        self.apply([spec_of(record) for record in found], complete=False)
+
     def apply(self, specs: Iterable[EndpointSpec], *, complete: bool = True) -> None:
         """The endpoints are these from now on; `complete` = no more are expected to follow."""
         changes = diff((member.spec for member in self._members.values()), sorted(specs))
@@ -159,7 +165,7 @@ class EndpointTable:
             self._leave(self._members[spec.identity])
         for old, new in changes.changed:
             member = self._members[old.identity]
-            if (old.host, old.port) == (new.host, new.port):
+            if (old.host, old.port, old.uid) == (new.host, new.port, new.uid):
                 self._change(member, new)
             else:
                 self._leave(member)
@@ -274,10 +280,10 @@ class EndpointTable:
         return len(self._members) > before
 
     def _adopted(self, spec: EndpointSpec) -> Member | None:
-        inherited = self._inherited.pop(_address(spec), None)
-        if inherited is None:
+        inherited = self._inherited.get(_address(spec))
+        if inherited is None or inherited[0].uid != spec.uid:
             return None
-        record, state, down = inherited
+        record, state, down = self._inherited.pop(_address(spec))
         member = Member(spec, Handle(record.slot, record.generation), record.owner)
         scraped = state in (State.FRESH, State.STALE)
         member.health = self._freshness.adopt(member, scraped=scraped, down=down, now=self._now)
@@ -375,15 +381,33 @@ class EndpointTable:
         self._flush_due = False
         if self._endpoints_moved:
             self._endpoints_moved = False
-            self._write(ENDPOINTS, encode(self._records()))
+            self._write(ENDPOINTS, self._endpoints())
         self._table.publish()
+
+    def _endpoints(self) -> bytes:
+        """The records of all endpoints that have room together."""
+        records, room = self._records(), self._documents.schema.capacities[ENDPOINTS]
+        blob = encode(records)
+        if len(blob) <= room:
+            return blob
+        left = longest(records, len(blob) - room)
+        if self._now >= self._left_out_at:
+            self._left_out_at = self._now + REPORT_EVERY_S
+            named = ", ".join(record.name for record in left[:REPORTED_MAX])
+            self._report(
+                f"{len(left)} endpoints get no requests ({named}): all labels together have no room in {room} bytes, and theirs are "
+                "the longest; give them fewer labels, or raise --max-endpoints"
+            )
+        slots = {record.slot for record in left}
+        return encode([record for record in records if record.slot not in slots])
 
     def _records(self) -> list[EndpointRecord]:
         records = [record for record, _, _ in self._inherited.values()]
         for member in self._members.values():
             spec, handle = member.spec, member.handle
             place = (handle.slot, handle.generation, member.owner)
-            records.append(EndpointRecord(spec.namespace, spec.name, spec.host, spec.port, dict(spec.labels), *place))
+            address = (spec.namespace, spec.name, spec.host, spec.port)
+            records.append(EndpointRecord(*address, dict(spec.labels), *place, spec.uid))
         return sorted(records, key=lambda record: record.slot)
 
     def _names(self) -> list[NamesRecord]:
@@ -398,6 +422,24 @@ class EndpointTable:
             self._documents.write(document, blob)
         except DocumentTooLarge as failure:
             self._report(f"workers keep the last {('endpoints', 'names')[document]}: {failure}")
+
+
+def longest(records: Sequence[EndpointRecord], excess: int) -> list[EndpointRecord]:
+    """Those with that many bytes, as few as possible; the same ones each time."""
+    sizes = {record.slot: len(encode((record,))) - 1 for record in records}
+    left = []
+    for record in sorted(records, key=lambda record: (-sizes[record.slot], record.slot)):
+        if excess <= 0:
+            break
+        left.append(record)
+        excess -= sizes[record.slot]
+    return left
+
+
+def spec_of(record: EndpointRecord) -> EndpointSpec:
+    """As discovery knew it; where its metrics are is not written down: beside its requests, as everywhere so far."""
+    place = (record.namespace, record.name, record.host, record.port)
+    return EndpointSpec(*place, tuple(sorted(record.labels.items())), record.host, record.port, record.uid)
 
 
 def _address(spec: EndpointSpec) -> Address:

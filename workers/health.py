@@ -1,8 +1,12 @@
 """gRPC health (`grpc.health.v1.Health`) as unary methods on the native engine.
 
     service                                                    SERVING while
-    "", readiness, envoy.service.ext_proc.v3.ExternalProcessor `ready()`: endpoints are known, a worker serves, nobody stops us
-    liveness, any other name                                   somebody answers; endpoints play no part
+    "", readiness, envoy.service.ext_proc.v3.ExternalProcessor `ready()`: endpoints are known, a worker serves, nobody stops us,
+                                                               and with leader election this picker leads
+    liveness                                                   somebody answers; endpoints, leader and drain play no part
+    any other name                                             as liveness; with leader election SERVICE_UNKNOWN
+
+List tells of the ext_proc service, and with leader election of readiness and liveness too.
 
 The supervisor serves it on a port of its own, in plaintext. With `--health-checking` each worker also serves it beside its
 ext_proc streams, with their TLS; there a worker speaks for itself, and goes on while the supervisor is being replaced.
@@ -21,8 +25,10 @@ CHECK: Final = "/grpc.health.v1.Health/Check"
 LIST: Final = "/grpc.health.v1.Health/List"
 EXT_PROC: Final = "envoy.service.ext_proc.v3.ExternalProcessor"
 READINESS: Final = frozenset(("", "readiness", EXT_PROC))
+LIVENESS: Final = "liveness"
 SERVING: Final = b"\x08\x01"  # field 1, enum SERVING
 NOT_SERVING: Final = b"\x08\x02"
+SERVICE_UNKNOWN: Final = b"\x08\x03"
 INVALID_ARGUMENT: Final = 3
 SERVICE_BYTES_MAX: Final = 1024
 
@@ -30,15 +36,21 @@ SERVICE_BYTES_MAX: Final = 1024
 class Health:
     """An application of the transport."""
 
-    def __init__(self, ready: Callable[[], bool]) -> None:
+    def __init__(self, ready: Callable[[], bool], *, elects: bool = False, missing: Callable[[], str] = str) -> None:
+        """`elects`: there is leader election, so probes of several replicas are told apart by the names they ask for.
+
+        `missing` is why the picker is not ready; it goes with NOT_SERVING as the call's gRPC message.
+        """
         self._ready = ready
+        self._missing = missing
+        self._elects = elects
 
     def open(self, path: str, _metadata: Sequence[tuple[bytes, bytes]], stream: Stream) -> Handler | None:
         """A new stream; None: not a method of ours."""
         if path == CHECK:
-            return _Unary(stream, self.check)
+            return _Unary(stream, self.check, self._why)
         if path == LIST:
-            return _Unary(stream, self.list)
+            return _Unary(stream, self.list, self._why)
         return None
 
     def check(self, request: bytes) -> bytes:
@@ -47,10 +59,16 @@ class Health:
 
     def list(self, _request: bytes) -> bytes:
         """HealthListRequest -> HealthListResponse."""
-        return field(1, field(1, EXT_PROC.encode()) + field(2, self._status(EXT_PROC)))
+        services = (EXT_PROC, LIVENESS, "readiness") if self._elects else (EXT_PROC,)
+        return b"".join(field(1, field(1, name.encode()) + field(2, self._status(name))) for name in services)
+
+    def _why(self, response: bytes) -> str:
+        return self._missing() if response == NOT_SERVING else ""
 
     def _status(self, service: str) -> bytes:
-        return NOT_SERVING if service in READINESS and not self._ready() else SERVING
+        if service in READINESS:
+            return SERVING if self._ready() else NOT_SERVING
+        return SERVICE_UNKNOWN if self._elects and service != LIVENESS else SERVING
 
 
 def beside(application: Application, ready: Callable[[], bool]) -> Application:
@@ -67,10 +85,11 @@ def beside(application: Application, ready: Callable[[], bool]) -> Application:
 class _Unary:
     """One call: the first message is answered, then the stream is over."""
 
-    __slots__ = ("_answer", "_ended", "_stream")
+    __slots__ = ("_answer", "_ended", "_stream", "_why")
 
-    def __init__(self, stream: Stream, answer: Callable[[bytes], bytes]) -> None:
+    def __init__(self, stream: Stream, answer: Callable[[bytes], bytes], why: Callable[[bytes], str]) -> None:
         self._stream = stream
+        self._why = why
         self._answer = answer
         self._ended = False
 
@@ -84,7 +103,7 @@ class _Unary:
             self._stream.end(INVALID_ARGUMENT, str(wrong))
             return
         self._stream.send(response)
-        self._stream.end()
+        self._stream.end(text=self._why(response))
 
     def half_closed(self) -> None:
         if not self._ended:

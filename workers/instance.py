@@ -20,7 +20,7 @@ import mmap
 import os
 import resource
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -52,7 +52,7 @@ from shm.flow_lanes import BANDS_MAX, FlowLanes, FlowSchema
 from shm.lanes import Lanes, LaneSchema
 from shm.layout import Plan, Schema
 from shm.prefix_index import IndexSchema
-from shm.segment import InstanceLock, Region, Segment, sweep
+from shm.segment import InstanceLock, Region, Segment, check_room, footprint, sweep
 from shm.series import SeriesReader, SeriesSchema, SeriesWriter
 from shm.table import TableSchema
 from workers import decisions
@@ -67,6 +67,7 @@ if TYPE_CHECKING:
 
 DOCUMENT_BYTES_PER_ENDPOINT = 1024
 OBJECTIVES_BYTES = 512 << 10
+REWRITES_BYTES = 512 << 10
 BANDS_BYTES = 4 << 10  # without objectives
 BACKLOG = 1024
 DESCRIPTORS_PER_WORKER = 3  # both ends of its bus pipe, and its eventfd
@@ -75,8 +76,10 @@ PIPE_BYTES = 1 << 20
 PIPE_BYTES_MIN = 1 << 16
 REPORT_BYTES_MAX = 4096
 LOADED = "loaded"  # the supervisor's gauge: 1 once the first endpoints are known
+LEADS_UNTIL = "leads_until_ms"  # the supervisor's gauge: when it stops to lead, on the clock of `workers.kube.lease`; 0: it does not
 LEAVING = "leaving"  # a worker's gauge, see `workers.memory.Turn`: it has outgrown its share, or accepts no more
-OWN_GAUGES = (LOADED, LEAVING, *decisions.SCALARS)
+FEWER = "take less of it by a lower --workers-max, --max-endpoints or --index-entries"
+OWN_GAUGES = (LOADED, LEADS_UNTIL, LEAVING, *decisions.SCALARS)
 
 log = structlog.get_logger()
 
@@ -117,6 +120,19 @@ class Report(msgspec.Struct, array_like=True, frozen=True):
     leaving: bool = False
 
 
+class Planned(NamedTuple):
+    """The segments of an instance, by name, and what of their layout is needed to use them."""
+
+    plans: Mapping[str, Plan]
+    lanes: LaneSchema
+    series: tuple[SeriesSchema, ...]
+    flow: FlowSchema | None
+
+    def needs(self) -> dict[str, int]:
+        """Bytes of shared memory, by segment."""
+        return {part: footprint(plan) for part, plan in self.plans.items()}
+
+
 class Pipe(NamedTuple):
     """Both ends of a packet pipe."""
 
@@ -128,10 +144,10 @@ class Instance:
     """What all processes of one picker share. Attributes are set once, before the first fork."""
 
     __slots__ = (
-        "_page", "bus", "certificates", "config", "counter_groups", "decision_schema", "decisions", "document_schema",
-        "documents", "families", "family", "flow_lanes", "health_listener", "index", "index_schema", "lanes", "life", "listener",
-        "lock", "measures", "metrics_certificates", "metrics_listener", "options", "parent_pid", "prefix_seed",
-        "prefix_use", "reports", "scrape_interval_s", "segments", "series", "table", "table_schema", "timers", "wakeups",
+        "_page", "bus", "certificates", "config", "counter_groups", "decision_schema", "decisions", "document_schema", "documents",
+        "families", "family", "flow_lanes", "health_listener", "identity", "index", "index_schema", "lanes", "life", "listener",
+        "lock", "measures", "metrics_certificates", "metrics_listener", "options", "parent_pid", "prefix_seed", "prefix_use",
+        "reports", "scrape_interval_s", "segments", "series", "table", "table_schema", "timers", "wakeups",
     )  # fmt: skip
 
     def __init__(self, options: "Options", config: Any) -> None:
@@ -139,6 +155,7 @@ class Instance:
         self.config = config
         self.segments: list[Segment] = []
         self.parent_pid = os.getpid()
+        self.identity = f"{os.environ.get('POD_NAME') or socket.gethostname()}_{os.urandom(8).hex()}"  # among replicas
         sources = (scraped.source for scraped in config.sources)
         intervals = [s.interval_s for s in sources if isinstance(s, MetricsDataSource) and s.interval_s]
         self.scrape_interval_s: float = min(intervals, default=options.scrape_interval_s)
@@ -151,14 +168,33 @@ class Instance:
         enough_descriptors(instance.workers_max)
         instance._become()
         try:
+            planned = instance._plan(config.pipeline)
+            check_room(planned.needs(), FEWER)
             instance._bind()
-            instance._allocate(config.pipeline)
+            instance._allocate(planned)
             instance._connect()
             instance._know_secrets()
         except BaseException:
             instance.unlink()
             raise
         return instance
+
+    @property
+    def has_objects(self) -> bool:
+        """Whether objectives and model rewrites can come from anywhere."""
+        return bool(self.options.objects_dir) or self.asks_objects
+
+    @property
+    def asks_objects(self) -> bool:
+        """Whether a Kubernetes API is asked for them: they are those of an InferencePool."""
+        return self.in_kubernetes and not self.options.endpoint_selector
+
+    @property
+    def in_kubernetes(self) -> bool:
+        """Whether endpoints come from Kubernetes: nothing else was said, but whose they are."""
+        options = self.options
+        given = options.pool_given or bool(options.endpoint_selector)
+        return given and not options.endpoints and self.config.discovery is None
 
     @property
     def workers_max(self) -> int:
@@ -305,13 +341,19 @@ class Instance:
             held.pop_all()
         self.lock.record(ports=self.ports())
 
-    def _allocate(self, pipeline: Pipeline) -> None:
+    def _plan(self, pipeline: Pipeline) -> Planned:
+        """What lies where, before anything is made."""
         options = self.options
         columns = tuple(c.name for c in scraped_columns(pipeline) if c.type is not frozenset)
         self.table_schema = TableSchema(columns, options.max_endpoints)
-        endpoints, objectives = DOCUMENT_BYTES_PER_ENDPOINT * options.max_endpoints, OBJECTIVES_BYTES
+        endpoints = DOCUMENT_BYTES_PER_ENDPOINT * options.max_endpoints
         self.document_schema = DocumentSchema(
-            (endpoints, endpoints, objectives if options.objects_dir else BANDS_BYTES)
+            (
+                endpoints,
+                endpoints,
+                OBJECTIVES_BYTES if self.has_objects else BANDS_BYTES,
+                REWRITES_BYTES if self.has_objects else 1,
+            )
         )
         self.index_schema = IndexSchema(options.index_entries)
         self.families = families(pipeline, timed=options.plugin_metrics)
@@ -323,18 +365,25 @@ class Instance:
         }
         self.timers = {(f.extension_point, f.plugin_name): i for i, f in members if f.extension_point}
         lane_schema = lane_schema_of(self.families, slots=options.max_endpoints, lanes=self.seats)
-        state = self._segment("state", Plan({"table": self.table_schema, "documents": self.document_schema}))
         plugins = pipeline.recipe.plugins
         self.counter_groups = counter_groups((*(m for p in plugins for m in p.metrics), *guard.declared(plugins)))
-        series = [series_schema_of(group, lanes=self.seats - 1) for group in self.groups]
+        series = tuple(series_schema_of(group, lanes=self.seats - 1) for group in self.groups)
         self.decision_schema = decisions.schema(self.seats - 1)
         parts: dict[str, Schema] = {"lanes": lane_schema, **{schema.name: schema for schema in series}}
         parts["decisions"] = self.decision_schema
         flow_schema = FlowSchema(BANDS_MAX, self.workers_max) if self.config.flow is not None else None
         if flow_schema is not None:
             parts["flow"] = flow_schema
-        lanes = self._segment("lanes", Plan(parts))
-        index = self._segment("index", Plan({"index": self.index_schema}))
+        plans = {
+            "state": Plan({"table": self.table_schema, "documents": self.document_schema}),
+            "lanes": Plan(parts),
+            "index": Plan({"index": self.index_schema}),
+        }
+        return Planned(plans, lane_schema, series, flow_schema)
+
+    def _allocate(self, planned: Planned) -> None:
+        plans, lane_schema, series, flow_schema = planned
+        state, lanes, index = (self._segment(part, plan) for part, plan in plans.items())
         self.table, self.documents = (Segment.planned(*state, part) for part in ("table", "documents"))
         self.lanes = Lanes(lane_schema, Segment.planned(*lanes, "lanes"))
         self.series: dict[str, tuple[SeriesSchema, Region]] = {
@@ -368,6 +417,11 @@ class Instance:
         self.segments.append(segment)
         log.info("shared memory", segment=name, mib=round(plan.bytes / (1 << 20), 2))
         return segment, plan
+
+
+def shared_bytes(options: "Options", config: Any) -> dict[str, int]:
+    """What `epp serve` would take of /dev/shm with these, by segment."""
+    return Instance(options, config)._plan(config.pipeline).needs()
 
 
 def scraped_columns(pipeline: Pipeline) -> list[Column[Any]]:

@@ -45,6 +45,7 @@ INDEXED = "prefix_indexer_hit_ratio"  # who declares it, uses the index
 OPENMETRICS = "application/openmetrics-text"
 END = "# EOF\n"
 BITS_AT_ONCE = 100
+NO_ELECTION: Mapping[str, Callable[[], bool]] = {}
 
 
 class Pool:
@@ -136,7 +137,7 @@ class MetricsPage:
     """Everything on the page.
 
     `source_type` and `extractor_type` label the data layer's errors, `producer_name` who counts tokens in flight.
-    `scrape_seconds` says by endpoint name how long the last scrape took.
+    `scrape_seconds` says by endpoint name how long the last scrape took, `leads` by lease whether this picker leads.
     """
 
     def __init__(
@@ -155,6 +156,7 @@ class MetricsPage:
         stream_metrics: bool = False,
         legacy_names: bool = True,
         flow: FlowFigures | None = None,
+        leads: Mapping[str, Callable[[], bool]] = NO_ELECTION,
     ) -> None:
         self._lanes = lanes
         self._families = families
@@ -172,6 +174,7 @@ class MetricsPage:
         self._stream_metrics = stream_metrics
         self._legacy_names = legacy_names
         self._flow = flow
+        self._leads = leads
 
     def page(self, request: Request) -> Answer:
         """Text or OpenMetrics, as the client prefers."""
@@ -214,6 +217,9 @@ class MetricsPage:
     def _info(self) -> Iterator[Family]:
         build = os.environ.get("EPP_COMMIT", ""), os.environ.get("EPP_BUILD_REF", "") or _version()
         yield from self._shown(m.INFO, ("commit", "build_ref"), [(build, 1)])
+        if self._leads:
+            rows: list[Row] = [((lease,), leads()) for lease, leads in self._leads.items()]
+            yield from self._shown(m.LEADER, m.LEADER.labels, rows)
 
     def _counters(self, sums: Sums) -> Iterator[Family]:
         for metric in (*m.WORKER_COUNTERS, *m.SUPERVISOR_COUNTERS):

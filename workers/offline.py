@@ -15,6 +15,7 @@ import asyncio
 import random
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
@@ -29,6 +30,7 @@ from epp.errors import ProducerFailed, Refused
 from epp.explain import Explanation, explain
 from epp.findings import ConfigErrors, Findings, nearest
 from epp.metrics import counter_groups
+from epp.model_rewrite import compiled
 from epp.paths import Parsers
 from epp.plugin import Hashes, Profile
 from epp.request import DEFAULT_FLOW, Request, Subset
@@ -37,10 +39,12 @@ from shm.segment import Region
 from shm.series import SeriesWriter
 from workers.discovery import DiscoveryError, Entry, File
 from workers.instance import families, lane_schema_of, series_schema_of
+from workers.object_kinds import Objects
 from workers.renaming import parse_renamed
 from workers.services import WorkerServices
 
 SEED = 0  # ties are drawn alike every time
+NO_OBJECTS = Objects()
 
 
 class Wrong(Exception):
@@ -69,15 +73,15 @@ class Known(msgspec.Struct, frozen=True, rename="camel"):
         return self.state == "fresh" or (not self.state and bool(self.values))
 
 
-def decided(config: EffectiveConfig, asked: Asked, endpoints_file: str) -> Explanation:
-    """What the configuration decides on this request. Raises Wrong."""
+def decided(config: EffectiveConfig, asked: Asked, endpoints_file: str, objects: Objects = NO_OBJECTS) -> Explanation:
+    """What the configuration decides on this request, with these objectives and model rewrites. Raises Wrong."""
     entries, known = _read(endpoints_file)
     _check_names(config, endpoints_file, entries, known)
     pool = FilePool(config, entries, known)
-    return asyncio.run(_decided(config, asked, pool))
+    return asyncio.run(_decided(config, asked, pool, objects))
 
 
-async def _decided(config: EffectiveConfig, asked: Asked, pool: "FilePool") -> Explanation:
+async def _decided(config: EffectiveConfig, asked: Asked, pool: "FilePool", objects: Objects) -> Explanation:
     pipeline = config.pipeline
     services = _services(config, pool)
     pipeline.start(services)
@@ -90,11 +94,13 @@ async def _decided(config: EffectiveConfig, asked: Asked, pool: "FilePool") -> E
         now=time.monotonic(),
         body_bytes=len(asked.body),
         fairness_id=client_headers.fairness_id(asked.headers) or DEFAULT_FLOW,
+        priority=objects.priorities.get(client_headers.objective(asked.headers), 0),
     )
+    rewrite = partial(compiled(objects.rewrites).target, random=random.Random(SEED).random)
     decision, refusal = None, None
     try:
-        parser, parse = Parsers(pipeline).find(asked.path)
-        parse_renamed(None, parser, parse, request, asked.body)
+        parser, place = Parsers(pipeline).find(asked.path)
+        parse_renamed(rewrite, parser, pipeline.parses[place], request, asked.body)
         for read in pipeline.request_header:
             read(request)
         conditional = if_available.asked(asked.headers)

@@ -74,7 +74,8 @@ INDEX_STEP: Final = 1 << 16
 ENTRY_BYTES: Final = 12
 ENDPOINTS_MIN: Final = 1024
 STATE_BYTES: Final = 4_216  # of shared memory, a place in the endpoint table
-LANE_MIB: Final = 3.43  # of shared memory, a worker or a free place for one: there are as many of these
+LANE_MIB: Final = 3.6  # of shared memory, a worker or a free place for one: there are as many of these
+OBJECTS_MIB: Final = 2.1  # of shared memory, objectives and model rewrites
 STREAMS_PER_CONNECTION: Final = 8
 DESCRIPTORS: Final = 128
 BODY_LIMIT: Final = 32 << 20
@@ -155,7 +156,7 @@ def size(load: Load) -> Size:
     share = busy_share(load, workers)
     entries = index_entries(load)
     places = max(ENDPOINTS_MIN, power_of_two(2 * load.endpoints) if load.endpoints > ENDPOINTS_MIN // 2 else 0)
-    shared = (entries * ENTRY_BYTES + places * STATE_BYTES) / MIB + LANE_MIB * 2 * workers
+    shared = (entries * ENTRY_BYTES + places * STATE_BYTES) / MIB + LANE_MIB * 2 * workers + OBJECTS_MIB
     return Size(
         workers=workers,
         worker_share=share,

@@ -7,14 +7,18 @@ it is gone, workers decide by the last table and by the load in flight, and prob
     end of life       the parent is gone: not ready any more
     end of family     the parent is gone, or has let go, and no worker is left: leave; if the parent died, remove the names
 
-Ready (to the parent) after the first load of endpoints. An endpoints file that is bad at first start ends the instance; one
-that is bad when a successor starts leaves the endpoints that the predecessor knew.
+Ready (to the parent) after the first load of endpoints, or once Kubernetes is followed. An endpoints file that is bad at first
+start ends the instance; one that is bad when a successor starts leaves the endpoints that the predecessor knew, as a Kubernetes
+API that is away does.
+
+With leader election only the replica that leads is ready; until when it does is in its lane, so that a successor goes on leading.
 """
 
 import asyncio
 import contextlib
 import functools
 import os
+import random
 import ssl
 import time
 from collections.abc import Callable, Coroutine
@@ -24,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 import structlog
 import uvloop
 
+from epp.document import STANDBY_GATE
 from epp.metrics import PREDICTION
 from epp.plugins.discovery.file import FileDiscovery
 from epp.plugins.extractors.core_metrics import CoreMetricsExtractor
@@ -33,7 +38,7 @@ from shm.documents import DocumentReader, DocumentWriter
 from shm.lanes import Lane
 from shm.prefix_index import IndexWriter
 from shm.table import TableReader, TableWriter
-from workers.admin import AdminServer, Answer, Request
+from workers.admin import AdminServer, Answer, Guard, Request, all_may
 from workers.bus import AGE_TICKS, BusReader
 from workers.decisions import Asking
 from workers.decisions_page import DecisionsPage
@@ -48,10 +53,19 @@ from workers.honesty import LOOK_S, PredictionWatch, match_name
 from workers.http_client import Dialer
 from workers.index_limits import IndexLimits
 from workers.index_state import IndexState
-from workers.instance import LOADED, Instance, scraped_columns
+from workers.instance import LEADS_UNTIL, LOADED, Instance, scraped_columns
+from workers.kube.api import Api
+from workers.kube.discovery import KubernetesDiscovery, wanted
+from workers.kube.lease import Candidacy
+from workers.kube.objects import KubeObjects
+from workers.kube.pool import unspoken
+from workers.kube.reflect import Outage
+from workers.kube.review import Reviewer
+from workers.leader import NEVER, Election
+from workers.object_kinds import PoolName
 from workers.objectives import static_bands
-from workers.objectives_watch import DEFAULT_POOL, ObjectivesWatch
 from workers.objects import ANY_POOL
+from workers.objects_watch import ObjectsWatch
 from workers.scrape import Scraper, fresh_for
 from workers.transport.limits import Limits
 from workers.transport.native import Server
@@ -65,6 +79,7 @@ SWEEP_S = 0.05
 SWEEP_BUCKETS = 8192
 WORKER_BEAT_MAX_S = 1.0  # a worker that has not beaten for longer does not count for readiness
 ORPHANED_GRACE_S = 5.0
+GOODBYE_S = 2.0
 SEAT = 0
 
 log = structlog.get_logger()
@@ -83,12 +98,15 @@ class Supervisor:
         self.instance = instance
         self.lane: Lane = instance.lanes.lane(SEAT)
         self.successor = instance.lanes.successions()[SEAT] > 0
-        loaded = self.lane.scalars[self.lane.schema.scalar[LOADED]]
+        scalars, place = self.lane.scalars, self.lane.schema.scalar
+        loaded, leads_until_ms = scalars[place[LOADED]], scalars[place[LEADS_UNTIL]]
         self.lane.take_over()
         # What the predecessor has loaded is in the documents still: a probe that waited for a successor is not told otherwise.
-        self.lane.scalars[self.lane.schema.scalar[LOADED]] = loaded
+        scalars[place[LOADED]] = loaded
+        self.knows = bool(loaded)
         self.lane.beat(time.monotonic())
         self.orphaned = False
+        self.conditions: list[Callable[[], str]] = []  # of readiness: each says what is missing, "" if nothing is
         self.debug = instance.options.log_level == "debug"
         self.index = IndexWriter(instance.index_schema, instance.index)
         self.state = self._kept_state()
@@ -96,6 +114,9 @@ class Supervisor:
         self._timers: dict[Callable[[], None], asyncio.TimerHandle] = {}
         self._fault: BaseException | None = None
         self._ended: asyncio.Event
+        self.api: Api | None = None
+        self.candidacy = self._candidacy(leads_until_ms)
+        self.outage = Outage(self._report)
         self.bus: BusReader
         self.table: EndpointTable
 
@@ -124,14 +145,21 @@ class Supervisor:
                 cleanup.callback(self._log_snapshots(loop).close)
             cleanup.callback(bus.close)
             bus.start()
+            if self.candidacy is not None:
+                self._every(BEAT_S, self._resign_in_time)
             await self._open_pages(loop, cleanup)
+            if self.instance.in_kubernetes:
+                self.api = await Api.connect(os.environ)
+            if self.api is not None and self.candidacy is not None:
+                self._keep(self.candidacy.run(self.api))
             try:
-                self._objectives()
-                await self._discover(table)
+                self._objects()
+                loaded = await self._discover(table)
             except DiscoveryError as wrong:
                 self.instance.failed(SEAT, str(wrong))
                 return ExitCode.BOOT_FAILED
-            self.lane.scalars[self.lane.schema.scalar[LOADED]] = 1
+            if loaded:
+                self._loaded(loaded=True)
             self.instance.ready(SEAT)
             if self.state is not None:
                 self._keep(self.state.run(table.owners, lambda: self.instance.stopping))
@@ -139,19 +167,39 @@ class Supervisor:
             if self.state is not None:
                 bus.drain()
                 await self.state.close(table.owners)
+            if self.candidacy is not None and self.leaving:
+                self.candidacy.resign()
+                await self.candidacy.given_back()
+            if self.api is not None:
+                await self._leave_kubernetes(self.api)
         if self._fault is not None:
             raise self._fault
         if self.orphaned and not self.instance.stopping:  # the parent died; getppid may lag behind the end of its pipes
             self.instance.unlink()
         return ExitCode.OK
 
+    @property
+    def leaving(self) -> bool:
+        """Whether the instance ends; a supervisor that ends alone has a successor."""
+        return self.orphaned or self.instance.stopping
+
     def ready(self) -> bool:
-        """Endpoints are known, a worker serves, and nobody has told us to stop."""
-        if self.orphaned or self.instance.stopping or not self.lane.scalars[self.lane.schema.scalar[LOADED]]:
-            return False
+        """Nothing is missing."""
+        return not self.missing()
+
+    def missing(self) -> str:
+        """Why requests should go elsewhere, the first reason; "" when endpoints are known, a worker serves and nobody stops us."""
+        if self.leaving:
+            return "stopping"
+        if reason := next(filter(None, (condition() for condition in self.conditions)), ""):
+            return reason
+        if not self.lane.scalars[self.lane.schema.scalar[LOADED]]:
+            return "no endpoints were loaded yet"
         lanes = self.instance.lanes
         ages = lanes.ages(time.monotonic())
-        return any(lanes.serving(seat) and ages[seat] < WORKER_BEAT_MAX_S for seat in range(1, len(ages)))
+        if any(lanes.serving(seat) and ages[seat] < WORKER_BEAT_MAX_S for seat in range(1, len(ages))):
+            return ""
+        return "no worker serves"
 
     def _kept_state(self) -> IndexState | None:
         """What keeps the index over restarts, if it is to be kept."""
@@ -211,26 +259,50 @@ class Supervisor:
         snapshots.start()
         return snapshots
 
-    def _objectives(self) -> None:
-        """Publish objectives and bands, and go on doing so."""
+    def _objects(self) -> None:
+        """Publish objectives, their bands and model rewrites, and go on doing so."""
         instance, flow = self.instance, self.instance.flow_lanes
-        if flow is None and not instance.options.objects_dir:
+        if flow is None and not instance.has_objects:
             return
-        watch = ObjectivesWatch(
+        watch = ObjectsWatch(
             instance.options.objects_dir,
             DocumentReader(instance.document_schema, instance.documents),
             DocumentWriter(instance.document_schema, instance.documents),
             static_bands(instance.config.flow),
             flow,
-            pool=instance.options.pool_name if instance.options.pool_name != DEFAULT_POOL else ANY_POOL,
+            pool=self._pool(),
+            api=instance.asks_objects,
             report=self._report,
             now=time.monotonic,
         )
         watch.start(successor=self.successor)
         self._keep(watch.run())
+        if self.api is not None and instance.asks_objects:
+            asked = KubeObjects(
+                self.api,
+                instance.options.pool_namespace,
+                self._pool(),
+                told=watch.told,
+                report=self._report,
+                outage=self.outage,
+                expects=watch.expects,
+            )
+            self._keep(self._when_it_may(asked.run))
+            if not self.successor:  # who has a predecessor goes on with what that one knew
+                self.conditions.append(asked.missing)
 
-    async def _discover(self, table: EndpointTable) -> None:
-        """Find endpoints, and go on finding them. Raises DiscoveryError at the first start."""
+    def _pool(self) -> PoolName:
+        """The pool that objects have to be for."""
+        options = self.instance.options
+        return PoolName(options.pool_name, options.pool_group) if options.pool_given else ANY_POOL
+
+    async def _discover(self, table: EndpointTable) -> bool:
+        """Find endpoints, and go on finding them: whether they are known by now. Raises DiscoveryError at the first start."""
+        if self.api is not None:
+            if self.successor:
+                table.resume()
+            self._keep(self._when_it_may(self._in_kubernetes(table, self.api).run))
+            return False
         discovery = Discovery(lambda specs: table.apply(specs, complete=discovery.complete), self._report)
         given, plugin = self.instance.options.endpoints, self.instance.config.discovery
         if given:
@@ -243,11 +315,81 @@ class Supervisor:
             if plugin.watch:
                 self._keep(follow(file, discovery.use))
         self._keep(discovery.resolve_forever())
+        return True
+
+    def _in_kubernetes(self, table: EndpointTable, api: Api) -> KubernetesDiscovery:
+        instance, options = self.instance, self.instance.options
+        found = KubernetesDiscovery(
+            api,
+            wanted(options),
+            apply=table.apply,
+            stands=self._stands,
+            fits=functools.partial(
+                unspoken, parsers=[(p.name, p.app_protocols) for p in instance.config.pipeline.recipe.parsers]
+            ),
+            report=self._report,
+            outage=self.outage,
+            successor=self.successor,
+        )
+        # While nothing is heard, what a predecessor found stays true.
+        self.conditions.append(lambda: "" if self.lane.scalars[self.lane.schema.scalar[LOADED]] else found.standing())
+        return found
+
+    def _candidacy(self, leads_until_ms: int) -> Candidacy | None:
+        """This picker's part in the election of a leader, if there is to be one; a predecessor may have led."""
+        instance, options = self.instance, self.instance.options
+        if not (options.ha_enable_leader_election and instance.in_kubernetes):
+            return None
+        scalars, place = self.lane.scalars, self.lane.schema.scalar[LEADS_UNTIL]
+
+        def keep(leads_until: float) -> None:
+            scalars[place] = max(0, int(max(leads_until, 0.0) * 1e3))
+
+        leads_until = leads_until_ms / 1e3 if leads_until_ms else NEVER
+        election = Election(instance.identity, leads_until=leads_until, random=random.random)
+        keep(leads_until)
+        found = Candidacy(election, options.pool_namespace, options.pool_name, keep=keep)
+        self.conditions.append(found.missing)
+        return found
+
+    def _resign_in_time(self) -> None:
+        """At once when the picker is told to stop: workers may drain for long, and another can lead meanwhile."""
+        if self.leaving and self.candidacy is not None:
+            self.candidacy.resign()
+
+    async def _when_it_may(self, follow: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Follow Kubernetes; a standby without the gate for it only when it leads for the first time."""
+        standby_knows = self.knows or self.instance.config.gates[STANDBY_GATE]
+        if self.candidacy is not None and not standby_knows:
+            await self.candidacy.elected()
+        await follow()
+
+    async def _leave_kubernetes(self, api: Api) -> None:
+        """Whoever asks the API ends first, and may still say good-bye."""
+        for task in self._tasks:
+            task.cancel()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(GOODBYE_S):
+                await asyncio.gather(*self._tasks, return_exceptions=True)
+                await api.close()
+
+    def _stands(self, missing: str) -> None:
+        """Kubernetes has been heard."""
+        self._loaded(loaded=not missing)
+        if missing:
+            log.warning("not ready", why=missing)
+        else:
+            log.info("endpoints are known", endpoints=len(self.table))
+
+    def _loaded(self, *, loaded: bool) -> None:
+        self.lane.scalars[self.lane.schema.scalar[LOADED]] = int(loaded)
 
     async def _open_pages(self, loop: asyncio.AbstractEventLoop, cleanup: contextlib.ExitStack) -> None:
         instance = self.instance
         health = Server(loop, Limits(message=HEALTH_MESSAGE_BYTES_MAX))
-        health.serve(instance.health_listener, Health(self.ready).open)
+        health.serve(
+            instance.health_listener, Health(self.ready, elects=self.candidacy is not None, missing=self.missing).open
+        )
         cleanup.callback(health.abort)
         admin = AdminServer(
             {
@@ -257,6 +399,7 @@ class Supervisor:
                 "/debug/decisions": self._decisions(),
             },
             self._report,
+            self._guard(cleanup),
         )
         certificates = instance.metrics_certificates
         if certificates is not None:
@@ -264,6 +407,14 @@ class Supervisor:
             cleanup.callback(certificates.close)
         admin.serve(instance.metrics_listener, certificates.context if certificates else None)
         cleanup.callback(admin.close)
+
+    def _guard(self, cleanup: contextlib.ExitStack) -> Guard:
+        """Who may read the metrics port's pages: in Kubernetes whoever has a token for it, unless told otherwise."""
+        if not self.instance.in_kubernetes or self.instance.options.metrics_endpoint_auth is False:
+            return all_may
+        reviewer = Reviewer(lambda: self.api, self._report)
+        cleanup.callback(reviewer.close)
+        return reviewer.guard
 
     @functools.cached_property
     def page(self) -> "MetricsPage":
@@ -300,6 +451,7 @@ class Supervisor:
             stream_metrics=instance.options.enable_grpc_stream_metrics,
             legacy_names=instance.options.metrics_legacy_names,
             flow=figures_of(instance),
+            leads=self.candidacy.by_lease() if self.candidacy is not None else {},
         )
 
     def _predictions(self) -> PredictionWatch:
@@ -324,9 +476,9 @@ class Supervisor:
         return DecisionsPage(asking, time.monotonic, remote=instance.options.debug_remote)
 
     def _readyz(self, _request: Request) -> Answer:
-        if self.ready():
+        if not (why := self.missing()):
             return Answer(b"ok\n")
-        return Answer(b"not ready\n", status=HTTPStatus.SERVICE_UNAVAILABLE)
+        return Answer(f"not ready: {why}\n".encode(), status=HTTPStatus.SERVICE_UNAVAILABLE)
 
     def _beat(self, counts: "ScrapeCounts") -> None:
         self.lane.beat(time.monotonic())

@@ -13,6 +13,7 @@ import random
 import signal
 import time
 from collections import deque
+from collections.abc import Callable
 from functools import partial
 
 import msgspec
@@ -23,7 +24,18 @@ from epp import guard
 from epp.client_headers import untrusted
 from epp.explain import Explanation
 from epp.instrument import Wrap, bare
-from epp.metrics import ABUSE, ATTEMPTS, ERROR, ISOLATION, PREDICTION, REQUEST, SHADOWS, Group, LabelCaps
+from epp.metrics import (
+    ABUSE,
+    ATTEMPTS,
+    ERROR,
+    ISOLATION,
+    MODEL_REWRITES,
+    PREDICTION,
+    REQUEST,
+    SHADOWS,
+    Group,
+    LabelCaps,
+)
 from epp.pipeline import Pipeline
 from epp.plugin import Profile
 from epp.response_phase import NONE
@@ -51,6 +63,7 @@ from workers.patience import Patience
 from workers.peer_faults import SLOW_BODY, PeerFaults
 from workers.pool import SharedPool
 from workers.request_metrics import RequestMetrics
+from workers.rewrites import RewritesView, follow
 from workers.scrape import fresh_for
 from workers.server import ExtProcStream, open_stream
 from workers.services import CallTimers, SharedPrefixIndex, WorkerServices
@@ -107,6 +120,7 @@ class Worker:
         self._services: WorkerServices
         self._objectives: ObjectivesView
         self._flow: FlowControl | None = None
+        self._follow_rewrites: Callable[[], object] = bool  # nothing to follow
 
     async def serve(self) -> int:
         """The worker's whole life."""
@@ -238,9 +252,13 @@ class Worker:
             flow=flow,
             evictions=flow.evictions if flow is not None else None,
             shedding=Shedding(pool, instance.config.saturation) if flow is None else None,
-            priorities=Priorities(objectives, unknown) if instance.options.objects_dir else None,
+            priorities=Priorities(objectives, unknown) if instance.has_objects else None,
             timing=self._timing,
         )
+        if instance.has_objects:
+            rewrites = RewritesView(documents, self._series(MODEL_REWRITES), self._caps, rng.random)
+            self._follow_rewrites = partial(follow, app, rewrites)
+            self._follow_rewrites()
         Isolation(
             app,
             timers,
@@ -344,6 +362,7 @@ class Worker:
         if self._flow is not None and self._objectives.look():
             self._flow.know(self._objectives.places)
         self._lags.append(now - due)
+        self._follow_rewrites()
         if (lag := self.lane.schema.scalar.get(LAG)) is not None:
             self.lane.scalars[lag] = int(max(self._lags) * 1e6)
         loop.call_later(BEAT_S, self._beat, loop, now + BEAT_S)

@@ -11,6 +11,7 @@ rewrites a request therefore takes its `accept-encoding` away (`REMOVED`).
 """
 
 import json
+from functools import lru_cache
 from typing import Final
 
 import msgspec
@@ -23,8 +24,11 @@ REMOVED: Final = (
     "content-encoding",
 )  # of a rewritten request: it goes on plain, and so comes its answer
 MODELS_MAX: Final = 2  # members `model` of one body
+PAIRS_KEPT: Final = 256  # names come from clients: so many, and no longer than this together
+KEPT_CHARS_MAX: Final = 1024
 _BLANKS: Final = b" \t\r\n"
 _KEY: Final = b'"model"'
+_BEGIN: Final = _KEY[:2]  # rarer than the quote alone
 _ESCAPED: Final = b"\\u006"  # how each of its letters begins where it is escaped
 
 Body = bytes | memoryview
@@ -92,16 +96,25 @@ def _with_member(body: bytes, name: bytes) -> bytes:
     return body[:inside] + _KEY + b":" + name + comma + rest
 
 
+def _pairs(target: str, asked: str) -> tuple[tuple[tuple[bytes, bytes], ...], int]:
+    """What is sought and what takes its place, and the length of the longest that is sought."""
+    back = msgspec.json.encode(asked)
+    spelled = dict.fromkeys((msgspec.json.encode(target), json.dumps(target).encode()))
+    pairs = tuple((_KEY + colon + name, _KEY + colon + back) for name in spelled for colon in (b":", b": "))
+    return pairs, max(len(sought) for sought, _ in pairs)
+
+
+_kept = lru_cache(PAIRS_KEPT)(_pairs)
+
+
 class ModelRestorer:
     """Feed it every piece of an answer in order; it gives what goes to the client. `rest` is what it holds at the end."""
 
     __slots__ = ("_held", "_longest", "_pairs")
 
     def __init__(self, target: str, asked: str) -> None:
-        back = msgspec.json.encode(asked)
-        spelled = dict.fromkeys((msgspec.json.encode(target), json.dumps(target).encode()))
-        self._pairs = tuple((_KEY + colon + name, _KEY + colon + back) for name in spelled for colon in (b":", b": "))
-        self._longest = max(len(sought) for sought, _ in self._pairs)
+        pairs = _kept if len(target) + len(asked) <= KEPT_CHARS_MAX else _pairs
+        self._pairs, self._longest = pairs(target, asked)
         self._held = b""
 
     def feed(self, piece: Body) -> bytes:
@@ -110,13 +123,16 @@ class ModelRestorer:
         if _KEY in data:
             for sought, back in self._pairs:
                 data = data.replace(sought, back)
-        at = data.find(b'"', max(0, len(data) - self._longest + 1))
+        at = data.find(_BEGIN, max(0, len(data) - self._longest + 1))
         while at >= 0:
             tail = data[at:]
             if any(sought.startswith(tail) for sought, _ in self._pairs):
                 self._held = tail
                 return data[:at]
-            at = data.find(b'"', at + 1)
+            at = data.find(_BEGIN, at + 1)
+        if data.endswith(b'"'):
+            self._held = b'"'
+            return data[:-1]
         self._held = b""
         return data
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from epp.config import DEFAULT_TEXT, ConfigErrors, EffectiveConfig, load
+from epp.config import DEFAULT_TEXT, ConfigErrors, EffectiveConfig, Surroundings, load
 from epp.data import CACHE_BLOCK_SIZE, CACHE_NUM_BLOCKS, INFLIGHT_TOKENS, KV_USAGE, WAITING
 from epp.plugins.extractors.metrics_source import MetricsDataSource
 from tests.epp.config_plugins import HERE
@@ -150,7 +150,14 @@ def test_gates_are_read_as_the_field_writes_them() -> None:
     config = ok("featureGates: [flowControl=F, haPopulateNonLeaderDatastore=TRUE]")
     assert config.gates == {"flowControl": False, "haPopulateNonLeaderDatastore": True}
     assert "removed-gate" in rules("featureGates: [dataLayer, prepareDataPlugins=true]")
-    assert "no-effect" in rules("featureGates: [haPopulateNonLeaderDatastore=0]")
+
+
+def test_the_gate_of_standby_replicas_has_an_effect_with_leader_election_only() -> None:
+    text = "featureGates: [haPopulateNonLeaderDatastore=0]"
+    assert "no-effect" in rules(text)
+    elected = load(text, "test", around=Surroundings(leader_election=True))
+    assert not [warning for warning in elected.warnings if warning.rule == "no-effect"]
+    assert elected.gates["haPopulateNonLeaderDatastore"] is False
 
 
 def test_nulls_are_fields_that_are_not_given() -> None:

@@ -105,11 +105,31 @@ def test_every_metric_says_what_it_is_by_a_name_that_fits_its_kind() -> None:
         assert bool(metric.buckets) == (metric.kind == "histogram")
 
 
+def test_models_that_operators_name_take_no_place_of_others_and_are_never_folded() -> None:
+    caps = LabelCaps(models_max=1)
+    caps.pin(["ours", "mine"])
+    assert [caps.model(name) for name in ("ours", "theirs", "late", "mine", "")] == [
+        "ours",
+        "theirs",
+        OTHER,
+        "mine",
+        "",
+    ]
+    caps.pin(f"m{n}" for n in range(2 * metrics.PINNED_MAX))
+    assert caps.model("m0") == "m0" and caps.model(f"m{2 * metrics.PINNED_MAX - 1}") == OTHER
+
+
 def test_twins_are_the_older_names_that_dashboards_ask_for() -> None:
     of_plugins = {"prefix_indexer_hit_ratio", "prefix_indexer_hit_bytes", "disagg_decision_total", "pd_decision_total"}
     of_figures = {metric.name for metric in metrics.POOL_AVERAGES.values()}
     assert set(TWINS) <= set(DECLARED) | of_plugins | of_figures
-    prefixes = ("inference_objective_", "inference_pool_", "inference_extension_", "llm_d_inference_scheduler_")
+    prefixes = (
+        "inference_objective_",
+        "inference_pool_",
+        "inference_extension_",
+        "llm_d_inference_scheduler_",
+        "leader_election_",
+    )
     assert all(twin.name.startswith(prefixes) for twin in TWINS.values())
     assert len({twin.name for twin in TWINS.values()}) == len(TWINS)
     assert TWINS["request_size_bytes"].name == "inference_objective_request_sizes"

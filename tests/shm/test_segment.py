@@ -15,7 +15,7 @@ import pytest
 
 from shm import segment as segment_module
 from shm.layout import CACHE_LINE, H_CHECK, H_LAYOUT, H_MAGIC, HEADER_BYTES, Plan
-from shm.segment import InstanceLock, Segment, SegmentError, sweep
+from shm.segment import InstanceLock, Segment, SegmentError, check_room, footprint, sweep
 from shm.table import TableSchema
 
 LAYOUT = 0x1234
@@ -183,6 +183,40 @@ def test_a_full_dev_shm_is_a_clear_error_and_leaves_nothing(name: str, monkeypat
     assert "sizeLimit" in text
     assert "--shm-size" in text
     assert not exists(name)
+
+
+def file_system(monkeypatch: pytest.MonkeyPatch, *, size: int, free: int) -> None:
+    """As if /dev/shm had so many bytes."""
+    real = os.statvfs("/dev/shm")
+    values = list(real)
+    values[0:5] = [4096, 4096, size // 4096, free // 4096, free // 4096]
+    monkeypatch.setattr(os, "statvfs", lambda _: os.statvfs_result(values))
+
+
+def test_room_for_all_segments_is_checked_before_the_first_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    needs = {"state": 5 << 20, "lanes": 22 << 20, "index": 6 << 20}
+    file_system(monkeypatch, size=64 << 20, free=33 << 20)
+    check_room(needs, "take less")
+    file_system(monkeypatch, size=64 << 20, free=(33 << 20) - 4096)
+    with pytest.raises(SegmentError) as refusal:
+        check_room(needs, "take less")
+    assert str(refusal.value) == (
+        "shared memory does not fit into /dev/shm: 33.0 MiB needed (state 5.0 MiB, lanes 22.0 MiB, index 6.0 MiB), "
+        "33.0 MiB free of 64.0 MiB; give it 80 MiB (Kubernetes: an emptyDir with medium: Memory and sizeLimit: 80Mi mounted on "
+        "/dev/shm, which counts towards the container's memory; docker run --shm-size=80m), or take less"
+    )
+
+
+def test_a_file_system_without_a_limit_has_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    file_system(monkeypatch, size=0, free=0)
+    check_room({"index": 1 << 50}, "take less")
+
+
+def test_a_footprint_is_what_the_segment_takes(name: str) -> None:
+    plan = Plan({"one": TableSchema(("a",), 3), "two": TableSchema(("b",), 5000)})
+    segment = Segment.create_planned(name, plan)
+    assert footprint(plan) == os.stat(f"/dev/shm{name}").st_blocks * 512
+    segment.unlink()
 
 
 @pytest.mark.parametrize("size", [1 << 50, 1 << 62, 1 << 70])

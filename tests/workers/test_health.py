@@ -7,7 +7,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from epp.protocol.codec import field
-from workers.health import CHECK, EXT_PROC, INVALID_ARGUMENT, LIST, NOT_SERVING, SERVING, Health, beside, read_service
+from workers.health import (
+    CHECK,
+    EXT_PROC,
+    INVALID_ARGUMENT,
+    LIST,
+    NOT_SERVING,
+    SERVICE_UNKNOWN,
+    SERVING,
+    Health,
+    beside,
+    read_service,
+)
 
 
 class Stream:
@@ -46,6 +57,13 @@ def test_readiness_follows_the_picker(service: str, ready: bool) -> None:
     assert stream.endings == [(0, "")]
 
 
+def test_who_is_not_ready_says_why_in_the_calls_message() -> None:
+    health = Health(lambda: False, missing=lambda: "no pool")
+    assert call(health, CHECK, request("")).endings == [(0, "no pool")]
+    assert call(health, CHECK, request("liveness")).endings == [(0, "")]
+    assert call(health, LIST, b"").endings == [(0, "")]
+
+
 @pytest.mark.parametrize("service", ["liveness", "any.other.Name", "Readiness", EXT_PROC + ".", "x" * 1000, "\u00fc"])
 def test_liveness_does_not_depend_on_endpoints(service: str) -> None:
     assert call(Health(lambda: False), CHECK, request(service)).sent == [SERVING]
@@ -54,6 +72,29 @@ def test_liveness_does_not_depend_on_endpoints(service: str) -> None:
 def test_list_says_what_check_says() -> None:
     (answer,) = call(Health(lambda: False), LIST, b"").sent
     assert answer.endswith(b"\x12\x02" + NOT_SERVING)
+
+
+@pytest.mark.parametrize("ready", [True, False])
+def test_with_leader_election_readiness_follows_the_picker_liveness_nothing_and_other_names_are_unknown(
+    ready: bool,
+) -> None:
+    health = Health(lambda: ready, elects=True)
+    for service in ("", "readiness", EXT_PROC):
+        assert call(health, CHECK, request(service)).sent == [SERVING if ready else NOT_SERVING]
+    assert call(health, CHECK, request("liveness")).sent == [SERVING]
+    for service in ("any.other.Name", "Liveness", EXT_PROC + "."):
+        stream = call(health, CHECK, request(service))
+        assert (stream.sent, stream.endings) == ([SERVICE_UNKNOWN], [(0, "")])
+
+
+def test_with_leader_election_list_tells_of_liveness_and_readiness_too() -> None:
+    def listed(name: str, status: bytes) -> bytes:
+        return field(1, field(1, name.encode()) + field(2, status))
+
+    (off,) = call(Health(lambda: False), LIST, b"").sent
+    assert off == listed(EXT_PROC, NOT_SERVING)
+    (on,) = call(Health(lambda: False, elects=True), LIST, b"").sent
+    assert on == listed(EXT_PROC, NOT_SERVING) + listed("liveness", SERVING) + listed("readiness", NOT_SERVING)
 
 
 def test_beside_an_application_health_gets_the_paths_that_it_does_not_know() -> None:

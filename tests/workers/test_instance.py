@@ -10,8 +10,9 @@ import pytest
 
 from epp.config import load
 from epp.metrics import ATTEMPTS, ERROR, LabelCaps
+from shm.segment import SegmentError
 from tests.workers.instances import made, options
-from workers.instance import Instance, StartError, certificates, listen, packet_pipe, prefix_seed
+from workers.instance import Instance, StartError, certificates, listen, packet_pipe, prefix_seed, shared_bytes
 
 
 def test_everything_is_there_and_recorded(tmp_path: Path) -> None:
@@ -41,6 +42,37 @@ def test_everything_is_there_and_recorded(tmp_path: Path) -> None:
         assert all(stat.S_IMODE(os.stat(f"/dev/shm{name}").st_mode) == 0o600 for name in segments)
     assert not any(os.path.exists(f"/dev/shm{name}") for name in segments)
     assert os.listdir(tmp_path) == []
+
+
+def test_what_it_takes_of_shared_memory_is_known_without_making_it(tmp_path: Path) -> None:
+    config = load("", "test")
+    needed = shared_bytes(options(tmp_path), config)
+    assert os.listdir(tmp_path) == []
+    with made(tmp_path) as instance:
+        taken = {s.name.rpartition("-")[2]: os.stat(f"/dev/shm{s.name}").st_blocks * 512 for s in instance.segments}
+    assert taken == needed
+
+
+def test_too_little_shared_memory_names_the_flags_that_take_less_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = list(os.statvfs("/dev/shm"))
+    values[0:5] = [4096, 4096, 256, 256, 256]
+    monkeypatch.setattr(os, "statvfs", lambda _: os.statvfs_result(values))
+    with pytest.raises(
+        SegmentError, match=r"1\.0 MiB free of 1\.0 MiB.*--workers-max, --max-endpoints or --index-entries"
+    ):
+        Instance.create(options(tmp_path), load("", "test"))
+    assert os.listdir(tmp_path) == []
+
+
+def test_replicas_are_told_apart_even_if_their_pods_have_one_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("POD_NAME", "epp-5d-x7")
+    with made(tmp_path) as one, made(tmp_path) as two:
+        assert one.identity != two.identity
+        assert one.identity.startswith("epp-5d-x7_")
 
 
 def test_every_call_of_a_plugin_has_a_histogram_of_its_own(tmp_path: Path) -> None:

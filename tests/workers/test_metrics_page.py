@@ -279,7 +279,8 @@ def test_every_older_name_is_on_a_full_page(world: World) -> None:
             writer.words[block + at] += 1
         for index in writer.histogram_index.values():
             writer.observe(block, index, 1.0)
-    shown = {family.name for family in parse_text(world.text())}
+    full = World(world.instance, leads={"epp-ns-pool.llm-d.ai": lambda: True})
+    shown = {family.name for family in parse_text(full.text())}
     missing = {twin.name for name, twin in TWINS.items() if not name.startswith("flow_control_")}  # see test_flow_page
     missing -= {*shown, *(f"{name}_total" for name in shown)}
     assert missing == {  # a column that no plugin here reads, and counters of plugins that are not configured here
@@ -287,6 +288,16 @@ def test_every_older_name_is_on_a_full_page(world: World) -> None:
         "llm_d_inference_scheduler_disagg_decision_total",
         "llm_d_inference_scheduler_pd_decision_total",
     }
+
+
+def test_who_leads_is_shown_where_there_is_an_election_under_both_names(world: World) -> None:
+    assert not any("leader" in name for name, _ in world.samples())
+    leading = True
+    elected = World(world.instance, leads={"epp-ns-pool.llm-d.ai": lambda: leading})
+    assert elected.value("leader", name="epp-ns-pool.llm-d.ai") == 1
+    leading = False
+    assert elected.value("leader", name="epp-ns-pool.llm-d.ai") == 0
+    assert "leader_election_master_status{" in elected.text()
 
 
 def test_streams_by_their_end_are_shown_when_asked_for(world: World) -> None:

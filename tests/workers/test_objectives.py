@@ -14,7 +14,7 @@ from tests.shm.test_flow_lanes import lanes_of
 from workers.discovery import DiscoveryError
 from workers.documents import OBJECTIVES
 from workers.objectives import REUSE_AFTER_S, BandPlaces, ObjectivesRecord, ObjectivesView, Priorities, encode
-from workers.objectives_watch import ObjectivesWatch
+from workers.objects_watch import ObjectsWatch
 
 PLACES = 5
 
@@ -89,17 +89,15 @@ def test_a_place_is_never_two_bands_and_never_changes_hands_while_something_wait
 
 class Documents:
     def __init__(self) -> None:
-        schema = DocumentSchema((100, 100, 4000))
+        schema = DocumentSchema((100, 100, 4000, 4000))
         region: Region = region_for(schema)
         self.writer, self.reader = DocumentWriter(schema, region), DocumentReader(schema, region)
 
     def watch(
         self, folder: Path | None, reports: list[str], flow: FlowLanes | None = None, now: float = 0.0
-    ) -> ObjectivesWatch:
+    ) -> ObjectsWatch:
         given_ = str(folder) if folder is not None else ""
-        return ObjectivesWatch(
-            given_, self.reader, self.writer, (0,), flow, pool="", report=reports.append, now=lambda: now
-        )
+        return ObjectsWatch(given_, self.reader, self.writer, (0,), flow, report=reports.append, now=lambda: now)
 
 
 def flow_lanes(bands: int = 3) -> FlowLanes:

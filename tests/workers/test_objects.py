@@ -1,12 +1,15 @@
-"""Objectives from files: what is read, what is wrong and where, what stays."""
+"""Objectives and rewrites from files: what is read, what is wrong and where, what stays."""
 
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from epp.model_rewrite import MODEL_CHARS_MAX, MODELS_MAX, RULES_MAX, TARGETS_MAX, Rewrite, Rule, Target
 from workers.discovery import DiscoveryError
+from workers.object_kinds import POOL_GROUP, Found, PoolName, together
 from workers.objects import FILES_MAX, Folder, parse_objects
 
 NEW = "llm-d.ai/v1alpha2"
@@ -17,19 +20,35 @@ def objective(name: str = "a", priority: object = 1, group: str = NEW, more: str
     return f"apiVersion: {group}\nkind: InferenceObjective\nmetadata:\n  name: {name}\nspec:\n  priority: {priority}\n{more}"
 
 
+def counting(found: Found) -> Any:
+    return together(found, Found(), lambda *_: None)
+
+
+def priorities(found: Found) -> Mapping[str, int]:
+    given: Mapping[str, int] = counting(found).priorities
+    return given
+
+
 class Watched:
     """A folder and what was reported of it."""
 
-    def __init__(self, path: Path, pool: str = "") -> None:
+    def __init__(self, path: Path, pool: str = "", group: str = POOL_GROUP) -> None:
         self.path = path
         self.reports: list[str] = []
-        self.folder = Folder(str(path), self.reports.append, pool=pool)
+        self.folder = Folder(str(path), self.reports.append, pool=PoolName(pool, group))
 
     def write(self, name: str, text: str) -> None:
         (self.path / name).write_text(text)
 
     def load(self) -> Mapping[str, int]:
-        return self.folder.load()
+        return priorities(self.folder.load())
+
+    def reload(self) -> Mapping[str, int] | None:
+        found = self.folder.reload()
+        return None if found is None else priorities(found)
+
+    def rewrites(self) -> list[Rewrite]:
+        return list(counting(self.folder.load()).rewrites)
 
     def faults(self) -> list[str]:
         with pytest.raises(DiscoveryError) as failed:
@@ -104,11 +123,11 @@ def test_a_folder_that_is_not_there_is_refused_and_later_keeps_what_was_good(tmp
     assert "cannot be read" in missing.faults()[0]
     missing.path.mkdir()
     missing.write("a.yaml", objective())
-    assert missing.folder.reload() == {"a": 1}
+    assert missing.reload() == {"a": 1}
     (missing.path / "a.yaml").unlink()
     missing.path.rmdir()
-    assert missing.folder.reload() is None
-    assert "the last good objectives stay" in missing.reports[-1]
+    assert missing.reload() is None
+    assert "the last good objects stay" in missing.reports[-1]
 
 
 def test_later_a_bad_file_keeps_what_was_good_in_it_and_is_told_once(at: Watched) -> None:
@@ -118,22 +137,22 @@ def test_later_a_bad_file_keeps_what_was_good_in_it_and_is_told_once(at: Watched
     at.write("a.yaml", objective("a", "bad"))
     at.write("b.yaml", objective("b", 3))
     for _ in range(3):
-        assert at.folder.reload() == {"a": 1, "b": 3}
+        assert at.reload() == {"a": 1, "b": 3}
     assert len(at.reports) == 1
     assert at.reports[0].endswith("what was last good there stays")
     at.write("a.yaml", objective("a", 4))
-    assert at.folder.reload() == {"a": 4, "b": 3}
+    assert at.reload() == {"a": 4, "b": 3}
     (at.path / "b.yaml").unlink()
-    assert at.folder.reload() == {"a": 4}
+    assert at.reload() == {"a": 4}
 
 
 def test_other_kinds_are_named_once_each(at: Watched) -> None:
-    rewrite = f"apiVersion: {NEW}\nkind: InferenceModelRewrite\nmetadata: {{name: r}}\n"
-    at.write("a.yaml", f"{rewrite}---\n{rewrite}---\n" + objective())
+    pool = f"apiVersion: {NEW}\nkind: InferencePool\nmetadata: {{name: r}}\n"
+    at.write("a.yaml", f"{pool}---\n{pool}---\n" + objective())
     assert at.load() == {"a": 1}
     at.folder.reload()
     assert len(at.reports) == 1
-    assert "objects of kind InferenceModelRewrite of llm-d.ai/v1alpha2 are not read here" in at.reports[0]
+    assert "objects of kind InferencePool of llm-d.ai/v1alpha2 are not read here" in at.reports[0]
 
 
 def test_an_objective_of_another_pool_is_left_out_where_the_pool_has_a_name(tmp_path: Path) -> None:
@@ -159,4 +178,186 @@ def test_bytes_that_are_no_text_are_a_fault(at: Watched) -> None:
 
 def test_what_is_no_mapping_at_all_does_not_stop_the_parser() -> None:
     for text in (b"5", b"[]", b"{}", b"null", b"a: [", b"items: []\nkind: List"):
-        assert parse_objects(text, "f").objectives == []
+        assert parse_objects(text, "f").objects == []
+
+
+def rewrite(name: str = "r", rules: str = "[]", group: str = NEW, metadata: str = "", more: str = "") -> str:
+    created = f", {metadata}" if metadata else ""
+    return f"apiVersion: {group}\nkind: InferenceModelRewrite\nmetadata: {{name: {name}{created}}}\nspec:\n  rules: {rules}\n{more}"
+
+
+RULES = """
+  - matches:
+    - model: {type: Exact, value: "asked"}
+    - model: {value: older}
+    targets:
+    - {modelRewrite: base-v1, weight: 90}
+    - {modelRewrite: base-v2, weight: 10}
+  - targets: [{modelRewrite: base-v1}]
+"""
+ONE = "[{targets: [{modelRewrite: x}]}]"
+
+
+def test_rewrites_are_read_beside_objectives_in_both_groups_and_in_json(at: Watched) -> None:
+    at.write("a.yaml", rewrite("a", RULES) + "---\n" + objective("o") + "---\n" + rewrite("b", "[]", OLD))
+    document = {
+        "apiVersion": NEW,
+        "kind": "InferenceModelRewrite",
+        "metadata": {"name": "c", "creationTimestamp": None},
+        "spec": {"rules": [{"matches": [], "targets": [{"modelRewrite": "x", "weight": 1}]}]},
+    }
+    at.write("c.json", json.dumps(document))
+    assert at.load() == {"o": 1}
+    weighted = (Target("base-v1", 90), Target("base-v2", 10))
+    assert at.rewrites() == [
+        Rewrite("a", None, (Rule(("asked", "older"), weighted), Rule(None, (Target("base-v1"),)))),
+        Rewrite("b", None, ()),
+        Rewrite("c", None, (Rule(None, (Target("x", 1),)),)),
+    ]
+    assert at.reports == []
+
+
+def test_the_age_of_a_rewrite_is_what_it_says_and_the_order_that_of_files_and_places(at: Watched) -> None:
+    at.write("b.yaml", rewrite("b"))
+    at.write(
+        "a.yaml", rewrite("a2", metadata='creationTimestamp: "1970-01-01T01:00:10+01:00"') + "---\n" + rewrite("a1")
+    )
+    assert [(r.name, r.created) for r in at.rewrites()] == [("a2", 10.0), ("a1", None), ("b", None)]
+
+
+def test_an_objective_and_a_rewrite_may_have_one_name(at: Watched) -> None:
+    at.write("a.yaml", objective("a") + "---\n" + rewrite("a"))
+    assert at.load() == {"a": 1}
+    assert [r.name for r in at.rewrites()] == ["a"]
+
+
+def test_of_a_rewrite_of_both_groups_the_newer_counts(at: Watched) -> None:
+    at.write("a.yaml", rewrite("a", "[]", OLD) + "---\n" + rewrite("a", ONE, NEW))
+    assert [len(r.rules) for r in at.rewrites()] == [1]
+
+
+TO_X = "targets: [{modelRewrite: x}]"
+LONG_NAME = "x" * (MODEL_CHARS_MAX + 1)
+EMPTIES = [{}] * 2000
+
+
+@pytest.mark.parametrize(
+    ("rules", "fault"),
+    [
+        ("{}", "5: spec.rules is a list"),
+        ("null", "5: spec.rules: no list of rules; write 'rules: []' if there are none"),
+        ("[5]", "5: spec.rules[0]: a rule is a mapping with targets"),
+        (f"[{{{TO_X}}}, {{}}]", "5: spec.rules[1]: no targets: name at least one model"),
+        ("[{targets: []}]", "5: spec.rules[0]: no targets"),
+        ("[{targets: {}}]", "5: spec.rules[0].targets is a list"),
+        ("[{targets: [5]}]", "5: spec.rules[0].targets[0] is a mapping"),
+        ("[{targets: [{}]}]", "5: spec.rules[0].targets[0].modelRewrite: nothing: a model's name has 1 to"),
+        ('[{targets: [{modelRewrite: "a\\tb"}]}]', "5: spec.rules[0].targets[0].modelRewrite: 'a\tb': a model's name"),
+        (f"[{{targets: [{{modelRewrite: {LONG_NAME}}}]}}]", "5: spec.rules[0].targets[0].modelRewrite: 'xxx"),
+        ("\n  - targets:\n    - modelRewrite: x\n      weight: 0", "8: spec.rules[0].targets[0].weight: '0' is not an"),
+        ("[{targets: [{modelRewrite: x, weight: -1}]}]", "5: spec.rules[0].targets[0].weight: '-1' is not an"),
+        (
+            "[{targets: [{modelRewrite: x, weight: 1000001}]}]",
+            "5: spec.rules[0].targets[0].weight: '1000001' is not an",
+        ),
+        (
+            "[{targets: [{modelRewrite: x, weight: 1.5}]}]",
+            "5: spec.rules[0].targets[0].weight: '1.5' is not an integer",
+        ),
+        (f"[{{matches: [5], {TO_X}}}]", "5: spec.rules[0].matches[0]: a match is a mapping with model"),
+        (f"[{{matches: [{{model: 5}}], {TO_X}}}]", "5: spec.rules[0].matches[0].model is a mapping"),
+        (f"[{{matches: [{{model: {{}}}}], {TO_X}}}]", "5: spec.rules[0].matches[0].model.value: nothing"),
+        (
+            f"[{{matches: [{{model: {{type: Regex, value: a}}}}], {TO_X}}}]",
+            "5: spec.rules[0].matches[0].model.type: 'Regex'",
+        ),
+        (str(EMPTIES[: RULES_MAX + 1]), f"5: spec.rules: more than {RULES_MAX}"),
+        (f"[{{targets: {EMPTIES[: TARGETS_MAX + 1]}}}]", f"5: spec.rules[0].targets: more than {TARGETS_MAX}"),
+        (f"[{{matches: {EMPTIES[: MODELS_MAX + 1]}}}]", f"5: spec.rules[0].matches: more than {MODELS_MAX}"),
+    ],
+)
+def test_what_is_wrong_with_a_rule_is_told_with_file_line_and_place(at: Watched, rules: str, fault: str) -> None:
+    at.write("o.yaml", rewrite("a", rules))
+    line, _, what = fault.partition(": ")
+    assert at.faults()[0].startswith(f"o.yaml:{line}: InferenceModelRewrite 'a': {what}")
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        (rewrite("a").partition("spec")[0] + "spec: 5", "4: InferenceModelRewrite 'a': spec is a mapping"),
+        (rewrite("a").partition("spec")[0], "1: InferenceModelRewrite 'a': spec.rules: no list of rules"),
+        (
+            rewrite("a", metadata="creationTimestamp: yesterday"),
+            "3: InferenceModelRewrite 'a': metadata.creationTimestamp: 'yest",
+        ),
+        (
+            rewrite("a", metadata="creationTimestamp: 2026-01-31T12:00:00"),
+            "3: InferenceModelRewrite 'a': metadata.creationTime",
+        ),
+        (rewrite("a", more="  poolRef: 5\n"), "6: InferenceModelRewrite 'a': spec.poolRef is a mapping"),
+        (rewrite("a") + "---\n" + rewrite("a"), "7: InferenceModelRewrite 'a' is given twice; first in"),
+        (rewrite("A b"), "3: InferenceModelRewrite 'A b': metadata.name: a name has up to 253"),
+        (
+            rewrite("a", group="llm-d.ai/v1"),
+            "1: apiVersion 'llm-d.ai/v1': InferenceModelRewrite is of llm-d.ai/v1alpha2 or",
+        ),
+    ],
+)
+def test_what_is_wrong_with_a_rewrite_is_told_with_file_and_line(at: Watched, text: str, fault: str) -> None:
+    at.write("o.yaml", text)
+    assert at.faults()[0].startswith(f"o.yaml:{fault}")
+
+
+def test_a_match_without_a_model_matches_nothing_and_that_is_mentioned_once(at: Watched) -> None:
+    at.write("a.yaml", rewrite("a", "[{matches: [{}, {model: null}], targets: [{modelRewrite: x}]}]"))
+    at.write("b.yaml", rewrite("b", "[{matches: [{}, {model: {value: m}}], targets: [{modelRewrite: x}]}]"))
+    assert [r.rules[0].models for r in at.rewrites()] == [(), ("m",)]
+    at.folder.reload()
+    assert len(at.reports) == 1
+    assert "a.yaml:1: InferenceModelRewrite 'a': spec.rules[0] has matches, and none with a model" in at.reports[0]
+
+
+def test_targets_that_are_never_chosen_are_mentioned_once(at: Watched) -> None:
+    at.write("a.yaml", rewrite("a", "[{targets: [{modelRewrite: x}, {modelRewrite: y, weight: 5}]}]"))
+    at.rewrites()
+    at.folder.reload()
+    assert len(at.reports) == 1
+    assert "spec.rules[0] gives weights to some targets only: those without are never chosen (x)" in at.reports[0]
+
+
+OLDER_POOLS = "inference.networking.x-k8s.io"
+
+
+@pytest.mark.parametrize(
+    ("reference", "group", "counts"),
+    [
+        ("{name: mine}", "inference.networking.k8s.io", True),
+        ("{name: mine, group: inference.networking.k8s.io, kind: Anything}", "inference.networking.k8s.io", True),
+        ("{name: mine}", OLDER_POOLS, False),
+        (f"{{name: mine, group: {OLDER_POOLS}}}", "inference.networking.k8s.io", False),
+        (f"{{name: mine, group: {OLDER_POOLS}}}", OLDER_POOLS, True),
+        ('{name: mine, group: ""}', "inference.networking.k8s.io", False),
+        ('{name: mine, group: ""}', "", True),
+        ("{name: other}", "inference.networking.k8s.io", False),
+    ],
+)
+def test_an_object_counts_for_the_pool_whose_name_and_group_it_gives(
+    tmp_path: Path, reference: str, group: str, counts: bool
+) -> None:
+    named, unnamed = Watched(tmp_path, "mine", group), Watched(tmp_path)
+    ref = f"  poolRef: {reference}\n"
+    named.write("a.yaml", rewrite("a", more=ref) + "---\n" + objective("o", more=ref))
+    assert bool(named.rewrites()) is bool(named.load()) is counts
+    assert len(named.reports) == (0 if counts else 2)
+    assert counts or "InferenceModelRewrite 'a' is for pool 'mine'" in named.reports[0] or "'other'" in named.reports[0]
+    assert len(unnamed.rewrites()) == len(unnamed.load()) == 1
+
+
+def test_later_a_bad_rewrite_keeps_what_was_good_in_its_file(at: Watched) -> None:
+    at.write("a.yaml", rewrite("a", ONE) + "---\n" + objective("o", 3))
+    at.load()
+    at.write("a.yaml", rewrite("a", "[{}]") + "---\n" + objective("o", 4))
+    assert at.reload() == {"o": 3}
+    assert len(at.reports) == 1
+    assert at.reports[0].endswith("name at least one model to ask for instead; what was last good there stays")

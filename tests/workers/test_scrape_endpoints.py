@@ -4,6 +4,8 @@ import asyncio
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from epp.data import ACTIVE_MODELS, KV_USAGE, WAITING
 from epp.plugins.extractors.core_metrics import CoreMetricsExtractor, Extracted
@@ -257,13 +259,30 @@ def test_adapters_reach_their_document_when_they_change_and_leave_with_the_endpo
     assert shared.names.current() == {}
 
 
-def test_a_document_that_is_too_small_is_reported_and_the_last_one_stays() -> None:
-    shared = Shared(slots=8, capacity=100)
+def test_endpoints_whose_labels_take_the_room_of_others_are_left_out_and_named() -> None:
+    shared = Shared(slots=8, capacity=400)
     ours = Supervisor(shared)
-    ours.apply(spec("a"))
-    ours.apply(*(spec(f"endpoint-{n}") for n in range(5)))
-    assert [e.name for e in shared.view.current()] == ["a"]
-    assert "configure a larger capacity" in ours.reports[0]
+    small = [spec(f"endpoint-{n}") for n in range(5)]
+    ours.apply(*small, spec("huge", label="x" * 1000))
+    assert [e.name for e in shared.view.current()] == [each.name for each in small]
+    ours.apply(*small[1:], spec("new"), spec("huge", label="x" * 1000))
+    assert sorted(e.name for e in shared.view.current()) == [*(each.name for each in small[1:]), "new"]
+    (said,) = ours.reports
+    assert said.startswith("1 endpoints get no requests (huge)")
+    ours.apply(*small[1:], spec("huge", label="x"))
+    assert "huge" in [e.name for e in shared.view.current()]
+
+
+@given(st.lists(st.integers(0, 300), max_size=8), st.integers(20, 600))
+def test_whatever_the_labels_are_as_many_endpoints_as_have_room_are_there(lengths: list[int], room: int) -> None:
+    shared = Shared(slots=8, capacity=room)
+    ours = Supervisor(shared)
+    ours.apply(*(spec(f"e{n}", label="x" * length) for n, length in enumerate(lengths)))
+    there = {e.name for e in shared.view.current()}
+    left = [length for n, length in enumerate(lengths) if f"e{n}" not in there]
+    kept = [length for n, length in enumerate(lengths) if f"e{n}" in there]
+    assert not left or not kept or min(left) >= max(kept) - 4  # a longer length has a longer prefix
+    assert bool(ours.reports) == bool(left)
 
 
 def test_a_successor_goes_on_with_the_same_slots_generations_and_owners() -> None:
@@ -299,6 +318,47 @@ def test_a_successor_frees_what_a_killed_predecessor_claimed_but_did_not_write_d
     assert shared.owners.live == {1}
     second.apply(spec("a"), spec("c"))
     assert set(seen(shared)) == {"a", "c"}
+
+
+def test_a_successor_that_resumes_goes_on_scraping_before_discovery_says_anything() -> None:
+    shared = Shared()
+    known = [
+        spec(name, host, a="x", b="y")._replace(uid=name * 3, metrics_host=host, metrics_port=8000)
+        for name, host in (("a", "10.0.0.1"), ("b", "10.0.0.2"))
+    ]
+    Supervisor(shared).apply(*known)
+    before = seen(shared)
+    second = Supervisor(shared)
+    second.table.resume()
+    second.flush()
+    assert seen(shared) == before
+    assert sorted(address for _, address in second.scraper.targets.values()) == [("10.0.0.1", 8000), ("10.0.0.2", 8000)]
+    second.log.events()
+    second.apply(*known)
+    assert (seen(shared), second.log.events()) == (before, [])
+    second.apply(known[0])
+    assert set(seen(shared)) == {"a"}
+
+
+def test_a_server_with_another_uid_is_another_server_whatever_it_is_called() -> None:
+    shared = Shared()
+    ours = Supervisor(shared)
+    ours.apply(spec("a")._replace(uid="first"))
+    (first,) = shared.view.current()
+    shared.inflight[first.slot] = 1
+    ours.apply(spec("a")._replace(uid="second"))
+    (second,) = shared.view.current()
+    assert (second.slot, second.owner) != (first.slot, first.owner)
+    (third,) = successor(shared, uid="third")
+    assert third.owner != second.owner
+    (fourth,) = successor(shared, uid="third")
+    assert (fourth.slot, fourth.generation, fourth.owner) == (third.slot, third.generation, third.owner)
+
+
+def successor(shared: Shared, uid: str) -> Any:
+    ours = Supervisor(shared)
+    ours.apply(spec("a")._replace(uid=uid))
+    return shared.view.current()
 
 
 @pytest.mark.parametrize("rounds", [50])

@@ -6,9 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from epp.config import load
 from shm.prefix_index import IndexSchema
-from tests.workers.instances import made
+from tests.workers.instances import made, options
 from workers import sizing
+from workers.instance import shared_bytes
 from workers.sizing import COSTS, Load, busy_share, enough_workers, index_entries, power_of_two, size
 
 SHARED_MEMORY = Path("/dev/shm")
@@ -81,6 +83,17 @@ def test_shared_memory_is_what_an_instance_makes(tmp_path: Path, workers: int, e
     with made(tmp_path, **changes) as instance:
         segments = sum((SHARED_MEMORY / segment.name.strip("/")).stat().st_size for segment in instance.segments)
     assert found.shared_mib == pytest.approx(segments / sizing.MIB, rel=0.15)
+
+
+@pytest.mark.parametrize("text", ["", "featureGates: [flowControl]"])
+@pytest.mark.parametrize("workers", [1, 2, 8])
+def test_what_is_recommended_for_dev_shm_is_enough_with_objects_and_flow_control(
+    tmp_path: Path, workers: int, text: str
+) -> None:
+    found = size(Load(requests=1, workers=workers))
+    changes = {"workers": workers, "max_endpoints": found.max_endpoints, "index_entries": found.index_entries}
+    needed = sum(shared_bytes(options(tmp_path, objects_dir="objects", **changes), load(text, "test")).values())
+    assert needed / sizing.MIB <= found.shared_mib <= 1.15 * needed / sizing.MIB
 
 
 def test_fewer_workers_than_it_takes_are_warned_of_with_the_number_that_would_do() -> None:

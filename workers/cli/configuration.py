@@ -95,7 +95,12 @@ def load_config(options: Options) -> EffectiveConfig:
     else:
         text, source = options.config_text, "--config-text" if options.config_text else ""
     add_plugins(options.plugin_path)
-    around = Surroundings(options.scrape_interval_s, options.body_bytes_max, cgroup_limit())
+    around = Surroundings(
+        options.scrape_interval_s,
+        options.body_bytes_max,
+        cgroup_limit(),
+        leader_election=options.ha_enable_leader_election,
+    )
     config = load_text(text, source, allow_experimental=options.allow_experimental_plugins, around=around)
     if config.warnings:
         click.echo(told(config.warnings), err=True)
@@ -103,15 +108,36 @@ def load_config(options: Options) -> EffectiveConfig:
     return config
 
 
-def check_discovery(options: Options, config: EffectiveConfig) -> None:
-    """Exactly one place where endpoints come from."""
-    if config.discovery is None and not options.endpoints:
+def check_without_kubernetes(options: Options, place: str) -> None:
+    """What needs a Kubernetes API, where endpoints come from some other place."""
+    if options.ha_enable_leader_election:
         raise BadConfiguration(
-            "error[no-discovery]: no endpoints: this version does not discover them in Kubernetes; give "
-            "--endpoints host:port,... or a file-discovery plugin in dataLayer.discovery"
+            f"error[no-lease]: --ha-enable-leader-election needs Kubernetes, which keeps the lease, but endpoints come from {place}: "
+            "remove the flag (replicas then serve side by side), or give --pool-name alone"
         )
-    if config.discovery is not None and options.endpoints:
+    if options.metrics_endpoint_auth:
+        click.echo(
+            f"warning: --metrics-endpoint-auth has no effect: Kubernetes reviews tokens, and endpoints come from {place}; "
+            "--metrics-client-ca-file asks for client certificates",
+            err=True,
+        )
+
+
+def check_discovery(options: Options, config: EffectiveConfig) -> None:
+    """Exactly one place where endpoints come from. A pool's name alone is one; beside another it is just a name."""
+    places = ["--endpoints"] if options.endpoints else []
+    if config.discovery is not None:
+        places.append(f"plugin '{config.discovery.name}' of {config.source}")
+    if options.endpoint_selector:
+        places.append("--endpoint-selector")
+    if len(places) > 1:
         raise BadConfiguration(
-            f"error[two-discoveries]: endpoints come from --endpoints and from plugin "
-            f"'{config.discovery.name}' of {config.source}; give one of them"
+            f"error[two-discoveries]: endpoints come from {' and from '.join(places)}; give one of them"
+        )
+    if places and not options.endpoint_selector:
+        check_without_kubernetes(options, places[0])
+    if not places and not options.pool_given:
+        raise BadConfiguration(
+            "error[no-discovery]: no endpoints: give --endpoints host:port,..., a file-discovery plugin in dataLayer.discovery, or, "
+            "in Kubernetes, --pool-name or --endpoint-selector"
         )

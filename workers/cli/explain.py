@@ -4,6 +4,7 @@ import sys
 import urllib.error
 import urllib.parse
 import urllib.request
+from functools import partial
 
 import click
 import msgspec
@@ -14,6 +15,9 @@ from workers import explain_view, offline
 from workers.cli.configuration import add_plugins, load_text, plugin_path_option, read_file
 from workers.cli.flags import BadConfiguration
 from workers.decisions_page import decoded, encoded
+from workers.discovery import DiscoveryError
+from workers.object_kinds import Found, together
+from workers.objects import Folder
 
 TIMEOUT_S = 5.0
 
@@ -32,6 +36,7 @@ TIMEOUT_S = 5.0
 @click.option("--config-file", "-c", default="", help="Offline: the configuration. [default: the built-in one]")
 @click.option("--path", default="/v1/completions", show_default=True, help="Offline: the request's path.")
 @click.option("--header", "-H", "headers", multiple=True, help="Offline: a header as name:value; may be repeated.")
+@click.option("--objects-dir", default="", help="Offline: a folder with objectives and model rewrites.")
 @click.option("--allow-experimental-plugins", is_flag=True, help="Offline: accept experimental plugin types.")
 @plugin_path_option
 @click.option("--json", "as_json", is_flag=True, help="JSON, as the picker's /debug/decisions has it.")
@@ -45,6 +50,7 @@ def command(
     config_file: str,
     path: str,
     headers: tuple[str, ...],
+    objects_dir: str,
     allow_experimental_plugins: bool,
     plugin_path: str,
     as_json: bool,
@@ -63,7 +69,7 @@ def command(
     if request_file:
         config = _config(config_file, allow_experimental_plugins, plugin_path)
         asked = offline.Asked(path, _headers(headers), _body(request_file))
-        found = [_offline(config, asked, endpoints_file)]
+        found = [_offline(config, asked, endpoints_file, objects_dir)]
     else:
         found = _live(url, request_id, count)
     if as_json:
@@ -97,10 +103,11 @@ def _config(path: str, allow_experimental: bool, plugin_path: str) -> EffectiveC
     return load_text(text, path, allow_experimental=allow_experimental, around=Surroundings())
 
 
-def _offline(config: EffectiveConfig, asked: offline.Asked, endpoints_file: str) -> Explanation:
+def _offline(config: EffectiveConfig, asked: offline.Asked, endpoints_file: str, objects_dir: str) -> Explanation:
     try:
-        return offline.decided(config, asked, endpoints_file)
-    except offline.Wrong as wrong:
+        given = Folder(objects_dir, report=partial(click.echo, err=True)).load() if objects_dir else Found()
+        return offline.decided(config, asked, endpoints_file, together(given, Found(), lambda *_: None))
+    except (offline.Wrong, DiscoveryError) as wrong:
         raise BadConfiguration(str(wrong)) from wrong
 
 

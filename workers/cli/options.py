@@ -30,6 +30,7 @@ from workers.cli.flags import (
     flag,
 )  # fmt: skip
 from workers.cpus import available
+from workers.kube.selector import parse
 from workers.tracing_settings import Settings, settings
 
 SCRAPE_INTERVAL_MIN_S = 0.05
@@ -47,6 +48,8 @@ ZAP_LEVELS = {
     "panic": "error",
     "fatal": "error",
 }
+POOL_GROUP = "inference.networking.k8s.io"
+TARGET_PORTS_MAX = 8
 TLS_VERSIONS = ("VersionTLS12", "VersionTLS13")
 TRUST = ("all", "none")
 PLUGIN_PATH = "Folder whose Python files bring further plugin types."
@@ -75,6 +78,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     client_ca_file: str = ""
     metrics_cert_dir: str = ""
     metrics_client_ca_file: str = ""
+    metrics_endpoint_auth: bool | None = None  # None: in Kubernetes
     health_checking: bool = False
     workers: int = 1
     workers_max: int = 0  # 0: twice `workers`
@@ -97,7 +101,12 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     disable_endpoint_subset_filter: bool = False
     trust_client_headers: tuple[str, ...] = tuple(GROUPS)
     pool_name: str = "epp"
+    pool_given: bool = False  # --pool-name was: without another place for endpoints, an InferencePool's
     pool_namespace: str = "default"
+    pool_group: str = POOL_GROUP
+    endpoint_selector: str = ""  # instead of a pool; endpoints are pods then, and each of these ports
+    endpoint_target_ports: tuple[int, ...] = ()
+    ha_enable_leader_election: bool = False
     log_level: str = "info"
     log_format: str = "auto"
     tracing: Settings | None = None  # None: no traces
@@ -113,23 +122,8 @@ class Unsupported(NamedTuple):
     silent: tuple[Any, ...] = ()  # values that are fulfilled as they are: not even a warning
 
 
-UNSUPPORTED = (
-    Unsupported("ha-enable-leader-election", BOOL, (False,), "there is no leader election", silent=(False,)),
-    Unsupported("endpoint-selector", str, ("",), "endpoints are not discovered in Kubernetes"),
-    Unsupported("endpoint-target-ports", PORTS, ((),), "endpoints are not discovered in Kubernetes"),
-    Unsupported("enable-pprof", BOOL, (True, False), "there is no pprof", silent=(False,)),
-    Unsupported(
-        "metrics-endpoint-auth",
-        BOOL,
-        (True, False),
-        "the metrics port checks no bearer tokens; --metrics-client-ca-file asks for client certificates",
-        silent=(False,),
-    ),
-)
+UNSUPPORTED = (Unsupported("enable-pprof", BOOL, (True, False), "there is no pprof", silent=(False,)),)
 ANYTHING = (  # of no consequence whatever they are set to
-    Unsupported(
-        "pool-group", str, (), "there are no Kubernetes objects to match", silent=("inference.networking.k8s.io",)
-    ),
     Unsupported(
         "refresh-prometheus-metrics-interval",
         DURATION,
@@ -153,7 +147,7 @@ _FLAGS = (
     flag("allow-experimental-plugins", BOOL, "false", "Accept experimental plugin types."),
     flag("plugin-path", str, "", PLUGIN_PATH),
     flag("endpoints", str, "", "Model servers as host:port,..., instead of a discovery plugin."),
-    flag("objects-dir", str, "", "Folder with InferenceObjective files, watched. [default: none]"),
+    flag("objects-dir", str, "", "Folder with InferenceObjectives and model rewrites, watched. [default: none]"),
     flag("grpc-port", PORT, 9002, "Port for Envoy's ext_proc streams."),
     flag("grpc-health-port", PORT, 9003, "Port for gRPC health checks."),
     flag("metrics-port", PORT, 9090, "Port for Prometheus metrics."),
@@ -166,6 +160,12 @@ _FLAGS = (
     flag("client-ca-file", str, "", "PEM file of the CAs of clients on the ext_proc port. [default: no check]"),
     flag("metrics-cert-dir", str, "", "Folder with tls.crt and tls.key of the metrics port. [default: no TLS]"),
     flag("metrics-client-ca-file", str, "", "PEM file of the CAs of clients on the metrics port."),
+    flag(
+        "metrics-endpoint-auth",
+        BOOL,
+        None,
+        "In Kubernetes, whoever reads the metrics port's pages needs a token that may get them; probes do not. [default: true]",
+    ),
     flag("health-checking", BOOL, "false", "Answer gRPC health checks on the ext_proc port too."),
     flag("workers", COUNT, None, "Worker processes. [default: CPUs by affinity and cgroup limit]", short="-w"),
     flag("workers-max", COUNT, None, "Most workers that SIGTTIN may add up to. [default: twice --workers]"),
@@ -198,7 +198,22 @@ _FLAGS = (
         "all",
         f"Headers of clients to honour: all, none, or some of {', '.join(GROUPS)}.",
     ),
-    flag("pool-name", str, "", "Name of the pool in metrics. [default: deployment in POD_NAME, else epp]"),
+    flag(
+        "pool-name",
+        str,
+        "",
+        "InferencePool in Kubernetes that endpoints come from, or else a name for metrics. "
+        "[default: deployment in POD_NAME, else epp]",
+    ),
+    flag("pool-group", str, POOL_GROUP, "API group of the pool that objectives and model rewrites refer to."),
+    flag("endpoint-selector", str, "", "Label selector of the pods that are endpoints, instead of a pool's."),
+    flag(
+        "ha-enable-leader-election",
+        BOOL,
+        "false",
+        "Of several replicas only the one that holds the pool's Lease is ready. In Kubernetes only.",
+    ),
+    flag("endpoint-target-ports", PORTS, "", "Ports of these pods, one endpoint each; up to 8."),
     flag("pool-namespace", str, "", "Namespace of the pool. [default: NAMESPACE, else default]", env=("NAMESPACE",)),
     flag("log-level", click.Choice(LEVELS), None, "Lowest level that is logged. [default: info]"),
     flag(
@@ -244,6 +259,7 @@ def collect(values: Mapping[str, Any], environ: Mapping[str, str]) -> tuple[Opti
     warnings: list[str] = []
     _unsupported(values, errors, warnings)
     _checked(values, errors)
+    _kubernetes(values, environ, errors)
     _transport(values, errors, warnings)
     _tls(values, errors, warnings)
     interval_s = values["refresh_metrics_interval"]
@@ -267,6 +283,8 @@ def collect(values: Mapping[str, Any], environ: Mapping[str, str]) -> tuple[Opti
         "instance": values["instance"] or f"epp-{port or f'pid{os.getpid()}'}",
         "scrape_interval_s": interval_s,
         "pool_name": values["pool_name"] or _deployment(environ) or "epp",
+        "pool_given": bool(values["pool_name"]),
+        "endpoint_target_ports": tuple(dict.fromkeys(values["endpoint_target_ports"])),
         "pool_namespace": values["pool_namespace"] or "default",
         "trust_client_headers": _trusted(values["trust_client_headers"]),
         "log_level": level,
@@ -319,6 +337,31 @@ def _checked(values: Mapping[str, Any], errors: list[str]) -> None:
         errors.append(f"--instance '{values['instance']}' has a slash; it is a plain file name")
 
 
+def _kubernetes(values: Mapping[str, Any], environ: Mapping[str, str], errors: list[str]) -> None:
+    """A pool, or a selector with its ports and a pod's name to call the pool by."""
+    selector, ports = values["endpoint_selector"], tuple(dict.fromkeys(values["endpoint_target_ports"]))
+    if not selector:
+        if ports:
+            errors.append("--endpoint-target-ports has no effect without --endpoint-selector; a pool has its own ports")
+        return
+    if values["pool_name"]:
+        errors.append("--pool-name and --endpoint-selector cannot be set at the same time; give one of them")
+    try:
+        parse(selector)
+    except ValueError as wrong:
+        errors.append(f"--endpoint-selector: {wrong}")
+    if not 1 <= len(ports) <= TARGET_PORTS_MAX:
+        errors.append(
+            f"--endpoint-selector needs --endpoint-target-ports with 1 to {TARGET_PORTS_MAX} ports, not {len(ports)}"
+        )
+    errors.extend(f"--endpoint-target-ports: {port} is not from 1 to 65535" for port in ports if not 1 <= port <= 65535)
+    if not _deployment(environ):
+        errors.append(
+            f"--endpoint-selector needs the environment variable POD_NAME in the form <deployment>-<replica set>-<id>, which names "
+            f"the pool; it is '{environ.get('POD_NAME', '')}'"
+        )
+
+
 def _trusted(names: tuple[str, ...]) -> tuple[str, ...]:
     """Which groups of headers; an empty list is none."""
     if names == TRUST[:1]:
@@ -341,13 +384,19 @@ def _transport(values: Mapping[str, Any], errors: list[str], warnings: list[str]
     )
 
 
+def _asks_tokens(values: Mapping[str, Any]) -> bool:
+    """Whether the metrics port does, unless a discovery plugin says that this is not Kubernetes."""
+    in_kubernetes = (values["pool_name"] or values["endpoint_selector"]) and not values["endpoints"]
+    return bool(in_kubernetes) and values["metrics_endpoint_auth"] is not False
+
+
 def _tls(values: Mapping[str, Any], errors: list[str], warnings: list[str]) -> None:
     """What certificates need of each other."""
     if values["client_ca_file"] and not values["secure_serving"]:
         errors.append("--client-ca-file needs TLS, but --secure-serving is false; remove one of them")
     if values["metrics_client_ca_file"] and not values["metrics_cert_dir"]:
         errors.append("--metrics-client-ca-file needs TLS on the metrics port; give --metrics-cert-dir too")
-    if values["metrics_cert_dir"] and not values["metrics_client_ca_file"]:
+    if values["metrics_cert_dir"] and not values["metrics_client_ca_file"] and not _asks_tokens(values):
         warnings.append("--metrics-cert-dir without --metrics-client-ca-file: anyone can read the port's pages")
     files = values["cert_path"] or values["client_ca_file"]
     if values["enable_cert_reload"] and not (values["secure_serving"] and files):

@@ -1,5 +1,6 @@
 """`epp serve`: options -> configuration -> instance -> parent. Everything that can be wrong is said before the first fork."""
 
+import os
 import sys
 
 import click
@@ -14,6 +15,7 @@ from workers.cli.flags import BadConfiguration
 from workers.cli.options import Options, serve_options
 from workers.discovery import DiscoveryError, File, parse_flag
 from workers.instance import Instance, StartError
+from workers.kube.api import ready_to_connect
 from workers.objects import Folder
 
 FORMATS = {"auto": None, "json": False, "console": True}
@@ -48,7 +50,9 @@ def check_endpoints(options: Options, config: EffectiveConfig) -> None:
             parse_flag(options.endpoints)
         elif isinstance(config.discovery, FileDiscovery):
             File(config.discovery.path, report=lambda _: None).load()
+        elif config.discovery is None:
+            ready_to_connect(os.environ)
         if options.objects_dir:
             Folder(options.objects_dir, report=lambda _: None).load()
-    except DiscoveryError as wrong:
+    except (DiscoveryError, ValueError) as wrong:
         raise BadConfiguration(f"{wrong}") from wrong

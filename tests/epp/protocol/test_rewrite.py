@@ -9,6 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from epp.errors import Cause, Refused
+from epp.protocol import rewrite
 from epp.protocol.rewrite import MODELS_MAX, ModelRestorer, model_spans, with_model
 
 names = st.text(min_size=1, max_size=12)
@@ -165,3 +166,16 @@ def test_both_spellings_of_a_name_are_restored_and_little_is_held_back(name: str
 
 def test_an_ordinary_end_of_an_event_holds_nothing_back() -> None:
     assert ModelRestorer("target", "asked").feed(EVENT) == RESTORED
+
+
+def test_names_are_remembered_unless_they_are_long() -> None:
+    before = rewrite._kept.cache_info()
+    for _ in range(2):
+        assert (
+            ModelRestorer("served-by", "y" * rewrite.KEPT_CHARS_MAX)
+            .feed(b'"model":"served-by"')
+            .startswith(b'"model":"yy')
+        )
+        ModelRestorer("served-by", "asked-for")
+    after = rewrite._kept.cache_info()
+    assert (after.misses - before.misses, after.hits - before.hits) == (1, 1)

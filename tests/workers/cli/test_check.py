@@ -1,4 +1,5 @@
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from workers.cli import configuration as configuration_module
 from workers.cli.configuration import load_config
 from workers.cli.flags import BadConfiguration
 from workers.cli.options import Options
+from workers.cli.serve import check_endpoints
 from workers.exit_codes import ExitCode
 
 GOOD = "plugins: [{type: queue-scorer}, {type: file-discovery, name: f, parameters: {path: e.yaml}}]\n"
@@ -158,10 +160,46 @@ def test_without_a_configuration_the_built_in_one_is_used() -> None:
 
 
 def test_endpoints_come_from_exactly_one_place() -> None:
-    assert "give --endpoints host:port,... or a file-discovery plugin" in refused(Options())
+    assert "give --endpoints host:port,..., a file-discovery plugin" in refused(Options())
     assert "from --endpoints and from plugin 'f' of --config-text" in refused(
         Options(config_text=GOOD, endpoints="a:1")
     )
+    assert "from --endpoints and from --endpoint-selector" in refused(Options(endpoints="a:1", endpoint_selector="a"))
+
+
+def test_a_pool_is_a_place_for_endpoints_and_beside_another_just_a_name() -> None:
+    assert load_config(Options(pool_given=True)).discovery is None
+    assert load_config(Options(endpoint_selector="a")).discovery is None
+    assert load_config(Options(pool_given=True, endpoints="a:1")).discovery is None
+    assert load_config(Options(pool_given=True, config_text=GOOD)).discovery is not None
+
+
+@pytest.mark.parametrize(
+    ("given", "place"), [({"endpoints": "a:1"}, "--endpoints"), ({"config_text": GOOD}, "plugin 'f'")]
+)
+def test_without_kubernetes_leader_election_is_refused_and_reviews_of_tokens_get_a_warning(
+    given: dict[str, str], place: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = refused(Options(**given, ha_enable_leader_election=True))
+    assert "--ha-enable-leader-election needs Kubernetes, which keeps the lease" in text
+    assert f"endpoints come from {place}" in text
+    load_config(Options(**given, pool_given=True, metrics_endpoint_auth=True))
+    assert "--metrics-endpoint-auth has no effect" in capsys.readouterr().err
+    load_config(Options(**given))
+    load_config(Options(endpoint_selector="a", ha_enable_leader_election=True, metrics_endpoint_auth=True))
+    assert capsys.readouterr().err == ""
+
+
+def test_what_kubernetes_needs_is_looked_for_before_anything_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    options, config = Options(pool_given=True), load_config(Options(pool_given=True))
+    monkeypatch.setenv("KUBECONFIG", "/none")
+    with pytest.raises(BadConfiguration, match="KUBECONFIG /none: no such file"):
+        check_endpoints(options, config)
+    check_endpoints(Options(pool_given=True, endpoints="a:1"), config)
+    monkeypatch.setitem(sys.modules, "kubernetes_asyncio", None)
+    with pytest.raises(BadConfiguration, match=r"pip install 'endpoint-picker\[k8s\]'") as caught:
+        check_endpoints(options, config)
+    assert caught.value.exit_code == 78
 
 
 def test_a_bad_configuration_ends_serve_with_all_errors() -> None:
@@ -180,3 +218,9 @@ def test_objects_are_checked_with_the_configuration(tmp_path: Path) -> None:
     assert found.exit_code == 78
     assert "error[bad-object]" in found.stderr
     assert "a.yaml:1: InferenceObjective ''" in found.stderr
+    rule = "{targets: [{modelRewrite: x, weight: 0}]}"
+    text = f"apiVersion: llm-d.ai/v1alpha2\nkind: InferenceModelRewrite\nmetadata: {{name: r}}\nspec: {{rules: [{rule}]}}\n"
+    (tmp_path / "a.yaml").write_text(text)
+    found = check("-", f"--objects-dir={tmp_path}", stdin=GOOD)
+    assert found.exit_code == 78
+    assert "a.yaml:4: InferenceModelRewrite 'r': spec.rules[0].targets[0].weight: '0' is not" in found.stderr

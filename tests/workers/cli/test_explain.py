@@ -72,6 +72,20 @@ def test_offline_the_headers_that_ask_for_something_are_heeded(files: tuple[str,
     assert said in run(*files, f"--header={header}").output
 
 
+def test_offline_objectives_and_rewrites_of_a_folder_count(files: tuple[str, str], tmp_path: Path) -> None:
+    folder = tmp_path / "objects"
+    folder.mkdir()
+    head = "apiVersion: llm-d.ai/v1alpha2\nkind: Inference"
+    rule = "{matches: [{model: {value: m}}], targets: [{modelRewrite: canary}]}"
+    rewrite = f"{head}ModelRewrite\nmetadata: {{name: r}}\nspec: {{rules: [{rule}]}}\n"
+    (folder / "a.yaml").write_text(f"{head}Objective\nmetadata: {{name: gold}}\nspec: {{priority: 9}}\n---\n{rewrite}")
+    asked = (*files, f"--objects-dir={folder}", "--header=x-llm-d-inference-objective: gold")
+    assert "model m as canary  flow default-flow  priority 9" in run(*asked).output
+    (folder / "a.yaml").write_text("kind: {")
+    wrong = run(*asked)
+    assert wrong.exit_code == 78 and "a.yaml:2: neither YAML nor JSON" in wrong.output
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [

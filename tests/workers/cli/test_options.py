@@ -150,10 +150,7 @@ def test_what_kubernetes_puts_into_the_environment_is_honoured_or_ignored() -> N
 @pytest.mark.parametrize(
     ("flag", "text"),
     [
-        ("--ha-enable-leader-election=true", "there is no leader election; remove it"),
-        ("--ha-enable-leader-election", "there is no leader election; remove it"),
-        ("--endpoint-selector=app=vllm", "endpoints are not discovered in Kubernetes"),
-        ("--endpoint-target-ports=8000,8001", "endpoints are not discovered in Kubernetes"),
+        ("--endpoint-target-ports=8000,8001", "has no effect without --endpoint-selector"),
         ("--metrics-client-ca-file=ca.pem", "give --metrics-cert-dir too"),
         ("--tls-min-version=TLS9", "use VersionTLS12 or VersionTLS13"),
         ("--grpc-max-send-msg-size=1Ki", "is too small"),
@@ -166,6 +163,52 @@ def test_what_would_be_ignored_is_refused(flag: str, text: str) -> None:
     (line,) = refused(flag)
     assert line.startswith("error: --")
     assert text in line
+
+
+POD: Env = {"POD_NAME": "my-epp-5d8f9c-x2x4z"}
+SELECTED = ("--endpoint-selector=app=vllm,tier in (a, b),!canary", "--endpoint-target-ports=8000,8001,8000")
+
+
+def test_pods_are_selected_by_labels_and_the_deployment_names_the_pool() -> None:
+    options = ok(*SELECTED, env=POD)
+    assert options.endpoint_selector == "app=vllm,tier in (a, b),!canary"
+    assert (options.endpoint_target_ports, options.pool_name, options.pool_given) == ((8000, 8001), "my-epp", False)
+
+
+def test_a_pool_that_was_named_differs_from_a_name_that_was_found() -> None:
+    assert ok("--pool-name=my-epp").pool_given
+    assert not ok(env=POD).pool_given
+    assert ok("--pool-name=p", "--pool-group=example.com").pool_group == "example.com"
+
+
+@pytest.mark.parametrize(
+    ("args", "env", "text"),
+    [
+        ((*SELECTED, "--pool-name=p"), POD, "--pool-name and --endpoint-selector cannot be set at the same time"),
+        (SELECTED, {}, "needs the environment variable POD_NAME in the form <deployment>-<replica set>-<id>"),
+        (SELECTED, {"POD_NAME": "alone"}, "it is 'alone'"),
+        (SELECTED[:1], POD, "needs --endpoint-target-ports with 1 to 8 ports, not 0"),
+        ((SELECTED[0], "--endpoint-target-ports=1,2,3,4,5,6,7,8,9"), POD, "with 1 to 8 ports, not 9"),
+        ((SELECTED[0], "--endpoint-target-ports=0"), POD, "0 is not from 1 to 65535"),
+        (("--endpoint-selector=a in b", SELECTED[1]), POD, "--endpoint-selector: 'a in b': '(' is expected, not 'b'"),
+    ],
+)
+def test_a_selector_that_cannot_work_is_refused(args: tuple[str, ...], env: Env, text: str) -> None:
+    (line,) = refused(*args, env=env)
+    assert text in line
+
+
+def test_leader_election_is_off_and_tokens_are_asked_for_in_kubernetes_unless_said_otherwise() -> None:
+    options = ok("--pool-name=p")
+    assert (options.ha_enable_leader_election, options.metrics_endpoint_auth) == (False, None)
+    options = ok("--pool-name=p", "--ha-enable-leader-election", "--metrics-endpoint-auth=false")
+    assert (options.ha_enable_leader_election, options.metrics_endpoint_auth) == (True, False)
+
+
+def test_tls_on_the_metrics_port_is_enough_where_tokens_are_asked_for() -> None:
+    assert warned("--metrics-cert-dir=c", "--pool-name=p") == []
+    (line,) = warned("--metrics-cert-dir=c", "--pool-name=p", "--metrics-endpoint-auth=false")
+    assert "anyone can read the port's pages" in line
 
 
 def test_client_certificates_without_tls_are_refused() -> None:
@@ -198,7 +241,14 @@ def test_fewer_workers_at_most_than_at_first_are_refused() -> None:
 
 
 def test_all_refusals_come_at_once() -> None:
-    assert len(refused("--instance=a/b", "--ha-enable-leader-election", "--config-file=a", "--config-text=b")) == 3
+    assert (
+        len(
+            refused(
+                "--instance=a/b", "--client-ca-file=c", "--secure-serving=false", "--config-file=a", "--config-text=b"
+            )
+        )
+        == 3
+    )
 
 
 def test_what_grpc_does_otherwise_is_said_once_and_what_it_would_ignore_is_refused() -> None:
@@ -214,7 +264,7 @@ def test_what_grpc_does_otherwise_is_said_once_and_what_it_would_ignore_is_refus
 @pytest.mark.parametrize(
     "flag",
     [
-        "--tracing=true", "--tracing", "--enable-pprof", "--metrics-endpoint-auth=true", "--endpoint-selector=", "--pool-group=other",
+        "--tracing=true", "--tracing", "--enable-pprof",
         "--refresh-prometheus-metrics-interval=1s", "--metrics-staleness-threshold=3s", "--zap-devel", "--zap-stacktrace-level=error",
         "--zap-time-encoding=epoch",
     ],
@@ -226,7 +276,7 @@ def test_what_changes_nothing_is_accepted_with_one_warning(flag: str) -> None:
 
 @pytest.mark.parametrize(
     "flag",
-    [*(f"--{u.name}=false" for u in UNSUPPORTED if False in u.silent), "--pool-group=inference.networking.k8s.io",
+    [*(f"--{u.name}=false" for u in UNSUPPORTED if False in u.silent), "--pool-group=other", "--endpoint-selector=",
      "--metrics-staleness-threshold=2s", "--zap-time-encoding=iso8601"],
 )  # fmt: skip
 def test_what_holds_anyway_is_accepted_without_a_word(flag: str) -> None:

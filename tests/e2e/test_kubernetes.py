@@ -1,0 +1,174 @@
+"""A picker's processes that follow Kubernetes, with an API server that is a thread of this one: it comes late, and goes again.
+
+What a real API server says and does is for `tests/kube`.
+"""
+
+import asyncio
+import json
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("kubernetes_asyncio")
+from aiohttp import web
+
+from tests.e2e.cluster import COMPLETIONS, LOOPBACK, Cluster, Picker, ask, completion, eventually
+from tests.workers.kube.fake import PODS, POOLS, FakeApi, pod, pool
+from workers.demo.children import command_name, descendants, free_ports, python
+from workers.kube.api import ApiError, Unreachable
+
+SERVERS = ("127.0.9.1", "127.0.9.2")
+
+
+class HttpApi:
+    """A fake API server on a port of loopback, in a thread; `act` changes it from outside."""
+
+    def __init__(self, port: int) -> None:
+        self.api = FakeApi()
+        self.api.install(POOLS)
+        self.api.install(PODS)
+        self._port = port
+        self._loop = asyncio.new_event_loop()
+        self._runner: web.AppRunner | None = None
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+
+    def come(self) -> None:
+        self._await(self._come())
+
+    def go(self) -> None:
+        self._await(self._go())
+
+    def act(self, change: Callable[[FakeApi], None]) -> None:
+        async def there() -> None:
+            change(self.api)
+
+        self._await(there())
+
+    def close(self) -> None:
+        self.go()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def _await(self, coroutine: Any) -> None:
+        asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(20)
+
+    async def _come(self) -> None:
+        app = web.Application()
+        app.router.add_get("/{path:.*}", self._answer)
+        self._runner = web.AppRunner(app, shutdown_timeout=0.1)
+        await self._runner.setup()
+        await web.TCPSite(self._runner, LOOPBACK, self._port).start()
+
+    async def _go(self) -> None:
+        if self._runner is not None:
+            self.api.break_watches()
+            await self._runner.cleanup()
+            self._runner = None
+
+    async def _answer(self, request: web.Request) -> web.StreamResponse:
+        try:
+            if "watch" not in request.query:
+                return web.Response(body=await self.api.request("GET", request.path, query=request.query))
+            response = web.StreamResponse()
+            async for line in self.api.lines(request.path, query=request.query, idle_s=3600):
+                await (response.write(line + b"\n") if line else response.prepare(request))
+            return response
+        except Unreachable:
+            assert request.transport is not None
+            request.transport.abort()
+            return web.Response()
+        except ApiError as refused:
+            return web.json_response({"reason": refused.reason, "message": refused.message}, status=refused.status)
+
+
+@pytest.fixture
+def cluster() -> Iterator[Cluster]:
+    with Cluster() as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def kubernetes() -> Iterator[HttpApi]:
+    (port,) = free_ports(1)
+    server = HttpApi(port)
+    yield server
+    server.close()
+
+
+def following(cluster: Cluster, kubernetes: HttpApi, directory: Path) -> Picker:
+    """A picker for pool `pool`; it need not be ready."""
+    config = {
+        "current-context": "c",
+        "contexts": [{"name": "c", "context": {"cluster": "k", "user": "u"}}],
+        "clusters": [{"name": "k", "cluster": {"server": f"http://{LOOPBACK}:{kubernetes._port}"}}],
+        "users": [{"name": "u", "user": {"token": "tok"}}],
+    }
+    (directory / "kubeconfig").write_text(json.dumps(config))
+    grpc, health, metrics = free_ports(3)
+    flags = {
+        "pool-name": "pool",
+        "pool-namespace": PODS.namespace,
+        "grpc-port": grpc,
+        "grpc-health-port": health,
+        "metrics-port": metrics,
+        "workers": 1,
+        "secure-serving": "false",
+        "metrics-endpoint-auth": "false",
+        "run-dir": directory / "run",
+    }
+    argv = ["env", f"KUBECONFIG={directory / 'kubeconfig'}", *python("workers", "serve")]
+    child = cluster.children.start("picker", [*argv, *(f"--{name}={value}" for name, value in flags.items())])
+    picker = Picker(child, grpc, health, metrics)
+    cluster.wait(child, lambda: "llm_d_epp" in picker.page())
+    return picker
+
+
+def known(picker: Picker) -> float:
+    return picker.counter("ready_endpoints")
+
+
+def test_a_picker_waits_for_the_api_follows_it_and_keeps_what_it_knows_when_it_and_a_supervisor_go(
+    cluster: Cluster, kubernetes: HttpApi, tmp_path: Path
+) -> None:
+    (port,) = free_ports(1)
+    addresses = ",".join(f"{ip}:{port}" for ip in SERVERS)
+    servers = cluster.children.start("servers", python("loadtest.sim", "--addresses", addresses))
+    cluster.wait(servers, lambda: "ready" in servers.text())
+    picker = following(cluster, kubernetes, tmp_path)
+    gateway = cluster.envoy(picker)
+    assert not picker.ready()
+
+    kubernetes.come()
+
+    def fill(api: FakeApi) -> None:
+        for number, ip in enumerate(SERVERS):
+            api.put(PODS, f"p{number}", pod(ip))
+        api.put(PODS, "other", pod("127.0.9.3", app="other"))
+
+    kubernetes.act(fill)
+    assert eventually(lambda: "there is none" in picker.child.text())
+    assert not picker.ready()
+    refused = ask(gateway, COMPLETIONS, completion("hello"))
+    assert (refused.status, refused.headers["x-llm-d-request-dropped-reason"]) == (503, "rejected-no-endpoints")
+    kubernetes.act(lambda api: api.put(POOLS, "pool", pool(port)))
+    assert eventually(lambda: picker.ready() and known(picker) == 2)
+    assert ask(gateway, COMPLETIONS, completion("hello")).status == 200
+
+    kubernetes.go()
+    assert eventually(lambda: "the Kubernetes API is away" in picker.child.text())
+    (supervisor,) = [pid for pid in descendants(picker.child.pid) if "super" in command_name(pid)]
+    os.kill(supervisor, signal.SIGKILL)
+    assert eventually(lambda: "signal 9 (SIGKILL)" in picker.child.text())
+    assert eventually(lambda: picker.ready() and known(picker) == 2)
+
+    kubernetes.act(lambda api: api.delete(PODS, "p0"))
+    kubernetes.come()
+    assert eventually(lambda: known(picker) == 1)
+    assert picker.ready()

@@ -1,0 +1,162 @@
+"""Label selectors as Kubernetes writes them: `a=b, c in (d, e), !f, g notin (h), i > 3`.
+
+The text goes to the API server, which selects; the same rules are held against every object that it sends.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Final, NamedTuple
+
+NAME_MAX: Final = 63
+PREFIX_MAX: Final = 253
+REQUIREMENTS_MAX: Final = 64
+VALUES_MAX: Final = 256
+
+_TOKEN = re.compile(r"\s*(==|!=|[=!,()<>]|[A-Za-z0-9][-A-Za-z0-9_./]*)")
+_NAME = re.compile(r"[A-Za-z0-9](?:[-A-Za-z0-9_.]*[A-Za-z0-9])?")
+_PREFIX = re.compile(r"[a-z0-9](?:[-a-z0-9]*[a-z0-9])?(?:\.[a-z0-9](?:[-a-z0-9]*[a-z0-9])?)*")
+_INTEGER = re.compile(r"[0-9]{1,18}")
+_SIGNS = frozenset("=!,()<>") | {"==", "!="}
+
+
+class Requirement(NamedTuple):
+    """One of a selector's conditions; `operator` is =, in, notin, exists, !, > or <."""
+
+    key: str
+    operator: str
+    values: frozenset[str] = frozenset()
+
+    def holds(self, labels: Mapping[str, str]) -> bool:
+        """Whether an object with these labels meets it."""
+        value = labels.get(self.key)
+        match self.operator:
+            case "in":
+                return value in self.values
+            case "notin":
+                return value not in self.values
+            case "exists":
+                return value is not None
+            case "!":
+                return value is None
+        (limit,) = self.values
+        if value is None or not _INTEGER.fullmatch(value):
+            return False
+        return int(value) > int(limit) if self.operator == ">" else int(value) < int(limit)
+
+
+class Selector(NamedTuple):
+    """All requirements must hold; none selects everything. `text` is what the API server is asked with."""
+
+    text: str = ""
+    requirements: tuple[Requirement, ...] = ()
+
+    def matches(self, labels: Mapping[str, str]) -> bool:
+        """Whether an object with these labels is selected."""
+        return all(requirement.holds(labels) for requirement in self.requirements)
+
+
+def of_labels(labels: Mapping[str, str]) -> Selector:
+    """`matchLabels`."""
+    text = ",".join(f"{key}={value}" for key, value in sorted(labels.items()))
+    return Selector(text, tuple(Requirement(key, "in", frozenset((value,))) for key, value in sorted(labels.items())))
+
+
+def parse(text: str) -> Selector:
+    """A selector's text. Raises ValueError with what is wrong and where."""
+    tokens = _Tokens(text)
+    requirements = []
+    while tokens.next is not None:
+        requirements.append(_requirement(tokens))
+        if tokens.next is None:
+            break
+        tokens.expect(",")
+        if tokens.next is None:
+            raise ValueError(f"'{text}' ends with a comma; remove it")
+    if len(requirements) > REQUIREMENTS_MAX:
+        raise ValueError(f"'{text[:64]}...' has more than {REQUIREMENTS_MAX} requirements")
+    return Selector(text.strip(), tuple(requirements))
+
+
+class _Tokens:
+    """What comes next, and where."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._found = self._split()
+        self.next: str | None = next(self._found)
+
+    def take(self) -> str:
+        taken, self.next = self.next, next(self._found)
+        if taken is None:
+            raise ValueError(f"'{self._text}' ends too early; a selector is like 'app=vllm, tier in (a, b), !canary'")
+        return taken
+
+    def expect(self, sign: str) -> None:
+        if (found := self.next) != sign:
+            raise ValueError(f"'{self._text}': '{sign}' is expected, not '{found or 'the end'}'")
+        self.take()
+
+    def _split(self) -> Iterator[str | None]:
+        at = 0
+        while self._text[at:].strip():
+            match = _TOKEN.match(self._text, at)
+            if match is None:
+                raise ValueError(f"'{self._text}': '{self._text[at:].strip()[0]}' has no meaning in a selector")
+            yield match[1]
+            at = match.end()
+        while True:
+            yield None
+
+
+def _requirement(tokens: _Tokens) -> Requirement:
+    if tokens.next == "!":
+        tokens.take()
+        return Requirement(_key(tokens.take()), "!")
+    key = _key(tokens.take())
+    sign = tokens.next
+    if sign is None or sign == ",":
+        return Requirement(key, "exists")
+    tokens.take()
+    if sign in ("in", "notin"):
+        return Requirement(key, sign, _values(tokens))
+    if sign in (">", "<"):
+        limit = tokens.take()
+        if not _INTEGER.fullmatch(limit):
+            raise ValueError(f"'{key} {sign} {limit}': only integers are compared")
+        return Requirement(key, sign, frozenset((limit,)))
+    operators = {"=": "in", "==": "in", "!=": "notin"}
+    if sign not in operators:
+        raise ValueError(f"'{sign}' after '{key}' is no operator; there are =, ==, !=, in, notin, > and <")
+    return Requirement(key, operators[sign], frozenset((_value(tokens),)))
+
+
+def _values(tokens: _Tokens) -> frozenset[str]:
+    tokens.expect("(")
+    values = {_value(tokens)}
+    while tokens.next == ",":
+        tokens.take()
+        values.add(_value(tokens))
+    tokens.expect(")")
+    if len(values) > VALUES_MAX:
+        raise ValueError(f"a requirement has more than {VALUES_MAX} values")
+    return frozenset(values)
+
+
+def _value(tokens: _Tokens) -> str:
+    """The next value; empty where a comma, a bracket or the end stands."""
+    if tokens.next in (None, ",", ")"):
+        return ""
+    value = tokens.take()
+    if len(value) > NAME_MAX or not _NAME.fullmatch(value):
+        raise ValueError(
+            f"'{value[:PREFIX_MAX]}' is no label value: it has up to {NAME_MAX} letters, digits, '-', '_' and '.'"
+        )
+    return value
+
+
+def _key(text: str) -> str:
+    prefix, slash, name = text.rpartition("/")
+    good_prefix = not slash or (len(prefix) <= PREFIX_MAX and _PREFIX.fullmatch(prefix))
+    if text in _SIGNS or not good_prefix or len(name) > NAME_MAX or not _NAME.fullmatch(name):
+        raise ValueError(f"'{text[:PREFIX_MAX]}' is no label key: a key is like app or example.com/app")
+    return text
