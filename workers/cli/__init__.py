@@ -23,6 +23,7 @@ COMMANDS: Mapping[str, str] = {
     "explain": "Explain a decision: of a running picker, or offline.",
     "top": "Show a running picker's endpoints, workers and prefix index.",
     "size": "Size a picker: cores, memory and flags for a load.",
+    "manifests": "Print the Kubernetes objects that install a picker.",
 }
 DISTRIBUTION = "endpoint-picker"
 EXTRAS: Mapping[str, str] = {"demo": "[demo]", "top": "[top]"}

