@@ -12,7 +12,7 @@ FIND_PYTHON = for p in python3 python3.13 python3.12 python3.11; do \
 	if $$p -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then command -v $$p; exit 0; fi; done; \
 	echo "no Python >= 3.11 with venv found: install one (on Debian: apt install python3 python3-venv)" >&2; exit 1
 
-.PHONY: demo test test-faults test-go test-clients fuzz simulate bench-floods bench-busy bench-overload bench-waiting lint bench bench-routing bench-scaling profile load proto lock clean
+.PHONY: demo test test-kube test-faults test-go test-clients fuzz simulate bench-floods bench-busy bench-overload bench-waiting lint bench bench-routing bench-scaling profile load proto lock clean
 .NOTPARALLEL:  # targets share one environment
 
 demo: $(READY_DEMO)
@@ -20,6 +20,12 @@ demo: $(READY_DEMO)
 
 test: $(READY_DEV)
 	@$(PYTHON) -m pytest -q $(ARGS)
+
+# Against a real API server, and what helm and kustomize render; they are built first if need be: about 3 minutes, and 8 more once. ARGS='--outage-s 60', ARGS='-k gateway'.
+test-kube: $(READY_DEV)
+	@$(PYTHON) -m tests.kube.binaries
+	@$(PYTHON) -m tests.deploy.renderers
+	@$(PYTHON) -m pytest -q -o faulthandler_timeout=120 tests/kube tests/deploy/built $(ARGS)
 
 # The parts, then whole requests: this picker, the same over grpc.aio, and a bare echo on the same transport. About 2 minutes;
 # ARGS='--only micro', '--cases short,sse', '--json', '--help'. BASE=HEAD~3: this tree against that commit, as ratios, 4 minutes.
@@ -118,6 +124,7 @@ lock: $(READY_DEV)
 	@$(PYTHON) -m pip install --quiet uv
 	@$(VENV)/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --extra demo --output-file requirements-demo.txt pyproject.toml requirements-build.in
 	@$(VENV)/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --extra dev --output-file requirements-dev.txt pyproject.toml requirements-build.in
+	@$(VENV)/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --extra k8s --extra otel --constraint requirements-dev.txt --output-file requirements-image.txt pyproject.toml requirements-build.in
 
 clean:
 	rm -rf $(VENV) .cache build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

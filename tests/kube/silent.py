@@ -1,0 +1,33 @@
+"""A picker whose connections to the API server have fallen silent: nothing comes, and nothing says that nothing will."""
+
+import time
+
+from tests.kube.objects import READ, pod
+from tests.kube.relay import Relay
+from tests.kube.world import World
+
+BEFORE = {"before-0-rank-0", "before-1-rank-0"}
+AFTER = {"before-1-rank-0", "after-rank-0"}
+
+
+class Silent:
+    """Made: two pods are known, the watch is dead, one pod has gone and another one come since."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.relay = Relay("127.0.0.1", world.plane.port)
+        for number in range(2):
+            world.pod(f"before-{number}", f"127.50.0.{number + 1}")
+        self.picker = world.picker(
+            "--endpoint-target-ports=8000",
+            follow="--endpoint-selector=app=model-server",
+            port=self.relay.port,
+            token=world.token([("", "pods", READ)]),
+            environ={"POD_NAME": "picker-5d9c7b8f6d-abcde"},
+        )
+        self.table = world.table(self.picker)
+        world.converged(self.table)
+        self.connections = self.relay.silence()
+        self.since = time.monotonic()
+        world.kube.delete(pod(world.space, "before-0"), 0)
+        world.pod("after", "127.50.0.3")

@@ -1,0 +1,255 @@
+"""The table follows the API: whatever happens to pods in whatever order, it ends as the API says, and nobody leaves without a reason."""
+
+import random
+import threading
+import time
+from collections import Counter, defaultdict
+from concurrent.futures import ThreadPoolExecutor
+
+from tests.kube.client import Object
+from tests.kube.objects import pod, status
+from tests.kube.table import Seat, Watched
+from tests.kube.world import World, until
+
+PODS = 300
+BURSTS = 4
+OPERATIONS = 300  # of each burst
+THREADS = 6
+SEED = 20
+
+OUT = {"app": "something-else"}
+
+
+class Life:
+    """One pod's name: what may happen to it next, and what has been done to whoever bore it, by UID."""
+
+    def __init__(self, world: World, number: int) -> None:
+        self.world = world
+        self.name = f"pod-{number}"
+        self.number = number
+        self.turns = 0
+        self.state = "absent"
+        self.uid = ""
+
+    def step(self, rng: random.Random, log: "Log") -> None:
+        """Something that is possible now."""
+        possible = {
+            "absent": (self.create,),
+            "pending": (self.be_ready, self.be_ready, self.be_ready, self.delete),
+            "ready": (
+                self.be_unready,
+                self.terminate,
+                self.terminate,
+                self.delete,
+                self.move,
+                self.leave_selector,
+                self.close_ports,
+            ),
+            "unready": (self.be_ready, self.be_ready, self.delete),
+            "outside": (self.come_back, self.delete),
+            "terminating": (self.delete,),
+        }
+        rng.choice(possible[self.state])(log)
+
+    @property
+    def thing(self) -> Object:
+        return pod(self.world.space, self.name)
+
+    @property
+    def ip(self) -> str:
+        """Changes with every turn, and is another pod's now and then, when that one has gone."""
+        return f"127.{20 + self.turns % 4}.{self.number // 100}.{self.number % 100 + 1}"
+
+    def create(self, _log: "Log") -> None:
+        self.turns += 1
+        self.uid = self.world.kube.create(self.thing)["metadata"]["uid"]
+        self.state = "pending"
+
+    def be_ready(self, log: "Log") -> None:
+        log.may_appear(self.uid)
+        self.world.kube.patch(self.thing, status(self.ip), status=True)
+        self.state = "ready"
+
+    def be_unready(self, log: "Log") -> None:
+        log.may_leave(self.uid)
+        self.world.kube.patch(self.thing, status(self.ip, ready=False), status=True)
+        self.state = "unready"
+
+    def move(self, log: "Log") -> None:
+        self.turns += 1
+        log.may_leave(self.uid)
+        log.may_appear(self.uid)
+        self.world.kube.patch(self.thing, status(self.ip), status=True)
+
+    def leave_selector(self, log: "Log") -> None:
+        log.may_leave(self.uid)
+        self.world.kube.patch(self.thing, {"metadata": {"labels": OUT}})
+        self.state = "outside"
+
+    def come_back(self, log: "Log") -> None:
+        log.may_appear(self.uid)
+        self.world.kube.patch(self.thing, {"metadata": {"labels": {"app": "model-server"}}})
+        self.state = "ready"
+
+    def close_ports(self, log: "Log") -> None:
+        """And open them again: two events, which may be seen as none."""
+        log.may_leave(self.uid)
+        self.world.kube.patch(self.thing, {"metadata": {"annotations": {"llm-d.ai/active-ports": ""}}})
+        log.may_appear(self.uid)
+        self.world.kube.patch(self.thing, {"metadata": {"annotations": {"llm-d.ai/active-ports": "8000"}}})
+
+    def terminate(self, log: "Log") -> None:
+        log.may_leave(self.uid)
+        self.world.kube.delete(self.thing, 30)
+        self.state = "terminating"
+
+    def delete(self, log: "Log") -> None:
+        log.may_leave(self.uid)
+        self.world.kube.delete(self.thing, 0)
+        self.state = "absent"
+
+
+class Log:
+    """When a reason to come or go began to exist, by the pod's UID."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._reasons: dict[str, dict[str, list[float]]] = {"appear": defaultdict(list), "leave": defaultdict(list)}
+
+    def may_appear(self, uid: str) -> None:
+        self._note("appear", uid)
+
+    def may_leave(self, uid: str) -> None:
+        self._note("leave", uid)
+
+    def without_reason(self, kind: str, seen: list[tuple[float, Seat]]) -> list[str]:
+        """Those that came or went more often than there were reasons until then."""
+        counts: Counter[str] = Counter()
+        wrong = []
+        for at, seat in seen:
+            counts[seat.uid] += 1
+            if counts[seat.uid] > sum(began <= at for began in self._reasons[kind][seat.uid]):
+                wrong.append(f"{seat.name} {seat.host} {seat.uid}")
+        return wrong
+
+    def _note(self, kind: str, uid: str) -> None:
+        with self._lock:
+            self._reasons[kind][uid].append(time.monotonic())
+
+
+def burst(lives: list[Life], seed: int, log: Log) -> None:
+    """Each thread has pods of its own, so that what happens to one pod happens in order."""
+
+    def work(number: int) -> None:
+        rng, mine = random.Random(seed * THREADS + number), lives[number::THREADS]
+        for _ in range(OPERATIONS // THREADS):
+            rng.choice(mine).step(rng, log)
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        list(pool.map(work, range(THREADS)))
+
+
+def test_300_pods_in_random_order_end_as_the_api_says_and_none_leaves_without_a_reason(world: World) -> None:
+    world.pool()
+    table = world.table(world.picker())
+    log, lives = Log(), [Life(world, number) for number in range(PODS)]
+    with Watched(table) as watched:
+        with ThreadPoolExecutor(THREADS) as pool:
+            list(pool.map(lambda life: (life.create(log), life.be_ready(log)), lives))
+        done = time.monotonic()
+        took = [world.converged(table, done)]
+        assert len(table.look()) == PODS
+        for number in range(BURSTS):
+            burst(lives, SEED + number, log)
+            took.append(world.converged(table, time.monotonic()))
+        before = len(watched.moved)
+        time.sleep(0.5)
+        assert len(watched.moved) == before, "the table moves on though nothing happens"
+    print(
+        f"converged after {', '.join(f'{1000 * seconds:.0f}' for seconds in took)} ms; {watched.samples} looks, "
+        f"{len(watched.appeared())} came, {len(watched.left())} went"
+    )
+    assert log.without_reason("leave", watched.left()) == []
+    assert log.without_reason("appear", watched.appeared()) == []
+
+
+def test_a_pod_that_comes_back_under_its_old_name_and_address_is_another_endpoint(world: World) -> None:
+    world.pool()
+    first = world.pod("one", "127.30.0.1")
+    table = world.table(world.picker())
+    world.converged(table)
+    (before,) = table.look()
+    world.kube.delete(first, 0)
+    second = world.pod("one", "127.30.0.1")
+    world.converged(table)
+    (after,) = table.look()
+    assert (before.uid, after.uid) == (first["metadata"]["uid"], second["metadata"]["uid"])
+    assert (before.slot, before.generation) != (after.slot, after.generation)
+
+
+def test_ports_selector_and_annotation_decide_which_endpoints_a_pod_has(world: World) -> None:
+    made = world.pool(ports=(8000, 8001))
+    world.pod("both", "127.30.1.1")
+    world.pod("second", "127.30.1.2", active_ports="8001, 99, nonsense")
+    world.pod("none", "127.30.1.3", active_ports="")
+    world.pod("foreign", "127.30.1.4", OUT)
+    table = world.table(world.picker())
+
+    def names() -> set[tuple[str, int]]:
+        return {(seat.name, seat.port) for seat in table.look()}
+
+    until(lambda: names() == {("both-rank-0", 8000), ("both-rank-1", 8001), ("second-rank-1", 8001)}, "two ports")
+    world.kube.patch(made, {"spec": {"targetPorts": [{"number": 8001}]}})
+    took = until(lambda: names() == {("both-rank-0", 8001), ("second-rank-0", 8001)}, "one port")
+    print(f"other ports after {1000 * took:.0f} ms")
+    world.kube.patch(made, {"spec": {"selector": {"matchLabels": OUT}}})
+    took = until(lambda: names() == {("foreign-rank-0", 8001)}, "other pods")
+    print(f"another selector after {1000 * took:.0f} ms")
+
+
+def test_pods_that_are_there_before_their_pool_are_judged_when_it_arrives(world: World) -> None:
+    world.pod("early", "127.30.2.1")
+    world.pod("foreign", "127.30.2.2", OUT)
+    picker = world.picker(ready=False)
+    table = world.table(picker)
+    world.refuses(picker, "InferencePool 'pool'")
+    assert not table.look()
+    world.pool()
+    world.converged(table)
+    world.cluster.wait(picker.child, picker.ready)
+    assert {seat.name for seat in table.look()} == {"early-rank-0"}
+
+
+def test_a_pool_that_is_deleted_takes_its_endpoints_along(world: World) -> None:
+    made = world.pool()
+    world.pod("one", "127.30.3.1")
+    picker = world.picker()
+    table = world.table(picker)
+    world.converged(table)
+    world.kube.delete(made)
+    until(lambda: not table.look(), "the endpoints have gone")
+    until(lambda: not picker.ready(), "readiness is off")
+    world.pool()
+    world.cluster.wait(picker.child, picker.ready)
+    world.converged(table)
+    assert table.look()
+
+
+def test_a_selector_on_the_command_line_needs_no_pool_and_no_definitions(world: World) -> None:
+    rules = [("", "pods", ("get", "list", "watch"))]
+    world.pod("one", "127.30.4.1")
+    world.pod("foreign", "127.30.4.2", OUT)
+    picker = world.picker(
+        "--endpoint-target-ports=8000,8001",
+        follow="--endpoint-selector=app in (model-server), !canary",
+        token=world.token(rules),
+        environ={"POD_NAME": "picker-5d9c7b8f6d-abcde"},
+    )
+    table = world.table(picker)
+    world.converged(table, ports=(8000, 8001))
+    assert len(table.look()) == 2
+    world.pod("two", "127.30.4.3", {"app": "model-server", "canary": "yes"})
+    world.pod("three", "127.30.4.4")
+    until(
+        lambda: {seat.host for seat in table.look()} == {"127.30.4.1", "127.30.4.4"}, "the one without the label came"
+    )
