@@ -26,6 +26,7 @@ from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from heapq import heappop, heappush
 from math import inf
+from operator import itemgetter
 from typing import Any, NamedTuple
 from zlib import crc32
 
@@ -721,15 +722,13 @@ class World:
                     f"shard {shard.number} has not answered what it was asked {self.clock.now - shard.asked_since} s ago"
                 )
 
-    def room_for(self, priority: int) -> bool:
-        """Whether a request of this band could go, by the exact load."""
+    def room_for(self, priority: int, shard: SimShard) -> bool:
+        """Whether a request of this band could go, by the exact load and the bands that the shard knows: ceilings follow from both."""
         load = self.pool.load()
         capacity = self.pool.pods * self.pool.each
         if load.empty or (self.pool.pending() and not load.step):
             return False
-        priorities = sorted(
-            {b.priority for s in self.shards if s.alive for b in s.controller._registry.order}, reverse=True
-        )
+        priorities = sorted((b.priority for b in shard.controller._registry.order), reverse=True)
         ceilings = dict(zip(priorities, self.plan.usage_limits.ceilings(load.saturation, priorities), strict=True))
         return round(load.saturation + self.pool.pending() / capacity, 9) < round(ceilings.get(priority, 0.0), 9)
 
@@ -740,7 +739,7 @@ class World:
         for shard in self.shards:
             if shard.alive and shard.controller.waiting and shard.last_pause < now - IDLE_ROOM_S:
                 tops.append((next(b.priority for b in shard.controller._registry.order if b.requests), shard))
-        if not tops or not self.room_for(max(p for p, _ in tops)):
+        if not tops or not self.room_for(*max(tops, key=itemgetter(0))):
             self.room_since = None
         elif self.room_since is None or self.last_dispatch > self.room_since:
             self.room_since = now
