@@ -112,6 +112,12 @@ class App:
         self.parser = Parsers(pipeline).find
         self._destinations: dict[str, codec.Destination] = {}
 
+    def use(self, pipeline: Pipeline) -> None:
+        """Requests whose turn comes from now on are decided by this one."""
+        self.pipeline = pipeline
+        if self.timing is not None:
+            self.timing.use(pipeline)
+
     def scores(self, decision: Decision) -> Mapping[str, float] | None:
         """What every candidate of the primary profile scored, by address."""
         run = decision.runs.get(decision.primary)

@@ -85,9 +85,7 @@ class Isolation:
     def _swap(self) -> None:
         app, whole = self._app, self._whole
         pipeline = compile_pipeline(without(whole.recipe, self._out), self._wrap) if self._out else whole
-        app.pipeline = pipeline
-        if app.timing is not None:
-            app.timing.use(pipeline)
+        app.use(pipeline)
         app.recent.use(pipeline, sorted(self._out))
         if app.tracer is not None:
             app.tracer.pipeline = traced(pipeline, self._wrap)

@@ -303,7 +303,7 @@ def test_who_has_waited_is_decided_by_the_pipeline_of_that_moment(tmp_path: Path
             held, waits = shard.ask("held"), shard.ask("waits")
             before = shard.app.pipeline
             sent: list[str] = []
-            shard.app.pipeline = replace(before, pre_request=(lambda request, _: sent.append(request.id),))
+            shard.app.use(replace(before, pre_request=(lambda request, _: sent.append(request.id),)))
             held.end()
             await until(lambda: waits.sent)
             assert sent == ["waits"], "a plugin that was left out meanwhile would not have been asked"

@@ -119,6 +119,7 @@ def test_a_standby_is_not_ready_says_who_leads_and_knows_all_endpoints(tmp_path:
 
     async def scenario(instance: Instance, supervisor: Supervisor) -> None:
         await until(lambda: len(supervisor.table) == 1, "the pod is known")
+        await until(lambda: "held by" in supervisor.missing(), "the lease was looked at")
         assert await page(instance, "/readyz") == (503, "not ready: not the leader: held by somebody\n")
         assert await check(instance, "readiness") == NOT_SERVING
         assert await check(instance, "liveness") == SERVING
