@@ -21,18 +21,16 @@ import ipaddress
 import os
 import re
 import socket
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable
 from typing import Any, NamedTuple
 
 import watchfiles
-import yaml
 
-FILE_BYTES_MAX = 1 << 20
-DEPTH_MAX = 16
+from workers.yaml_files import FAULTS_SHOWN_MAX, DiscoveryError, Fault, Node, documents, read_file
+
 LABELS_MAX = 256  # of one endpoint
 ENTRIES_MAX = 65_536
 ADDRESSES_MAX = 1024  # of one name
-FAULTS_SHOWN_MAX = 20
 RESOLVE_EVERY_S = 30.0
 RESOLVE_S_MAX = 5.0
 RESOLVES_AT_ONCE = 4
@@ -46,16 +44,6 @@ _DNS_NAME = re.compile(
 _FLAG_ENTRY = re.compile(r"(?:\[([^\[\]]*)\]|([^\[\]:]*)):(\d{1,5})")
 
 Labels = tuple[tuple[str, str], ...]
-
-
-class DiscoveryError(Exception):
-    """What is wrong with a file or flag, one fault per line."""
-
-    def __init__(self, faults: Iterable[str]) -> None:
-        self.faults = list(faults)
-        more = len(self.faults) - FAULTS_SHOWN_MAX
-        shown = [*self.faults[:FAULTS_SHOWN_MAX], *([f"and {more} more"] if more > 0 else [])]
-        super().__init__("\n".join(shown))
 
 
 class EndpointSpec(NamedTuple):
@@ -122,18 +110,6 @@ class Parsed(NamedTuple):
     faults: list[str]
 
 
-def read_file(path: str) -> bytes:
-    """The file's bytes; DiscoveryError when it cannot be read or is too large."""
-    try:
-        with open(path, "rb") as file:
-            text = file.read(FILE_BYTES_MAX + 1)
-    except OSError as failure:
-        raise DiscoveryError([f"{path}: cannot be read: {failure.strerror}"]) from failure
-    if len(text) > FILE_BYTES_MAX:
-        raise DiscoveryError([f"{path}: larger than {FILE_BYTES_MAX} bytes; split the pool"])
-    return text
-
-
 def parse_file(text: bytes, path: str) -> Parsed:
     """Endpoints of a YAML or JSON file; DiscoveryError when the file as a whole is no such list."""
     nodes = _endpoint_nodes(text, path)
@@ -170,37 +146,8 @@ def parse_flag(text: str) -> list[Entry]:
     return list(entries.values())
 
 
-class Fault(Exception):
-    """Something is wrong in this line."""
-
-    def __init__(self, line: int, text: str) -> None:
-        super().__init__(text)
-        self.line = line
-
-
-class Node(NamedTuple):
-    """A piece of the document: text, list or dict, and the line it starts on."""
-
-    line: int
-    value: Any
-    is_null: bool = False
-
-
-def _endpoint_nodes(text: bytes, path: str) -> list[Node]:
-    try:
-        decoded = text.decode("utf-8-sig")
-        if decoded.lstrip().startswith("{"):
-            decoded = decoded.replace("\t", " ")  # JSON may indent by tabs, YAML may not
-        root = _document(decoded)
-    except UnicodeDecodeError as wrong:
-        raise DiscoveryError([f"{path}: not UTF-8 at byte {wrong.start}"]) from None
-    except yaml.MarkedYAMLError as wrong:
-        line = wrong.problem_mark.line + 1 if wrong.problem_mark else 1
-        raise DiscoveryError([f"{path}:{line}: neither YAML nor JSON: {wrong.problem}"]) from None
-    except yaml.YAMLError as wrong:
-        raise DiscoveryError([f"{path}: neither YAML nor JSON: {wrong}"]) from None
-    except Fault as fault:
-        raise DiscoveryError([f"{path}:{fault.line}: {fault}"]) from None
+def _endpoint_nodes(data: bytes, path: str) -> list[Node]:
+    root, *_ = documents(data, path) or [Node(1, None, is_null=True)]
     listed = root.value.get("endpoints") if isinstance(root.value, dict) else None
     if listed is None or not isinstance(listed.value, list):
         line = (listed or root).line
@@ -208,42 +155,6 @@ def _endpoint_nodes(text: bytes, path: str) -> list[Node]:
     if len(listed.value) > ENTRIES_MAX:
         raise DiscoveryError([f"{path}: more than {ENTRIES_MAX} endpoints"])
     return listed.value
-
-
-def _document(text: str) -> Node:
-    """The first document. Built from events: PyYAML's own composer recurses in C without limit."""
-    events = yaml.parse(text, Loader=yaml.CSafeLoader)
-    for event in events:
-        if isinstance(event, yaml.DocumentStartEvent):
-            root = build(next(events), events, 0)
-            for _ in events:  # what follows must be readable too
-                pass
-            return root
-    return Node(1, None, is_null=True)
-
-
-def build(event: yaml.Event, events: Iterator[yaml.Event], depth: int) -> Node:
-    """The node that begins with this event. Raises `Fault`."""
-    line = event.start_mark.line + 1 if event.start_mark else 0
-    if isinstance(event, yaml.AliasEvent):
-        raise Fault(line, f"alias *{event.anchor}: aliases are not supported; write it out")
-    if depth > DEPTH_MAX:
-        raise Fault(line, f"nested deeper than {DEPTH_MAX}")
-    if isinstance(event, yaml.SequenceStartEvent):
-        items: list[Node] = []
-        while not isinstance(event := next(events), yaml.SequenceEndEvent):
-            items.append(build(event, events, depth + 1))
-        return Node(line, items)
-    if isinstance(event, yaml.MappingStartEvent):
-        pairs: dict[str, Node] = {}
-        while not isinstance(event := next(events), yaml.MappingEndEvent):
-            key = build(event, events, depth + 1)
-            value = build(next(events), events, depth + 1)
-            if isinstance(key.value, str):
-                pairs[key.value] = value
-        return Node(line, pairs)
-    assert isinstance(event, yaml.ScalarEvent)
-    return Node(line, event.value, event.implicit[0] and event.value in ("", "~", "null"))
 
 
 def _entry(node: Node) -> Entry:

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from epp.model_rewrite import MODEL_CHARS_MAX, MODELS_MAX, RULES_MAX, TARGETS_MAX, WEIGHT_MAX, Rewrite, Rule, Target
-from workers.discovery import Fault, Node
+from workers.yaml_files import Fault, Node
 
 VERSION: Final = "v1alpha2"
 GROUPS: Final = ("llm-d.ai", "inference.networking.x-k8s.io")  # the newer one first

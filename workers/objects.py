@@ -14,13 +14,11 @@ What this does not do: watch, or know who asks for an objective or a model.
 """
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Final, NamedTuple
 
-import yaml
-
-from workers.discovery import DiscoveryError, Fault, Node, build, read_file
 from workers.object_kinds import KINDS, Found, Object, Once, PoolName, by_name, child, read, text
+from workers.yaml_files import DiscoveryError, Fault, Node, documents, read_file
 
 SUFFIXES: Final = (".yaml", ".yml", ".json")
 FILES_MAX: Final = 1000
@@ -41,31 +39,11 @@ def parse_objects(data: bytes, path: str) -> Parsed:
     """The objects of one file. A file that is no YAML has one fault and no object."""
     parsed = Parsed([], [], [])
     try:
-        for document in _documents(data, path):
+        for document in documents(data, path):
             _take(document, path, parsed, 0)
     except DiscoveryError as wrong:
         return Parsed([], wrong.faults, [])
     return parsed
-
-
-def _documents(data: bytes, path: str) -> Iterator[Node]:
-    try:
-        decoded = data.decode("utf-8-sig")
-        if decoded.lstrip().startswith("{"):
-            decoded = decoded.replace("\t", " ")  # JSON may indent by tabs, YAML may not
-        events = yaml.parse(decoded, Loader=yaml.CSafeLoader)
-        for event in events:
-            if isinstance(event, yaml.DocumentStartEvent):
-                yield build(next(events), events, 0)
-    except UnicodeDecodeError as wrong:
-        raise DiscoveryError([f"{path}: not UTF-8 at byte {wrong.start}"]) from None
-    except yaml.MarkedYAMLError as wrong:
-        line = wrong.problem_mark.line + 1 if wrong.problem_mark else 1
-        raise DiscoveryError([f"{path}:{line}: neither YAML nor JSON: {wrong.problem}"]) from None
-    except yaml.YAMLError as wrong:
-        raise DiscoveryError([f"{path}: neither YAML nor JSON: {wrong}"]) from None
-    except Fault as fault:
-        raise DiscoveryError([f"{path}:{fault.line}: {fault}"]) from None
 
 
 def _take(node: Node, path: str, parsed: Parsed, depth: int) -> None:

@@ -37,11 +37,12 @@ from epp.request import DEFAULT_FLOW, Request, Subset
 from shm.lanes import Lane, Lanes
 from shm.segment import Region
 from shm.series import SeriesWriter
-from workers.discovery import DiscoveryError, Entry, File
+from workers.discovery import Entry, File
 from workers.instance import families, lane_schema_of, series_schema_of
 from workers.object_kinds import Objects
 from workers.renaming import parse_renamed
 from workers.services import WorkerServices
+from workers.yaml_files import DiscoveryError
 
 SEED = 0  # ties are drawn alike every time
 NO_OBJECTS = Objects()

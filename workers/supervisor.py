@@ -42,7 +42,7 @@ from workers.admin import AdminServer, Answer, Guard, Request, all_may
 from workers.bus import AGE_TICKS, BusReader
 from workers.decisions import Asking
 from workers.decisions_page import DecisionsPage
-from workers.discovery import Discovery, DiscoveryError, File, follow, parse_flag
+from workers.discovery import Discovery, File, follow, parse_flag
 from workers.documents import ENDPOINTS, EndpointsView, NamesView, decode_endpoints
 from workers.endpoint_log import EndpointLog, Snapshots
 from workers.endpoints import EndpointTable
@@ -69,6 +69,7 @@ from workers.objects_watch import ObjectsWatch
 from workers.scrape import Scraper, fresh_for
 from workers.transport.limits import Limits
 from workers.transport.native import Server
+from workers.yaml_files import DiscoveryError
 
 if TYPE_CHECKING:
     from workers.metrics_page import MetricsPage
@@ -164,6 +165,7 @@ class Supervisor:
             if self.state is not None:
                 self._keep(self.state.run(table.owners, lambda: self.instance.stopping))
             await self._ended.wait()
+            scraper.close()  # of thousands of endpoints it would leave no time for what follows
             if self.state is not None:
                 bus.drain()
                 await self.state.close(table.owners)
@@ -288,7 +290,7 @@ class Supervisor:
                 expects=watch.expects,
             )
             self._keep(self._when_it_may(asked.run))
-            if not self.successor:  # who has a predecessor goes on with what that one knew
+            if not self.knows:  # whose predecessor knew something goes on with that
                 self.conditions.append(asked.missing)
 
     def _pool(self) -> PoolName:

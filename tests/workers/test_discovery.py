@@ -15,18 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from workers import discovery
-from workers.discovery import (
-    Discovery,
-    DiscoveryError,
-    EndpointSpec,
-    Entry,
-    File,
-    Names,
-    diff,
-    follow,
-    parse_file,
-    parse_flag,
-)
+from workers.discovery import Discovery, EndpointSpec, Entry, File, Names, diff, follow, parse_file, parse_flag
+from workers.yaml_files import DiscoveryError
 
 GOOD = b"""# the pool
 endpoints:

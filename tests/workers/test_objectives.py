@@ -11,10 +11,10 @@ from shm.flow_lanes import FlowLanes, FlowSchema
 from shm.segment import Region
 from tests.shm.memory import region_for
 from tests.shm.test_flow_lanes import lanes_of
-from workers.discovery import DiscoveryError
 from workers.documents import OBJECTIVES
 from workers.objectives import REUSE_AFTER_S, BandPlaces, ObjectivesRecord, ObjectivesView, Priorities, encode
 from workers.objects_watch import ObjectsWatch
+from workers.yaml_files import DiscoveryError
 
 PLACES = 5
 
@@ -173,6 +173,19 @@ def test_priorities_beyond_the_places_are_named_and_have_no_band(tmp_path: Path)
     assert view.priority("p1") == 1
     assert len(reports) == 1
     assert "all 3 places of bands are taken: requests of priority 2, 1 wait in band 0" in reports[0]
+
+
+def test_many_priorities_that_wait_are_named_in_part_and_not_at_each_change(tmp_path: Path) -> None:
+    documents, reports = Documents(), list[str]()
+    path = tmp_path / "all.yaml"
+    path.write_text("\n---\n".join(objective(f"p{n}", n) for n in range(1, 21)))
+    watch = documents.watch(tmp_path, reports, flow_lanes(3))
+    watch.start(successor=False)
+    for last in range(21, 25):
+        path.write_text("\n---\n".join(objective(f"p{n}", n) for n in range(1, last + 1)))
+        watch.look()
+    (said,) = reports
+    assert "requests of priority 18, 17, 16, 15, 14, 13, 12, 11 and 10 others wait in band 0" in said
 
 
 def test_objectives_beyond_the_documents_capacity_keep_the_last_ones(tmp_path: Path) -> None:

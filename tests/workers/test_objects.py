@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from epp.model_rewrite import MODEL_CHARS_MAX, MODELS_MAX, RULES_MAX, TARGETS_MAX, Rewrite, Rule, Target
-from workers.discovery import DiscoveryError
 from workers.object_kinds import POOL_GROUP, Found, PoolName, together
 from workers.objects import FILES_MAX, Folder, parse_objects
+from workers.yaml_files import DiscoveryError
 
 NEW = "llm-d.ai/v1alpha2"
 OLD = "inference.networking.x-k8s.io/v1alpha2"

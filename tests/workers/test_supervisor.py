@@ -17,11 +17,11 @@ from structlog.testing import capture_logs
 from shm.table import DOWN, State, TableReader
 from tests.workers.instances import made
 from workers import endpoint_log
-from workers.discovery import DiscoveryError
 from workers.exit_codes import ExitCode
 from workers.health import CHECK, NOT_SERVING, SERVING
 from workers.instance import Instance
 from workers.supervisor import Supervisor
+from workers.yaml_files import DiscoveryError
 
 PAGE = b"""\
 # TYPE vllm:num_requests_waiting gauge

@@ -4,6 +4,7 @@ Whatever is wrong with it ends the command with exit code 78, all errors told.
 """
 
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
@@ -16,13 +17,16 @@ from epp.findings import ConfigError, Finding
 from epp.registry import PluginImportError
 from workers.cli.flags import BadConfiguration, flag
 from workers.cli.options import PLUGIN_PATH, Options
-from workers.discovery import DiscoveryError
 from workers.memory import cgroup_limit
 from workers.objects import Folder
+from workers.yaml_files import DiscoveryError
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 STDIN = "-"
+NAME_MAX = 253
+NAMESPACE = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?")
+NAME = re.compile(r"[a-z0-9](?:[-a-z0-9.]*[a-z0-9])?")
 BYTES_MAX = 4 * yaml_nodes.TEXT_MAX  # of UTF-8; `load` refuses what is too long
 
 
@@ -141,3 +145,15 @@ def check_discovery(options: Options, config: EffectiveConfig) -> None:
             "error[no-discovery]: no endpoints: give --endpoints host:port,..., a file-discovery plugin in dataLayer.discovery, or, "
             "in Kubernetes, --pool-name or --endpoint-selector"
         )
+    if not places or options.endpoint_selector:
+        check_names(options)
+
+
+def check_names(options: Options) -> None:
+    """What Kubernetes is asked for by name. It would answer to a wrong one that there is no such thing."""
+    if not NAMESPACE.fullmatch(options.pool_namespace):
+        why = "a namespace has 1 to 63 lower-case letters, digits and '-', no '-' first or last"
+        raise BadConfiguration(f"error[bad-name]: --pool-namespace '{options.pool_namespace[:NAME_MAX]}': {why}")
+    if options.pool_given and not (NAME.fullmatch(options.pool_name) and len(options.pool_name) <= NAME_MAX):
+        why = f"a pool's name has 1 to {NAME_MAX} lower-case letters, digits, '-' and '.', a letter or digit first and last"
+        raise BadConfiguration(f"error[bad-name]: --pool-name '{options.pool_name[:NAME_MAX]}': {why}")

@@ -15,9 +15,9 @@ from workers import explain_view, offline
 from workers.cli.configuration import add_plugins, load_text, plugin_path_option, read_file
 from workers.cli.flags import BadConfiguration
 from workers.decisions_page import decoded, encoded
-from workers.discovery import DiscoveryError
 from workers.object_kinds import Found, together
 from workers.objects import Folder
+from workers.yaml_files import DiscoveryError
 
 TIMEOUT_S = 5.0
 

@@ -13,10 +13,11 @@ from workers.allocator import keep_freed_memory
 from workers.cli.configuration import load_config
 from workers.cli.flags import BadConfiguration
 from workers.cli.options import Options, serve_options
-from workers.discovery import DiscoveryError, File, parse_flag
+from workers.discovery import File, parse_flag
 from workers.instance import Instance, StartError
 from workers.kube.api import ready_to_connect
 from workers.objects import Folder
+from workers.yaml_files import DiscoveryError
 
 FORMATS = {"auto": None, "json": False, "console": True}
 

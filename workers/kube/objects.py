@@ -24,7 +24,6 @@ from typing import Any, Final
 
 import msgspec
 
-from workers.discovery import Fault, Node
 from workers.kube.reflect import HOLD_S, Api, Outage, Reflector, Resource, is_away
 from workers.object_kinds import (
     API_VERSIONS,
@@ -40,6 +39,7 @@ from workers.object_kinds import (
     by_name,
     read,
 )
+from workers.yaml_files import Fault, Node
 
 PLURALS: Final = {OBJECTIVE: "inferenceobjectives", REWRITE: "inferencemodelrewrites"}
 TELL_S: Final = 0.02
@@ -190,15 +190,23 @@ class KubeObjects:
         self._told(found, not (self._unheard() or self._doubted()))
 
     def _doubted(self) -> bool:
-        """Whether a kind seems to have no objects, and had some; for `HOLD_S`."""
+        """Whether a kind seems to have no objects, and had some; for `HOLD_S`, and for as long as it may not be listed."""
         known = {reflector.resource.plural for reflector in self._reflectors if reflector.known}
         doubted = any(PLURALS[kind] not in known for kind in self._expects)
-        if doubted and self._believing is None:
+        if doubted and self._believing is None and not self._refused():
             self._believing = asyncio.get_running_loop().call_later(HOLD_S, self._believe)
         return doubted
 
+    def _refused(self) -> bool:
+        """Whether there is a kind that had objects, and of which the server says nothing, in no group."""
+        refused = self._heard.refused
+        answered = {r.resource.plural for r in self._reflectors if r.synced or r.resource not in refused}
+        return any(PLURALS[kind] not in answered for kind in self._expects)
+
     def _believe(self) -> None:
-        self._expects = ()
+        self._believing = None
+        if not self._refused():
+            self._expects = ()
         self._tell_soon()
 
     def _own(self) -> Iterator[Object]:
