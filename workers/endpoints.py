@@ -293,7 +293,7 @@ class EndpointTable:
 
     def _claimed(self, spec: EndpointSpec) -> Member | None:
         slots = self._table.schema.slots
-        self._full = f"all {slots} slots of the table are taken; configure a larger table"
+        self._full = f"all {slots} slots of the table are taken; raise --max-endpoints"
         if len(self._members) + len(self._inherited) >= slots:
             return None
         remembered = self._remembered.get(_address(spec))

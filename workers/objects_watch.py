@@ -27,6 +27,8 @@ from workers.objectives import BandPlaces, ObjectivesRecord, decode, encode
 from workers.objects import ANY_POOL, Folder
 
 RETRY_S: Final = 1.0  # while a band waits for a place
+TELL_EVERY_S: Final = 60.0
+NAMED_MAX: Final = 8
 NOTHING: Final = Found()
 
 
@@ -63,7 +65,8 @@ class ObjectsWatch:
         self._rewrites = Published(writer, REWRITES, "model rewrites", report)
         places = flow.schema.bands if flow is not None else 0
         self._bands = BandPlaces(static, places, empty=flow.empty if flow is not None else bool, now=now())
-        self._told: frozenset[int] = frozenset()
+        self._told: frozenset[int] = frozenset()  # bands that wait, as it was said last
+        self._tell_at = now()
 
     def start(self, *, successor: bool) -> None:
         """Publish the first state. Raises DiscoveryError, unless there was a predecessor."""
@@ -142,14 +145,19 @@ class ObjectsWatch:
                 self._rewrites.write(rewrites.encode(rules))
 
     def _provide_bands(self, priorities: Collection[int], flow: FlowLanes) -> None:
-        self._bands.want(priorities, self._now())
-        if self._bands.waiting and self._bands.waiting != self._told:
-            named = ", ".join(map(str, sorted(self._bands.waiting, reverse=True)))
+        now = self._now()
+        self._bands.want(priorities, now)
+        waiting = self._bands.waiting
+        if not waiting:
+            self._told = waiting
+        elif waiting != self._told and now >= self._tell_at:
+            self._told, self._tell_at = waiting, now + TELL_EVERY_S
+            named = ", ".join(map(str, sorted(waiting, reverse=True)[:NAMED_MAX]))
+            more = f" and {len(waiting) - NAMED_MAX} others" if len(waiting) > NAMED_MAX else ""
             self._report(
-                f"all {flow.schema.bands} places of bands are taken: requests of priority {named} wait in band 0 "
+                f"all {flow.schema.bands} places of bands are taken: requests of priority {named}{more} wait in band 0 "
                 "until one is free; use fewer different priorities"
             )
-        self._told = self._bands.waiting
 
 
 class Published:

@@ -224,12 +224,12 @@ def rewrite(
 
 
 Rule = tuple[str, str, tuple[str, ...]]  # API group, resource, verbs
-READ = ("get", "list", "watch")
+READ = ("list", "watch")
 NEEDED: tuple[Rule, ...] = (
     ("", "pods", READ),
     (POOLS, "inferencepools", READ),
     *((group, f"inference{kind}s", READ) for group in (NEW, LEGACY) for kind in ("objective", "modelrewrite")),
-    ("coordination.k8s.io", "leases", ("get", "create", "update", "patch")),
+    ("coordination.k8s.io", "leases", ("get", "watch", "create", "update")),
 )
 
 

@@ -9,7 +9,7 @@ from typing import NamedTuple, Self
 from shm import observe
 from shm.documents import DocumentReader, DocumentSchema
 from shm.segment import SegmentError
-from shm.table import TableReader, TableSchema
+from shm.table import State, TableCopy, TableReader, TableSchema
 from tests.e2e.cluster import Picker
 from workers.documents import ENDPOINTS, EndpointRecord, decode_endpoints
 from workers.objectives import ObjectivesView
@@ -64,6 +64,7 @@ class Table:
         (table,) = (part for part in parts.values() if isinstance(part.schema, TableSchema))
         assert isinstance(table.schema, TableSchema)
         self._table = TableReader(table.schema, table.region)
+        self._copy: TableCopy | None = None
         self._version = -1
         self._lock = threading.Lock()
         self._records: list[EndpointRecord] = []
@@ -79,11 +80,13 @@ class Table:
             if found is not None:
                 self._version, blob = found
                 self._records = decode_endpoints(blob) if blob else []
-        copy = self._table.copy()
+        copy = self._copy = self._table.copy(self._copy)  # as workers do: a row that is being written is as it was
         return frozenset(
             Seat(r.name, r.host, r.port, r.uid, r.slot, r.generation)
             for r in self._records
-            if r.slot < len(copy.rows) and int(copy.generation[r.slot]) == r.generation
+            if r.slot < len(copy.rows)
+            and int(copy.generation[r.slot]) == r.generation
+            and int(copy.state[r.slot]) != State.FREE
         )
 
     def priority(self, objective: str) -> int | None:

@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from concurrent.futures import ThreadPoolExecutor
 
 from tests.kube.client import Object
-from tests.kube.objects import pod, status
+from tests.kube.objects import READ, pod, status
 from tests.kube.table import Seat, Watched
 from tests.kube.world import World, until
 
@@ -236,7 +236,7 @@ def test_a_pool_that_is_deleted_takes_its_endpoints_along(world: World) -> None:
 
 
 def test_a_selector_on_the_command_line_needs_no_pool_and_no_definitions(world: World) -> None:
-    rules = [("", "pods", ("get", "list", "watch"))]
+    rules = [("", "pods", READ)]
     world.pod("one", "127.30.4.1")
     world.pod("foreign", "127.30.4.2", OUT)
     picker = world.picker(

@@ -223,7 +223,7 @@ def test_with_a_full_table_an_endpoint_waits_is_named_once_and_gets_the_next_fre
     assert set(seen(shared)) == {"a", "b"}
     for n in range(10):
         ours.table.sweep(101.0 + n)
-    assert ours.reports == ["1 endpoints wait (c): all 2 slots of the table are taken; configure a larger table"]
+    assert ours.reports == ["1 endpoints wait (c): all 2 slots of the table are taken; raise --max-endpoints"]
     shared.inflight[0] = 1
     ours.apply(spec("b"), spec("c"))
     assert set(seen(shared)) == {"b"}

@@ -220,14 +220,17 @@ class Api:
         rest = b""
         try:
             yield b""
+            loop = asyncio.get_running_loop()
+            came_at = loop.time()  # when a whole event did: single bytes are no sign of life
             while True:
-                async with asyncio.timeout(idle_s):
+                async with asyncio.timeout_at(came_at + idle_s):
                     chunk = await response.content.readany()
                 if not chunk:
                     return
                 *whole, rest = (rest + chunk).split(b"\n") if rest else chunk.split(b"\n")
                 for line in whole:
                     if line:
+                        came_at = loop.time()
                         yield line
                 if len(rest) > LINE_BYTES_MAX:
                     raise Unreachable(f"{self.host}: an event of {path} is longer than {LINE_BYTES_MAX} bytes")

@@ -87,12 +87,15 @@ def specs_of(pod: Pod, selector: Selector, ports: Sequence[int]) -> tuple[Endpoi
     if not pod.ready or not selector.matches(dict(pod.labels)):
         return ()
     try:
-        address = str(ipaddress.ip_address(pod.address))
+        address = ipaddress.ip_address(pod.address)
     except ValueError:
         return ()  # none yet, or none any more
+    if address.is_unspecified or address.is_multicast:
+        return ()  # nobody's: a connection would end at whoever asks
+    host = str(address)
     active = active_ports(pod.active_ports, ports)
     return tuple(
-        EndpointSpec(pod.namespace, f"{pod.name}-rank-{rank}", address, port, pod.labels, address, port, pod.uid)
+        EndpointSpec(pod.namespace, f"{pod.name}-rank-{rank}", host, port, pod.labels, host, port, pod.uid)
         for rank, port in enumerate(ports)
         if port in active
     )

@@ -30,6 +30,7 @@ from workers.kube.api import EMPTY, ApiError, Resource, Unreachable
 __all__ = ["Api", "Change", "Outage", "Reflector", "Resource"]
 
 PAGE: Final = 500
+PAGE_MIN: Final = 16  # after failures: pages of large objects may be too large, or too long on their way
 PAGES_MAX: Final = 1000
 LIST_S: Final = 30.0
 WATCH_S: Final = (300.0, 600.0)  # how long the server is to let a watch live
@@ -336,7 +337,7 @@ class Reflector(Generic[T]):
     async def _list(self) -> bool:
         """All pages; False when there is no such resource."""
         found: dict[str, T] = {}
-        query = {"limit": str(PAGE), **self._selectors}
+        query = {"limit": str(max(PAGE >> self._failures, PAGE_MIN)), **self._selectors}
         for _ in range(PAGES_MAX):
             try:
                 answer = await self._api.request("GET", self.resource.path, query=query, timeout_s=LIST_S)

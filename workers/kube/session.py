@@ -5,6 +5,10 @@ read again every minute by its own hook; everything else is loaded anew by `Api`
 """
 
 import asyncio
+import contextlib
+import logging
+import os
+import signal
 import ssl
 from collections.abc import Mapping
 from typing import Any
@@ -24,6 +28,7 @@ LOAD_S_MAX = 30.0  # an exec plugin may ask a server of its own
 CONNECT_S = 5.0
 CONNECTIONS_MAX = 32
 USER_AGENT = "endpoint-picker"
+logging.getLogger("kubernetes_asyncio").addHandler(logging.NullHandler())  # what it says of failures, they say too
 
 
 class Session:
@@ -76,8 +81,15 @@ async def open_session(files: str, environ: Mapping[str, str]) -> Session:
             load: Any = load_incluster_config  # it has no types
             load(configuration, environ=environ)
             return Session(configuration)
-        async with asyncio.timeout(LOAD_S_MAX):
-            await kube_config.load_kube_config(files, client_configuration=configuration, persist_config=False)
+        before = _children()
+        try:
+            async with asyncio.timeout(LOAD_S_MAX):
+                await kube_config.load_kube_config(files, client_configuration=configuration, persist_config=False)
+        except (TimeoutError, asyncio.CancelledError):
+            for plugin in _children() - before:  # the client leaves it running, one more with every try
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(plugin, signal.SIGKILL)
+            raise
         try:
             return Session(configuration)
         finally:
@@ -94,4 +106,14 @@ async def open_session(files: str, environ: Mapping[str, str]) -> Session:
         KeyError,
         AssertionError,
     ) as bad:
-        raise Unreachable(f"{files or 'the service account'}: {bad or type(bad).__name__}") from bad
+        is_none = "" if isinstance(bad, ConfigException | OSError) else " is no kubeconfig" if files else ""
+        raise Unreachable(f"{files or 'the service account'}{is_none}: {bad or type(bad).__name__}") from bad
+
+
+def _children() -> set[int]:
+    """Processes of this one, where the kernel tells."""
+    try:
+        with open(f"/proc/self/task/{os.getpid()}/children") as listed:
+            return {int(pid) for pid in listed.read().split()}
+    except OSError:
+        return set()

@@ -1,6 +1,7 @@
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
@@ -172,6 +173,22 @@ def test_a_pool_is_a_place_for_endpoints_and_beside_another_just_a_name() -> Non
     assert load_config(Options(endpoint_selector="a")).discovery is None
     assert load_config(Options(pool_given=True, endpoints="a:1")).discovery is None
     assert load_config(Options(pool_given=True, config_text=GOOD)).discovery is not None
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"pool_given": True, "pool_namespace": "a/b"}, "--pool-namespace 'a/b': a namespace has"),
+        ({"endpoint_selector": "a", "pool_namespace": "A"}, "--pool-namespace 'A': a namespace has"),
+        ({"pool_given": True, "pool_namespace": "a" * 64}, "a namespace has 1 to 63"),
+        ({"pool_given": True, "pool_name": "a,metadata.namespace=b"}, "--pool-name 'a,metadata.namespace=b'"),
+        ({"pool_given": True, "pool_name": "Pool"}, "a pool's name has"),
+        ({"pool_given": True, "pool_name": "a" * 254}, "a pool's name has"),
+    ],
+)
+def test_names_that_nothing_in_kubernetes_has_are_refused(given: dict[str, Any], said: str) -> None:
+    assert said in refused(Options(**given))
+    load_config(Options(**{**given, "endpoint_selector": ""}, endpoints="a:1"))
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import datetime
 import json
+import os
 import ssl
 import subprocess
 import sys
@@ -218,6 +219,7 @@ def test_a_watch_is_a_line_for_each_event_however_they_are_cut(tmp_path: Path) -
     ("answer", "why"),
     [
         (watched(b"{}\n", 30.0), "nothing came for 0.2 s in a watch of"),
+        (watched(b"{}\n", *(40 * (b" ", 0.05))), "nothing came for 0.2 s in a watch of"),
         (watched(b"{}\n", b"{", end=False), ""),
         (watched(b"{}\n", b"x" * 3000), "is longer than 2000 bytes"),
     ],
@@ -276,6 +278,41 @@ def test_an_exec_plugin_gives_the_token(tmp_path: Path) -> None:
 
     called = {"apiVersion": credential["apiVersion"], "command": sys.executable, "args": [str(plugin)]}
     scenario(tmp_path, echo, main, exec=called)
+
+
+def test_an_exec_plugin_that_hangs_is_given_up_and_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    from workers.kube import session
+
+    monkeypatch.setattr(session, "LOAD_S_MAX", 1.0)
+    plugin, written = tmp_path / "plugin.py", tmp_path / "pid"
+    plugin.write_text(f"import os, time; open({str(written)!r}, 'w').write(str(os.getpid())); time.sleep(60)")
+
+    async def main(client: Api) -> None:
+        with pytest.raises(Unreachable, match="the exec plugin did not end within 1 s"):
+            await client.request("GET", PODS)
+        async with asyncio.timeout(10):
+            while written.exists() and os.path.exists(f"/proc/{written.read_text()}"):
+                await asyncio.sleep(0.01)
+        await asyncio.sleep(0.1)  # for the loop to hear of it
+
+    called = {"apiVersion": "client.authentication.k8s.io/v1", "command": sys.executable, "args": [str(plugin)]}
+    scenario(tmp_path, echo, main, exec=called)
+    assert capfd.readouterr().err == ""
+
+
+def test_what_a_failing_exec_plugin_says_is_in_the_failure_alone(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    async def main(client: Api) -> None:
+        with pytest.raises(Unreachable, match=r"process returned 3\. no entry"):
+            await client.request("GET", PODS)
+
+    code = "import sys; sys.stderr.write('no entry'); sys.exit(3)"
+    called = {"apiVersion": "client.authentication.k8s.io/v1", "command": sys.executable, "args": ["-c", code]}
+    scenario(tmp_path, echo, main, exec=called)
+    assert capfd.readouterr().err == ""
 
 
 @pytest.mark.parametrize("config", ["{", "[]", "{}", '{"current-context": "x", "contexts": [], "clusters": []}'])

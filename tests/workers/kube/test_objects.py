@@ -324,6 +324,25 @@ def test_that_a_kind_has_no_objects_any_more_is_believed_after_a_while_only(monk
     followed(api, test, [OBJECTIVE, REWRITE])
 
 
+def test_a_predecessors_objects_are_not_given_up_while_the_role_to_list_them_is_missing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("workers.kube.objects.HOLD_S", 0.1)
+    api = FakeApi()
+    for group in (NEW, OLD):
+        at = path(OBJECTIVES, group)
+        api.failures[at] = ApiError(403, "Forbidden", "no", "list", at)
+
+    async def test(heard: Heard) -> None:
+        await heard.until(lambda: heard.times > 0)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(heard.until(lambda: heard.complete), 0.5)
+        api.failures.clear()
+        await heard.until(lambda: heard.complete)
+
+    followed(api, test, [OBJECTIVE])
+
+
 def test_what_is_expected_and_found_is_complete_at_once_in_whichever_group(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("workers.kube.objects.HOLD_S", 1000.0)
     api = FakeApi()

@@ -67,6 +67,11 @@ def test_an_ipv6_address_is_one() -> None:
     assert found(pod(status={"podIP": "FD00:0::1"})) == [("vllm-0-rank-0", "fd00::1", 8000)]
 
 
+@pytest.mark.parametrize("address", ["0.0.0.0", "::", "224.0.0.1", "ff02::1", "010.1.2.3", "name"])
+def test_an_address_that_is_no_pods_has_no_endpoint(address: str) -> None:
+    assert found(pod(status={"podIP": address})) == []
+
+
 @pytest.mark.parametrize("key", [ACTIVE_PORTS, ACTIVE_PORTS_LEGACY])
 def test_the_annotation_leaves_only_the_ports_that_it_lists_and_their_ranks(key: str) -> None:
     thing = pod(metadata={"annotations": {key: " 8002, x,8000,9999,", "other": "y"}})

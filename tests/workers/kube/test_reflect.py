@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.workers.kube.fake import PODS, FakeApi, in_virtual_time
-from workers.kube.api import ApiError, Resource, Unreachable
+from workers.kube.api import EMPTY, ApiError, Resource, Unreachable
 from workers.kube.reflect import HOLD_S, IDLE_S, OBJECTS_MAX, Change, Known, Outage, Reflector
 
 THINGS = Resource("example.com", "v1", "things", "space")
@@ -343,6 +343,25 @@ def test_not_found_by_a_load_balancer_takes_nothing_away(expects: bool) -> None:
         assert (followed.known, followed.reflector.problem) == (followed.truth, "")
 
     scenario(main, things(0 if expects else 3), expects=expects)
+
+
+def test_pages_that_are_too_large_become_smaller() -> None:
+    class Narrow(FakeApi):
+        async def request(self, verb: str, path: str, *, query: Any = EMPTY, **more: Any) -> bytes:
+            if int(query["limit"]) > 20:
+                raise Unreachable("the answer is longer than 64 bytes")
+            return await super().request(verb, path, query=query, **more)
+
+    async def main(api: FakeApi, followed: Followed) -> None:
+        await asyncio.sleep(30)
+        assert followed.known == followed.truth
+        assert len(followed.known) == 50
+
+    api = Narrow()
+    api.install(THINGS)
+    for n in range(50):
+        api.put(THINGS, f"t{n}", {"text": str(n)})
+    scenario(main, api)
 
 
 def test_pods_are_never_taken_for_not_installed() -> None:
