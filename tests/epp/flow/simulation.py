@@ -728,9 +728,14 @@ class World:
         capacity = self.pool.pods * self.pool.each
         if load.empty or (self.pool.pending() and not load.step):
             return False
+        used = round(load.saturation + self.pool.pending() / capacity, 9)
+        return used < self.ceiling(priority, shard, load.saturation)
+
+    def ceiling(self, priority: int, shard: SimShard, saturation: float) -> float:
+        """Of a band, by the bands that the shard knows."""
         priorities = sorted((b.priority for b in shard.controller._registry.order), reverse=True)
-        ceilings = dict(zip(priorities, self.plan.usage_limits.ceilings(load.saturation, priorities), strict=True))
-        return round(load.saturation + self.pool.pending() / capacity, 9) < round(ceilings.get(priority, 0.0), 9)
+        ceilings = dict(zip(priorities, self.plan.usage_limits.ceilings(saturation, priorities), strict=True))
+        return round(ceilings.get(priority, 0.0), 9)
 
     def check_room(self) -> None:
         """Work conserving: room that somebody waits for does not stay unused."""
@@ -774,6 +779,9 @@ class World:
         lane, now = self.board.lanes[other.number], self.clock.now
         if self.faulty or other.busy or lane.front is None or lane.front != other.front or lane.front[0] != own:
             return
+        saturation = self.pool.load().saturation
+        if self.ceiling(own, other, saturation) < self.ceiling(own, shard, saturation):
+            return  # other bands are known there: it may see no room where this one does
         turn, theirs = shard.controller.turn, lane.front[1]
         tolerance = self.band_plans[own].fairness.tolerance
         if theirs < turn - tolerance and now - other.front_since > OUTRANKED_S:
