@@ -105,6 +105,8 @@ class Lane:
         self._histograms = [
             (at, at + 1, bounds) for at, (_, bounds) in zip(schema.histograms_at, schema.histograms, strict=True)
         ]
+        self._cells: Ints = region.array(np.int64, 0, schema.lane_bytes // WORD)
+        self._bounds = [np.array(bounds, np.float64) for _, bounds in schema.histograms]
 
     def add(self, counter_index: int, n: int = 1) -> None:
         """Move a counter on."""
@@ -117,11 +119,10 @@ class Lane:
         self.floats[sum_at] += value
 
     def observe_all(self, histogram_index: int, values: list[float], weight: int = 1) -> None:
-        """Count many values at once, each `weight` times: 0.05 us each from about fifty on."""
-        sum_at, counts_at, bounds = self._histograms[histogram_index]
-        places, counts = np.unique(np.array(bounds).searchsorted(values), return_counts=True)
-        for place, count in zip(places.tolist(), counts.tolist(), strict=True):
-            self.words[counts_at + place] += weight * count
+        """Count many values at once, each `weight` times: 3 us for eight, and 0.05 us each from about a hundred on."""
+        sum_at, counts_at, _ = self._histograms[histogram_index]
+        counts = np.bincount(self._bounds[histogram_index].searchsorted(values))
+        self._cells[counts_at : counts_at + len(counts)] += weight * counts
         self.floats[sum_at] += weight * sum(values)
 
     def beat(self, now: float) -> None:

@@ -88,6 +88,18 @@ def test_histograms_count_values_up_to_and_including_each_bound() -> None:
     assert lanes.histograms()["size"] == ([0, 0], 0.0)
 
 
+@pytest.mark.parametrize("values", [[0.1], [7.0, 0.0], [0.11, 0.1, 1.0, 1.5, 0.05, 0.5]])
+def test_many_values_at_once_count_as_if_they_came_one_by_one(values: list[float]) -> None:
+    together, apart = serving_lanes(), serving_lanes()
+    index = SCHEMA.histogram["wait_s"]
+    together.lane(1).observe_all(index, values, 3)
+    for value in values * 3:
+        apart.lane(1).observe(index, value)
+    counts, total = apart.histograms()["wait_s"]
+    assert together.histograms()["wait_s"] == (counts, pytest.approx(total))
+    assert together.histograms()["size"] == apart.histograms()["size"]
+
+
 def test_scalars_are_listed_per_lane() -> None:
     lanes = serving_lanes()
     lanes.lane(3).scalars[SCHEMA.scalar["streams"]] = 12
