@@ -10,6 +10,8 @@ bucket, so phases are spread.
     sweep   oldest first over what is connecting, waiting: limits cost nothing while all is well
 
 - A scrape that is still under way when its bucket comes again is left alone; that turn is counted.
+- Connections are opened in the order of asking, a bounded number per tick, so that very many servers
+  that cannot be reached are each asked less often, and the others as before.
 - One scrape's failure, slowness or nonsense touches no other: nothing here waits for a server.
 - A kept connection that goes is followed by one attempt at once, at most once per turn, so that a
   killed server is known after two attempts, not after two intervals.
@@ -25,8 +27,9 @@ import asyncio
 import errno
 import math
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Hashable
+from itertools import islice
 from typing import Generic, NamedTuple, Protocol, Self, TypeVar
 
 from epp.plugins.extractors.core_metrics import Extracted, ExtractError
@@ -49,7 +52,7 @@ SCRAPE_S_MAX = 1.0
 TICK_S_MIN = 0.005
 TICK_S_MAX = 0.025
 TICKS_PER_INTERVAL = 10
-NEWCOMERS_PER_TICK = 64
+DIALS_PER_S_MAX = 6400  # a fifth of a core; 5,000 endpoints that cannot be reached would take more than one
 
 FRESH_INTERVALS = 4
 FRESH_S_MIN = 0.2
@@ -275,7 +278,8 @@ class Scraper:
         self._tick_s = min(max(self.interval_s / TICKS_PER_INTERVAL, TICK_S_MIN), TICK_S_MAX)
         buckets = max(1, round(self.interval_s / self._tick_s))
         self._wheel: list[dict[Target, None]] = [{} for _ in range(buckets)]
-        self._newcomers: deque[Target] = deque()
+        self._dials_per_tick = math.ceil(DIALS_PER_S_MAX * self._tick_s)
+        self._to_dial: dict[Target, None] = {}  # in the order of asking
         self._connecting: dict[Target, float] = {}  # oldest first, as are those under way
         self._under_way: dict[Target, None] = {}
         self._started_at = 0.0
@@ -339,7 +343,7 @@ class Scraper:
         target = Target(self, tag, slot, address, reader)
         target.bucket = min(self._wheel, key=len)
         target.bucket[target] = None
-        self._newcomers.append(target)
+        self._to_dial[target] = None
         return target
 
     def change(self, target: Target, address: tuple[str, int], reader: PageReader) -> None:
@@ -348,7 +352,7 @@ class Scraper:
         target.reader = reader
         target.move(address)
         target.not_before = 0.0
-        self._newcomers.append(target)
+        self._to_dial[target] = None
 
     def remove(self, target: Target) -> None:
         """The endpoint left."""
@@ -357,6 +361,7 @@ class Scraper:
 
     def _drop(self, target: Target) -> None:
         self._end(target)
+        self._to_dial.pop(target, None)
         if target.attempt is not None:
             target.attempt.cancel()
             target.attempt = None
@@ -379,10 +384,9 @@ class Scraper:
             for target in wheel[number % len(wheel)]:
                 self._due(target, now)
         self._turns = max(turns, self._turns)
-        for _ in range(min(len(self._newcomers), NEWCOMERS_PER_TICK)):
-            target = self._newcomers.popleft()
-            if target in target.bucket and target.began < 0.0:
-                self._begin(target, now)
+        for target in list(islice(self._to_dial, self._dials_per_tick)):
+            del self._to_dial[target]
+            self._begin(target, now)
         self._sink.sweep(now)
 
     def _due(self, target: Target, now: float) -> None:
@@ -390,7 +394,10 @@ class Scraper:
             self.counters.late += 1
         elif now >= target.not_before:
             target.retried = False
-            self._begin(target, now)
+            if target.connection is None:
+                self._to_dial[target] = None
+            else:
+                self._begin(target, now)
 
     def _begin(self, target: Target, now: float) -> None:
         target.began = now

@@ -26,6 +26,7 @@ from shm.table import State
 from workers.http_client import Dialer, HttpError
 from workers.scrape import (
     CONNECT_S_MAX,
+    DIALS_PER_S_MAX,
     FLOOD_PAUSE_S,
     PAUSE_S,
     REFUSALS_TO_PAUSE,
@@ -291,6 +292,28 @@ def test_a_loop_that_was_stuck_sends_each_scrape_once_and_not_for_every_turn_mis
     assert len(bench.net.asked) == 1
 
 
+def test_of_very_many_servers_that_cannot_be_reached_each_gets_its_turn_and_connected_ones_keep_theirs() -> None:
+    bench = Bench()
+    _, connection = bench.up()
+    for n in range(1000):
+        bench.scraper.add(n, n, ("10.0.1.1", n), reader())
+    bench.net.asked.clear()
+    ticks, tried = 400, Counter[Any]()
+    for _ in range(ticks):
+        before = bench.net.dialled
+        bench.turn()
+        assert bench.net.dialled - before <= DIALS_PER_S_MAX * 0.005
+        for attempt in list(bench.net.attempts):
+            tried[attempt.caller.tag] += 1
+            attempt.fail(errno.EHOSTUNREACH if attempt.caller.tag % 2 else errno.ENETUNREACH)
+        for asked in bench.net.asked:
+            asked.answer()
+        bench.net.asked.clear()
+    assert len(tried) == 1000
+    assert max(tried.values()) - min(tried.values()) <= 2  # of about 13
+    assert connection.answers == 1 + ticks // 10
+
+
 def test_an_unanswered_connect_is_given_up_after_200_ms_and_a_hanging_scrape_after_1_s() -> None:
     bench = Bench()
     bench.scraper.add("a", 1, ("10.0.0.1", 8000), reader())
@@ -520,7 +543,7 @@ def test_ten_thousand_endpoints_coming_and_going_leave_nothing() -> None:
         bench.turn()
     assert len(bench.scraper) == 0
     assert not (bench.net.open or bench.net.attempts)
-    assert not (bench.scraper._under_way or bench.scraper._connecting or bench.scraper._newcomers)
+    assert not (bench.scraper._under_way or bench.scraper._connecting or bench.scraper._to_dial)
 
 
 # Real servers on loopback
