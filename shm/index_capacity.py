@@ -33,6 +33,7 @@ _OWNER_MASK = np.uint64(OWNER_IDS - 1)
 _WIDE_SHIFT = np.uint64(OWNER_BITS)
 _ONE = np.uint64(1)
 _BLOCKS = np.array([1, WIDE_BLOCKS], dtype=np.int64)
+_NOWHERE: Places = np.empty(0, dtype=np.int64)
 _OWNER_LANES = 4  # 16-bit words in an entry; the lowest is the owner
 
 
@@ -96,17 +97,22 @@ class Capacity:
     def surplus(self, owner: int, age: int) -> Places:
         """The places of the owner's oldest entries that are too many; they are to be emptied at once. `age` is now."""
         excess = int(self._held[owner] - self._kept[owner])
-        places, since = self._listed.pop(owner, (np.empty(0, dtype=np.int64), 0))
-        old = (self._ages[places] - np.uint32(since)).view(np.int32) < 0
-        places = places[old & (self._owners[places] == owner)]
-        first, places = self._split(places, excess)
-        excess -= int(blocks_of(self._entries[first]).sum())
-        if excess <= 0:
-            self._listed[owner] = places, since
-            return first
-        taken, places = self._split(self._oldest(owner, first, excess, age), excess)
-        self._listed[owner] = places, age & AGE_MASK
-        return np.concatenate((first, taken))
+        listed, since = self._listed.pop(owner, (_NOWHERE, 0))
+        freed = [_NOWHERE]
+        while excess > 0 and len(listed):
+            first, listed = listed[:excess], listed[excess:]  # the rest of the list is looked at when its turn comes
+            old = (self._ages[first] - np.uint32(since)).view(np.int32) < 0
+            taken, rest, excess = self._split(first[old & (self._owners[first] == owner)], excess)
+            freed.append(taken)
+            if len(rest):
+                listed = np.concatenate((rest, listed))
+        if excess > 0:
+            oldest = self._oldest(owner, np.concatenate(freed), excess, age)
+            taken, listed, excess = self._split(oldest, excess)
+            freed.append(taken)
+            since = age & AGE_MASK
+        self._listed[owner] = listed, since
+        return np.concatenate(freed)
 
     def _oldest(self, owner: int, without: Places, excess: int, age: int) -> Places:
         """The older LISTED_SHARE of its entries, and at least `excess` of them, oldest first."""
@@ -120,10 +126,13 @@ class Capacity:
             places, ages = places[older], ages[older]
         return places[ages.argsort()]
 
-    def _split(self, places: Places, excess: int) -> tuple[Places, Places]:
-        """As many of the first as stand for `excess` blocks, and the others."""
-        cut = int(blocks_of(self._entries[places]).cumsum().searchsorted(excess)) + 1
-        return places[:cut], places[cut:]
+    def _split(self, places: Places, excess: int) -> tuple[Places, Places, int]:
+        """As many of the first as stand for `excess` blocks, the others, and how many blocks are still too many."""
+        blocks = blocks_of(self._entries[places]).cumsum()
+        cut = int(blocks.searchsorted(excess)) + 1
+        if cut > len(blocks):
+            return places, places[:0], excess - int(blocks[-1]) if len(blocks) else excess
+        return places[:cut], places[cut:], 0
 
     def _count(self, entries: Entries) -> Places:
         owners = (entries & _OWNER_MASK).view(np.int64)
