@@ -39,7 +39,7 @@ DRAINED_EVERY_S = 0.25
 REPORT_EVERY_S = 60.0
 REPORTED_MAX = 8
 
-Address = tuple[str, str, str, int]
+Address = tuple[str, str, str, int, str]  # namespace, name, host, port, uid
 
 
 class Owners(Protocol):
@@ -143,7 +143,7 @@ class EndpointTable:
             if copy is not None and handle in claimed and record.slot < len(copy.rows):
                 state = State(int(copy.state[record.slot]))
                 down = bool(int(copy.flags[record.slot]) & DOWN)
-                address = (record.namespace, record.name, record.host, record.port)
+                address = (record.namespace, record.name, record.host, record.port, record.uid)
                 self._inherited[address] = record, state, down
                 claimed.discard(handle)
         for handle in claimed:  # claimed, but the predecessor died before it wrote so
@@ -280,10 +280,10 @@ class EndpointTable:
         return len(self._members) > before
 
     def _adopted(self, spec: EndpointSpec) -> Member | None:
-        inherited = self._inherited.get(_address(spec))
-        if inherited is None or inherited[0].uid != spec.uid:
+        inherited = self._inherited.pop(_address(spec), None)
+        if inherited is None:
             return None
-        record, state, down = self._inherited.pop(_address(spec))
+        record, state, down = inherited
         member = Member(spec, Handle(record.slot, record.generation), record.owner)
         scraped = state in (State.FRESH, State.STALE)
         member.health = self._freshness.adopt(member, scraped=scraped, down=down, now=self._now)
@@ -443,4 +443,4 @@ def spec_of(record: EndpointRecord) -> EndpointSpec:
 
 
 def _address(spec: EndpointSpec) -> Address:
-    return spec.namespace, spec.name, spec.host, spec.port
+    return spec.namespace, spec.name, spec.host, spec.port, spec.uid

@@ -52,14 +52,14 @@ FUTURE_MAX_S = 60.0  # clocks of two machines differ
 SLICE_BUCKETS = 4096
 OWNERS_BYTES_MAX = 64 << 20
 
-VERSION = 1
+VERSION = 2
 MAGIC = b"EPPINDEX"
 END = b"EPPWHOLE"
 HEADER = Struct("=8sIIQQ16s")
 FOOTER = Struct("=QI8s")
 ENTRY_BYTES = 12
 
-Identity = tuple[str, str, str, int]  # namespace, name, host, port
+Identity = tuple[str, str, str, int, str]  # namespace, name, host, port, uid
 
 log = structlog.get_logger()
 

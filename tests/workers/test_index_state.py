@@ -21,7 +21,7 @@ from workers.bus import AGE_TICKS
 from workers.index_state import AGE_MAX_S, SNAPSHOT, Identity, IndexState, kept_secret
 
 SEED = 77
-NAMES: list[Identity] = [("default", name, "10.0.0.1", 8000 + n) for n, name in enumerate("abc")]
+NAMES: list[Identity] = [("default", name, "10.0.0.1", 8000 + n, f"uid-{name}") for n, name in enumerate("abc")]
 
 
 class Life:
@@ -164,7 +164,7 @@ def test_a_snapshot_of_other_circumstances_is_refused_and_says_why(
         (lambda content: content[:20], "it is cut off"),
         (lambda content: b"", "it is no snapshot of a prefix index"),
         (lambda content: b"x" * len(content), "it is no snapshot of a prefix index"),
-        (lambda content: content[:8] + b"\x09" + content[9:], "it is of version 9, and this picker reads version 1"),
+        (lambda content: content[:8] + b"\x09" + content[9:], "it is of version 9, and this picker reads version 2"),
         (lambda content: content[:7000] + b"bad" + content[7003:], "it is damaged: its checksum differs"),
         (lambda content: content + bytes(80 << 20), "it is damaged: it has"),
     ],

@@ -1,6 +1,7 @@
 """The endpoint table over real shared-memory structures in plain memory, with a faked scraper."""
 
 import asyncio
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -104,7 +105,9 @@ class Shared:
 
 
 class Supervisor:
-    def __init__(self, shared: Shared, now: float = 100.0, *, debug: bool = False) -> None:
+    def __init__(
+        self, shared: Shared, now: float = 100.0, *, debug: bool = False, remembered: Mapping[Any, int] | None = None
+    ) -> None:
         self.shared, self.reports = shared, []
         self.log = Recorder()
         self.loop, self.scraper = FakeLoop(), FakeScraper()
@@ -119,6 +122,7 @@ class Supervisor:
             fresh_for_s=0.2,
             report=self.reports.append,
             log=EndpointLog(debug=debug, log=self.log),
+            remembered=remembered,
         )
         self.table.start(
             self.scraper,  # type: ignore[arg-type]
@@ -359,6 +363,20 @@ def successor(shared: Shared, uid: str) -> Any:
     ours = Supervisor(shared)
     ours.apply(spec("a")._replace(uid=uid))
     return shared.view.current()
+
+
+def test_what_a_snapshot_holds_of_a_server_goes_with_its_uid() -> None:
+    a, b = spec("a")._replace(uid="first"), spec("b", "10.0.0.2")._replace(uid="second")
+    before = Supervisor(Shared())
+    before.apply(a, b)
+    remembered = before.table.owners()
+    shared = Shared()
+    shared.owners.live, shared.owners.next = set(remembered.values()), 10
+    after = Supervisor(shared, remembered=remembered)
+    after.apply(a, b._replace(uid="another"))
+    owners = {address[-1]: owner for address, owner in after.table.owners().items()}
+    assert owners == {"first": remembered["default", "a", "10.0.0.1", 8000, "first"], "another": 10}
+    assert shared.owners.owners() == sorted(owners.values())
 
 
 @pytest.mark.parametrize("rounds", [50])

@@ -216,12 +216,12 @@ def test_a_restarted_picker_knows_what_its_predecessor_learned_of_endpoints_that
 
     def learn(supervisor: Supervisor, _index: IndexReader) -> None:
         owners = supervisor.table.owners()
-        known.update({name: owner for (_, name, _, _), owner in owners.items()})
+        known.update({name: owner for (_, name, *_), owner in owners.items()})
         for number, owner in enumerate(owners.values()):
             supervisor.index.insert(hashes[number * 50 : number * 50 + 50], owner, 1)
 
     def find(supervisor: Supervisor, index: IndexReader) -> None:
-        owners = {name: owner for (_, name, _, _), owner in supervisor.table.owners().items()}
+        owners = {name: owner for (_, name, *_), owner in supervisor.table.owners().items()}
         assert owners["127.0.0.1:2"] == known["127.0.0.1:2"]
         assert index.match(hashes[50:100]) == {owners["127.0.0.1:2"]: 50}
         assert sorted(supervisor.index.owners()) == sorted(owners.values())  # that of :1 is retired
