@@ -7,7 +7,7 @@ that say it otherwise. A parser chooses by `request[ANSWER]`, when it knows what
 
 import re
 from collections.abc import Callable
-from typing import Any, ClassVar, Final, NamedTuple, Protocol
+from typing import Annotated, Any, ClassVar, Final, NamedTuple, Protocol
 
 import msgspec
 
@@ -46,15 +46,19 @@ ANSWER: Final[Datum[Answer]] = Datum("answer", Answer)  # its default: what the 
 UNSEEN: Final = Answer(None, skip=True)
 
 
+# As in the gRPC APIs. A server that says more, or less than 0, is not believed: sums of it would leave their words in shared memory.
+Tokens = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
+
+
 class _Details(msgspec.Struct):
-    cached_tokens: int | None = None
+    cached_tokens: Tokens | None = None
 
 
 class _Usage(msgspec.Struct):
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
-    input_tokens: int | None = None
-    output_tokens: int | None = None
+    prompt_tokens: Tokens | None = None
+    completion_tokens: Tokens | None = None
+    input_tokens: Tokens | None = None
+    output_tokens: Tokens | None = None
     prompt_tokens_details: _Details | None = None
     input_tokens_details: _Details | None = None
 
@@ -134,9 +138,9 @@ class UsageScanner:
 
 
 class _Reported(msgspec.Struct):
-    input_tokens: int | None = None
-    output_tokens: int | None = None
-    cache_read_input_tokens: int | None = None
+    input_tokens: Tokens | None = None
+    output_tokens: Tokens | None = None
+    cache_read_input_tokens: Tokens | None = None
 
 
 _reported = msgspec.json.Decoder(_Reported, strict=False)
@@ -165,9 +169,9 @@ class AnthropicScanner(UsageScanner):
 
 class _MetaInfo(msgspec.Struct):
     finish_reason: Any = None
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
-    cached_tokens: int | None = None
+    prompt_tokens: Tokens | None = None
+    completion_tokens: Tokens | None = None
+    cached_tokens: Tokens | None = None
 
 
 _meta_info = msgspec.json.Decoder(_MetaInfo, strict=False)

@@ -145,6 +145,19 @@ def test_usage_that_is_no_utf8_is_no_usage_and_the_answer_passes() -> None:
     assert p.faults == [] and not any(p.inflight)
 
 
+@pytest.mark.parametrize("tokens", [b"-5", b"4294967296", b"9223372036854775808", b'"-1"', b"1" + b"0" * 400])
+def test_usage_that_no_server_can_mean_is_no_usage_and_the_answer_passes(tokens: bytes) -> None:
+    p = pair()
+    envoy = p.open()
+    envoy.headers()
+    envoy.body(BODY)
+    envoy.response_headers()
+    answer = USAGE.replace(b'"prompt_tokens":9', b'"prompt_tokens":' + tokens)
+    assert bodies(envoy.response_body(answer), "response_body")[0] == answer
+    assert p.faults == [] and not any(p.inflight)
+    assert p.counter("prompt_tokens_total") == 0
+
+
 class ParserBreaks(Parser):
     paths = ("breaks",)
 
