@@ -101,6 +101,10 @@ def generate(size: int) -> bytes:
     return grpc_frame(field(2, packed(2, ids)))
 
 
+def sampling(before: bytes, size: int) -> bytes:
+    return b'{%b,"sampling_params":{"x":[%b]}}' % (before, listed("[]", size).encode())
+
+
 def escaped(size: int) -> str:
     return '"' + "\\u4f60\\u597d \\/ " * (size // 16) + '"'
 
@@ -136,11 +140,14 @@ BODIES: Mapping[str, Body] = {
     "chat, unread keys": Body(CHAT, lambda n: chat(said('"hi"'), many_keys(n) + ",")),
     "chat, unread nesting": Body(CHAT, lambda n: unread(listed("[" * 60 + "]" * 60, n))),
     "chat, unread numbers": Body(CHAT, lambda n: unread(listed("1.5e3", n))),
+    "chat, model is a list": Body(CHAT, lambda n: b'{"messages":[%b],"model":[%b]}' % (ITEM.encode(), listed("[]", n).encode())),
     "anthropic, parts": Body("/v1/messages", lambda n: parts('{"type":"text","text":"some words"}', n)),
     "anthropic, tool results": Body("/v1/messages", lambda n: parts(RESULT, n)),
     "responses, items": Body("/v1/responses", lambda n: b'{"model":"m","input":[%b]}' % listed(ITEM, n).encode()),
     "embeddings, texts": Body("/v1/embeddings", lambda n: b'{"model":"m","input":[%b]}' % listed('"a short text"', n).encode()),
     "vllm, token ids": Body("/inference/v1/generate", lambda n: b'{"model":"m","token_ids":[%b]}' % tokens(n).encode()),
+    "vllm, sampling parameters": Body("/inference/v1/generate", lambda n: sampling(b'"model":"m","token_ids":[1]', n)),
+    "sglang, sampling parameters": Body("/generate", lambda n: sampling(b'"input_ids":[1]', n)),
     "sglang, token ids": Body("/generate", lambda n: b'{"input_ids":[%b]}' % tokens(n).encode()),
     "vllm gRPC, token ids": Body("/" + GENERATE, generate),
     "no JSON": Body(CHAT, lambda n: b"[" * n),

@@ -6,7 +6,7 @@ forwards it under that name.
 
 import functools
 from collections.abc import Callable
-from typing import Annotated, Any, Final, TypeVar
+from typing import Annotated, Any, Final, TypeAlias, TypeVar
 
 import msgspec
 
@@ -17,19 +17,22 @@ from epp.request import Parts, Prompt, Request
 
 T = TypeVar("T")
 TokenId = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
+Scalar: TypeAlias = (
+    str | int | float | bool | None
+)  # of any kind, but no tree, which would hold up the loop by its making
 
 
 class Body(msgspec.Struct):
     """What all kinds of bodies have."""
 
-    model: Any = None
-    stream: Any = None
-    cache_salt: Any = None
+    model: Scalar = None
+    stream: Scalar = None
+    cache_salt: Scalar = None
 
 
 class _Completion(Body):
     prompt: Raw = EMPTY
-    max_tokens: Any = None
+    max_tokens: Scalar = None
 
 
 class _Embedding(Body):
@@ -47,14 +50,14 @@ class Front(Body):
 
 class _Chat(Front):
     messages: list[Message] | None = None
-    max_completion_tokens: Any = None
-    max_tokens: Any = None
+    max_completion_tokens: Scalar = None
+    max_tokens: Scalar = None
 
 
 class _Crowd(Front):
     messages: Raw = EMPTY
-    max_completion_tokens: Any = None
-    max_tokens: Any = None
+    max_completion_tokens: Scalar = None
+    max_tokens: Scalar = None
 
 
 class _Responses(Front):
@@ -63,7 +66,7 @@ class _Responses(Front):
     previous_response_id: Raw = EMPTY
     conversation: Raw = EMPTY
     prompt: Raw = EMPTY
-    max_output_tokens: Any = None
+    max_output_tokens: Scalar = None
 
 
 class _Conversation(Body):

@@ -4,7 +4,7 @@ Prompts have the bytes of the chat that servers make of them: the system text is
 is a client's billing note changes with every request; servers leave it out before they tokenise, and so does hashing.
 """
 
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -22,10 +22,10 @@ SCANNED: Final = Answer(AnthropicScanner)
 
 
 class _Body(msgspec.Struct):
-    model: Any = None
-    stream: Any = None
-    max_tokens: Any = None
-    cache_salt: Any = None
+    model: _openai.Scalar = None
+    stream: _openai.Scalar = None
+    max_tokens: _openai.Scalar = None
+    cache_salt: _openai.Scalar = None
     system: Raw = EMPTY
     tools: Raw = EMPTY
     messages: list[Message] | None = None

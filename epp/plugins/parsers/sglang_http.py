@@ -1,6 +1,6 @@
 """SGLang's own API for callers that have tokenised."""
 
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -15,10 +15,14 @@ GENERATE: Final = "generate"
 SCANNED: Final = Answer(SglangScanner)
 
 
+class _Sampling(msgspec.Struct):
+    max_new_tokens: _openai.Scalar = None
+
+
 class _Body(msgspec.Struct):
     input_ids: Raw = EMPTY
     extra_key: Raw = EMPTY
-    sampling_params: Any = None
+    sampling_params: _Sampling | None = None
     stream: bool | None = None
 
 
@@ -52,8 +56,8 @@ class SglangHttp(Parser):
         ids = _input_ids(head)
         request[ANSWER] = SCANNED
         request.streaming = found.stream is True
-        if isinstance(found.sampling_params, dict):
-            request.max_tokens = _openai.whole(found.sampling_params.get("max_new_tokens"))
+        if found.sampling_params is not None:
+            request.max_tokens = _openai.whole(found.sampling_params.max_new_tokens)
         request.prompt = _tokens.prompt(_tokens.words(ids), (), rest, (lambda: _ids.decode(raw)) if rest else None)
 
 

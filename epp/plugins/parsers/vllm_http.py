@@ -1,6 +1,6 @@
 """vLLM's API for callers that have tokenised: token ids in, and the hashes of media among them."""
 
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import msgspec
 
@@ -34,13 +34,17 @@ class _Features(msgspec.Struct):
         ]
 
 
+class _Sampling(msgspec.Struct):
+    max_tokens: _openai.Scalar = None
+
+
 class _Body(msgspec.Struct):
-    model: Any = None
-    stream: Any = None
+    model: _openai.Scalar = None
+    stream: _openai.Scalar = None
     cache_salt: str | None = None
     token_ids: Raw = EMPTY
     features: _Features | None = None
-    sampling_params: Any = None
+    sampling_params: _Sampling | None = None
 
 
 _body = msgspec.json.Decoder(_Body)
@@ -68,8 +72,8 @@ class VllmHttp(Parser):
             raise Refused(Cause.INVALID_BODY, "invalid generate request: must have non-empty token_ids field")
         request.streaming = found.stream is True
         request.cache_salt = found.cache_salt or ""
-        if isinstance(found.sampling_params, dict):
-            request.max_tokens = _openai.whole(found.sampling_params.get("max_tokens"))
+        if found.sampling_params is not None:
+            request.max_tokens = _openai.whole(found.sampling_params.max_tokens)
         media = found.features.media() if found.features is not None else ()
         request.prompt = _tokens.prompt(_tokens.words(ids), media, rest, (lambda: _ids.decode(raw)) if rest else None)
         _openai.named(request, found.model)

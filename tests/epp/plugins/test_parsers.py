@@ -50,6 +50,23 @@ def test_every_parser_of_the_default_list_is_there() -> None:
     assert set(DEFAULT_PARSERS) <= set(registry.known())
 
 
+@pytest.mark.parametrize("value", [[], {}])
+@pytest.mark.parametrize(
+    ("parser", "path", "body"),
+    [
+        (OpenAI, "/v1/chat/completions", {"model": "m", "messages": HELLO}),
+        (OpenAI, "/v1/completions", {"model": "m", "prompt": "x"}),
+        (Anthropic, MESSAGES, {"model": "m", "messages": HELLO}),
+        (VllmHttp, VLLM, {"model": "m", "token_ids": IDS}),
+    ],
+)
+def test_a_list_or_an_object_where_one_value_belongs_is_refused(
+    parser: type[Parser], path: str, body: Any, value: Any
+) -> None:
+    for name in ("model", "stream"):
+        assert "got `" in refusal(parser, path, body | {name: value})
+
+
 @pytest.mark.parametrize(
     ("parser", "paths", "protocols"),
     [
