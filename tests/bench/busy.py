@@ -113,6 +113,7 @@ IMAGE = '{"type":"image_url","image_url":{"url":"' + "A" * 100_000 + '"}}'
 TOOL = '{"type":"function","function":{"name":"f"}}'
 CALL = '{"role":"assistant","tool_calls":[{"id":"1","function":{"name":"f","arguments":"{}"}}]}'
 RESULT = '{"type":"tool_result","tool_use_id":"t","content":"r"}'
+BILLED = '{"type":"text","text":"x-anthropic-billing-header: 1"}'
 ITEM = '{"role":"user","content":"x"}'
 BODIES: Mapping[str, Body] = {
     "completion, one text": Body(COMPLETIONS, lambda n: b'{"model":"m","prompt":"%b"}' % text(n).encode()),
@@ -141,9 +142,14 @@ BODIES: Mapping[str, Body] = {
     "chat, unread nesting": Body(CHAT, lambda n: unread(listed("[" * 60 + "]" * 60, n))),
     "chat, unread numbers": Body(CHAT, lambda n: unread(listed("1.5e3", n))),
     "chat, model is a list": Body(CHAT, lambda n: b'{"messages":[%b],"model":[%b]}' % (ITEM.encode(), listed("[]", n).encode())),
+    "chat, image is an object": Body(CHAT, lambda n: chat(said('[{"type":"image_url","image_url":{"x":[' + listed("[]", n) + "]}}]"))),
+    "chat, unknown part with a mark": Body(CHAT, lambda n: chat(said('[{"type":"x","cache_control":{},"y":[' + listed("[]", n) + "]}]"))),
+    "anthropic, system": Body("/v1/messages", lambda n: chat(said('"hi"'), f'"max_tokens":1,"system":[{BILLED},' + listed("{}", n) + "],")),
     "anthropic, parts": Body("/v1/messages", lambda n: parts('{"type":"text","text":"some words"}', n)),
     "anthropic, tool results": Body("/v1/messages", lambda n: parts(RESULT, n)),
     "responses, items": Body("/v1/responses", lambda n: b'{"model":"m","input":[%b]}' % listed(ITEM, n).encode()),
+    "responses, numbers": Body("/v1/responses", lambda n: b'{"model":"m","input":[%b]}' % listed("1", n).encode()),
+    "responses, instructions": Body("/v1/responses", lambda n: b'{"model":"m","input":"x","instructions":[%b]}' % listed("{}", n).encode()),
     "embeddings, texts": Body("/v1/embeddings", lambda n: b'{"model":"m","input":[%b]}' % listed('"a short text"', n).encode()),
     "vllm, token ids": Body("/inference/v1/generate", lambda n: b'{"model":"m","token_ids":[%b]}' % tokens(n).encode()),
     "vllm, sampling parameters": Body("/inference/v1/generate", lambda n: sampling(b'"model":"m","token_ids":[1]', n)),

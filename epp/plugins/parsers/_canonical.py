@@ -138,7 +138,7 @@ _MEMBERS: Final = {  # type of a part -> members that are rendered
 _parts_decoder = msgspec.json.Decoder(list[_Part])
 _source_decoder = msgspec.json.Decoder(_Source)
 _items_decoder = msgspec.json.Decoder(list[Raw])
-_message_decoder = msgspec.json.Decoder(Message)
+_messages_decoder = msgspec.json.Decoder(list[Message])
 
 
 def conversation(front: Sequence[tuple[bytes, Raw]], messages: Sequence[Message]) -> bytes:
@@ -178,31 +178,40 @@ def as_json(front: Sequence[tuple[bytes, Raw]], messages: Raw) -> bytes:
 
 def items(front: Sequence[tuple[bytes, Raw]], instructions: Raw, given: Raw) -> bytes:
     """Items of a response's input or of a conversation: messages, calls, results. A text is a message of the user."""
-    messages = [Message(role=SYSTEM, content=instructions)] if present(instructions) else []
+    front, messages = system(front, instructions)
     if first(given) == BRACKET:
         if crowded(memoryview(given)):
             return conversation(front, messages) + as_json((), given)
-        try:
-            entries = _items_decoder.decode(given)
-        except UNREADABLE:
-            entries = [given]
-        messages += [_item(entry) for entry in entries]
+        messages += _items(given)
     else:
         messages.append(Message(role=USER, content=given))
     return conversation(front, messages)
 
 
+Front: TypeAlias = Sequence[tuple[bytes, Raw]]
 SYSTEM: Final = Raw(b'"system"')
 USER: Final = Raw(b'"user"')
 
 
-def _item(entry: Raw) -> Message:
-    """An item without a role is its JSON."""
+def system(front: Front, content: Raw) -> tuple[Front, list[Message]]:
+    """What stands before the messages, and the first of them: what the system says, unless it has too many parts."""
+    if not present(content):
+        return front, []
+    if first(content) == BRACKET and crowded(memoryview(content)):
+        return (*front, (b"system", content)), []
+    return front, [Message(role=SYSTEM, content=content)]
+
+
+def _items(given: Raw) -> list[Message]:
+    """An item without a role is its JSON, and so is a list that holds something else than items."""
     try:
-        message = _message_decoder.decode(entry)
+        messages = _messages_decoder.decode(given)
     except UNREADABLE:
-        return Message(function_call=entry)
-    return message if message.role is not EMPTY else Message(function_call=entry)
+        return [Message(function_call=given)]
+    if all(message.role is not EMPTY for message in messages):
+        return messages
+    entries = zip(messages, _items_decoder.decode(given), strict=True)
+    return [message if message.role is not EMPTY else Message(function_call=entry) for message, entry in entries]
 
 
 def texts(given: Sequence[Raw]) -> list[bytes]:
@@ -256,9 +265,9 @@ def as_it_is(raw: Raw | memoryview) -> Piece:
 
 
 def shortest(raw: Raw | memoryview | bytes) -> bytes:
-    """A JSON string in its shortest form."""
+    """A JSON string in its shortest form; what is no string, as it is."""
     text = bytes(raw)
-    if not _long_escape(text):
+    if text[0] != QUOTE or not _long_escape(text):
         return text
     try:
         return msgspec.json.encode(_decode(text))
@@ -342,6 +351,16 @@ def _sorted(raw: Raw) -> bytes:
         return bytes(raw)
 
 
+def _unmarked(raw: Raw) -> bytes:
+    """A part without the mark where a client wants a cache to begin."""
+    try:
+        part = _decode(raw)
+        part.pop("cache_control", None)
+        return _encode(part)
+    except (*UNREADABLE, UnicodeEncodeError):
+        return bytes(raw)
+
+
 class _Composer:
     """Gathers the pieces of one prompt; `text` says how a JSON string is written."""
 
@@ -394,11 +413,11 @@ class _Composer:
         elif present(raw):
             self.pieces += (MEMBER, name, self._sorted(raw))
 
-    def _sorted(self, raw: Raw) -> bytes:
+    def _sorted(self, raw: Raw, form: Callable[[Raw], bytes] = _sorted) -> bytes:
         """In one form, while there is not too much of it."""
         size = len(memoryview(raw))
         self._sortable, left = max(0, self._sortable - size), self._sortable
-        return _sorted(raw) if size <= left else bytes(raw)
+        return form(raw) if size <= left else bytes(raw)
 
     def _content(self, raw: Raw, depth: int) -> None:
         """A text, a list of parts, or something else."""
@@ -423,15 +442,8 @@ class _Composer:
             self.pieces.append(self._sorted(raw))
 
     def _foreign(self, raw: Raw) -> bytes:
-        """A part of a type that is not known here, without the mark where a client wants a cache to begin."""
-        if CACHE_MARK not in bytes(raw):
-            return self._sorted(raw)
-        try:
-            part = _decode(raw)
-            part.pop("cache_control", None)
-            return _encode(part)
-        except (*UNREADABLE, UnicodeEncodeError):
-            return bytes(raw)
+        """A part of a type that is not known here."""
+        return self._sorted(raw, _unmarked if CACHE_MARK in bytes(raw) else _sorted)
 
     def _part(self, part: _Part, depth: int) -> bool:
         """A part that is not text; False: of a type that is not known here."""
@@ -455,7 +467,7 @@ class _Composer:
         if present(uuid):
             content = b"uuid" + bytes(shortest(uuid))
         elif first(source) == BRACE:
-            content = _source_bytes(source)
+            content = self._source(source)
         else:
             content = bytes(shortest(source))
         self._media += 1
@@ -463,13 +475,13 @@ class _Composer:
         repeated = max(1, tokens * BYTES_PER_TOKEN // DIGEST_BYTES)
         self.pieces += (MEDIUM, modality[:1].encode(), xxh3_128_digest(content) * repeated)
 
-
-def _source_bytes(raw: Raw) -> bytes:
-    try:
-        source = _source_decoder.decode(raw)
-    except UNREADABLE:
-        return _sorted(raw)
-    found = (source.url, source.data, source.file_data, source.file_id, source.format, source.media_type)
-    if not any(present(value) for value in found[:4]):
-        return _sorted(raw)
-    return MEMBER.join([bytes(shortest(value)) if present(value) else b"" for value in found])
+    def _source(self, raw: Raw) -> bytes:
+        """Where a medium's content is, or the content."""
+        try:
+            source = _source_decoder.decode(raw)
+        except UNREADABLE:
+            return self._sorted(raw)
+        found = (source.url, source.data, source.file_data, source.file_id, source.format, source.media_type)
+        if not any(present(value) for value in found[:4]):
+            return self._sorted(raw)
+        return MEMBER.join([bytes(shortest(value)) if present(value) else b"" for value in found])

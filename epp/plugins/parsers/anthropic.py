@@ -11,7 +11,7 @@ import msgspec
 from epp.errors import Cause, Refused
 from epp.plugin import Parser, plugin
 from epp.plugins.parsers import _canonical, _openai, _parts
-from epp.plugins.parsers._canonical import BRACKET, EMPTY, SYSTEM, Message, Raw, first, present
+from epp.plugins.parsers._canonical import BRACKET, EMPTY, Message, Raw, first, present
 from epp.protocol.usage import ANSWER, UNSEEN, Answer, AnthropicScanner
 from epp.request import Prompt, Request
 
@@ -82,18 +82,17 @@ class Anthropic(Parser):
 
 
 def _canonical_bytes(body: _Body) -> bytes:
-    system = _system(body.system)
-    before = [] if system is EMPTY else [Message(role=SYSTEM, content=system)]
+    front, before = _canonical.system(((b"tools", body.tools),), _system(body.system))
     if isinstance(body, _Crowd):
-        return _canonical.conversation(((b"tools", body.tools),), before) + _canonical.as_json((), body.messages)
-    return _canonical.conversation(((b"tools", body.tools),), before + (body.messages or []))
+        return _canonical.conversation(front, before) + _canonical.as_json((), body.messages)
+    return _canonical.conversation(front, before + (body.messages or []))
 
 
 def _system(raw: Raw) -> Raw:
     """The system text without billing notes; EMPTY: there is none."""
     if not present(raw):
         return EMPTY
-    if first(raw) != BRACKET or BILLING not in bytes(raw):
+    if first(raw) != BRACKET or BILLING not in bytes(raw) or _canonical.crowded(memoryview(raw)):
         return raw
     try:
         parts = _parts_of.decode(raw)
