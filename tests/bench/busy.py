@@ -105,6 +105,12 @@ def sampling(before: bytes, size: int) -> bytes:
     return b'{%b,"sampling_params":{"x":[%b]}}' % (before, listed("[]", size).encode())
 
 
+def media(size: int) -> bytes:
+    hashes, places = listed('"a"', size // 2), listed("{}", size // 2)
+    features = f'{{"mm_hashes":{{"image":[{hashes}]}},"mm_placeholders":{{"image":[{places}]}}}}'
+    return b'{"model":"m","token_ids":[1],"features":%b}' % features.encode()
+
+
 def escaped(size: int) -> str:
     return '"' + "\\u4f60\\u597d \\/ " * (size // 16) + '"'
 
@@ -156,6 +162,12 @@ BODIES: Mapping[str, Body] = {
     "sglang, sampling parameters": Body("/generate", lambda n: sampling(b'"input_ids":[1]', n)),
     "sglang, token ids": Body("/generate", lambda n: b'{"input_ids":[%b]}' % tokens(n).encode()),
     "vllm gRPC, token ids": Body("/" + GENERATE, generate),
+    "vllm, media": Body("/inference/v1/generate", media),
+    "vllm gRPC, ids one by one": Body("/" + GENERATE, lambda n: grpc_frame(field(2, b"\x10\x07" * (n // 2)))),
+    "vllm gRPC, unknown fields": Body("/" + GENERATE, lambda n: grpc_frame(b"\x30\x01" * (n // 2) + field(2, packed(2, [1])))),
+    "vllm gRPC, media": Body("/" + GENERATE, lambda n: grpc_frame(field(7, field(5, field(1, 1)) * (n // 4)) + field(2, packed(2, [1])))),
+    "vllm gRPC, sampling parameters": Body("/" + GENERATE, lambda n: grpc_frame(field(4, field(8, 1) * 100) * (n // 202))),
+    "vllm gRPC, control characters": Body("/" + GENERATE, lambda n: grpc_frame(field(3, b"\1" * n))),
     "no JSON": Body(CHAT, lambda n: b"[" * n),
     "unknown path": Body("/other", lambda n: b"x" * n),
 }  # fmt: skip

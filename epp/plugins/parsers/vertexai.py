@@ -59,10 +59,11 @@ class VertexAi(Parser):
 def _data(message: bytes | memoryview, field: int) -> bytes | memoryview | None:
     """The data of the HttpBody in this field; None: there is no HttpBody."""
     found: bytes | memoryview | None = None
-    for number, value in wire.fields(message):
+    walk = wire.Walk()
+    for number, value in walk.fields(message):
         if number == field:
             found = b""
-            for inner, data in wire.fields(wire.submessage(value)):
+            for inner, data in walk.fields(wire.submessage(value)):
                 if inner == DATA:
                     found = wire.submessage(data)
     return found

@@ -11,6 +11,7 @@ from epp.plugins.parsers._canonical import EMPTY, Raw, present
 from epp.request import Feature, Request
 
 GENERATE: Final = "inference/v1/generate"
+FEATURES_BYTES_MAX: Final = 1 << 16  # of hundreds of media; more are not looked at, since the loop waits
 Count = Annotated[int, msgspec.Meta(ge=0)]
 
 
@@ -43,11 +44,12 @@ class _Body(msgspec.Struct):
     stream: _openai.Scalar = None
     cache_salt: str | None = None
     token_ids: Raw = EMPTY
-    features: _Features | None = None
+    features: Raw = EMPTY
     sampling_params: _Sampling | None = None
 
 
 _body = msgspec.json.Decoder(_Body)
+_features = msgspec.json.Decoder(_Features)
 _ids = msgspec.json.Decoder(list[_openai.TokenId])
 
 
@@ -66,6 +68,7 @@ class VllmHttp(Parser):
             raw = found.token_ids
             head, rest = _canonical.first_ids(raw) if present(raw) else (b"[]", b"")
             ids = _ids.decode(head)
+            media = _media(found.features)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise Refused(Cause.INVALID_BODY, f"invalid generate request: {error}") from None
         if not ids:
@@ -74,6 +77,11 @@ class VllmHttp(Parser):
         request.cache_salt = found.cache_salt or ""
         if found.sampling_params is not None:
             request.max_tokens = _openai.whole(found.sampling_params.max_tokens)
-        media = found.features.media() if found.features is not None else ()
         request.prompt = _tokens.prompt(_tokens.words(ids), media, rest, (lambda: _ids.decode(raw)) if rest else None)
         _openai.named(request, found.model)
+
+
+def _media(raw: Raw) -> list[Feature]:
+    if not present(raw) or len(memoryview(raw)) > FEATURES_BYTES_MAX:
+        return []
+    return _features.decode(raw).media()

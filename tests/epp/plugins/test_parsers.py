@@ -67,6 +67,13 @@ def test_a_list_or_an_object_where_one_value_belongs_is_refused(
         assert "got `" in refusal(parser, path, body | {name: value})
 
 
+def test_hundreds_of_media_are_more_than_is_looked_at() -> None:
+    places = [{"offset": n, "length": 1} for n in range(3000)]
+    features = {"mm_hashes": {"image": ["a"] * 3000}, "mm_placeholders": {"image": places}}
+    prompt = parsed(VllmHttp, VLLM, {"model": "m", "token_ids": IDS, "features": features}).prompt
+    assert prompt.canonical == WORDS and not prompt.parts().features
+
+
 @pytest.mark.parametrize(
     ("parser", "paths", "protocols"),
     [
@@ -337,6 +344,12 @@ def test_vllm_grpc_texts_are_read_and_are_the_prompts_of_http() -> None:
     )
     assert list(request.prompt.parts().prompts[0]) == ['say "hé"\n'.encode()]
     assert request.max_tokens is None and not request.streaming
+
+
+def test_a_vllm_grpc_text_of_control_characters_does_not_grow() -> None:
+    text = "\1" * 20_000
+    prompt = parsed(VllmGrpc, GENERATE, frame(field(3, text))).prompt
+    assert prompt.canonical == text.encode() and prompt.parts().prompts == ((text.encode(),),)
 
 
 def test_vllm_grpc_embeddings_are_read() -> None:

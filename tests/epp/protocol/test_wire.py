@@ -54,6 +54,19 @@ def test_what_is_malformed_is_said(message: bytes, problem: str) -> None:
         list(wire.fields(message))
 
 
+def test_fields_of_messages_inside_count_too() -> None:
+    walk = wire.Walk()
+    inside = [value for number, value in walk.fields(field(1, field(2, 7) * wire.FIELDS_MAX))]
+    with pytest.raises(ValueError, match="more than"):
+        list(walk.fields(wire.submessage(inside[0])))
+
+
+def test_numbers_packed_in_parts_are_not_joined_across_a_cut() -> None:
+    with pytest.raises(ValueError, match="cut off"):
+        wire.uint32s([memoryview(b"\x01\x80"), memoryview(b"\x01")])
+    assert wire.uint32s([memoryview(b"\x01"), memoryview(b""), memoryview(b"\x80\x01")]).tolist() == [1, 128]
+
+
 @pytest.mark.parametrize("data", [b"\x80", b"\x01\x80", b"\x80" * 10 + b"\x01"])
 def test_packed_numbers_that_are_cut_or_endless_are_refused(data: bytes) -> None:
     with pytest.raises(ValueError, match="a number"):
