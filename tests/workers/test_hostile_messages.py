@@ -145,6 +145,28 @@ def test_usage_that_is_no_utf8_is_no_usage_and_the_answer_passes() -> None:
     assert p.faults == [] and not any(p.inflight)
 
 
+@pytest.mark.parametrize(
+    ("message", "problem"),
+    [
+        (b"\x48\x01" * 2000 + b"\x12\x00", "more than 1024 fields"),
+        (field(2, field(1, b"\x0a\x02\x0a\x00" * 4000) + b"\x18\x01"), "more than 1000"),
+    ],
+    ids=["fields", "headers"],
+)
+def test_very_many_fields_or_headers_end_the_stream(message: bytes, problem: str) -> None:
+    envoy = pair().open()
+    envoy.handler.message(message)
+    assert envoy.stream.ended is not None
+    assert envoy.stream.ended[0] == INVALID_ARGUMENT
+    assert problem in envoy.stream.ended[1]
+
+
+def test_as_many_headers_as_a_gateway_may_let_through_are_read() -> None:
+    envoy = pair().open()
+    envoy.headers("/v1/completions", **{f"x-{n:08}": "y" * 10 for n in range(990)})
+    assert [a.WhichOneof("response") for a in envoy.body(BODY)] == ["request_headers", "request_body"]
+
+
 @pytest.mark.parametrize("tokens", [b"-5", b"4294967296", b"9223372036854775808", b'"-1"', b"1" + b"0" * 400])
 def test_usage_that_no_server_can_mean_is_no_usage_and_the_answer_passes(tokens: bytes) -> None:
     p = pair()
