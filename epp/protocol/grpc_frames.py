@@ -7,7 +7,7 @@ gzip: what else a peer may have agreed on is not known here.
 from collections.abc import Iterator
 from typing import Final
 
-from epp.protocol.inflate import gunzip
+from epp.protocol.inflate import FREE_BYTES, RATIO_MAX, gunzip
 
 HEAD_BYTES: Final = 5
 MESSAGE_BYTES_MAX: Final = 32 << 20  # of a request, unpacked
@@ -33,11 +33,15 @@ def _plain(flag: int, message: bytes | memoryview, limit: int) -> bytes | memory
 
 
 class Frames:
-    """Feed it all chunks of a body in order; it gives the messages that are complete. After nonsense it gives none."""
+    """Feed it all chunks of a body in order; it gives the messages that are complete. After nonsense it gives none.
 
-    __slots__ = ("_broken", "_have", "_parts", "_skip")
+    Compressed messages grow to FREE_BYTES and RATIO_MAX times their size all together: one by one, 60 KB of them could stand for 60 MiB.
+    """
+
+    __slots__ = ("_broken", "_free", "_have", "_parts", "_skip")
 
     def __init__(self) -> None:
+        self._free = FREE_BYTES
         self._parts: list[bytes] = []  # of what is not complete yet
         self._have = 0
         self._skip = 0  # bytes still to come of a message that is too long
@@ -73,10 +77,17 @@ class Frames:
             if after > end:
                 break
             try:
-                yield _plain(data[at], memoryview(data)[at + HEAD_BYTES : after], ANSWER_BYTES_MAX)
+                yield self._plain(data[at], memoryview(data)[at + HEAD_BYTES : after])
             except ValueError:
                 self._broken, self._parts = True, []
                 return
             at = after
         self._parts = [data[at:]] if at else [data]
         self._have = end - at
+
+    def _plain(self, flag: int, message: memoryview) -> bytes | memoryview:
+        earned = RATIO_MAX * len(message)
+        plain = _plain(flag, message, min(ANSWER_BYTES_MAX, self._free + earned))
+        if flag:
+            self._free -= max(0, len(plain) - earned)
+        return plain

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from epp.protocol import grpc_frames
 from epp.protocol.grpc_frames import ANSWER_BYTES_MAX, Frames, only
+from epp.protocol.inflate import FREE_BYTES, RATIO_MAX
 from tests.epp.plugins.parser_bodies import frame
 
 
@@ -46,6 +47,14 @@ def test_after_nonsense_nothing_is_found() -> None:
 
 def test_a_message_that_unpacks_to_too_much_is_nonsense() -> None:
     assert feed(frame(gzip.compress(bytes(ANSWER_BYTES_MAX + 1)), flag=1), []) == []
+
+
+def test_messages_unpack_to_no_more_together_than_one_may_by_itself() -> None:
+    bomb = frame(gzip.compress(bytes(ANSWER_BYTES_MAX)), flag=1)
+    found = list(Frames().feed(bomb * 50))
+    assert sum(map(len, found)) <= FREE_BYTES + RATIO_MAX * 50 * len(bomb) < 4 * ANSWER_BYTES_MAX
+    text = frame(gzip.compress(b"a text that is no bomb " * 2), flag=1)
+    assert len(list(Frames().feed(text * 3000))) == 3000
 
 
 def test_of_a_request_the_first_message_counts() -> None:
