@@ -18,6 +18,7 @@ from epp.protocol.grpc_frames import Frames
 
 KEY: Final = b'"usage"'
 USAGE_BYTES_MAX: Final = 4096
+KEYS_MAX: Final = 64  # of one piece that are looked at, the last ones; an event has one
 # Whole strings, braces, and a quote that nothing closes. Possessive: nothing is kept to go back to, which took 130 bytes a byte.
 _TOKENS: Final = re.compile(rb'"(?:[^"\\]++|\\.)*+"|["{}]', re.DOTALL)
 SUSPECT: Final = KEY + b"\\"  # a chunk that ends with one of these may have cut the key, or an escape before it
@@ -102,6 +103,10 @@ class UsageScanner:
     def _scan(self, data: bytes) -> None:
         key = self.key
         at = data.find(key)
+        if len(data) > self.bytes_max and data.count(key, at) > KEYS_MAX:
+            at = len(data)
+            for _ in range(KEYS_MAX):
+                at = data.rfind(key, 0, at)
         while at >= 0:
             if at and data[at - 1] == 0x5C:  # \" : inside a string
                 at = data.find(key, at + 1)
@@ -110,7 +115,7 @@ class UsageScanner:
             if begin is None:  # colon or value not here yet
                 return self._keep(data, at)
             if data[begin] == 0x7B:
-                end = _object_end(data, begin)
+                end = _object_end(data, begin, begin + self.bytes_max)
                 if end is None:
                     return self._keep(data, at)
                 self._take(data[begin:end])
@@ -258,17 +263,23 @@ class VllmEmbedScanner(_FrameScanner):
 class HttpBodyScanner(_FrameScanner):
     """Vertex AI's answers: google.api.HttpBody, whose data is OpenAI's JSON, in one or several messages."""
 
-    __slots__ = ("_inner",)
+    __slots__ = ("_inner", "_texts")
 
     def __init__(self) -> None:
         super().__init__()
         self._inner = UsageScanner()
+        self._texts: list[bytes | memoryview] = []
+
+    def feed(self, chunk: bytes) -> None:
+        """One piece of the body."""
+        super().feed(chunk)
+        texts, self._texts = self._texts, []
+        if texts:  # at once: many tiny ones would each look at what is kept again
+            self._inner.feed(b"".join(texts))
+            self.usage = self._inner.usage
 
     def _read(self, message: bytes | memoryview) -> None:
-        for number, value in wire.fields(message):
-            if number == 2:
-                self._inner.feed(bytes(wire.submessage(value)))
-                self.usage = self._inner.usage
+        self._texts += [wire.submessage(value) for number, value in wire.fields(message) if number == 2]
 
 
 def _numbers(message: bytes | memoryview, wanted: tuple[int, ...]) -> list[int]:
@@ -293,13 +304,13 @@ def _value(data: bytes, at: int) -> int | None:
     return None
 
 
-def _object_end(data: bytes, at: int) -> int | None:
-    """One past the brace that closes the object opened at `at`; None: not in these bytes."""
-    end = data.find(b"}", at) + 1
+def _object_end(data: bytes, at: int, most: int) -> int | None:
+    """One past the brace that closes the object opened at `at`; None: not in these bytes, or not before `most`."""
+    end = data.find(b"}", at, most) + 1
     if end and data.find(b"{", at + 1, end) < 0 and data.count(b'"', at, end) % 2 == 0:
         return end  # nothing nested: the usual form
     depth = 0
-    for token in _TOKENS.finditer(data, at):
+    for token in _TOKENS.finditer(data, at, most):
         kind = data[token.start()]
         if kind == 0x7B:
             depth += 1

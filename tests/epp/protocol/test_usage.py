@@ -12,6 +12,7 @@ from epp.decision import Usage
 from epp.protocol.usage import (
     ANSWER,
     KEY,
+    KEYS_MAX,
     SUSPECT,
     UNSEEN,
     USAGE_BYTES_MAX,
@@ -69,6 +70,18 @@ def test_the_last_usage_that_is_not_null_wins() -> None:
     first, second = (b'data: {"usage":{"prompt_tokens":1,"completion_tokens":%d}}\n\n' % n for n in (1, 2))
     data = first + second + b'data: {"usage":null}\n'
     assert feed(data, []) == Usage(1, 2, None)
+
+
+def test_of_very_many_usages_in_one_piece_the_last_counts() -> None:
+    events = b"".join(
+        b'data: {"usage":{"prompt_tokens":1,"completion_tokens":%d}}\n\n' % n for n in range(2 * KEYS_MAX)
+    )
+    assert feed(events, []) == feed(events, list(range(0, len(events), 100))) == Usage(1, 2 * KEYS_MAX - 1, None)
+
+
+def test_an_object_that_is_longer_than_a_usage_is_none_in_one_piece_or_several() -> None:
+    data = b'{"usage":{"prompt_tokens":1,"x":"%b","completion_tokens":2}}' % (b"y" * USAGE_BYTES_MAX)
+    assert feed(data, []) is feed(data, [100, 3000]) is None
 
 
 def test_an_answer_without_usage_has_none() -> None:
