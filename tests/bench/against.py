@@ -105,7 +105,8 @@ def laid_out(commit: str, root: Path = ROOT) -> Iterator[Side]:
     with tempfile.TemporaryDirectory(prefix="epp-bench-") as directory:
         tree = Path(directory) / "tree"
         with tarfile.open(fileobj=io.BytesIO(git("archive", "--format=tar", commit, root=root))) as archive:
-            archive.extractall(tree, filter="data")
+            archive.extraction_filter = getattr(tarfile, "data_filter", None)  # Debian's 3.11.2 knows none
+            archive.extractall(tree)
         yield Side(commit[:10], tree, interpreter(tree, root, Path(directory) / "venv"))
 
 
