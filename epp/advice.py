@@ -12,7 +12,7 @@ import msgspec
 
 from epp.assembly import Assembly
 from epp.contracts import HOOKS
-from epp.data import INFLIGHT_REQUESTS, INFLIGHT_TOKENS, KV_USAGE, RUNNING, WAITING
+from epp.data import INFLIGHT_REQUESTS, INFLIGHT_TOKENS, RUNNING, WAITING
 from epp.document import STANDBY_GATE, Amount, Document, FlowControlEntry, PluginEntry, ProfileEntry, Ref
 from epp.findings import WHOLE, Findings, Place
 from epp.flow.plan import FlowPlan
@@ -22,7 +22,8 @@ from epp.plugin import Picker, Plugin, SaturationDetector, Scorer
 from epp.quantities import parse_duration
 from epp.stock import kinds_of
 
-LOAD = frozenset(key.name for key in (WAITING, RUNNING, KV_USAGE, INFLIGHT_REQUESTS, INFLIGHT_TOKENS))
+# What grows with every request that is sent there. KV usage does not: who waits holds no blocks, and a shared prefix is held once.
+LOAD = frozenset(key.name for key in (WAITING, RUNNING, INFLIGHT_REQUESTS, INFLIGHT_TOKENS))
 PREFIX_SCORERS = frozenset(("prefix-cache-scorer", "multicluster-prefix-cache-scorer"))
 RANDOM_PICKER = "random-picker"
 STALENESS = "metricsStalenessThreshold"
@@ -101,7 +102,7 @@ def _random(entry: ProfileEntry | None, wired: WiredProfile, findings: Findings)
 
 
 def _prefix(entry: ProfileEntry | None, wired: WiredProfile, findings: Findings) -> None:
-    """With a larger weight than all that look at load, the server with the prefix wins however full it is."""
+    """With a larger weight than all that count requests, the server with the prefix wins however many wait for it."""
     scorers = [(plugin, weight) for plugin, weight in wired.members if isinstance(plugin, Scorer)]
     load = sum(weight for plugin, weight in scorers if _reads_load(plugin))
     for plugin, weight in scorers:
@@ -110,9 +111,9 @@ def _prefix(entry: ProfileEntry | None, wired: WiredProfile, findings: Findings)
             findings.warning(
                 (ref.place if ref.weight is None else ref.weight_place) if ref is not None else WHOLE,
                 "prefix-outweighs-load",
-                f"profile '{wired.name}': scorer '{plugin.name}' weighs {weight:g}, all load scorers together {max(load, 0):g}: "
-                "the server that holds the prefix is picked however full it is",
-                "give load scorers more weight together",
+                f"profile '{wired.name}': scorer '{plugin.name}' weighs {weight:g}, all that count requests or tokens there together "
+                f"{max(load, 0):g}: the server that holds the prefix is picked however long its queue is",
+                "give those at least its weight together, for example with active-request-scorer",
             )
 
 

@@ -80,7 +80,7 @@ WARNINGS: Mapping[str, str] = {
     "weight-ignored": "A weight is given to a plugin that is no scorer.",
     "weight-zero": "A scorer's weight is 0.",
     "weight-negative": "A scorer's weight is negative: its best endpoint comes last.",
-    "prefix-outweighs-load": "A prefix scorer weighs more than all load scorers of its profile: a full server keeps its requests.",
+    "prefix-outweighs-load": "A prefix scorer weighs more than all of its profile that count requests: a full server keeps its own.",
     "idle-stage": "The profile handler is to run a profile that does not exist.",
     "shadow-untold": "A plugin that learns from requests is in shadow profiles alone, so it learns nothing.",
     "unreachable-profile": "The profile handler never runs this profile.",

@@ -83,11 +83,8 @@ def test_weights_that_do_nothing_or_the_opposite_stand_where_they_are_written() 
     [
         (("prefix-cache-scorer", "queue-scorer"), False),
         (("prefix-cache-scorer, weight: 2", "queue-scorer"), True),
-        (
-            ("prefix-cache-scorer, weight: 3", "queue-scorer, weight: 2", "kv-cache-utilization-scorer, weight: 2"),
-            False,
-        ),
-        (("prefix-cache-scorer, weight: 5", "queue-scorer, weight: 2", "kv-cache-utilization-scorer, weight: 2"), True),
+        (("prefix-cache-scorer, weight: 3", "queue-scorer, weight: 2", "kv-cache-utilization-scorer, weight: 2"), True),
+        (("prefix-cache-scorer, weight: 3", "queue-scorer, weight: 2", "active-request-scorer, weight: 2"), False),
         (("prefix-cache-scorer",), True),
         (("prefix-cache-scorer", "lora-affinity-scorer, weight: 5"), True),
         (("prefix-cache-scorer, weight: 0", "queue-scorer, weight: 0"), False),

@@ -56,7 +56,7 @@ def rules(text: str) -> set[str]:
 def test_a_configuration_of_the_deprecated_version_runs_with_the_defaults_of_the_field() -> None:
     config = ok(BENCH)
     pipeline = config.pipeline
-    assert [warning.rule for warning in config.warnings] == ["deprecated-version"]
+    assert [warning.rule for warning in config.warnings] == ["deprecated-version", "prefix-outweighs-load"]
     assert config.discovery is not None
     assert config.discovery.name == "endpoints"
     assert pipeline.recipe.handler.name == "single-profile-handler"
@@ -586,7 +586,7 @@ def test_the_effective_configuration_has_all_defaults_and_loads_to_itself() -> N
     text = config.as_yaml()
     again = load(text, "effective.yaml")
     assert again.as_yaml() == text
-    assert again.warnings == ()
+    assert [warning.rule for warning in again.warnings] == ["prefix-outweighs-load"]
     assert again.parameters == config.parameters
     assert list(again.pipeline.plugins) == list(config.pipeline.plugins)
     assert "matchLengthScaleTokens: 8192" in text
