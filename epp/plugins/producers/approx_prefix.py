@@ -28,6 +28,8 @@ from epp.request import BYTES_PER_TOKEN, Request
 from epp.tokens import TOKENS, PromptTokens
 
 BLOCK_TOKENS_MIN = 64
+BLOCK_TOKENS_MAX = 1 << 20  # beyond that no prompt has a whole one
+BLOCK_TOKENS_DEFAULT = 16  # the field's; stands for the least
 LRU_CAPACITY = 31250
 ROOTS_MAX = 4096
 PROMPTS_MAX = 64  # of one request
@@ -59,11 +61,15 @@ class Sent:
 
 
 class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    """As in the field; effective blocks are at least 64 tokens, 0 as a limit means none, and none is the default."""
+    """As in the field; effective blocks are at least 64 tokens, 0 as a limit means none, and none is the default.
+
+    `block_size` is deprecated. `max_prefix_tokens_to_match` wins over `max_prefix_blocks_to_match`, and means a block at least.
+    `auto_tune` takes how many blocks the index holds for a server from that server's own metrics, else it is `lru_capacity_per_server`.
+    """
 
     auto_tune: bool = True
-    block_size_tokens: Annotated[int, msgspec.Meta(ge=1)] = 16
-    block_size: Annotated[int, msgspec.Meta(ge=0)] = 0
+    block_size_tokens: Annotated[int, msgspec.Meta(ge=1, le=BLOCK_TOKENS_MAX)] = BLOCK_TOKENS_DEFAULT
+    block_size: Annotated[int, msgspec.Meta(ge=0, le=BLOCK_TOKENS_MAX)] = 0
     max_prefix_tokens_to_match: Annotated[int, msgspec.Meta(ge=0)] = 0
     max_prefix_blocks_to_match: Annotated[int, msgspec.Meta(ge=0)] = 0
     lru_capacity_per_server: Annotated[int, msgspec.Meta(ge=1)] = LRU_CAPACITY
@@ -79,13 +85,21 @@ class ApproximatePrefix(CutsPrompts, DataProducer, PreRequest, ResponseComplete)
 
     def __init__(self, name: str, params: Parameters) -> None:
         super().__init__(name, params)
-        configured = (
-            params.block_size if params.block_size and params.block_size_tokens == 16 else params.block_size_tokens
-        )
+        older = bool(params.block_size) and params.block_size_tokens == BLOCK_TOKENS_DEFAULT
+        given, configured = ("blockSize", params.block_size) if older else ("blockSizeTokens", params.block_size_tokens)
         self.block_tokens = max(configured, BLOCK_TOKENS_MIN)
         self._block_bytes = self.block_tokens * BYTES_PER_TOKEN
-        blocks_max = params.max_prefix_tokens_to_match // self.block_tokens or params.max_prefix_blocks_to_match
-        self._bytes_max = blocks_max * self._block_bytes or PROMPT_BYTES_MAX
+        tokens_max, blocks_max = params.max_prefix_tokens_to_match, params.max_prefix_blocks_to_match
+        most = max(tokens_max // self.block_tokens, 1) if tokens_max else blocks_max
+        self._bytes_max = most * self._block_bytes or PROMPT_BYTES_MAX
+        self.deprecated = ["blockSize: is deprecated; write blockSizeTokens"] if older else []
+        remarks = {
+            f"{given}: blocks have at least {BLOCK_TOKENS_MIN} tokens, so have these": configured < BLOCK_TOKENS_MIN
+            and configured != BLOCK_TOKENS_DEFAULT,
+            "blockSize: has no effect beside blockSizeTokens": params.block_size and not older,
+            "maxPrefixBlocksToMatch: has no effect beside maxPrefixTokensToMatch": tokens_max and blocks_max,
+        }
+        self.without_effect = [remark for remark, due in remarks.items() if due]
         self._match = prefix_match(name)
         self._chains: Datum[list[Chain]] = Datum(f"prefix_chains/{name}", list)
         self._sent: Datum[list[Sent]] = Datum(f"prefix_sent/{name}", list)

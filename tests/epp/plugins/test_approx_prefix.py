@@ -211,3 +211,41 @@ def test_no_parameter_is_without_effect_and_prompts_match_in_full_length_by_defa
     r, _ = world.send(long, 1)
     assert r[MATCH].total == len(long) // BLOCK
     assert world.held(long) == [0, 4000, 0]
+
+
+@pytest.mark.parametrize(
+    ("params", "blocks"),
+    [
+        ({"max_prefix_tokens_to_match": 1}, 1),
+        ({"max_prefix_tokens_to_match": 640, "max_prefix_blocks_to_match": 5}, 10),
+        ({"max_prefix_blocks_to_match": 5}, 5),
+        ({"block_size_tokens": 128, "max_prefix_tokens_to_match": 640}, 5),
+    ],
+)
+def test_a_limit_on_what_is_matched_is_one_however_short(params: Mapping[str, object], blocks: int) -> None:
+    r, _ = World(**params).send(bytes(range(256)) * 40, 1)
+    assert r[MATCH].total == blocks
+
+
+@pytest.mark.parametrize(
+    ("params", "remarks"),
+    [
+        ({}, []),
+        ({"block_size_tokens": 32}, ["blockSizeTokens: blocks have at least 64 tokens, so have these"]),
+        ({"block_size": 16, "block_size_tokens": 128}, ["blockSize: has no effect beside blockSizeTokens"]),
+        (
+            {"max_prefix_tokens_to_match": 640, "max_prefix_blocks_to_match": 5},
+            ["maxPrefixBlocksToMatch: has no effect beside maxPrefixTokensToMatch"],
+        ),
+    ],
+)
+def test_parameters_that_others_overrule_are_told(params: Mapping[str, object], remarks: list[str]) -> None:
+    producer = World(**params).producer
+    assert list(producer.without_effect) == remarks
+    assert list(producer.deprecated) == []
+
+
+def test_the_older_name_of_the_block_size_works_and_is_told() -> None:
+    producer = World(block_size=128).producer
+    assert producer.block_tokens == 128
+    assert list(producer.deprecated) == ["blockSize: is deprecated; write blockSizeTokens"]
