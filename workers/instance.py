@@ -394,7 +394,8 @@ class Instance:
         if flow_schema is not None:
             self.flow_lanes = FlowLanes(flow_schema, Segment.planned(*lanes, "flow"), self.lanes)
         self.index = Segment.planned(*index, "index")
-        log.info("prefix index", entries=self.index_schema.entries)
+        blocks = {"block_tokens": self.prefix_use.block_tokens} if self.prefix_use is not None else {}
+        log.info("prefix index", entries=self.index_schema.entries, **blocks)
         log.info("response phase", **response_phase.parts(self.config.pipeline.recipe, self.config.response_phase))
 
     def _connect(self) -> None:

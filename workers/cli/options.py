@@ -36,6 +36,7 @@ from workers.tracing_settings import Settings, settings
 SCRAPE_INTERVAL_MIN_S = 0.05
 ENVELOPE_BYTES = 1 << 20  # what a message may have besides the body
 SEND_BYTES_NEEDED = 1 << 16  # no message that is sent is longer
+INDEX_ENTRIES_MIN = 256  # a smaller index has no room for the owners of one block
 VERBOSE = 4  # from here on -v means debug
 POD_NAME = re.compile(r"(.+)-[a-z0-9]+-[a-z0-9]+")
 LEVELS = ("debug", "info", "warning", "error")
@@ -180,7 +181,12 @@ _FLAGS = (
     flag("grpc-max-recv-msg-size", SIZE, "", "Longest gRPC message received. [default: body limit + 1 MiB]"),
     flag("grpc-max-send-msg-size", SIZE, "", "Longest gRPC message sent; none here is longer than 64 KiB."),
     flag("max-endpoints", COUNT, 1024, "Places in the endpoint table."),
-    flag("index-entries", COUNT, 1 << 19, "Places in the prefix index."),
+    flag(
+        "index-entries",
+        click.IntRange(min=INDEX_ENTRIES_MIN),
+        1 << 19,
+        "Places in the prefix index, 12 bytes each; one holds a block of one endpoint. `epp size` says how many.",
+    ),
     flag("prefix-secret-file", str, "", "Secret of the deployment that block hashes start from. [default: random]"),
     flag("state-dir", str, "", "Folder that keeps the prefix index and its secret over restarts. [default: none]"),
     flag("run-dir", str, "/dev/shm/epp", "Folder for what names this instance."),

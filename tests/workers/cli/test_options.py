@@ -4,7 +4,8 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
-from workers.cli.options import REPLACED, UNSUPPORTED, Options, serve_options
+from shm.prefix_index import IndexSchema
+from workers.cli.options import INDEX_ENTRIES_MIN, REPLACED, UNSUPPORTED, Options, serve_options
 from workers.cpus import available
 from workers.exit_codes import ExitCode
 
@@ -107,6 +108,13 @@ def test_the_defaults_are_those_of_the_struct_but_for_the_number_of_workers() ->
 )  # fmt: skip
 def test_a_flag_is_written_as_in_the_field(args: list[str], field: str, value: Any) -> None:
     assert getattr(ok(*args), field) == value
+
+
+def test_the_smallest_index_that_is_taken_can_be_made_and_a_smaller_one_is_wrong_usage() -> None:
+    assert IndexSchema(ok(f"--index-entries={INDEX_ENTRIES_MIN}").index_entries).entries == INDEX_ENTRIES_MIN
+    result, _ = run(f"--index-entries={INDEX_ENTRIES_MIN - 1}")
+    assert result.exit_code == ExitCode.USAGE
+    assert f"x>={INDEX_ENTRIES_MIN}" in result.stderr
 
 
 def test_port_0_is_for_any_free_port_and_the_instance_is_named_by_the_process() -> None:
