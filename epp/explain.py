@@ -21,7 +21,7 @@ from epp.errors import Refused
 from epp.pipeline import Pipeline, WiredProfile
 from epp.plugin import Filter, Picker, Scorer
 from epp.prefix.match import PrefixMatch
-from epp.prefix.prediction import REPORTED, compared_match, predicted_tokens
+from epp.prefix.prediction import REPORTED, as_reported, compared_match, predicted_tokens
 from epp.request import Request
 
 CANDIDATES_MAX = 32
@@ -82,7 +82,7 @@ class Profiled(msgspec.Struct, frozen=True):
 
 class Cached(msgspec.Struct, frozen=True):
     """Prompt tokens in the prefix cache of the first target: `predicted` for the decision, `reported` of its `prompt` tokens by the
-    model server when it had answered; None: not yet, or it did not say."""
+    model server when it had answered; None: not yet, or it did not say. With `prompt` known, `predicted` is in the server's tokens."""
 
     predicted: int
     reported: int | None = None
@@ -158,7 +158,9 @@ def _cached(request: Request, decision: Decision, match: PrefixMatch) -> Cached 
     predicted, usage = predicted_tokens(match, decision), request[REPORTED]
     if predicted is None:
         return None
-    return Cached(predicted) if usage is None else Cached(predicted, usage.cached, usage.prompt)
+    if usage is None or not usage.prompt:
+        return Cached(predicted)
+    return Cached(as_reported(predicted, match, usage.prompt), usage.cached, usage.prompt)
 
 
 def _profiled(

@@ -278,7 +278,7 @@ PREDICTION_PROMPT_TOKENS = Metric(
 PREDICTED_TOKENS = Metric(
     "prefix_predicted_tokens_total",
     "counter",
-    "Prompt tokens of checked requests that the picker took for cached when it chose the endpoint.",
+    "Prompt tokens of checked requests that the picker took for cached when it chose the endpoint: that share of the server's count.",
 )
 REPORTED_TOKENS = Metric(
     "prefix_reported_tokens_total",

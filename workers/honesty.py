@@ -18,7 +18,7 @@ from epp.metrics import PREDICTION
 from epp.pipeline import Recipe
 from epp.plugin import Scorer
 from epp.prefix.divergence import APART, Key, Sums, Watch
-from epp.prefix.prediction import REPORTED, compared_match, predicted_tokens
+from epp.prefix.prediction import REPORTED, as_reported, compared_match, predicted_tokens
 from epp.request import Request
 from shm.series import SeriesReader, SeriesWriter
 from shm.table import TableReader
@@ -57,6 +57,7 @@ class Comparison:
         predicted = predicted_tokens(match, decision)
         if predicted is None:
             return
+        predicted = as_reported(predicted, match, prompt)
         data[REPORTED_NAME] = usage
         target = decision.targets[0]
         counts = self._views.get(target) or self._view(target)
@@ -71,8 +72,6 @@ class Comparison:
         counts[CHECKED] += 1
         counts[PROMPT_SUM] += prompt
         if predicted:
-            if predicted > prompt:
-                predicted = prompt
             counts[PREDICTED_SUM] += predicted
         if reported:
             if reported > prompt:

@@ -46,7 +46,7 @@ class Cause(Enum):
     )
     BLOCK_SIZE = (
         "reported is a steady {ratio:.0%} of predicted, so their cache blocks are larger than the picker's (blockSizeTokens), or "
-        "their tokens are longer than the 4 bytes that count as one where no token producer is configured"
+        "their chat template rewrites what was sent before (a date, the reasoning of older turns)"
     )
     LOST_THERE = "it changes from minute to minute, so they were restarted, or requests that this picker does not see push its blocks out"
     INDEX_TOO_SMALL = (

@@ -14,15 +14,19 @@ class CutsPrompts:
 
 
 class PrefixMatch:
-    """`blocks`: leading blocks held per endpoint, float64 of the snapshot's shape; `total` blocks of `block_tokens` in the prompt."""
+    """`blocks`: leading blocks held per endpoint, float64 of the snapshot's shape; `total` blocks of `block_tokens` in the prompt.
 
-    __slots__ = ("block_tokens", "blocks", "hashes", "total")
+    `tokens`: of the prompt, by the picker's count; as many as the blocks have where nobody says. It outlives the prompt's text.
+    """
 
-    def __init__(self, blocks: Floats | None, hashes: Hashes, block_tokens: int) -> None:
+    __slots__ = ("block_tokens", "blocks", "hashes", "tokens", "total")
+
+    def __init__(self, blocks: Floats | None, hashes: Hashes, block_tokens: int, tokens: int = 0) -> None:
         self.blocks = blocks  # None: no endpoint holds any
         self.hashes = hashes
         self.total = len(hashes)
         self.block_tokens = block_tokens
+        self.tokens = tokens or self.total * block_tokens
 
 
 def prefix_match(producer: str) -> Datum[PrefixMatch]:

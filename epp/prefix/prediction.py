@@ -4,6 +4,9 @@ A prefix producer says it for every endpoint at decision time (`PrefixMatch`); w
 stands beside it (REPORTED), so that both can be explained and compared. Where several producers match, the one that scorers
 read is compared.
 
+The picker takes 4 bytes for a token where no token producer counts them, and servers do not: so the share of the prompt is what is
+held against their figures, in tokens as they count them (`as_reported`).
+
 No prediction where another server computes the prompt: who decodes then reports as cached what was sent to it.
 """
 
@@ -36,3 +39,8 @@ def predicted_tokens(match: PrefixMatch, decision: Decision) -> int | None:
         return 0
     picked, rows = run.picked[0], run.candidates.rows
     return int(blocks.item(picked if rows is None else rows[picked])) * match.block_tokens
+
+
+def as_reported(predicted: int, match: PrefixMatch, prompt: int) -> int:
+    """The same prediction in the model server's tokens, of which the prompt has `prompt`: no more than those."""
+    return predicted * prompt // match.tokens if predicted < match.tokens else prompt

@@ -30,6 +30,7 @@ from workers.instance import Instance, series_schema_of
 
 MATCH = "prefix_match/p"
 PROMPT = "so much to say " * 100
+TURN = " and then what happened" * 60
 CONFIG = "plugins:\n- {type: prefix-cache-scorer}\n"
 NO_PREFIX = "plugins:\n- {type: queue-scorer}\n"
 
@@ -51,12 +52,12 @@ class Worker:
         return {} if found is None else {n: v for n, v in zip(names, found.counters, strict=True) if v}
 
 
-def decided(blocks: float | None, picked: int = 1) -> tuple[Request, Decision]:
-    """A request to pod-1, of which it holds so many blocks of 64 tokens."""
+def decided(blocks: float | None, picked: int = 1, tokens: int = 1000) -> tuple[Request, Decision]:
+    """A request to pod-1 of so many tokens by the picker's count, of which it holds so many blocks of 64."""
     those = candidates(count=3)
     asked = request(b"x")
     asked.data[MATCH] = PrefixMatch(
-        None if blocks is None else np.array([0.0, blocks, 0.0]), np.zeros(20, np.uint64), 64
+        None if blocks is None else np.array([0.0, blocks, 0.0]), np.zeros(20, np.uint64), 64, tokens
     )
     run = ProfileRun(those, those.zeros(), [picked])
     return asked, Decision(run.targets, {"default": run}, "default")
@@ -65,7 +66,7 @@ def decided(blocks: float | None, picked: int = 1) -> tuple[Request, Decision]:
 def test_what_was_predicted_and_what_was_reported_are_counted_per_endpoint() -> None:
     worker = Worker()
     worker.comparison.answered(*decided(5), Usage(1000, 10, 256))
-    worker.comparison.answered(*decided(2), Usage(500, 10, 384))
+    worker.comparison.answered(*decided(2, tokens=500), Usage(500, 10, 384))
     assert worker.counts() == {
         "checked_requests": 2,
         "checked_prompt_tokens": 1500,
@@ -79,8 +80,19 @@ def test_what_was_predicted_and_what_was_reported_are_counted_per_endpoint() -> 
 
 def test_no_more_than_the_prompt_is_predicted_or_reported() -> None:
     worker = Worker()
-    worker.comparison.answered(*decided(5), Usage(300, 10, 10**9))
+    worker.comparison.answered(*decided(5, tokens=300), Usage(300, 10, 10**9))
     assert (worker.counts()["predicted_tokens"], worker.counts()["reported_tokens"]) == (300, 300)
+
+
+@pytest.mark.parametrize(("theirs", "predicted"), [(250, 80), (1000, 320), (4000, 1280)])
+def test_what_is_predicted_is_a_share_of_the_prompt_whatever_a_token_is_to_the_server(
+    theirs: int, predicted: int
+) -> None:
+    worker = Worker()
+    worker.comparison.answered(*decided(5), Usage(theirs, 10, predicted))
+    counts = worker.counts()
+    assert (counts["predicted_tokens"], counts["reported_tokens"]) == (predicted, predicted)
+    assert counts.keys().isdisjoint({"overpredicted_tokens", "underpredicted_tokens"})
 
 
 @pytest.mark.parametrize("prompt", [None, 0, -5, 10**18])
@@ -99,21 +111,21 @@ def test_a_request_without_a_prediction_is_not_counted() -> None:
 def test_a_server_that_never_says_what_was_cached_is_not_compared() -> None:
     worker = Worker()
     for cached in (None, -1):
-        worker.comparison.answered(*decided(5), Usage(300, 10, cached))
+        worker.comparison.answered(*decided(5, tokens=300), Usage(300, 10, cached))
     assert worker.counts() == {"unreported_requests": 2, "unreported_hits": 2}
 
 
 def test_hits_that_were_predicted_for_a_server_that_never_reports_are_counted() -> None:
     worker = Worker()
     for blocks in (1, 2):  # of 300 tokens, 64 are less than a quarter and 128 more
-        worker.comparison.answered(*decided(blocks), Usage(300, 10, None))
+        worker.comparison.answered(*decided(blocks, tokens=300), Usage(300, 10, None))
     assert worker.counts() == {"unreported_requests": 2, "unreported_hits": 1}
 
 
 def test_once_a_server_has_reported_cached_tokens_none_said_is_zero() -> None:
     worker = Worker()
     worker.comparison.answered(*decided(None), Usage(300, 10, 100))
-    worker.comparison.answered(*decided(1), Usage(300, 10, None))
+    worker.comparison.answered(*decided(1, tokens=300), Usage(300, 10, None))
     counts = worker.counts()
     assert (counts["checked_requests"], counts["reported_tokens"], counts["overpredicted_tokens"]) == (2, 100, 64)
 
@@ -125,11 +137,11 @@ def compared(p: Pair) -> Worker:
     return worker
 
 
-def asked(p: Pair, cached: int | None, *, ends: bool = True) -> None:
+def asked(p: Pair, cached: int | None, *, ends: bool = True, prompt: str = PROMPT) -> None:
     """One request, and its answer; `cached` None: it does not say."""
     envoy = p.open()
     envoy.headers(**{"x-request-id": "r"})
-    envoy.body(json.dumps({"model": "m", "prompt": PROMPT}).encode())
+    envoy.body(json.dumps({"model": "m", "prompt": prompt}).encode())
     if ends:
         envoy.response_headers()
         details = None if cached is None else {"cached_tokens": cached}
@@ -151,6 +163,16 @@ def test_a_stream_s_answer_is_compared_with_its_decision() -> None:
     # 1,500 bytes are 6 blocks of 256, the last not full; the server counts 380 tokens.
     assert (counts["predicted_tokens"], counts["reported_tokens"], counts["overpredicted_tokens"]) == (380, 320, 60)
     assert p.faults == []
+
+
+def test_a_prediction_is_compared_though_the_prompt_s_text_is_not_kept_for_so_long() -> None:
+    p = pair(prefix())
+    worker = compared(p)
+    asked(p, 0)
+    asked(p, 320, prompt=PROMPT + TURN)
+    counts = worker.counts()
+    # 5 whole blocks of the first prompt, 320 of 720 tokens by the picker's count, are held; the server counts 380.
+    assert (counts["predicted_tokens"], counts["reported_tokens"]) == (320 * 380 // 720, 320)
 
 
 def test_without_usage_nothing_is_counted() -> None:
@@ -237,7 +259,7 @@ class Supervised:
         for _ in range(SLICES):
             for worker in self.workers:
                 for _ in range(CHECKED_MIN // SLICES // 2):
-                    worker.answered(*decided(5), Usage(400, 10, cached))
+                    worker.answered(*decided(5, tokens=400), Usage(400, 10, cached))
             self.now += SLICE_S
             self.watch.look(self.now)
 

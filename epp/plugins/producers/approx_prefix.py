@@ -133,7 +133,7 @@ class ApproximatePrefix(CutsPrompts, DataProducer, PreRequest, ResponseComplete)
         elif prompt := request.prompt.canonical:
             hashes = self._hashed(prompt, request)
             blocks = self._held(self._index.match(hashes), candidates, None)
-            request[self._match] = PrefixMatch(blocks, hashes, self.block_tokens)
+            request[self._match] = PrefixMatch(blocks, hashes, self.block_tokens, len(prompt) // BYTES_PER_TOKEN)
 
     def _produce_each(self, request: Request, candidates: Candidates, prompts: Sequence[bytes]) -> None:
         """Prompts are matched one by one, and their blocks added up."""
@@ -146,7 +146,8 @@ class ApproximatePrefix(CutsPrompts, DataProducer, PreRequest, ResponseComplete)
             blocks = self._held(depths, candidates, blocks)
         if len(chains) > 1:
             request[self._chains] = list(zip(chains, found, strict=True))
-        request[self._match] = PrefixMatch(blocks, np.concatenate(chains), self.block_tokens)
+        tokens = sum(map(len, prompts)) // BYTES_PER_TOKEN
+        request[self._match] = PrefixMatch(blocks, np.concatenate(chains), self.block_tokens, tokens)
 
     def _hashed(self, prompt: bytes, request: Request) -> Hashes:
         return block_hashes(prompt[: self._bytes_max], self._block_bytes, self._root(request), self._secret)

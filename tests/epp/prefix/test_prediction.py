@@ -7,7 +7,7 @@ from epp.data import Datum
 from epp.decision import Decision, ProfileRun
 from epp.plugin import DataProducer, NoParams, Scorer
 from epp.prefix.match import PrefixMatch, prefix_match
-from epp.prefix.prediction import compared_match, predicted_tokens
+from epp.prefix.prediction import as_reported, compared_match, predicted_tokens
 from tests.fakes import candidates
 
 
@@ -58,6 +58,13 @@ def test_where_another_server_computes_the_prompt_nothing_is_predicted() -> None
 
 def test_without_a_primary_run_nothing_is_predicted() -> None:
     assert predicted_tokens(match(1, 2, 3), Decision(run(0).targets, {}, "")) is None
+
+
+def test_in_the_servers_tokens_it_is_the_same_share_of_the_prompt_and_no_more_than_all_of_it() -> None:
+    thousand = PrefixMatch(None, np.zeros(16, np.uint64), 64, 1000)
+    assert [as_reported(250, thousand, prompt) for prompt in (400, 1000, 3000)] == [100, 250, 750]
+    assert [as_reported(predicted, thousand, 500) for predicted in (0, 1000, 1024)] == [0, 500, 500]
+    assert as_reported(512, PrefixMatch(None, np.zeros(16, np.uint64), 64), 500) == 250
 
 
 def test_the_match_that_scorers_read_is_compared_and_else_the_first() -> None:
