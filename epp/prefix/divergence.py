@@ -48,7 +48,10 @@ class Cause(Enum):
         "reported is a steady {ratio:.0%} of predicted, so their cache blocks are larger than the picker's (blockSizeTokens), or "
         "their chat template rewrites what was sent before (a date, the reasoning of older turns)"
     )
-    LOST_THERE = "it changes from minute to minute, so they were restarted, or requests that this picker does not see push its blocks out"
+    LOST_THERE = (
+        "it changes from minute to minute, so they were restarted, their caches take less than the picker thinks (lruCapacityPerServer, "
+        "where servers do not report their cache's size), or requests that it does not see push its blocks out"
+    )
     INDEX_TOO_SMALL = (
         "the picker's index let go of {evictions} entries meanwhile, which the servers still held: it needs a larger --index-entries, "
         "or, where servers do not report their cache's size, a larger lruCapacityPerServer"

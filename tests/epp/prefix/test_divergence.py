@@ -152,6 +152,7 @@ def drift(world: World) -> list[str]:
         (lambda w: w.slices({"a": (0.8, 0.4)}, kv={"a": 0.5}), "reported is a steady 50% of predicted"),
         (lambda w: w.slices({"a": (0.8, 0.4)}, evictions=100), "reported is a steady 50% of predicted"),
         (drift, "it changes from minute to minute"),
+        (drift, "their caches take less than the picker thinks (lruCapacityPerServer"),
         (lambda w: w.slices({"a": (0.1, 0.7)}, evictions=100), "the picker's index let go of 500 entries meanwhile"),
         (lambda w: w.slices({"a": (0.1, 0.7)}), "requests reach them past this picker"),
     ],
