@@ -166,7 +166,8 @@ def _isolation(document: Document, flow: FlowPlan, findings: Findings) -> None:
         "no-isolation",
         f"{', '.join(band.what for band in bands)}: no fairnessPolicyRef is given, and {policy.name} isolates nobody: "
         "a flow with many requests keeps the others of its band waiting",
-        "name token-weighted-fairness-policy or round-robin-fairness-policy, or say so with " + policy.name,
+        "list token-weighted-fairness-policy or round-robin-fairness-policy in plugins and name it, or say so with "
+        + policy.name,
     )
 
 

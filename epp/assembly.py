@@ -347,6 +347,8 @@ class _Bench:
     def drop_unused(self) -> None:
         """What is referenced nowhere and has no part of its own on the way of a request leaves, with a warning."""
         assembly = self.assembly
+        # With an error in the section it is not known whom it uses.
+        unplanned = assembly.flow is None and self.document.gates[FLOW_CONTROL_GATE]
         used: set[str] = {
             plugin.name for plugin in (assembly.handler, assembly.discovery, assembly.saturation) if plugin
         }
@@ -354,7 +356,7 @@ class _Bench:
         used |= {plugin.name for plugin in plugins_of(assembly.flow)}
         used |= {plugin.name for scraped in assembly.sources for plugin in (scraped.source, *scraped.extractors)}
         for name, plugin in list(self.stock.plugins.items()):
-            if name in used or isinstance(plugin, DataProducer):
+            if name in used or isinstance(plugin, DataProducer) or (unplanned and isinstance(plugin, POLICIES)):
                 continue
             if isinstance(plugin, SCHEDULING):
                 effect = (

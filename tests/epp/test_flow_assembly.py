@@ -94,7 +94,7 @@ def test_eviction_brings_its_filter_and_order_without_a_flag() -> None:
 def test_who_names_no_fairness_policy_is_warned_that_nobody_is_isolated() -> None:
     (warning,) = (w for w in config("").warnings if w.rule == "no-isolation")
     assert "global-strict-fairness-policy isolates nobody" in warning.message
-    assert "token-weighted-fairness-policy" in warning.hint
+    assert "list token-weighted-fairness-policy" in warning.hint
 
 
 @pytest.mark.parametrize(
@@ -103,6 +103,16 @@ def test_who_names_no_fairness_policy_is_warned_that_nobody_is_isolated() -> Non
 )
 def test_who_names_one_is_not(section: str) -> None:
     assert not [w for w in config(section, LISTED).warnings if w.rule == "no-isolation"]
+
+
+@pytest.mark.parametrize(
+    "band",
+    ["fairnessPolicyRef: nobody", "orderingPolicyRef: edf-ordering-policy, queueRef: fifo-queue"],
+)
+def test_with_an_error_in_the_section_no_policy_is_said_to_be_unused(band: str) -> None:
+    with pytest.raises(ConfigErrors) as raised:
+        config(f"defaultPriorityBand: {{{band}}}, priorityBands: [{{priority: 1, {FAIR}}}]", LISTED)
+    assert not [w for w in raised.value.warnings if w.rule == "unused-plugin"]
 
 
 def test_policies_without_the_gate_are_left_out_with_a_warning() -> None:
