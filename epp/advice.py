@@ -16,7 +16,7 @@ from epp.data import INFLIGHT_REQUESTS, INFLIGHT_TOKENS, RUNNING, WAITING
 from epp.document import STANDBY_GATE, Amount, Document, FlowControlEntry, PluginEntry, ProfileEntry, Ref
 from epp.findings import WHOLE, Findings, Place
 from epp.flow.plan import FlowPlan
-from epp.flow_assembly import unshielded
+from epp.flow_assembly import DISPLACEMENT, unshielded
 from epp.pipeline import WiredProfile
 from epp.plugin import Picker, Plugin, SaturationDetector, Scorer
 from epp.quantities import parse_duration
@@ -244,6 +244,7 @@ def _seconds(value: Any) -> float:
 
 
 def _limits(flow: FlowControlEntry, findings: Findings, around: Surroundings) -> None:
+    bounded = any(limit is not None and limit.value > 0 for limit in (flow.bytes_max, flow.requests_max))
     for band in flow.all_bands():
         for limit, total, field in (
             (band.bytes_max, flow.bytes_max, "maxBytes"),
@@ -253,6 +254,11 @@ def _limits(flow: FlowControlEntry, findings: Findings, around: Surroundings) ->
                 why = f"{band.what}.{field} {limit.value:.0f} is above flowControl.{field} {total.value:.0f}"
                 findings.warning(limit.place, "limit-above-total", why, "lower it, or raise that")
         _holds_a_body(band.bytes_max, f"{band.what}.maxBytes", findings, around)
+        if band.displacement is not None and band.displacement.name != DISPLACEMENT and not bounded:
+            why = f"{band.what}.displacementPolicyRef has no effect: nobody gives way while flowControl has no limit over all bands"
+            findings.warning(
+                band.displacement.place, "no-effect", why, "set flowControl.maxRequests or flowControl.maxBytes"
+            )
     _holds_a_body(flow.bytes_max, "flowControl.maxBytes", findings, around)
 
 

@@ -102,7 +102,8 @@ class Band(_Form):
         Meta(description="What holds one flow. Default: the first queue that can do what the policies need."),
     ] = None
     displacement_policy_ref: Annotated[
-        str | None, Meta(description="Who gives way to something more important when the queues are full.")
+        str | None,
+        Meta(description="Who gives way to something more important when a limit over all bands is reached."),
     ] = None
 
 
@@ -115,14 +116,25 @@ class Detector(_Form):
 class FlowControl(_Form):
     """What waits while the pool is full. Without the feature gate flowControl only `saturationDetector` is used."""
 
-    max_bytes: Annotated[Quantity | None, Meta(description="Bytes that may wait in all; 0: no limit.")] = None
-    max_requests: Annotated[Quantity | None, Meta(description="Requests that may wait in all; 0: no limit.")] = None
+    max_bytes: Annotated[
+        Quantity | None,
+        Meta(
+            description="Bytes that may wait in all; at this limit less important requests give way. Default: 0, no limit."
+        ),
+    ] = None
+    max_requests: Annotated[
+        Quantity | None,
+        Meta(
+            description="Requests that may wait in all; at this limit less important ones give way. Default: 0, no limit."
+        ),
+    ] = None
     default_request_ttl: Annotated[
         Duration | None, Meta(description="How long a request may wait. Default: 60s; 0s: no limit.")
     ] = msgspec.field(default=None, name="defaultRequestTTL")
-    no_endpoint_request_ttl: Annotated[Duration | None, Meta(description="The same while there is no endpoint.")] = (
-        msgspec.field(default=None, name="noEndpointRequestTTL")
-    )
+    no_endpoint_request_ttl: Annotated[
+        Duration | None,
+        Meta(description="The same while there is no endpoint. Default: defaultRequestTTL; 0s: no limit."),
+    ] = msgspec.field(default=None, name="noEndpointRequestTTL")
     default_priority_band: Band | None = None
     default_negative_priority_band: Band | None = None
     priority_bands: list[Band] | None = None

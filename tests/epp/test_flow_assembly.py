@@ -127,6 +127,15 @@ def test_more_bands_than_have_a_place_are_refused() -> None:
         config(f"priorityBands: [{bands}]")
 
 
+@pytest.mark.parametrize(("limits", "told"), [("", 1), ("maxRequests: 0, ", 1), ("maxBytes: 1G, ", 0)])
+def test_a_displacement_policy_without_a_limit_over_all_bands_has_no_effect_and_that_is_told(
+    limits: str, told: int
+) -> None:
+    band = f"defaultPriorityBand: {{{FAIR}, displacementPolicyRef: largest-displacement-policy}}"
+    loaded = config(limits + band, LISTED.replace("]", ", {type: largest-displacement-policy}]"))
+    assert len([w for w in loaded.warnings if w.rule == "no-effect" and "displacementPolicyRef" in w.message]) == told
+
+
 def test_a_staleness_below_the_scrape_interval_is_a_contradiction_that_is_told() -> None:
     before = "plugins: [{type: utilization-detector, parameters: {metricsStalenessThreshold: 20ms}}]\n"
     assert "staleness-below-interval" in {w.rule for w in config("", before).warnings}
