@@ -189,7 +189,7 @@ class _Planner:
         for name in QUEUES:
             if needed in getattr(registry.find(name), "capabilities", Capability(0)):
                 return self.default(name, FlowQueue)
-        why = f"{entry.what}: no queue can do all that its policies need: {_words(needed)}"
+        why = f"{entry.what}: no queue can do all that its policies need: {words(needed)}"
         self.findings.error(
             entry.place, "queue-mismatch", why, "name other policies, or a queue of your own by queueRef"
         )
@@ -203,7 +203,7 @@ class _Planner:
             if lacking := needed & ~queue.capabilities:
                 fits = False
                 why = (
-                    f"{entry.what}: policy '{policy}' needs {_words(lacking)}, which queue '{queue.name}' does not have"
+                    f"{entry.what}: policy '{policy}' needs {words(lacking)}, which queue '{queue.name}' does not have"
                 )
                 hint = "leave queueRef out to have one that fits"
                 self.findings.error(entry.queue.place, "queue-mismatch", why, hint)
@@ -256,5 +256,6 @@ def _ttl(amount: Amount | None, default: float) -> float:
     return amount.value or math.inf
 
 
-def _words(capabilities: Capability) -> str:
+def words(capabilities: Capability) -> str:
+    """As messages and listings have them: head, tail, priority order, scan."""
     return ", ".join(str(member.name).lower().replace("_", " ") for member in Capability if member in capabilities)

@@ -12,6 +12,8 @@ import msgspec
 from epp import registry
 from epp.data import COUNTED, Key
 from epp.findings import nearest
+from epp.flow_assembly import words
+from epp.flows import Capability
 from epp.plugin import Plugin
 from epp.schema import parameters_schema, summary
 from workers.cli.configuration import add_plugins, plugin_path_option
@@ -87,7 +89,14 @@ def describe(cls: type[Plugin], sample: Plugin | type[Plugin]) -> Entry:
             *({"key": key.name, "type": key.type.__name__, "optional": True} for key in sample.optional),
         ],
         "emits": [{"key": key.name, "type": key.type.__name__} for key in sample.produces],
+        "queue": _of_queues(cls),
     }
+
+
+def _of_queues(cls: type[Plugin]) -> Entry:
+    """What a queue of flow control can do, and what a policy needs of one."""
+    capabilities = {"can": getattr(cls, "capabilities", None), "needs": getattr(cls, "queue_needs", None)}
+    return {what: words(each) for what, each in capabilities.items() if isinstance(each, Capability)}
 
 
 def _has(keys: Iterable[Key[Any]], name: str) -> bool:
@@ -149,6 +158,9 @@ def _text(entry: Entry) -> str:
         lines.append(f"    aliases: {', '.join(entry['aliases'])}")
     lines += [f"    reads: {_with(read, 'from', read['producers'])}" for read in entry["reads"]]
     lines += [f"    emits: {_with(emitted, 'read by', emitted['readers'])}" for emitted in entry["emits"]]
+    lines += [
+        f"    {'can' if what == 'can' else 'needs of its queue'}: {told}" for what, told in entry["queue"].items()
+    ]
     for parameter in entry["parameters"]:
         default = "(required)" if parameter["required"] else f"= {json.dumps(parameter['default'])}"
         told = ", ".join(filter(None, (parameter["type"], parameter["range"])))

@@ -74,6 +74,14 @@ def test_one_type_tells_what_empty_values_stand_for_and_the_fields_within_its_pa
     assert plugins("queue-scorer").stdout.endswith("linear between.\n")
 
 
+def test_a_queue_says_what_it_can_and_a_policy_what_it_needs_of_one() -> None:
+    assert "    can: head, tail, scan\n" in plugins("fifo-queue").stdout
+    assert "    needs of its queue: head, priority order\n" in plugins("edf-ordering-policy").stdout
+    entries = {entry["type"]: entry for entry in json.loads(plugins("--json").stdout)}
+    assert entries["newest-displacement-policy"]["queue"] == {"needs": "tail"}
+    assert entries["queue-scorer"]["queue"] == {}
+
+
 def test_an_unknown_type_is_told_with_the_nearest() -> None:
     result = plugins("queue-scorr")
     assert result.exit_code == 1
