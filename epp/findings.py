@@ -64,6 +64,7 @@ ERRORS: Mapping[str, str] = {
     "unsupported": "Something of llm-d-router is not supported by this version.",
 }
 WARNINGS: Mapping[str, str] = {
+    "odd-object": "Something in --objects-dir has no effect, or hardly the one that is meant.",
     "deprecated-version": "The apiVersion is deprecated.",
     "deprecated-field": "A field has moved.",
     "deprecated-type": "A plugin type has a newer name.",

@@ -29,6 +29,7 @@ API_VERSIONS: Final = tuple(f"{group}/{VERSION}" for group in GROUPS)
 OBJECTIVE: Final = "InferenceObjective"
 REWRITE: Final = "InferenceModelRewrite"
 KINDS: Final = (OBJECTIVE, REWRITE)
+OBJECTIVE_FIELDS: Final = frozenset(("priority", "poolRef"))  # of its spec
 POOL_GROUP: Final = "inference.networking.k8s.io"  # of a pool where nothing else is said
 EXACT: Final = "Exact"
 PRIORITY_END: Final = 1 << 31
@@ -50,18 +51,19 @@ class PoolName(NamedTuple):
 
 
 class Objective(NamedTuple):
-    """How important the requests are that name it."""
+    """How important the requests are that name it. `remarks`: what is allowed, and hardly meant."""
 
     name: str
     priority: int
     group: int  # in GROUPS
     pool: PoolName | None
     place: str
+    remarks: tuple[str, ...] = ()
     kind: str = OBJECTIVE
 
 
 class ModelRewrite(NamedTuple):
-    """By which names models are asked for. `remarks`: what is allowed, and hardly meant."""
+    """By which names models are asked for. `remarks` as above."""
 
     name: str
     rewrite: Rewrite
@@ -105,7 +107,7 @@ def read(node: Node, kind: str, version: str, place: str) -> Object:
         spec = child(node, "spec") or Node(node.line, {})
         pool, group = _pool(spec), API_VERSIONS.index(version)
         if kind == OBJECTIVE:
-            return Objective(name, _priority(spec), group, pool, place)
+            return Objective(name, _priority(spec), group, pool, place, tuple(_unknown(spec, name)))
         rewrite = Rewrite(name, _created(metadata), tuple(_rules(spec)))
     except Fault as fault:
         raise Fault(fault.line, f"{kind} '{name[:128]}': {fault}") from None
@@ -129,6 +131,12 @@ def _priority(spec: Node) -> int:
         why = f"'{given[:128]}' is not an integer from {-PRIORITY_END} to {PRIORITY_END - 1}"
         raise Fault(_line(spec, "priority"), f"spec.priority: {why}")
     return int(given or 0)
+
+
+def _unknown(spec: Node, name: str) -> Iterator[str]:
+    """In a file nobody else says so: a misspelt priority would be 0."""
+    for key in sorted(spec.value.keys() - OBJECTIVE_FIELDS):
+        yield f"{OBJECTIVE} '{name}': spec.{key[:128]} is no field that is known here and has no effect"
 
 
 def _created(metadata: Node) -> float | None:
@@ -258,9 +266,10 @@ def by_name(objects: Iterable[Object], pool: PoolName, *, once: Callable[[str, s
             faults.append(f"{each.place}: {what}: more than {OBJECTS_MAX} objects of this kind: it is left out")
     objectives = {name: each for name, each in found[OBJECTIVE].items() if isinstance(each, Objective)}
     rewrites = {name: each for name, each in found[REWRITE].items() if isinstance(each, ModelRewrite)}
-    for rewrite in rewrites.values():
-        for remark in rewrite.remarks:
-            once(f"{rewrite.place}: {remark}", remark)
+    counting: list[Object] = [*objectives.values(), *rewrites.values()]
+    for counts in counting:
+        for remark in counts.remarks:
+            once(f"{counts.place}: {remark}", remark)
     return Found(objectives, rewrites)
 
 

@@ -11,7 +11,7 @@ import msgspec
 from epp.config import ConfigErrors, Surroundings, load
 from epp.findings import ERRORS, WARNINGS, Finding
 from epp.registry import PluginImportError
-from workers.cli.configuration import STDIN, add_plugins, object_errors, plugin_path_option, read_file, told
+from workers.cli.configuration import STDIN, add_plugins, object_findings, plugin_path_option, read_file, told
 from workers.cli.flags import DURATION, SIZE
 from workers.exit_codes import ExitCode
 
@@ -67,8 +67,8 @@ def command(
         raise click.ClickException(str(error)) from error
     else:
         findings, failed, effective = [*config.warnings], strict and bool(config.warnings), config
-    wrong_objects = object_errors(objects_dir)
-    findings, failed = [*findings, *wrong_objects], failed or bool(wrong_objects)
+    of_objects = object_findings(objects_dir)
+    findings, failed = [*findings, *of_objects], failed or any(strict or f.severity == "error" for f in of_objects)
     if as_json:
         click.echo(_json(findings, None if effective is None else effective.document))
     else:

@@ -6,14 +6,14 @@ Whatever is wrong with it ends the command with exit code 78, all errors told.
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 import click
 
 from epp import registry, yaml_nodes
 from epp.config import ConfigErrors, EffectiveConfig, Surroundings, load
-from epp.findings import ConfigError, Finding
+from epp.findings import ConfigError, ConfigWarning, Finding
 from epp.registry import PluginImportError
 from workers.cli.flags import BadConfiguration, flag
 from workers.cli.options import PLUGIN_PATH, Options
@@ -74,14 +74,20 @@ def load_text(text: str, source: str, *, allow_experimental: bool, around: Surro
         raise click.ClickException(str(error)) from error
 
 
-def object_errors(folder: str) -> list[ConfigError]:
-    """What is wrong with the objects of a folder; no folder: nothing."""
+def object_findings(folder: str) -> list[Finding]:
+    """What is wrong with the objects of a folder, and what has no effect; no folder: nothing."""
+    if not folder:
+        return []
+    remarks: list[str] = []
+    wrong: Sequence[str] = ()
     try:
-        if folder:
-            Folder(folder, report=lambda _: None).load()
-    except DiscoveryError as wrong:
-        return [ConfigError(folder, 0, 0, "bad-object", fault) for fault in wrong.faults]
-    return []
+        Folder(folder, report=remarks.append).load()
+    except DiscoveryError as failure:
+        wrong = failure.faults
+    return [
+        *(ConfigWarning(folder, 0, 0, "odd-object", remark) for remark in remarks),
+        *(ConfigError(folder, 0, 0, "bad-object", fault) for fault in wrong),
+    ]
 
 
 def told(findings: Iterable[Finding]) -> str:

@@ -241,3 +241,14 @@ def test_objects_are_checked_with_the_configuration(tmp_path: Path) -> None:
     found = check("-", f"--objects-dir={tmp_path}", stdin=GOOD)
     assert found.exit_code == 78
     assert "a.yaml:4: InferenceModelRewrite 'r': spec.rules[0].targets[0].weight: '0' is not" in found.stderr
+
+
+def test_what_has_no_effect_in_objects_is_a_warning(tmp_path: Path) -> None:
+    text = "apiVersion: llm-d.ai/v1alpha2\nkind: InferenceObjective\nmetadata: {name: gold}\nspec: {priorty: 10}\n"
+    (tmp_path / "a.yaml").write_text(text + "---\napiVersion: llm-d.ai/v1alpha2\nkind: InferenceObjectiv\n")
+    found = check("-", f"--objects-dir={tmp_path}", stdin=GOOD)
+    assert found.exit_code == 0
+    assert "warning[odd-object]" in found.stderr
+    assert "a.yaml:1: InferenceObjective 'gold': spec.priorty is no field that is known here" in found.stderr
+    assert "objects of kind InferenceObjectiv of llm-d.ai/v1alpha2 are not read here" in found.stderr
+    assert check("-", "--strict", f"--objects-dir={tmp_path}", stdin=GOOD).exit_code == 78
