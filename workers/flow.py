@@ -165,6 +165,7 @@ class FlowControl:
             self._metrics.leaves(asked.block, asked.bytes)
             self._metrics.ended(asked.request, outcome, seconds)
         else:
+            self._asking = None  # as in `_future`
             self._metrics.refused(asked.request, outcome, seconds)
 
     # What the worker calls.

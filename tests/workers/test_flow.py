@@ -174,6 +174,20 @@ def test_at_the_end_of_the_drain_timeout_everybody_who_waits_is_answered_and_who
     run(test)
 
 
+def test_nothing_is_kept_of_who_was_refused_at_once(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with world(tmp_path, "maxRequests: 1") as w:
+            (shard,) = w.shards
+            held, waits = shard.ask("held"), shard.ask("waits")
+            assert shard.ask("full").refused == (429, "rejected-saturated")
+            assert shard.flow._asking is None
+            held.end()
+            await until(lambda: waits.sent)
+            waits.end()
+
+    run(test)
+
+
 def test_a_worker_that_does_not_serve_any_more_holds_no_capacity(tmp_path: Path) -> None:
     async def test() -> None:
         async with world(tmp_path, "maxRequests: 1", shards=2) as w:
