@@ -22,14 +22,17 @@ import argparse
 import random
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from math import inf
 from operator import itemgetter
 from typing import Any, NamedTuple
 from zlib import crc32
 
+from epp.client_headers import TTFT_SLO_MS
+from epp.decision import Decision, Response, Usage
 from epp.flow.bands import Flow
 from epp.flow.controller import FlowController
 from epp.flow.gate import KEPT_FAR_S, PoolGate
@@ -41,10 +44,12 @@ from epp.plugin import FairnessPolicy, FairShare, NoParams, Plugin, SaturationDe
 from epp.plugins.displacement.largest import Largest
 from epp.plugins.displacement.newest import Newest
 from epp.plugins.fairness.global_strict import GlobalStrict
+from epp.plugins.fairness.program_aware import ProgramAware
 from epp.plugins.fairness.round_robin import RoundRobin
 from epp.plugins.fairness.token_weighted import TokenWeighted
 from epp.plugins.ordering.edf import EarliestDeadline
 from epp.plugins.ordering.fcfs import FirstCome
+from epp.plugins.ordering.slo_deadline import SloDeadline
 from epp.plugins.queues.fifo import Fifo
 from epp.plugins.queues.priority import Priority
 from epp.plugins.saturation.concurrency import Concurrency
@@ -191,6 +196,23 @@ class Peers(BoardPeers):
         self.world.wake(shard)
 
 
+@dataclass
+class Headed(Thing):
+    """What the ordering by objectives looks at."""
+
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+class Answered:
+    """A request as policies see it that learn from its answer; nothing was noted of it before."""
+
+    def __init__(self, item: Thing, now: float) -> None:
+        self.fairness_id, self.body_bytes, self.now = item.fairness_id, item.bytes, now
+
+    def __getitem__(self, datum: object) -> None:
+        return None
+
+
 class Request:
     """One request of the world, and where it stands."""
 
@@ -304,13 +326,14 @@ class World:
 
     def _plan(self) -> FlowPlan:
         rng = self.rng
-        fcfs, edf = made(FirstCome), made(EarliestDeadline)
-        strict, turns, tokens = made(GlobalStrict), made(RoundRobin), made(TokenWeighted)
+        fcfs, edf, slo = made(FirstCome), made(EarliestDeadline), made(SloDeadline)
+        strict, turns, tokens, least = made(GlobalStrict), made(RoundRobin), made(TokenWeighted), made(ProgramAware)
+        self.learning = (tokens, least)
         self.faulty = rng.random() < 0.1
 
         def band(priority: int) -> BandPlan:
-            ordering = rng.choice((fcfs, edf))
-            fairness: FairnessPolicy = rng.choice((strict, turns, tokens))
+            ordering = rng.choice((fcfs, edf, slo))
+            fairness: FairnessPolicy = rng.choice((strict, turns, tokens, least))
             if self.faulty:
                 fairness = Raising(fairness, rng)
             return BandPlan(
@@ -318,7 +341,7 @@ class World:
                 max_requests=rng.choice((3, 10, 1000)),
                 max_bytes=rng.choice((60, 10_000)),
                 request_ttl_s=rng.choice((None, None, 0.05, inf)),
-                queue=made(Priority) if ordering is edf else rng.choice((made(Fifo), made(Priority))),
+                queue=made(Priority) if ordering is not fcfs else rng.choice((made(Fifo), made(Priority))),
                 ordering=ordering,
                 fairness=fairness,
                 displacement=rng.choice((made(Newest), made(Largest))),
@@ -422,11 +445,12 @@ class World:
 
     def arrive(self, shard: SimShard) -> None:
         rng = self.rng
-        item = Thing(
+        item = Headed(
             f"t{int(self.tenants * rng.random() ** 2)}",
             rng.choice(PRIORITIES),
             rng.choice((0, 10, 10, 10, 35)),
             rng.choice((None, None, None, 0.0, 0.02, 9.0)),
+            headers=rng.choice(({}, {TTFT_SLO_MS[0]: "20"}, {TTFT_SLO_MS[0]: "500"})),
         )
         item.id = str(item.priority if item.priority in shard.bands else 0)  # where it belongs
         request = Request(len(self.requests), item, shard)
@@ -496,6 +520,10 @@ class World:
         self.note("responds", shard.number, request.number)
         request.state = "over"
         self.pool.inflight[shard.number] -= 1
+        response = Response(200)
+        response.usage = Usage(request.item.bytes, self.rng.choice((1, 10, 100)), 0)
+        for policy in self.learning:
+            policy.response_complete(Answered(request.item, self.clock.now), Decision((), {}, primary=""), response)
         shard.controller.released()
         self.after_call(shard)
 
