@@ -384,11 +384,13 @@ class World:
                 self.step()
             self.finish()
         except Violation as violation:
-            self.broken, self.intrusions = True, 0.0  # what is left is not judged
             problem = f"at {self.clock.now - 100.0:.6f} s, step {self.steps}: {violation}"
         except Exception as raised:
-            self.broken, self.intrusions = True, 0.0
             problem = f"at {self.clock.now - 100.0:.6f} s, step {self.steps}: {type(raised).__name__}: {raised}"
+        self.broken, self.intrusions = (
+            True,
+            0.0,
+        )  # what is left is not judged: callers of dead shards, when they are collected
         return Result(self.seed, self.steps, self.checksum, problem, tuple(sorted(self.counts.items())))
 
     def step(self) -> None:
