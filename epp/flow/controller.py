@@ -41,7 +41,7 @@ from epp.flow.outcomes import (
 )
 from epp.flow.plan import FlowPlan
 from epp.flow.ports import Future, Gate, Observer, Peers, Wanted
-from epp.flow.registry import Registry
+from epp.flow.registry import ControlPlane, Registry
 from epp.flows import Item
 
 CYCLE_MAX = 256  # requests served by one cycle: about 4 ms; the next wake goes on
@@ -65,14 +65,18 @@ class FlowController:
         *,
         now: Callable[[], float],
         make_future: Callable[[], Future],
+        registry: ControlPlane | None = None,
     ) -> None:
+        """`registry`: None for that of the plan."""
         self._plan = plan
         self._gate = gate
         self._peers = peers
         self._observer = observer
         self._now = now
         self._make_future = make_future
-        self._registry = Registry(plan, observer.policy_failed, gate.bands, peers.ledger)
+        self._registry: ControlPlane = (
+            registry if registry is not None else Registry(plan, observer.policy_failed, gate.bands, peers.ledger)
+        )
         self._deadlines = Deadlines(plan)
         self._neighbours = Neighbours(peers)
         self._pending = 0  # let through, endpoint not yet chosen

@@ -21,6 +21,7 @@ A flow exists from its first waiting request on; each request that waits holds a
 
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Protocol
 
 from epp.flow.bands import Band, Flow
 from epp.flow.fallback import Report
@@ -32,6 +33,20 @@ IDLE_S = 60.0
 FLOWS_MAX = 10_000  # with state, in one worker
 OVERFLOW = "other"
 COLLECT_MAX = 200  # flows per sweep
+
+
+class ControlPlane(Protocol):
+    """What the controller needs of its registry. `Registry` is the real one; tests put their own in its place."""
+
+    order: tuple[Band, ...]
+
+    def band(self, priority: int) -> Band: ...
+    def lease(self, key: FlowKey) -> Flow: ...
+    def release(self, flow: Flow, now: float) -> None: ...
+    def find(self, priority: int) -> Band | None: ...
+    def provision(self, priorities: Collection[int]) -> None: ...
+    def collect(self, now: float) -> None: ...
+    def next_idle_end(self) -> float: ...
 
 
 class Registry:

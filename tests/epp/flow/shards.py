@@ -5,16 +5,18 @@ nothing. `Call` is one caller: it steps `enqueue_and_wait` as a stream does, and
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Coroutine, Generator, Sequence
+from collections.abc import Callable, Collection, Coroutine, Generator, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from typing import Any
 
+from epp.flow.bands import Band, Flow
 from epp.flow.controller import FlowController
 from epp.flow.fallback import PlainQueue
 from epp.flow.outcomes import Outcome, Undispatched
 from epp.flow.plan import BandPlan, FlowPlan
 from epp.flow.ports import Front, Held, Load, Reading, Wanted
+from epp.flow.registry import ControlPlane
 from epp.flows import BandView, Capability, FlowKey, FlowView, Queued, rank
 from epp.plugin import (
     DisplacementPolicy,
@@ -142,6 +144,34 @@ def plan(*bands: BandPlan, **fields: Any) -> FlowPlan:
         "eviction": False,
     }
     return FlowPlan(bands=bands, **{**given, **fields})
+
+
+class OneBand:
+    """A registry without a control plane: one band that takes in everything, flows that stay. Leases are counted."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._band = Band(band(), lambda _, problem: None, ledger)
+        self.order = (self._band,)
+        self.leases = 0
+
+    def band(self, priority: int) -> Band:
+        return self._band
+
+    def lease(self, key: FlowKey) -> Flow:
+        self.leases += 1
+        flow = self._band.known.get(key)
+        return flow if flow is not None else self._band.flow(key)  # an empty flow is false
+
+    def release(self, flow: Flow, now: float) -> None:
+        self.leases -= 1
+
+    def find(self, priority: int) -> Band | None:
+        return self._band
+
+    def provision(self, priorities: Collection[int]) -> None: ...
+    def collect(self, now: float) -> None: ...
+    def next_idle_end(self) -> float:
+        return inf
 
 
 class FakeGate:
@@ -462,6 +492,7 @@ class Shard:
         number: int = 0,
         gate: Any = None,
         clock: Clock | None = None,
+        registry: ControlPlane | None = None,
     ) -> None:
         self.board = board or Board(1)
         self.peers = BoardPeers(self.board, number)
@@ -470,8 +501,9 @@ class Shard:
         self.seen = Recorder()
         self.calls: list[Call] = []
         self.controller = FlowController(
-            made or plan(), self.gate, self.peers, self.seen, now=self.clock, make_future=FakeFuture
-        )
+            made or plan(), self.gate, self.peers, self.seen,
+            now=self.clock, make_future=FakeFuture, registry=registry,
+        )  # fmt: skip
 
     def call(self, fairness_id: str = "a", priority: int = 0, size: int = 10, ttl_s: float | None = None) -> Call:
         call = Call(self.controller, Thing(fairness_id, priority, size, ttl_s))

@@ -16,7 +16,19 @@ from epp.flow.outcomes import (
     TTLExpired,
 )
 from epp.flows import FlowKey
-from tests.epp.flow.shards import Call, FakeFuture, FakeGate, Shard, Thing, band, plan
+from tests.epp.flow.shards import (
+    Board,
+    BoardLedger,
+    BoardPeers,
+    Call,
+    FakeFuture,
+    FakeGate,
+    OneBand,
+    Shard,
+    Thing,
+    band,
+    plan,
+)
 
 
 def outcomes(*calls: Call) -> list[str]:
@@ -48,6 +60,18 @@ def test_an_item_is_any_object_with_flow_bytes_ttl_and_id() -> None:
     assert (entry.request, entry.flow, entry.bytes, entry.arrival, entry.ttl_s) == (mine, mine.flow, 5, 1_000.0, 60.0)
     shard.room(1)
     assert call.outcome == "Dispatched"
+
+
+def test_a_fake_registry_and_gate_are_all_that_the_controller_needs_and_each_lease_is_given_back() -> None:
+    registry = OneBand(BoardLedger(BoardPeers(Board(1)), 0))
+    shard = Shard(registry=registry)
+    served, late, gone = shard.call("a", 5), shard.call("b", -1, ttl_s=1.0), shard.call("c")
+    assert registry.leases == 3
+    shard.room(1)
+    shard.after(1.0)
+    gone.leave()
+    assert outcomes(served, late) == ["Dispatched", "EvictedTTL"]
+    assert registry.leases == 0
 
 
 def test_without_room_a_request_waits_and_is_served_when_there_is_some() -> None:
