@@ -78,7 +78,7 @@ class _Attempt:
         """Notes one error; True when its cause was taken out, so that another try is worth it."""
         match = _PATH.fullmatch(error)
         assert match is not None
-        nodes, steps = self._follow(match["path"] or "")
+        nodes, steps = self._follow(match["path"] or "", error)
         node, what = nodes[-1], match["what"]
         if unknown := _UNKNOWN.fullmatch(what):
             self._unknown(nodes, steps, unknown[1])
@@ -114,23 +114,36 @@ class _Attempt:
         del parent.value[step]
         return True
 
-    def _follow(self, path: str) -> tuple[list[Node], list[Step]]:
-        """`.a[0].b` -> the nodes from the root on, and the steps between them.
-
-        msgspec writes `[...]` for a key that it does not name: the way ends there.
-        """
+    def _follow(self, path: str, error: str) -> tuple[list[Node], list[Step]]:
+        """`.a[0].b` -> the nodes from the root on, and the steps between them. msgspec writes `[...]` for a mapping's key."""
         nodes, steps = [self.root], list[Step]()
         for match in _STEP.finditer(path):
             value = nodes[-1].value
             if isinstance(value, list) and match[1]:
                 nodes.append(value[int(match[1])])
                 steps.append(int(match[1]))
-            elif isinstance(value, dict) and match[2] in value:
-                nodes.append(value[match[2]])
-                steps.append(match[2])
+            elif isinstance(value, dict) and (key := match[2] or self._culprit(nodes[-1], error)) in value:
+                nodes.append(value[key])
+                steps.append(key)
             else:
                 break
         return nodes, steps
+
+    def _culprit(self, mapping: Node, error: str) -> str:
+        """The key whose value has this error if it is the only one; empty: none."""
+        assert isinstance(mapping.value, dict)
+        entries = mapping.value
+        try:
+            for key, child in entries.items():
+                mapping.value = {key: child}
+                try:
+                    msgspec.convert(self.root.plain(), self.cls)
+                except msgspec.ValidationError as again:
+                    if str(again) == error:
+                        return key
+        finally:
+            mapping.value = entries
+        return ""
 
 
 def _dotted(steps: list[Step]) -> str:
@@ -144,12 +157,9 @@ def _in_words(what: str, node: Node, kind: Any) -> tuple[str, str]:
         values = getattr(kind, "values", ())
         return what[:1].lower() + what[1:].replace("`", "'"), nearest(str(node.value), map(str, values))
     types = [_WORDS.get(name, name) for name in match["types"].split(" | ") if name != "null"]
-    got = node.kind()
-    if isinstance(node.value, dict) and match["got"] not in (None, "object"):
-        got = f"{_WORDS.get(match['got'], match['got'])} in it"
     scalar = isinstance(node.value, (int, float, bool))
     hint = "put it in quotes" if types == ["text"] and scalar else ""
-    return f"expected {' or '.join(types)}{match['rest'].replace('`', '')}, got {got}", hint
+    return f"expected {' or '.join(types)}{match['rest'].replace('`', '')}, got {node.kind()}", hint
 
 
 def _type_at(cls: Any, steps: list[Step]) -> Any:
