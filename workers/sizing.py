@@ -127,8 +127,9 @@ class Size:
 
     @property
     def cpu_request(self) -> float:
-        """Of a container: so that neither is busier than it should be."""
-        return math.ceil(10 * (self.worker_cores / WORKER_SHARE + self.supervisor_cores / SUPERVISOR_SHARE)) / 10
+        """Of a container: so that neither is busier than it should be; more than the limit cannot be requested."""
+        wanted = math.ceil(10 * (self.worker_cores / WORKER_SHARE + self.supervisor_cores / SUPERVISOR_SHARE)) / 10
+        return min(wanted, float(self.cpu_limit))
 
     @property
     def cpu_limit(self) -> int:
@@ -219,12 +220,13 @@ def index_entries(load: Load) -> int:
 
 def warnings(load: Load, workers: int, share: float, interval: float, supervisor: float) -> list[str]:
     found = []
-    if share >= 1:
-        found.append(f"{workers} worker{'s' * (workers > 1)} cannot carry this load: give it {enough_workers(load)}")
+    enough = enough_workers(load)
+    if busy_share(load, enough) > WORKER_SHARE:
+        found.append(f"{enough} workers are the most there are, and too few: split the pool over several pickers")
+    elif share >= 1:
+        found.append(f"{workers} worker{'s' * (workers > 1)} cannot carry this load: give it {enough}")
     elif share > WORKER_SHARE:
-        found.append(
-            f"each worker is busy for {share:.0%} of its time: bursts will wait; {enough_workers(load)} would do"
-        )
+        found.append(f"each worker is busy for {share:.0%} of its time: bursts will wait; {enough} would do")
     if interval > SCRAPE_S_MIN:
         found.append(
             f"one supervisor scrapes {load.endpoints} endpoints every {1e3 * interval:.0f} ms at most; between scrapes only "

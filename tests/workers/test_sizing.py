@@ -104,6 +104,11 @@ def test_fewer_workers_than_it_takes_are_warned_of_with_the_number_that_would_do
     assert "bursts will wait" in size(busy).warnings[0]
 
 
+def test_a_load_beyond_the_most_workers_there_are_is_to_be_split() -> None:
+    (text, *_) = size(Load(requests=10**9)).warnings
+    assert text == "256 workers are the most there are, and too few: split the pool over several pickers"
+
+
 def test_scrapes_leave_the_supervisor_time() -> None:
     found = size(Load(requests=1, endpoints=5_000))
     assert found.scrape_interval_s > sizing.SCRAPE_S_MIN
@@ -124,6 +129,12 @@ def test_streams_are_as_many_as_asked_for_or_as_follow_from_rate_and_chunks() ->
 def test_containers_get_room_above_what_is_used() -> None:
     found = size(BIG)
     assert found.cores < found.cpu_request < found.cpu_limit
+
+
+@given(LOADS)
+def test_no_more_is_requested_than_the_limit_allows(load: Load) -> None:
+    found = size(load)
+    assert found.cpu_request <= found.cpu_limit
 
 
 @pytest.mark.parametrize(("count", "power"), [(0, 1), (1, 1), (2, 2), (3, 4), (1025, 2048)])

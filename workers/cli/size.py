@@ -1,18 +1,30 @@
 """`epp size`: what a picker needs for a load: cores, workers, memory, flags."""
 
 import json
+import math
 from dataclasses import asdict
+from typing import Any
 
 import click
 
 from workers.sizing import COSTS, MACHINE, REMEASURE, Cost, Load, Size, size
 
 
+class Amount(click.FloatRange):
+    """A number to calculate with: what is none is within any range, and infinity within an open one."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        found: float = super().convert(value, param, ctx)
+        if not math.isfinite(found):
+            self.fail(f"{value} is no amount.", param, ctx)
+        return found
+
+
 @click.command("size")
-@click.option("--rps", type=click.FloatRange(0), required=True, help="Requests per second.")
+@click.option("--rps", type=Amount(0), required=True, help="Requests per second.")
 @click.option(
     "--prompt-kb",
-    type=click.FloatRange(0, 1_000_000),
+    type=Amount(0, 1_000_000),
     default=4.0,
     show_default=True,
     help="Mean size of a request's body.",
@@ -20,7 +32,7 @@ from workers.sizing import COSTS, MACHINE, REMEASURE, Cost, Load, Size, size
 @click.option("--pods", type=click.IntRange(1, 65_000), default=8, show_default=True, help="Model servers.")
 @click.option(
     "--chunk-rate",
-    type=click.FloatRange(0),
+    type=Amount(0),
     default=0.0,
     show_default=True,
     help="Chunks of streamed answers per second, over all streams.",

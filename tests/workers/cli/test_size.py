@@ -54,8 +54,10 @@ def test_a_load_without_requests_per_second_is_wrong_usage() -> None:
 
 
 def test_numbers_that_mean_nothing_are_refused() -> None:
-    for wrong in (("--rps", "-1"), ("--rps", "1", "--pods", "0"), ("--rps", "1", "--streams", "0")):
-        assert run(*wrong).exit_code == 2
+    few = ("--rps", "1")
+    for wrong in (("--rps", "-1"), ("--rps", "nan"), ("--rps", "inf"), (*few, "--pods", "0"), (*few, "--streams", "0")):
+        assert run(*wrong).exit_code == 2, wrong
+    assert run(*few, "--prompt-kb", "nan").exit_code == 2
 
 
 def test_prices_have_their_unit_and_memory_is_rounded_up() -> None:
