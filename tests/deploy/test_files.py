@@ -1,5 +1,6 @@
 """What is shipped in deploy/ is what follows from the code, and names what there is."""
 
+import re
 import tomllib
 
 import pytest
@@ -59,6 +60,9 @@ def _pins(name: str) -> list[str]:
 
 def test_the_image_is_pinned_unprivileged_and_has_no_compiler() -> None:
     told = list(image.steps(image.DOCKERFILE.read_text()))
+    assert re.fullmatch(
+        r"PYTHON=python:3\.\d+\.\d+-slim-[a-z]+", next(step.rest for step in told if step.word == "ARG")
+    )
     last = [i for i, step in enumerate(told) if step.word == "FROM"][-1]
     final = told[last:]
     assert ("USER", "65532:65532") in final
