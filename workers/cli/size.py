@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from workers.manifests.settled import memory_least_mib, shared_memory_mib
 from workers.sizing import COSTS, MACHINE, REMEASURE, Cost, Load, Size, size
 
 
@@ -85,6 +86,9 @@ def plain(load: Load, found: Size) -> dict[str, object]:
 def told(load: Load, found: Size) -> list[str]:
     """All of it for people: the load, what it takes, what to set, where the figures are from."""
     workers = f"{found.workers} worker{'s' * (found.workers > 1)}"
+    flags = dict(flag.removeprefix("--").split("=") for flag in found.flags())
+    # No less than `epp manifests` wants: what is recommended here is what people set there.
+    limit = max(rounded(2 * found.memory_mib), memory_least_mib(found.workers, flags))
     lines = [
         f"{load.requests:,g} requests/s of {load.prompt_kb:,g} KB, {load.chunks:,g} chunks/s, {load.endpoints:,} endpoints, "
         f"{load.open_streams:,} streams open",
@@ -98,7 +102,7 @@ def told(load: Load, found: Size) -> list[str]:
         "recommended",
         f"  epp serve {' '.join(found.flags())}",
         f"  resources: requests cpu {found.cpu_request:g}, memory {rounded(found.memory_mib)}Mi; limits cpu {found.cpu_limit}, memory "
-        f"{rounded(2 * found.memory_mib)}Mi; /dev/shm {rounded(1.1 * found.shared_mib)}Mi; open files {found.open_files:,}",
+        f"{limit}Mi; /dev/shm {shared_memory_mib(found.workers, flags)}Mi; open files {found.open_files:,}",
     ]
     lines += [f"  warning: {text}" for text in found.warnings]
     lines += ["", f"measured on {MACHINE}; expect a factor of 2, and measure yours: {REMEASURE}"]

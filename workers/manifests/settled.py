@@ -173,6 +173,11 @@ def shared_memory_mib(workers: int, flags: Mapping[str, Scalar]) -> int:
     return -(-(kib * 5 // 4 + FIXED_KIB) // STEP_KIB) * (STEP_KIB >> 10)
 
 
+def memory_least_mib(workers: int, flags: Mapping[str, Scalar]) -> int:
+    """What a container's limit should be at least, in MiB: /dev/shm counts as its memory."""
+    return shared_memory_mib(workers, flags) + PROCESSES_MIB + WORKER_MIB * workers
+
+
 def memory_mib(quantity: str | float) -> int | None:
     """Of a quantity in one of the usual forms."""
     match = _MEMORY.fullmatch(str(quantity))
@@ -223,14 +228,12 @@ def _resources(found: Settled) -> list[str]:
 
 
 def _memory(found: Settled) -> list[str]:
-    """/dev/shm counts as memory of the container."""
     epp = found.values.router.epp
     limit = epp.resources.limits.get("memory")
     given = None if limit is None else memory_mib(limit)
     if given is None or epp.shared_memory.size_limit:
         return []
-    shared = shared_memory_mib(found.workers, epp.flags)
-    needed = shared + PROCESSES_MIB + WORKER_MIB * found.workers
+    shared, needed = shared_memory_mib(found.workers, epp.flags), memory_least_mib(found.workers, epp.flags)
     if given >= needed:
         return []
     return [

@@ -1,7 +1,9 @@
 """`epp size` on the command line."""
 
 import json
+import re
 
+import pytest
 from click.testing import CliRunner, Result
 
 from workers.cli import main
@@ -38,6 +40,29 @@ def test_json_has_the_load_the_needs_and_every_constant() -> None:
     assert found["needs"]["cores"] > 0
     assert found["recommended"]["flags"][0].startswith("--workers=")
     assert found["measured"]["costs"].keys() == COSTS.keys()
+
+
+@pytest.mark.parametrize(
+    "load",
+    [
+        LOAD,
+        ("--rps", "1"),
+        ("--rps", "3000", "--workers", "8"),
+        ("--rps", "2000", "--pods", "2000", "--prompt-kb", "400", "--cache-tokens", "10000000"),
+    ],
+)
+def test_what_is_recommended_is_what_manifests_accept(load: tuple[str, ...]) -> None:
+    said = run(*load).stdout
+    flags = re.search(r"epp serve (.*)", said)
+    found = re.search(r"requests cpu (.*), memory (.*); limits cpu (.*), memory (.*); /dev/shm (.*);", said)
+    assert flags and found
+    cpu, memory, cpu_limit, memory_limit, shared = found.groups()
+    settings = {"requests.cpu": cpu, "requests.memory": memory, "limits.cpu": cpu_limit, "limits.memory": memory_limit}
+    arguments = ["manifests", "--selector=app=vllm"]
+    arguments += [f"--set=router.epp.resources.{name}={value}" for name, value in settings.items()]
+    result = CliRunner().invoke(main, [*arguments, "--", *flags[1].split()])
+    assert result.exit_code == 0, result.stderr
+    assert f"sizeLimit: {shared}" in result.stdout
 
 
 def test_a_number_of_workers_that_is_too_small_is_shown_with_a_warning() -> None:
