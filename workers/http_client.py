@@ -352,7 +352,7 @@ class Dialer:
 class _Dial:
     """First the connect, on the bare socket; a task only for what a connected socket needs."""
 
-    __slots__ = ("_address", "_caller", "_handle", "_loop", "_socket", "_task", "_tls")
+    __slots__ = ("_address", "_caller", "_connection", "_handle", "_loop", "_socket", "_task", "_tls")
 
     def __init__(
         self,
@@ -365,6 +365,7 @@ class _Dial:
         self._task: asyncio.Task[None] | None = None
         self._handle: asyncio.Handle | None = None
         self._socket: socket.socket | None = None
+        self._connection: Connection | None = None
         family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         try:
             self._socket = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
@@ -381,6 +382,8 @@ class _Dial:
             self._handle.cancel()
         if self._task is not None:
             self._task.cancel()
+        if self._connection is not None:
+            self._connection.close()  # the loop may make it before the task hears that it was cancelled
         self._drop()
 
     def _writable(self) -> None:
@@ -399,13 +402,10 @@ class _Dial:
 
     async def _open(self) -> None:
         connected, self._socket = self._socket, None  # the transport owns it from here on
-        connection = Connection(self._caller)
+        connection = self._connection = Connection(self._caller)
         name = self._address[0] if self._tls is not None else None
         try:
             await self._loop.create_connection(lambda: connection, sock=connected, ssl=self._tls, server_hostname=name)
-        except asyncio.CancelledError:
-            connection.close()
-            raise
         except OSError as failure:
             connection.close()
             self._caller.unreachable(failure)

@@ -23,7 +23,7 @@ from epp.data import WAITING
 from epp.plugins.extractors.core_metrics import CoreMetricsExtractor, Extracted
 from epp.plugins.extractors.metrics_source import MetricsDataSource
 from shm.table import State
-from workers.http_client import Dialer, HttpError
+from workers.http_client import Connection, Dialer, HttpError
 from workers.scrape import (
     CONNECT_S_MAX,
     DIALS_PER_S_MAX,
@@ -693,6 +693,41 @@ def test_a_killed_server_is_refused_twice_at_once_and_its_first_good_answer_brin
         await until(lambda: servers.good("a") > count, "it is back")
         again.close()
         await servers.close()
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("turns", range(12))
+def test_an_attempt_that_was_given_up_says_nothing_more_at_whatever_turn_of_the_loop_that_was(turns: int) -> None:
+    calls: list[str] = []
+
+    class Heard:
+        """A caller."""
+
+        def connected(self, _connection: Connection) -> None:
+            calls.append("connected")
+
+        def unreachable(self, failure: OSError) -> None:
+            calls.append(str(failure))
+
+        def lost(self, _connection: Connection, failure: Exception | None) -> None:
+            calls.append(f"lost {failure}")
+
+        answered = garbled = lost
+
+    async def scenario() -> None:
+        server = await asyncio.start_server(serving(then="hang"), "127.0.0.1", 0)
+        host, port = server.sockets[0].getsockname()[:2]
+        caller: Any = Heard()
+        attempt = Dialer(asyncio.get_running_loop()).dial(host, port, caller)
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        before = list(calls)
+        attempt.cancel()
+        await asyncio.sleep(0.02)
+        server.close()
+        await asyncio.sleep(0.02)
+        assert calls == before
 
     run(scenario())
 
