@@ -51,8 +51,8 @@ LOCUST = -m locust -f loadtest/locustfile.py --csv load-results/load --html load
 	$(if $(WEB),--web-host 127.0.0.1,--headless --only-summary) -u 20 -r 20 -t 30s $(ARGS)
 load: $(READY_DEV)
 	@mkdir -p load-results
-	@$(if $(URL),$(PYTHON) $(LOCUST) -H $(URL),$(VENV)/bin/epp demo --loras $(LORAS) --objects-dir loadtest/objects --run "$(PYTHON) $(LOCUST) -H {url} --adapters $(LORAS)")
-	@echo "load-results/report.html has the curves, load-results/*.csv the figures"
+	@$(if $(URL),$(PYTHON) $(LOCUST) -H $(URL),$(VENV)/bin/epp demo --loras $(LORAS) --objects-dir loadtest/objects --run "$(PYTHON) $(LOCUST) -H {url} --adapters $(LORAS)"); \
+	code=$$?; echo "load-results/report.html has the curves, load-results/*.csv the figures"; exit $$code
 
 # How well requests are routed, in virtual time: the default configuration against others, about a minute.
 bench-routing: $(READY_DEV)

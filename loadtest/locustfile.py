@@ -8,13 +8,15 @@ Each kind of user is a class, to be named on the command line (none named: all o
     Adapters    chats with the base model or one of its LoRA adapters, some asked for more often
 
 Beside each request (type `chat`) locust shows the time to the first token (`first token`) and between tokens (`per token`). A refusal is
-an error by its status and drop reason. `loadtest/bursts.py` is the same with load that comes in bursts.
+an error by its status and drop reason; an answer that was begun and is not whole is one too. `loadtest/bursts.py` is the same with
+load that comes in bursts.
 """
 
 import json
 import random
 import time
 from collections.abc import Iterator
+from http.client import HTTPException
 from typing import Any, Final
 
 import locust.stats
@@ -80,16 +82,20 @@ class GatewayUser(FastHttpUser):
                 response.failure(f"{response.status_code} {reason}".strip())
                 return ""
             pieces, times = [], []
-            for event in _events(response):
-                choices = event.get("choices")
-                text = choices[0].get("delta", {}).get("content") if choices else None
-                if text:
-                    pieces.append(text)
-                    times.append(time.perf_counter())
+            broken = ""
+            try:
+                for event in _events(response):
+                    choices = event.get("choices")
+                    text = choices[0].get("delta", {}).get("content") if choices else None
+                    if text:
+                        pieces.append(text)
+                        times.append(time.perf_counter())
+            except Broken as found:
+                broken = str(found)
             end = time.perf_counter()
             response.request_meta["response_time"] = (end - start) * 1e3
-            if not times:
-                response.failure("an answer without a token")
+            if broken or not times:
+                response.failure(broken or "an answer without a token")
                 return ""
         self._measured("first token", name, times[0] - start)
         if len(times) > 1:
@@ -102,12 +108,29 @@ class GatewayUser(FastHttpUser):
         )
 
 
+class Broken(Exception):
+    """A stream that was begun and did not end as it should; the text is the same for all of a kind."""
+
+
 def _events(response: Any) -> Iterator[dict[str, Any]]:
-    """The JSON objects of a stream of server-sent events."""
-    while line := response.stream.readline(b"\n"):
-        data = line.strip()
-        if data.startswith(DATA) and data != DATA + DONE:
-            yield json.loads(data[len(DATA) :])
+    """The JSON objects of a stream of server-sent events. Raises Broken."""
+    is_whole = False
+    try:
+        while line := response.stream.readline(b"\n"):
+            data = line.strip()
+            if data == DATA + DONE:
+                is_whole = True
+            elif data.startswith(DATA):
+                event = json.loads(data[len(DATA) :])
+                if not isinstance(event, dict) or "error" in event:
+                    raise Broken("200, then an error in the stream")
+                yield event
+    except (HTTPException, OSError) as cut:
+        raise Broken("200, then the connection ended inside the stream") from cut
+    except json.JSONDecodeError as wrong:
+        raise Broken("200, then an event that is no JSON") from wrong
+    if not is_whole:
+        raise Broken("200, then a stream without [DONE]")
 
 
 class Chat(GatewayUser):

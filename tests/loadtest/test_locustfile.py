@@ -79,6 +79,8 @@ class Gateway(http.server.ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Answering)
         self.refuse: tuple[int, str] | None = None
         self.tokens = TOKENS
+        self.end = "data: [DONE]\n\n"  # of a stream
+        self.missing_bytes = 0  # that were announced
         self.asked: list[tuple[dict[str, str], dict[str, Any]]] = []
 
 
@@ -94,15 +96,16 @@ class Answering(http.server.BaseHTTPRequestHandler):
             self._answer(status, b"", {"x-llm-d-request-dropped-reason": reason})
             return
         events = [{"choices": [{"delta": {"content": "word "}}]}] * self.server.tokens + [{"choices": [], "usage": {}}]
-        text = "".join(f"data: {json.dumps(event)}\n\n" for event in events) + "data: [DONE]\n\n"
+        text = "".join(f"data: {json.dumps(event)}\n\n" for event in events) + self.server.end
         self._answer(200, text.encode(), {"content-type": "text/event-stream"})
 
     def _answer(self, status: int, body: bytes, headers: dict[str, str]) -> None:
         self.send_response(status)
-        for name, value in {**headers, "content-length": str(len(body))}.items():
+        for name, value in {**headers, "content-length": str(len(body) + self.server.missing_bytes)}.items():
             self.send_header(name, value)
         self.end_headers()
         self.wfile.write(body)
+        self.close_connection = bool(self.server.missing_bytes)
 
     def log_message(self, format: str, *args: Any) -> None:
         """Nothing."""
@@ -159,6 +162,26 @@ def test_an_answer_without_a_token_is_an_error(gateway: Gateway, tmp_path: Path)
     code, _, errors = locust(gateway, tmp_path, "Documents")
     assert code == 1
     assert errors and all("without a token" in error for error in errors)
+
+
+@pytest.mark.parametrize(
+    ("end", "missing_bytes", "error"),
+    [
+        ("", 9, "the connection ended inside the stream"),
+        ("", 0, "a stream without [DONE]"),
+        ('data: {"error": {"code": 500}}\n\ndata: [DONE]\n\n', 0, "an error in the stream"),
+        ("data: {\n\n", 0, "an event that is no JSON"),
+    ],
+)
+def test_an_answer_that_ends_as_it_should_not_is_an_error_and_no_first_token_is_counted(
+    gateway: Gateway, tmp_path: Path, end: str, missing_bytes: int, error: str
+) -> None:
+    gateway.end, gateway.missing_bytes = end, missing_bytes
+    code, rows, errors = locust(gateway, tmp_path, "Chat")
+    assert code == 1
+    assert errors and all(error in said for said in errors)
+    assert int(rows["chat chat"]["Failure Count"]) == int(rows["chat chat"]["Request Count"]) > 0
+    assert not any(name.startswith("first token") for name in rows)
 
 
 def test_tenants_say_who_they_are_and_adapters_are_asked_for_by_name(gateway: Gateway, tmp_path: Path) -> None:
