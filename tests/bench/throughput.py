@@ -95,6 +95,7 @@ class profiled:
 
     def __init__(self, run: Run, options: argparse.Namespace, group: int) -> None:
         self._thread: threading.Thread | None = None
+        self._problem = ""
         if not options.profile:
             return
         workers = [pid for pid in descendants(group) if "worker" in command_name(pid)] or [group]
@@ -107,8 +108,10 @@ class profiled:
 
     def _record(self, command: Sequence[str], file: Path) -> None:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
-        failed = f"py-spy wrote no flame graph: {done.stderr.strip()[-300:]}"
-        tell(f"{file} has the flame graph" if done.returncode == 0 else failed)
+        if done.returncode:
+            self._problem = f"py-spy wrote no flame graph: {done.stderr.partition('Stack backtrace')[0].strip()}"
+        else:
+            tell(f"{file} has the flame graph")
 
     def __enter__(self) -> None:
         if self._thread is not None:
@@ -117,6 +120,8 @@ class profiled:
     def __exit__(self, *_exception: object) -> None:
         if self._thread is not None:
             self._thread.join()
+        if self._problem:
+            raise ChildFailed(self._problem)
 
 
 def table(found: Sequence[dict[str, Any]]) -> Table:
