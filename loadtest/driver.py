@@ -18,7 +18,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -198,6 +198,7 @@ async def connect(host: str, port: int, *, tls: bool) -> ClientConnection:
         port,
         ssl=context,
         server_hostname="picker" if tls else None,
+        ssl_handshake_timeout=CONNECT_S if tls else None,
     )
     async with asyncio.timeout(10):
         await connection.opened
@@ -297,23 +298,42 @@ def address(text: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
+def amount(kind: type[int] | type[float], least: float = 0) -> Callable[[str], float]:
+    """Numbers from `least` on."""
+
+    def read(text: str) -> float:
+        try:
+            value = kind(text)
+        except ValueError:
+            value = math.nan
+        if not least <= value < math.inf:
+            raise argparse.ArgumentTypeError(
+                f"'{text}' is not {'a count' if kind is int else 'a number'} from {least:g}"
+            )
+        return value
+
+    return read
+
+
 def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(
         prog="driver", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     made.add_argument("--target", type=address, required=True, help="the picker's ext_proc address, host:port")
     made.add_argument("--case", choices=CASES, default="short")
-    made.add_argument("--prompt-kb", type=float, help="size of the prompt (default: the case's)")
-    made.add_argument("--chunks", type=int, help="chunks of the answer; above 1 it is streamed (default: the case's)")
-    made.add_argument("--pace-ms", type=float, help="between chunks (default: the case's)")
-    made.add_argument("--seconds", type=float, default=5.0)
-    made.add_argument("--warm-up", type=float, default=WARM_UP_S, help="seconds before that, not counted")
+    made.add_argument("--prompt-kb", type=amount(float, 0.1), help="size of the prompt (default: the case's)")
     made.add_argument(
-        "--processes", type=int, default=1, help="driver processes; streams and connections are shared out"
+        "--chunks", type=amount(int, 1), help="chunks of the answer; above 1 it is streamed (default: the case's)"
     )
-    made.add_argument("--concurrency", type=int, default=0, help="streams at once (default: the case's)")
-    made.add_argument("--connections", type=int, default=0, help="connections (default: the case's)")
-    made.add_argument("--rate", type=float, default=0.0, help="open loop: requests per second")
+    made.add_argument("--pace-ms", type=amount(float), help="between chunks (default: the case's)")
+    made.add_argument("--seconds", type=amount(float, 0.1), default=5.0)
+    made.add_argument("--warm-up", type=amount(float), default=WARM_UP_S, help="seconds before that, not counted")
+    made.add_argument(
+        "--processes", type=amount(int, 1), default=1, help="driver processes; streams and connections are shared out"
+    )
+    made.add_argument("--concurrency", type=amount(int), default=0, help="streams at once (default: the case's)")
+    made.add_argument("--connections", type=amount(int), default=0, help="connections (default: the case's)")
+    made.add_argument("--rate", type=amount(float), default=0.0, help="open loop: requests per second")
     made.add_argument("--tls", action="store_true")
     made.add_argument("--group", type=int, default=0, help="process group of the picker, to be charged")
     made.add_argument("--json", action="store_true")
@@ -321,11 +341,21 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
+def hint(options: argparse.Namespace) -> str:
+    """What to try next."""
+    return "without --tls, perhaps?" if options.tls else "a picker speaks TLS unless --secure-serving=false: --tls"
+
+
 def main() -> int:
     options = parser().parse_args()
     if options.part:
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            tally = runner.run(drive(options))
+        try:
+            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+                tally = runner.run(drive(options))
+        except OSError as failure:  # of a connection that is new; what ends later is counted
+            sys.exit(
+                f"{options.target[0]}:{options.target[1]} does not answer as a picker does: {failure}; {hint(options)}"
+            )
         json.dump(vars(tally), sys.stdout)
         return 0
     try:

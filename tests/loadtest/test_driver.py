@@ -2,8 +2,10 @@
 
 import asyncio
 import json
+import socket
 import subprocess
 import sys
+import threading
 from argparse import Namespace
 from collections import Counter
 from collections.abc import Iterator
@@ -234,6 +236,37 @@ def test_a_target_without_a_port_is_wrong_usage() -> None:
     done = run("--target", "localhost")
     assert done.returncode == 2
     assert "host:port" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("option", "text"),
+    [("--rate", "-5"), ("--processes", "0"), ("--concurrency", "-1"), ("--seconds", "nan"), ("--chunks", "1.5")],
+)
+def test_an_amount_that_none_can_be_driven_with_is_wrong_usage(
+    capsys: pytest.CaptureFixture[str], option: str, text: str
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        parser().parse_args(["--target", "127.0.0.1:1", option, text])
+    assert ended.value.code == 2
+    assert f"{option}: '{text}' is not a" in capsys.readouterr().err
+
+
+def test_a_target_that_speaks_something_else_is_told_in_a_line_with_what_to_try() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+
+        def hang_up() -> None:
+            for _ in range(2):  # the driver looks first whether anybody listens
+                server.accept()[0].close()
+
+        answering = threading.Thread(target=hang_up)
+        answering.start()
+        done = run("--target", f"127.0.0.1:{port}", "--seconds", "0.1")
+        answering.join()
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    assert f"127.0.0.1:{port} does not answer as a picker does" in done.stderr
+    assert "--tls" in done.stderr
 
 
 def test_a_report_is_json_on_stdout() -> None:
