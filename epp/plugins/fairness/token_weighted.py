@@ -20,8 +20,9 @@ something waiting all the time, the tokens served to each, by weight, differ ove
     | S_i / w_i - S_j / w_j |  <=  2 Q + M / w_i + M / w_j
 
 as long as estimates are exact; a wrong one is made up for when the flow is served next, of a credit at most half of what that costs.
-This is what a worker promises by itself. Between workers add what one dispatches before it sees the other's, and the tolerance;
-a flow that the ledger has lost has its share in each worker. A busy period of a band ends when nothing waits in it in any
+This is what a worker promises by itself. Over workers add the tolerance, what one dispatches before it sees the other's, and M / w of
+the lightest flow that waits: who has waited in one worker may be fresh in another, and time moves on by as much while it is found out.
+A flow that the ledger has lost has its share in each worker. A busy period of a band ends when nothing waits in it in any
 worker, and debts end with it.
 
 Waiting is short for who asks for little: a *fresh* flow, one that has got less than its share by Q, goes before all that are not
