@@ -11,7 +11,7 @@ saturation).
 
 - Which band is which priority is said elsewhere (a document); here bands are numbers.
 - Gauges (what waits, pending, front, victim) are cleared by `take_over`, since what they counted died with the predecessor.
-  `dispatched` and what was asked or answered are counts that only grow, over successors too.
+  `dispatched`, `yielded` and what was asked or answered are counts that only grow, over successors too.
 - What is asked of a worker and not yet answered is the sum over all lanes of what was asked, less what it has answered: nothing
   is ever acknowledged, and no word has two writers. A successor starts with everything answered that was asked before. `total`
   adds up requests and bytes of all bands and moves last, so that one word per lane tells whether there is anything new.
@@ -38,7 +38,7 @@ BANDS_MAX = 64
 LANE_ALIGNMENT = 2 * CACHE_LINE  # CPUs fetch cache lines in pairs
 LINE = CACHE_LINE // WORD
 
-WAITING, WAITING_BYTES, PENDING, DISPATCHED, FRONT, FRONT_PRIORITY, FRONT_CLAIM = range(7)
+WAITING, WAITING_BYTES, PENDING, DISPATCHED, FRONT, FRONT_PRIORITY, FRONT_CLAIM, YIELDED = range(LINE)
 EVICTABLE, VICTIM_PRIORITY, VICTIM_SENT_AT, VICTIM_BUSY_UNTIL, RECLAIM_PENDING, RECLAIM_TARGET = range(LINE, LINE + 6)
 BANDS_AT = 2 * LINE
 REQUESTS, BYTES, OLDEST, ANSWERED_REQUESTS, ANSWERED_BYTES, TIME, END, BACKLOGGED = range(LINE)
@@ -64,7 +64,7 @@ class FlowSchema:
         self.lane_bytes = aligned((self.asked_at + workers * self.asked_words) * WORD, LANE_ALIGNMENT)
         self.lane_words = self.lane_bytes // WORD
         self.bytes = workers * self.lane_bytes
-        self.layout_hash = layout_hash("flow 2", bands, workers)
+        self.layout_hash = layout_hash("flow 3", bands, workers)
 
     def describe(self) -> dict[str, Any]:
         return {"kind": "flow", "bands": self.bands, "workers": self.workers}

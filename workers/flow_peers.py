@@ -22,6 +22,7 @@ from shm.flow_lanes import (
     TIME,
     WAITING,
     WAITING_BYTES,
+    YIELDED,
     FlowLanes,
 )
 from shm.lanes import Lanes
@@ -122,6 +123,10 @@ class LanePeers:
         count: int = self._words[self._flow.base(shard) + DISPATCHED]
         return count
 
+    def yields(self, shard: int) -> int:
+        count: int = self._words[self._flow.base(shard) + YIELDED]
+        return count
+
     def asked(self, shard: int, priority: int) -> tuple[int, int]:
         place = self._places.get(priority)
         return (0, 0) if place is None else self._flow.asked(shard, place)
@@ -156,6 +161,9 @@ class LanePeers:
 
     def pending(self, count: int) -> None:
         self._words[self._own + PENDING] = count
+
+    def yielded(self) -> None:
+        self._words[self._own + YIELDED] += 1
 
     def demand(self, shard: int, wanted: Wanted) -> None:
         place = self._places.get(wanted.priority)

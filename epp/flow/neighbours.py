@@ -4,8 +4,9 @@ Room is global, so whoever looks first could take it. Before a shard serves a re
 band, claim): where a more important band waits, or the same band with a claim that is smaller by more than the band's tolerance, it
 wakes that shard and leaves the room to it. What a claim counts is the band's matter (`Band.claim`): seconds of waiting, or a position
 among flows. Bounded both ways: a shard that lets nothing through for `PATIENCE_S` after it was waked is *stuck* and does not count
-until it moves again, so room is never left unused for long; and one that holds something important is passed over by
-that long at most. A wake without an answer is not repeated before `REPEAT_S`.
+until it moves again; one that meanwhile leaves the room to yet another, of which it has still to find that it is stuck, has twice as
+long. So room is never left unused for long, and one that holds something important is passed over by that long at most. A wake
+without an answer is not repeated before `REPEAT_S`.
 """
 
 from epp.flow.ports import Front, Peers
@@ -19,10 +20,11 @@ FORGOTTEN_S = 0.020  # who was not in the way for so long is met with new patien
 class _Met:
     """What is known of one shard since room was left to it."""
 
-    __slots__ = ("progress", "seen", "since", "waked")
+    __slots__ = ("progress", "seen", "since", "waked", "yields")
 
-    def __init__(self, progress: int, now: float) -> None:
+    def __init__(self, progress: int, yields: int, now: float) -> None:
         self.progress = progress
+        self.yields = yields
         self.since = self.seen = now
         self.waked = float("-inf")
 
@@ -41,6 +43,7 @@ class Neighbours:
         for front in sorted(first, key=lambda f: (rank(f.priority), f.claim)):
             if not self._stuck(front.shard, now):
                 self._wake(front.shard, now)
+                self._peers.yielded()
                 return True
         return False
 
@@ -60,12 +63,14 @@ class Neighbours:
         progress = self._peers.progress(shard)
         met = self._met.get(shard)
         if met is None or met.progress != progress or now - met.seen > FORGOTTEN_S:
-            met = self._met[shard] = _Met(progress, now)
+            met = self._met[shard] = _Met(progress, self._peers.yields(shard), now)
         met.seen = now
         return met
 
     def _stuck(self, shard: int, now: float) -> bool:
-        return now - self._meet(shard, now).since >= PATIENCE_S
+        met = self._meet(shard, now)
+        lasted = now - met.since
+        return lasted >= PATIENCE_S and (lasted >= 2 * PATIENCE_S or self._peers.yields(shard) == met.yields)
 
     def _wake(self, shard: int, now: float) -> None:
         met = self._met[shard]

@@ -123,6 +123,9 @@ class Peers(Protocol):
     def progress(self, shard: int) -> int:
         """How many requests this shard has let through: whether it is alive to what it is told."""
 
+    def yields(self, shard: int) -> int:
+        """How often it has left room to others."""
+
     def asked(self, shard: int, priority: int) -> tuple[int, int]:
         """Requests and bytes that all shards together have asked it to displace and that it has not answered yet."""
 
@@ -145,6 +148,9 @@ class Peers(Protocol):
 
     def pending(self, count: int) -> None:
         """`pending` has changed for another reason."""
+
+    def yielded(self) -> None:
+        """This shard leaves room to another."""
 
     def demand(self, shard: int, wanted: Wanted) -> None:
         """Asks a shard to displace so much more. Called after `publish`, so that it sees why; `wake` follows."""

@@ -171,6 +171,13 @@ def test_what_was_let_through_is_counted_and_shown(shards: Shards) -> None:
     assert two.progress(0) == 2
 
 
+def test_that_room_was_left_to_others_is_shown(shards: Shards) -> None:
+    one, two, _ = shards.peers
+    one.yielded()
+    one.yielded()
+    assert (two.yields(0), two.yields(2), two.progress(0)) == (2, 0, 0)
+
+
 def test_a_band_keeps_its_place_until_another_has_it(shards: Shards) -> None:
     one, two, _ = shards.peers
     one.know({0: 0, 5: 1})

@@ -213,6 +213,7 @@ class Lane:
     bands: dict[int, Held] = field(default_factory=dict)
     front: tuple[int, float] | None = None
     progress: int = 0
+    yields: int = 0
     pending: int = 0
     answers: dict[int, tuple[int, int]] = field(default_factory=lambda: defaultdict(lambda: (0, 0)))
     positions: dict[int, float] = field(default_factory=dict)  # by mark
@@ -290,6 +291,9 @@ class BoardPeers:
     def progress(self, shard: int) -> int:
         return self.board.lanes[shard].progress
 
+    def yields(self, shard: int) -> int:
+        return self.board.lanes[shard].yields
+
     def asked(self, shard: int, priority: int) -> tuple[int, int]:
         return self.board.outstanding(shard, priority)
 
@@ -312,6 +316,9 @@ class BoardPeers:
 
     def pending(self, count: int) -> None:
         self.lane.pending = count
+
+    def yielded(self) -> None:
+        self.lane.yields += 1
 
     def demand(self, shard: int, wanted: Wanted) -> None:
         requests, size = self.board.asked_ever(shard, wanted.priority)

@@ -164,6 +164,31 @@ def test_a_shard_that_does_not_move_is_passed_over_after_ten_milliseconds() -> N
     assert (low.outcome, high.outcome) == ("Dispatched", "")
 
 
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_who_leaves_the_room_to_one_that_hangs_has_time_to_find_that_out(goes_on: bool) -> None:
+    (low, middle, hangs), pool = shards(3, made=plan(band(-1), band(0), band(5)))
+    full(pool)
+    lowest, next_one = low.call(priority=-1), middle.call(priority=0)
+    hangs.call(priority=5)
+    free(pool)
+    low.controller.woken()
+    low.clock.now += PATIENCE_S * 1.1
+    low.controller.woken()  # now it knows of the one that hangs, and waits for the middle one
+    low.clock.now += PATIENCE_S * 0.1
+    middle.controller.woken()
+    low.clock.now += PATIENCE_S
+    low.controller.woken()
+    assert (lowest.outcome, next_one.outcome) == ("", "")
+    if goes_on:
+        low.clock.now += PATIENCE_S * 0.1
+        middle.controller.woken()
+        assert (lowest.outcome, next_one.outcome) == ("", "Dispatched")
+    else:
+        low.clock.now += PATIENCE_S
+        low.controller.woken()
+        assert (lowest.outcome, next_one.outcome) == ("Dispatched", "")
+
+
 def test_patience_begins_anew_when_there_was_no_room_meanwhile() -> None:
     (one, two), pool = shards()
     full(pool)
