@@ -160,11 +160,11 @@ def _isolation(document: Document, flow: FlowPlan, findings: Findings) -> None:
     """Whoever switches flow control on and says nothing of fairness has the field's default, which has none."""
     if not (bands := unshielded(document, flow)):
         return
-    policy = flow.band(bands[0].priority).fairness
+    first, policy = bands[0]
     findings.warning(
-        bands[0].place,
+        first.place,
         "no-isolation",
-        f"{', '.join(band.what for band in bands)}: no fairnessPolicyRef is given, and {policy.name} isolates nobody: "
+        f"{', '.join(band.what for band, _ in bands)}: no fairnessPolicyRef is given, and {policy.name} isolates nobody: "
         "a flow with many requests keeps the others of its band waiting",
         "list token-weighted-fairness-policy or round-robin-fairness-policy in plugins and name it, or say so with "
         + policy.name,

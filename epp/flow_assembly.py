@@ -70,8 +70,8 @@ def plugins_of(made: FlowPlan | None) -> Iterator[Plugin]:
     yield from (plugin for plugin in (made.eviction_filter, made.eviction_order) if plugin is not None)
 
 
-def unshielded(document: Document, made: FlowPlan) -> list[BandEntry]:
-    """The bands that name no fairness policy, where the default lets one flow starve the others."""
+def unshielded(document: Document, made: FlowPlan) -> list[tuple[BandEntry, FairnessPolicy]]:
+    """The bands that name no fairness policy, with the default they have: it lets one flow starve the others."""
     entry = document.flow_control or FlowControlEntry()
     pairs = [
         *zip(entry.bands, made.bands, strict=True),
@@ -79,7 +79,7 @@ def unshielded(document: Document, made: FlowPlan) -> list[BandEntry]:
     ]
     if entry.negative_band is not None and made.negative_template is not None:
         pairs.append((entry.negative_band, made.negative_template))
-    return [asked for asked, band in pairs if asked.fairness is None and not band.fairness.isolates]
+    return [(asked, band.fairness) for asked, band in pairs if asked.fairness is None and not band.fairness.isolates]
 
 
 def as_document(made: FlowPlan) -> dict[str, Any]:

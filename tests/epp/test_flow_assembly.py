@@ -97,6 +97,13 @@ def test_who_names_no_fairness_policy_is_warned_that_nobody_is_isolated() -> Non
     assert "list token-weighted-fairness-policy" in warning.hint
 
 
+def test_the_policy_that_the_warning_names_is_that_of_the_band_that_names_none() -> None:
+    (warning,) = (
+        w for w in config(f"priorityBands: [{{priority: 0, {FAIR}}}]", LISTED).warnings if w.rule == "no-isolation"
+    )
+    assert "defaultPriorityBand: no fairnessPolicyRef is given, and global-strict-fairness-policy" in warning.message
+
+
 @pytest.mark.parametrize(
     "section",
     [f"defaultPriorityBand: {{{FAIR}}}", "defaultPriorityBand: {fairnessPolicyRef: global-strict-fairness-policy}"],
