@@ -1,8 +1,9 @@
 """YAML or JSON text -> a tree of `Node`s that know where they stand; the only file that knows PyYAML.
 
 Scalars mean what they mean to the field's reference picker (go-yaml v2, then JSON): `1e8` and `010`
-are numbers, `yes`, `on` and `y` are booleans, dates are text, infinities and NaN do not exist. Keys
-are text as written. Anchors, aliases and merge keys work; an alias counts as what it stands for.
+are numbers, `yes`, `on` and `y` are booleans, dates are text, infinities and NaN do not exist. A
+number without a fraction is an integer, however it is written: templates of Helm make 1e+06 of
+1000000. Keys are text as written. Anchors, aliases and merge keys work; an alias counts as what it stands for.
 
 Limits: TEXT_MAX characters, DEPTH_MAX levels, NODES_MAX nodes after aliases are expanded, one
 document. Duplicate keys are refused at every level. What this does not do: know any field.
@@ -217,7 +218,8 @@ def _resolved(text: str) -> Scalar:
     if _INT.fullmatch(text) and len(text) <= _INT_DIGITS_MAX and (number := _integer(text)) is not None:
         return number
     if _FLOAT.fullmatch(text):
-        return float(text.replace("_", ""))
+        real = float(text.replace("_", ""))
+        return int(real) if real.is_integer() and _fits(int(real)) else real
     if _NO_NUMBER.fullmatch(text):
         return math.inf
     return text
@@ -236,7 +238,12 @@ def _integer(text: str) -> int | None:
         number = sign * int(digits, 0)
     except ValueError:
         return None
-    return number if -(2**63) <= number < 2**64 else None
+    return number if _fits(number) else None
+
+
+def _fits(number: int) -> bool:
+    """Go has an integer for it."""
+    return -(2**63) <= number < 2**64
 
 
 class _Dumper(yaml.SafeDumper):
