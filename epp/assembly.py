@@ -289,10 +289,13 @@ class _Bench:
             )
         for entry in entries:
             if entry.source.name not in self.stock.unresolved and len(entry.extractors) != 1:
+                many = len(entry.extractors)
                 self.findings.error(
                     entry.source.place,
                     "unsupported",
-                    f"data source '{entry.source.name}' has {len(entry.extractors)} extractors; one is supported",
+                    f"data source '{entry.source.name}' has {many or 'no'} extractors; "
+                    + ("one is supported" if many else "nothing would be read of its pages"),
+                    "" if many else f"add 'extractors: [{{pluginRef: {DEFAULT_EXTRACTOR}}}]'",
                 )
 
     def check_extractors(self, extractors: Sequence[tuple[Ref, Extractor]], what: str) -> None:

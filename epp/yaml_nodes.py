@@ -6,7 +6,8 @@ number without a fraction is an integer, however it is written: templates of Hel
 1000000. Keys are text as written. Anchors, aliases and merge keys work; an alias counts as what it stands for.
 
 Limits: TEXT_MAX characters, DEPTH_MAX levels, NODES_MAX nodes after aliases are expanded, one
-document. Duplicate keys are refused at every level. What this does not do: know any field.
+document (a last `---` with nothing behind it begins no other). Duplicate keys are refused at every
+level. What this does not do: know any field.
 """
 
 import math
@@ -86,7 +87,7 @@ def read(text: str, findings: Findings) -> Node | None:
     try:
         if not _within_limits(text, findings):
             return None
-        root = yaml.compose(text, _Loader)
+        root = next(yaml.compose_all(text, _Loader), None)  # what follows is nothing
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         place = Place(mark.line + 1, mark.column + 1) if mark else Place(1, 1)
@@ -104,11 +105,12 @@ def _within_limits(text: str, findings: Findings) -> bool:
     for count, event in enumerate(yaml.parse(text, _Loader)):
         if isinstance(event, yaml.DocumentStartEvent):
             documents += 1
-            if documents > 1:
-                findings.error(
-                    _place(event), "one-document", "a configuration is one document", "remove what follows '---'"
-                )
-                return False
+            began = event
+        elif documents > 1 and isinstance(event, yaml.NodeEvent) and not _nothing(event):
+            findings.error(
+                _place(began), "one-document", "a configuration is one document", "remove what follows '---'"
+            )
+            return False
         elif isinstance(event, yaml.CollectionStartEvent):
             depth += 1
         elif isinstance(event, yaml.CollectionEndEvent):
@@ -117,6 +119,11 @@ def _within_limits(text: str, findings: Findings) -> bool:
             findings.error(_place(event), "too-large", _TOO_LARGE)
             return False
     return True
+
+
+def _nothing(event: yaml.NodeEvent) -> bool:
+    """What the parser makes of a document without any value."""
+    return isinstance(event, yaml.ScalarEvent) and not event.value and not event.style and event.tag is None
 
 
 _TOO_LARGE = f"more than {DEPTH_MAX} levels or {NODES_MAX} values, aliases counted as what they stand for"

@@ -18,7 +18,8 @@ def read(text: str) -> tuple[Any, list[str]]:
 @pytest.mark.parametrize(
     ("scalar", "value"),
     [
-        ("1e8", 10**8), ("1e+06", 10**6), ("5.0", 5), ("1e30", 1e30), ("1.5e0", 1.5), ("010", 8), ("0o17", 15), ("0x1F", 31), ("0b11", 3), ("1_000", 1000),
+        ("1e8", 10**8), ("1e+06", 10**6), ("5.0", 5), ("1e30", 1e30), ("1.5e0", 1.5),
+        ("010", 8), ("0o17", 15), ("0x1F", 31), ("0b11", 3), ("1_000", 1000),
         ("08", 8), ("-3", -3), ("+.5", 0.5), ("1.", 1),
         ("yes", True), ("on", True), ("y", True), ("No", False), ("OFF", False), ("true", True), ("~", None), ("", None), ("NULL", None),
         ("2024-01-02", "2024-01-02"), ("1:30", "1:30"), ("1.2.3", "1.2.3"), ("yES", "yES"), ("'1'", "1"), ('"on"', "on"), ("!!str 1", "1"),
@@ -47,12 +48,18 @@ def test_a_scalar_means_what_it_means_to_the_reference(scalar: str, value: objec
         ("<<: 5", "f:1:5: error[yaml-merge]: '<<' takes a mapping or a list of mappings"),
         ("a: \x00", "f:1:1: error[yaml-syntax]: unacceptable character"),
         ("a: \ud800", "f:1:1: error[yaml-syntax]: 'utf-8' codec can't encode"),
-        ("---\n---\n", "f:2:1: error[one-document]: a configuration is one document"),
+        ("a: 1\n---\n---\nb: 1", "f:3:1: error[one-document]: a configuration is one document"),
+        ("---\n---\n''", "f:2:1: error[one-document]: a configuration is one document"),
         ("- a\nb: 1", "f:2:1: error[yaml-syntax]: did not find expected '-' indicator"),
     ],
 )  # fmt: skip
 def test_an_error_has_its_place(text: str, error: str) -> None:
     assert read(text)[1][0].startswith(error)
+
+
+@pytest.mark.parametrize("end", ["---\n", "---\n# nothing\n", "...\n", "---\n---\n"])
+def test_a_last_separator_with_nothing_behind_it_is_no_other_document(end: str) -> None:
+    assert read(f"---\na: 1\n{end}") == ({"a": 1}, [])
 
 
 def test_merge_keys_give_what_is_not_given_and_the_first_source_wins() -> None:
