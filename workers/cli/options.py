@@ -37,6 +37,7 @@ SCRAPE_INTERVAL_MIN_S = 0.05
 ENVELOPE_BYTES = 1 << 20  # what a message may have besides the body
 SEND_BYTES_NEEDED = 1 << 16  # no message that is sent is longer
 INDEX_ENTRIES_MIN = 256  # a smaller index has no room for the owners of one block
+MESSAGE_BYTES_MIN = 1 << 14  # an HTTP/2 frame
 VERBOSE = 4  # from here on -v means debug
 POD_NAME = re.compile(r"(.+)-[a-z0-9]+-[a-z0-9]+")
 LEVELS = ("debug", "info", "warning", "error")
@@ -231,7 +232,7 @@ _FLAGS = (
     flag("tracing", BOOL, None, "Export traces, if OTEL_TRACES_EXPORTER says where to. [default: true]"),
     flag("v", VERBOSITY, None, f"Verbosity; {VERBOSE} and more means debug.", short="-v"),
     flag("zap-log-level", str, "", "Level as in zap: debug, info, error, panic or a number; wins over -v."),
-    flag("zap-encoder", click.Choice(["json", "console"]), None, "Log lines; as --log-format."),
+    flag("zap-encoder", click.Choice(["json", "console"], case_sensitive=False), None, "Log lines; as --log-format."),
     *(flag(u.name, u.kind, None, f"Accepted where it changes nothing: {u.why}.") for u in (*UNSUPPORTED, *ANYTHING)),
     *(flag(name, str, None, "Not accepted: use engineConfigs of core-metrics-extractor.") for name in REPLACED),
 )
@@ -327,7 +328,11 @@ def _checked(values: Mapping[str, Any], errors: list[str]) -> None:
     workers, most = values["workers"] or available(), values["workers_max"]
     if most is not None and most < workers:
         errors.append(f"--workers-max {most} is below --workers {workers}; give at least {workers}, or fewer workers")
-    sent = values["grpc_max_send_msg_size"]
+    received, sent = values["grpc_max_recv_msg_size"], values["grpc_max_send_msg_size"]
+    if received and received < MESSAGE_BYTES_MIN:
+        errors.append(
+            f"--grpc-max-recv-msg-size {received} is too small: Envoy sends frames of up to {MESSAGE_BYTES_MIN} bytes"
+        )
     if sent and sent < SEND_BYTES_NEEDED:
         errors.append(
             f"--grpc-max-send-msg-size {sent} is too small: messages of up to {SEND_BYTES_NEEDED} bytes are sent"
@@ -424,7 +429,7 @@ def _tracing(
 
 def _level(values: Mapping[str, Any], errors: list[str]) -> str:
     """--log-level, else --zap-log-level, else -v."""
-    zap = values["zap_log_level"]
+    zap = values["zap_log_level"].lower()
     if values["log_level"]:
         return str(values["log_level"])
     if zap in ZAP_LEVELS:
@@ -432,7 +437,9 @@ def _level(values: Mapping[str, Any], errors: list[str]) -> str:
     if zap.isdigit() and int(zap) > 0:
         return "debug"
     if zap:
-        errors.append(f"--zap-log-level '{zap}' is none of {', '.join(ZAP_LEVELS)} or a number above 0")
+        errors.append(
+            f"--zap-log-level '{values['zap_log_level']}' is none of {', '.join(ZAP_LEVELS)} or a number above 0"
+        )
     return "debug" if (values["v"] or 0) >= VERBOSE else "info"
 
 
