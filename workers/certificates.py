@@ -38,7 +38,8 @@ POLL_S = 1.0
 TRIED_AGAIN_TURNS = 10  # reading a pair takes 1 ms, in which a worker does nothing else
 DAY_S = 86_400.0
 WARNED_BEFORE_S = 7 * DAY_S
-CIPHERS = {  # TLS 1.2 suites by their IANA names; those of TLS 1.3 cannot be chosen
+CIPHERS_13 = ("TLS_AES_128_GCM_SHA256", "TLS_AES_256_GCM_SHA384", "TLS_CHACHA20_POLY1305_SHA256")  # always on, as in Go
+CIPHERS = {  # TLS 1.2 suites by their IANA names
     f"TLS_{exchange}_WITH_{iana}": f"{exchange.replace('_', '-')}-{openssl}"
     for exchange in ("ECDHE_ECDSA", "ECDHE_RSA")
     for iana, openssl in (
@@ -182,14 +183,17 @@ def of_ext_proc(options: "Options") -> Certificates | None:
     """Of the ext_proc port; None without TLS. Raises TlsError."""
     if not options.secure_serving:
         return None
-    unknown = [name for name in options.tls_cipher_suites if name not in CIPHERS]
+    chosen = [name for name in options.tls_cipher_suites if name not in CIPHERS_13]
+    unknown = [name for name in chosen if name not in CIPHERS]
     if unknown:
-        raise TlsError(f"--tls-cipher-suites: {', '.join(unknown)} unknown; known are {', '.join(CIPHERS)}")
+        known = ", ".join((*CIPHERS, *CIPHERS_13))
+        raise TlsError(f"--tls-cipher-suites: {', '.join(unknown)} unknown; known are {known}")
+    without_12 = bool(options.tls_cipher_suites) and not chosen
     settings = Settings(
         directory=Path(options.cert_path) if options.cert_path else None,
         client_ca=Path(options.client_ca_file) if options.client_ca_file else None,
-        min_version="1.3" if options.tls_min_version == "VersionTLS13" else "1.2",
-        ciphers=":".join(CIPHERS[name] for name in options.tls_cipher_suites) or None,
+        min_version="1.3" if without_12 or options.tls_min_version == "VersionTLS13" else "1.2",
+        ciphers=":".join(CIPHERS[name] for name in chosen) or None,
     )
     return Certificates(settings, reload=options.enable_cert_reload)
 

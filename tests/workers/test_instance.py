@@ -3,6 +3,7 @@
 import json
 import os
 import socket
+import ssl
 import stat
 from pathlib import Path
 
@@ -200,6 +201,21 @@ def test_tls_with_a_certificate_of_its_own_by_default(tmp_path: Path) -> None:
     known = {cipher["name"] for cipher in ext_proc.context.current.get_ciphers()}
     assert "ECDHE-ECDSA-AES128-GCM-SHA256" in known
     assert "ECDHE-ECDSA-AES256-GCM-SHA384" not in known
+
+
+@pytest.mark.parametrize(
+    ("suites", "oldest"),
+    [
+        (("TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256", "TLS_AES_128_GCM_SHA256"), ssl.TLSVersion.TLSv1_2),
+        (("TLS_AES_128_GCM_SHA256",), ssl.TLSVersion.TLSv1_3),
+    ],
+)
+def test_suites_of_tls_1_3_may_be_listed_and_without_others_there_is_no_older_version(
+    tmp_path: Path, suites: tuple[str, ...], oldest: ssl.TLSVersion
+) -> None:
+    ext_proc, _ = certificates(options(tmp_path, secure_serving=True, tls_cipher_suites=suites))
+    assert ext_proc is not None
+    assert ext_proc.context.current.minimum_version is oldest
 
 
 @pytest.mark.parametrize(
