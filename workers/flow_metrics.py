@@ -100,6 +100,8 @@ class FlowMetrics:
         if len(self._straight) >= KEPT_MAX:  # labels come from clients: bounded
             self._straight.clear()
         priority, said = str(request.priority), Outcome.DISPATCHED.value
+        # A flow that never waits has a queue of length 0: who scales by it, needs the 0.
+        self._queues.block((fairness_id, priority, self._pool, request.model, request.target_model))
         return Straight(
             self._requests.block((said, priority, self._pool)) + self._total,
             self._durations.block((fairness_id, priority, said, self._pool, request.model, request.target_model)),

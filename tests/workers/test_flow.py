@@ -271,6 +271,16 @@ def test_what_becomes_of_requests_is_counted_once_each_and_what_waits_while_it_w
     run(test)
 
 
+def test_a_flow_that_never_waited_has_a_queue_of_length_0_for_those_who_scale_by_it(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with world(tmp_path, "maxRequests: 1", objectives=THREE) as w:
+            (shard,) = w.shards
+            shard.ask("through", **{"x-llm-d-inference-fairness-id": "t"}).end()
+            assert shown(w, metrics.FLOW_QUEUES) == {("t", "0", "epp", "m", "m"): [0, 0]}
+
+    run(test)
+
+
 def test_without_the_gate_a_sheddable_request_is_refused_with_its_reason_while_its_endpoints_are_full(
     tmp_path: Path,
 ) -> None:
