@@ -36,6 +36,7 @@ ERRORS: Mapping[str, str] = {
     "unknown-type": "A plugin type is not registered.",
     "unavailable-type": "A plugin type of llm-d-router does not exist here.",
     "experimental-type": "A plugin type is experimental and needs --allow-experimental-plugins.",
+    "plugin-class": "The class that a plugin type names cannot be called as its extension points are.",
     "plugin-import": "The module that a plugin type names cannot be imported.",
     "unknown-ref": "A reference names a plugin that is not in `plugins`.",
     "wrong-kind": "A reference names a plugin that does not implement what is needed there.",

@@ -27,6 +27,7 @@ import msgspec
 import epp.plugins
 from epp.findings import nearest
 from epp.plugin import EXTENSION_POINTS, REGISTERED, Plugin, plugin
+from epp.plugin_class import fault
 
 ENTRY_POINTS = "epp.plugins"
 FOLDER_PACKAGE = "epp_plugin_path"  # private: files of a folder are its modules, whatever else has their names
@@ -127,6 +128,10 @@ def _import_all() -> None:
             ) from error
         if isinstance(loaded, type) and issubclass(loaded, Plugin) and not loaded.type_name:
             plugin(entry.name)(loaded)
+        if isinstance(loaded, type) and issubclass(loaded, Plugin) and (wrong := fault(loaded)):
+            raise PluginImportError(
+                f"entry point '{entry.name}' ({entry.value}) of group {ENTRY_POINTS}: the class {wrong}"
+            )
 
 
 def _own_modules() -> Iterator[str]:
@@ -208,6 +213,9 @@ def _from_file(module: str, file: str) -> list[str]:
         where = f"{file}:{lines[-1]}" if lines and lines[-1] else file
         raise PluginImportError(f"plugin file {where} cannot be imported: {_said(error)}") from error
     registered = [name for name, cls in REGISTERED.items() if cls.__module__ == module]
+    for name in registered:
+        if wrong := fault(REGISTERED[name]):
+            raise PluginImportError(f"plugin file {file}: type '{name}': class {REGISTERED[name].__name__} {wrong}")
     if not registered:
         raise PluginImportError(
             f"plugin file {file} registers no plugin type; decorate a class with @plugin(...), or let the file's name start with _"
@@ -252,6 +260,8 @@ def _by_path(path: str) -> type[Plugin]:
             f"plugin type '{path}': {module} has no plugin class '{name}'",
             "a plugin inherits an extension point of epp.plugin",
         )
+    if wrong := fault(cls):
+        raise UnknownType("plugin-class", f"plugin type '{path}': the class {wrong}")
     return cls
 
 

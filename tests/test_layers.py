@@ -53,7 +53,7 @@ ROWS = (
         "pressure",
         "tokens",
     },  # values
-    {"plugin"},  # extension points
+    {"plugin", "plugin_class"},  # extension points
     {"protocol", "flow", "prefix"},  # machines
     {"plugins"},  # leaves
     {"pipeline", "instrument", "guard", "isolation"},  # compiled form

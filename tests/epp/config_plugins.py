@@ -25,6 +25,15 @@ LENGTH_AS_TEXT = Datum("length", str)
 HEAT = Column("heat", float)
 
 
+class Idle:
+    """The methods of plugins that are put together here and never run."""
+
+    def never(self, *given: Any) -> Any:
+        raise AssertionError(given)
+
+    keep = score = produce = before_send = pick = result = saturation = never
+
+
 class Limit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
     max_value: Annotated[float, msgspec.Meta(ge=0, le=1)]
     metric: str = "kv"
@@ -38,7 +47,7 @@ class StrictParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rena
     nested: Limit | None = None
 
 
-class Strict(Filter):
+class Strict(Idle, Filter):
     Params = StrictParams
 
     def __init__(self, name: str, params: Any) -> None:
@@ -49,44 +58,44 @@ class Strict(Filter):
             raise RuntimeError("it broke")
 
 
-class Plain(Filter):
+class Plain(Idle, Filter):
     """A filter that reads nothing."""
 
 
-class ReadsLength(Scorer):
+class ReadsLength(Idle, Scorer):
     consumes: Sequence[Key[Any]] = (LENGTH,)
 
 
-class ReadsLengthAsText(Scorer):
+class ReadsLengthAsText(Idle, Scorer):
     consumes: Sequence[Key[Any]] = (LENGTH_AS_TEXT,)
 
 
-class ReadsHeat(Scorer):
+class ReadsHeat(Idle, Scorer):
     consumes: Sequence[Key[Any]] = (HEAT,)
 
 
-class ReadsTokens(Scorer):
+class ReadsTokens(Idle, Scorer):
     consumes: Sequence[Key[Any]] = (INFLIGHT_TOKENS,)
 
 
-class ReadsWaitingLow(Scorer):
+class ReadsWaitingLow(Idle, Scorer):
     consumes: Sequence[Key[Any]] = (Column("waiting_requests", int, worst="low"),)
 
 
-class MakesLength(DataProducer):
+class MakesLength(Idle, DataProducer):
     produces: Sequence[Key[Any]] = (LENGTH,)
 
 
-class MakesLengthAndHooks(DataProducer, PreRequest):
+class MakesLengthAndHooks(Idle, DataProducer, PreRequest):
     produces: Sequence[Key[Any]] = (LENGTH,)
 
 
-class Ping(DataProducer):
+class Ping(Idle, DataProducer):
     produces: Sequence[Key[Any]] = (Datum("ping", int),)
     consumes: Sequence[Key[Any]] = (Datum("pong", int),)
 
 
-class Pong(DataProducer):
+class Pong(Idle, DataProducer):
     produces: Sequence[Key[Any]] = (Datum("pong", int), LENGTH)
     consumes: Sequence[Key[Any]] = (Datum("ping", int),)
 
@@ -99,11 +108,11 @@ class OtherSource(DataSource):
     pass
 
 
-class OtherHandler(ProfileHandler):
+class OtherHandler(Idle, ProfileHandler):
     pass
 
 
-class OnlyFirst(ProfileHandler):
+class OnlyFirst(Idle, ProfileHandler):
     """Runs the first profile, and says so."""
 
     def reaches(self, profiles: Sequence[str]) -> Sequence[str]:
@@ -113,7 +122,7 @@ class OnlyFirst(ProfileHandler):
         return "it was offered a shadow" if "c" in profiles else None
 
 
-class Detector(SaturationDetector):
+class Detector(Idle, SaturationDetector):
     pass
 
 
@@ -121,11 +130,11 @@ class StaleParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True, renam
     metrics_staleness_threshold: str = "200ms"
 
 
-class Stale(SaturationDetector):
+class Stale(Idle, SaturationDetector):
     Params = StaleParams
 
 
-class Naming(Filter):
+class Naming(Idle, Filter):
     """Names another plugin of its kind."""
 
     class Params(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -74,7 +74,8 @@ def test_a_new_file_in_the_folder_is_a_new_type(folder: Path) -> None:
 
         @plugin("warmth-scorer", "heat-scorer")
         class Warmth(Scorer):
-            pass
+            def score(self, request, candidates, profile):
+                return None
         """)
     )
     assert registry.find("warmth-scorer") is registry.find("heat-scorer")
@@ -167,6 +168,9 @@ from epp.plugin import Scorer, plugin
 @plugin("warmth-scorer", "heat-scorer")
 class Warmth(Scorer):
     \"\"\"Warm.\"\"\"
+
+    def score(self, request, candidates, profile):
+        return None
 """
 
 
@@ -227,7 +231,7 @@ def test_two_folders_do_not_know_each_other(own: Path) -> None:
 
 def test_a_file_that_cannot_be_imported_is_named_with_line_and_cause(own: Path) -> None:
     (own / "warmth.py").write_text(WARMTH + "\n1 / 0\n")
-    assert refused(own) == f"plugin file {own}/warmth.py:7 cannot be imported: ZeroDivisionError: division by zero"
+    assert refused(own) == f"plugin file {own}/warmth.py:10 cannot be imported: ZeroDivisionError: division by zero"
 
 
 @pytest.mark.parametrize(

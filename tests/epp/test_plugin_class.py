@@ -1,0 +1,88 @@
+"""What is told of a plugin class before anything is made of it."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import pytest
+
+from epp import registry
+from epp.data import Datum
+from epp.plugin import Filter, Plugin, Scorer
+from epp.plugin_class import fault
+
+SEEN = Datum("seen", int, default=0)
+
+
+def scorer(**members: Any) -> type:
+    return type("Mine", (Scorer,), {"score": lambda self, request, candidates, profile: None} | members)
+
+
+async def later(self: object, request: object, candidates: object, profile: object) -> None:
+    pass
+
+
+class WithDefaults(Scorer):
+    def score(self, request: Any, candidates: Any, profile: Any, *, more: int = 1) -> None:
+        pass
+
+
+class Takes(msgspec.Struct):
+    weight: float = 1.0
+
+
+@pytest.mark.parametrize("name", sorted(registry.known()))
+def test_our_own_plugins_are_without_fault(name: str) -> None:
+    assert fault(registry.known()[name]) == ""
+
+
+@pytest.mark.parametrize(
+    "cls",
+    [
+        WithDefaults,
+        scorer(Params=Takes, consumes=(SEEN,), optional=[SEEN]),
+        scorer(consumes=property(lambda self: ())),
+        scorer(score=staticmethod(lambda *parts: None)),
+        scorer(__init__=lambda self, *given: None),
+    ],
+)
+def test_what_can_be_called_is_without_fault(cls: type) -> None:
+    assert fault(cls) == ""
+
+
+@pytest.mark.parametrize(
+    ("cls", "said"),
+    [
+        (object, "is no plugin class: inherit an extension point"),
+        (len, "is no plugin class"),
+        (Plugin, "is no plugin class"),
+        (type("Mine", (Scorer,), {}), "has no method score(self, request, candidates, profile)"),
+        (scorer(scores=1, score=lambda self, request: None), "has a method score(self, request): it is called as score(self, request, c"),
+        (scorer(score=later), "has a method score that is a coroutine"),
+        (scorer(__init__=lambda self: None), "has a method __init__(self): it is called as __init__(self, name, params)"),
+        (scorer(start=lambda self: None), "has a method start(self): it is called as start(self, services)"),
+        (scorer(Params=dict), "has Params that are no msgspec.Struct"),
+        (scorer(consumes=("waiting_requests",)), "has consumes = ('waiting_requests',): write a tuple of Column or Datum"),
+        (scorer(keeps=SEEN), "with a comma behind a single one"),
+        (type("Both", (Filter, scorer()), {}), "has no method keep(self, request, candidates, profile)"),
+    ],
+)  # fmt: skip
+def test_what_would_fail_every_request_is_told_with_what_to_write(cls: type, said: str) -> None:
+    assert said in fault(cls)
+
+
+def test_it_is_told_wherever_a_class_comes_from(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "from epp.plugin import Scorer, plugin\n@plugin('half-a-scorer')\nclass Half(Scorer):\n    pass\n"
+    (tmp_path / "half.py").write_text(text)
+    monkeypatch.setattr(registry, "REGISTERED", dict(registry.known()))
+    monkeypatch.setattr("epp.plugin.REGISTERED", registry.REGISTERED)
+    with pytest.raises(
+        registry.PluginImportError, match=r"half\.py: type 'half-a-scorer': class Half has no method score"
+    ):
+        registry.add_folder(str(tmp_path))
+    with pytest.raises(registry.UnknownType, match="the class has no method score"):
+        registry.find("tests.epp.test_plugin_class:HalfByPath")
+
+
+class HalfByPath(Scorer):
+    consumes: Sequence[Datum[int]] = (SEEN,)
