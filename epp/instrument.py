@@ -1,6 +1,7 @@
 """What stands between the pipeline and a plugin's calls.
 
-`scorer` holds foreign scorers to their promise (scores in [0, 1]; our own are held to it by the contract tests). `Wrap` is how
+`scorer` and `mask` hold foreign plugins to their promise (scores in [0, 1], a boolean for each candidate; our own are held to it by
+the contract tests, and pay nothing). `Wrap` is how
 others look at calls: durations, traces, explanations each bring one, and no call pays for those that are not there.
 """
 
@@ -10,7 +11,7 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
-from epp.candidates import Candidates, Scores
+from epp.candidates import Candidates, Mask, Scores
 from epp.errors import PluginFault
 from epp.plugin import Plugin, Profile, Scorer, ScorerCall
 from epp.request import Request
@@ -68,3 +69,20 @@ def scorer(instance: Scorer) -> ScorerCall:
         return np.minimum(np.fmax(scores, 0.0), 1.0)
 
     return clipped
+
+
+def mask(instance: Plugin, call: Callable[..., Mask]) -> Callable[..., Mask]:
+    """The bound `keep` or `screen`, with its mask checked unless it is one of ours: a list of rows would be taken for another choice."""
+    if type(instance).__module__.startswith(OWN_PACKAGE):
+        return call
+
+    def checked(request: Request, candidates: Candidates, *more: Any) -> Mask:
+        given = np.asarray(call(request, candidates, *more))
+        if given.dtype != np.bool_ or given.shape != (len(candidates),):
+            raise PluginFault(
+                f"'{instance.name}' returned shape {given.shape} of {given.dtype} for {len(candidates)} candidates; "
+                "return one boolean per candidate"
+            )
+        return given
+
+    return checked

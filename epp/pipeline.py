@@ -153,7 +153,7 @@ def compile_profile(wired: WiredProfile, wrap: Wrap = instrument.bare) -> Profil
     (picker,) = (p for p, _ in members if isinstance(p, Picker))
     return Profile(
         wired.name,
-        tuple(wrap(Point.FILTER, p, p.keep) for p, _ in members if isinstance(p, Filter)),
+        tuple(wrap(Point.FILTER, p, instrument.mask(p, p.keep)) for p, _ in members if isinstance(p, Filter)),
         tuple((score, weight) for static, score, weight in scorers if not static),
         picker,
         tuple((score, weight) for static, score, weight in scorers if static),
@@ -172,7 +172,7 @@ def compile_pipeline(recipe: Recipe, wrap: Wrap = instrument.bare) -> Pipeline:
         recipe=recipe,
         parses=tuple(wrap(Point.PARSER, p, p.parse) for p in recipe.parsers),
         request_header=tuple(wrap(Point.REQUEST_HEADER, p, p.read) for p in recipe.of(RequestHeader)),
-        screeners=tuple(wrap(Point.SCREENER, p, p.screen) for p in recipe.acting(Screener)),
+        screeners=tuple(wrap(Point.SCREENER, p, instrument.mask(p, p.screen)) for p in recipe.acting(Screener)),
         pick_profiles=wrap(Point.PROFILE_PICKER, handler, handler.pick),
         result=wrap(Point.PROFILES_RESULT, handler, handler.result),
         profiles={wired.name: compile_profile(wired, wrap) for wired in recipe.profiles if not wired.shadow},

@@ -237,9 +237,9 @@ def test_a_scorer_without_a_weight_has_weight_1() -> None:
 
 
 def test_filters_run_in_the_order_of_the_profile() -> None:
-    text = f"""\
-        plugins: [{{type: '{HERE}:Plain', name: a}}, {{type: '{HERE}:Plain', name: b}}, {{type: random-picker}}]
-        schedulingProfiles: [{{name: p, plugins: [{{pluginRef: b}}, {{pluginRef: a}}, {{pluginRef: random-picker}}]}}]
+    text = """\
+        plugins: [{type: decode-filter, name: a}, {type: prefill-filter, name: b}, {type: random-picker}]
+        schedulingProfiles: [{name: p, plugins: [{pluginRef: b}, {pluginRef: a}, {pluginRef: random-picker}]}]
         """
     filters = ok(text).pipeline.profiles["p"].filters
     assert [call.__self__.name for call in filters] == ["b", "a"]  # type: ignore[attr-defined]

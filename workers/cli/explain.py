@@ -1,6 +1,7 @@
 """`epp explain`: why a request went where it went."""
 
 import sys
+import traceback
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -10,7 +11,9 @@ import click
 import msgspec
 
 from epp.config import EffectiveConfig, Surroundings
+from epp.errors import PluginFault
 from epp.explain import Explanation
+from epp.isolation import culprit
 from workers import explain_view, offline
 from workers.cli.configuration import add_plugins, load_text, plugin_path_option, read_file
 from workers.cli.flags import BadConfiguration
@@ -60,7 +63,7 @@ def command(
     Of a running picker (its workers remember their last 32 decisions each), or offline with --request and --endpoints-file,
     through the same code.
 
-    Exit code 0: explained; 1: no such decision, or no picker there; 78: a file is wrong.
+    Exit code 0: explained; 1: no such decision, no picker there, or a plugin fails; 78: a file is wrong.
     """
     if last and request_id:
         raise click.UsageError("--last and --request-id exclude each other")
@@ -109,6 +112,14 @@ def _offline(config: EffectiveConfig, asked: offline.Asked, endpoints_file: str,
         return offline.decided(config, asked, endpoints_file, together(given, Found(), lambda *_: None))
     except (offline.Wrong, DiscoveryError) as wrong:
         raise BadConfiguration(str(wrong)) from wrong
+    except Exception as failed:  # a plugin's code: its author wants the place, not the way to it
+        if (plugin := culprit(failed)) is None:
+            raise
+        at = traceback.extract_tb(failed.__traceback__)[-1]
+        where = "" if isinstance(failed, PluginFault) else f" ({at.filename}:{at.lineno})"
+        raise click.ClickException(
+            f"plugin '{plugin.name}' fails: {type(failed).__name__}: {failed}{where}"
+        ) from failed
 
 
 def _body(path: str) -> bytes:

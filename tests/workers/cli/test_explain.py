@@ -194,3 +194,39 @@ def test_offline_a_foreign_plugin_is_held_to_what_it_declares_as_it_is_by_worker
     assert result.exit_code == 0, result.output
     (profile,) = json.loads(result.output)["decisions"][0]["profiles"]
     assert {candidate["total"] for candidate in profile["candidates"]} == {1.0}
+
+
+BROKEN = """\
+from epp.plugin import Filter, plugin
+
+@plugin("NAME")
+class Broken(Filter):
+    def keep(self, request, candidates, profile):
+        return RESULT
+"""
+
+
+@pytest.mark.parametrize(
+    ("result", "said"),
+    [
+        ("[0]", "returned shape (1,) of int64 for 3 candidates; return one boolean per candidate"),
+        ("[0, 1]", "returned shape (2,) of int64 for 3 candidates"),
+        ("[True]", "returned shape (1,) of bool for 3 candidates"),
+        ("None", "of object for 3 candidates"),
+        ("1 / 0", "ZeroDivisionError: division by zero ("),
+        ("[True, False, True]", ""),
+    ],
+)
+def test_offline_a_plugin_that_fails_is_named_with_its_fault_instead_of_a_stack_trace(
+    files: tuple[str, str], tmp_path: Path, result: str, said: str
+) -> None:
+    name = f"broken-{tmp_path.name}"
+    (tmp_path / "plugins").mkdir()
+    (tmp_path / "plugins" / "broken.py").write_text(BROKEN.replace("NAME", name).replace("RESULT", result))
+    config = tmp_path / "config.yaml"
+    config.write_text(f"plugins:\n- {{type: {name}}}\n")
+    found = run(*files, f"--config-file={config}", f"--plugin-path={tmp_path / 'plugins'}")
+    assert found.exit_code == (1 if said else 0), found.output
+    if said:
+        assert found.output.startswith(f"Error: plugin '{name}' fails: ")
+    assert said in found.output
