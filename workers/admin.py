@@ -2,8 +2,9 @@
 
 `Request` is sans-I/O: bytes in, one request line and the headers that matter out. `AdminServer` puts it on a transport. Scrapers
 send short requests on few connections, so everything is small and bounded: heads, queries, connections (with those that are
-still in their handshake), idle time, answers that wait to be sent. A body is never read: whoever announces one gets his
-answer and loses the connection.
+still in their handshake), idle time, answers that wait to be sent. At the limit of connections a newcomer takes the place of who
+has been silent longest, so that whoever holds places can't keep probes out. A body is never read: whoever announces one gets
+his answer and loses the connection.
 
 A long page is an iterator of pieces, and is sent as `pieces` says: in chunks, or until the connection ends (HTTP/1.0); with gzip if
 the client takes it. A reader that takes nothing for STALLED_S is cut. A page that fails before its first piece is answered
@@ -16,6 +17,7 @@ monitoring reaches.
 
 import asyncio
 import functools
+import itertools
 import socket
 import ssl
 from collections.abc import Callable, Iterator, Mapping
@@ -183,6 +185,7 @@ class AdminServer:
         self._guard = guard
         self.connections: set[_Connection] = set()
         self._handshakes: dict[_Connection, asyncio.Task[None]] = {}
+        self.order = itertools.count()  # of beginning to be silent
         self._gate: Gate | None = None
         self._refused = Rarely("handshakes on the metrics port that failed", report)
         self._failed = Rarely("pages on the metrics port that failed", report)
@@ -236,13 +239,31 @@ class AdminServer:
             connection.close()
 
     def _take(self, loop: asyncio.AbstractEventLoop, context: ssl.SSLContext | None, accepted: socket.socket) -> None:
-        if self.taken >= CONNECTIONS_MAX:
+        if self.taken >= CONNECTIONS_MAX and not self._make_room():
             accepted.close()
             return
         connection = _Connection(self)
         handshake = loop.create_task(self._connect(loop, context, accepted, connection))
         self._handshakes[connection] = handshake
-        handshake.add_done_callback(lambda _: self._handshakes.pop(connection, None))
+        handshake.add_done_callback(functools.partial(self._connected, connection, accepted))
+
+    def _make_room(self) -> bool:
+        """Ends who has been silent longest; False: everybody is owed an answer."""
+        silent = [one for one in (*self._handshakes, *self.connections) if not one.busy]
+        if not silent:
+            return False
+        longest = min(silent, key=lambda one: one.silent)
+        if (handshake := self._handshakes.pop(longest, None)) is not None:
+            handshake.cancel()
+        else:
+            self.connections.discard(longest)
+            longest.abort()
+        return True
+
+    def _connected(self, connection: "_Connection", accepted: socket.socket, handshake: "asyncio.Task[None]") -> None:
+        self._handshakes.pop(connection, None)
+        if handshake.cancelled():
+            accepted.close()
 
     def joined(self, connection: "_Connection") -> None:
         """Its handshake is over."""
@@ -283,6 +304,7 @@ class _Connection(asyncio.Protocol):
 
     def __init__(self, server: AdminServer) -> None:
         self._server = server
+        self.silent = next(server.order)  # since then we have owed it nothing, whatever parts of a request it sends
         self._buffer = b""
         self._transport: asyncio.Transport
         self._peer = ""
@@ -322,7 +344,7 @@ class _Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._buffer += data
-        if self._busy and len(self._buffer) > HEAD_BYTES_MAX:
+        if self.busy and len(self._buffer) > HEAD_BYTES_MAX:
             self._cut()  # asks on, but does not read the answers
         self._answer_all()
 
@@ -331,6 +353,10 @@ class _Connection(asyncio.Protocol):
         self._asked_all = True
         owes = self._delivery is not None or self._asked is not None
         return owes and self._transport.get_extra_info("sslcontext") is None
+
+    def abort(self) -> None:
+        """Go in favour of another client, at once."""
+        self._transport.abort()
 
     def close(self) -> None:
         """What is written is still sent, unless it is a part of a page."""
@@ -368,11 +394,12 @@ class _Connection(asyncio.Protocol):
         return self._transport.get_write_buffer_size()
 
     @property
-    def _busy(self) -> bool:
+    def busy(self) -> bool:
+        """Whether it is owed an answer, or a part of one."""
         return self._paused or self._asked is not None or self._delivery is not None
 
     def _answer_all(self) -> None:
-        while not self._busy and not self._transport.is_closing():
+        while not self.busy and not self._transport.is_closing():
             head, blank, rest = self._buffer.lstrip(b"\r\n").partition(b"\r\n\r\n")
             if len(head) > HEAD_BYTES_MAX:
                 self._refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
@@ -455,6 +482,7 @@ class _Connection(asyncio.Protocol):
 
     def _wait(self) -> None:
         """For the next request, and for the client to take what is written."""
+        self.silent = next(self._server.order)
         self._call_later(IDLE_S, self._transport.abort)
 
     def _look(self) -> None:

@@ -464,21 +464,49 @@ async def settled(admin: AdminServer, connections: int) -> None:
         await asyncio.sleep(0.001)
 
 
-def test_connections_are_limited() -> None:
+async def cut(reader: asyncio.StreamReader) -> bool:
+    with contextlib.suppress(ConnectionResetError):
+        return await reader.read() == b""
+    return True
+
+
+def test_at_the_limit_of_connections_who_has_been_silent_longest_makes_room() -> None:
     async def scenario(admin: AdminServer, address: tuple[str, int]) -> None:
-        held = [await asyncio.open_connection(*address) for _ in range(CONNECTIONS_MAX)]
-        await settled(admin, CONNECTIONS_MAX)
+        held = []
+        for number in range(CONNECTIONS_MAX):
+            held.append(await asyncio.open_connection(*address))
+            await settled(admin, number + 1)
+        reader, writer = held[0]
+        writer.write(b"GET /healthz HTTP/1.1\r\n\r\n")
+        assert (await reader.readuntil(b"ok\n")).startswith(b"HTTP/1.1 200 ")
+        held[1][1].write(b"GET /hea")  # a part of a request is none
+        late = [await asyncio.open_connection(*address) for _ in range(2)]
+        for new, asks in late:
+            asks.write(b"GET /healthz HTTP/1.1\r\n\r\n")
+            assert (await new.readuntil(b"ok\n")).startswith(b"HTTP/1.1 200 ")
+        assert await cut(held[1][0])
+        assert await cut(held[2][0])
+        assert len(admin.connections) == CONNECTIONS_MAX
+        writer.write(b"GET /healthz HTTP/1.1\r\n\r\n")
+        assert (await reader.readuntil(b"ok\n")).startswith(b"HTTP/1.1 200 ")
+        for _, kept in (*held, *late):
+            kept.close()
+        await settled(admin, 0)
+
+    served(scenario)
+
+
+def test_who_is_owed_a_page_is_not_cut_for_a_newcomer() -> None:
+    async def scenario(admin: AdminServer, address: tuple[str, int]) -> None:
+        held = [await ask(address) for _ in range(CONNECTIONS_MAX)]
+        while sum(connection.busy for connection in admin.connections) < CONNECTIONS_MAX:
+            await asyncio.sleep(0.001)
         reader, writer = await asyncio.open_connection(*address)
-        with contextlib.suppress(ConnectionResetError):
-            assert await reader.read() == b""
+        assert await cut(reader)
         writer.close()
         assert len(admin.connections) == CONNECTIONS_MAX
-        held.pop()[1].close()
-        await settled(admin, CONNECTIONS_MAX - 1)
-        held.append(await asyncio.open_connection(*address))
-        await settled(admin, CONNECTIONS_MAX)
-        for _, kept in held:
-            kept.close()
+        for one in held:
+            one.close()
         await settled(admin, 0)
 
     served(scenario)
@@ -544,19 +572,23 @@ def test_only_clients_with_a_certificate_of_the_ca_read_pages(tmp_path: Path) ->
     assert "PEER_DID_NOT_RETURN_A_CERTIFICATE" in report
 
 
-def test_handshakes_that_stand_still_count_as_connections(tmp_path: Path) -> None:
+def test_handshakes_that_stand_still_count_as_connections_and_make_room(tmp_path: Path) -> None:
+    authority = Authority()
+
     async def scenario(admin: AdminServer, address: tuple[str, int]) -> None:
         held = [await asyncio.open_connection(*address) for _ in range(CONNECTIONS_MAX)]
-        reader, writer = await asyncio.open_connection(*address)
-        with contextlib.suppress(ConnectionResetError):
-            assert await reader.read() == b""
+        while admin.taken < CONNECTIONS_MAX:
+            await asyncio.sleep(0.001)
         assert not admin.connections
-        for _, kept in (*held, (reader, writer)):
+        assert (await get(address, authority.client()))[0].endswith(b"ok\n")
+        assert await cut(held[0][0])
+        assert admin.taken <= CONNECTIONS_MAX
+        for _, kept in held:
             kept.close()
         while admin.taken:
             await asyncio.sleep(0.001)
 
-    served(scenario, context=tls(tmp_path, Authority()))
+    served(scenario, context=tls(tmp_path, authority))
 
 
 def test_long_pages_are_read_over_tls_piece_by_piece(tmp_path: Path) -> None:
