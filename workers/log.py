@@ -131,6 +131,15 @@ class Rarely:
             self._times, self._next = 0, now + REPORT_EVERY_S
 
 
+def fill_standard_descriptors() -> None:
+    """Whoever was started with 0, 1 or 2 closed writes to /dev/null there: else a socket gets the number, and stacks go into it."""
+    while (opened := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(opened)
+    sys.stdout = sys.stdout or open(1, "w")  # noqa: SIM115 - as long-lived as the process
+    sys.stderr = sys.stderr or open(2, "w")  # noqa: SIM115
+
+
 def configure(level: str = "info", *, console: bool | None = None, descriptor: int = 2) -> None:
     """For this process and those it forks."""
     on_terminal = sys.stderr.isatty() if console is None else console

@@ -224,6 +224,19 @@ def test_a_full_disk_under_the_log_costs_lines_and_nothing_else(cluster: Cluster
     cluster.forget(picker.child)
 
 
+def test_without_standard_descriptors_it_serves_and_stacks_go_nowhere(cluster: Cluster) -> None:
+    picker = in_shell(cluster, 'exec "$@" <&- >&- 2>&-', workers=1)
+    watched = Watched(picker.child.pid, picker.instance, picker.grpc)
+    assert [os.readlink(f"/proc/{picker.child.pid}/fd/{number}") for number in range(3)] == [os.devnull] * 3
+    generation = watched.generation(1)
+    os.kill(watched.children()[1], signal.SIGABRT)  # prints its stacks
+    assert eventually(lambda: watched.up(1, generation))
+    assert exchanges(picker, 10)[0] == [Ending.OK] * 10
+    picker.child.signal(signal.SIGTERM)
+    assert picker.child.process.wait(15) == 0
+    cluster.forget(picker.child)
+
+
 def test_with_64_descriptors_what_is_open_is_served_and_the_log_names_the_limit(cluster: Cluster) -> None:
     picker = in_shell(cluster, 'ulimit -n 64; exec "$@"', workers=1)
     assert exchanges(picker, 10)[0] == [Ending.OK] * 10

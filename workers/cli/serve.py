@@ -29,6 +29,7 @@ def command(options: Options) -> None:
 
     Exit code 0: stopped; 1: a port, shared memory or a child failed; 78: the configuration or a flag is wrong.
     """
+    log.fill_standard_descriptors()
     log.configure(options.log_level, console=FORMATS[options.log_format])
     keep_freed_memory()
     config = load_config(options)
