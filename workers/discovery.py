@@ -234,6 +234,11 @@ class Names:
         """The last addresses found; none before the first success."""
         return self._known.get(name, ())
 
+    def assume(self, name: str, addresses: Iterable[str]) -> None:
+        """Where it was found by somebody else; what was found here counts more."""
+        if assumed := tuple(sorted(addresses)):
+            self._known.setdefault(name, assumed)
+
     async def resolve(self, names: Collection[str]) -> bool:
         """Look all of them up, forget others; True when an address came or went."""
         before = dict(self._known)
@@ -287,6 +292,17 @@ class Discovery:
         """What there is now."""
         specs = {spec.identity: spec for entry in self._entries for spec in map(entry.at, self._addresses(entry))}
         return set(specs.values())
+
+    def resume(self, entries: list[Entry], before: Iterable[EndpointSpec]) -> None:
+        """The entries are these, and their names are where a predecessor found them until they are looked up again."""
+        found: dict[tuple[str, str], list[str]] = {}
+        for spec in before:
+            found.setdefault((spec.namespace, spec.name.removesuffix(f"-{spec.host}")), []).append(spec.host)
+        for entry in entries:
+            if not entry.is_address:
+                self._names.assume(entry.host, found.get((entry.namespace, entry.name), ()))
+        self._entries = entries
+        self._changed()
 
     async def use(self, entries: list[Entry]) -> None:
         """The entries are these from now on. New names are looked up before they count."""

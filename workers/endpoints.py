@@ -153,10 +153,13 @@ class EndpointTable:
             self._owners.retire(owner)
         self._moved(endpoints=True)
 
+    def inherited(self) -> list[EndpointSpec]:
+        """What a predecessor knew and nobody has named since."""
+        return [spec_of(record) for record, _, _ in self._inherited.values()]
+
     def resume(self) -> None:
         """Go on with all that a predecessor knew, scrapes included, until discovery says what there is."""
-        found = [record for record, _, _ in self._inherited.values()]
-        self.apply([spec_of(record) for record in found], complete=False)
+        self.apply(self.inherited(), complete=False)
 
     def apply(self, specs: Iterable[EndpointSpec], *, complete: bool = True) -> None:
         """The endpoints are these from now on; `complete` = no more are expected to follow."""

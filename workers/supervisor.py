@@ -42,7 +42,7 @@ from workers.admin import AdminServer, Answer, Guard, Request, all_may
 from workers.bus import AGE_TICKS, BusReader
 from workers.decisions import Asking
 from workers.decisions_page import DecisionsPage
-from workers.discovery import Discovery, File, follow, parse_flag
+from workers.discovery import Discovery, Entry, File, follow, parse_flag
 from workers.documents import ENDPOINTS, EndpointsView, NamesView, decode_endpoints
 from workers.endpoint_log import EndpointLog, Snapshots
 from workers.endpoints import EndpointTable
@@ -307,15 +307,21 @@ class Supervisor:
             return False
         discovery = Discovery(lambda specs: table.apply(specs, complete=discovery.complete), self._report)
         given, plugin = self.instance.options.endpoints, self.instance.config.discovery
+        entries: list[Entry] | None = None
         if given:
-            await discovery.use(parse_flag(given))
+            entries = parse_flag(given)
         elif isinstance(plugin, FileDiscovery):
             file = File(plugin.path, self._report)
             entries = file.reload() if self.successor else file.load()
-            if entries is not None:
-                await discovery.use(entries)
             if plugin.watch:
                 self._keep(follow(file, discovery.use))
+        if entries is None:
+            table.resume()
+        elif self.successor:  # scrapes go on at once, whether or not names can be resolved just now
+            discovery.resume(entries, table.inherited())
+            self._keep(discovery.use(entries))
+        else:
+            await discovery.use(entries)
         self._keep(discovery.resolve_forever())
         return True
 

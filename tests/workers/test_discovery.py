@@ -284,6 +284,29 @@ def test_each_address_of_a_name_is_an_endpoint_and_failures_keep_the_last_ones()
     ]
 
 
+def test_a_successor_takes_names_to_be_where_its_predecessor_found_them_until_they_are_resolved() -> None:
+    names = FakeNames()
+    told: list[set[EndpointSpec]] = []
+    reports: list[str] = []
+    pool, new = Entry("default", "pool", "vllm", 8000), Entry("default", "new", "other", 8000)
+    gone = Entry("default", "gone", "vllm", 8000)
+    before = {pool.at("10.0.0.1"), pool.at("::5")}
+    found = Discovery(told.append, reports.append)
+
+    async def scenario() -> None:
+        found.resume([pool, new], [*before, gone.at("10.0.0.7")])
+        assert told == [before]
+        await found.use([pool, new])
+        assert not found.complete
+        names.addresses = {"vllm": ["10.0.0.1"], "other": ["10.0.0.2"]}
+        await found.resolve()
+        assert found.complete
+
+    names.run(scenario())
+    assert told == [before, {pool.at("10.0.0.1"), new.at("10.0.0.2")}]
+    assert sorted(report.partition("; ")[2] for report in reports) == ["0 addresses kept", "2 addresses kept"]
+
+
 def test_a_name_that_is_no_longer_asked_for_is_forgotten() -> None:
     fake = FakeNames()
     fake.addresses["a"] = ["10.0.0.1"]

@@ -342,7 +342,9 @@ def test_a_bad_endpoints_file_ends_the_first_start_with_its_fault(tmp_path: Path
     run(scenario)
 
 
-def test_a_file_that_went_bad_does_not_stop_a_successor_who_keeps_the_endpoints(tmp_path: Path) -> None:
+def test_a_file_that_went_bad_does_not_stop_a_successor_who_keeps_the_endpoints_and_scrapes_them(
+    tmp_path: Path,
+) -> None:
     async def scenario() -> None:
         path = tmp_path / "endpoints.yaml"
         path.write_text("endpoints:\n- {name: a, address: 127.0.0.1, port: 1}\n")
@@ -351,9 +353,11 @@ def test_a_file_that_went_bad_does_not_stop_a_successor_who_keeps_the_endpoints(
             await until(instance.received, "ready")
             await killed(serving)
             path.write_text("endpoints: nonsense")
+            failed = instance.lanes.counters()["datalayer_poll_errors_total"]
             async with supervised(instance):
                 table = TableReader(instance.table_schema, instance.table).copy()
                 assert (table.state != State.FREE).sum() == 1
+                await until(lambda: instance.lanes.counters()["datalayer_poll_errors_total"] > failed, "scraped")
 
     run(scenario)
 
