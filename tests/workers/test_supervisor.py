@@ -17,6 +17,8 @@ from structlog.testing import capture_logs
 from shm.table import DOWN, State, TableReader
 from tests.workers.instances import made
 from workers import endpoint_log
+from workers import supervisor as supervisor_module
+from workers.discovery import Names
 from workers.exit_codes import ExitCode
 from workers.health import CHECK, NOT_SERVING, SERVING
 from workers.instance import Instance
@@ -358,6 +360,24 @@ def test_a_file_that_went_bad_does_not_stop_a_successor_who_keeps_the_endpoints_
                 table = TableReader(instance.table_schema, instance.table).copy()
                 assert (table.state != State.FREE).sum() == 1
                 await until(lambda: instance.lanes.counters()["datalayer_poll_errors_total"] > failed, "scraped")
+
+    run(scenario)
+
+
+def test_a_resolver_that_hangs_keeps_no_endpoint_with_an_address_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def hang(_names: Names, _name: str) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(Names, "_look_up", hang)
+    monkeypatch.setattr(supervisor_module, "NAMES_S_MAX", 0.02)
+
+    async def scenario() -> None:
+        with made(tmp_path, endpoints="model.test:1,127.0.0.1:1") as instance:
+            async with supervised(instance):
+                table = TableReader(instance.table_schema, instance.table).copy()
+                assert (table.state != State.FREE).sum() == 1
 
     run(scenario)
 
