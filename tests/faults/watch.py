@@ -20,7 +20,9 @@ class Watched:
     def __init__(self, pid: int, instance: str, grpc_port: int) -> None:
         self.pid = pid
         self.grpc_port = grpc_port
-        (path,) = Path("/dev/shm").glob(f"{instance}-*-lanes")
+        # A picker that was killed may have left segments under the same name.
+        mapped = Path(f"/proc/{pid}/maps").read_text()
+        (path,) = (path for path in Path("/dev/shm").glob(f"{instance}-*-lanes") if path.name in mapped)
         segment = Segment.attach(f"/{path.name}", None, writable=False)
         part = observe.parts(segment)["lanes"]
         assert part.schema is not None
