@@ -17,6 +17,14 @@ REQUEST_HEADERS, RESPONSE_HEADERS, REQUEST_BODY, RESPONSE_BODY = (
     number << 3 | 2 for number in (1, 2, 3, 4)
 )  # of answers
 IMMEDIATE: Final = 7 << 3 | 2
+KINDS: Final = {
+    "request_headers": REQUEST_HEADERS,
+    "response_headers": RESPONSE_HEADERS,
+    "request_body": REQUEST_BODY,
+    "response_body": RESPONSE_BODY,
+    "immediate_response": IMMEDIATE,
+}
+FIRST_BYTES: Final = frozenset(KINDS.values())
 ENDS: Final = b"\x10\x01"  # end_of_stream: true
 DESTINATION: Final = b"x-gateway-destination-endpoint"
 SHARED_TEXT: Final = "You are a helpful assistant. "
@@ -160,6 +168,8 @@ class Exchange:
 
     def message(self, message: bytes) -> None:
         tag = message[0]
+        if tag not in FIRST_BYTES:
+            tag = _kind(message)
         if tag == RESPONSE_BODY:
             if message.endswith(ENDS):
                 self._failure = None if self._named and self._returned == self._messages.body_bytes else self._failure
@@ -202,6 +212,11 @@ class Exchange:
             self._over(*self._failure)
         else:
             self._over(Ending.OK, "")
+
+
+def _kind(message: bytes) -> int:
+    """What it answers, of one that begins with something else: Go writes metadata first."""
+    return KINDS.get(pb.ProcessingResponse.FromString(message).WhichOneof("response") or "", 0)
 
 
 def _body_bytes(message: bytes) -> int:

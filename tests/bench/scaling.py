@@ -48,6 +48,7 @@ def configured(options: argparse.Namespace, endpoints: int, **more: Any) -> argp
         "rate": 0.0,
         "driver": [],
         "profile": "",
+        "reference": "",
     }
     return argparse.Namespace(**{**settings, **more})
 

@@ -4,6 +4,8 @@ Each run starts a target beside simulated model servers and drives it with `load
 
     native   this picker                      grpcio   the same over grpc.aio
     echo     no picker: the same transport, answering without parsing or deciding
+    --reference BINARY: another picker with the same flags, too, such as one built from github.com/llm-d/llm-d-router/cmd/epp.
+    All pickers then have the configuration that is usual in the field (queue 2, KV cache 2, prefix 3).
 
 Read the ratios before the times: driver, servers and picker share this machine's cores. With more workers than cores, the CPU per
 request says more than the requests per second. `--profile FILE` writes a flame graph (SVG) of the first worker of each run.
@@ -22,20 +24,22 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import yaml
 from rich.console import Console
 from rich.table import Table
 
 from loadtest.driver import CASES
-from tests.e2e.cluster import Cluster
+from tests.bench.routing import FIELD_TEXT
+from tests.e2e.cluster import Cluster, Picker
 from workers.demo.children import ChildFailed, command_name, descendants, free_ports, python
 
 ROOT = Path(__file__).resolve().parents[2]
-NATIVE, GRPCIO, ECHO = "native", "grpcio", "echo"
+NATIVE, GRPCIO, ECHO, REFERENCE = "native", "grpcio", "echo", "reference"
 TARGETS = (NATIVE, GRPCIO, ECHO)
 IDLE = [name for name, case in CASES.items() if not case.concurrency]
 PROFILE_RATE = 400  # samples a second
 DRIVERS_MAX = 2
-TABLE_WIDTH = 120
+TABLE_WIDTH = 132
 
 
 class Run(NamedTuple):
@@ -52,9 +56,12 @@ class Run(NamedTuple):
 
 
 def runs(options: argparse.Namespace) -> Iterator[Run]:
-    for case, target, workers in itertools.product(options.cases, options.targets, options.workers):
+    targets = [*options.targets, *([REFERENCE] if options.reference else [])]
+    for case, target, workers in itertools.product(options.cases, targets, options.workers):
         if target == ECHO and (workers > 1 or case in IDLE):
             continue  # one process without servers to scrape
+        if target == REFERENCE and workers != options.workers[0]:
+            continue  # it has none
         yield Run(case, target, workers, options.tls)
 
 
@@ -67,11 +74,27 @@ def measure(run: Run, options: argparse.Namespace) -> dict[str, Any]:
             child = cluster.children.start("echo", argv)
             cluster.wait(child, lambda: "up" in child.text())
         else:
-            servers = options.endpoints or CASES[run.case].endpoints
-            flags = [f"--transport={run.target}", f"--secure-serving={str(run.tls).lower()}", *options.flag]
-            picker = cluster.picker(cluster.fleet(servers).file, *flags, workers=run.workers)
+            picker = started(cluster, run, options)
             child, port = picker.child, picker.grpc
         return drive(run, options, child.pid, port)
+
+
+def started(cluster: Cluster, run: Run, options: argparse.Namespace) -> Picker:
+    """A picker and its servers."""
+    endpoints = cluster.fleet(options.endpoints or CASES[run.case].endpoints).file
+    usual = usual_config(endpoints) if options.reference else ""
+    if run.target == REFERENCE:
+        return cluster.reference(options.reference, endpoints, usual, *([] if run.tls else ["--secure-serving=false"]))
+    flags = [f"--transport={run.target}", f"--secure-serving={str(run.tls).lower()}", *options.flag]
+    return cluster.picker(endpoints, *flags, workers=run.workers, config_text=usual)
+
+
+def usual_config(endpoints: Path) -> str:
+    """What every picker of the field understands."""
+    config = yaml.safe_load(FIELD_TEXT)
+    config["plugins"].append({"type": "file-discovery", "parameters": {"path": str(endpoints)}})
+    config["dataLayer"] = {"discovery": {"pluginRef": "file-discovery"}}
+    return yaml.safe_dump(config, sort_keys=False)
 
 
 def drive(run: Run, options: argparse.Namespace, group: int, port: int) -> dict[str, Any]:
@@ -125,23 +148,25 @@ class profiled:
 
 
 def table(found: Sequence[dict[str, Any]]) -> Table:
-    """Ratios to the bare echo of the same case, where there is one."""
-    floor = {row["run"]["case"]: row["cpu_us_per_request"] for row in found if row["run"]["target"] == ECHO}
+    """Ratios to the bare echo and to the reference of the same case, where there is one."""
+    beside = [target for target in (ECHO, REFERENCE) if any(row["run"]["target"] == target for row in found)]
+    spent = {(row["run"]["target"], row["run"]["case"]): row["cpu_us_per_request"] for row in found}
     shown = Table(title="requests through a picker")
     for column in ("case", "target", "workers"):
         shown.add_column(column, no_wrap=True)
-    for column in ("CPU / request", "÷ echo", "requests/s", "pick p50", "pick p99", "memory", "not ok"):
+    ratios = [f"÷ {target}" for target in beside]
+    for column in ("CPU / request", *ratios, "requests/s", "pick p50", "pick p99", "memory", "not ok"):
         shown.add_column(column, justify="right", no_wrap=True)
     for row in found:
         run, pick = Run(**row["run"]), row["pick_ms"]
-        ratio = row["cpu_us_per_request"] / floor[run.case] if floor.get(run.case) else 0.0
+        others = [spent.get((target, run.case)) for target in beside]
         bad = sum(count for name, count in row["endings"].items() if name != "ok")
         shown.add_row(
             run.case + (" (TLS)" if run.tls else ""),
             run.target,
             str(run.workers),
             f"{row['cpu_us_per_request']:,.0f} µs" if pick else f"{row['cores']:.2f} cores",
-            f"{ratio:.1f}" if ratio else "",
+            *[f"{row['cpu_us_per_request'] / other:.2f}" if other else "" for other in others],
             f"{row['requests_per_s']:,.0f}",
             f"{pick['p50']:.2f} ms" if pick else "",
             f"{pick['p99']:.2f} ms" if pick else "",
@@ -174,6 +199,9 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument("--cases", type=names, default=["short", "chat-8k", "long", "sse"], help=f"of {', '.join(CASES)}")
     made.add_argument("--targets", type=names, default=list(TARGETS))
+    made.add_argument(
+        "--reference", default="", metavar="BINARY", help="another picker, to be measured beside this one"
+    )
     made.add_argument("--workers", type=lambda text: [int(part) for part in names(text)], default=[1])
     made.add_argument("--endpoints", type=int, default=0, help="simulated servers (default: the case's)")
     made.add_argument("--seconds", type=float, default=4.0, help="of each run")

@@ -26,6 +26,7 @@ ANSWER_S = 40.0
 MODEL = "sim-model"
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
+READY = re.compile(r"^llm_d_epp_ready_endpoints\{[^}]*\} [1-9]", re.MULTILINE)
 GAUGE = r"^llm_d_epp_{name}\{{worker=\"(\d+)\"\}} (\S+)$"
 
 
@@ -139,6 +140,26 @@ class Cluster:
         picker = Picker(self.children.start(f"picker {number}", argv), grpc, health, metrics)
         if ready:
             self.wait(picker.child, picker.ready)
+        return picker
+
+    def reference(self, binary: str, endpoints: Path, config_text: str, *more: str) -> Picker:
+        """Another implementation with the same flags and the same configuration."""
+        number = next(self._numbers)
+        config = self.directory / f"config-{number}.yaml"
+        config.write_text(config_text)
+        grpc, health, metrics = free_ports(3)
+        flags = {
+            "pool-name": "bench",
+            "config-file": config,
+            "grpc-port": grpc,
+            "grpc-health-port": health,
+            "metrics-port": metrics,
+            "metrics-endpoint-auth": "false",
+            "tracing": "false",
+        }
+        argv = [binary, *(f"--{name}={value}" for name, value in flags.items()), *more]
+        picker = Picker(self.children.start(f"reference {number}", argv), grpc, health, metrics)
+        self.wait(picker.child, lambda: READY.search(picker.page()) is not None)
         return picker
 
     def envoy(self, picker: Picker, *, threads: int = 2, tls: envoy_config.PickerTls | None = None) -> int:

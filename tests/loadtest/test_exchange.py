@@ -25,7 +25,8 @@ class Sent:
 class Session:
     """An exchange, its stream, what came of it, and a clock that fires by hand."""
 
-    def __init__(self, shape: Shape, number: int = 7) -> None:
+    def __init__(self, shape: Shape, number: int = 7, before: bytes = b"") -> None:
+        self.before = before  # all that is answered
         self.messages = Messages(shape, "tag")
         self.picked = 0
         self.endings: list[tuple[Ending, str]] = []
@@ -49,23 +50,26 @@ class Session:
         mutation = headers.request_headers.response.header_mutation
         if target:
             mutation.set_headers.add().header.key = DESTINATION.decode()
-        self.exchange.message(headers.SerializeToString())
+        self._answer(headers)
         answer = pb.ProcessingResponse()
         streamed = answer.request_body.response.body_mutation.streamed_response
         streamed.body, streamed.end_of_stream = self.body if body is None else body, True
-        self.exchange.message(answer.SerializeToString())
+        self._answer(answer)
 
     def answer_response(self) -> None:
-        self.exchange.message(pb.ProcessingResponse(response_headers=pb.HeadersResponse()).SerializeToString())
+        self._answer(pb.ProcessingResponse(response_headers=pb.HeadersResponse()))
         for message in self.stream.messages:
             if message.HasField("response_body"):
                 self._echo(message.response_body)
+
+    def _answer(self, message: pb.ProcessingResponse) -> None:
+        self.exchange.message(self.before + message.SerializeToString())
 
     def _echo(self, body: pb.HttpBody) -> None:
         answer = pb.ProcessingResponse()
         streamed = answer.response_body.response.body_mutation.streamed_response
         streamed.body, streamed.end_of_stream = body.body, body.end_of_stream
-        self.exchange.message(answer.SerializeToString())
+        self._answer(answer)
 
 
 def test_requests_have_the_size_of_their_shape_and_no_two_are_equal() -> None:
@@ -102,6 +106,16 @@ def test_an_answer_without_a_target_or_with_other_bytes_is_no_success(target: bo
     session.answer_response()
     session.exchange.ended("0", "")
     assert [found for found, _ in session.endings] == [ending]
+
+
+def test_an_answer_may_begin_with_metadata() -> None:
+    metadata = pb.ProcessingResponse()
+    metadata.dynamic_metadata["envoy.lb"] = "10.0.0.1:80"
+    session = Session(Shape(), before=metadata.SerializeToString())
+    session.answer_request()
+    session.answer_response()
+    session.exchange.ended("0", "")
+    assert session.endings == [(Ending.OK, "")]
 
 
 def test_a_refusal_and_a_broken_stream_are_told_apart() -> None:
