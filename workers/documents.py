@@ -15,6 +15,9 @@ OBJECTIVES = 2
 REWRITES = 3
 
 
+Identity = tuple[str, str, str, int, str]  # namespace, name, host, port, uid: all that tells a server from another
+
+
 class EndpointRecord(msgspec.Struct, array_like=True, frozen=True):
     """One endpoint as the supervisor publishes it."""
 

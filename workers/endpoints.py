@@ -28,7 +28,7 @@ from shm.documents import DocumentTooLarge, DocumentWriter
 from shm.prefix_index import OwnersExhausted
 from shm.table import DOWN, Handle, State, TableCopy, TableWriter
 from workers.discovery import EndpointSpec, diff
-from workers.documents import ENDPOINTS, NAMES, EndpointRecord, NamesRecord, encode
+from workers.documents import ENDPOINTS, NAMES, EndpointRecord, Identity, NamesRecord, encode
 from workers.endpoint_log import Change, Condition, EndpointLog, Kind, shown
 from workers.index_limits import IndexLimits
 from workers.scrape import Failure, Freshness, Health, PageReader, Scraper, Target
@@ -38,8 +38,6 @@ RETRY_EVERY_S = 1.0
 DRAINED_EVERY_S = 0.25
 REPORT_EVERY_S = 60.0
 REPORTED_MAX = 8
-
-Address = tuple[str, str, str, int, str]  # namespace, name, host, port, uid
 
 
 class Owners(Protocol):
@@ -97,7 +95,7 @@ class EndpointTable:
         report: Callable[[str], None],
         log: EndpointLog,
         limits: IndexLimits | None = None,
-        remembered: Mapping[Address, int] | None = None,
+        remembered: Mapping[Identity, int] | None = None,
     ) -> None:
         numeric = tuple(column.name for column in wanted if column.type is not frozenset)
         assert numeric == table.schema.columns, (numeric, table.schema.columns)
@@ -113,7 +111,7 @@ class EndpointTable:
         self._limits = limits
         self._remembered = dict(remembered or {})
         self._members: dict[tuple[str, str], Member] = {}
-        self._inherited: dict[Address, tuple[EndpointRecord, State, bool]] = {}
+        self._inherited: dict[Identity, tuple[EndpointRecord, State, bool]] = {}
         self._waiting: dict[tuple[str, str], EndpointSpec] = {}
         self._draining: dict[int, tuple[Change, float]] = {}  # by slot: who left it with requests in flight, and when
         self._freshness: Freshness[Member] = Freshness(fresh_for_s)
@@ -143,8 +141,7 @@ class EndpointTable:
             if copy is not None and handle in claimed and record.slot < len(copy.rows):
                 state = State(int(copy.state[record.slot]))
                 down = bool(int(copy.flags[record.slot]) & DOWN)
-                address = (record.namespace, record.name, record.host, record.port, record.uid)
-                self._inherited[address] = record, state, down
+                self._inherited[_identity(record)] = record, state, down
                 claimed.discard(handle)
         for handle in claimed:  # claimed, but the predecessor died before it wrote so
             self._table.release(handle)
@@ -245,9 +242,9 @@ class EndpointTable:
                 self._drained(slot)
         self._log.flush(now)
 
-    def owners(self) -> dict[Address, int]:
+    def owners(self) -> dict[Identity, int]:
         """Under which ids the prefix index knows the endpoints."""
-        return {_address(member.spec): member.owner for member in self._members.values()}
+        return {_identity(member.spec): member.owner for member in self._members.values()}
 
     def counts(self) -> dict[State, int]:
         """How many endpoints are in which state."""
@@ -283,7 +280,7 @@ class EndpointTable:
         return len(self._members) > before
 
     def _adopted(self, spec: EndpointSpec) -> Member | None:
-        inherited = self._inherited.pop(_address(spec), None)
+        inherited = self._inherited.pop(_identity(spec), None)
         if inherited is None:
             return None
         record, state, down = inherited
@@ -299,7 +296,7 @@ class EndpointTable:
         self._full = f"all {slots} slots of the table are taken; raise --max-endpoints"
         if len(self._members) + len(self._inherited) >= slots:
             return None
-        remembered = self._remembered.get(_address(spec))
+        remembered = self._remembered.get(_identity(spec))
         try:
             owner = self._owners.new_owner() if remembered is None else remembered
         except OwnersExhausted as failure:
@@ -312,7 +309,7 @@ class EndpointTable:
             self._full = "every free slot still has requests in flight; it is taken when they end"
             return None
         if remembered is not None:
-            del self._remembered[_address(spec)]
+            del self._remembered[_identity(spec)]
         elif self._limits is not None:
             self._limits.appeared(owner)
         member = Member(spec, handle, owner)
@@ -349,7 +346,7 @@ class EndpointTable:
             self._log.tell(Kind.LEFT, Change(*shown(record)))
         self._inherited.clear()
         self._admit()
-        waiting = {_address(spec) for spec in self._waiting.values()}
+        waiting = {_identity(spec) for spec in self._waiting.values()}
         for address in [address for address in self._remembered if address not in waiting]:
             self._owners.retire(self._remembered.pop(address))
 
@@ -445,5 +442,5 @@ def spec_of(record: EndpointRecord) -> EndpointSpec:
     return EndpointSpec(*place, tuple(sorted(record.labels.items())), record.host, record.port, record.uid)
 
 
-def _address(spec: EndpointSpec) -> Address:
-    return spec.namespace, spec.name, spec.host, spec.port, spec.uid
+def _identity(server: EndpointSpec | EndpointRecord) -> Identity:
+    return server.namespace, server.name, server.host, server.port, server.uid

@@ -38,6 +38,7 @@ from numpy.typing import NDArray
 from shm.index_capacity import OWNER_IDS
 from shm.prefix_index import FIRST_OWNER, WAYS, IndexSchema, IndexWriter
 from workers.bus import AGE_TICKS
+from workers.documents import Identity
 
 SECRET = "prefix-secret"
 SNAPSHOT = "prefix-index"
@@ -58,8 +59,6 @@ END = b"EPPWHOLE"
 HEADER = Struct("=8sIIQQ16s")
 FOOTER = Struct("=QI8s")
 ENTRY_BYTES = 12
-
-Identity = tuple[str, str, str, int, str]  # namespace, name, host, port, uid
 
 log = structlog.get_logger()
 

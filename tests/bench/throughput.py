@@ -32,6 +32,7 @@ from loadtest.driver import CASES
 from tests.bench.routing import FIELD_TEXT
 from tests.e2e.cluster import Cluster, Picker
 from workers.demo.children import ChildFailed, command_name, descendants, free_ports, python
+from workers.demo.stack import picker_config
 
 ROOT = Path(__file__).resolve().parents[2]
 NATIVE, GRPCIO, ECHO, REFERENCE = "native", "grpcio", "echo", "reference"
@@ -82,19 +83,11 @@ def measure(run: Run, options: argparse.Namespace) -> dict[str, Any]:
 def started(cluster: Cluster, run: Run, options: argparse.Namespace) -> Picker:
     """A picker and its servers."""
     endpoints = cluster.fleet(options.endpoints or CASES[run.case].endpoints).file
-    usual = usual_config(endpoints) if options.reference else ""
+    usual = picker_config(endpoints, yaml.safe_load(FIELD_TEXT)) if options.reference else ""
     if run.target == REFERENCE:
         return cluster.reference(options.reference, endpoints, usual, *([] if run.tls else ["--secure-serving=false"]))
     flags = [f"--transport={run.target}", f"--secure-serving={str(run.tls).lower()}", *options.flag]
     return cluster.picker(endpoints, *flags, workers=run.workers, config_text=usual)
-
-
-def usual_config(endpoints: Path) -> str:
-    """What every picker of the field understands."""
-    config = yaml.safe_load(FIELD_TEXT)
-    config["plugins"].append({"type": "file-discovery", "parameters": {"path": str(endpoints)}})
-    config["dataLayer"] = {"discovery": {"pluginRef": "file-discovery"}}
-    return yaml.safe_dump(config, sort_keys=False)
 
 
 def drive(run: Run, options: argparse.Namespace, group: int, port: int) -> dict[str, Any]:

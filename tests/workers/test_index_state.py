@@ -18,7 +18,8 @@ from shm.prefix_index import IndexReader, IndexSchema, IndexWriter
 from tests.shm.memory import region_for
 from workers import index_state
 from workers.bus import AGE_TICKS
-from workers.index_state import AGE_MAX_S, SNAPSHOT, Identity, IndexState, kept_secret
+from workers.documents import Identity
+from workers.index_state import AGE_MAX_S, SNAPSHOT, IndexState, kept_secret
 
 SEED = 77
 NAMES: list[Identity] = [("default", name, "10.0.0.1", 8000 + n, f"uid-{name}") for n, name in enumerate("abc")]

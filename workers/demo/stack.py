@@ -8,7 +8,7 @@ through endpoints files, from which the picker and Envoy are configured.
 """
 
 import http.client
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -159,15 +159,15 @@ def envoy_command(path: str, config: Path, threads: int) -> list[str]:
     return [path, "-c", str(config), "--concurrency", str(threads), "--disable-hot-restart", "--log-level", "warning"]
 
 
-def picker_config(endpoints_file: Path) -> str:
-    """The built-in default with endpoints from a file."""
+def picker_config(endpoints_file: Path, config: Mapping[str, Any] = PICKER_CONFIG) -> str:
+    """A configuration, the built-in default unless said otherwise, with endpoints from a file."""
     discovery = {"type": "file-discovery", "parameters": {"path": str(endpoints_file)}}
-    config = {
-        **PICKER_CONFIG,
-        "plugins": [*PICKER_CONFIG["plugins"], discovery],
+    found = {
+        **config,
+        "plugins": [*config["plugins"], discovery],
         "dataLayer": {"discovery": {"pluginRef": "file-discovery"}},
     }
-    return yaml.safe_dump(config, sort_keys=False)
+    return yaml.safe_dump(found, sort_keys=False)
 
 
 def read_endpoints(file: Path) -> list[Address]:
