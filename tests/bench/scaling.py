@@ -5,8 +5,8 @@
 
 CPU is charged by process: *workers* is their time per request, *supervisor* its cores (scrapes, index). Requests per second are shown
 only where the machine has a core for each worker: with fewer, they tell of the machine. Then `epp size` is held against runs:
-what it predicts for two loads at fixed rates, what they took, and the ratio. The exit code is 1 where they differ by
-more than a factor of `FACTOR`.
+what it predicts for two loads at fixed rates, what they took, and the ratio. A difference of more than a factor of `FACTOR` is said,
+and is no failure: the constants are of one machine, and this one may be slower, or busy with something else.
 """
 
 import argparse
@@ -188,8 +188,9 @@ def main() -> int:
         for table in ([scaling_table(found)] if found else []) + [check_table(check) for check in checks]:
             console.print(table)
     if not all(map(fits, checks)):
-        tell(f"epp size is off by more than a factor of {FACTOR:g}")
-        return 1
+        tell(
+            f"epp size is off by more than a factor of {FACTOR:g}: another machine than its constants are of, or a busy one"
+        )
     return 0 if well([*found, *(check["run"] for check in checks)]) else 1
 
 

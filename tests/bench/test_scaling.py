@@ -63,6 +63,22 @@ def test_a_prediction_fits_within_its_factor_in_both_directions(ratio: float, fi
     assert fits({"figures": {"good": {"ratio": 1.0}, "other": {"ratio": ratio}}}) is fit
 
 
+def test_a_machine_that_is_slower_than_epp_size_thinks_is_told_so_and_fails_nothing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    slow = row(1) | {"cores_by_process": {scaling.WORKER: 2.0, scaling.SUPERVISOR: 0.9}}
+    monkeypatch.setattr(scaling, "measure", lambda run, options: slow)
+    monkeypatch.setattr("sys.argv", ["scaling", "--smoke"])
+    assert scaling.main() == 0
+    assert "off by more than a factor of 2" in capsys.readouterr().err
+
+
+def test_a_run_whose_requests_fail_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scaling, "measure", lambda run, options: row(run.workers) | {"endings": {"ok": 9, "lost": 1}})
+    monkeypatch.setattr("sys.argv", ["scaling", "--smoke"])
+    assert scaling.main() == 1
+
+
 def test_epp_size_is_held_against_what_the_processes_took(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scaling, "measure", lambda run, options: row(run.workers))
     found = scaling.checked(parser().parse_args([]), scaling.CHECKED[0])
