@@ -32,6 +32,7 @@ class Cause(enum.Enum):
     DISPLACED = "displaced"
     FLOW_CONTROL = "flow-control"
     SHUTTING_DOWN = "shutting-down"
+    DEADLY = "deadly"
     INTERNAL = "internal"
 
 

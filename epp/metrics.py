@@ -73,6 +73,7 @@ WORKER_COUNTERS = (
     Metric("picks_total", "counter", "Requests that got an endpoint."),
     Metric("refusals_total", "counter", "Requests answered with an error by the picker."),
     Metric("faults_total", "counter", "Requests that failed by a fault of the picker or of a plugin."),
+    Metric("deadly_requests_total", "counter", "Requests refused because the same had ended two workers."),
     Metric("violations_total", "counter", "Streams closed because the peer broke the protocol."),
     Metric("shadow_failures_total", "counter", "Runs of shadow profiles that failed."),
     Metric("producer_failures_total", "counter", "Data producers that failed open."),

@@ -27,6 +27,7 @@ from shm.series import SeriesReader, SeriesWriter
 from workers.app import App
 from workers.decisions import Recent
 from workers.instance import series_schema_of
+from workers.query_of_death import WORDS, Deciding
 from workers.request_metrics import RequestMetrics
 from workers.server import PATH, open_stream
 from workers.transport.interface import Clock
@@ -109,6 +110,8 @@ class Pair:
         self.lane: Lane = self.lanes.lane(1)
         self.clock = Clock(100.0)
         self.series = Series(self.clock)
+        self.deciding = memoryview(bytearray(8)).cast("q")
+        self.deadly = memoryview(bytearray(8 * WORDS)).cast("q")
         self.faults: list[BaseException] = []
         self.turns: deque[Callable[[], object]] = deque()  # what the loop would call in its next turns
         self.recent = Recent(pipeline, 0, lambda: self.clock.now)
@@ -118,6 +121,7 @@ class Pair:
             self.lane,
             self.series.metrics,
             body_bytes_max=body_bytes_max,
+            deciding=Deciding(self.deciding, self.deadly),
             clock=self.clock,
             now=lambda: self.clock.now,
             soon=lambda call, *args: self.turns.append(partial(call, *args)),

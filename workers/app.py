@@ -18,6 +18,7 @@ from workers.flow import FlowControl
 from workers.honesty import Comparison
 from workers.objectives import Priorities
 from workers.pool import SharedPool
+from workers.query_of_death import Deciding
 from workers.request_metrics import RequestMetrics
 from workers.shadows import Agreements
 from workers.shedding import Shedding
@@ -70,6 +71,7 @@ class App:
         tracer: Tracer | None = None,
         emit_scores: bool = False,
         recent: Recent,
+        deciding: Deciding,
         comparison: Comparison | None = None,
         agreements: Agreements | None = None,
         hidden_headers: Collection[str] = (),
@@ -99,6 +101,7 @@ class App:
         self.emit_scores = emit_scores
         self.reads_response = pipeline.reads_response
         self.recent = recent
+        self.deciding = deciding
         self.comparison = comparison
         self.agreements = agreements
         self.hidden_headers = frozenset(hidden_headers)

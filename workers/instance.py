@@ -4,7 +4,7 @@
     sockets         ext_proc (all workers accept from it, or each binds its port beside it: `hold`) | health, metrics (the supervisor's)
     pipes           bus: one per worker | life: EOF = the parent is gone | family: EOF = parent and workers are gone
                     reports: children -> parent | one eventfd per worker
-    words           stopping, hurry (the parent's; in memory that children inherit)
+    words           stopping, hurry, deadly requests (the parent's; in memory that children inherit)
 
 Children inherit it all by the fork; nothing is passed by name. Who may hold which end is said by `not_for_worker` and
 `not_for_supervisor`, and `fork` closes the rest.
@@ -50,12 +50,12 @@ from epp.plugins.extractors.metrics_source import MetricsDataSource
 from shm.documents import DocumentSchema
 from shm.flow_lanes import BANDS_MAX, FlowLanes, FlowSchema
 from shm.lanes import Lanes, LaneSchema
-from shm.layout import Plan, Schema
+from shm.layout import WORD, Plan, Schema
 from shm.prefix_index import IndexSchema
 from shm.segment import InstanceLock, Region, Segment, check_room, footprint, sweep
 from shm.series import SeriesReader, SeriesSchema, SeriesWriter
 from shm.table import TableSchema
-from workers import decisions
+from workers import decisions, query_of_death
 from workers.index_limits import PrefixUse, prefix_use
 from workers.index_state import kept_secret
 
@@ -70,6 +70,7 @@ OBJECTIVES_BYTES = 512 << 10
 REWRITES_BYTES = 512 << 10
 BANDS_BYTES = 4 << 10  # without objectives
 BACKLOG = 1024
+DEADLY_AT = 64  # bytes into the page of the parent's words
 DESCRIPTORS_PER_WORKER = 3  # both ends of its bus pipe, and its eventfd
 DESCRIPTORS_OTHER = 32  # sockets, other pipes, an event loop's, and some for what connects first
 PIPE_BYTES = 1 << 20
@@ -79,7 +80,7 @@ LOADED = "loaded"  # the supervisor's gauge: 1 once the first endpoints are know
 LEADS_UNTIL = "leads_until_ms"  # the supervisor's gauge: when it stops to lead, on the clock of `workers.kube.lease`; 0: it does not
 LEAVING = "leaving"  # a worker's gauge, see `workers.memory.Turn`: it has outgrown its share, or accepts no more
 FEWER = "take less of it by a lower --workers-max, --max-endpoints or --index-entries"
-OWN_GAUGES = (LOADED, LEADS_UNTIL, LEAVING, *decisions.SCALARS)
+OWN_GAUGES = (LOADED, LEADS_UNTIL, LEAVING, query_of_death.DECIDING, *decisions.SCALARS)
 
 log = structlog.get_logger()
 
@@ -144,10 +145,10 @@ class Instance:
     """What all processes of one picker share. Attributes are set once, before the first fork."""
 
     __slots__ = (
-        "_page", "bus", "certificates", "config", "counter_groups", "decision_schema", "decisions", "document_schema", "documents",
-        "families", "family", "flow_lanes", "health_listener", "identity", "index", "index_schema", "lanes", "life", "listener",
-        "lock", "measures", "metrics_certificates", "metrics_listener", "options", "parent_pid", "prefix_seed", "prefix_use",
-        "reports", "scrape_interval_s", "segments", "series", "table", "table_schema", "timers", "wakeups",
+        "_page", "bus", "certificates", "config", "counter_groups", "deadly", "decision_schema", "decisions", "document_schema",
+        "documents", "families", "family", "flow_lanes", "health_listener", "identity", "index", "index_schema", "lanes", "life",
+        "listener", "lock", "measures", "metrics_certificates", "metrics_listener", "options", "parent_pid", "prefix_seed",
+        "prefix_use", "reports", "scrape_interval_s", "segments", "series", "table", "table_schema", "timers", "wakeups",
     )  # fmt: skip
 
     def __init__(self, options: "Options", config: Any) -> None:
@@ -400,6 +401,8 @@ class Instance:
 
     def _connect(self) -> None:
         self._page = mmap.mmap(-1, mmap.PAGESIZE)
+        words = memoryview(self._page)[DEADLY_AT:][: WORD * query_of_death.WORDS]
+        self.deadly = words.cast("q")  # the parent's list of requests that end workers
         self.life, self.family, self.reports = packet_pipe(), packet_pipe(), packet_pipe()
         self.bus = [packet_pipe(PIPE_BYTES) for _ in range(self.workers_max)]
         self.wakeups = [os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC) for _ in range(self.workers_max)]

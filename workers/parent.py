@@ -15,7 +15,7 @@ followed by a successor.
 
 The kernel merges signals of one kind that come faster than they are taken: a hundred SIGTTIN in a millisecond may be one.
 
-Its only shared words: `serving` per worker, `stopping` and `hurry`.
+Its only shared words: `serving` per worker, `stopping`, `hurry`, and the list of requests that end workers.
 """
 
 import contextlib
@@ -33,6 +33,7 @@ import structlog
 from workers import fork
 from workers.exit_codes import INTENDED, ExitCode, ending
 from workers.instance import Instance
+from workers.query_of_death import DECIDING, LISTED_S, Suspects, crashed
 from workers.restart import SUPERVISOR, Abort, Action, Drain, Halt, Kill, Policy, Spawn, seat_name
 
 GRACE_S = 2.0
@@ -80,6 +81,8 @@ class Parent:
             instance.seats, instance.options.workers, leave_s=instance.options.drain_timeout_s + LEAVE_GRACE_S
         )
         self._pids: dict[int, int] = {}  # pid -> seat
+        self._hung: set[int] = set()  # pids that it killed because they did not end by themselves
+        self._suspects = Suspects(instance.deadly)
         self._said: dict[int, str] = {}  # pid -> why it cannot go on
         self._pending: Counter[int] = Counter()
         self._deadline: float | None = None  # of the workers' end; None while nobody told us to stop
@@ -119,6 +122,7 @@ class Parent:
 
     def _obey(self) -> None:
         now = time.monotonic()
+        self._suspects.look(now)
         for action in self._policy.decide(now, self._instance.lanes.ages(now)):
             self._act(action)
 
@@ -134,6 +138,7 @@ class Parent:
                 self._signal(seat, signal.SIGABRT)
             case Kill(seat, reason):
                 log.error("child killed", child=seat_name(seat), reason=reason)
+                self._hung.update(pid for pid, taken in self._pids.items() if taken == seat)
                 self._signal(seat, signal.SIGKILL)
             case Halt():
                 self._halt = action
@@ -228,6 +233,7 @@ class Parent:
                 self._gone(seat, pid, os.waitstatus_to_exitcode(status))
 
     def _gone(self, seat: int, pid: int, code: int) -> None:
+        served = self._instance.lanes.serving(seat)  # else its lane is its predecessor's still
         self._instance.lanes.set_serving(seat, False)
         said = self._said.pop(pid, "")
         self._policy.exited(seat, code, time.monotonic(), said)
@@ -236,6 +242,20 @@ class Parent:
         else:
             why = {"said": said} if said else {}
             log.error("child ended", child=seat_name(seat), child_pid=pid, ending=ending(code), **why)
+        hung = pid in self._hung
+        self._hung.discard(pid)
+        if served and (hung or crashed(code)):
+            self._suspect(seat)
+
+    def _suspect(self, seat: int) -> None:
+        """What the child was deciding may have ended it."""
+        deciding = self._instance.lanes.scalars(DECIDING)[seat]
+        if deciding and self._suspects.ended(deciding, time.monotonic()):
+            log.error(
+                "a request has ended two workers: whoever sends it again gets 400",
+                fingerprint=f"{deciding & (1 << 64) - 1:016x}",
+                for_s=LISTED_S,
+            )
 
     def _end_stopped(self) -> int:
         """Workers drain until the deadline, then the supervisor leaves."""

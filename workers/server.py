@@ -101,6 +101,7 @@ class ExtProcStream:
         "_decision",
         "_error",
         "_exchange",
+        "_fingerprint",
         "_headers",
         "_others",
         "_parser",
@@ -136,6 +137,7 @@ class ExtProcStream:
         self._asks = False  # headers ask for something
         self._pieces: list[tuple[bytes, int, int, int, int]] = []  # message, HttpBody's span, its bytes' span
         self._body_bytes = 0
+        self._fingerprint = 0  # of the body, see `workers.query_of_death`
         self._subset: Sequence[str] | None = None
         self._trailers = False
         self._request: Request | None = None
@@ -273,12 +275,16 @@ class ExtProcStream:
     def _in_a_later_turn(self, act: Callable[[], None]) -> None:
         if self._state != DECIDING:
             return  # given up meanwhile
+        word = self._app.deciding.word
+        word[0] = self._fingerprint
         try:
             act()
         except Refused as refused:
             self._refuse(refused)
         except Exception as problem:  # nobody above would end the stream
             self._fail(problem)
+        finally:
+            word[0] = 0
 
     def _start_deciding(self) -> None:
         app = self._app
@@ -309,6 +315,7 @@ class ExtProcStream:
             self._parser, place = app.parser(path)
             parse = pipeline.parses[place]
             body = self._body()
+            self._fingerprint = app.deciding.begin(body)
             if headers.mentions(ENCODED) and self._parser.paths:  # what goes on stays as it came
                 packed = body_slices(body, headers.get(CONTENT_ENCODING) or "", app.body_bytes_max)
                 if packed is not None:
@@ -317,6 +324,8 @@ class ExtProcStream:
             self._read_body(request, pipeline, self._parser, parse, body)
         except Refused as refused:
             self._refuse(refused)
+        finally:
+            app.deciding.word[0] = 0
 
     def _unpack(self, packed: Unpacking, read: Callable[[bytes], None]) -> None:
         """One step; others have their turn before the next one. Then the whole is read. Raises Refused."""
@@ -348,7 +357,7 @@ class ExtProcStream:
             if request.priority < 0 and app.shedding is not None:
                 app.shedding.check(request)
             self._coroutine = decide(pipeline, request, app.pool)
-        self._step(None)
+        self._step()
 
     def _bound(self) -> Pipeline:
         """What decides the request: the worker's pipeline of this moment, which is the stream's from now on."""
@@ -376,7 +385,10 @@ class ExtProcStream:
             self._pieces[:] = [(message, 0, len(message), begin, begin + len(renamed))]
             self._body_bytes = len(renamed)
 
-    def _step(self, _future: object) -> None:
+    def _resume(self, _future: object) -> None:
+        self._in_a_later_turn(self._step)
+
+    def _step(self) -> None:
         """Runs the decision until it ends or waits for a future, whose callback steps again."""
         coroutine = self._coroutine
         if coroutine is None:
@@ -395,7 +407,7 @@ class ExtProcStream:
             self._fail(problem)
             return
         else:
-            waiting.add_done_callback(self._step)
+            waiting.add_done_callback(self._resume)
             return
         try:  # a callback of a future comes here too: nobody above would end the stream
             self._decided(decision)

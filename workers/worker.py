@@ -62,6 +62,7 @@ from workers.objectives import ObjectivesView, Priorities, static_bands
 from workers.patience import Patience
 from workers.peer_faults import SLOW_BODY, PeerFaults
 from workers.pool import SharedPool
+from workers.query_of_death import DECIDING, Deciding
 from workers.request_metrics import RequestMetrics
 from workers.rewrites import RewritesView, follow
 from workers.scrape import fresh_for
@@ -244,6 +245,11 @@ class Worker:
             on_fault=self._on_fault,
             emit_scores=instance.options.emit_endpoint_scores,
             recent=recent,
+            deciding=Deciding(
+                self.lane.scalars[(at := self.lane.schema.scalar[DECIDING]) : at + 1],
+                instance.deadly,
+                partial(self.lane.add, self.lane.schema.counter["deadly_requests_total"]),
+            ),
             tracer=self._tracer(pipeline, timers, rng),
             comparison=Comparison(match, self._series(PREDICTION)) if (match := match_name(pipeline.recipe)) else None,
             agreements=Agreements(self._series(SHADOWS)) if pipeline.shadows else None,

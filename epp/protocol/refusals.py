@@ -70,6 +70,11 @@ RULES: Mapping[Cause, _Rule] = {
         "flow controller shutting down: {}: flow controller is not running",
         "rejected-shutting-down",
     ),
+    Cause.DEADLY: _Rule(
+        400,
+        "BadRequest",
+        "two processes of the endpoint picker ended while they read this request: it is refused for {} seconds",
+    ),
     Cause.INTERNAL: _Rule(500, "Internal", "{}"),
 }
 

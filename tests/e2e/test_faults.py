@@ -70,6 +70,49 @@ def test_a_client_that_leaves_in_the_answer_leaves_nothing_in_flight(gateway: Ga
     assert eventually(lambda: sum(stats["running"] for stats in gateway.fleet.stats()) == 0)
 
 
+ABORTS = """
+import os
+
+from epp.plugin import Scorer, plugin
+
+
+@plugin("aborts-on-sight")
+class Aborts(Scorer):
+    \"\"\"A plugin that takes its process with it.\"\"\"
+
+    def score(self, request, candidates, profile):
+        if "deadly" in request.headers.get("x-test", ""):
+            os.abort()
+"""
+ABORTING = """
+apiVersion: llm-d.ai/v1alpha1
+kind: EndpointPickerConfig
+plugins:
+- type: aborts-on-sight
+- type: file-discovery
+  parameters: {path: FILE}
+dataLayer: {discovery: {pluginRef: file-discovery}}
+"""
+
+
+def test_a_request_that_kills_its_worker_kills_two_and_is_then_refused() -> None:
+    with Cluster() as cluster:
+        folder = cluster.directory / "plugins"
+        folder.mkdir()
+        (folder / "aborts.py").write_text(ABORTS)
+        fleet = cluster.fleet(1)
+        picker = cluster.picker(
+            fleet.file, f"--plugin-path={folder}", workers=2, config_text=ABORTING.replace("FILE", str(fleet.file))
+        )
+        port = cluster.envoy(picker)
+        deadly = completion("the same for everybody who tries again", max_tokens=1)
+        answers = [ask(port, COMPLETIONS, deadly, {"x-test": "deadly"}).status for _ in range(100)]
+        assert picker.child.text().count("child ended") == 2
+        assert answers[-90:] == [400] * 90
+        assert picker.counter("deadly_requests_total") >= 90
+        assert ask(port, COMPLETIONS, completion("another", max_tokens=1)).status == 200
+
+
 @dataclass
 class Load:
     """What closed-loop clients saw: (sent at, status, server)."""

@@ -2,9 +2,9 @@
 
     python -m tests.faults.fake_picker RUN_DIR INSTANCE WORKERS MODE [PORT]
 
-MODE changes the workers: `normal`, `cannot-start`, `dies-booting`, `ignores-term`, `slow-drain`; or the parent: `slow-start`,
-`refused-fork` (two forks after the first three children fail). SIGUSR1 makes a worker hang, SIGUSR2 recycle: it says that it leaves,
-and ends a little later. The file `cannot-start` in RUN_DIR keeps workers from starting.
+MODE changes the workers: `normal`, `deciding` (of one request, always), `cannot-start`, `dies-booting`, `ignores-term`, `slow-drain`;
+or the parent: `slow-start`, `refused-fork` (two forks after the first three children fail). SIGUSR1 makes a worker hang, SIGUSR2
+recycle: it says that it leaves, and ends a little later. The file `cannot-start` in RUN_DIR keeps workers from starting.
 """
 
 import os
@@ -24,8 +24,10 @@ from workers import log, parent
 from workers.cli.options import Options
 from workers.exit_codes import ExitCode
 from workers.instance import Instance, StartError
+from workers.query_of_death import DECIDING
 
 TURN_S = 0.02
+SUSPECT = 0x5EED
 
 
 def supervisor(instance: Instance) -> int:
@@ -58,6 +60,8 @@ def worker(mode: str):
         recycle: list[int] = []
         signal.signal(signal.SIGUSR2, lambda number, _: recycle.append(number))
         lane.counters[0] += 1
+        if mode == "deciding":
+            lane.scalars[lane.schema.scalar[DECIDING]] = SUSPECT
         instance.ready(index + 1)
         poll = select.poll()
         poll.register(instance.life_reader, select.POLLIN)

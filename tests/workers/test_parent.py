@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 PATIENCE_S = 20.0
+LISTED = "a request has ended two workers: whoever sends it again gets 400"
 
 
 def until(happened: Callable[[], Any], what: str) -> Any:
@@ -200,6 +201,28 @@ def test_a_stopped_worker_is_killed_although_it_cannot_abort(start: Callable[...
     until(lambda: len(picker.pids("worker 0")) == 2, "a successor")
     assert picker.events("child killed")
     assert picker.stop() == 0
+
+
+def test_a_request_that_ends_two_workers_is_listed_once(start: Callable[..., Picker]) -> None:
+    picker = start(mode="deciding", workers=1).up(2)
+    for ended in (1, 2, 3):
+        assert len(picker.events(LISTED)) == max(0, ended - 2)
+        os.kill(picker.pids("worker 0")[-1], signal.SIGSEGV)
+        until(lambda ended=ended: len(picker.pids("worker 0")) == ended + 1, "a successor")
+    (first, second) = picker.events(LISTED)
+    assert first["fingerprint"] == second["fingerprint"] == "0000000000005eed"
+
+
+def test_a_request_that_hangs_is_a_suspect_and_one_at_hand_when_somebody_kills_the_worker_is_not(
+    start: Callable[..., Picker],
+) -> None:
+    picker = start(mode="deciding", workers=1).up(2)
+    ways = (signal.SIGKILL, signal.SIGKILL, signal.SIGSTOP, signal.SIGUSR1)
+    for number, way in enumerate(ways, 2):
+        assert not picker.events(LISTED)
+        os.kill(picker.pids("worker 0")[-1], way)
+        until(lambda number=number: len(picker.pids("worker 0")) == number, "a successor")
+    assert picker.events(LISTED)
 
 
 def test_when_the_parent_is_killed_its_children_end_and_remove_the_names(start: Callable[..., Picker]) -> None:
