@@ -35,7 +35,7 @@ SETTLE_S = (
     HOLD_MAX_S + 0.1
 )  # a stream that is held notices its loss when it wakes: it belongs to this kill, not to the next
 PAUSE_EVERY = 10
-QUIET_S = 5.0
+QUIET_S = 20.0
 END_S = 30.0
 
 
