@@ -150,6 +150,8 @@ BODIES: Mapping[str, Body] = {
     "chat, model is a list": Body(CHAT, lambda n: b'{"messages":[%b],"model":[%b]}' % (ITEM.encode(), listed("[]", n).encode())),
     "chat, image is an object": Body(CHAT, lambda n: chat(said('[{"type":"image_url","image_url":{"x":[' + listed("[]", n) + "]}}]"))),
     "chat, unknown part with a mark": Body(CHAT, lambda n: chat(said('[{"type":"x","cache_control":{},"y":[' + listed("[]", n) + "]}]"))),
+    "chat, image is numbers": Body(CHAT, lambda n: chat(said('[{"type":"image_url","image_url":{"x":[' + listed("1", n) + "]}}]"))),
+    "chat, unknown part of texts": Body(CHAT, lambda n: chat(said('[{"type":"x","cache_control":{},"y":[' + listed('""', n) + "]}]"))),
     "anthropic, system": Body("/v1/messages", lambda n: chat(said('"hi"'), f'"max_tokens":1,"system":[{BILLED},' + listed("{}", n) + "],")),
     "anthropic, parts": Body("/v1/messages", lambda n: parts('{"type":"text","text":"some words"}', n)),
     "anthropic, tool results": Body("/v1/messages", lambda n: parts(RESULT, n)),

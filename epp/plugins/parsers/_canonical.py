@@ -16,8 +16,9 @@ are no conversation are the string's inside; token ids are 32-bit words in littl
 Nothing here refuses: the parser has accepted the body, and what has an unexpected shape counts as its JSON.
 
 The loop waits meanwhile, so what costs more than a look at each byte is bounded: a body with very many messages or parts counts as its
-JSON (`crowded`), of token ids the first IDS_MAX are read and the others stay text, and only so much is sorted and shortened. Where
-each bound falls depends on what stands before it alone, so prompts that begin alike stay alike.
+JSON (`crowded`), and so does a list of parts with very many values in them (`dense`), of token ids the first IDS_MAX are read and the
+others stay text, and only so much is sorted and shortened. Where each bound falls depends on what stands before it alone, so prompts that
+begin alike stay alike.
 """
 
 import re
@@ -55,6 +56,7 @@ ID_BYTES: Final = 12  # of one with its comma, and some blanks
 SORTED_BYTES: Final = 1 << 16  # of a prompt
 SHORTENED_BYTES: Final = 1 << 18  # of a prompt
 CUT_BYTES: Final = 4096  # how far before that a good place to cut a text is sought
+COMMA_EVERY: Final = 8  # bytes on average, or more, in what people and programs say
 SHORT_BYTES: Final = 16384  # below this a regular expression finds escapes faster than NumPy
 
 COMPACT: Final = b'[{"type":"text","text":"'
@@ -221,6 +223,14 @@ def texts(given: Sequence[Raw]) -> list[bytes]:
         shorten = Shortener()
         made = [bytes(inside(shorten(text))) for text in given]
     return made
+
+
+def dense(raw: Raw) -> bool:
+    """Whether a long JSON text is mostly commas and what little stands between them: as parts, each level of it is read again."""
+    text = memoryview(raw)
+    if len(text) <= SURE_BYTES:
+        return False
+    return int(np.count_nonzero(np.frombuffer(text, np.uint8) == COMMA)) * COMMA_EVERY > len(text)
 
 
 def many_texts(raw: Raw) -> bytes | None:
@@ -424,7 +434,7 @@ class _Composer:
         kind = first(raw)
         if kind == QUOTE:
             self.pieces.append(self._text(raw))
-        elif kind == BRACKET and depth <= DEPTH_MAX:
+        elif kind == BRACKET and depth <= DEPTH_MAX and not dense(raw):
             try:
                 parts = _parts_decoder.decode(raw)
             except UNREADABLE:

@@ -6,7 +6,15 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from epp.plugins.parsers._canonical import IDS_MAX, OBJECTS_MAX, SHORTENED_BYTES, SORTED_BYTES, TEXTS_MAX, crowded
+from epp.plugins.parsers._canonical import (
+    IDS_MAX,
+    OBJECTS_MAX,
+    SHORTENED_BYTES,
+    SORTED_BYTES,
+    SURE_BYTES,
+    TEXTS_MAX,
+    crowded,
+)
 from epp.plugins.parsers.anthropic import Anthropic
 from epp.plugins.parsers.openai import OpenAI
 from epp.plugins.parsers.sglang_http import SglangHttp
@@ -136,3 +144,19 @@ def test_only_so_much_is_sorted() -> None:
     members = {f"key{n}": n for n in range(SORTED_BYTES)}
     body = chat([{"role": "user", "content": dict(reversed(members.items()))}])
     assert json.dumps(dict(reversed(members.items()))).encode() in canonical(body)
+
+
+@pytest.mark.parametrize("value", ["[]", "1", '""'])
+def test_a_part_with_very_many_values_counts_as_its_json_and_keeps_what_is_before_it(value: str) -> None:
+    def body(values: int, more: str = "") -> bytes:
+        image = '{"type":"image_url","image_url":{"x":[' + ",".join([value] * values) + "]}}"
+        return chat([{"role": "user", "content": "hi"}]).replace(b"}]}", b'},{"role":"user","content":[%b%b]}]}') % (
+            image.encode(),
+            more.encode(),
+        )
+
+    many, few = canonical(body(SURE_BYTES)), canonical(body(2))
+    assert many.endswith(b",".join([value.encode()] * 9) + b"]}}]")
+    assert not few.endswith(b"]")
+    assert many[: many.index(b"[")] == few[: many.index(b"[")]
+    assert canonical(body(SURE_BYTES, ',{"type":"text","text":"x"}')).startswith(many[:-1])
