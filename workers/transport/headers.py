@@ -30,6 +30,11 @@ STATUS_TEXT_MAX = 1024
 
 _STATIC: tuple[Field | None, ...] = (None, *((n, v) for n, v in HeaderTable.STATIC_TABLE))
 _DYNAMIC = len(_STATIC)  # the first index of the dynamic table: its newest entry
+_INDEXED = 0x80  # from here on a byte is a whole field of a table
+_NEWEST = _INDEXED | _DYNAMIC  # the newest entry of the dynamic table
+_NEWEST_NAMES = 0x40 | _DYNAMIC  # a field for the table, with that entry's name
+_ONE_BYTE = 0xFE  # below this an index fits its byte, and so does the next one
+_ONE_MORE = bytes(code + (_NEWEST <= code < _ONE_BYTE) for code in range(256))
 _NAME = re.compile(rb":?[!#$%&'*+\-.^_`|~0-9a-z]+")
 _GRPC_TYPE = re.compile(rb"application/grpc(?:[+;]|$)")
 _TIMEOUT = re.compile(rb"\d{1,8}[HMSmun]")
@@ -85,13 +90,20 @@ class HeaderDecoder:
         self._kinds = FieldKinds()
         self._changed = False
         self._last: tuple[list[Field], RequestHead] = ([], RequestHead())
+        self._expected = (
+            b""  # how the next block begins if it repeats the last one but for its timeout; empty: nobody knows
+        )
+        self._deepest = 0  # of the entries of the table that it names, newest first
 
     def request(self, block: bytes) -> RequestHead:
         head = self._remembered.get(block)
         if head is None:
+            head = self._moved(block)
+        if head is None:
             fields = self.fields(block)
             head = self._like_the_last(fields) or request_head(fields, self._kinds)
             self._last = (fields, head)
+            self._expect(block, fields, head)
             if self._changed:
                 self._remembered.clear()
             elif len(block) <= REMEMBERED_BYTES:
@@ -110,6 +122,44 @@ class HeaderDecoder:
             return None
         return head.again(fields[-1])
 
+    def _expect(self, block: bytes, fields: list[Field], head: RequestHead) -> None:
+        """Arms `_moved`: each field but the timeout is one byte, an entry of a table, and the timeout's name is the newest entry's."""
+        count = len(fields) - 1
+        if (
+            head.timeout is not None
+            and not head.problem
+            and fields[-1][0] == b"grpc-timeout"
+            and block[count] == _NEWEST_NAMES
+            and min(block[:count], default=0) >= _INDEXED
+        ):
+            self._follow(block[:count])
+
+    def _follow(self, before: bytes) -> None:
+        """The timeout behind these bytes has become the newest entry of the table: the others are named by one more."""
+        deepest = max(before)
+        if deepest < _ONE_BYTE:
+            self._expected = before.translate(_ONE_MORE) + bytes((_NEWEST_NAMES,))
+            self._deepest = deepest + 1 - _NEWEST
+
+    def _moved(self, block: bytes) -> RequestHead | None:
+        """What comes after a block of a gRPC library mostly repeats it but for the timeout, which moves all entries of the table by one
+        place: 2 us instead of 5."""
+        expected = self._expected
+        if not expected or not block.startswith(expected) or self._deepest >= len(self._table):
+            return None
+        try:
+            value, end = _string(block, len(expected))
+        except IndexError:
+            return None
+        if end != len(block) or not _TIMEOUT.fullmatch(value):
+            return None
+        field = (b"grpc-timeout", value)
+        self._expected = b""
+        self._remembered.clear()
+        self._add(field)
+        self._follow(expected[:-1])
+        return self._last[1].again(field)
+
     def bad_trailers(self, block: bytes) -> bool:
         """Decode and drop the trailers of a peer; True: they are malformed."""
         fields = self.fields(block)
@@ -120,6 +170,7 @@ class HeaderDecoder:
     def fields(self, block: bytes) -> list[Field]:
         """Decode one whole block. One long function because each call costs as much as a field."""
         self._changed = False
+        self._expected = b""
         table = self._table
         fields: list[Field] = []
         at, size, total = 0, len(block), 0

@@ -164,3 +164,69 @@ def test_a_request_that_differs_from_the_one_before_in_its_timeout_alone_says_wh
         head = decoder.request(encoder.encode(headers))
         alone = request_head(as_bytes(headers), FieldKinds())
         assert all(getattr(head, name) == getattr(alone, name) for name in head.__slots__)
+
+
+@settings(max_examples=60)
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["plain", "timeout", "more", "trailers", "smaller", "again"]), st.integers(1, 10**8 - 1)
+        ),
+        max_size=200,
+    )
+)
+def test_requests_that_repeat_each_other_but_for_the_timeout_are_read_as_any_others(blocks):
+    encoder, decoder = hpack.Encoder(), HeaderDecoder(Limits())
+    known = [*GRPC, ("user-agent", "grpc-go/1.76.0"), ("te", "trailers")]
+    for kind, number in blocks:
+        if kind == "trailers":
+            decoder.bad_trailers(encoder.encode([("x-checksum", str(number))]))
+            continue
+        if kind == "smaller":
+            encoder.header_table_size = (512, 4096)[number & 1]
+        headers = [*known, *([("x-more", str(number))] if kind == "more" else [])]
+        if kind != "plain":
+            headers.append(("grpc-timeout", f"{5 if kind == 'again' else number}u"))
+        head, alone = decoder.request(encoder.encode(headers)), request_head(as_bytes(headers), FieldKinds())
+        assert all(getattr(head, name) == getattr(alone, name) for name in head.__slots__)
+
+
+def test_most_of_them_are_not_decoded_field_by_field(monkeypatch):
+    encoder, decoder = hpack.Encoder(), HeaderDecoder(Limits())
+    decoded = []
+    whole = decoder.fields
+    monkeypatch.setattr(decoder, "fields", lambda block: decoded.append(block) or whole(block))
+    for number in range(1000):
+        decoder.request(encoder.encode([*GRPC, ("grpc-timeout", f"{59_000_000 + number}u")]))
+    assert len(decoded) < 400
+
+
+def test_a_block_that_names_an_entry_that_has_left_the_table_is_broken():
+    encoder, decoder = hpack.Encoder(), HeaderDecoder(Limits())
+    for number in range(3):
+        decoder.request(encoder.encode([*GRPC, ("grpc-timeout", f"{59_000_000 + number}u")]))
+    block = encoder.encode([*GRPC, ("grpc-timeout", "1u")])
+    decoder._table[:] = decoder._table[-1:]
+    with pytest.raises(BrokenBlock):
+        decoder.request(block)
+
+
+@pytest.mark.parametrize(
+    "end", [b"", b"\x85", b"\xff\xff\xff\xff\x7f", b"\x04\x31\x75", b"\x01\x31", b"\x02\x31\x75\x82"]
+)
+def test_a_timeout_that_is_cut_or_followed_by_more_is_read_as_it_would_be_alone(end):
+    encoder, decoder, other = hpack.Encoder(), HeaderDecoder(Limits()), HeaderDecoder(Limits())
+    for number in range(3):
+        block = encoder.encode([*GRPC, ("grpc-timeout", f"{59_000_000 + number}u")])
+        decoder.request(block)
+        other.request(block)
+    block = decoder._expected + end
+    other._expected = b""
+    results = []
+    for each in (decoder, other):
+        try:
+            head = each.request(block)
+            results.append([getattr(head, name) for name in head.__slots__])
+        except BrokenBlock as error:
+            results.append([str(error)])
+    assert results[0] == results[1]
