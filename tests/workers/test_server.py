@@ -288,6 +288,15 @@ def test_pieces_of_a_body_count_as_held_until_it_is_routed() -> None:
     assert envoy.stream.held == 0
 
 
+def test_a_body_of_one_piece_that_trailers_end_is_held_no_longer_than_others() -> None:
+    envoy = pair().open()
+    envoy.headers()
+    envoy.body(BODY, last=False)
+    assert envoy.stream.held == len(BODY)
+    envoy.trailers()
+    assert envoy.stream.held == 0
+
+
 def test_a_body_of_one_piece_is_not_counted() -> None:
     envoy = pair().open()
     envoy.headers()
