@@ -22,6 +22,7 @@ from epp.plugins.scorers.queue_depth import QueueDepth
 from epp.request import Request
 from tests.fakes import FakePool, FakeServices, candidates
 from tests.pair import Pair, bodies, set_headers
+from workers.server import SMALL_PIECE, SMALL_PIECES_MAX
 
 BODY = b'{"model":"m", "prompt":"hello",  "max_tokens":3}'
 USAGE = b'{"id":"1","usage":{"prompt_tokens":9,"completion_tokens":4,"prompt_tokens_details":{"cached_tokens":5}}}'
@@ -118,6 +119,21 @@ def test_a_body_of_any_chunking_passes_byte_for_byte(cuts: list[int], size: int)
         answers = envoy.body(body[a:b], last=b == len(body) and b is borders[-1])
     assert bodies(answers[1:])[0] == body
     assert bodies(answers[1:])[1][-1] is True and not any(bodies(answers[1:])[1][:-1])
+
+
+@pytest.mark.parametrize("large", [None, 100, 2000, 2999])
+def test_very_many_small_pieces_become_few_and_pass_byte_for_byte(large: int | None) -> None:
+    pieces = [bytes([byte]) for byte in b'{"model":"m","prompt":"' + b"p" * 3000 + b'"}']
+    if large is not None:
+        pieces[large] = b"P" * SMALL_PIECE
+    envoy = pair().open()
+    envoy.headers()
+    for piece in pieces[:-1]:
+        assert envoy.body(piece, last=False) == []
+    answers = envoy.body(pieces[-1])[1:]
+    assert bodies(answers)[0] == b"".join(pieces)
+    assert bodies(answers)[1] == [False] * (len(answers) - 1) + [True]
+    assert len(answers) < 2 * SMALL_PIECES_MAX
 
 
 def test_request_trailers_end_a_body() -> None:
