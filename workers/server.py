@@ -78,6 +78,7 @@ NO_HEADERS: Final = codec.Headers(b"", 0, 0)
 LONG_BODY: Final = 1 << 20  # bytes; from here on, what is done for a body is spread over turns of the loop
 SMALL_PIECE: Final = 1024  # bytes of a message; each costs 2 us once more when the body is whole, however small it is
 SMALL_PIECES_MAX: Final = 1024  # one behind the other; so many become one
+BESIDES_MAX: Final = 1 << 20  # bytes of a message besides a body's: headers and metadata; gateways send some KiB
 SHORTEST_ENVELOPE: Final = 6  # tag and length of a message that holds its payload alone take 2 to 6 bytes
 INVALID_ARGUMENT: Final = 3
 INTERNAL: Final = 13
@@ -204,6 +205,8 @@ class ExtProcStream:
                 if state == AWAIT_BODY:
                     self._on_request_body(message, start, end)
             else:
+                if len(message) > BESIDES_MAX:
+                    raise _too_much_besides()
                 self._state = following
                 _ON[kind](self, message, start, end, state)
         except ProtocolViolation as problem:
@@ -237,6 +240,9 @@ class ExtProcStream:
 
     def _on_request_body(self, message: bytes, start: int, end: int) -> None:
         begin, stop, last = codec.body(message, start, end)
+        size = len(message)
+        if size - (stop - begin) > BESIDES_MAX:
+            raise _too_much_besides()
         self._body_bytes += stop - begin
         if self._body_bytes > self._app.body_bytes_max:
             self._pieces.clear()
@@ -244,10 +250,10 @@ class ExtProcStream:
             return
         self._pieces.append((message, start, end, begin, stop))
         if not last:
-            self._small = self._small + 1 if len(message) < SMALL_PIECE else 0
+            self._small = self._small + 1 if size < SMALL_PIECE else 0
             if self._small == SMALL_PIECES_MAX:
                 self._join_small()
-            if not self._stream.hold(stop - begin):
+            if not self._stream.hold(size):  # the whole message is kept
                 self._refuse(Refused(Cause.BODIES_HELD))
         else:
             self._state = DECIDING
@@ -804,6 +810,10 @@ class ExtProcStream:
 
 def _joined(pieces: Sequence[Piece]) -> bytes:
     return b"".join([memoryview(message)[begin:stop] for message, _, _, begin, stop in pieces])
+
+
+def _too_much_besides() -> ProtocolViolation:
+    return ProtocolViolation(f"malformed message: more than {BESIDES_MAX} bytes besides a body's")
 
 
 _ON: Final[dict[int, Callable[[ExtProcStream, bytes, int, int, int], None]]] = {

@@ -11,7 +11,7 @@ from epp.protocol.codec import field
 from epp.request import Request
 from tests.pair import bodies
 from tests.workers.test_server import BODY, USAGE, Future, Waits, pair
-from workers.server import LONG_BODY
+from workers.server import BESIDES_MAX, LONG_BODY
 
 INVALID_ARGUMENT = 3
 PATH = field(1, field(1, b":path") + field(3, b"/v1/completions"))
@@ -159,6 +159,28 @@ def test_very_many_fields_or_headers_end_the_stream(message: bytes, problem: str
     assert envoy.stream.ended is not None
     assert envoy.stream.ended[0] == INVALID_ARGUMENT
     assert problem in envoy.stream.ended[1]
+
+
+@pytest.mark.parametrize("kind", [2, 3, 4])
+def test_a_message_with_much_beside_a_body_ends_the_stream(kind: int) -> None:
+    envoy = pair().open()
+    if kind != 2:
+        envoy.headers()
+    if kind == 3:
+        envoy.body(BODY)
+    envoy.handler.message(field(kind, b"") + field(99, bytes(BESIDES_MAX)))
+    assert envoy.stream.ended == (
+        INVALID_ARGUMENT,
+        f"malformed message: more than {BESIDES_MAX} bytes besides a body's",
+    )
+
+
+def test_what_stands_beside_a_piece_of_a_body_counts_as_held_too() -> None:
+    envoy = pair().open()
+    envoy.headers()
+    message = field(4, field(1, b"{")) + field(99, bytes(1000))
+    envoy.handler.message(message)
+    assert envoy.stream.held == len(message)
 
 
 def test_as_many_headers_as_a_gateway_may_let_through_are_read() -> None:
