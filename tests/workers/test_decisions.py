@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import tracemalloc
 from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any
@@ -97,6 +98,23 @@ def test_refusals_are_remembered_with_their_cause() -> None:
     site.answer(0, 1)
     (refused,) = site.asking.read()
     assert refused.refused.startswith("invalid-body") and refused.targets == []
+
+
+@pytest.mark.parametrize("wrong", ["no endpoint", "no model", "no JSON"])
+def test_a_refused_request_is_remembered_without_its_body(wrong: str) -> None:
+    site = Site()
+    end = {"no endpoint": b'","model":"m"}', "no model": b'"}', "no JSON": b""}[wrong]
+    tracemalloc.start()
+    try:
+        envoy = site.pairs[0].open()
+        envoy.headers()
+        (answer,) = envoy.body(b'{"prompt":"' + b"p" * 1_000_000 + end, subset=[])
+        assert answer.immediate_response.status.code >= 400
+        del envoy
+        assert len(site.pairs[0].app.recent.kept) == 1
+        assert tracemalloc.get_traced_memory()[0] < 100_000
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_worker_that_does_not_serve_is_not_waited_for() -> None:
