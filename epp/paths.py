@@ -20,18 +20,20 @@ class Parsers:
             key=lambda entry: len(entry[0]),
             reverse=True,
         )
+        self._reach = 1 + max((len(suffix) for suffix, _ in self._suffixes), default=0)  # with a slash behind it
         self._fallback = next((p for p in parsers if not p[0].paths), None)
         self._known: dict[str, tuple[Parser, int]] = {}
 
     def find(self, path: str) -> tuple[Parser, int]:
         """`path` has no query string. Raises Refused."""
-        found = self._known.get(path)
+        end = path[-self._reach :]  # no more is remembered: paths may be long
+        found = self._known.get(end)
         if found is None:
-            trimmed = path.removesuffix("/")
+            trimmed = end.removesuffix("/")
             found = next((p for suffix, p in self._suffixes if trimmed.endswith(suffix)), self._fallback)
             if found is None:
                 raise Refused(Cause.NO_PARSER, path)
             if len(self._known) >= KNOWN_MAX:  # paths come from clients: bounded
                 self._known.clear()
-            self._known[path] = found
+            self._known[end] = found
         return found

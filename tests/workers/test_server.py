@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import tracemalloc
 from collections.abc import Generator
 from typing import Any
 
@@ -480,6 +481,24 @@ def test_any_path_goes_to_the_parser_with_the_longest_suffix_and_else_to_the_fal
         path: app.parser(path)[0].type_name for path in ("/v1/chat/completions/", "/p/v1/completions", "/whatever")
     }
     assert list(types.values()) == ["openai-parser", "openai-parser", "passthrough-parser"]
+
+
+def test_very_long_paths_are_found_by_their_ends_and_not_remembered() -> None:
+    p = pair()
+    tracemalloc.start()
+    try:
+        for number in range(100):
+            path = f"/{number}{'/p' * 25_000}/v1/chat/completions/"
+            assert p.app.parser(path)[0].type_name == "openai-parser"
+            envoy = p.open()
+            envoy.headers(path)
+            (answer, _) = envoy.body(b'{"model":"m","messages":[{"content":"hello"}]}')
+            assert answer.WhichOneof("response") == "request_headers"
+            del envoy
+        p.recent.kept.clear()
+        assert tracemalloc.get_traced_memory()[0] < 1_000_000
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_passthrough_body_may_be_anything() -> None:

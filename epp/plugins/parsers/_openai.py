@@ -11,6 +11,7 @@ from typing import Annotated, Any, Final, TypeAlias, TypeVar
 import msgspec
 
 from epp.errors import Cause, Refused
+from epp.model_rewrite import MODEL_CHARS_MAX
 from epp.plugins.parsers import _canonical, _parts
 from epp.plugins.parsers._canonical import BRACKET, EMPTY, QUOTE, Message, Raw, first, present
 from epp.request import Parts, Prompt, Request
@@ -101,9 +102,12 @@ def whole(*candidates: Any) -> int | None:
 
 
 def named(request: Request, model: Any) -> None:
-    """The model that the body names; it must."""
+    """The model that the body names; it must. Names are kept when their request is gone, in metrics and caches."""
     if not isinstance(model, str) or not model:
         raise Refused(Cause.MODEL_MISSING)
+    if len(model) > MODEL_CHARS_MAX:
+        problem = f"invalid request body: a model's name has at most {MODEL_CHARS_MAX} characters"
+        raise Refused(Cause.INVALID_BODY, problem)
     request.model = request.target_model = model
 
 
@@ -221,16 +225,17 @@ API: Final[dict[str, Api]] = {
 }
 _crowd_decoder: Final[msgspec.json.Decoder[Any]] = msgspec.json.Decoder(_Crowd)
 _LONGEST_FIRST: Final = sorted(API, key=len, reverse=True)
+_REACH: Final = len(_LONGEST_FIRST[0])
+
+
+def api_of(path: str) -> Api:
+    """By the longest suffix; an unknown path is one of completions."""
+    return _api_of(path.rstrip("/")[-_REACH:])  # no more is remembered: paths come from clients, and may be long
 
 
 @functools.lru_cache(maxsize=1024)
-def api_of(path: str) -> Api:
-    """By the longest suffix; an unknown path is one of completions."""
-    path = path.rstrip("/")
-    for suffix in _LONGEST_FIRST:
-        if path.endswith(suffix):
-            return API[suffix]
-    return API["completions"]
+def _api_of(end: str) -> Api:
+    return next((API[suffix] for suffix in _LONGEST_FIRST if end.endswith(suffix)), API["completions"])
 
 
 def read(request: Request, api: Api, body: bytes | memoryview) -> Any:

@@ -52,8 +52,8 @@ class VertexAi(Parser):
             model = _openai.read(request, _openai.api_of(api), data)
         except Refused as refused:
             raise Refused(refused.cause, f"parsing {name}: {refused.detail}") from None
-        if isinstance(model, str):
-            request.model = request.target_model = model
+        if isinstance(model, str) and model:
+            _openai.named(request, model)
 
 
 def _data(message: bytes | memoryview, field: int) -> bytes | memoryview | None:

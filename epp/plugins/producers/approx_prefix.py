@@ -32,6 +32,7 @@ BLOCK_TOKENS_MAX = 1 << 20  # beyond that no prompt has a whole one
 BLOCK_TOKENS_DEFAULT = 16  # the field's; stands for the least
 LRU_CAPACITY = 31250
 ROOTS_MAX = 4096
+SALT_CHARS_MAX = 256  # of one that is remembered with its root
 PROMPTS_MAX = 64  # of one request
 PROMPT_BYTES_MAX = 8 << 20  # two million tokens: no server caches more of one prompt
 REFRESH_EVERY = 8
@@ -222,9 +223,11 @@ class ApproximatePrefix(CutsPrompts, DataProducer, PreRequest, ResponseComplete)
 
     def _root(self, request: Request) -> int:
         key = (request.target_model, request.cache_salt)
+        if len(request.cache_salt) > SALT_CHARS_MAX:
+            return root(*key, self._secret)
         start = self._roots.get(key)
         if start is None:
-            if len(self._roots) >= ROOTS_MAX:  # names come from clients: bounded
+            if len(self._roots) >= ROOTS_MAX:  # names and salts come from clients: bounded
                 self._roots.clear()
             start = self._roots[key] = root(*key, self._secret)
         return start

@@ -1,5 +1,6 @@
 """Prefix affinity by what was sent: whose blocks are learned, and taken back when a server did not compute them."""
 
+import tracemalloc
 from collections.abc import Mapping
 
 import numpy as np
@@ -58,6 +59,21 @@ class World:
 
 def prompt(*letters: str) -> bytes:
     return b"".join(letter.encode() * BLOCK for letter in letters)
+
+
+def test_salts_keep_prompts_apart_and_long_ones_are_not_remembered() -> None:
+    world = World()
+    salts = [f"{n}{'s' * 50_000}" for n in range(20)]
+    for salt in ("", *salts[:10]):
+        world.send(request(prompt("a"), cache_salt=salt), 1)
+    assert [world.held_of(request(prompt("a"), cache_salt=salt)) for salt in salts] == [[0, 1, 0]] * 10 + [None] * 10
+    tracemalloc.start()
+    try:
+        for n in range(100):
+            world.held_of(request(prompt("a"), cache_salt=f"{n}{'t' * 50_000}"))
+        assert tracemalloc.get_traced_memory()[0] < 1_000_000
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize(("status", "kept"), [(200, True), (204, True), (302, True), (400, False), (503, False)])

@@ -10,6 +10,7 @@ import pytest
 from epp import registry
 from epp.assembly import DEFAULT_PARSERS
 from epp.errors import Cause, Refused
+from epp.model_rewrite import MODEL_CHARS_MAX
 from epp.plugin import NoParams, Parser
 from epp.plugins.parsers.anthropic import Anthropic
 from epp.plugins.parsers.openai import OpenAI
@@ -161,6 +162,20 @@ def test_who_forwards_by_the_models_name_needs_one(parser_path: tuple[type[Parse
     with pytest.raises(Refused) as refused:
         parsed(*parser_path, {"prompt": "x", "messages": HELLO, "token_ids": [1], "model": model})
     assert refused.value.cause is Cause.MODEL_MISSING
+
+
+@pytest.mark.parametrize(
+    ("parser", "path"),
+    [(OpenAI, "/v1/completions"), (Anthropic, MESSAGES), (VllmHttp, VLLM), (VertexAi, VERTEX + "ChatCompletions")],
+)
+def test_a_models_name_is_no_document(parser: type[Parser], path: str) -> None:
+    def body(model: str) -> Any:
+        said = {"prompt": "x", "messages": HELLO, "token_ids": [1], "model": model}
+        return vertex(said) if parser is VertexAi else said
+
+    assert len(parsed(parser, path, body("m" * MODEL_CHARS_MAX)).model) == MODEL_CHARS_MAX
+    text = refusal(parser, path, body("m" * (MODEL_CHARS_MAX + 1)))
+    assert text == f"invalid request body: a model's name has at most {MODEL_CHARS_MAX} characters"
 
 
 # Anthropic.
