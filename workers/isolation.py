@@ -18,6 +18,7 @@ from epp.pipeline import compile_pipeline
 from epp.plugin import Plugin
 from shm.series import SeriesWriter
 from workers.app import App
+from workers.log import told
 from workers.tracing import static_scorers, traced
 
 FAULTS, TIMES = range(len(ISOLATION.counters))
@@ -71,7 +72,7 @@ class Isolation:
             plugin=plugin.name,
             type=plugin.type_name,
             seconds=PAUSE_S,
-            last=repr(problem)[:200],
+            last=told(problem),
         )
         self._later(PAUSE_S, partial(self._return, plugin))
 

@@ -5,6 +5,8 @@ line that cannot be taken at once (a full pipe, a reader that sleeps) is dropped
 says how many were lost. One kind of event gets at most `LINES_PER_S`, so that a storm of one fault leaves room for others.
 
 A JSON line is always whole: when it would be too long, its longest values lose their middle, and it says so (`cut`).
+
+Logs outlive requests and are read by others: an exception that a request caused is logged by `told` and `stack`.
 """
 
 import contextlib
@@ -15,6 +17,7 @@ import socket
 import stat
 import sys
 import time
+import traceback
 from collections import Counter
 from collections.abc import Callable, MutableMapping
 from typing import Any
@@ -30,6 +33,8 @@ LINE_BYTES_MAX = 4096  # a pipe takes as much in one piece, or nothing
 LINES_PER_S = 50
 EVENTS_MAX = 256
 REPORT_EVERY_S = 10.0  # of what is reported rarely
+TOLD_CHARS_MAX = 256
+CITING = (KeyError, ValueError)  # exceptions whose words are what they choked on
 VALUE_CHARS = (2048, 1024, 512, 256, 128, 64)  # how long a value of a line that is too long may be, tried in turn
 LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
 
@@ -113,6 +118,26 @@ def _shortened(value: Any, longest: int, options: dict[str, Any]) -> Any:
         return value
     half = longest // 2
     return f"{text[:half]} ... {text[-half:]}"
+
+
+def words(problem: BaseException) -> str:
+    """What an exception says of itself, unless it is likely to repeat a prompt."""
+    return "" if isinstance(problem, CITING) else str(problem)[:TOLD_CHARS_MAX]
+
+
+def told(problem: BaseException) -> str:
+    """An exception on one line."""
+    said, name = words(problem), type(problem).__name__
+    return f"{name}: {said}" if said else name
+
+
+def stack(problem: BaseException | None) -> str:
+    """Where an exception came from, behind those that it came from."""
+    found: list[str] = []
+    while problem is not None:
+        found.append("".join(traceback.format_tb(problem.__traceback__)) + told(problem))
+        problem = problem.__cause__ or (None if problem.__suppress_context__ else problem.__context__)
+    return "\n\n".join(reversed(found))
 
 
 class Rarely:

@@ -17,6 +17,7 @@ from shm.lanes import Lane
 from shm.prefix_index import IndexReader
 from shm.series import SeriesWriter
 from workers.bus import BusWriter
+from workers.log import stack, told
 from workers.plugin_http import HttpClient
 from workers.plugin_work import Background, Work
 
@@ -141,7 +142,7 @@ class WorkerServices:
 
 def unheard(problem: BaseException) -> None:
     """Work that nobody awaits has failed."""
-    log.error("work of a plugin failed", error=repr(problem), exc_info=problem)
+    log.error("work of a plugin failed", error=told(problem), exception=stack(problem))
 
 
 # One form per number of arguments: a call with `*args` leaves the interpreter's loop and enters it anew, which costs as much as

@@ -38,6 +38,7 @@ from epp.pipeline import Pipeline, WiredProfile
 from epp.plugin import Plugin, Profile, Scorer
 from epp.protocol import codec
 from epp.request import Request
+from workers.log import words
 
 REQUEST: Final = "gateway.request"
 ORCHESTRATION: Final = "gateway.request_orchestration"
@@ -104,7 +105,7 @@ class Span:
     def fail(self, problem: BaseException) -> None:
         """Ends with an error, for this reason."""
         self.problem = type(problem).__name__
-        self.error = str(problem)[:VALUE_CHARS_MAX] or self.problem
+        self.error = words(problem)[:VALUE_CHARS_MAX] or self.problem
 
 
 class Tracer:

@@ -56,7 +56,7 @@ from workers.health import beside
 from workers.honesty import Comparison, match_name
 from workers.instance import LEAVING, LOADED, Instance
 from workers.isolation import Isolation
-from workers.log import Rarely
+from workers.log import Rarely, stack, told
 from workers.memory import LOOK_S, Leaving, Usage, Watch, cgroup_limit, share, trim
 from workers.objectives import ObjectivesView, Priorities, static_bands
 from workers.patience import Patience
@@ -483,7 +483,7 @@ class Worker:
             second, count = now, 0
         self._faults_logged = (second, count + 1)
         if count < FAULTS_LOGGED_PER_S:
-            log.error(event, error=repr(problem), exc_info=problem, **more)
+            log.error(event, error=told(problem), exception=stack(problem), **more)
 
 
 def ext_proc_streams(server: Server) -> list[ExtProcStream]:

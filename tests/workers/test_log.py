@@ -9,7 +9,17 @@ import structlog
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workers.log import EVENTS_MAX, LINE_BYTES_MAX, LINES_PER_S, Limit, LineWriter, json_line
+from workers.log import (
+    EVENTS_MAX,
+    LINE_BYTES_MAX,
+    LINES_PER_S,
+    TOLD_CHARS_MAX,
+    Limit,
+    LineWriter,
+    json_line,
+    stack,
+    told,
+)
 
 
 def filled() -> tuple[int, int, int]:
@@ -180,3 +190,36 @@ def test_of_a_value_that_is_too_long_both_ends_stay() -> None:
 def test_an_event_of_too_many_fields_keeps_its_name() -> None:
     found = json.loads(json_line({"event": "x"} | {f"field-{n}": n for n in range(1000)}))
     assert found == {"event": "x", "cut": True}
+
+
+def choked(problem: BaseException) -> BaseException:
+    """As if raised by what reads a prompt, and because of something else."""
+    try:
+        try:
+            raise TypeError("the cause")
+        except TypeError as cause:
+            raise problem from cause
+    except BaseException as raised:
+        return raised
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [
+        KeyError("my prompt"),
+        ValueError("could not convert string to float: 'my prompt'"),
+        UnicodeDecodeError("utf-8", b"my prompt\xff", 9, 10, "invalid start byte"),
+    ],
+    ids=lambda problem: type(problem).__name__,
+)
+def test_what_an_exception_choked_on_is_not_told_but_where(problem: BaseException) -> None:
+    raised = choked(problem)
+    assert told(raised) == type(problem).__name__
+    assert stack(raised).endswith(type(problem).__name__) and "my prompt" not in stack(raised)
+    assert "TypeError: the cause\n\n" in stack(raised) and stack(raised).count("in choked") == 2
+
+
+def test_other_exceptions_are_told_in_their_words_up_to_a_length() -> None:
+    assert told(ZeroDivisionError("division by zero")) == "ZeroDivisionError: division by zero"
+    assert told(AssertionError()) == "AssertionError"
+    assert len(told(RuntimeError("x" * 10_000))) == TOLD_CHARS_MAX + len("RuntimeError: ")

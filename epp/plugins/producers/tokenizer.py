@@ -134,8 +134,12 @@ class Tokens(DataProducer):
         prompts = await self._rendered(parts.render, members, timeout_s)
         self._give(request, prompts)
 
-    async def _rendered(self, kind: str, members: dict[str, Any], timeout_s: float) -> list[PromptTokens]:
-        """One call of vLLM; `members` of the body but for the model, whose name there is that of the tokenizer."""
+    async def _rendered(
+        self, kind: str, members: dict[str, Any], timeout_s: float, *, ours: bool = False
+    ) -> list[PromptTokens]:
+        """One call of vLLM; `members` of the body but for the model, whose name there is that of the tokenizer.
+
+        What it says of a client's body is not told: it repeats what it does not like."""
         members["model"] = self.params.model_name
         url = self._url + PATHS[kind]
         body = msgspec.json.encode(members)
@@ -144,8 +148,8 @@ class Tokens(DataProducer):
         except (OSError, TimeoutError) as problem:
             raise ProducerFailed(f"'{self.name}': {problem}") from None
         if not 200 <= answer.status < 300:
-            said = answer.body[:SAID_CHARS_MAX].decode(errors="replace")
-            raise ProducerFailed(f"'{self.name}': {url} answered {answer.status}: {said}")
+            said = f": {answer.body[:SAID_CHARS_MAX].decode(errors='replace')}" if ours else ""
+            raise ProducerFailed(f"'{self.name}': {url} answered {answer.status}{said}")
         try:
             rendered = _rendered.decode(answer.body)
         except msgspec.MsgspecError as problem:
@@ -165,7 +169,7 @@ class Tokens(DataProducer):
 
     async def _try_to_warm_up(self) -> None:
         try:
-            await self._rendered("chat", _hello([{"type": "text", "text": "warmup"}]), self._timeout_s)
+            await self._rendered("chat", _hello([{"type": "text", "text": "warmup"}]), self._timeout_s, ours=True)
         except ProducerFailed as failure:
             if self._warm_ups == WARM_UP_TRIES:
                 self._services.warn(self, f"the tokenizer has not answered {WARM_UP_TRIES} times: {failure}")

@@ -313,7 +313,7 @@ def test_tokens_that_are_there_are_not_asked_for_and_what_nothing_renders_has_no
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
-        ((b"no such model", 404), "answered 404: no such model"),
+        ((b"cannot make anything of 'hello'", 422), "answered 422$"),  # not what it repeats of a prompt
         ((b"{}", 200), "no rendered prompt"),
         ((b'{"token_ids":[-1]}', 200), "no rendered prompt"),
         (OSError("POST http://localhost:8000/x: refused"), "refused"),
@@ -365,6 +365,18 @@ def test_it_gives_up_warming_up_and_says_so() -> None:
                 call.finish(problem=OSError("refused"))
     assert len(vllm.services.asked) == WARM_UP_TRIES - 1
     assert len(vllm.services.warned) == 1 and f"{WARM_UP_TRIES} times" in vllm.services.warned[0]
+
+
+def test_what_the_server_says_of_our_own_prompt_is_told() -> None:
+    vllm = Vllm()
+    ((_, again),) = vllm.services.periodic
+    vllm.warm_up.answer(b"no such model", 404)
+    for _ in range(WARM_UP_TRIES):
+        again()
+        for call in vllm.services.asked:
+            if not call.done:
+                call.answer(b"no such model", 404)
+    assert vllm.services.warned[0].endswith("answered 404: no such model")
 
 
 # The prefix producer
