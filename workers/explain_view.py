@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from epp.explain import Cached, Candidate, Explanation, Profiled
+from workers.printable import printable
 
 PICKED = "*"
 PREDICTED = "predicted cached"
@@ -10,7 +11,10 @@ PREDICTED = "predicted cached"
 
 def lines(explanation: Explanation) -> Iterator[str]:
     """What `epp explain` prints."""
-    e = explanation
+    return map(printable, _lines(explanation))
+
+
+def _lines(e: Explanation) -> Iterator[str]:
     yield f"request {e.request_id or '(no id)'}  {_when(e)}worker {e.worker}"
     target = f" as {e.target_model}" if e.target_model != e.model else ""
     yield f"model {e.model or '(none)'}{target}  flow {e.flow}  priority {e.priority}  {e.body_bytes} bytes"

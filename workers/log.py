@@ -26,6 +26,8 @@ UNUSED = {name: None for name in ("rich", "greenlet") if name not in sys.modules
 sys.modules.update(UNUSED)  # type: ignore[arg-type]  # structlog imports them where they are installed: 5 MiB that nothing here uses
 import structlog  # noqa: E402
 
+from workers.printable import printable  # noqa: E402
+
 for _name in UNUSED:
     del sys.modules[_name]
 
@@ -179,8 +181,7 @@ def configure(level: str = "info", *, console: bool | None = None, descriptor: i
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         _pid,
     ]
-    if not on_terminal:
-        processors.append(structlog.processors.format_exc_info)
+    processors.append(_steers_nothing if on_terminal else structlog.processors.format_exc_info)
     structlog.configure(
         processors=[*processors, renderer],
         wrapper_class=structlog.make_filtering_bound_logger(LEVELS[level]),
@@ -201,6 +202,14 @@ class _Factory:
 
 def _pid(_logger: Any, _method: str, event: Event) -> Event:
     event.setdefault("pid", os.getpid())
+    return event
+
+
+def _steers_nothing(_logger: Any, _method: str, event: Event) -> Event:
+    """JSON escapes what a terminal would obey."""
+    for key, value in event.items():
+        if isinstance(value, str):
+            event[key] = printable(value, kept="\n\t")
     return event
 
 

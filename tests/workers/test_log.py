@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 
 import pytest
 import structlog
@@ -16,6 +17,7 @@ from workers.log import (
     TOLD_CHARS_MAX,
     Limit,
     LineWriter,
+    configure,
     json_line,
     stack,
     told,
@@ -201,6 +203,23 @@ def choked(problem: BaseException) -> BaseException:
             raise problem from cause
     except BaseException as raised:
         return raised
+
+
+def test_on_a_terminal_nothing_that_is_logged_steers_it() -> None:
+    before, (reader, writer) = structlog.get_config(), os.pipe()
+    try:
+        configure(console=True, descriptor=writer)
+        structlog.get_logger().error(
+            "a\x1b]0;title\x07", model="\x1b[2Jm", list=["\x9b2J"], exception="at\n  line\x1b[2J"
+        )
+        line = os.read(reader, 4096).decode()
+    finally:
+        structlog.configure(**before)
+        os.close(reader)
+        os.close(writer)
+    plain = re.sub("\x1b\\[[0-9;]*m", "", line)  # but for colours
+    assert "?[2Jm" in plain and "at\n  line?[2J" in plain
+    assert plain.replace("\n", "").isprintable()
 
 
 @pytest.mark.parametrize(

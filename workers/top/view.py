@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from epp.data import KV_USAGE, RUNNING, WAITING
+from workers.printable import printable
 from workers.top.figures import BandFigures, EndpointFigures, Figures, Worker
 
 UNKNOWN = "–"
@@ -178,11 +179,6 @@ def fitting(columns: Sequence[Column[Row]], width: int) -> list[Column[Row]]:
             break
         shown.remove(least)
     return shown
-
-
-def printable(text: str) -> str:
-    """Names come from files and other systems: nothing in them steers the terminal."""
-    return "".join(c if c.isprintable() else "?" for c in text)
 
 
 def _busy_band(band: BandFigures) -> tuple[float, ...]:

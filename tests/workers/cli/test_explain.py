@@ -60,6 +60,12 @@ def test_offline_the_given_configuration_decides(files: tuple[str, str], tmp_pat
     assert "picks a, 0.500 above" in run(*files, f"--config-file={config}").output
 
 
+def test_what_a_client_names_does_not_steer_the_terminal(files: tuple[str, str], tmp_path: Path) -> None:
+    (tmp_path / "request.json").write_text(json.dumps({"model": "m\x1b[2J\nsent to", "prompt": "x"}))
+    result = run(*files, "--header=x-request-id: \x9b2J")
+    assert "model m?[2J?sent to  flow" in result.output and result.output.replace("\n", "").isprintable()
+
+
 @pytest.mark.parametrize(
     ("header", "said"),
     [
