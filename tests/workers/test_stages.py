@@ -138,4 +138,5 @@ def test_stage_headers_are_set_or_removed() -> None:
         assert set_headers(answer)["x-gateway-destination-endpoint"] == "10.0.0.1:8000"
         assert set_headers(answer).get(PREFILLER) == ("10.0.0.2:8000" if prefills else None)
         assert ENCODERS in set_headers(answer)
-        assert list(removed) == ([] if prefills else [PREFILLER]) + list(NEVER_PASSED)
+        unset = [*([] if prefills else [PREFILLER]), "x-data-parallel-host-port", "x-kv-cache-source-host-port"]
+        assert list(removed) == [*unset, *NEVER_PASSED]

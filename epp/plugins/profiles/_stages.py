@@ -1,8 +1,9 @@
 """What the handlers of disaggregated serving share: stages, the headers to the routing sidecar, counters and the policy.
 
 A request that is disaggregated is sent to one server, the decode target. The sidecar in front of it reads from headers who is to
-compute the prompt (PREFILLER) and who is to encode images and the like (ENCODERS), and asks those first. Both headers are ours:
-a client that sends one would make the sidecar call whom it wants, so each is set or removed, never passed on.
+compute the prompt (PREFILLER) and who is to encode images and the like (ENCODERS), and asks those first. These headers are ours, as
+are all by which a sidecar is told whom to call (STEERING): a client that sends one would make it call whom the client wants,
+so each is set or removed, never passed on.
 
 A stage that is wanted and finds no endpoint is never dropped silently: it is counted and logged, and for prefill a parameter says
 whether the decode server computes the prompt itself or the request is refused.
@@ -17,11 +18,14 @@ from epp.decision import Decision, ProfileRun
 from epp.errors import Cause, Refused
 from epp.metrics import Metric
 from epp.plugin import Count, ProfileHandler, Services
+from epp.plugins.profiles._ranks import RANK_HEADER
 from epp.request import Request
 
 DECODE, PREFILL, ENCODE = "decode", "prefill", "encode"
 PREFILLER = "x-prefiller-host-port"
 ENCODERS = "x-encoder-hosts-ports"
+KV_SOURCE = "x-kv-cache-source-host-port"  # from whose cache it takes the prompt's
+STEERING = (PREFILLER, ENCODERS, RANK_HEADER, KV_SOURCE)
 UNKNOWN_MODEL = "unknown"
 
 OnNoPrefill = Literal["decode-only", "refuse"]
@@ -54,16 +58,13 @@ def target(run: ProfileRun) -> Endpoint:
 
 
 def address_stages(decision: Decision, prefill: str, encode: str) -> None:
-    """Sets the headers of stages that found endpoints, removes those of the others."""
+    """Sets the headers of stages that found endpoints, removes all others that steer a sidecar."""
     runs, headers = decision.runs, decision.headers
     if (run := runs.get(prefill)) is not None:
         headers[PREFILLER] = target(run).address
-    else:
-        decision.removed_headers += (PREFILLER,)
     if (run := runs.get(encode)) is not None:
         headers[ENCODERS] = ",".join([endpoint.address for endpoint in run.targets])
-    else:
-        decision.removed_headers += (ENCODERS,)
+    decision.removed_headers += tuple(name for name in STEERING if name not in headers)
 
 
 class Staged(ProfileHandler):

@@ -33,6 +33,7 @@ from tests.fakes import FakePool, FakeServices, endpoints, request
 
 ROLE = "llm-d.ai/role"
 PREFILLER, ENCODERS = "x-prefiller-host-port", "x-encoder-hosts-ports"
+STEERING = (PREFILLER, ENCODERS, "x-data-parallel-host-port", "x-kv-cache-source-host-port")
 FILTERS = {"decode": DecodeFilter, "prefill": PrefillFilter, "encode": EncodeFilter}
 NOTHING_COUNTED: dict[tuple[str, ...], int] = {}
 
@@ -142,7 +143,7 @@ def test_the_deciders_choose_the_stages_and_the_decision_is_counted_once(
     assert decision.headers.get(PREFILLER) == ("10.0.0.2:8000" if prefill else None)
     encoders = decision.headers.get(ENCODERS)
     assert sorted(encoders.split(",")) == ["10.0.0.3:8000", "10.0.0.4:8000"] if encode else encoders is None  # type: ignore[union-attr]
-    assert (PREFILLER in decision.removed_headers, ENCODERS in decision.removed_headers) == (not prefill, not encode)
+    assert [name for name in STEERING if (name in decision.headers) == (name in decision.removed_headers)] == []
     assert bench.counted(DECIDED) == {("llama", kind): 1}
     assert bench.counted(UNSERVED) == NOTHING_COUNTED
     assert [decider.asked for decider in deciders.values()] == [["pod-0"], ["pod-0"]]
@@ -232,7 +233,7 @@ def test_a_request_that_needs_no_prefill_is_not_refused_for_lack_of_prefill_endp
 def test_without_an_encode_endpoint_the_request_goes_on_and_that_is_counted_and_said() -> None:
     bench = Bench(handler(deciders={"encode": "e"}), ("decode", "encode"), encode=Says(True))
     decision = bench.decide(servers("decode"))
-    assert decision.removed_headers == (PREFILLER, ENCODERS)
+    assert decision.removed_headers == STEERING
     assert bench.counted(UNSERVED) == {("encode", "skipped"): 1}
 
 
