@@ -309,7 +309,7 @@ def test_a_body_of_one_piece_that_trailers_end_is_held_no_longer_than_others() -
     envoy = pair().open()
     envoy.headers()
     envoy.body(BODY, last=False)
-    assert envoy.stream.held == len(BODY)
+    assert envoy.stream.held > len(BODY)
     envoy.trailers()
     assert envoy.stream.held == 0
 
