@@ -19,7 +19,6 @@ import contextlib
 import functools
 import os
 import random
-import ssl
 import time
 from collections.abc import Callable, Coroutine
 from http import HTTPStatus
@@ -50,7 +49,6 @@ from workers.exit_codes import ExitCode
 from workers.flow_watch import blind_watch
 from workers.health import Health
 from workers.honesty import LOOK_S, PredictionWatch, match_name
-from workers.http_client import Dialer
 from workers.index_limits import IndexLimits
 from workers.index_state import IndexState
 from workers.instance import LEADS_UNTIL, LOADED, Instance, scraped_columns
@@ -236,11 +234,10 @@ class Supervisor:
             limits=IndexLimits(self.index, instance.prefix_use, wanted),
             remembered=self.state.load() if self.state is not None and not self.successor else None,
         )
-        scraper = Scraper(
+        scraper = Scraper.of(
+            source,
             loop,
-            interval_s=instance.scrape_interval_s,
-            path=source.path,
-            connect=Dialer(loop, client_tls(source)).dial,
+            base_interval_s=instance.scrape_interval_s,
             inflight=instance.lanes.slot_inflight,
             sink=table,
         )
@@ -572,16 +569,3 @@ def scraped_by(config: Any) -> tuple[MetricsDataSource, CoreMetricsExtractor]:
             if isinstance(scraped.source, MetricsDataSource) and isinstance(extractor, CoreMetricsExtractor):
                 return scraped.source, extractor
     raise AssertionError("a checked configuration has a metrics source with an extractor")
-
-
-def client_tls(source: MetricsDataSource) -> ssl.SSLContext | None:
-    """For scraping over https; servers' certificates are checked only if the configuration asks for it."""
-    if source.scheme == "http":
-        return None
-    context = ssl.create_default_context(cafile=source.ca_cert_path or None)
-    if source.insecure_skip_verify:
-        context.check_hostname = False
-        context.verify_mode = ssl.CERT_NONE
-    if source.client_cert_path:
-        context.load_cert_chain(source.client_cert_path, source.client_key_path)
-    return context

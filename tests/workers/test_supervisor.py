@@ -47,8 +47,10 @@ async def model_server(waiting: int) -> AsyncIterator[int]:
         writer.close()
 
     server = await asyncio.start_server(answer, "127.0.0.1", 0)
-    yield server.sockets[0].getsockname()[1]
-    server.close()
+    try:
+        yield server.sockets[0].getsockname()[1]
+    finally:
+        server.close()
 
 
 async def until(happened: Callable[[], object], _what: str) -> None:
@@ -122,6 +124,24 @@ def test_endpoints_are_scraped_into_the_table_and_shown_on_the_page(tmp_path: Pa
                         assert re.search(
                             rf'endpoint_scrape_seconds\{{[^}}]*="127\.0\.0\.1:{port}"[^}}]*\}} [\d.e-]+', body
                         )
+
+    run(scenario)
+
+
+def test_pages_are_scraped_where_the_data_source_says(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with model_server(3) as serving, model_server(5) as telling:
+            config = (
+                f"plugins: [{{type: queue-scorer}}, {{type: metrics-data-source, parameters: {{port: {telling}}}}}]"
+            )
+            with made(tmp_path, config, endpoints=f"127.0.0.1:{serving}") as instance:
+                async with supervised(instance):
+                    table = TableReader(instance.table_schema, instance.table)
+                    await until(lambda: (table.copy().state == State.FRESH).any(), "fresh")
+                    _, body = await page(instance, "/metrics")
+                    assert (
+                        f'per_endpoint_queue_size{{model_server_endpoint="127.0.0.1:{serving}",name="epp"}} 5.0' in body
+                    )
 
     run(scenario)
 
