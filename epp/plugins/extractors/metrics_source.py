@@ -6,23 +6,21 @@ from typing import Annotated, Literal
 import msgspec
 
 from epp.plugin import DataSource, plugin
+from epp.quantities import parse_duration
 
-_UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
-_DURATION_PART = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ns|us|µs|ms|s|m|h)")
 _PATH = re.compile(r"/[!-~]*")
 
 
 def parse_interval(text: str) -> float:
     """Seconds of a duration such as `50ms` or `1m30s`; ValueError says what is wrong."""
-    at, seconds = 0, 0.0
-    while at < len(text):
-        part = _DURATION_PART.match(text, at)
-        if part is None:
-            break
-        seconds += float(part[1]) * _UNITS[part[2]]
-        at = part.end()
-    if not text or at != len(text):
-        raise ValueError(f"interval: '{text}' is not a duration of 0 or more, such as 50ms or 1s")
+    try:
+        seconds = parse_duration(text)
+    except ValueError as problem:
+        raise ValueError(f"interval: {problem}") from None
+    if seconds < 0:
+        raise ValueError(
+            f"interval: '{text}' is negative; write for example 50ms, or leave it out for the flag's period"
+        )
     return seconds
 
 

@@ -16,7 +16,7 @@ def test_the_defaults_scrape_plain_http_at_metrics_with_the_flags_period() -> No
 
 @pytest.mark.parametrize(
     ("text", "seconds"),
-    [("50ms", 0.05), ("1s", 1.0), ("1m30s", 90.0), ("1.5h", 5400.0), ("250us", 0.00025)],
+    [("50ms", 0.05), ("1s", 1.0), ("1m30s", 90.0), ("1.5h", 5400.0), ("250us", 0.00025), ("+1s", 1.0)],
 )
 def test_intervals_are_durations(text: str, seconds: float) -> None:
     assert source(interval=text).interval_s == pytest.approx(seconds)
@@ -26,6 +26,11 @@ def test_intervals_are_durations(text: str, seconds: float) -> None:
 def test_what_is_no_duration_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="interval: "):
         parse_interval(text)
+
+
+def test_an_interval_of_nothing_is_the_flags_period() -> None:
+    assert source(interval="0").interval_s is None
+    assert source(interval="0s").interval_s is None
 
 
 def test_a_path_gets_its_slash_and_may_not_carry_a_second_header() -> None:
