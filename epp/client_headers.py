@@ -56,7 +56,12 @@ def given(headers: Headers, names: Sequence[str]) -> str | None:
 def fairness_id(headers: Headers) -> str:
     """The flow that is asked for; empty: none."""
     value = given(headers, FAIRNESS_ID)
-    return value if value and len(value) <= FAIRNESS_CHARS_MAX and value.isprintable() else ""
+    return value if value and names_flow(value) else ""
+
+
+def names_flow(value: str) -> bool:
+    """Whether it may stand in queues and metrics."""
+    return len(value) <= FAIRNESS_CHARS_MAX and value.isprintable()
 
 
 def objective(headers: Headers) -> str:

@@ -2,13 +2,12 @@
 
 import msgspec
 
+from epp.client_headers import FAIRNESS_ID, given, names_flow
 from epp.data import Datum
 from epp.plugin import RequestHeader, plugin
 from epp.request import DEFAULT_FLOW, Request
 
 KNOWN = ("x-claude-code-session-id", "x-session-affinity", "session-id", "session_id")
-FAIRNESS = ("x-llm-d-inference-fairness-id", "x-gateway-inference-fairness-id")
-FAIRNESS_CHARS_MAX = 64
 AGENT: Datum[str] = Datum("agent-identity", str)
 
 
@@ -23,7 +22,7 @@ class AgentIdentity(RequestHeader):
     """The first of the headers that is not empty names the agent: it becomes the datum `agent-identity`.
 
     It is the flow of the request too, unless the client named one itself by a fairness header. As for that header, what is
-    longer than FAIRNESS_CHARS_MAX or not printable names no flow.
+    too long or not printable names no flow.
     """
 
     Params = Parameters
@@ -31,8 +30,8 @@ class AgentIdentity(RequestHeader):
 
     def __init__(self, name: str, params: Parameters) -> None:
         super().__init__(name, params)
-        given = tuple(header.strip().lower() for header in params.additional_session_headers)
-        self._headers = tuple(dict.fromkeys((*filter(None, given), *KNOWN)))
+        added = tuple(header.strip().lower() for header in params.additional_session_headers)
+        self._headers = tuple(dict.fromkeys((*filter(None, added), *KNOWN)))
 
     def read(self, request: Request) -> None:
         headers = request.headers
@@ -40,15 +39,6 @@ class AgentIdentity(RequestHeader):
             agent = headers.get(name)
             if agent:
                 request[AGENT] = agent
-                if (
-                    request.fairness_id == DEFAULT_FLOW
-                    and names_flow(agent)
-                    and not any(f in headers for f in FAIRNESS)
-                ):
+                if request.fairness_id == DEFAULT_FLOW and names_flow(agent) and given(headers, FAIRNESS_ID) is None:
                     request.fairness_id = agent
                 return
-
-
-def names_flow(agent: str) -> bool:
-    """Whether it may stand in queues and metrics."""
-    return len(agent) <= FAIRNESS_CHARS_MAX and agent.isprintable()
