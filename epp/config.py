@@ -16,8 +16,7 @@ from epp.assembly import Assembly, Scraped, assemble
 from epp.findings import ConfigError, ConfigErrors, ConfigWarning, Findings
 from epp.flow.plan import FlowPlan
 from epp.pipeline import Pipeline, Recipe, compile_pipeline
-from epp.plugin import DataSource, Discovery, Extractor, SaturationDetector, Scorer
-from epp.quantities import parse_duration, parse_quantity
+from epp.plugin import Discovery, Extractor, SaturationDetector, Scorer
 from epp.response_phase import FULL
 
 __all__ = [
@@ -27,11 +26,9 @@ __all__ = [
     "EffectiveConfig",
     "Surroundings",
     "load",
-    "parse_duration",
-    "parse_quantity",
 ]
 
-DEFAULT_SOURCE = "built-in default configuration"
+DEFAULT_NAME = "built-in default configuration"
 # A point is 1,024 tokens to prefill. `python -m tests.bench.routing` has the figures.
 DEFAULT_TEXT = f"""\
 apiVersion: {schema.API_VERSION}
@@ -83,13 +80,8 @@ class EffectiveConfig:
     flow: FlowPlan | None = None  # None: flow control is off
 
     @property
-    def data_source(self) -> DataSource:
-        """What is scraped."""
-        return self.sources[0].source
-
-    @property
     def extractor(self) -> Extractor:
-        """What reads its pages."""
+        """What reads the pages that are scraped."""
         return self.sources[0].extractors[0]
 
     def as_yaml(self) -> str:
@@ -107,7 +99,7 @@ def load(
     findings = Findings(source)
     root = yaml_nodes.read(text, findings)
     if not findings.errors and (root is None or root.value is None):
-        return load(DEFAULT_TEXT, f"{source} ({DEFAULT_SOURCE})" if source else DEFAULT_SOURCE, around=around)
+        return load(DEFAULT_TEXT, f"{source} ({DEFAULT_NAME})" if source else DEFAULT_NAME, around=around)
     if root is None:
         findings.raise_errors()
     assert root is not None

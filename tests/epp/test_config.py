@@ -65,7 +65,7 @@ def test_a_configuration_of_the_deprecated_version_runs_with_the_defaults_of_the
     assert profile.picker.name == "max-score-picker"
     assert {"openai-parser", "passthrough-parser"} <= {parser.name for parser in pipeline.recipe.parsers}
     assert pipeline.recipe.parsers[-1].name == "passthrough-parser"
-    assert isinstance(config.data_source, MetricsDataSource)
+    assert isinstance(config.sources[0].source, MetricsDataSource)
     assert config.extractor.name == "core-metrics-extractor"
     assert pipeline.columns == (CACHE_BLOCK_SIZE, CACHE_NUM_BLOCKS, KV_USAGE, WAITING)
     assert "approx-prefix-cache-producer" in pipeline.plugins
@@ -105,12 +105,12 @@ def test_a_listed_data_source_keeps_its_parameters_and_is_not_added_again() -> N
         - {type: queue-scorer}
         dataLayer: {sources: [{pluginRef: mine, extractors: [{pluginRef: core-metrics-extractor}]}]}
         """
-    assert ok(text).data_source.name == "mine"
+    assert ok(text).sources[0].source.name == "mine"
 
 
 def test_default_instances_that_exist_by_name_are_used_as_they_are() -> None:
     config = ok("plugins: [{type: metrics-data-source, parameters: {path: /m}}, {type: queue-scorer}]")
-    assert config.data_source.params.path == "/m"
+    assert config.sources[0].source.params.path == "/m"
 
 
 def test_who_reads_tokens_in_flight_gets_the_producer_that_counts_them() -> None:
@@ -257,7 +257,7 @@ def test_without_parsers_those_of_the_field_are_taken_and_the_one_for_the_rest_c
 
 
 def test_the_default_data_source_is_added_unless_that_is_switched_off() -> None:
-    assert ok("plugins: [{type: queue-scorer}]").data_source.name == "metrics-data-source"
+    assert ok("plugins: [{type: queue-scorer}]").sources[0].source.name == "metrics-data-source"
     assert "no-source" in errors("dataLayer: {injectDefaults: false}")[0]
     text = """\
         plugins: [{type: metrics-data-source, name: s}, {type: core-metrics-extractor, name: e}]
