@@ -39,10 +39,6 @@ class Item(Protocol):
     def ttl_s(self) -> float | None:
         """The longest wait that the caller wishes for; None: no wish."""
 
-    @property
-    def id(self) -> str:
-        """For logs only: clients choose it, and it need not be unique."""
-
 
 class Queued(Protocol):
     """An item as queues and policies see it. `request` leads back to what the caller handed in."""

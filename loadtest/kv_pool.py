@@ -18,7 +18,6 @@ from collections.abc import Sequence
 import xxhash
 
 BYTES_PER_TOKEN = 4
-HASH_SEED_MAX = 2**64 - 1
 
 
 def token_count(prompt: bytes) -> int:

@@ -223,11 +223,6 @@ class IndexWriter:
             self._capacity.leave(owner)
             self.changes += 1
 
-    @property
-    def sweeping(self) -> bool:
-        """Whether retired owners wait for `sweep_step`."""
-        return bool(self._retired_at)
-
     def sweep_step(self, buckets: int) -> None:
         """Free retired owners' entries in the next `buckets` buckets."""
         if not self._retired_at:

@@ -3,7 +3,7 @@
     row   | version | body word 0 | body word 1 | ... | body word n-1 |
 
 - An odd version means: being written, or left half-written by a writer that died.
-- A reader takes a body only between two equal, even versions; `None` or a torn mark otherwise.
+- A reader takes a body only between two equal, even versions; else the row is marked torn.
 - Versions wrap at 2**64.
 
 The functions take anything that can be indexed and sliced like a memoryview of words, so that the
@@ -37,16 +37,6 @@ def write_row(words: memoryview, at: int, body: memoryview) -> None:
     odd = begin(words, at)
     words[at + 1 : at + 1 + len(body)] = body
     end(words, at, odd)
-
-
-def read_row(words: memoryview, at: int, size: int) -> tuple[int, ...] | None:
-    """The body of `size` words, or None when the row was torn on every try."""
-    for _ in range(READ_TRIES_MAX):
-        version = words[at]
-        body = tuple(words[at + 1 : at + 1 + size])
-        if not version & 1 and words[at] == version:
-            return body
-    return None
 
 
 def read_rows(rows: Rows) -> tuple[Rows, Rows]:

@@ -37,14 +37,13 @@ SWEEP_S: Final = 0.1  # while something waits, at least so often
 class Asked:
     """What flow control is handed: `epp.flows.Item`. Policies reach the request by it."""
 
-    __slots__ = ("block", "bytes", "flow", "id", "request", "ttl_s", "waits")
+    __slots__ = ("block", "bytes", "flow", "request", "ttl_s", "waits")
 
     def __init__(self, request: Request, ttl_s: float | None) -> None:
         self.request = request
         self.flow = FlowKey(request.fairness_id, request.priority)
         self.bytes = request.body_bytes
         self.ttl_s = ttl_s
-        self.id = request.id
         self.waits = False
         self.block = 0  # where it is counted while it waits
 

@@ -177,7 +177,6 @@ class ScrapeCounters:
     def __init__(self) -> None:
         self.scrapes = 0
         self.taken = 0
-        self.seconds = 0.0
         self.late = 0
         self.extract_errors = 0
         self.poll_errors: Counter[str] = Counter()
@@ -466,8 +465,7 @@ class Scraper:
     def answered(self, target: Target, connection: Connection, page: bytes) -> None:
         """A page is in."""
         now = self._now()
-        target.seconds = seconds = now - target.began
-        self.counters.seconds += seconds
+        target.seconds = now - target.began
         self._end(target)
         target.refusals = 0
         if not connection.usable:

@@ -60,11 +60,9 @@ class PlainQueue:
 
     __slots__ = ("_items", "bytes")
 
-    def __init__(self, items: Iterable[Queued] = ()) -> None:
+    def __init__(self) -> None:
         self._items: dict[int, Queued] = {}
         self.bytes = 0
-        for item in items:
-            self.offer(item)
 
     def __len__(self) -> int:
         return len(self._items)

@@ -30,13 +30,12 @@ FLOWS, ITEMS = 10_000, 100_000
 class Item:
     """What waits."""
 
-    __slots__ = ("bytes", "flow", "id", "ttl_s")
+    __slots__ = ("bytes", "flow", "ttl_s")
 
     def __init__(self, fairness_id: str) -> None:
         self.flow = FlowKey(fairness_id, 0)
         self.bytes = 1_000
         self.ttl_s: float | None = None
-        self.id = "request"
 
 
 class Alone(BoardPeers):

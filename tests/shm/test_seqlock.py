@@ -6,11 +6,21 @@ import numpy as np
 import pytest
 
 from shm import seqlock
-from shm.seqlock import begin, end, read_row, read_rows, write_row
+from shm.seqlock import READ_TRIES_MAX, begin, end, read_rows, write_row
 from tests.interleave import Grid, Killed, Words, every_point, kill
 
 OLD, NEW = (1, 2, 3), (10, 20, 30)
 SIZE = len(OLD)
+
+
+def read_row(words: Words, at: int, size: int) -> tuple | None:
+    """The protocol's reader of one row: its body, or None when it was torn on every try."""
+    for _ in range(READ_TRIES_MAX):
+        version = words[at]
+        body = tuple(words[at + 1 : at + 1 + size])
+        if not version & 1 and words[at] == version:
+            return body
+    return None
 
 
 def reads_during_a_write(write: Callable, read: Callable) -> set:

@@ -50,7 +50,6 @@ class Thing:
     priority: int = 0
     bytes: int = 10
     ttl_s: float | None = None
-    id: str = "thing"
 
     @property
     def flow(self) -> FlowKey:

@@ -198,9 +198,10 @@ class Peers(BoardPeers):
 
 @dataclass
 class Headed(Thing):
-    """What the ordering by objectives looks at."""
+    """What the ordering by objectives looks at; `band` is where it belongs."""
 
     headers: Mapping[str, str] = field(default_factory=dict)
+    band: int = 0
 
 
 class Answered:
@@ -454,7 +455,7 @@ class World:
             rng.choice((None, None, None, 0.0, 0.02, 9.0)),
             headers=rng.choice(({}, {TTFT_SLO_MS[0]: "20"}, {TTFT_SLO_MS[0]: "500"})),
         )
-        item.id = str(item.priority if item.priority in shard.bands else 0)  # where it belongs
+        item.band = item.priority if item.priority in shard.bands else 0
         request = Request(len(self.requests), item, shard)
         self.requests.append(request)
         self.largest = max(self.largest, item.bytes)
@@ -671,7 +672,7 @@ class World:
                 for item in items:
                     if item.outcome is not None or not item.waits:  # type: ignore[attr-defined]
                         raise Violation(f"a request that has ended is in a queue: {flow.key}")
-                    if int(item.request.id) != band.priority:
+                    if item.request.band != band.priority:
                         raise Violation(f"a request of priority {item.flow.priority} waits in band {band.priority}")
                     if late < inf and now > controller._deadlines.end(item) + late:  # type: ignore[arg-type]
                         raise Violation(f"a request of {flow.key} waits since {item.arrival - 100}, beyond its time")

@@ -237,7 +237,9 @@ def plain_items(count: int) -> Iterable[Any]:
 
 def test_the_plain_queue_keeps_order_and_sum() -> None:
     first, second, third = items = plain_items(3)  # type: ignore[misc]
-    queue = PlainQueue(items)
+    queue = PlainQueue()
+    for item in items:
+        queue.offer(item)
     assert (queue.head(), queue.tail(), len(queue), queue.bytes) == (first, third, 3, 3)
     handle = id(second)
     assert queue.remove(handle) is second
