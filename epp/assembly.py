@@ -15,6 +15,7 @@ from epp.document import FLOW_CONTROL_GATE, Document, ProfileEntry, Ref
 from epp.findings import WHOLE, Findings, Place
 from epp.flow.plan import FlowPlan
 from epp.flow_assembly import POLICIES, plan, plugins_of
+from epp.inflight_load import INFLIGHT_LOAD
 from epp.pipeline import WiredProfile
 from epp.plugin import (
     Admitter,
@@ -45,10 +46,9 @@ DEFAULT_DETECTOR = "utilization-detector"
 DEFAULT_SOURCE = "metrics-data-source"
 DEFAULT_EXTRACTOR = "core-metrics-extractor"
 DEFAULT_PRODUCERS = (
-    "approx-prefix-cache-producer", "inflight-load-producer", "predicted-latency-producer",
+    "approx-prefix-cache-producer", INFLIGHT_LOAD, "predicted-latency-producer",
     "mm-embeddings-cache-producer", "token-producer", "session-id-producer",
 )  # fmt: skip
-TOKENS_PRODUCER = "inflight-load-producer"  # counts what the column INFLIGHT_TOKENS shows
 DEFAULT_WEIGHT = 1.0
 
 
@@ -436,9 +436,9 @@ class _Bench:
         plugins = self.stock.plugins
         for type_name in (*DEFAULT_PRODUCERS, *DEFAULT_PRODUCERS):  # one may need another: twice around
             wanted = contracts.missing(list(plugins.values()))
-            if type_name in plugins or not (wanted or type_name == TOKENS_PRODUCER):
+            if type_name in plugins or not (wanted or type_name == INFLIGHT_LOAD):
                 continue
-            if type_name == TOKENS_PRODUCER and self.counts_tokens():
+            if type_name == INFLIGHT_LOAD and self.counts_tokens():
                 self.stock.add(type_name)
             elif wanted and (producer := self.stock.add(type_name)) and not set(producer.produces) & set(wanted):
                 del plugins[type_name]
@@ -447,4 +447,4 @@ class _Bench:
         """Whether tokens in flight are read and nobody counts them."""
         plugins = self.stock.plugins.values()
         read = any(INFLIGHT_TOKENS in plugin.consumes for plugin in plugins)
-        return read and not any(type(plugin).type_name == TOKENS_PRODUCER for plugin in plugins)
+        return read and not any(type(plugin).type_name == INFLIGHT_LOAD for plugin in plugins)

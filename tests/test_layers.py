@@ -53,7 +53,7 @@ ROWS = (
         "pressure",
         "tokens",
     },  # values
-    {"plugin", "plugin_class"},  # extension points
+    {"plugin", "plugin_class", "inflight_load"},  # extension points
     {"protocol", "flow", "prefix"},  # machines
     {"plugins"},  # leaves
     {"pipeline", "instrument", "guard", "isolation"},  # compiled form

@@ -25,10 +25,9 @@ from epp.data import (
     WAITING_MODELS,
     Column,
 )
-from epp.plugin import DataProducer, Extractor, Need, Plugin
+from epp.plugin import Extractor, Need, Plugin
 
 CORE_EXTRACTOR = "core-metrics-extractor"
-INFLIGHT_LOAD = "inflight-load-producer"
 _FIELD_NAMES: Mapping[str, Column[Any]] = {
     "WaitingQueueSize": WAITING,
     "RunningRequestsSize": RUNNING,
@@ -128,8 +127,3 @@ class AttributeReader(Plugin):
         self._column = column
         self._reporters = Reporters(column)
         self.consumes = (column,)
-
-
-def named_load(name: str) -> Mapping[str, Need]:
-    """The load in flight is counted once for all; a producer that is named must exist all the same."""
-    return {} if name in ("", INFLIGHT_LOAD) else {"load": Need("inFlightLoadProducerName", name, DataProducer)}

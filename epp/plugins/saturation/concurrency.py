@@ -7,10 +7,9 @@ import numpy as np
 
 from epp.candidates import Candidates, Floats, Mask
 from epp.data import INFLIGHT_REQUESTS, INFLIGHT_TOKENS
-from epp.plugin import DataProducer, Filter, Need, Profile, SaturationDetector, plugin
+from epp.inflight_load import named_load
+from epp.plugin import Filter, Profile, SaturationDetector, plugin
 from epp.request import Request
-
-INFLIGHT_LOAD = "inflight-load-producer"
 
 
 class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
@@ -41,8 +40,7 @@ class Concurrency(SaturationDetector, Filter):
         self.consumes = by if mode == "requests" else tuple(full)
         self._full = [(column, float(full[column])) for column in by]
         self._limits = [(column, int(full[column] * (1.0 + params.headroom))) for column in by]
-        if params.in_flight_load_producer_name not in ("", INFLIGHT_LOAD):
-            self.needs = {"load": Need("inFlightLoadProducerName", params.in_flight_load_producer_name, DataProducer)}
+        self.needs = named_load(params.in_flight_load_producer_name)
 
     def saturation(self, candidates: Candidates) -> float:
         size = len(candidates)

@@ -1,19 +1,10 @@
 """Scorers: one score in [0, 1] per candidate."""
 
-from collections.abc import Mapping
-
 import numpy as np
 
 from epp.candidates import Floats, Scores
-from epp.plugin import DataProducer, Need
 
 FEW = 32
-INFLIGHT_LOAD = "inflight-load-producer"
-
-
-def named_load(name: str) -> Mapping[str, Need]:
-    """The load in flight is counted once for all; a producer that is named must exist all the same."""
-    return {} if name in ("", INFLIGHT_LOAD) else {"load": Need("inFlightLoadProducerName", name, DataProducer)}
 
 
 def fewest(values: Floats) -> Scores:

@@ -7,8 +7,9 @@ import numpy as np
 
 from epp.candidates import Candidates, Scores
 from epp.data import INFLIGHT_TOKENS
+from epp.inflight_load import named_load
 from epp.plugin import Profile, Scorer, plugin
-from epp.plugins.scorers import FEW, named_load
+from epp.plugins.scorers import FEW
 from epp.prefix.match import APPROXIMATE, prefix_match
 from epp.request import Request
 from epp.tokens import TOKENS, token_count
