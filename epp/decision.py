@@ -37,6 +37,12 @@ class ProfileRun:
         """Picked endpoints, best first."""
         return [self.candidates.endpoint(index) for index in self.picked]
 
+    @property
+    def row(self) -> int:
+        """Where the first pick stands in the snapshot: the index of its values in whatever was made for all endpoints."""
+        picked, rows = self.picked[0], self.candidates.rows
+        return picked if rows is None else int(rows[picked])
+
 
 class Decision:
     """Where the request goes: `targets` in order of preference; `headers` go to the model server with it.

@@ -34,10 +34,8 @@ def conditional(pipeline: Pipeline) -> Pipeline:
         match = None if key is None else request[key]
         run = decision.runs.get(decision.primary)
         blocks = None if match is None else match.blocks
-        if run is not None and blocks is not None:
-            picked, rows = run.picked[0], run.candidates.rows
-            if blocks.item(picked if rows is None else rows[picked]) > 0:
-                return
+        if run is not None and blocks is not None and blocks.item(run.row) > 0:
+            return
         raise Refused(Cause.NOT_CACHED)
 
     return replace(pipeline, pre_request=(gate, *pipeline.pre_request))

@@ -42,15 +42,9 @@ class Agreements:
 
 def agrees(real: ProfileRun, shadow: ProfileRun) -> bool:
     """Whether the shadow would have been as content with the real pick; both ran on one snapshot."""
-    row, own = _row(real), _row(shadow)
-    if row == own:
+    row = real.row
+    if row == shadow.row:
         return True
     rows = shadow.candidates.rows
     at = np.array([row]) if rows is None else np.flatnonzero(rows == row)
     return len(at) == 1 and bool(shadow.totals[at[0]] == shadow.totals[shadow.picked[0]])
-
-
-def _row(run: ProfileRun) -> int:
-    """Where the first pick stands in the snapshot."""
-    index, rows = run.picked[0], run.candidates.rows
-    return int(index if rows is None else rows[index])

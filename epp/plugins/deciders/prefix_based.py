@@ -65,7 +65,5 @@ class PrefixBased(Decider):
         match = request[self._match]
         if match is None or match.blocks is None:
             return True
-        picked = run.picked[0]
-        rows = run.candidates.rows
-        cached = int(match.blocks[picked if rows is None else rows[picked]]) * match.block_tokens
+        cached = int(match.blocks[run.row]) * match.block_tokens
         return tokens - cached >= self._uncached_min

@@ -193,8 +193,7 @@ class TokenWeighted(FairnessPolicy, ResponseComplete):
         run = decision.runs.get(decision.primary)
         if match is None or match.blocks is None or run is None:
             return 0.0
-        row = run.picked[0] if run.candidates.rows is None else run.candidates.rows[run.picked[0]]
-        return float(match.blocks[row]) * match.block_tokens
+        return float(match.blocks[run.row]) * match.block_tokens
 
     def _learn(self, fairness_id: str, bytes: int, prompt: float | None, output: float | None) -> None:
         habits = self._habits

@@ -202,8 +202,7 @@ class ApproximatePrefix(CutsPrompts, DataProducer, PreRequest, ResponseComplete)
 
     def _target(self, run: ProfileRun, match: PrefixMatch) -> tuple[int, int]:
         """Whom a profile picked, and how many blocks that endpoint holds."""
-        rows, picked = run.candidates.rows, run.picked[0]
-        row = picked if rows is None else int(rows[picked])
+        row = run.row
         held = 0 if match.blocks is None else int(match.blocks[row])
         return run.candidates.snapshot.endpoints[row].owner, held
 

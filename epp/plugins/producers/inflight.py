@@ -70,9 +70,7 @@ class InflightLoad(DataProducer, PreRequest, ResponseStreaming, ResponseComplete
         for name, run in decision.runs.items():
             if run is None:
                 continue
-            rows, row = run.candidates.rows, run.picked[0]
-            if rows is not None:
-                row = int(rows[row])
+            row = run.row
             target = run.candidates.snapshot.endpoints[row]
             tokens = prompt
             if match is not None and blocks is not None:

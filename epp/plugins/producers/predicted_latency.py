@@ -16,7 +16,7 @@ import numpy as np
 
 from epp.candidates import Candidates, Floats, Roster
 from epp.data import INFLIGHT_REQUESTS, INFLIGHT_TOKENS, KV_USAGE, WAITING, Datum
-from epp.decision import Decision, ProfileRun, Response
+from epp.decision import Decision, Response
 from epp.latency import TPOT_HEADERS, TTFT_HEADERS, LatencyPredictions, latency_predictions, objective_ms
 from epp.metrics import LAT, TPOT, Metric
 from epp.multimodal import media_match
@@ -253,10 +253,10 @@ class PredictedLatency(DataProducer, PreRequest, ResponseStreaming, ResponseComp
         if measured is None or measured.found is None or primary is None:
             return
         found, measured.found = measured.found, None  # a row or two of it are kept while the response is under way
-        measured.target = measured.prefill = found.at(_row(primary))
+        measured.target = measured.prefill = found.at(primary.row)
         prefill = decision.runs.get(decision.prefill)
         if prefill is not None and prefill is not primary:
-            measured.prefill = found.at(_row(prefill))
+            measured.prefill = found.at(prefill.row)
         if self.params.streaming_mode and measured.tpot_ms > 0.0:
             owner = measured.running_at = primary.targets[0].owner
             insort(self._running.setdefault(owner, []), measured.tpot_ms)
@@ -347,12 +347,6 @@ class PredictedLatency(DataProducer, PreRequest, ResponseStreaming, ResponseComp
     def _compare(self, request: Request, what: str, actual_ms: float, objective: float) -> None:
         if 0.0 < objective < actual_ms:
             self._violations.add(request.model, request.target_model, what)
-
-
-def _row(run: ProfileRun) -> int:
-    """The best target's row in the snapshot."""
-    picked = run.picked[0]
-    return picked if run.candidates.rows is None else int(run.candidates.rows[picked])
 
 
 def _whole(values: Floats) -> list[int]:
