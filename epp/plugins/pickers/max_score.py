@@ -1,31 +1,22 @@
 """Pick the best score; ties at random."""
 
-import random
 from collections.abc import Sequence
 
 import numpy as np
 
 from epp.candidates import Candidates, Scores
-from epp.plugin import Picker, Profile, Services, plugin
-from epp.plugins.pickers import Parameters, best
+from epp.plugin import Profile, plugin
+from epp.plugins.pickers import CountedPicker, Parameters, best
 from epp.request import Request
 
 FEW = 32
 
 
 @plugin("max-score-picker")
-class MaxScore(Picker):
+class MaxScore(CountedPicker):
     """The `maxNumOfEndpoints` best, best first."""
 
     Params = Parameters
-
-    def __init__(self, name: str, params: Parameters) -> None:
-        super().__init__(name, params)
-        self._count = max(1, params.max_num_of_endpoints)
-        self._rng: random.Random
-
-    def start(self, services: Services) -> None:
-        self._rng = services.rng
 
     def pick(self, request: Request, candidates: Candidates, totals: Scores, profile: Profile) -> Sequence[int]:
         if self._count > 1:

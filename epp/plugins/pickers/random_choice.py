@@ -1,30 +1,20 @@
 """Pick at random, whatever the scores, or among the best few."""
 
-import random
 from collections.abc import Sequence
 
 import numpy as np
 
 from epp.candidates import Candidates, Scores
-from epp.plugin import Picker, Profile, Services, plugin
-from epp.plugins.pickers import DrawParameters, best
+from epp.plugin import Profile, plugin
+from epp.plugins.pickers import DrawingPicker, DrawParameters, best
 from epp.request import Request
 
 
 @plugin("random-picker")
-class RandomChoice(Picker):
+class RandomChoice(DrawingPicker):
     """Every candidate is as likely as the others; with `topK` every one of the K best."""
 
     Params = DrawParameters
-
-    def __init__(self, name: str, params: DrawParameters) -> None:
-        super().__init__(name, params)
-        self._count = max(1, params.max_num_of_endpoints)
-        self._top = params.top_k
-        self._rng: random.Random
-
-    def start(self, services: Services) -> None:
-        self._rng = services.rng
 
     def pick(self, request: Request, candidates: Candidates, totals: Scores, profile: Profile) -> Sequence[int]:
         if not self._top:

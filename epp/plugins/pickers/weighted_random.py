@@ -3,31 +3,21 @@
 A-Res (Efraimidis and Spirakis, 2006): each candidate gets the key U^(1/score), U uniform in (0, 1); the largest keys win.
 """
 
-import random
 from collections.abc import Sequence
 
 import numpy as np
 
 from epp.candidates import Candidates, Scores
-from epp.plugin import Picker, Profile, Services, plugin
-from epp.plugins.pickers import DrawParameters, best
+from epp.plugin import Profile, plugin
+from epp.plugins.pickers import DrawingPicker, DrawParameters, best
 from epp.request import Request
 
 
 @plugin("weighted-random-picker")
-class WeightedRandom(Picker):
+class WeightedRandom(DrawingPicker):
     """Scores of 0 and less never win while another is above; if none is, all are alike."""
 
     Params = DrawParameters
-
-    def __init__(self, name: str, params: DrawParameters) -> None:
-        super().__init__(name, params)
-        self._count = max(1, params.max_num_of_endpoints)
-        self._top = params.top_k
-        self._rng: random.Random
-
-    def start(self, services: Services) -> None:
-        self._rng = services.rng
 
     def pick(self, request: Request, candidates: Candidates, totals: Scores, profile: Profile) -> Sequence[int]:
         uniform = np.array([self._rng.random() for _ in range(len(totals))])

@@ -1,1 +1,28 @@
 """Profile handlers: which profiles run, and what their results mean."""
+
+from collections.abc import Mapping, Sequence
+
+from epp.decision import Decision, ProfileRun
+from epp.errors import Cause, Refused
+from epp.plugin import Profile, ProfileHandler
+from epp.request import Request
+
+
+class OneProfile(ProfileHandler):
+    """For configurations with exactly one profile: it runs once, its targets are the result."""
+
+    def check(self, profiles: Sequence[str]) -> str | None:
+        if len(profiles) == 1:
+            return None
+        return f"{self.type_name} runs one profile, but {len(profiles)} are configured: {', '.join(profiles)}"
+
+    def pick(
+        self, request: Request, profiles: Mapping[str, Profile], runs: Mapping[str, ProfileRun | None]
+    ) -> Sequence[Profile]:
+        return () if runs else tuple(profiles.values())
+
+    def result(self, request: Request, runs: Mapping[str, ProfileRun | None]) -> Decision:
+        ((name, run),) = runs.items()
+        if run is None:
+            raise Refused(Cause.NO_ENDPOINT_LEFT)
+        return Decision(run.targets, runs, primary=name)

@@ -1,13 +1,13 @@
 """Data-parallel ranks behind one port: the gateway sends to that port, a header tells the server which rank was picked."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Annotated
 
 import msgspec
 
 from epp.decision import Decision, ProfileRun
-from epp.errors import Cause, Refused
-from epp.plugin import Profile, ProfileHandler, plugin
+from epp.plugin import plugin
+from epp.plugins.profiles import OneProfile
 from epp.plugins.profiles._ranks import RANK_HEADER, at_port
 from epp.request import Request
 
@@ -19,7 +19,7 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename
 
 
 @plugin("data-parallel-profile-handler")
-class DataParallel(ProfileHandler):
+class DataParallel(OneProfile):
     """Runs the one profile. The header names the best target as it was picked; all targets get the primary port.
 
     A rewritten target keeps slot and owner: what is in flight and what is cached is counted at the rank that was picked.
@@ -31,23 +31,9 @@ class DataParallel(ProfileHandler):
         super().__init__(name, params)
         self._port = params.primary_port
 
-    def check(self, profiles: Sequence[str]) -> str | None:
-        if len(profiles) == 1:
-            return None
-        return (
-            f"data-parallel-profile-handler runs one profile, but {len(profiles)} are configured: {', '.join(profiles)}"
-        )
-
-    def pick(
-        self, request: Request, profiles: Mapping[str, Profile], runs: Mapping[str, ProfileRun | None]
-    ) -> Sequence[Profile]:
-        return () if runs else tuple(profiles.values())
-
     def result(self, request: Request, runs: Mapping[str, ProfileRun | None]) -> Decision:
-        ((name, run),) = runs.items()
-        if run is None:
-            raise Refused(Cause.NO_ENDPOINT_LEFT)
-        ranks = run.targets
-        decision = Decision([at_port(rank, self._port) for rank in ranks] if self._port else ranks, runs, primary=name)
-        decision.headers[RANK_HEADER] = ranks[0].address
+        decision = super().result(request, runs)
+        decision.headers[RANK_HEADER] = decision.targets[0].address
+        if self._port:
+            decision.targets = tuple(at_port(rank, self._port) for rank in decision.targets)
         return decision

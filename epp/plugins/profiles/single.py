@@ -1,29 +1,9 @@
 """One profile: run it once, its targets are the result."""
 
-from collections.abc import Mapping, Sequence
-
-from epp.decision import Decision, ProfileRun
-from epp.errors import Cause, Refused
-from epp.plugin import Profile, ProfileHandler, plugin
-from epp.request import Request
+from epp.plugin import plugin
+from epp.plugins.profiles import OneProfile
 
 
 @plugin("single-profile-handler")
-class SingleProfile(ProfileHandler):
+class SingleProfile(OneProfile):
     """For configurations with exactly one profile."""
-
-    def check(self, profiles: Sequence[str]) -> str | None:
-        if len(profiles) == 1:
-            return None
-        return f"single-profile-handler runs one profile, but {len(profiles)} are configured: {', '.join(profiles)}"
-
-    def pick(
-        self, request: Request, profiles: Mapping[str, Profile], runs: Mapping[str, ProfileRun | None]
-    ) -> Sequence[Profile]:
-        return () if runs else tuple(profiles.values())
-
-    def result(self, request: Request, runs: Mapping[str, ProfileRun | None]) -> Decision:
-        ((name, run),) = runs.items()
-        if run is None:
-            raise Refused(Cause.NO_ENDPOINT_LEFT)
-        return Decision(run.targets, runs, primary=name)
