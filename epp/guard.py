@@ -12,9 +12,9 @@ from collections.abc import Callable, Generator, Iterable, Iterator, MutableMapp
 from typing import Any, Literal
 
 from epp.errors import ProducerFailed
-from epp.instrument import OWN_PACKAGE, C, Point, Wrap
+from epp.instrument import C, Point, Wrap
 from epp.metrics import Metric
-from epp.plugin import Plugin, Services, Waiting
+from epp.plugin import Plugin, Services, Waiting, foreign
 from epp.request import Request
 
 VIOLATIONS = Metric(
@@ -30,14 +30,9 @@ Name = str | tuple[str, str]
 Data = MutableMapping[Name, Any]
 
 
-def foreign(plugin: Plugin) -> bool:
-    """Whether a plugin is not one of ours."""
-    return not type(plugin).__module__.startswith(OWN_PACKAGE)
-
-
 def declared(plugins: Iterable[Plugin]) -> tuple[Metric, ...]:
     """The counter that is needed beside those that plugins declare themselves: none without a foreign plugin."""
-    return (VIOLATIONS,) if any(map(foreign, plugins)) else ()
+    return (VIOLATIONS,) if any(foreign(type(plugin)) for plugin in plugins) else ()
 
 
 def counted(services: Services) -> Violated:
@@ -62,7 +57,7 @@ def guard(violated: Violated) -> Wrap:
     """A wrap that tells `violated` of every access that is refused."""
 
     def wrap(point: Point, plugin: Plugin, call: C, /) -> C:
-        return _guarded(point, plugin, call, violated) if foreign(plugin) else call  # type: ignore[return-value]
+        return _guarded(point, plugin, call, violated) if foreign(type(plugin)) else call  # type: ignore[return-value]
 
     return wrap
 

@@ -1,8 +1,8 @@
 """What stands between the pipeline and a plugin's calls.
 
 `scorer` and `mask` hold foreign plugins to their promise (scores in [0, 1], a boolean for each candidate; our own are held to it by
-the contract tests, and pay nothing). `Wrap` is how
-others look at calls: durations, traces, explanations each bring one, and no call pays for those that are not there.
+the contract tests, and pay nothing). `Wrap` is how others look at calls: durations, traces, explanations each bring one, and no call
+pays for those that are not there.
 """
 
 import enum
@@ -13,10 +13,8 @@ import numpy as np
 
 from epp.candidates import Candidates, Mask, Scores
 from epp.errors import PluginFault
-from epp.plugin import Plugin, Profile, Scorer, ScorerCall
+from epp.plugin import Plugin, Profile, Scorer, ScorerCall, foreign
 from epp.request import Request
-
-OWN_PACKAGE = "epp.plugins."
 
 C = TypeVar("C", bound=Callable[..., Any])
 
@@ -54,7 +52,7 @@ def bare(_point: Point, _plugin: Plugin, call: C, /) -> C:
 def scorer(instance: Scorer) -> ScorerCall:
     """The bound `score`, clipped to [0, 1] with NaN as 0 and its shape checked unless it is one of ours."""
     score = instance.score
-    if type(instance).__module__.startswith(OWN_PACKAGE):
+    if not foreign(type(instance)):
         return score
 
     def clipped(request: Request, candidates: Candidates, profile: Profile) -> Scores | None:
@@ -73,7 +71,7 @@ def scorer(instance: Scorer) -> ScorerCall:
 
 def mask(instance: Plugin, call: Callable[..., Mask]) -> Callable[..., Mask]:
     """The bound `keep` or `screen`, with its mask checked unless it is one of ours: a list of rows would be taken for another choice."""
-    if type(instance).__module__.startswith(OWN_PACKAGE):
+    if not foreign(type(instance)):
         return call
 
     def checked(request: Request, candidates: Candidates, *more: Any) -> Mask:

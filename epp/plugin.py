@@ -574,6 +574,7 @@ class Profile:
 
 P = TypeVar("P", bound=type[Plugin])
 REGISTERED: dict[str, type[Plugin]] = {}
+OWN_PACKAGE = "epp.plugins."
 
 
 def plugin(type_name: str, *aliases: str) -> Callable[[P], P]:
@@ -590,3 +591,8 @@ def plugin(type_name: str, *aliases: str) -> Callable[[P], P]:
         return cls
 
     return register
+
+
+def foreign(cls: type[Plugin]) -> bool:
+    """Whether a class is not one of ours."""
+    return not cls.__module__.startswith(OWN_PACKAGE)

@@ -26,7 +26,7 @@ import msgspec
 
 import epp.plugins
 from epp.findings import nearest
-from epp.plugin import EXTENSION_POINTS, REGISTERED, Plugin, plugin
+from epp.plugin import EXTENSION_POINTS, OWN_PACKAGE, REGISTERED, Plugin, foreign, plugin
 from epp.plugin_class import fault
 
 ENTRY_POINTS = "epp.plugins"
@@ -135,7 +135,7 @@ def _import_all() -> None:
 
 
 def _own_modules() -> Iterator[str]:
-    for module in pkgutil.walk_packages(epp.plugins.__path__, "epp.plugins.", onerror=_unreadable):
+    for module in pkgutil.walk_packages(epp.plugins.__path__, OWN_PACKAGE, onerror=_unreadable):
         yield module.name
 
 
@@ -286,6 +286,6 @@ def instances(specs: Sequence[Spec]) -> tuple[dict[str, Plugin], list[Failed]]:
 
 def stability(cls: type[Plugin]) -> str:
     """What may be expected of a type: `stable`, `experimental` (needs a flag) or `external` (not one of ours)."""
-    if not cls.__module__.startswith("epp.plugins."):
+    if foreign(cls):
         return "external"
     return "experimental" if cls.type_name in EXPERIMENTAL_TYPES else "stable"

@@ -8,7 +8,7 @@ import pytest
 
 from epp.data import Datum
 from epp.errors import ProducerFailed
-from epp.guard import VIOLATIONS, counted, declared, foreign, guard, within
+from epp.guard import VIOLATIONS, counted, declared, guard, within
 from epp.instrument import Point
 from epp.plugin import DataProducer, Filter, NoParams, Plugin, PreRequest, Waiting
 from epp.plugins.scorers.queue_depth import QueueDepth
@@ -164,7 +164,6 @@ def test_a_producer_that_waits_is_held_to_it_until_its_work_is_done(seen: Seen, 
 
 def test_our_own_plugins_are_called_as_they_are(seen: Seen) -> None:
     own = QueueDepth("queue-scorer", NoParams())
-    assert not foreign(own)
     assert called(seen, own.score, Point.SCORER, own) == own.score
 
 
