@@ -1,6 +1,6 @@
 """What waits in each worker, and what workers ask of each other: one lane per worker, its owner writes, everybody reads.
 
-    lane    | waiting | its bytes | pending | dispatched | front: 0/1 | its priority | its claim | 0 |
+    lane    | waiting | its bytes | pending | dispatched | front: 0/1 | its priority | its claim | yielded |
             | evictable | best victim: priority | sent at | busy until | pending reclaim | reclaim target | 0 ... |
             | band 0: requests | bytes | oldest | answered requests | answered bytes | time | end | backlogged | band 1 ... |
             | positions: mark | position | mark | position | mark | position | mark | position | next line ... |

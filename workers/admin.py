@@ -1,4 +1,4 @@
-"""HTTP on the metrics port: `/metrics`, `/healthz`, `/readyz`. GET and HEAD only, HTTP/1.0 and 1.1, plain text; TLS if wanted.
+"""HTTP on the metrics port, whatever its pages are. GET and HEAD only, HTTP/1.0 and 1.1; TLS if wanted.
 
 `Request` is sans-I/O: bytes in, one request line and the headers that matter out. `AdminServer` puts it on a transport. Scrapers
 send short requests on few connections, so everything is small and bounded: heads, queries, connections (with those that are
@@ -294,9 +294,9 @@ def _refusal(status: HTTPStatus, text: str, fields: str = "") -> Answer:
     return Answer(f"{text}\n".encode(), status=status, fields=fields)
 
 
-FAILED_TEXT = b"this page failed; the log says why\n"
 FAILED_VERDICT = Verdict(HTTPStatus.INTERNAL_SERVER_ERROR, "this page failed; the log says why")
-FAILED = Answer(FAILED_TEXT, status=HTTPStatus.INTERNAL_SERVER_ERROR)
+FAILED_TEXT = f"{FAILED_VERDICT.text}\n".encode()
+FAILED = Answer(FAILED_TEXT, status=FAILED_VERDICT.status)
 
 
 class _Connection(asyncio.Protocol):

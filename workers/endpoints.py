@@ -347,8 +347,8 @@ class EndpointTable:
         self._inherited.clear()
         self._admit()
         waiting = {_identity(spec) for spec in self._waiting.values()}
-        for address in [address for address in self._remembered if address not in waiting]:
-            self._owners.retire(self._remembered.pop(address))
+        for identity in [identity for identity in self._remembered if identity not in waiting]:
+            self._owners.retire(self._remembered.pop(identity))
 
     def _good_again(self, member: Member, now: float) -> None:
         if member.condition is not Condition.FRESH:

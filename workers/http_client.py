@@ -311,7 +311,7 @@ class Connection(asyncio.Protocol):
                 caller.garbled(self, failure)
             else:
                 self._done(page)
-        elif self._caller is not None:
+        else:
             caller.lost(self, exc)
 
     def _done(self, page: bytes) -> None:

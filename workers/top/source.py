@@ -141,7 +141,7 @@ class Source:
                 EndpointLook(
                     name=e.name,
                     namespace=e.namespace,
-                    address=f"[{e.host}]:{e.port}" if ":" in e.host else f"{e.host}:{e.port}",
+                    address=e.address,
                     state=int(copy.state[e.slot]),
                     flags=int(copy.flags[e.slot]),
                     age_s=now - updated_at if updated_at else None,

@@ -150,7 +150,7 @@ class Connection(Output):
         self.receive(data)
 
     def tick(self, now: float) -> None:
-        """Enforce what has to happen within some time; called about once a second."""
+        """Enforce what has to happen within some time; called about twice a second."""
         self.now = now
         limits = self.limits
         if self._preface and now - self._began > limits.preface_seconds:

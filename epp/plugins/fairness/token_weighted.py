@@ -4,10 +4,9 @@
 
 When a request is dispatched its cost is estimated: its bytes times the flow's uncached prompt tokens per byte, plus the output
 tokens that the flow's answers had (both moving averages of what servers reported, of all flows where nothing was reported of this
-one), at most the request's own limit. When its
-answer has ended, the flow is credited or charged the difference to what was reported. What a server does not say of its cache the
-prefix match at the endpoint says instead; an answer that failed, or never came, cost nothing; one that was cut short without a
-report costs what was estimated.
+one), at most the request's own limit. When its answer has ended, the flow is credited or charged the difference to what was reported.
+What a server does not say of its cache the prefix match at the endpoint says instead; an answer that failed, or never came, cost
+nothing; one that was cut short without a report costs what was estimated.
 
 Each flow has a position: the tokens that it got, by weight. Who is the furthest behind goes first; it is deficit round robin with
 rounds as short as can be. The *time* of a band is the position from which the last one went. Of what each flow got all workers know, by
@@ -164,14 +163,14 @@ class TokenWeighted(FairnessPolicy, ResponseComplete):
             if limit is not None and limit < output:
                 output = float(max(0, limit))
             request[self._charged] = _Charge(account, fairness_id, item.bytes, prompt, output)
-        return min(max(1.0, prompt + output), TOKENS_MAX)
+        return _cost(prompt + output)
 
     def response_complete(self, request: Request, decision: Decision, response: Response) -> None:
         charge = request[self._charged]
         usage = response.usage
         if usage is None or (usage.prompt is None and usage.completion is None):
             if charge is not None and (response.status == 0 or response.status >= FAILED_FROM):
-                charge.account.owed += min(max(1.0, charge.prompt + charge.output), TOKENS_MAX)
+                charge.account.owed += _cost(charge.prompt + charge.output)
             return
         prompt = (
             None if usage.prompt is None else _bounded(usage.prompt - self._cached(request, decision, usage.cached))
@@ -181,9 +180,8 @@ class TokenWeighted(FairnessPolicy, ResponseComplete):
             self._learn(request.fairness_id, request.body_bytes, prompt, output)
             return
         self._learn(charge.fairness_id, charge.bytes, prompt, output)
-        charged = min(max(1.0, charge.prompt + charge.output), TOKENS_MAX)
         spent = (charge.prompt if prompt is None else prompt) + (charge.output if output is None else output)
-        charge.account.owed += charged - min(max(1.0, spent), TOKENS_MAX)
+        charge.account.owed += _cost(charge.prompt + charge.output) - _cost(spent)
 
     def _cached(self, request: Request, decision: Decision, reported: int | None) -> float:
         """Prompt tokens that the server did not compute."""
@@ -417,6 +415,11 @@ class Turns:
         if len(self._line) > 2 * self._in_line + VOID_MIN:
             self._line = [entry for entry in self._line if entry[1] == entry[2].number]
             heapify(self._line)
+
+
+def _cost(tokens: float) -> float:
+    """Of one request: no less than a token, so that everybody's turns cost something."""
+    return min(max(1.0, tokens), TOKENS_MAX)
 
 
 def _bounded(tokens: float) -> float:
