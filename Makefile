@@ -34,7 +34,7 @@ BASE ?=
 bench: $(READY_DEV)
 	@$(PYTHON) -m $(if $(BASE),tests.bench.against "$(BASE)",tests.bench) $(ARGS)
 
-# 1 to 8 workers, 8 to 1,000 endpoints, and what `epp size` predicts against a run: about a minute.
+# 1 to 8 workers, 8 to 1,000 endpoints, and what `epp size` predicts against two runs.
 bench-scaling: $(READY_DEV)
 	@$(PYTHON) -m tests.bench.scaling $(ARGS)
 
@@ -86,7 +86,7 @@ simulate: $(READY_DEV)
 bench-overload: $(READY_DEV)
 	@$(PYTHON) -m tests.bench.overload $(ARGS)
 
-# Memory of requests that wait, a million fairness ids, and (--five-minutes) a wait through Envoy.
+# Memory of requests that wait, 200,000 fairness ids, and (ARGS=--five-minutes) a wait through Envoy.
 bench-waiting: $(READY_DEV)
 	@$(PYTHON) -m tests.bench.waiting $(ARGS)
 

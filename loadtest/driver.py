@@ -32,9 +32,8 @@ PATH: Final = "/envoy.service.ext_proc.v3.ExternalProcessor/Process"
 WARM_UP_S: Final = 1.0
 CONNECT_S: Final = 5.0
 LAST_ANSWERS_S: Final = 30.0  # for what is under way at the end
-OPEN_LOOP_MAX: Final = (
-    20_000  # streams at once in one process: a picker that stands still must not take the machine along
-)
+# Streams at once in one process: a picker that stands still must not take the machine along.
+OPEN_LOOP_MAX: Final = 20_000
 ERRORS_SHOWN: Final = 3
 
 

@@ -277,15 +277,15 @@ class Connection(asyncio.Protocol):
         body = exchange.shape.whole(exchange.cached)
         exchange.sent = exchange.job.generated
         if exchange.cut_after is not None:
-            self._cut(200, JSON, body, exchange.echo)
+            self._cut(JSON, body, exchange.echo)
             return
         self.answer(200, JSON, body, exchange.echo)
         self._next()
 
-    def _cut(self, status: int, kind: bytes, body: bytes, extra: bytes = b"") -> None:
+    def _cut(self, kind: bytes, body: bytes, extra: bytes = b"") -> None:
         """Announce a whole answer, send half of it and close."""
         extra = self.server.label + extra
-        head = sim_http.head(status, kind, extra, length=len(body), close=False)
+        head = sim_http.head(200, kind, extra, length=len(body), close=False)
         self.ending = True
         self.transport.write(head + body[: len(body) // 2])
         self.transport.close()
@@ -353,7 +353,7 @@ class Connection(asyncio.Protocol):
             return
         page = server.page.render(time.time(), not_a_number=fault is ServerFault.NAN_METRICS)
         if fault is ServerFault.HALF_PAGE:
-            self._cut(200, CONTENT_TYPE, page)
+            self._cut(CONTENT_TYPE, page)
         elif fault is ServerFault.SLOW_METRICS:
             self.busy = True
             head = sim_http.head(200, CONTENT_TYPE, server.label, length=len(page), close=self.ending)
