@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from epp.model_rewrite import MODEL_CHARS_MAX, MODELS_MAX, RULES_MAX, TARGETS_MAX, WEIGHT_MAX, Rewrite, Rule, Target
+from workers.kube.pool import POOL_GROUP
 from workers.yaml_files import Fault, Node
 
 VERSION: Final = "v1alpha2"
@@ -30,7 +31,6 @@ OBJECTIVE: Final = "InferenceObjective"
 REWRITE: Final = "InferenceModelRewrite"
 KINDS: Final = (OBJECTIVE, REWRITE)
 OBJECTIVE_FIELDS: Final = frozenset(("priority", "poolRef"))  # of its spec
-POOL_GROUP: Final = "inference.networking.k8s.io"  # of a pool where nothing else is said
 EXACT: Final = "Exact"
 PRIORITY_END: Final = 1 << 31
 OBJECTS_MAX: Final = 4096  # of each kind

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from epp.model_rewrite import MODEL_CHARS_MAX, MODELS_MAX, RULES_MAX, TARGETS_MAX, Rewrite, Rule, Target
-from workers.object_kinds import POOL_GROUP, Found, PoolName, together
+from workers.kube.pool import POOL_GROUP
+from workers.object_kinds import Found, PoolName, together
 from workers.objects import FILES_MAX, Folder, parse_objects
 from workers.yaml_files import DiscoveryError
 

@@ -15,10 +15,10 @@ from tests.workers.test_supervisor import check, killed, page, run, serve_worker
 from workers.health import NOT_SERVING, SERVICE_UNKNOWN, SERVING
 from workers.instance import Instance
 from workers.kube.api import EMPTY, Api, Resource
-from workers.kube.pool import GROUP, PLURAL, VERSION
+from workers.kube.pool import PLURAL, POOL_GROUP, VERSION
 from workers.supervisor import Supervisor
 
-POOLS, PODS = Resource(GROUP, VERSION, PLURAL, "ns"), Resource("", "v1", "pods", "ns")
+POOLS, PODS = Resource(POOL_GROUP, VERSION, PLURAL, "ns"), Resource("", "v1", "pods", "ns")
 KUBERNETES = {"endpoints": "", "pool_given": True, "pool_name": "pool", "pool_namespace": "ns"}
 ELECTED = KUBERNETES | {"ha_enable_leader_election": True}
 COLD = "featureGates: [haPopulateNonLeaderDatastore=false]"

@@ -30,6 +30,7 @@ from workers.cli.flags import (
     flag,
 )  # fmt: skip
 from workers.cpus import available
+from workers.kube.pool import POOL_GROUP, PORTS_MAX
 from workers.kube.selector import parse
 from workers.tracing_settings import Settings, settings
 
@@ -50,8 +51,6 @@ ZAP_LEVELS = {
     "panic": "error",
     "fatal": "error",
 }
-POOL_GROUP = "inference.networking.k8s.io"
-TARGET_PORTS_MAX = 8
 TLS_VERSIONS = ("VersionTLS12", "VersionTLS13")
 TRUST = ("all", "none")
 PLUGIN_PATH = "Folder whose Python files bring further plugin types."
@@ -361,9 +360,9 @@ def _kubernetes(values: Mapping[str, Any], environ: Mapping[str, str], errors: l
         parse(selector)
     except ValueError as wrong:
         errors.append(f"--endpoint-selector: {wrong}")
-    if not 1 <= len(ports) <= TARGET_PORTS_MAX:
+    if not 1 <= len(ports) <= PORTS_MAX:
         errors.append(
-            f"--endpoint-selector needs --endpoint-target-ports with 1 to {TARGET_PORTS_MAX} ports, not {len(ports)}"
+            f"--endpoint-selector needs --endpoint-target-ports with 1 to {PORTS_MAX} ports, not {len(ports)}"
         )
     errors.extend(f"--endpoint-target-ports: {port} is not from 1 to 65535" for port in ports if not 1 <= port <= 65535)
     if not _deployment(environ):

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from workers.discovery import EndpointSpec
 from workers.kube.api import Resource
 from workers.kube.pods import Pod, decode_pod, specs_of
-from workers.kube.pool import GROUP, PLURAL, VERSION, Pool, decode_pool
+from workers.kube.pool import PLURAL, POOL_GROUP, VERSION, Pool, decode_pool
 from workers.kube.reflect import Api, Change, Outage, Reflector
 from workers.kube.selector import parse
 
@@ -115,7 +115,7 @@ class KubernetesDiscovery:
     def _pool_reflector(self) -> Reflector[Pool]:
         return Reflector(
             self._api,
-            Resource(GROUP, VERSION, PLURAL, self._wanted.namespace),
+            Resource(POOL_GROUP, VERSION, PLURAL, self._wanted.namespace),
             field=f"metadata.name={self._wanted.name}",
             decode=decode_pool,
             changed=self._pool_changed,

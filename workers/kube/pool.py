@@ -7,7 +7,7 @@ import msgspec
 
 from workers.kube.selector import Selector, of_labels
 
-GROUP: Final = "inference.networking.k8s.io"
+POOL_GROUP: Final = "inference.networking.k8s.io"  # where nothing else is said
 VERSION: Final = "v1"
 PLURAL: Final = "inferencepools"
 PORTS_MAX: Final = 8

@@ -8,13 +8,13 @@ network      ext_proc and health for gateways, /metrics for the monitoring, Envo
 
 from typing import Final
 
+from workers.kube.pool import POOL_GROUP
 from workers.manifests.settled import Settled
 from workers.manifests.values import Json
 from workers.manifests.workload import metadata
+from workers.object_kinds import GROUPS
 
 READ: Final = ["list", "watch"]
-POOL_GROUP: Final = "inference.networking.k8s.io"
-OBJECT_GROUPS: Final = ["llm-d.ai", "inference.networking.x-k8s.io"]
 RBAC: Final = "rbac.authorization.k8s.io"
 API_SERVER_PORTS: Final = (443, 6443)
 
@@ -36,7 +36,7 @@ def _rules(found: Settled) -> list[Json]:
             {"apiGroups": [POOL_GROUP], "resources": ["inferencepools"], "resourceNames": [found.pool], "verbs": READ}
         )
         objects = ["inferenceobjectives", "inferencemodelrewrites"]
-        rules.append({"apiGroups": OBJECT_GROUPS, "resources": objects, "verbs": READ})
+        rules.append({"apiGroups": list(GROUPS), "resources": objects, "verbs": READ})
     if found.elects:
         leases = {"apiGroups": ["coordination.k8s.io"], "resources": ["leases"]}
         rules.append({**leases, "verbs": ["create"]})  # by name nothing can be created

@@ -1,6 +1,6 @@
 """Objects of the field's own kinds: the pool and its objectives, how a gateway reaches them, what the monitoring reads."""
 
-from workers.manifests.access import POOL_GROUP
+from workers.kube.pool import POOL_GROUP
 from workers.manifests.settled import Settled
 from workers.manifests.values import Json
 from workers.manifests.workload import metadata

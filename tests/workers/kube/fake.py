@@ -10,13 +10,13 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mappi
 from typing import Any, NamedTuple, TypeVar, cast
 
 from workers.kube.api import EMPTY, ApiError, Resource, Unreachable
-from workers.kube.pool import GROUP
+from workers.kube.pool import POOL_GROUP
 from workers.kube.selector import parse
 
 BOOKMARK_S = 60.0
 Object = dict[str, Any]
 R = TypeVar("R")
-POOLS = Resource(GROUP, "v1", "inferencepools", "space")
+POOLS = Resource(POOL_GROUP, "v1", "inferencepools", "space")
 PODS = Resource("", "v1", "pods", "space")
 
 
