@@ -11,13 +11,14 @@ List tells of the ext_proc service, and with leader election of readiness and li
 The supervisor serves it on a port of its own, in plaintext. With `--health-checking` each worker also serves it beside its
 ext_proc streams, with their TLS; there a worker speaks for itself, and goes on while the supervisor is being replaced.
 
-Check and List answer; Watch and everything else is UNIMPLEMENTED. The two messages are small enough to be read and written by
-hand: a request is one string, an answer one enum.
+Check and List answer; Watch and everything else is UNIMPLEMENTED. The two messages are read and written without generated classes:
+a request is one string, an answer one enum.
 """
 
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from epp.protocol import wire
 from epp.protocol.codec import field
 from workers.transport.interface import Application, Handler, Metadata, Stream
 
@@ -115,32 +116,14 @@ class _Unary:
 
 
 def read_service(request: bytes) -> str:
-    """The string field 1 of a message; the last one counts, other fields are skipped."""
-    service, at = "", 0
+    """The string field 1 of a message; the last one counts, other fields are skipped. Raises ValueError on what is no request."""
     if len(request) > SERVICE_BYTES_MAX:
         raise ValueError(f"a health check has at most {SERVICE_BYTES_MAX} bytes")
-    while at < len(request):
-        key, at = _varint(request, at)
-        wire = key & 7
-        if wire == 0:
-            _, at = _varint(request, at)
-            continue
-        size, at = _varint(request, at) if wire == 2 else ({1: 8, 5: 4}.get(wire, len(request) + 1), at)
-        if at + size > len(request):
-            raise ValueError("not a HealthCheckRequest")
-        if key == 0x0A:
-            service = request[at : at + size].decode()
-        at += size
+    service = ""
+    try:
+        for number, value in wire.fields(request):
+            if number == 1:
+                service = wire.text(value)
+    except ValueError as problem:
+        raise ValueError(f"not a HealthCheckRequest: {problem}") from None
     return service
-
-
-def _varint(data: bytes, at: int) -> tuple[int, int]:
-    value = 0
-    for shift in range(0, 70, 7):
-        if at >= len(data):
-            break
-        byte, at = data[at], at + 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value, at
-    raise ValueError("not a HealthCheckRequest")
