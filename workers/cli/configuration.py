@@ -30,17 +30,21 @@ NAME = re.compile(r"[a-z0-9](?:[-a-z0-9.]*[a-z0-9])?")
 BYTES_MAX = 4 * yaml_nodes.TEXT_MAX  # of UTF-8; `load` refuses what is too long
 
 
+def read_bytes(path: str, most: int = -1) -> bytes:
+    """What is in a file, or on standard input for `-`; no more than `most` bytes of it, if that is given."""
+    try:
+        if path == STDIN:
+            return sys.stdin.buffer.read(most)
+        with open(path, "rb") as file:
+            return file.read(most)
+    except OSError as error:
+        raise BadConfiguration(f"{path}: error[unreadable]: {error.strerror or error}") from error
+
+
 def read_file(path: str) -> str:
     """The text of a file, or of standard input for `-`."""
     try:
-        if path == STDIN:
-            content = sys.stdin.buffer.read(BYTES_MAX + 1)
-        else:
-            with open(path, "rb") as file:
-                content = file.read(BYTES_MAX + 1)
-        return content.decode("utf-8-sig")
-    except OSError as error:
-        raise BadConfiguration(f"{path}: error[unreadable]: {error.strerror or error}") from error
+        return read_bytes(path, BYTES_MAX + 1).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise BadConfiguration(f"{path}: error[unreadable]: not UTF-8 at byte {error.start}") from error
 

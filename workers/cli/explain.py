@@ -1,6 +1,5 @@
 """`epp explain`: why a request went where it went."""
 
-import sys
 import traceback
 import urllib.error
 import urllib.parse
@@ -15,7 +14,7 @@ from epp.errors import PluginFault
 from epp.explain import Explanation
 from epp.isolation import culprit
 from workers import explain_view, offline
-from workers.cli.configuration import add_plugins, load_text, plugin_path_option, read_file
+from workers.cli.configuration import add_plugins, load_text, plugin_path_option, read_bytes, read_file
 from workers.cli.flags import BadConfiguration
 from workers.decisions_page import decoded, encoded
 from workers.object_kinds import Found, together
@@ -71,7 +70,7 @@ def command(
         raise click.UsageError("offline needs both, --request and --endpoints-file")
     if request_file:
         config = _config(config_file, allow_experimental_plugins, plugin_path)
-        asked = offline.Asked(path, _headers(headers), _body(request_file))
+        asked = offline.Asked(path, _headers(headers), read_bytes(request_file))
         found = [_offline(config, asked, endpoints_file, objects_dir)]
     else:
         found = _live(url, request_id, count)
@@ -120,10 +119,6 @@ def _offline(config: EffectiveConfig, asked: offline.Asked, endpoints_file: str,
         raise click.ClickException(
             f"plugin '{plugin.name}' fails: {type(failed).__name__}: {failed}{where}"
         ) from failed
-
-
-def _body(path: str) -> bytes:
-    return read_file(path).encode() if path != "-" else sys.stdin.buffer.read()
 
 
 def _headers(given: tuple[str, ...]) -> dict[str, str]:

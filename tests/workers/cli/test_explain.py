@@ -114,6 +114,12 @@ def test_a_request_that_cannot_be_read_is_explained_as_refused(files: tuple[str,
     assert result.exit_code == 0 and "refused: invalid-body" in result.output
 
 
+def test_a_long_request_is_read_whole(files: tuple[str, str], tmp_path: Path) -> None:
+    (tmp_path / "long.json").write_text(json.dumps({"model": "m", "prompt": "x" * (5 << 20)}))
+    result = run(files[0], f"--request={tmp_path / 'long.json'}")
+    assert result.exit_code == 0 and "sent to" in result.output
+
+
 @pytest.mark.parametrize(
     "args",
     [("--request=x",), ("--endpoints-file=x",), ("--last", "--request-id=a"), ("--url=ftp://x",), ("--header=x",)],
