@@ -69,7 +69,7 @@ _long_escape = re.compile(rb"\\[u/]").search
 _escape: Final = re.compile(rb"[^\\](\\u(?![dD][c-fC-F]))")  # that is no second half of a pair
 _encode = msgspec.json.Encoder(order="sorted").encode
 _decode = msgspec.json.Decoder().decode
-UNREADABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+UNREADABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)  # what decoders raise on bad JSON
 
 
 class Message(msgspec.Struct):

@@ -13,7 +13,7 @@ import msgspec
 from epp.errors import Cause, Refused
 from epp.model_rewrite import MODEL_CHARS_MAX
 from epp.plugins.parsers import _canonical, _parts
-from epp.plugins.parsers._canonical import BRACKET, EMPTY, QUOTE, Message, Raw, first, present
+from epp.plugins.parsers._canonical import BRACKET, EMPTY, QUOTE, UNREADABLE, Message, Raw, first, present
 from epp.request import Parts, Prompt, Request
 
 T = TypeVar("T")
@@ -87,7 +87,7 @@ def decoded(decoder: msgspec.json.Decoder[T], body: bytes | memoryview) -> T:
     """A body as JSON. Raises Refused."""
     try:
         return decoder.decode(body)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except UNREADABLE as error:
         raise Refused(Cause.INVALID_BODY, f"invalid request body: {error}") from None
 
 

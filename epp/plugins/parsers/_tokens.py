@@ -1,8 +1,8 @@
 """Prompts that come as token ids: what is hashed, and what who tokenises is told.
 
-The ids are 32-bit words in little-endian order; media among them stand by their hashes (`epp.prefix.blocks.with_media`).
-Of a long list only the first ids are read at once (`_canonical.first_ids`); what
-stands behind them is hashed as it is, and read when somebody asks for all ids.
+The ids are 32-bit words in little-endian order; media among them stand by their hashes (`epp.prefix.blocks.with_media`). Of a long
+list only the first ids are read at once (`_canonical.first_ids`); what stands behind them is hashed as it is, and read when somebody
+asks for all ids.
 """
 
 from array import array

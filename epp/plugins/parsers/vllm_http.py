@@ -7,7 +7,7 @@ import msgspec
 from epp.errors import Cause, Refused
 from epp.plugin import Parser, plugin
 from epp.plugins.parsers import _canonical, _openai, _tokens
-from epp.plugins.parsers._canonical import EMPTY, Raw, present
+from epp.plugins.parsers._canonical import EMPTY, UNREADABLE, Raw, present
 from epp.request import Feature, Request
 
 GENERATE: Final = "inference/v1/generate"
@@ -69,7 +69,7 @@ class VllmHttp(Parser):
             head, rest = _canonical.first_ids(raw) if present(raw) else (b"[]", b"")
             ids = _ids.decode(head)
             media = _media(found.features)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        except UNREADABLE as error:
             raise Refused(Cause.INVALID_BODY, f"invalid generate request: {error}") from None
         if not ids:
             raise Refused(Cause.INVALID_BODY, "invalid generate request: must have non-empty token_ids field")
