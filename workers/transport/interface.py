@@ -96,9 +96,7 @@ class Status:
     """The gRPC status codes that a transport gives of itself."""
 
     OK = 0
-    UNKNOWN = 2
     DEADLINE_EXCEEDED = 4
     RESOURCE_EXHAUSTED = 8
     UNIMPLEMENTED = 12
     INTERNAL = 13
-    UNAVAILABLE = 14
