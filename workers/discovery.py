@@ -47,7 +47,7 @@ Labels = tuple[tuple[str, str], ...]
 
 
 class EndpointSpec(NamedTuple):
-    """An endpoint as discovery knows it; `host` is an IP address.
+    """An endpoint as discovery knows it; `host` is an IP address, where its metrics are too.
 
     `uid` tells a server from another one that has its name and address later; "" where nothing does.
     """
@@ -57,8 +57,6 @@ class EndpointSpec(NamedTuple):
     host: str
     port: int
     labels: Labels = ()
-    metrics_host: str = ""
-    metrics_port: int = 0
     uid: str = ""
 
     @property
@@ -81,7 +79,7 @@ class Entry(NamedTuple):
 
     def at(self, address: str) -> EndpointSpec:
         name = self.name if self.is_address else f"{self.name}-{address}"
-        return EndpointSpec(self.namespace, name, address, self.port, self.labels, address, self.port)
+        return EndpointSpec(self.namespace, name, address, self.port, self.labels)
 
 
 class Changes(NamedTuple):

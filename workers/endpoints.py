@@ -320,7 +320,7 @@ class EndpointTable:
         return member
 
     def _change(self, member: Member, spec: EndpointSpec) -> None:
-        """Labels or the place of its metrics are other ones; the server is the same."""
+        """Labels are other ones; the server is the same."""
         member.spec = spec
         self._scraper.change(member.target, *self._scrape_of(spec))
 
@@ -368,8 +368,7 @@ class EndpointTable:
             self._log.tell(Kind.DRAINED, Change(change.endpoint, change.address, lasted_s=self._now - since))
 
     def _scrape_of(self, spec: EndpointSpec) -> tuple[tuple[str, int], PageReader]:
-        address = (spec.metrics_host or spec.host, spec.metrics_port or spec.port)
-        return address, self._extractor.extraction(dict(spec.labels), self._wanted)
+        return (spec.host, spec.port), self._extractor.extraction(dict(spec.labels), self._wanted)
 
     def _moved(self, *, endpoints: bool = False) -> None:
         self._endpoints_moved |= endpoints
@@ -437,9 +436,9 @@ def longest(records: Sequence[EndpointRecord], excess: int) -> list[EndpointReco
 
 
 def spec_of(record: EndpointRecord) -> EndpointSpec:
-    """As discovery knew it; where its metrics are is not written down: beside its requests, as everywhere so far."""
+    """As discovery knew it."""
     place = (record.namespace, record.name, record.host, record.port)
-    return EndpointSpec(*place, tuple(sorted(record.labels.items())), record.host, record.port, record.uid)
+    return EndpointSpec(*place, tuple(sorted(record.labels.items())), record.uid)
 
 
 def _identity(server: EndpointSpec | EndpointRecord) -> Identity:

@@ -327,8 +327,7 @@ def test_a_successor_frees_what_a_killed_predecessor_claimed_but_did_not_write_d
 def test_a_successor_that_resumes_goes_on_scraping_before_discovery_says_anything() -> None:
     shared = Shared()
     known = [
-        spec(name, host, a="x", b="y")._replace(uid=name * 3, metrics_host=host, metrics_port=8000)
-        for name, host in (("a", "10.0.0.1"), ("b", "10.0.0.2"))
+        spec(name, host, a="x", b="y")._replace(uid=name * 3) for name, host in (("a", "10.0.0.1"), ("b", "10.0.0.2"))
     ]
     Supervisor(shared).apply(*known)
     before = seen(shared)

@@ -95,7 +95,7 @@ def specs_of(pod: Pod, selector: Selector, ports: Sequence[int]) -> tuple[Endpoi
     host = str(address)
     active = active_ports(pod.active_ports, ports)
     return tuple(
-        EndpointSpec(pod.namespace, f"{pod.name}-rank-{rank}", host, port, pod.labels, host, port, pod.uid)
+        EndpointSpec(pod.namespace, f"{pod.name}-rank-{rank}", host, port, pod.labels, pod.uid)
         for rank, port in enumerate(ports)
         if port in active
     )
