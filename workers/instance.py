@@ -78,7 +78,7 @@ PIPE_BYTES_MIN = 1 << 16
 REPORT_BYTES_MAX = 4096
 LOADED = "loaded"  # the supervisor's gauge: 1 once the first endpoints are known
 LEADS_UNTIL = "leads_until_ms"  # the supervisor's gauge: when it stops to lead, on the clock of `workers.kube.lease`; 0: it does not
-LEAVING = "leaving"  # a worker's gauge, see `workers.memory.Turn`: it has outgrown its share, or accepts no more
+LEAVING = "leaving"  # a worker's gauge, see `workers.memory.Watch`: it has outgrown its share, or accepts no more
 FEWER = "take less of it by a lower --workers-max, --max-endpoints or --index-entries"
 OWN_GAUGES = (LOADED, LEADS_UNTIL, LEAVING, query_of_death.DECIDING, *decisions.SCALARS)
 
