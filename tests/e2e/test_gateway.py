@@ -7,9 +7,11 @@ import random
 import select
 import socket
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import hpack
 import pytest
 
 from tests.e2e.cluster import (
@@ -23,15 +25,18 @@ from tests.e2e.cluster import (
     chat,
     completion,
     events,
+    eventually,
     write_endpoints,
 )
 from tests.e2e.conftest import Gateway
+from tests.faults.client import DATA, END_HEADERS, HEADERS, PREFACE, SETTINGS, frame
 from workers.demo.children import descendants
 from workers.demo.envoy_config import PickerTls
 from workers.demo.stack import LOOPBACK
 
 MIB = 1 << 20
 PIECE = 40_000
+BYTES_ALONE = 200_000  # Envoy bears 10,000 frames ahead by default
 
 
 def pieces(body: bytes) -> Iterator[bytes]:
@@ -196,3 +201,21 @@ def test_a_gateway_may_speak_tls_to_a_picker_with_a_certificate_of_its_own(gatew
     assert ask(cluster.envoy(picker), COMPLETIONS, body).status == 503, (
         "a plaintext gateway gets no answer from a TLS port"
     )
+
+
+def test_a_client_that_sends_its_body_byte_by_byte_ends_nobody_elses_request(gateway: Gateway) -> None:
+    port = gateway.cluster.envoy(gateway.picker, threads=1)  # all share its connections
+    with ThreadPoolExecutor() as others:
+        long_ = completion("a long answer", max_tokens=300, stream=True)
+        answers = [others.submit(ask, port, COMPLETIONS, long_) for _ in range(4)]
+        assert eventually(lambda: sum(gateway.picker.gauge("streams_open")) >= 4)
+        body = completion("x" * BYTES_ALONE, max_tokens=1)
+        fields = (":method", "POST"), (":scheme", "http"), (":authority", "x"), (":path", COMPLETIONS)
+        pieces = [frame(DATA, 0, 1, body[at : at + 1]) for at in range(len(body))]
+        with socket.create_connection((LOOPBACK, port)) as client:
+            client.sendall(PREFACE + frame(SETTINGS, 0, 0))
+            assert client.recv(1)  # its settings, and a window for all of it
+            client.sendall(frame(HEADERS, END_HEADERS, 1, hpack.Encoder().encode(fields)) + b"".join(pieces))
+            found = [answer.result() for answer in answers]
+    assert [answer.status for answer in found] == [200] * 4
+    assert all(answer.body.endswith(b"data: [DONE]\n\n") for answer in found)

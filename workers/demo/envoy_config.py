@@ -41,6 +41,7 @@ ROUND_ROBIN_CLUSTER = "model-servers-round-robin"
 CONCURRENT_MAX = 40_000
 MESSAGE_TIMEOUT_S = 600
 STREAMS_PER_CONNECTION = 16
+FRAMES_AHEAD_MAX = 1_000_000  # from 10,000 on, the tiny pieces of one client would end the connection for all
 CONNECT_TIMEOUT_S = 1
 KEEP_ALIVE_S = 4  # uvicorn, and so vLLM, closes an idle connection after 5 s: be first
 _TYPES = "type.googleapis.com/envoy."
@@ -180,7 +181,12 @@ def _picker_cluster(picker: Address, tls: PickerTls | None) -> Json:
         "connect_timeout": f"{CONNECT_TIMEOUT_S}s",
         "circuit_breakers": _breakers(),
         "typed_extension_protocol_options": _protocol(
-            {"http2_protocol_options": {"max_concurrent_streams": STREAMS_PER_CONNECTION}}
+            {
+                "http2_protocol_options": {
+                    "max_concurrent_streams": STREAMS_PER_CONNECTION,
+                    "max_outbound_frames": FRAMES_AHEAD_MAX,
+                }
+            }
         ),
         "load_assignment": _static(PICKER_CLUSTER, [picker]),
     }
