@@ -1,5 +1,6 @@
 """Requests through Envoy, the picker and a simulated server, and back."""
 
+import contextlib
 import hashlib
 import http.client
 import json
@@ -203,19 +204,34 @@ def test_a_gateway_may_speak_tls_to_a_picker_with_a_certificate_of_its_own(gatew
     )
 
 
-def test_a_client_that_sends_its_body_byte_by_byte_ends_nobody_elses_request(gateway: Gateway) -> None:
-    port = gateway.cluster.envoy(gateway.picker, threads=1)  # all share its connections
+@contextlib.contextmanager
+def served_throughout(gateway: Gateway) -> Iterator[int]:
+    """The port of an Envoy through which others get long answers meanwhile, on the same connections to the picker."""
+    port = gateway.cluster.envoy(gateway.picker, threads=1)
     with ThreadPoolExecutor() as others:
-        long_ = completion("a long answer", max_tokens=300, stream=True)
-        answers = [others.submit(ask, port, COMPLETIONS, long_) for _ in range(4)]
+        body = completion("a long answer", max_tokens=300, stream=True)
+        answers = [others.submit(ask, port, COMPLETIONS, body) for _ in range(4)]
         assert eventually(lambda: sum(gateway.picker.gauge("streams_open")) >= 4)
-        body = completion("x" * BYTES_ALONE, max_tokens=1)
-        fields = (":method", "POST"), (":scheme", "http"), (":authority", "x"), (":path", COMPLETIONS)
-        pieces = [frame(DATA, 0, 1, body[at : at + 1]) for at in range(len(body))]
-        with socket.create_connection((LOOPBACK, port)) as client:
-            client.sendall(PREFACE + frame(SETTINGS, 0, 0))
-            assert client.recv(1)  # its settings, and a window for all of it
-            client.sendall(frame(HEADERS, END_HEADERS, 1, hpack.Encoder().encode(fields)) + b"".join(pieces))
-            found = [answer.result() for answer in answers]
+        yield port
+        found = [answer.result() for answer in answers]
     assert [answer.status for answer in found] == [200] * 4
     assert all(answer.body.endswith(b"data: [DONE]\n\n") for answer in found)
+
+
+def test_a_client_that_sends_its_body_byte_by_byte_ends_nobody_elses_request(gateway: Gateway) -> None:
+    body = completion("x" * BYTES_ALONE, max_tokens=1)
+    fields = (":method", "POST"), (":scheme", "http"), (":authority", "x"), (":path", COMPLETIONS)
+    alone = b"".join([frame(DATA, 0, 1, body[at : at + 1]) for at in range(len(body))])
+    with served_throughout(gateway) as port, socket.create_connection((LOOPBACK, port)) as client:
+        client.sendall(PREFACE + frame(SETTINGS, 0, 0))
+        assert client.recv(1)  # its settings, and a window for all of it
+        client.sendall(frame(HEADERS, END_HEADERS, 1, hpack.Encoder().encode(fields)) + alone)
+
+
+def test_clients_that_leave_again_and_again_end_nobody_elses_request(gateway: Gateway) -> None:
+    begun = f"POST {COMPLETIONS} HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\n".encode() + b'{"model":'
+    with served_throughout(gateway) as port:
+        for _ in range(200):
+            with contextlib.ExitStack() as clients:
+                for _ in range(64):
+                    clients.enter_context(socket.create_connection((LOOPBACK, port))).sendall(begun)

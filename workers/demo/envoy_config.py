@@ -41,7 +41,10 @@ ROUND_ROBIN_CLUSTER = "model-servers-round-robin"
 CONCURRENT_MAX = 40_000
 MESSAGE_TIMEOUT_S = 600
 STREAMS_PER_CONNECTION = 16
-FRAMES_AHEAD_MAX = 1_000_000  # from 10,000 on, the tiny pieces of one client would end the connection for all
+# By default one client that sends its body byte by byte (10,000 frames), or some that leave at once (1,000 resets), end the connection
+# to the picker, and with it everybody's requests.
+FRAMES_AHEAD_MAX = 1_000_000
+RESETS_AHEAD_MAX = 100_000
 CONNECT_TIMEOUT_S = 1
 KEEP_ALIVE_S = 4  # uvicorn, and so vLLM, closes an idle connection after 5 s: be first
 _TYPES = "type.googleapis.com/envoy."
@@ -185,6 +188,7 @@ def _picker_cluster(picker: Address, tls: PickerTls | None) -> Json:
                 "http2_protocol_options": {
                     "max_concurrent_streams": STREAMS_PER_CONNECTION,
                     "max_outbound_frames": FRAMES_AHEAD_MAX,
+                    "max_outbound_control_frames": RESETS_AHEAD_MAX,
                 }
             }
         ),
