@@ -17,6 +17,7 @@ import click
 import msgspec
 
 from epp.client_headers import GROUPS
+from epp.plugins.extractors.metrics_source import INTERVAL_S_MAX
 from workers.cli.flags import (
     BOOL,
     COUNT,
@@ -191,7 +192,7 @@ _FLAGS = (
     flag("state-dir", str, "", "Folder that keeps the prefix index and its secret over restarts. [default: none]"),
     flag("run-dir", str, "/dev/shm/epp", "Folder for what names this instance."),
     flag("instance", str, "", "Name of this instance on this machine. [default: epp-<gRPC port>]"),
-    flag("refresh-metrics-interval", DURATION, "50ms", "Period of metric scrapes, at least 50ms."),
+    flag("refresh-metrics-interval", DURATION, "50ms", "Period of metric scrapes, 50ms to 10m."),
     flag("enable-grpc-stream-metrics", BOOL, "false", "Count ext_proc streams by their end and their duration."),
     flag("metrics-legacy-names", BOOL, "true", "Show metrics under their older names too."),
     flag("debug-remote", BOOL, "false", "Serve /debug pages to peers other than loopback too."),
@@ -274,6 +275,8 @@ def collect(values: Mapping[str, Any], environ: Mapping[str, str]) -> tuple[Opti
             f"--refresh-metrics-interval {interval_s:g}s is below the minimum; it is {SCRAPE_INTERVAL_MIN_S:g}s"
         )
         interval_s = SCRAPE_INTERVAL_MIN_S
+    if interval_s > INTERVAL_S_MAX:
+        errors.append(f"--refresh-metrics-interval {interval_s:g}s is above the maximum, {INTERVAL_S_MAX:g}s")
     level = _level(values, errors)
     tracing = _tracing(values, environ, errors, warnings)
     if errors:

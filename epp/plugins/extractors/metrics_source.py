@@ -8,6 +8,7 @@ import msgspec
 from epp.plugin import DataSource, plugin
 from epp.quantities import parse_duration
 
+INTERVAL_S_MAX = 600.0  # older values say nothing of a server's load, and each tick has a bucket
 _PATH = re.compile(r"/[!-~]*")
 
 
@@ -53,4 +54,6 @@ class MetricsDataSource(DataSource):
         self.client_cert_path = params.client_cert_path
         self.client_key_path = params.client_key_path
         seconds = parse_interval(params.interval) if params.interval is not None else 0.0
+        if seconds > INTERVAL_S_MAX:
+            raise ValueError(f"interval: {params.interval} is above the maximum, {INTERVAL_S_MAX:g}s")
         self.interval_s = seconds or None

@@ -294,6 +294,11 @@ def test_what_holds_anyway_is_accepted_without_a_word(flag: str) -> None:
     assert warned(flag) == []
 
 
+def test_a_scrape_interval_in_which_everything_grows_stale_is_refused() -> None:
+    (line,) = refused("--refresh-metrics-interval=601s")
+    assert line == "error: --refresh-metrics-interval 601s is above the maximum, 600s"
+
+
 def test_a_scrape_interval_below_the_minimum_is_raised_with_a_warning() -> None:
     result, options = run("--refresh-metrics-interval=10ms")
     assert options is not None

@@ -16,7 +16,7 @@ def test_the_defaults_scrape_plain_http_at_metrics_with_the_flags_period() -> No
 
 @pytest.mark.parametrize(
     ("text", "seconds"),
-    [("50ms", 0.05), ("1s", 1.0), ("1m30s", 90.0), ("1.5h", 5400.0), ("250us", 0.00025), ("+1s", 1.0)],
+    [("50ms", 0.05), ("1s", 1.0), ("1m30s", 90.0), (".1h", 360.0), ("250us", 0.00025), ("+1s", 1.0)],
 )
 def test_intervals_are_durations(text: str, seconds: float) -> None:
     assert source(interval=text).interval_s == pytest.approx(seconds)
@@ -31,6 +31,11 @@ def test_what_is_no_duration_is_refused(text: str) -> None:
 def test_an_interval_of_nothing_is_the_flags_period() -> None:
     assert source(interval="0").interval_s is None
     assert source(interval="0s").interval_s is None
+
+
+def test_a_period_in_which_everything_grows_stale_is_refused() -> None:
+    with pytest.raises(ValueError, match="interval: 2h is above the maximum, 600s"):
+        source(interval="2h")
 
 
 def test_a_path_gets_its_slash_and_may_not_carry_a_second_header() -> None:
