@@ -424,7 +424,7 @@ def tls_context(verify_with: str | None, certificate: str = "", key: str = "") -
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
     if certificate:
-        context.load_cert_chain(certificate, key)
+        context.load_cert_chain(certificate, key, password=lambda: "")  # never ask on a terminal
     return context
 
 

@@ -46,6 +46,7 @@ from epp.metrics import (
     counter_groups,
 )
 from epp.pipeline import Pipeline
+from epp.plugins.extractors.core_metrics import CoreMetricsExtractor
 from epp.plugins.extractors.metrics_source import MetricsDataSource
 from shm.documents import DocumentSchema
 from shm.flow_lanes import BANDS_MAX, FlowLanes, FlowSchema
@@ -58,6 +59,7 @@ from shm.table import TableSchema
 from workers import decisions, query_of_death
 from workers.index_limits import PrefixUse, prefix_use
 from workers.index_state import kept_secret
+from workers.scrape import source_tls
 
 if TYPE_CHECKING:
     import ssl
@@ -87,6 +89,10 @@ log = structlog.get_logger()
 
 class StartError(Exception):
     """Something that this machine refuses; the text names it, the rule and the fix."""
+
+
+class Unusable(StartError):
+    """A file that a flag or the configuration names, or a flag itself: starting again changes nothing."""
 
 
 class Family(NamedTuple):
@@ -148,7 +154,7 @@ class Instance:
         "_page", "bus", "certificates", "config", "counter_groups", "deadly", "decision_schema", "decisions", "document_schema",
         "documents", "families", "family", "flow_lanes", "health_listener", "identity", "index", "index_schema", "lanes", "life",
         "listener", "lock", "measures", "metrics_certificates", "metrics_listener", "options", "parent_pid", "prefix_seed",
-        "prefix_use", "reports", "scrape_interval_s", "segments", "series", "table", "table_schema", "timers", "wakeups",
+        "prefix_use", "reports", "scrape_interval_s", "scrape_tls", "segments", "series", "table", "table_schema", "timers", "wakeups",
     )  # fmt: skip
 
     def __init__(self, options: "Options", config: Any) -> None:
@@ -179,6 +185,15 @@ class Instance:
             instance.unlink()
             raise
         return instance
+
+    @property
+    def scraped(self) -> tuple[MetricsDataSource, CoreMetricsExtractor]:
+        """The source that fills the table, and who reads its pages."""
+        for scraped in self.config.sources:
+            for extractor in scraped.extractors:
+                if isinstance(scraped.source, MetricsDataSource) and isinstance(extractor, CoreMetricsExtractor):
+                    return scraped.source, extractor
+        raise AssertionError("a checked configuration has a metrics source with an extractor")
 
     @property
     def has_objects(self) -> bool:
@@ -412,6 +427,10 @@ class Instance:
 
     def _know_secrets(self) -> None:
         self.prefix_seed = prefix_seed(self.options)
+        try:
+            self.scrape_tls = source_tls(self.scraped[0])
+        except ValueError as wrong:
+            raise Unusable(f"{self.config.source}: {wrong}") from wrong
         self.certificates, self.metrics_certificates = certificates(self.options)
 
     def _segment(self, part: str, plan: Plan) -> tuple[Segment, Plan]:
@@ -562,11 +581,11 @@ def prefix_seed(options: "Options") -> int:
         with open(options.prefix_secret_file, "rb") as file:
             secret = file.read().strip()
     except OSError as refused:
-        raise StartError(
+        raise Unusable(
             f"--prefix-secret-file {options.prefix_secret_file} cannot be read: {refused.strerror}"
         ) from refused
     if len(secret) < 16:
-        raise StartError(
+        raise Unusable(
             f"--prefix-secret-file {options.prefix_secret_file} has {len(secret)} bytes: a secret has at least 16"
         )
     return _seed(secret)
@@ -586,4 +605,4 @@ def certificates(options: "Options") -> tuple["Certificates | None", "Certificat
     try:
         return of_ext_proc(options), of_metrics(options)
     except TlsError as refused:
-        raise StartError(str(refused)) from refused
+        raise Unusable(str(refused)) from refused

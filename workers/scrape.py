@@ -26,6 +26,7 @@ What this does not do: choose endpoints, read pages' meaning, or write shared me
 import asyncio
 import errno
 import math
+import ssl
 import time
 from collections import Counter
 from collections.abc import Callable, Hashable
@@ -63,6 +64,27 @@ PAUSE_S = 0.25
 FLOOD_PAUSE_S = 1.0
 
 Member = TypeVar("Member", bound=Hashable)
+
+
+def source_tls(source: MetricsDataSource) -> ssl.SSLContext | None:
+    """For pages over https, None for http. Raises ValueError with what is wrong with the certificates."""
+    if source.scheme == "http":
+        return None
+    authorities = "" if source.insecure_skip_verify else source.ca_cert_path
+    own = (
+        ("caCertPath", authorities),
+        ("clientCertPath", source.client_cert_path),
+        ("clientKeyPath", source.client_key_path),
+    )
+    files = ", ".join(f"{name} {path}" for name, path in own if path)
+    try:
+        return tls_context(
+            None if source.insecure_skip_verify else authorities, source.client_cert_path, source.client_key_path
+        )
+    except OSError as refused:  # ssl.SSLError is one
+        why = getattr(refused, "reason", None) or refused.strerror or "not PEM, or the key has a password"
+        needs = "PEM certificates, and a certificate's own unencrypted PEM key"
+        raise ValueError(f"plugin '{source.name}': {files}: not usable ({why}); need {needs}") from refused
 
 
 def fresh_for(interval_s: float) -> float:
@@ -291,18 +313,15 @@ class Scraper:
         source: MetricsDataSource,
         loop: asyncio.AbstractEventLoop,
         *,
-        base_interval_s: float,
+        interval_s: float,
+        tls: ssl.SSLContext | None,
         inflight: Callable[[int], int],
         sink: Sink,
     ) -> Self:
-        """As a data source is configured; OSError when its certificates cannot be read."""
-        tls = None
-        if source.scheme == "https":
-            verify_with = None if source.insecure_skip_verify else source.ca_cert_path
-            tls = tls_context(verify_with, source.client_cert_path, source.client_key_path)
+        """As a data source is configured; `tls` is `source_tls` of it."""
         return cls(
             loop,
-            interval_s=source.interval_s or base_interval_s,
+            interval_s=interval_s,
             path=source.path,
             port=source.port,
             connect=Dialer(loop, tls).dial,

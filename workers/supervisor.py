@@ -30,8 +30,6 @@ import uvloop
 from epp.document import STANDBY_GATE
 from epp.metrics import PREDICTION
 from epp.plugins.discovery.file import FileDiscovery
-from epp.plugins.extractors.core_metrics import CoreMetricsExtractor
-from epp.plugins.extractors.metrics_source import MetricsDataSource
 from epp.plugins.producers.inflight import InflightLoad
 from shm.documents import DocumentReader, DocumentWriter
 from shm.lanes import Lane
@@ -218,7 +216,7 @@ class Supervisor:
 
     def _data_layer(self, loop: asyncio.AbstractEventLoop) -> tuple[EndpointTable, Scraper]:
         instance = self.instance
-        source, extractor = scraped_by(instance.config)
+        source, extractor = instance.scraped
         wanted = scraped_columns(instance.config.pipeline)
         table = EndpointTable(
             loop,
@@ -237,7 +235,8 @@ class Supervisor:
         scraper = Scraper.of(
             source,
             loop,
-            base_interval_s=instance.scrape_interval_s,
+            interval_s=instance.scrape_interval_s,
+            tls=instance.scrape_tls,
             inflight=instance.lanes.slot_inflight,
             sink=table,
         )
@@ -439,7 +438,7 @@ class Supervisor:
             name=instance.options.pool_name,
             fresh_for_s=fresh_for(instance.scrape_interval_s),
         )
-        source, extractor = scraped_by(instance.config)
+        source, extractor = instance.scraped
         plugins = instance.config.pipeline.plugins
         return MetricsPage(
             instance.lanes,
@@ -560,12 +559,3 @@ class ScrapeCounts:
         counts = (found.taken, found.late, failed, found.extract_errors)
         for place, before, count in zip(self._places, self._before, counts, strict=True):
             self._lane.counters[place] = max(self._lane.counters[place], before + count)
-
-
-def scraped_by(config: Any) -> tuple[MetricsDataSource, CoreMetricsExtractor]:
-    """The source that fills the table, and who reads its pages."""
-    for scraped in config.sources:
-        for extractor in scraped.extractors:
-            if isinstance(scraped.source, MetricsDataSource) and isinstance(extractor, CoreMetricsExtractor):
-                return scraped.source, extractor
-    raise AssertionError("a checked configuration has a metrics source with an extractor")

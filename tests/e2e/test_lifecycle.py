@@ -272,6 +272,17 @@ def test_a_port_in_use_is_an_error_that_names_it(cluster: Cluster) -> None:
     assert first.ready()
 
 
+def test_files_of_flags_that_cannot_be_used_are_wrong_configuration(cluster: Cluster) -> None:
+    config = cluster.directory / "good.yaml"
+    config.write_text(picker_config(write_endpoints(cluster.directory / "endpoints.yaml", [("127.0.0.1", 1)])))
+    grpc, health, metrics = free_ports(3)
+    plain = serve(config, grpc, health, metrics, 1, cluster.directory / "run")
+    for flag in ("--metrics-cert-dir", "--prefix-secret-file"):
+        done = run([*plain, f"{flag}=/nowhere"])
+        assert done.returncode == 78
+        assert f"error: {flag}" in done.stderr
+
+
 def test_an_unknown_field_is_refused_with_its_place(cluster: Cluster) -> None:
     config = cluster.directory / "wrong.yaml"
     config.write_text("plugins:\n- type: queue-scorer\nschedulingProfile: []\n")

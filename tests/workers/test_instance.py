@@ -13,7 +13,16 @@ from epp.config import load
 from epp.metrics import ATTEMPTS, ERROR, LabelCaps
 from shm.segment import SegmentError
 from tests.workers.instances import made, options
-from workers.instance import Instance, StartError, certificates, listen, packet_pipe, prefix_seed, shared_bytes
+from workers.instance import (
+    Instance,
+    StartError,
+    Unusable,
+    certificates,
+    listen,
+    packet_pipe,
+    prefix_seed,
+    shared_bytes,
+)
 
 
 def test_everything_is_there_and_recorded(tmp_path: Path) -> None:
@@ -228,7 +237,7 @@ def test_suites_of_tls_1_3_may_be_listed_and_without_others_there_is_no_older_ve
     ],
 )
 def test_tls_that_cannot_be_is_refused(tmp_path: Path, changes: dict, why: str) -> None:
-    with pytest.raises(StartError, match=why):
+    with pytest.raises(Unusable, match=why):
         certificates(options(tmp_path, secure_serving=True, **changes))
 
 

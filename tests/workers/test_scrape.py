@@ -4,6 +4,7 @@ import asyncio
 import datetime
 import errno
 import ipaddress
+import re
 import socket
 import ssl
 from collections import Counter
@@ -36,6 +37,7 @@ from workers.scrape import (
     Scraper,
     Target,
     fresh_for,
+    source_tls,
 )
 
 PAGE = b"vllm:num_requests_waiting 3\n"
@@ -770,7 +772,9 @@ def test_https_pages_are_scraped_with_and_without_verification(tmp_path: Any) ->
             params = MetricsDataSource.Params(scheme="https", **params)  # type: ignore[arg-type]
             source = MetricsDataSource("s", params)
             seen[name] = Seen()
-            scraper = Scraper.of(source, loop, base_interval_s=0.05, inflight=lambda slot: 0, sink=seen[name])
+            scraper = Scraper.of(
+                source, loop, interval_s=0.05, tls=source_tls(source), inflight=lambda slot: 0, sink=seen[name]
+            )
             scraper.start()
             scraper.add("a", 0, address, reader())
             scrapers.append(scraper)
@@ -784,6 +788,31 @@ def test_https_pages_are_scraped_with_and_without_verification(tmp_path: Any) ->
         await asyncio.sleep(0.05)
 
     run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("params", "named"),
+    [
+        (
+            {"insecure_skip_verify": False, "ca_cert_path": "/nowhere/ca.pem"},
+            "caCertPath /nowhere/ca.pem: not usable (No such file",
+        ),
+        (
+            {"client_cert_path": "/nowhere/c", "client_key_path": "/nowhere/k"},
+            "clientCertPath /nowhere/c, clientKeyPath /nowhere/k: ",
+        ),
+        (
+            {"insecure_skip_verify": False, "ca_cert_path": __file__},
+            f"caCertPath {__file__}: not usable (NO_CERTIFICATE",
+        ),
+    ],
+)
+def test_certificates_for_https_pages_that_cannot_be_used_are_refused_by_name(
+    params: dict[str, Any], named: str
+) -> None:
+    source = MetricsDataSource("metrics", MetricsDataSource.Params(scheme="https", **params))
+    with pytest.raises(ValueError, match=re.escape(f"plugin 'metrics': {named}")):
+        source_tls(source)
 
 
 def _certificate(directory: Any) -> tuple[Any, Any]:

@@ -23,6 +23,7 @@ from workers.exit_codes import ExitCode
 from workers.health import CHECK, NOT_SERVING, SERVING
 from workers.instance import Instance
 from workers.supervisor import Supervisor
+from workers.transport.tls import self_signed
 from workers.yaml_files import DiscoveryError
 
 PAGE = b"""\
@@ -257,6 +258,22 @@ def test_a_restarted_picker_knows_what_its_predecessor_learned_of_endpoints_that
         await life("127.0.0.1:2,127.0.0.1:3", find)
         await life("127.0.0.1:2,127.0.0.1:3", find_nothing, state_dir="")
         await life("127.0.0.1:2", find_nothing, index_entries=8192)
+
+    run(scenario)
+
+
+def test_a_successor_needs_no_file_of_the_scrapes_certificates(tmp_path: Path) -> None:
+    """The parent has read them: a supervisor that is killed after they have gone could not come back."""
+    authority = tmp_path / "ca.pem"
+    authority.write_bytes(self_signed()[0])
+    parameters = f"{{scheme: https, insecureSkipVerify: false, caCertPath: {authority}}}"
+
+    async def scenario() -> None:
+        source = f"plugins:\n- {{type: metrics-data-source, parameters: {parameters}}}\n"
+        with made(tmp_path / "run", source) as instance:
+            authority.unlink()
+            async with supervised(instance):
+                pass
 
     run(scenario)
 

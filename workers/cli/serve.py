@@ -14,7 +14,7 @@ from workers.cli.configuration import load_config
 from workers.cli.flags import BadConfiguration
 from workers.cli.options import Options, serve_options
 from workers.discovery import File, parse_flag
-from workers.instance import Instance, StartError
+from workers.instance import Instance, StartError, Unusable
 from workers.kube.api import ready_to_connect
 from workers.objects import Folder
 from workers.yaml_files import DiscoveryError
@@ -37,6 +37,8 @@ def command(options: Options) -> None:
     with parent.signals_held():
         try:
             instance = Instance.create(options, config)
+        except Unusable as wrong:
+            raise BadConfiguration(f"error: {wrong}") from wrong
         except (StartError, SegmentError) as refused:
             raise click.ClickException(str(refused)) from refused
         from workers import supervisor, worker  # once for all children, and only when there will be some
