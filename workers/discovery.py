@@ -2,7 +2,8 @@
 
     text -> entries (host may be a name) -> endpoints (addresses only) -> appeared, changed, gone
 
-- An endpoint is known by namespace/name; given twice, the last counts.
+- An endpoint is known by namespace/name; given twice, the last counts. That, one server under two names, and fields that nobody
+  knows are said.
 - At start a bad file, or one bad entry, is refused, all faults at once, each with file and line.
   Later a bad file leaves the last good set, and a bad entry is left out; each fault is reported
   when it is new, not at every reload of the same text.
@@ -26,14 +27,18 @@ from typing import Any, NamedTuple
 
 import watchfiles
 
+from epp.findings import nearest
 from workers.yaml_files import FAULTS_SHOWN_MAX, DiscoveryError, Fault, Node, documents, read_file
 
+FIELDS = ("name", "namespace", "address", "port", "labels")
+EXPLAINED = ("values", "inFlight", "inFlightTokens", "cached", "state")  # what `epp explain` reads beside them
 LABELS_MAX = 256  # of one endpoint
 ENTRIES_MAX = 65_536
 ADDRESSES_MAX = 1024  # of one name
 RESOLVE_EVERY_S = 30.0
 RESOLVE_S_MAX = 5.0
 RESOLVES_AT_ONCE = 4
+NAMES_S_MAX = 10.0  # for all that are new; well within the time that the parent gives a first start
 LOOK_EVERY_S = 5.0
 WATCH_STEP_MS = 20
 WATCH_DEBOUNCE_MS = 200
@@ -102,26 +107,45 @@ def diff(before: Iterable[EndpointSpec], after: Iterable[EndpointSpec]) -> Chang
 
 
 class Parsed(NamedTuple):
-    """The good entries of a file, and what is wrong with the others."""
+    """The good entries of a file, what is wrong with the others, and what is odd."""
 
     entries: list[Entry]
     faults: list[str]
+    remarks: list[str]
 
 
 def parse_file(text: bytes, path: str) -> Parsed:
     """Endpoints of a YAML or JSON file; DiscoveryError when the file as a whole is no such list."""
     nodes = _endpoint_nodes(text, path)
     entries: dict[tuple[str, str], Entry] = {}
+    lines: dict[tuple[str, str], int] = {}
     faults: list[str] = []
+    remarks: list[str] = []
     for node in nodes:
         try:
             entry = _entry(node)
         except Fault as fault:
             faults.append(f"{path}:{fault.line}: {fault}")
-        else:
-            entries.pop((entry.namespace, entry.name), None)
-            entries[entry.namespace, entry.name] = entry
-    return Parsed(list(entries.values()), faults)
+            continue
+        key = entry.namespace, entry.name
+        if entries.pop(key, None) is not None:
+            remarks.append(
+                f"{path}:{node.line}: endpoint '{entry.name}' is given again, first in line {lines[key]}; the last counts"
+            )
+        entries[key], lines[key] = entry, node.line
+        remarks += (
+            f"{path}:{value.line}: field '{field}' of endpoint '{entry.name}' has no effect ({nearest(field, FIELDS)})"
+            for field, value in node.value.items()
+            if field not in (*FIELDS, *EXPLAINED)
+        )
+    servers: dict[tuple[str, int], Entry] = {}
+    for key, entry in entries.items():
+        other = servers.setdefault((entry.host, entry.port), entry)
+        if other is not entry:
+            remarks.append(
+                f"{path}:{lines[key]}: endpoint '{entry.name}' is where '{other.name}' is: one server counts as two"
+            )
+    return Parsed(list(entries.values()), faults, remarks)
 
 
 def parse_flag(text: str) -> list[Entry]:
@@ -134,7 +158,10 @@ def parse_flag(text: str) -> list[Entry]:
             if match is None:
                 raise ValueError("write host:port, or [address]:port for IPv6")
             host = _host(match[1] if match[1] is not None else match[2])
-            entries[part] = Entry("default", part, host, _port(match[3]))
+            entry = Entry("default", part, host, _port(match[3]))
+            if any((entry.host, entry.port) == (other.host, other.port) for other in entries.values()):
+                raise ValueError("is given twice")
+            entries[part] = entry
         except ValueError as wrong:
             faults.append(f"--endpoints: '{part}': {wrong}")
     if not entries and not faults:
@@ -145,7 +172,9 @@ def parse_flag(text: str) -> list[Entry]:
 
 
 def _endpoint_nodes(data: bytes, path: str) -> list[Node]:
-    root, *_ = documents(data, path) or [Node(1, None, is_null=True)]
+    root, *more = [node for node in documents(data, path) if not node.is_null] or [Node(1, None, is_null=True)]
+    if more:
+        raise DiscoveryError([f"{path}:{more[0].line}: a second document; write all endpoints into one list"])
     listed = root.value.get("endpoints") if isinstance(root.value, dict) else None
     if listed is None or not isinstance(listed.value, list):
         line = (listed or root).line
@@ -238,7 +267,7 @@ class Names:
             self._known.setdefault(name, assumed)
 
     async def resolve(self, names: Collection[str]) -> bool:
-        """Look all of them up, forget others; True when an address came or went."""
+        """Look all of them up; True when an address came or went."""
         before = dict(self._known)
         gate = asyncio.Semaphore(RESOLVES_AT_ONCE)
 
@@ -247,10 +276,13 @@ class Names:
                 await self._look_up(name)
 
         await asyncio.gather(*map(one, names))
+        return self._known != before
+
+    def keep(self, names: Collection[str]) -> None:
+        """Forget all others."""
         for gone in self._known.keys() - set(names):
             del self._known[gone]
         self._failing &= set(names)
-        return self._known != before
 
     async def _look_up(self, name: str) -> None:
         loop = asyncio.get_running_loop()
@@ -303,12 +335,16 @@ class Discovery:
         self._changed()
 
     async def use(self, entries: list[Entry]) -> None:
-        """The entries are these from now on. New names are looked up before they count."""
-        names = {entry.host for entry in entries if not entry.is_address}
-        new = any(not self._names.known(name) for name in names)
+        """The entries are these from now on. New names are looked up before they count.
+
+        A resolver that hangs holds up nobody else for long: then count addresses, and the names that are known by now."""
         self._entries = entries
-        if new:
-            await self._names.resolve(names)
+        names = self._to_resolve()
+        self._names.keep(names)
+        if any(not self._names.known(name) for name in names):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(NAMES_S_MAX):
+                    await self._names.resolve(names)
         self._changed()
 
     async def resolve_forever(self) -> None:
@@ -319,9 +355,12 @@ class Discovery:
 
     async def resolve(self) -> None:
         """Look all names up again."""
-        names = {entry.host for entry in self._entries if not entry.is_address}
+        names = self._to_resolve()
         if names and await self._names.resolve(names):
             self._changed()
+
+    def _to_resolve(self) -> set[str]:
+        return {entry.host for entry in self._entries if not entry.is_address}
 
     def _addresses(self, entry: Entry) -> tuple[str, ...]:
         return (entry.host,) if entry.is_address else self._names.known(entry.host)
@@ -341,7 +380,7 @@ class File:
         self.directory = os.path.dirname(os.path.abspath(path))
         self._report = report
         self._text: bytes | None = None
-        self._faults: frozenset[str] = frozenset()
+        self._told: frozenset[str] = frozenset()
 
     def load(self) -> list[Entry]:
         """All entries; DiscoveryError names every fault."""
@@ -350,6 +389,7 @@ class File:
         if parsed.faults:
             raise DiscoveryError(parsed.faults)
         self._text = text
+        self._tell(parsed.remarks)
         return parsed.entries
 
     def reload(self) -> list[Entry] | None:
@@ -361,18 +401,18 @@ class File:
             self._text = text
             parsed = parse_file(text, self.path)
         except DiscoveryError as failure:
-            self._tell_faults(failure.faults, "the last good endpoints stay")
+            self._tell([f"{fault}; the last good endpoints stay" for fault in failure.faults])
             return None
-        self._tell_faults(parsed.faults, "this endpoint is left out")
+        self._tell([*(f"{fault}; this endpoint is left out" for fault in parsed.faults), *parsed.remarks])
         return parsed.entries
 
-    def _tell_faults(self, faults: list[str], what_follows: str) -> None:
-        new = [fault for fault in faults if fault not in self._faults]
-        for fault in new[:FAULTS_SHOWN_MAX]:
-            self._report(f"{fault}; {what_follows}")
+    def _tell(self, findings: list[str]) -> None:
+        new = [finding for finding in findings if finding not in self._told]
+        for finding in new[:FAULTS_SHOWN_MAX]:
+            self._report(finding)
         if len(new) > FAULTS_SHOWN_MAX:
-            self._report(f"{self.path}: and {len(new) - FAULTS_SHOWN_MAX} more faults")
-        self._faults = frozenset(faults)
+            self._report(f"{self.path}: and {len(new) - FAULTS_SHOWN_MAX} more of this kind")
+        self._told = frozenset(findings)
 
 
 async def follow(file: File, use: Callable[[list[Entry]], Any]) -> None:

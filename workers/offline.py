@@ -37,12 +37,12 @@ from epp.request import DEFAULT_FLOW, Request, Subset
 from shm.lanes import Lane, Lanes
 from shm.segment import Region
 from shm.series import SeriesWriter
-from workers.discovery import Entry, File
+from workers.discovery import Entry, parse_file
 from workers.instance import families, lane_schema_of, series_schema_of
 from workers.object_kinds import Objects
 from workers.renaming import parse_renamed
 from workers.services import WorkerServices
-from workers.yaml_files import DiscoveryError
+from workers.yaml_files import DiscoveryError, read_file
 
 SEED = 0  # ties are drawn alike every time
 NO_OBJECTS = Objects()
@@ -169,26 +169,32 @@ class FilePool:
 
 def _read(path: str) -> tuple[list[Entry], list[Known]]:
     try:
-        entries = File(path, report=lambda _: None).load()
-        with open(path, encoding="utf-8-sig") as file:
-            text = file.read()
+        data = read_file(path)
+        parsed = parse_file(data, path)
     except DiscoveryError as wrong:
         raise Wrong(str(wrong)) from wrong
     findings = Findings(path)
-    root = yaml_nodes.read(text, findings)
-    assert root is not None  # as discovery has found
-    assert isinstance(root.value, dict)
-    listed = root.value["endpoints"].value
+    root = yaml_nodes.read(data.decode("utf-8-sig"), findings)
+    _refuse(findings)
+    assert root is not None
+    assert isinstance(root.value, dict)  # as discovery has found
+    listed, entries = root.value["endpoints"].value, parsed.entries
     assert isinstance(listed, list)
+    if parsed.faults or len(listed) != len(entries):  # or one is given twice, as the remarks say
+        raise Wrong(str(DiscoveryError([*parsed.faults, *parsed.remarks])))
     known = [
         parameters.decode(Known, node, f"endpoint '{entry.name}'", node.place, findings)
         for node, entry in zip(listed, entries, strict=True)
     ]
+    _refuse(findings)
+    return entries, [k for k in known if isinstance(k, Known)]
+
+
+def _refuse(findings: Findings) -> None:
     try:
         findings.raise_errors()
     except ConfigErrors as errors:
         raise Wrong(str(errors)) from errors
-    return entries, [k for k in known if isinstance(k, Known)]
 
 
 def _check_names(config: EffectiveConfig, path: str, entries: Sequence[Entry], known: Sequence[Known]) -> None:

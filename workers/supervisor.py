@@ -75,7 +75,6 @@ HEALTH_MESSAGE_BYTES_MAX = 16 * 1024
 SWEEP_S = 0.05
 SWEEP_BUCKETS = 8192
 WORKER_BEAT_MAX_S = 1.0  # a worker that has not beaten for longer does not count for readiness
-NAMES_S_MAX = 10.0  # for all names of the first start; well within the time that the parent gives it
 ORPHANED_GRACE_S = 5.0
 GOODBYE_S = 2.0
 SEAT = 0
@@ -318,11 +317,7 @@ class Supervisor:
             discovery.resume(entries, table.inherited())
             self._keep(discovery.use(entries))
         else:
-            try:
-                async with asyncio.timeout(NAMES_S_MAX):
-                    await discovery.use(entries)
-            except TimeoutError:  # the resolver hangs: the endpoints with addresses, and names that are known by now
-                discovery.resume(entries, ())
+            await discovery.use(entries)
         self._keep(discovery.resolve_forever())
         return True
 

@@ -3,6 +3,8 @@
 Built from events: PyYAML's own composer recurses in C without limit. Aliases are refused, and so is what is nested too deep.
 """
 
+import os
+import stat
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
@@ -42,13 +44,20 @@ class Node(NamedTuple):
 def read_file(path: str) -> bytes:
     """The file's bytes; DiscoveryError when it cannot be read or is too large."""
     try:
-        with open(path, "rb") as file:
+        with open(path, "rb", opener=_without_waiting) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise DiscoveryError([f"{path}: is a pipe or a device; it is read again and again, so give a file"])
             text = file.read(FILE_BYTES_MAX + 1)
     except OSError as failure:
         raise DiscoveryError([f"{path}: cannot be read: {failure.strerror}"]) from failure
     if len(text) > FILE_BYTES_MAX:
         raise DiscoveryError([f"{path}: larger than {FILE_BYTES_MAX} bytes; split the pool"])
     return text
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    """A pipe that nobody writes to would hold up whoever opens it."""
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def documents(data: bytes, path: str) -> list[Node]:
@@ -84,11 +93,14 @@ def build(event: yaml.Event, events: Iterator[yaml.Event], depth: int) -> Node:
         return Node(line, items)
     if isinstance(event, yaml.MappingStartEvent):
         pairs: dict[str, Node] = {}
+        lines: dict[str, int] = {}
         while not isinstance(event := next(events), yaml.MappingEndEvent):
             key = build(event, events, depth + 1)
             value = build(next(events), events, depth + 1)
             if isinstance(key.value, str):
-                pairs[key.value] = value
+                if key.value in pairs:
+                    raise Fault(key.line, f"'{key.value}' is given twice; first in line {lines[key.value]}")
+                pairs[key.value], lines[key.value] = value, key.line
         return Node(line, pairs)
     assert isinstance(event, yaml.ScalarEvent)
     return Node(line, event.value, event.implicit[0] and event.value in ("", "~", "null"))

@@ -39,17 +39,45 @@ ENTRIES = [
 
 
 def test_yaml_and_json_files_are_read_and_unknown_keys_ignored() -> None:
-    assert parse_file(GOOD, "f") == (ENTRIES, [])
+    assert parse_file(GOOD, "f")[:2] == (ENTRIES, [])
     as_json = json.dumps(yaml.safe_load(GOOD.replace(b"gpu: 4", b'gpu: "4"')), indent="\t")
-    assert parse_file(as_json.encode(), "f") == (ENTRIES, [])
-    assert parse_file(b"\xef\xbb\xbfendpoints: []", "f") == ([], [])
+    assert parse_file(as_json.encode(), "f")[:2] == (ENTRIES, [])
+    assert parse_file(b"\xef\xbb\xbfendpoints: []", "f") == ([], [], [])
+    assert parse_file(b"---\nendpoints: []\n---\n", "f") == ([], [], [])
 
 
 def test_of_an_endpoint_given_twice_the_last_counts() -> None:
     entries = [f"- {{name: a, address: 10.0.0.{n}, port: {n}}}" for n in (1, 2)]
-    assert parse_file("\n".join(["endpoints:", *entries]).encode(), "f").entries == [
-        Entry("default", "a", "10.0.0.2", 2)
+    parsed = parse_file("\n".join(["endpoints:", *entries]).encode(), "f")
+    assert parsed.entries == [Entry("default", "a", "10.0.0.2", 2)]
+    assert parsed.remarks == ["f:3: endpoint 'a' is given again, first in line 2; the last counts"]
+
+
+def test_a_server_under_two_names_and_a_field_that_nobody_knows_are_said_and_both_endpoints_stay() -> None:
+    entries = [
+        "- {name: a, address: '::1', port: 1}",
+        "- {name: b, address: '0::1', port: 1, lables: {x: y}, cached: 1}",
     ]
+    parsed = parse_file("\n".join(["endpoints:", *entries]).encode(), "f")
+    assert [entry.name for entry in parsed.entries] == ["a", "b"]
+    assert parsed.remarks == [
+        "f:3: field 'lables' of endpoint 'b' has no effect (did you mean 'labels'?)",
+        "f:3: endpoint 'b' is where 'a' is: one server counts as two",
+    ]
+
+
+def test_what_is_odd_in_a_file_is_said_when_it_is_new_and_holds_up_nothing(tmp_path: Path) -> None:
+    reports: list[str] = []
+    path = tmp_path / "e.yaml"
+    path.write_bytes(GOOD)
+    file = File(str(path), reports.append)
+    assert file.load() == ENTRIES
+    assert reports == [
+        f"{path}:7: field 'comment' of endpoint 'vllm-0' has no effect (known: address, labels, name, namespace, port)"
+    ]
+    path.write_bytes(GOOD + b"# touched\n")
+    assert file.reload() == ENTRIES
+    assert len(reports) == 1
 
 
 @pytest.mark.parametrize(
@@ -101,6 +129,9 @@ def test_a_text_in_place_of_an_endpoint_is_named_by_its_line() -> None:
         (b"a: &a [1]\nendpoints: *a\n", "f:2: alias *a: aliases are not supported"),
         (b"[" * 500_000, "f:1: nested deeper than 16"),
         (b"- " * 300_000, "f:1: nested deeper than 16"),
+        (b"endpoints: []\n---\nendpoints: []\n", "f:3: a second document; write all endpoints into one list"),
+        (b"endpoints: []\nendpoints: []\n", "f:2: 'endpoints' is given twice; first in line 1"),
+        (b"endpoints:\n- {name: a,\n   name: b}\n", "f:3: 'name' is given twice; first in line 2"),
     ],
 )
 def test_a_file_that_is_no_list_of_endpoints_is_refused_by_its_line(text: bytes, fault: str) -> None:
@@ -127,6 +158,15 @@ def test_a_file_over_one_mebibyte_or_a_missing_one_is_refused(tmp_path: Path) ->
         File(str(path), print).load()
 
 
+def test_a_pipe_in_place_of_a_file_is_refused_and_nobody_waits_for_its_writer(tmp_path: Path) -> None:
+    path = tmp_path / "e.yaml"
+    os.mkfifo(path)
+    with pytest.raises(DiscoveryError, match="is a pipe or a device; it is read again and again, so give a file"):
+        File(str(path), print).load()
+    with pytest.raises(DiscoveryError, match="cannot be read: Is a directory"):
+        File(str(tmp_path), print).load()
+
+
 def test_at_start_all_faults_are_named_at_once(tmp_path: Path) -> None:
     path = tmp_path / "e.yaml"
     path.write_text("endpoints:\n" + "- {name: a, port: 1}\n" * 25)
@@ -143,11 +183,12 @@ def test_a_reload_leaves_out_bad_entries_keeps_the_set_of_a_bad_file_and_reports
 ) -> None:
     reports: list[str] = []
     path = tmp_path / "e.yaml"
-    path.write_bytes(GOOD)
+    good = GOOD.replace(b"  comment: [ignored, {too: 1}]\n", b"")
+    path.write_bytes(good)
     file = File(str(path), reports.append)
     assert file.load() == ENTRIES
     assert file.reload() is None
-    bad = GOOD.replace(b'port: "8000"', b'port: "0"')
+    bad = good.replace(b'port: "8000"', b'port: "0"')
     path.write_bytes(bad)
     assert file.reload() == ENTRIES[1:]
     assert [f"{path}:5: " in report for report in reports] == [True]
@@ -189,6 +230,7 @@ def test_the_endpoints_flag_takes_addresses_and_names(text: str, hosts: list[tup
         ("[x]:1,10.0.0.1:0", "'10.0.0.1:0': port '0'"),
         (":80", "':80': no address"),
         ("http://a:80", "'http://a:80': write"),
+        ("[::1]:1,b:2,[0:0::1]:1", "'[0:0::1]:1': is given twice"),
     ],
 )
 def test_a_wrong_endpoints_flag_is_refused_by_its_part(text: str, fault: str) -> None:
@@ -231,10 +273,15 @@ class FakeNames:
 
     def __init__(self) -> None:
         self.addresses: dict[str, list[str]] = {}
+        self.held: asyncio.Event | None = None  # answers come when it is set
+        self.waiting = 0
         outer = self
 
         class Loop(asyncio.SelectorEventLoop):
             async def getaddrinfo(self, host: str, port: Any, **options: Any) -> Any:
+                if outer.held is not None:
+                    outer.waiting += 1
+                    await outer.held.wait()
                 found = outer.addresses.get(host)
                 if not found:
                     raise socket.gaierror(-2, "Name or service not known")
@@ -315,8 +362,49 @@ def test_a_name_that_is_no_longer_asked_for_is_forgotten() -> None:
     async def scenario() -> None:
         assert await names.resolve(["a"])
         assert not await names.resolve(["a"])
-        assert await names.resolve([])
+        names.keep([])
         assert names.known("a") == ()
+
+    fake.run(scenario())
+
+
+def test_a_look_at_the_old_names_that_ends_late_does_not_forget_the_new_ones() -> None:
+    fake = FakeNames()
+    fake.addresses = {"old": ["10.0.0.1"], "new": ["10.0.0.2"]}
+    told: list[set[EndpointSpec]] = []
+    found = Discovery(told.append, print)
+    old, new = Entry("default", "old", "old", 1), Entry("default", "new", "new", 1)
+
+    async def scenario() -> None:
+        await found.use([old])
+        fake.held = asyncio.Event()
+        late = asyncio.create_task(found.resolve())
+        while not fake.waiting:
+            await asyncio.sleep(0)
+        held, fake.held = fake.held, None
+        await found.use([old, new])
+        fake.addresses["old"] = ["10.0.0.3"]
+        held.set()
+        await late
+        assert told[-1] == {old.at("10.0.0.3"), new.at("10.0.0.2")}
+
+    fake.run(scenario())
+
+
+def test_a_resolver_that_hangs_holds_up_the_other_changes_of_a_file_for_a_while_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(discovery, "NAMES_S_MAX", 0.01)
+    fake = FakeNames()
+    fake.held = asyncio.Event()
+    told: list[set[EndpointSpec]] = []
+    found = Discovery(told.append, print)
+    here = Entry("default", "here", "10.0.0.1", 1)
+
+    async def scenario() -> None:
+        await found.use([here, Entry("default", "new", "new", 1)])
+        assert told == [{here.at("10.0.0.1")}]
+        assert not found.complete
 
     fake.run(scenario())
 

@@ -16,8 +16,7 @@ from structlog.testing import capture_logs
 
 from shm.table import DOWN, State, TableReader
 from tests.workers.instances import made
-from workers import endpoint_log
-from workers import supervisor as supervisor_module
+from workers import discovery, endpoint_log
 from workers.discovery import Names
 from workers.exit_codes import ExitCode
 from workers.health import CHECK, NOT_SERVING, SERVING
@@ -408,7 +407,7 @@ def test_a_resolver_that_hangs_keeps_no_endpoint_with_an_address_waiting(
         await asyncio.Event().wait()
 
     monkeypatch.setattr(Names, "_look_up", hang)
-    monkeypatch.setattr(supervisor_module, "NAMES_S_MAX", 0.02)
+    monkeypatch.setattr(discovery, "NAMES_S_MAX", 0.02)
 
     async def scenario() -> None:
         with made(tmp_path, endpoints="model.test:1,127.0.0.1:1") as instance:

@@ -108,6 +108,24 @@ def test_a_wrong_endpoints_file_is_refused_with_its_line(tmp_path: Path, text: s
     assert result.exit_code == 78 and said in result.output
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            ENDPOINTS + "- {name: a, address: 10.0.0.4, port: '8000'}\n",
+            ":5: endpoint 'a' is given again, first in line 2",
+        ),
+        (ENDPOINTS + "---\n" + ENDPOINTS, ":6: a second document"),
+    ],
+)
+def test_endpoints_that_contradict_each_other_are_refused(
+    files: tuple[str, str], tmp_path: Path, text: str, said: str
+) -> None:
+    (tmp_path / "endpoints.yaml").write_text(text)
+    result = run(*files)
+    assert (result.exit_code, said in result.output) == (78, True), result.output
+
+
 def test_a_request_that_cannot_be_read_is_explained_as_refused(files: tuple[str, str], tmp_path: Path) -> None:
     (tmp_path / "bad.json").write_text("{")
     result = run(files[0], f"--request={tmp_path / 'bad.json'}")
