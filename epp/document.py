@@ -415,14 +415,19 @@ def _response_phase(reader: _Reader, node: Node | None, document: Document) -> N
 
 def _bands(reader: _Reader, node: Node | None) -> tuple[BandEntry, ...]:
     bands: list[BandEntry] = []
+    read: list[BandEntry] = []  # whole: where something is wrong, a 0 may stand in for the priority
     for index, child in enumerate(reader.sequence(node, "flowControl.priorityBands")):
         what = f"flowControl.priorityBands[{index}]"
+        before = len(reader.findings.errors)
         band = _band(reader, child, what) or BandEntry(what, place=child.place)
-        first = next((b for b in bands if b.priority == band.priority), None)
+        bands.append(band)
+        if len(reader.findings.errors) > before:
+            continue
+        first = next((b for b in read if b.priority == band.priority), None)
         if first is not None:
             twice = f"{what}: priority {band.priority} is given twice; first in line {first.place.line}"
             reader.findings.error(child.place, "duplicate-priority", twice)
-        bands.append(band)
+        read.append(band)
     return tuple(bands)
 
 
