@@ -96,6 +96,7 @@ def test_a_configuration_is_checked_and_brought_along(tmp_path: Path) -> None:
     [
         ((), 78, "router.modelServers.matchLabels: say which pods are model servers"),
         (("--selector", "app"), 78, "--selector 'app': write label=value"),
+        (("--selector", "app=a,app=b"), 78, "--selector 'app=a,app=b': a pod has one value for a label"),
         (("--selector", "a=b", "--target-ports", "http"), 78, "--target-ports 'http': write numbers"),
         (("--selector", "a=b", "--image", "epp"), 78, "--image 'epp': write name:tag"),
         (("--selector", "a=b", "--set", "router.epp.replica=1"), 78, "did you mean router.epp.replicas?"),

@@ -104,7 +104,10 @@ def labels(selector: str) -> dict[str, str]:
     pairs = [part.partition("=") for part in selector.split(",")]
     if any(not name or not equals for name, equals, _ in pairs):
         raise BadValues(f"--selector '{selector}': write label=value, several with commas between them")
-    return {name: value for name, _, value in pairs}
+    found = {name: value for name, _, value in pairs}
+    if len(found) < len(pairs):
+        raise BadValues(f"--selector '{selector}': a pod has one value for a label; give each label once")
+    return found
 
 
 def ports(listed: str) -> list[Json]:
