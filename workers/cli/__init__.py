@@ -8,9 +8,13 @@ import os
 
 os.environ["OPENBLAS_NUM_THREADS"] = "1"  # before NumPy is imported: whoever forks has one thread
 
+import contextlib
+import errno
 import importlib
 import importlib.metadata
+import sys
 from collections.abc import Mapping
+from typing import Any
 
 import click
 
@@ -27,11 +31,22 @@ COMMANDS: Mapping[str, str] = {
 }
 DISTRIBUTION = "endpoint-picker"
 EXTRAS: Mapping[str, str] = {"demo": "[demo]", "top": "[top]"}
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # of a disk that output goes to; other names are with their files
 OWN_PACKAGES = frozenset(("epp", "shm", "workers"))
 
 
 class LazyGroup(click.Group):
     """Knows its commands by name; imports `workers.cli.<name>` for `command` when one is called."""
+
+    def main(self, *args: Any, **extra: Any) -> Any:
+        try:
+            return super().main(*args, **extra)
+        except OSError as failure:
+            if failure.errno not in FULL or failure.filename is not None:
+                raise
+            with contextlib.suppress(OSError):
+                click.echo(f"Error: the output cannot be written: {failure.strerror}", err=True)
+            sys.exit(1)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)

@@ -11,7 +11,15 @@ import msgspec
 from epp.config import ConfigErrors, Surroundings, load
 from epp.findings import ERRORS, WARNINGS, Finding
 from epp.registry import PluginImportError
-from workers.cli.configuration import STDIN, add_plugins, object_findings, plugin_path_option, read_file, told
+from workers.cli.configuration import (
+    STDIN,
+    Unreadable,
+    add_plugins,
+    object_findings,
+    plugin_path_option,
+    read_file,
+    told,
+)
 from workers.cli.flags import DURATION, SIZE
 from workers.exit_codes import ExitCode
 
@@ -55,7 +63,13 @@ def command(
 
     Exit code 0: it is valid; 78: it is not, all errors are on stderr.
     """
-    text, source = read_file(file), "<stdin>" if file == STDIN else file
+    source = "<stdin>" if file == STDIN else file
+    try:
+        text = read_file(file)
+    except Unreadable as wrong:
+        if as_json:
+            click.echo(_json([wrong.finding], None))
+        raise
     around = Surroundings(refresh_metrics_interval, body_limit, memory_limit)
     add_plugins(plugin_path)
     effective, findings, failed = None, list[Finding](), True

@@ -30,15 +30,25 @@ NAME = re.compile(r"[a-z0-9](?:[-a-z0-9.]*[a-z0-9])?")
 BYTES_MAX = 4 * yaml_nodes.TEXT_MAX  # of UTF-8; `load` refuses what is too long
 
 
+class Unreadable(BadConfiguration):
+    """A file that could not be read, as a finding too."""
+
+    def __init__(self, path: str, why: str) -> None:
+        self.finding = ConfigError(path, 0, 0, "unreadable", why)
+        super().__init__(str(self.finding))
+
+
 def read_bytes(path: str, most: int = -1) -> bytes:
     """What is in a file, or on standard input for `-`; no more than `most` bytes of it, if that is given."""
     try:
-        if path == STDIN:
-            return sys.stdin.buffer.read(most)
-        with open(path, "rb") as file:
-            return file.read(most)
+        if path != STDIN:
+            with open(path, "rb") as file:
+                return file.read(most)
+        if sys.stdin is None:
+            raise Unreadable(path, "standard input is closed")
+        return sys.stdin.buffer.read(most)
     except OSError as error:
-        raise BadConfiguration(f"{path}: error[unreadable]: {error.strerror or error}") from error
+        raise Unreadable(path, error.strerror or str(error)) from error
 
 
 def read_file(path: str) -> str:
@@ -46,7 +56,7 @@ def read_file(path: str) -> str:
     try:
         return read_bytes(path, BYTES_MAX + 1).decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise BadConfiguration(f"{path}: error[unreadable]: not UTF-8 at byte {error.start}") from error
+        raise Unreadable(path, f"not UTF-8 at byte {error.start}") from error
 
 
 def plugin_path_option(command: F) -> F:

@@ -4,6 +4,7 @@
 environment variable `EPP_<NAME>`. Precedence: command line, environment, default.
 """
 
+import contextlib
 import os
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -26,7 +27,8 @@ class BadConfiguration(click.ClickException):
     exit_code = int(ExitCode.CONFIG)
 
     def show(self, file: Any = None) -> None:
-        click.echo(self.message, err=True)
+        with contextlib.suppress(OSError):  # a log that is full does not change the exit code
+            click.echo(self.message, err=True)
 
 
 class _Parsed(click.ParamType[Any]):

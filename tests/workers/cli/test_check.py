@@ -117,6 +117,12 @@ def test_a_file_that_cannot_be_read_is_bad_configuration_with_its_path(tmp_path:
     assert check("-", stdin=b"a: \xff").stderr == "-: error[unreadable]: not UTF-8 at byte 3\n"
 
 
+def test_a_file_that_cannot_be_read_is_a_finding_for_programs_too(tmp_path: Path) -> None:
+    result = check("--json", str(tmp_path))
+    (finding,) = json.loads(result.stdout)["findings"]
+    assert (result.exit_code, finding["rule"], finding["file"]) == (78, "unreadable", str(tmp_path))
+
+
 def test_a_byte_order_mark_is_no_part_of_the_text() -> None:
     assert check("-q", "-", stdin=b"\xef\xbb\xbf" + GOOD.encode()).exit_code == 0
 

@@ -54,6 +54,27 @@ def test_the_version_is_that_of_the_distribution(monkeypatch: pytest.MonkeyPatch
     assert CliRunner().invoke(cli.main, ["--version"]).stdout == "epp (not installed: run from a source tree)\n"
 
 
+def in_shell(command: str) -> subprocess.CompletedProcess[str]:
+    argv = ["sh", "-c", f"exec {sys.executable} -m workers {command}"]
+    return subprocess.run(argv, capture_output=True, text=True, check=False, timeout=30)
+
+
+def test_output_for_which_a_disk_has_no_room_is_said_in_one_line() -> None:
+    for command in ("--version", "schema"):
+        done = in_shell(f"{command} >/dev/full")
+        assert (done.returncode, done.stderr) == (1, "Error: the output cannot be written: No space left on device\n")
+
+
+def test_an_error_that_nobody_can_be_told_keeps_its_exit_code() -> None:
+    assert in_shell("check /nowhere 2>/dev/full").returncode == 78
+
+
+def test_a_standard_input_that_is_closed_cannot_be_read() -> None:
+    for command in ("check -", "explain --request - --endpoints-file /nowhere"):
+        done = in_shell(f"{command} <&-")
+        assert (done.returncode, done.stderr) == (78, "-: error[unreadable]: standard input is closed\n")
+
+
 def test_help_imports_no_command_and_the_thread_count_is_set_before_numpy_comes() -> None:
     code = (
         "import os, sys; from workers.cli import main; "
