@@ -5,8 +5,10 @@ environment variable `EPP_<NAME>`. Precedence: command line, environment, defaul
 """
 
 import contextlib
+import difflib
 import os
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Collection, Iterable
 from typing import Any, TypeVar
 
 import click
@@ -17,6 +19,8 @@ from workers.exit_codes import ExitCode
 PREFIX = "EPP_"
 # Kubernetes sets <SERVICE>_PORT=tcp://... in every pod: a service named epp-grpc sets EPP_GRPC_PORT.
 _SERVICE_LINKS = ("tcp://", "udp://", "sctp://")
+_SERVICE_NAMES = re.compile(r"_(SERVICE_HOST|SERVICE_PORT(_.+)?|PORT(_\d+_(TCP|UDP|SCTP)(_.+)?)?)$")
+NEARLY = 0.85
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -75,13 +79,44 @@ COUNT = click.IntRange(min=1)
 class Flag(click.Option):
     """An option with an environment variable that ignores what Kubernetes puts there for services."""
 
+    @property
+    def variables(self) -> list[str]:
+        """Its environment variables, the first one set counts."""
+        return [self.envvar] if isinstance(self.envvar, str) else list(self.envvar or ())
+
     def resolve_envvar_value(self, ctx: click.Context) -> str | None:
-        names = [self.envvar] if isinstance(self.envvar, str) else list(self.envvar or ())
-        for name in names:
+        for name in self.variables:
             value = os.environ.get(name)
             if value and not value.startswith(_SERVICE_LINKS):
                 return value
         return None
+
+
+class Once(click.Command):
+    """Says that a flag was given twice: the last counts, as for others' tools, and the first would be lost without a word."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        _, _, given = self.make_parser(ctx).parse_args(list(args))
+        for option in dict.fromkeys(given):
+            if not getattr(option, "multiple", False) and given.count(option) > 1:
+                click.echo(
+                    f"warning: {max(option.opts, key=len)} is given {given.count(option)} times; the last counts",
+                    err=True,
+                )
+        return super().parse_args(ctx, args)
+
+
+def misspelt(environ: Iterable[str], variables: Collection[str]) -> list[str]:
+    """Warnings of environment variables that are nearly those of flags. What Kubernetes sets for services has its own form."""
+    known = sorted(variables)
+    return [
+        f"{name} has no effect: it is no flag's variable (did you mean '{close[0]}'?)"
+        for name in environ
+        if name.startswith(PREFIX)
+        and name not in variables
+        and not _SERVICE_NAMES.search(name)
+        and (close := difflib.get_close_matches(name, known, n=1, cutoff=NEARLY))
+    ]
 
 
 def flag(

@@ -28,7 +28,9 @@ from workers.cli.flags import (
     SIZE,
     VERBOSITY,
     BadConfiguration,
+    Flag,
     flag,
+    misspelt,
 )  # fmt: skip
 from workers.cpus import available
 from workers.kube.pool import POOL_GROUP, PORTS_MAX
@@ -254,16 +256,15 @@ def serve_options(callback: Callable[..., R]) -> Callable[..., R]:
     return collected
 
 
-_NAMES = frozenset(
-    option.name
-    for option in click.command("serve")(functools.reduce(lambda f, decorate: decorate(f), _FLAGS, lambda: None)).params
-)
+_PARAMS = click.command("serve")(functools.reduce(lambda f, decorate: decorate(f), _FLAGS, lambda: None)).params
+_NAMES = frozenset(option.name for option in _PARAMS)
+_VARIABLES = frozenset(name for option in _PARAMS if isinstance(option, Flag) for name in option.variables)
 
 
 def collect(values: Mapping[str, Any], environ: Mapping[str, str]) -> tuple[Options, list[str]]:
     """Values of all flags by name -> options and warnings. Raises `BadConfiguration` with all that is refused."""
     errors: list[str] = []
-    warnings: list[str] = []
+    warnings = misspelt(environ, _VARIABLES)
     _unsupported(values, errors, warnings)
     _checked(values, errors)
     _kubernetes(values, environ, errors)

@@ -11,7 +11,7 @@ from shm.segment import SegmentError
 from workers import log, parent
 from workers.allocator import keep_freed_memory
 from workers.cli.configuration import load_config
-from workers.cli.flags import BadConfiguration
+from workers.cli.flags import BadConfiguration, Once
 from workers.cli.options import Options, serve_options
 from workers.discovery import File, parse_flag
 from workers.instance import Instance, StartError, Unusable
@@ -22,7 +22,7 @@ from workers.yaml_files import DiscoveryError
 FORMATS = {"auto": None, "json": False, "console": True}
 
 
-@click.command("serve")
+@click.command("serve", cls=Once)
 @serve_options
 def command(options: Options) -> None:
     """Run the picker until SIGTERM or SIGINT.

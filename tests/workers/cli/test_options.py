@@ -5,6 +5,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from shm.prefix_index import IndexSchema
+from workers.cli.flags import Once
 from workers.cli.options import INDEX_ENTRIES_MIN, REPLACED, UNSUPPORTED, Options, serve_options
 from workers.cpus import available
 from workers.exit_codes import ExitCode
@@ -292,6 +293,31 @@ def test_what_changes_nothing_is_accepted_with_one_warning(flag: str) -> None:
 )  # fmt: skip
 def test_what_holds_anyway_is_accepted_without_a_word(flag: str) -> None:
     assert warned(flag) == []
+
+
+def test_a_variable_that_is_nearly_a_flags_is_said_and_those_of_services_and_others_are_not() -> None:
+    services = {
+        "EPP_WORKER_PORT": "tcp://1.2.3.4:1",
+        "EPP_WORKERS_SERVICE_PORT_GRPC": "1",
+        "EPP_IMAGE": "x",
+        "EPP_WORKERS": "3",
+    }
+    assert ok(env=services).workers == 3
+    result, options = run(env={"EPP_WROKERS": "3"})
+    assert options is not None
+    assert (
+        result.stderr == "warning: EPP_WROKERS has no effect: it is no flag's variable (did you mean 'EPP_WORKERS'?)\n"
+    )
+
+
+def test_a_flag_that_is_given_twice_is_said_and_the_last_counts() -> None:
+    @click.command(cls=Once)
+    @serve_options
+    def command(options: Options) -> None:
+        click.echo(options.workers)
+
+    result = CliRunner().invoke(command, ["-w", "2", "--v=2", "--workers=3"])
+    assert (result.stdout, result.stderr) == ("3\n", "warning: --workers is given 2 times; the last counts\n")
 
 
 def test_a_scrape_interval_in_which_everything_grows_stale_is_refused() -> None:
