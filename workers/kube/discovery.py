@@ -101,7 +101,10 @@ class KubernetesDiscovery:
         if self._pool is None:
             why = "no answer yet"
             if pools is not None and (pools.absent or pools.problem or pools.synced):
-                why = "its definition (CRD) is not installed" if pools.absent else pools.problem or "there is none"
+                unread = pools.unread(self._wanted.name)
+                why = f"it cannot be read: {unread}" if unread else pools.problem or "there is none"
+                if pools.absent:
+                    why = "its definition (CRD) is not installed"
             return f"InferencePool {self._named} is not known: {why}"
         if not self._applied:
             why = (pods.problem if pods is not None else "") or "no answer yet"

@@ -130,6 +130,7 @@ class Known(Generic[T]):
         self.version = ""
         self.synced = False
         self.held_until: float | None = None  # an empty list is not believed before
+        self.unread: dict[str, str] = {}  # why, by name, objects could not be decoded when they were seen last
         self._resource = resource
         self._decode = decode
         self._report = report
@@ -166,6 +167,7 @@ class Known(Generic[T]):
         self._move(metadata.resource_version)
         name = metadata.name
         if event.type == "DELETED":
+            self.unread.pop(name, None)
             if name not in self.objects:
                 return None
             return Change(self.objects, {}, {name: self.objects.pop(name)})
@@ -190,8 +192,12 @@ class Known(Generic[T]):
 
     def _decoded(self, name: str, item: bytes | msgspec.Raw) -> T | None:
         try:
-            return self._decode(bytes(item))
+            decoded = self._decode(bytes(item))
+            self.unread.pop(name, None)
+            return decoded
         except (msgspec.MsgspecError, ValueError) as wrong:
+            if len(self.unread) < OBJECTS_MAX:
+                self.unread[name] = str(wrong)
             self._once(name, f"{self._resource} '{name}' in namespace {self._resource.namespace}: {wrong}")
             return self.objects.get(name)
 
@@ -304,6 +310,10 @@ class Reflector(Generic[T]):
         """What there is, by name."""
         return self._known.objects
 
+    def unread(self, name: str) -> str:
+        """Why an object of this name could not be decoded when it was seen last; "" if it could, or was not seen."""
+        return self._known.unread.get(name, "")
+
     @property
     def synced(self) -> bool:
         """Whether a list was complete, and believed, at least once."""
@@ -337,6 +347,7 @@ class Reflector(Generic[T]):
     async def _list(self) -> bool:
         """All pages; False when there is no such resource."""
         found: dict[str, T] = {}
+        self._known.unread.clear()
         query = {"limit": str(max(PAGE >> self._failures, PAGE_MIN)), **self._selectors}
         for _ in range(PAGES_MAX):
             try:

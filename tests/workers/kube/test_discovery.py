@@ -294,6 +294,25 @@ def test_a_definition_that_is_not_installed_is_said_and_its_coming_is_seen() -> 
     scenario(main, api)
 
 
+def test_a_pool_that_cannot_be_read_is_not_said_to_be_missing() -> None:
+    async def main(world: World) -> None:
+        without_ports = (
+            "InferencePool 'pool' in namespace space is not known: it cannot be read: Object missing required field"
+        )
+        assert world.standing.startswith(without_ports)
+        world.api.put(POOLS, "pool", pool())
+        await asyncio.sleep(TOLD_S)
+        assert world.standing == ""
+        world.api.delete(POOLS, "pool")
+        await asyncio.sleep(TOLD_S)
+        assert world.standing.endswith("there is none")
+        world.api.put(POOLS, "pool", {"spec": {}})
+        await asyncio.sleep(TOLD_S)
+        assert world.standing.startswith(without_ports)
+
+    scenario(main, cluster({"spec": {}}))
+
+
 @pytest.mark.parametrize("missing", [POOLS, PODS])
 def test_a_rule_that_is_missing_is_why_nothing_is_known(missing: Resource) -> None:
     async def main(world: World) -> None:
