@@ -4,7 +4,7 @@
     shared memory ─ Snapshots, every 5 s, at debug only ─▶ one record in parts that fit into a line each
 
 - An endpoint is in one condition: unknown, fresh, stale or down. Each change is told with the condition before, how long that
-  lasted, and the cause of the last failed scrape.
+  lasted, and the cause of the last failed scrape. One that stays unknown is told of once.
 - A kind of change has `LINES_MAX` lines in hand and gets one back per second. As many endpoints as there are lines left get a
   line each; more of them share one that counts them and names the first. With no line left, changes wait and are counted.
 - So nothing is lost but detail: every change is in a line of its own, or in a count (`changes`, `suppressed`).
@@ -61,9 +61,10 @@ class Kind(enum.Enum):
     STALE = "stale"
     DOWN = "down"
     UP = "up"
+    UNREADABLE = "not readable"  # nothing was ever known of it, scrape after scrape
 
 
-WARNED = frozenset((Kind.STALE, Kind.DOWN))
+WARNED = frozenset((Kind.STALE, Kind.DOWN, Kind.UNREADABLE))
 
 
 class Placed(Protocol):
@@ -94,6 +95,7 @@ class Change(NamedTuple):
     lasted_s: float | None = None
     cause: str = ""
     in_flight: int = 0
+    why: str = ""  # the cause in full
 
     def fields(self) -> dict[str, Any]:
         """As in a line about this endpoint alone."""
@@ -104,6 +106,8 @@ class Change(NamedTuple):
             found["lasted_s"] = round(self.lasted_s, 3)
         if self.cause:
             found["cause"] = self.cause
+        if self.why:
+            found["why"] = self.why[:TEXT_MAX]
         if self.in_flight:
             found["in_flight"] = self.in_flight
         return found
@@ -165,6 +169,8 @@ class Gathered:
             fields["previous"] = dict(self.previous)
         if self.causes:
             fields["causes"] = dict(self.causes)
+        if why := next((change.why for change in self.changes.values() if change.why), ""):
+            fields["why"] = why[:TEXT_MAX]  # of one of them
         return fields
 
     def _forget(self) -> None:

@@ -38,6 +38,7 @@ RETRY_EVERY_S = 1.0
 DRAINED_EVERY_S = 0.25
 REPORT_EVERY_S = 60.0
 REPORTED_MAX = 8
+FAILURES_TO_TELL = 20  # a server that starts may have no page yet
 
 
 class Owners(Protocol):
@@ -57,7 +58,19 @@ class Extractions(Protocol):
 class Member:
     """An endpoint that has a slot."""
 
-    __slots__ = ("cause", "condition", "failures", "handle", "health", "names", "owner", "since", "spec", "target")
+    __slots__ = (
+        "cause",
+        "condition",
+        "failures",
+        "handle",
+        "health",
+        "names",
+        "owner",
+        "since",
+        "spec",
+        "target",
+        "why",
+    )
 
     def __init__(self, spec: EndpointSpec, handle: Handle, owner: int) -> None:
         self.spec = spec
@@ -67,7 +80,7 @@ class Member:
         self.condition = Condition.UNKNOWN
         self.since: float | None = None  # its condition began when a predecessor watched
         self.failures = 0  # scrapes since the last good one
-        self.cause = ""  # of the last failed scrape
+        self.cause = self.why = ""  # of the last failed scrape, in a word and in full
         self.health: Health
         self.target: Target
 
@@ -76,6 +89,10 @@ class Member:
         lasted_s = None if self.since is None else max(now - self.since, 0.0)
         cause = self.cause if self.failures else ""
         return Change(*shown(self.spec), self.condition, lasted_s, cause, in_flight)
+
+    def trouble(self, now: float) -> Change:
+        """The same, with the cause in full."""
+        return self.change(now)._replace(why=self.why if self.failures else "")
 
 
 class EndpointTable:
@@ -205,11 +222,13 @@ class EndpointTable:
         if self._limits is not None:
             self._limits.appeared(tag.owner)
         tag.failures += 1
-        tag.cause = failure.cause
+        tag.cause, tag.why = failure.cause, failure.text
         if self._freshness.failed(tag, refused=failure.refused):
             self._table.mark(tag.handle, flags=DOWN)
             self._moved()
             self._became(Condition.DOWN, tag, now)
+        elif tag.failures == FAILURES_TO_TELL and tag.condition is Condition.UNKNOWN:
+            self._log.tell(Kind.UNREADABLE, tag.trouble(now))
         if self._log.debug:
             self._log.scrape_failed(
                 *shown(tag.spec),
@@ -357,7 +376,7 @@ class EndpointTable:
 
     def _became(self, condition: Condition, member: Member, now: float) -> None:
         kind = Kind.UP if member.condition is Condition.DOWN else Kind(condition.value)
-        self._log.tell(kind, member.change(now))
+        self._log.tell(kind, member.trouble(now) if kind is Kind.STALE else member.change(now))
         member.condition, member.since = condition, now
 
     def _drained(self, slot: int) -> None:

@@ -65,6 +65,15 @@ def test_more_of_them_share_one_line_with_counts_first_names_conditions_and_caus
     ]
 
 
+def test_of_many_that_cannot_be_read_one_says_why() -> None:
+    log, recorder = made()
+    for name in range(30):
+        log.tell(Kind.UNREADABLE, change(name, cause="status", why="the answer is not 200"))
+    log.flush(100.0)
+    (line,) = recorder.of("endpoints not readable")
+    assert (line["endpoints"], line["why"]) == (30, "the answer is not 200")
+
+
 def test_a_kind_without_lines_waits_a_second_and_holds_no_other_kind_up() -> None:
     log, recorder = made()
     for name in range(6):

@@ -431,7 +431,11 @@ def test_each_change_is_told_with_the_condition_before_how_long_it_lasted_and_wh
     assert told(ours, 100.5) == [("info", "endpoint fresh", A | {"previous": "unknown", "lasted_s": 0.5})]
     ours.table.failed(a, Failure("timeout", "no whole page within 1.0 s"), 100.6)
     assert told(ours, 100.7) == [
-        ("warning", "endpoint stale", A | {"previous": "fresh", "lasted_s": 0.2, "cause": "timeout"})
+        (
+            "warning",
+            "endpoint stale",
+            A | {"previous": "fresh", "lasted_s": 0.2, "cause": "timeout", "why": "no whole page within 1.0 s"},
+        )
     ]
     for now in (101.0, 101.7):
         ours.table.failed(a, REFUSED, now)
@@ -443,6 +447,18 @@ def test_each_change_is_told_with_the_condition_before_how_long_it_lasted_and_wh
     assert told(ours, 104.3) == []
     ours.apply()
     assert told(ours, 104.3) == [("info", "endpoint left", A | {"previous": "fresh", "lasted_s": 0.1})]
+
+
+def test_a_server_whose_page_could_never_be_read_is_told_once_with_what_is_wrong_with_it() -> None:
+    ours = Supervisor(Shared())
+    ours.apply(spec("a"))
+    told(ours, 100.0)
+    for _ in range(100):
+        ours.table.failed(ours.member("a"), Failure("status", "status 404 instead of 200"), 101.0)
+    why = {"cause": "status", "why": "status 404 instead of 200"}
+    assert told(ours, 101.0) == [
+        ("warning", "endpoint not readable", A | {"previous": "unknown", "lasted_s": 1.0} | why)
+    ]
 
 
 def test_an_endpoint_that_is_down_is_not_told_to_be_stale_too() -> None:
