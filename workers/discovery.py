@@ -293,7 +293,8 @@ class Names:
             if name not in self._failing:
                 self._failing.add(name)
                 kept = len(self.known(name))
-                self._report(f"name '{name}' cannot be resolved ({failure}); {kept} addresses kept")
+                why = str(failure) or f"no answer within {RESOLVE_S_MAX:g} s"
+                self._report(f"name '{name}' cannot be resolved ({why}); {kept} addresses kept")
             return
         self._failing.discard(name)
         four = {str(entry[4][0]) for entry in found if entry[0] == socket.AF_INET}

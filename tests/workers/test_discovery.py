@@ -391,6 +391,19 @@ def test_a_look_at_the_old_names_that_ends_late_does_not_forget_the_new_ones() -
     fake.run(scenario())
 
 
+def test_a_name_without_an_answer_is_said_to_have_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(discovery, "RESOLVE_S_MAX", 0.01)
+    fake = FakeNames()
+    fake.held = asyncio.Event()
+    reports: list[str] = []
+
+    async def scenario() -> None:
+        await Names(reports.append).resolve(["a"])
+
+    fake.run(scenario())
+    assert reports == ["name 'a' cannot be resolved (no answer within 0.01 s); 0 addresses kept"]
+
+
 def test_a_resolver_that_hangs_holds_up_the_other_changes_of_a_file_for_a_while_only(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
