@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import re
 from typing import Any
 
 import pytest
@@ -9,8 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from epp.decision import Usage
+from epp.protocol import usage
 from epp.protocol.usage import (
     ANSWER,
+    BLANKS_MAX,
     KEY,
     KEYS_MAX,
     SUSPECT,
@@ -95,6 +98,50 @@ def test_an_endless_usage_object_costs_bounded_memory() -> None:
         scanner.feed(b"x" * 1000)
     assert scanner.usage is None
     assert len(scanner._open or b"") <= USAGE_BYTES_MAX
+
+
+class Read:
+    """A pattern that counts the bytes that it is given."""
+
+    def __init__(self, pattern: re.Pattern[bytes], seen: list[int]) -> None:
+        self._pattern = pattern
+        self._seen = seen
+
+    def match(self, data: bytes, at: int, end: int) -> Any:
+        self._seen.append(end - at)
+        return self._pattern.match(data, at, end)
+
+    def finditer(self, data: bytes, at: int, end: int) -> Any:
+        self._seen.append(end - at)
+        return self._pattern.finditer(data, at, end)
+
+
+@pytest.mark.parametrize("scanner", [UsageScanner, SglangScanner, HttpBodyScanner])
+@pytest.mark.parametrize("inside", [b"{", b'"', b'"":{', b'"' + b"a" * 5000, b'"' + b"\\a" * 5000, b" "])
+def test_an_object_that_comes_byte_by_byte_is_read_once(
+    scanner: type[Any], inside: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[int] = []
+    monkeypatch.setattr(usage, "_TOKENS", Read(usage._TOKENS, seen))
+    monkeypatch.setattr(usage, "_QUOTED", Read(usage._QUOTED, seen))
+    reader = scanner()
+    data = b'{"usage":{"meta_info":{' + (inside * 5000)[:5000]
+    for byte in data:
+        piece = bytes((byte,))
+        reader.feed(frame(field(2, piece)) if scanner is HttpBodyScanner else piece)
+    assert sum(seen) < 3 * len(data)
+
+
+def test_blanks_around_a_colon_are_few() -> None:
+    def spaced(before: int, after: int) -> bytes:
+        return b'{"usage"%b:%b{"prompt_tokens":1}}' % (b" " * before, b"\n" * after)
+
+    for blanks in ((BLANKS_MAX - 1, BLANKS_MAX - 1), (0, BLANKS_MAX - 1)):
+        data = spaced(*blanks)
+        assert feed(data, []) == feed(data, list(range(len(data)))) == Usage(1, None, None)
+    for blanks in ((2 * BLANKS_MAX, 0), (0, 2 * BLANKS_MAX)):
+        data = spaced(*blanks)
+        assert feed(data, []) is feed(data, list(range(len(data)))) is None
 
 
 @given(st.lists(st.binary(max_size=50), max_size=30))
