@@ -37,6 +37,8 @@ PROMPTS_MAX = 64  # of one request
 PROMPT_BYTES_MAX = 8 << 20  # two million tokens: no server caches more of one prompt
 REFRESH_EVERY = 8
 RECENT_MAX = 256
+LONG_BLOCKS = 512  # so many of a chain that is remembered take the place of one more
+COMPARED_MAX = 256  # chains that those of a request that failed are compared with
 
 HIT_RATIO = Metric(
     "prefix_indexer_hit_ratio",
@@ -189,16 +191,31 @@ class ApproximatePrefix(CutsPrompts, DataProducer, PreRequest, ResponseComplete)
 
     def response_complete(self, request: Request, decision: Decision, response: Response) -> None:
         """Who answered with an error, or not at all, has not computed the prompt."""
-        for sent in request[self._sent] or ():
-            owner, sent.owner = sent.owner, 0
+        failed = [(sent, sent.owner) for sent in request[self._sent] or ()]
+        for sent, _ in failed:
+            sent.owner = 0
+        beside = self._beside(failed)
+        left = COMPARED_MAX  # a request may have many prompts, all alike
+        for sent, owner in failed:
             kept = sent.known
-            for other in self._recent:
-                if other.owner == owner and (shared := _shared(sent, other)) > sent.known:
+            others = beside[owner, sent.hashes.item(0)][:left]
+            left -= len(others)
+            for other in others:
+                if (shared := _shared(sent, other)) > sent.known:
                     kept = max(kept, shared)
                     other.known = min(other.known, sent.known)  # if it fails too, it takes them back
             added = landmarks(sent.hashes, kept)
             if len(added):
                 self._index.forget(added, owner)
+
+    def _beside(self, failed: Sequence[tuple[Sent, int]]) -> Mapping[tuple[int, int], list[Sent]]:
+        """By owner and first hash of what failed: which chains that begin so were sent there lately, the latest first."""
+        found: dict[tuple[int, int], list[Sent]] = {(owner, sent.hashes.item(0)): [] for sent, owner in failed}
+        owners = {owner for _, owner in failed}
+        for other in reversed(self._recent):
+            if other.owner in owners and (begun := found.get((other.owner, other.hashes.item(0)))) is not None:
+                begun.append(other)
+        return found
 
     def _target(self, run: ProfileRun, match: PrefixMatch) -> tuple[int, int]:
         """Whom a profile picked, and how many blocks that endpoint holds."""
@@ -216,9 +233,17 @@ class ApproximatePrefix(CutsPrompts, DataProducer, PreRequest, ResponseComplete)
             on_its_way = Sent(owner, hashes, known)
             sent.append(on_its_way)
             self._recent.append(on_its_way)
+            if len(hashes) >= LONG_BLOCKS:
+                self._forget_for(len(hashes))
             told = landmarks(hashes, known if self._turn else 0)
             if len(told):
                 self._index.learn(told, owner)
+
+    def _forget_for(self, blocks: int) -> None:
+        """A long chain was remembered: by their number alone, 256 KB of each would be."""
+        recent = self._recent
+        for _ in range(min(blocks // LONG_BLOCKS, len(recent) - 1)):
+            recent.popleft()
 
     def _root(self, request: Request) -> int:
         key = (request.target_model, request.cache_salt)
