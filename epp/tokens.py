@@ -11,9 +11,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from epp.data import Datum
-from epp.request import Feature, Media, Parts, Request
+from epp.request import EMPTY_PROMPT, Feature, Media, Parts, Request
 
-__all__ = ("TOKENS", "TOKEN_PRODUCER", "Feature", "Media", "Parts", "PromptTokens", "TokenizedPrompt", "token_count")
+__all__ = (
+    "TOKENS",
+    "TOKEN_PRODUCER",
+    "Feature",
+    "Media",
+    "Parts",
+    "PromptTokens",
+    "TokenizedPrompt",
+    "let_go",
+    "token_count",
+)
 
 TOKEN_PRODUCER = "token-producer"
 
@@ -45,10 +55,19 @@ class TokenizedPrompt:
         return sum(len(prompt.token_ids) for prompt in self.prompts if prompt.token_ids is not None)
 
 
-TOKENS = Datum(f"tokenized_prompt/{TOKEN_PRODUCER}", TokenizedPrompt)  # whatever name the producer's instance has
+# The same whatever name the producer's instance has. Gone when the request is decided.
+TOKENS = Datum(f"tokenized_prompt/{TOKEN_PRODUCER}", TokenizedPrompt)
+_NAME = TOKENS.name
 
 
 def token_count(request: Request) -> int:
     """Prompt tokens: the token producer's count where there is one, else the estimate by bytes."""
     tokenized = request[TOKENS]
     return request.prompt.tokens if tokenized is None else tokenized.count
+
+
+def let_go(request: Request) -> None:
+    """It is decided: what may be as long as the body, and is there for the decision alone, is not kept for the answer."""
+    request.prompt = EMPTY_PROMPT
+    request.cache_salt = ""
+    request.data.pop(_NAME, None)

@@ -20,7 +20,8 @@ from epp.decision import Decision
 from epp.errors import Refused
 from epp.explain import Explanation, explain
 from epp.pipeline import Pipeline
-from epp.request import EMPTY_PROMPT, Request
+from epp.request import Request
+from epp.tokens import let_go
 from shm.documents import DocumentReader, DocumentSchema, DocumentWriter
 from shm.lanes import SUPERVISOR_LANE, Lane, Lanes
 
@@ -69,7 +70,7 @@ class Recent:
     def add(self, now: float, request: Request, decision: Decision | None, refused: Refused | None = None) -> None:
         """A request was decided or refused."""
         if refused is not None:  # the body, which the traceback's frames hold too, is not to live on
-            request.prompt = EMPTY_PROMPT
+            let_go(request)
             refused = Refused(refused.cause, refused.detail)
         entry = (now, request, decision, refused, self._used)
         self.kept.append(entry)

@@ -47,7 +47,8 @@ from epp.protocol.stream import (
     violation,
 )  # fmt: skip
 from epp.protocol.usage import ANSWER, KEY, SUSPECT, Scanner, UsageScanner
-from epp.request import DEFAULT_FLOW, EMPTY_PROMPT, Request, Subset
+from epp.request import DEFAULT_FLOW, Request, Subset
+from epp.tokens import let_go
 from workers.app import App
 from workers.renaming import CONTENT_ENCODING, MENTIONED, UNSIZED, parse_renamed, restorable
 from workers.request_metrics import Exchange
@@ -479,7 +480,7 @@ class ExtProcStream:
         lane, counters = app.lane, app.counters
         lane.counters[counters.picks] += 1
         if request is not None:
-            request.prompt = EMPTY_PROMPT
+            let_go(request)
             request.sent_at = now
             lane.observe(counters.scheduler_e2e, now - request.now)
             self._exchange = app.metrics.routed(request, decision.targets[0], received_at)

@@ -13,11 +13,13 @@ from hypothesis import strategies as st
 from epp.candidates import Candidates
 from epp.data import WAITING
 from epp.decision import Decision, Response, Usage
+from epp.errors import Cause, Refused
 from epp.pipeline import Recipe, WiredProfile, compile_pipeline
 from epp.plugin import DataProducer, NoParams, Parser, Plugin, ResponseComplete
 from epp.plugins.parsers.openai import OpenAI
 from epp.plugins.parsers.passthrough import Passthrough
 from epp.plugins.pickers.max_score import MaxScore
+from epp.plugins.producers.tokenizer import Tokens
 from epp.plugins.profiles.single import SingleProfile
 from epp.plugins.scorers.queue_depth import QueueDepth
 from epp.request import Request
@@ -58,6 +60,11 @@ class Waits(DataProducer):
 
     def produce(self, request: Request, candidates: Candidates) -> Any:
         return self.future
+
+
+class Denies(DataProducer):
+    def produce(self, request: Request, candidates: Candidates) -> None:
+        raise Refused(Cause.NO_ENDPOINT_LEFT)
 
 
 class Broken(DataProducer):
@@ -497,6 +504,25 @@ def test_very_long_paths_are_found_by_their_ends_and_not_remembered() -> None:
             del envoy
         p.recent.kept.clear()
         assert tracemalloc.get_traced_memory()[0] < 1_000_000
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("routed", [True, False])
+@pytest.mark.parametrize("what", ["prompt", "cache_salt"])
+def test_while_an_answer_lasts_nothing_as_long_as_the_body_is_kept(what: str, routed: bool) -> None:
+    tokens = Tokens("token-producer", Tokens.Params())
+    p = pair(tokens, *(() if routed else (Denies("d", NoParams()),)))
+    body = json.dumps({"model": "m", "prompt": "x", what: "y" * 1_000_000}).encode()
+    tracemalloc.start()
+    try:
+        envoy = p.open()
+        envoy.headers()
+        answers = envoy.body(body)
+        assert (answers[0].WhichOneof("response") == "request_headers") is routed
+        del answers
+        assert len(p.recent.kept) == 1
+        assert tracemalloc.get_traced_memory()[0] < 100_000
     finally:
         tracemalloc.stop()
 
