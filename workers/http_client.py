@@ -29,6 +29,7 @@ from epp.protocol.inflate import reach
 HEAD_BYTES_MAX = 16 << 10
 PAGE_BYTES_MAX = 8 << 20
 CHUNK_LINE_BYTES_MAX = 1 << 10
+CHUNKS_MAX = 1 << 14  # of a page; each takes 2 us
 TRAILER_BYTES_MAX = 8 << 10
 
 REFUSED = frozenset((errno.ECONNREFUSED, errno.EHOSTUNREACH))
@@ -45,12 +46,13 @@ class HttpError(Exception):
 class Chunks:
     """A chunked body, put together piece by piece."""
 
-    __slots__ = ("_body", "_left", "_line", "_state", "_trailer_bytes")
+    __slots__ = ("_body", "_chunks", "_left", "_line", "_state", "_trailer_bytes")
 
     SIZE, DATA, DATA_END, TRAILER = range(4)
 
     def __init__(self) -> None:
         self._body = bytearray()
+        self._chunks = 0
         self._left = 0
         self._line = b""
         self._state = self.SIZE
@@ -87,6 +89,9 @@ class Chunks:
             size = _hex(line.split(b";", 1)[0].strip())
             if size + len(self._body) > PAGE_BYTES_MAX:
                 raise HttpError("too-large", f"a page over {PAGE_BYTES_MAX} bytes")
+            self._chunks += 1
+            if self._chunks > CHUNKS_MAX:
+                raise HttpError("too-large", f"a page in more than {CHUNKS_MAX} chunks")
             self._left = size
             self._state = self.DATA if size else self.TRAILER
         elif self._state == self.DATA_END:

@@ -62,6 +62,9 @@ REFUSALS_TO_DOWN = 2
 REFUSALS_TO_PAUSE = 20
 PAUSE_S = 0.25
 FLOOD_PAUSE_S = 1.0
+# A page that takes long to read is read less often: others are to be scraped meanwhile.
+COSTLY_S = 0.02
+COSTLY_PAUSE = 10.0  # times what it took, up to FLOOD_PAUSE_S
 
 Member = TypeVar("Member", bound=Hashable)
 
@@ -285,7 +288,9 @@ class Scraper:
         inflight: Callable[[int], int],
         sink: Sink,
         now: Callable[[], float] = time.monotonic,
+        spent: Callable[[], float] = time.thread_time,
     ) -> None:
+        """`spent`: seconds of CPU, so that a page that was interrupted by others is not taken for a costly one."""
         self.interval_s = max(interval_s, INTERVAL_S_MIN)
         self.path = path
         self.port = port
@@ -296,6 +301,7 @@ class Scraper:
         self._inflight = inflight
         self._sink = sink
         self._now = now
+        self._spent = spent
         self._tick_s = min(max(self.interval_s / TICKS_PER_INTERVAL, TICK_S_MIN), TICK_S_MAX)
         buckets = max(1, round(self.interval_s / self._tick_s))
         self._wheel: list[dict[Target, None]] = [{} for _ in range(buckets)]
@@ -489,12 +495,17 @@ class Scraper:
         target.refusals = 0
         if not connection.usable:
             target.connection = None
+        before = self._spent()
         try:
             extracted = target.reader.extract(page)
         except ExtractError as failure:
             self.counters.extract_errors += 1
             self._sink.failed(target.tag, Failure("extract", str(failure)), now)
             return
+        finally:
+            took = self._spent() - before
+            if took > COSTLY_S:
+                target.not_before = now + min(took * COSTLY_PAUSE, FLOOD_PAUSE_S)
         self.counters.taken += 1
         self._sink.scraped(target.tag, extracted, target.inflight, now)
 

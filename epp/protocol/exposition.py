@@ -18,16 +18,19 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 SERIES_MAX = 16_384  # of one family; more is a page that only costs time
+FAMILY_BYTES_MAX = 1 << 20  # from its first series to its last
 SHIFT_BYTES_MAX = 256  # how far a family moves between two pages without a search of the whole page
 
 _SELECTOR = re.compile(r"\s*([a-zA-Z_:][a-zA-Z0-9_:]*)\s*(?:\{(.*)\})?\s*", re.DOTALL)
 _MATCHER = re.compile(r'\s*([a-zA-Z_][a-zA-Z0-9_]*)\s*=\s*(?:"([^"]*)"|([^\s",{}=~]+))\s*(?:,|$)', re.DOTALL)
 _SERIES = re.compile(rb'[ \t]*(?:\{((?:[^"}\n]++|"(?:[^"\\\n]++|\\.)*+")*+)\})?[ \t]*([^\s]++)[ \t]*([^\r\n]*+)')
 _LABEL = re.compile(rb'[ \t]*([a-zA-Z_][a-zA-Z0-9_]*+)[ \t]*=[ \t]*"((?:[^"\\]++|\\.)*+)"[ \t]*(?:,|$)', re.DOTALL)
+_PASSED = re.compile(rb"(?:[#\r][^\n]*+\n|\n)*+")  # whole lines that say nothing
 _ESCAPE = re.compile(rb'\\([\\"n])')
 _UNESCAPED = {b"\\": b"\\", b'"': b'"', b"n": b"\n"}
 _AMBIGUOUS = (b"\n#", b"\n\n", b"\n\r", b"\n ", b"\n\t")  # the family may go on behind such a line, or with it
 _ENDS = (b"\n# HELP ", b"\n# TYPE ", b"\n# EOF")  # here it does not
+_SAYS_NOTHING = (b"#", b"\n", b"\r")
 _BEHIND_NAME = frozenset((b"{", b" ", b"\t"))
 
 
@@ -67,8 +70,8 @@ def parse_selector(text: str) -> Selector:
 def labels_of(text: bytes) -> dict[bytes, bytes]:
     """The labels between the braces, unescaped; of a name given twice the first counts."""
     labels: dict[bytes, bytes] = {}
-    at, end = 0, len(text)
-    while at < end and text[at:].strip():
+    at, end = 0, len(text.rstrip())
+    while at < end:
         pair = _LABEL.match(text, at)
         if pair is None:
             raise Malformed(f"labels cannot be read at {_shown(text[at:])}")
@@ -169,14 +172,17 @@ class Finder:
         """The lines of the family, each with the offset at which its name starts."""
         at = self._first(page)
         size = len(self._name_line) - 1
+        limit = at + FAMILY_BYTES_MAX
         for _ in range(SERIES_MAX):
             if at < 0:
                 return
-            series = _SERIES.match(page, at + size)
+            series = _SERIES.match(page, at + size, limit)
             if series is None or b"\n" in page[at : series.start(2)]:
                 raise Malformed(f"its line cannot be read: {_shown(page[at : at + 200])}")
+            if series.end() == limit:
+                raise _too_long()
             yield at, series
-            at = self._next(page, series.end())
+            at = self._next(page, series.end(), limit)
         if at >= 0:
             raise Malformed(f"it has more than {SERIES_MAX} series")
 
@@ -192,20 +198,21 @@ class Finder:
             at = page.find(name_line, at + 1)
         return -1
 
-    def _next(self, page: bytes, end: int) -> int:
+    def _next(self, page: bytes, end: int, limit: int) -> int:
         """Where the next series of this family starts, from the end of a line; -1 = no more."""
+        line = page.find(b"\n", end) + 1
+        if not line:
+            return -1
+        if page.startswith(_SAYS_NOTHING, line):
+            passed = _PASSED.match(page, line, limit).end()  # type: ignore[union-attr]  # it matches nothing, too
+            line = page.rfind(b"\n", 0, passed) + 1  # Python 3.11 may say the middle of a line that is cut off
+            if page.find(b"\n# HELP ", end, line) >= 0 or page.find(b"\n# TYPE ", end, line) >= 0:
+                return -1
+            if limit < len(page) and page.startswith(_SAYS_NOTHING, line):
+                raise _too_long()
         name_line = self._name_line
-        end = page.find(b"\n", end)
-        while end >= 0:
-            after = end + len(name_line)
-            if page.startswith(name_line, end):
-                return end + 1 if page[after : after + 1] in _BEHIND_NAME else -1
-            if not page.startswith((b"\n#", b"\n\r", b"\n\n"), end):
-                return -1
-            if page.startswith((b"\n# HELP ", b"\n# TYPE "), end):
-                return -1
-            end = page.find(b"\n", end + 1)
-        return -1
+        after = line - 1 + len(name_line)
+        return line if page.startswith(name_line, line - 1) and page[after : after + 1] in _BEHIND_NAME else -1
 
     def _matches(self, text: bytes) -> bool:
         labels = labels_of(text)
@@ -216,6 +223,10 @@ def _timestamp(rest: bytes) -> float:
     """What stands behind the value: nothing, a timestamp, or an exemplar."""
     token = rest.split(None, 1)[:1]
     return number(token[0]) if token and not token[0].startswith(b"#") else 0.0
+
+
+def _too_long() -> Malformed:
+    return Malformed(f"it has more than {FAMILY_BYTES_MAX} bytes")
 
 
 def _shown(text: bytes) -> str:

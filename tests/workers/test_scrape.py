@@ -217,6 +217,7 @@ class Bench:
     def __init__(self, interval_s: float = 0.05) -> None:
         self.net, self.seen, self.time, self.turns = FakeNet(), Seen(), 100.0, 0
         self.inflight = 0
+        self.spent = 0.0
         self.scraper = Scraper(
             None,  # type: ignore[arg-type]
             interval_s=interval_s,
@@ -224,6 +225,7 @@ class Bench:
             inflight=lambda slot: slot * 100 + self.inflight,
             sink=self.seen,
             now=lambda: self.time,
+            spent=lambda: self.spent,
         )
 
     def turn(self, ticks: int = 1, tick_s: float = 0.005) -> None:
@@ -414,6 +416,27 @@ def test_a_server_that_floods_is_left_alone_for_a_second() -> None:
     assert bench.net.dialled == dialled
     bench.turn(40)
     assert bench.net.dialled == dialled + 1
+
+
+@pytest.mark.parametrize("page", [PAGE, b"vllm:num_requests_waiting NaN\n"])
+@pytest.mark.parametrize(("seconds", "pause"), [(0.01, 0.0), (0.03, 0.3), (5.0, FLOOD_PAUSE_S)])
+def test_a_page_that_takes_long_to_read_is_read_less_often(seconds: float, pause: float, page: bytes) -> None:
+    bench = Bench()
+    target, connection = bench.up()
+
+    class Costly:
+        def extract(self, page: bytes) -> Extracted:
+            bench.spent += seconds
+            return reader().extract(page)
+
+    target.reader = Costly()
+    bench.turn(10)
+    bench.net.asked.clear()
+    connection.answer(page)
+    bench.turn(int(pause / 0.005))
+    assert bench.net.asked == []
+    bench.turn(10)
+    assert bench.net.asked == [connection]
 
 
 def test_a_page_that_cannot_be_taken_names_its_family_and_keeps_the_connection() -> None:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from workers import http_client
-from workers.http_client import HEAD_BYTES_MAX, PAGE_BYTES_MAX, Answer, HttpError, get_request
+from workers.http_client import CHUNKS_MAX, HEAD_BYTES_MAX, PAGE_BYTES_MAX, Answer, HttpError, get_request
 
 PAGE = b"a 1\nb 2\n" * 5
 OK = b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\n"
@@ -95,6 +95,7 @@ def test_any_bytes_are_a_page_or_an_error_or_unfinished(noise: bytes, kind: str,
         (OK + b"Transfer-Encoding: chunked\r\n\r\n0\r\n" + b"a: b\r\n" * 3000, "chunks"),
         (OK + b"Transfer-Encoding: chunked\r\n\r\nffffffff\r\n", "too-large"),
         (OK + b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\nmore", "length"),
+        (OK + b"Transfer-Encoding: chunked\r\n\r\n" + b"1\r\nx\r\n" * CHUNKS_MAX + b"1\r\n", "too-large"),
     ],
 )
 def test_an_answer_that_is_none_is_an_error_with_its_cause(raw: bytes, cause: str) -> None:

@@ -193,6 +193,25 @@ def test_a_family_with_too_many_series_is_malformed(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize(
+    "line",
+    [b"q 1\n", b"# a word\n", b"\n", b"\r\n", b'q{a="' + b"x" * 500 + b'"} 1\n', b'q{a="' + b"x" * 2000 + b'"} 1\n'],
+)
+def test_a_family_with_too_many_bytes_is_malformed(line: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exposition, "FAMILY_BYTES_MAX", 1000)
+    few = 900 // len(line)
+    assert Finder(Selector("q")).find(b"q 1\n" + line * few + b"z 1\n") is not None
+    with pytest.raises(Malformed, match=r"more than 1000 bytes|cannot be read"):
+        Finder(Selector("q")).find(b"q 1\n" + line * 1000 + b"z 1\n")
+    assert Finder(Selector("z")).find(line * 1000 + b"z 1\n") == (b"", 1.0)
+
+
+def test_very_many_labels_are_read_at_the_cost_of_their_bytes() -> None:
+    assert labels_of(b'a="b",' * 300_000 + b" \t") == {b"a": b"b"}
+    with pytest.raises(Malformed):
+        labels_of(b'a="b",' * 300_000 + b"x")
+
+
+@pytest.mark.parametrize(
     ("text", "selector"),
     [
         ("a:b", Selector("a:b")),
