@@ -38,30 +38,32 @@ class Frames:
     Compressed messages grow to FREE_BYTES and RATIO_MAX times their size all together: one by one, 60 KB of them could stand for 60 MiB.
     """
 
-    __slots__ = ("_broken", "_free", "_have", "_parts", "_skip")
+    __slots__ = ("_broken", "_free", "_rest", "_skip")
 
     def __init__(self) -> None:
         self._free = FREE_BYTES
-        self._parts: list[bytes] = []  # of what is not complete yet
-        self._have = 0
+        self._rest = bytearray()  # what is not complete yet
         self._skip = 0  # bytes still to come of a message that is too long
         self._broken = False
 
     def feed(self, chunk: bytes) -> Iterator[bytes | memoryview]:
         if self._broken:
             return
-        skipped = min(self._skip, len(chunk))
-        self._skip -= skipped
-        self._parts.append(chunk[skipped:] if skipped else chunk)
-        self._have += len(chunk) - skipped
-        if self._have < self._wanted():
-            return
-        data = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
-        yield from self._messages(data)
+        if self._skip:
+            skipped = min(self._skip, len(chunk))
+            self._skip -= skipped
+            chunk = chunk[skipped:]
+        rest = self._rest
+        if rest:
+            rest += chunk
+            if len(rest) < self._wanted():
+                return
+            chunk = bytes(rest)
+        yield from self._messages(chunk)
 
     def _wanted(self) -> int:
-        """Bytes that are worth looking at: a whole message, as far as the first part tells, or the head of one that is too long."""
-        head = self._parts[0]
+        """Bytes that are worth looking at: a whole message, or the head of one that is too long."""
+        head = self._rest
         size = int.from_bytes(head[1:HEAD_BYTES], "big") if len(head) >= HEAD_BYTES else 0
         return HEAD_BYTES + (size if size <= ANSWER_BYTES_MAX else 0)
 
@@ -79,11 +81,10 @@ class Frames:
             try:
                 yield self._plain(data[at], memoryview(data)[at + HEAD_BYTES : after])
             except ValueError:
-                self._broken, self._parts = True, []
+                self._broken, self._rest = True, bytearray()
                 return
             at = after
-        self._parts = [data[at:]] if at else [data]
-        self._have = end - at
+        self._rest = bytearray(data[at:])
 
     def _plain(self, flag: int, message: memoryview) -> bytes | memoryview:
         earned = RATIO_MAX * len(message)

@@ -2,6 +2,7 @@
 
 import gzip
 import itertools
+import tracemalloc
 
 import pytest
 from hypothesis import given
@@ -35,8 +36,21 @@ def test_a_message_that_is_too_long_is_passed_over_at_bounded_memory() -> None:
     found: list[bytes] = []
     for at in range(0, len(data), 50_000):
         found += [bytes(message) for message in frames.feed(data[at : at + 50_000])]
-        assert sum(map(len, frames._parts)) <= 50_000
+        assert len(frames._rest) <= 50_000
     assert found == [b"after"]
+
+
+def test_a_long_message_in_very_small_pieces_takes_the_memory_of_its_bytes() -> None:
+    data = frame(bytes(ANSWER_BYTES_MAX // 4))
+    frames = Frames()
+    tracemalloc.start()
+    try:
+        for at in range(0, len(data) - 2, 2):
+            assert list(frames.feed(data[at : at + 2])) == []
+        assert tracemalloc.get_traced_memory()[0] < 2 * len(data)
+    finally:
+        tracemalloc.stop()
+    assert list(map(len, frames.feed(data[at + 2 :]))) == [len(data) - 5]
 
 
 def test_after_nonsense_nothing_is_found() -> None:
