@@ -15,7 +15,7 @@ from xxhash import xxh3_64_intdigest
 from epp.candidates import Candidates, Floats
 from epp.data import Datum
 from epp.decision import Decision
-from epp.metrics import RATIO, Metric
+from epp.metrics import OTHER, RATIO, Metric
 from epp.multimodal import NO_MEDIA, MediaMatch, media_match
 from epp.plugin import Count, DataProducer, Measure, PrefixIndex, PreRequest, Services, plugin
 from epp.prefix.blocks import NARROW
@@ -25,6 +25,7 @@ from epp.tokens import TOKENS, Feature
 CACHE_MB = 4096
 CAPACITY = "one index of a fixed size (--index-entries) serves all servers, and the oldest entries leave"
 ITEMS_MAX = 128  # of one request; what comes behind them is not looked up
+MODALITIES = frozenset(("image", "audio", "video"))  # as they are counted; clients may name any
 
 QUERIES = Metric("encoder_cache_queries_total", "counter", "Media items that were looked up.", labels=("modality",))
 HITS = Metric(
@@ -111,9 +112,10 @@ class MediaCache(DataProducer, PreRequest):
         self._ratio.observe(len(held) / len(items))
 
     def _look_up(self, feature: Feature) -> Item:
-        self._queries.add(feature.modality)
+        modality = feature.modality if feature.modality in MODALITIES else OTHER
+        self._queries.add(modality)
         key = xxh3_64_intdigest(b"media " + feature.hash.encode(), self._secret) & NARROW
-        return Item(key, feature.modality, frozenset(self._index.match(np.array([key], dtype=np.uint64))))
+        return Item(key, modality, frozenset(self._index.match(np.array([key], dtype=np.uint64))))
 
     def _held(self, items: Sequence[Item], candidates: Candidates) -> Floats | None:
         """How many items each endpoint holds; None: nobody any."""

@@ -64,6 +64,17 @@ def test_an_image_that_is_shown_twice_counts_once_and_one_without_a_hash_never()
     assert matched(producer(FakeServices()), nothing) is NO_MEDIA
 
 
+def test_modalities_that_clients_make_up_are_counted_as_one() -> None:
+    services = FakeServices()
+    plugin, r = producer(services), request()
+    r[TOKENS] = TokenizedPrompt([PromptTokens(None, [Feature(f"m{n}", f"{n}", n, 1) for n in range(9)])])
+    for _ in range(2):
+        matched(plugin, r)
+        sent(plugin, r, 1)
+    assert services.counted["encoder_cache_queries_total"].values == {("other",): 18}
+    assert services.counted["encoder_cache_hits_total"].values == {("pod-1", "other"): 9}
+
+
 def test_an_item_counts_as_one_block_of_its_endpoint() -> None:
     services = FakeServices()
     plugin, r = producer(services), showing("abcdefghijklmnopqrstuvwxyz")
