@@ -27,6 +27,7 @@ from workers.tracing import Tracer
 from workers.transport.interface import Clock
 
 DESTINATIONS_MAX: Final = 16384
+SEVERAL_MAX: Final = 1024  # of lists of several targets, which are as many as their orders, at 4 KB each
 
 
 class Counters:
@@ -114,6 +115,7 @@ class App:
         self.evictions = evictions  # None: nobody is given up once sent
         self.parser = Parsers(pipeline).find
         self._destinations: dict[str, codec.Destination] = {}
+        self._several: dict[str, codec.Destination] = {}
 
     def use(self, pipeline: Pipeline) -> None:
         """Requests whose turn comes from now on are decided by this one."""
@@ -131,10 +133,13 @@ class App:
     def destination(self, decision: Decision) -> codec.Destination:
         """The answer's constant part for these targets."""
         targets = decision.targets
-        addresses = targets[0].address if len(targets) == 1 else ",".join(t.address for t in targets)
-        found = self._destinations.get(addresses)
+        if len(targets) == 1:
+            addresses, known, most = targets[0].address, self._destinations, DESTINATIONS_MAX
+        else:
+            addresses, known, most = ",".join(t.address for t in targets), self._several, SEVERAL_MAX
+        found = known.get(addresses)
         if found is None:
-            if len(self._destinations) >= DESTINATIONS_MAX:
-                self._destinations.clear()
-            found = self._destinations[addresses] = codec.Destination(addresses)
+            if len(known) >= most:
+                known.clear()
+            found = known[addresses] = codec.Destination(addresses)
         return found

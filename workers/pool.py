@@ -22,6 +22,7 @@ from workers.documents import EndpointsView, NamesView
 REBUILD_MIN_S = 0.001
 REBUILD_MAX_S = 0.05
 SUBSETS_MAX = 256
+SUBSET_ENTRIES_MAX = 1 << 16  # of all that are remembered
 PORT_DIGITS_MAX = 5
 NOBODY: tuple[str, int | None] = ("", None)
 
@@ -63,6 +64,7 @@ class SharedPool:
         self._marked_fresh = self._known = self._down = nobody
         self._reported: list[tuple[str, int, Mask | None]] = []
         self._subsets: dict[tuple[str, ...], Mask] = {}
+        self._subset_entries = 0
         self._used = 0
         self._slots: Any = slice(0)
         self._snapshot = self._build(now())
@@ -133,6 +135,7 @@ class SharedPool:
         self._roster = Roster([e for e, keep in zip(endpoints, valid.tolist(), strict=True) if keep])
         self._used = used
         self._subsets.clear()
+        self._subset_entries = 0
         count = len(self._roster.slots)
         in_order = count == used and bool((self._roster.slots == np.arange(count)).all())
         self._slots = slice(count) if in_order else self._roster.slots
@@ -154,8 +157,10 @@ class SharedPool:
     def _allowed(self, subset: Subset) -> Mask:
         mask = self._subsets.get(subset.entries)
         if mask is None:
-            if len(self._subsets) >= SUBSETS_MAX:
+            self._subset_entries += len(subset.entries)
+            if len(self._subsets) >= SUBSETS_MAX or self._subset_entries > SUBSET_ENTRIES_MAX:
                 self._subsets.clear()
+                self._subset_entries = len(subset.entries)
             mask = self._subsets[subset.entries] = subset_mask(subset, self._roster.endpoints)
         return mask
 

@@ -13,6 +13,7 @@ from shm.segment import Region
 from shm.table import DOWN, DRAINING, Handle, State, TableReader, TableSchema, TableWriter
 from tests.epp.plugins.calls import made
 from tests.pair import lanes
+from workers import pool
 from workers.documents import ENDPOINTS, NAMES, EndpointRecord, EndpointsView, NamesRecord, NamesView, encode
 from workers.pool import SharedPool, subset_mask
 
@@ -232,6 +233,16 @@ def test_a_subset_is_compared_by_address_and_by_port_where_it_has_one(entries: l
     w.write_document()
     w.time += 0.1
     assert w.names(Subset(entries)) == expected
+
+
+def test_subsets_are_remembered_up_to_a_number_of_entries_in_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool, "SUBSET_ENTRIES_MAX", 100)
+    w = World()
+    for n in range(50):
+        assert w.names(Subset(["10.0.0.2:8000"] + [f"10.1.{n}.{m}" for m in range(30)])) == ["pod-1"]
+        assert sum(map(len, w.pool._subsets)) <= 100
+    assert w.names(Subset([f"10.0.0.{m}" for m in range(1, 200)])) == ["pod-0", "pod-1", "pod-2"]
+    assert len(w.pool._subsets) == 1
 
 
 def test_no_subset_lets_anyone_through_whom_it_does_not_name() -> None:

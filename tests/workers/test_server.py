@@ -25,6 +25,7 @@ from epp.plugins.scorers.queue_depth import QueueDepth
 from epp.request import Request
 from tests.fakes import FakePool, FakeServices, candidates
 from tests.pair import Pair, bodies, set_headers
+from workers.app import SEVERAL_MAX
 from workers.server import SMALL_PIECE, SMALL_PIECES_MAX
 
 BODY = b'{"model":"m", "prompt":"hello",  "max_tokens":3}'
@@ -525,6 +526,15 @@ def test_while_an_answer_lasts_nothing_as_long_as_the_body_is_kept(what: str, ro
         assert tracemalloc.get_traced_memory()[0] < 100_000
     finally:
         tracemalloc.stop()
+
+
+def test_of_lists_of_targets_fewer_are_remembered_than_there_are_orders() -> None:
+    app, pool = pair().app, candidates(count=8).endpoints
+    for targets in itertools.islice(itertools.permutations(pool), SEVERAL_MAX + 10):
+        wanted = ",".join(target.address for target in targets).encode()
+        assert wanted in app.destination(Decision(targets, {}, "")).answer(10)
+    assert 0 < len(app._several) <= SEVERAL_MAX
+    assert app.destination(Decision(pool[:1], {}, "")) is app.destination(Decision(pool[:1], {}, ""))
 
 
 def test_a_passthrough_body_may_be_anything() -> None:
