@@ -29,6 +29,7 @@ from workers.scrape import (
     CONNECT_S_MAX,
     DIALS_PER_S_MAX,
     FLOOD_PAUSE_S,
+    LARGE_PAGE_BYTES,
     PAUSE_S,
     REFUSALS_TO_PAUSE,
     SCRAPE_S_MAX,
@@ -432,7 +433,7 @@ def test_a_page_that_takes_long_to_read_is_read_less_often(seconds: float, pause
     target.reader = Costly()
     bench.turn(10)
     bench.net.asked.clear()
-    connection.answer(page)
+    connection.answer(page + b"# nothing\n" * (LARGE_PAGE_BYTES // 10))
     bench.turn(int(pause / 0.005))
     assert bench.net.asked == []
     bench.turn(10)
