@@ -4,8 +4,8 @@ Room is global, so whoever looks first could take it. Before a shard serves a re
 band, claim): where a more important band waits, or the same band with a claim that is smaller by more than the band's tolerance, it
 wakes that shard and leaves the room to it. What a claim counts is the band's matter (`Band.claim`): seconds of waiting, or a position
 among flows. Bounded both ways: a shard that lets nothing through for `PATIENCE_S` after it was waked is *stuck* and does not count
-until it moves again; one that meanwhile leaves the room to yet another, of which it has still to find that it is stuck, has twice as
-long. So room is never left unused for long, and one that holds something important is passed over by that long at most. A wake
+until it moves again; one that meanwhile leaves the room to yet another, of which it has still to find that it is stuck, has
+`YIELDING_S`. So room is never left unused for long, and one that holds something important is passed over by that long at most. A wake
 without an answer is not repeated before `REPEAT_S`.
 """
 
@@ -13,6 +13,7 @@ from epp.flow.ports import Front, Peers
 from epp.flows import rank
 
 PATIENCE_S = 0.010
+YIELDING_S = 0.025  # the same for itself, and three of its looks, which are 5 ms apart
 REPEAT_S = 0.005
 FORGOTTEN_S = 0.020  # who was not in the way for so long is met with new patience
 
@@ -70,7 +71,7 @@ class Neighbours:
     def _stuck(self, shard: int, now: float) -> bool:
         met = self._meet(shard, now)
         lasted = now - met.since
-        return lasted >= PATIENCE_S and (lasted >= 2 * PATIENCE_S or self._peers.yields(shard) == met.yields)
+        return lasted >= PATIENCE_S and (lasted >= YIELDING_S or self._peers.yields(shard) == met.yields)
 
     def _wake(self, shard: int, now: float) -> None:
         met = self._met[shard]

@@ -3,7 +3,7 @@
 import pytest
 
 from epp.flow.gate import PoolGate
-from epp.flow.neighbours import PATIENCE_S, REPEAT_S
+from epp.flow.neighbours import PATIENCE_S, REPEAT_S, YIELDING_S
 from epp.flows import FlowView
 from epp.plugin import Ledger, NoParams
 from epp.plugins.fairness.token_weighted import TokenWeighted
@@ -184,7 +184,7 @@ def test_who_leaves_the_room_to_one_that_hangs_has_time_to_find_that_out(goes_on
         middle.controller.woken()
         assert (lowest.outcome, next_one.outcome) == ("", "Dispatched")
     else:
-        low.clock.now += PATIENCE_S
+        low.clock.now += YIELDING_S - PATIENCE_S
         low.controller.woken()
         assert (lowest.outcome, next_one.outcome) == ("Dispatched", "")
 
