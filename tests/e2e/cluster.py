@@ -28,6 +28,7 @@ CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 READY = re.compile(r"^llm_d_epp_ready_endpoints\{[^}]*\} [1-9]", re.MULTILINE)
 GAUGE = r"^llm_d_epp_{name}\{{worker=\"(\d+)\"\}} (\S+)$"
+SERVING = r"^llm_d_epp_worker_serving\{worker=\"\d+\"\} 1"
 
 
 class Answer(NamedTuple):
@@ -69,6 +70,10 @@ class Picker:
 
     def ready(self) -> bool:
         return get(self.metrics, "/readyz") is not None
+
+    def complete(self, workers: int) -> bool:
+        """Ready, and so many workers serve: the first of them is enough to be ready."""
+        return self.ready() and len(re.findall(SERVING, self.page(), re.MULTILINE)) >= workers
 
     @property
     def instance(self) -> str:
@@ -139,7 +144,7 @@ class Cluster:
         argv = [*serve(config, grpc, health, metrics, workers, run_dir or self.directory / "run"), *flags]
         picker = Picker(self.children.start(f"picker {number}", argv), grpc, health, metrics)
         if ready:
-            self.wait(picker.child, picker.ready)
+            self.wait(picker.child, lambda: picker.complete(workers))
         return picker
 
     def reference(self, binary: str, endpoints: Path, config_text: str, *more: str) -> Picker:
