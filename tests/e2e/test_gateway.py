@@ -37,6 +37,7 @@ from workers.demo.stack import LOOPBACK
 
 MIB = 1 << 20
 PIECE = 40_000
+LARGE = 30_000_000
 BYTES_ALONE = 200_000  # Envoy bears 10,000 frames ahead by default
 
 
@@ -235,3 +236,10 @@ def test_clients_that_leave_again_and_again_end_nobody_elses_request(gateway: Ga
             with contextlib.ExitStack() as clients:
                 for _ in range(64):
                     clients.enter_context(socket.create_connection((LOOPBACK, port))).sendall(begun)
+
+
+def test_large_bodies_side_by_side_are_answered_and_end_nobody_elses_request(gateway: Gateway) -> None:
+    body = completion("with a picture", max_tokens=1, picture="x" * LARGE)
+    with served_throughout(gateway) as port, ThreadPoolExecutor() as clients:
+        found = [answer.result() for answer in [clients.submit(ask, port, COMPLETIONS, body) for _ in range(8)]]
+    assert [answer.status for answer in found] == [200] * 8

@@ -382,6 +382,16 @@ def test_who_reads_much_at_a_fair_pace_is_no_hoarder():
     assert not engine.connection.closing
 
 
+def test_a_gateway_that_is_busy_for_seconds_is_no_hoarder():
+    engine = Engine(Echo)
+    engine.receive(frame(SETTINGS, 0, 0, setting(4, 0)))
+    for number in (1, 3):
+        engine.open(number)
+        engine.handler.stream.send(bytes(30_000_000))
+    assert engine.connection.expire(4.0), "there is something to look after"
+    assert not engine.connection.closing
+
+
 def test_a_hoarder_that_reads_on_is_no_longer_looked_after():
     engine = hoarder()
     assert engine.connection.expire(0.1)
