@@ -146,6 +146,30 @@ def test_a_body_without_a_model_is_refused_with_the_exact_text(gateway: Gateway)
     assert answer.body == json.dumps({"error": expected}, separators=(",", ":")).encode()
 
 
+REFUSED_BY_ENVOY = {
+    b"GET / HTTP/1.0\r\nhost: x\r\n\r\n": 426,
+    b"GET nowhere HTTP/1.1\r\nhost: x\r\n\r\n": 400,
+    b"\0garbage\r\n\r\n": 400,
+    b"GET / HTTP/1.1\r\nhost: x\r\nx-long: %s\r\n\r\n" % (b"x" * 70_000): 431,
+    b"GET / HTTP/1.1\r\nhost: x\r\n%s\r\n" % (b"x-many: x\r\n" * 200): 431,
+    b"CONNECT x:443 HTTP/1.1\r\nhost: x:443\r\n\r\n": 404,
+}
+
+
+@pytest.mark.parametrize(("sent", "status"), REFUSED_BY_ENVOY.items(), ids=lambda value: str(value)[:20])
+def test_what_envoy_refuses_by_itself_is_answered_and_costs_no_stream(
+    gateway: Gateway, sent: bytes, status: int
+) -> None:
+    assert eventually(lambda: sum(gateway.picker.gauge("streams_open")) == 0)
+    streams = gateway.picker.counter("streams_total")
+    with socket.create_connection((LOOPBACK, gateway.port), ANSWER_S) as client:
+        client.sendall(sent)
+        response = http.client.HTTPResponse(client)
+        response.begin()
+        assert response.status == status
+    assert gateway.picker.counter("streams_total") == streams
+
+
 def test_an_error_of_the_server_passes_through(gateway: Gateway) -> None:
     answer = ask(gateway.port, COMPLETIONS, completion("hello"), {"x-sim-fault": "error"})
     assert answer.status == 500

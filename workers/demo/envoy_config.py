@@ -20,6 +20,9 @@ holds both equal. The decisions in it:
   several connections at once instead;
 - no route time-out and no stream idle time-out: a long prompt may take minutes to its first token;
 - no picker, no guess: `failure_mode_allow` is false and the client gets 503;
+- the picker's filter is on by the routes, not for all: what Envoy refuses by itself (headers too long, HTTP/1.0, garbage) has no route.
+  With the filter Envoy would send its refusal to the picker first and close the connection without waiting, so that the client
+  never learns why;
 - an ORIGINAL_DST cluster connects to one address. A picker that names several in order (`maxNumOfEndpoints` of its pickers) needs
   a cluster that knows the servers (`listed`; `deploy/envoy-retry.yaml`): its override_host policy takes the first of them,
   retries take the next ones, and the metadata `envoy.lb` tell the picker who served in the end.
@@ -35,7 +38,7 @@ DESTINATION_HEADER = "x-gateway-destination-endpoint"
 STRIPPED_HEADERS = (DESTINATION_HEADER, *(f"{DESTINATION_HEADER}-{what}" for what in ("subset", "served", "scores")))
 METADATA_NAMESPACE = "envoy.lb"
 RETRIES = 3  # as many as there may be further endpoints in the picker's list
-PICKER_CLUSTER = "endpoint-picker"
+PICKER_CLUSTER = PICKER_FILTER = "endpoint-picker"
 SERVERS_CLUSTER = "model-servers"
 ROUND_ROBIN_CLUSTER = "model-servers-round-robin"
 CONCURRENT_MAX = 40_000
@@ -108,6 +111,9 @@ def _listener(name: str, at: Address, cluster: str, *, picked: bool, retries: bo
             "num_retries": RETRIES,
         }
     router = {"name": "router", "typed_config": _typed("extensions.filters.http.router.v3.Router")}
+    host: Json = {"name": name, "domains": ["*"], "routes": [{"match": {"prefix": "/"}, "route": route}]}
+    if picked:
+        host["typed_per_filter_config"] = {PICKER_FILTER: _typed("config.route.v3.FilterConfig", config={})}
     manager = _typed(
         "extensions.filters.network.http_connection_manager.v3.HttpConnectionManager",
         stat_prefix=name,
@@ -115,16 +121,7 @@ def _listener(name: str, at: Address, cluster: str, *, picked: bool, retries: bo
         stream_idle_timeout="0s",
         request_headers_timeout="10s",
         early_header_mutation_extensions=[_strip_destination()],
-        route_config={
-            "name": name,
-            "virtual_hosts": [
-                {
-                    "name": name,
-                    "domains": ["*"],
-                    "routes": [{"match": {"prefix": "/"}, "route": route}],
-                }
-            ],
-        },
+        route_config={"name": name, "virtual_hosts": [host]},
         http_filters=[*filters, router],
     )
     chain = {"filters": [{"name": "http", "typed_config": manager}]}
@@ -157,7 +154,7 @@ def _picker_filter(*, told: bool) -> Json:
     )
     if told:
         processor["metadata_options"] = {"forwarding_namespaces": {"untyped": [METADATA_NAMESPACE]}}
-    return {"name": "endpoint-picker", "typed_config": processor}
+    return {"name": PICKER_FILTER, "disabled": True, "typed_config": processor}
 
 
 def _breakers() -> Json:
