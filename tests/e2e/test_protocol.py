@@ -219,7 +219,7 @@ def test_the_next_endpoint_of_the_list_serves_when_those_before_it_fail(
         )
         port = gateway(cluster, several.grpc, listed=made)
         for number in range(6):
-            answer = ask(port, COMPLETIONS, completion(f"hello {number}"))
+            answer = ask(port, COMPLETIONS, completion(f"hello {number}" * (number % 2 * 200_000 + 1)))
             assert answer.status == 200
             tried = dict(got(answer))[envoy_config.DESTINATION_HEADER].split(",")
             if how != "gone":  # those the picker soon leaves out by itself

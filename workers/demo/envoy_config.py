@@ -38,6 +38,9 @@ DESTINATION_HEADER = "x-gateway-destination-endpoint"
 STRIPPED_HEADERS = (DESTINATION_HEADER, *(f"{DESTINATION_HEADER}-{what}" for what in ("subset", "served", "scores")))
 METADATA_NAMESPACE = "envoy.lb"
 RETRIES = 3  # as many as there may be further endpoints in the picker's list
+BODY_BYTES_MAX = (
+    32 << 20
+)  # the longest that the picker takes; Envoy sends no body again that is longer than 1 MiB, unless told to
 PICKER_CLUSTER = PICKER_FILTER = "endpoint-picker"
 SERVERS_CLUSTER = "model-servers"
 ROUND_ROBIN_CLUSTER = "model-servers-round-robin"
@@ -111,7 +114,10 @@ def _listener(name: str, at: Address, cluster: str, *, picked: bool, retries: bo
             "num_retries": RETRIES,
         }
     router = {"name": "router", "typed_config": _typed("extensions.filters.http.router.v3.Router")}
-    host: Json = {"name": name, "domains": ["*"], "routes": [{"match": {"prefix": "/"}, "route": route}]}
+    entry: Json = {"match": {"prefix": "/"}, "route": route}
+    if retries:
+        entry["request_body_buffer_limit"] = BODY_BYTES_MAX
+    host: Json = {"name": name, "domains": ["*"], "routes": [entry]}
     if picked:
         host["typed_per_filter_config"] = {PICKER_FILTER: _typed("config.route.v3.FilterConfig", config={})}
     manager = _typed(
