@@ -18,7 +18,7 @@ DESCRIPTORS_SPARE = 0.2  # of the open files allowed: for /metrics, calls of plu
 HANDSHAKE_SECONDS = 10.0  # for TLS: a peer far away with a slow link needs two round trips
 SLOW_HANDSHAKE_SECONDS = 1.0  # at the limit of connections, a handshake that takes longer makes room
 UNUSED_SECONDS = 0.25  # at the limit of connections, one that has opened no stream for so long makes room
-IDLE_SECONDS = 30.0  # the same for one that has had streams: its gateway may need it soon
+IDLE_SECONDS = 1.0  # the same, in peace, for one that has had streams: its gateway can open another, who waits has none
 BUDGET_MAX = 1024 * MIB  # of all peers of a process: 32 bodies of 32 MiB
 
 

@@ -350,6 +350,18 @@ def test_at_the_limit_connections_that_were_never_used_make_room(greets):
         site.close()
 
 
+def test_at_the_limit_a_connection_that_is_idle_makes_room_in_peace():
+    site = Site(connections_max=1)
+    try:
+        with connect(site) as first, connect(site) as second:
+            for channel in (first, second, first):
+                assert list(mirror(channel)(iter([b"x"]), timeout=WAIT)) == [b"x"]
+        assert not site.abuses
+        assert site.server.accepted == 3
+    finally:
+        site.close()
+
+
 def test_at_the_limit_handshakes_that_do_not_proceed_make_room():
     site = Site(server_context(None), connections_max=2)
     try:
