@@ -228,11 +228,14 @@ class Connection(Output):
         limits, sent = self.limits, self._granted - self.window
         if self.unread <= limits.hoard:
             self._hoards = None
-        elif self._hoards is None:
+            return
+        if self._hoards is None:
             self._hoards = (self.now, sent)
             self._on_deadline()
-        elif self.now - self._hoards[0] >= limits.hoard_seconds:
-            if sent - self._hoards[1] >= limits.hoard_read:
+            return
+        since, before = self._hoards
+        if self.now - since >= (limits.hoard_seconds if before < limits.hoard_read else limits.hoard_busy_seconds):
+            if sent - before >= limits.hoard_read:
                 self._hoards = (self.now, sent)
             else:
                 self._hoards = None

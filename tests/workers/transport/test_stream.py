@@ -382,14 +382,17 @@ def test_who_reads_much_at_a_fair_pace_is_no_hoarder():
     assert not engine.connection.closing
 
 
-def test_a_gateway_that_is_busy_for_seconds_is_no_hoarder():
+@pytest.mark.parametrize(("taken", "closed"), [(2 << 20, False), (1000, True)])
+def test_a_gateway_that_has_read_much_may_be_busy_for_seconds_and_one_that_has_read_nothing_hoards(taken, closed):
     engine = Engine(Echo)
-    engine.receive(frame(SETTINGS, 0, 0, setting(4, 0)))
+    engine.receive(frame(SETTINGS, 0, 0, setting(4, 0)) + frame(WINDOW, 0, 0, word(1 << 30)))
     for number in (1, 3):
         engine.open(number)
+        engine.receive(frame(WINDOW, 0, number, word(taken)))
         engine.handler.stream.send(bytes(30_000_000))
-    assert engine.connection.expire(4.0), "there is something to look after"
-    assert not engine.connection.closing
+    for tick in range(1, 5):
+        engine.connection.expire(float(tick))
+    assert engine.connection.closing is closed
 
 
 def test_a_hoarder_that_reads_on_is_no_longer_looked_after():
