@@ -5,7 +5,7 @@ parsers, saturation detector, data layer, data producers. What this does not do:
 compile. It goes on after an error as far as it can, so that all are seen.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,8 +22,14 @@ from epp.plugin import (
     DataProducer,
     DataSource,
     Discovery,
+    DisplacementPolicy,
+    EvictionFilter,
+    EvictionOrder,
     Extractor,
+    FairnessPolicy,
     Filter,
+    FlowQueue,
+    OrderingPolicy,
     Parser,
     Picker,
     Plugin,
@@ -32,6 +38,8 @@ from epp.plugin import (
     SaturationDetector,
     Scorer,
     Screener,
+    UsageLimitPolicy,
+    foreign,
 )  # fmt: skip
 from epp.response_phase import NONE
 from epp.stock import Stock, kinds_of
@@ -50,6 +58,20 @@ DEFAULT_PRODUCERS = (
     "mm-embeddings-cache-producer", "token-producer", "session-id-producer",
 )  # fmt: skip
 DEFAULT_WEIGHT = 1.0
+BAND = "flowControl.defaultPriorityBand"
+REFERENCES: Mapping[type[Plugin], str] = {  # where those are named that are in no profile
+    FlowQueue: f"{BAND}.queueRef",
+    OrderingPolicy: f"{BAND}.orderingPolicyRef",
+    FairnessPolicy: f"{BAND}.fairnessPolicyRef",
+    DisplacementPolicy: f"{BAND}.displacementPolicyRef",
+    UsageLimitPolicy: "flowControl.usageLimitPolicyPluginRef",
+    SaturationDetector: "flowControl.saturationDetector.pluginRef",
+    Parser: "requestHandler.parsers",
+    DataSource: "dataLayer.sources",
+    Extractor: "dataLayer.sources",
+    Discovery: "dataLayer.discovery.pluginRef",
+}
+EVICTING = (EvictionFilter, EvictionOrder)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +132,7 @@ class _Bench:
     def wire_references(self) -> None:
         listed = tuple(self.stock.plugins.values())
         for plugin in listed:
-            plugin.meet(listed)
+            self.told_off(plugin, plugin.meet, listed)
         for plugin in listed:
             found = {}
             for key, need in plugin.needs.items():
@@ -120,8 +142,18 @@ class _Bench:
                     found[key] = named
                     self.named.add(named.name)
             if len(found) == len(plugin.needs):
-                plugin.resolve(found)
+                self.told_off(plugin, plugin.resolve, found)
         self.check_reference_cycles()
+
+    def told_off(self, plugin: Plugin, call: Callable[..., object], *given: object) -> None:
+        """What a foreign plugin raises here is an error of the configuration that has it."""
+        try:
+            call(*given)
+        except Exception as problem:
+            if not foreign(type(plugin)):
+                raise
+            why = f"plugin '{plugin.name}': {type(problem).__name__}: {problem}"
+            self.findings.error(self.stock.place(plugin.name), "bad-parameter", why)
 
     def check_reference_cycles(self) -> None:
         """Takes out who names nobody that is left, until nobody is left or all who are wait for each other."""
@@ -269,6 +301,15 @@ class _Bench:
             self.check_scraped()
         if self.document.discovery is not None:
             self.assembly.discovery = self.stock.resolve(self.document.discovery, Discovery, "dataLayer.discovery")
+        self.check_data_layer()
+
+    def check_data_layer(self) -> None:
+        """The supervisor works with our own kinds of these; others may inherit them."""
+        scraped = (plugin for each in self.assembly.sources for plugin in (each.source, *each.extractors))
+        for plugin in filter(None, (*scraped, self.assembly.discovery)):
+            if all(foreign(cls) for cls in type(plugin).__mro__):
+                why = f"plugin '{plugin.name}' is {kinds_of(plugin)} of its own kind, which this version has no use for"
+                self.findings.error(self.stock.place(plugin.name), "unsupported", why, "inherit one that is there")
 
     def check_scraped(self) -> None:
         """The supervisor scrapes one data source with one extractor."""
@@ -375,6 +416,7 @@ class _Bench:
                     self.stock.place(name),
                     "unused-plugin",
                     f"plugin '{name}', {kinds_of(plugin)}, is referenced nowhere and has no effect",
+                    _where_named(plugin),
                 )
             if isinstance(plugin, POLICIES) or not isinstance(plugin, BY_THEMSELVES):
                 del self.stock.plugins[name]
@@ -448,3 +490,10 @@ class _Bench:
         plugins = self.stock.plugins.values()
         read = any(INFLIGHT_TOKENS in plugin.consumes for plugin in plugins)
         return read and not any(type(plugin).type_name == INFLIGHT_LOAD for plugin in plugins)
+
+
+def _where_named(plugin: Plugin) -> str:
+    """A hint for who lists a plugin that is referenced nowhere."""
+    if isinstance(plugin, EVICTING):
+        return "set flowControl.enableEviction"
+    return next((f"name it by {place}" for kind, place in REFERENCES.items() if isinstance(plugin, kind)), "")

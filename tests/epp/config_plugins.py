@@ -18,6 +18,7 @@ from epp.plugin import (
     SaturationDetector,
     Scorer,
 )
+from epp.plugins.extractors.core_metrics import CoreMetricsExtractor
 
 HERE = __name__
 LENGTH = Datum("length", int)
@@ -106,6 +107,15 @@ class OtherWaiting(Extractor):
 
 class OtherSource(DataSource):
     pass
+
+
+class HeirOfCoreMetrics(CoreMetricsExtractor):
+    pass
+
+
+class Shy(Idle, PreRequest):
+    def meet(self, plugins: Sequence[Plugin]) -> None:
+        raise RuntimeError("so many")
 
 
 class OtherHandler(Idle, ProfileHandler):

@@ -542,6 +542,25 @@ def test_one_data_source_with_one_extractor_is_scraped() -> None:
     assert any("lists 's' twice" in e for e in found)
 
 
+def test_a_data_layer_of_ones_own_kind_is_refused_since_nobody_would_use_it() -> None:
+    own = f"plugins: [{{type: '{HERE}:OtherSource', name: s}}, {{type: '{HERE}:OtherWaiting', name: e}}]\n"
+    found = errors(own + "dataLayer: {injectDefaults: false, sources: [{pluginRef: s, extractors: [{pluginRef: e}]}]}")
+    assert any("plugin 's' is a data source of its own kind, which this version has no use for" in e for e in found)
+    assert any("plugin 'e' is an extractor of its own kind" in e for e in found)
+    heir = f"plugins: [{{type: '{HERE}:HeirOfCoreMetrics', name: e}}, {{type: metrics-data-source}}]\n"
+    assert ok(heir + "dataLayer: {sources: [{pluginRef: metrics-data-source, extractors: [{pluginRef: e}]}]}")
+
+
+def test_what_a_foreign_plugin_raises_when_it_meets_the_others_is_told_with_its_name() -> None:
+    (found,) = errors(f"plugins: [{{type: '{HERE}:Shy', name: shy}}]")
+    assert "error[bad-parameter]: plugin 'shy': RuntimeError: so many" in found
+
+
+def test_a_policy_that_is_referenced_nowhere_is_told_where_it_could_be() -> None:
+    (found,) = [w for w in ok("plugins: [{type: fcfs-ordering-policy}]").warnings if w.rule == "unused-plugin"]
+    assert found.hint == "name it by flowControl.defaultPriorityBand.orderingPolicyRef"
+
+
 # Warnings
 
 
