@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from epp.data import COUNTED, INFLIGHT_REQUESTS, INFLIGHT_TOKENS, Column, Datum, Key
 from epp.findings import nearest
+from epp.metrics import Metric
 from epp.plugin import (
     Admitter,
     DataProducer,
@@ -77,6 +78,7 @@ def check(plugins: Sequence[Plugin]) -> Checked:
         for datum in reader.optional:
             breaches += _reading(reader, datum, data) if datum.name in data else []
     breaches += _blocks([p for p in plugins if isinstance(p, CutsPrompts)])
+    breaches += _metrics(plugins)
     producers, cycle = _in_order([p for p in plugins if isinstance(p, DataProducer)], data)
     return Checked(producers, _columns(plugins), (*breaches, *cycle))
 
@@ -88,6 +90,19 @@ def _blocks(cutters: Sequence[Plugin]) -> Iterable[Breach]:
         if size != sizes[-1]:
             why = f"{told(cutter)} has blocks of {size} tokens and {told(cutters[-1])} of {sizes[-1]}, and all share one index"
             yield Breach(cutter.name, "block-sizes", why, "give all the same blockSizeTokens, or remove one")
+
+
+def _metrics(plugins: Sequence[Plugin]) -> Iterable[Breach]:
+    """One metric for a name, whoever declares it: a page has one description of it."""
+    first: dict[str, tuple[Plugin, Metric]] = {}
+    for plugin in plugins:
+        for metric in plugin.metrics:
+            other, declared = first.setdefault(metric.name, (plugin, metric))
+            if declared != metric:
+                why = f"{told(plugin)} and {told(other)} declare the metric '{metric.name}' differently"
+                yield Breach(
+                    plugin.name, "metric-clash", why, "choose another name, or the same kind, help, buckets and labels"
+                )
 
 
 def unread(plugins: Sequence[Plugin]) -> list[Plugin]:

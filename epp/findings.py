@@ -55,6 +55,7 @@ ERRORS: Mapping[str, str] = {
     "no-producer": "A plugin reads a value that nobody produces.",
     "type-clash": "A plugin reads a value as something else than it is produced.",
     "stage-order": "A plugin reads a value that is produced only after it has run.",
+    "metric-clash": "Two plugins declare a metric of one name differently.",
     "producer-cycle": "Data producers wait for each other's values.",
     "no-discovery": "No place is given where endpoints come from (`epp serve` alone).",
     "two-discoveries": "Endpoints come from several of --endpoints, --endpoint-selector and a plugin (`epp serve` alone).",

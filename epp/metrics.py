@@ -10,8 +10,8 @@ Names, labels and buckets follow the field's reference picker, so that dashboard
 A request decides what its labels say, so their number is bounded: `LabelCaps` folds what comes too late to `other`.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Literal, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Final, Literal, NamedTuple
 
 PREFIX = "llm_d_epp_"
 
@@ -430,6 +430,21 @@ FLOW_RECLAIM_PENDING = Metric(
     "flow_control_pending_reclaim", "gauge", "The saturation that is on its way to be freed by revocations."
 )
 GROUPS = (REQUEST, ERROR, ATTEMPTS, PREDICTION, SHADOWS, ABUSE, ISOLATION, MODEL_REWRITES)
+
+
+def _declared(found: Iterable[object]) -> Iterator[Metric]:
+    """Those of any values: as they are, in groups, in tuples or in mappings."""
+    for value in found:
+        if isinstance(value, Metric):
+            yield value
+        elif isinstance(value, (tuple, Mapping)):
+            yield from _declared(value.values() if isinstance(value, Mapping) else value)
+
+
+# Names that plugins cannot have; gauges whose counter has their name too are shown as `_open`.
+TAKEN: Final = frozenset(
+    (*(m.name for m in _declared(tuple(globals().values()))), *(f"{m.name}_open" for m in WORKER_GAUGES))
+)
 
 
 def counter_groups(declared: Iterable[Metric]) -> tuple[Group, ...]:

@@ -314,7 +314,10 @@ class Picker(Plugin):
     """Once per profile run, last."""
 
     def pick(self, request: Request, candidates: Candidates, totals: Scores, profile: "Profile") -> Sequence[int]:
-        """Indices of candidates, best first: at least one, none twice."""
+        """Indices of candidates, best first: at least one, none twice.
+
+        Several are for gateways that take a list, as `deploy/envoy-retry.yaml` does; for others it is no address.
+        """
         raise NotImplementedError
 
 
@@ -364,15 +367,15 @@ class ResponseComplete(Plugin):
 
 
 class DataSource(Plugin):
-    """Where and how an endpoint's values are fetched; read by the supervisor only."""
+    """Where and how an endpoint's values are fetched; read by the supervisor only, which knows `MetricsDataSource` and heirs of it."""
 
 
 class Extractor(Plugin):
-    """Pages of a data source -> columns; runs in the supervisor only."""
+    """Pages of a data source -> columns; runs in the supervisor only, which knows `CoreMetricsExtractor` and heirs of it."""
 
 
 class Discovery(Plugin):
-    """Where endpoints come from; read by the supervisor only."""
+    """Where endpoints come from; read by the supervisor only, which knows `FileDiscovery` and heirs of it."""
 
 
 class SaturationDetector(Plugin):
@@ -582,6 +585,10 @@ def plugin(type_name: str, *aliases: str) -> Callable[[P], P]:
 
     def register(cls: P) -> P:
         for name in (type_name, *aliases):
+            if not (isinstance(name, str) and name.isprintable() and name == name.strip() != ""):
+                raise ValueError(
+                    f"plugin type {name!r}: a type's name is a text that can be printed, without spaces around it"
+                )
             other = REGISTERED.setdefault(name, cls)
             if (other.__module__, other.__qualname__) != (cls.__module__, cls.__qualname__):
                 raise ValueError(f"plugin type '{name}' is registered by {other.__module__} and by {cls.__module__}")

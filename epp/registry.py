@@ -27,7 +27,7 @@ import msgspec
 import epp.plugins
 from epp.findings import nearest
 from epp.plugin import EXTENSION_POINTS, OWN_PACKAGE, REGISTERED, Plugin, foreign, plugin
-from epp.plugin_class import fault
+from epp.plugin_class import fault, keys_fault
 
 ENTRY_POINTS = "epp.plugins"
 FOLDER_PACKAGE = "epp_plugin_path"  # private: files of a folder are its modules, whatever else has their names
@@ -209,8 +209,9 @@ def _from_file(module: str, file: str) -> list[str]:
     try:
         importlib.import_module(module)
     except (Exception, SystemExit) as error:  # foreign code at start
-        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
-        where = f"{file}:{lines[-1]}" if lines and lines[-1] else file
+        walked = traceback.walk_tb(error.__traceback__)
+        lines = [line for frame, line in walked if frame.f_globals.get("__name__") == module]
+        where = f"{file}:{lines[-1]}" if lines else file
         raise PluginImportError(f"plugin file {where} cannot be imported: {_said(error)}") from error
     registered = [name for name, cls in REGISTERED.items() if cls.__module__ == module]
     for name in registered:
@@ -276,12 +277,26 @@ def instances(specs: Sequence[Spec]) -> tuple[dict[str, Plugin], list[Failed]]:
     failed: list[Failed] = []
     for spec in specs:
         try:
-            made[spec.name] = spec.cls(spec.name, spec.params)
+            instance = spec.cls(spec.name, spec.params)
         except ValueError as error:
             failed.append(Failed(spec.name, str(error)))
-        except Exception as error:  # a constructor may be foreign code: its fault is told with its name
+        except (Exception, SystemExit) as error:  # a constructor may be foreign code: its fault is told with its name
             failed.append(Failed(spec.name, _said(error)))
+        else:
+            if wrong := _instance_fault(instance):
+                failed.append(Failed(spec.name, f"class {spec.cls.__name__} {wrong}"))
+            else:
+                made[spec.name] = instance
     return made, failed
+
+
+def _instance_fault(plugin: Plugin) -> str:
+    """What the constructor of a foreign class has left out, or set wrongly."""
+    if not foreign(type(plugin)):
+        return ""
+    if not (hasattr(plugin, "name") and hasattr(plugin, "params")):
+        return "has a constructor that does not call super().__init__(name, params)"
+    return keys_fault(plugin)
 
 
 def stability(cls: type[Plugin]) -> str:

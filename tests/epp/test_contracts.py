@@ -6,6 +6,7 @@ import pytest
 from epp import contracts
 from epp.contracts import STAGES
 from epp.data import INFLIGHT_REQUESTS, KV_USAGE, WAITING, Column, Datum, Key
+from epp.metrics import Metric
 from epp.plugin import (
     Admitter,
     DataProducer,
@@ -256,3 +257,19 @@ def test_who_may_read_a_datum_keeps_its_producer_and_runs_after_it() -> None:
     plugins = [reader, producer, make(Scorer, "s", reads=(datum("y"),))]
     assert contracts.unread(plugins) == []
     assert [p.name for p in contracts.check(plugins).producers] == ["p", "r"]
+
+
+def test_two_plugins_that_declare_a_metric_of_one_name_differently_are_told() -> None:
+    fetches = Metric("fetches_total", "counter", "Fetches.")
+
+    class One(Scorer):
+        metrics = (fetches,)
+
+    class Same(Scorer):
+        metrics = (fetches,)
+
+    class Other(Scorer):
+        metrics = (fetches._replace(labels=("result",)),)
+
+    assert breaches(One("a", NoParams()), One("b", NoParams()), Same("c", NoParams())) == []
+    assert breaches(One("a", NoParams()), Other("b", NoParams())) == [("b", "metric-clash")]

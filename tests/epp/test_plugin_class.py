@@ -4,14 +4,23 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
 from epp import registry
 from epp.data import Datum
+from epp.metrics import Metric
 from epp.plugin import Filter, Plugin, Scorer
 from epp.plugin_class import fault
 
 SEEN = Datum("seen", int, default=0)
+
+
+FETCHES = Metric("fetches_total", "counter", "Fetches.", labels=("result",))
+
+
+def declares(metric: object) -> type:
+    return scorer(metrics=(metric,))
 
 
 def scorer(**members: Any) -> type:
@@ -31,6 +40,14 @@ class Takes(msgspec.Struct):
     weight: float = 1.0
 
 
+class TakesArrays(msgspec.Struct):
+    weights: np.ndarray | None = None
+
+
+class TakesWhatIsNowhere(msgspec.Struct):
+    weight: "Nowhere" = None  # type: ignore[name-defined]  # noqa: F821
+
+
 @pytest.mark.parametrize("name", sorted(registry.known()))
 def test_our_own_plugins_are_without_fault(name: str) -> None:
     assert fault(registry.known()[name]) == ""
@@ -42,6 +59,7 @@ def test_our_own_plugins_are_without_fault(name: str) -> None:
         WithDefaults,
         scorer(Params=Takes, consumes=(SEEN,), optional=[SEEN]),
         scorer(consumes=property(lambda self: ())),
+        scorer(metrics=[FETCHES, Metric("fetch_seconds", "histogram", "Time.", (0.1, 1.0))]),
         scorer(score=staticmethod(lambda *parts: None)),
         scorer(__init__=lambda self, *given: None),
     ],
@@ -62,6 +80,20 @@ def test_what_can_be_called_is_without_fault(cls: type) -> None:
         (scorer(__init__=lambda self: None), "has a method __init__(self): it is called as __init__(self, name, params)"),
         (scorer(start=lambda self: None), "has a method start(self): it is called as start(self, services)"),
         (scorer(Params=dict), "has Params that are no msgspec.Struct"),
+        (scorer(Params=TakesArrays), "a field that cannot be read from a file: type <class 'numpy.ndarray'> is not supported"),
+        (scorer(Params=TakesWhatIsNowhere), "a field that cannot be read from a file: name 'Nowhere' is not defined"),
+        (scorer(score=lambda self, *, request, candidates, profile: None), "a method score(self, *, request, candidates, profile): it is"),
+        (scorer(metrics=FETCHES), "write a tuple of Metric (epp.metrics), with a comma behind a single one"),
+        (declares("fetches_total"), "has metrics with 'fetches_total': write Metric(name, kind, help, ...)"),
+        (declares(FETCHES._replace(name="my fetches_total")), "has a metric 'my fetches_total': a name has letters"),
+        (declares(FETCHES._replace(name="fetches")), "has a metric 'fetches': a counter's name ends in _total"),
+        (declares(FETCHES._replace(name="request_total")), "which is one of the picker's own"),
+        (declares(FETCHES._replace(help="two\nlines")), "write one line"),
+        (declares(FETCHES._replace(labels="result")), "write a tuple of names"),
+        (declares(FETCHES._replace(labels=("plugin_name",))), "plugin_name and plugin_type are there anyway"),
+        (declares(Metric("open", "gauge", "Open.")), "plugins can have counters, and histograms without labels"),
+        (declares(Metric("fetch_seconds", "histogram", "Time.", labels=("result",))), "histograms without labels"),
+        (declares(Metric("fetch_seconds", "histogram", "Time.")), "one or more, each above the one before"),
         (scorer(consumes=("waiting_requests",)), "has consumes = ('waiting_requests',): write a tuple of Column or Datum"),
         (scorer(keeps=SEEN), "with a comma behind a single one"),
         (type("Both", (Filter, scorer()), {}), "has no method keep(self, request, candidates, profile)"),

@@ -3,11 +3,13 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from textwrap import dedent
+from typing import Any
 
 import pytest
 
 import epp.plugins
 from epp import registry
+from epp.data import WAITING
 from epp.plugin import REGISTERED, NoParams, Scorer
 from tests.epp.config_plugins import HERE, Limit, Plain, Strict, StrictParams
 
@@ -145,6 +147,33 @@ def test_instances_that_refuse_are_named_and_the_others_made() -> None:
     assert failed == [("refused", "fileName: no such file"), ("broken", "RuntimeError: it broke")]
 
 
+class Leaves(Scorer):
+    def __init__(self, name: str, params: Any) -> None:
+        raise SystemExit(3)
+
+
+class Forgets(Scorer):
+    def __init__(self, name: str, params: Any) -> None:
+        pass
+
+
+class Bare(Scorer):
+    def __init__(self, name: str, params: Any) -> None:
+        super().__init__(name, params)
+        self.consumes = WAITING  # type: ignore[assignment]
+
+
+def test_a_foreign_constructor_that_leaves_a_plugin_unusable_is_told() -> None:
+    classes = (Leaves, Forgets, Bare)
+    made, failed = registry.instances([registry.Spec(cls.__name__, cls, NoParams()) for cls in classes])
+    assert made == {}
+    assert failed[:2] == [
+        ("Leaves", "SystemExit: 3"),
+        ("Forgets", "class Forgets has a constructor that does not call super().__init__(name, params)"),
+    ]
+    assert failed[2].why.startswith("class Bare has consumes = Column('waiting_requests', int): write a tuple")
+
+
 def test_kinds_are_extension_points_in_the_order_in_which_they_run() -> None:
     class Both(Scorer, Strict):
         pass
@@ -232,6 +261,20 @@ def test_two_folders_do_not_know_each_other(own: Path) -> None:
 def test_a_file_that_cannot_be_imported_is_named_with_line_and_cause(own: Path) -> None:
     (own / "warmth.py").write_text(WARMTH + "\n1 / 0\n")
     assert refused(own) == f"plugin file {own}/warmth.py:10 cannot be imported: ZeroDivisionError: division by zero"
+
+
+def test_its_line_is_named_where_the_folder_is_given_by_a_relative_path(
+    own: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (own / "warmth.py").write_text(WARMTH + "\n1 / 0\n")
+    monkeypatch.chdir(own.parent)
+    assert refused(Path("own")).startswith("plugin file own/warmth.py:10 cannot be imported")
+
+
+@pytest.mark.parametrize("name", ["''", "' a'", "'a\\n'", "3"])
+def test_a_type_that_no_configuration_can_name_is_refused(own: Path, name: str) -> None:
+    (own / "warmth.py").write_text(WARMTH.replace('"warmth-scorer"', name))
+    assert "warmth.py:3 cannot be imported: ValueError: plugin type" in refused(own)
 
 
 @pytest.mark.parametrize(
