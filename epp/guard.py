@@ -3,6 +3,7 @@
 A `Wrap` for `Pipeline.wrapped`. During a call `request.data` shows a foreign plugin what it declares: it reads `consumes`,
 `optional`, `produces` and `keeps`, and writes the latter two. Anything else is refused and counted: a read gives the datum's default,
 a write is dropped, and fails a data producer (which fails open). A producer that waits is held to it until its work is done.
+What a call returns, or puts into headers, is judged here too, while it is known whose it is (`epp.instrument`).
 
 What this does not do: watch columns of candidates (they are read-only, and there are only those that somebody declares), or a
 decider, which its profile handler calls.
@@ -11,8 +12,8 @@ decider, which its profile handler calls.
 from collections.abc import Callable, Generator, Iterable, Iterator, MutableMapping
 from typing import Any, Literal
 
-from epp.errors import ProducerFailed
-from epp.instrument import C, Point, Wrap
+from epp.errors import PluginFault, ProducerFailed
+from epp.instrument import JUDGES, C, Point, Wrap
 from epp.metrics import Metric
 from epp.plugin import Plugin, Services, Waiting, foreign
 from epp.request import Request
@@ -62,14 +63,15 @@ def guard(violated: Violated) -> Wrap:
     return wrap
 
 
-def _guarded(point: Point, plugin: Plugin, call: Callable[..., Any], violated: Violated) -> Callable[..., Any]:
-    writable = frozenset(key.name for key in (*plugin.produces, *plugin.keeps))
-    readable = writable | {key.name for key in (*plugin.consumes, *plugin.optional)}
+def _guarded(point: Point, instance: Plugin, call: Callable[..., Any], violated: Violated) -> Callable[..., Any]:
+    writable = frozenset(key.name for key in (*instance.produces, *instance.keeps))
+    readable = writable | {key.name for key in (*instance.consumes, *instance.optional)}
+    judge = JUDGES.get(point)
 
     def refused(name: str, access: Access) -> None:
-        violated(point, plugin, access)
+        violated(point, instance, access)
         if access == "write" and point is Point.PRODUCER:
-            raise ProducerFailed(f"'{plugin.name}' writes '{name}', which it does not declare")
+            raise ProducerFailed(f"'{instance.name}' writes '{name}', which it does not declare")
 
     def guarded(request: Request, *more: Any) -> Any:
         data = request.data
@@ -77,7 +79,11 @@ def _guarded(point: Point, plugin: Plugin, call: Callable[..., Any], violated: V
         waits = False
         try:
             result = call(request, *more)
+            if judge is not None:
+                judge(instance, result, *more)
             waits = point is Point.PRODUCER and result is not None
+        except SystemExit as left:  # above a request it would end the connection that others share
+            raise PluginFault(f"'{instance.name}' tried to end the process; raise an exception") from left
         finally:
             if not waits:
                 request.data = data

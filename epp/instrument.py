@@ -1,22 +1,28 @@
 """What stands between the pipeline and a plugin's calls.
 
-`scorer` and `mask` hold foreign plugins to their promise (scores in [0, 1], a boolean for each candidate; our own are held to it by
-the contract tests, and pay nothing). `Wrap` is how others look at calls: durations, traces, explanations each bring one, and no call
-pays for those that are not there.
+`scorer`, `mask` and JUDGES hold foreign plugins to their promise: scores in [0, 1], a boolean for each candidate, headers that can be
+sent. Our own are held to it by the contract tests, and pay nothing. `Wrap` is how others look at calls: durations, traces,
+explanations each bring one, and no call pays for those that are not there.
 """
 
 import enum
-from collections.abc import Callable
-from typing import Any, Protocol, TypeVar
+import inspect
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, Final, Protocol, TypeVar
 
 import numpy as np
 
 from epp.candidates import Candidates, Mask, Scores
+from epp.decision import Decision, Response
 from epp.errors import PluginFault
 from epp.plugin import Plugin, Profile, Scorer, ScorerCall, foreign
 from epp.request import Request
 
 C = TypeVar("C", bound=Callable[..., Any])
+
+_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_VALUE: Final = re.compile(r"[\t\x20-\x7e\x80-\xff]*")
 
 
 class Point(enum.Enum):
@@ -59,7 +65,12 @@ def scorer(instance: Scorer) -> ScorerCall:
         given = score(request, candidates, profile)
         if given is None:
             return None
-        scores = np.asarray(given, dtype=np.float64)
+        try:
+            scores = np.asarray(given, dtype=np.float64)
+        except (TypeError, ValueError) as problem:
+            raise PluginFault(
+                f"scorer '{instance.name}' returned {_kind(given)}; return one score per candidate"
+            ) from problem
         if scores.shape != (len(candidates),):
             raise PluginFault(
                 f"scorer '{instance.name}' returned shape {scores.shape} for {len(candidates)} candidates; return one score per candidate"
@@ -84,3 +95,71 @@ def mask(instance: Plugin, call: Callable[..., Mask]) -> Callable[..., Mask]:
         return given
 
     return checked
+
+
+def _awaitable(instance: Plugin, given: object, *_more: object) -> None:
+    """Of a data producer."""
+    if given is None or hasattr(given, "add_done_callback"):
+        return
+    if inspect.iscoroutine(given):
+        given.close()
+    raise PluginFault(
+        f"data producer '{instance.name}' returned {_kind(given)}; return None, or what `services` made to wait for (spawn, http, after)"
+    )
+
+
+def _profiles(instance: Plugin, given: object, *_more: object) -> None:
+    if given is not None and not (isinstance(given, Collection) and all(isinstance(p, Profile) for p in given)):
+        raise PluginFault(
+            f"profile handler '{instance.name}' picked {_kind(given)}; return some of the profiles it was given, or none"
+        )
+
+
+def _decision(instance: Plugin, given: object, *_more: object) -> None:
+    if not (isinstance(given, Decision) and given.targets):
+        raise PluginFault(
+            f"profile handler '{instance.name}' gave as its result {_kind(given)}; return a Decision with a target, or raise Refused"
+        )
+
+
+def _indices(instance: Plugin, given: object, *_more: object) -> None:
+    if not isinstance(given, (Sequence, np.ndarray)):
+        raise PluginFault(f"picker '{instance.name}' returned {_kind(given)}; return a sequence of indices")
+
+
+def _sent(instance: Plugin, _given: object, decision: Decision) -> None:
+    _headers(instance, decision.headers)
+
+
+def _received(instance: Plugin, _given: object, _decision: Decision, response: Response) -> None:
+    _headers(instance, response.set_headers)
+
+
+def _headers(instance: Plugin, headers: dict[str, str]) -> None:
+    """Those that cannot be sent leave: what comes after has to do without them."""
+    wrong = [
+        name
+        for name, value in headers.items()
+        if not (isinstance(name, str) and _NAME.fullmatch(name) and isinstance(value, str) and _VALUE.fullmatch(value))
+    ]
+    for name in wrong:
+        del headers[name]
+    if wrong:
+        raise PluginFault(
+            f"'{instance.name}' set the header {wrong[0]!r:.80}; names are tokens, and values one line of Latin-1 text"
+        )
+
+
+def _kind(given: object) -> str:
+    return "None" if given is None else f"an object of type {type(given).__name__}"
+
+
+# What foreign plugins return at these points, besides scores and masks, is judged at once; given the result and what the call got.
+JUDGES: Mapping[Point, Callable[..., None]] = {
+    Point.PRODUCER: _awaitable,
+    Point.PROFILE_PICKER: _profiles,
+    Point.PROFILES_RESULT: _decision,
+    Point.PICKER: _indices,
+    Point.PRE_REQUEST: _sent,
+    Point.RESPONSE_RECEIVED: _received,
+}

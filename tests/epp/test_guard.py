@@ -1,15 +1,19 @@
 """Foreign plugins see of a request's data what they declare."""
 
 import asyncio
+import sys
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 
 from epp.data import Datum
-from epp.errors import ProducerFailed
+from epp.decision import Decision, Response
+from epp.errors import PluginFault, ProducerFailed
 from epp.guard import VIOLATIONS, counted, declared, guard, within
 from epp.instrument import Point
+from epp.isolation import culprit
 from epp.plugin import DataProducer, Filter, NoParams, Plugin, PreRequest, Waiting
 from epp.plugins.scorers.queue_depth import QueueDepth
 from epp.request import Request
@@ -79,7 +83,7 @@ def test_a_write_of_anything_else_is_dropped_and_counted(seen: Seen) -> None:
         r.data["raw"] = 4
         r.data.pop("other", None)
 
-    called(seen, act, Point.PRE_REQUEST)(r)
+    called(seen, act)(r)
     assert r.data == {"other": 1}
     assert [access for _, _, access in seen] == ["write", "write", "write", "read"]
     with pytest.raises(KeyError):
@@ -196,3 +200,63 @@ def test_a_guard_stands_within_what_measures_the_call(seen: Seen) -> None:
     inner = wrap(Point.FILTER, Neighbour("n", NoParams()), lambda r: order.append(type(r.data).__name__))
     inner(request())
     assert order == ["dict", "Scope"]
+
+
+async def later() -> None:
+    pass
+
+
+@pytest.mark.parametrize(
+    ("point", "given", "said"),
+    [
+        (Point.PRODUCER, later(), "data producer 'n' returned an object of type coroutine; return None, or what `services`"),
+        (Point.PROFILE_PICKER, ["default"], "profile handler 'n' picked an object of type list; return some of the profiles"),
+        (Point.PROFILES_RESULT, None, "profile handler 'n' gave as its result None; return a Decision with a target"),
+        (Point.PROFILES_RESULT, Decision((), {}, "p"), "gave as its result an object of type Decision; return a Decision with a"),
+        (Point.PICKER, 0, "picker 'n' returned an object of type int; return a sequence of indices"),
+    ],
+)  # fmt: skip
+def test_what_a_call_must_not_return_is_told_with_what_to_return(
+    seen: Seen, point: Point, given: Any, said: str
+) -> None:
+    with pytest.raises(PluginFault) as caught:
+        called(seen, lambda *_: given, point)(request())
+    assert said in str(caught.value)
+    assert culprit(caught.value).name == "n"  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("point", "given"),
+    [(Point.PRODUCER, None), (Point.PROFILE_PICKER, None), (Point.PROFILE_PICKER, {}.values()), (Point.PICKER, np.array([0]))],
+)  # fmt: skip
+def test_what_a_call_may_return_passes(seen: Seen, point: Point, given: Any) -> None:
+    assert called(seen, lambda *_: given, point)(request()) is given
+
+
+@pytest.mark.parametrize(
+    "header", [("x-n", 3), ("x-n", "a\r\nb: c"), ("x-n", "\u20ac"), ("x n", "v"), (":status", "200"), (1, "v")]
+)
+def test_a_header_that_cannot_be_sent_leaves_again_and_the_plugin_is_named(seen: Seen, header: tuple[Any, Any]) -> None:
+    decision, response = Decision((), {}, "p"), Response()
+
+    def before_send(r: Request, decision: Decision) -> None:
+        decision.headers |= {"x-good": "\xe9 1", header[0]: header[1]}
+
+    def response_received(r: Request, decision: Decision, response: Response) -> None:
+        response.set_headers |= {"x-good": "1", header[0]: header[1]}
+
+    for act, point, more in (
+        (before_send, Point.PRE_REQUEST, (decision,)),
+        (response_received, Point.RESPONSE_RECEIVED, (decision, response)),
+    ):
+        with pytest.raises(PluginFault, match=r"'n' set the header .*names are tokens, and values one line"):
+            called(seen, act, point)(request(), *more)
+    assert list(decision.headers) == list(response.set_headers) == ["x-good"]
+
+
+def test_a_plugin_that_ends_the_process_costs_one_request(seen: Seen) -> None:
+    r = request()
+    with pytest.raises(PluginFault, match="'n' tried to end the process") as caught:
+        called(seen, lambda r: sys.exit(1))(r)
+    assert culprit(caught.value).name == "n"  # type: ignore[union-attr]
+    assert type(r.data) is dict
