@@ -3,10 +3,12 @@
 Whatever is wrong with it ends the command with exit code 78, all errors told.
 """
 
+import contextlib
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Sequence
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import click
@@ -73,15 +75,30 @@ def add_plugins(folder: str) -> None:
     except OSError as error:
         raise BadConfiguration(f"--plugin-path {folder}: {error.strerror or error}") from error
     try:
-        registry.add_folder(folder)
+        with without_threads():
+            registry.add_folder(folder)
     except PluginImportError as error:
         raise BadConfiguration(f"--plugin-path: {error}") from error
+
+
+@contextlib.contextmanager
+def without_threads() -> Iterator[None]:
+    """The end of the command where plugins start one: the picker could not fork any more."""
+    before = set(threading.enumerate())
+    yield
+    if begun := set(threading.enumerate()) - before:
+        names = ", ".join(sorted(thread.name for thread in begun))
+        raise BadConfiguration(
+            f"error[thread]: a plugin has started a thread ({names}) at its import or in its constructor, which run before the fork: "
+            "do so in `start`"
+        )
 
 
 def load_text(text: str, source: str, *, allow_experimental: bool, around: Surroundings) -> EffectiveConfig:
     """The configuration, or the end of the command."""
     try:
-        return load(text, source, allow_experimental=allow_experimental, around=around)
+        with without_threads():
+            return load(text, source, allow_experimental=allow_experimental, around=around)
     except ConfigErrors as errors:
         raise BadConfiguration(told([*errors.warnings, *errors.errors])) from errors
     except PluginImportError as error:

@@ -94,6 +94,17 @@ def test_a_file_that_cannot_be_imported_ends_the_start_with_78(tmp_path: Path) -
     assert f"--plugin-path: plugin file {tmp_path}/mine.py:2 cannot be imported: NameError" in caught.value.message
 
 
+def test_a_thread_that_is_begun_before_the_fork_ends_the_start_with_78(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "import threading\nended = threading.Event()\nthreading.Thread(target=ended.wait, name='poller').start()\n"
+        + (FOLDER / "same_zone.py").read_text().replace("same-zone", "same-rack")
+    )
+    with pytest.raises(BadConfiguration, match=r"error\[thread\]: a plugin has started a thread \(poller\)") as caught:
+        load_config(Options(config_text=TEXT, endpoints="h:1", plugin_path=str(tmp_path)))
+    next(m for m in sys.modules.values() if getattr(m, "__file__", "") == str(tmp_path / "mine.py")).ended.set()
+    assert caught.value.exit_code == 78
+
+
 def test_a_type_by_its_path_needs_no_folder() -> None:
     assert load("plugins: [{type: 'tests.epp.config_plugins:Plain'}]", "c.yaml").pipeline
 
