@@ -91,7 +91,7 @@ def _why(profile: Profiled) -> str:
     if profile.margin is None:
         return ": the only one left"
     if profile.tied > 1:
-        return f": one of {profile.tied} with the same total, drawn by lot"
+        return f": one of {profile.tied} with the same total, the picker's choice"
     if profile.margin < 0:
         return f", {-profile.margin:.3f} below {profile.runner_up}: this picker does not always take the best"
     return f", {profile.margin:.3f} above {profile.runner_up}"
