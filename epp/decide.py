@@ -14,7 +14,7 @@ from epp.candidates import Candidates, Scores
 from epp.decision import Decision, ProfileRun, Response
 from epp.errors import Cause, PluginFault, ProducerFailed, Refused
 from epp.pipeline import Pipeline
-from epp.plugin import Profile
+from epp.plugin import DataProducer, Profile
 from epp.request import Request, Subset
 
 PROFILE_ROUNDS_MAX = 16
@@ -29,7 +29,7 @@ class Pool(Protocol):
     def reloaded(self, candidates: Candidates) -> Candidates:
         """The same candidates with the load that is in flight now."""
 
-    def producer_failed(self, failure: ProducerFailed) -> None:
+    def producer_failed(self, producer: DataProducer, failure: ProducerFailed) -> None:
         """Counts a producer that failed open."""
 
     def shadow_failed(self, profile: Profile, problem: Exception) -> None:
@@ -51,9 +51,9 @@ async def decide(pipeline: Pipeline, request: Request, pool: Pool) -> Decision:
                 waited = True
                 await waiting
         except ProducerFailed as failure:
-            pool.producer_failed(failure)  # FAIL-OPEN: consumers see the datum's default
+            pool.producer_failed(pipeline.producer(produce), failure)  # FAIL-OPEN: consumers see the datum's default
         except TimeoutError as late:  # what it waited for took too long: FAIL-OPEN too
-            pool.producer_failed(ProducerFailed(str(late)))
+            pool.producer_failed(pipeline.producer(produce), ProducerFailed(str(late)))
     if waited:
         candidates = pool.reloaded(candidates)
     for admit in pipeline.admitters:

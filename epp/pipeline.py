@@ -15,6 +15,7 @@ from epp import instrument
 from epp.candidates import Candidates, Mask
 from epp.data import Column
 from epp.decision import Decision, ProfileRun, Response
+from epp.errors import PluginFault
 from epp.instrument import C, Point, Wrap
 from epp.plugin import (
     Admitter,
@@ -33,11 +34,13 @@ from epp.plugin import (
     Scorer,
     Screener,
     Services,
+    Waiting,
 )  # fmt: skip
 from epp.request import Request
 
 K = TypeVar("K", bound=Plugin)
 ParseCall = Callable[[Request, str, bytes | memoryview], None]
+ProduceCall = Callable[[Request, Candidates], Waiting | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +91,7 @@ class Pipeline:
     result: Callable[[Request, Mapping[str, ProfileRun | None]], Decision]
     profiles: Mapping[str, Profile]
     shadows: tuple[Profile, ...]
-    producers: tuple[Callable[[Request, Candidates], Any], ...]
+    producers: tuple[ProduceCall, ...]
     admitters: tuple[Callable[[Request, Candidates], None], ...]
     pre_request: tuple[Callable[[Request, Decision], None], ...]
     response_received: tuple[Callable[[Request, Decision, Response], None], ...]
@@ -124,7 +127,15 @@ class Pipeline:
     def start(self, services: Services) -> None:
         """Starts every plugin in this process."""
         for instance in self.recipe.plugins:
-            instance.start(services)
+            try:
+                instance.start(services)
+            except Exception as problem:
+                why = f"{type(problem).__name__}: {problem}"
+                raise PluginFault(f"plugin '{instance.name}' cannot start: {why}") from problem
+
+    def producer(self, call: ProduceCall) -> DataProducer:
+        """The one of whom this is the call."""
+        return self.recipe.producers[self.producers.index(call)]
 
     def wrapped(self, wrap: Wrap) -> "Pipeline":
         """The same pipeline with `wrap` around every call."""

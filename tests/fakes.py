@@ -10,7 +10,7 @@ import numpy as np
 from epp.candidates import Candidates, Endpoint, Roster, Snapshot
 from epp.errors import ProducerFailed
 from epp.metrics import Metric
-from epp.plugin import Hashes, HttpAnswer, Plugin, Profile
+from epp.plugin import DataProducer, Hashes, HttpAnswer, Plugin, Profile
 from epp.request import Prompt, Request, Subset
 
 
@@ -272,7 +272,7 @@ class FakePool:
 
     def __init__(self, fixed: Candidates) -> None:
         self.fixed = fixed
-        self.failures: list[ProducerFailed] = []
+        self.failures: list[tuple[str, str]] = []
         self.shadow_failures: list[Exception] = []
 
     def candidates(self, subset: Subset | None) -> Candidates:
@@ -289,5 +289,5 @@ class FakePool:
     def shadow_failed(self, profile: Profile, problem: Exception) -> None:
         self.shadow_failures.append(problem)
 
-    def producer_failed(self, failure: ProducerFailed) -> None:
-        self.failures.append(failure)
+    def producer_failed(self, producer: DataProducer, failure: ProducerFailed) -> None:
+        self.failures.append((producer.name, str(failure)))

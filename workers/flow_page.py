@@ -119,6 +119,6 @@ def pool_of(instance: Instance, documents: DocumentReader) -> SharedPool:
         columns=instance.config.pipeline.columns,
         fresh_for_s=fresh_for(instance.scrape_interval_s),
         now=time.monotonic,
-        producer_failed=lambda _: None,
+        producer_failed=lambda _producer, _failure: None,
         shadow_failed=lambda _profile, _problem: None,
     )

@@ -32,7 +32,7 @@ from epp.findings import ConfigErrors, Findings, nearest
 from epp.metrics import counter_groups
 from epp.model_rewrite import compiled
 from epp.paths import Parsers
-from epp.plugin import Hashes, Profile
+from epp.plugin import DataProducer, Hashes, Profile
 from epp.request import DEFAULT_FLOW, Request, Subset
 from shm.lanes import Lane, Lanes
 from shm.segment import Region
@@ -149,7 +149,7 @@ class FilePool:
     def reloaded(self, candidates: Candidates) -> Candidates:
         return candidates
 
-    def producer_failed(self, failure: ProducerFailed) -> None:
+    def producer_failed(self, producer: DataProducer, failure: ProducerFailed) -> None:
         raise Wrong(f"a data producer failed: {failure}")
 
     def shadow_failed(self, profile: Profile, problem: Exception) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 from epp.candidates import Candidates, Endpoint, Floats, Mask, Roster, Snapshot
 from epp.data import INFLIGHT_TOKENS, Column
 from epp.errors import ProducerFailed
-from epp.plugin import Profile
+from epp.plugin import DataProducer, Profile
 from epp.request import Subset
 from shm.lanes import Lanes
 from shm.table import DOWN, DRAINING, State, TableCopy, TableReader
@@ -40,7 +40,7 @@ class SharedPool:
         columns: Sequence[Column[Any]],
         fresh_for_s: float,
         now: Callable[[], float],
-        producer_failed: Callable[[ProducerFailed], None],
+        producer_failed: Callable[[DataProducer, ProducerFailed], None],
         shadow_failed: Callable[[Profile, Exception], None],
         honour_subsets: bool = True,
     ) -> None:

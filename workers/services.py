@@ -10,7 +10,9 @@ from typing import Any
 import structlog
 
 from epp.candidates import Endpoint
+from epp.errors import PluginFault
 from epp.instrument import C, Point, Wrap
+from epp.isolation import culprit
 from epp.metrics import Metric
 from epp.plugin import Hashes, Load, Plugin, PrefixIndex
 from shm.lanes import Lane
@@ -82,14 +84,14 @@ class Warnings:
         self._now = now
         self._said: dict[str, tuple[float, int]] = {}  # plugin -> when it may speak again, lines left out
 
-    def warn(self, plugin: Plugin, text: str) -> None:
+    def warn(self, plugin: Plugin, text: str, **more: str) -> None:
         now = self._now()
         silent_until, left_out = self._said.get(plugin.name, (now, 0))
         if now < silent_until:
             self._said[plugin.name] = (silent_until, left_out + 1)
             return
         self._said[plugin.name] = (now + WARN_EVERY_S, 0)
-        log.warning(text, plugin=plugin.name, left_out=left_out)
+        log.warning(text, plugin=plugin.name, left_out=left_out, **more)
 
 
 class WorkerServices:
@@ -134,15 +136,26 @@ class WorkerServices:
         await self._background.close(self._client.close if self._client is not None else None)
 
     def measure(self, plugin: Plugin, metric: Metric) -> LaneMeasure:
+        if (plugin.name, metric.name) not in self._measures:
+            raise PluginFault(undeclared(plugin, metric))
         return LaneMeasure(self._lane, self._measures[plugin.name, metric.name])
 
     def count(self, plugin: Plugin, metric: Metric) -> SeriesCount:
+        if metric.name not in self._counters:
+            raise PluginFault(undeclared(plugin, metric))
         return SeriesCount(self._counters[metric.name], plugin, metric)
+
+
+def undeclared(plugin: Plugin, metric: Metric) -> str:
+    """Why there is no handle."""
+    return f"'{metric.name}' is no {metric.kind} of the `metrics` that class {type(plugin).__name__} declares"
 
 
 def unheard(problem: BaseException) -> None:
     """Work that nobody awaits has failed."""
-    log.error("work of a plugin failed", error=told(problem), exception=stack(problem))
+    plugin = culprit(problem)
+    whose = {"plugin": plugin.name} if plugin is not None else {}
+    log.error("work of a plugin failed", error=told(problem), exception=stack(problem), **whose)
 
 
 # One form per number of arguments: a call with `*args` leaves the interpreter's loop and enters it anew, which costs as much as

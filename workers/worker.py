@@ -22,6 +22,7 @@ import uvloop
 
 from epp import guard
 from epp.client_headers import untrusted
+from epp.errors import ProducerFailed
 from epp.explain import Explanation
 from epp.instrument import Wrap, bare
 from epp.metrics import (
@@ -37,7 +38,7 @@ from epp.metrics import (
     LabelCaps,
 )
 from epp.pipeline import Pipeline
-from epp.plugin import Profile
+from epp.plugin import DataProducer, Profile
 from epp.response_phase import NONE
 from shm.documents import DocumentReader, DocumentWriter
 from shm.lanes import SUPERVISOR_LANE, Lane, Lanes
@@ -67,7 +68,7 @@ from workers.request_metrics import RequestMetrics
 from workers.rewrites import RewritesView, follow
 from workers.scrape import fresh_for
 from workers.server import ExtProcStream, open_stream
-from workers.services import CallTimers, SharedPrefixIndex, WorkerServices
+from workers.services import CallTimers, SharedPrefixIndex, Warnings, WorkerServices
 from workers.shadows import Agreements
 from workers.shedding import Shedding
 from workers.stream_metrics import StreamMetrics
@@ -106,6 +107,7 @@ class Worker:
         self.lane: Lane = instance.lanes.lane(index + 1)
         self.lane.take_over()
         self._faults_logged = (0.0, 0)
+        self._warnings = Warnings(time.monotonic)
         self._lags: deque[float] = deque([0.0], LAG_BEATS)  # seconds that beats came late
         self._recycled = False
         self._orphaned = False
@@ -466,9 +468,9 @@ class Worker:
         self.lane.add(self.lane.schema.counter["flow_policy_failures_total"])
         self._log_rarely(f"plugin '{plugin}' of flow control failed", problem)
 
-    def _producer_failed(self, failure: BaseException) -> None:
+    def _producer_failed(self, producer: DataProducer, failure: ProducerFailed) -> None:
         self.lane.add(self.lane.schema.counter["producer_failures_total"])
-        self._log_rarely("data producer failed open", failure)
+        self._warnings.warn(producer, "data producer failed open", error=told(failure))
 
     def _on_fault(self, problem: BaseException) -> None:
         self._log_rarely("request failed by a fault", problem)

@@ -19,7 +19,7 @@ from epp.decision import Decision, Response
 from epp.errors import ProducerFailed
 from epp.metrics import Metric
 from epp.pipeline import Pipeline
-from epp.plugin import Hashes, Plugin, Profile
+from epp.plugin import DataProducer, Hashes, Plugin, Profile
 from epp.request import Prompt, Request, Subset
 from loadtest.engine import Engine
 from shm.prefix_index import IndexReader, IndexSchema, IndexWriter
@@ -181,7 +181,7 @@ class Picked:
     def reloaded(self, candidates: Candidates) -> Candidates:
         return candidates
 
-    def producer_failed(self, failure: ProducerFailed) -> None:
+    def producer_failed(self, producer: DataProducer, failure: ProducerFailed) -> None:
         raise failure
 
     def shadow_failed(self, profile: Profile, problem: Exception) -> None:

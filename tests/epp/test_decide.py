@@ -137,6 +137,11 @@ class FailsOpen(DataProducer):
         raise ProducerFailed("no answer")
 
 
+class ComesLate(DataProducer):
+    def produce(self, request: Request, candidates: Candidates) -> Any:
+        raise TimeoutError("not done within 1 s")
+
+
 class Waits(DataProducer):
     def produce(self, request: Request, candidates: Candidates) -> Any:
         class Once:
@@ -151,7 +156,36 @@ def test_a_producer_that_fails_open_is_counted_and_scoring_goes_on() -> None:
     assert (
         run(pipeline(QueueDepth("q", NoParams()), others=[FailsOpen("p", NoParams())]), pool).targets[0].name == "pod-1"
     )
-    assert len(pool.failures) == 1
+    assert pool.failures == [("p", "no answer")]
+
+
+def test_a_producer_that_comes_late_fails_open_under_its_own_name() -> None:
+    pool = FakePool(candidates({"waiting_requests": [1, 0]}))
+    others = [FailsOpen("p", NoParams()), ComesLate("late", NoParams())]
+    run(pipeline(QueueDepth("q", NoParams()), others=others), pool)
+    assert pool.failures == [("p", "no answer"), ("late", "not done within 1 s")]
+
+
+def test_a_plugin_that_cannot_start_is_named() -> None:
+    class NoStart(QueueDepth):
+        def start(self, services: Any) -> None:
+            raise KeyError("a file")
+
+    with pytest.raises(PluginFault, match="plugin 'cold' cannot start: KeyError: 'a file'"):
+        pipeline(NoStart("cold", NoParams())).start(None)  # type: ignore[arg-type]
+
+
+class Text(QueueDepth):
+    def score(self, request: Request, candidates: Candidates, profile: Profile) -> Any:
+        return "high"
+
+
+Text.__module__ = "somebody.elses"
+
+
+def test_a_scorer_that_returns_no_numbers_is_told_what_to_return() -> None:
+    with pytest.raises(PluginFault, match="scorer 't' returned an object of type str; return one score per candidate"):
+        run(pipeline(Text("t", NoParams())), FakePool(candidates({"waiting_requests": [0]})))
 
 
 def test_a_decision_that_waits_is_stepped_by_its_owner() -> None:

@@ -1,19 +1,22 @@
 """Counters that plugins declare: from a worker's handle to the metrics page, and what plugins say in the log."""
 
+import random
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import structlog
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
+from epp.errors import PluginFault
 from epp.metrics import GROUPS, Group, LabelCaps, Metric, counter_groups
 from epp.plugin import NoParams, Plugin
 from shm.series import SeriesWriter
 from tests.workers.instances import made
 from workers.instance import Instance, StartError, families
 from workers.series_page import SeriesText
-from workers.services import WARN_EVERY_S, SeriesCount, Warnings
+from workers.services import WARN_EVERY_S, SeriesCount, Warnings, WorkerServices, unheard
 
 DECIDED = Metric("decided_total", "counter", "Decisions.", labels=("model_name", "kind"))
 BARE = Metric("bare_total", "counter", "Without labels of its own.")
@@ -105,8 +108,36 @@ def test_a_plugin_says_something_every_ten_seconds_at_most_and_how_often_it_did_
     with structlog.testing.capture_logs() as lines:
         for _ in range(3):
             warnings.warn(one, "no prefill")
-        warnings.warn(other, "no encode")
+        warnings.warn(other, "no encode", error="TimeoutError")
         now[0] += WARN_EVERY_S
         warnings.warn(one, "no prefill")
     said = [(line["event"], line["plugin"], line["left_out"]) for line in lines]
     assert said == [("no prefill", "one", 0), ("no encode", "other", 0), ("no prefill", "one", 2)]
+    assert lines[1]["error"] == "TimeoutError"
+
+
+class Sweeper(Plugin):
+    def sweep(self) -> None:
+        raise RuntimeError("nothing to sweep")
+
+
+def test_work_that_nobody_awaits_and_that_fails_is_logged_with_its_plugin() -> None:
+    with pytest.raises(RuntimeError) as caught:
+        Sweeper("broom", NoParams()).sweep()
+    with structlog.testing.capture_logs() as lines:
+        unheard(caught.value)
+    (line,) = lines
+    assert (line["event"], line["plugin"]) == ("work of a plugin failed", "broom")
+
+
+def test_the_handle_of_a_metric_that_is_not_declared_is_refused_with_its_name() -> None:
+    lane: Any = SimpleNamespace(tokens=[])
+    index: Any = None
+    services = WorkerServices(
+        lane, index, prefix_seed=0, rng=random.Random(), measures={}, counters={}, now=lambda: 0.0
+    )
+    broom = Sweeper("broom", NoParams())
+    with pytest.raises(PluginFault, match="'bare_total' is no counter of the `metrics` that class Sweeper declares"):
+        services.count(broom, BARE)
+    with pytest.raises(PluginFault, match="'took' is no histogram of the `metrics` that class Sweeper declares"):
+        services.measure(broom, Metric("took", "histogram", "A time.", (1.0,)))

@@ -46,7 +46,7 @@ class World:
             columns=COLUMNS,
             fresh_for_s=0.2,
             now=lambda: self.time,
-            producer_failed=lambda failure: None,
+            producer_failed=lambda producer, failure: None,
             shadow_failed=lambda profile, problem: None,
         )
 
