@@ -150,6 +150,26 @@ def _headers(instance: Plugin, headers: dict[str, str]) -> None:
         )
 
 
+def _completed(instance: Plugin, _given: object, _decision: Decision, response: Response) -> None:
+    """Of what the gateway is told with an answer's last piece: it would be lost with the rest of the answer."""
+    wrong = [name for name, told in response.metadata.items() if not (_plain({name: told}) and isinstance(told, dict))]
+    for name in wrong:
+        del response.metadata[name]
+    if wrong:
+        raise PluginFault(
+            f"'{instance.name}' set the metadata {wrong[0]!r:.80}; write a namespace with a mapping of text to text, numbers, "
+            "booleans, None, and lists and mappings of those"
+        )
+
+
+def _plain(value: object) -> bool:
+    if isinstance(value, dict):
+        return all(isinstance(key, str) and _plain(inner) for key, inner in value.items())
+    if isinstance(value, list):
+        return all(map(_plain, value))
+    return value is None or isinstance(value, (str, int, float))
+
+
 def _kind(given: object) -> str:
     return "None" if given is None else f"an object of type {type(given).__name__}"
 
@@ -162,4 +182,5 @@ JUDGES: Mapping[Point, Callable[..., None]] = {
     Point.PICKER: _indices,
     Point.PRE_REQUEST: _sent,
     Point.RESPONSE_RECEIVED: _received,
+    Point.RESPONSE_COMPLETE: _completed,
 }

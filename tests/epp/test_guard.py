@@ -260,3 +260,16 @@ def test_a_plugin_that_ends_the_process_costs_one_request(seen: Seen) -> None:
         called(seen, lambda r: sys.exit(1))(r)
     assert culprit(caught.value).name == "n"  # type: ignore[union-attr]
     assert type(r.data) is dict
+
+
+@pytest.mark.parametrize("told", [{"a": {"k": object()}}, {"a": "text"}, {3: {"k": 1}}, {"a": {"k": [{4: 1}]}}])
+def test_metadata_that_cannot_be_sent_leave_again_and_the_plugin_is_named(seen: Seen, told: dict[Any, Any]) -> None:
+    decision, response = Decision((), {}, "p"), Response()
+
+    def response_complete(r: Request, decision: Decision, response: Response) -> None:
+        response.metadata["good"] = {"n": 1.5, "s": "t", "b": True, "l": [None, {"m": 1}]}
+        response.metadata |= told
+
+    with pytest.raises(PluginFault, match="'n' set the metadata"):
+        called(seen, response_complete, Point.RESPONSE_COMPLETE)(request(), decision, response)
+    assert list(response.metadata) == ["good"]
