@@ -29,7 +29,8 @@ Rules that hold for all of them:
 - The constructor is inert (no loop, thread, socket, randomness): it runs before the fork. `start(services)` runs after it, in
   every worker.
 - `consumes`, `optional`, `produces` and `keeps` are the only way to data (`epp.data`); they may be set per instance in the
-  constructor. A foreign plugin's reads and writes of anything else in `request.data` are refused and counted (`epp.guard`).
+  constructor. A foreign plugin's reads and writes of anything else in `request.data` are refused and counted (`epp.guard`); a column
+  that nobody declares is not scraped, and all 0.
 - Parameters are a frozen msgspec struct named `Params` in the class; unknown fields are refused at start.
 - Any of them up to PreRequest may raise `Refused`; the caller gets the answer that its cause stands for. Any other exception fails
   this request with 500 and is counted, but for a producer's `ProducerFailed`, which fails open. After the answer an exception is

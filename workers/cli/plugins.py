@@ -3,6 +3,7 @@
 import inspect
 import json
 import re
+import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -14,7 +15,9 @@ from epp.data import COUNTED, Key
 from epp.findings import nearest
 from epp.flow_assembly import words
 from epp.flows import Capability
+from epp.metrics import PLUGIN_LABELS, PREFIX
 from epp.plugin import Plugin
+from epp.registry import FOLDER_PACKAGE
 from epp.schema import parameters_schema, summary
 from workers.cli.configuration import add_plugins, plugin_path_option
 
@@ -80,6 +83,7 @@ def describe(cls: type[Plugin], sample: Plugin | type[Plugin]) -> Entry:
         "kinds": [point.__name__ for point in registry.kinds(cls)],
         "stability": registry.stability(cls),
         "module": cls.__module__,
+        "file": getattr(sys.modules.get(cls.__module__), "__file__", None),
         "summary": summary(cls),
         "text": inspect.cleandoc(cls.__doc__ or ""),
         "parameters": _parameters(cls),
@@ -89,6 +93,7 @@ def describe(cls: type[Plugin], sample: Plugin | type[Plugin]) -> Entry:
             *({"key": key.name, "type": key.type.__name__, "optional": True} for key in sample.optional),
         ],
         "emits": [{"key": key.name, "type": key.type.__name__} for key in sample.produces],
+        "metrics": [{"name": PREFIX + m.name, "kind": m.kind, "labels": m.labels, "help": m.help} for m in cls.metrics],
         "queue": _of_queues(cls),
     }
 
@@ -181,7 +186,14 @@ def _with(key: Entry, word: str, types: list[str]) -> str:
 def _detail(entry: Entry) -> str:
     """One type, with everything that its class says."""
     text = _text(entry | {"summary": ""}).rstrip("\n")
-    told = [text, f"    module: {entry['module']}", *(["", entry["text"]] if entry["text"] else [])]
+    told = [
+        text,
+        *(f"    {m['kind']}: {m['name']}{{{','.join((*PLUGIN_LABELS, *m['labels']))}}}" for m in entry["metrics"]),
+        f"    file: {entry['file']}"
+        if entry["module"].startswith(FOLDER_PACKAGE)
+        else f"    module: {entry['module']}",
+        *(["", entry["text"]] if entry["text"] else []),
+    ]
     return "\n".join([*told, *_forms(entry["schema"])])
 
 

@@ -58,6 +58,15 @@ def test_one_type_is_told_with_all_that_its_class_says() -> None:
     assert json.loads(plugins("--json", "prefix-cache-scorer").stdout)["type"] == "prefix-cache-scorer"
 
 
+def test_one_type_is_told_with_the_metrics_that_it_brings() -> None:
+    text = plugins("disagg-profile-handler").stdout
+    assert "    counter: llm_d_epp_disagg_decision_total{plugin_name,plugin_type,model_name,decision_type}\n" in text
+    assert (
+        "    histogram: llm_d_epp_prefix_indexer_hit_ratio{plugin_name,plugin_type}\n"
+        in plugins("approx-prefix-cache-producer").stdout
+    )
+
+
 def test_a_type_with_required_parameters_is_listed_with_what_it_emits_too() -> None:
     assert "    emits: SessionIDDataKey/session-id-producer (" in plugins("session-id-producer").stdout
 
