@@ -92,7 +92,10 @@ def _live(url: str, request_id: str, count: int) -> list[Explanation]:
     except urllib.error.HTTPError as refused:
         raise click.ClickException(f"{page}: {refused.read().decode(errors='replace').strip() or refused}") from refused
     except (OSError, msgspec.MsgspecError) as failed:
-        raise click.ClickException(f"{page}: {failed}; --url names a picker's metrics port") from failed
+        why = getattr(failed, "reason", failed)  # of an URLError, which says it in brackets
+        raise click.ClickException(
+            f"{page}: {getattr(why, 'strerror', None) or why}; --url names a picker's metrics port"
+        ) from failed
     if not found:
         what = f"no worker remembers request {request_id}" if request_id else "no decision was made yet"
         raise click.ClickException(what)
