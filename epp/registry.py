@@ -120,18 +120,20 @@ def _import_all() -> None:
         _load(module)
     found = importlib.metadata.entry_points(group=ENTRY_POINTS)
     for entry in sorted(found, key=lambda entry: (entry.name, entry.value)):
+        where = f"entry point '{entry.name}' ({entry.value}) of group {ENTRY_POINTS}"
+        before = set(REGISTERED)
         try:
             loaded = entry.load()
-        except Exception as error:  # foreign code at start: whatever it raises, the start ends here
-            raise PluginImportError(
-                f"entry point '{entry.name}' ({entry.value}) of group {ENTRY_POINTS} cannot be imported: {_said(error)}"
-            ) from error
-        if isinstance(loaded, type) and issubclass(loaded, Plugin) and not loaded.type_name:
-            plugin(entry.name)(loaded)
-        if isinstance(loaded, type) and issubclass(loaded, Plugin) and (wrong := fault(loaded)):
-            raise PluginImportError(
-                f"entry point '{entry.name}' ({entry.value}) of group {ENTRY_POINTS}: the class {wrong}"
-            )
+            if isinstance(loaded, type) and issubclass(loaded, Plugin) and not loaded.type_name:
+                plugin(entry.name)(loaded)
+        except (Exception, SystemExit) as error:  # foreign code at start: whatever it raises, the start ends here
+            raise PluginImportError(f"{where} cannot be imported: {_said(error)}") from error
+        brought = [REGISTERED[name] for name in REGISTERED if name not in before]
+        if not (brought or isinstance(loaded, types.ModuleType)):
+            brought = [loaded]  # it was there already, or it is no plugin class
+        for cls in brought:
+            if wrong := fault(cls):
+                raise PluginImportError(f"{where}: class {getattr(cls, '__name__', cls)} {wrong}")
 
 
 def _own_modules() -> Iterator[str]:

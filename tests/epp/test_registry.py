@@ -85,19 +85,36 @@ def test_a_new_file_in_the_folder_is_a_new_type(folder: Path) -> None:
 
 
 def test_installed_plugins_come_by_entry_point(monkeypatch: pytest.MonkeyPatch, empty: None) -> None:
-    entry_points(
-        monkeypatch, **{"plain-filter": f"{HERE}:Plain", "module-only": HERE, "not-a-plugin": f"{HERE}:NoPlugin"}
-    )
+    entry_points(monkeypatch, **{"plain-filter": f"{HERE}:Plain", "module-only": HERE})
     monkeypatch.setattr(Plain, "type_name", "")
     assert registry.find("plain-filter") is Plain
-    with pytest.raises(registry.UnknownType):
-        registry.find("not-a-plugin")
 
 
 def test_an_entry_point_that_cannot_be_imported_stops_the_start(monkeypatch: pytest.MonkeyPatch, empty: None) -> None:
     entry_points(monkeypatch, gone="no_such_module_anywhere:Thing")
     with pytest.raises(registry.PluginImportError, match=r"entry point 'gone' \(no_such_module_anywhere:Thing\)"):
         registry.known()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("queue-scorer", f"{__name__}:Forgets", "cannot be imported: ValueError: plugin type 'queue-scorer' is registered by"),
+        ("mine", f"{HERE}:NoPlugin", ":NoPlugin) of group epp.plugins: class NoPlugin is no plugin class"),
+        ("mine", "json:dumps", "(json:dumps) of group epp.plugins: class dumps is no plugin class: inherit"),
+        ("mine", "half_a_module", "(half_a_module) of group epp.plugins: class Half has no method score"),
+    ],
+)  # fmt: skip
+def test_whatever_an_entry_point_brings_is_checked(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, empty: None, name: str, value: str, said: str
+) -> None:
+    half = "from epp.plugin import Scorer, plugin\n@plugin('half-a-scorer')\nclass Half(Scorer):\n    pass\n"
+    (tmp_path / "half_a_module.py").write_text(half)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    entry_points(monkeypatch, **{name: value})
+    with pytest.raises(registry.PluginImportError) as caught:
+        registry.known()
+    assert said in str(caught.value)
 
 
 def test_a_type_may_name_a_class_by_its_path() -> None:
