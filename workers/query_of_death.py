@@ -110,7 +110,8 @@ class Deciding:
     def begin(self, body: bytes | memoryview) -> int:
         """The fingerprint of the request that is decided from here on. Raises Refused if it is listed."""
         suspect = self.word[0] = fingerprint(body)
-        if self._listed[0] and suspect in self._listed[1:]:
+        count = self._listed[0]
+        if count and suspect in self._listed[1 : 1 + count]:
             self._refused()
             raise Refused(Cause.DEADLY, f"{LISTED_S:.0f}")
         return suspect

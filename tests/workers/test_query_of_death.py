@@ -149,6 +149,14 @@ def test_a_listed_request_is_refused_and_others_pass() -> None:
     assert p.deciding[0] == 0
 
 
+def test_a_request_without_a_word_of_body_is_not_taken_for_the_free_places_of_the_list() -> None:
+    p = pair()
+    list_body(p, BODY)
+    envoy = p.open()
+    envoy.headers()
+    assert "two processes" not in refusal(envoy.body(b""))[1]["message"]
+
+
 def test_a_listed_request_is_known_however_its_body_is_cut() -> None:
     p = pair()
     list_body(p, BODY)
