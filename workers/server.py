@@ -473,8 +473,7 @@ class ExtProcStream:
         if self._trailers:
             send(codec.REQUEST_TRAILERS_ANSWER)
         self._state = ROUTED
-        if self._trailers or len(self._pieces) > 1:
-            self._stream.release()
+        self._stream.release()
         self._pieces.clear()  # a long answer must not keep the request's bytes alive
         now, received_at = app.now(), self._received_at
         lane, counters = app.lane, app.counters

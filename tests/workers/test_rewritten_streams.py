@@ -57,6 +57,15 @@ def restored(envoy: Envoy, pieces: list[bytes], kind: str = "text/event-stream")
     return bodies(answers, "response_body")
 
 
+def test_a_renamed_body_that_came_in_pieces_is_held_no_longer_than_others() -> None:
+    envoy = pair().open()
+    envoy.headers("/v1/completions", **{HEADER: "base-v2"})
+    envoy.body(BODY[:20], last=False)
+    assert envoy.stream.held > 0
+    assert bodies(envoy.body(BODY[20:])[1:])[0] == RENAMED
+    assert envoy.stream.held == 0
+
+
 @pytest.mark.parametrize("name", [HEADER, ALIAS])
 def test_the_header_names_the_model_that_the_server_is_asked_for(name: str) -> None:
     sees = Sees()
