@@ -38,9 +38,7 @@ DESTINATION_HEADER = "x-gateway-destination-endpoint"
 STRIPPED_HEADERS = (DESTINATION_HEADER, *(f"{DESTINATION_HEADER}-{what}" for what in ("subset", "served", "scores")))
 METADATA_NAMESPACE = "envoy.lb"
 RETRIES = 3  # as many as there may be further endpoints in the picker's list
-BODY_BYTES_MAX = (
-    32 << 20
-)  # the longest that the picker takes; Envoy sends no body again that is longer than 1 MiB, unless told to
+BODY_BYTES_MAX = 32 << 20  # the longest that the picker takes; unless told so, Envoy sends none over 1 MiB again
 PICKER_CLUSTER = PICKER_FILTER = "endpoint-picker"
 SERVERS_CLUSTER = "model-servers"
 ROUND_ROBIN_CLUSTER = "model-servers-round-robin"

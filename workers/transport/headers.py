@@ -90,9 +90,7 @@ class HeaderDecoder:
         self._kinds = FieldKinds()
         self._changed = False
         self._last: tuple[list[Field], RequestHead] = ([], RequestHead())
-        self._expected = (
-            b""  # how the next block begins if it repeats the last one but for its timeout; empty: nobody knows
-        )
+        self._expected = b""  # how the next block begins if all but its timeout repeats; empty: nobody knows
         self._deepest = 0  # of the entries of the table that it names, newest first
 
     def request(self, block: bytes) -> RequestHead:

@@ -34,9 +34,7 @@ class Limits:
     hoard: int = 32 * MIB  # of queued output, the largest body: a peer that leaves more than one unread has to read on:
     hoard_read: int = MIB  # so much
     hoard_seconds: float = 0.25  # in this time, if it has not read as much ever before;
-    hoard_busy_seconds: float = (
-        5.0  # else in this: an Envoy that is busy with large bodies has read nothing for a second
-    )
+    hoard_busy_seconds: float = 5.0  # else in this: an Envoy busy with large bodies has read nothing for a second
     stall_seconds: float = 30.0  # output of which nothing could be sent for so long: gateways read at once or never
     stalls: int = 16  # streams given up for that before the connection is
     header_block: int = 16 * 1024  # on the wire; gateways send less than 1 KiB
