@@ -1,105 +1,146 @@
-# Each target sets up what it needs: a virtual environment and pinned dependencies, on any machine with Python >= 3.11 and make.
+# Each target sets up what it needs, a virtual environment and pinned dependencies, on any machine with Python >= 3.11 and make.
 #   make demo ARGS='--seconds 15'    make test    make test-faults    make bench    make load    make lint
 
 VENV := .venv
 PYTHON := $(VENV)/bin/python
 ARGS ?=
-# The stamps carry the place: scripts and the editable install hold absolute paths, so a moved directory is set up again.
+# The stamps contain the directory: scripts and the editable install have absolute paths, so a moved directory needs a new set-up.
 HERE := $(shell pwd | cksum | cut -d ' ' -f 1)
 READY_DEMO := $(VENV)/.ready-demo-$(HERE)
 READY_DEV := $(VENV)/.ready-dev-$(HERE)
-# The distribution's Python first: it is built with profile-guided optimisation, pyenv's is not, and a request then costs 8 % more.
+# Prefer the distribution's Python: it has profile-guided optimisation. pyenv's has not, and a request then costs 8 % more.
 FIND_PYTHON = for p in /usr/bin/python3 python3 python3.13 python3.12 python3.11; do \
 	if $$p -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then command -v $$p; exit 0; fi; done; \
 	echo "no Python >= 3.11 with venv found: install one (on Debian: apt install python3 python3-venv)" >&2; exit 1
 
-.PHONY: demo test test-kube test-faults test-go test-clients fuzz simulate bench-floods bench-busy bench-overload bench-waiting lint bench bench-routing bench-scaling profile load proto lock clean
+.PHONY: compiled install demo docs test coverage test-first-day test-configurations test-kube test-faults test-reload-faults test-go test-clients fuzz simulate bench-floods bench-busy bench-overload bench-waiting bench-reload lint bench bench-routing bench-replicas bench-scaling profile load proto lock clean
 .NOTPARALLEL:  # targets share one environment
+# The tests start hundreds of processes: each would compile the modules again.
+unexport PYTHONDONTWRITEBYTECODE
 
-demo: $(READY_DEMO)
+# The picker with all its extras, its simulator, Envoy and helm in .venv/bin.
+install: $(READY_DEV) compiled
+
+demo: $(READY_DEMO) compiled
 	@$(VENV)/bin/epp demo $(ARGS)
 
-test: $(READY_DEV)
-	@$(PYTHON) -m pytest -q $(ARGS)
+# All tests but those of the targets below, in JOBS processes. Under 4 minutes on 2 cores. ARGS='-k drain', JOBS=0 for one process and a debugger.
+JOBS ?= 4
+test: $(READY_DEV) compiled
+	@$(PYTHON) -m pytest -q -n $(JOBS) --dist worksteal $(ARGS)
 
-# Against a real API server, and what helm and kustomize render; they are built first if need be: about 3 minutes, and 8 more once. ARGS='--outage-s 60', ARGS='-k gateway'.
-test-kube: $(READY_DEV)
+# The tests of flow control, protocol, shared memory and restart policy under branch coverage. Fails below their floors.
+coverage: $(READY_DEV)
+	@$(PYTHON) -m tests.coverage_floors $(ARGS)
+
+# Follows README and docs literally, in a fresh clone: every block of commands, and the output stated beside it. ARGS=--here uses this tree.
+test-first-day:
+	@python=$$($(FIND_PYTHON)) && $$python -m tests.first_day $(ARGS)
+
+# Tests with a real API server, and of the objects that helm and kustomize render. Builds these tools first if necessary. 3 minutes, and 8 more the first time. ARGS='--outage-s 60', ARGS='-k gateway'.
+test-kube: $(READY_DEV) compiled
 	@$(PYTHON) -m tests.kube.binaries
 	@$(PYTHON) -m tests.deploy.renderers
 	@$(PYTHON) -m pytest -q -o faulthandler_timeout=120 tests/kube tests/deploy/built $(ARGS)
 
-# The parts, then whole requests: this picker, the same over grpc.aio, and a bare echo on the same transport. About 2 minutes;
-# ARGS='--only micro', '--cases short,sse', '--json', '--help'. BASE=HEAD~3: this tree against that commit, as ratios, 4 minutes.
+# The parts, then whole requests: this picker, this picker over grpc.aio, and a bare echo on the same transport. About 2 minutes.
+# ARGS='--only micro', '--cases short,sse', '--json', '--help'. BASE=HEAD~3 compares this tree with that commit, as ratios: 4 minutes.
 BASE ?=
-bench: $(READY_DEV)
+bench: $(READY_DEV) compiled
 	@$(PYTHON) -m $(if $(BASE),tests.bench.against "$(BASE)",tests.bench) $(ARGS)
 
-# 1 to 8 workers, 8 to 1,000 endpoints, and what `epp size` predicts against two runs.
-bench-scaling: $(READY_DEV)
+# 1 to 8 workers, 8 to 1,000 endpoints, and the predictions of `epp size` for two loads.
+bench-scaling: $(READY_DEV) compiled
 	@$(PYTHON) -m tests.bench.scaling $(ARGS)
 
-# Where the time goes: a flame graph of a worker under CASE.
+# A flame graph of a worker under CASE.
 CASE ?= short
-profile: $(READY_DEV)
+profile: $(READY_DEV) compiled
 	@$(PYTHON) -m tests.bench.throughput --cases $(CASE) --targets native --seconds 10 --profile profile-$(CASE).svg $(ARGS)
 
-# Users against the whole cluster, by locust: ARGS='-u 40 -t 60s Chat Documents', URL=http://gateway for a running one, WEB=1 for its page.
+# Simulated users of the whole cluster, with locust: ARGS='-u 40 -t 60s Chat Documents'; URL=http://gateway for a running one; WEB=1 for locust's page.
 URL ?=
 WEB ?=
 LORAS = sql,poems
 LOCUST = -m locust -f loadtest/locustfile.py --csv load-results/load --html load-results/report.html \
 	$(if $(WEB),--web-host 127.0.0.1,--headless --only-summary) -u 20 -r 20 -t 30s $(ARGS)
-load: $(READY_DEV)
+load: $(READY_DEV) compiled
 	@mkdir -p load-results
 	@$(if $(URL),$(PYTHON) $(LOCUST) -H $(URL),$(VENV)/bin/epp demo --loras $(LORAS) --objects-dir loadtest/objects --run "$(PYTHON) $(LOCUST) -H {url} --adapters $(LORAS)"); \
-	code=$$?; echo "load-results/report.html has the curves, load-results/*.csv the figures"; exit $$code
+	code=$$?; echo "load-results/report.html has the curves and the figures per task, load-results/*.csv the figures"; exit $$code
 
-# How well requests are routed, in virtual time: the default configuration against others, about a minute.
-bench-routing: $(READY_DEV)
+# The quality of routing, in virtual time: the default configuration and others, about a minute.
+bench-routing: $(READY_DEV) compiled
 	@$(PYTHON) -m tests.bench.routing $(ARGS)
 
-# Kills workers and supervisors under load; `.ci/run` does a tenth of it.
-test-faults: $(READY_DEV)
+# Replicas with a real redis-server, which must be in PATH: what they see of each other, and what it costs.
+bench-replicas: $(READY_DEV) compiled
+	@$(PYTHON) -m tests.bench.replicas $(ARGS)
+
+# Kills workers and supervisors under load. `.ci/run` kills a tenth of them.
+test-faults: $(READY_DEV) compiled
 	@$(PYTHON) -m tests.faults.storm --workers-killed 100 --supervisors-killed 20 $(ARGS)
 
-# h2spec and grpc-go against transport and picker, plaintext and TLS; needs go, and installs the rest.
-test-go: $(READY_DEV)
+# Kills processes at random points of 300 reloads. `.ci/run` kills ten.
+test-reload-faults: $(READY_DEV) compiled
+	@$(PYTHON) -m tests.faults.reloads $(ARGS)
+
+# Starts a picker with each configuration of FOLDER and simulated endpoints, and routes one request: 0.3 s each.
+FOLDER ?= deploy/config
+test-configurations: $(READY_DEV)
+	@$(PYTHON) -m tests.field "$(FOLDER)" $(ARGS)
+
+# h2spec and grpc-go with the transport and the picker, plaintext and TLS. Downloads Go if it is missing.
+test-go: $(READY_DEV) compiled
 	@$(PYTHON) -m tests.go.run $(ARGS)
 
-# Mutated inputs through every parser, guided by atheris where it is installed; a crash prints the command that replays it.
-fuzz: $(READY_DEV)
+# Mutated inputs for every parser, guided by atheris if it is installed. A crash prints the command that replays it.
+fuzz: $(READY_DEV) compiled
 	@$(PYTHON) -m tests.fuzz $(ARGS)
 
-# Node's gRPC library in Envoy's place; needs node and npm.
-test-clients: $(READY_DEV)
+# Node's gRPC library in place of Envoy. Downloads Node and npm if they are missing.
+test-clients: $(READY_DEV) compiled
 	@$(PYTHON) -m tests.clients.run $(ARGS)
 
-# How long one request keeps a worker's loop busy.
-bench-busy: $(READY_DEV)
+# The longest time that one request keeps a worker's event loop busy.
+bench-busy: $(READY_DEV) compiled
 	@$(PYTHON) -m tests.bench.busy $(ARGS)
 
-# Flow control in virtual time: 100,000 random worlds; `make test` runs 2,000.
-simulate: $(READY_DEV)
+# Flow control in virtual time: 100,000 random runs. `make test` has 800.
+simulate: $(READY_DEV) compiled
 	@$(PYTHON) -m tests.epp.flow.simulation --seeds 100000 --jobs 2 $(ARGS)
 
 # Goodput, fairness and recovery under overload, through Envoy.
-bench-overload: $(READY_DEV)
+bench-overload: $(READY_DEV) compiled
 	@$(PYTHON) -m tests.bench.overload $(ARGS)
 
-# Memory of requests that wait, 200,000 fairness ids, and (ARGS=--five-minutes) a wait through Envoy.
-bench-waiting: $(READY_DEV)
+# Memory of waiting requests and of 200,000 fairness ids, and (ARGS=--five-minutes) a wait through Envoy.
+bench-waiting: $(READY_DEV) compiled
 	@$(PYTHON) -m tests.bench.waiting $(ARGS)
 
-# What attacks on the port cost good traffic beside them.
-bench-floods: $(READY_DEV)
+# 200 reloads of the configuration under streamed answers through Envoy: failed requests, time until in force, memory.
+bench-reload: $(READY_DEV) compiled
+	@$(PYTHON) -m tests.bench.reload $(ARGS)
+
+# The cost for good traffic of attacks on the port.
+bench-floods: $(READY_DEV) compiled
 	@$(PYTHON) -m tests.bench.floods $(ARGS)
+
+# The documentation as a site in site/. A dead link is an error. The site loads nothing from other hosts.
+docs: $(READY_DEV)
+	@NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build --strict $(ARGS)
 
 lint: $(READY_DEV)
 	@$(VENV)/bin/ruff check .
 	@$(VENV)/bin/ruff format --check .
 	@$(PYTHON) -m mypy
 
-# Development tools include all that the demo needs, so either stamp serves it.
+# Compiles the request path where a C compiler and Python's headers are; elsewhere it says why not. Nothing happens when it is up to date.
+# EPP_COMPILED=0 leaves it out and runs interpreted.
+compiled:
+	@[ "$$EPP_COMPILED" = 0 ] || $(PYTHON) -m compiled.build
+
+# The development tools include everything for the demo, so either stamp is enough.
 $(READY_DEMO): pyproject.toml requirements-demo.txt
 	@if [ -e $(READY_DEV) ] && [ ! pyproject.toml -nt $(READY_DEV) ] && [ ! requirements-dev.txt -nt $(READY_DEV) ]; then :; else \
 	set -e; $(call install,requirements-demo.txt); fi
@@ -116,16 +157,16 @@ $(PYTHON) -m pip install --quiet --disable-pip-version-check --require-hashes -r
 $(PYTHON) -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 endef
 
-# The message classes, anew from the .proto files beside them; they are committed, and a test compares the two.
+# Generates the message classes from the .proto files. They are committed; a test compares both.
 proto: $(READY_DEV)
 	@$(PYTHON) -m grpc_tools.protoc --proto_path=. --python_out=. --pyi_out=. epp/protocol/proto/*.proto
 
-# The lock files, anew from pyproject.toml: for whoever changes a dependency.
+# Generates the lock files from pyproject.toml. Run it after a change of a dependency.
 lock: $(READY_DEV)
 	@$(PYTHON) -m pip install --quiet uv
-	@$(VENV)/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --extra demo --output-file requirements-demo.txt pyproject.toml requirements-build.in
+	@$(VENV)/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --extra demo --extra manifests --output-file requirements-demo.txt pyproject.toml requirements-build.in
 	@$(VENV)/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --extra dev --output-file requirements-dev.txt pyproject.toml requirements-build.in
-	@$(VENV)/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --extra k8s --extra otel --constraint requirements-dev.txt --output-file requirements-image.txt pyproject.toml requirements-build.in
+	@$(VENV)/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --extra cel --extra k8s --extra kv-events --extra otel --extra replicas --constraint requirements-dev.txt --output-file requirements-image.txt pyproject.toml requirements-build.in
 
 clean:
-	rm -rf $(VENV) .cache build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .cache build compiled/built dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

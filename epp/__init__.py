@@ -1,5 +1,10 @@
 """The domain core of the endpoint picker: request in, decision out.
 
-Nothing here reads a clock, opens anything or knows how bytes travel; time, futures and bytes come in as arguments.
+It does no I/O, reads no clock and opens no file. Time, futures and bytes come in as arguments.
 Start reading at `decide.py`.
+May import: compiled. Imported by: workers; loadtest imports the codec of the protocol only.
 """
+
+from compiled.finder import choose
+
+choose()

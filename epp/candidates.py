@@ -1,13 +1,16 @@
 """Candidates: an immutable, columnar view of the endpoints that one decision may choose from.
 
-`Snapshot` is what all decisions share between two scrapes; `workers/pool.py` builds one from shared memory. `Candidates` is a
-snapshot, narrowed to some rows, joined with the load that is in flight at this moment.
+`Snapshot` holds the scraped values of all endpoints. All decisions between two scrapes share it; `workers/extproc/pool.py` builds it
+from shared memory. `Candidates` is a snapshot, reduced to some rows, together with the load in flight at this moment.
 
-This file is the one place that decides what an endpoint without fresh values counts as:
-- stale (last good scrape too old): the worst of the fresh candidates;
-- unknown (never scraped, or its engine does not report the column): the mean of the fresh candidates, or the column's `absent`;
-- none fresh: all alike, so that the load in flight decides.
-Staleness alone never removes an endpoint. *Down* ones leave in `without_down`, unless all are down.
+This module alone decides which value a candidate without a fresh value gets (the value is then *settled*):
+- A stale candidate (its last good scrape is too old) keeps its own value at first. With age, the value fades into the worst value of
+  the fresh candidates. WAITING fades into the value of a candidate that was never scraped: the mean, plus all requests in flight.
+- A candidate that was never scraped gets the mean of the fresh candidates.
+- A candidate that was scraped, but whose engine does not report the column, gets the column's `absent`; if that is None, the mean of
+  the fresh candidates.
+- If no fresh candidate reports the column, all candidates get 0, plus what has not faded yet. So in the end the load in flight decides.
+Staleness alone never removes an endpoint. `without_down` removes endpoints that are down or ejected, unless all of them are.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,7 +19,10 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from compiled import kernels
 from epp.data import INFLIGHT_REQUESTS, INFLIGHT_TOKENS, WAITING, Column
+
+FADE_LIMITS = 4.0  # a stale value fades during this many times the limit of freshness
 
 Floats: TypeAlias = NDArray[np.float64]
 Mask: TypeAlias = NDArray[np.bool_]
@@ -24,7 +30,11 @@ Scores: TypeAlias = NDArray[np.float64]
 
 
 class Endpoint:
-    """A server that may be picked. `slot` and `generation` name its row; `owner` is its id in the prefix index."""
+    """Identifies a model server that may be picked: one address and one port of a pod.
+
+    `address` is `host:port`, with an IPv6 host in brackets. `labels` are the pod's labels. (`slot`, `generation`) identifies the
+    endpoint for all time. `owner` is its id in the prefix index.
+    """
 
     __slots__ = ("address", "generation", "host", "labels", "name", "namespace", "owner", "port", "slot")
 
@@ -55,7 +65,10 @@ class Endpoint:
 
 
 class Roster:
-    """Who the endpoints are, in order; the same object until discovery changes something."""
+    """Lists the endpoints of a snapshot, in order. A roster stays the same object until discovery changes something.
+
+    `slots` (int, shape (endpoints,)) are their slots. `row_of_owner` maps an owner id of the prefix index to the endpoint's row.
+    """
 
     __slots__ = ("endpoints", "row_of_owner", "slots")
 
@@ -66,12 +79,15 @@ class Roster:
 
 
 class Snapshot:
-    """A roster with its scraped values at one table epoch.
+    """Holds a roster and the values scraped from its endpoints, as of one epoch of the endpoint table. Arrays have the shape (endpoints,).
 
-    `values[name]` is float64 of shape (endpoints,), NaN where the engine does not report it; `names[name]` a list of
-    frozensets. `fresh`, `known` and `down` are masks; known = scraped at least once. `ages`: seconds from the last good scrape
-    to the making of this snapshot, for who has a limit of its own; None: only `fresh` is known. `counted_at_scrape` is what was in
-    flight at the last good scrape, however old that is.
+    `values[name]`: float64, NaN where the engine does not report the column. `names[name]`: a list of frozensets.
+    `fresh`, `known`, `down`: bool. Fresh: the last good scrape is recent. Known: at least one scrape succeeded.
+    `ages`: float64, seconds from the last good scrape to the making of this snapshot, for plugins with their own limit of
+    freshness; None: not available.
+    `counted_at_scrape`: float64, requests in flight at the last good scrape, however old that is.
+    `ejected`: bool, the endpoints whose requests have failed (they are `down`, too); None: no endpoint.
+    `weights`: float64, how much each stale value still counts (`weights_by_age`); None: not at all.
     """
 
     __slots__ = (
@@ -82,6 +98,7 @@ class Snapshot:
         "cache",
         "counted_at_scrape",
         "down",
+        "ejected",
         "endpoints",
         "fresh",
         "inflight_at_scrape",
@@ -90,6 +107,7 @@ class Snapshot:
         "roster",
         "totals",
         "values",
+        "weights",
     )
 
     def __init__(
@@ -103,6 +121,8 @@ class Snapshot:
         inflight_at_scrape: Floats,
         names: Mapping[str, Sequence[frozenset[str]]] | None = None,
         ages: Floats | None = None,
+        weights: Floats | None = None,
+        ejected: Mask | None = None,
     ) -> None:
         self.roster = roster
         self.endpoints = roster.endpoints
@@ -115,21 +135,28 @@ class Snapshot:
         self.any_down = bool(down.any())
         self.ages = ages
         self.counted_at_scrape = inflight_at_scrape
-        # With no fresh endpoint the last scrapes say nothing: the load in flight counts from zero.
-        self.inflight_at_scrape = inflight_at_scrape if self.all_fresh or fresh.any() else np.zeros(len(self.endpoints))
+        self.weights = weights
+        self.ejected = ejected
+        # The more a scrape has faded, the more of the requests in flight count as sent since that scrape.
+        self.inflight_at_scrape = (
+            inflight_at_scrape if self.all_fresh else inflight_at_scrape * np.where(fresh, 1.0, self._faded())
+        )
         self.cache: dict[str, Floats] = {}
-        self.totals: dict[str, Scores] = {}  # by profile: what its static scorers say of all endpoints
+        self.totals: dict[str, Scores] = {}  # profile name -> weighted sum of its static scorers, for all endpoints
         self._sent_before: Floats | None = None
 
+    def _faded(self) -> Floats | float:
+        return 0.0 if self.weights is None else self.weights
+
     def sent_before(self) -> Floats:
-        """In flight at the scrape, less what then waited."""
+        """Requests in flight at the scrape minus those that waited then: float64, shape (endpoints,)."""
         before = self._sent_before
         if before is None:
             before = self._sent_before = self.inflight_at_scrape - self.settled(WAITING, None)
         return before
 
     def settled(self, column: Column[Any], rows: NDArray[np.intp] | None) -> Floats:
-        """The column with a number for every candidate; rows None means all."""
+        """Returns a column with a number for every row: read-only float64. `rows` selects candidates; None selects all endpoints."""
         if rows is None:
             cached = self.cache.get(column.name)
             if cached is not None:
@@ -142,39 +169,63 @@ class Snapshot:
             values, fresh, known = values[rows], fresh[rows], known[rows]
         if column.absent is not None:
             values = np.where(np.isnan(values) & known, column.absent, values)
-        settled = _settle(values, fresh, known, high=column.worst == "high")
+        weights = self.weights if rows is None or self.weights is None else self.weights[rows]
+        into = "mean" if column.name == WAITING.name else column.worst
+        settled = _settle(values, fresh, known, weights, into)
         settled.flags.writeable = False
         if rows is None:
             self.cache[column.name] = settled
         return settled
 
 
-def _settle(values: Floats, fresh: Mask, known: Mask, *, high: bool) -> Floats:
+def weights_by_age(ages: Floats, limit_s: float) -> Floats:
+    """Returns how much values of these ages count: 1 up to the limit of freshness, then falling to 0 within FADE_LIMITS times it."""
+    faded: Floats = 1.0 - (ages - limit_s) / (FADE_LIMITS * limit_s)
+    return np.clip(faded, 0.0, 1.0, out=faded)
+
+
+def _settle(values: Floats, fresh: Mask, known: Mask, weights: Floats | None, into: str) -> Floats:
+    """Fills the gaps of one column.
+
+    `into`: what stale values fade into: "mean", or the worst value, which is the "high" or the "low" one.
+    """
     reported = ~np.isnan(values)
     good = fresh & reported
     if good.all():
         return values.copy()
-    if not good.any():
-        return np.zeros(len(values))
-    fresh_values = values[good]
-    worst = fresh_values.max() if high else fresh_values.min()
-    settled = np.where(good, values, fresh_values.mean())
-    settled[known & ~fresh & reported] = worst
+    fresh_values = values[good] if good.any() else np.zeros(1)
+    mean = fresh_values.mean()
+    settled = np.where(good, values, mean)
+    stale = known & ~fresh & reported
+    if stale.any():
+        end = mean if into == "mean" else fresh_values.max() if into == "high" else fresh_values.min()
+        settled[stale] = end if weights is None else end + weights[stale] * (values[stale] - end)
     return settled
 
 
 class Candidates:
-    """What one decision chooses from. Columns are read-only float64, one value per candidate, in order."""
+    """Holds the endpoints that one decision chooses from, with their values: `candidates[COLUMN]`.
 
-    __slots__ = ("_inflight", "_made_waiting", "_size", "_tokens", "rows", "snapshot")
+    Arrays have one value per candidate, in the order of `endpoints`. `rows` are the candidates' rows in the snapshot; None: all.
+    Decisions share these arrays: never write into one.
+    """
+
+    __slots__ = ("_inflight", "_made_waiting", "_others", "_size", "_tokens", "rows", "snapshot")
 
     def __init__(
-        self, snapshot: Snapshot, inflight: Floats, tokens: Floats | None = None, rows: NDArray[np.intp] | None = None
+        self,
+        snapshot: Snapshot,
+        inflight: Floats,
+        tokens: Floats | None = None,
+        rows: NDArray[np.intp] | None = None,
+        others: Floats | None = None,
     ) -> None:
+        """`others`: the part of `inflight` that other replicas of the picker have; None without a replica store."""
         self.snapshot = snapshot
         self.rows = rows
         self._inflight = inflight
         self._tokens = tokens
+        self._others = others
         self._made_waiting: Floats | None = None
         self._size = len(snapshot.endpoints) if rows is None else len(rows)
 
@@ -182,7 +233,11 @@ class Candidates:
         return self._size
 
     def __getitem__(self, column: Column[Any]) -> Any:
-        """Numbers: float64 of shape (candidates,). `frozenset` columns: a list, in order."""
+        """Returns the values of a column: float64 of shape (candidates,), or a list of frozensets for a `frozenset` column.
+
+        Numbers are settled, so none is NaN. WAITING includes the requests sent since the scrape. Read declared columns only: one
+        that no plugin declares in `consumes` is 0 (or empty) for every candidate, and `epp.guard` refuses it to foreign plugins.
+        """
         name = column.name
         if name == WAITING.name:
             return self._waiting()
@@ -196,59 +251,65 @@ class Candidates:
         return self.snapshot.settled(column, self.rows)
 
     def _waiting(self) -> Floats:
-        """Scraped waiting requests + what was sent since that scrape: bursts between two scrapes are seen.
+        """Returns the scraped waiting requests plus the requests sent since that scrape, so that a burst between two scrapes counts.
 
-        s + max(0, now - then) is max(s, now - (then - s)), and what is in brackets stays until the next scrape.
+        With s scraped, and `then` and `now` in flight at the scrape and now: s + max(0, now - then) = max(s, now - (then - s)).
+        The term in brackets does not change until the next scrape.
         """
         waiting = self._made_waiting
         if waiting is None:
             snapshot = self.snapshot
             scraped = snapshot.settled(WAITING, self.rows)
             if self.rows is None:
-                waiting = self._inflight - snapshot.sent_before()
+                inflight, before = self._inflight, snapshot.sent_before()
             else:
-                waiting = self._inflight[self.rows] - (snapshot.inflight_at_scrape[self.rows] - scraped)
-            self._made_waiting = np.maximum(waiting, scraped, out=waiting)
+                inflight, before = self._inflight[self.rows], snapshot.inflight_at_scrape[self.rows] - scraped
+            waiting = self._made_waiting = kernels.waiting(inflight, before, scraped)
         return waiting
 
     def endpoint(self, index: int) -> Endpoint:
-        """The candidate at `index`."""
+        """Returns the candidate at `index`, from 0. Raises IndexError."""
         return self.snapshot.endpoints[index if self.rows is None else self.rows[index]]
 
     @property
     def endpoints(self) -> Sequence[Endpoint]:
-        """All candidates in order."""
+        """Returns all candidates, in order."""
         if self.rows is None:
             return self.snapshot.endpoints
         return [self.snapshot.endpoints[row] for row in self.rows]
 
     @property
     def fresh(self) -> Mask:
-        """Whose last good scrape is recent."""
+        """Bool, shape (candidates,): whether the candidate's last good scrape is recent."""
         return self.snapshot.fresh if self.rows is None else self.snapshot.fresh[self.rows]
 
+    @property
+    def of_others(self) -> Floats | None:
+        """The requests in flight of other replicas, shape (candidates,); None if they do not count."""
+        return None if self._others is None else self.narrow(self._others)
+
     def narrow(self, values: Floats) -> Floats:
-        """Values made for the whole snapshot, cut to these candidates."""
+        """Selects the values of these candidates, shape (candidates,), from an array of the snapshot's shape (endpoints,)."""
         return values if self.rows is None else values[self.rows]
 
     def keep(self, mask: Mask) -> "Candidates":
-        """The candidates where `mask` (bool, shape (candidates,)) is true."""
+        """Returns the candidates for which `mask` (bool, shape (candidates,)) is true; this object if it is true for all."""
         if mask.all():
             return self
         rows = np.flatnonzero(mask) if self.rows is None else self.rows[mask]
-        return Candidates(self.snapshot, self._inflight, self._tokens, rows)
+        return Candidates(self.snapshot, self._inflight, self._tokens, rows, self._others)
 
     def without_down(self) -> "Candidates":
-        """Without endpoints that refuse connections, unless all of these do."""
+        """Returns the candidates that accept connections, or all candidates if none does."""
         if not self.snapshot.any_down:
             return self
         up = ~(self.snapshot.down if self.rows is None else self.snapshot.down[self.rows])
         return self.keep(up) if up.any() else self
 
     def ones(self) -> Scores:
-        """A score of 1 for everyone."""
+        """Returns a new array with a score of 1 for each candidate."""
         return np.ones(self._size)
 
     def zeros(self) -> Scores:
-        """A score of 0 for everyone."""
+        """Returns a new array with a score of 0 for each candidate."""
         return np.zeros(self._size)

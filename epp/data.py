@@ -1,16 +1,20 @@
-"""Typed keys. The declaration is the accessor: there is no second way to the same value.
+"""Typed keys to data. A key is declared once, and the same object reads the value: there is no second way to the value.
 
-`Column` is a value per endpoint that the data layer scrapes (or this process counts); `Datum` is a value per request that a
-producer emits. Keys compare by name and type, so two files may declare the same key without importing each other.
+    key      one value per   written by                                         read by
+    Column   endpoint        the scraper, or the workers for load in flight     candidates[COLUMN]
+    Datum    request         a DataProducer, or a plugin for its later calls    request[DATUM]
+
+A plugin declares the keys that it uses in `consumes`, `optional`, `produces` and `keeps` (`epp.plugin.Plugin`). Keys compare by name
+and type, so two files may declare the same key without importing each other.
 """
 
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Final, Generic, Literal, TypeVar
 
 T = TypeVar("T")
 
 
 class Key(Generic[T]):
-    """A name with a type; hashable, immutable."""
+    """Names a value and its type. Immutable and hashable. Two keys are equal if class, name and type are equal."""
 
     __slots__ = ("name", "type")
 
@@ -29,10 +33,11 @@ class Key(Generic[T]):
 
 
 class Column(Key[T]):
-    """A value per endpoint. Numbers are read as float64 arrays; `frozenset` columns as lists.
+    """Names a value that each endpoint has. `candidates[COLUMN]` reads it: a float64 array for numbers, a list for `frozenset` columns.
 
-    `worst` says which end of the fresh values a stale endpoint counts as: "high" where less is better (queues), "low" where
-    more is better. `absent` is what a server that was scraped and does not report it counts as; None: the mean of the fresh ones.
+    `worst` says which of the fresh values a stale endpoint gets: the "high" one if less is better (queue lengths), else the "low" one.
+    `absent` is the value of an endpoint that was scraped and does not report the column; None: the mean of the fresh values.
+    `epp.candidates` has all rules for endpoints without a fresh value.
     """
 
     __slots__ = ("absent", "worst")
@@ -46,9 +51,10 @@ class Column(Key[T]):
 
 
 class Datum(Key[T]):
-    """A value per request. `default` is what consumers see when the producer failed open, or had nothing to say.
+    """Names a value that each request has. `request[DATUM]` reads and writes it.
 
-    It is shared over the request's profiles unless `per_profile`: then each profile reads and writes its own.
+    Readers get `default` if the value was not set: the producer failed open, set nothing, or is not configured (`optional`).
+    All profiles of the request share the value, unless `per_profile` is set: then each profile reads and writes its own value.
     """
 
     __slots__ = ("default", "per_profile")
@@ -59,17 +65,19 @@ class Datum(Key[T]):
         self.per_profile = per_profile
 
 
-# What model servers report, by the names of the design; extractors produce them, plugins declare those that they read.
-WAITING = Column("waiting_requests", int)
-RUNNING = Column("running_requests", int)
-KV_USAGE = Column("kv_cache_usage", float)
-MAX_LORA = Column("max_lora", int, worst="low", absent=0.0)
-CACHE_BLOCK_SIZE = Column("cache_block_size", int, worst="low")
-CACHE_NUM_BLOCKS = Column("cache_num_blocks", int, worst="low")
+# Values that model servers report. Extractors write them. Plugins declare those that they read.
+# Units: requests, except that KV_USAGE is a ratio from 0 to 1, CACHE_BLOCK_SIZE is in tokens, CACHE_NUM_BLOCKS in blocks, MAX_LORA in
+# adapters.
+WAITING: Final = Column("waiting_requests", int)
+RUNNING: Final = Column("running_requests", int)
+KV_USAGE: Final = Column("kv_cache_usage", float)
+MAX_LORA: Final = Column("max_lora", int, worst="low", absent=0.0)
+CACHE_BLOCK_SIZE: Final = Column("cache_block_size", int, worst="low")
+CACHE_NUM_BLOCKS: Final = Column("cache_num_blocks", int, worst="low")
 ACTIVE_MODELS: Column[frozenset[str]] = Column("active_models", frozenset)
 WAITING_MODELS: Column[frozenset[str]] = Column("waiting_models", frozenset)
-# What the workers count themselves, at decision time, over all of them.
-INFLIGHT_REQUESTS = Column("inflight_requests", int)
-INFLIGHT_TOKENS = Column("inflight_tokens", int)
-SHOWN = (KV_USAGE, RUNNING, WAITING)  # scraped whatever plugins read: the metrics page has them
-COUNTED = frozenset((INFLIGHT_REQUESTS.name, INFLIGHT_TOKENS.name))
+# Load in flight, from the decision to the end of the response. Workers count it; a read at decision time sums over all of them.
+INFLIGHT_REQUESTS: Final = Column("inflight_requests", int)
+INFLIGHT_TOKENS: Final = Column("inflight_tokens", int)
+SHOWN: Final = (KV_USAGE, RUNNING, WAITING)  # always scraped, even if no plugin reads them: the metrics page shows them
+COUNTED: Final = frozenset((INFLIGHT_REQUESTS.name, INFLIGHT_TOKENS.name))

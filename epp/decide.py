@@ -1,43 +1,79 @@
 """Request -> decision: the hot path. Read top to bottom; each function is called by the one above it.
 
-Nothing here logs, measures or looks at a clock. A plugin that raises is a bug and fails this request with 500: there is no
-quiet fallback, except where FAIL-OPEN stands.
+    decide ─▶ admission ─▶ choose: screen ─▶ produce ─▶ admit ─▶ schedule: profiles (filter ─▶ score ─▶ pick) ─▶ before send
+
+Nothing here logs, measures or reads a clock. An exception of a plugin is a bug: the request fails with 500, and the exception is
+tagged with the plugin (`epp.errors.blame`). There is no silent fallback, except at the comments FAIL-OPEN.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Protocol
+from typing import Final, Protocol, TypeAlias
 
 import numpy as np
 
+from compiled.kernels import add_scaled
+from epp.admission import Admission
 from epp.candidates import Candidates, Scores
 from epp.decision import Decision, ProfileRun, Response
-from epp.errors import Cause, PluginFault, ProducerFailed, Refused
-from epp.pipeline import Pipeline
-from epp.plugin import DataProducer, Profile
+from epp.errors import Cause, PluginFault, ProducerFailed, Refused, blame
+from epp.pipeline import Pipeline, ProduceCall
+from epp.plugin import Plugin, Profile, ScorerCall
 from epp.request import Request, Subset
 
-PROFILE_ROUNDS_MAX = 16
+PROFILE_ROUNDS_MAX: Final = 16
+ScorerFailed: TypeAlias = Callable[[Exception], None]
 
 
-class Pool(Protocol):
-    """The endpoints of this moment."""
+class Lease(Protocol):
+    """Holds the pipeline that one stream uses, from the request's body to the end of the response."""
+
+    @property
+    def pipeline(self) -> Pipeline: ...
+    def renew(self) -> None:
+        """Switches to the current pipeline, because a plugin may have been left out while the request waited."""
+
+
+class EndpointPool(Protocol):
+    """Gives the current endpoints and their load, and counts failures of plugins."""
 
     def candidates(self, subset: Subset | None) -> Candidates:
-        """One view of table and load for one decision, cut to the gateway's subset."""
+        """Returns one consistent view of endpoints and load for one decision, restricted to the gateway's subset (None: no restriction)."""
 
     def reloaded(self, candidates: Candidates) -> Candidates:
-        """The same candidates with the load that is in flight now."""
+        """Returns the same candidates with the load in flight at this moment."""
 
-    def producer_failed(self, producer: DataProducer, failure: ProducerFailed) -> None:
-        """Counts a producer that failed open."""
+    def producer_failed(self, producer: Plugin, failure: ProducerFailed) -> None:
+        """Counts one failure of a data producer. The request goes on without its data."""
+
+    def scorer_failed(self, problem: Exception) -> None:
+        """Counts one failure of a scorer. The request is routed without it. The exception is tagged with the scorer."""
 
     def shadow_failed(self, profile: Profile, problem: Exception) -> None:
-        """Counts a shadow profile whose run raised."""
+        """Counts a failed run of a shadow profile."""
 
 
-async def decide(pipeline: Pipeline, request: Request, pool: Pool) -> Decision:
-    """The targets of a parsed request, or `Refused`."""
+def reraised(problem: Exception) -> None:
+    """Raises the scorer's exception. The default for `failed`, where a run may end because no request depends on it."""
+    raise problem
+
+
+async def decide(lease: Lease, request: Request, pool: EndpointPool, admission: Admission) -> Decision:
+    """Waits for admission, then chooses the request's targets. The decision holds the request's ticket. Raises Refused."""
+    ticket = await admission.enter(request)
+    try:
+        if ticket.waited:
+            lease.renew()
+        decision = await choose(lease.pipeline, request, pool)
+    except BaseException:
+        ticket.done()
+        raise
+    decision.ticket = ticket
+    return decision
+
+
+async def choose(pipeline: Pipeline, request: Request, pool: EndpointPool) -> Decision:
+    """Chooses the targets of a parsed and admitted request. Raises Refused, or the exception of a plugin."""
     candidates = pool.candidates(request.subset)
     if not len(candidates):
         raise Refused(Cause.NO_CANDIDATES)
@@ -51,111 +87,173 @@ async def decide(pipeline: Pipeline, request: Request, pool: Pool) -> Decision:
                 waited = True
                 await waiting
         except ProducerFailed as failure:
-            pool.producer_failed(pipeline.producer(produce), failure)  # FAIL-OPEN: consumers see the datum's default
-        except TimeoutError as late:  # what it waited for took too long: FAIL-OPEN too
-            pool.producer_failed(pipeline.producer(produce), ProducerFailed(str(late)))
+            failed_open(pipeline, produce, failure, pool)
+        except TimeoutError as timeout:
+            failed_open(pipeline, produce, ProducerFailed(str(timeout)), pool)
+        except Exception as problem:
+            blame(problem, pipeline.owner(produce))
+            raise
     if waited:
         candidates = pool.reloaded(candidates)
     for admit in pipeline.admitters:
-        admit(request, candidates)
-    decision = schedule(pipeline, request, candidates)
+        try:
+            admit(request, candidates)
+        except Exception as problem:
+            blame(problem, pipeline.owner(admit))
+            raise
+    decision = schedule(pipeline, request, candidates, pool.scorer_failed)
     if pipeline.shadows:
         decision.shadows = run_shadows(pipeline, request, candidates, pool)
-    try:
-        for before_send in pipeline.pre_request:
+    for before_send in pipeline.pre_request:
+        try:
             before_send(request, decision)
-    except Exception:
-        never_sent(pipeline, request, decision, pipeline.pre_request.index(before_send))
-        raise
+        except Exception as problem:
+            blame(problem, pipeline.owner(before_send))
+            complete_unsent(pipeline, request, decision, pipeline.pre_request.index(before_send))
+            raise
     return decision
 
 
-def never_sent(pipeline: Pipeline, request: Request, decision: Decision, failed: int) -> None:
-    """The call at `failed` of those before a request is sent has raised: what it and those before it have noted is taken back."""
-    for complete in pipeline.taking_back(failed):
-        with suppress(Exception):  # the first failure is the one that counts
+def screened(pipeline: Pipeline, request: Request, candidates: Candidates) -> Candidates:
+    """Returns the candidates that all screeners keep. Each screener sees all candidates. Raises Refused if none remains."""
+    masks = []
+    for screen in pipeline.screeners:
+        try:
+            masks.append(screen(request, candidates))
+        except Exception as problem:
+            blame(problem, pipeline.owner(screen))
+            raise
+    remaining = candidates.keep(np.logical_and.reduce(masks))
+    if not len(remaining):
+        raise Refused(Cause.SCREENED_OUT)
+    return remaining
+
+
+def failed_open(pipeline: Pipeline, produce: ProduceCall, failure: ProducerFailed, pool: EndpointPool) -> None:
+    """FAIL-OPEN: plugins that read the failed producer's data get the defaults of these data. Counts the failure."""
+    producer = pipeline.owner(produce)
+    if producer is not None:
+        pool.producer_failed(producer, failure)
+
+
+def complete_unsent(pipeline: Pipeline, request: Request, decision: Decision, failed: int) -> None:
+    """Ends a request that is not sent because the call at `failed` of `pre_request` raised.
+
+    The calls before that one and that one itself may have recorded the request. ResponseComplete lets their plugins undo this.
+    """
+    for complete in pipeline.completing_unsent(failed):
+        with suppress(Exception):  # the caller raises the exception of `pre_request`, not one that is raised here
             complete(request, decision, Response())
 
 
-def screened(pipeline: Pipeline, request: Request, candidates: Candidates) -> Candidates:
-    """Who passes all screeners; each sees everybody."""
-    masks = [screen(request, candidates) for screen in pipeline.screeners]
-    left = candidates.keep(np.logical_and.reduce(masks))
-    if not len(left):
-        raise Refused(Cause.SCREENED_OUT)
-    return left
-
-
-def schedule(pipeline: Pipeline, request: Request, candidates: Candidates) -> Decision:
-    """Runs the profiles that the handler asks for, until it asks for none."""
+def schedule(pipeline: Pipeline, request: Request, candidates: Candidates, failed: ScorerFailed = reraised) -> Decision:
+    """Runs the profiles that the handler picks, round by round, until it picks none. Raises Refused."""
     runs: dict[str, ProfileRun | None] = {}
     request.considered, request.runs = candidates, runs
-    for _ in range(PROFILE_ROUNDS_MAX):  # a handler that never stops is a bug, not a hang
-        profiles = pipeline.pick_profiles(request, pipeline.profiles, runs)
-        if not profiles:
-            return pipeline.result(request, runs)
+    handler = pipeline.recipe.handler
+    for _ in range(PROFILE_ROUNDS_MAX):  # bounded: a handler that never stops must not hang the worker
+        try:
+            profiles = pipeline.pick_profiles(request, pipeline.profiles, runs)
+            if not profiles:
+                return pipeline.result(request, runs)
+        except Exception as problem:
+            blame(problem, handler)
+            raise
         for profile in profiles:
-            runs[profile.name] = run(profile, request, candidates)
-    handler = pipeline.recipe.handler.name
-    raise PluginFault(f"profile handler '{handler}' has no result after {PROFILE_ROUNDS_MAX} rounds")
+            runs[profile.name] = run(profile, request, candidates, failed)
+    raise PluginFault(
+        f"profile handler '{handler.name}' still picks profiles after {PROFILE_ROUNDS_MAX} rounds; return none to end them"
+    )
 
 
-def run(profile: Profile, request: Request, candidates: Candidates) -> ProfileRun | None:
-    """Filter, score, pick. None: the filters left nobody."""
+def run(
+    profile: Profile, request: Request, candidates: Candidates, failed: ScorerFailed = reraised
+) -> ProfileRun | None:
+    """Runs one profile: filter, score, pick. Returns None if the filters leave no candidate. `failed`: counts a scorer that raised."""
     request.profile = profile.name
-    passed = []
-    for keep in profile.filters:
-        candidates = candidates.keep(keep(request, candidates, profile))
-        passed.append(candidates)
-        if not len(candidates):
-            request.emptied = {**request.emptied, profile.name: passed}
-            return None
-    candidates = candidates.without_down()
-    totals = static_totals(profile, request, candidates)
-    said = []
-    for score, weight in profile.scorers:
-        scores = score(request, candidates, profile)
-        said.append(scores)
-        if scores is not None:
-            totals += scores if weight == 1.0 else weight * scores
-    picked = profile.pick(request, candidates, totals, profile)
-    check_picked(profile, picked, len(candidates))
-    return ProfileRun(candidates, totals, picked, passed, said)
+    running: object = None  # the plugin that is being called; an exception is blamed on it
+    try:
+        passed = []
+        for keep in profile.filters:
+            running = keep
+            candidates = candidates.keep(keep(request, candidates, profile))
+            passed.append(candidates)
+            if not len(candidates):
+                request.emptied = {**request.emptied, profile.name: passed}
+                return None
+        candidates = candidates.without_down()
+        totals = static_totals(profile, request, candidates, failed)
+        raw_scores = []
+        for score, weight in profile.scorers:
+            try:
+                scores = score(request, candidates, profile)
+            except Exception as problem:
+                without(profile, request, score, problem, failed)
+                scores = None
+            raw_scores.append(scores)
+            if scores is not None:
+                add_scaled(totals, scores, weight)
+        running = profile.pick
+        picked = profile.pick(request, candidates, totals, profile)
+        check_picked(profile, picked, len(candidates))
+    except Exception as problem:
+        blame(problem, profile.owners.get(id(running)))
+        raise
+    return ProfileRun(candidates, totals, picked, passed, raw_scores)
 
 
-def static_totals(profile: Profile, request: Request, candidates: Candidates) -> Scores:
-    """What the profile's static scorers say, to be added to; kept with the snapshot while nobody was filtered out."""
+def without(profile: Profile, request: Request, score: ScorerCall, problem: Exception, failed: ScorerFailed) -> None:
+    """FAIL-OPEN: a scorer that raises gives no scores for this request. Tells `failed`. Refused is raised on, because it is an answer."""
+    scorer = profile.owners.get(id(score))
+    blame(problem, scorer)
+    if isinstance(problem, Refused):
+        raise problem
+    failed(problem)
+    if scorer is not None:
+        request.unscored = (*request.unscored, scorer.name)
+
+
+def static_totals(profile: Profile, request: Request, candidates: Candidates, failed: ScorerFailed) -> Scores:
+    """Returns the weighted sum of the profile's static scorers, as a new array to which the caller may add.
+
+
+    The snapshot caches the sum for all endpoints. The cache applies only if no filter has dropped a candidate, and no scorer failed.
+    """
     kept = candidates.snapshot.totals if candidates.rows is None else None
     if kept is not None and (totals := kept.get(profile.name)) is not None:
         return totals.copy()
     totals = candidates.zeros()
     for score, weight in profile.static_scorers:
-        scores = score(request, candidates, profile)
+        try:
+            scores = score(request, candidates, profile)
+        except Exception as problem:
+            without(profile, request, score, problem, failed)
+            scores, kept = None, None
         if scores is not None:
-            totals += weight * scores
+            add_scaled(totals, scores, weight)
     if kept is not None:
         kept[profile.name] = totals.copy()
     return totals
 
 
 def run_shadows(
-    pipeline: Pipeline, request: Request, candidates: Candidates, pool: Pool
+    pipeline: Pipeline, request: Request, candidates: Candidates, pool: EndpointPool
 ) -> Mapping[str, ProfileRun | None]:
-    """What the shadow profiles would have done: seen by explanations alone, and a failure costs the request nothing."""
+    """Runs the shadow profiles, for explanations and statistics. Their failures do not affect the request."""
     runs: dict[str, ProfileRun | None] = {}
     for profile in pipeline.shadows:
         try:
             runs[profile.name] = run(profile, request, candidates)
-        except Exception as problem:  # FAIL-OPEN: nobody waits for a shadow
+        except Exception as problem:  # FAIL-OPEN: no request depends on a shadow
             pool.shadow_failed(profile, problem)
     return runs
 
 
 def check_picked(profile: Profile, picked: Sequence[int], size: int) -> None:
-    """At least one, only candidates of this run, none twice."""
+    """Raises PluginFault unless the picker returned at least one index, each inside the candidates, none twice."""
     if len(picked) == 1 and 0 <= picked[0] < size:
         return
     if not picked or len(set(picked)) != len(picked) or min(picked) < 0 or max(picked) >= size:
         raise PluginFault(
-            f"picker '{profile.picker.name}' returned {list(picked)} for {size} candidates; return each index at most once, at least one"
+            f"picker '{profile.picker.name}' returned {list(picked)} for {size} candidates; return at least one index, each at most once"
         )

@@ -1,19 +1,21 @@
-"""What a decision is: the targets, how each profile came to its own, and headers for the model server.
+"""Decision and Response: the result of scheduling a request, and the model server's response to it.
 
-A decision keeps what it was made of (references, no copies), so that it can be explained as long as somebody holds it.
+A decision keeps references to what it was made from (no copies), so it can be explained as long as it exists.
 """
 
 from collections.abc import Mapping, Sequence
+from typing import Final, Protocol
 
 from epp.candidates import Candidates, Endpoint, Scores
 
 
 class ProfileRun:
-    """One run of one profile.
+    """Holds the result of one run of one profile.
 
-    `candidates`: who was left to pick from, `totals` their weighted sums, `picked` indices into them, best first. `passed` is
-    who was left after each filter; `scores` what each of the profile's scorers said (None: 0 for everyone), in their order,
-    without the static ones.
+    `candidates`: the endpoints that the picker chose from. `totals`: their weighted sums of scores, float64 of shape (candidates,).
+    `picked`: indices into `candidates`, best first, at least one.
+    `passed`: the candidates after each filter, in order. `scores`: the unweighted scores of each scorer, in order, static scorers
+    excluded; None stands for 0 for all.
     """
 
     __slots__ = ("candidates", "passed", "picked", "scores", "totals")
@@ -34,24 +36,48 @@ class ProfileRun:
 
     @property
     def targets(self) -> list[Endpoint]:
-        """Picked endpoints, best first."""
+        """Returns the picked endpoints, best first."""
         return [self.candidates.endpoint(index) for index in self.picked]
 
     @property
     def row(self) -> int:
-        """Where the first pick stands in the snapshot: the index of its values in whatever was made for all endpoints."""
+        """Returns the row of the first picked endpoint in the snapshot: its index in arrays of the shape (endpoints,)."""
         picked, rows = self.picked[0], self.candidates.rows
         return picked if rows is None else int(rows[picked])
 
 
-class Decision:
-    """Where the request goes: `targets` in order of preference; `headers` go to the model server with it.
+class Ticket(Protocol):
+    """Stands for what an admitted request holds of flow control (`epp.admission`). The holder calls it as the request proceeds.
 
-    `runs` has every profile that ran (None: its filters left nobody), `primary` names the one whose targets these are, `prefill`
-    the one whose target computes the prompt for it, if such a profile ran. `removed_headers` do not reach the model server.
+    `done` is called exactly once. `placed` is called at most once, before `done`.
     """
 
-    __slots__ = ("headers", "prefill", "primary", "removed_headers", "runs", "shadows", "targets")
+    @property
+    def waited(self) -> bool:
+        """Returns whether the request had to wait. Then load and plugins may have changed since it arrived."""
+
+    def placed(self) -> None:
+        """Called when the request is counted as in flight at its endpoint."""
+
+    def freed(self) -> None:
+        """Called when one of several endpoints that serve the request has done its part."""
+
+    def done(self) -> None:
+        """Called when the request has ended, with or without an endpoint."""
+
+
+class Decision:
+    """Says where a request goes. A ProfileHandler makes it; PreRequest plugins may add to `headers`; later extension points only read it.
+
+    `targets`: endpoints in order of preference, at least one. The gateway sends the request to the first one.
+    `runs`: profile name -> its run, for every profile that ran; None: its filters left no candidate.
+    `primary`: the profile that chose `targets`. `prefill`: the profile that chose the prefill server, if it ran.
+    `headers`: name -> value, added to the request to the model server. Names are tokens, values one line of Latin-1 text.
+    `removed_headers`: names of headers that are removed from that request.
+    `shadows`: the runs of shadow profiles. `ticket`: see `Ticket`; None: the request was decided without admission.
+    """
+
+    __slots__ = ("headers", "prefill", "primary", "removed_headers", "runs", "shadows", "targets", "ticket")
 
     def __init__(self, targets: Sequence[Endpoint], runs: Mapping[str, ProfileRun | None], primary: str) -> None:
         self.targets = tuple(targets)
@@ -61,19 +87,24 @@ class Decision:
         self.headers: dict[str, str] = {}
         self.removed_headers: tuple[str, ...] = ()
         self.shadows: Mapping[str, ProfileRun | None] = NO_SHADOWS
+        self.ticket: Ticket | None = None
 
 
-SERVED = "x-gateway-destination-endpoint-served"  # in the gateway's metadata
-PREFILL = "prefill"  # what the field calls the profile, unless a profile handler says otherwise
+SERVED: Final = "x-gateway-destination-endpoint-served"  # key in the gateway's metadata
+PREFILL: Final = "prefill"  # the usual name of the prefill profile; a profile handler may set another
 NO_SHADOWS: Mapping[str, ProfileRun | None] = {}
 
 
 class Response:
-    """The model server's answer, as far as it has come. Status 0: none came.
+    """Holds the model server's response, as far as it has arrived. The response points of `epp.plugin` get it.
 
-    Plugins read it. `headers` has names in lower case. ResponseReceived plugins may put headers for the client into
-    `set_headers`; ResponseComplete plugins may put dynamic metadata (namespace -> key -> value) into `metadata`, which goes to
-    the gateway with the last piece of the body. `gateway` is what the gateway says of its balancing, key -> value; None: nothing.
+    `status`: the HTTP status; 0: no response headers arrived. `headers`: names are in lower case.
+    `streaming`: whether the response is streamed. `usage`: token usage, set before ResponseComplete; None: not reported.
+    `whole`: whether the response came to its end; False at ResponseComplete: it was cut short.
+    `gateway`: what the gateway reports of its load balancing, key -> value; None: nothing.
+
+    Plugins may write two fields. `set_headers` (ResponseReceived): headers for the client, name -> value. `metadata`
+    (ResponseComplete): dynamic metadata, namespace -> key -> value, sent to the gateway with the last piece of the body.
     """
 
     __slots__ = ("gateway", "headers", "metadata", "set_headers", "status", "streaming", "usage", "whole")
@@ -84,19 +115,19 @@ class Response:
         self.streaming = streaming
         self.gateway: Mapping[str, object] | None = None
         self.usage: Usage | None = None
-        self.whole = False  # it has come to its end; False at ResponseComplete: something cut it short
+        self.whole = False
         self.set_headers: dict[str, str] = {}
         self.metadata: dict[str, dict[str, object]] = {}
 
     @property
     def served(self) -> str:
-        """Who served the request, `ip:port`, where the gateway says so; empty: it does not."""
-        said = self.gateway.get(SERVED) if self.gateway is not None else None
-        return said if isinstance(said, str) else ""
+        """Returns the endpoint that served the request, `ip:port`, as the gateway reports it; empty: not reported."""
+        address = self.gateway.get(SERVED) if self.gateway is not None else None
+        return address if isinstance(address, str) else ""
 
 
 class Usage:
-    """Tokens as the model server reports them; None where it does not."""
+    """Holds the token counts that the model server reports: prompt, completion, and cached prompt tokens. None: not reported."""
 
     __slots__ = ("cached", "completion", "prompt")
 

@@ -1,20 +1,23 @@
-"""Every refusal as a typed cause.
+"""The exceptions of the domain core, and the causes for which a request is refused.
 
-Three kinds of failure, three treatments: the caller's (`Refused`, answered with a status), the peer's (`ProtocolViolation`,
-closes the stream) and ours (any other exception: 500 for this stream, counted). What status and text a cause gets stands in
-`epp/protocol/refusals.py` and nowhere else.
+failure of     exception              effect
+the client     Refused                an error answer; `epp/protocol/refusals.py` maps the cause to status and text
+the gateway    ProtocolViolation      closes the stream
+the picker     any other exception    500 for this request, counted
 """
 
 import enum
 
 
 class Cause(enum.Enum):
-    """Why a request is refused; the value is for logs and metrics."""
+    """Names why a request is refused. The value appears in logs and metrics."""
 
     NO_PARSER = "no-parser"
     INVALID_BODY = "invalid-body"
     MODEL_MISSING = "model-missing"
     BODY_TOO_LARGE = "body-too-large"
+    BODY_MODE = "body-mode"
+    BODY_CUT_OFF = "body-cut-off"
     BODY_STALLED = "body-stalled"
     BODIES_HELD = "bodies-held"
     NO_CANDIDATES = "no-candidates"
@@ -37,9 +40,10 @@ class Cause(enum.Enum):
 
 
 class Refused(Exception):
-    """The request gets an error answer instead of an endpoint. `detail` completes the cause's text.
+    """Makes the client get an error answer instead of an endpoint's response. Plugins may raise it up to PreRequest.
 
-    `retry_after_s` is told to the client as whole seconds; 0: nothing is known of when it would fare better.
+    `cause` determines status and text, `detail` completes the text. `retry_after_s`: whole seconds for the header `retry-after`;
+    0: no such header.
     """
 
     def __init__(self, cause: Cause, detail: str = "", retry_after_s: int = 0) -> None:
@@ -50,12 +54,29 @@ class Refused(Exception):
 
 
 class ProtocolViolation(Exception):
-    """The peer sent what the protocol does not allow in this state; the stream is closed with a gRPC status."""
+    """Says that the peer sent a message that the protocol does not allow in this state. The stream is closed with a gRPC status."""
 
 
 class ProducerFailed(Exception):
-    """A data producer could not do its work; scoring goes on with the data's default."""
+    """Says that a data producer could not do its work. The request goes on, and readers of its data get the datum's default."""
 
 
 class PluginFault(Exception):
-    """A plugin broke its contract; the message names the plugin and the rule."""
+    """Says that a plugin broke its contract. The message names the plugin and the rule."""
+
+
+_PLUGIN = "epp_plugin"
+
+
+def blame(problem: BaseException, plugin: object | None) -> None:
+    """Tags an exception with the plugin that raised it.
+
+    Code that calls a plugin must call this. If there is a tag already, that one stays.
+    """
+    if plugin is not None and not hasattr(problem, _PLUGIN):
+        setattr(problem, _PLUGIN, plugin)
+
+
+def blamed(problem: BaseException) -> object | None:
+    """Returns the plugin with which `blame` tagged this exception. None: no plugin raised it."""
+    return getattr(problem, _PLUGIN, None)

@@ -1,11 +1,11 @@
-"""Why an endpoint was chosen: a decision in plain values, for people, logs and tools.
+"""Explains a decision: why an endpoint was chosen, in plain values for people, logs and tools.
 
-A decision keeps references to what it was made of (`epp.decision`), so nothing is computed until somebody asks; `explain` then
-turns it into an `Explanation`. No prompt text is in it: of the request it has names and sizes only. The same code explains a
-live decision, a shadow profile's and one made offline.
+A decision keeps references to what it was made from (`epp.decision`), so an explanation costs nothing until `explain` is called. An
+`Explanation` contains no prompt text, only names and sizes. The same code explains live decisions, shadow profiles and decisions
+made offline.
 
-Bounds: at most CANDIDATES_MAX candidates per profile are shown, the best ones, and NAMES_MAX names of those that a filter
-dropped; the others are counted.
+Bounds: an explanation shows the best CANDIDATES_MAX candidates per profile, and the names of NAMES_MAX candidates that a filter
+dropped. It counts the rest.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -26,11 +26,12 @@ from epp.request import Request
 
 CANDIDATES_MAX = 32
 NAMES_MAX = 16
-NOT_DOWN = "(not down)"  # what the runtime itself filters
+OF_OTHERS = "inflight_requests_of_other_replicas"  # a part of inflight_requests
+NOT_DOWN = "(not down or ejected)"  # shown as the name of the runtime's own filter
 
 
 class Filtered(msgspec.Struct, frozen=True):
-    """One filter: how many it left, how many it dropped, and the first of them by name."""
+    """Describes what one filter did: how many candidates it kept and dropped, and the names of the first ones that it dropped."""
 
     filter: str
     kept: int
@@ -39,7 +40,7 @@ class Filtered(msgspec.Struct, frozen=True):
 
 
 class Scored(msgspec.Struct, frozen=True):
-    """What one scorer said of one candidate: `raw` in [0, 1], times its weight."""
+    """Holds the score that one scorer gave one candidate: `raw` in [0, 1], and `weighted` = raw * weight."""
 
     scorer: str
     raw: float
@@ -48,9 +49,11 @@ class Scored(msgspec.Struct, frozen=True):
 
 
 class Candidate(msgspec.Struct, frozen=True):
-    """One endpoint as a profile saw it. `values` are the columns that the configuration's plugins read, stale ones settled.
+    """Describes one endpoint as a profile saw it. `values`: the columns that configured plugins read, settled (`epp.candidates`).
 
-    `predicted_tokens`: how many tokens of the prompt a prefix producer took for cached there; None: nobody said.
+    `state`: fresh, stale, unknown, down or ejected. `predicted_tokens`: how many prompt tokens a prefix producer predicted to be
+    cached on the endpoint; None: no prediction.
+    `prefix_cache`: `precise`, or `approximate: ` and the reason; empty without a precise prefix producer.
     """
 
     endpoint: str
@@ -61,11 +64,16 @@ class Candidate(msgspec.Struct, frozen=True):
     scores: list[Scored]
     values: dict[str, float]
     predicted_tokens: int | None = None
+    prefix_cache: str = ""
 
 
 class Profiled(msgspec.Struct, frozen=True):
-    """One profile run. `candidates`, best first; `more` were left out. `margin` is the total of the picked endpoint less that
-    of the best other one, `tied` how many had the picked one's total (the picker chose among them)."""
+    """Describes one run of a profile.
+
+    `considered`: how many candidates it started from. `candidates`: picked ones first, then best first; `more`: how many are not shown.
+    `tied`: how many candidates have the total of the first picked one (the picker chose among them). `runner_up`: the best other
+    candidate. `margin`: the total of the first picked candidate minus that of the runner-up; None: there is no other.
+    """
 
     profile: str
     shadow: bool
@@ -81,8 +89,11 @@ class Profiled(msgspec.Struct, frozen=True):
 
 
 class Cached(msgspec.Struct, frozen=True):
-    """Prompt tokens in the prefix cache of the first target: `predicted` for the decision, `reported` of its `prompt` tokens by the
-    model server when it had answered; None: not yet, or it did not say. With `prompt` known, `predicted` is in the server's tokens."""
+    """Compares how many prompt tokens the prefix cache of the first target was predicted to hold with what the server reported.
+
+    `predicted`: by the picker, when it decided. `reported`: by the model server, of its `prompt` tokens; None: no report (yet).
+    If `prompt` is known, `predicted` is converted to the server's tokens.
+    """
 
     predicted: int
     reported: int | None = None
@@ -90,7 +101,11 @@ class Cached(msgspec.Struct, frozen=True):
 
 
 class Explanation(msgspec.Struct, frozen=True, kw_only=True):
-    """One decision. `ago_s`: how long ago it was made, when it was explained. `left_out`: plugins that had failed too often."""
+    """Explains one decision. `ago_s`: its age in seconds at that moment. `left_out`: plugins that failed too often and were left out.
+
+    `refused`: why the request got no endpoint; a cause `internal` is a fault, for which the client gets 500. `unscored`: scorers that
+    raised in this request.
+    """
 
     request_id: str
     model: str
@@ -107,6 +122,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     refused: str = ""
     cached: Cached | None = None
     left_out: list[str] = []
+    unscored: list[str] = []
 
 
 def explain(
@@ -119,10 +135,10 @@ def explain(
     worker: int = 0,
     left_out: Sequence[str] = (),
 ) -> Explanation:
-    """The decision that this pipeline took on this request, or how it came to refuse it."""
+    """Explains how `pipeline` decided `request`, or why it refused it (`decision` is then None)."""
     wired = {profile.name: profile for profile in pipeline.recipe.profiles}
     start = request.considered
-    match = _match(pipeline, request)
+    match = _prefix_match(pipeline, request)
     shadows = decision.shadows if decision is not None else {}
     profiles = [
         _profiled(pipeline, request, wired[name], start, run, match)
@@ -145,10 +161,11 @@ def explain(
         refused=str(refused) if refused is not None else "",
         cached=_cached(request, decision, match) if decision is not None and match is not None else None,
         left_out=list(left_out),
+        unscored=list(request.unscored),
     )
 
 
-def _match(pipeline: Pipeline, request: Request) -> PrefixMatch | None:
+def _prefix_match(pipeline: Pipeline, request: Request) -> PrefixMatch | None:
     recipe = pipeline.recipe
     key = compared_match(recipe.producers, recipe.of(Scorer))
     return None if key is None else request[key]
@@ -180,7 +197,7 @@ def _profiled(
     order = np.argsort(-run.totals, kind="stable").tolist()
     first = run.picked[0]
     shown = [*run.picked, *(i for i in order if i not in run.picked)][:CANDIDATES_MAX]
-    others = [i for i in order if i != first]
+    rivals = [i for i in order if i != first]
     names = [endpoint.name for endpoint in run.candidates.endpoints]
     return Profiled(
         profile=wired.name,
@@ -192,26 +209,30 @@ def _profiled(
         more=len(order) - len(shown),
         picked=[names[i] for i in run.picked],
         tied=totals.count(totals[first]),
-        runner_up=names[others[0]] if others else "",
-        margin=_rounded(totals[first] - totals[others[0]]) if others else None,
+        runner_up=names[rivals[0]] if rivals else "",
+        margin=_rounded(totals[first] - totals[rivals[0]]) if rivals else None,
     )
 
 
 def _filtered(
     wired: WiredProfile, start: Candidates | None, passed: Sequence[Candidates], scored: Candidates | None = None
 ) -> list[Filtered]:
-    """What each filter left; `scored`, those whom the scorers saw: without the ones that are down, unless all are."""
+    """Returns one entry per filter, in order: what it kept and what it dropped.
+
+    `scored`: the candidates that were scored. If these are fewer than the filters kept, the runtime dropped those that are down.
+    """
     filters = [member.name for member, _ in wired.members if isinstance(member, Filter)]
     if scored is not None and len(scored) < len(passed[-1] if passed else start or ()):
         filters, passed = [*filters, NOT_DOWN], [*passed, scored]
-    found = []
+    steps = []
     before = start
-    for name, left in zip(filters, passed, strict=False):  # a filter that left nobody was the last to run
-        kept = {id(endpoint) for endpoint in left.endpoints}
+    # Zip stops early, because no filter runs after one that keeps no candidate.
+    for name, remaining in zip(filters, passed, strict=False):
+        kept = {id(endpoint) for endpoint in remaining.endpoints}
         dropped = [e.name for e in before.endpoints if id(e) not in kept] if before is not None else []
-        found.append(Filtered(name, len(left), len(dropped), dropped[:NAMES_MAX]))
-        before = left
-    return found
+        steps.append(Filtered(name, len(remaining), len(dropped), dropped[:NAMES_MAX]))
+        before = remaining
+    return steps
 
 
 def _candidates(
@@ -222,18 +243,19 @@ def _candidates(
     shown: Sequence[int],
     match: PrefixMatch | None,
 ) -> list[Candidate]:
-    said = _said(request, wired, run)
-    columns = _columns(pipeline, run.candidates)
+    scorers = _scorers(request, wired, run)
+    columns = {**_columns(pipeline, run.candidates), **_of_others(run.candidates)}
     states = _states(run.candidates)
-    held = None if match is None else _held(run.candidates, match)
-    found = []
+    known_by = _known_by(run.candidates, match)
+    predicted = None if match is None else _predicted_tokens(run.candidates, match)
+    rows = []
     for index in shown:
         endpoint = run.candidates.endpoint(index)
         scores = [
             Scored(name, _rounded(float(values[index])), weight, _rounded(float(values[index]) * weight))
-            for name, weight, values in said
+            for name, weight, values in scorers
         ]
-        found.append(
+        rows.append(
             Candidate(
                 endpoint=endpoint.name,
                 address=endpoint.address,
@@ -242,26 +264,38 @@ def _candidates(
                 total=_rounded(float(run.totals[index])),
                 scores=scores,
                 values={name: _rounded(float(values[index])) for name, values in columns.items()},
-                predicted_tokens=None if held is None else int(held[index]),
+                predicted_tokens=None if predicted is None else int(predicted[index]),
+                prefix_cache=known_by[index],
             )
         )
-    return found
+    return rows
 
 
-def _said(request: Request, wired: WiredProfile, run: ProfileRun) -> list[tuple[str, float, Floats]]:
-    """(scorer, weight, its scores), in the profile's order. Static scorers say the same again: they read scraped values only."""
+def _scorers(request: Request, wired: WiredProfile, run: ProfileRun) -> list[tuple[str, float, Floats]]:
+    """Returns (scorer, weight, its scores) for each scorer, in the profile's order; zeros for a scorer that raised.
+
+    Calls static scorers again: they read scraped values only.
+    """
     kept = iter(run.scores)
-    found = []
+    scorers = []
     for member, weight in wired.members:
         if not isinstance(member, Scorer):
             continue
-        if member.static:
+        if member.static and member.name in request.unscored:
+            values = None
+        elif member.static:
             score: Callable[..., Floats | None] = instrument.scorer(member)
             values = score(request, run.candidates, None)
         else:
             values = next(kept)
-        found.append((member.name, weight, run.candidates.zeros() if values is None else values))
-    return found
+        scorers.append((member.name, weight, run.candidates.zeros() if values is None else values))
+    return scorers
+
+
+def _of_others(candidates: Candidates) -> Mapping[str, Floats]:
+    """Returns the part of the requests in flight that came from other replicas, as a column; none without a replica store."""
+    others = candidates.of_others
+    return {} if others is None else {OF_OTHERS: others}
 
 
 def _columns(pipeline: Pipeline, candidates: Candidates) -> Mapping[str, Floats]:
@@ -270,16 +304,33 @@ def _columns(pipeline: Pipeline, candidates: Candidates) -> Mapping[str, Floats]
     return {name: candidates[column] for name, column in names.items()}
 
 
-def _held(candidates: Candidates, match: PrefixMatch) -> Floats:
-    """Tokens in the cache of each candidate."""
-    return candidates.zeros() if match.blocks is None else candidates.narrow(match.blocks) * match.block_tokens
+def _predicted_tokens(candidates: Candidates, match: PrefixMatch) -> Floats:
+    """Returns how many prompt tokens each candidate is predicted to have cached."""
+    return candidates.zeros() if match.cached is None else candidates.narrow(match.cached) * match.block_tokens
+
+
+def _known_by(candidates: Candidates, match: PrefixMatch | None) -> list[str]:
+    """Says for each candidate how its cache is known: `precise`, or why only approximately; "" without a precise producer."""
+    rows = range(len(candidates.snapshot.endpoints)) if candidates.rows is None else candidates.rows.tolist()
+    if match is None or not match.why:
+        return [""] * len(rows)
+    return [f"approximate: {match.why[row]}" if match.why[row] else "precise" for row in rows]
 
 
 def _states(candidates: Candidates) -> list[str]:
     snapshot = candidates.snapshot
     rows = range(len(snapshot.endpoints)) if candidates.rows is None else candidates.rows.tolist()
+    ejected = snapshot.ejected
     return [
-        "down" if snapshot.down[r] else "fresh" if snapshot.fresh[r] else "stale" if snapshot.known[r] else "unknown"
+        "ejected"
+        if ejected is not None and ejected[r]
+        else "down"
+        if snapshot.down[r]
+        else "fresh"
+        if snapshot.fresh[r]
+        else "stale"
+        if snapshot.known[r]
+        else "unknown"
         for r in rows
     ]
 

@@ -1,7 +1,7 @@
-"""What flow control's plugins see: flow keys, waiting items, flows and bands, all read-only.
+"""Shows flow control as its plugins see it: flow keys, waiting items, flows and bands, all read-only.
 
-A *flow* is what requests of one fairness id and one priority have in common; a *band* is all flows of one priority. A higher
-number is more important, below zero is sheddable. `rank` is the one order of bands: dispatch, displacement and eviction use it.
+A *flow* is all requests with one fairness id and one priority. A *band* is all flows of one priority. A higher priority is more
+important; a priority below 0 is sheddable. `rank` defines the order of bands for dispatch, displacement and eviction.
 """
 
 import enum
@@ -10,48 +10,48 @@ from typing import Any, NamedTuple, Protocol
 
 
 class FlowKey(NamedTuple):
-    """Whose request it is, and how important."""
+    """Identifies a flow: the fairness id (a tenant, a user) and the priority of its requests."""
 
     fairness_id: str
     priority: int
 
 
 def rank(priority: int) -> int:
-    """The order of bands: who has the smaller rank goes first, and gives way last."""
+    """Returns a sort key for bands: the band with the smallest rank is dispatched first, and displaced or evicted last."""
     return -priority
 
 
 def sheddable(priority: int) -> bool:
-    """Whether a request of this priority may be given up for others after it was sent."""
+    """Returns whether a request of this priority may be refused or evicted in favour of more important ones."""
     return priority < 0
 
 
 class Item(Protocol):
-    """What a caller hands to flow control; any object with these."""
+    """States what flow control needs of a request that a caller passes to it: any object with these attributes."""
 
     @property
     def flow(self) -> FlowKey: ...
     @property
     def bytes(self) -> int:
-        """Size of the request's body, as received."""
+        """Returns the size of the request's body, as received."""
 
     @property
     def ttl_s(self) -> float | None:
-        """The longest wait that the caller wishes for; None: no wish."""
+        """Returns the longest wait in seconds that the caller wants; None: no wish."""
 
 
 class Queued(Protocol):
-    """An item as queues and policies see it. `request` leads back to what the caller handed in."""
+    """States what queues and policies see of a waiting item. `request` is the `Item` that the caller passed in."""
 
     @property
     def flow(self) -> FlowKey: ...
     @property
     def arrival(self) -> float:
-        """When `enqueue_and_wait` was called, monotonic seconds."""
+        """Returns when the item arrived at flow control, in monotonic seconds."""
 
     @property
     def ttl_s(self) -> float:
-        """The wait that is granted; infinite: none is set."""
+        """Returns the longest wait in seconds that flow control grants; infinite: no limit."""
 
     @property
     def bytes(self) -> int: ...
@@ -60,32 +60,32 @@ class Queued(Protocol):
 
 
 def original(item: Queued) -> Any:
-    """The request that waits: what was handed in, or what that says its `request` is."""
-    handed = item.request
-    return getattr(handed, "request", handed)
+    """Returns the waiting request itself (usually an `epp.request.Request`): the attribute `request` of the passed item, or that item."""
+    passed = item.request
+    return getattr(passed, "request", passed)
 
 
 class HandleVoid(LookupError):
-    """A queue was asked to remove by a handle that is void, or another queue's."""
+    """Says that `Queue.remove` was called with a handle that is void or belongs to another queue."""
 
     def __init__(self, queue: str) -> None:
         super().__init__(
-            f"queue '{queue}': this handle is void or another queue's; a handle ends when its item leaves, by take, remove or void, "
-            "so forget it then, or call void, which is harmless"
+            f"queue '{queue}': this handle is void or of another queue; take, remove and void end an item's handle, "
+            "so drop it then, or call void, which accepts any handle"
         )
 
 
 class Capability(enum.Flag):
-    """What a queue can do, and what a policy needs of one."""
+    """Names what a queue can do, or what a policy needs of its queue."""
 
-    HEAD = enum.auto()  # the first item, in O(1)
-    TAIL = enum.auto()  # the last item, in O(1)
+    HEAD = enum.auto()  # gives the first item in O(1)
+    TAIL = enum.auto()  # gives the last item in O(1)
     PRIORITY_ORDER = enum.auto()  # items leave by the ordering policy's key, not by arrival
-    SCAN = enum.auto()  # all items, in any order
+    SCAN = enum.auto()  # gives all items, in any order
 
 
 class FlowView(Protocol):
-    """One flow of a band in this worker."""
+    """Shows one flow of a band in this worker."""
 
     @property
     def key(self) -> FlowKey: ...
@@ -93,19 +93,21 @@ class FlowView(Protocol):
     def bytes(self) -> int: ...
     @property
     def head(self) -> Queued | None:
-        """The item that leaves next."""
+        """Returns the item that leaves next; None: nothing waits."""
 
     @property
     def tail(self) -> Queued | None:
-        """The item that leaves last; only of queues with TAIL."""
+        """Returns the item that leaves last; None: nothing waits. Needs a queue with TAIL."""
 
-    def __len__(self) -> int: ...
+    def __len__(self) -> int:
+        """Returns the number of waiting items."""
+
     def scan(self) -> Iterable[Queued]:
-        """All items; only of queues with SCAN."""
+        """Returns all waiting items, in any order. Needs a queue with SCAN."""
 
 
 class BandView(Protocol):
-    """All flows of one priority in this worker that have something waiting."""
+    """Shows one band in this worker. `flows` are its flows with waiting items, `bytes` is the sum over these items."""
 
     @property
     def priority(self) -> int: ...
@@ -114,4 +116,4 @@ class BandView(Protocol):
     @property
     def flows(self) -> Collection[FlowView]: ...
     def __len__(self) -> int:
-        """Items that wait."""
+        """Returns the number of waiting items."""

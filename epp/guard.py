@@ -1,19 +1,23 @@
-"""Foreign plugins held to what they declare of a request's data; our own are held to it by the contract tests, and pay nothing.
+"""Guards a request's data: a foreign plugin can read and write only what it declares.
 
-A `Wrap` for `Pipeline.wrapped`. During a call `request.data` shows a foreign plugin what it declares: it reads `consumes`,
-`optional`, `produces` and `keeps`, and writes the latter two. Anything else is refused and counted: a read gives the datum's default,
-a write is dropped, and fails a data producer (which fails open). A producer that waits is held to it until its work is done.
-What a call returns, or puts into headers, is judged here too, while it is known whose it is (`epp.instrument`).
+`guard` is a `Wrap` for `Pipeline.wrapped`. During a call `request.data` is a `Scope`. The plugin may read the data that it declares in
+`consumes`, `optional`, `produces` and `keeps`, and write those in the latter two. Any other access is refused and counted: a read
+gives the datum's default, and a write is dropped. A data producer that writes undeclared data fails (it fails open). If a producer
+waits, its scope stays until its work is done. The same wrap checks results and headers (`epp.instrument`).
 
-What this does not do: watch columns of candidates (they are read-only, and there are only those that somebody declares), or a
-decider, which its profile handler calls.
+If a plugin reads a column of the candidates that it does not declare in `consumes`, that is an error of the plugin. If no plugin
+declares the column, its value would be 0 for every candidate.
+
+Shipped plugins are not wrapped and cost nothing: contract tests check them. Not guarded: deciders, which their profile handler calls.
 """
 
 from collections.abc import Callable, Generator, Iterable, Iterator, MutableMapping
 from typing import Any, Literal
 
-from epp.errors import PluginFault, ProducerFailed
-from epp.instrument import JUDGES, C, Point, Wrap
+from epp.candidates import Candidates, Mask
+from epp.data import Column
+from epp.errors import PluginFault, ProducerFailed, blame
+from epp.instrument import CLIPPED, RESULT_CHECKS, C, Point, Wrap
 from epp.metrics import Metric
 from epp.plugin import Plugin, Services, Waiting, foreign
 from epp.request import Request
@@ -21,23 +25,27 @@ from epp.request import Request
 VIOLATIONS = Metric(
     "plugin_data_scope_violations_total",
     "counter",
-    "Reads and writes of request data that a plugin does not declare; they were refused.",
+    "Refused reads and writes of request data that the plugin does not declare.",
     labels=("extension_point", "access"),
 )
 
 Access = Literal["read", "write"]
 Violated = Callable[[Point, Plugin, Access], None]
+Remark = Callable[[Plugin, str], None]
 Name = str | tuple[str, str]
 Data = MutableMapping[Name, Any]
+_WITH_CANDIDATES = frozenset(
+    (Point.SCREENER, Point.PRODUCER, Point.ADMITTER, Point.FILTER, Point.SCORER, Point.PICKER)
+)  # the arguments of their calls begin with (request, candidates)
 
 
 def declared(plugins: Iterable[Plugin]) -> tuple[Metric, ...]:
-    """The counter that is needed beside those that plugins declare themselves: none without a foreign plugin."""
+    """Returns the metrics that the guard needs: its counter if there is a foreign plugin, otherwise none."""
     return (VIOLATIONS,) if any(foreign(type(plugin)) for plugin in plugins) else ()
 
 
 def counted(services: Services) -> Violated:
-    """Counts what is refused, in a worker."""
+    """Returns a callback that counts refused accesses in this worker."""
 
     def violated(point: Point, plugin: Plugin, access: Access) -> None:
         services.count(plugin, VIOLATIONS).add(point.value, access)
@@ -46,7 +54,7 @@ def counted(services: Services) -> Violated:
 
 
 def within(inner: Wrap, outer: Wrap) -> Wrap:
-    """A wrap that puts `outer` around what `inner` makes of a call."""
+    """Returns a wrap that applies `inner` to a call, then `outer`."""
 
     def wrap(point: Point, plugin: Plugin, call: C, /) -> C:
         return outer(point, plugin, inner(point, plugin, call))
@@ -54,19 +62,28 @@ def within(inner: Wrap, outer: Wrap) -> Wrap:
     return wrap
 
 
-def guard(violated: Violated) -> Wrap:
-    """A wrap that tells `violated` of every access that is refused."""
+def guard(violated: Violated, remark: Remark = lambda _plugin, _text: None) -> Wrap:
+    """Returns a wrap for foreign plugins. It calls `violated` for each refused access, and `remark` once per plugin with odd results."""
 
     def wrap(point: Point, plugin: Plugin, call: C, /) -> C:
-        return _guarded(point, plugin, call, violated) if foreign(type(plugin)) else call  # type: ignore[return-value]
+        return _guarded(point, plugin, call, violated, remark) if foreign(type(plugin)) else call  # type: ignore[return-value]
 
     return wrap
 
 
-def _guarded(point: Point, instance: Plugin, call: Callable[..., Any], violated: Violated) -> Callable[..., Any]:
+def _guarded(
+    point: Point,
+    instance: Plugin,
+    call: Callable[..., Any],
+    violated: Violated,
+    remark: Remark = lambda _plugin, _text: None,
+) -> Callable[..., Any]:
     writable = frozenset(key.name for key in (*instance.produces, *instance.keeps))
     readable = writable | {key.name for key in (*instance.consumes, *instance.optional)}
-    judge = JUDGES.get(point)
+    columns = frozenset(key.name for key in instance.consumes if isinstance(key, Column))
+    check = RESULT_CHECKS.get(point)
+    with_candidates = point in _WITH_CANDIDATES
+    told = False
 
     def refused(name: str, access: Access) -> None:
         violated(point, instance, access)
@@ -74,26 +91,59 @@ def _guarded(point: Point, instance: Plugin, call: Callable[..., Any], violated:
             raise ProducerFailed(f"'{instance.name}' writes '{name}', which it does not declare")
 
     def guarded(request: Request, *more: Any) -> Any:
+        nonlocal told
         data = request.data
-        request.data = Scope(data, readable, writable, refused)  # type: ignore[assignment]
+        request.data = Scope(data, readable, writable, refused)
+        if with_candidates and more and isinstance(more[0], Candidates):
+            more = (_Declared(more[0], instance.name, columns), *more[1:])
         waits = False
         try:
             result = call(request, *more)
-            if judge is not None:
-                judge(instance, result, *more)
+            if check is not None:
+                check(instance, result, *more)
+            elif not told and hasattr(call, CLIPPED):
+                told = True
+                remark(instance, "scores outside [0, 1] are clipped, and NaN counts as 0: return scores from 0 to 1")
             waits = point is Point.PRODUCER and result is not None
-        except SystemExit as left:  # above a request it would end the connection that others share
-            raise PluginFault(f"'{instance.name}' tried to end the process; raise an exception") from left
+        except SystemExit as exit_call:  # without this, the exit would end the connection, which other requests share
+            fault = PluginFault(f"'{instance.name}' tried to end the process; raise an exception instead")
+            blame(fault, instance)
+            raise fault from exit_call
+        except Exception as problem:
+            blame(problem, instance)
+            raise
         finally:
             if not waits:
                 request.data = data
-        return _Until(result, request, data) if waits else result
+        return _ScopedWait(result, request, data) if waits else result
 
     return guarded
 
 
+class _Declared(Candidates):
+    """Shows one plugin the columns of candidates that it declares. Raises PluginFault for any other column."""
+
+    __slots__ = ("_columns", "_reader")
+
+    def __init__(self, whole: Candidates, reader: str, columns: frozenset[str]) -> None:
+        super().__init__(whole.snapshot, whole._inflight, whole._tokens, whole.rows)
+        self._reader = reader
+        self._columns = columns
+
+    def __getitem__(self, column: Column[Any]) -> Any:
+        if column.name not in self._columns:
+            raise PluginFault(
+                f"'{self._reader}' reads the column '{column.name}', which it does not declare: add it to `consumes`"
+            )
+        return super().__getitem__(column)
+
+    def keep(self, mask: Mask) -> Candidates:
+        kept = super().keep(mask)
+        return kept if kept is self else _Declared(kept, self._reader, self._columns)
+
+
 class Scope(MutableMapping[Name, Any]):
-    """A request's data as one plugin may see them."""
+    """Restricts a request's data to the keys that one plugin declares."""
 
     __slots__ = ("_data", "_readable", "_refused", "_writable")
 
@@ -141,8 +191,8 @@ def _name(key: Name) -> str:
     return key if isinstance(key, str) else key[0]
 
 
-class _Until:
-    """What a producer waits for; the request gets its data back when that is done, whatever came of it."""
+class _ScopedWait:
+    """Wraps a producer's `Waiting`. Restores `request.data` when the wait is over, with or without an exception."""
 
     __slots__ = ("_data", "_request", "_waiting")
 

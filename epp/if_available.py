@@ -1,8 +1,8 @@
-"""`Prefer: if-available`: an endpoint only if it holds the beginning of the prompt in its cache already.
+"""`Prefer: if-available`: serve the request only if the chosen endpoint already caches the beginning of its prompt.
 
-A caller that would rather compute the prompt elsewhere says so in this header (RFC 7240). Such a request is decided like any other,
-but before anything is told of it, it is refused (412) unless the chosen endpoint matches a block of its prompt. Where no
-configured producer matches prefixes, none does.
+A client that would rather compute the prompt elsewhere sends this preference (RFC 7240). Such a request is decided like any other.
+Before the first PreRequest plugin runs, it is refused with 412 unless at least one block of its prompt matches at the chosen
+endpoint. Without a configured producer of prefix matches it is always refused.
 """
 
 from collections.abc import Mapping
@@ -20,14 +20,14 @@ PREFER: Final = "prefer"
 IF_AVAILABLE: Final = "if-available"
 
 
-def asked(headers: Mapping[str, str]) -> bool:
-    """Whether the preference is among those in the header; parameters do not matter."""
+def requested(headers: Mapping[str, str]) -> bool:
+    """Returns whether the header `Prefer` lists `if-available`. Ignores parameters of the preference."""
     preferences = headers.get(PREFER, "").split(",")
     return any(p.partition(";")[0].strip().lower() == IF_AVAILABLE for p in preferences)
 
 
 def conditional(pipeline: Pipeline) -> Pipeline:
-    """The pipeline that refuses after the decision, before the first PreRequest plugin."""
+    """Returns the same pipeline with a first PreRequest call that refuses the request unless its prompt is cached at the target."""
     key = compared_match(pipeline.recipe.producers, pipeline.recipe.of(Scorer))
 
     def gate(request: Request, decision: Decision) -> None:

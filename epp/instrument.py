@@ -1,8 +1,7 @@
-"""What stands between the pipeline and a plugin's calls.
+"""Wraps calls of plugins for the pipeline: to check results, or to observe calls.
 
-`scorer`, `mask` and JUDGES hold foreign plugins to their promise: scores in [0, 1], a boolean for each candidate, headers that can be
-sent. Our own are held to it by the contract tests, and pay nothing. `Wrap` is how others look at calls: durations, traces,
-explanations each bring one, and no call pays for those that are not there.
+`scorer`, `mask` and RESULT_CHECKS enforce the contract of foreign plugins: scores in [0, 1], one boolean per candidate, headers that
+can be sent. Shipped plugins are not wrapped and cost nothing, because contract tests check them. `Wrap` is the hook to observe calls.
 """
 
 import enum
@@ -19,6 +18,7 @@ from epp.errors import PluginFault
 from epp.plugin import Plugin, Profile, Scorer, ScorerCall, foreign
 from epp.request import Request
 
+CLIPPED: Final = "clipped"
 C = TypeVar("C", bound=Callable[..., Any])
 
 _NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
@@ -26,7 +26,7 @@ _VALUE: Final = re.compile(r"[\t\x20-\x7e\x80-\xff]*")
 
 
 class Point(enum.Enum):
-    """Where a call stands; the values are those of the label `extension_point` on the field's dashboards."""
+    """Names the extension point of a call. The values are those of the label `extension_point` in the reference picker's dashboards."""
 
     PARSER = "RequestParsing"
     REQUEST_HEADER = "RequestHeader"
@@ -45,98 +45,106 @@ class Point(enum.Enum):
 
 
 class Wrap(Protocol):
-    """Offered every call of every plugin when a pipeline is compiled; returns what is to be called instead."""
+    """Gets each call of each plugin when a pipeline is compiled. Returns the call to use instead."""
 
     def __call__(self, point: Point, plugin: Plugin, call: C, /) -> C: ...
 
 
 def bare(_point: Point, _plugin: Plugin, call: C, /) -> C:
-    """The call as it is."""
+    """Is the `Wrap` that changes nothing."""
     return call
 
 
 def scorer(instance: Scorer) -> ScorerCall:
-    """The bound `score`, clipped to [0, 1] with NaN as 0 and its shape checked unless it is one of ours."""
+    """Returns the bound `score`. For a foreign scorer the shape is checked, values are clipped to [0, 1], and NaN becomes 0.
+
+    Once it has clipped a score, the returned call has the attribute CLIPPED, which `epp.guard` reads.
+    """
     score = instance.score
     if not foreign(type(instance)):
         return score
 
     def clipped(request: Request, candidates: Candidates, profile: Profile) -> Scores | None:
-        given = score(request, candidates, profile)
-        if given is None:
+        result = score(request, candidates, profile)
+        if result is None:
             return None
         try:
-            scores = np.asarray(given, dtype=np.float64)
+            scores = np.asarray(result, dtype=np.float64)
         except (TypeError, ValueError) as problem:
             raise PluginFault(
-                f"scorer '{instance.name}' returned {_kind(given)}; return one score per candidate"
+                f"scorer '{instance.name}' returned {_kind(result)}; return one score per candidate"
             ) from problem
         if scores.shape != (len(candidates),):
             raise PluginFault(
                 f"scorer '{instance.name}' returned shape {scores.shape} for {len(candidates)} candidates; return one score per candidate"
             )
-        return np.minimum(np.fmax(scores, 0.0), 1.0)
+        within: Scores = np.minimum(np.fmax(scores, 0.0), 1.0)
+        if not np.array_equal(scores, within):  # a NaN was replaced, or a value clipped (NaN equals nothing)
+            setattr(clipped, CLIPPED, True)
+        return within
 
     return clipped
 
 
 def mask(instance: Plugin, call: Callable[..., Mask]) -> Callable[..., Mask]:
-    """The bound `keep` or `screen`, with its mask checked unless it is one of ours: a list of rows would be taken for another choice."""
+    """Returns the bound `keep` or `screen`.
+
+    Checks the mask of a foreign plugin, because numpy would also accept a list of rows as a mask.
+    """
     if not foreign(type(instance)):
         return call
 
     def checked(request: Request, candidates: Candidates, *more: Any) -> Mask:
-        given = np.asarray(call(request, candidates, *more))
-        if given.dtype != np.bool_ or given.shape != (len(candidates),):
+        result = np.asarray(call(request, candidates, *more))
+        if result.dtype != np.bool_ or result.shape != (len(candidates),):
             raise PluginFault(
-                f"'{instance.name}' returned shape {given.shape} of {given.dtype} for {len(candidates)} candidates; "
+                f"'{instance.name}' returned shape {result.shape} of {result.dtype} for {len(candidates)} candidates; "
                 "return one boolean per candidate"
             )
-        return given
+        return result
 
     return checked
 
 
-def _awaitable(instance: Plugin, given: object, *_more: object) -> None:
-    """Of a data producer."""
-    if given is None or hasattr(given, "add_done_callback"):
+def _check_produced(instance: Plugin, result: object, *_more: object) -> None:
+    if result is None or hasattr(result, "add_done_callback"):
         return
-    if inspect.iscoroutine(given):
-        given.close()
+    if inspect.iscoroutine(result):
+        result.close()
     raise PluginFault(
-        f"data producer '{instance.name}' returned {_kind(given)}; return None, or what `services` made to wait for (spawn, http, after)"
+        f"data producer '{instance.name}' returned {_kind(result)}; return None or a Waiting of `services` (spawn, http, after)"
     )
 
 
-def _profiles(instance: Plugin, given: object, *_more: object) -> None:
-    if given is not None and not (isinstance(given, Collection) and all(isinstance(p, Profile) for p in given)):
+def _check_profiles(instance: Plugin, result: object, *_more: object) -> None:
+    if result is not None and not (isinstance(result, Collection) and all(isinstance(p, Profile) for p in result)):
         raise PluginFault(
-            f"profile handler '{instance.name}' picked {_kind(given)}; return some of the profiles it was given, or none"
+            f"profile handler '{instance.name}' picked {_kind(result)}; return a collection of its `profiles`, or an empty one"
         )
 
 
-def _decision(instance: Plugin, given: object, *_more: object) -> None:
-    if not (isinstance(given, Decision) and given.targets):
+def _check_decision(instance: Plugin, result: object, *_more: object) -> None:
+    if not (isinstance(result, Decision) and result.targets):
         raise PluginFault(
-            f"profile handler '{instance.name}' gave as its result {_kind(given)}; return a Decision with a target, or raise Refused"
+            f"the result of profile handler '{instance.name}' is {_kind(result)}; return a Decision with a target, or raise Refused"
         )
 
 
-def _indices(instance: Plugin, given: object, *_more: object) -> None:
-    if not isinstance(given, (Sequence, np.ndarray)):
-        raise PluginFault(f"picker '{instance.name}' returned {_kind(given)}; return a sequence of indices")
+def _check_indices(instance: Plugin, result: object, *_more: object) -> None:
+    if not isinstance(result, (Sequence, np.ndarray)):
+        raise PluginFault(f"picker '{instance.name}' returned {_kind(result)}; return a sequence of indices")
 
 
-def _sent(instance: Plugin, _given: object, decision: Decision) -> None:
-    _headers(instance, decision.headers)
+def _check_request_headers(instance: Plugin, _result: object, decision: Decision) -> None:
+    _check_headers(instance, decision.headers)
 
 
-def _received(instance: Plugin, _given: object, _decision: Decision, response: Response) -> None:
-    _headers(instance, response.set_headers)
+def _check_response_headers(instance: Plugin, _result: object, _decision: Decision, response: Response) -> None:
+    _check_headers(instance, response.set_headers)
 
 
-def _headers(instance: Plugin, headers: dict[str, str]) -> None:
-    """Those that cannot be sent leave: what comes after has to do without them."""
+def _check_headers(instance: Plugin, headers: dict[str, str]) -> None:
+    """Removes headers that cannot be sent, and keeps the others. Raises PluginFault for the first header that it removed."""
     wrong = [
         name
         for name, value in headers.items()
@@ -146,13 +154,15 @@ def _headers(instance: Plugin, headers: dict[str, str]) -> None:
         del headers[name]
     if wrong:
         raise PluginFault(
-            f"'{instance.name}' set the header {wrong[0]!r:.80}; names are tokens, and values one line of Latin-1 text"
+            f"'{instance.name}' set the header {wrong[0]!r:.80}; a name must be a token, a value one line of Latin-1 text"
         )
 
 
-def _completed(instance: Plugin, _given: object, _decision: Decision, response: Response) -> None:
-    """Of what the gateway is told with an answer's last piece: it would be lost with the rest of the answer."""
-    wrong = [name for name, told in response.metadata.items() if not (_plain({name: told}) and isinstance(told, dict))]
+def _check_metadata(instance: Plugin, _result: object, _decision: Decision, response: Response) -> None:
+    """Removes metadata that cannot be sent. Otherwise the last piece of the body, which carries them, would be lost."""
+    wrong = [
+        name for name, values in response.metadata.items() if not (_plain({name: values}) and isinstance(values, dict))
+    ]
     for name in wrong:
         del response.metadata[name]
     if wrong:
@@ -170,17 +180,18 @@ def _plain(value: object) -> bool:
     return value is None or isinstance(value, (str, int, float))
 
 
-def _kind(given: object) -> str:
-    return "None" if given is None else f"an object of type {type(given).__name__}"
+def _kind(value: object) -> str:
+    return "None" if value is None else f"an object of type {type(value).__name__}"
 
 
-# What foreign plugins return at these points, besides scores and masks, is judged at once; given the result and what the call got.
-JUDGES: Mapping[Point, Callable[..., None]] = {
-    Point.PRODUCER: _awaitable,
-    Point.PROFILE_PICKER: _profiles,
-    Point.PROFILES_RESULT: _decision,
-    Point.PICKER: _indices,
-    Point.PRE_REQUEST: _sent,
-    Point.RESPONSE_RECEIVED: _received,
-    Point.RESPONSE_COMPLETE: _completed,
+# Checks of foreign plugins' results, except scores and masks. Each gets the plugin, the result, and the call's arguments without the
+# request.
+RESULT_CHECKS: Mapping[Point, Callable[..., None]] = {
+    Point.PRODUCER: _check_produced,
+    Point.PROFILE_PICKER: _check_profiles,
+    Point.PROFILES_RESULT: _check_decision,
+    Point.PICKER: _check_indices,
+    Point.PRE_REQUEST: _check_request_headers,
+    Point.RESPONSE_RECEIVED: _check_response_headers,
+    Point.RESPONSE_COMPLETE: _check_metadata,
 }

@@ -1,19 +1,19 @@
-"""Which plugin an exception came from, and the same pipeline without it.
+"""Isolates failing plugins: finds the plugin that raised an exception, and builds the pipeline without it.
 
-An exception of a plugin costs one request. One that fails again and again is left out for a while, so that it costs no more, if
-requests can be routed without it: scorers, data producers (who read their data see the default) and whatever is told of requests
-and answers. Never left out are parsers, profile handlers and pickers, which have no substitute, and filters, screeners, admitters
-and deciders: without one of those, requests would go where they must not.
+An exception of a plugin costs one request. A plugin that fails repeatedly is left out for a while, if requests can be routed without
+it: scorers, data producers (readers of their data get the default), and plugins at RequestHeader, PreRequest and the response points.
+Parsers, profile handlers and pickers are never left out, because they have no substitute. Filters, screeners, admitters and deciders
+are never left out, because without them requests would go where they must not.
 
-Nothing here costs a request that goes well: the plugin is found in the traceback of the exception.
+A request without an exception pays nothing: the loops that call plugins tag an exception with its plugin (`epp.errors.blame`).
 """
 
 from collections import deque
 from collections.abc import Collection
 from dataclasses import replace
-from types import FrameType
 from typing import Final
 
+from epp.errors import blamed
 from epp.pipeline import Recipe
 from epp.plugin import (
     Admitter,
@@ -24,7 +24,6 @@ from epp.plugin import (
     Picker,
     Plugin,
     PreRequest,
-    Profile,
     ProfileHandler,
     RequestHeader,
     ResponseComplete,
@@ -34,10 +33,10 @@ from epp.plugin import (
     Screener,
 )  # fmt: skip
 
-FAULTS_MAX: Final = 5  # of one plugin
+FAULTS_MAX: Final = 5  # this many faults of one plugin within WITHIN_S are too many
 WITHIN_S: Final = 60.0
-PAUSE_S: Final = 60.0  # how long it is left out, before it is tried again
-NAMED_MAX: Final = 1024  # plugins that are remembered; the configuration bounds them too
+PAUSE_S: Final = 60.0  # how long a plugin is left out before it is tried again
+NAMED_MAX: Final = 1024  # plugins whose faults are remembered; the configuration bounds their number, too
 
 INDISPENSABLE: Final = (Parser, ProfileHandler, Picker, Filter, Screener, Admitter, Decider)
 DISPENSABLE: Final = (
@@ -46,12 +45,12 @@ DISPENSABLE: Final = (
 
 
 def dispensable(plugin: Plugin) -> bool:
-    """Whether a pipeline can do without it."""
+    """Returns whether a pipeline works without this plugin."""
     return isinstance(plugin, DISPENSABLE) and not isinstance(plugin, INDISPENSABLE)
 
 
 def without(recipe: Recipe, names: Collection[str]) -> Recipe:
-    """The recipe without these plugins, all of which are dispensable."""
+    """Returns the recipe without the plugins of these names. All of them must be `dispensable`."""
     return replace(
         recipe,
         plugins=tuple(p for p in recipe.plugins if p.name not in names),
@@ -64,13 +63,13 @@ def without(recipe: Recipe, names: Collection[str]) -> Recipe:
 
 
 class Faults:
-    """How often plugins have failed of late."""
+    """Counts the recent faults of each plugin."""
 
     def __init__(self) -> None:
         self._times: dict[str, deque[float]] = {}
 
     def too_many(self, name: str, now: float) -> bool:
-        """Notes a failure; whether it is one too many."""
+        """Records a fault at `now` (monotonic seconds). Returns whether the plugin now has too many faults."""
         if len(self._times) >= NAMED_MAX:
             self._times.clear()
         times = self._times.setdefault(name, deque(maxlen=FAULTS_MAX))
@@ -78,26 +77,11 @@ class Faults:
         return len(times) == FAULTS_MAX and now - times[0] <= WITHIN_S
 
     def tried_again(self, name: str, now: float) -> None:
-        """Its pause is over: for a while, the next failure is one too many."""
+        """Records that the plugin runs again after its pause. One more fault within WITHIN_S is then too many."""
         self._times[name] = deque([now] * (FAULTS_MAX - 1), FAULTS_MAX)
 
 
 def culprit(problem: BaseException) -> Plugin | None:
-    """The plugin whose code was running, the innermost one; None: it was not a plugin's."""
-    found: Plugin | None = None
-    traceback = problem.__traceback__
-    while traceback is not None:
-        found = _of_frame(traceback.tb_frame) or found
-        traceback = traceback.tb_next
-    return found
-
-
-def _of_frame(frame: FrameType) -> Plugin | None:
-    """That of a method of a plugin, or of the runtime while it judges what a plugin returned."""
-    local = frame.f_locals
-    for name in ("self", "instance"):
-        if isinstance(local.get(name), Plugin):
-            return local[name]  # type: ignore[no-any-return]
-    if frame.f_code.co_name == "check_picked" and isinstance(local.get("profile"), Profile):
-        return local["profile"].picker  # type: ignore[no-any-return]
-    return None
+    """Returns the plugin that raised this exception (`epp.errors.blame`); None: no plugin did."""
+    plugin = blamed(problem)
+    return plugin if isinstance(plugin, Plugin) else None

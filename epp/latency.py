@@ -1,7 +1,7 @@
-"""Predicted latencies of one request, endpoint by endpoint: typed data between the predictor and those who decide by it.
+"""Defines predicted latencies of one request per endpoint: typed data that one producer predicts and other plugins read.
 
-Milliseconds throughout. Headroom is objective - prediction: 0 and above keeps the objective. Who produces the data computes it;
-who reads them does so by `latency_predictions(producer)`.
+All values are in milliseconds. Headroom = objective - prediction; at 0 and above the endpoint meets the objective. The producer
+computes the headroom. Readers use the key `latency_predictions(producer)`.
 """
 
 from collections.abc import Sequence
@@ -19,10 +19,10 @@ TPOT_HEADERS = client_headers.TPOT_SLO_MS
 
 
 class LatencyPredictions:
-    """Four float64 arrays of the snapshot's shape. An endpoint without a prediction is NaN in all of them.
+    """Holds four float64 arrays of the snapshot's shape (endpoints,). An endpoint without a prediction is NaN in all of them.
 
-    Where TPOT says nothing (an answer that is not streamed, a server that only prefills) its headroom is 0. Without an objective
-    the headroom is that of an objective of 0 ms: negative.
+    TTFT is the time to the first token, TPOT the time per output token. Where TPOT does not apply (a response that is not streamed, a
+    prefill server), its headroom is 0. A request without an objective counts as one with an objective of 0 ms, so its headroom is negative.
     """
 
     __slots__ = ("tpot_headroom", "tpot_ms", "ttft_headroom", "ttft_ms")
@@ -34,19 +34,19 @@ class LatencyPredictions:
         self.tpot_headroom = tpot_headroom
 
     def known(self) -> Mask:
-        """Who has a prediction."""
+        """Returns bool, shape (endpoints,): whether the endpoint has a prediction."""
         return ~np.isnan(self.ttft_headroom)
 
     def kept(self) -> Mask:
-        """Who has one that keeps both objectives."""
+        """Returns bool, shape (endpoints,): whether the endpoint has a prediction that meets both objectives."""
         return (self.ttft_headroom >= 0.0) & (self.tpot_headroom >= 0.0)
 
 
 def latency_predictions(producer: str) -> Datum[LatencyPredictions]:
-    """The key under which the producer of that name emits its predictions; an empty name is the usual producer."""
+    """Returns the key of the predictions that the named producer emits. An empty name stands for PREDICTOR."""
     return Datum(f"latency_predictions/{producer or PREDICTOR}", LatencyPredictions)
 
 
 def objective_ms(request: Request, names: Sequence[str]) -> float:
-    """The objective in the first of these headers that is there; what is no number above 0 counts as none, which is 0."""
+    """Returns the latency objective in milliseconds from the first present header of `names`; 0: none, or not a number above 0."""
     return client_headers.slo_ms(request.headers, names)

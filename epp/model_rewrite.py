@@ -1,15 +1,16 @@
-"""Rules by which a model that is asked for becomes another one: compiled to one choice per model, and the choice itself.
+"""Compiles model rewrites: rules that replace the requested model by another one. The result has one choice per model.
 
-    Rewrite objects ─ compiled ─▶ Rules: model -> Choice, and a Choice for all other models ─ pick ─▶ the model to ask for
+    Rewrite objects ─ compiled ─▶ Rules: model -> Choice, and a Choice for all other models ─ pick ─▶ the model to request
 
-- A rule that names the model goes before one for every model. Among those of a kind the oldest object's counts, objects without
-  an age being the oldest of all, in the order in which they are given; within an object the first rule.
-- A rule has models (it is for these), an empty tuple of them (it never applies), or None (it is for every model).
-- Of its targets one is drawn for each request: by weight over the sum of weights, where at least one target has a weight (those
-  without are never drawn then), else each as often as any other.
+- A rule that names the model takes precedence over a rule for every model. Between rules of the same kind the rule of the oldest
+  object applies, and within one object the first rule. An object without an age counts as older than all others. Objects of equal age
+  count in their order in the input.
+- A rule lists the models to which it applies. With an empty tuple it never applies; with None it applies to every model.
+- One of the rule's targets is drawn per request. If a target has a weight, targets are drawn in proportion to their weights, and
+  targets without a weight are never drawn. Otherwise all targets have equal shares.
 
-Whoever makes rules has checked names and numbers (`WEIGHT_MAX`, `TARGETS_MAX`, `RULES_MAX`, `MODELS_MAX` bound what is checked).
-What this does not do: draw a number itself, read objects, or rename anything.
+The caller must check names and numbers before (against `WEIGHT_MAX`, `TARGETS_MAX`, `RULES_MAX`, `MODELS_MAX`). This module draws no
+random number, reads no objects and renames nothing.
 """
 
 from bisect import bisect_right
@@ -20,29 +21,29 @@ from typing import Final, NamedTuple
 import msgspec
 
 WEIGHT_MAX: Final = 1_000_000
-TARGETS_MAX: Final = 64  # of a rule
-MODELS_MAX: Final = 1024  # that a rule names
-RULES_MAX: Final = 1024  # of an object
+TARGETS_MAX: Final = 64  # per rule
+MODELS_MAX: Final = 1024  # per rule
+RULES_MAX: Final = 1024  # per object
 MODEL_CHARS_MAX: Final = 1024
-NOBODY: Final = -1
+NO_CHOICE: Final = -1
 
 
 class Target(NamedTuple):
-    """A model to ask for instead; `weight`, if it has one, is from 1 to WEIGHT_MAX."""
+    """Names a model to request instead. `weight` is from 1 to WEIGHT_MAX; None: no weight."""
 
     model: str
     weight: int | None = None
 
 
 class Rule(NamedTuple):
-    """For requests for these models; None: for all. At least one target."""
+    """Holds a rule: the models to which it applies (None: all models) and at least one target."""
 
     models: tuple[str, ...] | None
     targets: tuple[Target, ...]
 
 
 class Rewrite(NamedTuple):
-    """An object with its rules. `created` is in seconds, of whatever clock is the same for all; None: before all others."""
+    """Holds one object with its rules. `created`: seconds on a clock that is the same for all objects; None: older than all others."""
 
     name: str
     created: float | None
@@ -50,58 +51,58 @@ class Rewrite(NamedTuple):
 
 
 class Choice(msgspec.Struct, array_like=True, frozen=True):
-    """What one rule comes to. `sums` are the running sums of the models' weights."""
+    """Holds one compiled rule: the models to draw from. `sums` are the cumulative sums of their weights."""
 
-    rewrite: str  # whose rule it is
+    rewrite: str  # the name of the object that has the rule
     models: tuple[str, ...]
     sums: tuple[int, ...]
 
     def pick(self, random: Callable[[], float]) -> str:
-        """The model to ask for; `random` draws from [0, 1)."""
+        """Draws the model to request. `random` returns a number in [0, 1)."""
         models = self.models
         last = len(models) - 1
         if not last:
             return models[0]
-        # Never beyond the last one, to which a product may be rounded up.
+        # `last` bounds the index, because the product may be rounded up to the total.
         return models[bisect_right(self.sums, random() * self.sums[last], 0, last)]
 
 
 class Rules(msgspec.Struct, array_like=True, frozen=True):
-    """All rules that can apply: choices, and by model or for every other one which of them it is."""
+    """Holds all rules that can apply. `exact` maps a model to its index in `choices`; `every` is the index for all other models."""
 
     choices: tuple[Choice, ...] = ()
     exact: dict[str, int] = {}
-    every: int = NOBODY
+    every: int = NO_CHOICE
 
     def by_model(self) -> dict[str, Choice]:
-        """The choice of each model that a rule names."""
+        """Returns the choice of each model that a rule names."""
         return {model: self.choices[at] for model, at in self.exact.items()}
 
     def others(self) -> Choice | None:
-        """That of all other models."""
-        return None if self.every == NOBODY else self.choices[self.every]
+        """Returns the choice for all other models; None: there is none."""
+        return None if self.every == NO_CHOICE else self.choices[self.every]
 
     def target(self, model: str, random: Callable[[], float]) -> str | None:
-        """The model to ask for instead of this one; None: no rule is for it."""
+        """Returns the model to request instead of this one; None: no rule applies."""
         at = self.exact.get(model, self.every)
-        return None if at == NOBODY else self.choices[at].pick(random)
+        return None if at == NO_CHOICE else self.choices[at].pick(random)
 
     def names(self) -> Iterator[str]:
-        """Models that rules name, as asked for or as targets."""
+        """Yields all models that rules name, as requested models or as targets."""
         yield from self.exact
         for choice in self.choices:
             yield from choice.models
 
 
 def compiled(rewrites: Iterable[Rewrite]) -> Rules:
-    """Rules that are hidden by others are left out."""
+    """Compiles objects to rules. Rules that can never apply, because others take precedence, are dropped."""
     choices: list[Choice] = []
     exact: dict[str, int] = {}
-    every = NOBODY
-    for rewrite in sorted(rewrites, key=_age):  # stable: those of one age stay in the given order
+    every = NO_CHOICE
+    for rewrite in sorted(rewrites, key=_age):  # the sort is stable, so objects of equal age keep their order
         for rule in rewrite.rules:
             if rule.models is None:
-                if every != NOBODY:
+                if every != NO_CHOICE:
                     continue
                 every = len(choices)
             else:

@@ -1,4 +1,4 @@
-"""Which media of one request each endpoint has encoded before: typed data between the producer and its readers."""
+"""Says how many media items of a request each endpoint has encoded before: typed data between the producer and its readers."""
 
 from epp.candidates import Floats
 from epp.data import Datum
@@ -7,9 +7,10 @@ MEDIA_PRODUCER = "mm-embeddings-cache-producer"
 
 
 class MediaMatch:
-    """`total` distinct media items of the request; `held` of them per endpoint, float64 of the snapshot's shape.
+    """Says how many of the request's media items each endpoint has cached. Every item has equal weight.
 
-    `held` is None while no endpoint holds any, as for a request without media. Every item counts alike.
+    `total`: number of distinct media items in the request. `held`: how many of them each endpoint has cached, float64 of the snapshot's
+    shape (endpoints,); None: no endpoint has any, as for a request without media.
     """
 
     __slots__ = ("held", "total")
@@ -23,5 +24,5 @@ NO_MEDIA = MediaMatch(None, 0)
 
 
 def media_match(producer: str) -> Datum[MediaMatch]:
-    """The key under which the producer of that name emits its match; an empty name is the usual producer."""
+    """Returns the key of the match that the named producer emits. An empty name stands for MEDIA_PRODUCER."""
     return Datum(f"media_match/{producer or MEDIA_PRODUCER}", MediaMatch)

@@ -1,4 +1,4 @@
-"""Which parser reads the bodies of a path: the longest claimed suffix wins, a parser that claims nothing takes the rest."""
+"""Chooses the parser by the request's path: the longest matching suffix wins. A parser without `paths` reads all other requests."""
 
 from typing import Final
 
@@ -6,12 +6,12 @@ from epp.errors import Cause, Refused
 from epp.pipeline import Pipeline
 from epp.plugin import Parser
 
-DEFAULT_PATH: Final = "/v1/completions"  # where the gateway names none
+DEFAULT_PATH: Final = "/v1/completions"  # used if neither the gateway nor the body says the path
 KNOWN_MAX: Final = 1024
 
 
 class Parsers:
-    """The parsers of a pipeline by path, each with the place of its call in `Pipeline.parses`."""
+    """Finds the parser for a path among the parsers of a pipeline."""
 
     def __init__(self, pipeline: Pipeline) -> None:
         parsers = [(parser, place) for place, parser in enumerate(pipeline.recipe.parsers)]
@@ -20,20 +20,21 @@ class Parsers:
             key=lambda entry: len(entry[0]),
             reverse=True,
         )
-        self._reach = 1 + max((len(suffix) for suffix, _ in self._suffixes), default=0)  # with a slash behind it
+        # Length of the longest suffix, and one more for a trailing slash.
+        self._reach = 1 + max((len(suffix) for suffix, _ in self._suffixes), default=0)
         self._fallback = next((p for p in parsers if not p[0].paths), None)
         self._known: dict[str, tuple[Parser, int]] = {}
 
     def find(self, path: str) -> tuple[Parser, int]:
-        """`path` has no query string. Raises Refused."""
-        end = path[-self._reach :]  # no more is remembered: paths may be long
-        found = self._known.get(end)
-        if found is None:
+        """Returns the parser for a path, and the index of its call in `Pipeline.parses`. `path` has no query string. Raises Refused."""
+        end = path[-self._reach :]  # the end is enough, and the cache keeps only this part, because paths may be long
+        parser = self._known.get(end)
+        if parser is None:
             trimmed = end.removesuffix("/")
-            found = next((p for suffix, p in self._suffixes if trimmed.endswith(suffix)), self._fallback)
-            if found is None:
+            parser = next((p for suffix, p in self._suffixes if trimmed.endswith(suffix)), self._fallback)
+            if parser is None:
                 raise Refused(Cause.NO_PARSER, path)
-            if len(self._known) >= KNOWN_MAX:  # paths come from clients: bounded
+            if len(self._known) >= KNOWN_MAX:  # the cache is bounded, because clients choose paths
                 self._known.clear()
-            self._known[end] = found
-        return found
+            self._known[end] = parser
+        return parser

@@ -1,8 +1,7 @@
-"""The compiled form of a configuration: tuples of calls, immutable, behind one reference.
+"""Compiles a configuration into tuples of calls. The result is immutable and behind one reference.
 
-`compile_pipeline` turns a `Recipe` (instances, wired) into a `Pipeline` (calls, in order). Whoever wants to see the calls gives
-a `Wrap`: it is offered every call of every plugin once, with its extension point, and returns what is called instead. Nothing
-is wrapped otherwise, so what is not asked for costs nothing per request.
+`compile_pipeline` turns a `Recipe` (wired instances) into a `Pipeline` (calls, in order). To observe calls, pass a `Wrap`: it gets
+each call of each plugin once, with its extension point, and returns the call to use instead. Without a `Wrap` a request pays nothing.
 
     Recipe ── compile_pipeline(recipe, wrap) ──▶ Pipeline        worker: pipeline.start(services), then pipeline.wrapped(timer)
 """
@@ -45,9 +44,9 @@ ProduceCall = Callable[[Request, Candidates], Waiting | None]
 
 @dataclass(frozen=True, slots=True)
 class WiredProfile:
-    """A scheduling profile: its members in order, each with the weight that it has as a scorer. One of them is the picker.
+    """Describes a scheduling profile: its members in order, each with its weight as a scorer. Exactly one member is a picker.
 
-    A shadow profile runs after the decision, for explanations and counts of how often it agrees.
+    A shadow profile runs after the decision, for explanations and for statistics of how often it agrees.
     """
 
     name: str
@@ -57,7 +56,10 @@ class WiredProfile:
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """Instances and how they are wired. `plugins` in the order in which they were made, `producers` in that in which they run."""
+    """Holds the configured plugin instances and their wiring.
+
+    `plugins` are in the order in which they were made, `producers` in the order of calls.
+    """
 
     plugins: tuple[Plugin, ...]
     parsers: tuple[Parser, ...]
@@ -67,11 +69,14 @@ class Recipe:
     columns: tuple[Column[Any], ...] = ()
 
     def of(self, kind: type[K]) -> list[K]:
-        """Those that implement an extension point."""
+        """Returns the plugins that implement an extension point."""
         return [plugin for plugin in self.plugins if isinstance(plugin, kind)]
 
     def acting(self, kind: type[K]) -> list[K]:
-        """The same without those that are in shadow profiles alone: a shadow changes nothing of a request or its answer."""
+        """Returns the plugins of an extension point, without those that are in shadow profiles only.
+
+        A shadow profile must not affect a request or its response.
+        """
         real, shadows = (
             {plugin.name for wired in self.profiles if wired.shadow is shadow for plugin, _ in wired.members}
             for shadow in (False, True)
@@ -81,7 +86,7 @@ class Recipe:
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
-    """What a worker runs per request. `parses` are the parsers' calls, in the order of `recipe.parsers`."""
+    """Holds the calls that a worker makes per request. `parses` are the parsers' calls, in the order of `recipe.parsers`."""
 
     recipe: Recipe
     parses: tuple[ParseCall, ...]
@@ -100,61 +105,76 @@ class Pipeline:
     response_failed: tuple[Callable[[Request, Decision, Response], None], ...]
     every_chunk: tuple[
         Callable[[Request, Decision], None], ...
-    ] = ()  # of response_streaming, those that see all chunks
+    ] = ()  # the calls of `response_streaming`, without those of `first_chunk_only` plugins
     plugins: Mapping[str, Plugin] = field(default_factory=dict)
+    owners: Mapping[int, Plugin] = field(default_factory=dict)  # `id(call)` -> its plugin
+    reads_response: bool = False  # whether a plugin reads every response
 
-    @property
-    def reads_response(self) -> bool:
-        """Whether any plugin looks at every answer of the model servers."""
-        complete = (p for p in self.recipe.acting(ResponseComplete) if p.reads_answer and not p.failures_only)
-        return bool(self.response_received) or any(complete)
+    def completing_unsent(self, failed: int) -> list[Callable[[Request, Decision, Response], None]]:
+        """Returns the ResponseComplete calls for a request that is not sent because the call at `failed` of `pre_request` raised.
 
-    def taking_back(self, failed: int) -> list[Callable[[Request, Decision, Response], None]]:
-        """Who is to hear that a request is over which was never sent, since the call at `failed` of `pre_request` raised: all of
-        `response_complete` and `response_failed` but those whose turn in `pre_request` had not come."""
+        These are all calls of `response_complete` and `response_failed`, except those of plugins whose own call in `pre_request` comes
+        later
+        and therefore did not run.
+        """
         acting = self.recipe.acting(PreRequest)
-        untold = {plugin.name for plugin in acting[len(acting) - (len(self.pre_request) - failed - 1) :]}
+        not_called = {plugin.name for plugin in acting[len(acting) - (len(self.pre_request) - failed - 1) :]}
         complete = self.recipe.acting(ResponseComplete)
-        ordered = sorted(complete, key=lambda plugin: plugin.failures_only)  # as the calls are
+        # The calls below are in this order: plugins that see all requests, then those that see failures only.
+        ordered = sorted(complete, key=lambda plugin: plugin.failures_only)
         calls = (*self.response_complete, *self.response_failed)
-        return [call for plugin, call in zip(ordered, calls, strict=True) if plugin.name not in untold]
+        return [call for plugin, call in zip(ordered, calls, strict=True) if plugin.name not in not_called]
 
     @property
     def columns(self) -> tuple[Column[Any], ...]:
-        """All columns that any plugin declares, in a fixed order."""
+        """Returns all columns that any plugin declares, in a fixed order."""
         return self.recipe.columns
 
     def start(self, services: Services) -> None:
         """Starts every plugin in this process."""
         for instance in self.recipe.plugins:
             try:
-                instance.start(services)
+                instance.start(services.of(instance))
             except Exception as problem:
                 why = f"{type(problem).__name__}: {problem}"
                 raise PluginFault(f"plugin '{instance.name}' cannot start: {why}") from problem
 
-    def producer(self, call: ProduceCall) -> DataProducer:
-        """The one of whom this is the call."""
-        return self.recipe.producers[self.producers.index(call)]
+    def owner(self, call: object) -> Plugin | None:
+        """Returns the plugin that a call belongs to; None: the call is the runtime's own."""
+        return self.owners.get(id(call))
 
     def wrapped(self, wrap: Wrap) -> "Pipeline":
-        """The same pipeline with `wrap` around every call."""
+        """Returns the same pipeline with `wrap` around every call."""
         return compile_pipeline(self.recipe, wrap)
 
     def timed_points(self) -> list[tuple[str, Plugin]]:
-        """Every (extension point, plugin) that is called on the way of a request, each once."""
-        found: dict[tuple[str, str], Plugin] = {}
+        """Returns each (extension point, plugin) whose calls may be timed, without repeats."""
+        points: dict[tuple[str, str], Plugin] = {}
 
-        def note(point: Point, plugin: Plugin, call: C, /) -> C:
-            found.setdefault((point.value, plugin.name), plugin)
+        def record(point: Point, plugin: Plugin, call: C, /) -> C:
+            points.setdefault((point.value, plugin.name), plugin)
             return call
 
-        compile_pipeline(self.recipe, note)
-        return [(point, plugin) for (point, _), plugin in found.items()]
+        compile_pipeline(self.recipe, record)
+        return [(point, plugin) for (point, _), plugin in points.items()]
+
+
+class _Owned:
+    """Is a `Wrap` around another one. It records which plugin each call belongs to."""
+
+    def __init__(self, wrap: Wrap) -> None:
+        self._wrap = wrap
+        self.owners: dict[int, Plugin] = {}
+
+    def __call__(self, point: Point, plugin: Plugin, call: C, /) -> C:
+        wrapped = self._wrap(point, plugin, call)
+        self.owners[id(wrapped)] = plugin  # the pipeline keeps the call alive, so its id stays unique
+        return wrapped
 
 
 def compile_profile(wired: WiredProfile, wrap: Wrap = instrument.bare) -> Profile:
-    """One profile; a plugin that implements several roles gets all of them. Exactly one picker is among the members."""
+    """Compiles one profile. A plugin with several roles (filter, scorer, picker) gets all of them."""
+    owned = wrap = _Owned(wrap)
     members = wired.members
     scorers = [
         (p.static, wrap(Point.SCORER, p, instrument.scorer(p)), weight)
@@ -169,11 +189,13 @@ def compile_profile(wired: WiredProfile, wrap: Wrap = instrument.bare) -> Profil
         picker,
         tuple((score, weight) for static, score, weight in scorers if static),
         pick=wrap(Point.PICKER, picker, picker.pick),
+        owners=owned.owners,
     )
 
 
 def compile_pipeline(recipe: Recipe, wrap: Wrap = instrument.bare) -> Pipeline:
-    """All calls of a recipe, each offered to `wrap`."""
+    """Compiles a recipe. Each call goes through `wrap`."""
+    owned = wrap = _Owned(wrap)
     handler = recipe.handler
     streaming = [
         (p.first_chunk_only, wrap(Point.RESPONSE_STREAMING, p, p.response_streaming))
@@ -207,4 +229,7 @@ def compile_pipeline(recipe: Recipe, wrap: Wrap = instrument.bare) -> Pipeline:
             if p.failures_only
         ),
         plugins={p.name: p for p in recipe.plugins},
+        owners=owned.owners,
+        reads_response=bool(recipe.acting(ResponseReceived))
+        or any(p.reads_answer and not p.failures_only for p in recipe.acting(ResponseComplete)),
     )

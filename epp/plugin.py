@@ -1,203 +1,153 @@
-"""Extension points, in the order in which they run, and the `@plugin` decorator.
+"""The interface of plugins: the extension points, in the order in which they run, and the `@plugin` decorator.
 
-A plugin is a class that inherits one or more extension points, registered under the type name that configurations use:
+This module also exports the extension points of flow control (`epp.flow_points`), and base class and services (`epp.plugin_base`).
+
+A plugin is a class that inherits one or more extension points. `@plugin` registers it under the type name that configurations use:
 
     @plugin("queue-scorer")
     class QueueDepth(Scorer):
         consumes = (WAITING,)
         def score(self, request, candidates, profile): ...
 
-Of one request, in this order (a point's own text says when it runs and what it may write):
+The calls for one request, in this order (the docstring of an extension point says when it runs and what it may write):
 
-    extension point     calls per request                                      in the order of
-    Parser              1, when the whole body is in                           the longest path suffix that matches
-    RequestHeader       1 each                                                 the configuration
-    flow control        OrderingPolicy 1; the others as often as the gate is read: see each
-    Screener            1 each, on all candidates                              the configuration
-    DataProducer        1 each that somebody reads                             what they read of each other
-    Admitter            1 each                                                 the configuration
-    ProfileHandler      `pick` until it returns nothing, then `result` once    -
-    Filter              1 each and profile run, on what the one before left    the profile
-    Scorer              1 each and profile run; `static` ones less often       the profile
-    Picker              1 per profile run                                      -
-    PreRequest          1 each, if there is a target                           the configuration
-    ResponseReceived    1 each, if there was a target and headers come         the configuration
-    ResponseStreaming   1 each per body piece but the last, or for the first alone, if there was a target
-    ResponseComplete    exactly 1 each, if there was a target, whatever ended the request
+    extension point     calls per request                                          order of the plugins
+    Parser              1, of one parser, when the whole body has arrived          -
+    RequestHeader       1 per plugin                                               the configuration
+    flow control        OrderingPolicy 1; the others: see `epp.flow_points`        -
+    Screener            1 per plugin, on all candidates                            the configuration
+    DataProducer        1 per plugin, if another plugin reads its data             the dependencies of their data
+    Admitter            1 per plugin                                               the configuration
+    ProfileHandler      `pick` until it returns no profile, then `result` once     -
+    Decider             1 for each stage that the profile handler asks about       -
+    Filter              1 per profile run, on what the filter before it kept       the profile
+    Scorer              1 per profile run; `static` scorers less often             the profile
+    Picker              1 per profile run                                          -
+    PreRequest          1 per plugin, if the request got an endpoint               the configuration
+    ResponseReceived    1 per plugin, when response headers arrive                 the configuration
+    ResponseStreaming   1 per plugin and body chunk except the last                the configuration
+    ResponseComplete    exactly 1 per plugin, if the request got an endpoint       the configuration
 
-Rules that hold for all of them:
-- The constructor is inert (no loop, thread, socket, randomness): it runs before the fork. `start(services)` runs after it, in
-  every worker.
-- `consumes`, `optional`, `produces` and `keeps` are the only way to data (`epp.data`); they may be set per instance in the
-  constructor. A foreign plugin's reads and writes of anything else in `request.data` are refused and counted (`epp.guard`); a column
-  that nobody declares is not scraped, and all 0.
-- Parameters are a frozen msgspec struct named `Params` in the class; unknown fields are refused at start.
-- Any of them up to PreRequest may raise `Refused`; the caller gets the answer that its cause stands for. Any other exception fails
-  this request with 500 and is counted, but for a producer's `ProducerFailed`, which fails open. After the answer an exception is
-  counted and costs nothing else.
-- What a plugin keeps of a request lives in `request.data`, and is gone with the request, however that ends.
-- A plugin that is in shadow profiles alone is a Filter, Scorer or Picker there and nothing else: it neither screens nor admits, and
-  is not told of what is sent and answered.
-- Everything runs on the worker's event loop: a plugin never blocks.
+Rules for all extension points:
+- The constructor runs before the fork and must be inert: no event loop, thread, socket or randomness. `start(services)` runs after
+  the fork, once in each worker.
+- Parameters are a frozen msgspec struct, `Params` in the class. Unknown fields are refused at start.
+- A plugin declares the data that it uses in `consumes`, `optional`, `produces` and `keeps` (see `Plugin`), as class attributes or
+  in the constructor. If a foreign plugin accesses other data of the request, the access is refused and counted (`epp.guard`).
+  Reading a column of the candidates without declaring it in `consumes` raises PluginFault.
+- Data of one request live in `request[DATUM]` and end with the request, however it ends.
+- Up to PreRequest a plugin may raise `Refused`: the client gets the error answer of its cause. Any other exception fails this request
+  with 500 and is counted, with two exceptions. ProducerFailed and TimeoutError of a data producer fail open. If a scorer raises, the
+  request is routed without that scorer. After the picker's answer, an exception is counted and has no other effect. A plugin that
+  fails repeatedly may be left out for a while (`epp.isolation`).
+- A plugin that is only in shadow profiles runs there as Filter, Scorer or Picker. It does not screen or admit, and gets no PreRequest
+  and response calls.
+- Everything runs on the worker's event loop: a plugin must not block. Work that waits goes through `Services`.
 """
 
-import random
-from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import ClassVar
 
-import msgspec
-import numpy as np
-from numpy.typing import NDArray
-
-from epp.candidates import Candidates, Endpoint, Mask, Scores
-from epp.data import Datum, Key
+from epp.candidates import Candidates, Mask, Scores
 from epp.decision import Decision, ProfileRun, Response
-from epp.flows import BandView, Capability, FlowKey, FlowView, Queued
-from epp.metrics import Metric
+from epp.flow_points import (
+    DisplacementPolicy,
+    EvictionFilter,
+    EvictionOrder,
+    FairnessPolicy,
+    FairShare,
+    FlowQueue,
+    Ledger,
+    OrderingPolicy,
+    Queue,
+    RankedShare,
+    SaturationDetector,
+    UsageLimitPolicy,
+)
+from epp.plugin_base import (
+    Count,
+    Gauge,
+    Hashes,
+    HeldBlocks,
+    HeldView,
+    HttpAnswer,
+    LoadCounts,
+    Measure,
+    Need,
+    NoParams,
+    Plugin,
+    PrefixIndex,
+    Services,
+    Waiting,
+)
+from epp.plugin_registration import foreign, plugin
 from epp.request import Request
 
-Hashes = NDArray[np.uint64]
-
-
-class NoParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """For plugins that take no parameters."""
-
-
-class Load(Protocol):
-    """This worker's counts of what is in flight, visible to all workers at once."""
-
-    def add_tokens(self, endpoint: Endpoint, tokens: int) -> None:
-        """Count tokens at an endpoint; negative takes back. Counts of an endpoint that is gone are dropped."""
-
-
-class PrefixIndex(Protocol):
-    """Which endpoint holds which blocks, shared by all workers."""
-
-    def match(self, hashes: Hashes) -> Mapping[int, int]:
-        """Index owner id -> number of leading blocks of the chain `hashes` that it holds."""
-
-    def learn(self, hashes: Hashes, owner: int) -> None:
-        """Tell the index writer that `owner` will hold these blocks. Never waits; what does not fit is dropped and counted."""
-
-    def forget(self, hashes: Hashes, owner: int) -> None:
-        """Take back what was learned: `owner` does not hold these blocks after all."""
-
-
-class Measure(Protocol):
-    """Where a plugin's own figures go; the handle of one declared metric."""
-
-    def observe(self, value: float) -> None: ...
-
-
-class Count(Protocol):
-    """The handle of one declared counter."""
-
-    def add(self, *labels: str, n: int = 1) -> None:
-        """Move on by n, under these values of the metric's labels."""
-
-
-class Waiting(Protocol):
-    """What is not there yet; made by `Services` only. Awaiting it gives the result or raises what the work raised.
-
-    Several requests may wait for the same. When the last of them has left, the work is cancelled.
-    """
-
-    def __await__(self) -> Any: ...
-    def add_done_callback(self, call: Callable[[Any], object], /) -> Any: ...
-
-
-class HttpAnswer(NamedTuple):
-    """A server's answer to `Services.http`."""
-
-    status: int
-    headers: Mapping[str, str]  # names in lower case
-    body: bytes
-    seconds: float = 0.0  # from the call to the answer's last byte
-
-
-class Services(Protocol):
-    """What `start` hands to a plugin."""
-
-    rng: random.Random
-    load: Load
-    prefix_index: PrefixIndex
-    prefix_seed: int
-    environment: Mapping[str, str]  # for plugins whose settings the field keeps there
-
-    def measure(self, plugin: "Plugin", metric: Metric) -> Measure:
-        """The handle of a histogram that the plugin's class declares."""
-
-    def count(self, plugin: "Plugin", metric: Metric) -> Count:
-        """The handle of a counter that the plugin's class declares."""
-
-    def warn(self, plugin: "Plugin", text: str) -> None:
-        """Says something in the log: of one plugin a line every 10 seconds at most, with how many were left out."""
-
-    def spawn(self, work: Coroutine[Any, Any, Any], timeout_s: float) -> Waiting:
-        """Runs a coroutine beside the requests; it is cancelled after `timeout_s` (then awaiting raises TimeoutError).
-
-        Work that nobody awaits runs on, and what it raises is logged. Raises ProducerFailed while too much is under way.
-        """
-
-    def http(
-        self, method: str, url: str, headers: Mapping[str, str] | None = None, body: bytes = b"", *, timeout_s: float
-    ) -> Waiting:
-        """One HTTP request; awaiting gives an `HttpAnswer`. Raises TimeoutError, and OSError when there is no answer."""
-
-    def after(self, seconds: float) -> Waiting:
-        """Done so many seconds from now."""
-
-    def every(self, seconds: float, act: Callable[[], object]) -> None:
-        """Calls `act` again and again until the worker ends: for sweeps and flushes. `act` never blocks."""
-
-
-class Plugin:
-    """What all extension points share."""
-
-    type_name: ClassVar[str] = ""
-    aliases: ClassVar[tuple[str, ...]] = ()
-    Params: ClassVar[type[msgspec.Struct]] = NoParams
-    metrics: ClassVar[tuple[Metric, ...]] = ()
-    consumes: Sequence[Key[Any]] = ()
-    produces: Sequence[Key[Any]] = ()
-    optional: Sequence[Datum[Any]] = ()  # read where somebody produces it; its default elsewhere
-    keeps: Sequence[Datum[Any]] = ()  # what it keeps of a request for itself, from one of its calls to the next
-    without_effect: Sequence[str] = ()  # `parameter: why it has no effect`, said at start
-    deprecated: Sequence[str] = ()  # `parameter: what to write instead`, said at start
-    needs: Mapping[
-        str, "Need"
-    ] = {}  # other plugins that parameters name; checked before the fork, then given to `resolve`
-
-    def __init__(self, name: str, params: Any) -> None:
-        self.name = name
-        self.params = params
-
-    def meet(self, plugins: Sequence["Plugin"]) -> None:
-        """Before the fork: all that the configuration lists, for who adapts what it reads to what is there."""
-
-    def resolve(self, found: Mapping[str, "Plugin"]) -> None:
-        """Before the fork: the plugins that `needs` names, by the same keys."""
-
-    def start(self, services: Services) -> None:
-        """After the fork, once in every worker, before the first request."""
-
-
-class Need(NamedTuple):
-    """A plugin that a parameter names. `parameter` is the parameter's path, as in `deciders.prefill`."""
-
-    parameter: str
-    name: str
-    kind: type[Plugin]
+__all__ = [
+    "EXTENSION_POINTS",
+    "Admitter",
+    "Count",
+    "DataProducer",
+    "DataSource",
+    "Decider",
+    "Discovery",
+    "DisplacementPolicy",
+    "EvictionFilter",
+    "EvictionOrder",
+    "Extractor",
+    "FairShare",
+    "FairnessPolicy",
+    "Filter",
+    "FilterCall",
+    "FlowQueue",
+    "Gauge",
+    "Hashes",
+    "HeldBlocks",
+    "HeldView",
+    "HttpAnswer",
+    "Ledger",
+    "LoadCounts",
+    "Measure",
+    "Need",
+    "NoParams",
+    "OrderingPolicy",
+    "Parser",
+    "PickCall",
+    "Picker",
+    "Plugin",
+    "PreRequest",
+    "PrefixIndex",
+    "Profile",
+    "ProfileHandler",
+    "Queue",
+    "RankedShare",
+    "RequestHeader",
+    "ResponseComplete",
+    "ResponseReceived",
+    "ResponseStreaming",
+    "SaturationDetector",
+    "Scorer",
+    "ScorerCall",
+    "Screener",
+    "Services",
+    "Syncer",
+    "UsageLimitPolicy",
+    "Waiting",
+    "foreign",
+    "plugin",
+]
 
 
 class Parser(Plugin):
-    """Request bodies -> `Request`. Once per request, when the whole body is in; chosen by the longest claimed path suffix.
+    """Reads request bodies. Called once per request, when the whole body has arrived.
 
-    A parser without `paths` is the fallback. `parse` raises `Refused` (INVALID_BODY with a text, or MODEL_MISSING). How token usage
-    is read out of the answer it says by `request[ANSWER]` (`epp.protocol.usage`), where that is not the usual way.
-
-    With `names_model` its bodies are JSON objects whose member `model` names the model, so that the runtime can put another one there;
-    that MODEL_MISSING is the last thing it finds, since then the name may come from elsewhere.
+    `paths`: path suffixes. The parser with the longest matching suffix reads the request. A parser without `paths` reads all other
+    requests. It gets compressed bodies as they are; for parsers with `paths`, the runtime unpacks them.
+    `app_protocols`: values of the InferencePool's `appProtocol` that it can serve; empty: any.
+    `reads_usage`: whether the runtime searches responses for token usage. If usage is not a JSON object `usage`, `parse` sets
+    `request[ANSWER]` (`epp.protocol.usage`).
+    `names_model`: promises two things, so that the runtime can replace the model's name. Bodies are JSON objects with the name in the
+    member `model`. MODEL_MISSING is the last check of `parse`, because the name may then come from a header or a rule.
     """
 
     paths: ClassVar[tuple[str, ...]] = ()
@@ -206,337 +156,223 @@ class Parser(Plugin):
     names_model: ClassVar[bool] = False
 
     def parse(self, request: Request, path: str, body: bytes | memoryview) -> None:
-        """Fills model, prompt, streaming, max_tokens and cache_salt of `request`. `path` has no query string."""
+        """Sets model, target_model, prompt, streaming, max_tokens and cache_salt of `request`, as far as the body has them.
+
+        `path` has no query string. Raises Refused(INVALID_BODY, text) or Refused(MODEL_MISSING). Keep `body` in `request.prompt` only,
+        which is dropped after the decision: a reference to it holds the whole message in memory.
+        """
         raise NotImplementedError
 
 
 class RequestHeader(Plugin):
-    """Once per request, after it was parsed and before anybody looks at endpoints.
-
-    Reads the request with its headers; may set `request.fairness_id` and what it declares.
-    """
+    """Reads the parsed request and its headers. Called once per request, before admission and before candidates are known."""
 
     def read(self, request: Request) -> None:
+        """May set `request.fairness_id` and declared data."""
         raise NotImplementedError
 
 
 class Screener(Plugin):
-    """Once per request. Each sees all candidates; what all of them keep goes on. Nobody left: refused as no endpoint."""
+    """Restricts the candidates of all profiles. Called once per request, after its admission (`epp.admission`).
+
+    Each screener gets all candidates. A candidate stays if all screeners keep it. If none stays, the request is refused with 503.
+    """
 
     def screen(self, request: Request, candidates: Candidates) -> Mask:
-        """A bool array, one per candidate."""
+        """Returns whether to keep each candidate: bool, shape (candidates,)."""
         raise NotImplementedError
 
 
 class DataProducer(Plugin):
-    """Once per request, after the candidates are known, in the order that declared data require.
+    """Computes data that other plugins read. Called once per request, when the candidates are known.
 
-    Sets `request[datum]` for what it declares; per-candidate values have the shape of the whole snapshot
-    (`candidates.narrow` cuts them). May return what `services` made to wait for (the request waits, others do not), and sets its
-    data before that is done; otherwise None. After a wait the load in flight is read again. A wait that ends in TimeoutError
-    fails open, as ProducerFailed does.
+    Producers run in the order of their dependencies. A producer runs only if a plugin reads its data.
     """
 
     def produce(self, request: Request, candidates: Candidates) -> Waiting | None:
+        """Sets `request[DATUM]` for the data in `produces`.
+
+        Values per endpoint have the snapshot's shape (endpoints,), not (candidates,); readers reduce them with `candidates.narrow`.
+
+        Returns None, or a `Waiting` of `services`. In that case its work sets the data, this request waits for it (others do not), and the
+        load in flight is read again afterwards. ProducerFailed and TimeoutError, raised here or by the `Waiting`, fail open: readers get
+        the datum's default.
+        """
         raise NotImplementedError
 
 
 class Admitter(Plugin):
-    """Once per request, after the producers. Returns, or raises `Refused(Cause.NOT_ADMITTED, reason)`."""
+    """Accepts or refuses a request. Called once per request, after the producers and before profiles run."""
 
     def admit(self, request: Request, candidates: Candidates) -> None:
+        """Returns to accept. Raises Refused(Cause.NOT_ADMITTED, reason) to refuse: the client gets 429."""
         raise NotImplementedError
 
 
 class ProfileHandler(Plugin):
-    """Which profiles run next, and what their runs mean. `pick` is called until it returns nothing, then `result` once.
+    """Chooses the profiles to run, and makes the decision from their runs. A configuration has exactly one.
 
-    Profiles that are returned together run in that order. What a later profile's plugins are to know of earlier ones the handler
-    says by data that it declares (`produces`) and sets in `pick`. Shadow profiles are never offered to it.
+    Per request `pick` is called until it returns no profile (at most 16 times), then `result` once. A handler passes data of earlier
+    runs to the plugins of a later profile: it declares the data in `produces` and sets them in `pick` (`Request.give`). It never gets
+    shadow profiles.
     """
 
     def check(self, profiles: Sequence[str]) -> str | None:
-        """Before the fork: why this handler cannot work with these profiles, or None."""
+        """Says why this handler cannot work with profiles of these names; None: it can. Called once, before the fork."""
         return None
 
     def reaches(self, profiles: Sequence[str]) -> Collection[str] | None:
-        """Before the fork: which of these profiles it will ever run, or None if it cannot say."""
+        """Returns which of these profiles it may ever run; None: unknown. Called once, before the fork."""
         return None
 
     def idle(self, profiles: Sequence[str]) -> Sequence[str]:
-        """Before the fork: what has no effect with these profiles, and why; said at start."""
+        """Returns settings that have no effect with these profiles: one text each, with the reason, logged at start.
+
+        Called before the fork.
+        """
         return ()
 
     def pick(
         self, request: Request, profiles: Mapping[str, "Profile"], runs: Mapping[str, ProfileRun | None]
     ) -> Sequence["Profile"]:
-        """The profiles to run now, in order; none ends the rounds."""
+        """Returns the profiles to run in this round, in order; an empty sequence ends the rounds.
+
+        `profiles`: all profiles by name. `runs`: the runs of earlier rounds; None: the profile's filters left no candidate.
+        """
         raise NotImplementedError
 
     def result(self, request: Request, runs: Mapping[str, ProfileRun | None]) -> Decision:
-        """All runs -> one decision. Raises Refused(NO_ENDPOINT_LEFT) when no run that it needs found a target."""
+        """Makes the decision from all runs. Raises Refused(NO_ENDPOINT_LEFT) if a run that it needs has no target."""
         raise NotImplementedError
 
 
 class Decider(Plugin):
-    """Whether a stage of a disaggregated request is to run; asked by the profile handler that names it, once per request."""
+    """Decides whether a stage of a disaggregated request (prefill, encode) runs. A profile handler names it in its parameters.
+
+    The handler calls it once per request and stage. The runtime does not see this call: it is not timed, traced or guarded.
+    """
 
     def wanted(self, request: Request, run: ProfileRun | None) -> bool:
-        """`run` is that of the decode profile; None where the stage comes before it."""
+        """Returns whether the stage runs. `run`: the run of the decode profile; None: the stage runs before decode."""
         raise NotImplementedError
 
 
 class Filter(Plugin):
-    """Once per profile run, in the order configured; sees what the previous filter left."""
+    """Drops candidates of a profile. Called once per profile run, in configured order, on what the filter before it kept."""
 
     def keep(self, request: Request, candidates: Candidates, profile: "Profile") -> Mask:
-        """A bool array, one per candidate; nothing left is an answer, not an error."""
+        """Returns whether to keep each candidate: bool, shape (candidates,). It may drop all; the profile then has no target."""
         raise NotImplementedError
 
 
 class Scorer(Plugin):
-    """Once per profile run, on what the filters left.
+    """Scores the candidates that the filters kept. Called once per profile run.
 
-    `static` scorers read scraped columns and nothing else (not the request, not what is in flight): while all candidates are
-    left, one call serves all decisions until the next scrape.
+    `static`: the scorer reads scraped columns only, neither the request nor load in flight. Then one call serves all decisions until
+    the next scrape, as long as no filter drops a candidate.
     """
 
     static: ClassVar[bool] = False
 
     def score(self, request: Request, candidates: Candidates, profile: "Profile") -> Scores | None:
-        """A new float64 array in [0, 1], one per candidate in order; None stands for 0 for everyone and costs nothing.
+        """Returns a new float64 array in [0, 1] of shape (candidates,); higher is better. None stands for 0 for all, at no cost.
 
-        Foreign plugins are clipped, NaN counts as 0.
+        The runtime multiplies the array by the weight that the profile gives the scorer. Scores of foreign plugins are clipped to [0, 1],
+        and
+        NaN counts as 0.
         """
         raise NotImplementedError
 
 
 class Picker(Plugin):
-    """Once per profile run, last."""
+    """Picks from the scored candidates. Called once per profile run, last. Each profile has exactly one picker."""
 
     def pick(self, request: Request, candidates: Candidates, totals: Scores, profile: "Profile") -> Sequence[int]:
-        """Indices of candidates, best first: at least one, none twice.
+        """Returns indices of candidates, best first: at least one, none twice. `totals`: weighted sums of scores, shape (candidates,).
 
-        Several are for gateways that take a list, as `deploy/envoy-retry.yaml` does; for others it is no address.
+        Return several only for a gateway that accepts a list of addresses, as `deploy/envoy-retry.yaml` does.
         """
         raise NotImplementedError
 
 
 class PreRequest(Plugin):
-    """Once per request that got an endpoint, before the answer goes to the gateway. May set `decision.headers`."""
+    """Prepares the request for its endpoint. Called once per request that got an endpoint, before the picker answers the gateway."""
 
     def before_send(self, request: Request, decision: Decision) -> None:
+        """May set `decision.headers`, the headers that the model server gets.
+
+        An exception here fails the request: it is not sent, and the calls of ResponseComplete follow (see there).
+        """
         raise NotImplementedError
 
 
 class ResponseReceived(Plugin):
-    """Once per request whose response headers arrived. May put headers for the client into `response.set_headers`."""
+    """Reads the response headers. Called once per request with an endpoint, when they arrive, whatever the status."""
 
     def response_received(self, request: Request, decision: Decision, response: Response) -> None:
+        """May set `response.set_headers`: headers that are set in the response to the client."""
         raise NotImplementedError
 
 
 class ResponseStreaming(Plugin):
-    """Once per response body chunk that is not the last, when it has arrived at `request.now`.
+    """Follows the response's body. Called once per chunk, except the last. `request.now` is the chunk's time of arrival.
 
-    With `first_chunk_only` once per response, for the first chunk that is not empty: the others then pass unseen by plugins,
-    at a tenth of the cost.
+    `first_chunk_only`: called once per response, for the first chunk that is not empty. Other chunks then cost a tenth.
     """
 
     first_chunk_only: ClassVar[bool] = False
 
     def response_streaming(self, request: Request, decision: Decision) -> None:
+        """Gets no content of the chunk. It runs for every chunk, so it must be fast."""
         raise NotImplementedError
 
 
 class ResponseComplete(Plugin):
-    """Exactly once per request that got an endpoint, whatever ended it; a plugin that is a PreRequest too hears of none that
-    it was not told of.
+    """Learns how a request ended. Called exactly once per request that got an endpoint: complete, cut short, failed, or never sent.
 
-    `response.status` is 0 where no response came, `response.usage` None where none was reported. It runs before the last piece of
-    the body is passed on, and may put metadata for the gateway into `response.metadata`.
+    One exception: a plugin that is also a PreRequest is not called if its own `before_send` did not run for this request.
 
-    `failures_only`: called only where no response came or its status is 400 or more; the others then cost nothing.
-    `reads_answer` is False for who only wants to know that the request is over: status and headers may then be missing.
+    `failures_only`: called only if no response arrived or its status is 400 or more. Other requests then cost nothing.
+    `reads_answer`: set it to False if the plugin only needs to know that the request has ended. Status and headers may then be missing.
     """
 
     failures_only: ClassVar[bool] = False
     reads_answer: ClassVar[bool] = True
 
     def response_complete(self, request: Request, decision: Decision, response: Response) -> None:
+        """May set `response.metadata`, because the last piece of the body is passed on to the gateway after this call.
+
+        `response.status` is 0 if no response arrived, `response.usage` None if none was reported.
+        """
         raise NotImplementedError
 
 
 class DataSource(Plugin):
-    """Where and how an endpoint's values are fetched; read by the supervisor only, which knows `MetricsDataSource` and heirs of it."""
+    """Says how the values of endpoints are fetched. Only the supervisor uses it. It supports `MetricsDataSource` and its subclasses.
+
+    `scrapes`: False for a source that fetches nothing; a configuration may still list it. `takes_extractors`: whether its entry may name
+    extractors.
+    """
+
+    scrapes: ClassVar[bool] = True
+    takes_extractors: ClassVar[bool] = True
 
 
 class Extractor(Plugin):
-    """Pages of a data source -> columns; runs in the supervisor only, which knows `CoreMetricsExtractor` and heirs of it."""
+    """Reads columns from the pages of a data source. Only the supervisor uses it. It supports `CoreMetricsExtractor` and its subclasses.
+
+    `reads_pages`: False for an extractor that needs no data source, because other plugins read its settings before the start.
+    """
+
+    reads_pages: ClassVar[bool] = True
 
 
 class Discovery(Plugin):
-    """Where endpoints come from; read by the supervisor only, which knows `FileDiscovery` and heirs of it."""
+    """Says where the list of endpoints comes from. Only the supervisor uses it. It supports `FileDiscovery` and its subclasses."""
 
 
-class SaturationDetector(Plugin):
-    """How full the pool is: once per gate reading of flow control, and per sheddable request without it."""
-
-    def saturation(self, candidates: Candidates) -> float:
-        """0 (idle) to 1 (full) and above; 1 for no candidates. Stale and unknown endpoints count by what is in flight alone."""
-        raise NotImplementedError
-
-    def step(self, candidates: Candidates) -> float:
-        """How much one request more adds at most, about: between two readings the gate counts with it.
-
-        0: not known; the gate then lets one through at a time, the next when an endpoint is chosen for it and the pool is read again.
-        """
-        return 0.0
-
-    def stale(self, candidates: Candidates) -> int:
-        """How many of these count by what is in flight alone, because what is known of them is stale or nothing; for metrics."""
-        return 0
-
-
-class UsageLimitPolicy(Plugin):
-    """Up to which saturation each band is served; once per reading of the gate."""
-
-    def ceilings(self, saturation: float, priorities: Sequence[int]) -> Sequence[float]:
-        """One ceiling per priority, in order; `priorities` go from high to low. A band waits while saturation >= its ceiling."""
-        raise NotImplementedError
-
-
-class Queue(Protocol):
-    """The items of one flow in one worker. A handle is bound to its queue, and void once its item has left by any way."""
-
-    bytes: int
-
-    def __len__(self) -> int: ...
-    def offer(self, item: Queued) -> Any:
-        """Takes an item in; returns its opaque handle."""
-
-    def head(self) -> Queued | None: ...
-    def tail(self) -> Queued | None: ...
-    def take(self) -> Queued:
-        """Removes and returns the head. Raises IndexError when empty."""
-
-    def remove(self, handle: Any) -> Queued:
-        """Removes the item of a handle, in O(log n). Raises `HandleVoid` for one that is void or another queue's."""
-
-    def void(self, handle: Any) -> None:
-        """Removes the item if it is still there; harmless otherwise."""
-
-    def scan(self) -> Iterable[Queued]: ...
-
-
-class FlowQueue(Plugin):
-    """A kind of queue. The first one that has what a band's policies need is taken, unless the band names one."""
-
-    capabilities: ClassVar[Capability]
-
-    def make(self, key: Callable[[Queued], Any]) -> Queue:
-        """An empty queue; `key` is the ordering policy's."""
-        raise NotImplementedError
-
-
-class OrderingPolicy(Plugin):
-    """What goes first within one flow. One instance may serve several bands."""
-
-    queue_needs: ClassVar[Capability] = Capability.HEAD | Capability.PRIORITY_ORDER
-
-    def key(self, item: Queued) -> Any:
-        """Once per item, when it arrives: the smallest goes first. Keys of one policy type compare with each other."""
-        raise NotImplementedError
-
-
-class FairShare(Protocol):
-    """Whose turn it is in one band of one worker; made by a `FairnessPolicy`, told of every change."""
-
-    def changed(self, flow: FlowView) -> None:
-        """The flow's head is another one, or the flow has become empty or is so no more."""
-
-    def pick(self, now: float) -> FlowView | None:
-        """Whose head goes next; None: nothing waits. Does not change whose turn it is: `dispatched` does."""
-
-    def dispatched(self, flow: FlowView, item: Queued, now: float) -> None:
-        """The head of `flow` has left to be served (called before `changed`)."""
-
-    def forget(self, key: FlowKey) -> None:
-        """The flow was idle for long: nothing of it need be kept."""
-
-
-class Ledger(Protocol):
-    """How far the flows of one band have got, over all workers: positions on one scale, which only grow, and marks that name flows.
-
-    What is read is the furthest that any other worker has shown. What is shown of a flow may be lost where very many are
-    known; its position is -inf then, as that of a flow which nobody else knows.
-    """
-
-    def served(self) -> int:
-        """Another number whenever other workers have served something: until then the rest need not be read again."""
-
-    def mark(self, flow: FlowKey) -> int: ...
-    def position(self, mark: int) -> float: ...
-    def time(self) -> float: ...
-    def end(self) -> float:
-        """The furthest position of any flow."""
-
-    def backlogged(self) -> int:
-        """So many flows wait for their turn in the other worker where they are the most."""
-
-    def alone(self) -> bool:
-        """Nothing waits in this band in other workers."""
-
-    def move(self, mark: int, position: float) -> None: ...
-    def show(self, time: float, end: float, backlogged: int) -> None: ...
-
-
-class RankedShare(FairShare, Protocol):
-    """A share whose turns compare over workers; `FairnessPolicy.ranks` promises it."""
-
-    def meet(self, ledger: Ledger) -> None:
-        """Called once, before anything waits."""
-
-    def claim(self, flow: FlowView) -> float:
-        """How early the turn of this flow, which was picked, is: over all workers the smallest goes first."""
-
-
-class FairnessPolicy(Plugin):
-    """Whose turn it is among the flows of a band. May be a ResponseComplete plugin too, to learn what requests have cost."""
-
-    queue_needs: ClassVar[Capability] = Capability.HEAD
-    isolates: ClassVar[bool] = True  # whether one flow cannot starve another
-    ranks: bool = False  # whether its shares are `RankedShare`; else workers go by since when flows wait for a turn, or by arrival
-    tolerance: float = 0.020  # claims of workers that differ by no more are equal: seconds, or what `claim` counts in
-
-    def share(self, key: Callable[[Queued], Any]) -> FairShare:
-        """The state of one band; `key` is the band's ordering. Of a policy that `ranks` a `RankedShare`."""
-        raise NotImplementedError
-
-
-class DisplacementPolicy(Plugin):
-    """Who gives way when something more important finds a full queue: which flow of a band, and which of its items."""
-
-    queue_needs: ClassVar[Capability] = Capability.TAIL
-
-    def victim(self, band: BandView) -> Queued | None:
-        """The next item of the band to give way; None: the band is empty. Called again for each that is needed."""
-        raise NotImplementedError
-
-
-class EvictionFilter(Plugin):
-    """Which requests that are being served may be given up for more important ones that wait."""
-
-    def evictable(self, flow: FlowKey) -> bool:
-        raise NotImplementedError
-
-
-class EvictionOrder(Plugin):
-    """Which of them goes first."""
-
-    def key(self, flow: FlowKey, dispatched_at: float) -> Any:
-        """The smallest goes first; keys are numbers or tuples of them, and compare over all workers."""
-        raise NotImplementedError
+class Syncer(Plugin):
+    """Shares state between the replicas of a picker. A configuration may name one; no call of it exists yet."""
 
 
 EXTENSION_POINTS: tuple[type[Plugin], ...] = (
@@ -544,7 +380,7 @@ EXTENSION_POINTS: tuple[type[Plugin], ...] = (
     FlowQueue, OrderingPolicy, FairnessPolicy, DisplacementPolicy, SaturationDetector, UsageLimitPolicy, EvictionFilter, EvictionOrder,
     Screener, DataProducer, Admitter, ProfileHandler, Decider, Filter, Scorer, Picker, PreRequest,
     ResponseReceived, ResponseStreaming, ResponseComplete,
-    DataSource, Extractor, Discovery,
+    DataSource, Extractor, Discovery, Syncer,
 )  # fmt: skip
 
 
@@ -554,9 +390,13 @@ PickCall = Callable[[Request, Candidates, Scores, "Profile"], Sequence[int]]
 
 
 class Profile:
-    """One compiled profile: bound methods in order, ready to call; scorers with their weights."""
+    """Holds one compiled profile. Plugins read its `name`.
 
-    __slots__ = ("filters", "name", "pick", "picker", "scorers", "static_scorers")
+    `filters`, `scorers` (with weights) and `pick` are calls, in order. `static_scorers` are kept apart from `scorers`. `owners` maps
+    `id(call)` to the plugin that the call belongs to.
+    """
+
+    __slots__ = ("filters", "name", "owners", "pick", "picker", "scorers", "static_scorers")
 
     def __init__(
         self,
@@ -567,40 +407,12 @@ class Profile:
         static_scorers: tuple[tuple[ScorerCall, float], ...] = (),
         *,
         pick: PickCall | None = None,
+        owners: Mapping[int, Plugin] | None = None,
     ) -> None:
         self.name = name
+        self.owners: Mapping[int, Plugin] = owners if owners is not None else {}
         self.filters = filters
         self.scorers = scorers
         self.static_scorers = static_scorers
         self.picker = picker
         self.pick = pick or picker.pick
-
-
-P = TypeVar("P", bound=type[Plugin])
-REGISTERED: dict[str, type[Plugin]] = {}
-OWN_PACKAGE = "epp.plugins."
-
-
-def plugin(type_name: str, *aliases: str) -> Callable[[P], P]:
-    """Registers a class under the type name of the configuration; a name given twice is an error."""
-
-    def register(cls: P) -> P:
-        for name in (type_name, *aliases):
-            if not (isinstance(name, str) and name.isprintable() and name == name.strip() != ""):
-                raise ValueError(
-                    f"plugin type {name!r}: a type's name is a text that can be printed, without spaces around it"
-                )
-            other = REGISTERED.setdefault(name, cls)
-            if (other.__module__, other.__qualname__) != (cls.__module__, cls.__qualname__):
-                raise ValueError(f"plugin type '{name}' is registered by {other.__module__} and by {cls.__module__}")
-            REGISTERED[name] = cls
-        cls.type_name = type_name
-        cls.aliases = aliases
-        return cls
-
-    return register
-
-
-def foreign(cls: type[Plugin]) -> bool:
-    """Whether a class is not one of ours."""
-    return not cls.__module__.startswith(OWN_PACKAGE)

@@ -1,11 +1,13 @@
-"""How full each endpoint is, by what its server reports: the one formula that saturation detectors and admitters share.
+"""Measures pressure: how full each endpoint is, by its reported values. Saturation detectors and admitters share this formula.
 
     pressure = max(waiting / queue threshold, KV usage / KV threshold)
 
-`waiting` counts what was sent since the scrape. A value that is not known counts by what the picker itself has in flight there:
-of an endpoint that is stale or was never scraped, and of a value that its engine does not report, `waiting` is what is in flight now
-and the KV cache does not count. So whatever becomes of scraping, the figure slows down and never stops.
+`waiting` includes the requests sent since the scrape. If the endpoint is stale or was never scraped, or its engine does not report
+`waiting`, then the requests in flight count as waiting. Likewise an unknown KV usage counts as 0. So if scrapes fail, pressure still
+follows the load in flight: dispatch slows down but never stops.
 """
+
+from typing import ClassVar
 
 import numpy as np
 
@@ -14,7 +16,7 @@ from epp.data import INFLIGHT_REQUESTS, KV_USAGE, WAITING
 
 
 class _Known:
-    """What a snapshot says before the load of the moment is added; all of the snapshot's shape."""
+    """Holds the part of the formula that depends on the snapshot alone. All arrays have the snapshot's shape (endpoints,)."""
 
     __slots__ = ("before", "fresh", "kv", "least", "scraped", "snapshot")
 
@@ -27,37 +29,41 @@ class _Known:
         self.scraped: Floats = np.maximum(np.where(reported, waiting, 0.0), 0.0)
         self.before: Floats = np.where(
             reported, snapshot.counted_at_scrape - self.scraped, 0.0
-        )  # in flight, and not waiting
+        )  # requests that were in flight at the scrape and did not wait
         kv = snapshot.values.get(KV_USAGE.name, nothing)
         self.kv: Floats = np.maximum(np.where(fresh & np.isfinite(kv), kv, 0.0), 0.0)
         self.least: Floats = np.maximum(self.scraped / waiting_full, self.kv / kv_full)
 
 
 class Pressure:
-    """The pressure on endpoints; `stale_after_s` replaces the picker's own limit for what is fresh."""
+    """Computes the pressure on endpoints.
 
-    reads = (WAITING, KV_USAGE, INFLIGHT_REQUESTS)
+    `waiting_full`, `kv_full`: the thresholds, in requests and as a ratio. `stale_after_s`: the age in seconds above which a scrape is
+    stale; None: the picker's own limit. A plugin that uses this declares the columns in `reads`.
+    """
+
+    reads: ClassVar = (WAITING, KV_USAGE, INFLIGHT_REQUESTS)
 
     def __init__(self, waiting_full: float, kv_full: float, stale_after_s: float | None = None) -> None:
         self.waiting_full = waiting_full
         self.kv_full = kv_full
         self.stale_after_s = stale_after_s
-        self._known: _Known | None = None  # of the last snapshot: it serves many calls
+        self._known: _Known | None = None  # cached for the last snapshot, which many calls use
 
     def of(self, candidates: Candidates) -> Floats:
-        """0: idle; 1: at a threshold. One value per candidate, new."""
+        """Returns a new float64 array of shape (candidates,). 0: idle; 1: at a threshold; more: above it."""
         known = self._of(candidates.snapshot)
         pressure: Floats = candidates[INFLIGHT_REQUESTS] - candidates.narrow(known.before)
         pressure /= self.waiting_full
         return np.maximum(pressure, candidates.narrow(known.least), out=pressure)
 
     def mean(self, candidates: Candidates) -> float:
-        """Of all candidates, each counting the same however large it is; 1 for none."""
+        """Returns the mean over all candidates, unweighted; 1 if there is no candidate."""
         size = len(candidates)
         return float(np.add.reduce(self.of(candidates))) / size if size else 1.0
 
     def below(self, candidates: Candidates, waiting: float, kv: float) -> Mask:
-        """Who is below both of these."""
+        """Returns bool, shape (candidates,): whether waiting requests and KV usage are both below these limits."""
         known = self._of(candidates.snapshot)
         counted = candidates[INFLIGHT_REQUESTS] - candidates.narrow(known.before)
         mask: Mask = np.maximum(counted, candidates.narrow(known.scraped)) < waiting
@@ -65,7 +71,7 @@ class Pressure:
         return mask
 
     def fresh(self, candidates: Candidates) -> Mask:
-        """Who counts by what it reports."""
+        """Returns bool, shape (candidates,): whether the candidate counts by its reported values."""
         mask = self._of(candidates.snapshot).fresh
         return mask if candidates.rows is None else mask[candidates.rows]
 

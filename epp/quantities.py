@@ -1,6 +1,6 @@
-"""Amounts as operators write them: Kubernetes quantities (`1Gi`, `500M`), Go durations (`1m30s`), Go booleans.
+"""Parses amounts as operators write them: Kubernetes quantities (`1Gi`, `500M`), Go durations (`1m30s`), Go booleans.
 
-Each function takes text and raises `ValueError` with a sentence that can stand in an error message.
+Each function raises ValueError with a text for the operator.
 """
 
 import math
@@ -8,7 +8,7 @@ import re
 from decimal import Decimal
 
 INT64_MAX = 2**63 - 1
-DURATION_MAX_S = INT64_MAX / 1e9  # what an int64 of nanoseconds holds
+DURATION_MAX_S = INT64_MAX / 1e9  # the range of an int64 of nanoseconds
 
 _QUANTITY = re.compile(
     r"(?P<number>[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+))"
@@ -27,7 +27,7 @@ _TRUE, _FALSE = frozenset(("1", "t", "true")), frozenset(("0", "f", "false"))
 
 
 def parse_quantity(text: str) -> int:
-    """`1Gi` -> 1073741824; fractions are rounded up, as Kubernetes does. Fits an int64."""
+    """Parses a quantity: `1Gi` -> 1073741824. Fractions are rounded up, as in Kubernetes. The result fits an int64. Raises ValueError."""
     match = _QUANTITY.fullmatch(text) if len(text) <= _TEXT_MAX else None
     if match is None:
         raise ValueError(f"'{text[:_TEXT_MAX]}' is not a quantity; write for example 1000, 500M or 1Gi")
@@ -42,7 +42,7 @@ def parse_quantity(text: str) -> int:
 
 
 def parse_size(text: str) -> int:
-    """A quantity of bytes, with or without a B at its end (`10MiB`, `25MB`); not negative."""
+    """Parses a quantity of bytes, with or without a final B (`10MiB`, `25MB`); not negative. Raises ValueError."""
     stripped = text.strip()
     size = parse_quantity(stripped[:-1] if len(stripped) > 1 and stripped[-1] in "Bb" else stripped)
     if size < 0:
@@ -51,7 +51,7 @@ def parse_size(text: str) -> int:
 
 
 def parse_duration(text: str) -> float:
-    """`1m30s` -> 90.0 seconds; may be negative. A number needs its unit, but for 0."""
+    """Parses a duration: `1m30s` -> 90.0 seconds. May be negative. Every number except 0 needs a unit. Raises ValueError."""
     body = text[1:] if text[:1] in ("+", "-") else text
     if body == "0":
         return 0.0
@@ -69,7 +69,7 @@ def parse_duration(text: str) -> float:
 
 
 def parse_bool(text: str) -> bool:
-    """Go's: 1, t, true, 0, f, false in any case."""
+    """Parses 1, t, true, 0, f, false, in upper or lower case. Raises ValueError."""
     folded = text.strip().lower()
     if folded in _TRUE:
         return True

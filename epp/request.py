@@ -1,7 +1,7 @@
-"""One inference request as the scheduler sees it: parsed once, read by every plugin."""
+"""Holds one inference request as plugins see it, parsed once."""
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from epp.data import Datum
 
@@ -11,20 +11,20 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-DEFAULT_FLOW = "default-flow"
+DEFAULT_FLOW: Final = "default-flow"
 NOTHING: Mapping[str, Any] = {}
-BYTES_PER_TOKEN = 4  # the field's estimate where nobody tokenises
+BYTES_PER_TOKEN: Final = 4  # the usual estimate if no plugin tokenizes
 
 
 class Media(NamedTuple):
-    """An image, video or audio clip in a prompt: its URL, or its data."""
+    """Holds an image, video or audio clip in a prompt. `content`: its URL or its data."""
 
     modality: str
     content: str
 
 
 class Feature(NamedTuple):
-    """One media item of a prompt: `length` tokens from `offset` stand for it. Equal content has an equal hash."""
+    """Describes one media item of a tokenized prompt: `length` tokens from index `offset` stand for it. Equal content has an equal hash."""
 
     modality: str
     hash: str
@@ -33,11 +33,13 @@ class Feature(NamedTuple):
 
 
 class Parts(NamedTuple):
-    """What a parser finds in a body for who tokenises.
+    """Holds the parts of a body that a tokenizer needs. A parser extracts them.
 
-    `prompts`: texts and media of each prompt in order. `token_ids`: instead of them, where the caller has tokenised; `features` are
-    the media among those of a single prompt. `render`: what renders the prompt, "chat" or "completions", of the JSON object `body`;
-    empty: nothing does. `structured`: messages have content of several parts.
+    `prompts`: for each prompt its texts (UTF-8) and media, in order.
+    `token_ids`: for each prompt its token ids, if the client has tokenized; then `prompts` is empty. `features`: the media items of a
+    single such prompt.
+    `render`: the API that can render `body` (a JSON object) to tokens: "chat" or "completions"; empty: none can.
+    `structured`: whether messages have content of several parts.
     """
 
     prompts: Sequence[Sequence[bytes | Media]] = ()
@@ -49,11 +51,11 @@ class Parts(NamedTuple):
 
 
 class Prompt:
-    """What the model server will prefill, as canonical bytes: equal prefixes of conversations give equal prefixes of bytes.
+    """Holds the prompt that the model server will prefill, as canonical bytes. If two conversations begin alike, their bytes begin alike.
 
-    Made by a parser. `canonical` is computed on first use, since not every configuration reads it; likewise `parts`, for which
-    the parser sets `body` and `read`. `several`: the canonical bytes of each where a request has more than one prompt, which a model
-    server computes and caches one by one.
+    A parser makes it. `canonical` is computed on first use, because not every configuration reads it. `parts()` is computed at each
+    call; for it the parser sets `body` and `read`. `several`: the canonical bytes of each prompt, if the request has more than one,
+    because a model server computes and caches each prompt separately.
     """
 
     __slots__ = ("_made", "_make", "body", "read", "several")
@@ -66,12 +68,12 @@ class Prompt:
         self.several: Sequence[bytes] = ()
 
     def parts(self) -> Parts:
-        """What is in the body, read anew each time. A parser that does not say leaves the canonical bytes as one text."""
+        """Returns the parts of the body. If the parser sets no `read`, returns the canonical bytes as one text."""
         return Parts(prompts=((self.canonical,),)) if self.read is None else self.read(self.body)
 
     @property
     def canonical(self) -> bytes:
-        """The bytes to hash, 4 to an estimated token."""
+        """Returns the bytes to hash for prefix matching; BYTES_PER_TOKEN bytes count as one token."""
         made = self._made
         if made is None:
             made = self._made = self._make()
@@ -79,15 +81,15 @@ class Prompt:
 
     @property
     def tokens(self) -> int:
-        """Estimated number of prompt tokens."""
+        """Returns the estimated number of prompt tokens. `epp.tokens.token_count` is exact if there is a token producer."""
         return -(-len(self.canonical) // BYTES_PER_TOKEN)
 
 
-EMPTY_PROMPT = Prompt(lambda: b"")
+EMPTY_PROMPT: Final = Prompt(lambda: b"")
 
 
 class Subset:
-    """The gateway's list of allowed endpoints; an empty one allows none."""
+    """Holds the gateway's list of allowed endpoints: `ip:port` or `ip`. An empty list allows none."""
 
     __slots__ = ("entries",)
 
@@ -96,14 +98,25 @@ class Subset:
 
 
 class Request:
-    """The request of one stream. Plugins read it, and of it write `data` alone; RequestHeader plugins may set `fairness_id` too.
+    """Holds the request of one stream. Plugins read it and write data by `request[DATUM] = value`.
 
-    The runtime sets `now` once per phase (monotonic seconds), and `profile` to the one that runs.
+    Two extension points may write more: a Parser sets the fields of the body, a RequestHeader plugin may set `fairness_id`.
+
+    From the gateway: `id`, `path` (no query string), `headers` (names in lower case), `body_bytes` (unpacked if the body is gzip),
+    `subset`; None: any endpoint.
+    From the body: `model`, `prompt`, `streaming`, `max_tokens` (None: no limit), `cache_salt`. `prompt` and `cache_salt` are empty after
+    the decision. `target_model`: the model that is requested from the model server.
+    For flow control: `fairness_id`, `priority`, `ttl_s` (the longest wait in seconds that the client wants; None: no wish).
+    Times in monotonic seconds: `now`, which the runtime sets at each phase (decision, response headers, body chunk, end), and `sent_at`,
+    when the picker answered the gateway.
+    Set by the runtime: `profile`, the name of the running profile; `considered`, the candidates from which profiles start; `runs`, the
+    profile runs so far; `emptied`, the candidates after each filter, for each profile that ended without a candidate; `unscored`, the
+    scorers that raised, so that the request was routed without them.
     """
 
     __slots__ = (
         "body_bytes", "cache_salt", "considered", "data", "emptied", "fairness_id", "headers", "id", "max_tokens", "model", "now",
-        "path", "priority", "profile", "prompt", "runs", "sent_at", "streaming", "subset", "target_model",
+        "path", "priority", "profile", "prompt", "runs", "sent_at", "streaming", "subset", "target_model", "ttl_s", "unscored", "wishes",
     )  # fmt: skip
 
     def __init__(
@@ -122,6 +135,7 @@ class Request:
         subset: Subset | None = None,
         fairness_id: str = DEFAULT_FLOW,
         priority: int = 0,
+        ttl_s: float | None = None,
     ) -> None:
         self.id = id
         self.path = path
@@ -137,25 +151,31 @@ class Request:
         self.subset = subset
         self.fairness_id = fairness_id
         self.priority = priority
-        self.sent_at = 0.0  # when the answer went to the gateway, on the clock of `now`
-        # Set by the runtime, for plugins to know where they are and for explanations.
-        self.profile = ""  # the profile that runs
-        self.considered: Candidates | None = None  # whom the profiles start from
-        self.runs: Mapping[str, ProfileRun | None] = NOTHING  # of the profiles so far
-        self.emptied: Mapping[str, Sequence[Candidates]] = (
-            NOTHING  # of a profile whose filters left nobody: who was left after each
-        )
-        self.data: dict[str | tuple[str, str], Any] = {}
+        self.ttl_s = ttl_s
+        # Whether it may have client headers (`epp.client_headers`): a cheap check before expensive ones.
+        self.wishes = False
+        self.sent_at = 0.0
+        self.profile = ""
+        self.considered: Candidates | None = None
+        self.runs: Mapping[str, ProfileRun | None] = NOTHING
+        self.emptied: Mapping[str, Sequence[Candidates]] = NOTHING
+        self.unscored: tuple[str, ...] = ()
+        # A guarded plugin (`epp.guard`) sees this through another mapping.
+        self.data: MutableMapping[str | tuple[str, str], Any] = {}
 
-    def __getitem__(self, datum: Datum[T]) -> T:
-        """What the producer of `datum` emitted for this request (and this profile, if it is per profile), or its default."""
+    def __getitem__(self, datum: Datum[T]) -> Any:
+        """Returns the value of `datum` for this request (for the running profile, if it is `per_profile`), or its default if it is not set.
+
+        The return type is not T, because the default is None in most cases, and compiled code would refuse None where T is promised.
+        """
         if datum.per_profile:
-            return self.data.get((datum.name, self.profile), datum.default)  # type: ignore[no-any-return]
-        return self.data.get(datum.name, datum.default)  # type: ignore[no-any-return]
+            return self.data.get((datum.name, self.profile), datum.default)
+        return self.data.get(datum.name, datum.default)
 
     def give(self, profile: str, datum: Datum[T], value: T) -> None:
-        """For profile handlers: what `profile` will read of a datum that is per profile."""
+        """Sets a `per_profile` datum for the named profile. For profile handlers, before that profile runs."""
         self.data[datum.name, profile] = value
 
     def __setitem__(self, datum: Datum[T], value: T) -> None:
+        """Sets the value of `datum` for this request, or for the running profile if it is `per_profile`."""
         self.data[(datum.name, self.profile) if datum.per_profile else datum.name] = value

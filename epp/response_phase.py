@@ -1,9 +1,10 @@
-"""What of an answer is looked at, and why; and whether a configuration can do without all of it.
+"""Says which parts of a response the picker reads and why, and whether a configuration can do without the response phase.
 
-`requestHandler.responsePhase: none` ends the stream with the answer to the request: the gateway passes the model server's answer on
-without asking. That saves most of what a long answer costs, and it means that nobody knows how a request went or when it ended.
-So it is refused where a plugin is told of answers, or reads a load that falls when answers end. Of the metrics, those of requests
-and decisions stay; durations, tokens, sizes of answers, requests running and errors of model servers are missing.
+With `requestHandler.responsePhase: none` the stream ends when the picker has answered the request. The gateway then passes the model
+server's response on without calling the picker. That saves most of the cost of a long response, but the picker does not learn
+how a request went or when it ended. Therefore this setting is refused if a plugin has response calls, or reads load in flight (which
+falls when responses end). Metrics of requests and decisions remain. There are no metrics of durations, tokens, response sizes, running
+requests and errors of model servers.
 """
 
 from collections.abc import Iterable, Sequence
@@ -18,24 +19,24 @@ NONE: Final = "none"
 PHASES: Final = (FULL, NONE)
 IN_FLIGHT: Final = frozenset(
     key.name for key in (INFLIGHT_REQUESTS, INFLIGHT_TOKENS, WAITING)
-)  # WAITING: what was sent since the last scrape counts
-TOLD: Final = (ResponseReceived, ResponseStreaming, ResponseComplete)
+)  # WAITING includes the requests sent since the last scrape
+RESPONSE_POINTS: Final = (ResponseReceived, ResponseStreaming, ResponseComplete)
 
 
 def needs(plugins: Iterable[Plugin]) -> list[tuple[str, str]]:
-    """(plugin, why) of those who cannot do without the response phase."""
-    found = []
+    """Returns (plugin name, reason) for each plugin that needs the response phase."""
+    needing = []
     for plugin in plugins:
         read = [key.name for key in plugin.consumes if key.name in IN_FLIGHT]
         if read:
-            found.append((plugin.name, f"reads load in flight ({', '.join(read)})"))
-        elif isinstance(plugin, TOLD):
-            found.append((plugin.name, "is told of answers"))
-    return found
+            needing.append((plugin.name, f"reads load in flight ({', '.join(read)})"))
+        elif isinstance(plugin, RESPONSE_POINTS):
+            needing.append((plugin.name, "is called for responses"))
+    return needing
 
 
 def parts(recipe: Recipe, phase: str) -> dict[str, str]:
-    """What is looked at -> on whose account, in one line each; for the log at start."""
+    """Maps each part of a response that is read to the names of the plugins that need it. For the log at start."""
     if phase == NONE:
         return {"phase": NONE}
     streaming = recipe.acting(ResponseStreaming)

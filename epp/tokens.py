@@ -1,11 +1,12 @@
-"""Tokens of one request's prompts, and the media among them: typed data between the token producer and its readers.
+"""Defines tokens and media of one request's prompts: typed data between the token producer and its readers.
 
-`Parts` go the other way: what a parser found in the body, for who tokenises. They are read out of the body only when somebody
-asks (`Prompt.parts`), so that configurations without a token producer pay nothing for them.
+    parser ── Parts: texts, media, token ids ──▶ token producer ── TOKENS ──▶ readers
+
+`Parts` are read from the body only when `Prompt.parts` is called, so configurations without a token producer pay nothing for them.
 """
 
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,17 +22,20 @@ __all__ = (
     "Parts",
     "PromptTokens",
     "TokenizedPrompt",
-    "let_go",
+    "drop_prompt",
     "token_count",
 )
 
-TOKEN_PRODUCER = "token-producer"
+TOKEN_PRODUCER: Final = "token-producer"
 
 TokenIds: TypeAlias = NDArray[np.uint32]
 
 
 class PromptTokens:
-    """One prompt. `token_ids` is None where only its media are known; `features` are in the prompt's order."""
+    """Holds one tokenized prompt.
+
+    `token_ids`: uint32; None: only the media are known. `features`: its media items, in the prompt's order.
+    """
 
     __slots__ = ("features", "token_ids")
 
@@ -41,7 +45,7 @@ class PromptTokens:
 
 
 class TokenizedPrompt:
-    """All prompts of a request: a completion may have several, everything else has one."""
+    """Holds all prompts of a request, tokenized. A completion may have several prompts, other requests have one."""
 
     __slots__ = ("cache_salt", "prompts")
 
@@ -51,23 +55,23 @@ class TokenizedPrompt:
 
     @property
     def count(self) -> int:
-        """Tokens of all prompts."""
+        """Returns the number of tokens in all prompts."""
         return sum(len(prompt.token_ids) for prompt in self.prompts if prompt.token_ids is not None)
 
 
-# The same whatever name the producer's instance has. Gone when the request is decided.
-TOKENS = Datum(f"tokenized_prompt/{TOKEN_PRODUCER}", TokenizedPrompt)
-_NAME = TOKENS.name
+# All producers emit under this one key, whatever the name of their instance. The value exists until the request is decided.
+TOKENS: Final = Datum(f"tokenized_prompt/{TOKEN_PRODUCER}", TokenizedPrompt)
+_NAME: Final = TOKENS.name
 
 
 def token_count(request: Request) -> int:
-    """Prompt tokens: the token producer's count where there is one, else the estimate by bytes."""
+    """Returns the number of prompt tokens: counted if there is a token producer, otherwise estimated from the bytes."""
     tokenized = request[TOKENS]
     return request.prompt.tokens if tokenized is None else tokenized.count
 
 
-def let_go(request: Request) -> None:
-    """It is decided: what may be as long as the body, and is there for the decision alone, is not kept for the answer."""
+def drop_prompt(request: Request) -> None:
+    """Drops the data of a decided request that are needed only for the decision and may be as large as its body."""
     request.prompt = EMPTY_PROMPT
     request.cache_salt = ""
     request.data.pop(_NAME, None)

@@ -1,4 +1,4 @@
-"""Load and model servers for trying the picker, which is seen from outside only, as by Envoy.
+"""Load generators and simulated model servers for trying the picker. They see it from outside only, as Envoy does.
 
-Nothing in this package imports `shm`, `workers` or the domain part of `epp`.
+May import: the codec of epp.protocol and its messages. Imported by: tests; the demo starts its modules as processes.
 """

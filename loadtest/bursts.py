@@ -1,6 +1,6 @@
-"""The users of `loadtest/locustfile.py` in bursts: a third of them all the time, all of them for a quarter of each period.
+"""Sends load in bursts: a third of the users of `loadtest/locustfile.py` at all times, and all of them for a quarter of each period.
 
-`locust -f loadtest/bursts.py -H http://GATEWAY --run-time 2m -u 60 Chat`; `-u` is the number at the peak.
+Usage: `locust -f loadtest/bursts.py -H http://GATEWAY --run-time 2m -u 60 Chat`; `-u` is the number of users at the peak.
 """
 
 from typing import Final
@@ -15,11 +15,11 @@ PERIOD_S: Final = 20.0
 BURST_SHARE: Final = 0.25
 QUIET_SHARE: Final = 1 / 3
 PEAK_DEFAULT: Final = 30
-SPAWN_RATE: Final = 1_000.0  # at once
+SPAWN_RATE: Final = 1_000.0  # users per second: high, so that all of them start at once
 
 
 class Bursts(LoadTestShape):
-    """How many users there are at a time."""
+    """Tells locust the number of users at each moment."""
 
     def tick(self) -> tuple[int, float] | None:
         assert self.runner is not None

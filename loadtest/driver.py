@@ -1,10 +1,10 @@
 """`python -m loadtest.driver --target 127.0.0.1:9002 --case short`: drives a picker as Envoy does, without Envoy.
 
-A closed loop keeps `--concurrency` streams open; an open loop (`--rate`) begins requests on schedule whatever the picker does, and counts
-their latency from the intended time. *Pick* runs until the whole request came back, *full* until the stream's end. With
-`--group` the CPU time and memory of the picker's process group are charged to the requests.
+A closed loop keeps `--concurrency` streams open. An open loop (`--rate`) begins requests on schedule, however slow the picker is, and
+measures latency from the scheduled time. *Pick* is the time until the whole request came back, *full* the time until the stream ended.
+With `--group` the report charges the CPU time and memory of the picker's process group to the requests.
 
-Each process has its own event loop and connections; their figures are merged.
+Each process has its own event loop and connections. Their figures are merged.
 """
 
 import argparse
@@ -31,15 +31,15 @@ from loadtest.process_group import cpu_seconds, memory_mib
 PATH: Final = "/envoy.service.ext_proc.v3.ExternalProcessor/Process"
 WARM_UP_S: Final = 1.0
 CONNECT_S: Final = 5.0
-LAST_ANSWERS_S: Final = 30.0  # for what is under way at the end
-# Streams at once in one process: a picker that stands still must not take the machine along.
+LAST_ANSWERS_S: Final = 30.0  # how long to wait at the end for requests in flight
+# The most open streams of one process. The limit protects the machine's memory if the picker stops answering.
 OPEN_LOOP_MAX: Final = 20_000
 ERRORS_SHOWN: Final = 3
 
 
 @dataclass(frozen=True)
 class Case:
-    """A workload: its requests, how many at once over how many connections, and the endpoints that it wants."""
+    """A workload: its requests, how many of them are open at once, over how many connections, and how many endpoints it needs."""
 
     shape: Shape
     concurrency: int = 16
@@ -62,13 +62,13 @@ CASES: Final = {
 
 @dataclass
 class Tally:
-    """What came of the requests; times in seconds."""
+    """The results of requests. Times are in seconds."""
 
     endings: Counter[str] = field(default_factory=Counter)
     errors: list[str] = field(default_factory=list)
     pick: list[float] = field(default_factory=list)
     full: list[float] = field(default_factory=list)
-    late: int = 0  # of an open loop: not begun, since OPEN_LOOP_MAX were under way
+    late: int = 0  # requests of an open loop that were not begun because OPEN_LOOP_MAX were in flight
 
     def add(self, other: "Tally") -> None:
         self.endings.update(other.endings)
@@ -78,8 +78,8 @@ class Tally:
         self.late += other.late
 
 
-class Load:
-    """One process's part: opens streams until `until`, then waits for the last answers."""
+class LoadGenerator:
+    """Makes the load of one process: opens streams until the monotonic time `until`, then waits for the last answers."""
 
     def __init__(self, connections: Sequence[ClientConnection], messages: Messages, *, first: int) -> None:
         self._connections = connections
@@ -104,7 +104,7 @@ class Load:
             if wait > 0:
                 await asyncio.sleep(wait)
             elif turn % 16 == 0:
-                await asyncio.sleep(0)  # behind schedule: answers must be read all the same
+                await asyncio.sleep(0)  # the generator is late, but the event loop must still read answers
             if self._under_way >= OPEN_LOOP_MAX:
                 self.tally.late += 1
                 continue
@@ -118,11 +118,11 @@ class Load:
         except TimeoutError:
             self.tally.endings[Ending.FAILED.value] += self._under_way
             self.tally.errors.append(
-                f"{self._under_way} streams had no end {LAST_ANSWERS_S:.0f} s after the last began"
+                f"{self._under_way} streams did not end {LAST_ANSWERS_S:.0f} s after the last one began"
             )
 
     def _begin(self, connection: ClientConnection, start: float, until: float) -> None:
-        """Opens a stream; when it is over, the next one, while there is time."""
+        """Opens a stream. When the stream ends before `until`, the next one begins."""
         self._under_way += 1
         self._quiet.clear()
         number = self._number = self._number + 1
@@ -132,7 +132,7 @@ class Load:
             nonlocal picked_at
             picked_at = time.monotonic()
 
-        def over(ending: Ending, text: str) -> None:
+        def ended(ending: Ending, text: str) -> None:
             now = time.monotonic()
             tally.endings[ending.value] += 1
             if ending is Ending.OK:
@@ -146,7 +146,7 @@ class Load:
             elif not self._under_way:
                 self._quiet.set()
 
-        exchange = Exchange(self._messages, picked, over, self._loop.call_later)
+        exchange = Exchange(self._messages, picked, ended, self._loop.call_later)
         opened = connection.open(exchange)
         if isinstance(opened, ClientStream):
             exchange.begin(opened, number)
@@ -162,16 +162,16 @@ class Load:
 
 
 async def drive(options: argparse.Namespace) -> Tally:
-    """One process's whole run, the warm-up not counted."""
+    """Runs one process's load. The tally leaves out the warm-up."""
     case = chosen(options)
     connections = [await connect(*options.target, tls=options.tls) for _ in range(case.connections)]
     messages = Messages(case.shape, f"{os.getpid()}-{time.time_ns()}")
-    warm = Load(connections, messages, first=0)
+    warm = LoadGenerator(connections, messages, first=0)
     await warm.closed(min(case.concurrency, 16), time.monotonic() + options.warm_up)
-    load = Load(connections, messages, first=1_000_000)
+    load = LoadGenerator(connections, messages, first=1_000_000)
     until = time.monotonic() + options.seconds
     print("begun", flush=True)
-    if not case.concurrency:  # what it costs to do nothing
+    if not case.concurrency:  # measures the cost of an idle picker
         await asyncio.sleep(options.seconds)
     elif options.rate:
         await load.paced(options.rate, until)
@@ -183,7 +183,7 @@ async def drive(options: argparse.Namespace) -> Tally:
 
 
 async def connect(host: str, port: int, *, tls: bool) -> ClientConnection:
-    """A connection whose settings are known. Certificates are not checked: pickers make their own."""
+    """Returns a connection that has received the peer's settings. Does not verify the certificate: pickers sign their own."""
     context = None
     if tls:
         context = ssl.create_default_context()
@@ -205,7 +205,7 @@ async def connect(host: str, port: int, *, tls: bool) -> ClientConnection:
 
 
 def chosen(options: argparse.Namespace) -> Case:
-    """The case, changed as the options say, with this process's share of streams and connections."""
+    """Returns the case that the options name, with this process's share of its streams and connections."""
     case = CASES[options.case]
     shape = case.shape
     if options.prompt_kb is not None:
@@ -222,7 +222,7 @@ def chosen(options: argparse.Namespace) -> Case:
 
 
 def quantiles(values: Iterable[float]) -> dict[str, float]:
-    """Milliseconds at the usual places."""
+    """Returns the usual quantiles in milliseconds. `values`: in seconds."""
     ordered = sorted(values)
     if not ordered:
         return {}
@@ -233,7 +233,7 @@ def quantiles(values: Iterable[float]) -> dict[str, float]:
 
 
 def spread(arguments: Sequence[str], options: argparse.Namespace) -> tuple[Tally, float, dict[str, float]]:
-    """Runs the processes; their merged tally, the seconds, and the CPU seconds of the picker's processes meanwhile."""
+    """Runs the driver processes. Returns the merged tally, the seconds, and the CPU seconds of each picker process in that time."""
     command = [sys.executable, "-m", "loadtest.driver", *arguments, "--part"]
     if options.rate:
         command += ["--rate", str(options.rate / options.processes)]
@@ -246,7 +246,7 @@ def spread(arguments: Sequence[str], options: argparse.Namespace) -> tuple[Tally
     for child in children:
         output, _ = child.communicate()
         if child.returncode:
-            raise SystemExit(f"a driver process ended with {child.returncode}")
+            raise SystemExit(f"a driver process exited with code {child.returncode}")
         part = json.loads(output)
         part["endings"] = Counter(part["endings"])
         tally.add(Tally(**part))
@@ -257,7 +257,7 @@ def spread(arguments: Sequence[str], options: argparse.Namespace) -> tuple[Tally
 
 def report(options: argparse.Namespace, tally: Tally, seconds: float, spent: dict[str, float]) -> dict[str, Any]:
     ok, cpu = tally.endings[Ending.OK.value], sum(spent.values())
-    found: dict[str, Any] = {
+    result: dict[str, Any] = {
         "case": options.case,
         "requests_per_s": round(ok / seconds, 1),
         "endings": dict(tally.endings),
@@ -265,32 +265,32 @@ def report(options: argparse.Namespace, tally: Tally, seconds: float, spent: dic
         "full_ms": quantiles(tally.full),
     }
     if tally.late:
-        found["not_begun"] = tally.late
+        result["not_begun"] = tally.late
     if options.group:
-        found["cpu_us_per_request"] = round(cpu * 1e6 / ok, 1) if ok else 0.0
-        found["cores"] = round(cpu / seconds, 3)
-        found["cores_by_process"] = {name: round(each / seconds, 3) for name, each in sorted(spent.items()) if each}
-        found["memory_mib"] = round(memory_mib(options.group), 1)
+        result["cpu_us_per_request"] = round(cpu * 1e6 / ok, 1) if ok else 0.0
+        result["cores"] = round(cpu / seconds, 3)
+        result["cores_by_process"] = {name: round(each / seconds, 3) for name, each in sorted(spent.items()) if each}
+        result["memory_mib"] = round(memory_mib(options.group), 1)
     if tally.errors:
-        found["errors"] = tally.errors
-    return found
+        result["errors"] = tally.errors
+    return result
 
 
-def show(found: dict[str, Any]) -> None:
-    endings = ", ".join(f"{count} {name}" for name, count in found["endings"].items()) or "no requests"
-    pick, full = ("  ".join(f"{k} {v:g}" for k, v in found[name].items()) for name in ("pick_ms", "full_ms"))
-    print(f"{found['case']}: {found['requests_per_s']:,.0f} requests/s ({endings})")
+def show(result: dict[str, Any]) -> None:
+    endings = ", ".join(f"{count} {name}" for name, count in result["endings"].items()) or "no requests"
+    pick, full = ("  ".join(f"{k} {v:g}" for k, v in result[name].items()) for name in ("pick_ms", "full_ms"))
+    print(f"{result['case']}: {result['requests_per_s']:,.0f} requests/s ({endings})")
     print(f"  pick  {pick} ms\n  full  {full} ms")
-    if "cpu_us_per_request" in found:
+    if "cpu_us_per_request" in result:
         print(
-            f"  picker  {found['cpu_us_per_request']:,.0f} us CPU per request, {found['cores']:.2f} cores, {found['memory_mib']:.0f} MiB"
+            f"  picker  {result['cpu_us_per_request']:,.0f} us CPU per request, {result['cores']:.2f} cores, {result['memory_mib']:.0f} MiB"
         )
-    for error in found.get("errors", ()):
+    for error in result.get("errors", ()):
         print(f"  error  {error}")
 
 
 def address(text: str) -> tuple[str, int]:
-    """host:port, an IPv6 address in brackets."""
+    """Parses host:port; an IPv6 address stands in brackets. Raises ArgumentTypeError."""
     host, _, port = text.rpartition(":")
     if not host or not port.isdecimal():
         raise argparse.ArgumentTypeError(f"'{text}' is not host:port")
@@ -298,7 +298,7 @@ def address(text: str) -> tuple[str, int]:
 
 
 def amount(kind: type[int] | type[float], least: float = 0) -> Callable[[str], float]:
-    """Numbers from `least` on."""
+    """Returns an argument parser for numbers from `least` on."""
 
     def read(text: str) -> float:
         try:
@@ -307,7 +307,7 @@ def amount(kind: type[int] | type[float], least: float = 0) -> Callable[[str], f
             value = math.nan
         if not least <= value < math.inf:
             raise argparse.ArgumentTypeError(
-                f"'{text}' is not {'a count' if kind is int else 'a number'} from {least:g}"
+                f"'{text}' is not {'a count' if kind is int else 'a number'} of at least {least:g}"
             )
         return value
 
@@ -315,34 +315,40 @@ def amount(kind: type[int] | type[float], least: float = 0) -> Callable[[str], f
 
 
 def parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(
+    arguments = argparse.ArgumentParser(
         prog="driver", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    made.add_argument("--target", type=address, required=True, help="the picker's ext_proc address, host:port")
-    made.add_argument("--case", choices=CASES, default="short")
-    made.add_argument("--prompt-kb", type=amount(float, 0.1), help="size of the prompt (default: the case's)")
-    made.add_argument(
+    arguments.add_argument("--target", type=address, required=True, help="the picker's ext_proc address, host:port")
+    arguments.add_argument("--case", choices=CASES, default="short")
+    arguments.add_argument("--prompt-kb", type=amount(float, 0.1), help="size of the prompt (default: the case's)")
+    arguments.add_argument(
         "--chunks", type=amount(int, 1), help="chunks of the answer; above 1 it is streamed (default: the case's)"
     )
-    made.add_argument("--pace-ms", type=amount(float), help="between chunks (default: the case's)")
-    made.add_argument("--seconds", type=amount(float, 0.1), default=5.0)
-    made.add_argument("--warm-up", type=amount(float), default=WARM_UP_S, help="seconds before that, not counted")
-    made.add_argument(
-        "--processes", type=amount(int, 1), default=1, help="driver processes; streams and connections are shared out"
+    arguments.add_argument("--pace-ms", type=amount(float), help="time between chunks (default: the case's)")
+    arguments.add_argument("--seconds", type=amount(float, 0.1), default=5.0)
+    arguments.add_argument(
+        "--warm-up", type=amount(float), default=WARM_UP_S, help="seconds of load before that, left out of the figures"
     )
-    made.add_argument("--concurrency", type=amount(int), default=0, help="streams at once (default: the case's)")
-    made.add_argument("--connections", type=amount(int), default=0, help="connections (default: the case's)")
-    made.add_argument("--rate", type=amount(float), default=0.0, help="open loop: requests per second")
-    made.add_argument("--tls", action="store_true")
-    made.add_argument("--group", type=int, default=0, help="process group of the picker, to be charged")
-    made.add_argument("--json", action="store_true")
-    made.add_argument("--part", action="store_true", help=argparse.SUPPRESS)
-    return made
+    arguments.add_argument(
+        "--processes", type=amount(int, 1), default=1, help="driver processes, which share the streams and connections"
+    )
+    arguments.add_argument("--concurrency", type=amount(int), default=0, help="streams at once (default: the case's)")
+    arguments.add_argument("--connections", type=amount(int), default=0, help="connections (default: the case's)")
+    arguments.add_argument("--rate", type=amount(float), default=0.0, help="open loop: requests per second")
+    arguments.add_argument("--tls", action="store_true")
+    arguments.add_argument(
+        "--group", type=int, default=0, help="process group of the picker: report its CPU time and memory"
+    )
+    arguments.add_argument("--json", action="store_true")
+    arguments.add_argument("--part", action="store_true", help=argparse.SUPPRESS)
+    return arguments
 
 
 def hint(options: argparse.Namespace) -> str:
-    """What to try next."""
-    return "without --tls, perhaps?" if options.tls else "a picker speaks TLS unless --secure-serving=false: --tls"
+    """Returns what to try after a failed connection."""
+    return (
+        "try it without --tls" if options.tls else "a picker speaks TLS unless it has --secure-serving=false: try --tls"
+    )
 
 
 def main() -> int:
@@ -351,9 +357,9 @@ def main() -> int:
         try:
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
                 tally = runner.run(drive(options))
-        except OSError as failure:  # of a connection that is new; what ends later is counted
+        except OSError as failure:  # from connecting; a connection that breaks later is counted
             sys.exit(
-                f"{options.target[0]}:{options.target[1]} does not answer as a picker does: {failure}; {hint(options)}"
+                f"{options.target[0]}:{options.target[1]} does not answer like a picker: {failure}; {hint(options)}"
             )
         json.dump(vars(tally), sys.stdout)
         return 0
@@ -364,11 +370,11 @@ def main() -> int:
         print(f"no picker answers at {host}:{port}: {(error.strerror or str(error)).lower()}", file=sys.stderr)
         return 2
     tally, seconds, cpu = spread([a for a in sys.argv[1:] if a != "--json"], options)
-    found = report(options, tally, seconds, cpu)
+    result = report(options, tally, seconds, cpu)
     if options.json:
-        json.dump(found, sys.stdout, indent=1)
+        json.dump(result, sys.stdout, indent=1)
     else:
-        show(found)
+        show(result)
     return 0 if set(tally.endings) <= {Ending.OK.value} else 1
 
 

@@ -1,55 +1,56 @@
-"""A pure model of a vLLM-like engine: requests in, tokens out, time passed in.
+"""A model of a vLLM-like engine, without I/O: requests and times go in, tokens come out.
 
 The engine works in steps. A step admits waiting requests, computes their uncached prompt tokens,
-and gives every running request one token; it lasts
+and gives every running request one token. A step lasts
 
     decode_s * (1 + decode_growth * (running - 1))
     + prefill_s_per_token * uncached tokens + lora_load_s * adapters loaded
 
-so a long prompt delays everybody, and the time to first token grows under load. A prompt is
-computed in one step, not in pieces; a step takes further prompts until `step_tokens` are reached.
+so a long prompt delays every request, and the time to first token grows under load. A prompt is
+computed whole in one step. A step admits more prompts until it has `step_tokens` prompt tokens.
 
-Admission is first come, first served: the head of the queue waits until enough KV blocks are free
-and nobody overtakes it, except that requests whose LoRA adapter finds no slot are stepped over. A
-request holds the blocks of its prompt and of all tokens that it may generate from admission to its
-end, so nothing is ever preempted.
+Admission is first come, first served: the head of the queue waits until enough KV blocks are free,
+and no request overtakes it. One exception: the engine skips requests with a LoRA adapter for which
+there is no slot. From its admission to its end, a request holds the blocks of its prompt and of all
+tokens that it may generate, so the engine never preempts.
 
 The owner calls `advance(now)` at `next_due()`, and right before each `submit` and `cancel`, so that
-these meet the engine as it is at that moment. Steps are computed when they are looked at: while
-nobody streams and nothing can be admitted, many pass in one go. Nothing here reads a clock, draws a
-random number or knows HTTP; equal calls give equal results.
+these calls see the engine's state at `now`. `advance` computes steps lazily: while no request streams
+and none can be admitted, it passes many steps in one go. The engine reads no clock, draws no random
+numbers and does not know HTTP. Equal calls give equal results.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from loadtest.kv_pool import KvPool
+from loadtest.kv_pool import Change, KvPool
 from loadtest.observations import Observations
 
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
-    """Size and speed of one server; times in engine seconds."""
+    """Size and speed of one server. Times are in engine seconds."""
 
     max_running: int = 256
     kv_blocks: int = 20_000
     block_size: int = 16
     prefill_s_per_token: float = 50e-6
-    transfer_s_per_token: float = 1e-6  # of KV blocks that another server has computed
+    transfer_s_per_token: float = 1e-6  # the time to load KV blocks that another server has computed
     decode_s: float = 0.020
     decode_growth: float = 0.005
     step_tokens: int = 8_192
     max_loras: int = 0
     lora_load_s: float = 0.050
     waiting_max: int = 10_000
+    cpu_blocks: int = 0  # size of the CPU tier, which keeps evicted blocks; 0: there is none
 
 
 class JobState(Enum):
-    """Where a request stands; the last two are final."""
+    """The state of a request. The last two states are final."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -58,7 +59,7 @@ class JobState(Enum):
 
 
 class Refusal(Exception):
-    """The engine cannot take a request; the message says which limit it meets."""
+    """The engine refuses a request. The message names the limit."""
 
 
 class TooLong(Refusal):
@@ -70,16 +71,16 @@ class QueueFull(Refusal):
 
 
 class NoLoraSlots(Refusal):
-    """The request names an adapter and the engine has no slot for any."""
+    """The request names an adapter, but the engine has no adapter slots."""
 
 
 class Job:
-    """One request inside an engine. The engine writes it, its owner reads it."""
+    """One request inside an engine. The engine changes it, and the owner of the engine reads it."""
 
     __slots__ = (
         "admitted_at", "arrived_at", "blocks_needed", "cached_tokens", "ended_at",
-        "first_token_at", "generated", "hashes", "lora", "max_tokens", "prompt_tokens",
-        "remaining", "state", "streams", "transferred",
+        "first_token_at", "generated", "hashes", "lora", "max_tokens", "prompt", "prompt_tokens",
+        "remaining", "salt", "state", "streams", "transferred",
     )  # fmt: skip
 
     def __init__(
@@ -90,15 +91,20 @@ class Job:
         *,
         streams: bool = False,
         lora: str | None = None,
+        prompt: bytes = b"",
+        salt: str = "",
     ) -> None:
+        """`hashes`: of the prompt's whole blocks. `prompt`, `salt`: the hashed bytes, for engines that publish KV events."""
         self.hashes = hashes
+        self.prompt = prompt
+        self.salt = salt
         self.prompt_tokens = prompt_tokens
         self.max_tokens = max_tokens
         self.streams = streams
         self.lora = lora
-        self.transferred = False  # set before submission: another server has computed the prompt
+        self.transferred = False  # the owner sets it before `submit` if another server has computed the prompt
         self.state = JobState.WAITING
-        self.remaining = max(1, max_tokens)  # steps; an embedding takes one and generates nothing
+        self.remaining = max(1, max_tokens)  # steps until the end; an embedding takes one and generates no token
         self.generated = 0
         self.cached_tokens = 0
         self.blocks_needed = 0
@@ -106,9 +112,9 @@ class Job:
 
 
 class LoraSlots:
-    """Adapters in GPU memory.
+    """Holds adapters in GPU memory.
 
-    A slot changes hands only while no running request uses it, longest unused first.
+    A slot takes another adapter only while no running request uses the slot. The slot that has been unused longest is taken first.
     """
 
     def __init__(self, slots: int) -> None:
@@ -117,7 +123,7 @@ class LoraSlots:
 
     @property
     def loaded(self) -> tuple[str, ...]:
-        """Adapters in memory, longest unused first."""
+        """Returns the adapters in memory, the longest unused one first."""
         return tuple(self._loaded)
 
     @property
@@ -126,12 +132,12 @@ class LoraSlots:
         return tuple(name for name, users in self._loaded.items() if users)
 
     def fits(self, name: str) -> bool:
-        """Whether `acquire` would find a slot."""
+        """Returns whether `acquire` would find a slot."""
         loaded = self._loaded
         return name in loaded or len(loaded) < self.slots or 0 in loaded.values()
 
     def acquire(self, name: str) -> bool:
-        """Use `name`, which fits; True if it had to be loaded."""
+        """Takes a slot for the adapter `name`, which must fit. Returns True if the adapter had to be loaded."""
         loaded = self._loaded
         missing = name not in loaded
         if missing:
@@ -143,16 +149,20 @@ class LoraSlots:
         return missing
 
     def release(self, name: str) -> None:
-        """One running request less uses `name`."""
+        """Ends one running request's use of the adapter `name`."""
         self._loaded[name] -= 1
 
 
 class Engine:
-    """The queue, the batch and the KV blocks of one simulated server."""
+    """Simulates the queue, the batch and the KV blocks of one server."""
 
-    def __init__(self, settings: EngineSettings) -> None:
+    def __init__(
+        self, settings: EngineSettings, changed: Callable[[Job, Sequence[Change]], None] | None = None
+    ) -> None:
+        """`changed`: called with each request that changes the blocks in the pool, and with the changes."""
         self.settings = settings
-        self.pool = KvPool(settings.kv_blocks)
+        self.pool = KvPool(settings.kv_blocks, settings.cpu_blocks, logs=changed is not None)
+        self._changed = changed
         self.loras = LoraSlots(settings.max_loras)
         self.seen = Observations()
         self._waiting: dict[Job, None] = {}
@@ -161,7 +171,7 @@ class Engine:
         self._admitted: list[Job] = []
         self._step_ends_at: float | None = None
         self._step_lasts = 0.0
-        # Nothing waiting can be admitted before a request ends or another arrives.
+        # True if no waiting request can be admitted before a request ends or arrives.
         self._blocked = False
 
     @property
@@ -175,11 +185,11 @@ class Engine:
         return len(self._waiting)
 
     def waiting_loras(self) -> tuple[str, ...]:
-        """Adapters that waiting requests ask for, in the order of the queue."""
+        """Returns the adapters that waiting requests ask for, in the order of the queue."""
         return tuple(dict.fromkeys(job.lora for job in self._waiting if job.lora is not None))
 
     def submit(self, job: Job, now: float) -> None:
-        """Queue a new request. Raises a Refusal, and then keeps nothing of it."""
+        """Queues a new request. Raises Refusal, and then keeps nothing of the request."""
         assert self._is_at(now), "call advance(now) first"
         settings = self.settings
         tokens = job.prompt_tokens + job.max_tokens
@@ -192,9 +202,9 @@ class Engine:
                 "Please reduce the length of the prompt or max_tokens."
             )
         if job.lora is not None and not settings.max_loras:
-            raise NoLoraSlots(f"adapter {job.lora!r} needs a slot and max_loras is 0")
+            raise NoLoraSlots(f"adapter {job.lora!r} needs a slot but max_loras is 0")
         if len(self._waiting) >= settings.waiting_max:
-            raise QueueFull(f"{settings.waiting_max} requests are waiting, which is the limit")
+            raise QueueFull(f"{settings.waiting_max} requests are waiting, the limit")
         job.blocks_needed = needed
         job.arrived_at = now
         self._waiting[job] = None
@@ -203,7 +213,7 @@ class Engine:
             self._begin_step(now)
 
     def cancel(self, job: Job, now: float) -> None:
-        """End a request early and free its blocks at once; nothing happens if it has ended."""
+        """Ends a request early and frees its blocks at once. Does nothing if the request has ended."""
         assert self._is_at(now), "call advance(now) first"
         if job.state is JobState.WAITING:
             del self._waiting[job]
@@ -218,15 +228,15 @@ class Engine:
             self._step_ends_at = None
 
     def next_due(self) -> float | None:
-        """When `advance` will have news, or None while nothing is under way."""
+        """Returns the time at which `advance` will have results; None while the engine is idle."""
         if self._step_ends_at is None:
             return None
         return self._step_ends_at + (self._quiet_steps() - 1) * self._decode_step()
 
     def advance(self, now: float) -> list[Job]:
-        """Run all steps that end by `now`; the requests that have news, in order.
+        """Runs all steps that end by `now`. Returns the requests that have a new token or have ended, in order.
 
-        A streaming request appears once per token, any other once, when it ended.
+        A streaming request appears once per token. Any other request appears once, when it ends.
         """
         news: list[Job] = []
         while self._step_ends_at is not None and self._step_ends_at <= now:
@@ -245,24 +255,24 @@ class Engine:
         return settings.decode_s * (1 + settings.decode_growth * max(0, len(self._running) - 1))
 
     def _quiet_steps(self) -> int:
-        """Steps, the current one included, until somebody outside could notice one."""
+        """Returns the number of steps, including the current one, up to the next step that has results for the owner."""
         if self._streaming or not self._running or (self._waiting and not self._blocked):
             return 1
         return min(job.remaining for job in self._running)
 
     def _begin_step(self, at: float) -> None:
-        """Admit what fits and set the end of the step; without work the engine goes idle."""
+        """Admits requests that fit, and sets the end of the step. Without requests, the engine becomes idle."""
         self._admitted = []
         extra = self._admit(at) if self._waiting and not self._blocked else 0.0
         if not self._running:
-            assert not self._waiting, "an empty engine has room for whatever it let in"
+            assert not self._waiting, "an empty engine has room for every queued request"
             self._step_ends_at = None
             return
         self._step_lasts = self._decode_step() + extra
         self._step_ends_at = at + self._step_lasts
 
     def _admit(self, at: float) -> float:
-        """Move waiting requests into the batch; the time that this adds to the step."""
+        """Moves waiting requests into the batch. Returns the seconds that this adds to the step."""
         settings = self.settings
         computed = moved = loads = 0
         for job in self._waiting:
@@ -287,6 +297,10 @@ class Engine:
                 moved += job.prompt_tokens - job.cached_tokens
             else:
                 computed += job.prompt_tokens - job.cached_tokens
+                moved += self.pool.loaded * settings.block_size
+            if self._changed is not None and self.pool.log:
+                self._changed(job, self.pool.log)
+                self.pool.log.clear()
             self._enter(job, at)
         for job in self._admitted:
             del self._waiting[job]
@@ -316,7 +330,7 @@ class Engine:
         self._blocked = False
 
     def _end_step(self, at: float, news: list[Job]) -> None:
-        """Give every running request its token; those that have all of them leave."""
+        """Gives every running request its token, and removes finished requests. Adds requests with results to `news`."""
         for job in self._admitted:
             if job.state is JobState.RUNNING:
                 job.first_token_at = at
@@ -343,7 +357,7 @@ class Engine:
             self.seen.step_tokens.observe(running, steps)
 
     def _skip(self, at: float, now: float) -> None:
-        """Pass over steps that nobody can notice, up to `now` and short of the next ending."""
+        """Passes many steps in one go: those that have no results for the owner and end by `now`."""
         lasts = self._step_lasts
         steps = self._quiet_steps() - 1
         if lasts > 0:

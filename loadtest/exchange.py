@@ -1,7 +1,7 @@
-"""One ext_proc stream as Envoy makes it: request headers and body, then a model server's answer, each message passed back by the picker.
+"""Plays one ext_proc stream as Envoy does: sends request headers and body, then a model server's answer. The picker answers each message.
 
-The messages are made once per case; only what makes a prompt and a request id unique is filled in. What comes back is checked: a
-target is named, the request's bytes return whole, every answer arrives.
+The messages are built once per case; a request only fills in the parts that make its prompt and its id unique. The exchange checks
+that the picker names a target, returns all bytes of the request, and answers every message.
 """
 
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from loadtest.h2_client import ClientStream
 
 REQUEST_HEADERS, RESPONSE_HEADERS, REQUEST_BODY, RESPONSE_BODY = (
     number << 3 | 2 for number in (1, 2, 3, 4)
-)  # of answers
+)  # first bytes of answers
 IMMEDIATE: Final = 7 << 3 | 2
 KINDS: Final = {
     "request_headers": REQUEST_HEADERS,
@@ -36,26 +36,26 @@ class Ending(Enum):
     """How a request ended, as the driver counts it."""
 
     OK = "ok"
-    REFUSED = "refused"  # an error answer of the picker
+    REFUSED = "refused"  # the picker answered with an error
     FAILED = "failed"  # the stream broke
     NO_TARGET = "no target"
-    ALTERED = "altered"  # bytes are missing or too many
+    ALTERED = "altered"  # bytes are missing or were added
 
 
 @dataclass(frozen=True)
 class Shape:
-    """What requests of one case look like: bytes of the prompt, how many of them all share, bytes per message, chunks of the answer."""
+    """The form of the requests in one case: prompt bytes, prompt bytes that all requests share, bytes per message, chunks of the answer."""
 
     prompt_bytes: int = 1000
     shared_bytes: int = 0
     piece_bytes: int = 65_536
     chunks: int = 1
     streamed: bool = False
-    pace_s: float = 0.0  # between chunks, as a model server makes them
+    pace_s: float = 0.0  # pause between chunks of the answer
 
 
 class Messages:
-    """The bytes to send, per request as little new as possible."""
+    """Makes the bytes to send. Builds as little as possible per request."""
 
     def __init__(self, shape: Shape, tag: str) -> None:
         self.shape = shape
@@ -90,7 +90,7 @@ class Messages:
         return b"%b%012d%b" % (whole[:at], number, whole[at + ID_WIDTH :])
 
     def bodies(self, number: int) -> list[bytes]:
-        """The request's body, in messages of `piece_bytes`."""
+        """Returns the request's body in messages of `piece_bytes`."""
         unique = f"{number}-{self._tag} ".encode()
         rest = self.shape.prompt_bytes - self.shape.shared_bytes
         body = self._before + (unique * (rest // len(unique) + 1))[:rest] + self._after
@@ -112,7 +112,7 @@ def _body(tag: int, data: bytes, *, last: bool) -> bytes:
 
 
 def _chunks(shape: Shape) -> tuple[bytes, bytes]:
-    """A chunk of the answer, and the last one."""
+    """Returns a middle chunk and the last chunk of the answer."""
     if not shape.streamed:
         choice = '"choices":[{"index":0,"text":"hello","finish_reason":"length"}],'
         text = f'{{"id":"cmpl-1","object":"text_completion","model":"m",{choice}{USAGE}'
@@ -127,15 +127,18 @@ def _chunks(shape: Shape) -> tuple[bytes, bytes]:
 
 
 class Exchange:
-    """A `Caller`. `picked` is called when the whole request came back, `over` exactly once at the end, with what went wrong."""
+    """The `Caller` of one stream. Calls `on_pick` when the picker has returned the whole request.
+
+    Calls `on_end` exactly once at the end, with how the request ended.
+    """
 
     __slots__ = (
         "_failure",
         "_left",
         "_messages",
         "_named",
-        "_over",
-        "_picked",
+        "_on_end",
+        "_on_pick",
         "_returned",
         "_shape",
         "later",
@@ -145,14 +148,14 @@ class Exchange:
     def __init__(
         self,
         messages: Messages,
-        picked: Callable[[], None],
-        over: Callable[[Ending, str], None],
+        on_pick: Callable[[], None],
+        on_end: Callable[[Ending, str], None],
         later: Callable[..., object],
     ) -> None:
         self._messages = messages
         self._shape = messages.shape
-        self._picked = picked
-        self._over = over
+        self._on_pick = on_pick
+        self._on_end = on_end
         self.later = later
         self._left = self._shape.chunks
         self._named = False
@@ -188,7 +191,7 @@ class Exchange:
             self._failure = (Ending.NO_TARGET, "no destination in the answer")
         elif self._returned != self._messages.body_bytes:
             self._failure = (Ending.ALTERED, f"{self._returned} of {self._messages.body_bytes} bytes came back")
-        self._picked()
+        self._on_pick()
         self.stream.send(self._messages.answer_headers)
         if self._shape.pace_s:
             self._next_chunk()
@@ -207,19 +210,19 @@ class Exchange:
 
     def ended(self, status: str, text: str) -> None:
         if status != "0":
-            self._over(Ending.FAILED, f"gRPC status {status}: {text}")
+            self._on_end(Ending.FAILED, f"gRPC status {status}: {text}")
         elif self._failure is not None:
-            self._over(*self._failure)
+            self._on_end(*self._failure)
         else:
-            self._over(Ending.OK, "")
+            self._on_end(Ending.OK, "")
 
 
 def _kind(message: bytes) -> int:
-    """What it answers, of one that begins with something else: Go writes metadata first."""
+    """Returns the kind of an answer whose first field is not the kind: the Go picker writes the metadata first."""
     return KINDS.get(pb.ProcessingResponse.FromString(message).WhichOneof("response") or "", 0)
 
 
 def _body_bytes(message: bytes) -> int:
-    """Bytes of the request that this answer carries."""
+    """Returns the number of request bytes that this answer contains."""
     answer = pb.ProcessingResponse.FromString(message)
     return len(answer.request_body.response.body_mutation.streamed_response.body)

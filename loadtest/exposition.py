@@ -1,12 +1,12 @@
-"""The metrics page of a simulated server, in the text form and the names of a vLLM page.
+"""Renders the metrics page of a simulated server, in the text format and with the names of vLLM.
 
-A page is a list of parts. Most are bytes that never change; the gauges and totals are filled in for
-each scrape; a histogram is rendered again only when its version moved. So a scrape of an idle
-server costs little more than joining the parts. Numbers follow prometheus_client: floats, labels
-sorted by name, `_created` beside counters and histograms.
+A page is a list of parts. Most parts are constant bytes. Each scrape fills in the gauges and totals.
+A histogram is rendered again only if its version moved. So a scrape of an idle server costs little
+more than joining the parts. The format follows prometheus_client: floats, labels sorted by name,
+`_created` beside counters and histograms.
 
-`vllm:lora_requests_info` keeps, as vLLM does, one series for each combination of adapters that was
-seen, with the time of the last sighting as its value; the newest LORA_SERIES_MAX stay.
+As in vLLM, `vllm:lora_requests_info` has one series for each combination of adapters so far. Its value
+is the time at which the combination was last in use. The newest LORA_SERIES_MAX series stay.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from loadtest.observations import Histogram, Observations
 LORA_SERIES_MAX = 8
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 
-# Observation field -> metric, help.
+# Field of `Observations` -> (name of the metric, help text).
 HISTOGRAMS = {
     "step_tokens": ("iteration_tokens_total", "Histogram of tokens per engine step."),
     "ttft": ("time_to_first_token_seconds", "Histogram of time to first token in seconds."),
@@ -55,12 +55,12 @@ TOTALS = (
 
 
 def family(name: str, kind: str, text: str) -> str:
-    """The two lines that open a metric family."""
+    """Returns the HELP and TYPE lines of a metric family."""
     return f"# HELP {name} {text}\n# TYPE {name} {kind}\n"
 
 
 def sample(name: str, labels: dict[str, str], value: str) -> str:
-    """One line; `value` is text, which may be a %-placeholder."""
+    """Returns one sample line. `value`: text, or a %-placeholder."""
     if not labels:
         return f"{name} {value}\n"
     inside = ",".join(f'{key}="{_escape(labels[key])}"' for key in sorted(labels))
@@ -72,7 +72,7 @@ def _escape(value: str) -> str:
 
 
 def _placeholders(text: str) -> bytes:
-    """Text -> template, in which INTEGER and FLOAT are to be filled in and nothing else is."""
+    """Turns text into a %-template with INTEGER and FLOAT as its only placeholders."""
     return text.replace("%", "%%").replace("\0f", "%a").replace("\0d", "%d.0").encode()
 
 
@@ -80,7 +80,7 @@ INTEGER, FLOAT = "\0d", "\0f"
 
 
 class _HistogramPart:
-    """Renders one histogram when its version has moved."""
+    """Renders one histogram, and renders it again only if its version has changed."""
 
     def __init__(self, histogram: Histogram, field: str, labels: dict[str, str], born: str) -> None:
         self.histogram = histogram
@@ -107,7 +107,7 @@ class _HistogramPart:
 
 
 class MetricsPage:
-    """The page of one engine. `started` is its wall-clock start in seconds."""
+    """Renders the page of one engine. `started`: the wall-clock time of its start, in seconds."""
 
     def __init__(self, engine: Engine, model: str, started: float) -> None:
         self._engine = engine
@@ -148,7 +148,7 @@ class MetricsPage:
         yield from (sample(f"{name}_created", labels, born) for labels in reasons)
 
     def render(self, wall: float, *, not_a_number: bool = False) -> bytes:
-        """The page at wall-clock time `wall`; with `not_a_number` the load gauges say NaN."""
+        """Returns the page at wall-clock time `wall`, in seconds. With `not_a_number`, the load gauges are NaN."""
         engine = self._engine
         if not_a_number:
             gauges = self._gauges.replace(b"%d.0", b"%a") % (nan, nan, nan)
@@ -184,7 +184,7 @@ FINISHED_REASONS = ("stop", "length", "abort", "error")
 
 
 def _totals(seen: Observations) -> Sequence[int]:
-    """Values in the order of the total lines: TOTALS, then one per finished reason."""
+    """Returns the values of the total lines in their order: those of TOTALS, then one per finished reason."""
     tokens = (seen.prompt_tokens, seen.generation_tokens)
     return (
         0,

@@ -1,8 +1,8 @@
-"""Ways in which a simulated server misbehaves on request: as a whole, or for one request.
+"""Defines the faults that a simulated server shows when it is told to: for all requests or for one.
 
-A server has at most one fault. It lasts `seconds`, or until `none` is asked for; `delay` says how
-slow the slow ones are. The header `x-sim-fault: KIND` or `KIND;delay=SECONDS` concerns only the
-request that carries it.
+A server has at most one fault. It lasts `seconds`, or until a request for `none`. `delay` is the delay
+of the slow kinds. The header `x-sim-fault: KIND` or `KIND;delay=SECONDS` applies only to the request
+that carries it.
 """
 
 from __future__ import annotations
@@ -16,22 +16,25 @@ SECONDS_MAX = 86_400.0
 
 
 class ServerFault(Enum):
-    """What a whole server can be told to do."""
+    """Faults of a whole server."""
 
     NONE = "none"
-    HANG = "hang"  # no answer to anything but /sim/...
-    ERROR = "error"  # 500 to every request for a model, metrics and health go on
-    SLOW = "slow"  # requests for a model reach the engine `delay` late
-    GARBAGE_METRICS = "garbage-metrics"  # 200 with bytes that are no metrics
+    HANG = "hang"  # no answer to any path but /sim/...
+    ERROR = "error"  # 500 to every model request; metrics and health still work
+    SLOW = "slow"  # model requests reach the engine after `delay`
+    GARBAGE_METRICS = "garbage-metrics"  # 200 with bytes that are not metrics
     ENDLESS_METRICS = "endless-metrics"  # a page without end
     SLOW_METRICS = "slow-metrics"  # the page in small pieces over `delay`
-    NAN_METRICS = "nan-metrics"  # a valid page whose load gauges are NaN
+    NAN_METRICS = "nan-metrics"  # a valid page with load gauges that are NaN
     HALF_PAGE = "half-page"  # the connection ends in the middle of the page
-    VANISH = "vanish"  # no listening socket, no connections; back, with a cold cache, afterwards
+    KV_LOST = "kv-lost"  # messages with KV events get numbers but are not sent
+    KV_GARBAGE = "kv-garbage"  # messages with KV events that cannot be decoded
+    KV_JUMP = "kv-jump"  # each message with KV events skips 1,000 numbers
+    VANISH = "vanish"  # no listening socket and no connections; after the fault the server returns with a cold cache
 
 
 class RequestFault(Enum):
-    """What a request can ask for itself."""
+    """Faults that a request can ask for."""
 
     NONE = "none"
     HANG = "hang"
@@ -52,27 +55,27 @@ class FaultOrder(msgspec.Struct, forbid_unknown_fields=True):
         limits = {"seconds": self.seconds, "delay": self.delay}
         for name, value in limits.items():
             if value is not None and not 0 <= value <= SECONDS_MAX:
-                raise ValueError(f"{name} must be between 0 and {SECONDS_MAX:.0f}, got {value}")
+                raise ValueError(f"{name} must be from 0 to {SECONDS_MAX:.0f}, got {value}")
 
 
 class BadFault(Exception):
-    """A fault that does not exist; the message lists those that do."""
+    """An order asks for a fault that does not exist. The message lists the valid kinds."""
 
 
 _decoder = msgspec.json.Decoder(FaultOrder)
 
 
 def parse_order(raw: bytes) -> FaultOrder:
-    """The body of POST /sim/fault. Raises BadFault."""
+    """Decodes the body of POST /sim/fault. Raises BadFault."""
     try:
         return _decoder.decode(raw)
     except msgspec.DecodeError as error:
         kinds = ", ".join(kind.value for kind in ServerFault)
-        raise BadFault(f"{error}; kinds are {kinds}") from None
+        raise BadFault(f"{error}; valid kinds: {kinds}") from None
 
 
 def parse_header(value: bytes) -> tuple[RequestFault, float]:
-    """The header x-sim-fault -> (fault, delay). Raises BadFault."""
+    """Decodes the header x-sim-fault into (fault, delay in seconds). Raises BadFault."""
     kind, _, option = value.decode("latin-1").partition(";")
     name, _, number = option.strip().partition("=")
     try:
@@ -82,5 +85,5 @@ def parse_header(value: bytes) -> tuple[RequestFault, float]:
         delay, fault = -1.0, RequestFault.NONE
     if not 0 <= delay <= SECONDS_MAX or (option and name != "delay"):
         kinds = ", ".join(kind.value for kind in RequestFault)
-        raise BadFault(f"x-sim-fault is KIND or KIND;delay=SECONDS, and kinds are {kinds}")
+        raise BadFault(f"x-sim-fault must be KIND or KIND;delay=SECONDS; valid kinds: {kinds}")
     return fault, delay

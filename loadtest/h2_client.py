@@ -1,10 +1,10 @@
-"""A gRPC client as thin as can be: many ext_proc streams over one HTTP/2 connection, at a cost that leaves the machine to the picker.
+"""A minimal gRPC client: many ext_proc streams over one HTTP/2 connection, with little CPU time, so that the picker has the rest.
 
-Sans-waiting: whoever opens a stream gets its messages by calls (`Caller`) and sends by calls. What the peer's windows or its limit of
-streams do not allow yet waits here, in order. Header blocks are never indexed (the table's size is announced as 0), so equal
-blocks mean equal headers and are decoded once.
+The client calls a `Caller` with each message, and the caller calls the client to send; no call blocks. Data that exceeds the peer's
+windows, and streams that exceed its limit, wait here in order. The client announces a header table of size 0, so header blocks are never
+indexed: equal blocks mean equal headers and are decoded once.
 
-Not for anything but measuring: it trusts the peer, and a connection that breaks fails all its streams.
+Use it only to measure: it trusts the peer, and a broken connection fails all its streams.
 """
 
 import asyncio
@@ -37,17 +37,17 @@ def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
 
 
 class Caller(Protocol):
-    """Who has opened a stream."""
+    """The object that opened a stream."""
 
     def message(self, message: bytes) -> None:
-        """One whole gRPC message."""
+        """Called with each whole gRPC message."""
 
     def ended(self, status: str, text: str) -> None:
-        """Exactly once: the gRPC status ("0" is well), or what broke the stream."""
+        """Called exactly once, at the end. `status`: the gRPC status, "0" for success. `text`: its message, or what broke the stream."""
 
 
 class ClientStream:
-    """One stream: `send` any number of messages, then `half_close`."""
+    """One stream. Call `send` for any number of messages, then `half_close`."""
 
     __slots__ = ("_buffer", "_out", "caller", "connection", "finished", "number", "window")
 
@@ -58,7 +58,7 @@ class ClientStream:
         self.window = window
         self.finished = False
         self._buffer = b""
-        self._out: deque[bytes | None] = deque()  # what the windows have not allowed; None: the end
+        self._out: deque[bytes | None] = deque()  # data that the windows do not allow yet; None is the end
 
     def send(self, message: bytes) -> None:
         self._queue(b"\0" + len(message).to_bytes(4, "big") + message)
@@ -67,7 +67,7 @@ class ClientStream:
         self._queue(None)
 
     def reset(self) -> None:
-        """Gives the stream up (CANCEL)."""
+        """Cancels the stream (RST_STREAM with CANCEL)."""
         if not self.finished:
             self.connection.write(frame(RST, 0, self.number, (8).to_bytes(4, "big")))
             self.connection.finished(self, "1", "cancelled here")
@@ -80,7 +80,7 @@ class ClientStream:
             self.flush()
 
     def flush(self) -> None:
-        """Sends what the windows allow."""
+        """Sends as much of the waiting data as the windows allow."""
         connection, out = self.connection, self._out
         while out:
             data = out[0]
@@ -113,7 +113,7 @@ class ClientStream:
 
 
 class ClientConnection(asyncio.Protocol):
-    """One connection; `opened` is done once the peer's SETTINGS are in."""
+    """One connection. `opened`: a future that is done when the peer's SETTINGS have arrived."""
 
     def __init__(self, path: str, authority: str) -> None:
         self.opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -137,7 +137,7 @@ class ClientConnection(asyncio.Protocol):
     # For callers.
 
     def open(self, caller: Caller) -> "ClientStream | asyncio.Future[ClientStream]":
-        """A stream at once, or as soon as the peer's limit allows one more."""
+        """Opens a stream at once. If the peer's limit of streams is reached, returns a future of the stream."""
         if len(self._streams) < self._limit and not self._waiting and not self._lost:
             return self._open(caller)
         future: asyncio.Future[ClientStream] = asyncio.get_running_loop().create_future()
@@ -148,7 +148,7 @@ class ClientConnection(asyncio.Protocol):
         return future
 
     def write(self, data: bytes) -> None:
-        """Sent together with all else of this turn of the loop."""
+        """Sends `data` together with all other writes of this turn of the event loop."""
         self._out.append(data)
         if not self._flushing:
             self._flushing = True
@@ -161,7 +161,7 @@ class ClientConnection(asyncio.Protocol):
     # For the loop.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)  # uvloop's is none by class
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's class does not inherit from it
         settings = ((HEADER_TABLE_SIZE, 0), (ENABLE_PUSH, 0), (INITIAL_WINDOW, WINDOW))
         payload = b"".join(_SETTING.pack(*setting) for setting in settings)
         self._transport.write(PREFACE + frame(SETTINGS, 0, 0, payload) + self._window_update(WINDOW - 65_535))
@@ -211,18 +211,18 @@ class ClientConnection(asyncio.Protocol):
                 self.finished(stream, "2", f"reset by the peer, error {int.from_bytes(payload, 'big')}")
         elif kind == GOAWAY:
             self._fail(
-                f"the peer goes away: error {int.from_bytes(payload[4:8], 'big')} {payload[8:].decode(errors='replace')}"
+                f"the peer sent GOAWAY: error {int.from_bytes(payload[4:8], 'big')} {payload[8:].decode(errors='replace')}"
             )
 
     def _headers(self, number: int, block: bytes, *, last: bool) -> None:
-        found = self._blocks.get(block)
-        if found is None:
+        headers = self._blocks.get(block)
+        if headers is None:
             if len(self._blocks) >= BLOCKS_KEPT:
                 self._blocks.clear()
-            found = self._blocks[block] = {str(name): str(value) for name, value in self._decoder.decode(block)}
+            headers = self._blocks[block] = {str(name): str(value) for name, value in self._decoder.decode(block)}
         stream = self._streams.get(number)
         if last and stream is not None:
-            self.finished(stream, found.get("grpc-status", "2"), found.get("grpc-message", ""))
+            self.finished(stream, headers.get("grpc-status", "2"), headers.get("grpc-message", ""))
 
     def _settings(self, payload: bytes) -> None:
         for name, value in _SETTING.iter_unpack(payload):
@@ -261,7 +261,7 @@ class ClientConnection(asyncio.Protocol):
         return stream
 
     def finished(self, stream: ClientStream, status: str, text: str) -> None:
-        """The stream is over, whatever ended it."""
+        """Forgets a stream that has ended, and tells its caller."""
         if stream.finished:
             return
         stream.finished = True
@@ -304,7 +304,7 @@ def _request_block(path: str, authority: str) -> bytes:
         (":authority", authority),
         ("content-type", "application/grpc"),
         ("te", "trailers"),
-        ("user-agent", "grpc-driver/1"),  # as other gRPC libraries, which wait for a place on their connection
+        ("user-agent", "grpc-driver/1"),  # other gRPC libraries queue streams beyond the limit; so does this client
     )
     return b"".join(b"\0" + _text(name) + _text(value) for name, value in headers)
 

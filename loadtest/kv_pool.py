@@ -1,32 +1,60 @@
-"""The KV cache of one simulated server: a fixed number of blocks with LRU prefix caching.
+"""Simulates the KV cache of one server: a fixed number of blocks with LRU prefix caching.
 
-A prompt is cut into blocks; the hash of a block includes its predecessor's, so equal hash means
-equal prefix. Blocks of running requests are in use; those shared by several requests count once.
-When the last user of a hashed block leaves, the block stays as *idle*: a later prompt may hit it,
-and it is taken, longest idle first, when a request needs room. Within one prompt the tail goes idle
-before the head, so that a chain is evicted from its end.
+A prompt is cut into blocks. The hash of a block includes its predecessor's hash, so equal hashes mean
+equal prefixes. Running requests use blocks; a block that several requests share counts once. When the
+last user of a hashed block ends, the block becomes *idle*: a later prompt may hit it. A request that
+needs room evicts idle blocks, the longest idle first. Within one prompt the tail becomes idle before
+the head, so that a chain is evicted from its end.
 
 Only the engine that owns the pool writes it. Invariant: in use + idle <= total. Blocks written
-while decoding belong to their request alone and are not kept for reuse.
+while decoding belong to one request and are not kept for reuse.
+
+A CPU tier keeps evicted blocks. If it is full, it drops the block that was evicted longest ago. If the
+CPU tier has the blocks that follow the hits of a prompt, they are loaded. `log` lists the changes.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import xxhash
 
 BYTES_PER_TOKEN = 4
+GPU, CPU = "GPU", "CPU"
+
+
+class Kept(NamedTuple):
+    """A change: the pool now holds the blocks `first` to `last` - 1 of the prompt."""
+
+    first: int
+    last: int
+
+
+class Offloaded(NamedTuple):
+    """A change: the CPU tier now holds this block."""
+
+    block: int
+
+
+class Dropped(NamedTuple):
+    """A change: the tier no longer holds this block."""
+
+    block: int
+    tier: str
+
+
+Change = Kept | Offloaded | Dropped
 
 
 def token_count(prompt: bytes) -> int:
-    """Tokens of a prompt: about four bytes each, never none."""
+    """Returns the number of tokens of a prompt: one per four bytes, rounded up, at least one."""
     return max(1, -(-len(prompt) // BYTES_PER_TOKEN))
 
 
 def block_hashes(prompt: bytes, block_size: int, salt: bytes) -> list[int]:
-    """Chained hashes of the whole blocks of `prompt`; prompts of different salts never share."""
+    """Returns the chained hashes of the whole blocks of `prompt`. Prompts with different salts share no hash."""
     size = block_size * BYTES_PER_TOKEN
     digest = xxhash.xxh3_64_intdigest
     chain = digest(salt)
@@ -38,13 +66,21 @@ def block_hashes(prompt: bytes, block_size: int, salt: bytes) -> list[int]:
 
 
 class KvPool:
-    """Blocks of one server: `allocate` when a request starts to run, `release` when it ends."""
+    """Holds the blocks of one server. The engine calls `allocate` when a request starts to run, and `release` when it ends."""
 
-    def __init__(self, total: int) -> None:
+    def __init__(self, total: int, cpu_blocks: int = 0, *, logs: bool = False) -> None:
+        """`cpu_blocks`: the size of the CPU tier; 0: there is none. `logs`: whether the pool writes `log`.
+
+        The owner empties `log` after each call of `allocate`.
+        """
         self.total = total
+        self.log: list[Change] | None = [] if logs else None
+        self.loaded = 0  # blocks that the last `allocate` took from the CPU tier
         self._users: dict[int, int] = {}
         self._private = 0
         self._idle: OrderedDict[int, None] = OrderedDict()
+        self._cpu_blocks = cpu_blocks
+        self._cpu: OrderedDict[int, None] = OrderedDict()
 
     @property
     def in_use(self) -> int:
@@ -53,19 +89,23 @@ class KvPool:
 
     @property
     def idle(self) -> int:
-        """Blocks that nobody holds and a later prompt may still hit."""
+        """Blocks that no request holds and that a later prompt may still hit."""
         return len(self._idle)
 
     @property
     def usage(self) -> float:
-        """Share of the pool in use, 0 to 1."""
+        """The used share of the pool, 0 to 1."""
         return self.in_use / self.total
 
-    def allocate(self, hashes: Sequence[int], needed: int, hits_max: int) -> int | None:
-        """Take `needed` blocks, `hashes` of them shareable; the hits, or None if too few are free.
+    def blocks(self, tier: str = GPU) -> set[int]:
+        """Returns the hashes of the blocks that a tier holds and that a prompt may hit."""
+        return {*self._users, *self._idle} if tier == GPU else set(self._cpu)
 
-        Leading blocks that are cached are hits, at most `hits_max`: the last token of a prompt is
-        always computed.
+    def allocate(self, hashes: Sequence[int], needed: int, hits_max: int) -> int | None:
+        """Takes `needed` blocks. Returns the number of hits, or None if too few blocks are free.
+
+        `hashes`: those of the blocks that other requests may share. Leading blocks that are cached are
+        hits, but at most `hits_max`, because the last token of a prompt is always computed.
         """
         users, idle = self._users, self._idle
         hits = from_idle = 0
@@ -75,7 +115,8 @@ class KvPool:
             elif block not in users:
                 break
             hits += 1
-        # Behind the first miss there is hardly ever a hit; two checks in C say so for all blocks.
+        loaded = self._in_cpu(hashes, hits)
+        # After the first miss, hits are rare. Two set operations, which run in C, usually show that there are none.
         known, rest, present = hashes[:hits], hashes[hits:], hits
         if not (users.keys().isdisjoint(rest) and idle.keys().isdisjoint(rest)):
             known, rest = hashes, ()
@@ -83,12 +124,51 @@ class KvPool:
             from_idle = sum(block in idle for block in known)
         if needed - present > self.total - self.in_use - from_idle:
             return None
+        if self.log is not None:
+            self._log_new(hashes, hits)
         self._hold(known)
         users.update(dict.fromkeys(rest, 1))
         self._private += needed - len(hashes)
         while self.in_use + len(idle) > self.total:
-            idle.popitem(last=False)
-        return min(hits, hits_max)
+            self._evict()
+        self.loaded = max(0, min(loaded, hits_max - hits))
+        return min(hits + loaded, hits_max)
+
+    def _in_cpu(self, hashes: Sequence[int], hits: int) -> int:
+        """Returns how many of the blocks that follow the hits are in the CPU tier."""
+        cpu, loaded = self._cpu, 0
+        if cpu:
+            while hits + loaded < len(hashes) and hashes[hits + loaded] in cpu:
+                cpu.move_to_end(hashes[hits + loaded])
+                loaded += 1
+        return loaded
+
+    def _log_new(self, hashes: Sequence[int], hits: int) -> None:
+        """Logs the runs of blocks that the pool does not hold yet."""
+        assert self.log is not None
+        users, idle, first = self._users, self._idle, hits
+        for at in range(hits, len(hashes) + 1):
+            if at == len(hashes) or hashes[at] in users or hashes[at] in idle:
+                if first < at:
+                    self.log.append(Kept(first, at))
+                first = at + 1
+
+    def _evict(self) -> None:
+        """Drops the block that has been idle longest, or moves it to the CPU tier if there is one."""
+        block, _ = self._idle.popitem(last=False)
+        cpu, log = self._cpu, self.log
+        if self._cpu_blocks:
+            new = block not in cpu
+            cpu[block] = None
+            cpu.move_to_end(block)
+            if new and log is not None:
+                log.append(Offloaded(block))
+        if log is not None:
+            log.append(Dropped(block, GPU))
+        if len(cpu) > self._cpu_blocks:
+            gone, _ = cpu.popitem(last=False)
+            if log is not None:
+                log.append(Dropped(gone, CPU))
 
     def _hold(self, hashes: Sequence[int]) -> None:
         users, idle = self._users, self._idle
@@ -100,7 +180,7 @@ class KvPool:
                 users[block] = 1
 
     def release(self, hashes: Sequence[int], needed: int) -> None:
-        """Give back what `allocate` took with the same arguments."""
+        """Gives back the blocks that `allocate` took for the same arguments."""
         users, idle = self._users, self._idle
         for block in reversed(hashes):
             if users[block] == 1:
@@ -111,5 +191,6 @@ class KvPool:
         self._private -= needed - len(hashes)
 
     def forget(self) -> None:
-        """Drop every idle block, as a restarted server has."""
+        """Drops every idle block and the blocks of the CPU tier, as a restart does."""
         self._idle.clear()
+        self._cpu.clear()

@@ -1,15 +1,16 @@
-"""Users of an inference gateway, for locust: `locust -f loadtest/locustfile.py -H http://GATEWAY Chat Documents`.
+"""Users of an inference gateway for locust: `locust -f loadtest/locustfile.py -H http://GATEWAY Chat Documents`.
 
-Each kind of user is a class, to be named on the command line (none named: all of them):
+Each kind of user is a class. Name the classes on the command line; without names all of them run:
 
-    Chat        conversations that grow turn by turn behind a few system prompts that many share
+    Chat        conversations that grow turn by turn; many share a few system prompts
     Documents   several questions about one long text
-    Tenants     three tenants of which one sends ten times as much, with priorities by objective
-    Adapters    chats with the base model or one of its LoRA adapters, some asked for more often
+    Tenants     three tenants, with priorities by objective; one sends ten times as much as the smallest
+    Adapters    chats with the base model or one of its LoRA adapters; some adapters are more popular
 
-Beside each request (type `chat`) locust shows the time to the first token (`first token`) and between tokens (`per token`). A refusal is
-an error by its status and drop reason; an answer that was begun and is not whole is one too. `loadtest/bursts.py` is the same with
-load that comes in bursts.
+At the end, a report shows for each task the time to the first token and between tokens, the hit rate of the servers' caches, the share
+of each endpoint, and errors. locust's HTML report contains it, too. The shares need a gateway that names the endpoint in a response
+header, as that of `make load` does. A refusal counts as an error, by its status and drop reason. An incomplete answer also counts as an
+error. `loadtest/bursts.py` sends the same load in bursts.
 """
 
 import json
@@ -17,15 +18,18 @@ import random
 import time
 from collections.abc import Iterator
 from http.client import HTTPException
+from pathlib import Path
 from typing import Any, Final
 
 import locust.stats
 from locust import FastHttpUser, constant_throughput, events, task
 
 from loadtest.talk import SYSTEM_PROMPTS, document, system_prompt, words
+from loadtest.task_report import TaskReport, inserted
 
 PATH: Final = "/v1/chat/completions"
 DROP_REASON: Final = "x-llm-d-request-dropped-reason"
+SERVER: Final = "x-served-by"  # a response header of the demo's gateway: the model server's address
 FAIRNESS: Final = "x-llm-d-inference-fairness-id"
 OBJECTIVE: Final = "x-llm-d-inference-objective"
 DATA: Final = b"data: "
@@ -34,20 +38,36 @@ TURNS_MAX: Final = 8
 DOCUMENT_BYTES: Final = 60_000
 TENANTS: Final = (("large", 10, ""), ("small", 1, ""), ("batch", 2, "batch"))  # fairness id, share of users, objective
 
-locust.stats.CSV_STATS_INTERVAL_SEC = 0.2  # type: ignore[assignment]  # what comes after the last time is missing in the file
+locust.stats.CSV_STATS_INTERVAL_SEC = 0.2  # type: ignore[assignment]  # locust writes nothing to the file after the last interval
 
 
 @events.init_command_line_parser.add_listener
 def _options(parser: Any) -> None:
     group = parser.add_argument_group("users of the gateway")
     group.add_argument("--model", default="demo-model", help="the model to ask for", env_var="LOAD_MODEL")
-    group.add_argument("--adapters", default="", help="LoRA adapters to ask for, by commas", env_var="LOAD_ADAPTERS")
-    group.add_argument("--output-tokens", type=int, default=32, help="of each answer", env_var="LOAD_OUTPUT_TOKENS")
-    group.add_argument("--pace", type=float, default=0.5, help="requests a user begins per second", env_var="LOAD_PACE")
+    group.add_argument(
+        "--adapters", default="", help="LoRA adapters to ask for, separated by commas", env_var="LOAD_ADAPTERS"
+    )
+    group.add_argument(
+        "--output-tokens", type=int, default=32, help="tokens of each answer", env_var="LOAD_OUTPUT_TOKENS"
+    )
+    group.add_argument("--pace", type=float, default=0.5, help="requests per second of one user", env_var="LOAD_PACE")
+
+
+@events.init.add_listener
+def _report_at_the_end(environment: Any, **_more: Any) -> None:
+    environment.tasks = TaskReport()
+
+    @environment.events.quit.add_listener
+    def _show(**_event: Any) -> None:
+        print(f"\n{environment.tasks.text()}")
+        name = getattr(environment.parsed_options, "html_file", None)
+        if name and (page := Path(name)).exists():
+            page.write_text(inserted(page.read_text(), environment.tasks.html()))
 
 
 class GatewayUser(FastHttpUser):
-    """What all users share: one streamed chat completion, measured."""
+    """The base class of all users: sends streamed chat completions and measures them."""
 
     abstract = True
     network_timeout = 120.0
@@ -64,7 +84,7 @@ class GatewayUser(FastHttpUser):
     def ask(
         self, messages: list[dict[str, str]], *, name: str, model: str = "", headers: dict[str, str] | None = None
     ) -> str:
-        """Asks and reads the whole answer; its text, empty if there was none."""
+        """Sends the request and reads the whole answer. Returns its text, or "" on failure."""
         body = {
             "model": model or self.options.model,
             "messages": messages,
@@ -72,6 +92,8 @@ class GatewayUser(FastHttpUser):
             "stream": True,
             "stream_options": {"include_usage": True},
         }
+        figures = self.environment.tasks.of(name)
+        figures.requests += 1
         start = time.perf_counter()
         with self.client.post(
             PATH, json=body, name=name, headers=headers, stream=True, catch_response=True
@@ -79,41 +101,52 @@ class GatewayUser(FastHttpUser):
             response.request_meta["request_type"] = "chat"
             if response.status_code != 200:
                 reason = (response.headers or {}).get(DROP_REASON, "") if response.status_code else "no answer"
-                response.failure(f"{response.status_code} {reason}".strip())
+                failure = f"{response.status_code} {reason}".strip()
+                figures.errors[failure] += 1
+                response.failure(failure)
                 return ""
+            if server := (response.headers or {}).get(SERVER):
+                figures.endpoints[server] += 1
             pieces, times = [], []
             broken = ""
             try:
                 for event in _events(response):
+                    if usage := event.get("usage"):
+                        prompt, cached = _cached(usage)
+                        figures.prompt_tokens += prompt
+                        figures.cached_tokens += cached
                     choices = event.get("choices")
                     text = choices[0].get("delta", {}).get("content") if choices else None
                     if text:
                         pieces.append(text)
                         times.append(time.perf_counter())
-            except Broken as found:
-                broken = str(found)
+            except Broken as error:
+                broken = str(error)
             end = time.perf_counter()
             response.request_meta["response_time"] = (end - start) * 1e3
             if broken or not times:
-                response.failure(broken or "an answer without a token")
+                failure = broken or "an answer without a token"
+                figures.errors[failure] += 1
+                response.failure(failure)
                 return ""
-        self._measured("first token", name, times[0] - start)
+        figures.first_token_s.append(times[0] - start)
         if len(times) > 1:
-            self._measured("per token", name, (times[-1] - times[0]) / (len(times) - 1))
+            figures.between_tokens_s.append((times[-1] - times[0]) / (len(times) - 1))
         return "".join(pieces)
 
-    def _measured(self, kind: str, name: str, seconds: float) -> None:
-        events.request.fire(
-            request_type=kind, name=name, response_time=seconds * 1e3, response_length=0, exception=None, context={}
-        )
+
+def _cached(usage: dict[str, Any]) -> tuple[int, int]:
+    """Returns the number of prompt tokens, and how many of them were cached. Returns zeros if the server does not report both."""
+    cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
+    return (usage["prompt_tokens"], cached) if cached is not None and "prompt_tokens" in usage else (0, 0)
 
 
 class Broken(Exception):
-    """A stream that was begun and did not end as it should; the text is the same for all of a kind."""
+    """A stream began and did not end properly. All errors of a kind have the same text, so that locust groups them."""
 
 
 def _events(response: Any) -> Iterator[dict[str, Any]]:
-    """The JSON objects of a stream of server-sent events. Raises Broken."""
+    """Yields the JSON objects of a stream of server-sent events. Raises Broken."""
     is_whole = False
     try:
         while line := response.stream.readline(b"\n"):
@@ -128,13 +161,13 @@ def _events(response: Any) -> Iterator[dict[str, Any]]:
     except (HTTPException, OSError) as cut:
         raise Broken("200, then the connection ended inside the stream") from cut
     except json.JSONDecodeError as wrong:
-        raise Broken("200, then an event that is no JSON") from wrong
+        raise Broken("200, then an event that is not JSON") from wrong
     if not is_whole:
         raise Broken("200, then a stream without [DONE]")
 
 
 class Chat(GatewayUser):
-    """A conversation of a few turns, then another one."""
+    """A user who has one conversation of a few turns after the other."""
 
     weight = 4
 
@@ -156,7 +189,7 @@ class Chat(GatewayUser):
 
 
 class Documents(GatewayUser):
-    """A long text, and some questions about it."""
+    """A user who asks a few questions about a long text, then about the next text."""
 
     weight = 1
 
@@ -175,7 +208,7 @@ class Documents(GatewayUser):
 
 
 class Tenants(GatewayUser):
-    """One of three tenants; who it is shows in the statistics."""
+    """A user of one of three tenants. In the statistics, the names of requests show the tenant."""
 
     weight = 2
 
@@ -193,7 +226,7 @@ class Tenants(GatewayUser):
 
 
 class Adapters(GatewayUser):
-    """The base model or an adapter; the n-th adapter is asked for 1/n as often as the first."""
+    """A user who chats with the base model or with an adapter. The n-th of all these models gets 1/n of the requests of the first."""
 
     weight = 1
 

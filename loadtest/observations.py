@@ -1,7 +1,7 @@
-"""What a simulated engine counts: totals and histograms with vLLM's bucket bounds.
+"""Holds what a simulated engine counts: totals and histograms, with the bucket bounds of vLLM.
 
-Written by the engine, rendered by `loadtest.exposition`. A histogram carries a version that moves
-with every observation, so that the metrics page renders again only what changed.
+The engine counts, and `loadtest.exposition` renders the counts. Each histogram has a version that grows
+with every observation, so that the metrics page renders a histogram again only if it has changed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ REQUEST_TOKENS = (
 
 
 class Histogram:
-    """Counts per bucket, not cumulative; the last one is +Inf."""
+    """A histogram. `counts`: one count per bucket, not cumulative; the last bucket has no upper bound."""
 
     __slots__ = ("bounds", "counts", "sum", "version")
 
@@ -43,7 +43,7 @@ class Histogram:
         self.version = 0
 
     def observe(self, value: float, times: int = 1) -> None:
-        """Count `value`, `times` times over."""
+        """Counts `times` observations of `value`."""
         self.counts[bisect_left(self.bounds, value)] += times
         self.sum += value * times
         self.version += 1
@@ -51,13 +51,13 @@ class Histogram:
 
 @dataclass(slots=True)
 class Observations:
-    """Everything one engine counted since it started. Times are engine seconds."""
+    """All counts of one engine since it started. Times are in engine seconds."""
 
     prompt_tokens: int = 0
     generation_tokens: int = 0
     prefix_queries: int = 0
     prefix_hits: int = 0
-    transferred: int = 0  # prompt tokens whose KV came from another server
+    transferred: int = 0  # prompt tokens whose KV blocks came from another server
     served: int = 0
     aborted: int = 0
 

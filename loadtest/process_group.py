@@ -1,4 +1,4 @@
-"""CPU time and memory of a process group, as Linux counts them: what a picker costs with all its processes, and which of them."""
+"""Measures CPU time and memory of a process group from /proc: what a picker costs, in total and by process."""
 
 import os
 from collections import Counter
@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 
 class _Member(NamedTuple):
-    """A live process: its folder under /proc, its short name, the fields of its stat behind the name."""
+    """A live process: its folder under /proc, its short name, and the fields of its stat file after the name."""
 
     folder: Path
     name: str
@@ -20,14 +20,17 @@ def _members(group: int) -> Iterator[_Member]:
         try:
             before, _, behind = stat.read_text().rpartition(")")
         except OSError:
-            continue  # it has just ended
+            continue  # the process has just ended
         fields = behind.split()
         if int(fields[2]) == group:
             yield _Member(stat.parent, before.partition("(")[2], fields)
 
 
 def cpu_seconds(group: int) -> dict[str, float]:
-    """User and system time by the processes' names without their numbers, children included that the process has reaped."""
+    """Returns process name -> seconds of user and system time, including children that the process has reaped.
+
+    Numbers at the end of names are left out, so all workers count together.
+    """
     ticks: Counter[str] = Counter()
     for member in _members(group):
         ticks[member.name.rstrip("-0123456789 ")] += sum(map(int, member.fields[11:15]))
@@ -36,7 +39,7 @@ def cpu_seconds(group: int) -> dict[str, float]:
 
 
 def memory_mib(group: int) -> float:
-    """Proportional set size: pages that processes share are counted once over the group."""
+    """Returns the sum of the proportional set sizes in MiB. Pages that processes of the group share count once."""
     kib = 0
     for member in _members(group):
         try:

@@ -1,21 +1,24 @@
-"""Simulated model servers: `python -m loadtest.sim --servers 4 --port 8000`.
+"""Simulated model servers: `epp sim --servers 4 --port 8000`.
 
-Any number of OpenAI-compatible servers in one process, which behave like vLLM under load: a queue,
+The process runs any number of OpenAI-compatible servers. They behave like vLLM under load: a queue,
 a batch, a KV cache with prefix reuse, LoRA slots, streamed answers, a metrics page, and faults on
-request (`POST /sim/fault`, header `x-sim-fault`). Servers with a role (`--role prefill,decode`)
-serve disaggregated requests as vLLM does behind a routing sidecar. `GET /sim/stats` tells what a server did,
-`/sim/stats?all` what all did. Every answer names its server in `x-sim-server`, and the bytes that
-arrived in `x-sim-body-sha256` and `x-sim-body-bytes`.
+request (`POST /sim/fault`, header `x-sim-fault`). Servers with a role (`--role prefill,decode`) serve
+disaggregated requests like vLLM behind a routing sidecar. `GET /sim/stats` returns the counts of one
+server, `/sim/stats?all` those of all servers. Every answer has its server in `x-sim-server`, and the
+digest and size of the received body in `x-sim-body-sha256` and `x-sim-body-bytes`. The servers also
+render prompts to token ids, like vLLM. With `--kv-events-port` they publish what their KV caches hold,
+and `--endpoints-file` gives them names that end in -rank-N, from which a picker computes their ports.
 
-Prints one line that begins with `ready` when all servers listen. SIGTERM and SIGINT end it with
-exit code 0. This file is the command line; `loadtest.engine` is the model, `loadtest.sim_server`
-the servers.
+The process prints one line that begins with `ready` when all servers listen. It exits with code 0 on
+SIGTERM and SIGINT. This file is the command line; `loadtest.engine` is the model, `loadtest.sim_server`
+has the servers.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import importlib.util
 import json
 import os
 import resource
@@ -26,7 +29,10 @@ from pathlib import Path
 from typing import Any
 
 from loadtest.engine import EngineSettings
-from loadtest.sim_server import Fleet, ServerSettings
+from loadtest.kv_dialects import DIALECTS
+from loadtest.kv_settings import TOPIC, EventSettings
+from loadtest.sim_fleet import Fleet
+from loadtest.sim_server import ServerSettings
 from loadtest.sim_stages import ROLE_LABEL, ROLES
 
 SERVERS_MAX = 2_000
@@ -34,35 +40,68 @@ PORT_MAX = 65_535
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line."""
-    line = argparse.ArgumentParser(prog="python -m loadtest.sim", description=__doc__.split("\n")[0])
-    line.add_argument("--servers", type=_whole(1, SERVERS_MAX), default=1, help="how many")
+    """Returns the parser of the command line."""
+    line = argparse.ArgumentParser(prog="epp sim", description=__doc__.split("\n")[0])
+    line.add_argument("--servers", type=_whole(1, SERVERS_MAX), default=1, help="number of servers")
     line.add_argument("--host", default="127.0.0.1")
-    line.add_argument("--port", type=_whole(0, PORT_MAX), default=8000, help="of the first; 0: the system chooses")
+    line.add_argument(
+        "--port", type=_whole(0, PORT_MAX), default=8000, help="port of the first server; 0: the system chooses"
+    )
     line.add_argument("--addresses", help="HOST:PORT,HOST:PORT,... instead of --servers")
-    line.add_argument("--endpoints-file", type=Path, help="write a file-discovery YAML once ready")
-    line.add_argument("--labels", default="", help="KEY=VALUE,... of every endpoint in that file")
-    line.add_argument("--role", default="", help=f"of all servers, or one each by commas: {', '.join(ROLES)}")
-    line.add_argument("--model", default="sim-model", help="one name or several, by commas")
-    line.add_argument("--loras", default="", help="names of LoRA adapters, by commas")
+    line.add_argument(
+        "--endpoints-file", type=Path, help="write the endpoints to this file (YAML, for file discovery) once ready"
+    )
+    line.add_argument("--labels", default="", help="labels of every endpoint in that file, KEY=VALUE,...")
+    line.add_argument(
+        "--role",
+        default="",
+        help=f"role of all servers, or one role per server, separated by commas: {', '.join(ROLES)}",
+    )
+    line.add_argument("--model", default="sim-model", help="one name, or several separated by commas")
+    line.add_argument("--loras", default="", help="names of LoRA adapters, separated by commas")
     line.add_argument("--max-loras", type=_whole(1, 1_000), default=2, help="adapter slots")
-    line.add_argument("--seed", type=int, default=0, help="changes the texts")
+    line.add_argument("--seed", type=int, default=0, help="seed of the generated texts")
     line.add_argument("--time-scale", type=_number(1e-3, 1e4), default=1.0, help="2 = twice as fast")
     engine = line.add_argument_group("engine")
     engine.add_argument("--max-running", type=_whole(1, 100_000), default=256)
     engine.add_argument("--kv-blocks", type=_whole(1, 10_000_000), default=20_000)
     engine.add_argument("--block-size", type=_whole(1, 1_024), default=16, help="tokens")
     engine.add_argument("--prefill-us-per-token", type=_number(0, 1e6), default=50.0)
-    engine.add_argument("--decode-ms", type=_number(0, 1e6), default=20.0, help="step of one request")
-    engine.add_argument("--decode-growth", type=_number(0, 10), default=0.005, help="of a step per further request")
+    engine.add_argument("--decode-ms", type=_number(0, 1e6), default=20.0, help="time of a step with one request")
+    engine.add_argument(
+        "--decode-growth", type=_number(0, 10), default=0.005, help="growth of a step per further request"
+    )
     engine.add_argument("--lora-load-ms", type=_number(0, 1e6), default=50.0)
+    engine.add_argument(
+        "--cpu-blocks", type=_whole(0, 10_000_000), default=0, help="blocks of a CPU tier, which gets the evicted ones"
+    )
+    _add_events(line.add_argument_group("KV events (need pyzmq)"))
     return line
+
+
+def _add_events(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--kv-events-port", type=_whole(0, PORT_MAX), default=0, help="server N publishes on this port + N; 0: not"
+    )
+    group.add_argument(
+        "--kv-replay-port", type=_whole(0, PORT_MAX), default=0, help="server N replays on this port + N; 0: not"
+    )
+    group.add_argument("--kv-events-connect", default="", help="publish to this address, such as tcp://127.0.0.1:5557")
+    group.add_argument(
+        "--kv-dialect",
+        default="vllm",
+        help=f"one for all servers, or one per server, separated by commas: {', '.join(DIALECTS)}",
+    )
+    group.add_argument("--kv-topic", default=TOPIC, help="{address} and {model} are replaced (default %(default)s)")
+    group.add_argument("--kv-first", type=_whole(0, 1_000_000), default=0, help="number of the first message")
+    group.add_argument("--kv-kept", type=_whole(1, 1_000_000), default=10_000, help="messages kept for replays")
+    group.add_argument("--kv-old-replay", action="store_true", help="replay without topics, as older engines do")
 
 
 def _whole(low: int, high: int) -> Callable[[str], int]:
     def parse(text: str) -> int:
         if not text.isascii() or not text.isdigit() or not low <= int(text) <= high:
-            raise argparse.ArgumentTypeError(f"{text!r} is no whole number from {low} to {high}")
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from {low} to {high}")
         return int(text)
 
     return parse
@@ -75,37 +114,39 @@ def _number(low: float, high: float) -> Callable[[str], float]:
         except ValueError:
             value = low - 1
         if not low <= value <= high:
-            raise argparse.ArgumentTypeError(f"{text!r} is no number from {low:g} to {high:g}")
+            raise argparse.ArgumentTypeError(f"{text!r} is not a number from {low:g} to {high:g}")
         return value
 
     return parse
 
 
 def names(text: str) -> tuple[str, ...]:
-    """A list by commas."""
+    """Splits a list at its commas."""
     return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
 def addresses(options: argparse.Namespace) -> list[tuple[str, int]]:
-    """Where to listen, in order. Raises ValueError."""
+    """Returns the addresses on which the servers listen, in order. Raises ValueError."""
     if options.addresses is None:
         first = options.port
         if first and first + options.servers - 1 > PORT_MAX:
-            raise ValueError(f"--servers {options.servers} from --port {first} go beyond {PORT_MAX}")
+            raise ValueError(
+                f"--servers {options.servers} from --port {first} exceed port {PORT_MAX}: lower one of them"
+            )
         return [(options.host, first + n if first else 0) for n in range(options.servers)]
     pairs = []
     for text in names(options.addresses):
         host, colon, port = text.rpartition(":")
         if not colon or not host or not port.isdigit() or int(port) > PORT_MAX:
-            raise ValueError(f"--addresses has {text!r}, which is not HOST:PORT")
+            raise ValueError(f"--addresses contains {text!r}, which is not HOST:PORT")
         pairs.append((host, int(port)))
     if not 0 < len(pairs) <= SERVERS_MAX:
-        raise ValueError(f"--addresses has {len(pairs)} entries, 1 to {SERVERS_MAX} are possible")
+        raise ValueError(f"--addresses has {len(pairs)} entries: give 1 to {SERVERS_MAX}")
     return pairs
 
 
 def labels(text: str) -> dict[str, str]:
-    """KEY=VALUE,... Raises ValueError."""
+    """Parses KEY=VALUE,... Raises ValueError."""
     pairs = [item.partition("=") for item in names(text)]
     if not all(key and equals for key, equals, _ in pairs):
         raise ValueError(f"--labels is {text!r}, which is not KEY=VALUE,KEY=VALUE")
@@ -113,18 +154,51 @@ def labels(text: str) -> dict[str, str]:
 
 
 def roles(options: argparse.Namespace, servers: int) -> tuple[str, ...]:
-    """One for all, or one each. Raises ValueError."""
-    given = names(options.role) or ("",)
-    unknown = [role for role in given if role and role not in ROLES]
+    """Returns one role for all servers, or one role per server. Raises ValueError."""
+    chosen = names(options.role) or ("",)
+    unknown = [role for role in chosen if role and role not in ROLES]
     if unknown:
-        raise ValueError(f"--role has {unknown[0]!r}; roles are {', '.join(ROLES)}")
-    if len(given) not in (1, servers):
-        raise ValueError(f"--role names {len(given)} roles for {servers} servers; give one, or one each")
-    return given
+        raise ValueError(f"--role contains {unknown[0]!r}; valid roles: {', '.join(ROLES)}")
+    if len(chosen) not in (1, servers):
+        raise ValueError(f"--role has {len(chosen)} roles for {servers} servers: give one role, or one per server")
+    return chosen
+
+
+def events(options: argparse.Namespace, servers: int) -> EventSettings | None:
+    """Returns how the servers publish KV events; None if they do not. Raises ValueError."""
+    ports = (options.kv_events_port, options.kv_replay_port)
+    if not options.kv_events_port and not options.kv_events_connect:
+        if options.kv_replay_port:
+            raise ValueError("--kv-replay-port needs --kv-events-port or --kv-events-connect")
+        return None
+    if options.kv_events_port and options.kv_events_connect:
+        raise ValueError("give --kv-events-port or --kv-events-connect, not both")
+    if any(port and port + servers - 1 > PORT_MAX for port in ports):
+        raise ValueError(f"--kv-events-port or --kv-replay-port is too high for {servers} servers: lower it")
+    if all(ports) and abs(ports[0] - ports[1]) < servers:
+        raise ValueError(f"--kv-events-port and --kv-replay-port must be {servers} apart, one port per server")
+    chosen = names(options.kv_dialect)
+    unknown = [dialect for dialect in chosen if dialect not in DIALECTS]
+    if unknown or len(chosen) not in (1, servers):
+        raise ValueError(
+            f"--kv-dialect is {options.kv_dialect!r}: give one dialect, or one per server; valid: {', '.join(DIALECTS)}"
+        )
+    if importlib.util.find_spec("zmq") is None:
+        raise ValueError("KV events need the Python module zmq: pip install 'endpoint-picker[kv-events]'")
+    return EventSettings(
+        port=options.kv_events_port,
+        replay_port=options.kv_replay_port,
+        connect=options.kv_events_connect,
+        dialects=chosen,
+        topic=options.kv_topic,
+        first=options.kv_first,
+        kept=options.kv_kept,
+        replay_topics=not options.kv_old_replay,
+    )
 
 
 def settings(options: argparse.Namespace) -> ServerSettings:
-    """Options -> what all servers have in common."""
+    """Returns the settings that all servers share. Raises ValueError."""
     loras = names(options.loras)
     engine = EngineSettings(
         max_running=options.max_running,
@@ -135,6 +209,7 @@ def settings(options: argparse.Namespace) -> ServerSettings:
         decode_growth=options.decode_growth,
         max_loras=options.max_loras if loras else 0,
         lora_load_s=options.lora_load_ms / 1e3,
+        cpu_blocks=options.cpu_blocks,
     )
     models = names(options.model)
     if not models:
@@ -149,10 +224,11 @@ def settings(options: argparse.Namespace) -> ServerSettings:
 
 
 def endpoints_yaml(fleet: Fleet, with_labels: dict[str, str]) -> str:
-    """The servers as a file-discovery document; every scalar is quoted."""
+    """Returns the servers as a document for file discovery. Every scalar is quoted."""
     lines = ["endpoints:"]
-    for server in fleet.servers:
-        lines.append(f"- name: {json.dumps(server.name)}")
+    for rank, server in enumerate(fleet.servers):
+        name = server.name if server.events is None else f"sim-rank-{rank}"
+        lines.append(f"- name: {json.dumps(name)}")
         lines.append(f"  address: {json.dumps(server.host)}")
         lines.append(f'  port: "{server.port}"')
         every = with_labels | ({ROLE_LABEL: server.role} if server.role else {})
@@ -162,19 +238,19 @@ def endpoints_yaml(fleet: Fleet, with_labels: dict[str, str]) -> str:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Replace a file at once, so that nobody reads half of it."""
+    """Replaces a file atomically, so that no reader sees half of it."""
     part = path.with_name(f".{path.name}.{os.getpid()}")
     part.write_text(text)
     part.replace(path)
 
 
 async def serve(where: list[tuple[str, int]], options: argparse.Namespace) -> None:
-    """Listen, say so, and wait for a signal."""
+    """Listens, prints the ready line, and waits for a signal."""
     ending = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, ending.set)
-    fleet = Fleet(where, settings(options), roles(options, len(where)))
+    fleet = Fleet(where, settings(options), roles(options, len(where)), events(options, len(where)))
     await fleet.listen()
     try:
         if options.endpoints_file is not None:
@@ -186,17 +262,17 @@ async def serve(where: list[tuple[str, int]], options: argparse.Namespace) -> No
         await ending.wait()
     finally:
         fleet.close()
-    await asyncio.sleep(0)  # lets aborted connections go
+    await asyncio.sleep(0)  # lets the event loop drop aborted connections
 
 
 def raise_file_limit() -> None:
-    """Hundreds of servers with many connections each need more than the usual 1,024 files."""
+    """Raises the limit of open files: hundreds of servers with many connections exceed the usual 1,024."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def run(work: Coroutine[Any, Any, None]) -> None:
-    """Under uvloop where it is installed."""
+    """Runs `work` under uvloop, if it is installed."""
     try:
         import uvloop
     except ImportError:
@@ -206,7 +282,7 @@ def run(work: Coroutine[Any, Any, None]) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The exit code: 0 after a signal, 1 if nothing can be opened, 2 for a wrong command line."""
+    """Runs the servers. Returns the exit code: 0 after a signal, 1 if a socket or file cannot be opened, 2 for a wrong command line."""
     line = parser()
     options = line.parse_args(arguments)
     try:
@@ -214,13 +290,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         settings(options)
         labels(options.labels)
         roles(options, len(where))
+        events(options, len(where))
     except ValueError as error:
         line.error(str(error))
     raise_file_limit()
     try:
         run(serve(where, options))
     except OSError as error:
-        print(f"sim: {error}; choose another --port, --addresses or file", file=sys.stderr)
+        print(f"sim: {error.strerror or error}; choose another --port, --addresses or file", file=sys.stderr)
         return 1
     return 0
 

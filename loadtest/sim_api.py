@@ -1,145 +1,33 @@
-"""OpenAI request bodies -> what the engine is asked; tokens -> response bytes, in vLLM's shapes.
+"""Implements the four APIs of a simulated model server: request bodies go in, response bytes in the format of vLLM come out.
 
-One shape per API: `whole` renders an unstreamed answer; `opening`, `token` and `closing` the
-server-sent events of a streamed one. Texts are deterministic: words drawn by a linear congruence
-that starts from the seed and the prompt, the same on every server. Every request generates exactly
-its max tokens (16 unless it says otherwise), so it always ends for `length`. Nothing here does I/O
-or reads a clock.
+There is one `Shape` per API. `whole` renders an unstreamed answer; `opening`, `token` and `closing` render the server-sent events of a
+streamed one. Every server generates the same text for the same prompt and seed. Every request generates exactly its max tokens (default
+16), so its finish reason is always `length`. The module does no I/O and reads no clock.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from itertools import islice
 from typing import Any
 
 import msgspec
 import xxhash
 
+from loadtest.kv_dialects import tokens_of
 from loadtest.kv_pool import block_hashes, token_count
+from loadtest.sim_request import ApiError, Ask, Body, Models, chat_text, prompt_texts
+from loadtest.sim_text import MASK, text_of, vector, words
 
 MAX_TOKENS_DEFAULT = 16
-PROMPTS_MAX = 64
-EMBEDDING_SIZE = 8
-MASK = 2**64 - 1
-WORDS = (
-    b"time year people way day man thing woman life child world school state family student group "
-    b"country problem hand part place case week company system program question work government "
-    b"number night point home water room mother area money story fact month lot right study book "
-    b"eye job word business issue side kind head house service friend father power hour game line "
-    b"end member law"
-).split(b" ")
-assert len(WORDS) == 64, "the six top bits of the congruence choose one"
-
-
-class ApiError(Exception):
-    """A request that is answered with an OpenAI error object."""
-
-    def __init__(self, status: int, message: str, *, param: str | None = None) -> None:
-        super().__init__(message)
-        self.status = status
-        self.param = param
-
-    def body(self) -> bytes:
-        """The error object."""
-        kinds = {400: "BadRequestError", 404: "NotFoundError", 503: "ServiceUnavailableError"}
-        error = {
-            "message": str(self),
-            "type": kinds.get(self.status, "InternalServerError"),
-            "param": self.param,
-            "code": self.status,
-        }
-        return msgspec.json.encode({"error": error})
-
-
-class StreamOptions(msgspec.Struct):
-    """The part of `stream_options` that changes an answer."""
-
-    include_usage: bool = False
-
-
-class Body(msgspec.Struct):
-    """The fields of all four APIs that matter here; others are accepted and ignored."""
-
-    model: str | None = None
-    prompt: str | list[Any] | None = None
-    messages: list[dict[str, Any]] | None = None
-    input: str | list[Any] | None = None
-    instructions: str | None = None
-    tools: list[Any] | None = None
-    max_tokens: int | None = None
-    max_completion_tokens: int | None = None
-    max_output_tokens: int | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    cache_salt: str | None = None
-    seed: int | None = None
-    kv_transfer_params: dict[str, Any] | None = None
-
 
 _decoder = msgspec.json.Decoder(Body)
 
 
-@dataclass(frozen=True, slots=True)
-class Ask:
-    """A request as the engine and the response shapes need it."""
-
-    model: str
-    lora: str | None
-    hashes: Sequence[int]
-    prompt_tokens: int
-    max_tokens: int
-    stream: bool
-    include_usage: bool
-    choices: int
-    origin: int  # where the words start
-    remote_decode: bool = False  # another server goes on with the KV blocks of this one
-
-
-@dataclass(frozen=True, slots=True)
-class Models:
-    """What a server serves: the base model under one or more names, and adapters."""
-
-    names: tuple[str, ...]
-    loras: tuple[str, ...]
-    block_size: int
-    seed: int
-
-    def resolve(self, asked: str | None) -> tuple[str, str | None]:
-        """(model, adapter) for the name in a request; without a name the base model."""
-        if not asked:
-            return self.names[0], None
-        if asked in self.names:
-            return asked, None
-        if asked in self.loras:
-            return asked, asked
-        raise ApiError(404, f"The model `{asked}` does not exist.", param="model")
-
-    def listing(self, created: int) -> bytes:
-        """The answer to GET /v1/models."""
-        base = self.names[0]
-        parents = [(name, None) for name in self.names] + [(name, base) for name in self.loras]
-        data = [
-            {
-                "id": name,
-                "object": "model",
-                "created": created,
-                "owned_by": "vllm",
-                "root": name if parent is None else parent,
-                "parent": parent,
-            }
-            for name, parent in parents
-        ]
-        return msgspec.json.encode({"object": "list", "data": data})
-
-
 def parse(shape: type[Shape], raw: bytes, models: Models) -> Ask:
-    """A request body -> Ask. Raises ApiError."""
+    """Parses a request body. Raises ApiError."""
     try:
         body = _decoder.decode(raw)
-    except msgspec.DecodeError as error:  # also the base of ValidationError
+    except msgspec.DecodeError as error:  # also catches ValidationError, a subclass
         raise ApiError(400, f"The request body is not valid: {error}") from None
     model, lora = models.resolve(body.model)
     prompts = shape.prompts(body)
@@ -159,62 +47,24 @@ def parse(shape: type[Shape], raw: bytes, models: Models) -> Ask:
         choices=len(prompts),
         origin=xxhash.xxh3_64_intdigest(prompt, (models.seed + (body.seed or 0)) & MASK),
         remote_decode=bool((body.kv_transfer_params or {}).get("do_remote_decode")),
+        prompt=prompt if models.keeps_prompts else b"",
+        cache_salt=body.cache_salt or "",
     )
 
 
-def words(origin: int) -> Iterator[bytes]:
-    """The endless text that starts at `origin`; every word but the first begins with a space."""
-    state = origin
-    space = b""
-    while True:
-        state = (state * 6364136223846793005 + 1442695040888963407) & MASK
-        yield space + WORDS[state >> 58]
-        space = b" "
-
-
-def text_of(ask: Ask, choice: int = 0) -> bytes:
-    """The whole completion."""
-    return b"".join(islice(words(ask.origin + choice), ask.max_tokens))
-
-
-def prompt_texts(value: str | list[Any] | None, field: str) -> list[bytes]:
-    """A string, strings, token ids or lists of token ids -> one or several prompts."""
-    if isinstance(value, str) and value:
-        return [value.encode()]
-    if not isinstance(value, list) or not value:
-        raise ApiError(400, f"{field} must be a non-empty string or array", param=field)
-    if all(isinstance(item, int) for item in value):
-        return [token_bytes(value, field)]
-    if len(value) > PROMPTS_MAX:
-        raise ApiError(400, f"{field} has {len(value)} items, at most {PROMPTS_MAX}", param=field)
-    if all(isinstance(item, str) for item in value):
-        return [item.encode() for item in value]
-    if all(isinstance(item, list) for item in value):
-        return [token_bytes(item, field) for item in value]
-    raise ApiError(400, f"{field} mixes strings and token ids", param=field)
-
-
-def token_bytes(tokens: list[Any], field: str) -> bytes:
-    """Token ids as four bytes each, so that the token count stays exact."""
+def rendered(shape: type[Shape], raw: bytes, models: Models) -> bytes:
+    """Returns the token ids of a request's prompts, in the form of vLLM's render endpoints. Raises ApiError."""
     try:
-        return b"".join([token.to_bytes(4, "little") for token in tokens])
-    except (AttributeError, OverflowError):
-        raise ApiError(400, f"{field} has something else than token ids", param=field) from None
-
-
-def chat_text(messages: list[dict[str, Any]], tools: list[Any] | None) -> bytes:
-    """Messages as one prompt: a conversation that goes on keeps its beginning."""
-    parts = [msgspec.json.encode(tools)] if tools else []
-    for message in messages:
-        content = message.get("content")
-        text = content.encode() if isinstance(content, str) else msgspec.json.encode(content)
-        role = str(message.get("role", "user")).encode()
-        parts.append(b"<|" + role + b"|>" + text + b"<|end|>")
-    return b"".join(parts)
+        body = _decoder.decode(raw)
+    except msgspec.DecodeError as error:
+        raise ApiError(400, f"The request body is not valid: {error}") from None
+    models.resolve(body.model)
+    answers = [{"token_ids": tokens_of(prompt), "features": None} for prompt in shape.prompts(body)]
+    return msgspec.json.encode(answers[0] if shape is Chat else answers)
 
 
 def usage(ask: Ask, cached: int) -> dict[str, Any]:
-    """The usage object of completions, chat and embeddings."""
+    """Returns the usage object of completions, chats and embeddings. `cached`: prompt tokens that were cached."""
     completion = ask.max_tokens * ask.choices
     return {
         "prompt_tokens": ask.prompt_tokens,
@@ -225,7 +75,7 @@ def usage(ask: Ask, cached: int) -> dict[str, Any]:
 
 
 def transfer(ask: Ask, number: str) -> dict[str, Any]:
-    """Where a decode server finds the prompt's KV blocks, if it asked."""
+    """Returns the fields that tell a decode server where the prompt's KV blocks are; nothing unless the request asked for them."""
     if not ask.remote_decode:
         return {}
     place = {"remote_engine_id": number, "remote_block_ids": list(range(len(ask.hashes))), "remote_host": "sim"}
@@ -233,12 +83,12 @@ def transfer(ask: Ask, number: str) -> dict[str, Any]:
 
 
 def event(data: bytes) -> bytes:
-    """One server-sent event."""
+    """Returns one server-sent event with this data."""
     return b"data: " + data + b"\n\n"
 
 
 class Shape(ABC):
-    """How one API reads its prompt and writes its answer. One instance per request."""
+    """Renders the answers of one API, and finds the prompts in its requests. There is one instance per request."""
 
     generates = False
 
@@ -250,20 +100,20 @@ class Shape(ABC):
     @staticmethod
     @abstractmethod
     def prompts(body: Body) -> list[bytes]:
-        """The prompts of a request, at least one. Raises ApiError."""
+        """Returns the prompts of a request, at least one. Raises ApiError."""
 
     @staticmethod
     @abstractmethod
     def max_tokens(body: Body) -> int:
-        """How many tokens the request generates."""
+        """Returns the number of tokens that the request generates."""
 
     @abstractmethod
     def whole(self, cached: int) -> bytes:
-        """The unstreamed answer."""
+        """Returns the unstreamed answer. `cached`: prompt tokens that were cached."""
 
 
 class StreamShape(Shape):
-    """An API that generates text, at once or as server-sent events."""
+    """An API that generates text, in one piece or as server-sent events."""
 
     generates = True
 
@@ -276,16 +126,16 @@ class StreamShape(Shape):
         return MAX_TOKENS_DEFAULT if body.max_tokens is None else body.max_tokens
 
     def opening(self) -> bytes:
-        """Events before the first token."""
+        """Returns the events before the first token."""
         return b""
 
     @abstractmethod
     def token(self, *, last: bool) -> bytes:
-        """Events of the next token."""
+        """Returns the events of the next token. `last`: whether it is the last token."""
 
     @abstractmethod
     def closing(self, cached: int) -> bytes:
-        """Events after the last token."""
+        """Returns the events after the last token. `cached`: prompt tokens that were cached."""
 
 
 class Completion(StreamShape):
@@ -357,8 +207,8 @@ class Chat(StreamShape):
 
     @staticmethod
     def max_tokens(body: Body) -> int:
-        asked = body.max_completion_tokens
-        return StreamShape.max_tokens(body) if asked is None else asked
+        limit = body.max_completion_tokens
+        return StreamShape.max_tokens(body) if limit is None else limit
 
     def whole(self, cached: int) -> bytes:
         ask = self.ask
@@ -426,15 +276,6 @@ class Embedding(Shape):
         return msgspec.json.encode(answer)
 
 
-def vector(origin: int) -> list[float]:
-    """A deterministic embedding, each number in [-1, 1)."""
-    numbers = []
-    for _ in range(EMBEDDING_SIZE):
-        origin = (origin * 6364136223846793005 + 1442695040888963407) & MASK
-        numbers.append((origin >> 40) / 2**23 - 1)
-    return numbers
-
-
 class Responses(StreamShape):
     """/v1/responses"""
 
@@ -448,8 +289,8 @@ class Responses(StreamShape):
 
     @staticmethod
     def max_tokens(body: Body) -> int:
-        asked = body.max_output_tokens
-        return MAX_TOKENS_DEFAULT if asked is None else asked
+        limit = body.max_output_tokens
+        return MAX_TOKENS_DEFAULT if limit is None else limit
 
     def _response(self, status: str, cached: int | None) -> dict[str, Any]:
         ask = self.ask
@@ -501,6 +342,10 @@ class Responses(StreamShape):
         return self._event("response.completed", {"response": self._response("completed", cached)})
 
 
+RENDERED: dict[bytes, type[Shape]] = {
+    b"/v1/completions/render": Completion,
+    b"/v1/chat/completions/render": Chat,
+}
 SHAPES: dict[bytes, type[Shape]] = {
     b"/v1/completions": Completion,
     b"/v1/chat/completions": Chat,

@@ -1,10 +1,10 @@
-"""One client connection of a simulated server: requests in, answers and faults out.
+"""Serves one client connection of a simulated server: reads requests, writes answers, and shows faults.
 
-A connection serves one request at a time and reads on meanwhile, so that it notices a client that
-leaves: then the request is cancelled and its blocks are free at once. Requests that come early wait
-in the reader; whoever sends more than UNREAD_MAX of them is not read on.
+A connection serves one request at a time. It keeps reading during the request, so that it notices a
+client that leaves; it then cancels the request, which frees the request's blocks at once. Pipelined
+requests wait in the reader. The connection stops reading while more than UNREAD_MAX bytes wait there.
 
-The server owns the engine and calls `send_whole` and `send_token`; the connection owns its bytes.
+The server owns the engine and calls `send_whole` and `send_token`. The connection writes the bytes.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import asyncio
 import hashlib
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -21,12 +21,12 @@ from loadtest import sim_http
 from loadtest.engine import Job
 from loadtest.exposition import CONTENT_TYPE
 from loadtest.faults import BadFault, RequestFault, ServerFault, parse_header, parse_order
-from loadtest.sim_api import SHAPES, ApiError, Ask, Shape, StreamShape, parse
+from loadtest.sim_api import RENDERED, SHAPES, Shape, StreamShape, parse, rendered
+from loadtest.sim_exchange import SimExchange
 from loadtest.sim_http import BadHttp, HttpRequest, RequestReader, chunk
+from loadtest.sim_request import ApiError, Ask
+from loadtest.sim_server import SimServer
 from loadtest.sim_stages import DECODING, Stages
-
-if TYPE_CHECKING:
-    from loadtest.sim_server import SimServer
 
 JSON = b"application/json"
 EVENTS = b"text/event-stream; charset=utf-8"
@@ -37,35 +37,14 @@ ENDLESS_PERIOD_S = 0.005
 ENDLESS_PIECE = b"".join(b'vllm:endless_bucket{engine="0",le="%d"} %d.0\n' % (n, n) for n in range(1600))
 
 
-class Exchange:
-    """A request for a model, from the engine's queue to its last byte."""
-
-    __slots__ = ("connection", "cut_after", "delayed", "echo", "job", "prefill_cached", "sent", "shape")
-
-    def __init__(self, connection: Connection, shape: Shape, job: Job, echo: bytes) -> None:
-        self.connection = connection
-        self.shape = shape
-        self.job = job
-        self.echo = echo
-        self.sent = 0
-        self.cut_after: int | None = None
-        self.delayed: asyncio.TimerHandle | asyncio.Task[None] | None = None  # what has to come before the engine
-        self.prefill_cached: int | None = None
-
-    @property
-    def cached(self) -> int:
-        """Prompt tokens that were cached where the prompt was computed."""
-        return self.job.cached_tokens if self.prefill_cached is None else self.prefill_cached
-
-
 class Connection(asyncio.Protocol):
-    """One client connection: reads requests, answers them in order."""
+    """One client connection: reads requests and answers them in order."""
 
     def __init__(self, server: SimServer) -> None:
         self.server = server
-        self.transport: Any = None  # uvloop's is no asyncio.Transport by type
+        self.transport: Any = None  # uvloop's transport is not a subclass of asyncio.Transport
         self.reader = RequestReader()
-        self.exchange: Exchange | None = None
+        self.exchange: SimExchange | None = None
         self.timer: asyncio.TimerHandle | None = None
         self.busy = False
         self.stuffed = False
@@ -98,7 +77,7 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         if self.busy or self.stuffed:
-            # Later requests wait in the reader; one that sends too many of them is not read on.
+            # Pipelined requests wait in the reader. Stop reading if there are too many of them.
             self.reader.hold(data)
             if self.reader.buffered > UNREAD_MAX and not self.stalled:
                 self.stalled = True
@@ -124,7 +103,7 @@ class Connection(asyncio.Protocol):
             self.transport.resume_reading()
 
     def _next(self) -> None:
-        """The current request is done: go on with what waits in the reader."""
+        """Ends the current request and continues with the next request in the reader."""
         self.busy = False
         self.exchange = None
         if not self.ending and self.reader.buffered:
@@ -133,12 +112,12 @@ class Connection(asyncio.Protocol):
     # Answers
 
     def abort(self) -> None:
-        """End the connection now, whatever is under way."""
+        """Ends the connection at once, even during a request."""
         self.ending = True
         self.transport.abort()
 
     def answer(self, status: int, kind: bytes, body: bytes, extra: bytes = b"") -> None:
-        """A whole answer."""
+        """Writes a whole answer."""
         extra = self.server.label + extra
         head = sim_http.head(status, kind, extra, length=len(body), close=self.ending)
         self.transport.write(head + body)
@@ -158,24 +137,26 @@ class Connection(asyncio.Protocol):
         shape = SHAPES.get(path)
         if shape is not None and request.method == b"POST":
             self._ask(request, shape)
+        elif path in RENDERED and request.method == b"POST":
+            self._render(request, RENDERED[path])
         elif path in PAGES and request.method == b"GET":
             PAGES[path](self)
-        elif path in PAGES or shape is not None:
-            self.answer(405, TEXT, b"this path has another method\n")
+        elif path in PAGES or path in RENDERED or shape is not None:
+            self.answer(405, TEXT, b"use another method for this path\n")
         else:
             self.answer(404, JSON, b'{"detail":"Not Found"}')
 
     def _control(self, request: HttpRequest) -> None:
         server = self.server
         if request.path == b"/sim/stats":
-            everything = request.query == b"all"
-            servers = server.fleet.servers if everything else [server]
-            stats = [one.stats() for one in servers]
-            self.answer(200, JSON, msgspec.json.encode(stats if everything else stats[0]))
+            all_servers = request.query == b"all"
+            servers = server.fleet.servers if all_servers else [server]
+            stats = [server.stats() for server in servers]
+            self.answer(200, JSON, msgspec.json.encode(stats if all_servers else stats[0]))
         elif request.path == b"/sim/fault" and request.method == b"POST":
             self._order(request.body)
         else:
-            self.answer(404, TEXT, b"paths are GET /sim/stats[?all] and POST /sim/fault\n")
+            self.answer(404, TEXT, b"valid paths: GET /sim/stats[?all] and POST /sim/fault\n")
 
     def _order(self, raw: bytes) -> None:
         try:
@@ -203,7 +184,7 @@ class Connection(asyncio.Protocol):
                 self.busy = True
                 return
             if fault is RequestFault.ERROR:
-                raise ApiError(500, "this failure was asked for")
+                raise ApiError(500, "the request or POST /sim/fault asked for this failure")
             exchange = self._exchange(parse(kind, request.body, server.models), kind, echo)
             if fault is RequestFault.CUT:
                 exchange.cut_after = max(1, exchange.job.max_tokens // 2)
@@ -221,15 +202,23 @@ class Connection(asyncio.Protocol):
             self.busy = True
             self.exchange = exchange
 
+    def _render(self, request: HttpRequest, kind: type[Shape]) -> None:
+        try:
+            body = rendered(kind, request.body, self.server.models)
+        except ApiError as error:
+            self.answer(error.status, JSON, error.body())
+        else:
+            self.answer(200, JSON, body)
+
     def _refuse(self, error: ApiError, echo: bytes) -> None:
         self.answer(error.status, JSON, error.body(), echo)
 
     def _request_fault(self, request: HttpRequest) -> tuple[RequestFault, float]:
-        """The fault that this request asks for, else the server's if it concerns requests."""
-        asked = request.headers.get(b"x-sim-fault")
-        if asked is not None:
+        """Returns the fault that this request asks for, or else the server's fault if it applies to requests; and its delay in seconds."""
+        header = request.headers.get(b"x-sim-fault")
+        if header is not None:
             try:
-                return parse_header(asked)
+                return parse_header(header)
             except BadFault as error:
                 raise ApiError(400, str(error)) from None
         fault = self.server.active_fault()
@@ -239,16 +228,24 @@ class Connection(asyncio.Protocol):
             return RequestFault.SLOW, self.server.fault.delay
         return RequestFault.NONE, 0.0
 
-    def _exchange(self, ask: Ask, kind: type[Shape], echo: bytes) -> Exchange:
+    def _exchange(self, ask: Ask, kind: type[Shape], echo: bytes) -> SimExchange:
         server = self.server
         number = f"{server.name}-{server.counts['requests']}"
         server.counts["prefilled_for_others"] += ask.remote_decode
         shape = kind(ask, number, int(server.started))
-        job = Job(ask.hashes, ask.prompt_tokens, ask.max_tokens, streams=ask.stream, lora=ask.lora)
-        return Exchange(self, shape, job, echo)
+        job = Job(
+            ask.hashes,
+            ask.prompt_tokens,
+            ask.max_tokens,
+            streams=ask.stream,
+            lora=ask.lora,
+            prompt=ask.prompt,
+            salt=ask.cache_salt,
+        )
+        return SimExchange(self, shape, job, echo)
 
-    async def _after_stages(self, exchange: Exchange, stages: Stages, request: HttpRequest, delay: float) -> None:
-        """Cancelled if the client leaves."""
+    async def _after_stages(self, exchange: SimExchange, stages: Stages, request: HttpRequest, delay: float) -> None:
+        """Runs the stages before decode, then submits the request. Its task is cancelled if the client leaves."""
         counts = self.server.counts
         try:
             await asyncio.sleep(delay)
@@ -265,15 +262,15 @@ class Connection(asyncio.Protocol):
         exchange.job.transferred = served.cached_tokens is not None
         self._submit_late(exchange)
 
-    def _submit_late(self, exchange: Exchange) -> None:
+    def _submit_late(self, exchange: SimExchange) -> None:
         try:
             self.server.submit(exchange)
         except ApiError as error:
             self._refuse(error, exchange.echo)
             self._next()
 
-    def send_whole(self, exchange: Exchange) -> None:
-        """The engine has finished an unstreamed request."""
+    def send_whole(self, exchange: SimExchange) -> None:
+        """Sends the answer of an unstreamed request that the engine has finished."""
         body = exchange.shape.whole(exchange.cached)
         exchange.sent = exchange.job.generated
         if exchange.cut_after is not None:
@@ -283,15 +280,15 @@ class Connection(asyncio.Protocol):
         self._next()
 
     def _cut(self, kind: bytes, body: bytes, extra: bytes = b"") -> None:
-        """Announce a whole answer, send half of it and close."""
+        """Announces a whole answer, sends half of it, and closes the connection."""
         extra = self.server.label + extra
         head = sim_http.head(200, kind, extra, length=len(body), close=False)
         self.ending = True
         self.transport.write(head + body[: len(body) // 2])
         self.transport.close()
 
-    def send_token(self, exchange: Exchange) -> None:
-        """The engine has one more token of a streamed request."""
+    def send_token(self, exchange: SimExchange) -> None:
+        """Sends the next token of a streamed request."""
         shape, job = exchange.shape, exchange.job
         assert isinstance(shape, StreamShape)
         out = b""
@@ -363,7 +360,7 @@ class Connection(asyncio.Protocol):
             self.answer(200, CONTENT_TYPE, page)
 
     def _pour(self) -> None:
-        """One more piece of an endless page, while the fault lasts and the client reads."""
+        """Writes one more piece of an endless page, while the fault lasts and the client reads."""
         if self.server.active_fault() is not ServerFault.ENDLESS_METRICS:
             self.abort()
             return
@@ -372,7 +369,7 @@ class Connection(asyncio.Protocol):
         self.timer = self.server.loop.call_later(ENDLESS_PERIOD_S, self._pour)
 
     def _dribble(self, rest: bytes, size: int, whole: float) -> None:
-        """The next piece of a page that is to take `whole` seconds."""
+        """Writes the next piece of a page that should take `whole` seconds."""
         if not rest:
             self.timer = None
             self._end_stream()

@@ -1,10 +1,10 @@
-"""HTTP/1.1 for the simulated servers, without I/O: bytes in, requests and bytes out.
+"""Parses and encodes HTTP/1.1 for the simulated servers. Does no I/O.
 
-`RequestReader` takes what a connection delivers, in pieces of any size, and gives out one request
-at a time; what follows it stays buffered until the caller asks for the next. Bodies come by
-Content-Length or chunked; trailers are dropped. Heads are limited to HEAD_MAX bytes and bodies to
-BODY_MAX; a peer that breaks a rule gets a `BadHttp` with the status to answer before the connection
-ends.
+`RequestReader` takes the bytes of a connection, in pieces of any size, and returns one request at a
+time. Later bytes stay in its buffer until the caller asks for the next request. Bodies have a
+Content-Length or are chunked; trailers are dropped. Heads are limited to HEAD_MAX bytes and bodies to
+BODY_MAX. If the peer breaks a rule, the reader raises `BadHttp`. Its status is the last answer on the
+connection.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ REASONS = {
 
 
 class BadHttp(Exception):
-    """The peer broke HTTP/1.1 or a limit."""
+    """The peer broke HTTP/1.1 or exceeded a limit."""
 
     def __init__(self, status: int, why: str) -> None:
         super().__init__(why)
@@ -40,7 +40,7 @@ class BadHttp(Exception):
 
 @dataclass(frozen=True, slots=True)
 class HttpRequest:
-    """One whole request. Header names are lower case; of repeated headers the last counts."""
+    """One whole request. Header names are in lower case. If a header is repeated, its last value counts."""
 
     method: bytes
     path: bytes
@@ -51,45 +51,45 @@ class HttpRequest:
 
     @property
     def keep_alive(self) -> bool:
-        """Whether the connection goes on after the answer."""
-        asked = self.headers.get(b"connection", b"").lower()
-        return asked == b"keep-alive" if self.http10 else asked != b"close"
+        """Whether the connection stays open after the answer."""
+        option = self.headers.get(b"connection", b"").lower()
+        return option == b"keep-alive" if self.http10 else option != b"close"
 
 
 @dataclass(slots=True)
 class _Head:
-    """A parsed head and how its body is framed: `length` bytes, or chunked when it is None."""
+    """A parsed head. The body has `length` bytes, or is chunked if `length` is None."""
 
     request: HttpRequest
     length: int | None
 
 
 class RequestReader:
-    """The receiving side of one connection."""
+    """Reads the requests of one connection from its bytes."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
         self._head: _Head | None = None
         self._body = bytearray()
         self._searched = 0
-        # Scrapers send the same bytes again and again: the last whole request without a body.
+        # The bytes of the last request without a body, and the request: scrapers send the same bytes again and again.
         self._repeat = (b"", HttpRequest(b"", b"", b"", {}, b"", False))
 
     @property
     def buffered(self) -> int:
-        """Bytes received and not yet given out."""
+        """The number of bytes that were received and do not belong to a returned request."""
         return len(self._buffer) + len(self._body)
 
     @property
     def expects_continue(self) -> bool:
-        """Whether a head asked for `100 Continue` and its body has not begun to arrive."""
+        """Whether a head asked for `100 Continue` and no byte of its body has arrived."""
         head = self._head
         if head is None or self._buffer or self._body:
             return False
         return head.request.headers.get(b"expect", b"").lower() == b"100-continue"
 
     def receive(self, data: bytes) -> HttpRequest | None:
-        """Add `data`; the next whole request, if there is one. Raises BadHttp."""
+        """Adds `data`. Returns the next whole request, or None. Raises BadHttp."""
         fresh = not self._buffer and self._head is None
         if fresh and data and data == self._repeat[0]:
             return self._repeat[1]
@@ -106,7 +106,7 @@ class RequestReader:
         return request
 
     def hold(self, data: bytes) -> None:
-        """Keep `data` for a later `receive`."""
+        """Keeps `data` for a later `receive`."""
         self._buffer += data
 
     def _read_head(self) -> _Head | None:
@@ -140,7 +140,7 @@ class RequestReader:
         return HttpRequest(bare.method, bare.path, bare.query, bare.headers, body, http10=bare.http10)
 
     def _read_chunks(self) -> bool:
-        """Move whole chunks into the body; True after the last chunk and its trailers."""
+        """Moves whole chunks into the body. Returns True after the last chunk and its trailers."""
         buffer = self._buffer
         while (line_end := buffer.find(b"\r\n", 0, CHUNK_LINE_MAX)) >= 0:
             size = _chunk_size(bytes(buffer[:line_end]))
@@ -181,14 +181,14 @@ def _chunk_size(line: bytes) -> int:
 
 
 def parse_head(raw: bytes) -> _Head:
-    """Request line and headers, without the blank line. Raises BadHttp."""
+    """Parses the request line and headers, without the blank line. Raises BadHttp."""
     lines = raw.split(b"\r\n")
     words = lines[0].split(b" ")
     if len(words) != 3:
         raise BadHttp(400, "the request line is not 'METHOD target HTTP/1.1'")
     method, target, version = words
     if version not in (b"HTTP/1.1", b"HTTP/1.0"):
-        raise BadHttp(505, "only HTTP/1.1 and HTTP/1.0 are spoken here")
+        raise BadHttp(505, "this server supports only HTTP/1.1 and HTTP/1.0")
     headers: dict[bytes, bytes] = {}
     for line in lines[1:]:
         name, colon, value = line.partition(b":")
@@ -204,7 +204,7 @@ def _body_length(headers: dict[bytes, bytes]) -> int | None:
     coding = headers.get(b"transfer-encoding")
     if coding is not None:
         if coding.lower() != b"chunked":
-            raise BadHttp(501, "the only transfer coding spoken here is chunked")
+            raise BadHttp(501, "the only supported transfer coding is chunked")
         return None
     text = headers.get(b"content-length", b"0")
     if not text.isdigit():
@@ -215,7 +215,7 @@ def _body_length(headers: dict[bytes, bytes]) -> int | None:
 
 
 def head(status: int, kind: bytes, extra: bytes, *, length: int | None, close: bool) -> bytes:
-    """The head of an answer, chunked if `length` is None; `extra` is whole header lines."""
+    """Returns the head of an answer. `kind`: the content type. `extra`: whole header lines. `length`: of the body; None: it is chunked."""
     size = b"Transfer-Encoding: chunked" if length is None else b"Content-Length: %d" % length
     end = b"Connection: close\r\n\r\n" if close else b"\r\n"
     line = b"HTTP/1.1 %d %s\r\nContent-Type: %s\r\n%s\r\n" % (status, REASONS[status], kind, size)
@@ -223,7 +223,7 @@ def head(status: int, kind: bytes, extra: bytes, *, length: int | None, close: b
 
 
 def chunk(data: bytes) -> bytes:
-    """`data`, not empty, as one chunk."""
+    """Encodes `data` as one chunk. `data` must not be empty."""
     return b"%x\r\n%s\r\n" % (len(data), data)
 
 

@@ -1,10 +1,10 @@
-"""One simulated model server on the event loop: the engine's timer, faults, the open socket.
+"""Runs one simulated model server on the event loop: the engine's timer, faults, the listening socket.
 
-Hundreds of `SimServer`s share one process and one loop. A server has one timer, set to the engine's
-next news, and no task at all; a request is an `Exchange`, fed from that timer.
+Hundreds of `SimServer`s share one process and one loop (`loadtest.sim_fleet`). A server has no task, only one timer: for the time at
+which the engine has its next results. The timer's function passes the results to the requests (`SimExchange`).
 
-Engine time is loop time times `time_scale`. Answers are deterministic; identifiers count up per
-server. A server that vanished comes back with a cold cache; its counters go on.
+Engine time is loop time times `time_scale`. Answers are deterministic. Each server numbers its requests.
+A server that returns after `vanish` has a cold cache, but its counters continue.
 """
 
 from __future__ import annotations
@@ -12,19 +12,22 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from loadtest.engine import Engine, EngineSettings, Job, JobState, QueueFull, Refusal
 from loadtest.exposition import MetricsPage
-from loadtest.faults import BadFault, FaultOrder, ServerFault
-from loadtest.sim_api import ApiError, Models
-from loadtest.sim_connection import Connection, Exchange
+from loadtest.faults import FaultOrder, ServerFault
+from loadtest.sim_exchange import Client, SimExchange
+from loadtest.sim_request import ApiError, Models
+
+if TYPE_CHECKING:
+    from loadtest.sim_events import BlockEvents
 
 TIMER_SLACK_S = 0.0005  # uvloop's timers count whole milliseconds and may fire early
 GARBAGE_BYTES = 8192
-VANISH_AFTER_S = 0.01  # time for the answer to the order to leave
+VANISH_AFTER_S = 0.01  # a delay, so that the answer to the order is sent before the server vanishes
 LISTEN_TRIES = 40
 LISTEN_PAUSE_S = 0.05
 COUNTS = (
@@ -35,7 +38,7 @@ COUNTS = (
 
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
-    """What all servers of a process have in common."""
+    """The settings that all servers of a process share."""
 
     engine: EngineSettings = field(default_factory=EngineSettings)
     models: tuple[str, ...] = ("sim-model",)
@@ -46,42 +49,78 @@ class ServerSettings:
 
 @dataclass(slots=True)
 class Fault:
-    """The fault of a server and until when, in loop time, it lasts."""
+    """The fault of a server. `delay`: in seconds, for slow kinds. `until`: the loop time of its end; None: it has no end."""
 
     kind: ServerFault = ServerFault.NONE
     delay: float = 0.0
     until: float | None = None
 
 
-class SimServer:
-    """One address: an engine, its metrics page, its connections, and at most one fault."""
+class FleetServices(Protocol):
+    """What a server needs from its fleet: the other servers of the process, and background tasks."""
 
-    def __init__(self, name: str, host: str, port: int, settings: ServerSettings, fleet: Fleet, role: str = "") -> None:
-        self.name, self.host, self.port, self.role = name, host, port, role
+    servers: list[SimServer]
+
+    def find(self, asking: SimServer, wanted: str | int | None) -> SimServer:
+        """Returns the server that an order names, or else the server that received the order. Raises BadFault."""
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Runs a coroutine and keeps a reference to its task until it ends."""
+
+
+class SimServer:
+    """Serves one address: has an engine, its metrics page, its connections, and at most one fault."""
+
+    def __init__(
+        self,
+        name: str,
+        address: tuple[str, int],
+        settings: ServerSettings,
+        fleet: FleetServices,
+        connection: Callable[[SimServer], asyncio.BaseProtocol],
+        role: str = "",
+        events: BlockEvents | None = None,
+    ) -> None:
+        """`connection`: creates the protocol of an accepted connection. `events`: publishes the KV events; None: there are none."""
+        self.name, self.role = name, role
+        self.host, self.port = address
         self.fleet = fleet
+        self._connection = connection
         self.loop = asyncio.get_running_loop()
-        self.engine = Engine(settings.engine)
-        self.models = Models(settings.models, settings.loras, settings.engine.block_size, settings.seed)
+        self.events = events
+        self.engine = Engine(settings.engine, events.take if events is not None else None)
+        self.models = Models(
+            settings.models, settings.loras, settings.engine.block_size, settings.seed, keeps_prompts=events is not None
+        )
         self.started = time.time()
         self.page = MetricsPage(self.engine, settings.models[0], self.started)
         self.fault = Fault()
-        self.connections: set[Connection] = set()
+        self.connections: set[Client] = set()
         self.label = b"x-sim-server: " + name.encode() + b"\r\n"
         self.counts = dict.fromkeys(COUNTS, 0)
         self.garbage = random.Random(f"{settings.seed}/{name}").randbytes(GARBAGE_BYTES)
         self._scale = settings.time_scale
-        self._exchanges: dict[Job, Exchange] = {}
+        self._exchanges: dict[Job, SimExchange] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._returning: asyncio.TimerHandle | None = None
         self._listener: asyncio.Server | None = None
 
     async def listen(self) -> None:
-        """Open the listening socket; port 0 becomes the port that the system gives."""
-        self._listener = await self.loop.create_server(lambda: Connection(self), self.host, self.port, backlog=1024)
+        """Opens the listening socket. Port 0 becomes the port that the system chose. Raises OSError."""
+        self._listener = await self.loop.create_server(
+            lambda: self._connection(self), self.host, self.port, backlog=1024
+        )
         self.port = self._listener.sockets[0].getsockname()[1]
+        if self.events is not None:
+            try:
+                self.events.open(self.port)
+            except OSError:
+                self._listener.close()
+                self._listener = None
+                raise
 
     def close(self) -> None:
-        """Close the listening socket and all connections, and give up their requests."""
+        """Closes the listening socket and all connections, and cancels their requests."""
         if self._returning is not None:
             self._returning.cancel()
             self._returning = None
@@ -90,15 +129,15 @@ class SimServer:
     # The engine's clock
 
     def now(self) -> float:
-        """Engine time."""
+        """Returns the present engine time in seconds."""
         return (self.loop.time() + TIMER_SLACK_S) * self._scale
 
     def advance(self) -> float:
-        """Deliver what the engine has done until now; the engine time that this was."""
+        """Sends the engine's results up to now to the clients. Returns the present engine time."""
         now = self.now()
         for job in self.engine.advance(now):
             exchange = self._exchanges.get(job)
-            if exchange is None:  # its client has just left
+            if exchange is None:  # the client left while this loop ran
                 continue
             if job.state is JobState.FINISHED and exchange.sent == 0 and not job.streams:
                 exchange.connection.send_whole(exchange)
@@ -106,10 +145,16 @@ class SimServer:
                 exchange.connection.send_token(exchange)
             if job.state is JobState.FINISHED and exchange.sent >= job.generated:
                 self._exchanges.pop(job, None)
+        self._publish()
         return now
 
+    def _publish(self) -> None:
+        """Publishes the latest changes of the KV cache."""
+        if self.events is not None:
+            self.events.flush(self.active_fault())
+
     def rearm(self) -> None:
-        """Set the timer to the engine's next news."""
+        """Sets the timer to the time of the engine's next results."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -122,8 +167,8 @@ class SimServer:
         self.advance()
         self.rearm()
 
-    def submit(self, exchange: Exchange) -> None:
-        """Hand a request to the engine. Raises ApiError if it is refused."""
+    def submit(self, exchange: SimExchange) -> None:
+        """Submits a request to the engine. Raises ApiError if the engine refuses it."""
         exchange.delayed = None
         now = self.advance()
         try:
@@ -134,11 +179,12 @@ class SimServer:
             raise ApiError(status, str(refusal)) from None
         else:
             self._exchanges[exchange.job] = exchange
+            self._publish()
         finally:
             self.rearm()
 
-    def cancel(self, exchange: Exchange) -> None:
-        """The client left: free what its request holds."""
+    def cancel(self, exchange: SimExchange) -> None:
+        """Cancels a request after its client has left, and frees its blocks."""
         if exchange.delayed is not None:
             exchange.delayed.cancel()
         if self._exchanges.pop(exchange.job, None) is not None:
@@ -148,14 +194,14 @@ class SimServer:
     # Faults
 
     def active_fault(self) -> ServerFault:
-        """The fault of this moment."""
+        """Returns the kind of the current fault, and ends a fault that is over."""
         fault = self.fault
         if fault.until is not None and self.loop.time() >= fault.until:
             self.fault = fault = Fault()
         return fault.kind
 
     def order(self, order: FaultOrder) -> None:
-        """Begin or end a fault."""
+        """Begins or ends a fault."""
         self.counts["faults"] += 1
         until = None if order.seconds is None else self.loop.time() + order.seconds
         gone = self._listener is None
@@ -174,6 +220,8 @@ class SimServer:
         if self._listener is not None:
             self._listener.close()
             self._listener = None
+            if self.events is not None:
+                self.events.close()
         for connection in tuple(self.connections):
             connection.abort()
 
@@ -183,7 +231,7 @@ class SimServer:
         self.fleet.spawn(self._listen_again())
 
     async def _listen_again(self) -> None:
-        """The port may be taken for a moment by somebody's outgoing connection."""
+        """Listens again after a fault. Retries, because an outgoing connection of another process may use the port for a moment."""
         for _ in range(LISTEN_TRIES):
             try:
                 await self.listen()
@@ -194,7 +242,7 @@ class SimServer:
         await self.listen()
 
     def stats(self) -> dict[str, Any]:
-        """The answer to GET /sim/stats."""
+        """Returns the answer to GET /sim/stats."""
         self.advance()
         self.rearm()
         engine, seen = self.engine, self.engine.seen
@@ -213,54 +261,8 @@ class SimServer:
             "kv_blocks": engine.pool.total,
             "kv_blocks_in_use": engine.pool.in_use,
             "kv_blocks_idle": engine.pool.idle,
+            "kv_messages": self.events.published if self.events is not None else 0,
             "loras": engine.loras.loaded,
             "connections": len(self.connections),
             "fault": self.active_fault().value,
         }
-
-
-class Fleet:
-    """All simulated servers of this process."""
-
-    def __init__(
-        self, addresses: list[tuple[str, int]], settings: ServerSettings, roles: Sequence[str] = ("",)
-    ) -> None:
-        """`roles`: one for all, or one each."""
-        every = list(roles) * len(addresses) if len(roles) == 1 else roles
-        self.servers = [
-            SimServer(f"sim-{index}", host, port, settings, self, role)
-            for index, ((host, port), role) in enumerate(zip(addresses, every, strict=True))
-        ]
-        self._tasks: set[asyncio.Task[None]] = set()
-
-    async def listen(self) -> None:
-        """Open all listening sockets, or none."""
-        try:
-            for server in self.servers:
-                await server.listen()
-        except OSError:
-            self.close()
-            raise
-
-    def close(self) -> None:
-        """Close everything."""
-        for task in self._tasks:
-            task.cancel()
-        for server in self.servers:
-            server.close()
-
-    def find(self, asking: SimServer, wanted: str | int | None) -> SimServer:
-        """The server that an order names, or else the one that was asked. Raises BadFault."""
-        if wanted is None:
-            return asking
-        for index, server in enumerate(self.servers):
-            if wanted in (index, server.name):
-                return server
-        raise BadFault(f"there is no server {wanted!r}; names are sim-0 to sim-{len(self.servers) - 1}")
-
-    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Run a coroutine and hold on to it until it ends."""
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task

@@ -1,12 +1,12 @@
-"""The routing sidecar of a simulated decode server: encode and prefill elsewhere, then decode here.
+"""Simulates the routing sidecar of a decode server: lets other servers encode and prefill, before this server decodes.
 
-A request that names other servers in its headers goes to them first, as it would through the sidecar that stands before a vLLM
-decode server: each image or the like to one of the encoders, in turn, then the whole request with one token to generate to the
-prefill server, which answers where its KV blocks are (`kv_transfer_params`). The decode server then takes over the blocks instead
-of computing the prompt. An error of a stage is the answer to the request. Without `kv_transfer_params` in the prefill server's
-answer the decode server computes the prompt itself.
+A request goes first to the servers that its headers name, as through the sidecar in front of a vLLM decode server. Each image (or
+other media item) goes to one of the encoders, in turn. Then the whole request, with one token to generate, goes to the prefill
+server. Its answer says where its KV blocks are (`kv_transfer_params`), and the decode server loads these blocks instead of
+computing the prompt. If the answer has no `kv_transfer_params`, the decode server computes the prompt itself. If a stage fails, its
+error is the answer to the request.
 
-Only servers whose role decodes have a sidecar; others ignore the headers. What this does not do: retry.
+Only servers with a decoding role have a sidecar. Other servers ignore the headers. A stage is never retried.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from loadtest.sim_api import ApiError
+from loadtest.sim_request import ApiError
 
 PREFILLER = b"x-prefiller-host-port"
 ENCODERS = b"x-encoder-hosts-ports"
@@ -42,8 +42,8 @@ ASK_REMOTE_DECODE = {
 Address = tuple[str, int]
 
 
-class Answer(NamedTuple):
-    """What another server said."""
+class StageAnswer(NamedTuple):
+    """The answer of another server."""
 
     status: int
     headers: Mapping[bytes, bytes]
@@ -56,14 +56,17 @@ class Answer(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """Who served the stages. `cached_tokens` is the prefill server's count; None: the prompt is computed here."""
+    """The servers that served the stages. `cached_tokens`: prompt tokens that were cached on the prefill server.
+
+    It is None if the decode server computes the prompt.
+    """
 
     encoders: tuple[str, ...] = ()
     prefiller: str = ""
     cached_tokens: int | None = None
 
     def headers(self) -> bytes:
-        """Header lines that tell the client."""
+        """Returns response header lines that name the servers."""
         lines = [f"x-sim-encoders: {','.join(self.encoders)}\r\n"] if self.encoders else []
         lines += [f"x-sim-prefiller: {self.prefiller}\r\n"] if self.prefiller else []
         return "".join(lines).encode()
@@ -71,24 +74,24 @@ class Served:
 
 @dataclass(frozen=True, slots=True)
 class Stages:
-    """Whom a request asks for before it is decoded."""
+    """The servers that a request names for the stages before decode."""
 
     prefiller: Address | None
     encoders: tuple[Address, ...]
 
     @classmethod
     def named(cls, headers: Mapping[bytes, bytes]) -> Stages | None:
-        """None: nobody. Raises ApiError."""
+        """Returns the stages that the headers name; None without such headers. Raises ApiError."""
         prefiller, encoders = headers.get(PREFILLER, b""), headers.get(ENCODERS, b"")
         if not prefiller and not encoders:
             return None
-        many = encoders.split(b",") if encoders else []
-        if len(many) > ENCODERS_MAX:
-            raise ApiError(400, f"{ENCODERS.decode()} names {len(many)} servers, at most {ENCODERS_MAX}")
-        return cls(address(prefiller) if prefiller else None, tuple(map(address, many)))
+        addresses = encoders.split(b",") if encoders else []
+        if len(addresses) > ENCODERS_MAX:
+            raise ApiError(400, f"{ENCODERS.decode()} names {len(addresses)} servers; the limit is {ENCODERS_MAX}")
+        return cls(address(prefiller) if prefiller else None, tuple(map(address, addresses)))
 
     async def run(self, path: bytes, raw: bytes) -> Served:
-        """Encode, then prefill. Raises ApiError."""
+        """Sends the request to the encoders, then to the prefill server. Raises ApiError."""
         try:
             body = msgspec.json.decode(raw)
             async with asyncio.timeout(STAGE_S_MAX):
@@ -99,52 +102,52 @@ class Stages:
 
     async def _encode(self, path: bytes, body: dict[str, Any]) -> tuple[str, ...]:
         items = media(body) if self.encoders else []
-        asked = [
+        calls = [
             post(self.encoders[n % len(self.encoders)], path, one_token(body, [{"role": "user", "content": [item]}]))
             for n, item in enumerate(items)
         ]
-        return tuple([_good(answer).server for answer in await asyncio.gather(*asked)])
+        return tuple([_good(answer).server for answer in await asyncio.gather(*calls)])
 
     async def _prefill(self, path: bytes, body: dict[str, Any], encoders: tuple[str, ...]) -> Served:
         if self.prefiller is None:
             return Served(encoders)
         answer = _good(await post(self.prefiller, path, one_token(body) | {"kv_transfer_params": ASK_REMOTE_DECODE}))
-        said = msgspec.json.decode(answer.body)
-        cached = ((said.get("usage") or {}).get("prompt_tokens_details") or {}).get("cached_tokens") or 0
-        transferable = bool((said.get("kv_transfer_params") or {}).get("do_remote_prefill"))
+        fields = msgspec.json.decode(answer.body)
+        cached = ((fields.get("usage") or {}).get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+        transferable = bool((fields.get("kv_transfer_params") or {}).get("do_remote_prefill"))
         return Served(encoders, answer.server, cached if transferable else None)
 
 
 def address(text: bytes) -> Address:
-    """`host:port` or `[host]:port`. Raises ApiError."""
+    """Parses `host:port` or `[host]:port`. Raises ApiError."""
     host, colon, port = text.decode("latin-1").strip().rpartition(":")
     if not colon or not host or not port.isdecimal() or int(port) > 65_535:
-        raise ApiError(400, f"{text[:64].decode('latin-1')!r} is no host:port of a stage")
+        raise ApiError(400, f"{text[:64].decode('latin-1')!r} is not the host:port of a stage")
     return host.strip("[]"), int(port)
 
 
 def media(body: dict[str, Any]) -> list[dict[str, Any]]:
-    """Images and the like of a chat, in order."""
-    found = []
+    """Returns the images and other media items of a chat, in order. Raises ApiError."""
+    items = []
     for message in body.get("messages") or ():
         content = message.get("content")
         parts = content if isinstance(content, list) else []
-        found += [part for part in parts if isinstance(part, dict) and part.get("type") in MEDIA]
-    if len(found) > MEDIA_MAX:
-        raise ApiError(400, f"the request has {len(found)} media, at most {MEDIA_MAX}")
-    return found
+        items += [part for part in parts if isinstance(part, dict) and part.get("type") in MEDIA]
+    if len(items) > MEDIA_MAX:
+        raise ApiError(400, f"the request has {len(items)} media items; the limit is {MEDIA_MAX}")
+    return items
 
 
 def one_token(body: dict[str, Any], messages: list[Any] | None = None) -> dict[str, Any]:
-    """The same request, unstreamed and for one token; `messages` instead of its own."""
+    """Returns the request, but unstreamed and for one token. `messages`: if given, they replace its messages."""
     changed = {key: value for key, value in body.items() if key != "stream_options"}
     limits = [key for key in LIMITS if key in body] or LIMITS[:1]
     changed |= {"stream": False} | dict.fromkeys(limits, 1)
     return changed if messages is None else changed | {"messages": messages}
 
 
-async def post(to: Address, path: bytes, body: dict[str, Any]) -> Answer:
-    """One request on a connection of its own."""
+async def post(to: Address, path: bytes, body: dict[str, Any]) -> StageAnswer:
+    """Sends one request on a new connection. Raises OSError, EOFError or ValueError."""
     raw = msgspec.json.encode(body)
     reader, writer = await asyncio.open_connection(*to)
     try:
@@ -155,13 +158,13 @@ async def post(to: Address, path: bytes, body: dict[str, Any]) -> Answer:
         first, *lines = (await reader.readuntil(b"\r\n\r\n")).rstrip(b"\r\n").split(b"\r\n")
         pairs = (line.partition(b":") for line in lines)
         headers = {name.lower(): value.strip() for name, _, value in pairs}
-        answered = await reader.readexactly(int(headers.get(b"content-length", b"0")))
-        return Answer(int(first.split(b" ")[1]), headers, answered)
+        content = await reader.readexactly(int(headers.get(b"content-length", b"0")))
+        return StageAnswer(int(first.split(b" ")[1]), headers, content)
     finally:
         writer.close()
 
 
-def _good(answer: Answer) -> Answer:
+def _good(answer: StageAnswer) -> StageAnswer:
     if answer.status != 200:
         raise ApiError(answer.status, f"a stage answered {answer.status}: {answer.body[:200].decode('latin-1')}")
     return answer

@@ -1,4 +1,4 @@
-"""What simulated users say: plain words, the same for the same seed, long enough to be worth caching."""
+"""Makes the texts of simulated users: plain words, the same for the same seed, long enough that caching them saves time."""
 
 import random
 from typing import Final
@@ -9,7 +9,7 @@ her she there would their we him been has when who will no more if out so up sai
 time new some could these two may first then do any like my now over such our man me even most made after also did many off
 """
 WORDS: Final = COMMON.split()
-SYSTEM_PROMPTS: Final = 4  # that all users share
+SYSTEM_PROMPTS: Final = 4  # shared by all users
 SYSTEM_WORDS: Final = 600
 
 
@@ -18,10 +18,10 @@ def words(rng: random.Random, count: int) -> str:
 
 
 def system_prompt(number: int) -> str:
-    """One of a few long instructions that many conversations begin with."""
+    """Returns one of a few long system prompts. Many conversations share each of them."""
     return f"You are assistant {number}. " + words(random.Random(f"system {number}"), SYSTEM_WORDS)
 
 
 def document(number: int, size: int) -> str:
-    """A text of about `size` bytes that several questions are about."""
+    """Returns a text of about `size` bytes, about which users ask several questions."""
     return f"Document {number}. " + words(random.Random(f"document {number}"), size // 4)

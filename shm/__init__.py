@@ -1,6 +1,11 @@
 """Shared-memory structures: segments, an endpoint table, documents, lanes and a prefix index.
 
-This package knows bytes, rows, owners and versions; it does not know requests, models or metrics.
-Every shared word has exactly one writing process and nothing is ever locked: readers retry a
-bounded number of times or keep what they read last.
+This package knows bytes, rows, owners and versions. It does not know requests, models or metrics.
+Exactly one process writes each shared word, and there are no locks. A reader retries a bounded number of times, or keeps the value
+that it read last.
+May import: compiled. Imported by: workers.
 """
+
+from compiled.finder import choose
+
+choose()

@@ -1,16 +1,18 @@
-"""Documents: blobs of bytes that change rarely, each in two slots so that reading never waits.
+"""Documents: blobs of bytes that change rarely. Each has two slots, so a reader never waits.
 
     document  | version | capacity | 0 ... |                                     one cache line
     slot 0    | version | length | crc | 0 ... | bytes, padded to a cache line
     slot 1    | version | length | crc | 0 ... | bytes, padded to a cache line
 
-- Version v lies in slot v & 1. The writer fills the other slot and then moves the version, so a
-  reader of the current slot is disturbed only when two documents are written while it reads one;
-  it notices by the slot's version and the CRC (over version, length and bytes) and tries again.
-- A writer that dies inside a write leaves the current slot whole: there is nothing to repair.
-- Version 0 means: never written.
+- Version v lies in slot v & 1. The writer fills the other slot and then increments the version. So a
+  write disturbs a reader only if a second write starts before the read ends. The reader detects this
+  by the slot's version and the CRC (over version, length and bytes), and tries again.
+- A writer that dies inside a write leaves the current slot whole, so there is nothing to repair.
+- Version 0 means that the document was never written. A successor cannot tell such a document from one that was zeroed.
+- A current slot with a wrong checksum was therefore overwritten by another program, and so was a document whose version
+  decreased. `DocumentWriter.overwritten` finds both, `repair` only the first: it has not seen earlier versions.
 
-What this does not do: know what the bytes mean.
+This module does not know what the bytes mean.
 """
 
 import zlib
@@ -20,17 +22,18 @@ from shm.layout import CACHE_LINE, WORD, aligned, layout_hash
 from shm.segment import Region
 
 READ_TRIES_MAX = 16
+VERSION_MAX = (1 << 48) - 1  # of a document that another program has overwritten: later writes must not overflow
 
 VERSION, CAPACITY = range(2)
 SLOT_VERSION, SLOT_LENGTH, SLOT_CRC = range(3)
 
 
 class DocumentTooLarge(Exception):
-    """A document does not fit its slots."""
+    """Says that a blob does not fit into the slots of its document."""
 
 
 class DocumentSchema:
-    """How many documents there are, and how many bytes each may have."""
+    """Lays out the documents of a segment: how many there are, and the capacity of each in bytes."""
 
     def __init__(self, capacities: tuple[int, ...]) -> None:
         if not capacities or min(capacities) < 1:
@@ -57,17 +60,20 @@ def _crc(version: int, blob: bytes | memoryview) -> int:
 
 
 class DocumentWriter:
-    """The only writer; a successor goes on with the version it finds."""
+    """Writes documents. Only one process has a writer; its successor continues from the versions that it finds."""
 
     def __init__(self, schema: DocumentSchema, region: Region) -> None:
         self.schema = schema
         self._words = region.words
         self._bytes = region.bytes
+        self._reader = DocumentReader(schema, region)
+        self._repaired: set[int] = set()  # overwritten documents that were not written since
+        self._seen = [0] * len(schema.capacities)  # the versions at the last write or look of this writer
         for offset, capacity in zip(schema.offsets, schema.capacities, strict=True):
             self._words[offset // WORD + CAPACITY] = capacity
 
     def write(self, index: int, blob: bytes) -> None:
-        """Make `blob` the current version of document `index`."""
+        """Make `blob` the current version of document `index`. Raises DocumentTooLarge."""
         capacity = self.schema.capacities[index]
         if len(blob) > capacity:
             raise DocumentTooLarge(
@@ -78,12 +84,37 @@ class DocumentWriter:
         version = words[at // WORD + VERSION] + 1
         start = at + CACHE_LINE + (version & 1) * slot_bytes(capacity)
         slot = start // WORD
-        words[slot + SLOT_VERSION] = 0  # a reader two versions behind sees this, or the CRC
+        # A reader that still reads this slot's older version notices the 0, or the wrong CRC.
+        words[slot + SLOT_VERSION] = 0
         words[slot + SLOT_LENGTH] = len(blob)
         words[slot + SLOT_CRC] = _crc(version, blob)
         self._bytes[start + CACHE_LINE : start + CACHE_LINE + len(blob)] = blob
         words[slot + SLOT_VERSION] = version
-        words[at // WORD + VERSION] = version
+        words[at // WORD + VERSION] = self._seen[index] = version
+
+    def overwritten(self) -> list[int]:
+        """Returns the documents that another program has overwritten since the last call of `repair`."""
+        broken = self._broken()
+        self._seen = [max(seen, self._reader.version(i)) for i, seen in enumerate(self._seen)]
+        self._repaired &= broken  # the others were written again
+        return sorted(broken - self._repaired)
+
+    def repair(self) -> list[int]:
+        """Gives each overwritten document a valid version number; it reads as None until the next write.
+
+        Returns these documents. Only the process that writes all documents may call it.
+        """
+        self._repaired = self._broken()
+        for index in self._repaired:
+            version = self.schema.offsets[index] // WORD + VERSION
+            self._seen[index] = self._words[version] = (self._words[version] & VERSION_MAX) + 1
+        return sorted(self._repaired)
+
+    def _broken(self) -> set[int]:
+        """Returns the documents whose version has decreased, or whose slot is not whole."""
+        reader = self._reader
+        versions = [(reader.version(i), seen) for i, seen in enumerate(self._seen)]
+        return {i for i, (v, seen) in enumerate(versions) if v < seen or (v and not reader.is_whole(i))}
 
 
 class DocumentReader:
@@ -96,11 +127,15 @@ class DocumentReader:
         self._versions = [offset // WORD + VERSION for offset in schema.offsets]
 
     def version(self, index: int) -> int:
-        """Moves when the document has changed; 0 before the first."""
+        """Return the document's version. It grows with each write; 0: the document was never written."""
         return self._words[self._versions[index]]
 
+    def is_whole(self, index: int) -> bool:
+        """Whether the slot of the current version is whole. Another process may see False while the writer writes."""
+        return self._whole(index, self.version(index)) is not None
+
     def read(self, index: int) -> tuple[int, bytes] | None:
-        """The current version and its bytes; None = never written, or torn on every try."""
+        """Return the current version and its bytes. Return None if the document was never written, or was torn at every try."""
         for _ in range(READ_TRIES_MAX):
             version = self.version(index)
             if version == 0:

@@ -1,21 +1,21 @@
-"""Memory order: the only place that says what the shared structures rely on.
+"""Memory order: states what the shared structures require of the CPU.
 
-Python has no fences. What the structures need is that
+Python has no fences. The structures require that
 
-1. an aligned 8-byte store is seen whole or not at all;
+1. another process sees an aligned 8-byte store whole or not at all;
 2. stores of one process become visible in program order (seqlock: mark, body, mark);
 3. loads of one process happen in program order (seqlock: version, body, version).
 
-x86-64 gives all three (total store order; CPython and NumPy copy 8-byte aligned words in units
-of at least 8 bytes, which the hammer test in `tests/shm/hammer.py` watches over).
+x86-64 guarantees all three: it has total store order, and CPython and NumPy copy 8-byte aligned
+words in units of at least 8 bytes. `tests/shm/hammer.py` checks the latter.
 
-aarch64 gives 1 only. There the structures *detect* instead of *prevent*: the last word of a table
-row is the XOR of its other words, a document carries a CRC, and an index entry is one word, so it
-needs no order at all. An XOR misses a torn row when the torn words cancel out; that this is rare
-is arithmetic, not a measurement. Nothing here has been run on aarch64.
+aarch64 guarantees only the first. There the structures *detect* a torn read instead of *preventing*
+it. The last word of a table row is the XOR of its other words, and a document carries a CRC. An
+index entry is a single word and needs no order. An XOR misses a torn row if the torn words cancel
+out. That this is rare follows from arithmetic; it was not measured. Nothing here was run on aarch64.
 
-What this module does not do: order anything. It refuses machines on which the layouts would be
-wrong, and says in words what the machine it runs on is good for.
+This module orders no memory accesses. It rejects machines on which the layouts would be wrong, and
+describes what readers may rely on.
 """
 
 import platform
@@ -27,7 +27,7 @@ ATOMIC_WORDS_ONLY = frozenset({"aarch64", "arm64"})
 
 
 def refuse_machine(byteorder: str, pointer_bytes: int) -> str | None:
-    """Why shared layouts cannot work on such a machine, or None when they can."""
+    """Return why shared layouts cannot work on a machine with this byte order and pointer size. None: they can."""
     if byteorder != "little":
         return f"shared layouts are little-endian, this machine is {byteorder}-endian"
     if pointer_bytes != 8:
@@ -36,17 +36,17 @@ def refuse_machine(byteorder: str, pointer_bytes: int) -> str | None:
 
 
 def promise(machine: str | None = None) -> str:
-    """One line on what a reader of shared rows may expect on this machine."""
+    """Return a line that says how readers on this machine (default: the current one) avoid torn rows."""
     machine = platform.machine() if machine is None else machine
     if machine in TOTAL_STORE_ORDER:
-        return f"{machine}: stores and loads keep their order; torn rows are seen by their version"
+        return f"{machine}: stores and loads keep their order; readers detect torn rows by their version"
     if machine in ATOMIC_WORDS_ONLY:
-        return f"{machine}: order is not kept; torn rows are detected by XOR and CRC (untested)"
-    return f"{machine}: unknown memory order; torn rows are detected by XOR and CRC (untested)"
+        return f"{machine}: the CPU does not keep the order; readers detect torn rows by XOR and CRC (untested)"
+    return f"{machine}: unknown memory order; readers detect torn rows by XOR and CRC (untested)"
 
 
 def check_machine() -> None:
-    """Refuse to be imported where the layouts would be wrong."""
+    """Raise ImportError on a machine where the layouts would be wrong."""
     refusal = refuse_machine(sys.byteorder, struct.calcsize("P"))
     if refusal is not None:
         raise ImportError(refusal)

@@ -1,29 +1,31 @@
-"""What waits in each worker, and what workers ask of each other: one lane per worker, its owner writes, everybody reads.
+"""Flow lanes: the requests that wait in each worker, and what the workers request of each other. One lane per worker.
+
+A worker writes its own lane; all processes read all lanes.
 
     lane    | waiting | its bytes | pending | dispatched | front: 0/1 | its priority | its claim | yielded |
             | evictable | best victim: priority | sent at | busy until | pending reclaim | reclaim target | 0 ... |
             | band 0: requests | bytes | oldest | answered requests | answered bytes | time | end | backlogged | band 1 ... |
             | positions: mark | position | mark | position | mark | position | mark | position | next line ... |
             | asked of worker 0: total | requests of band 0 | bytes of band 0 | ... | asked of worker 1 ... |
-Each line of the drawing and each worker's part of the last starts on its own cache line; every cell is one 8-byte word: int64,
-but moments (float64, monotonic seconds, 0 = none), claims, times, ends and positions (float64) and reclaims (float64, parts of the
-saturation).
+Each line of the drawing, and each worker's part of the last line, starts on its own cache line. Every cell is one 8-byte word. Moments
+(monotonic seconds, 0 = none), claims, times, ends, positions and reclaims (fractions of the saturation) are float64, the others int64.
 
-- Which band is which priority is said elsewhere (a document); here bands are numbers.
-- Gauges (what waits, pending, front, victim) are cleared by `take_over`, since what they counted died with the predecessor.
-  `dispatched`, `yielded` and what was asked or answered are counts that only grow, over successors too.
-- What is asked of a worker and not yet answered is the sum over all lanes of what was asked, less what it has answered: nothing
-  is ever acknowledged, and no word has two writers. A successor starts with everything answered that was asked before. `total`
-  adds up requests and bytes of all bands and moves last, so that one word per lane tells whether there is anything new.
-- Positions are how far flows have got in their band, and `time` and `end` where the band itself is and the furthest flow: they only
-  grow, over successors too, and the greatest of all lanes counts. A flow is named by a mark, a hash of its name and its band's number,
-  and has its line by that; of the four places of a line the next in turn is given to a newcomer. So a flow whose place was taken
-  is not known any more until it moves again, but never has another one's position, but for equal marks of 63 bits.
-- Lanes whose worker is not serving count nothing (`Lanes` has the words that say so): a killed worker's queue is gone
-  for the others as soon as the parent has reaped it.
-- Words of a lane are not changed together: a reader may see a band's requests before its bytes.
+- A band is a number here. A document maps bands to priorities.
+- `take_over` clears the gauges (waiting requests, pending, front, victim), because what they counted died with the predecessor.
+  `dispatched`, `yielded`, and the asked and answered numbers only grow; successors continue them.
+- A worker may ask another worker to displace requests of a band. The open amount is the sum over all lanes of what was asked, minus
+  what the worker has answered. So there are no acknowledgements, and no word has two writers. A successor counts everything that was
+  asked of its predecessor as answered. `total` is the sum of requests and bytes over all bands. The writer stores it last, so one
+  word per lane shows whether something new was asked.
+- A position is how far a flow has got in its band; `time` is the band's virtual time and `end` the position of its furthest flow. They
+  only grow, over successors too, and the largest value of all lanes counts. A mark identifies a flow: a hash of its name and the
+  number of its band. The mark selects the flow's line, which has four places; a new flow takes the next place in turn. A flow that
+  lost its place is unknown until it moves again. It never gets the position of another flow, unless two 63-bit marks are equal.
+- The lane of a worker that is not serving counts nothing (`Lanes` has the serving words). So the queue of a killed worker
+  disappears for the other workers as soon as the parent has reaped it.
+- The words of a lane do not change together: a reader may see a band's requests before its bytes.
 
-What this does not do: know priorities, limits or policies.
+This module does not know priorities, limits or policies.
 """
 
 from collections.abc import Sequence
@@ -35,7 +37,7 @@ from shm.layout import CACHE_LINE, WORD, aligned, layout_hash
 from shm.segment import Region
 
 BANDS_MAX = 64
-LANE_ALIGNMENT = 2 * CACHE_LINE  # CPUs fetch cache lines in pairs
+LANE_ALIGNMENT = 2 * CACHE_LINE  # CPUs fetch cache lines in pairs, so two lanes must not share a pair
 LINE = CACHE_LINE // WORD
 
 WAITING, WAITING_BYTES, PENDING, DISPATCHED, FRONT, FRONT_PRIORITY, FRONT_CLAIM, YIELDED = range(LINE)
@@ -43,7 +45,7 @@ EVICTABLE, VICTIM_PRIORITY, VICTIM_SENT_AT, VICTIM_BUSY_UNTIL, RECLAIM_PENDING, 
 BANDS_AT = 2 * LINE
 REQUESTS, BYTES, OLDEST, ANSWERED_REQUESTS, ANSWERED_BYTES, TIME, END, BACKLOGGED = range(LINE)
 MARK_LINES = 512  # a power of 2
-PLACES = tuple(range(0, LINE, 2))  # of a mark in its line
+PLACES = tuple(range(0, LINE, 2))  # possible positions of a mark in its line, in words
 MARK_MAX = (1 << 63) - 1
 GAUGES = (
     WAITING, WAITING_BYTES, PENDING, FRONT, FRONT_PRIORITY, FRONT_CLAIM, EVICTABLE, VICTIM_PRIORITY, VICTIM_SENT_AT, VICTIM_BUSY_UNTIL,
@@ -52,7 +54,7 @@ GAUGES = (
 
 
 class FlowSchema:
-    """How many bands there are, how many workers, and where each word of a lane lies."""
+    """Lays out the flow lanes for a number of bands and workers: the position of each word."""
 
     def __init__(self, bands: int, workers: int) -> None:
         if bands < 1 or workers < 1:
@@ -70,20 +72,20 @@ class FlowSchema:
         return {"kind": "flow", "bands": self.bands, "workers": self.workers}
 
     def band_at(self, band: int) -> int:
-        """Where a band's words begin in a lane."""
+        """Return where a band's words begin, in words from the start of a lane."""
         return BANDS_AT + band * LINE
 
     def line_of(self, mark: int) -> int:
-        """Where in a lane the line of a mark begins."""
+        """Return where the line of a flow's mark begins, in words from the start of a lane."""
         return self.marks_at + (mark & (MARK_LINES - 1)) * LINE
 
     def asked_of(self, worker: int) -> int:
-        """Where in a lane it stands what was asked of a worker."""
+        """Return where a lane holds what its writer asked of `worker`, in words from the start of the lane."""
         return self.asked_at + worker * self.asked_words
 
 
 class Cell(NamedTuple):
-    """One band in one worker; `oldest` is an arrival, 0 where nothing waits."""
+    """Says how many requests of one band wait. `oldest` is the earliest arrival in monotonic seconds; 0 if no request waits."""
 
     requests: int
     bytes: int
@@ -91,14 +93,14 @@ class Cell(NamedTuple):
 
 
 class FrontCell(NamedTuple):
-    """A worker's most important band in which something waits."""
+    """Describes a worker's most important waiting request (its front) by priority and claim."""
 
     priority: int
     claim: float
 
 
 class VictimCell(NamedTuple):
-    """What a worker shows of the requests that it could give up."""
+    """Says how many requests in flight a worker could evict, and which of them it would evict first."""
 
     evictable: int
     priority: int
@@ -107,7 +109,7 @@ class VictimCell(NamedTuple):
 
 
 class FlowLanes:
-    """All lanes. Workers count from 0. What is summed is summed over workers that serve."""
+    """Reads all lanes. Workers count from 0. Sums run over the serving workers."""
 
     def __init__(self, schema: FlowSchema, region: Region, lanes: Lanes) -> None:
         self.schema = schema
@@ -120,26 +122,29 @@ class FlowLanes:
         self._bases: tuple[int, ...] = ()
 
     def base(self, worker: int) -> int:
-        """Where a worker's lane begins, in words."""
+        """Return where a worker's lane begins, in words from the start of the region."""
         return worker * self.schema.lane_words
 
     def lane(self, worker: int) -> "FlowLane":
-        """The owner's side of a worker's lane."""
+        """The writing side of a worker's lane."""
         return FlowLane(self, worker)
 
     def serving(self) -> tuple[int, ...]:
-        """The workers that count."""
+        """The workers that serve."""
         self._look()
         return self._workers
 
     def serving_bases(self) -> tuple[int, ...]:
-        """Where their lanes begin: the same object until it is others who serve."""
+        """Return where the lanes of the serving workers begin, in words.
+
+        Returns the same object until the set of serving workers changes.
+        """
         if self._serving_now() != self._seen:
             self._look()
         return self._bases
 
     def total(self, word: int) -> int:
-        """One word, summed."""
+        """The sum of one word over the serving workers."""
         words, total = self.words, 0
         for base in self.serving_bases():
             total += words[base + word]
@@ -152,7 +157,7 @@ class FlowLanes:
         return Cell(words[at + REQUESTS], words[at + BYTES], self.floats[at + OLDEST])
 
     def band(self, band: int) -> Cell:
-        """One band over all workers."""
+        """One band over the serving workers."""
         at, words, floats = self.schema.band_at(band), self.words, self.floats
         requests = size = 0
         oldest = 0.0
@@ -166,31 +171,31 @@ class FlowLanes:
         return Cell(requests, size, oldest)
 
     def empty(self, band: int) -> bool:
-        """Whether nothing waits in a band, and nothing is asked of it, in any worker that serves."""
+        """Return whether no request of the band waits in any serving worker, and none is still to be displaced."""
         return not self.band(band).requests and all(self.asked(worker, band) == (0, 0) for worker in self.serving())
 
     def position(self, mark: int, bases: Sequence[int]) -> float:
-        """How far the flow of this mark has got in any of these lanes; -inf: nobody knows it."""
+        """Return the largest position that the lanes at `bases` have for the flow with this mark; -inf if no lane knows the flow."""
         line, words, furthest = self.schema.line_of(mark), self.words, -inf
         for base in bases:
             at = base + line
             for place in PLACES:
                 if words[at + place] == mark:
                     position = self.floats[at + place + 1]
-                    if position > furthest and words[at + place] == mark:  # it has not become another one's meanwhile
+                    if position > furthest and words[at + place] == mark:  # no other flow took the place meanwhile
                         furthest = position
                     break
         return furthest
 
     def front(self, worker: int) -> FrontCell | None:
-        """None: nothing waits there."""
+        """The front of one worker. None if no request waits there."""
         base, words = self.base(worker), self.words
         if not words[base + FRONT]:
             return None
         return FrontCell(words[base + FRONT_PRIORITY], self.floats[base + FRONT_CLAIM])
 
     def victim(self, worker: int) -> VictimCell:
-        """What this worker could give up."""
+        """What one worker publishes about its possible victims."""
         base, words, floats = self.base(worker), self.words, self.floats
         return VictimCell(
             words[base + EVICTABLE],
@@ -200,12 +205,12 @@ class FlowLanes:
         )
 
     def reclaim(self, worker: int) -> tuple[float, float]:
-        """How much saturation is on its way to be freed by what this worker gave up, and how much its last decision was to free."""
+        """Return what this worker's evictions have yet to free and what its last decision meant to free, as fractions of the saturation."""
         base, floats = self.base(worker), self.floats
         return floats[base + RECLAIM_PENDING], floats[base + RECLAIM_TARGET]
 
     def asked(self, worker: int, band: int) -> tuple[int, int]:
-        """Requests and bytes that this worker is to displace of a band and has not answered yet, whoever asked."""
+        """Return how many requests and bytes of a band other workers asked this worker to displace, less what it has answered."""
         words, at = self.words, self.schema.asked_of(worker) + 1 + 2 * band
         own = self.base(worker) + self.schema.band_at(band)
         requests, size = -words[own + ANSWERED_REQUESTS], -words[own + ANSWERED_BYTES]
@@ -215,7 +220,7 @@ class FlowLanes:
         return max(0, requests), max(0, size)
 
     def asked_ever(self, worker: int) -> int:
-        """Moves with everything that this worker is asked."""
+        """A counter that grows whenever something is asked of this worker."""
         words, at = self.words, self.schema.asked_of(worker)
         total = 0
         for base in range(0, self.schema.workers * self.schema.lane_words, self.schema.lane_words):
@@ -232,7 +237,7 @@ class FlowLanes:
 
 
 class FlowLane:
-    """The owner's side of one lane: plain stores, no other process writes here."""
+    """Writes one lane. It needs plain stores only, because no other process writes here."""
 
     def __init__(self, all_: FlowLanes, worker: int) -> None:
         self.worker = worker
@@ -241,10 +246,10 @@ class FlowLane:
         self._all = all_
         self.words = all_.words[base : base + schema.lane_words]
         self.floats = all_.floats[base : base + schema.lane_words]
-        self._place = 0  # in a line, of the next newcomer
+        self._place = 0  # which of the four places of its line the next new flow takes
 
     def take_over(self) -> None:
-        """Clear the predecessor's gauges; everything that was asked of it counts as answered."""
+        """Clear the predecessor's gauges, and count everything that other workers asked of the predecessor as answered."""
         words, schema = self.words, self.schema
         for word in GAUGES:
             words[word] = 0
@@ -254,7 +259,7 @@ class FlowLane:
             self.answer(band, *self._all.asked(self.worker, band))
 
     def publish(self, band: int, requests: int, size: int, oldest: float) -> None:
-        """What waits here in one band; totals follow."""
+        """Publish the waiting requests of one band, and update the totals over all bands."""
         words, at = self.words, self.schema.band_at(band)
         words[WAITING] += requests - words[at + REQUESTS]
         words[WAITING_BYTES] += size - words[at + BYTES]
@@ -263,7 +268,7 @@ class FlowLane:
         self.floats[at + OLDEST] = oldest
 
     def move(self, mark: int, position: float) -> None:
-        """How far a flow has got."""
+        """Publish the position of a flow."""
         words, line = self.words, self.schema.line_of(mark)
         for at in range(line, line + LINE, 2):
             if words[at] == mark:
@@ -271,43 +276,43 @@ class FlowLane:
                 return
         at = line + PLACES[self._place]
         self._place = (self._place + 1) % len(PLACES)
-        words[at] = 0  # whoever reads now finds nobody
+        words[at] = 0  # a reader must not combine the old mark with the new position
         self.floats[at + 1] = position
         words[at] = mark
 
     def show_time(self, band: int, time: float, end: float, backlogged: int) -> None:
-        """Where a band is, where its furthest flow, and how many flows wait for their turn."""
+        """Publish a band's virtual time, the position of its furthest flow, and its number of backlogged flows."""
         words, floats, at = self.words, self.floats, self.schema.band_at(band)
         floats[at + END] = end
         floats[at + TIME] = time
         words[at + BACKLOGGED] = backlogged
 
     def front(self, priority: int, claim: float) -> None:
-        """The most important band in which something waits."""
+        """Publish the front: the priority and claim of the most important waiting request."""
         words = self.words
         words[FRONT_PRIORITY] = priority
         self.floats[FRONT_CLAIM] = claim
         words[FRONT] = 1
 
     def no_front(self) -> None:
-        """Nothing waits."""
+        """Publish that no request waits."""
         self.words[FRONT] = 0
 
     def ask(self, worker: int, band: int, requests: int, size: int) -> None:
-        """Have another worker displace so much more of a band."""
+        """Ask another worker to displace more requests and bytes of a band."""
         words, at = self.words, self.schema.asked_of(worker)
         words[at + 1 + 2 * band] += requests
         words[at + 2 + 2 * band] += size
-        words[at] += requests + size  # last: whoever looks at it finds what it stands for
+        words[at] += requests + size  # last: a reader that sees the new total also sees the numbers behind it
 
     def answer(self, band: int, requests: int, size: int) -> None:
-        """So much of what is asked of this worker is done, or cannot be done any more."""
+        """Record that requests and bytes that others asked for were displaced, or can no longer be displaced."""
         words, at = self.words, self.schema.band_at(band)
         words[at + ANSWERED_REQUESTS] += requests
         words[at + ANSWERED_BYTES] += size
 
     def show_victim(self, cell: VictimCell) -> None:
-        """What this worker could give up of what is being served."""
+        """Publish which requests in flight this worker could evict."""
         words, floats = self.words, self.floats
         words[VICTIM_PRIORITY] = cell.priority
         floats[VICTIM_SENT_AT] = cell.sent_at
@@ -315,6 +320,6 @@ class FlowLane:
         words[EVICTABLE] = cell.evictable
 
     def show_reclaim(self, pending: float, target: float) -> None:
-        """What is being freed by what this worker gave up, in parts of the saturation."""
+        """Publish what this worker's evictions have yet to free and what they are meant to free, as fractions of the saturation."""
         self.floats[RECLAIM_PENDING] = pending
         self.floats[RECLAIM_TARGET] = target

@@ -1,106 +1,127 @@
-"""How many blocks the prefix index holds for each owner, and which leave when its cache takes no more.
+"""Capacity limits per owner: how many blocks the prefix index holds for an owner, and which entries to remove beyond its capacity.
 
-An owner's cache takes a number of blocks, its *capacity*. The index may hold a twentieth more; then the oldest entries go, down to
-a twentieth less, so that what it believes of an owner follows what the owner's own eviction leaves there. An entry counts for one
-block, or for `WIDE_BLOCKS` where its hash says so: of long prompts not every block is stored.
+An owner's *capacity* is the number of blocks that its cache holds. The index may hold 5 % more. Beyond that, the oldest entries are
+removed until 5 % less are left. So the index follows the eviction in the owner's cache. An entry counts as one block, or as
+`WIDE_BLOCKS` if its hash says so, because the writer does not store every block of a long prompt.
 
-To find an owner's oldest entries means to look at the whole table (1 ms for half a million entries). One look therefore lists the
-older seven eighths of them, oldest first; the next time, those on the list that were not refreshed since go first.
+To find an owner's oldest entries, the code must scan the whole table (1 ms for half a million entries). So one scan lists the oldest
+seven eighths of them, oldest first. Later removals take entries from that list first, unless the entries were refreshed since the scan.
 
-Who: the index writer, in its own memory; a successor counts anew. What this does not do: write to the table.
+The index writer keeps these counts and lists in its own memory. Its successor counts again. This module does not write to the table.
 """
 
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-OWNER_BITS = 16
-OWNER_IDS = 1 << OWNER_BITS
-WIDE = 1 << OWNER_BITS  # the lowest bit of a hash that is part of its tag
-WIDE_BLOCKS = 4
-SLACK = 20  # a twentieth
-AGE_MASK = (1 << 32) - 1
-UNLIMITED = 1 << 62
-OVER_MAX = 4  # owners at a time: each may cost a look at the whole table, and the writer has other work
-LISTED_SHARE = 7 / 8  # the younger ones have time until the next look
-LOOKED_MAX = 1 << 21  # entries at a time
+OWNER_BITS: Final = 16
+OWNER_IDS: Final = 1 << OWNER_BITS
+# The lowest bit of a hash that is part of its tag: 1 for a hash that stands for `WIDE_BLOCKS` blocks.
+WIDE: Final = 1 << OWNER_BITS
+WIDE_BLOCKS: Final = 4
+SLACK: Final = 20  # how far the held blocks may deviate from the capacity: a twentieth of it
+AGE_MASK: Final = (1 << 32) - 1
+UNLIMITED: Final = 1 << 62
+# Owners that one call of `over` returns: each may need a scan of the whole table, and the writer has other work.
+OVER_MAX: Final = 4
+# Share of an owner's entries that a scan lists; the youngest eighth can wait for the next scan.
+LISTED_SHARE: Final = 7 / 8
+SCANNED_MAX: Final = 1 << 21  # entries that are scanned at a time
 
 Entries = npt.NDArray[np.uint64]
 Places = npt.NDArray[np.int64]
 
-_OWNER_MASK = np.uint64(OWNER_IDS - 1)
-_WIDE_SHIFT = np.uint64(OWNER_BITS)
-_ONE = np.uint64(1)
-_BLOCKS = np.array([1, WIDE_BLOCKS], dtype=np.int64)
+_OWNER_MASK: Final = np.uint64(OWNER_IDS - 1)
+_WIDE_SHIFT: Final = np.uint64(OWNER_BITS)
+_ONE: Final = np.uint64(1)
+_BLOCKS: Final = np.array([1, WIDE_BLOCKS], dtype=np.int64)
 _NOWHERE: Places = np.empty(0, dtype=np.int64)
-_OWNER_LANES = 4  # 16-bit words in an entry; the lowest is the owner
+_OWNER_STRIDE: Final = 4  # 16-bit words per entry; the lowest is the owner
 
 
 def blocks_of(entries: Entries) -> Places:
-    """How many blocks each entry stands for."""
+    """The number of blocks that each entry represents: int64, shape of `entries`."""
     return _BLOCKS[((entries >> _WIDE_SHIFT) & _ONE).view(np.int64)]
 
 
 class Capacity:
-    """Counts by owner, over a table's entries and ages (both flat)."""
+    """Counts blocks per owner and knows the limits. Takes a table's entries (uint64) and ages (uint32), both as flat arrays."""
 
     def __init__(self, entries: Entries, ages: npt.NDArray[np.uint32]) -> None:
         self._entries = entries
-        self._owners: npt.NDArray[Any] = entries.view(np.uint16)[::_OWNER_LANES]
+        self._owners: npt.NDArray[Any] = entries.view(np.uint16)[::_OWNER_STRIDE]
         self._ages = ages
-        self._held = np.zeros(OWNER_IDS, dtype=np.int64)
-        self._most = np.full(OWNER_IDS, UNLIMITED, dtype=np.int64)  # from here on entries have to go
-        self._kept = np.zeros(OWNER_IDS, dtype=np.int64)  # so many stay then
-        self._top = 0  # no owner from here on is limited
-        self._over_max = max(1, min(OVER_MAX, LOOKED_MAX // len(entries)))
-        self._listed: dict[int, tuple[Places, int]] = {}  # owner -> oldest places, and when they were listed
-        self.add(entries[entries != 0])
+        self._held = np.zeros(OWNER_IDS, dtype=np.int64)  # zeros take no memory until they are written
+        self._most = np.zeros(
+            OWNER_IDS, dtype=np.int64
+        )  # owner -> number of blocks above which it loses its oldest entries; filled for ids below `_top`
+        self._kept = np.zeros(OWNER_IDS, dtype=np.int64)  # the number of blocks that remain after the removal
+        self._top = 0  # all owners with a limit have lower ids
+        self._over_max = max(1, min(OVER_MAX, SCANNED_MAX // len(entries)))
+        # owner -> the places of its oldest entries in the table, and the age at which they were listed
+        self._listed: dict[int, tuple[Places, int]] = {}
+
+    def count_present(self) -> int:
+        """Count the blocks of the entries that are in the table already.
+
+        Call this before any other method. Return the number of entries.
+        """
+        used = self._entries[self._entries != 0]
+        self.add(used)
+        return len(used)
 
     def held(self, owner: int) -> int:
         """Blocks that the index holds for this owner."""
         return int(self._held[owner])
 
     def limit(self, owner: int, blocks: int) -> None:
-        """The owner's cache takes so many blocks from now on; 0: nobody knows, all may stay."""
+        """Set the owner's capacity in blocks. 0 means unknown: there is no limit."""
+        if owner >= self._top:
+            self._most[self._top : owner] = UNLIMITED
+            self._top = owner + 1
         self._most[owner] = blocks + blocks // SLACK if blocks else UNLIMITED
         self._kept[owner] = max(blocks - blocks // SLACK, 1)
-        self._top = max(self._top, owner + 1)
 
     def add(self, entries: Entries) -> None:
-        """These were written; none is empty."""
+        """Count entries that the writer has stored. None of them may be 0."""
         counts = self._count(entries)
         self._held[: len(counts)] += counts
 
+    @property
+    def counts(self) -> Places:
+        """Blocks per owner, for a kernel that counts while it writes: int64, shape (OWNER_IDS,)."""
+        return self._held
+
     def remove(self, entries: Entries) -> None:
-        """These are gone; none is empty."""
+        """Subtract entries that the writer has removed. None of them may be 0."""
         counts = self._count(entries)
         self._held[: len(counts)] -= counts
 
     def leave(self, owner: int) -> None:
-        """The owner has gone: no limit any more."""
+        """Drop the limit of an owner that has left."""
         self._most[owner] = UNLIMITED
         self._listed.pop(owner, None)
 
     def clear(self, owner: int) -> None:
-        """None of its entries is left."""
+        """Set the owner's count to 0, because none of its entries is left."""
         self._held[owner] = 0
 
     def over(self) -> list[int]:
-        """Owners for whom too much is held: those with the most beyond their capacity, a few at a time."""
+        """A few owners that exceed their limit, those that exceed it by the largest factor first."""
         held, most = self._held[: self._top], self._most[: self._top]
-        found: list[int] = np.flatnonzero(held > most).tolist()
-        if len(found) > self._over_max:
-            found.sort(key=lambda owner: int(most[owner]) / int(held[owner]))
-        return found[: self._over_max]
+        owners: list[int] = np.flatnonzero(held > most).tolist()
+        if len(owners) > self._over_max:
+            owners.sort(key=lambda owner: int(most[owner]) / int(held[owner]))
+        return owners[: self._over_max]
 
     def surplus(self, owner: int, age: int) -> Places:
-        """The places of the owner's oldest entries that are too many; they are to be emptied at once. `age` is now."""
+        """The places of the owner's oldest entries beyond its capacity. The caller must empty them at once. `age` is the current age."""
         excess = int(self._held[owner] - self._kept[owner])
         listed, since = self._listed.pop(owner, (_NOWHERE, 0))
         freed = [_NOWHERE]
         while excess > 0 and len(listed):
-            first, listed = listed[:excess], listed[excess:]  # the rest of the list is looked at when its turn comes
+            first, listed = listed[:excess], listed[excess:]  # check only as many places as may be needed
             old = (self._ages[first] - np.uint32(since)).view(np.int32) < 0
             taken, rest, excess = self._split(first[old & (self._owners[first] == owner)], excess)
             freed.append(taken)
@@ -115,11 +136,12 @@ class Capacity:
         return np.concatenate(freed)
 
     def _oldest(self, owner: int, without: Places, excess: int, age: int) -> Places:
-        """The older LISTED_SHARE of its entries, and at least `excess` of them, oldest first."""
+        """Return the places of the oldest LISTED_SHARE of the owner's entries, or of `excess` entries if that is more; oldest first."""
         mine = self._owners == owner
         mine[without] = False
         places = np.flatnonzero(mine)
-        ages = self._ages[places] - np.uint32((age + 1) & AGE_MASK)  # the present is the highest, whatever has wrapped
+        # Shift the ages so that the current age becomes the largest, even if the clock has wrapped.
+        ages = self._ages[places] - np.uint32((age + 1) & AGE_MASK)
         count = max(int(len(places) * LISTED_SHARE), min(excess, len(places)))
         if count < len(places):
             older = ages.argpartition(count)[:count]
@@ -127,7 +149,10 @@ class Capacity:
         return places[ages.argsort()]
 
     def _split(self, places: Places, excess: int) -> tuple[Places, Places, int]:
-        """As many of the first as stand for `excess` blocks, the others, and how many blocks are still too many."""
+        """Split off the first places that together represent `excess` blocks.
+
+        Return them, the other places, and how many blocks are still in excess.
+        """
         blocks = blocks_of(self._entries[places]).cumsum()
         cut = int(blocks.searchsorted(excess)) + 1
         if cut > len(blocks):

@@ -4,9 +4,9 @@
     python -m shm.inspect --metrics-port 9090   all segments of the running picker with that port; or --instance NAME
     python -m shm.inspect --list                the names of all segments
 
-A segment says in its description which parts it has and what they are called, so nothing but the
-name is needed. What is printed is one moment per row, not one moment for all. Lanes that nobody
-has ever taken are left out.
+The description of a segment names its parts, columns and counters, so the name of the segment is
+enough. Each row is printed as of one moment, but different rows may be of different moments. Lanes
+that no process has used yet are omitted.
 """
 
 import argparse
@@ -23,6 +23,7 @@ from shm.lanes import Lanes, LaneSchema
 from shm.layout import HEADER_BYTES, MAGIC, WORD
 from shm.observe import Part
 from shm.prefix_index import DROPPED, EVICTIONS, OWNER_LIVE, OWNER_RETIRED, IndexSchema
+from shm.remote_lane import BEAT, RemoteLane, RemoteSchema
 from shm.segment import SHM_DIRECTORY, Region, Segment, SegmentError
 from shm.series import SeriesReader, SeriesSchema
 from shm.table import State, TableReader, TableSchema
@@ -32,7 +33,7 @@ SERIES_SHOWN = 1000
 
 
 def names() -> Iterator[str]:
-    """Segments on this machine that carry our magic and may be read."""
+    """The names of all readable segments on this machine that start with our magic."""
     for entry in sorted(os.scandir(SHM_DIRECTORY), key=lambda entry: entry.name):
         if entry.is_file() and os.access(entry.path, os.R_OK):
             with open(entry.path, "rb") as segment:
@@ -41,7 +42,7 @@ def names() -> Iterator[str]:
 
 
 def report(segment: Segment) -> Iterator[str]:
-    """The segment in lines of text."""
+    """Yield the contents of the segment as lines of text. Raises LayoutError."""
     yield (f"{segment.name}: {segment.size} bytes, layout {segment.layout_hash:016x}, generation {segment.generation}")
     yield fence.promise()
     parts = observe.parts(segment)
@@ -66,13 +67,15 @@ def _lines(part: Part, lanes: Part | None) -> Iterator[str]:
             yield from _index(index, part.region)
         case FlowSchema() as flow:
             yield from _flow(flow, part.region, lanes)
+        case RemoteSchema() as remote:
+            yield from _remote(remote, part.region)
         case _:
-            yield f"this version does not know what is in parts of kind {part.kind}"
+            yield f"this version does not know parts of kind {part.kind}"
 
 
 def _table(schema: TableSchema, region: Region) -> Iterator[str]:
     copy = TableReader(schema, region).copy()
-    yield f"epoch {copy.epoch}, {len(copy.rows)} of {schema.slots} slots looked at"
+    yield f"epoch {copy.epoch}, {len(copy.rows)} of {schema.slots} slots read"
     for slot in range(len(copy.rows)):
         values = " ".join(
             f"{name}={copy.column(index)[slot]:g}"
@@ -89,11 +92,11 @@ def _table(schema: TableSchema, region: Region) -> Iterator[str]:
 def _documents(schema: DocumentSchema, region: Region) -> Iterator[str]:
     reader = DocumentReader(schema, region)
     for index, capacity in enumerate(schema.capacities):
-        found = reader.read(index)
-        if found is None:
+        document = reader.read(index)
+        if document is None:
             yield f"document {index}: nothing readable, capacity {capacity}"
         else:
-            version, blob = found
+            version, blob = document
             shown = blob[:BLOB_BYTES_SHOWN]
             yield f"document {index}: version {version}, {len(blob)} of {capacity} bytes, {shown!r}"
 
@@ -115,10 +118,17 @@ def _lanes(schema: LaneSchema, region: Region) -> Iterator[str]:
         yield f"{name} {counts} sum {total:g}"
 
 
+def _remote(schema: RemoteSchema, region: Region) -> Iterator[str]:
+    remote = RemoteLane(schema, region)
+    yield f"{remote.replicas} other replicas, beat at {remote.floats[BEAT]:.3f}"
+    for slot in np.flatnonzero(remote.requests).tolist():
+        yield f"slot {slot}: {remote.requests[slot]} requests and {remote.tokens[slot]} tokens in flight"
+
+
 def _series(schema: SeriesSchema, region: Region, lanes: Part | None) -> Iterator[str]:
     reader = SeriesReader(schema, region, serving=_serving(lanes, schema))
     rows = reader.rows()
-    yield f"{len(rows)} label tuples, up to {schema.blocks} per lane, {reader.overflowed()} times labels were lost"
+    yield f"{len(rows)} label tuples, up to {schema.blocks} per lane, {reader.overflowed()} times labels were replaced"
     for labels, values in list(rows.items())[:SERIES_SHOWN]:
         named = " ".join(f"{name}={label!r}" for name, label in zip(schema.labels, labels, strict=True))
         gauges = [f"{name}={value}" for name, value in zip(schema.gauge_at, values.gauges, strict=True)]
@@ -149,11 +159,13 @@ def _flow(schema: FlowSchema, region: Region, lanes: Part | None) -> Iterator[st
 
 
 def _serving(part: Part | None, series: SeriesSchema) -> Callable[[int], bool]:
-    """Whether a lane's gauges count. Series of the workers only have one lane less: there is none of the supervisor."""
+    """Return a function that says whether the gauges of a series' lane count: whether its process serves."""
     if part is None or not isinstance(part.schema, LaneSchema):
         return lambda _lane: True
     lanes = Lanes(part.schema, part.region)
-    first = part.schema.lanes - series.lanes
+    first = (
+        part.schema.lanes - series.lanes
+    )  # 1 for series that only workers write: they have no lane of the supervisor
     return lambda lane: lanes.serving(first + lane)
 
 
@@ -170,17 +182,17 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m shm.inspect", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("name", nargs="?", help="a segment's name, as --list prints it")
+    parser.add_argument("name", nargs="?", help="the name of a segment, as --list prints it")
     parser.add_argument("--list", action="store_true", help="print the names of all segments")
     parser.add_argument("--metrics-port", type=int, help="print the segments of the picker with this port")
     parser.add_argument("--instance", default="", help="print the segments of the picker with this name")
-    parser.add_argument("--run-dir", default=observe.RUN_DIR, help="where instances write their files (%(default)s)")
+    parser.add_argument("--run-dir", default=observe.RUN_DIR, help="directory of the instance files (%(default)s)")
     options = parser.parse_args(arguments)
     if options.list:
         print("\n".join(names()))
         return 0
     if options.name is None and options.metrics_port is None and not options.instance:
-        parser.error("give a segment's name, --metrics-port, --instance, or --list")
+        parser.error("give the name of a segment, --metrics-port, --instance, or --list")
     try:
         for name in [options.name] if options.name else _of_instance(options):
             _print(name)
@@ -191,9 +203,9 @@ def main(arguments: list[str]) -> int:
 
 
 def _of_instance(options: argparse.Namespace) -> tuple[str, ...]:
-    found = observe.find(options.run_dir, metrics_port=options.metrics_port, name=options.instance)
-    print(f"instance {found}")
-    return found.segments
+    instance = observe.find(options.run_dir, metrics_port=options.metrics_port, name=options.instance)
+    print(f"instance {instance}")
+    return instance.segments
 
 
 def _print(name: str) -> None:
@@ -205,5 +217,16 @@ def _print(name: str) -> None:
         segment.close()
 
 
+def run(arguments: list[str]) -> int:
+    """Runs `main`. Ends quietly when the reader of the output, such as `head`, wants no more."""
+    try:
+        status = main(arguments)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more at its exit
+        return 0
+    return status
+
+
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(run(sys.argv[1:]))

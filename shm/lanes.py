@@ -1,43 +1,54 @@
-"""Lanes: what each process says about itself; its owner writes, everybody reads and sums.
+"""Lanes: what each process publishes about itself. One process writes a lane, all processes read and sum.
 
-    serving   | lane 0 | lane 1 | ... | lane n-1 |            written by the parent only
+    serving   | lane 0 | lane 1 | ... | lane n-1 |            only the parent writes here
     lane      | beat | successions | scalar 0 | ... |         lane 0 is the supervisor's,
               | requests in flight, one per slot |            lanes 1..n-1 the workers'
               | tokens in flight, one per slot |
+              | requests served, one per slot |
+              | points of failures, one per slot |
               | counter 0 | ... |
               | sum | bucket 0 | ... | overflow |             per histogram; bucket i counts
-                                                              values <= bound i, not cumulated
-Each line of the drawing starts on its own cache line; every cell is one 8-byte word: int64, except
-beats and sums (float64). A lane starts on an even cache line, so lanes never share one.
+                                                              values <= bound i, not cumulative
+              | room for more histograms ... |
+Each line of the drawing starts on its own cache line. Every cell is one 8-byte word: int64, except
+beats (monotonic seconds) and sums, which are float64. A lane starts on an even cache line, so lanes
+never share a pair of lines.
 
-- Scalars and in-flight numbers are gauges: `take_over` clears them, since what they counted died
-  with the predecessor. Counters and histograms go on, so exported counters never fall.
-- In-flight numbers count only while the parent says that the lane is serving: what a dead worker
-  left in its lane must not weigh on an endpoint until a successor comes.
-- Words of one lane are not changed together: a reader may see a histogram's bucket before its sum.
+- Scalars and in-flight numbers are gauges. `take_over` clears them, because what they counted died with the predecessor. All other
+  numbers continue in the successor, so exported counters never decrease. `workers.endpoints.ejection` explains served requests and
+  points of failures.
+- In-flight numbers count only while the parent marks the lane as serving. So the numbers that a dead
+  worker left in its lane do not count as load of an endpoint.
+- A schema may add histograms after those of another schema and keep the same end. Both then describe the same lanes. So a
+  process can begin to use more histograms while others run.
+- The words of one lane do not change together: a reader may see a histogram's bucket before its sum.
 
-What this does not do: react. Who is too old, or has too much, is the reader's business.
+This module does not react to the numbers: the reader decides which beat is too old.
 """
 
 import math
 from bisect import bisect_left
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
+from compiled import kernels
 from shm.layout import CACHE_LINE, WORD, aligned, layout_hash
+from shm.remote_lane import RemoteLane
 from shm.segment import Region
 
-SUPERVISOR_LANE = 0
-BEAT, SUCCESSIONS, FIRST_SCALAR = range(3)
-LANE_ALIGNMENT = 2 * CACHE_LINE  # CPUs fetch cache lines in pairs
+SUPERVISOR_LANE: Final = 0
+BEAT: Final = 0
+SUCCESSIONS: Final = 1
+FIRST_SCALAR: Final = 2
+LANE_ALIGNMENT: Final = 2 * CACHE_LINE  # CPUs fetch cache lines in pairs, so two lanes must not share a pair
 
 Ints = npt.NDArray[np.int64]
 
 
 class LaneSchema:
-    """What a lane holds, how many lanes there are, and where each word lies."""
+    """Lays out the lanes: what a lane contains, how many lanes there are, and the position of each word."""
 
     def __init__(
         self,
@@ -47,7 +58,9 @@ class LaneSchema:
         histograms: tuple[tuple[str, tuple[float, ...]], ...],
         *,
         lanes: int,
+        end: int = 0,
     ) -> None:
+        """`end`: the least size of a lane in words. The words that nothing uses yet are room for more histograms."""
         if slots < 1 or lanes < 1:
             raise ValueError(f"lanes need at least one slot and one lane, not {slots}, {lanes}")
         self.slots, self.lanes, self.histograms = slots, lanes, histograms
@@ -59,16 +72,20 @@ class LaneSchema:
                 raise ValueError(f"histogram {name}: bounds must ascend, not {bounds}")
         self.inflight_at = _next_line(FIRST_SCALAR + len(scalars))
         self.tokens_at = _next_line(self.inflight_at + slots)
-        self.counters_at = _next_line(self.tokens_at + slots)
-        end = _next_line(self.counters_at + len(counters))
+        self.served_at = _next_line(self.tokens_at + slots)
+        self.failed_at = _next_line(self.served_at + slots)
+        self.counters_at = _next_line(self.failed_at + slots)
+        least, end = end, _next_line(self.counters_at + len(counters))
         self.histograms_at: list[int] = []
         for _, bounds in histograms:
             self.histograms_at.append(end)
             end = _next_line(end + 2 + len(bounds))
-        self.lane_bytes = aligned(end * WORD, LANE_ALIGNMENT)
+        self.used = end
+        self.end = max(end, least)
+        self.lane_bytes = aligned(self.end * WORD, LANE_ALIGNMENT)
         self.lanes_at = aligned(lanes * WORD, LANE_ALIGNMENT)
         self.bytes = self.lanes_at + lanes * self.lane_bytes
-        self.layout_hash = layout_hash("lanes 1", slots, scalars, counters, histograms, lanes)
+        self.layout_hash = layout_hash("lanes 3", slots, scalars, counters, histograms, lanes, self.end)
 
     def describe(self) -> dict[str, Any]:
         return {
@@ -78,6 +95,7 @@ class LaneSchema:
             "counters": tuple(self.counter),
             "histograms": self.histograms,
             "lanes": self.lanes,
+            "end": self.end,
         }
 
 
@@ -92,7 +110,7 @@ def _next_line(word: int) -> int:
 
 
 class Lane:
-    """The owner's side of one lane: plain stores, no other process writes here."""
+    """Writes one lane. It needs plain stores only, because no other process writes here."""
 
     def __init__(self, schema: LaneSchema, region: Region) -> None:
         self.schema = schema
@@ -101,6 +119,8 @@ class Lane:
         self.scalars = self.words[FIRST_SCALAR : FIRST_SCALAR + len(schema.scalar)]
         self.inflight = self.words[schema.inflight_at : schema.inflight_at + schema.slots]
         self.tokens = self.words[schema.tokens_at : schema.tokens_at + schema.slots]
+        self.served = self.words[schema.served_at : schema.served_at + schema.slots]
+        self.failed = self.words[schema.failed_at : schema.failed_at + schema.slots]
         self.counters = self.words[schema.counters_at :][: len(schema.counter)]
         self._histograms = [
             (at, at + 1, bounds) for at, (_, bounds) in zip(schema.histograms_at, schema.histograms, strict=True)
@@ -109,28 +129,31 @@ class Lane:
         self._bounds = [np.array(bounds, np.float64) for _, bounds in schema.histograms]
 
     def add(self, counter_index: int, n: int = 1) -> None:
-        """Move a counter on."""
+        """Add `n` to a counter."""
         self.counters[counter_index] += n
 
     def observe(self, histogram_index: int, value: float) -> None:
         """Count a value in its bucket."""
         sum_at, counts_at, bounds = self._histograms[histogram_index]
+        if kernels.NATIVE:
+            kernels.observe(self._cells, self._bounds[histogram_index], sum_at, value)
+            return
         self.words[counts_at + bisect_left(bounds, value)] += 1
         self.floats[sum_at] += value
 
     def observe_all(self, histogram_index: int, values: list[float], weight: int = 1) -> None:
-        """Count many values at once, each `weight` times: 3 us for eight, and 0.05 us each from about a hundred on."""
+        """Count each of `values` in its bucket, `weight` times. Takes 3 us for eight values; 0.05 us per value above about a hundred."""
         sum_at, counts_at, _ = self._histograms[histogram_index]
         counts = np.bincount(self._bounds[histogram_index].searchsorted(values))
         self._cells[counts_at : counts_at + len(counts)] += weight * counts
-        self.floats[sum_at] += weight * sum(values)
+        self.floats[sum_at] += weight * sum(values, 0.0)
 
     def beat(self, now: float) -> None:
-        """Say that this process's loop turns."""
+        """Record that this process's event loop turned at `now` (monotonic seconds)."""
         self.floats[BEAT] = now
 
     def take_over(self) -> None:
-        """Clear the predecessor's gauges and its beat; go on with its counters."""
+        """Clear the predecessor's gauges and its beat; continue its counters and histograms."""
         for gauges in (self.scalars, self.inflight, self.tokens):
             gauges[:] = memoryview(bytes(gauges.nbytes)).cast("q")
         self.floats[BEAT] = 0.0
@@ -138,48 +161,82 @@ class Lane:
 
 
 class Lanes:
-    """All lanes: makes an owner's lane, sums for readers, holds the parent's serving words."""
+    """Reads all lanes. Creates the writing side of a lane, sums over lanes, and holds the parent's serving words."""
 
-    def __init__(self, schema: LaneSchema, region: Region) -> None:
+    def __init__(self, schema: LaneSchema, region: Region, remote: RemoteLane | None = None) -> None:
+        """`remote`: the lane of other replicas; None without a replica store."""
         self.schema = schema
+        self.remote = remote
+        self._added: RemoteLane | None = None  # the remote lane, while it counts for this process
         self._region = region
         lane_words, lanes_at = schema.lane_bytes // WORD, schema.lanes_at
         shape = (schema.lanes, lane_words)
         self._serving = region.bytes[: schema.lanes * WORD].cast("q")
         self._all: Ints = region.array(np.int64, lanes_at, shape)
         self._floats: npt.NDArray[np.float64] = region.array(np.float64, lanes_at, shape)
+        self._workers = self._all[1:]
         self._weights: Ints = region.array(np.int64, 0, schema.lanes)[1:]
         self._words = region.bytes.cast("q")
         self._bases = [(lanes_at // WORD) + i * lane_words for i in range(schema.lanes)]
         self._parts: dict[tuple[int, int], Ints] = {}
         self._seen = b""
-        self._only = -1  # the one worker's lane that serves, less one
+        self._only = -1  # if exactly one worker serves: the index of its lane, minus 1
 
     def lane(self, index: int) -> Lane:
-        """The owner's side of lane `index`: 0 is the supervisor, workers follow."""
+        """Return the writing side of lane `index`: 0 is the supervisor's, the others belong to the workers."""
         size = self.schema.lane_bytes
         return Lane(self.schema, self._region.part(self.schema.lanes_at + index * size, size))
 
     def serving(self, index: int) -> bool:
-        """Whether the parent lets this lane count."""
+        """Whether the parent marks this lane as serving."""
         return self._serving[index] != 0
 
     @property
     def serving_words(self) -> memoryview:
-        """All of them, to read: whoever keeps what follows from them compares."""
+        """Return all serving words, read-only.
+
+        A caller that caches a sum compares the words to notice that a worker started or stopped serving.
+        """
         return self._serving.toreadonly()
 
     def set_serving(self, index: int, serving: bool) -> None:
-        """The parent's word: set when the process is ready, cleared when it was reaped."""
+        """Mark a lane as serving when its process is ready; clear the mark after the process was reaped. Only the parent calls this."""
         self._serving[index] = int(serving)
 
+    def add_remote(self, now: float) -> None:
+        """Decide whether `inflight` and `tokens` include other replicas: yes while the remote lane is fresh. Workers call it regularly."""
+        remote = self.remote
+        self._added = remote if remote is not None and remote.fresh(now) else None
+
+    @property
+    def added(self) -> RemoteLane | None:
+        """The remote lane, while it counts for this process."""
+        return self._added
+
     def inflight(self, slots_used: int) -> Ints:
-        """Requests in flight per slot, over all serving workers."""
-        return self._sum(self.schema.inflight_at, slots_used)
+        """Requests in flight per slot, over all serving workers, and over other replicas if `add_remote` said so."""
+        sums = self._sum(self.schema.inflight_at, slots_used)
+        if self._added is not None:
+            sums += self._added.requests[:slots_used]
+        return sums
 
     def tokens(self, slots_used: int) -> Ints:
-        """Tokens in flight per slot, over all serving workers."""
-        return self._sum(self.schema.tokens_at, slots_used)
+        """Tokens in flight per slot, summed as by `inflight`."""
+        sums = self._sum(self.schema.tokens_at, slots_used)
+        if self._added is not None:
+            sums += self._added.tokens[:slots_used]
+        return sums
+
+    def outcomes(self, slots_used: int) -> tuple[Ints, Ints]:
+        """Requests served and points of failures per slot, over all workers, serving or not."""
+        schema, lanes = self.schema, self._all[1:]
+        served: Ints = lanes[:, schema.served_at : schema.served_at + slots_used].sum(axis=0)
+        failed: Ints = lanes[:, schema.failed_at : schema.failed_at + slots_used].sum(axis=0)
+        return served, failed
+
+    def serving_workers(self) -> list[int]:
+        """The lanes of the workers that serve."""
+        return [index for index in range(1, self.schema.lanes) if self._serving[index]]
 
     def slot_inflight(self, slot: int) -> int:
         """Requests in flight on one slot, over all serving workers."""
@@ -189,12 +246,18 @@ class Lanes:
                 total += words[self._bases[index] + at]
         return total
 
+    def slot_load(self, slot: int) -> int:
+        """Requests in flight on one slot, over all serving workers and other replicas. For the supervisor, which keeps these fresh."""
+        return self.slot_inflight(slot) + (
+            0 if self.remote is None else self.remote.words[self.remote.requests_at + slot]
+        )
+
     def scalars(self, name: str) -> list[int]:
-        """One gauge of every lane, serving or not."""
+        """The value of one gauge in every lane, serving or not."""
         return self._column(FIRST_SCALAR + self.schema.scalar[name])
 
     def successions(self) -> list[int]:
-        """How often each lane was taken over."""
+        """The number of times that each lane was taken over."""
         return self._column(SUCCESSIONS)
 
     def counters(self) -> dict[str, int]:
@@ -204,15 +267,15 @@ class Lanes:
         return dict(zip(self.schema.counter, sums, strict=True))
 
     def histograms(self) -> dict[str, tuple[list[int], float]]:
-        """Counts per bucket (the last is overflow) and the sum of values, over all lanes."""
-        found = {}
+        """Per histogram: counts per bucket (the last is overflow) and the sum of values, over all lanes."""
+        totals = {}
         for at, (name, bounds) in zip(self.schema.histograms_at, self.schema.histograms, strict=True):
             counts = self._all[:, at + 1 : at + 2 + len(bounds)].sum(axis=0).tolist()
-            found[name] = (counts, float(self._floats[:, at].sum()))
-        return found
+            totals[name] = (counts, float(self._floats[:, at].sum()))
+        return totals
 
     def ages(self, now: float) -> list[float]:
-        """Seconds since each lane's last beat; infinite before the first."""
+        """Seconds from each lane's last beat to `now`; infinite before the first beat."""
         return [now - beat if beat else math.inf for beat in self._floats[:, BEAT].tolist()]
 
     def _column(self, word: int) -> list[int]:
@@ -220,13 +283,15 @@ class Lanes:
         return column
 
     def _sum(self, at: int, slots_used: int) -> Ints:
+        if kernels.NATIVE:
+            return kernels.lane_sums(self._workers, self._weights, at, slots_used)
         part = self._parts.get((at, slots_used))
         if part is None:
             if len(self._parts) > 2 * self.schema.slots:
                 self._parts.clear()
             part = self._parts[(at, slots_used)] = self._all[1:, at : at + slots_used]
         weights = bytes(self._serving)
-        if weights != self._seen:  # rarely: who serves has changed
+        if weights != self._seen:  # rare: the set of serving workers has changed
             self._seen = weights
             serving = np.flatnonzero(self._weights).tolist()
             self._only = serving[0] if len(serving) == 1 else -1

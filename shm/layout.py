@@ -1,8 +1,9 @@
 """Sizes, offsets and hashes of shared records.
 
 A record is a run of 8-byte words, so every word can be stored and loaded in one piece. A layout
-hash covers everything that two processes must agree on (names, order, counts); whoever attaches
-with another hash is refused. All sizes are multiples of a cache line, so parts never share one.
+hash covers everything that two processes must agree on: names, order and counts. A process that
+expects another hash cannot attach. All sizes are multiples of a cache line, so two parts never
+share one.
 
     segment   +--------------------+------------------------------+---------------------------+
               | header  64 B       | description (JSON, padded)   | payload                   |
@@ -17,32 +18,38 @@ This module computes; it never touches shared memory.
 import hashlib
 import json
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
-WORD = 8
-CACHE_LINE = 64
+WORD: Final = 8
+CACHE_LINE: Final = 64
 
-MAGIC = int.from_bytes(b"EPPSHM01", "little")
-H_MAGIC, H_LAYOUT, H_SIZE, H_GENERATION, H_PAYLOAD, H_DESCRIPTION, H_CHECK = range(7)
-HEADER_BYTES = 64
-DESCRIPTION_BYTES_MAX = 1 << 20
+MAGIC: Final = int.from_bytes(b"EPPSHM01", "little")
+H_MAGIC: Final = 0
+H_LAYOUT: Final = 1
+H_SIZE: Final = 2
+H_GENERATION: Final = 3
+H_PAYLOAD: Final = 4
+H_DESCRIPTION: Final = 5
+H_CHECK: Final = 6
+HEADER_BYTES: Final = 64
+DESCRIPTION_BYTES_MAX: Final = 1 << 20
 
 assert (H_CHECK + 1) * WORD <= HEADER_BYTES == CACHE_LINE
 
 
 def aligned(size: int, to: int = CACHE_LINE) -> int:
-    """The smallest multiple of `to` that holds `size`."""
+    """The smallest multiple of `to` that is at least `size` (same unit for both)."""
     return -(-size // to) * to
 
 
 def layout_hash(*parts: object) -> int:
-    """64 bits over the printed form of `parts`; equal on both sides or the layouts differ."""
+    """Return a 64-bit hash of the printed form of `parts`. Two layouts are taken to be the same if their hashes are equal."""
     digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little")
 
 
 class Schema(Protocol):
-    """What every structure says about its layout."""
+    """States what every structure says about its layout: size, hash and a description for JSON."""
 
     @property
     def bytes(self) -> int: ...
@@ -54,7 +61,7 @@ class Schema(Protocol):
 
 
 class Plan:
-    """Which part of a segment lies where; also the segment's size, hash and description."""
+    """Places the parts of a segment (offsets and sizes in bytes). Gives the segment's size, hash and description."""
 
     def __init__(self, parts: Mapping[str, Schema]) -> None:
         self.offsets: dict[str, int] = {}

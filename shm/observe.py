@@ -1,15 +1,16 @@
-"""A picker's instance seen from outside: found by its file in the run directory, attached read-only.
+"""Read-only access to a picker's instance from another process: find it in the run directory and attach to its segments.
 
-    run directory  ─ find ───▶ the instance that was meant: name, pid, ports, names of its segments
+    run directory  ─ find ───▶ one instance: name, pid, ports, names of its segments
     its segments   ─ attach ─▶ parts by name: schema and region, checked against the layouts of this version
 
-Nothing here writes, and nothing is locked: the pages are mapped without the right to write, and the lock of an instance's file
-is not tried, since a picker that starts at that moment would take the trial for a running instance. So whether an instance
-lives is told by its beats: what has beaten within `SILENT_S` runs, whatever its process id says in another container.
+Nothing here writes or locks. The pages are mapped read-only. The lock of an instance's file is not tested, because a picker that
+starts at that moment would take the test for a running instance. Beats decide whether an instance is alive: it runs if one of its
+processes has beaten within `SILENT_S`. A process id would not do, because it may belong to another container.
 
-What this does not do: say what columns, counters or documents mean.
+This module does not know what columns, counters or documents mean.
 """
 
+import contextlib
 import enum
 import json
 import math
@@ -22,9 +23,12 @@ from shm.documents import DocumentSchema
 from shm.flow_lanes import FlowSchema
 from shm.lanes import Lanes, LaneSchema
 from shm.layout import Plan, Schema
+from shm.link_table import LinkSchema
 from shm.prefix_index import IndexSchema
+from shm.remote_lane import RemoteSchema
 from shm.segment import Recorded, Region, Segment, SegmentError, recorded
 from shm.series import SeriesSchema
+from shm.stream_marks import MarksSchema
 from shm.table import TableSchema
 
 RUN_DIR = "/dev/shm/epp"
@@ -37,27 +41,27 @@ Description = dict[str, Any]
 
 
 class LayoutError(SegmentError):
-    """The segment was laid out by another version; the text names the part."""
+    """Says that another version created the segment, with another layout. The text names the part."""
 
 
 class Life(enum.Enum):
-    """Whether an instance runs, as far as one sees from outside."""
+    """Says whether an instance runs, as far as another process can see."""
 
     RUNNING = "running"
     FOREIGN = "of another version"
-    STARTING = "starting: nothing has beaten yet"
-    SILENT = f"silent: nothing has beaten for {SILENT_S:.0f} s, a process with its id exists"
-    DEAD = f"dead: nothing has beaten for {SILENT_S:.0f} s, no process has its id; the next start here removes its file"
+    STARTING = "starting: no beat yet"
+    SILENT = f"silent: no beat for {SILENT_S:.0f} s, but a process with its id exists"
+    DEAD = f"dead: no beat for {SILENT_S:.0f} s, and no process has its id; the next start here removes its file"
 
 
 class Seen(NamedTuple):
-    """An instance by its file."""
+    """Describes an instance by what its file in the run directory says."""
 
     name: str
     pid: int
     ports: Mapping[str, int]
     segments: tuple[str, ...]
-    started_at: float  # wall clock
+    started_at: float  # seconds since 1970
     life: Life
 
     def __str__(self) -> str:
@@ -65,7 +69,7 @@ class Seen(NamedTuple):
 
 
 class Part(NamedTuple):
-    """A part of a segment; `schema` is None for a kind that this version does not know."""
+    """Describes a part of a segment. `at`: its offset in bytes. `schema`: None for a kind that this version does not know."""
 
     kind: str
     schema: Schema | None
@@ -79,7 +83,7 @@ def _histograms(part: Description) -> tuple[tuple[str, tuple[float, ...]], ...]:
 
 def _lane_schema(part: Description) -> Schema:
     scalars, counters = tuple(part["scalars"]), tuple(part["counters"])
-    return LaneSchema(part["slots"], scalars, counters, _histograms(part), lanes=part["lanes"])
+    return LaneSchema(part["slots"], scalars, counters, _histograms(part), lanes=part["lanes"], end=part["end"])
 
 
 def _series_schema(part: Description) -> Schema:
@@ -89,54 +93,71 @@ def _series_schema(part: Description) -> Schema:
 
 
 SCHEMAS: Mapping[str, Callable[[Description], Schema]] = {
-    "table": lambda part: TableSchema(tuple(part["columns"]), part["slots"]),
+    "table": lambda part: TableSchema(tuple(part["columns"]), part["slots"], part["width"]),
     "documents": lambda part: DocumentSchema(tuple(part["capacities"])),
     "lanes": _lane_schema,
     "series": _series_schema,
     "index": lambda part: IndexSchema(part["entries"]),
+    "links": lambda part: LinkSchema(part["entries"]),
+    "marks": lambda part: MarksSchema(part["slots"]),
     "flow": lambda part: FlowSchema(part["bands"], part["workers"]),
+    "remote": lambda part: RemoteSchema(part["slots"], part["bands"]),
 }
 
 
 def parts(segment: Segment) -> dict[str, Part]:
-    """The parts that the segment's description names. Refused: layouts that this version would read wrongly."""
-    found: dict[str, Part] = {}
+    """Return the parts that the segment's description names. Raises LayoutError for a layout that this version would misread."""
+    named: dict[str, Part] = {}
     described: Description = json.loads(segment.description or b"{}")
     for name, part in described.items():
         make = SCHEMAS.get(part["kind"])
         try:
             schema = make(part) if make else None
-            found[name] = Part(part["kind"], schema, part["at"], segment.part(part["at"], part["size"]))
+            named[name] = Part(part["kind"], schema, part["at"], segment.part(part["at"], part["size"]))
         except (KeyError, TypeError, ValueError) as strange:
             raise _foreign(segment, f"part {name} cannot be read ({strange!r})") from strange
         if schema is not None and schema.bytes != part["size"]:
-            raise _foreign(segment, f"part {name} has {part['size']} bytes, here it would have {schema.bytes}")
-    schemas = {name: part.schema for name, part in found.items() if part.schema is not None}
-    if found and len(schemas) == len(found) and (expected := Plan(schemas).layout_hash) != segment.layout_hash:
-        raise _foreign(segment, f"its layout is {segment.layout_hash:016x}, here it would be {expected:016x}")
-    return found
+            raise _foreign(segment, f"part {name} has {part['size']} bytes, this version expects {schema.bytes}")
+    schemas = {name: part.schema for name, part in named.items() if part.schema is not None}
+    if named and len(schemas) == len(named) and (expected := Plan(schemas).layout_hash) != segment.layout_hash:
+        raise _foreign(segment, f"its layout is {segment.layout_hash:016x}, this version expects {expected:016x}")
+    return named
+
+
+def readable(described: Mapping[str, Description], segment: Region) -> dict[str, Part]:
+    """Return the described parts of a segment that this version reads as its creator does, and leave out the others.
+
+    `described`: as in a segment's description, and with the layout hash of each part as `hash`.
+    """
+    named: dict[str, Part] = {}
+    for name, part in described.items():
+        with contextlib.suppress(KeyError, TypeError, ValueError):
+            schema = SCHEMAS[part["kind"]](part)
+            if (schema.layout_hash, schema.bytes) == (part["hash"], part["size"]):
+                named[name] = Part(part["kind"], schema, part["at"], segment.part(part["at"], part["size"]))
+    return named
 
 
 def attach(names: Iterable[str]) -> tuple[list[Segment], dict[str, Part]]:
-    """These segments, mapped read-only, and all their parts by name."""
+    """Map these segments read-only and return them with all their parts by name. Raises SegmentError."""
     segments: list[Segment] = []
-    found: dict[str, Part] = {}
+    attached: dict[str, Part] = {}
     try:
         for name in names:
             segments.append(Segment.attach(name, None, writable=False))
-            found |= parts(segments[-1])
+            attached |= parts(segments[-1])
     except SegmentError:
-        found.clear()
+        attached.clear()
         for segment in segments:
             segment.close()
         raise
-    return segments, found
+    return segments, attached
 
 
 def instances(run_dir: str) -> list[Seen]:
-    """All that have a file there, dead ones too."""
+    """All instances with a file in `run_dir`, dead ones included. Raises SegmentError if the directory cannot be read."""
     try:
-        return [_seen(each) for each in recorded(run_dir)]
+        return [_seen(file) for file in recorded(run_dir)]
     except OSError as refused:
         raise SegmentError(
             f"run directory {run_dir} cannot be read ({refused.strerror}): run as the picker's user, or give --run-dir"
@@ -144,12 +165,15 @@ def instances(run_dir: str) -> list[Seen]:
 
 
 def instance(run_dir: str, name: str) -> Seen | None:
-    """The one of that name; None = it has no file there."""
+    """The instance of that name. None if it has no file in `run_dir`."""
     return next((each for each in instances(run_dir) if each.name == name), None)
 
 
 def find(run_dir: str, *, metrics_port: int = METRICS_PORT, name: str = "") -> Seen:
-    """The living instance of that name or, without one, that metrics port."""
+    """Return the live instance with this name or, if `name` is empty, with this metrics port.
+
+    Raises SegmentError unless exactly one runs.
+    """
     known = instances(run_dir)
     wanted = f"with the name {name}" if name else f"with the metrics port {metrics_port}"
     meant = [each for each in known if (each.name == name if name else each.ports.get("metrics") == metrics_port)]
@@ -159,23 +183,26 @@ def find(run_dir: str, *, metrics_port: int = METRICS_PORT, name: str = "") -> S
             return living[0]
         if living:
             raise SegmentError(
-                f"several instances {wanted} in {run_dir}: {_listed(living)}; say which one: --instance {living[0].name}"
+                f"several instances {wanted} in {run_dir}: {_listed(living)}; name one, as --instance {living[0].name}"
             )
     if meant:
         raise SegmentError(
-            f"instance {_listed(meant)} in {run_dir}; start it again, or give --metrics-port or --instance of one that runs"
+            f"instance {_listed(meant)} in {run_dir}; start it again, or give --metrics-port or --instance of a running one"
         )
     if not known:
-        raise SegmentError(f"no instance in {run_dir}: start a picker, or give the --run-dir with which it was started")
+        raise SegmentError(f"no instance in {run_dir}: start a picker, or give the --run-dir of a running one")
     other = next((each for each in known if each.life is not Life.DEAD), known[0])
     raise SegmentError(
         f"no instance {wanted} in {run_dir}; found {_listed(known)}; "
-        f"say which one is meant, by --metrics-port or as --instance {other.name}"
+        f"name one with --metrics-port, or as --instance {other.name}"
     )
 
 
 def life(pid: int, segments: Iterable[str], now: float) -> Life:
-    """By the youngest beat in the lanes, then by the process id."""
+    """Say whether an instance lives: by the youngest beat in its lanes or, without a recent beat, by its process id.
+
+    `now`: monotonic seconds.
+    """
     try:
         age = _youngest_beat(segments, now)
     except LayoutError:
@@ -188,32 +215,34 @@ def life(pid: int, segments: Iterable[str], now: float) -> Life:
 
 
 def _youngest_beat(names: Iterable[str], now: float) -> float | None:
-    """Seconds; infinite before the first, None where there are no lanes to look at."""
+    """The age of the youngest beat in seconds; infinite before the first beat, None if there are no lanes."""
     try:
-        segments, found = attach(name for name in names if name.endswith(f"-{LANES}"))
+        segments, attached = attach(name for name in names if name.endswith(f"-{LANES}"))
     except LayoutError:
         raise
     except SegmentError:
         return None
-    part = found.get(LANES)
+    part = attached.get(LANES)
     age = None
     if part is not None and isinstance(part.schema, LaneSchema):
         age = min(Lanes(part.schema, part.region).ages(now))
-    del found, part
+    del attached, part
     for segment in segments:
         segment.close()
     return age
 
 
-def _seen(each: Recorded) -> Seen:
-    pid, names = int(each.info.get("pid", 0)), tuple(each.info["segments"])
-    return Seen(each.name, pid, each.info.get("ports", {}), names, each.written_at, life(pid, names, time.monotonic()))
+def _seen(file: Recorded) -> Seen:
+    pid, names = int(file.info.get("pid", 0)), tuple(file.info["segments"])
+    return Seen(file.name, pid, file.info.get("ports", {}), names, file.written_at, life(pid, names, time.monotonic()))
 
 
-def _listed(found: list[Seen]) -> str:
-    more = f", … and {len(found) - NAMED_MAX} more" if len(found) > NAMED_MAX else ""
-    return ", ".join(str(each) for each in found[:NAMED_MAX]) + more
+def _listed(instances: list[Seen]) -> str:
+    more = f", … and {len(instances) - NAMED_MAX} more" if len(instances) > NAMED_MAX else ""
+    return ", ".join(str(each) for each in instances[:NAMED_MAX]) + more
 
 
 def _foreign(segment: Segment, what: str) -> LayoutError:
-    return LayoutError(f"segment {segment.name}: {what}; the picker runs another version: look at it with that version")
+    return LayoutError(
+        f"segment {segment.name}: {what}; the picker runs another version: use the tools of that version"
+    )

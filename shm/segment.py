@@ -1,17 +1,17 @@
-"""Named shared memory: create, attach, release, and the sweeping of what a dead instance left.
+"""Named shared memory: create and attach segments, and remove the segments of dead instances.
 
-A segment is reserved in full before it is used: a sparse segment on a full /dev/shm would end in
-SIGBUS at the first write, a reserved one ends in a `SegmentError` at start. `check_room` says so
-of all segments at once, before the first is made. The creator writes the
-header's magic last, so whoever attaches sees a finished header or is refused.
+The creator reserves all memory of a segment before it is used. A sparse segment on a full /dev/shm
+would cause a SIGBUS at the first write; the reservation fails with a `SegmentError` at start instead.
+`check_room` checks all segments at once, before the first is created. The creator writes the magic of
+the header last, so a process that attaches sees a complete header or gets an error.
 
-An instance is known by a file in the run directory that holds an exclusive `flock`. Forked
-children inherit the lock with the open file, so it can be taken only when the whole process tree
-is gone, and then its segments may be unlinked. (A process id proves nothing: two containers that
-share /dev/shm have the same ids.) Segment names are recorded in that file *before* the segments
-are created, so a kill at any point leaves nothing unknown.
+A file in the run directory with an exclusive `flock` identifies a running instance. Forked children
+inherit the lock with the open file. So another process gets the lock only after the whole process
+tree has ended, and may then unlink its segments. (A process id proves nothing: two containers that
+share /dev/shm have the same ids.) The file names each segment *before* it is created, so a kill at
+any point leaves no unknown segment.
 
-What this module does not do: say what lies in the payload, or restart anybody.
+This module does not know what the payload means, and restarts no process.
 """
 
 import contextlib
@@ -56,11 +56,11 @@ fence.check_machine()
 
 
 class SegmentError(Exception):
-    """A segment cannot be made or used; the text names the segment, the rule and the fix."""
+    """Says that a segment cannot be created or used. The text names the segment, the rule and the fix."""
 
 
 class Region:
-    """A run of shared bytes, seen as bytes, as 8-byte words or as NumPy arrays without a copy."""
+    """Gives access to a range of shared memory, without a copy, as bytes, as 8-byte words or as NumPy arrays."""
 
     def __init__(self, buffer: memoryview) -> None:
         self.bytes = buffer
@@ -71,20 +71,20 @@ class Region:
         return self.bytes.nbytes
 
     def part(self, offset: int, size: int) -> "Region":
-        """A smaller region of the same memory; offset and size are whole words."""
+        """A part of this region; offset and size are in bytes, multiples of 8. Raises ValueError if it is not inside."""
         if offset < 0 or offset + size > self.bytes.nbytes:
-            raise ValueError(f"part {offset}+{size} leaves a region of {self.bytes.nbytes} bytes")
+            raise ValueError(f"part {offset}+{size} is outside a region of {self.bytes.nbytes} bytes")
         return Region(self.bytes[offset : offset + size])
 
     def array(self, dtype: npt.DTypeLike, offset_bytes: int, shape: int | tuple[int, ...]) -> npt.NDArray[Any]:
-        """A view of this memory; it cannot be written where the segment cannot."""
+        """A NumPy view of this memory. It is read-only if the segment is mapped read-only."""
         count = shape if isinstance(shape, int) else int(np.prod(shape))
         flat = np.frombuffer(self.bytes, dtype=dtype, count=count, offset=offset_bytes)
         return flat.reshape(shape)
 
 
 class Segment(Region):
-    """One named piece of shared memory; the region is its payload, behind the header."""
+    """Creates or attaches one named piece of shared memory. The region is its payload, which follows the header."""
 
     def __init__(self, name: str, mapping: mmap.mmap, header: tuple[int, ...]) -> None:
         self.name = name
@@ -105,9 +105,11 @@ class Segment(Region):
         description: bytes = b"",
         generation: int = 1,
     ) -> Self:
-        """Reserve and map a new segment of `size` payload bytes, zeroed, writable, mode 0600."""
+        """Reserve and map a new segment of `size` payload bytes: zeroed, writable, mode 0600. Raises SegmentError."""
         if size <= 0 or len(description) > DESCRIPTION_BYTES_MAX:
-            raise SegmentError(f"segment {name}: needs a size above 0 and a short description")
+            raise SegmentError(
+                f"segment {name}: the size must be above 0 and the description at most {DESCRIPTION_BYTES_MAX} bytes"
+            )
         size = aligned(size)
         start = HEADER_BYTES + aligned(len(description))
         mapping = _reserve(name, start + size)
@@ -117,17 +119,17 @@ class Segment(Region):
         with memoryview(mapping) as whole, whole.cast("Q") as words:
             for index, value in enumerate(header):
                 words[index] = value
-            words[H_MAGIC] = MAGIC  # last: before it, nobody can attach
+            words[H_MAGIC] = MAGIC  # last: until then no process can attach
         return cls(name, mapping, tuple(header))
 
     @classmethod
     def create_planned(cls, name: str, plan: Plan, generation: int = 1) -> Self:
-        """A segment with the size, hash and description of a plan."""
+        """Create a segment with the size, hash and description of a plan. Raises SegmentError."""
         return cls.create(name, plan.bytes, plan.layout_hash, plan.description, generation)
 
     @classmethod
     def attach(cls, name: str, layout_hash: int | None, *, writable: bool) -> Self:
-        """Map an existing segment; None takes any layout (for looking at, not for working with)."""
+        """Map an existing segment. A hash of None accepts any layout, for tools that only look. Raises SegmentError."""
         _refuse_name(name)
         try:
             handle = posix_ipc.SharedMemory(name, read_only=not writable)
@@ -135,7 +137,7 @@ class Segment(Region):
             raise SegmentError(f"segment {name} does not exist: start the instance that creates it first") from gone
         except posix_ipc.PermissionsError as refused:
             raise SegmentError(
-                f"segment {name} cannot be opened ({refused}): it belongs to its creator's user; run as that user"
+                f"segment {name} cannot be opened ({refused}): run as the user that created it"
             ) from refused
         try:
             header = _checked_header(name, handle.fd, layout_hash)
@@ -145,12 +147,34 @@ class Segment(Region):
             handle.close_fd()
         return cls(name, mapping, header)
 
+    def private_copy(self) -> Region:
+        """Map the payload again, so that no other process sees what this one writes there. Raises SegmentError if the name is gone.
+
+        This takes no time: the system copies a page when this process writes to it. Until then the page shows what others write.
+        """
+        try:
+            handle = posix_ipc.SharedMemory(self.name)
+        except posix_ipc.Error as gone:
+            raise SegmentError(
+                f"segment {self.name} cannot be opened again ({gone}): start the instance again"
+            ) from gone
+        try:
+            mapping = mmap.mmap(handle.fd, len(self._mapping), access=mmap.ACCESS_COPY)
+        finally:
+            handle.close_fd()
+        start = len(mapping) - self.size
+        return Region(memoryview(mapping)[start:])
+
     def planned(self, plan: Plan, part: str) -> Region:
-        """The region that a plan gives to one of its parts."""
+        """The region that a plan assigns to one of its parts."""
         return self.part(plan.offsets[part], plan.sizes[part])
 
+    def is_truncated(self) -> bool:
+        """Whether the segment has become shorter than its mapping, so that the next access may end this process by SIGBUS."""
+        return self._mapping.size() < len(self._mapping)
+
     def close(self) -> None:
-        """Unmap as far as no array or view of this memory is alive; those unmap it when they go."""
+        """Unmap the memory. Arrays and views that are still alive keep it mapped until they are freed."""
         for view in (self.words, self.bytes, self._whole):
             with contextlib.suppress(BufferError):
                 view.release()
@@ -158,15 +182,15 @@ class Segment(Region):
             self._mapping.close()
 
     def unlink(self) -> None:
-        """Remove the name; mappings live on until they are closed."""
+        """Remove the name. Existing mappings remain until they are closed."""
         _unlink(self.name)
 
 
 class InstanceLock:
-    """The file by which an instance is known to be alive, and what it owns.
+    """Locks the file of a running instance, and lists in it the segments that the instance owns.
 
-    Each `record` is one appended JSON line: a kill in the middle leaves a torn last line, and what
-    that line would have named does not exist yet.
+    Each `record` appends one JSON line. A kill in the middle leaves a torn last line, and the segments
+    that this line would have named do not exist yet.
     """
 
     def __init__(self, path: str, descriptor: int) -> None:
@@ -176,9 +200,12 @@ class InstanceLock:
 
     @classmethod
     def acquire(cls, run_dir: str, instance: str) -> Self:
-        """Become `instance`; refused while another process tree is; leftovers are removed."""
+        """Take the lock of `instance` and unlink the segments of a dead predecessor.
+
+        Raises SegmentError if the instance is running, or if the file cannot be written.
+        """
         if not instance or "/" in instance:
-            raise SegmentError(f"instance {instance!r}: the name must be a plain file name")
+            raise SegmentError(f"instance {instance!r}: the name must be a file name without '/'")
         path = os.path.join(run_dir, instance + INSTANCE_SUFFIX)
         for _ in range(ACQUIRE_TRIES_MAX):
             try:
@@ -193,7 +220,7 @@ class InstanceLock:
                 os.close(descriptor)
                 raise SegmentError(
                     f"instance {instance} is running (its lock {path} is held): "
-                    f"stop it, or choose another instance name"
+                    f"stop it, or choose other ports (--grpc-port gives the name) or another --instance"
                 )
             if _is_at(descriptor, path):
                 for name in _recorded(descriptor)["segments"]:
@@ -201,48 +228,65 @@ class InstanceLock:
                 os.ftruncate(descriptor, 0)
                 return cls(path, descriptor)
             os.close(descriptor)  # a sweep removed the file between open and lock
-        raise SegmentError(f"instance {instance}: {path} is removed again and again; retry later")
+        raise SegmentError(
+            f"instance {instance}: another process removed {path} {ACQUIRE_TRIES_MAX} times in a row; retry later"
+        )
+
+    @classmethod
+    def inherited(cls, run_dir: str, instance: str, descriptor: int) -> Self:
+        """The lock that an earlier program of this process has taken."""
+        lock = cls(os.path.join(run_dir, instance + INSTANCE_SUFFIX), descriptor)
+        lock.info = _recorded(descriptor)
+        return lock
+
+    @property
+    def descriptor(self) -> int:
+        return self._descriptor
 
     def record(self, **info: object) -> None:
-        """Write facts behind the earlier ones; `segments` adds names, other keys replace."""
+        """Append facts to the file. `segments` adds names, `forgotten` removes them; other keys replace their former value."""
         _merge(self.info, info)
         os.write(self._descriptor, json.dumps(info).encode() + b"\n")
 
+    def forget(self, names: list[str]) -> None:
+        """Take names of segments back, which the caller unlinks next."""
+        self.record(forgotten=names)
+
     def release(self) -> None:
-        """Remove the file and let go of the lock; children that hold it must be gone."""
+        """Remove the file and release the lock. All children that inherited the lock must have ended."""
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self.path)
         os.close(self._descriptor)
 
 
 class Recorded(NamedTuple):
-    """What an instance's file says; not whether the instance still runs."""
+    """Holds the contents of an instance's file. They do not say whether the instance still runs."""
 
     name: str
     info: dict[str, Any]
-    written_at: float  # wall clock
+    written_at: float  # seconds since 1970
 
 
 def recorded(run_dir: str) -> list[Recorded]:
-    """All instances that have a file; read without a lock, so a line that is being written may be missing."""
-    found: list[Recorded] = []
+    """All instances that have a file. Takes no lock, so a line that is being written may be missing."""
+    instances: list[Recorded] = []
     for path in _instance_files(run_dir):
         with contextlib.suppress(FileNotFoundError):
             descriptor = os.open(path, os.O_RDONLY)
             try:
                 name = os.path.basename(path).removesuffix(INSTANCE_SUFFIX)
-                found.append(Recorded(name, _recorded(descriptor), os.fstat(descriptor).st_mtime))
+                instances.append(Recorded(name, _recorded(descriptor), os.fstat(descriptor).st_mtime))
             finally:
                 os.close(descriptor)
-    return found
+    return instances
 
 
 def sweep(run_dir: str) -> list[str]:
-    """Unlink the segments and files of all instances whose lock is free; what was removed. Other users' are left alone."""
+    """Unlink the segments and files of all instances with a free lock, and return the removed names. Skips other users' files."""
     removed: list[str] = []
     try:
         paths = list(_instance_files(run_dir))
-    except OSError:  # another user's, or no directory: `acquire` tells whoever wants to be an instance there
+    except OSError:  # another user's directory, or not a directory: `acquire` reports it when an instance starts there
         return removed
     for path in paths:
         with contextlib.suppress(FileNotFoundError, PermissionError):
@@ -259,8 +303,8 @@ def sweep(run_dir: str) -> list[str]:
 
 
 def _refuse_name(name: str) -> None:
-    if not SEGMENT_NAME.fullmatch(name):  # posix_ipc crashes on a name with a zero byte
-        raise SegmentError(f"segment {name!r}: a name is '/' and 1 to 254 letters, digits, '.', '_' or '-'")
+    if not SEGMENT_NAME.fullmatch(name):  # refuse other names here: posix_ipc crashes on a name with a zero byte
+        raise SegmentError(f"segment {name!r}: the name must be '/' and 1 to 254 letters, digits, '.', '_' or '-'")
 
 
 def _reserve(name: str, total: int) -> mmap.mmap:
@@ -269,8 +313,8 @@ def _reserve(name: str, total: int) -> mmap.mmap:
         handle = posix_ipc.SharedMemory(name, posix_ipc.O_CREX, mode=SEGMENT_MODE)
     except posix_ipc.ExistentialError as exists:
         raise SegmentError(
-            f"segment {name} exists already: another instance uses this name, or one died; "
-            f"choose another instance name, or sweep the run directory"
+            f"segment {name} exists already: another instance uses this name, or left it when it died; "
+            f"choose another instance name, or remove {SHM_DIRECTORY}{name} if no instance uses it"
         ) from exists
     except (posix_ipc.Error, OSError) as refused:
         raise SegmentError(
@@ -287,16 +331,20 @@ def _reserve(name: str, total: int) -> mmap.mmap:
 
 
 def footprint(plan: Plan) -> int:
-    """Bytes of memory that a segment of this plan takes, in whole pages."""
+    """The memory that a segment of this plan takes, in bytes; a multiple of the page size."""
     return aligned(HEADER_BYTES + aligned(len(plan.description)) + aligned(plan.bytes), mmap.PAGESIZE)
 
 
 def check_room(needs: Mapping[str, int], fewer: str) -> None:
-    """Before the first segment is made: raises SegmentError unless all of them fit. `fewer` says how to need less."""
+    """Raise SegmentError unless all segments fit into /dev/shm.
+
+    `needs`: segment -> bytes. `fewer`: how the user can reduce the need; it ends the error text. Call this before the first segment
+    is created.
+    """
     disk = os.statvfs(SHM_DIRECTORY)
     free, size = disk.f_bavail * disk.f_frsize, disk.f_blocks * disk.f_frsize
     total = sum(needs.values())
-    if total <= free or not size:  # a tmpfs without a limit says that it has no size
+    if total <= free or not size:  # a tmpfs without a limit reports size 0
         return
     enough = aligned(round(1.1 * (total + size - free)), 16 << 20) >> 20
     parts = ", ".join(f"{part} {_mib(need)}" for part, need in needs.items())
@@ -331,21 +379,24 @@ def _check(header: list[int]) -> int:
 def _checked_header(name: str, descriptor: int, layout_hash: int | None) -> tuple[int, ...]:
     raw = os.pread(descriptor, HEADER_BYTES, 0)
     if len(raw) < HEADER_BYTES:
-        raise SegmentError(f"segment {name} has no header: its creator died early; sweep it")
+        raise SegmentError(f"segment {name} has no header: its creator died early; start the instance again")
     header = list(memoryview(raw).cast("Q"))[: H_CHECK + 1]
     if header[H_MAGIC] != MAGIC:
-        raise SegmentError(f"segment {name} is not one of ours, or unfinished: magic differs")
+        raise SegmentError(
+            f"segment {name} was not created by this program, or is incomplete (wrong magic): start the instance again"
+        )
     if header[H_CHECK] != _check(header):
-        raise SegmentError(f"segment {name}: the header's check differs; create it anew")
+        raise SegmentError(f"segment {name}: the header's checksum is wrong; start the instance again")
     if layout_hash is not None and header[H_LAYOUT] != layout_hash:
         raise SegmentError(
             f"segment {name} has layout {header[H_LAYOUT]:016x}, this process expects "
-            f"{layout_hash:016x}: both must run the same version and configuration"
+            f"{layout_hash:016x}: creator and reader must run the same version and configuration"
         )
     actual = os.fstat(descriptor).st_size
     if actual != header[H_PAYLOAD] + header[H_SIZE]:
         raise SegmentError(
-            f"segment {name} has {actual} bytes, its header says {header[H_PAYLOAD] + header[H_SIZE]}: create it anew"
+            f"segment {name} has {actual} bytes, its header says {header[H_PAYLOAD] + header[H_SIZE]}: "
+            f"start the instance again"
         )
     return tuple(header)
 
@@ -368,7 +419,7 @@ def _is_at(descriptor: int, path: str) -> bool:
 def _recorded(descriptor: int) -> dict[str, Any]:
     info: dict[str, Any] = {"segments": []}
     for line in os.pread(descriptor, INSTANCE_FILE_BYTES_MAX, 0).splitlines():
-        with contextlib.suppress(ValueError):  # a torn last line names nothing that exists
+        with contextlib.suppress(ValueError):  # a torn last line names only segments that do not exist yet
             _merge(info, json.loads(line))
     return info
 
@@ -377,6 +428,8 @@ def _merge(info: dict[str, Any], new: dict[str, Any]) -> None:
     for key, value in new.items():
         if key == "segments":
             info["segments"] += [name for name in value if name not in info["segments"]]
+        elif key == "forgotten":
+            info["segments"] = [name for name in info["segments"] if name not in value]
         else:
             info[key] = value
 

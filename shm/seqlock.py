@@ -1,34 +1,36 @@
-"""Versioned rows: one writer marks a row odd, writes it, marks it even; readers compare versions.
+"""Versioned rows (seqlock): one writer makes a row's version odd, writes the row, and makes the version even again.
 
     row   | version | body word 0 | body word 1 | ... | body word n-1 |
 
-- An odd version means: being written, or left half-written by a writer that died.
-- A reader takes a body only between two equal, even versions; else the row is marked torn.
+- An odd version means that a writer is writing the row, or died while it wrote.
+- A reader accepts a body only between two equal, even versions. Otherwise the row counts as torn.
 - Versions wrap at 2**64.
 
-The functions take anything that can be indexed and sliced like a memoryview of words, so that the
-tests run exactly this code over memory that lets the other side in at every step
-(`tests/interleave.py`). What order the CPU keeps is `shm/fence.py`'s subject.
+The functions accept anything that can be indexed and sliced like a memoryview of words. So the tests
+run exactly this code on memory that runs the other side between any two accesses (`tests/interleave.py`).
+`shm/fence.py` states what order of loads and stores the row versions need.
 """
+
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-READ_TRIES_MAX = 16
-VERSION_MASK = (1 << 64) - 1
+READ_TRIES_MAX: Final = 16
+VERSION_MASK: Final = (1 << 64) - 1
 
 Rows = npt.NDArray[np.uint64]
 
 
 def begin(words: memoryview, at: int) -> int:
-    """Mark the row as being written; also right after a writer that died inside a row."""
+    """Make the row's version odd and return it. The result is correct even if the previous writer died inside the row."""
     odd = ((words[at] + 1) | 1) & VERSION_MASK
     words[at] = odd
     return int(odd)
 
 
 def end(words: memoryview, at: int, odd: int) -> None:
-    """Mark the row as whole again."""
+    """Make the row's version even again."""
     words[at] = (odd + 1) & VERSION_MASK
 
 
@@ -40,10 +42,11 @@ def write_row(words: memoryview, at: int, body: memoryview) -> None:
 
 
 def read_rows(rows: Rows) -> tuple[Rows, Rows]:
-    """A copy of rows (version first, XOR of the body last) and, per row, nonzero when torn.
+    """Copy rows and check each. `rows`: uint64 of shape (n, words), version first, XOR of the other words last.
 
-    The XOR over a whole row is its version when the body is whole: every body word meets itself
-    in the check word.
+    Return the copy and n words; a word is nonzero if its row is torn.
+
+    If the body is whole, the XOR over a row equals its version: the check word cancels all body words.
     """
     before = rows[:, 0].copy()
     copy = rows.copy()

@@ -1,33 +1,34 @@
-"""Series: metrics whose labels come with the requests; one table per lane, its owner writes, everybody reads and sums.
+"""Series: metrics with labels that come with requests. Each process writes a table in its own lane; readers sum over all lanes.
 
     lane   | used | overflowed | 0 ... |                                one cache line
            | block 0 | block 1 | ... | block n |                        block 0: all labels are `other`
-           | text | text | ...                                          UTF-8, each on whole words, each label value once
+           | text | text | ...                                          UTF-8, padded to whole words, each label value once
     block  | label 0 | ... | gauge 0 | ... | counter 0 | ... | sum | bucket 0 | ... | overflow | ...
-    label  where its text begins, in words, times 2**16, plus the text's bytes
+    label  the offset of its text in words, times 2**16, plus the length of the text in bytes
 
-Each cell but a text is one 8-byte word: int64, except sums (float64). Bucket i of a histogram counts values <= bound i, not
-cumulated. A lane holds `blocks` label tuples besides block 0, and TEXT_BYTES_PER_BLOCK bytes of text for each.
+Each cell except a text is one 8-byte word: int64, except sums (float64). Bucket i of a histogram counts values <= bound i, not
+cumulative. A lane holds `blocks` label tuples besides block 0, and TEXT_BYTES_PER_BLOCK bytes of text for each.
 
-- A block belongs to one label tuple for ever. Texts and labels are stored first, and then `used` moves on by one store, so a
-  reader never sees half a block, and what a killed owner left half-made is not published: its successor stores over it.
-- `take_over` clears gauges, since what they counted died with the predecessor. Counters and histograms go on in the same
-  blocks, so exported counters never fall.
-- No block or no text left: the tuple counts in block 0. `overflowed` says how often a tuple lost labels that way or by `fold`.
-- A label is cut to LABEL_BYTES_MAX bytes; tuples that are equal once cut share a block.
-- Words of one block are not changed together: a reader may see a histogram's bucket before its sum.
-- Gauges count only while the parent says that the lane is serving.
+- A block always belongs to the same label tuple. The writer stores texts and labels first and then increments `used` with one store.
+  So a reader never sees half a block. A block that a killed writer left incomplete is not published, and its successor overwrites it.
+- `take_over` clears gauges, because what they counted died with the predecessor. Counters and histograms continue in the same
+  blocks, so exported counters never decrease.
+- If there is no block or no text space left, the tuple counts in block 0. `overflowed` counts how often a tuple lost labels in that
+  way or by `fold`.
+- A label is cut to LABEL_BYTES_MAX bytes. Tuples that are equal after the cut share a block.
+- The words of one block do not change together: a reader may see a histogram's bucket before its sum.
+- Gauges count only while the parent marks the lane as serving.
 
-Nothing here grows with what clients send: not the table, not the names that owner and reader remember. Where loads are not
-ordered (see `fence`) a reader may find a block's last words late, and sums them up at its next look.
+Clients cannot make anything here grow without bound: neither the table, nor the names that writer and reader remember. On a machine
+that does not order loads (see `fence`), a reader may see the last words of a block late; its next read includes them.
 
-What this does not do: know what the labels mean, or which of them to fold.
+This module does not know what the labels mean, or which of them to fold.
 """
 
 from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -35,16 +36,18 @@ import numpy.typing as npt
 from shm.layout import CACHE_LINE, WORD, aligned, layout_hash
 from shm.segment import Region
 
-OTHER = "other"
-USED, OVERFLOWED = range(2)
-FIRST_BLOCK = CACHE_LINE // WORD  # in words
-LABEL_BYTES_MAX = 120
-TEXT_BYTES_PER_BLOCK = 64
-PLACE_SHIFT, PLACE_BYTES = 16, (1 << 16) - 1
-NO_ROOM = -1
-LANE_ALIGNMENT = 2 * CACHE_LINE  # CPUs fetch cache lines in pairs
-BLOCKS_AT_ONCE = 200  # 1 ms of a reader's time
-ALIASES_PER_BLOCK = 4  # label tuples that an owner remembers, for each block
+OTHER: Final = "other"
+USED: Final = 0
+OVERFLOWED: Final = 1
+FIRST_BLOCK: Final = CACHE_LINE // WORD  # where block 0 begins in a lane, in words
+LABEL_BYTES_MAX: Final = 120
+TEXT_BYTES_PER_BLOCK: Final = 64
+PLACE_SHIFT: Final = 16
+PLACE_BYTES: Final = 65535
+NO_ROOM: Final = -1
+LANE_ALIGNMENT: Final = 2 * CACHE_LINE  # CPUs fetch cache lines in pairs, so two lanes must not share a pair
+BLOCKS_AT_ONCE: Final = 200  # blocks that a reader takes in one step of about 1 ms
+ALIASES_PER_BLOCK: Final = 4  # label tuples that a writer remembers for each block
 
 Labels = tuple[str, ...]
 Histograms = tuple[tuple[str, tuple[float, ...]], ...]
@@ -53,7 +56,7 @@ Floats = npt.NDArray[np.float64]
 
 
 class SeriesSchema:
-    """The labels and values of one table, how many label tuples it holds per lane, and where each word of a block lies."""
+    """Lays out one table: its labels and values, the number of label tuples per lane, and the position of each word of a block."""
 
     def __init__(
         self,
@@ -68,7 +71,7 @@ class SeriesSchema:
     ) -> None:
         if not labels or blocks < 1 or lanes < 1:
             raise ValueError(
-                f"series {name} need a label, a block and a lane at least, not {labels}, {blocks} blocks, {lanes} lanes"
+                f"series {name} need at least one label, block and lane, not {labels}, {blocks} blocks, {lanes} lanes"
             )
         self.name, self.labels, self.histograms = name, labels, histograms
         self.blocks, self.lanes = blocks, lanes
@@ -80,7 +83,7 @@ class SeriesSchema:
         end = values_at + len(gauges) + len(counters)
         for histogram, bounds in histograms:
             if list(bounds) != sorted(set(bounds)):
-                raise ValueError(f"{name}: bounds of histogram {histogram} must ascend, not {bounds}")
+                raise ValueError(f"{name}: the bounds of histogram {histogram} must ascend, not {bounds}")
             self.histograms_at.append(end)
             end += 2 + len(bounds)
         self.values_at = values_at
@@ -104,7 +107,7 @@ class SeriesSchema:
         }
 
     def counts(self, histogram_index: int) -> slice:
-        """Where a histogram's buckets stand among a block's values."""
+        """Return which of a block's values are the buckets of a histogram."""
         first = self.histograms_at[histogram_index] + 1 - self.values_at
         return slice(first, first + len(self.histograms[histogram_index][1]) + 1)
 
@@ -120,9 +123,9 @@ def _places(kind: str, names: tuple[str, ...], first: int) -> dict[str, int]:
 
 
 class SeriesWriter:
-    """The owner's side of one lane: plain stores, no other process writes here.
+    """Writes one lane. It needs plain stores only, because no other process writes here.
 
-    A value is changed as `words[block(labels) + counter_at[name]] += 1`. `fold` says what a new label tuple is counted as.
+    Change a value with `words[block(labels) + counter_at[name]] += 1`. `fold` maps a new label tuple to the tuple that it counts as.
     """
 
     def __init__(self, schema: SeriesSchema, region: Region, *, fold: Callable[[Labels], Labels] | None = None) -> None:
@@ -138,13 +141,14 @@ class SeriesWriter:
         ]
         self._aliases_max = ALIASES_PER_BLOCK * schema.blocks
         self._stored: dict[Labels, int] = {}
-        self._known: dict[Labels, int] = {}  # what is stored, and aliases of it
+        # Label tuple -> its block, for stored tuples and for the tuples that `fold` mapped to them.
+        self._known: dict[Labels, int] = {}
         self._texts: dict[str, int] = {}
         self._texts_end = 0
         self._recall()
 
     def block(self, labels: Labels) -> int:
-        """Where this label tuple's values begin, in words; made if it is new."""
+        """The offset of this label tuple's block, in words. Creates the block if the tuple is new."""
         at = self._known.get(labels)
         return self._find(labels) if at is None else at
 
@@ -155,7 +159,7 @@ class SeriesWriter:
         self.floats[block + sum_at] += value
 
     def take_over(self) -> None:
-        """Know the predecessor's blocks, clear its gauges, go on with its counters and histograms."""
+        """Read the predecessor's blocks and clear their gauges. Counters and histograms continue."""
         self._recall()
         gauges, words = tuple(self.gauge_at.values()), self.words
         for block in self._blocks(words[USED] + 1):
@@ -177,21 +181,22 @@ class SeriesWriter:
             self._texts.update(zip(labels, places, strict=True))
             self._texts_end = max(self._texts_end, *map(_end, places))
             if self._fold is not None:
-                self._fold(labels)  # what was admitted stays so
+                self._fold(labels)  # the predecessor admitted this tuple, so it stays admitted
         self._known = dict(self._stored)
 
-    def _find(self, given: Labels) -> int:
-        cut = tuple(map(_cut, given))
+    def _find(self, raw: Labels) -> int:
+        cut = tuple(map(_cut, raw))
         labels = cut if self._fold is None else self._fold(cut)
         if labels != cut:
             self._count_overflow()
         block = self._stored.get(labels)
         if block is None:
             block = self._make(labels)
-        if all(len(label) <= LABEL_BYTES_MAX for label in given):  # what clients send is not kept whatever its length
+        # A client may send long texts, and those must not fill the memory.
+        if all(len(label) <= LABEL_BYTES_MAX for label in raw):
             if len(self._known) >= len(self._stored) + self._aliases_max:
                 self._known = dict(self._stored)
-            self._known[given] = block
+            self._known[raw] = block
         return block
 
     def _make(self, labels: Labels) -> int:
@@ -203,12 +208,12 @@ class SeriesWriter:
         block: int = FIRST_BLOCK + (used + 1) * self.schema.block_words
         for at, place in enumerate(places, start=block):
             words[at] = place
-        words[USED] = used + 1  # published: test_an_owner_killed_at_any_store_leaves_whole_blocks_only
+        words[USED] = used + 1  # publishes the block; test_a_writer_killed_at_any_store_leaves_whole_blocks_only
         self._stored[labels] = self._known[labels] = block
         return block
 
     def _place(self, label: str) -> int:
-        """Where this text is; stored if it is new."""
+        """The place of this text (see `label` in the drawing), or NO_ROOM. Stores the text if it is new."""
         place = self._texts.get(label)
         if place is None:
             text, begin, at = label.encode(), self._texts_end, self.schema.texts_at
@@ -225,7 +230,7 @@ class SeriesWriter:
 
 
 def _cut(label: str) -> str:
-    """As it is stored: at most LABEL_BYTES_MAX bytes of UTF-8, nothing that UTF-8 cannot say."""
+    """The label as it is stored: at most LABEL_BYTES_MAX bytes of valid UTF-8."""
     return label[:LABEL_BYTES_MAX].encode("utf-8", "replace")[:LABEL_BYTES_MAX].decode("utf-8", "ignore")
 
 
@@ -234,13 +239,13 @@ def _end(place: int) -> int:
 
 
 def _text(texts: Any, place: int) -> str:
-    """`texts`: the words of all texts, as view or array."""
+    """The text at `place`. `texts` has the words of all texts of a lane, as a memoryview or an array."""
     words = texts[place >> PLACE_SHIFT : _end(place)]
     return bytes(words.tobytes())[: place & PLACE_BYTES].decode("utf-8", "replace")
 
 
 class Values(NamedTuple):
-    """What one label tuple has come to, in the schema's order. A histogram is counts per bucket, the last is overflow, and the sum."""
+    """Holds the values of one label tuple, in the schema's order. A histogram is (counts per bucket, the last is overflow; sum)."""
 
     gauges: tuple[int, ...]
     counters: tuple[int, ...]
@@ -248,7 +253,10 @@ class Values(NamedTuple):
 
 
 class Totals(NamedTuple):
-    """Values of all label tuples, a row each. `ints` are a block's words behind its labels; sums of histograms are in `sums`."""
+    """Holds the values of all label tuples, one row each.
+
+    `ints`: int64, shape (tuples, words): the words of a block after its labels. `sums`: float64, shape (tuples, histograms).
+    """
 
     labels: list[Labels]
     ints: Ints
@@ -256,16 +264,15 @@ class Totals(NamedTuple):
 
 
 class SeriesLedger:
-    """Observations of several histograms of one block at a time, kept back and stored together.
+    """Collects rows of observations (one value per histogram of a block) and stores them together.
 
-    Nine values cost 0.3 us to add and 0.7 us to store among a hundred others, where nine calls of `observe` cost 2.4. `add` starts a
-    timer by `later(seconds, call)` when nothing was kept back before; at `ROWS_MAX` rows they are stored at once. What is kept back
-    is lost with the process: at most KEEP_S of it. Histograms with large bounds come last: what stands behind them is found with
-    fewer digits.
+    With a hundred rows at a time, nine values take 0.3 us to add and 0.7 us to store; nine calls of `observe` take 2.4 us. The first
+    `add` after a `store` starts a timer with `later(seconds, call)`. At `ROWS_MAX` rows, `add` stores at once. A process that dies
+    loses the rows of at most the last KEEP_S. Give the histograms with large bounds last: shifted bounds after them lose digits.
     """
 
-    ROWS_MAX = 256
-    KEEP_S = 0.02
+    ROWS_MAX: Final = 256
+    KEEP_S: Final = 0.02
 
     def __init__(
         self, series: SeriesWriter, histograms: tuple[int, ...], later: Callable[[float, Callable[[], None]], object]
@@ -278,7 +285,8 @@ class SeriesLedger:
         self._ints = np.frombuffer(series.words, dtype=np.int64)
         self._floats = np.frombuffer(series.words, dtype=np.float64)
         bounds = [np.array(schema.histograms[index][1]) for index in histograms]
-        # All bounds in one ascending row, each histogram's behind those of the one before: one search places all values.
+        # Put all bounds into one ascending array: the bounds of each histogram are shifted behind those of the one before. Then one
+        # search finds all buckets.
         widths = np.array([2.0 * b[-1] for b in bounds])
         self._largest = 0.75 * widths
         self._shifts = np.cumsum(widths) - widths
@@ -288,7 +296,7 @@ class SeriesLedger:
         self._counts_at = self._sums_at + 1 - before
 
     def add(self, *row: float) -> None:
-        """`block`, then a value for each histogram; NaN where there is none. Values count as at least 0."""
+        """Collect one row: a block, then one value per histogram, or NaN to skip the histogram. A negative value counts as 0."""
         kept = self._kept
         if not kept:
             self._later(self.KEEP_S, self.store)
@@ -297,26 +305,26 @@ class SeriesLedger:
             self.store()
 
     def store(self) -> None:
-        """Count all that was kept back."""
+        """Store all collected rows."""
         kept, self._kept = self._kept, array("d")
         if not kept:
             return
         rows = np.frombuffer(kept).reshape(-1, self._width)
         values = rows[:, 1:]
         row, column = np.nonzero(values == values)
-        found = values[row, column]
+        observed = values[row, column]
         blocks = rows[:, 0].astype(np.int64)[row]
-        sought = np.minimum(np.maximum(found, 0.0), self._largest[column]) + self._shifts[column]
-        places = self._bounds.searchsorted(sought) + self._counts_at[column]
+        shifted = np.minimum(np.maximum(observed, 0.0), self._largest[column]) + self._shifts[column]
+        places = self._bounds.searchsorted(shifted) + self._counts_at[column]
         np.add.at(self._ints, blocks + places, 1)
-        np.add.at(self._floats, blocks + self._sums_at[column], found)
+        np.add.at(self._floats, blocks + self._sums_at[column], observed)
 
 
 class SeriesReader:
-    """All lanes of a table, summed. `serving` says whether the gauges of a lane count.
+    """Sums a table over all lanes. `serving` says whether the gauges of a lane count.
 
-    It shows as many label tuples as one lane holds. Tuples found after that are counted as `other`, always the same ones, so that
-    sums do not fall. Only where there are more than that, another reader may choose others.
+    A reader shows at most as many label tuples as one lane holds. It counts the tuples that it meets later as `other`, always the same
+    ones, so sums do not decrease. If there are more tuples than that, another reader may choose different ones.
     """
 
     def __init__(self, schema: SeriesSchema, region: Region, *, serving: Callable[[int], bool]) -> None:
@@ -337,13 +345,16 @@ class SeriesReader:
         self._row_of: list[list[int]] = [[0] for _ in range(schema.lanes)]
 
     def totals(self) -> Totals:
-        """All at once, for whoever reads all. Row 0 is the tuple of `other`."""
+        """The values of all label tuples. Row 0 is the tuple of `other`."""
         *_, totals = self.reading()
         assert totals is not None
         return totals
 
     def reading(self) -> Iterator[Totals | None]:
-        """The totals at last; before them None now and then, for whoever must not take long at a time. One lane is read at once."""
+        """Yield None after each short step and the totals at the end, so a caller can do other work in between.
+
+        The values of one lane are read in one step.
+        """
         schema = self.schema
         for lane in range(schema.lanes):
             while self._meet(lane):
@@ -351,14 +362,14 @@ class SeriesReader:
         ints = np.zeros((len(self._rows), schema.block_words - schema.values_at), np.int64)
         sums = np.zeros((len(self._rows), len(schema.histograms)))
         labels = list(self._rows)
-        for lane, rows in enumerate([np.array(rows) for rows in self._row_of]):  # others may meet more meanwhile
+        for lane, rows in enumerate([np.array(rows) for rows in self._row_of]):  # another read may add rows meanwhile
             if len(rows) > 1 or self._ints[lane, 0, schema.values_at :].any():
                 self._add(lane, rows, ints, sums)
                 yield None
         yield Totals(labels, ints, sums)
 
     def rows(self) -> dict[Labels, Values]:
-        """Label tuple -> values. The tuple of `other` only if something was counted there."""
+        """Return the values by label tuple. The tuple of `other` is included only if something counted there."""
         labels, ints, sums = self.totals()
         shown = zip(labels, ints.tolist(), sums.tolist(), strict=True)
         return {
@@ -366,16 +377,16 @@ class SeriesReader:
         }
 
     def overflowed(self) -> int:
-        """How often labels were lost, over all lanes."""
+        """Return how often a tuple lost labels over all lanes, because there was no room (it counted as `other`) or by `fold`."""
         return int(self._heads[:, OVERFLOWED].sum())
 
     def used(self) -> list[int]:
-        """Label tuples per lane."""
+        """The number of label tuples in each lane."""
         counts: list[int] = self._heads[:, USED].tolist()
         return counts
 
     def _meet(self, lane: int) -> bool:
-        """Find the rows of blocks that were published since the last look; whether there may be more."""
+        """Assign rows to at most BLOCKS_AT_ONCE newly published blocks. Return whether there may be more."""
         rows, size = self._row_of[lane], self.schema.values_at
         used = int(self._heads[lane, USED])
         for block in range(len(rows), min(used, len(rows) + BLOCKS_AT_ONCE) + 1):
@@ -391,11 +402,11 @@ class SeriesReader:
         totals = self._floats[lane, : len(rows)][:, schema.histograms_at]
         if not self._serving(lane):
             words[:, : len(schema.gauge_at)] = 0
-        own = rows > 0  # no two blocks of a lane have the same row, but for row 0
-        ints[rows[own]] += words[own]
-        sums[rows[own]] += totals[own]
-        ints[0] += words[~own].sum(axis=0)
-        sums[0] += totals[~own].sum(axis=0)
+        named = rows > 0  # apart from row 0, which many blocks may share, no two blocks of a lane have the same row
+        ints[rows[named]] += words[named]
+        sums[rows[named]] += totals[named]
+        ints[0] += words[~named].sum(axis=0)
+        sums[0] += totals[~named].sum(axis=0)
 
     def _values(self, words: list[int], sums: list[float]) -> Values:
         schema = self.schema

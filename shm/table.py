@@ -1,29 +1,32 @@
-"""The endpoint table: one row per slot, written by the supervisor, copied whole by the workers.
+"""The endpoint table: one row per slot. The supervisor writes it, the workers copy all used rows at once.
 
     control  | epoch | used | 0 ...                                               one cache line
     row      | version | generation | owner | state | flags | updated_at | inflight_at_scrape |
-             | present | column 0 | ... | column n-1 | check |         each cell is one 8-byte word
+             | present | column 0 | ... | column n-1 | room for more | check |         each cell is one 8-byte word
 
 - `version` is the row's seqlock; `check` is the XOR of all words between the two.
-- `used` is one more than the highest slot ever worth looking at; readers copy that part only.
-- `epoch` moves once after a batch of writes: a reader whose epoch still stands copies nothing.
-- A handle is (slot, generation). The generation grows when a slot is claimed, never otherwise, so
-  a handle of an endpoint that left cannot touch the row of its successor.
-- Ordinary writes never change generation, owner or whether a row is free; a claim stores `state`
-  last and a release stores it first. So a writer that is killed at any store leaves a row of which
-  its successor can say whether it is claimed, and by whom; only its scraped values are lost.
-- Scraped values are float64 (counts are exact below 2**53); bit i of `present` says that column i
+- `used` is one more than the highest slot in use. Readers copy only the rows below it.
+- `epoch` moves once after a batch of writes. A reader that has seen the current epoch copies nothing.
+- A handle is (slot, generation). The generation grows only when a slot is claimed. So the handle of an
+  endpoint that left cannot touch the row of the endpoint that took its slot.
+- An ordinary write does not change the generation, the owner, or whether a row is free. A claim stores
+  `state` last and a release stores it first. So if the writer is killed at any store, its successor
+  still knows whether the row is claimed, and by which owner. Only the scraped values are lost.
+- Scraped values are float64 (counts are exact below 2**53). Bit i of `present` says that column i
   has a value.
+- `updated_at` is in monotonic seconds.
+- A killed writer leaves at most one torn row, and never a `used` that is too low. Any other damage comes from another
+  program; the next writer frees such rows and recounts `used`.
 
-What this does not do: decide when an endpoint is stale, or when a slot may be used again.
+This module does not decide when an endpoint is stale, or when a slot may be reused.
 """
 
 import enum
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import reduce
 from operator import xor
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -32,18 +35,43 @@ from shm import seqlock
 from shm.layout import CACHE_LINE, WORD, aligned, layout_hash
 from shm.segment import Region
 
-VERSION, GENERATION, OWNER, STATE, FLAGS, UPDATED_AT, INFLIGHT, PRESENT, COLUMNS = range(9)
-EPOCH, USED = range(2)
-COLUMNS_MAX = 64  # bits of `present`
+VERSION: Final = 0
+GENERATION: Final = 1
+OWNER: Final = 2
+STATE: Final = 3
+FLAGS: Final = 4
+UPDATED_AT: Final = 5
+INFLIGHT: Final = 6
+PRESENT: Final = 7
+COLUMNS: Final = 8
+EPOCH: Final = 0
+USED: Final = 1
+COLUMNS_MAX: Final = 64  # bits of `present`
+RETRIED_MAX: Final = 64  # torn rows of one copy that are read again
 
-DRAINING = 1
-DOWN = 2
+DRAINING: Final = 1
+DOWN: Final = 2
+EJECTED: Final = 4
+# Bits of the flags: the lane of the worker that may send one request, in 16 bits, then the number of the trial.
+TRIAL_LANE_AT: Final = 8
+TRIAL_NUMBER_AT: Final = 24
+GENERATION_MAX: Final = (1 << 48) - 1  # of a row that another program has overwritten: later claims must not overflow
+LANE_MASK: Final = 0xFFFF
+NUMBER_MASK: Final = 0xFFFF_FFFF
 
-_FIXED = "=QQQQddQ"
+_FIXED: Final = "=QQQQddQ"
 assert struct.calcsize(_FIXED) == (COLUMNS - 1) * WORD
 
 Words = npt.NDArray[np.uint64]
 Floats = npt.NDArray[np.float64]
+
+
+def trial(lane: int, number: int) -> int:
+    """Return the flags of an ejected endpoint to which only the worker of this lane may send one request.
+
+    `number` differs in each trial.
+    """
+    return EJECTED | lane << TRIAL_LANE_AT | (number & NUMBER_MASK) << TRIAL_NUMBER_AT
 
 
 class State(enum.IntEnum):
@@ -54,16 +82,20 @@ class State(enum.IntEnum):
 
 
 class Handle(NamedTuple):
-    """An endpoint's place in the table; stale once the generation has moved on."""
+    """Refers to an endpoint's row. The handle is stale once the row's generation has grown."""
 
     slot: int
     generation: int
 
 
 class TableSchema:
-    """Which columns a row has, and how many rows there are."""
+    """Lays out the table: the columns of a row, and the number of rows."""
 
-    def __init__(self, columns: tuple[str, ...], slots: int) -> None:
+    def __init__(self, columns: tuple[str, ...], slots: int, width: int = 0) -> None:
+        """`width`: the least number of columns for which a row has room.
+
+        A later schema may add columns at the end, and uses the same rows.
+        """
         if len(columns) > COLUMNS_MAX or len(set(columns)) != len(columns):
             raise ValueError(f"a table has up to {COLUMNS_MAX} distinct columns, not {columns}")
         if slots < 1:
@@ -71,16 +103,21 @@ class TableSchema:
         self.columns = columns
         self.slots = slots
         self.offsets = {name: COLUMNS + index for index, name in enumerate(columns)}
-        self.row_words = COLUMNS + len(columns) + 1
+        self.width = max(width, len(columns))
+        self.row_words = COLUMNS + self.width + 1
         self.bytes = aligned(CACHE_LINE + slots * self.row_words * WORD)
-        self.layout_hash = layout_hash("table 1", columns, slots)
+        self.layout_hash = layout_hash("table 2", columns, slots, self.width)
 
     def describe(self) -> dict[str, Any]:
-        return {"kind": "table", "columns": self.columns, "slots": self.slots}
+        return {"kind": "table", "columns": self.columns, "slots": self.slots, "width": self.width}
 
 
 class TableWriter:
-    """The only writer. Made over a live table it repairs what a killed predecessor left."""
+    """Writes the table. Only one process has a writer.
+
+    The constructor repairs the row that a killed predecessor left half-written, and frees the rows that another program has
+    overwritten. `overwritten` counts the latter.
+    """
 
     def __init__(self, schema: TableSchema, region: Region) -> None:
         self.schema = schema
@@ -90,11 +127,15 @@ class TableWriter:
         self._fields = self._body[:-1]
         self._pack = struct.Struct(f"{_FIXED}{len(schema.columns)}d").pack_into
         self._nothing = (0.0,) * len(schema.columns)
-        self._first_free = 0  # no slot below it is: claiming thousands must not look at all of them each time
-        self._repair()
+        # No slot below this one is free; so claiming thousands of slots does not scan the table each time.
+        self._first_free = 0
+        self.overwritten = self._repair()
 
     def claim(self, owner: int, may_reuse: Callable[[int], bool]) -> Handle | None:
-        """The lowest free slot, as UNKNOWN; a used one only if `may_reuse(slot)`; None = full."""
+        """Claim the lowest free slot; its state becomes UNKNOWN. None if the table is full.
+
+        A slot that another endpoint had before is claimed only if `may_reuse(slot)`.
+        """
         words = self._words
         first_free: int | None = None
         for slot in range(self._first_free, self.schema.slots):
@@ -107,7 +148,7 @@ class TableWriter:
                 continue
             self._first_free = slot + 1 if first_free is None else first_free
             if words[USED] <= slot:
-                words[USED] = slot + 1  # before the row, or a kill could hide a claimed slot
+                words[USED] = slot + 1  # before the row: otherwise a kill could hide a claimed slot
             self._fill(generation + 1, owner, State.UNKNOWN, 0, 0.0, 0.0, 0, self._nothing)
             self._store_claim(row)
             return Handle(slot, generation + 1)
@@ -124,9 +165,9 @@ class TableWriter:
         values: Sequence[float],
         present: int,
     ) -> bool:
-        """Replace a row's values; False, and nothing done, when the handle is stale."""
+        """Replace a row's values. False, without any change, if the handle is stale. Raises ValueError for State.FREE."""
         if state == State.FREE:
-            raise ValueError("a row becomes free by release, not by write")
+            raise ValueError("write cannot free a row: use release")
         row = self._live_row(handle)
         if row is None:
             return False
@@ -136,9 +177,9 @@ class TableWriter:
         return True
 
     def mark(self, handle: Handle, *, state: int | None = None, flags: int | None = None) -> bool:
-        """Change state or flags and keep the values; False when the handle is stale."""
+        """Change state or flags and keep the values. False if the handle is stale. Raises ValueError for State.FREE."""
         if state == State.FREE:
-            raise ValueError("a row becomes free by release, not by mark")
+            raise ValueError("mark cannot free a row: use release")
         row = self._live_row(handle)
         if row is None:
             return False
@@ -151,7 +192,7 @@ class TableWriter:
         return True
 
     def release(self, handle: Handle) -> bool:
-        """Free the row; its generation stays, so the handle is stale from now on."""
+        """Free the row; from now on the handle is stale. Return False if it was stale before."""
         row = self._live_row(handle)
         if row is None:
             return False
@@ -160,18 +201,28 @@ class TableWriter:
         self._words[USED] = self._highest() + 1
         return True
 
+    @property
+    def used(self) -> int:
+        """One more than the highest slot that is not free."""
+        return self._words[USED]
+
+    def intact(self, handles: Iterable[Handle]) -> bool:
+        """Whether none of these handles is stale, and `used` covers their rows. If not, another program has written here."""
+        used = self._words[USED]
+        return used <= self.schema.slots and all(h.slot < used and self._live_row(h) is not None for h in handles)
+
     def publish(self) -> None:
-        """Let readers see, by one moved word, that rows have changed."""
+        """Increment the epoch, which tells readers that rows have changed."""
         self._words[EPOCH] = (self._words[EPOCH] + 1) & seqlock.VERSION_MASK
 
     def claimed(self) -> list[Handle]:
-        """Handles of all rows that are not free, in order of their slots."""
+        """The handles of all rows that are not free, in slot order."""
         words = self._words
         rows = ((slot, self._row(slot)) for slot in range(words[USED]))
         return [Handle(slot, words[row + GENERATION]) for slot, row in rows if words[row + STATE] != State.FREE]
 
     def owner(self, handle: Handle) -> int | None:
-        """The owner id with which the slot was claimed."""
+        """The owner id with which the slot was claimed. None if the handle is stale."""
         row = self._live_row(handle)
         return None if row is None else self._words[row + OWNER]
 
@@ -210,40 +261,55 @@ class TableWriter:
         words[row + GENERATION] = body[GENERATION - 1]
         words[row + OWNER] = body[OWNER - 1]
         words[row + FLAGS : row + self.schema.row_words] = body[FLAGS - 1 :]
-        words[row + STATE] = body[STATE - 1]  # last: until now a successor sees a free row
+        words[row + STATE] = body[STATE - 1]  # last: until here a successor sees a free row
         seqlock.end(words, row, odd)
 
     def _free(self, row: int) -> None:
         words = self._words
         odd = seqlock.begin(words, row)
-        words[row + STATE] = State.FREE  # first: from now on a successor sees a free row
+        words[row + STATE] = State.FREE  # first: from here on a successor sees a free row
         self._fill(words[row + GENERATION], 0, State.FREE, 0, 0.0, 0.0, 0, self._nothing)
         words[row + 1 : row + self.schema.row_words] = self._body
         seqlock.end(words, row, odd)
 
     def _highest(self) -> int:
-        for slot in range(self._words[USED] - 1, -1, -1):
+        return self._highest_below(self._words[USED])
+
+    def _highest_below(self, used: int) -> int:
+        for slot in range(used - 1, -1, -1):
             if self._words[self._row(slot) + STATE] != State.FREE:
                 return slot
         return -1
 
-    def _repair(self) -> None:
-        words = self._words
-        torn = [slot for slot in range(self.schema.slots) if words[self._row(slot)] & 1]
-        for slot in torn:
+    def _repair(self) -> int:
+        """Repairs all torn rows and `used`. Returns the number of rows that another program has overwritten."""
+        words, overwritten, torn = self._words, 0, 0
+        for slot in range(self.schema.slots):
             row = self._row(slot)
-            if words[row + STATE] == State.FREE:
-                self._free(row)
+            half_written = words[row] & 1
+            if not half_written and not reduce(xor, words[row + 1 : row + self.schema.row_words]):
                 continue
-            generation, owner, flags = (words[row + word] for word in (GENERATION, OWNER, FLAGS))
-            self._fill(generation, owner, State.UNKNOWN, flags, 0.0, 0.0, 0, self._nothing)
-            seqlock.write_row(words, row, self._body)
+            torn += 1
+            words[row + GENERATION] &= GENERATION_MAX
+            known = words[row + STATE] <= State.STALE
+            overwritten += not (half_written and known)
+            if half_written and known and words[row + STATE] != State.FREE:
+                generation, owner, flags = (words[row + word] for word in (GENERATION, OWNER, FLAGS))
+                self._fill(generation, owner, State.UNKNOWN, flags, 0.0, 0.0, 0, self._nothing)
+                seqlock.write_row(words, row, self._body)
+            else:
+                self._free(row)
+        words[USED] = self._highest_below(self.schema.slots) + 1
         if torn:
             self.publish()
+        return overwritten
 
 
 class TableCopy:
-    """The used rows as they were at one moment each, in this process's own memory."""
+    """A copy of the used rows in this process's memory. Each row is consistent; the rows may be of different moments.
+
+    Each property is a view of shape (used,), one element per slot.
+    """
 
     __slots__ = ("_floats", "_schema", "epoch", "rows")
 
@@ -282,11 +348,14 @@ class TableCopy:
         return self.rows[:, PRESENT]
 
     def standing(self) -> bytes:
-        """What scrapes seldom change: generation, owner, state, flags and present bits of all rows, to be compared."""
+        """Return the parts of all rows that a scrape rarely changes: generation, owner, state, flags, present.
+
+        Use them for comparison only.
+        """
         return self.rows[:, GENERATION:UPDATED_AT].tobytes() + self.rows[:, PRESENT].tobytes()
 
     def column(self, index: int) -> Floats:
-        """The values of the schema's column `index`."""
+        """The values of the schema's column `index`: float64, shape (used,)."""
         return self._floats[:, COLUMNS + index]
 
 
@@ -302,11 +371,11 @@ class TableReader:
         self._part = self._rows[:0]
 
     def epoch(self) -> int:
-        """Moves when rows have changed."""
+        """The current epoch. It moves when rows have changed."""
         return self._words[EPOCH]
 
     def copy(self, previous: TableCopy | None = None) -> TableCopy:
-        """All used rows. One that stays torn is taken from `previous`, else it reads as free."""
+        """Copy all used rows. A row that stays torn is taken from `previous`; without one it reads as free."""
         words = self._words
         epoch, used = words[EPOCH], words[USED]
         if used != self._used:
@@ -318,8 +387,9 @@ class TableReader:
 
     def _settle(self, rows: Words, torn: Words, previous: TableCopy | None) -> None:
         known = 0 if previous is None else len(previous.rows)
-        for slot in np.flatnonzero(torn).tolist():
-            for _ in range(seqlock.READ_TRIES_MAX):
+        for number, slot in enumerate(np.flatnonzero(torn).tolist()):
+            # A writer tears few rows during a copy. If more are torn, another program has overwritten the table.
+            for _ in range(seqlock.READ_TRIES_MAX if number < RETRIED_MAX else 0):
                 row, still_torn = seqlock.read_rows(self._part[slot : slot + 1])
                 if not still_torn[0]:
                     rows[slot] = row[0]

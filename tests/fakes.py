@@ -1,5 +1,6 @@
-"""Stand-ins for what `workers` hands to `epp`: endpoints, snapshots, services, pools."""
+"""Fakes of the objects that `workers` passes to `epp`: endpoints, snapshots, services, pools."""
 
+import itertools
 import random
 from collections import Counter
 from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
@@ -10,12 +11,13 @@ import numpy as np
 from epp.candidates import Candidates, Endpoint, Roster, Snapshot
 from epp.errors import ProducerFailed
 from epp.metrics import Metric
-from epp.plugin import DataProducer, Hashes, HttpAnswer, Plugin, Profile
+from epp.plugin import DataProducer, Hashes, HeldView, HttpAnswer, Measure, Plugin, Profile
 from epp.request import Prompt, Request, Subset
+from tests.reports import Reports
 
 
 def endpoints(count: int, labels: Sequence[Mapping[str, str]] = ()) -> list[Endpoint]:
-    """Endpoints 10.0.0.1:8000, 10.0.0.2:8000, ... in slots 0, 1, ... with owner ids 1, 2, ..."""
+    """Makes endpoints 10.0.0.1:8000, 10.0.0.2:8000, ... in slots 0, 1, ... with owner ids 1, 2, ..."""
     return [
         Endpoint(
             name=f"pod-{i}",
@@ -41,11 +43,12 @@ def snapshot(
     names: Mapping[str, Sequence[frozenset[str]]] | None = None,
     labels: Sequence[Mapping[str, str]] = (),
     ages: Sequence[float] | None = None,
+    weights: Sequence[float] | None = None,
 ) -> Snapshot:
-    """A snapshot of as many endpoints as the columns are long; all fresh unless said otherwise."""
+    """Makes a snapshot. `values`: column name -> one value per endpoint. All endpoints are fresh by default."""
     columns = {name: np.array(column, dtype=np.float64) for name, column in (values or {}).items()}
     size = count if count is not None else len(next(iter(columns.values())))
-    mask = lambda given, default: np.array(given if given is not None else [default] * size, dtype=bool)  # noqa: E731 - three uses
+    mask = lambda values, default: np.array(values if values is not None else [default] * size, dtype=bool)  # noqa: E731 - three uses
     return Snapshot(
         Roster(endpoints(size, labels)),
         columns,
@@ -57,6 +60,7 @@ def snapshot(
         ),
         names=names,
         ages=None if ages is None else np.array(ages, dtype=np.float64),
+        weights=None if weights is None else np.array(weights, dtype=np.float64),
     )
 
 
@@ -67,16 +71,16 @@ def candidates(
     tokens: Sequence[float] | None = None,
     **more: object,
 ) -> Candidates:
-    """Candidates over `snapshot(values, **more)`."""
-    made = snapshot(values, **more)  # type: ignore[arg-type]
-    none = [0.0] * len(made.endpoints)
-    requests, load = (given if given is not None else none for given in (inflight, tokens))
-    return Candidates(made, np.array(requests, dtype=np.float64), np.array(load, dtype=np.float64))
+    """Makes candidates over `snapshot(values, **more)`. `inflight`, `tokens`: requests and tokens in flight, one value per endpoint."""
+    shot = snapshot(values, **more)  # type: ignore[arg-type]
+    none = [0.0] * len(shot.endpoints)
+    requests, load = (counts if counts is not None else none for counts in (inflight, tokens))
+    return Candidates(shot, np.array(requests, dtype=np.float64), np.array(load, dtype=np.float64))
 
 
 def request(prompt: bytes = b"", **fields: object) -> Request:
-    """A parsed completion request."""
-    made = Request(
+    """Makes a parsed completion request. `fields`: attributes of the request."""
+    parsed = Request(
         id="r",
         path="/v1/completions",
         headers={},
@@ -85,12 +89,12 @@ def request(prompt: bytes = b"", **fields: object) -> Request:
         prompt=Prompt(lambda: prompt),
     )
     for name, value in fields.items():
-        setattr(made, name, value)
-    return made
+        setattr(parsed, name, value)
+    return parsed
 
 
 class Observed:
-    """A metric handle that keeps what it was given."""
+    """The handle of a histogram. It keeps the observed values."""
 
     def __init__(self) -> None:
         self.values: list[float] = []
@@ -100,7 +104,7 @@ class Observed:
 
 
 class Counted:
-    """A counter's handle that keeps what it was given: labels -> n."""
+    """The handle of a counter. It keeps its counts: labels -> count."""
 
     def __init__(self) -> None:
         self.values: Counter[tuple[str, ...]] = Counter()
@@ -109,13 +113,54 @@ class Counted:
         self.values[labels] += n
 
 
+class Shown:
+    """The handle of a gauge. It keeps its last values: labels -> value."""
+
+    def __init__(self) -> None:
+        self.values: dict[tuple[str, ...], float] = {}
+        self.weights: dict[tuple[str, ...], float] = {}
+
+    def set(self, value: float, *labels: str, weight: float = 1.0) -> None:
+        self.values[labels] = value
+        self.weights[labels] = weight
+
+
+class FakeHeld:
+    """An `epp.plugin.HeldBlocks`. Tests set `view_` (None: no endpoint is precise) and `by_row`: row -> keys of its blocks."""
+
+    def __init__(self) -> None:
+        self.view_: HeldView | None = None
+        self.by_row: dict[int, dict[int, int]] = {}  # row -> key -> weight in thousandths
+        self.expected: list[tuple[list[int], int, int]] = []
+
+    def view(self, roster: Roster, now: float) -> HeldView:
+        size = len(roster.endpoints)
+        none = HeldView((), np.zeros(size, dtype=bool), (0,) * size, ("not followed",) * size, frozenset())
+        return self.view_ or none
+
+    def match(self, view: HeldView, hashes: Hashes, block_tokens: int) -> tuple[list[int], list[int]]:
+        blocks, weighted = [], []
+        for row, size in enumerate(view.block_tokens):
+            held = self.by_row.get(row, {}) if size == block_tokens and view.precise[row] else {}
+            weights = list(itertools.takewhile(bool, (held.get(key, 0) for key in hashes.tolist())))
+            blocks.append(len(weights))
+            weighted.append(sum(weights))
+        return blocks, weighted
+
+    def measure(self, latency: Measure) -> None:
+        """Does nothing, because tests do not read the latency."""
+
+    def expect(self, hashes: Hashes, owner: int, block_tokens: int) -> None:
+        self.expected.append((hashes.tolist(), owner, block_tokens))
+
+
 class FakeWaiting:
-    """`epp.plugin.Waiting` without an event loop: whoever holds it says when it is done."""
+    """An `epp.plugin.Waiting` without an event loop. The test calls `finish`."""
 
     def __init__(self, what: str = "") -> None:
         self.what = what
         self.done = False
-        self.left = False  # all who waited have
+        self.left = False  # all waiters have left
         self._result: Any = None
         self._problem: BaseException | None = None
         self._calls: list[Callable[[Any], object]] = []
@@ -152,7 +197,7 @@ class FakeWaiting:
 
 
 class FakeWork(FakeWaiting):
-    """A coroutine that runs at once, as far as it can."""
+    """Runs a coroutine at once until it waits."""
 
     def __init__(self, work: Coroutine[Any, Any, Any], timeout_s: float) -> None:
         super().__init__(work.__qualname__)
@@ -173,7 +218,7 @@ class FakeWork(FakeWaiting):
             waiting.add_done_callback(self._step)
 
     def expire(self) -> None:
-        """It takes too long."""
+        """Ends the work as its timeout does."""
         self._work.close()
         self.finish(problem=TimeoutError(f"{self.what}: not done within {self.timeout_s:g} s"))
 
@@ -194,10 +239,10 @@ class FakeCall(FakeWaiting):
 
 
 class FakeServices:
-    """`epp.plugin.Services` with an index that is a dict and a load that is a counter.
+    """An `epp.plugin.Services` with a dict as the index and a counter as the load.
 
-    Work runs at once, as far as it can. Requests over HTTP stand in `asked` until the test answers, or `server` does; pauses stand in
-    `pauses` until the test ends them.
+    Work runs at once until it waits. HTTP requests are in `asked` until the test or `server` answers them. Pauses are in `pauses` until
+    the test ends them.
     """
 
     def __init__(self, seed: int = 1) -> None:
@@ -205,11 +250,13 @@ class FakeServices:
         self.load = self
         self.prefix_index = self
         self.prefix_seed = 99
+        self.held_blocks = FakeHeld()
         self.tokens: dict[int, int] = {}
         self.held: dict[int, set[int]] = {}
         self.measured: dict[str, Observed] = {}
         self.counted: dict[str, Counted] = {}
-        self.warned: list[str] = []
+        self.shown: dict[str, Shown] = {}
+        self.warned = Reports()
         self.periodic: list[tuple[float, Callable[[], object]]] = []
         self.environment: dict[str, str] = {}
         self.works: list[FakeWork] = []
@@ -217,15 +264,18 @@ class FakeServices:
         self.asked: list[FakeCall] = []
         self.server: Callable[[FakeCall], object] | None = None
 
+    def of(self, plugin: Plugin) -> "FakeServices":
+        return self
+
     def add_tokens(self, endpoint: Endpoint, tokens: int) -> None:
         self.tokens[endpoint.slot] = self.tokens.get(endpoint.slot, 0) + tokens
 
     def match(self, hashes: Hashes) -> Mapping[int, int]:
-        found = {}
+        matches = {}
         for block, value in enumerate(hashes.tolist()):
             for owner in self.held.get(value, ()):
-                found[owner] = block + 1
-        return found
+                matches[owner] = block + 1
+        return matches
 
     def learn(self, hashes: Hashes, owner: int) -> None:
         for value in hashes.tolist():
@@ -241,8 +291,11 @@ class FakeServices:
     def count(self, plugin: Plugin, metric: Metric) -> Counted:
         return self.counted.setdefault(metric.name, Counted())
 
-    def warn(self, plugin: Plugin, text: str) -> None:
-        self.warned.append(text)
+    def gauge(self, plugin: Plugin, metric: Metric) -> Shown:
+        return self.shown.setdefault(metric.name, Shown())
+
+    def warn(self, plugin: Plugin, event: str, **fields: object) -> None:
+        self.warned(event, **fields)
 
     def every(self, seconds: float, act: Callable[[], object]) -> None:
         self.periodic.append((seconds, act))
@@ -268,12 +321,15 @@ class FakeServices:
 
 
 class FakePool:
-    """`epp.decide.Pool` over fixed candidates."""
+    """An `epp.decide.EndpointPool` over fixed candidates."""
 
     def __init__(self, fixed: Candidates) -> None:
         self.fixed = fixed
         self.failures: list[tuple[str, str]] = []
+        self.scorer_failures: list[Exception] = []
         self.shadow_failures: list[Exception] = []
+
+    trials: Mapping[int, int] = {}
 
     def candidates(self, subset: Subset | None) -> Candidates:
         if subset is None:
@@ -285,6 +341,9 @@ class FakePool:
 
     def reloaded(self, candidates: Candidates) -> Candidates:
         return self.fixed if candidates.rows is None else candidates
+
+    def scorer_failed(self, problem: Exception) -> None:
+        self.scorer_failures.append(problem)
 
     def shadow_failed(self, profile: Profile, problem: Exception) -> None:
         self.shadow_failures.append(problem)

@@ -1,9 +1,9 @@
-"""Memory that lets the other side run before the n-th access, for tests of shared structures.
+"""Provides memory for tests of shared structures. It runs the code of another process (an *intrusion*) before the n-th access.
 
-`Words` behaves like a memoryview of 8-byte words, `Memory` like a `shm.segment.Region`: the real
-code runs over them unchanged. A slice is accessed word by word, so an intrusion can fall inside.
-`every_point` runs a scenario once per access. This covers program order with one intrusion, not
-the reordering of a CPU.
+`Words` behaves like a memoryview of 8-byte words, and `Memory` like a `shm.segment.Region`, so the
+real code runs on them unchanged. A slice is accessed word by word, so an intrusion can happen inside
+a slice. `every_point` runs a scenario once per access. This covers program order with one intrusion,
+but not the reordering of a CPU.
 """
 
 from array import array
@@ -17,7 +17,7 @@ POINTS_MAX = 10_000
 
 
 class Killed(Exception):
-    """What an intrusion raises to end the side it runs in, as SIGKILL would."""
+    """An intrusion raises this to end the code that it interrupts, like SIGKILL."""
 
 
 def kill() -> None:
@@ -25,7 +25,7 @@ def kill() -> None:
 
 
 class Words:
-    """8-byte words; runs `intrude` just before the n-th access since `arm`."""
+    """8-byte words. Runs `intrude` right before the n-th access after `arm`."""
 
     def __init__(self, cells: Iterable[int]) -> None:
         self.cells = array("Q", cells)
@@ -67,7 +67,7 @@ class Words:
 
 
 class Bytes:
-    """The same memory as bytes; an intrusion can fall before or into the middle of a slice."""
+    """The same memory as bytes. An intrusion can happen before or in the middle of a slice."""
 
     def __init__(self, words: Words) -> None:
         self.words = words
@@ -95,7 +95,7 @@ class Bytes:
 
 
 class Grid:
-    """Rows of words, read like a 2-D NumPy array, one word at a time."""
+    """Rows of words that are read like a 2-D NumPy array, but one word at a time."""
 
     def __init__(self, words: Words, first: int, rows: int, width: int) -> None:
         self.words, self.first, self.rows, self.width = words, first, rows, width
@@ -118,7 +118,7 @@ class Grid:
 
 
 class Memory:
-    """Stands in for a `Region`."""
+    """Replaces a `Region`."""
 
     def __init__(self, size: int) -> None:
         self.words = Words([0] * (size // 8))
@@ -129,7 +129,7 @@ class Memory:
 
 
 def every_point(scenario: Callable[[int], bool]) -> int:
-    """Call `scenario(n)` for n = 0, 1, ... while it says that its intrusion was reached."""
+    """Calls `scenario(n)` for n = 0, 1, ... until it returns False: its intrusion did not happen. Returns the number of accesses."""
     for n in range(POINTS_MAX):
         if not scenario(n):
             return n

@@ -1,4 +1,4 @@
-"""Both ends of one ext_proc stream without a network: what Envoy says in, what the picker answers out, both decoded."""
+"""Connects both ends of an ext_proc stream without a network: tests send Envoy's messages and get the picker's answers, decoded."""
 
 import random
 from collections import deque
@@ -6,37 +6,37 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from epp.metrics import (
-    ATTEMPTS,
-    ERROR,
-    REQUEST,
+from epp.metrics import Group
+from epp.metrics.lanes import (
     STREAM_COUNTERS,
     STREAM_DURATION,
     STREAMS_INFLIGHT,
     WORKER_COUNTERS,
     WORKER_GAUGES,
     WORKER_HISTOGRAMS,
-    Group,
 )
+from epp.metrics.series import ATTEMPTS, ERROR, REQUEST
 from epp.pipeline import Pipeline
 from epp.protocol.codec import SUBSET_KEY, SUBSET_NAMESPACE
 from epp.protocol.proto import ext_proc_pb2 as pb
 from shm.lanes import Lane, Lanes, LaneSchema
 from shm.segment import Region
 from shm.series import SeriesReader, SeriesWriter
-from workers.app import App
-from workers.decisions import Recent
-from workers.instance import series_schema_of
-from workers.query_of_death import WORDS, Deciding
-from workers.request_metrics import RequestMetrics
-from workers.server import PATH, open_stream
+from workers.extproc.app import App, Guards
+from workers.extproc.pipelines import Pipelines
+from workers.extproc.stream import PATH, open_stream
+from workers.process.layout import series_schema_of
+from workers.shared.decisions import Recent
+from workers.shared.query_of_death import WORDS, Deciding
+from workers.telemetry.request_metrics import RequestMetrics
+from workers.telemetry.request_telemetry import Telemetry
 from workers.transport.interface import Clock
 
 Response = pb.ProcessingResponse
 
 
 class FakeStream:
-    """`workers.transport.interface.Stream` that keeps what it was given."""
+    """A `workers.transport.interface.Stream` that records the bytes that the picker sends."""
 
     def __init__(self) -> None:
         self.sent = b""
@@ -47,6 +47,12 @@ class FakeStream:
     def hold(self, count: int) -> bool:
         self.held += count
         return self.held <= self.held_max
+
+    def peer(self) -> str:
+        return "10.9.8.7"
+
+    def gathered(self) -> int:
+        return 0
 
     def release(self) -> None:
         self.held = 0
@@ -64,7 +70,7 @@ class FakeStream:
 
 
 def lanes(slots: int = 16, workers: int = 1) -> Lanes:
-    """Lanes as a worker has them, in plain memory; all workers serve."""
+    """Makes the lanes of workers in plain memory. All workers serve."""
     schema = LaneSchema(
         slots,
         tuple(m.name for m in (*WORKER_GAUGES, STREAMS_INFLIGHT)),
@@ -72,17 +78,17 @@ def lanes(slots: int = 16, workers: int = 1) -> Lanes:
         tuple((m.name, m.buckets) for m in (*WORKER_HISTOGRAMS, STREAM_DURATION)),
         lanes=workers + 1,
     )
-    made = Lanes(schema, Region(memoryview(bytearray(schema.bytes))))
+    all_lanes = Lanes(schema, Region(memoryview(bytearray(schema.bytes))))
     for index in range(1, workers + 1):
-        made.set_serving(index, True)
-    return made
+        all_lanes.set_serving(index, True)
+    return all_lanes
 
 
 class Series:
-    """The labelled metrics of one worker, in plain memory."""
+    """Holds the labelled metrics of one worker in plain memory."""
 
     def __init__(self, clock: Clock) -> None:
-        self.stores: list[Callable[[], None]] = []  # what the loop would call later
+        self.stores: list[Callable[[], None]] = []  # the calls that the loop would make later
         self._schemas = {group.name: series_schema_of(group, lanes=1) for group in (REQUEST, ERROR, ATTEMPTS)}
         self._regions = {n: Region(memoryview(bytearray(s.bytes))) for n, s in self._schemas.items()}
         self.metrics = RequestMetrics(
@@ -96,14 +102,14 @@ class Series:
         return SeriesWriter(schema, schema.lane(self._regions[group.name], 0))
 
     def rows(self, group: Group) -> Any:
-        """Label tuple -> values, as a scrape would find them a moment later."""
+        """Returns label tuple -> values, as the next scrape would find them."""
         for store in self.stores:
             store()
         return SeriesReader(self._schemas[group.name], self._regions[group.name], serving=lambda _: True).rows()
 
 
 class Pair:
-    """One App and any number of streams over it."""
+    """Runs one App. Tests open any number of streams to it."""
 
     def __init__(self, pipeline: Pipeline, pool: Any, *, body_bytes_max: int = 1 << 20) -> None:
         self.lanes = lanes()
@@ -113,21 +119,22 @@ class Pair:
         self.deciding = memoryview(bytearray(8)).cast("q")
         self.deadly = memoryview(bytearray(8 * WORDS)).cast("q")
         self.faults: list[BaseException] = []
-        self.turns: deque[Callable[[], object]] = deque()  # what the loop would call in its next turns
-        self.recent = Recent(pipeline, 0, lambda: self.clock.now)
+        self.turns: deque[Callable[[], object]] = deque()  # the calls that the loop would make in its next turns
+        self.recent = Recent(0, lambda: self.clock.now)
         self.app = App(
-            pipeline,
+            Pipelines(pipeline),
             pool,
             self.lane,
-            self.series.metrics,
-            body_bytes_max=body_bytes_max,
-            deciding=Deciding(self.deciding, self.deadly),
+            Telemetry(self.lane, self.series.metrics, self.recent, now=lambda: self.clock.now),
+            Guards(
+                body_bytes_max=body_bytes_max,
+                deciding=Deciding(self.deciding, self.deadly),
+                on_fault=self.faults.append,
+            ),
             clock=self.clock,
             now=lambda: self.clock.now,
             soon=lambda call, *args: self.turns.append(partial(call, *args)),
             rng=random.Random(1),
-            on_fault=self.faults.append,
-            recent=self.recent,
         )
 
     @property
@@ -153,7 +160,7 @@ class Pair:
 
 
 class Envoy:
-    """What Envoy says on one stream; every call returns the answers that it caused."""
+    """Plays Envoy's side of one stream. Every call returns the answers that it caused."""
 
     def __init__(self, handler: Any, stream: FakeStream) -> None:
         self.handler = handler
@@ -164,14 +171,14 @@ class Envoy:
         return self.answers()
 
     def answers(self) -> list[Response]:
-        """What was sent since the last time."""
+        """Returns the messages that the picker has sent since the last call."""
         data, self.stream.sent = self.stream.sent, b""
-        found, at = [], 0
+        responses, at = [], 0
         while at < len(data):
             size = int.from_bytes(data[at + 1 : at + 5], "big")
-            found.append(Response.FromString(data[at + 5 : at + 5 + size]))
+            responses.append(Response.FromString(data[at + 5 : at + 5 + size]))
             at += 5 + size
-        return found
+        return responses
 
     def headers(
         self, path: str = "/v1/completions", *, last: bool = False, subset: list[str] | None = None, **more: str
@@ -213,14 +220,14 @@ def _hint(request: pb.ProcessingRequest, subset: list[str] | None) -> None:
 
 
 def set_headers(response: Response) -> Mapping[str, str]:
-    """The header mutation of an answer to request headers."""
+    """Returns the headers that an answer to request headers sets: name -> value."""
     return {
         o.header.key: o.header.raw_value.decode() for o in response.request_headers.response.header_mutation.set_headers
     }
 
 
 def bodies(responses: list[Response], which: str = "request_body") -> tuple[bytes, list[bool]]:
-    """All body pieces among the answers: their bytes joined, and which of them end the stream."""
+    """Returns the joined bytes of all body pieces in the answers, and for each piece whether it is the last one of the body."""
     pieces = [
         getattr(r, which).response.body_mutation.streamed_response
         for r in responses

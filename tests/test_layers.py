@@ -1,226 +1,101 @@
-"""Who may import whom, read from the source text of every module; each message names what to use instead.
+"""Import rules and size limits of modules; `layers` defines the rules. Each rule must find a planted violation."""
 
-`shm` knows bytes and `epp` the domain, neither knows the other; `workers` joins them; `loadtest` sees the picker from outside.
-Inside `epp` the rows of `ROWS` go from low to high, and a module imports its own row and rows below.
-"""
-
-import ast
+import itertools
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
-PACKAGES = ("epp", "shm", "workers", "loadtest", "tests")
-
-MAY_IMPORT = {  # of our own packages and of third parties; the standard library is open but for BANNED
-    "shm": {"shm", "numpy", "posix_ipc"},
-    "epp": {"epp", "msgspec", "numpy", "xxhash"},
-    "loadtest": {"loadtest", "epp.protocol.codec", "epp.protocol.proto"},
-}
-ONLY_IN = {  # third-party modules that one place of `epp` keeps from the others
-    "google": ("epp.protocol.codec", "epp.protocol.proto"),
-    "yaml": ("epp.yaml_nodes",),
-}
-BANNED = {
-    "epp": {
-        "time": "take `now`",
-        "asyncio": "await a future from the injected factory",
-        "socket": "take bytes; `workers` opens sockets",
-        "mmap": "take a reader of `shm` as a protocol",
-        "os": "take the value as an argument",
-        "signal": "signals end in `workers.parent`",
-        "threading": "return a value; `workers` decides what runs where",
-        "multiprocessing": "return a value; `workers` decides what runs where",
-        "logging": "raise, or count; `workers` logs",
-    },
-    "shm": {"asyncio": "return at once; `workers` waits"},
-}
-ROWS = (
-    {"errors", "data", "metrics", "findings", "quantities"},  # words
-    {
-        "request",
-        "candidates",
-        "client_headers",
-        "decision",
-        "flows",
-        "latency",
-        "model_rewrite",
-        "multimodal",
-        "pressure",
-        "tokens",
-    },  # values
-    {"plugin", "plugin_class", "inflight_load"},  # extension points
-    {"protocol", "flow", "prefix"},  # machines
-    {"plugins"},  # leaves
-    {"pipeline", "instrument", "guard", "isolation"},  # compiled form
-    {"decide", "if_available", "paths"},  # the hot path
-    {"explain"},  # what it came to
-    {
-        "config",
-        "registry",
-        "contracts",
-        "assembly",
-        "document",
-        "flow_assembly",
-        "stock",
-        "parameters",
-        "response_phase",
-        "yaml_nodes",
-        "advice",
-        "schema",
-    },  # start-up only
+from tests.layers import (
+    CLASS_LINES_MAX,
+    EPP,
+    FORKERS,
+    FUNCTION_LINES_MAX,
+    MODULE_LINES_MAX,
+    MODULES,
+    PICKER,
+    ROOT,
+    WORKERS,
+    WORKERS_ENTRIES_MAX,
+    cycle_violations,
+    docstring_violations,
+    entry_violations,
+    fork_violations,
+    import_violations,
+    size_violations,
+    sources,
+    within,
 )
-MACHINES, LEAVES, START_UP = 3, 4, 8
-FORKERS = ("workers.parent", "workers.fork", "workers.restart")
-NOT_BEFORE_A_FORK = {"asyncio", "uvloop", "grpc", "threading", "multiprocessing", "concurrent", "aiohttp"}
 
-
-def module_names() -> Iterator[tuple[str, Path]]:
-    for package in PACKAGES:
-        for path in sorted((ROOT / package).rglob("*.py")):
-            yield ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"), path
-
-
-MODULES = dict(module_names())
-
-
-def imported(tree: ast.AST) -> Iterator[str]:
-    """Full names; `from epp import errors` is `epp.errors` where that is a module. A relative import keeps its dots."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            base = "." * node.level + (node.module or "")
-            for alias in node.names:
-                full = f"{base}.{alias.name}"
-                yield full if full in MODULES else base
-
-
-def run_at_import(body: list[ast.stmt]) -> Iterator[ast.stmt]:
-    """The import statements that importing the module executes: not those in functions, not those for type checkers."""
-    for node in body:
-        if isinstance(node, (ast.Import, ast.ImportFrom)):
-            yield node
-        elif isinstance(node, (ast.If, ast.Try, ast.With, ast.ClassDef)):
-            checkers_only = isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING")
-            yield from run_at_import([] if checkers_only else node.body)
-            yield from run_at_import(getattr(node, "orelse", []) + getattr(node, "finalbody", []))
-            for handler in getattr(node, "handlers", []):
-                yield from run_at_import(handler.body)
-
-
-def within(name: str, places: tuple[str, ...] | set[str]) -> bool:
-    return any(name == place or name.startswith(place + ".") for place in places)
-
-
-def package_violation(module: str, target: str) -> str | None:
-    package, top = module.partition(".")[0], target.partition(".")[0]
-    if target.startswith("."):
-        return "relative imports are banned: write the full path"
-    if instead := BANNED.get(package, {}).get(top):
-        return f"{top} is banned in {package}: {instead}"
-    if top in ONLY_IN and package == "epp":
-        return None if within(module, ONLY_IN[top]) else f"{top} is for {' and '.join(ONLY_IN[top])} only: call those"
-    open_to_all = top in sys.stdlib_module_names or (package == "loadtest" and top not in PACKAGES)
-    if package in MAY_IMPORT and not open_to_all and not within(target, MAY_IMPORT[package]):
-        return f"{package} may not import {target}: it knows {', '.join(sorted(MAY_IMPORT[package]))}"
-    if package == "workers" and top in {"tests", "loadtest"}:
-        return f"workers may not import {top}: start it as a process"
-    return None
-
-
-def row(name: str) -> int:
-    part = name.split(".")[1]
-    found = [number for number, names in enumerate(ROWS) if part in names]
-    assert found, f"epp.{part} stands in no row of ROWS in tests/test_layers.py: give it one"
-    return found[0]
-
-
-def row_violation(module: str, target: str) -> str | None:
-    if not module.startswith("epp.") or not target.startswith("epp."):
-        return None
-    here, there = row(module), row(target)
-    folder, other = module.split(".")[1:3], target.split(".")[1:3]
-    if there > here:
-        return f"{target} stands above {module}: move what both need into a row below"
-    if here == there == MACHINES and folder[0] != other[0]:
-        return f"epp.{folder[0]} and epp.{other[0]} are siblings: hand the value over in a plugin or in `decide`"
-    shared = target.count(".") == 2 or target.rpartition(".")[2].startswith("_")
-    if here == there == LEAVES and (folder != other or not shared):
-        return f"plugins never import each other ({target}): share by a Column or a Datum, or in the folder's __init__ or _module"
-    if there == LEAVES and here not in (LEAVES, START_UP):
-        return f"{module} names a plugin ({target}): take it from the pipeline"
-    return None
-
-
-def random_violations(module: str, tree: ast.AST) -> Iterator[str]:
-    """`random.Random` is a type to annotate with; the module's own functions share one hidden generator."""
-    if module.partition(".")[0] != "epp":
-        return
-    for node in ast.walk(tree):
-        named: list[str] = []
-        if isinstance(node, ast.ImportFrom) and node.module == "random":
-            named = [alias.name for alias in node.names]
-        elif isinstance(node, ast.Attribute) and ast.unparse(node.value) == "random":
-            named = [node.attr]
-        yield from (f"random.{name} is banned in epp: use `services.rng`" for name in named if name != "Random")
-
-
-def violations(module: str, source: str) -> list[str]:
-    tree = ast.parse(source)
-    found = [rule(module, target) for target in imported(tree) for rule in (package_violation, row_violation)]
-    found += random_violations(module, tree)
-    if module in FORKERS:
-        early = {name.partition(".")[0] for node in run_at_import(tree.body) for name in imported(node)}
-        found += [
-            f"{module} imports {name} at module level: import it in the child, in the function that needs it"
-            for name in sorted(early & NOT_BEFORE_A_FORK)
-        ]
-    return [message for message in found if message]
+OURS = [module for module in MODULES if within(module, PICKER)]
+OUR_PACKAGES = [module for module in OURS if MODULES[module].name == "__init__.py"]
 
 
 @pytest.mark.parametrize("module", MODULES)
 def test_a_module_imports_only_what_its_layer_may(module: str) -> None:
-    assert violations(module, MODULES[module].read_text()) == []
+    assert import_violations(module, MODULES[module].read_text()) == []
 
 
 @pytest.mark.parametrize(
     ("module", "source", "message"),
     [
-        ("epp.decide", "import time", "time is banned in epp: take `now`"),
-        ("epp.decide", "def f():\n    from os import path", "os is banned in epp: take the value as an argument"),
-        ("epp.decide", "from shm import table", "epp may not import shm"),
-        ("epp.decide", "import grpc", "epp may not import grpc"),
-        ("epp.decide", "import uvloop", "epp may not import uvloop"),
-        ("epp.decide", "from . import errors", "relative imports are banned"),
-        ("epp.decide", "from epp.plugins.scorers import queue_depth", "epp.decide names a plugin"),
-        ("epp.protocol.stream", "from google.protobuf import message", "google is for epp.protocol.codec"),
-        ("epp.config", "import yaml", "yaml is for epp.yaml_nodes only"),
-        ("epp.request", "from epp import decide", "epp.decide stands above epp.request"),
-        ("epp.prefix.match", "from epp.protocol import codec", "are siblings"),
-        ("epp.plugins.scorers.a", "from epp.plugins.scorers.queue_depth import X", "plugins never import each other"),
-        ("epp.plugins.scorers.a", "import epp.plugins.pickers", "plugins never import each other"),
-        ("epp.plugins.pickers.a", "import random\nrandom.shuffle([])", "random.shuffle is banned in epp"),
-        ("epp.plugins.pickers.a", "from random import choice", "random.choice is banned in epp"),
-        ("shm.table", "import asyncio", "asyncio is banned in shm"),
-        ("shm.table", "import msgspec", "shm may not import msgspec"),
-        ("workers.server", "import loadtest.sim", "start it as a process"),
+        ("epp.decide", "import time", "epp.decide imports time, which is banned in epp: take `now`"),
         (
-            "workers.parent",
-            "try:\n    import uvloop\nexcept ImportError:\n    import asyncio",
-            "imports asyncio at module",
+            "epp.decide",
+            "def f():\n    from os import path",
+            "os, which is banned in epp: take the value as an argument",
         ),
-        ("loadtest.driver", "from epp import decide", "loadtest may not import epp.decide"),
+        ("epp.decide", "from shm import table", "epp.decide imports shm.table: epp knows only compiled, epp, msgspec"),
+        ("epp.decide", "import grpc", "epp.decide imports grpc: epp knows only"),
+        ("epp.decide", "import uvloop", "epp.decide imports uvloop: epp knows only"),
+        ("epp.decide", "from . import errors", "relative imports are banned; write the full path"),
+        ("epp.decide", "from epp.plugins.scorers import queue_depth", "only epp.config names plugins; take it from"),
+        ("epp.protocol.stream", "from google.protobuf import message", "google, which is for epp.protocol.codec"),
+        ("epp.config.load", "import yaml", "yaml, which is for epp.config.yaml_nodes only: call those"),
+        (
+            "epp.request",
+            "from epp import decide",
+            "epp.request imports epp.decide, which is in a higher row: move",
+        ),
+        ("epp.request", "from epp.config import load", "epp.config.load, which is in a higher row"),
+        ("epp.unheard_of", "from epp import errors", "epp.unheard_of has no row in EPP in tests/layers.py: give"),
+        ("epp.prefix.match", "from epp.protocol import codec", "are siblings; hand the value over in a plugin"),
+        ("epp.plugins.scorers.a", "from epp.plugins.scorers.queue_depth import X", "plugins never import each other"),
+        ("epp.plugins.scorers.a", "import epp.plugins.pickers", "plugins never import each other; share by a Column"),
+        ("epp.plugins.pickers.a", "import random\nrandom.shuffle([])", "random.shuffle: it is banned in epp; use"),
+        ("epp.plugins.pickers.a", "from random import choice", "random.choice: it is banned in epp; use"),
+        ("shm.table", "import asyncio", "asyncio, which is banned in shm: return at once"),
+        ("shm.table", "import msgspec", "shm.table imports msgspec: shm knows only"),
+        ("workers.extproc.stream", "import loadtest.sim", "workers may not import loadtest; start it as a process"),
+        ("workers.unheard_of.a", "from workers.host import options", "workers.unheard_of is missing in WORKERS"),
+        (
+            "workers.host.log",
+            "from workers.transport import link",
+            "workers.transport is above workers.host; move the code that both need",
+        ),
+        ("workers.__main__", "from workers.process import parent", "it may import workers.cli only; move it there"),
+        ("workers", "from workers.host import options", "it may import workers.cli only; move it there"),
+        ("loadtest.driver", "from epp import decide", "loadtest.driver imports epp.decide: loadtest knows only"),
     ],
 )
-def test_a_planted_violation_is_named_with_what_to_use_instead(module: str, source: str, message: str) -> None:
-    found = violations(module, source)
-    assert found, source
-    assert message in found[0]
+def test_a_planted_import_is_reported_with_an_alternative(module: str, source: str, message: str) -> None:
+    messages = import_violations(module, source)
+    assert messages, source
+    assert message in messages[0]
+
+
+@pytest.mark.parametrize(("above", "below"), list(itertools.pairwise(WORKERS)))
+def test_a_package_of_workers_may_import_lower_packages_and_no_higher_ones(above: str, below: str) -> None:
+    upwards = import_violations(f"workers.{below}.a", f"import workers.{above}.b")
+    assert (
+        f"workers.{above} is above workers.{below}; move the code that both need into workers.{below} or below"
+        in upwards[0]
+    )
+    assert import_violations(f"workers.{above}.a", f"import workers.{below}.b") == []
+    assert import_violations(f"workers.{above}.a", "from workers.host.options import Options") == []
 
 
 @pytest.mark.parametrize(
@@ -229,21 +104,168 @@ def test_a_planted_violation_is_named_with_what_to_use_instead(module: str, sour
         ("epp.plugins.pickers.a", "import random\ndef f(rng: random.Random): ..."),
         ("epp.plugins.scorers.a", "from epp.plugins.scorers import scaled\nfrom epp.prefix.match import MATCH"),
         ("epp.protocol.codec", "from google.protobuf import message"),
-        ("epp.registry", "import epp.plugins"),
-        ("workers.parent", "def child():\n    import uvloop"),
-        ("workers.worker", "import asyncio, grpc, epp.decide, shm.table"),
+        ("epp.config.registry", "import epp.plugins"),
+        ("epp.intake", "from epp import paths, renaming\nfrom epp.protocol import codec"),
+        ("workers.process.parent", "def child():\n    import uvloop"),
+        ("workers.worker.main", "import asyncio, grpc, epp.decide, shm.table"),
+        ("workers.__main__", "from workers.cli import main"),
         ("loadtest.driver", "import aiohttp\nfrom epp.protocol import codec"),
     ],
 )
-def test_what_the_layers_allow_is_let_through(module: str, source: str) -> None:
-    assert violations(module, source) == []
+def test_imports_that_the_layers_allow_pass(module: str, source: str) -> None:
+    assert import_violations(module, source) == []
 
 
-def test_importing_what_forks_starts_no_thread_and_brings_no_grpc() -> None:
+def test_every_name_in_the_rows_is_a_module() -> None:
+    listed = [f"epp.{part}" for names in EPP for part in sorted(names)] + [f"workers.{part}" for part in WORKERS]
+    assert [name for name in listed if name not in MODULES] == []
+
+
+def test_no_modules_import_each_other_in_a_cycle() -> None:
+    assert cycle_violations(sources()) == []
+
+
+@pytest.mark.parametrize(
+    "back", ["import epp.a", "def f():\n    from epp import a", "if TYPE_CHECKING:\n    from epp.a import A"]
+)
+def test_a_planted_cycle_is_reported_as_a_whole(back: str) -> None:
+    texts = {
+        "epp": "",
+        "epp.a": "from epp import b",
+        "epp.b": "from epp.c import C",
+        "epp.c": back,
+        "epp.d": "import epp.a",
+    }
+    (message,) = cycle_violations(texts)
+    assert message.startswith(
+        "import cycle epp.a -> epp.b -> epp.c -> epp.a: move the code that they share into a lower module"
+    )
+
+
+def test_modules_without_a_cycle_pass() -> None:
+    assert cycle_violations({"epp.a": "import epp.b, epp.c", "epp.b": "import epp.c", "epp.c": "import os"}) == []
+
+
+def test_modules_that_fork_import_nothing_that_starts_threads_or_event_loops() -> None:
+    assert fork_violations(sources()) == []
+
+
+@pytest.mark.parametrize(
+    "source", ["import asyncio", "try:\n    from asyncio import events\nexcept ImportError:\n    x = 1"]
+)
+def test_a_planted_import_before_the_fork_is_reported_with_its_chain(source: str) -> None:
+    texts = {
+        "workers": "",
+        "workers.process": "",
+        "workers.process.parent": "from workers.process import instance",
+        "workers.process.instance": "from workers.shared.bus import Bus",
+        "workers.shared": "import concurrent.futures",
+        "workers.shared.bus": source,
+    }
+    package, module = fork_violations(texts, ["workers.process.parent"])
+    chain = "workers.process.parent -> workers.process.instance -> workers.shared"
+    assert package.startswith(f"{chain} imports concurrent at module level, in a process that forks: import it under")
+    assert module.startswith(f"{chain}.bus imports asyncio at module level")
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["def child():\n    import uvloop", "if TYPE_CHECKING:\n    import asyncio", "import structlog, aiohttp_like"],
+)
+def test_imports_in_a_child_or_for_annotations_pass(source: str) -> None:
+    assert fork_violations({"workers.process.parent": source}, ["workers.process.parent"]) == []
+
+
+def test_importing_the_modules_that_fork_starts_no_thread_and_imports_no_grpc() -> None:
     script = (
-        f"import sys, {', '.join(FORKERS)}; import workers.fork\n"
-        "assert workers.fork.threads() == 1, 'a thread was started at import'\n"
+        f"import sys, {', '.join(FORKERS)}; import workers.process.fork\n"
+        "assert workers.process.fork.threads() == 1, 'a thread was started at import'\n"
         "assert 'grpc' not in sys.modules, 'grpc was imported'\n"
     )
-    environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}  # as the entry point sets it
+    environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}  # like the entry point
     subprocess.run([sys.executable, "-c", script], cwd=ROOT, env=environment, check=True, timeout=50)
+
+
+def test_workers_fits_on_one_page() -> None:
+    assert entry_violations(ROOT / "workers") == []
+
+
+def test_too_many_entries_of_workers_are_reported(tmp_path: Path) -> None:
+    for number in range(WORKERS_ENTRIES_MAX):
+        (tmp_path / f"module_{number:02}.py").touch()
+    (tmp_path / "__pycache__").mkdir()
+    assert entry_violations(tmp_path) == []
+    (tmp_path / "one_more.py").touch()
+    (message,) = entry_violations(tmp_path)
+    assert f"has {WORKERS_ENTRIES_MAX + 1} entries, and at most {WORKERS_ENTRIES_MAX} are allowed: move" in message
+    assert "move one into a package (module_00.py, " in message
+
+
+@pytest.mark.parametrize("package", OUR_PACKAGES)
+def test_a_package_has_a_docstring_with_its_neighbours(package: str) -> None:
+    assert docstring_violations(package, MODULES[package].read_text()) == []
+
+
+@pytest.mark.parametrize(
+    ("package", "docstring", "message"),
+    [
+        ("epp.plugins.pickers", "pickers", "epp.plugins.pickers has no docstring: say in its __init__.py what it is"),
+        ("epp.flow", "The queues of requests.", "write 'May import: ... . Imported by: ...' into its docstring"),
+        (
+            "workers.flow",
+            "Queues of workers.\n\nMay import: host. Imported by: endpoints.",
+            "begins with telemetry: write",
+        ),
+        (
+            "workers.flow",
+            "Queues of workers.\n\nMay import: telemetry. Imported by: cli.",
+            "begins with endpoints: write",
+        ),
+    ],
+)
+def test_a_planted_docstring_is_reported_with_the_missing_part(package: str, docstring: str, message: str) -> None:
+    (messages,) = docstring_violations(package, f'"""{docstring}"""')
+    assert message in messages
+
+
+@pytest.mark.parametrize("module", MODULES)  # those of tests, too
+def test_a_module_is_within_the_size_limits(module: str) -> None:
+    assert size_violations(module, MODULES[module].read_text()) == []
+
+
+def lines(count: int, indent: str = "    ") -> str:
+    return f"{indent}x = 1\n" * count
+
+
+@pytest.mark.parametrize(
+    ("generate", "most", "message"),
+    [
+        (
+            lambda n: lines(n, ""),
+            MODULE_LINES_MAX,
+            "epp.a has 501 lines, and at most 500 are allowed: divide it by concern",
+        ),
+        (lambda n: "class A:\n" + lines(n - 1), CLASS_LINES_MAX, "epp.a: class A has 351 lines, and at most 350"),
+        (lambda n: "def f():\n" + lines(n - 1), FUNCTION_LINES_MAX, "epp.a: function f has 61 lines, and at most 60"),
+        (
+            lambda n: "async def f():\n" + lines(n - 1),
+            FUNCTION_LINES_MAX,
+            "epp.a: function f has 61 lines, and at most 60",
+        ),
+    ],
+)
+def test_a_planted_size_is_reported_with_its_limit(generate: Callable[[int], str], most: int, message: str) -> None:
+    assert size_violations("epp.a", generate(most)) == []
+    (messages,) = size_violations("epp.a", generate(most + 1))
+    assert message in messages
+
+
+def test_modules_of_tests_have_the_same_size_limits() -> None:
+    assert {"tests.test_layers", "tests.epp.flow.shards"} <= MODULES.keys()
+    (message,) = size_violations("tests.epp.test_a", lines(MODULE_LINES_MAX + 1, ""))
+    assert message.startswith("tests.epp.test_a has 501 lines, and at most 500 are allowed")
+
+
+@pytest.mark.parametrize("module", ["epp.protocol.proto.ext_proc_pb2", "epp.config.schema"])
+def test_generated_code_may_have_any_size(module: str) -> None:
+    assert size_violations(module, lines(10 * MODULE_LINES_MAX, "")) == []

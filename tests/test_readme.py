@@ -1,28 +1,192 @@
-"""The README shows what is there."""
+"""The documentation mentions only existing things, `.ci/run` runs the README's commands, and no page is too long."""
 
+import ast
+import importlib
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
+import click
+import pytest
+import yaml
+
+from compiled.finder import VARIABLE as COMPILED
+from epp.config import registry
+from epp.guard import VIOLATIONS
+from epp.metrics import PREFIX
+from epp.metrics.catalogue import TAKEN
+from loadtest import sim
+from workers.cli import COMMANDS, main
+from workers.cli.flags import Flag
+from workers.endpoints.replicas.address import PASSWORD_VARIABLE
+
 ROOT = Path(__file__).parent.parent
+README_LINES_MAX, PAGE_LINES_MAX = 120, 200
+PACKAGES = ("deploy", "docs", "epp", "loadtest", "shm", "tests", "workers")
+
+PATH = re.compile(rf"(?<![\w./-])(?:{'|'.join(PACKAGES)})/[\w./-]*\w/?")
+MODULE = re.compile(r"python -m ((?:shm|tests|workers|loadtest)[\w.]*)")
+TARGET = re.compile(r"\bmake ([a-z][a-z-]*)")
+COMMAND = re.compile(r"(?<![\w./-])epp ([a-z]+)\b([^`\n|;#]*)")
+FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
+VARIABLE = re.compile(r"\bEPP_[A-Z0-9_]+")
+METRIC = re.compile(rf"\b{PREFIX}\w*")
+LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
+SPAN = re.compile(r"`([^`\n]+)`")
+
+FOREIGN_FLAGS = {
+    "--filename", "--kustomize",  # kubectl
+    "--file", "--tag", "--shm-size",  # docker
+    "--enable-prompt-tokens-details",  # vLLM
+    "--only", "--targets", "--cases", "--seconds", "--reference", "--smoke", "--five-minutes", "--outage-s", "--reads",  # benchmarks, tests
+    "--disable-hot-restart", "--concurrency", "--log-level",  # envoy
+    "--silent", "--retry", "--retry-all-errors", "--retry-delay",  # curl
+    "--list",  # python -m shm.inspect
+}  # fmt: skip
+
+
+def pages() -> list[Path]:
+    """Returns all Markdown pages of the repository, without those of tools and builds."""
+    found_pages = [*ROOT.glob("*.md")]
+    for folder in (*PACKAGES, ".ci"):
+        found_pages += (page for page in (ROOT / folder).rglob("*.md") if "node_modules" not in page.parts)
+    return sorted(found_pages)
+
+
+PAGES = pages()
 README = (ROOT / "README.md").read_text()
+BLOCKS = [(page, language, text) for page in PAGES for language, text in FENCE.findall(page.read_text())]
+each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 
 
-def test_the_plugin_that_it_shows_is_the_one_that_is_shipped() -> None:
-    (shown,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-    assert shown in (ROOT / "deploy/plugins/same_zone.py").read_text()
+def code(page: Path) -> Iterator[str]:
+    """Yields the code of a page: each line of a block, and each span between backticks.
+
+    Joins a line that ends with a backslash with the next one.
+    """
+    text = page.read_text()
+    for _, block in FENCE.findall(text):
+        yield from block.replace("\\\n", " ").splitlines()
+    yield from SPAN.findall(FENCE.sub("", text))
 
 
-def test_every_command_that_it_gives_is_run_by_ci() -> None:
-    ci = (ROOT / ".ci/run").read_text()
-    blocks = re.findall(r"```sh\n(.*?)```", README, re.DOTALL)
-    commands = [re.split(r"  +#", line)[0].strip() for block in blocks for line in block.splitlines()]
-    assert commands
-    for command in commands:
-        assert re.sub(r"=.*", "", command) in ci, f"{command}: .ci/run does not run it"
+def options(name: str) -> set[str]:
+    """Returns the flags of one `epp` command."""
+    command = main.get_command(click.Context(main), name)
+    assert command is not None
+    return {opt for param in command.params for opt in (*param.opts, *param.secondary_opts)} | {"--help", "-h"}
 
 
-def test_every_file_that_it_names_is_there() -> None:
-    names = re.findall(r"`((?:deploy|epp|shm|workers|tests|loadtest)/[\w/.]+)`", README)
-    assert names
-    for name in names:
-        assert (ROOT / name).exists(), name
+OPTIONS = {name: options(name) for name in COMMANDS}
+OPTIONS["sim"] = {
+    flag for action in sim.parser()._actions for flag in action.option_strings
+}  # its arguments go to loadtest
+ANY_OPTION = set.union(*OPTIONS.values(), {"--version"})
+
+
+def variables() -> set[str]:
+    """Returns the environment variables of all flags, and those that no flag has."""
+    commands = [main.get_command(click.Context(main), name) for name in COMMANDS]
+    return {COMPILED, PASSWORD_VARIABLE} | {
+        variable
+        for command in commands
+        if command is not None
+        for param in command.params
+        if isinstance(param, Flag)
+        for variable in param.variables
+    }
+
+
+def metrics() -> set[str]:
+    """Returns the names of all metrics, including those of the shipped plugins."""
+    plugins = {metric.name for cls in registry.known().values() for metric in cls.metrics}
+    return {PREFIX + name for name in TAKEN | plugins | {VIOLATIONS.name}}
+
+
+def test_there_are_pages() -> None:
+    assert len([page for page in PAGES if page.parent == ROOT / "docs"]) > 10
+
+
+@each_page
+def test_a_page_is_short(page: Path) -> None:
+    most = README_LINES_MAX if page.name == "README.md" else PAGE_LINES_MAX
+    assert len(page.read_text().splitlines()) <= most
+
+
+@each_page
+def test_paths_in_it_exist(page: Path) -> None:
+    for name in PATH.findall(page.read_text()):
+        assert (ROOT / name).exists() or (ROOT / f"{name}.py").exists(), name
+
+
+@each_page
+def test_modules_that_it_runs_exist(page: Path) -> None:
+    for name in MODULE.findall(page.read_text()):
+        path = ROOT / name.rstrip(".").replace(".", "/")
+        assert path.with_suffix(".py").exists() or (path / "__main__.py").exists(), name
+
+
+@each_page
+def test_make_targets_in_it_exist(page: Path) -> None:
+    targets = set(re.findall(r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    named = {target for text in code(page) for target in TARGET.findall(text)}
+    assert named <= targets
+
+
+@each_page
+def test_commands_and_flags_in_it_exist(page: Path) -> None:
+    for text in code(page):
+        for name, arguments in COMMAND.findall(text):
+            assert name in COMMANDS, text
+            flags = FLAG.findall(arguments.partition(" -- ")[0])
+            assert set(flags) <= OPTIONS[name], text
+        assert set(FLAG.findall(text)) <= ANY_OPTION | FOREIGN_FLAGS, text
+
+
+@each_page
+def test_environment_variables_in_it_exist(page: Path) -> None:
+    assert set(VARIABLE.findall(page.read_text())) <= variables()
+
+
+@each_page
+def test_metrics_in_it_exist(page: Path) -> None:
+    known = metrics()
+    for name in METRIC.findall(page.read_text()):
+        if name.endswith("_"):  # the common prefix of several metrics
+            assert any(other.startswith(name) for other in known), name
+        else:
+            assert re.sub(r"_(bucket|sum|count)$", "", name) in known or name in known, name
+
+
+@each_page
+def test_its_links_lead_to_files(page: Path) -> None:
+    for target in LINK.findall(FENCE.sub("", page.read_text())):
+        if not target.startswith(("http://", "https://", "#")):
+            assert (page.parent / target.partition("#")[0]).exists(), target
+
+
+@pytest.mark.parametrize(("page", "text"), [(p, t) for p, language, t in BLOCKS if language == "python"])
+def test_python_examples_compile_and_their_imports_exist(page: Path, text: str) -> None:
+    tree = ast.parse(text)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module is not None and node.module.split(".")[0] in PACKAGES:
+            module = importlib.import_module(node.module)
+            for alias in node.names:
+                assert hasattr(module, alias.name), f"{page}: {node.module} has no {alias.name}"
+
+
+@pytest.mark.parametrize("text", [text for _, language, text in BLOCKS if language == "yaml"])
+def test_yaml_examples_are_valid_yaml(text: str) -> None:
+    assert yaml.safe_load(text)
+
+
+def test_the_example_plugin_is_the_shipped_one() -> None:
+    shipped = (ROOT / "deploy/plugins/same_zone.py").read_text()
+    examples = [text for _, language, text in BLOCKS if language == "python" and "class SameZone" in text]
+    assert examples
+    assert all(text in shipped for text in examples)
+
+
+def test_ci_runs_the_commands_of_readme_and_docs() -> None:
+    assert "make test-first-day" in (ROOT / ".ci/run").read_text()

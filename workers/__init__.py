@@ -1,4 +1,11 @@
-"""Processes and the outside world: the only package that waits, opens and forks.
+"""The processes of the picker, and everything that uses the operating system or the network: sockets, files, signals, forks, Kubernetes.
 
-Start reading at `parent.py` (who starts whom) and `worker.py` (what serves a stream).
+Start reading at `process/parent.py` (which process starts which) and `worker/main.py` (how a worker serves streams).
+Packages import downwards only: cli > supervisor > worker > kube > pages > extproc > process > endpoints > flow > telemetry >
+shared > transport > host.
+May import: epp, shm and compiled. Imported by: no package; it is the program.
 """
+
+from compiled.finder import choose
+
+choose()

@@ -1,4 +1,4 @@
-"""`python -m workers`, the same as the `epp` command."""
+"""`python -m workers`: the same as the `epp` command."""
 
 from workers.cli import main
 

@@ -1,29 +1,39 @@
-"""Flow control of one worker: `enqueue_and_wait`, the caller's one entry, and what moves those that wait.
+"""Flow control of one worker: a request enters by `enqueue_and_wait` and ends with exactly one `Outcome`.
 
-Read top to bottom. A request takes the fast path when nothing waits in any shard and the gate has room: no future, no timer, no
-queue. Otherwise it gets a place in its band's queue and awaits a future, which is set once: by `cycle`, which serves as
-long as there is room; by `sweep`, when its time is over; by a displacement for something more important; by `shut_down`. Whoever
-awaits may leave at any moment (`close()` or `throw()` on the coroutine). Each ends with exactly one `Outcome`.
+Read top to bottom. A request takes the fast path if nothing waits in any shard and the gate has room: no future, no timer, no
+queue. Otherwise it joins the queue of its flow and awaits a future. One of four calls sets the future, once:
+
+    cycle       dispatches as long as there is room
+    sweep       ends requests past their TTL
+    _displace   makes room for a more important request
+    shut_down   ends everything
+
+The caller may leave at any moment (`close()` or `throw()` on the coroutine).
 
     enqueue_and_wait ──▶ queue ──▶ cycle ──▶ Dispatched, then `settled` by the caller
                                      ▲
         a new arrival, `released` (a response ended here), `woken` (another shard, or 5 ms have passed)
 
-Who calls what: the stream `enqueue_and_wait`, and after Dispatched exactly one `settled`; the end of any response
-`released`; an eventfd from another worker and, while something waits, a timer of 5 ms `woken`; a timer `sweep` at the moment
-that it returned, and at least every 100 ms while something waits. Everything runs on the worker's loop; nothing here waits, logs
-or opens anything.
+Callers:
 
-One comparison orders bands everywhere: `epp.flows.rank`. A policy that raises is counted, and its plain rule takes its place.
+    enqueue_and_wait   the stream
+    settled            the stream, exactly once after Dispatched
+    released           the end of any response
+    woken              an eventfd from another worker; a timer of 5 ms while something waits
+    sweep              a timer, at the time that the last sweep returned, and at least every 100 ms while something waits
+
+Everything runs on the worker's loop. Nothing here blocks, logs or opens anything.
+
+One comparison orders bands everywhere: `epp.flows.rank`. A policy that raises is counted, and a plain rule replaces it.
 """
 
 from collections.abc import Callable, Collection, Sequence
 from typing import TypeVar
 
+from compiled.classes import subclassed
 from epp.flow.bands import Band, Entry, Flow
 from epp.flow.deadlines import Deadlines
 from epp.flow.displacement import OWN, Holding, giving_way
-from epp.flow.neighbours import Neighbours
 from epp.flow.outcomes import (
     EvictedContextCancelled,
     EvictedDisplaced,
@@ -42,9 +52,10 @@ from epp.flow.outcomes import (
 from epp.flow.plan import FlowPlan
 from epp.flow.ports import Future, Gate, Observer, Peers, Wanted
 from epp.flow.registry import ControlPlane, Registry
+from epp.flow.shard_order import ShardOrder
 from epp.flows import Item
 
-CYCLE_MAX = 256  # requests served by one cycle: about 4 ms; the next wake goes on
+CYCLE_MAX = 256  # requests dispatched by one cycle: about 4 ms; the next wake continues
 EVICTED = {
     each.outcome: each
     for each in (EvictedTTL, EvictedNoEndpoints, EvictedContextCancelled, EvictedDisplaced, EvictedShutDown)
@@ -53,8 +64,13 @@ U = TypeVar("U", bound=Undispatched)
 Demands = Sequence[tuple[int, Wanted]]
 
 
+def _always() -> bool:
+    return True
+
+
+@subclassed
 class FlowController:
-    """One worker's shard. `waiting` items wait in it."""
+    """Runs flow control in one worker (its shard). `waiting` and `waiting_bytes` count the items that wait in it."""
 
     def __init__(
         self,
@@ -64,36 +80,38 @@ class FlowController:
         observer: Observer,
         *,
         now: Callable[[], float],
-        make_future: Callable[[], Future],
+        make_future: Callable[[Item], Future],
         registry: ControlPlane | None = None,
     ) -> None:
-        """`registry`: None for that of the plan."""
+        """`registry`: None makes a new one from the plan."""
         self._plan = plan
         self._gate = gate
         self._peers = peers
         self._observer = observer
+        self._provisioned: Collection[int] = ()
         self._now = now
         self._make_future = make_future
         self._registry: ControlPlane = (
             registry if registry is not None else Registry(plan, observer.policy_failed, gate.bands, peers.ledger)
         )
         self._deadlines = Deadlines(plan)
-        self._neighbours = Neighbours(peers)
-        self._pending = 0  # let through, endpoint not yet chosen
+        self._shard_order = ShardOrder(peers)
+        self._pending = 0  # requests that have passed the gate and have no endpoint yet
         self._front_moved = False
         self._closed = False
         self.waiting = 0
         self.waiting_bytes = 0
 
     async def enqueue_and_wait(self, item: Item) -> Outcome:
-        """Returns DISPATCHED, or raises `Rejected` or `Evicted` (`epp.flow.outcomes`).
+        """Returns DISPATCHED once the request may go to an endpoint.
 
-        Who is told DISPATCHED calls `settled` once, as soon as an endpoint is chosen or the request has ended without.
+        After that the caller calls `settled` once: when an endpoint is chosen, or when the request ends without one.
+        Raises Rejected or Evicted (`epp.flow.outcomes`).
         """
         if not self.waiting and not self._closed and not self._peers.waiting():
             key = item.flow
             band = self._registry.band(key.priority)
-            if self._gate.room(band.priority):
+            if not band.holds and self._gate.room(band.priority):
                 self._pending += 1
                 self._peers.let_through(self._pending)
                 band.rate.count(self._now())
@@ -102,9 +120,9 @@ class FlowController:
         entry = self._enqueue(item)
         try:
             self.cycle()
-            if entry.outcome is None:
-                future = entry.future = self._make_future()
-                if entry.outcome is None:  # making a future may sweep
+            if not entry.ended:
+                future = entry.future = self._make_future(item)
+                if not entry.ended:  # check again, because making the future may have run a sweep
                     await future
         except BaseException:
             self._left(entry)
@@ -112,15 +130,15 @@ class FlowController:
         outcome = entry.outcome
         if outcome is Outcome.DISPATCHED:
             return outcome
-        if outcome is None:  # the future was set by somebody else: a bug, but no reason to leave the request behind
+        if outcome is None:  # other code set the future: that is a bug, but the request must still end
             self._evict(entry, Outcome.EVICTED_OTHER, self._now())
             raise EvictedFault(detail="woken without an outcome")
         raise self._refusal(EVICTED[outcome], entry.place.band)
 
-    # In.
+    # Requests enter.
 
     def _enqueue(self, item: Item) -> Entry:
-        """A place in its flow's queue; raises `Rejected`."""
+        """Puts the item into the queue of its flow. Raises Rejected."""
         now = self._now()
         key, size = item.flow, item.bytes
         band = self._registry.band(key.priority)
@@ -135,18 +153,21 @@ class FlowController:
         entry = Entry(item, flow, now)
         self._deadlines.add(entry, item.ttl_s)
         if not len(flow):
-            self._front_moved = True  # its turn may be the next
+            self._front_moved = True  # this flow may be the next to serve, so the front may change
         band.offer(entry, now)
         self.waiting += 1
         self.waiting_bytes += size
         self._show(flow)
-        for shard, wanted in demands:  # after what waits is shown: who is asked sees why
+        for shard, wanted in demands:  # after `_show`, so that the other shard sees that the limits are exceeded
             self._peers.demand(shard, wanted)
             self._peers.wake(shard)
         return entry
 
     def _make_room(self, band: Band, size: int, now: float) -> Demands:
-        """Checks the limits over all shards; own victims give way at once, those elsewhere by the demands that are returned."""
+        """Checks the limits over all shards. Displaces victims of this shard, and returns the demands for other shards.
+
+        Raises Rejected.
+        """
         if self._closed:
             raise self._refusal(RejectedShutDown, band)
         requests, held = self._peers.band(band.priority)
@@ -154,7 +175,7 @@ class FlowController:
             raise self._full(band)
         if not self._over(1, size):
             return ()
-        self._answer(now)  # what others have asked of this shard is as good as gone
+        self._answer(now)  # first displace what other shards have already demanded of this shard
         parts = self._giving_way(band, size)
         if parts is None:
             raise self._full(band)
@@ -163,34 +184,34 @@ class FlowController:
                 self._displace(wanted, now)
         return [part for part in parts if part[0] != OWN]
 
-    def _over(self, requests: int, size: int) -> bool:
-        """Whether so much more is beyond the limits over all bands."""
+    def _over(self, requests: int = 0, size: int = 0) -> bool:
+        """Returns whether the limits over all bands would be exceeded with this many more `requests` and bytes (`size`)."""
         plan = self._plan
         if not plan.max_requests and not plan.max_bytes:
             return False
-        their_requests, their_bytes = self._peers.totals()
-        total, total_bytes = their_requests + self.waiting + requests, their_bytes + self.waiting_bytes + size
+        peer_requests, peer_bytes = self._peers.totals()
+        total, total_bytes = peer_requests + self.waiting + requests, peer_bytes + self.waiting_bytes + size
         return (0 < plan.max_requests < total) or (0 < plan.max_bytes < total_bytes)
 
     def _giving_way(self, band: Band, size: int) -> Demands | None:
-        """Who can give way to one request of this band, from what all shards show; nothing is evicted by this."""
+        """Returns what each shard would displace for one request of this band. None: too little can be freed. Displaces nothing itself."""
         plan, peers = self._plan, self._peers
         holdings = []
-        leaving = leaving_bytes = 0  # asked for already
+        leaving = leaving_bytes = 0  # what other shards have to displace already, because of earlier demands
         for other in self._registry.order:
             holdings.append(Holding(OWN, other.priority, other.requests, other.bytes))
             if not peers.band(other.priority)[0]:
                 continue
             for shard in peers.shards():
-                held, asked = peers.held(shard, other.priority), peers.asked(shard, other.priority)
-                gone, gone_bytes = min(asked[0], held.requests), min(asked[1], held.bytes)
+                held, demanded = peers.held(shard, other.priority), peers.asked(shard, other.priority)
+                gone, gone_bytes = min(demanded[0], held.requests), min(demanded[1], held.bytes)
                 leaving += gone
                 leaving_bytes += gone_bytes
                 holdings.append(Holding(shard, other.priority, held.requests - gone, held.bytes - gone_bytes))
-        their_requests, their_bytes = peers.totals()
+        peer_requests, peer_bytes = peers.totals()
         total, total_bytes = (
-            their_requests + self.waiting - leaving + 1,
-            their_bytes + self.waiting_bytes - leaving_bytes + size,
+            peer_requests + self.waiting - leaving + 1,
+            peer_bytes + self.waiting_bytes - leaving_bytes + size,
         )
         return giving_way(
             band.priority,
@@ -200,13 +221,13 @@ class FlowController:
         )
 
     def _answer(self, now: float) -> None:
-        """Displaces what other shards have asked for, as far as the limits are still exceeded."""
+        """Displaces what other shards demand, as long as the limits are still exceeded."""
         for wanted in self._peers.demands():
-            self._displace(wanted, now, needed=lambda: self._over(0, 0))
+            self._displace(wanted, now, needed=self._over)
             self._peers.answered(wanted)
 
-    def _displace(self, wanted: Wanted, now: float, needed: Callable[[], bool] = lambda: True) -> None:
-        """Ends items of one band until so many requests and bytes are free, the band is empty, or it is not needed."""
+    def _displace(self, wanted: Wanted, now: float, needed: Callable[[], bool] = _always) -> None:
+        """Evicts items of one band until `wanted` is freed, the band is empty, or `needed` returns False."""
         band = self._registry.find(wanted.priority)
         if band is None:
             return
@@ -217,10 +238,13 @@ class FlowController:
             size -= victim.bytes
             self._evict(victim, Outcome.EVICTED_DISPLACED, now)
 
-    # Out: served.
+    # Requests leave: dispatched.
 
     def cycle(self) -> None:
-        """Serves as long as there is room: the bands by rank, in each whose turn it is. A band that is blocked blocks all below."""
+        """Dispatches as long as there is room: bands by rank, flows by fairness.
+
+        A band for which the gate has no room blocks all bands below it. A band whose policy holds its requests does not.
+        """
         if not self.waiting:
             return
         now = self._now()
@@ -232,7 +256,9 @@ class FlowController:
                     self._blocked(band, now)
                     return
                 flow = band.pick(now)
-                if peers.waiting() and self._neighbours.ahead(band.priority, band.claim(flow), band.tolerance, now):
+                if flow is None:
+                    break
+                if peers.waiting() and self._shard_order.ahead(band.priority, band.claim(flow), band.tolerance, now):
                     self._front_moved = True
                     self._show_front(now)
                     return
@@ -240,7 +266,7 @@ class FlowController:
                 left -= 1
         self._show_front(now)
         if not self.waiting and peers.waiting():
-            self._neighbours.invite(now)
+            self._shard_order.invite(now)
 
     def _serve(self, flow: Flow, now: float) -> None:
         band = flow.band
@@ -251,15 +277,15 @@ class FlowController:
         self._ended(entry, Outcome.DISPATCHED, now)
 
     def _blocked(self, band: Band, now: float) -> None:
-        """No room for this band: it and all below wait."""
-        self._neighbours.no_room()
+        """Notes that the gate has no room for this band. The band waits, and so do all bands below it."""
+        self._shard_order.no_room()
         self._show_front(now)
         reading = self._gate.read()
         self._deadlines.regime(reading.empty, now)
         self._observer.blocked(reading, band.priority)
 
     def settled(self, *, placed: bool) -> None:
-        """One that was told DISPATCHED has an endpoint and counts as in flight (`placed`), or ended without one."""
+        """Call this when a dispatched request counts as in flight at an endpoint (`placed`), or ended without an endpoint."""
         self._pending -= 1
         self._peers.pending(self._pending)
         if not placed:
@@ -268,23 +294,23 @@ class FlowController:
             self.cycle()
 
     def released(self) -> None:
-        """Something in flight has ended here: there may be room, for this shard or another."""
+        """Call this when a request in flight has ended in this worker: there may be room, for this shard or another."""
         self._gate.freed()
         if self.waiting:
             self.cycle()
         elif self._peers.waiting():
-            self._neighbours.invite(self._now())
+            self._shard_order.invite(self._now())
 
     def woken(self) -> None:
-        """Another shard has asked for something or left room, or 5 ms have passed."""
+        """Call this when another shard has a demand or left room, or 5 ms have passed."""
         self._gate.freed()
         self._answer(self._now())
         self.cycle()
 
-    # Out: not served.
+    # Requests leave: not dispatched.
 
     def sweep(self, now: float) -> float:
-        """Ends what has waited for as long as it may; returns when to call again at the latest."""
+        """Evicts requests past their TTL. Returns the latest time for the next call."""
         self._deadlines.regime(self._gate.read().empty, now)
         outcome = Outcome.EVICTED_NO_ENDPOINTS if self._deadlines.empty else Outcome.EVICTED_TTL
         for entry in self._deadlines.expired(now):
@@ -293,7 +319,7 @@ class FlowController:
         return min(self._deadlines.next(), self._registry.next_idle_end())
 
     def shut_down(self) -> None:
-        """The drain timeout is over: what waits is ended, what comes later is rejected."""
+        """Call this when the drain timeout is over. Evicts everything that waits, and rejects everything that comes later."""
         self._closed = True
         now = self._now()
         for band in self._registry.order:
@@ -301,10 +327,10 @@ class FlowController:
                 self._evict(entry, Outcome.EVICTED_OTHER, now)
 
     def _left(self, entry: Entry) -> None:
-        """Whoever waited has left."""
+        """Ends an entry because the caller that waited for it has left."""
         if entry.outcome is None:
             self._evict(entry, Outcome.EVICTED_CONTEXT_CANCELLED, self._now())
-        elif entry.outcome is Outcome.DISPATCHED:  # and nobody is left to make use of it
+        elif entry.outcome is Outcome.DISPATCHED:  # the caller left after the dispatch and before it learned of it
             self.settled(placed=False)
 
     def _evict(self, entry: Entry, outcome: Outcome, now: float) -> None:
@@ -314,10 +340,10 @@ class FlowController:
             self._show_front(now)
 
     def _ended(self, entry: Entry, outcome: Outcome, now: float) -> None:
-        """An entry has left its queue: the one place where an outcome is set."""
+        """Sets the outcome of an entry that has left its queue. Only this method sets an outcome."""
         flow = entry.place
         entry.outcome = outcome
-        entry.request = None  # its body is not held until the lists are cleaned
+        entry.request = None  # frees the memory of the body now; the lists that hold the entry are cleaned later
         self.waiting -= 1
         self.waiting_bytes -= entry.bytes
         self._front_moved = True
@@ -329,7 +355,7 @@ class FlowController:
         if future is not None and not future.done():
             future.set_result(None)
 
-    # What others see.
+    # What other shards see.
 
     def _show(self, flow: Flow) -> None:
         band = flow.band
@@ -337,33 +363,58 @@ class FlowController:
         self._observer.queued(flow.key, len(flow), flow.bytes)
 
     def _show_front(self, now: float) -> None:
-        """Publishes which band goes next here, and how early its turn is; nobody reads it while this shard is alone.
+        """Publishes this shard's front: its most important waiting band and that band's claim. Does nothing while it is the only shard.
 
-        What others serve of the same flows moves turns too. Whoever leaves the room to others shows its own anew, so that no two wait
-        for each other; else what is shown too early costs a wake.
+        The claim also changes when other shards dispatch requests of the same flows. A shard that yields publishes its front again, so that
+        no two shards wait for each other. In other cases an outdated claim costs at most one needless wake.
         """
         if not self._front_moved:
             return
         for band in self._registry.order:
-            if band.requests:
-                if self._peers.shards():
-                    self._peers.front(band.priority, band.claim(band.pick(now)))
-                    self._front_moved = False
+            if not band.requests:
+                continue
+            if not self._peers.shards():
+                return
+            if (flow := band.pick(now)) is not None:
+                self._peers.front(band.priority, band.claim(flow))
+                self._front_moved = False
                 return
         self._peers.front(None, 0.0)
         self._front_moved = False
 
     def _full(self, band: Band) -> Rejected:
-        """Nothing more fits: because there is too much, or because nobody serves."""
+        """Returns the exception for a request that meets a limit: the queue is full, or the pool has no endpoints."""
         return self._refusal(RejectedNoEndpoints if self._gate.read().empty else RejectedCapacity, band)
 
     def _refusal(self, kind: type[U], band: Band) -> U:
         shards = 1 + len(self._peers.shards())
         waiting = band.requests + self._peers.band(band.priority)[0]
-        return kind(band.rate.retry_after_s(waiting / shards, self._now()))  # this shard drains its part of the band
+        return kind(band.rate.retry_after_s(waiting / shards, self._now()))  # each shard drains its share of the band
 
     # Configuration.
 
     def provision(self, priorities: Collection[int]) -> None:
-        """The priorities of all objectives: their bands exist from now on, others go when they are empty."""
+        """Sets the priorities of all objectives. Creates bands for them. Other bands are removed once they are empty."""
+        self._provisioned = tuple(priorities)
         self._registry.provision(priorities)
+
+    def use(self, plan: FlowPlan, gate: Gate) -> None:
+        """Replaces the plan and its gate. Waiting requests keep arrival and deadline, even above new limits, and join the new bands in the
+        order of their arrival; if the new plan has no band of their priority, they join band 0."""
+        now, old = self._now(), self._registry
+        waiting = [entry for band in old.order for entry in band.entries()]
+        registry = Registry(plan, self._observer.policy_failed, gate.bands, self._peers.ledger)
+        registry.provision(self._provisioned)
+        self._plan, self._gate, self._registry = plan, gate, registry
+        self._deadlines.use(plan)
+        for entry in sorted(waiting, key=lambda entry: entry.arrival):
+            entry.place = registry.lease(entry.flow)
+            entry.place.band.offer(entry, now)
+        for band in old.order:
+            self._peers.publish(band.priority, 0, 0, 0.0)
+            if (successor := registry.find(band.priority)) is not None:
+                successor.rate = band.rate
+        for band in registry.order:
+            self._peers.publish(band.priority, band.requests, band.bytes, band.oldest)
+        self._front_moved = True
+        self.cycle()

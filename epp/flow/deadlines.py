@@ -1,12 +1,15 @@
-"""Who has waited for as long as it may: the effective time to live of each request, and when it ends.
+"""Deadlines of waiting requests: the effective time to live (TTL) of each request, and when it ends.
 
-While the pool has endpoints a request's own TTL is in force, while it is empty the no-endpoint TTL. The budget counts from the
-later of arrival and the last change between the two (the *regime*), so that a pool that comes back gives everybody a full turn; the
-total is bounded by the longer TTL and `GRACE_S`. TTLs, the first that is set: the caller's wish, the band's, the global one. A wish
-shortens what the next level allows and never lengthens it, in both regimes.
+There are two *regimes*. While the pool has endpoints, the request TTL is in force. While the pool is empty, the no-endpoint TTL
+is in force. A TTL runs from the arrival or from the last change of the regime, whichever is later, so that a pool that comes back
+gives each request a full TTL. The total wait is at most the longer TTL plus `GRACE_S`.
 
-Per regime a heap of (earliest possible end, number, entry): an end only ever moves back, so an entry that comes up early is put
-back with its present end. A regime change touches nothing; a sweep does a bounded number of steps.
+The request TTL is the band's, or else the global one. A request can ask for a shorter TTL, never for a longer one. A shorter TTL that
+a request asks for applies in both regimes.
+
+Each regime has a heap of (earliest possible end, number, entry). The end of an entry can only move to a later time. If an entry reaches
+the top too early, it is pushed again with its present end. A change of the regime touches no entry. A sweep takes a bounded number of
+steps.
 """
 
 from heapq import heapify, heappop, heappush
@@ -15,26 +18,31 @@ from math import inf
 from epp.flow.bands import DEAD_MAX, Entry
 from epp.flow.plan import FlowPlan
 
-GRACE_S = 2.0  # beyond the longer of both TTLs, however often the regime changes
+GRACE_S = 2.0  # added to the longer TTL: the bound holds however often the regime changes
 STEPS_MAX = 1_000  # per sweep
 
 Heap = list[tuple[float, int, Entry]]
 
 
 class Deadlines:
-    """The ends of all that wait in this worker."""
+    """Keeps the deadlines of all requests that wait in this worker."""
 
     def __init__(self, plan: FlowPlan) -> None:
         self._global_s = plan.request_ttl_s
         self._empty_s = plan.no_endpoint_ttl_s
-        self._heaps: tuple[Heap, Heap] = ([], [])  # by `empty`
+        self._heaps: tuple[Heap, Heap] = ([], [])  # heap of the regime; the index is `empty`
         self._count = 0
         self._alive = 0
         self.empty = False
-        self._since = -inf  # of the regime
+        self._since = -inf  # when the present regime began
+
+    def use(self, plan: FlowPlan) -> None:
+        """Takes the TTLs of later requests from this plan. Requests that already wait keep their TTLs."""
+        self._global_s = plan.request_ttl_s
+        self._empty_s = plan.no_endpoint_ttl_s
 
     def add(self, entry: Entry, wish_s: float | None) -> None:
-        """Grants an entry its TTLs."""
+        """Sets the TTLs of an entry. `wish_s`: the TTL that the request asks for, in seconds."""
         band_s = entry.place.band.plan.request_ttl_s
         ttl_s = self._global_s if band_s is None else band_s
         empty_s = self._empty_s
@@ -50,7 +58,7 @@ class Deadlines:
             heappush(self._heaps[True], (entry.arrival + empty_s, self._count, entry))
 
     def ended(self) -> None:
-        """One entry waits no more; those that are gone are dropped before they are the most."""
+        """Notes that one entry no longer waits. Cleans a heap when ended entries are the majority."""
         self._alive -= 1
         for heap in self._heaps:
             if len(heap) > 2 * self._alive + DEAD_MAX:
@@ -58,22 +66,22 @@ class Deadlines:
                 heapify(heap)
 
     def regime(self, empty: bool, now: float) -> None:
-        """Whether the pool is empty, as far as is known now."""
+        """Sets the regime. `empty`: whether the pool has no endpoints."""
         if empty != self.empty:
             self.empty = empty
             self._since = now
 
     def end(self, entry: Entry) -> float:
-        """When this entry's wait ends if the regime stays."""
+        """Returns when the entry's TTL ends if the regime stays."""
         ttl_s = entry.empty_ttl_s if self.empty else entry.ttl_s
         if ttl_s == inf:
             return inf
         return min(max(entry.arrival, self._since) + ttl_s, entry.last_s)
 
     def expired(self, now: float) -> list[Entry]:
-        """Whose wait has ended: at most so many that a sweep stays short. They still wait; the caller ends them."""
+        """Returns entries past their TTL, found in at most STEPS_MAX steps. They still wait; the caller must end them."""
         heap = self._heaps[self.empty]
-        found: list[Entry] = []
+        ended: list[Entry] = []
         for _ in range(STEPS_MAX):
             if not heap or heap[0][0] > now:
                 break
@@ -81,13 +89,13 @@ class Deadlines:
             if entry.waits:
                 end = self.end(entry)
                 if end <= now:
-                    found.append(entry)
+                    ended.append(entry)
                 else:
                     heappush(heap, (end, number, entry))
-        return found
+        return ended
 
     def next(self) -> float:
-        """When to look again at the latest; inf: nothing ends."""
+        """Returns the latest time for the next sweep; inf: no waiting request has a deadline."""
         heap = self._heaps[self.empty]
         while heap and not heap[0][2].waits:
             heappop(heap)

@@ -1,8 +1,8 @@
-"""Who gives way, over all shards, to an arrival that finds the global limits reached: a pure choice, made before anybody is evicted.
+"""Decides about displacement over all shards: which shards free how much for an arrival at the global limits. Evicts nothing itself.
 
-Strictly lower priorities only, the lowest band first; of a band the shard that holds the most bytes of it first, where the
-band's displacement policy then names the items. If everything lower is not enough, nobody gives way.
-A band's own limit is never helped by this: nothing in a band is less important than another of it.
+Only bands of strictly lower priority give way, the lowest band first. Within a band the shard with the most bytes gives way
+first; there the band's displacement policy chooses the items. If all lower bands together are not enough, nothing gives way.
+Displacement never helps at the limit of a band: all requests in a band are equally important.
 """
 
 from collections.abc import Iterable
@@ -15,7 +15,7 @@ OWN = -1  # this shard
 
 
 class Holding(NamedTuple):
-    """What waits in one band of one shard, less what it has been asked to displace already."""
+    """Says what waits in one band of one shard, minus what is already demanded of that shard."""
 
     shard: int
     priority: int
@@ -24,9 +24,10 @@ class Holding(NamedTuple):
 
 
 def giving_way(priority: int, requests: int, size: int, holdings: Iterable[Holding]) -> list[tuple[int, Wanted]] | None:
-    """Which shards displace how much for an arrival of `priority` that needs so many places and bytes; None: it cannot be freed.
+    """Returns which shards displace how much for an arrival of `priority`. None: too little can be freed.
 
-    A shard frees until both figures of its part are reached: what an item weighs is known there alone.
+    The shards must free `requests` requests and `size` bytes. A shard evicts until it has freed both figures of its part, because only that
+    shard knows the size of each item.
     """
     lower = [h for h in holdings if rank(h.priority) > rank(priority) and h.requests > 0]
     lower.sort(key=lambda h: (-rank(h.priority), -h.bytes, h.shard))
@@ -34,7 +35,7 @@ def giving_way(priority: int, requests: int, size: int, holdings: Iterable[Holdi
     for holding in lower:
         if requests <= 0 and size <= 0:
             break
-        emptied = 0 < holding.bytes <= size  # with all its bytes all its requests go
+        emptied = 0 < holding.bytes <= size  # freeing all bytes frees all requests
         part = holding.requests if emptied else max(0, min(requests, holding.requests))
         part_size = max(0, min(size, holding.bytes))
         if part or part_size:

@@ -1,19 +1,19 @@
-"""In-flight eviction: which requests that are being served are given up for more important ones that wait, when, and how many.
+"""Decides about eviction: which requests in flight to end for more important ones that wait, when, and how many.
 
-    Victims       the requests of one worker that may be given up, in the order of the policy
-    Reclamation   when (stop and wait) and how many (deficit over mean footprint) one worker gives up
-    demanded      the waiting band for which somebody may be given up
+    Victims       the requests of one worker that may be revoked, in the order of the policy
+    Reclamation   when one worker revokes (stop and wait), and how many (deficit over mean footprint)
+    demanded      the waiting band that justifies a revocation
 
-Every worker gives up its own requests only: who holds the best victim of all acts, the others wake it. What a worker shows of
-itself (`Standing`) is enough for that: its best victim, and until when what was given up is still on its way. So there is
-nothing to ask for and nothing to acknowledge, and a worker that dies takes its part of the waiting with it.
+A worker revokes only its own requests. The worker that holds the best victim acts; the other workers wake it. Each worker shows a
+`Standing`: its best victim, and until when its revocations are under way. That is enough: workers need no requests and no
+acknowledgements, and a worker that dies does not block the others.
 
-Stop and wait: nobody is given up while an earlier revocation of any worker is unconfirmed (its stream has not ended, for
-`CONFIRM_S` at most) or has not yet had its time to show in the saturation (`grace_s`): who acts again on a reading that has
-not taken in the last action gives up too much. Two workers may decide at the same moment, so at most REVOCATIONS_MAX for each
-worker are under way at once.
+Stop and wait: no worker revokes while an earlier revocation of any worker is unconfirmed (its stream has not ended, for
+`CONFIRM_S` at most) or does not show in the saturation yet (for `grace_s`). A second decision on a reading without the effect of
+the first one would end too many requests. Two workers may decide at the same moment, so at most REVOCATIONS_MAX per worker are
+under way at once.
 
-What this does not do: read a clock, or speak to anybody. The worker passes time in, and `revoke` is the victim's own.
+This module reads no clock and does no I/O. The worker passes the time in, and each victim brings its own `revoke`.
 """
 
 import math
@@ -23,32 +23,32 @@ from typing import Any, Final, NamedTuple
 
 from epp.flows import FlowKey, rank
 
-REVOCATIONS_MAX: Final = 2  # a decision: the footprint is a mean, and may be far off
+REVOCATIONS_MAX: Final = 2  # per decision; few, because the number follows from a mean footprint, which may be far off
 CONFIRM_S: Final = 10.0
-GRACE_COUNTED_S: Final = 0.010  # of a detector that counts what is in flight
-GRACE_MARGIN_S: Final = 0.250  # of one that reads what servers say, beyond interval and staleness
-IDLE_ENTRIES: Final = 64  # of the heap that may be void before it is made anew
+GRACE_COUNTED_S: Final = 0.010  # how long after a revocation to wait if the detector counts requests in flight
+GRACE_MARGIN_S: Final = 0.250  # added to scrape interval and scrape time if the detector reads scraped metrics
+IDLE_ENTRIES: Final = 64  # void heap entries that may pile up before the heap is rebuilt
 
 
 class Victim:
-    """One request that is being served and may be given up; its owner keeps it from the decision to the stream's end."""
+    """Stands for one request in flight that may be revoked. Its stream holds it from the decision to the end of the stream."""
 
     __slots__ = ("dispatched_at", "flow", "here", "revoke")
 
     def __init__(self, flow: FlowKey, dispatched_at: float, revoke: Callable[[], bool]) -> None:
         self.flow = flow
         self.dispatched_at = dispatched_at
-        self.revoke = revoke  # answers the client and ends the stream; False: the answer is complete already
-        self.here = True  # can still be given up
+        self.revoke = revoke  # answers the client and ends the stream; returns False if the answer is already complete
+        self.here = True  # whether it can still be revoked
 
 
 class Victims:
-    """The requests of one worker that may be given up; the best victim in O(1), the others in O(log n)."""
+    """Orders the requests of one worker that may be revoked. `best` takes O(1) amortized, `track` O(log n)."""
 
     def __init__(self, evictable: Callable[[FlowKey], bool], key: Callable[[FlowKey, float], Any]) -> None:
         self._evictable = evictable
         self._key = key
-        self._heap: list[tuple[Any, int, Victim]] = []  # entries of those that left are void, and few
+        self._heap: list[tuple[Any, int, Victim]] = []  # entries of victims that left are void, and few
         self._count = 0
         self._entered = 0
 
@@ -56,7 +56,7 @@ class Victims:
         return self._count
 
     def track(self, flow: FlowKey, now: float, revoke: Callable[[], bool]) -> Victim | None:
-        """The request was sent to a server; None: it is never given up."""
+        """Adds a request that was sent to a server. Returns None if the policy never evicts it."""
         if not self._evictable(flow):
             return None
         victim = Victim(flow, now, revoke)
@@ -65,8 +65,18 @@ class Victims:
         self._count += 1
         return victim
 
+    def use(self, evictable: Callable[[FlowKey], bool], key: Callable[[FlowKey, float], Any]) -> None:
+        """Replaces filter and order. Requests that the new filter rejects are not evicted any more."""
+        self._evictable, self._key = evictable, key
+        for _, _, victim in self._heap:
+            if victim.here and not evictable(victim.flow):
+                victim.here = False
+                self._count -= 1
+        self._heap = [(key(v.flow, v.dispatched_at), entered, v) for _, entered, v in self._heap if v.here]
+        heapify(self._heap)
+
     def drop(self, victim: Victim) -> None:
-        """It has ended, or is being given up; harmless the second time."""
+        """Removes a victim that has ended or is being revoked. A second call has no effect."""
         if not victim.here:
             return
         victim.here = False
@@ -77,7 +87,7 @@ class Victims:
             heapify(self._heap)
 
     def best(self) -> Victim | None:
-        """Who goes first."""
+        """Returns the victim to revoke first; None: there is none."""
         heap = self._heap
         while heap and not heap[0][2].here:
             heappop(heap)
@@ -85,23 +95,23 @@ class Victims:
 
 
 class Standing(NamedTuple):
-    """What one worker shows of itself. `priority` and `dispatched_at` are its best victim's."""
+    """Holds what one worker shows to the others. `priority` and `dispatched_at` belong to its best victim."""
 
     evictable: int = 0
     priority: int = 0
     dispatched_at: float = 0.0
-    busy_until: float = 0.0  # until then what it gave up is on its way, unless confirmed sooner
+    busy_until: float = 0.0  # until when its revocations are under way, unless they are confirmed earlier
 
 
 class Demand(NamedTuple):
-    """A band that waits although it is more important than who is served."""
+    """Describes a band that waits although a less important request is in flight."""
 
     priority: int
     ceiling: float
 
 
 class Step(NamedTuple):
-    """What came of a look: requests given up here, or the worker that should look instead (-1: nobody)."""
+    """Is the result of `Reclamation.look`: the number of requests revoked here, or the seat of the worker to wake (-1: none)."""
 
     revoked: int = 0
     wake: int = -1
@@ -111,10 +121,10 @@ NOTHING: Final = Step()
 
 
 def demanded(saturation: float, bands: Iterable[tuple[int, float, bool]], victim: int) -> Demand | None:
-    """The first band, from the most important on, that waits, is shut by the load, and stands above `victim`.
+    """Returns the most important band that waits, has a ceiling at or below the saturation, and is more important than `victim`.
 
-    `bands`: (priority, ceiling, whether anybody waits) from the band on at which dispatching stopped. A ceiling of 0 is a wish
-    to serve nobody, which no eviction can fulfil.
+    `bands`: (priority, ceiling, whether a request waits), starting with the band at which dispatching stopped. `victim`: the priority of
+    the best victim. A band with the ceiling 0 is not to be served at all, which no eviction can change, so it never counts.
     """
     for priority, ceiling, waiting in bands:
         if rank(priority) >= rank(victim):
@@ -125,28 +135,30 @@ def demanded(saturation: float, bands: Iterable[tuple[int, float, bool]], victim
 
 
 def goes_first(standing: Standing) -> tuple[int, float]:
-    """The order of the workers' best victims, smallest first: the least important, then the newest."""
+    """Returns a sort key for the best victims of the workers, smallest first: the least important, then the newest."""
     return -rank(standing.priority), -standing.dispatched_at
 
 
 class Reclamation:
-    """When one worker gives up requests of its own, and how many."""
+    """Decides when one worker revokes its own requests, and how many."""
 
-    def __init__(self, victims: Victims, grace_s: float, *, told: "Told") -> None:
+    def __init__(self, victims: Victims, grace_s: float, *, observer: "RevocationObserver") -> None:
         self.victims = victims
         self.grace_s = grace_s
-        self._told = told
-        self._unconfirmed: dict[Victim, tuple[float, float]] = {}  # credit, issued at; at most REVOCATIONS_MAX
-        self._cooling: list[tuple[float, float]] = []  # credit, until; at most REVOCATIONS_MAX
-        self.target = 0.0  # by how much the saturation was too high at the last decision
+        self._observer = observer
+        # Victim -> (the saturation that its end frees, when it was revoked); at most REVOCATIONS_MAX.
+        self._unconfirmed: dict[Victim, tuple[float, float]] = {}
+        # (the saturation that the revocation frees, when it shows in readings); at most REVOCATIONS_MAX.
+        self._cooling: list[tuple[float, float]] = []
+        self.target = 0.0  # by how much the saturation exceeded the ceiling at the last decision
 
     @property
     def pending(self) -> float:
-        """The saturation that is on its way to be freed."""
+        """Returns the part of the saturation that revocations under way will free."""
         return sum(credit for credit, _ in self._unconfirmed.values()) + sum(credit for credit, _ in self._cooling)
 
     def standing(self) -> Standing:
-        """What the other workers are to know."""
+        """Returns what this worker shows to the others."""
         best = self.victims.best()
         until = max((until for _, until in self._cooling), default=0.0)
         for _, issued in self._unconfirmed.values():
@@ -163,11 +175,11 @@ class Reclamation:
         others: Iterable[tuple[int, Standing]],
         in_flight: int,
     ) -> Step:
-        """Somebody waits and dispatching has stopped. `others`: the serving workers beside this one, by seat.
+        """Revokes requests if that is this worker's turn. Call it when requests wait and dispatching has stopped.
 
-        `in_flight`: requests of all workers at all servers.
+        `others`: (seat, standing) of the other serving workers. `in_flight`: how many requests all workers have at all servers.
         """
-        self._pass(now)
+        self._expire(now)
         if self._unconfirmed or self._cooling:
             return NOTHING
         best, wake = self.standing(), -1
@@ -183,23 +195,24 @@ class Reclamation:
             return NOTHING
         if wake >= 0:
             return Step(wake=wake)
-        return Step(self._give_up(now, saturation, demand, in_flight))
+        return Step(self._revoke(now, saturation, demand, in_flight))
 
     def ended(self, victim: Victim, now: float) -> None:
-        """The stream of a tracked request is over, however that came; this confirms a revocation."""
+        """Notes that the stream of a tracked request has ended for any reason. If the request was revoked, this confirms the revocation."""
         self.victims.drop(victim)
         issued = self._unconfirmed.pop(victim, None)
         if issued is not None:
             credit, at = issued
             self._cooling.append((credit, now + self.grace_s))
-            self._told.confirmed(now - at)
+            self._observer.confirmed(now - at)
 
-    def _give_up(self, now: float, saturation: float, demand: Demand, in_flight: int) -> int:
+    def _revoke(self, now: float, saturation: float, demand: Demand, in_flight: int) -> int:
         credit = saturation / max(1, in_flight)
         if not 0 < credit < math.inf:
             return 0
         self.target = saturation - demand.ceiling
-        # Dispatching needs strictly more than the deficit, so at the ceiling itself one is given up.
+        # A request is dispatched only while the saturation is strictly below the ceiling. So a saturation equal to the ceiling costs one
+        # victim.
         wanted = min(max(1, math.ceil(self.target / credit)), REVOCATIONS_MAX)
         revoked = 0
         while revoked < wanted:
@@ -213,34 +226,38 @@ class Reclamation:
             else:
                 del self._unconfirmed[victim]
         if revoked:
-            self._told.issued(demand.priority, revoked)
+            self._observer.issued(demand.priority, revoked)
         return revoked
 
-    def _pass(self, now: float) -> None:
-        """Who was never confirmed counts as gone; what has had its time shows in the saturation."""
+    def _expire(self, now: float) -> None:
+        """Counts an unconfirmed revocation as done after CONFIRM_S, and forgets revocations that show in the saturation by now."""
         if self._unconfirmed:
             late = [victim for victim, (_, at) in self._unconfirmed.items() if now - at >= CONFIRM_S]
             for victim in late:
                 credit, _ = self._unconfirmed.pop(victim)
                 self._cooling.append((credit, now + self.grace_s))
-                self._told.timed_out()
+                self._observer.timed_out()
         if self._cooling:
             self._cooling = [(credit, until) for credit, until in self._cooling if until > now]
 
 
-class Told:
-    """Who is told of revocations; this one tells nobody."""
+class RevocationObserver:
+    """Receives what happens to revocations. This base class does nothing."""
 
     def issued(self, priority: int, count: int) -> None:
-        """So many requests were given up for a band."""
+        """Reports that `count` requests were revoked for the band of this priority."""
 
     def confirmed(self, seconds: float) -> None:
-        """The stream of one has ended, so long after."""
+        """Reports that the stream of a revoked request has ended, `seconds` after the revocation."""
 
     def timed_out(self) -> None:
-        """The stream of one has not ended in time."""
+        """Reports that the stream of a revoked request has not ended within CONFIRM_S."""
 
 
-def grace_s(*, counted: bool, interval_s: float, staleness_s: float) -> float:
-    """How long freed capacity takes to show: at once for a detector that counts, else a scrape and what counts as stale."""
-    return GRACE_COUNTED_S if counted else interval_s + staleness_s + GRACE_MARGIN_S
+def grace_s(*, counted: bool, interval_s: float, scrape_s: float) -> float:
+    """Returns the seconds until freed capacity shows in the saturation.
+
+    `counted`: the detector counts what is in flight, so the effect is immediate. Otherwise it takes a scrape interval plus
+    `scrape_s`, the longest time of a scrape.
+    """
+    return GRACE_COUNTED_S if counted else interval_s + scrape_s + GRACE_MARGIN_S

@@ -1,57 +1,59 @@
-"""The gate: whether the pool has room for one request more of a band, quickly and without letting through too many.
+"""Decides whether the pool has room for one more request of a band: fast, and without overshooting the ceiling.
 
-A reading (detector over all endpoints, then the usage limits) costs about 10 us and is kept for a millisecond, far below all
-ceilings for ten. In between, what was let through since by *all* shards counts as `step` each, so that N shards with old readings
-do not overshoot together; what has ended since is looked at where the gate is closed. Where that sum reaches a ceiling the pool is
-read again, and only such an exact reading closes the gate:
+A reading (detector over all endpoints, then the usage limits) costs about 10 us. It is kept for 1 ms, or for 10 ms while the
+saturation is far below all ceilings. In between, each request that *any* shard has let through since the reading adds `step`, so that
+N shards with old readings do not overshoot together. Requests that ended since the reading matter only while the gate is closed.
+When the sum reaches a ceiling, the gate reads the pool again. Only such an exact reading closes the gate:
 
     room = (saturation read + (pending + let through since) * step) < ceiling of the band
 
-*Pending* are requests that were let through and have no endpoint yet: the detector cannot see them in flight. Where it cannot say what
-one more adds (`step` 0), one is let through at a time: the next when that one is in flight and the pool was read again.
-A detector or limit that raises is counted and fails open: without a reading there is no overload to be seen, and a full stop is worse.
+*Pending* requests have passed the gate and have no endpoint yet, so the detector cannot see them in flight. If the detector does not
+know how much one request adds (`step` 0), requests pass one at a time: the next one passes when the previous one is in flight and the
+pool was read again.
+
+A detector or usage limit that raises is counted and fails open: without a reading no overload is visible, and a full stop is worse.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 
-from epp.flow.fallback import Report
-from epp.flow.ports import Load, Probe, Reading
+from epp.flow.failure_breaker import Report
+from epp.flow.ports import PoolLoad, Probe, Reading
 from epp.plugin import UsageLimitPolicy
 
 KEPT_S = 0.001
-KEPT_FAR_S = (
-    0.010  # of a reading far below all ceilings: what is in flight is counted in between, and scrapes come every 50 ms
-)
+# If the saturation is far below all ceilings: requests in flight are counted in between, and scrapes come every 50 ms.
+KEPT_FAR_S = 0.010
 FAR = 0.5
-DIGITS = 9  # saturations are sums of fractions; rounded, a pool that is exactly full is full
-UNKNOWN = Load(saturation=0.0, step=1e-12)  # what one adds is known: nothing that counts
+DIGITS = 9  # saturations are sums of fractions; rounding makes an exactly full pool compare as full
+UNKNOWN = PoolLoad(saturation=0.0, step=1e-12)  # a tiny step: 0 would mean "unknown", one request at a time
 
 
 class PoolGate:
-    """`epp.flow.ports.Gate` over a probe of the pool."""
+    """Implements `epp.flow.ports.Gate` with a probe of the pool."""
 
     def __init__(
         self, probe: Probe, limits: UsageLimitPolicy, detector: str, *, now: Callable[[], float], report: Report
     ) -> None:
         self._probe = probe
         self._limits = limits
-        self._detector = detector  # its name, for reports
+        self._detector = detector  # the name of the detector, for reports
         self._now = now
         self._report = report
         self._priorities: Sequence[int] = ()
         self._ceilings: Mapping[int, float] = {}
-        self._given: tuple[float, ...] | None = None  # what the ceilings were made of
+        # What the usage-limit policy returned when `_ceilings` was made.
+        self._raw_ceilings: tuple[float, ...] | None = None
         self._load = UNKNOWN
         self._base = 0.0
         self._pending = 0
-        self._dispatched = 0  # of all shards, at the reading
+        self._dispatched = 0  # how many requests all shards had dispatched at the reading
         self._read_at = float("-inf")
         self._kept_s = KEPT_S
-        self._freed = False  # something in flight has ended since the reading: it may be too high
+        self._freed = False  # whether a request in flight has ended since the reading, which may be too high now
 
     def bands(self, priorities: Sequence[int]) -> None:
         self._priorities = tuple(priorities)
-        self._given = None
+        self._raw_ceilings = None
         self._read_at = float("-inf")
 
     @property
@@ -69,9 +71,8 @@ class PoolGate:
                 return False
         ceiling = self._ceilings[priority]
         full = moved and round(self._base + moved * self._load.step, DIGITS) >= ceiling
-        if full or (
-            self._freed and (self._load.empty or self._base >= ceiling)
-        ):  # what is open need not be looked at again
+        # If the gate is open, a reading that is too high does no harm.
+        if full or (self._freed and (self._load.empty or self._base >= ceiling)):
             self._measure()
             ceiling = self._ceilings[priority]
         return not self._load.empty and self._base < ceiling
@@ -86,7 +87,8 @@ class PoolGate:
 
     def _measure(self) -> None:
         probe = self._probe
-        self._dispatched = probe.dispatched()  # before the load: who is counted in both counts twice, never not at all
+        # Read this before the load: so a request may count twice, but none is missed.
+        self._dispatched = probe.dispatched()
         pending = self._pending = probe.pending()
         try:
             load = probe.load()
@@ -106,15 +108,15 @@ class PoolGate:
     def _limited(self, saturation: float) -> Mapping[int, float]:
         priorities = self._priorities
         try:
-            given = self._limits.ceilings(saturation, priorities)
-            if self._given is not None and tuple(given) == self._given:
+            raw = self._limits.ceilings(saturation, priorities)
+            if self._raw_ceilings is not None and tuple(raw) == self._raw_ceilings:
                 return self._ceilings
-            ceilings = {p: round(ceiling, DIGITS) for p, ceiling in zip(priorities, given, strict=True)}
+            ceilings = {p: round(ceiling, DIGITS) for p, ceiling in zip(priorities, raw, strict=True)}
             if any(ceiling != ceiling for ceiling in ceilings.values()):
                 raise ValueError("a ceiling is not a number")
-            self._given = tuple(given)
+            self._raw_ceilings = tuple(raw)
             return ceilings
         except Exception as problem:  # FAIL-OPEN
             self._report(self._limits.name, problem)
-            self._given = None
+            self._raw_ceilings = None
             return dict.fromkeys(priorities, 1.0)

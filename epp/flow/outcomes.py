@@ -1,7 +1,7 @@
-"""How a request's way through flow control ends: exactly one `Outcome` each, and the exceptions that stand for all but one.
+"""How a request leaves flow control: exactly one `Outcome`, and one exception class for each outcome but DISPATCHED.
 
-`Rejected*`: it was never in a queue; `Evicted*`: it was. An outcome is the metric label; the class that is raised holds the detail
-and says two things of itself, the phase and the cause, so that a caller may catch either:
+A *rejected* request was never in a queue, an *evicted* one was. The outcome is the metric label. The class that is raised
+inherits from a phase and from one or more causes, so that a caller may catch either:
 
                        phase      cause
     RejectedCapacity   Rejected   QueueAtCapacity        EvictedTTL               Evicted   TTLExpired
@@ -11,7 +11,7 @@ and says two things of itself, the phase and the cause, so that a caller may cat
                                                          EvictedShutDown          Evicted   ShuttingDown
                                                          EvictedFault             Evicted   Other
 
-What the client sees of each stands in `epp/protocol/refusals.py`.
+`epp/protocol/refusals.py` defines what the client sees.
 """
 
 import enum
@@ -21,7 +21,7 @@ from epp.errors import Cause, Refused
 
 
 class Outcome(enum.Enum):
-    """The value is the metric label."""
+    """Names how a request left flow control. The value is the metric label."""
 
     DISPATCHED = "Dispatched"
     REJECTED_CAPACITY = "RejectedCapacity"
@@ -35,7 +35,7 @@ class Outcome(enum.Enum):
 
 
 class Undispatched(Refused):
-    """What all of them share. Raised are the classes at the end of this file only."""
+    """Base of all refusals by flow control. Only the classes at the end of this file are raised."""
 
     outcome: ClassVar[Outcome]
     answered_as: ClassVar[Cause]
@@ -47,39 +47,39 @@ class Undispatched(Refused):
 
 
 class Rejected(Undispatched):
-    """It was never in a queue."""
+    """Says that the request was never in a queue."""
 
 
 class Evicted(Undispatched):
-    """It was in a queue, and left it unserved."""
+    """Says that the request was in a queue and left it without being dispatched."""
 
 
 class QueueAtCapacity(Undispatched):
-    """A limit of the band or of all bands is reached, and not enough that is less important waits."""
+    """Says that a limit of the band or of all bands is reached, and that displacing less important requests is not enough."""
 
 
 class NoEndpoints(Undispatched):
-    """The pool is empty."""
+    """Says that the pool is empty."""
 
 
 class TTLExpired(Undispatched):
-    """It waited for as long as it may."""
+    """Says that the request waited for its whole TTL."""
 
 
 class ContextCancelled(Undispatched):
-    """Whoever waited for it left."""
+    """Says that the client left."""
 
 
 class Displaced(Undispatched):
-    """It gave way to something more important."""
+    """Says that a more important request displaced this one."""
 
 
 class ShuttingDown(Undispatched):
-    """This worker leaves."""
+    """Says that this worker shuts down."""
 
 
 class Other(Undispatched):
-    """A fault of ours."""
+    """Says that the picker itself has a fault."""
 
 
 class RejectedCapacity(Rejected, QueueAtCapacity):
@@ -97,7 +97,7 @@ class RejectedNoEndpoints(Rejected, NoEndpoints):
 class RejectedShutDown(Rejected, ShuttingDown):
     outcome = Outcome.REJECTED_OTHER
     answered_as = Cause.SHUTTING_DOWN
-    chain = "request rejected pre-queue"  # the answer's text goes on
+    chain = "request rejected pre-queue"  # the error text starts with it and adds the cause
 
 
 class RejectedFault(Rejected, Other):

@@ -1,7 +1,7 @@
-"""The compiled configuration of flow control: immutable, made before the fork, the same in all workers.
+"""The compiled configuration of flow control: immutable, created before the fork, the same in all workers.
 
-It names plugin instances and numbers; defaults are written where the configuration is read, not here. A duration that never
-ends is `math.inf`, a limit that does not hold is 0.
+It holds plugin instances and numbers. The code that reads the configuration sets the defaults. `math.inf` stands for an endless
+duration, 0 for no limit.
 """
 
 from collections.abc import Collection, Iterator
@@ -19,17 +19,17 @@ from epp.plugin import (
     UsageLimitPolicy,
 )  # fmt: skip
 
-DEFAULT_BAND = 0  # exists always; takes in requests of priorities that have no band of their own
+DEFAULT_BAND = 0  # this band always exists; it accepts the requests whose priority has no band
 
 
 @dataclass(frozen=True, slots=True)
 class BandPlan:
-    """One band: what it holds at most over all shards, how long one waits, and who decides what."""
+    """Configures one band: its limits over all shards, its TTL (seconds) and its policies."""
 
     priority: int
     max_requests: int  # > 0: a band is always bounded
     max_bytes: int  # > 0
-    request_ttl_s: float | None  # None: the global one; inf: never
+    request_ttl_s: float | None  # None: the global TTL; inf: requests never expire
     queue: FlowQueue
     ordering: OrderingPolicy
     fairness: FairnessPolicy
@@ -38,23 +38,26 @@ class BandPlan:
 
 @dataclass(frozen=True, slots=True)
 class FlowPlan:
-    """All of flow control. `bands` are the configured ones; band 0 and provisioned ones are made of the templates."""
+    """Configures flow control as a whole.
+
+    `bands` are the configured bands. The templates serve for band 0 and for bands that are created for objectives.
+    """
 
     bands: tuple[BandPlan, ...]
-    template: BandPlan  # its priority means nothing
+    template: BandPlan  # for other bands; its own priority is ignored
     negative_template: BandPlan | None  # for priorities below 0; None: `template`
     max_requests: int  # over all bands and shards; 0: no limit
     max_bytes: int
-    request_ttl_s: float  # inf: never
-    no_endpoint_ttl_s: float  # while the pool is empty; inf: never
+    request_ttl_s: float  # inf: requests never expire
+    no_endpoint_ttl_s: float  # the TTL while the pool is empty; inf: requests never expire
     detector: SaturationDetector
     usage_limits: UsageLimitPolicy
-    eviction: bool  # whether requests that are being served may be given up
-    eviction_filter: EvictionFilter | None = None  # set where `eviction` is
+    eviction: bool  # whether requests in flight may be evicted
+    eviction_filter: EvictionFilter | None = None  # set if `eviction` is true
     eviction_order: EvictionOrder | None = None
 
     def band(self, priority: int) -> BandPlan:
-        """The plan of one band: the configured one, or a template's."""
+        """Returns the plan of one band: the configured one, or a copy of the template."""
         for configured in self.bands:
             if configured.priority == priority:
                 return configured
@@ -62,9 +65,9 @@ class FlowPlan:
         return replace(template, priority=priority)
 
     def static(self) -> frozenset[int]:
-        """The priorities whose bands exist whatever objectives say."""
+        """Returns the priorities whose bands exist independently of objectives."""
         return frozenset(band.priority for band in self.bands) | {DEFAULT_BAND}
 
     def priorities(self, provisioned: Collection[int] = ()) -> Iterator[int]:
-        """All priorities that have a band while objectives name `provisioned`, the most important first."""
+        """Yields all priorities that have a band while objectives name `provisioned`, the most important first."""
         return iter(sorted(self.static() | frozenset(provisioned), key=rank))

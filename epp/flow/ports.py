@@ -1,11 +1,13 @@
-"""What flow control is handed: load, the other shards, futures, a clock. `workers/flow.py` implements these, the simulation fakes them.
+"""The interfaces that flow control needs: `workers/flow` implements these protocols, and the simulation fakes them.
 
-    Probe   the pool: how full it is, by the configured detector             read by `epp/flow/gate.py`
-    Peers   the other shards, by way of the lanes: what they show, how to speak to them
-    Future  what one waiting request awaits
+    Probe     how full the pool is, by the configured detector; read by `epp/flow/gate.py`
+    Gate      whether there is room for one more request
+    Peers     the other shards, through the lanes: what they show, and how to send them demands
+    Future    what a waiting request awaits
+    Observer  counts what flow control does
 
-One writer per word: a shard publishes only what is its own and asks others by counters that only it writes. None of the calls
-waits or raises. A shard is a worker; *serving* ones are those whose `serving` word is set: words of the others count nothing.
+One writer per word: a shard publishes only its own words. It demands something of other shards by counters that only it writes. No
+call blocks or raises. Each worker has one shard. A *serving* shard has its `serving` word set; the words of the others are ignored.
 """
 
 from collections.abc import Generator, Mapping, Sequence
@@ -16,78 +18,78 @@ from epp.flows import FlowKey
 from epp.plugin import Ledger
 
 
-class Load(NamedTuple):
-    """How full the pool is at one moment, by what is scraped and what is in flight."""
+class PoolLoad(NamedTuple):
+    """Says how full the pool is at one moment, by scraped metrics and by what is in flight."""
 
-    saturation: float  # the worst stage's; of a pool without endpoints 1.0
+    saturation: float  # the saturation of the fullest stage; 1.0 for a pool without endpoints
     empty: bool = False  # the pool has no endpoint
-    step: float = 0.0  # how much one request more adds at most, about; 0: unknown, so one goes at a time
+    step: float = 0.0  # roughly the most that one more request adds; 0: unknown, so requests pass one at a time
     stages: Mapping[str, float] = {}  # stage -> saturation, for metrics
 
 
 class Probe(Protocol):
-    """The pool as flow control sees it: all endpoints, no subset."""
+    """Reads the load of the pool as flow control sees it: all endpoints, without subsets."""
 
-    def load(self) -> Load:
-        """Computed anew at each call (about 10 us): what is in flight in all serving shards is in it, up to this moment."""
+    def load(self) -> PoolLoad:
+        """Computes the load at each call (about 10 us), including what is in flight now in all serving shards."""
 
     def dispatched(self) -> int:
-        """Requests let through so far by all serving shards, this one's too: a sum of their dispatch counters, cheap.
+        """Returns how many requests all serving shards have let through so far: the sum of their dispatch counters. Cheap.
 
-        A shard that leaves or comes may move it either way; only differences over a few milliseconds are used.
+        It may jump up or down when a shard starts or stops serving. So callers should use only differences over a few milliseconds.
         """
 
     def pending(self) -> int:
-        """Requests let through in serving shards whose endpoint is not yet chosen: they are in flight nowhere else."""
+        """Returns how many requests serving shards have let through that have no endpoint yet. Such requests do not count as in flight."""
 
 
 class Reading(NamedTuple):
-    """The gate at one moment. A band waits while saturation >= its ceiling, and all bands below it."""
+    """Holds the state of the gate at one moment. A band waits while saturation >= its ceiling, and so do all bands below it."""
 
     saturation: float
-    ceilings: Mapping[int, float]  # by priority, of every band
+    ceilings: Mapping[int, float]  # priority -> ceiling, for every band
     empty: bool
     stages: Mapping[str, float] = {}
 
 
 class Gate(Protocol):
-    """Whether there is room. `epp.flow.gate.PoolGate` is the real one; tests put their own in its place."""
+    """Says whether there is room. `epp.flow.gate.PoolGate` is the real implementation; tests substitute their own."""
 
     @property
     def one_by_one(self) -> bool:
-        """Whether the next may go only when an endpoint is chosen for the one before."""
+        """Returns whether the next request has to wait until the previous one has an endpoint."""
 
     def room(self, priority: int) -> bool:
-        """Whether one request of this band may go now; cheap. `priority` is that of a band that exists."""
+        """Returns whether one request of this band may go now. Cheap. A band with this `priority` must exist."""
 
     def read(self) -> Reading:
-        """The present reading, recomputed when it is older than a millisecond or may have become wrong."""
+        """Returns the present reading. Reads the pool again if the reading is older than 1 ms or may be wrong."""
 
     def freed(self) -> None:
-        """Something in flight has ended: what was read is too high now."""
+        """Call this when a request in flight has ended: the last reading is then too high."""
 
     def bands(self, priorities: Sequence[int]) -> None:
-        """The bands that exist from now on, the most important first."""
+        """Sets the bands that exist from now on, the most important first."""
 
 
 class Held(NamedTuple):
-    """What waits in one band of one shard."""
+    """Says what waits in one band of one shard."""
 
     requests: int = 0
     bytes: int = 0
-    oldest: float = 0.0  # arrival of the oldest; 0: nothing waits
+    oldest: float = 0.0  # arrival time of the oldest request; 0: nothing waits
 
 
 class Front(NamedTuple):
-    """A shard's most important band with something waiting, and how early its turn is (`Band.claim`)."""
+    """Names the priority of a shard's most important waiting band, and the band's claim (`Band.claim`)."""
 
     shard: int
     priority: int
-    claim: float  # the smaller goes first within a band
+    claim: float  # within a band the smaller claim goes first
 
 
 class Wanted(NamedTuple):
-    """What one shard is asked to displace of one band."""
+    """Demands that a shard displaces a number of requests and bytes in one band."""
 
     priority: int
     requests: int
@@ -95,75 +97,78 @@ class Wanted(NamedTuple):
 
 
 class Peers(Protocol):
-    """The other shards that serve. Bands are named by priority; who implements this maps them to lane cells.
+    """Reads what the other serving shards show, and sends them demands. Bands are named by priority; lanes have numbered cells for them.
 
-    Displacement: each shard keeps, per other shard and band, how much it has *ever* asked that one to displace (counters that go
-    on over a restart), and each shard how much of it it has *ever* answered, per band. What is asked and not yet answered is the
-    difference of the sums, seen by all. A successor starts with everything answered that was asked of its predecessor.
+    Displacement works by counters that continue over a restart. Each shard counts, per other shard and band, how much it has *ever*
+    demanded. Each shard counts, per band, how much of these demands it has *ever* answered. The outstanding demand is the difference of
+    the sums, which all shards can see. When a process takes over a shard, all demands on its predecessor count as answered.
     """
 
-    # What others show.
+    # What the other shards show.
 
     def waiting(self) -> int:
-        """Requests that wait in other serving shards; called for each request, so cheap."""
+        """Returns how many requests wait in other serving shards. Called for each request, so it must be cheap."""
 
     def totals(self) -> tuple[int, int]:
-        """Requests and bytes that wait in other serving shards."""
+        """Returns how many requests and bytes wait in other serving shards."""
 
     def band(self, priority: int) -> tuple[int, int]:
-        """Requests and bytes that wait in this band of other serving shards."""
+        """Returns how many requests and bytes wait in this band of other serving shards."""
 
     def shards(self) -> Sequence[int]:
-        """The other serving shards."""
+        """Returns the numbers of the other serving shards."""
 
     def held(self, shard: int, priority: int) -> Held: ...
     def fronts(self) -> Sequence[Front]:
-        """Of each other serving shard with a fresh heartbeat in which something waits."""
+        """Returns the front of each other serving shard that has waiting requests and a fresh heartbeat."""
 
     def progress(self, shard: int) -> int:
-        """How many requests this shard has let through: whether it is alive to what it is told."""
+        """Returns how many requests this shard has let through. A change shows that it reacts to wakes."""
 
     def yields(self, shard: int) -> int:
-        """How often it has left room to others."""
+        """Returns how often this shard has left room to others."""
 
     def asked(self, shard: int, priority: int) -> tuple[int, int]:
-        """Requests and bytes that all shards together have asked it to displace and that it has not answered yet."""
+        """Returns the requests and bytes of all outstanding demands on this shard in one band."""
 
     def ledger(self, priority: int) -> Ledger:
-        """What all shards know together of the flows of one band."""
+        """Returns the positions of the flows of one band, over all shards."""
 
     def demands(self) -> Sequence[Wanted]:
-        """The same for this shard, over all bands: what it is to displace now; usually empty, so cheap then."""
+        """Returns what this shard has to displace now, over all bands. Usually empty; then the call must be cheap."""
 
-    # What this shard shows and says.
+    # What this shard shows and sends.
 
     def publish(self, priority: int, requests: int, bytes: int, oldest: float) -> None:
-        """What waits here in one band; totals follow."""
+        """Publishes what waits here in one band. Also updates the totals over all bands."""
 
     def front(self, priority: int | None, claim: float) -> None:
-        """This shard's `Front`; None: nothing waits."""
+        """Publishes this shard's `Front`; None: nothing waits."""
 
     def let_through(self, pending: int) -> None:
-        """One request more was let through here; `pending` are those whose endpoint is not yet chosen, this one too."""
+        """Counts one more request that was let through here. `pending`: requests without an endpoint, including this one."""
 
     def pending(self, count: int) -> None:
-        """`pending` has changed for another reason."""
+        """Publishes the number of pending requests after it changed for another reason than `let_through`."""
 
     def yielded(self) -> None:
-        """This shard leaves room to another."""
+        """Counts that this shard has left room to another one."""
 
     def demand(self, shard: int, wanted: Wanted) -> None:
-        """Asks a shard to displace so much more. Called after `publish`, so that it sees why; `wake` follows."""
+        """Adds a demand on a shard.
+
+        Call it after `publish`, so that the shard sees why the demand is needed, and call `wake` afterwards.
+        """
 
     def answered(self, wanted: Wanted) -> None:
-        """So much of `demands` is done, or cannot be done any more."""
+        """Notes that this part of `demands` is done, or no longer possible."""
 
     def wake(self, shard: int) -> None:
         """Makes that shard call `FlowController.woken` soon."""
 
 
 class Future(Protocol):
-    """One wait; `asyncio.Future` is one. Done futures are never set again; setting one runs who waits later, never at once."""
+    """Is awaited by a waiting request; `asyncio.Future` fits. A done future is never set again. Setting it resumes the waiter later."""
 
     def __await__(self) -> Generator[Any, None, Any]: ...
     def set_result(self, result: Any, /) -> None: ...
@@ -171,16 +176,19 @@ class Future(Protocol):
 
 
 class Observer(Protocol):
-    """Who counts what flow control does; all calls are cheap and never raise."""
+    """Counts what flow control does. All calls are cheap and never raise."""
 
     def ended(self, key: FlowKey, outcome: Outcome, waited_s: float, bytes: int) -> None:
-        """Once per request: the flow that it asked for, how it ended, and its wait (0 when it did not wait)."""
+        """Reports that a request has ended: the flow that it named, its outcome, and its wait (0 if it did not wait).
+
+        Called once per request.
+        """
 
     def queued(self, key: FlowKey, requests: int, bytes: int) -> None:
-        """What waits here in one flow now. A flow that is no longer told apart has become 0 first."""
+        """Reports what waits here in one flow now. A flow reports 0 before it is removed or merged into another."""
 
     def policy_failed(self, plugin: str, problem: Exception) -> None:
-        """A policy raised, and the plain rule was used in its place; `plugin` is the instance's name."""
+        """Reports that a policy raised, and that the plain rule replaced it for this call. `plugin`: the name of the instance."""
 
     def blocked(self, reading: Reading, priority: int) -> None:
-        """A cycle ended because this band, in which something waits, may not go: the place of in-flight eviction."""
+        """Reports that a cycle ended at this waiting band, for which there is no room. In-flight eviction starts from here."""

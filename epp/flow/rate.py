@@ -1,11 +1,11 @@
-"""How fast a band drains, for `Retry-After`."""
+"""Measures the rate at which a band dispatches requests, for `Retry-After`."""
 
 WINDOW_S = 5.0
 LONGEST_S = 60
 
 
 class DrainRate:
-    """Dispatches of the last one to two windows."""
+    """Counts the dispatches of the last one to two windows of WINDOW_S each."""
 
     __slots__ = ("_before", "_count", "_since")
 
@@ -19,7 +19,7 @@ class DrainRate:
         self._count += 1
 
     def retry_after_s(self, waiting: float, now: float) -> int:
-        """In how many seconds what waits now will be gone, at the present rate: 1 to 60."""
+        """Returns in how many seconds `waiting` requests will be dispatched at the present rate: 1 to 60."""
         self._turn(now)
         recent = self._before + self._count
         if not waiting:

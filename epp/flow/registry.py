@@ -1,22 +1,23 @@
-"""Which bands and flows there are: the control plane of flow control, apart from the path of requests.
+"""The registry of bands and flows: the control plane of flow control, separate from the path of requests.
 
-The path of a request, which creates a flow at most:
+The path of a request can only create a flow:
 
-    enqueue ──▶ band of its priority (else band 0) ──▶ lease of its flow ──▶ queue ──▶ pick ──▶ served; lease given back
+    enqueue ──▶ band of its priority (else band 0) ──▶ lease of its flow ──▶ queue ──▶ pick ──▶ dispatched; lease released
 
-The path of configuration, which touches no request:
+The path of configuration touches no request:
 
     FlowPlan ─────────▶ static bands, templates ──┐
-    objectives ──▶ provision(priorities) ─────────┴──▶ the bands that take requests in, and the order of all
-                                                 └──▶ a band that is wanted no more: leaving ──▶ empty ──▶ gone
+    objectives ──▶ provision(priorities) ─────────┴──▶ the bands that accept requests, and the order of all bands
+                                                 └──▶ a band that is no longer named: leaving ──▶ empty ──▶ removed
 
-No arrow belongs to both. They meet in two words that the first reads and the second replaces whole: which band takes in a
-priority, and the order of bands. So no change of configuration loses a request or leaves one behind: a band that is leaving takes
-nothing in, is served in its place among the others until it is empty, and comes back as it was when it is wanted again.
+The two paths share two variables: which band accepts a priority, and the order of the bands. The path of a request reads them, and the
+path of configuration replaces each as a whole. So no change of configuration loses a request. A leaving band accepts no new requests. It
+keeps
+its place in the order until it is empty, and it returns unchanged if it is named again.
 
-A flow exists from its first waiting request on; each request that waits holds a lease of it. Without leases it is idle, and goes after
-`IDLE_S`, or earlier when there are `FLOWS_MAX` of them. When none of so many is idle, further flows of a band share one flow,
-`OVERFLOW`: a million fairness ids cost no more than the first ten thousand.
+A flow exists from its first waiting request on. Each waiting request holds a lease of its flow. A flow without leases is idle. It is
+removed after `IDLE_S`, or earlier if there are `FLOWS_MAX` flows. If there are that many and none is idle, all new flows of a band
+share one flow, `OVERFLOW`. So a million fairness ids cost no more than the first ten thousand.
 """
 
 from collections import OrderedDict
@@ -24,19 +25,19 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Protocol
 
 from epp.flow.bands import Band, Flow
-from epp.flow.fallback import Report
+from epp.flow.failure_breaker import Report
 from epp.flow.plan import DEFAULT_BAND, FlowPlan
 from epp.flows import FlowKey, rank
 from epp.plugin import Ledger
 
 IDLE_S = 60.0
-FLOWS_MAX = 10_000  # with state, in one worker
+FLOWS_MAX = 10_000  # flows with state, in one worker
 OVERFLOW = "other"
-COLLECT_MAX = 200  # flows per sweep
+COLLECT_MAX = 200  # flows that one sweep removes at most
 
 
 class ControlPlane(Protocol):
-    """What the controller needs of its registry. `Registry` is the real one; tests put their own in its place."""
+    """States what the controller needs of its registry. `Registry` is the real implementation; tests substitute their own."""
 
     order: tuple[Band, ...]
 
@@ -50,7 +51,7 @@ class ControlPlane(Protocol):
 
 
 class Registry:
-    """Bands and flows of one worker. `order` goes from the most important band to the least, leaving ones too."""
+    """Holds the bands and flows of one worker. `order` lists all bands, including leaving ones, the most important first."""
 
     def __init__(
         self,
@@ -61,11 +62,11 @@ class Registry:
     ) -> None:
         self._plan = plan
         self._report = report
-        self._ledger = ledger  # of the band of a priority
-        self._reordered = reordered  # told of the priorities that exist
+        self._ledger = ledger  # makes the ledger of the band with this priority
+        self._reordered = reordered  # gets the priorities that exist, whenever they change
         self._bands: dict[int, Band] = {}
-        self._taking: Mapping[int, Band] = {}
-        self._idle: OrderedDict[Flow, None] = OrderedDict()  # the longest idle first
+        self._accepting: Mapping[int, Band] = {}
+        self._idle: OrderedDict[Flow, None] = OrderedDict()  # idle flows, the longest idle one first
         self._count = 0
         self.order: tuple[Band, ...] = ()
         self.provision(())
@@ -73,25 +74,26 @@ class Registry:
     # The path of a request.
 
     def band(self, priority: int) -> Band:
-        """Which band takes in requests of this priority."""
-        band = self._taking.get(priority)
-        return band if band is not None else self._taking[DEFAULT_BAND]  # an empty band is false
+        """Returns the band that accepts requests of this priority."""
+        band = self._accepting.get(priority)
+        # Not `band or …`, because a band without requests is false.
+        return band if band is not None else self._accepting[DEFAULT_BAND]
 
     def lease(self, key: FlowKey) -> Flow:
-        """The flow of this key, made if need be; it stays until the lease is given back."""
+        """Returns the flow of this key, which is created if necessary. The flow stays until the lease is released."""
         band = self.band(key.priority)
         if key.priority != band.priority:
             key = FlowKey(key.fairness_id, band.priority)
         flow = band.known.get(key)
-        if flow is None:  # an empty flow is false
-            flow = self._made(band, key)
+        if flow is None:  # not `if not flow`, because a flow without requests is false
+            flow = self._create(band, key)
         if not flow.leases:
             self._idle.pop(flow, None)
         flow.leases += 1
         return flow
 
     def release(self, flow: Flow, now: float) -> None:
-        """A lease is given back."""
+        """Releases one lease of a flow."""
         flow.leases -= 1
         if not flow.leases:
             flow.idle_since = now
@@ -99,10 +101,10 @@ class Registry:
             if flow.band.leaving and not flow.band.requests:
                 self._settle()
 
-    def _made(self, band: Band, key: FlowKey) -> Flow:
+    def _create(self, band: Band, key: FlowKey) -> Flow:
         if self._count >= FLOWS_MAX:
             if self._idle:
-                self._forget(next(iter(self._idle)))
+                self._drop(next(iter(self._idle)))
             else:
                 key = FlowKey(OVERFLOW, band.priority)
                 if key in band.known:
@@ -110,51 +112,52 @@ class Registry:
         self._count += 1
         return band.flow(key)
 
-    def _forget(self, flow: Flow) -> None:
+    def _drop(self, flow: Flow) -> None:
         del self._idle[flow]
         self._count -= 1
         flow.band.forget(flow)
 
     def collect(self, now: float) -> None:
-        """Gives up flows that were idle for long."""
+        """Removes flows that were idle for IDLE_S, at most COLLECT_MAX of them."""
         for _ in range(COLLECT_MAX):
             flow = next(iter(self._idle), None)
             if flow is None or now - flow.idle_since < IDLE_S:
                 return
-            self._forget(flow)
+            self._drop(flow)
 
     def next_idle_end(self) -> float:
-        """When `collect` has something to do; inf: not of itself."""
+        """Returns when `collect` next has a flow to remove; inf: not before another flow becomes idle."""
         flow = next(iter(self._idle), None)
         return flow.idle_since + IDLE_S if flow is not None else float("inf")
 
     @property
     def flows(self) -> int:
-        """How many have state."""
+        """Returns the number of flows with state."""
         return self._count
 
     # The path of configuration.
 
     def find(self, priority: int) -> Band | None:
-        """The band of exactly this priority, leaving or not."""
+        """Returns the band of exactly this priority, leaving or not."""
         return self._bands.get(priority)
 
     def provision(self, priorities: Collection[int]) -> None:
-        """Makes the bands of the plan and of these priorities the ones that take requests in."""
+        """Lets exactly the bands of the plan and of these priorities accept requests."""
         wanted = frozenset(self._plan.priorities(priorities))
-        for priority in wanted - self._bands.keys():
-            self._bands[priority] = Band(self._plan.band(priority), self._report, self._ledger(priority))
+        for priority in wanted:
+            if priority not in self._bands:
+                self._bands[priority] = Band(self._plan.band(priority), self._report, self._ledger(priority))
         for priority, band in self._bands.items():
             band.leaving = priority not in wanted
         self._settle()
 
     def _settle(self) -> None:
-        """Drops the leaving bands that are empty, and makes the order known."""
+        """Removes the leaving bands that are empty, and publishes the order."""
         for band in list(self._bands.values()):
             if band.leaving and not any(flow.leases for flow in band.known.values()):
                 for flow in list(band.known.values()):
-                    self._forget(flow)
+                    self._drop(flow)
                 del self._bands[band.priority]
-        self._taking = {priority: band for priority, band in self._bands.items() if not band.leaving}
+        self._accepting = {priority: band for priority, band in self._bands.items() if not band.leaving}
         self.order = tuple(sorted(self._bands.values(), key=lambda band: rank(band.priority)))
         self._reordered([band.priority for band in self.order])

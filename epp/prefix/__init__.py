@@ -1,1 +1,4 @@
-"""Prefix affinity: prompt bytes -> block hashes -> what a worker tells the index writer."""
+"""Prefix affinity: prompt bytes -> block hashes -> frames by which a worker updates the prefix index.
+
+May import: words, values and extension points of epp. Imported by: the rows of epp above it, and workers.
+"""

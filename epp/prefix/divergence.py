@@ -1,14 +1,16 @@
-"""Whether predicted and reported cached tokens go apart for long, and why. Pure: sums in, warnings out.
+"""Detects long divergence of predicted and reported cached tokens, and names the likely cause. Pure: sums in, warnings out.
 
-Time is cut into slices of SLICE_S. An endpoint diverges when, in each of the last SLICES slices, predicted and reported shares
-of its prompt tokens were more than APART apart on the same side, over CHECKED_MIN requests at least. Endpoints with fewer are
-judged together, as if they were one. An endpoint that has never reported cached tokens (a server may leave out a figure of 0, or not
-report at all) diverges when, in each slice, some of its requests were predicted to hit by more than APART, over CHECKED_MIN at least.
+Time is divided into slices of SLICE_S. An endpoint diverges if in each of the last SLICES slices the predicted and the reported share
+of its prompt tokens differ by more than APART in the same direction, over CHECKED_MIN requests at least. Endpoints with fewer requests
+are judged together, like one endpoint.
 
-The cause is the likeliest by what else is known: KV caches in use, how steady the ratio is, evictions of our own index. All
-endpoints with the same cause are one warning, and a cause is named once in SAY_AGAIN_S at most.
+A server may omit a figure of 0, or not report at all. So an endpoint that has never reported cached tokens diverges if each slice has
+requests that were predicted to hit more than APART of their prompt, CHECKED_MIN such requests at least.
 
-At most SLICES slices are kept, with the endpoints that had requests in them.
+The likely cause follows from other figures: KV cache usage, how steady the ratio is, evictions of the picker's index. All endpoints
+with the same cause share one warning. A cause is reported once in SAY_AGAIN_S at most.
+
+At most SLICES slices are kept, each with the endpoints that had requests in it.
 """
 
 from collections import deque
@@ -19,7 +21,7 @@ from typing import Final, NamedTuple
 SLICE_S: Final = 60.0
 SLICES: Final = 5
 CHECKED_MIN: Final = 50
-APART: Final = 0.25  # of the prompt tokens
+APART: Final = 0.25  # difference that counts, as a share of the prompt tokens
 SAY_AGAIN_S: Final = 3600.0
 ALMOST_NOTHING: Final = 0.02
 KV_FULL: Final = 0.9
@@ -30,39 +32,38 @@ Key = tuple[str, ...]
 
 
 class Cause(Enum):
-    """Why the two go apart; the text goes into the warning."""
+    """Names why prediction and report differ. The text goes into the warning."""
 
     NEVER_REPORTED = (
-        "they have never reported any, so their prefix cache is off, or they do not say what it gave (vLLM needs "
+        "they have never reported cached tokens, so their prefix cache is off, or they do not report its hits (vLLM needs "
         "--enable-prompt-tokens-details)"
     )
     CACHE_OFF = (
-        "they report next to none, so their prefix cache is off, or they hash with a cache salt, model or adapter that the "
-        "picker does not see"
+        "they report almost no cached tokens, so their prefix cache is off, or they hash with a cache salt, model or adapter "
+        "that the picker does not see"
     )
-    EVICTED_THERE = (
-        "their KV caches are {kv:.0%} full, so they evict blocks before these are asked for again: they need more KV memory, or "
-        "more servers beside them"
-    )
+    EVICTED_THERE = "their KV caches are {kv:.0%} full, so they evict blocks before a prompt needs them again: add KV memory or servers"
     BLOCK_SIZE = (
-        "reported is a steady {ratio:.0%} of predicted, so their cache blocks are larger than the picker's (blockSizeTokens), or "
-        "their chat template rewrites what was sent before (a date, the reasoning of older turns)"
+        "they report a steady {ratio:.0%} of the prediction, so their cache blocks are larger than the picker's (blockSizeTokens), "
+        "or their chat template rewrites earlier turns (a date, the reasoning of older turns)"
     )
     LOST_THERE = (
-        "it changes from minute to minute, so they were restarted, their caches take less than the picker thinks (lruCapacityPerServer, "
-        "where servers do not report their cache's size), or requests that it does not see push its blocks out"
+        "the reported share changes from minute to minute, so the servers were restarted, their caches are smaller than the picker "
+        "assumes (lruCapacityPerServer, for servers that do not report their cache size), or requests that the picker does not see "
+        "evict its blocks"
     )
     INDEX_TOO_SMALL = (
-        "the picker's index let go of {evictions} entries meanwhile, which the servers still held: it needs a larger --index-entries, "
-        "or, where servers do not report their cache's size, a larger lruCapacityPerServer"
+        "the picker's index evicted {evictions} entries that the servers still held: raise --index-entries, or raise "
+        "lruCapacityPerServer for servers that do not report their cache size"
     )
-    UNSEEN_TRAFFIC = (
-        "requests reach them past this picker (another replica or gateway), so it does not know all that they hold"
-    )
+    UNSEEN_TRAFFIC = "requests reach the servers without this picker (another replica or gateway), so it does not know all that they hold"
 
 
 class Sums(NamedTuple):
-    """Of requests whose prediction was compared: how many, and tokens. `missed`: predicted hits at servers that have reported none ever."""
+    """Adds up requests with a compared prediction: their number and tokens.
+
+    `missed`: requests with a predicted hit at servers that have never reported cached tokens.
+    """
 
     requests: int = 0
     prompt: int = 0
@@ -75,15 +76,31 @@ class Sums(NamedTuple):
 
     @property
     def apart(self) -> float:
-        """Predicted less reported, as a share of the prompt tokens."""
+        """Returns predicted minus reported tokens, as a share of the prompt tokens."""
         return (self.predicted - self.reported) / self.prompt if self.prompt else 0.0
 
 
 NONE: Final = Sums()
 
 
+class Divergence(NamedTuple):
+    """Describes a warning: over `minutes`, `requests` were predicted to find the share `predicted` of their prompt tokens cached.
+
+    `reported`: the share that the servers reported. `endpoints` names the first NAMES_MAX of these `servers`. `reason`: the likely
+    cause and what to do.
+    """
+
+    minutes: float
+    requests: int
+    predicted: str
+    reported: str
+    servers: int
+    endpoints: list[str]
+    reason: str
+
+
 class Slice(NamedTuple):
-    """What one slice came to. `kv`: mean share of KV blocks in use."""
+    """Holds the sums of one slice. `kv`: mean share of KV blocks in use."""
 
     sums: Mapping[Key, Sums]
     kv: Mapping[Key, float]
@@ -91,7 +108,7 @@ class Slice(NamedTuple):
 
 
 class Subject(NamedTuple):
-    """Endpoints that are judged together, and their sums per slice."""
+    """Joins endpoints that are judged together, and their sums per slice."""
 
     keys: Sequence[Key]
     slices: Sequence[Sums]
@@ -106,7 +123,7 @@ class Subject(NamedTuple):
 
     @property
     def diverges(self) -> bool:
-        """In every slice, and to the same side."""
+        """Returns whether prediction and report differ in every slice, in the same direction."""
         if self.silent:
             return all(each.missed for each in self.slices)
         apart = [each.apart for each in self.slices]
@@ -118,17 +135,20 @@ class Subject(NamedTuple):
 
     @property
     def silent(self) -> bool:
-        """Nothing was compared, and much was predicted."""
+        """Returns whether no report was compared although many hits were predicted."""
         return not self.requests and self.missed >= CHECKED_MIN
 
     @property
     def ratios(self) -> list[float]:
-        """Reported by predicted, slice by slice."""
+        """Returns reported over predicted tokens, per slice."""
         return [each.reported / each.predicted for each in self.slices if each.predicted]
 
 
 class Watch:
-    """`saw` every few seconds; when it says that a slice is over, `close` it. A key is an endpoint's labels, the name first."""
+    """Watches predictions and reports. Call `saw` every few seconds. When it returns True, the slice is over: call `close`.
+
+    A key holds the labels of an endpoint, its name first.
+    """
 
     def __init__(self) -> None:
         self._slices: deque[Slice] = deque(maxlen=SLICES)
@@ -136,17 +156,17 @@ class Watch:
         self._before: Mapping[Key, Sums] = {}
         self._evictions = 0
         self._kv: dict[Key, tuple[float, int]] = {}
-        self._said: dict[Cause, float] = {}
+        self._warned: dict[Cause, float] = {}
 
     def saw(self, now: float, kv: Mapping[Key, float]) -> bool:
-        """What servers say of their KV caches now; whether a slice is over."""
+        """Adds a sample of the servers' KV cache usage. Returns whether the slice is over."""
         for key, share in kv.items():
             before, count = self._kv.get(key, (0.0, 0))
             self._kv[key] = before + share, count + 1
         return self._began is None or now - self._began >= SLICE_S
 
-    def close(self, now: float, totals: Mapping[Key, Sums], evictions: int) -> list[str]:
-        """`totals` since ever, per endpoint; `evictions` of our index since ever. The warnings that are due."""
+    def close(self, now: float, totals: Mapping[Key, Sums], evictions: int) -> list[Divergence]:
+        """Ends a slice and returns the warnings that are due. `totals` (per endpoint) and `evictions`: running totals."""
         if self._began is not None:
             new = {key: sums.minus(self._before.get(key, NONE)) for key, sums in totals.items()}
             self._slices.append(
@@ -159,15 +179,15 @@ class Watch:
         self._began, self._before, self._evictions, self._kv = now, totals, evictions, {}
         return list(self._due(now)) if len(self._slices) == SLICES else []
 
-    def _due(self, now: float) -> Iterable[str]:
+    def _due(self, now: float) -> Iterable[Divergence]:
         causes: dict[Cause, list[Subject]] = {}
         for subject in subjects(self._slices):
             if subject.diverges:
                 causes.setdefault(self._cause(subject), []).append(subject)
         for cause, those in causes.items():
-            last = self._said.get(cause)
+            last = self._warned.get(cause)
             if last is None or now - last >= SAY_AGAIN_S:
-                self._said[cause] = now
+                self._warned[cause] = now
                 yield self._warning(cause, those)
 
     def _cause(self, subject: Subject) -> Cause:
@@ -188,33 +208,31 @@ class Watch:
         return sum(each.evictions for each in self._slices)
 
     def _fullness(self, those: Sequence[Subject]) -> float:
-        """Mean over these endpoints and the window; 0 where no server says."""
+        """Returns the mean KV cache usage of these endpoints over the window; 0 if no server reports it."""
         keys = [key for subject in those for key in subject.keys]
         shares = [each.kv[key] for each in self._slices for key in keys if key in each.kv]
         return sum(shares) / len(shares) if shares else 0.0
 
-    def _warning(self, cause: Cause, those: Sequence[Subject]) -> str:
+    def _warning(self, cause: Cause, those: Sequence[Subject]) -> Divergence:
         whole = total(subject.whole for subject in those)
         names = sorted({key[0] for subject in those for key in subject.keys})
-        more = f" and {len(names) - NAMES_MAX} more" if len(names) > NAMES_MAX else ""
         because = cause.value.format(
             kv=self._fullness(those), ratio=whole.reported / max(1, whole.predicted), evictions=self._evicted()
         )
-        at = f"at {', '.join(names[:NAMES_MAX])}{more}; likely cause: {because}"
-        if cause is Cause.NEVER_REPORTED:
-            return (
-                f"prefix caches are not what they are taken for: over {SLICES * SLICE_S / 60:g} minutes {whole.missed} requests were "
-                f"predicted to find more than {APART:.0%} of their prompt tokens cached and none was reported, {at}"
-            )
-        return (
-            f"prefix caches are not what they are taken for: over {SLICES * SLICE_S / 60:g} minutes {whole.predicted / whole.prompt:.0%} "
-            f"of the prompt tokens of {whole.requests} requests were predicted to be cached and {whole.reported / whole.prompt:.0%} "
-            f"reported, {at}"
+        never = cause is Cause.NEVER_REPORTED
+        return Divergence(
+            minutes=SLICES * SLICE_S / 60,
+            requests=whole.missed if never else whole.requests,
+            predicted=f"more than {APART:.0%}" if never else f"{whole.predicted / whole.prompt:.0%}",
+            reported="none" if never else f"{whole.reported / whole.prompt:.0%}",
+            servers=len(names),
+            endpoints=names[:NAMES_MAX],
+            reason=because,
         )
 
 
 def subjects(slices: Sequence[Slice]) -> Iterable[Subject]:
-    """Every endpoint with enough requests, and the others as one."""
+    """Returns each endpoint with enough requests by itself, and all others together."""
     few: list[Key] = []
     for key in sorted({key for each in slices for key in each.sums}):
         subject = Subject([key], [each.sums.get(key, NONE) for each in slices])
@@ -227,5 +245,5 @@ def subjects(slices: Sequence[Slice]) -> Iterable[Subject]:
 
 
 def total(sums: Iterable[Sums]) -> Sums:
-    """All together."""
+    """Returns the sum of all `sums`, per field."""
     return Sums(*map(sum, zip(*sums, strict=True)))

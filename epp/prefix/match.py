@@ -1,34 +1,82 @@
-"""What a prefix producer found out about one request: typed data between producer, scorers and deciders."""
+"""Defines the result of a prefix producer for one request: typed data for scorers and deciders."""
 
+from collections.abc import Iterable, Sequence
+
+from compiled.classes import subclassed
 from epp.candidates import Floats
 from epp.data import Datum
+from epp.plugin_base import Plugin
 from epp.prefix.blocks import Hashes
 
 APPROXIMATE = "approx-prefix-cache-producer"
+PRECISE = "precise-prefix-cache-producer"
 
 
+@subclassed
 class CutsPrompts:
-    """A producer that cuts prompts into blocks for the shared index, whose blocks have one size."""
+    """Marks a producer that divides prompts into blocks for the shared index. All blocks of the index have the same size."""
 
     block_tokens: int
 
 
 class PrefixMatch:
-    """`blocks`: leading blocks held per endpoint, float64 of the snapshot's shape; `total` blocks of `block_tokens` in the prompt.
+    """Holds a match. `blocks`: leading blocks held per endpoint, float64 of the snapshot's shape. `total`: blocks of the prompt.
 
-    `tokens`: of the prompt, by the picker's count; as many as the blocks have where nobody says. It outlives the prompt's text.
+
+    `block_tokens`: tokens per block. `tokens`: tokens of the prompt by the picker's count; without a count, the tokens of all its blocks.
+    `cached`: like `blocks`, but before blocks are weighted by their tier. `why`: per endpoint, why its match is not precise, "" if it is;
+    an empty list if this producer gives no precise matches.
+    This object lives longer than the text of the prompt.
     """
 
-    __slots__ = ("block_tokens", "blocks", "hashes", "tokens", "total")
+    __slots__ = ("block_tokens", "blocks", "cached", "hashes", "tokens", "total", "why")
 
-    def __init__(self, blocks: Floats | None, hashes: Hashes, block_tokens: int, tokens: int = 0) -> None:
+    def __init__(
+        self,
+        blocks: Floats | None,
+        hashes: Hashes,
+        block_tokens: int,
+        tokens: int = 0,
+        *,
+        cached: Floats | None = None,
+        why: Sequence[str] = (),
+    ) -> None:
         self.blocks = blocks  # None: no endpoint holds any
         self.hashes = hashes
         self.total = len(hashes)
         self.block_tokens = block_tokens
         self.tokens = tokens or self.total * block_tokens
+        self.cached = blocks if cached is None else cached
+        self.why = why
+
+    def with_reasons(self, why: Sequence[str]) -> "PrefixMatch":
+        """Returns the same match with reasons why it is not precise."""
+        return PrefixMatch(self.blocks, self.hashes, self.block_tokens, self.tokens, cached=self.cached, why=why)
+
+
+def only_producer(plugins: Iterable[Plugin], named: str = "") -> str:
+    """Returns the producer whose matches a plugin reads: the named one, else the only configured one, else the approximate one."""
+    found = [plugin.name for plugin in plugins for key in plugin.produces if key.type is PrefixMatch]
+    if named:
+        return named
+    return found[0] if len(found) == 1 else APPROXIMATE
+
+
+@subclassed
+class FollowsMatches(Plugin):
+    """Base of plugins that read the matches of one producer (`_match`), which the parameter `prefixMatchInfoProducerName` may name."""
+
+    _match: Datum[PrefixMatch]
+
+    def meet(self, plugins: Sequence[Plugin]) -> None:
+        before, self._match = (
+            self._match,
+            prefix_match(only_producer(plugins, getattr(self.params, "prefix_match_info_producer_name", ""))),
+        )
+        self.consumes = tuple(self._match if key == before else key for key in self.consumes)
+        self.optional = tuple(self._match if key == before else key for key in self.optional)
 
 
 def prefix_match(producer: str) -> Datum[PrefixMatch]:
-    """The key under which the producer of that name emits its match."""
+    """Returns the key under which the producer with this name emits its match."""
     return Datum(f"prefix_match/{producer}", PrefixMatch)

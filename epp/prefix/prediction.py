@@ -1,13 +1,13 @@
-"""What a decision predicted: how many prompt tokens the picked endpoint holds in its prefix cache already.
+"""Defines the prediction of a decision: how many prompt tokens the picked endpoint already holds in its prefix cache.
 
-A prefix producer says it for every endpoint at decision time (`PrefixMatch`); what the model server reports when it has answered
-stands beside it (REPORTED), so that both can be explained and compared. Where several producers match, the one that scorers
-read is compared.
+A prefix producer computes the match of every endpoint at decision time (`PrefixMatch`). The model server reports its figure with the
+answer (REPORTED). Both are kept, so that they can be explained and compared. If several producers match prefixes, the one that
+scorers read is compared.
 
-The picker takes 4 bytes for a token where no token producer counts them, and servers do not: so the share of the prompt is what is
-held against their figures, in tokens as they count them (`as_reported`).
+Without a token producer, the picker assumes 4 bytes per token, which is not what servers count. So the comparison takes the predicted
+share of the prompt and converts it to tokens as the server counts them (`as_reported`).
 
-No prediction where another server computes the prompt: who decodes then reports as cached what was sent to it.
+There is no prediction if another server computes the prompt: the decode server then reports as cached what it received from there.
 """
 
 from collections.abc import Iterable, Sequence
@@ -22,19 +22,19 @@ REPORTED: Final = Datum("prefix_reported", Usage)  # the runtime sets it when th
 
 
 def compared_match(producers: Sequence[Plugin], scorers: Iterable[Plugin]) -> Datum[PrefixMatch] | None:
-    """Whose match is held against what is reported; None: no producer of this configuration matches prefixes."""
+    """Returns the match to compare with the reported figure; None: no producer of this configuration matches prefixes."""
     produced = [key for p in producers for key in p.produces if isinstance(key, Datum) and key.type is PrefixMatch]
     read = {key for scorer in scorers for key in scorer.consumes}
     return next((key for key in produced if key in read), produced[0] if produced else None)
 
 
 def predicted_tokens(match: PrefixMatch, decision: Decision) -> int | None:
-    """At the first target, in the picker's own count of tokens; None: there is no prediction for it."""
+    """Returns the predicted cached tokens at the first target, by the picker's count; None: there is no prediction."""
     runs = decision.runs
     run = runs.get(decision.primary)
     if run is None or (len(runs) > 1 and decision.prefill != decision.primary and runs.get(decision.prefill)):
         return None
-    blocks = match.blocks
+    blocks = match.cached  # unweighted, because a block in a slower tier is cached, too
     if blocks is None:
         return 0
     picked, rows = run.picked[0], run.candidates.rows
@@ -42,5 +42,5 @@ def predicted_tokens(match: PrefixMatch, decision: Decision) -> int | None:
 
 
 def as_reported(predicted: int, match: PrefixMatch, prompt: int) -> int:
-    """The same prediction in the model server's tokens, of which the prompt has `prompt`: no more than those."""
+    """Converts the prediction to tokens of the model server, which counted `prompt` tokens in the prompt. At most `prompt`."""
     return predicted * prompt // match.tokens if predicted < match.tokens else prompt

@@ -1,12 +1,12 @@
-"""What a worker tells the index writer: frames of at most 4,096 bytes, each complete in itself.
+"""Updates from a worker to the writer of the prefix index: frames of at most 4,096 bytes, each complete in itself.
 
     frame    | checksum u32 | version u8 | kind u8 | records u16 |                          8 bytes
     records  | owner u16 | hashes u16 | ...                                                 4 bytes each
-    hashes   | hash u64 | ...                in the order of the records, to the frame's end
+    hashes   | hash u64 | ...                in the order of the records, to the end of the frame
 
-All numbers are in the machine's own byte order: frames never leave it. The checksum is CRC-32 over everything behind it. A frame
-that was cut, mixed or made by another version is refused as a whole; what it said is lost, which lowers the hit rate and
-nothing else. Updates that do not fit one frame continue in the next as records of their own.
+All numbers have the byte order of the machine, because frames never leave it. The checksum is CRC-32 over the bytes after it. A frame
+that is truncated, corrupt or of another version is refused as a whole. Its updates are lost, which only lowers the hit rate. An
+update that does not fit into one frame continues in the next one as another record.
 """
 
 from collections.abc import Iterable, Iterator
@@ -34,11 +34,11 @@ _unpack_header: Final = HEADER.unpack_from
 
 
 class CorruptFrame(Exception):
-    """A frame that cannot be believed; the text says why."""
+    """Says that a frame is invalid. The text says why."""
 
 
 class Frame(NamedTuple):
-    """One decoded frame: per record its owner and its number of hashes, and all hashes' bytes."""
+    """Holds one decoded frame: the owner and the number of hashes of each record, and the bytes of all hashes."""
 
     kind: int
     owners: tuple[int, ...]
@@ -47,13 +47,13 @@ class Frame(NamedTuple):
 
 
 def single(owner: int, hashes: bytes) -> bytes:
-    """The frame that learns one short update: the usual one of a worker with little to do."""
+    """Returns the LEARN frame of one short update. This is the usual frame at low load."""
     content = _pack_single(VERSION, LEARN, 1, owner, len(hashes) >> 3) + hashes
     return _pack_checksum(crc32(content)) + content
 
 
 def frames(kind: int, updates: Iterable[tuple[int, bytes]]) -> Iterator[bytes]:
-    """(owner, hashes' bytes) in order -> as few frames as hold them."""
+    """Packs updates, (owner, bytes of its hashes), in order into the smallest number of frames that hold them."""
     records: list[int] = []
     parts: list[bytes] = []
     room = FRAME_BYTES_MAX - HEADER.size
@@ -73,10 +73,10 @@ def frames(kind: int, updates: Iterable[tuple[int, bytes]]) -> Iterator[bytes]:
 
 
 def decode(data: bytes) -> Frame:
-    """One frame's content. Raises CorruptFrame."""
+    """Decodes one frame. Raises CorruptFrame."""
     size = len(data)
     if not HEADER.size <= size <= FRAME_BYTES_MAX:
-        raise CorruptFrame(f"{size} bytes are no frame: it has {HEADER.size} to {FRAME_BYTES_MAX}")
+        raise CorruptFrame(f"{size} bytes are not a frame: a frame has {HEADER.size} to {FRAME_BYTES_MAX}")
     checksum, version, kind, count = _unpack_header(data)
     if crc32(data[CHECKSUM.size :]) != checksum:
         raise CorruptFrame("the checksum differs")

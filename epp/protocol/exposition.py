@@ -1,45 +1,46 @@
-"""A bytes scan of a Prometheus text page for single families; the rest is never looked at.
+"""Scans a page in the Prometheus text format for single metric families, without parsing the rest.
 
-A `Finder` belongs to one selector and to the pages of one server. Pages change little from scrape
-to scrape, so it remembers the text in front of the value and where that text stood: on the next
-page it usually stands there again, and a value costs no scan. The remembered series is taken only
-while it is alone in its family; otherwise all of the family's series are looked at again.
+A `Finder` belongs to one selector and to the pages of one server. Pages change little from scrape to scrape. So the finder
+remembers the text before the value and its position: on the next page the text is usually there again, and the value
+costs no scan. The remembered series is used only while it is the only one of its family. Otherwise the finder reads all
+series of the family again.
 
-What is relied on: the series of a family follow each other, and its TYPE line, if any, stands
-before the first of them. The format demands both. Comments, blank lines, CRLF, exemplars and
-families that nobody asked for are passed over.
+The finder relies on two rules of the format: the series of a family are adjacent, and the TYPE line, if any, precedes
+them. It skips comments, blank lines, CRLF, exemplars and other families.
 
-What this does not do: judge values. NaN and infinities are handed on; a text that is no number, or
-labels that cannot be read, are `Malformed`.
+It does not judge values: it returns NaN and infinities. If a value is not a number, or labels cannot be read, it raises
+`Malformed`.
 """
 
 import re
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
-SERIES_MAX = 16_384  # of one family; more is a page that only costs time
-FAMILY_BYTES_MAX = 1 << 20  # from its first series to its last
-SHIFT_BYTES_MAX = 256  # how far a family moves between two pages without a search of the whole page
+SERIES_MAX: Final = 16_384  # series that are read per metric family; more would only cost time
+FAMILY_BYTES_MAX: Final = 1 << 20  # from the first series of a family to the last
+SHIFT_BYTES_MAX: Final = 256  # if a family moves further than this between two pages, the whole page is searched
 
-_SELECTOR = re.compile(r"\s*([a-zA-Z_:][a-zA-Z0-9_:]*)\s*(?:\{(.*)\})?\s*", re.DOTALL)
-_MATCHER = re.compile(r'\s*([a-zA-Z_][a-zA-Z0-9_]*)\s*=\s*(?:"([^"]*)"|([^\s",{}=~]+))\s*(?:,|$)', re.DOTALL)
-_SERIES = re.compile(rb'[ \t]*(?:\{((?:[^"}\n]++|"(?:[^"\\\n]++|\\.)*+")*+)\})?[ \t]*([^\s]++)[ \t]*([^\r\n]*+)')
-_LABEL = re.compile(rb'[ \t]*([a-zA-Z_][a-zA-Z0-9_]*+)[ \t]*=[ \t]*"((?:[^"\\]++|\\.)*+)"[ \t]*(?:,|$)', re.DOTALL)
-_PASSED = re.compile(rb"(?:[#\r][^\n]*+\n|\n)*+")  # whole lines that say nothing
-_ESCAPE = re.compile(rb'\\([\\"n])')
-_UNESCAPED = {b"\\": b"\\", b'"': b'"', b"n": b"\n"}
-_AMBIGUOUS = (b"\n#", b"\n\n", b"\n\r", b"\n ", b"\n\t")  # the family may go on behind such a line, or with it
-_ENDS = (b"\n# HELP ", b"\n# TYPE ", b"\n# EOF")  # here it does not
-_SAYS_NOTHING = (b"#", b"\n", b"\r")
-_BEHIND_NAME = frozenset((b"{", b" ", b"\t"))
+_SELECTOR: Final = re.compile(r"\s*([a-zA-Z_:][a-zA-Z0-9_:]*)\s*(?:\{(.*)\})?\s*", re.DOTALL)
+_MATCHER: Final = re.compile(r'\s*([a-zA-Z_][a-zA-Z0-9_]*)\s*=\s*(?:"([^"]*)"|([^\s",{}=~]+))\s*(?:,|$)', re.DOTALL)
+_SERIES: Final = re.compile(rb'[ \t]*(?:\{((?:[^"}\n]++|"(?:[^"\\\n]++|\\.)*+")*+)\})?[ \t]*([^\s]++)[ \t]*([^\r\n]*+)')
+_LABEL: Final = re.compile(
+    rb'[ \t]*([a-zA-Z_][a-zA-Z0-9_]*+)[ \t]*=[ \t]*"((?:[^"\\]++|\\.)*+)"[ \t]*(?:,|$)', re.DOTALL
+)
+_NO_SAMPLE_LINES: Final = re.compile(rb"(?:[#\r][^\n]*+\n|\n)*+")  # whole lines without a sample
+_ESCAPE: Final = re.compile(rb'\\([\\"n])')
+_UNESCAPED: Final = {b"\\": b"\\", b'"': b'"', b"n": b"\n"}
+_AMBIGUOUS: Final = (b"\n#", b"\n\n", b"\n\r", b"\n ", b"\n\t")  # the family may continue after such a line, or with it
+_ENDS: Final = (b"\n# HELP ", b"\n# TYPE ", b"\n# EOF")  # the family ends before such a line
+_NO_SAMPLE: Final = (b"#", b"\n", b"\r")
+_AFTER_NAME: Final = frozenset((b"{", b" ", b"\t"))
 
 
 class Malformed(ValueError):
-    """The family stands on the page but cannot be read."""
+    """Says that the page has the family, but that it cannot be read."""
 
 
 class Selector(NamedTuple):
-    """Which series of which family: all `labels` must be equal; none = every series."""
+    """Selects series by a family and labels. A series matches if it has all `labels`; without labels every series matches."""
 
     name: str
     labels: tuple[tuple[bytes, bytes], ...] = ()
@@ -50,7 +51,7 @@ class Selector(NamedTuple):
 
 
 def parse_selector(text: str) -> Selector:
-    """`name`, `name{label=value}` or `name{label="value",...}`; ValueError says what is wrong."""
+    """Reads `name`, `name{label=value}` or `name{label="value",...}`. Raises ValueError."""
     whole = _SELECTOR.fullmatch(text)
     if whole is None:
         raise ValueError(f"'{text}' is not a metric: write name or name{{label=value}}")
@@ -68,7 +69,7 @@ def parse_selector(text: str) -> Selector:
 
 
 def labels_of(text: bytes) -> dict[bytes, bytes]:
-    """The labels between the braces, unescaped; of a name given twice the first counts."""
+    """Returns the labels between the braces, unescaped. If a name occurs twice, the first one wins. Raises Malformed."""
     labels: dict[bytes, bytes] = {}
     at, end = 0, len(text.rstrip())
     while at < end:
@@ -84,7 +85,7 @@ def labels_of(text: bytes) -> dict[bytes, bytes]:
 
 
 def number(token: bytes) -> float:
-    """A sample value; what only Python takes for a number is refused."""
+    """Reads a sample value. Raises Malformed, also for `1_0`, which only Python accepts."""
     try:
         if b"_" not in token:
             return float(token)
@@ -94,10 +95,10 @@ def number(token: bytes) -> float:
 
 
 class Finder:
-    """One selector on the pages of one server.
+    """Finds the series of one selector on the pages of one server.
 
-    Of several matching series the one with the highest timestamp counts, else the first; with
-    `by_value` the one with the largest value (info metrics whose value is a time).
+    If several series match, the one with the latest timestamp counts, or else the first. With `by_value` the one with the
+    largest value counts (for info metrics that have a time as their value).
     """
 
     __slots__ = (
@@ -108,6 +109,7 @@ class Finder:
         "_not_above",
         "_text",
         "_type_line",
+        "_typed",
         "selector",
     )
 
@@ -119,11 +121,12 @@ class Finder:
         self._type_line = b"# TYPE " + name + b" "
         self._not_above = (name, b"#", b"\n", b"\r")
         self._text = b""
+        self._typed = False  # `_text` begins with the TYPE line of the family, so no series of it stands above
         self._labels = b""
         self._at = 0
 
     def find(self, page: bytes) -> tuple[bytes, float] | None:
-        """The series that counts, as (text between its braces, value); None = no such series."""
+        """Returns (text between the braces, value) of the series that counts; None: there is none. Raises Malformed."""
         text, at = self._text, self._at
         if text:
             if not page.startswith(text, at):
@@ -137,16 +140,18 @@ class Finder:
                     if b"_" not in token:
                         return self._labels, float(token)
                 except ValueError:
-                    pass  # a timestamp behind the value, or no number: the search tells them apart
+                    pass  # a timestamp follows the value, or the value is not a number: the search finds out
         return self._search(page)
 
     def _alone(self, page: bytes, at: int, end: int) -> bool:
-        """Is the line between the newlines at `at` and `end` surely the family's only series?"""
-        above = page.rfind(b"\n", 0, at) + 1
+        """Returns whether the line between the newlines at `at` and `end` is certainly the only series of its family."""
         if page.startswith(self._name_line, end) or (
             page.startswith(_AMBIGUOUS, end) and not page.startswith(_ENDS, end)
         ):
             return False
+        if self._typed:
+            return True
+        above = page.rfind(b"\n", 0, at) + 1
         return page.startswith(self._type_line, above) or not page.startswith(self._not_above, above)
 
     def _search(self, page: bytes) -> tuple[bytes, float] | None:
@@ -162,14 +167,20 @@ class Finder:
                 if best is None or rank > best_rank:
                     best, best_rank = (text, value), rank
                     if first and start > 0:
-                        self._at = start - 1
-                        self._text = page[start - 1 : series.start(2)]
+                        self._remember(page, start - 1, series.start(2))
                         self._labels = text
             first = False
         return best
 
+    def _remember(self, page: bytes, at: int, value: int) -> None:
+        """Keeps the text from the newline at `at`, or from that before the family's TYPE line, up to the value."""
+        above = page.rfind(b"\n", 0, at)
+        self._typed = above >= 0 and page.startswith(self._type_line, above + 1)
+        self._at = above if self._typed else at
+        self._text = page[self._at : value]
+
     def _series(self, page: bytes) -> Iterator[tuple[int, re.Match[bytes]]]:
-        """The lines of the family, each with the offset at which its name starts."""
+        """Yields (offset of the name, match) of each series of the family. Raises Malformed."""
         at = self._first(page)
         size = len(self._name_line) - 1
         limit = at + FAMILY_BYTES_MAX
@@ -178,41 +189,41 @@ class Finder:
                 return
             series = _SERIES.match(page, at + size, limit)
             if series is None or b"\n" in page[at : series.start(2)]:
-                raise Malformed(f"its line cannot be read: {_shown(page[at : at + 200])}")
+                raise Malformed(f"the line cannot be read: {_shown(page[at : at + 200])}")
             if series.end() == limit:
                 raise _too_long()
             yield at, series
             at = self._next(page, series.end(), limit)
         if at >= 0:
-            raise Malformed(f"it has more than {SERIES_MAX} series")
+            raise Malformed(f"the family has more than {SERIES_MAX} series")
 
     def _first(self, page: bytes) -> int:
         name_line = self._name_line
         size = len(name_line)
-        if page.startswith(name_line[1:]) and page[size - 1 : size] in _BEHIND_NAME:
+        if page.startswith(name_line[1:]) and page[size - 1 : size] in _AFTER_NAME:
             return 0
         at = page.find(name_line)
         while at >= 0:
-            if page[at + size : at + size + 1] in _BEHIND_NAME:
+            if page[at + size : at + size + 1] in _AFTER_NAME:
                 return at + 1
             at = page.find(name_line, at + 1)
         return -1
 
     def _next(self, page: bytes, end: int, limit: int) -> int:
-        """Where the next series of this family starts, from the end of a line; -1 = no more."""
+        """Returns where the next series of the family starts, after the line that ends at `end`; -1: there is none."""
         line = page.find(b"\n", end) + 1
         if not line:
             return -1
-        if page.startswith(_SAYS_NOTHING, line):
-            passed = _PASSED.match(page, line, limit).end()  # type: ignore[union-attr]  # it matches nothing, too
-            line = page.rfind(b"\n", 0, passed) + 1  # Python 3.11 may say the middle of a line that is cut off
+        if page.startswith(_NO_SAMPLE, line):
+            skipped = _NO_SAMPLE_LINES.match(page, line, limit).end()  # type: ignore[union-attr]  # it also matches nothing
+            line = page.rfind(b"\n", 0, skipped) + 1  # Python 3.11 may return the middle of a truncated line
             if page.find(b"\n# HELP ", end, line) >= 0 or page.find(b"\n# TYPE ", end, line) >= 0:
                 return -1
-            if limit < len(page) and page.startswith(_SAYS_NOTHING, line):
+            if limit < len(page) and page.startswith(_NO_SAMPLE, line):
                 raise _too_long()
         name_line = self._name_line
         after = line - 1 + len(name_line)
-        return line if page.startswith(name_line, line - 1) and page[after : after + 1] in _BEHIND_NAME else -1
+        return line if page.startswith(name_line, line - 1) and page[after : after + 1] in _AFTER_NAME else -1
 
     def _matches(self, text: bytes) -> bool:
         labels = labels_of(text)
@@ -220,13 +231,13 @@ class Finder:
 
 
 def _timestamp(rest: bytes) -> float:
-    """What stands behind the value: nothing, a timestamp, or an exemplar."""
+    """Returns the timestamp after a value; 0.0 if there is none, or an exemplar follows."""
     token = rest.split(None, 1)[:1]
     return number(token[0]) if token and not token[0].startswith(b"#") else 0.0
 
 
 def _too_long() -> Malformed:
-    return Malformed(f"it has more than {FAMILY_BYTES_MAX} bytes")
+    return Malformed(f"the family has more than {FAMILY_BYTES_MAX} bytes")
 
 
 def _shown(text: bytes) -> str:

@@ -1,7 +1,7 @@
-"""gRPC messages in a body: 1 byte that says whether it is compressed, 4 bytes of length (big endian), then the message.
+"""Reads gRPC messages in a body: 1 byte of compression flag, 4 bytes of length (big endian), then the message.
 
-`only` reads the message of a unary request; `Frames` those of an answer, however that is cut into chunks. Compressed messages are
-gzip: what else a peer may have agreed on is not known here.
+`only` reads the message of a unary request. `Frames` reads the messages of an answer from chunks of any size. Compressed messages
+must be gzip, because this code does not see which encoding the peers have agreed on.
 """
 
 from collections.abc import Iterator
@@ -10,17 +10,17 @@ from typing import Final
 from epp.protocol.inflate import FREE_BYTES, RATIO_MAX, gunzip
 
 HEAD_BYTES: Final = 5
-MESSAGE_BYTES_MAX: Final = 32 << 20  # of a request, unpacked
-ANSWER_BYTES_MAX: Final = 1 << 20  # of one message of an answer; longer ones are passed over
+MESSAGE_BYTES_MAX: Final = 32 << 20  # bytes of the message of a request, unpacked
+ANSWER_BYTES_MAX: Final = 1 << 20  # bytes of one message of an answer; longer ones are skipped
 
 
 def only(body: bytes | memoryview) -> bytes | memoryview:
-    """The first message of a body. Raises ValueError."""
+    """Returns the first message of a body. Raises ValueError."""
     if len(body) < HEAD_BYTES:
-        raise ValueError(f"{len(body)} bytes are no gRPC message")
+        raise ValueError(f"{len(body)} bytes are too few for a gRPC message")
     size = int.from_bytes(body[1:HEAD_BYTES], "big")
     if size > len(body) - HEAD_BYTES:
-        raise ValueError(f"a gRPC message of {size} bytes has {len(body) - HEAD_BYTES}")
+        raise ValueError(f"a gRPC message announces {size} bytes and has {len(body) - HEAD_BYTES}")
     return _plain(body[0], body[HEAD_BYTES : HEAD_BYTES + size], MESSAGE_BYTES_MAX)
 
 
@@ -33,17 +33,18 @@ def _plain(flag: int, message: bytes | memoryview, limit: int) -> bytes | memory
 
 
 class Frames:
-    """Feed it all chunks of a body in order; it gives the messages that are complete. After nonsense it gives none.
+    """Yields the complete messages of a body. Feed it all chunks in order. After an invalid message it yields nothing more.
 
-    Compressed messages grow to FREE_BYTES and RATIO_MAX times their size all together: one by one, 60 KB of them could stand for 60 MiB.
+    All compressed messages together may unpack to FREE_BYTES plus RATIO_MAX times their size. With a limit per message only, 60 KB
+    of them could unpack to 60 MiB.
     """
 
     __slots__ = ("_broken", "_free", "_rest", "_skip")
 
     def __init__(self) -> None:
         self._free = FREE_BYTES
-        self._rest = bytearray()  # what is not complete yet
-        self._skip = 0  # bytes still to come of a message that is too long
+        self._rest = bytearray()  # the bytes of an incomplete message
+        self._skip = 0  # how many bytes of a message that is too long are still to be skipped
         self._broken = False
 
     def feed(self, chunk: bytes) -> Iterator[bytes | memoryview]:
@@ -62,7 +63,7 @@ class Frames:
         yield from self._messages(chunk)
 
     def _wanted(self) -> int:
-        """Bytes that are worth looking at: a whole message, or the head of one that is too long."""
+        """Returns how many bytes are needed to continue: a whole message, or the head of one that is too long."""
         head = self._rest
         size = int.from_bytes(head[1:HEAD_BYTES], "big") if len(head) >= HEAD_BYTES else 0
         return HEAD_BYTES + (size if size <= ANSWER_BYTES_MAX else 0)

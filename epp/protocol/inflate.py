@@ -1,7 +1,7 @@
-"""gzip, read with a limit: what comes out never grows beyond what the caller allows, nor beyond what text can shrink by.
+"""Unpacks gzip with two limits: the limit of the caller, and a ratio that real text does not exceed.
 
-A kilobyte of gzip may stand for a megabyte of zeros. Text and JSON shrink 3 to 20 times; what claims more than RATIO_MAX costs memory
-and is worth nothing, except for short content, where it does no harm."""
+A kilobyte of gzip can unpack to a megabyte of zeros. Text and JSON shrink 3 to 20 times, so content beyond RATIO_MAX only costs
+memory. Short content of any ratio is harmless and allowed."""
 
 import zlib
 from collections.abc import Generator
@@ -10,30 +10,30 @@ from typing import Final, TypeAlias
 from epp.errors import Cause, Refused
 
 GZIP: Final = 16 + zlib.MAX_WBITS
-MEMBERS_MAX: Final = 64  # of one body
-RATIO_MAX: Final = 50  # unpacking needs the content twice for a moment: 100 bytes for one that was sent
-FREE_BYTES: Final = 1 << 20  # at any ratio
-STEP_BYTES: Final = 1 << 19  # unpacked at a stretch, which takes a millisecond or two
-READ_BYTES: Final = 1 << 17  # for that
+MEMBERS_MAX: Final = 64  # gzip members in one body
+RATIO_MAX: Final = 50  # unpacking briefly holds the content twice: 100 bytes of memory per byte that was sent
+FREE_BYTES: Final = 1 << 20  # content of up to this many bytes is allowed at any ratio
+STEP_BYTES: Final = 1 << 19  # unpacked per step: 1 to 2 ms
+READ_BYTES: Final = 1 << 17  # input per step
 
-Unpacking: TypeAlias = Generator[None, None, bytes]
+Unpacking: TypeAlias = Generator[int, None, bytes]
 
 
 class TooLong(ValueError):
-    """More comes out than is allowed."""
+    """Says that the content is longer than the limit."""
 
 
 def reach(size: int, limit: int) -> int:
-    """How long the content of `size` bytes of gzip may be, where `limit` is allowed."""
+    """Returns the longest content that is allowed for `size` bytes of gzip if the caller allows `limit` bytes."""
     return min(limit, FREE_BYTES + RATIO_MAX * size)
 
 
 def slices(data: bytes | memoryview, limit: int) -> Unpacking:
-    """The content of one or several gzip members, unpacked in steps: after each, others may have their turn. The generator returns
-    it. Raises TooLong, or ValueError for what is no whole gzip."""
+    """Unpacks one or several gzip members in steps. It yields after each step how many bytes that step has unpacked, so that
+    other streams can run, and returns the content. Raises TooLong, and ValueError if the data are not complete gzip."""
     view, at, members = memoryview(data), 0, 1
     parts: list[bytes] = []
-    left = limit = reach(len(data), limit)
+    before = left = limit = reach(len(data), limit)
     member, chunk, short = zlib.decompressobj(GZIP), b"", True
     while True:
         if short and not chunk:
@@ -45,7 +45,7 @@ def slices(data: bytes | memoryview, limit: int) -> Unpacking:
         try:
             parts.append(part := member.decompress(chunk, room))
         except zlib.error as error:
-            raise ValueError(f"no gzip: {error}") from None
+            raise ValueError(f"not gzip: {error}") from None
         left -= len(part)
         if left < 0:
             raise TooLong(f"more than {limit} bytes unpacked")
@@ -58,19 +58,20 @@ def slices(data: bytes | memoryview, limit: int) -> Unpacking:
                 raise ValueError(f"gzip of more than {MEMBERS_MAX} members")
             member, chunk, short, members = zlib.decompressobj(GZIP), b"", True, members + 1
         else:
-            yield
+            yield before - left
+            before = left
     if len(parts) > 1:
-        yield
+        yield before - left
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 def gunzip(data: bytes | memoryview, limit: int) -> bytes:
-    """All that `slices` gives, at once."""
+    """Unpacks at once and returns the content. Raises like `slices`."""
     return at_once(slices(data, limit))
 
 
 def at_once(steps: Unpacking) -> bytes:
-    """All steps, one after the other."""
+    """Runs all steps and returns the content."""
     while True:
         try:
             next(steps)
@@ -80,8 +81,8 @@ def at_once(steps: Unpacking) -> bytes:
 
 
 def body_slices(body: bytes | memoryview, coding: str, limit: int) -> Unpacking | None:
-    """A request's body without its content coding, unpacked in steps; None: it has none. Raises Refused, at once or in a step: not
-    gzip, or more than `limit` bytes."""
+    """Unpacks the body of a request in steps; None: it has no content coding. Raises Refused, at once or in a step, if the coding is
+    not gzip or the content has more than `limit` bytes."""
     name = coding.strip().lower()
     if name in ("", "identity"):
         return None
@@ -89,10 +90,10 @@ def body_slices(body: bytes | memoryview, coding: str, limit: int) -> Unpacking 
         raise Refused(
             Cause.INVALID_BODY, f"content-encoding '{name[:40]}' is not supported: send the body plain or as gzip"
         )
-    return _judged(body, limit)
+    return _or_refused(body, limit)
 
 
-def _judged(body: bytes | memoryview, limit: int) -> Unpacking:
+def _or_refused(body: bytes | memoryview, limit: int) -> Unpacking:
     try:
         return (yield from slices(body, limit))
     except TooLong:

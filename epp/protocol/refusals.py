@@ -1,19 +1,19 @@
-"""The one table from cause to what the client sees: status, code name, text and drop reason."""
+"""Maps each cause of a refusal to what the client sees: status, code name, text and drop reason."""
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 
 from epp.errors import Cause, Refused
 
-DROP_REASON = "x-llm-d-request-dropped-reason"
-CONTENT_TYPE = "content-type"
-RETRY_AFTER = "retry-after"
+DROP_REASON: Final = "x-llm-d-request-dropped-reason"
+CONTENT_TYPE: Final = "content-type"
+RETRY_AFTER: Final = "retry-after"
 
 
-class Answer(NamedTuple):
-    """An error answer to a client; `code` names it in metrics."""
+class ErrorAnswer(NamedTuple):
+    """Describes an error answer to a client. `code` is its name in metrics."""
 
     status: int
     code: str
@@ -24,7 +24,7 @@ class Answer(NamedTuple):
 class _Rule(NamedTuple):
     status: int
     code: str
-    text: str  # {} stands for the refusal's detail
+    text: str  # {} stands for the detail of the refusal
     drop_reason: str = ""
 
 
@@ -33,7 +33,18 @@ RULES: Mapping[Cause, _Rule] = {
     Cause.INVALID_BODY: _Rule(400, "BadRequest", "{}"),
     Cause.MODEL_MISSING: _Rule(400, "BadRequest", "model not found in request body"),
     Cause.BODY_TOO_LARGE: _Rule(413, "PayloadTooLarge", "request body exceeds {} bytes"),
-    Cause.BODY_STALLED: _Rule(408, "RequestTimeout", "no more of the request body came for {} seconds"),
+    Cause.BODY_MODE: _Rule(
+        500,
+        "Internal",
+        "the gateway's ext_proc filter has request_body_mode {}: the endpoint picker needs FULL_DUPLEX_STREAMED, or BUFFERED",
+    ),
+    Cause.BODY_CUT_OFF: _Rule(
+        413,
+        "PayloadTooLarge",
+        "the gateway cut the request body off after {} bytes, because its ext_proc filter has request_body_mode BUFFERED_PARTIAL: "
+        "the endpoint picker needs FULL_DUPLEX_STREAMED, or BUFFERED",
+    ),
+    Cause.BODY_STALLED: _Rule(408, "RequestTimeout", "too little of the request body came for {} seconds"),
     Cause.BODIES_HELD: _Rule(
         429, "ResourceExhausted", "too many bytes of unfinished request bodies are held already", "rejected-saturated"
     ),
@@ -78,12 +89,12 @@ RULES: Mapping[Cause, _Rule] = {
     Cause.INTERNAL: _Rule(500, "Internal", "{}"),
 }
 
-# Of a request that was sent to a model server already: its words are exactly these, and not in OpenAI's shape.
-EVICTED = Answer(429, "ResourceExhausted", {DROP_REASON: "evicted"}, b"request evicted by flow control")
+# The answer to a request that was already sent to a model server. Its body is this text, not JSON in OpenAI's error shape.
+EVICTED: Final = ErrorAnswer(429, "ResourceExhausted", {DROP_REASON: "evicted"}, b"request evicted by flow control")
 
 
-def answer(refused: Refused) -> Answer:
-    """The error answer of a refusal; its body is OpenAI's error shape."""
+def answer(refused: Refused) -> ErrorAnswer:
+    """Returns the error answer to a refusal. Its body has OpenAI's error shape."""
     rule = RULES[refused.cause]
     text = rule.text.replace("{}", refused.detail)
     error = {"message": f"inference error: {rule.code} - {text}", "type": rule.code, "code": rule.status}
@@ -92,4 +103,4 @@ def answer(refused: Refused) -> Answer:
         headers[DROP_REASON] = rule.drop_reason
     if refused.retry_after_s:
         headers[RETRY_AFTER] = str(refused.retry_after_s)
-    return Answer(rule.status, rule.code, headers, msgspec.json.encode({"error": error}))
+    return ErrorAnswer(rule.status, rule.code, headers, msgspec.json.encode({"error": error}))

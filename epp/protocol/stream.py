@@ -1,14 +1,13 @@
-"""The legal order of messages on one ext_proc stream, as a table.
+"""Defines the legal order of messages on one ext_proc stream, as a table.
 
     AWAIT_HEADERS ─headers─▶ AWAIT_BODY ─last piece or trailers─▶ DECIDING ─answered─▶ ROUTED ─response headers─▶ RESPONDING ─end─▶ DONE
           └─headers without body─────────────────────────────────────────────────────────▲
 
-- Envoy repeats the last body piece on large bodies: harmless once the request is decided.
-- A local reply of the gateway (a time-out, say) starts the response phase while the request is still waiting: legal, and the
-  decision is given up.
-- Where a filter in front of the gateway's ext_proc answers by itself, the response is all that this stream hears of: it begins with
-  the response headers.
-- `ENDED`: we have answered for good; whatever is still under way is ignored.
+- Envoy repeats the last piece of a large body. That is legal and has no effect after the decision.
+- A local reply of the gateway (for example after a time-out) starts the response phase while the request still waits. That is legal
+  and cancels the decision.
+- If a filter before the gateway's ext_proc answers by itself, the stream has only a response phase and begins with its headers.
+- `ENDED`: the picker has sent its last answer. Messages that arrive later are ignored.
 """
 
 import enum
@@ -19,7 +18,7 @@ from epp.protocol.codec import Kind
 
 
 class State(enum.IntEnum):
-    """Where a stream is."""
+    """Names the state of a stream."""
 
     AWAIT_HEADERS = 0
     AWAIT_BODY = 1
@@ -30,8 +29,14 @@ class State(enum.IntEnum):
     ENDED = 6
 
 
-# As plain numbers, for who looks at them often: see `epp.protocol.codec`.
-AWAIT_HEADERS, AWAIT_BODY, DECIDING, ROUTED, RESPONDING, DONE, ENDED = map(int, State)
+# Plain numbers for the hot path, which are faster to read than enum members: see `epp.protocol.codec.envelope`.
+AWAIT_HEADERS: Final = 0
+AWAIT_BODY: Final = 1
+DECIDING: Final = 2
+ROUTED: Final = 3
+RESPONDING: Final = 4
+DONE: Final = 5
+ENDED: Final = 6
 ILLEGAL: Final = -1
 _LEGAL: Final[dict[State, dict[int, State]]] = {
     State.AWAIT_HEADERS: {Kind.REQUEST_HEADERS: State.AWAIT_BODY, Kind.RESPONSE_HEADERS: State.RESPONDING},
@@ -69,6 +74,6 @@ NEXT: Final = tuple(tuple(int(_LEGAL[state].get(kind, ILLEGAL)) for kind in rang
 
 
 def violation(state: int, kind: int) -> ProtocolViolation:
-    """Why this message is illegal now."""
+    """Returns the error for a message of this kind that is illegal in this state."""
     legal = ", ".join(sorted(Kind(k).name.lower() for k in _LEGAL[State(state)])) or "nothing"
     return ProtocolViolation(f"{Kind(kind).name.lower()} in state {State(state).name.lower()}: expected {legal}")

@@ -1,13 +1,13 @@
-"""Incremental response scanners: token usage out of a JSON, SSE or gRPC answer, however it is cut into chunks.
+"""Reads token usage from a JSON, SSE or gRPC answer in chunks of any size.
 
 `UsageScanner` looks for the key `"usage"` followed by an object, outside of strings (where its quotes would be escaped), and
-decodes just that object; the last one that is not null wins. It keeps at most USAGE_BYTES_MAX bytes. The others are for APIs
-that say it otherwise. A parser chooses by `request[ANSWER]`, when it knows what it has read.
+decodes only that object. The last one that is not null wins. It keeps at most USAGE_BYTES_MAX bytes. The other scanners are for APIs
+with other formats. A parser chooses the scanner by setting `request[ANSWER]`.
 """
 
 import re
 from collections.abc import Callable
-from typing import Annotated, Any, ClassVar, Final, NamedTuple, Protocol
+from typing import ClassVar, Final, NamedTuple, Protocol
 
 import msgspec
 
@@ -15,65 +15,49 @@ from epp.data import Datum
 from epp.decision import Usage
 from epp.protocol import wire
 from epp.protocol.grpc_frames import Frames
+from epp.protocol.usage_structs import ANTHROPIC_USAGE, META_INFO, USAGE
 
 KEY: Final = b'"usage"'
 USAGE_BYTES_MAX: Final = 4096
-KEYS_MAX: Final = 64  # of one piece that are looked at, the last ones; an event has one
-# Whole strings, braces, and a quote that nothing closes. Possessive: nothing is kept to go back to, which took 130 bytes a byte.
+KEYS_MAX: Final = 64  # only the last keys of one piece are read; an event has one
+# Whole strings, braces, and a quote that nothing closes. Possessive: backtracking would take 130 bytes of memory per byte.
 _TOKENS: Final = re.compile(rb'"(?:[^"\\]++|\\.)*+"|["{}]', re.DOTALL)
 _QUOTED: Final = re.compile(rb'(?:[^"\\]++|\\.)*+', re.DOTALL)
 BLANKS_MAX: Final = 64  # on either side of a key's colon
-SUSPECT: Final = KEY + b"\\"  # a chunk that ends with one of these may have cut the key, or an escape before it
+SUSPECT: Final = KEY + b"\\"  # a chunk that ends with one of these may end inside the key, or in an escape before it
 _KEY_BYTES: Final = frozenset(bytes((byte,)) for byte in SUSPECT)
 
 
 class Scanner(Protocol):
-    """Reads one answer. Who feeds it may leave out a chunk while it is not `pending`, if the chunk has no KEY in it and its
-    last byte is not in SUSPECT; one that looks for something else is always `pending`."""
+    """Reads one answer. While a scanner is not `pending`, its caller may skip a chunk that does not contain KEY and does not end with
+    a byte of SUSPECT. A scanner that looks for another key is always `pending`."""
 
     usage: Usage | None
     pending: bool
 
     def feed(self, chunk: bytes) -> None:
-        """One piece of the body."""
+        """Reads one piece of the body."""
 
 
-class Answer(NamedTuple):
-    """What is to become of a request's answer: who reads its usage (None: nobody), or that it is not looked at at all."""
+class AnswerHandling(NamedTuple):
+    """Says how to read the answer to a request. `scanner`: makes the scanner for its usage (None: none). `skip`: do not read the answer."""
 
     scanner: Callable[[], Scanner] | None
     skip: bool = False
 
 
-ANSWER: Final[Datum[Answer]] = Datum("answer", Answer)  # its default: what the parser's class says
-UNSEEN: Final = Answer(None, skip=True)
-
-
-# As in the gRPC APIs. A server that says more, or less than 0, is not believed: sums of it would leave their words in shared memory.
-Tokens = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
-
-
-class _Details(msgspec.Struct):
-    cached_tokens: Tokens | None = None
-
-
-class _Usage(msgspec.Struct):
-    prompt_tokens: Tokens | None = None
-    completion_tokens: Tokens | None = None
-    input_tokens: Tokens | None = None
-    output_tokens: Tokens | None = None
-    prompt_tokens_details: _Details | None = None
-    input_tokens_details: _Details | None = None
+# Default: the handling that the parser's class names.
+ANSWER: Final[Datum[AnswerHandling]] = Datum("answer", AnswerHandling)
+UNSEEN: Final = AnswerHandling(None, skip=True)
 
 
 UNREADABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
-_decoder = msgspec.json.Decoder(_Usage, strict=False)  # numbers may come as strings
 
 
 class UsageScanner:
-    """Feed it every chunk, or at least each while `pending`, each with KEY in it and each whose last byte is in SUSPECT.
+    """Reads the usage of JSON and SSE answers. `usage`: the usage found so far.
 
-    `usage` is what has been found so far.
+    Feed it every chunk, or at least: each one while `pending`, each one that contains KEY, and each one that ends with a byte of SUSPECT.
     """
 
     __slots__ = ("_carry", "_object", "_open", "pending", "usage")
@@ -82,17 +66,17 @@ class UsageScanner:
 
     def __init__(self) -> None:
         self.usage: Usage | None = None
-        self.pending = False  # the last chunk ended inside a key or its object, or may have
+        self.pending = False  # the last chunk ended, or may have ended, inside a key or its object
         self._carry = b""
-        self._open: bytearray | None = None  # from the key on, while its object is incomplete
-        self._object: _Object | None = None  # in those bytes, once it has begun
+        self._open: bytearray | None = None  # the bytes from the key on, while its object is incomplete
+        self._object: _Object | None = None  # the object in those bytes, once it has begun
 
     def feed(self, chunk: bytes) -> None:
-        """One piece of the body."""
+        """Reads one piece of the body."""
         if self._open is None:
             carry = self._carry
             key = self.key
-            reach = len(key)  # one byte more than a cut key leaves behind: the byte before it tells an escaped quote
+            reach = len(key)  # one byte more than a partial key: the byte before it shows whether the quote is escaped
             if key not in chunk and (not carry or key not in carry + chunk[: reach + 1]):
                 self._carry = chunk[-reach:] if len(chunk) >= reach else (carry + chunk)[-reach:]
                 self.pending = self._carry[-1:] in _KEY_BYTES
@@ -100,10 +84,10 @@ class UsageScanner:
             self._scan(carry + chunk)
         else:
             self._open += chunk
-            self._go_on(self._open)
+            self._continue(self._open)
 
-    def _go_on(self, data: bytearray) -> None:
-        """What was kept has grown."""
+    def _continue(self, data: bytearray) -> None:
+        """Goes on reading after the kept bytes have grown."""
         found = self._object
         if found is None:
             self._open = None
@@ -128,7 +112,7 @@ class UsageScanner:
                 at = data.find(key, at + 1)
                 continue
             begin = _value(data, at + len(key))
-            if begin is None:  # colon or value not here yet
+            if begin is None:  # the colon or the value has not arrived yet
                 return self._keep(data, at)
             if data[begin] == 0x7B:
                 end: int | None = _plain_end(data, begin, begin + self.bytes_max)
@@ -140,7 +124,7 @@ class UsageScanner:
                 self._take(data[begin:end])
                 begin = end
             at = data.find(key, begin)
-        self._carry = data[-len(key) - 1 :]  # with what stands before a key that was none
+        self._carry = data[-len(key) - 1 :]  # includes the byte before a possible key
         self.pending = self._carry[-1:] in _KEY_BYTES
 
     def _keep(self, data: bytes, at: int, found: "_Object | None" = None) -> None:
@@ -152,9 +136,9 @@ class UsageScanner:
 
     def _take(self, text: bytes) -> None:
         try:
-            u = _decoder.decode(text)
+            u = USAGE.decode(text)
         except UNREADABLE:
-            return  # another field of that name: not ours to judge
+            return  # another field of that name
         prompt = u.prompt_tokens if u.prompt_tokens is not None else u.input_tokens
         completion = u.completion_tokens if u.completion_tokens is not None else u.output_tokens
         details = u.prompt_tokens_details or u.input_tokens_details
@@ -162,27 +146,18 @@ class UsageScanner:
             self.usage = Usage(prompt, completion, details.cached_tokens if details else None)
 
 
-class _Reported(msgspec.Struct):
-    input_tokens: Tokens | None = None
-    output_tokens: Tokens | None = None
-    cache_read_input_tokens: Tokens | None = None
-
-
-_reported = msgspec.json.Decoder(_Reported, strict=False)
-
-
 class AnthropicScanner(UsageScanner):
-    """Of a stream the first event says what went in, later ones what came out: what is said last of each number counts."""
+    """Reads Anthropic's usage. In a stream the first event has the input tokens, later ones the output tokens. The last of each counts."""
 
     __slots__ = ()
 
     def _take(self, text: bytes) -> None:
         try:
-            said = _reported.decode(text)
+            reported = ANTHROPIC_USAGE.decode(text)
         except UNREADABLE:
             return
         known = self.usage or Usage()
-        prompt, completion, cached = said.input_tokens, said.output_tokens, said.cache_read_input_tokens
+        prompt, completion, cached = reported.input_tokens, reported.output_tokens, reported.cache_read_input_tokens
         found = Usage(
             known.prompt if prompt is None else prompt,
             known.completion if completion is None else completion,
@@ -192,18 +167,8 @@ class AnthropicScanner(UsageScanner):
             self.usage = found
 
 
-class _MetaInfo(msgspec.Struct):
-    finish_reason: Any = None
-    prompt_tokens: Tokens | None = None
-    completion_tokens: Tokens | None = None
-    cached_tokens: Tokens | None = None
-
-
-_meta_info = msgspec.json.Decoder(_MetaInfo, strict=False)
-
-
 class SglangScanner(UsageScanner):
-    """`meta_info`; every event of a stream has one, and the one with a finish reason counts."""
+    """Reads `meta_info`. Every event of a stream has one; the one with a finish reason counts."""
 
     __slots__ = ("_stream",)
     key = b'"meta_info"'
@@ -212,7 +177,7 @@ class SglangScanner(UsageScanner):
     def __init__(self) -> None:
         super().__init__()
         self.pending = True
-        self._stream: bool | None = None  # None: nothing has come yet
+        self._stream: bool | None = None  # None: nothing has arrived yet
 
     def feed(self, chunk: bytes) -> None:
         if self._stream is None and (start := chunk.lstrip()[:1]):
@@ -222,17 +187,17 @@ class SglangScanner(UsageScanner):
 
     def _take(self, text: bytes) -> None:
         try:
-            said = _meta_info.decode(text)
+            info = META_INFO.decode(text)
         except UNREADABLE:
             return
-        if self._stream and said.finish_reason is None:
+        if self._stream and info.finish_reason is None:
             return
-        if said.prompt_tokens is not None or said.completion_tokens is not None:
-            self.usage = Usage(said.prompt_tokens or 0, said.completion_tokens or 0, said.cached_tokens)
+        if info.prompt_tokens is not None or info.completion_tokens is not None:
+            self.usage = Usage(info.prompt_tokens or 0, info.completion_tokens or 0, info.cached_tokens)
 
 
 class _FrameScanner:
-    """Messages of a gRPC answer, one after the other; what is malformed says nothing."""
+    """Reads the messages of a gRPC answer. Skips malformed messages."""
 
     __slots__ = ("_frames", "pending", "usage")
 
@@ -242,7 +207,7 @@ class _FrameScanner:
         self._frames = Frames()
 
     def feed(self, chunk: bytes) -> None:
-        """One piece of the body."""
+        """Reads one piece of the body."""
         for message in self._frames.feed(chunk):
             try:
                 self._read(message)
@@ -254,7 +219,7 @@ class _FrameScanner:
 
 
 class VllmGenerateScanner(_FrameScanner):
-    """vLLM's GenerateResponse: a chunk of a stream, or the whole."""
+    """Reads vLLM's GenerateResponse: a chunk of a stream, or the complete answer."""
 
     __slots__ = ()
 
@@ -270,7 +235,7 @@ _GENERATED: Final = {1: (2, 3, 4), 2: (3, 4, 5)}  # chunk, complete -> prompt, c
 
 
 class VllmEmbedScanner(_FrameScanner):
-    """vLLM's EmbedResponse."""
+    """Reads vLLM's EmbedResponse."""
 
     __slots__ = ()
 
@@ -281,7 +246,7 @@ class VllmEmbedScanner(_FrameScanner):
 
 
 class HttpBodyScanner(_FrameScanner):
-    """Vertex AI's answers: google.api.HttpBody, whose data is OpenAI's JSON, in one or several messages."""
+    """Reads Vertex AI's answers: google.api.HttpBody with OpenAI's JSON as its data, in one or several messages."""
 
     __slots__ = ("_inner", "_texts")
 
@@ -291,10 +256,10 @@ class HttpBodyScanner(_FrameScanner):
         self._texts: list[bytes | memoryview] = []
 
     def feed(self, chunk: bytes) -> None:
-        """One piece of the body."""
+        """Reads one piece of the body."""
         super().feed(chunk)
         texts, self._texts = self._texts, []
-        if texts:  # at once: many tiny ones would each look at what is kept again
+        if texts:  # joined, because otherwise each of many tiny texts would read the kept bytes again
             self._inner.feed(b"".join(texts))
             self.usage = self._inner.usage
 
@@ -303,7 +268,7 @@ class HttpBodyScanner(_FrameScanner):
 
 
 def _numbers(message: bytes | memoryview, wanted: tuple[int, ...]) -> list[int]:
-    """Fields that are numbers, in the order wanted; 0 where one is missing."""
+    """Returns the values of the `wanted` number fields, in that order; 0 for a missing one."""
     found = dict.fromkeys(wanted, 0)
     for field, value in wire.fields(message):
         if field in found:
@@ -312,7 +277,10 @@ def _numbers(message: bytes | memoryview, wanted: tuple[int, ...]) -> list[int]:
 
 
 def _value(data: bytes, at: int) -> int | None:
-    """Where the value after a key starts, or something that is no object; None: not in these bytes."""
+    """Returns where the value after a key starts; None: it is not in these bytes.
+
+    If the key has no value, returns some position that opens no object.
+    """
     colon = False
     most = at + BLANKS_MAX
     while at < len(data):
@@ -321,7 +289,7 @@ def _value(data: bytes, at: int) -> int | None:
             colon = True
             most = at + BLANKS_MAX
         elif byte not in b" \t\r\n":
-            return at if colon else at - 1  # no key after all: what stands before it opens nothing
+            return at if colon else at - 1  # not a key: the byte before opens no object
         elif at == most:
             return at
         at += 1
@@ -329,7 +297,7 @@ def _value(data: bytes, at: int) -> int | None:
 
 
 def _plain_end(data: bytes, at: int, most: int) -> int:
-    """One past the brace that closes the object opened at `at`, in the usual form; 0: something is nested, or it ends elsewhere."""
+    """Returns one past the brace that closes the object opened at `at`, if it is flat; 0: it is nested, or does not end before `most`."""
     end = data.find(b"}", at, most) + 1
     if end and data.find(b"{", at + 1, end) < 0 and data.count(b'"', at, end) % 2 == 0:
         return end
@@ -337,8 +305,8 @@ def _plain_end(data: bytes, at: int, most: int) -> int:
 
 
 class _Object:
-    """Looks for the brace that closes the object opened at `begin`, before `most`. Its bytes come in any pieces, and each is
-    read once: read from the beginning with every piece, 4 KB byte by byte took 1.5 s."""
+    """Finds the brace that closes the object opened at `begin`, before `most`. The bytes may arrive in any pieces, and each is read
+    once. A search from the beginning with every piece took 1.5 s for 4 KB that arrived byte by byte."""
 
     __slots__ = ("_at", "_depth", "_most", "_quoted", "begin")
 
@@ -350,17 +318,20 @@ class _Object:
         self._quoted = False  # inside a string
 
     def moved(self, by: int) -> "_Object":
-        """The bytes before `by` are gone."""
+        """Adjusts the positions after the first `by` bytes were removed."""
         self.begin -= by
         self._most -= by
         self._at -= by
         return self
 
     def end(self, data: bytes | bytearray) -> int | None:
-        """One past the brace; None: not in these bytes, which are those of the last time and what has come since."""
+        """Returns one past the brace that closes the object; None: it is not in these bytes.
+
+        `data`: the bytes of the last call, extended by what has arrived since.
+        """
         at, most = self._at, min(self._most, len(data))
         if self._quoted:
-            at = self._at = _QUOTED.match(data, at, most).end()  # type: ignore[union-attr]  # it matches nothing, too
+            at = self._at = _QUOTED.match(data, at, most).end()  # type: ignore[union-attr]  # it also matches nothing
             if at == most or data[at] != 0x22:
                 return None
             at += 1
@@ -374,7 +345,7 @@ class _Object:
                 depth -= 1
                 if not depth:
                     return token.end()
-            elif token.end() - token.start() == 1:  # a string that is cut off
+            elif token.end() - token.start() == 1:  # the string continues beyond these bytes
                 most = token.end()
                 self._quoted = True
                 break

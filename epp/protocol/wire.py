@@ -1,8 +1,9 @@
-"""Reading protobuf without generated classes: a few fields out of messages that others define.
+"""Reads single fields of protobuf messages without generated classes, for APIs of other projects.
 
-A message is walked field by field; lengths are checked against what is there, and a walk ends after FIELDS_MAX fields, those of the
-messages inside included: each takes half a microsecond and may take two bytes, and the loop waits. Encoders pack lists of numbers,
-so messages of these APIs have tens of fields. Malformed input raises ValueError. Nothing is copied: submessages are views.
+A message is read field by field, and each length is checked against the bytes that exist. A walk ends after FIELDS_MAX fields,
+including those of nested messages. A field may take only two bytes and costs half a microsecond, during which the event loop waits.
+Encoders pack lists of numbers, so messages of these APIs have tens of fields. Malformed input raises ValueError. Nothing is copied:
+submessages are views.
 """
 
 from collections.abc import Iterator
@@ -14,13 +15,13 @@ from numpy.typing import NDArray
 
 FIELDS_MAX: Final = 1 << 12
 VARINT_BYTES_MAX: Final = 10
-STEP: Final = 1 << 16  # of packed numbers: the arrays that it takes to read them stay in the cache
+STEP: Final = 1 << 16  # bytes of packed numbers that are decoded at once, so that the arrays stay in the CPU cache
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
 _SIZES: Final = {FIXED64: 8, FIXED32: 4}
 
 
 class Walk:
-    """`walk.fields` for a message and each that is inside it; FIELDS_MAX fields in all."""
+    """Reads a message and its nested messages: call `fields` for each of them. FIELDS_MAX fields in total."""
 
     __slots__ = ("_left",)
 
@@ -28,7 +29,7 @@ class Walk:
         self._left = FIELDS_MAX
 
     def fields(self, message: bytes | memoryview) -> Iterator[tuple[int, int | memoryview]]:
-        """(number, value) in order: an int of a varint, else the value's bytes. Raises ValueError."""
+        """(number, value) of each field, in order. The value is an int for a varint, else its bytes. Raises ValueError."""
         view = memoryview(message)
         at, end = 0, len(view)
         while at < end:
@@ -56,7 +57,7 @@ class Walk:
 
 
 def fields(message: bytes | memoryview) -> Iterator[tuple[int, int | memoryview]]:
-    """Those of a message by itself."""
+    """Yields the fields of one message, with its own limit. Raises ValueError."""
     return Walk().fields(message)
 
 
@@ -72,7 +73,7 @@ def _varint(view: memoryview, at: int) -> tuple[int, int]:
 
 
 def uint32s(values: list[int | memoryview]) -> NDArray[np.uint32]:
-    """A repeated uint32: packed, one by one, or both."""
+    """Reads a repeated uint32 field: packed, one by one, or both. Raises ValueError."""
     arrays: list[NDArray[np.uint32]] = []
     for kind, run in groupby(values, type):
         if kind is int:
@@ -86,7 +87,7 @@ def uint32s(values: list[int | memoryview]) -> NDArray[np.uint32]:
 
 
 def first_uint32s(values: list[int | memoryview], most: int) -> tuple[NDArray[np.uint32], memoryview | None]:
-    """Like `uint32s`, of a long packed list the first `most` alone; then also the bytes of those behind them."""
+    """Does what `uint32s` does, but decodes only the first `most` numbers of a long packed list, and returns the bytes of the rest."""
     only = values[0] if len(values) == 1 else None
     if isinstance(only, memoryview) and len(only) > most:
         reach = only[: most * VARINT_BYTES_MAX]
@@ -100,17 +101,17 @@ def first_uint32s(values: list[int | memoryview], most: int) -> tuple[NDArray[np
 
 
 def _packed(view: memoryview) -> NDArray[np.uint32]:
-    """Varints end to end, many at once. Bits above 32 are dropped, as protobuf does."""
+    """Decodes adjacent varints with NumPy. Bits above 32 are dropped, as protobuf does. Raises ValueError."""
     if len(view) <= STEP:
         return _packed_step(view)
-    made, at = [], 0
+    parts, at = [], 0
     while at < len(view):
         end = min(at + STEP, len(view))
         while end < len(view) and end < at + STEP + VARINT_BYTES_MAX and view[end - 1] >= 0x80:
             end += 1  # up to the end of a varint
-        made.append(_packed_step(view[at:end]))
+        parts.append(_packed_step(view[at:end]))
         at = end
-    return np.concatenate(made)
+    return np.concatenate(parts)
 
 
 def _packed_step(view: memoryview) -> NDArray[np.uint32]:
@@ -133,21 +134,21 @@ def _packed_step(view: memoryview) -> NDArray[np.uint32]:
 
 
 def text(value: int | memoryview) -> str:
-    """A string field. Raises ValueError where it is none."""
+    """Returns the value of a string field. Raises ValueError for another type."""
     if isinstance(value, int):
         raise ValueError("a number where a text belongs")
     return bytes(value).decode()
 
 
 def submessage(value: int | memoryview) -> memoryview:
-    """A message field. Raises ValueError where it is none."""
+    """Returns the value of a message field. Raises ValueError for another type."""
     if isinstance(value, int):
         raise ValueError("a number where a message belongs")
     return value
 
 
 def number(value: int | memoryview) -> int:
-    """A uint32 or bool field. Raises ValueError where it is none."""
+    """Returns the value of a uint32 or bool field. Raises ValueError for another type."""
     if not isinstance(value, int):
         raise ValueError("bytes where a number belongs")
     return value & 0xFFFFFFFF

@@ -1,13 +1,13 @@
 """This tree against another commit, figure by figure: `make bench BASE=HEAD~3`, or `python -m tests.bench.against COMMIT`.
 
-The other commit is laid out in a temporary directory (`git archive`: the repository is only read), with an environment of its own if
-its lock file differs. Then both run in alternation, on this machine and under the same load:
+The other commit is extracted into a temporary directory (`git archive`, so the repository is only read). If its lock file differs, it
+gets a new virtual environment. Then both trees run in turn, on this machine and under the same load:
 
-    throughput   both pickers, each with its built-in configuration, under the driver and before the simulated servers of *this*
-                 tree; the median of the rounds
-    micro        each commit's own micro-benchmarks; of those that both have, the best of all rounds
+    throughput   both pickers, each with its built-in configuration; the driver and the simulated servers are those of *this* tree;
+                 the figures are medians over the rounds
+    micro        the micro-benchmarks of each commit; for those that both commits have, the best of all rounds
 
-A ratio below 1 means that this tree needs less. Compare HEAD with itself to see what the machine's noise makes of it.
+A ratio below 1 means that this tree needs less. Compare HEAD with itself to see the machine's noise.
 """
 
 import argparse
@@ -30,7 +30,7 @@ from rich.table import Table
 from loadtest.driver import CASES
 from tests.bench.throughput import NATIVE, ROOT, TABLE_WIDTH, Run, drive, machine, names, tell
 from tests.e2e.cluster import Cluster, Picker
-from workers.demo.children import ChildFailed, environment, free_ports
+from workers.cli.demo.children import ChildFailed, environment, free_ports
 
 LOCK_FILE = "requirements-dev.txt"
 MICRO, THROUGHPUT = "micro", "throughput"
@@ -38,27 +38,27 @@ PARTS = (MICRO, THROUGHPUT)
 MICRO_S_MAX = 900.0
 INSTALL_S_MAX = 600.0
 CPU, PICK = "CPU / request (µs)", "pick p50 (ms)"
-WORTH_SHOWING = 0.05  # micro figures that moved by less are counted, not listed
+WORTH_SHOWING = 0.05  # micro figures with smaller changes are counted, not listed
 
 
-class Wrong(Exception):
-    """The comparison cannot be made; the text says why, and what to do."""
+class ComparisonError(Exception):
+    """The trees cannot be compared. The text says why, and what to do."""
 
 
 class Side(NamedTuple):
-    """One of the two trees, and the interpreter that has what it needs."""
+    """One of the two trees, and a Python interpreter with its dependencies."""
 
     name: str
     root: Path
     python: Path
 
     def command(self, *arguments: str) -> list[str]:
-        """A command line of `python ARGUMENTS` in which this tree's packages come first."""
+        """The command line `python ARGUMENTS` with this tree's packages first."""
         return ["env", "-C", str(self.root), f"PYTHONPATH={self.root}", str(self.python), "-P", *arguments]
 
 
 class Figure(NamedTuple):
-    """The same quantity of both."""
+    """One figure, measured in both trees."""
 
     name: str
     base: float
@@ -72,46 +72,51 @@ class Figure(NamedTuple):
 def git(*arguments: str, root: Path = ROOT) -> bytes:
     done = subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, check=False)
     if done.returncode:
-        raise Wrong(f"git {' '.join(arguments)}: {done.stderr.decode(errors='replace').strip() or 'failed'}")
+        raise ComparisonError(f"git {' '.join(arguments)}: {done.stderr.decode(errors='replace').strip() or 'failed'}")
     return done.stdout
 
 
 def resolved(commit: str, root: Path = ROOT) -> str:
-    """The full name of a commit."""
+    """Returns the full hash of a commit. Raises ComparisonError."""
     try:
         return (
             git("rev-parse", "--verify", "--quiet", "--end-of-options", f"{commit}^{{commit}}", root=root)
             .decode()
             .strip()
         )
-    except Wrong:
-        raise Wrong(
-            f"'{commit}' names no commit of this repository; give a hash, a tag, a branch or HEAD~1 "
+    except ComparisonError:
+        raise ComparisonError(
+            f"'{commit}' names no commit of this repository: give a hash, a tag, a branch or HEAD~1 "
             "(in a shallow clone: git fetch --unshallow first)"
         ) from None
 
 
 def here_name(root: Path = ROOT) -> str:
-    """The commit of this tree, and whether it has changes. A merge that is under way runs no benchmark."""
+    """Names the commit of this tree, and says whether it has changes. Raises ComparisonError during a merge with conflicts."""
     if unmerged := git("diff", "--name-only", "--diff-filter=U", root=root).decode().split():
-        raise Wrong(f"{unmerged[0]} has merge conflicts: resolve them first, nothing of this tree can be measured")
+        raise ComparisonError(
+            f"{unmerged[0]} has merge conflicts: resolve them first, because this tree cannot run now"
+        )
     head = git("rev-parse", "--short=10", "HEAD", root=root).decode().strip()
     return f"{head} with changes" if git("status", "--porcelain", root=root) else head
 
 
 @contextlib.contextmanager
-def laid_out(commit: str, root: Path = ROOT) -> Iterator[Side]:
-    """The other commit's files, and an environment for them."""
+def extracted(commit: str, root: Path = ROOT) -> Iterator[Side]:
+    """Extracts the other commit's files. Yields the tree with an interpreter for it. Raises ComparisonError."""
     with tempfile.TemporaryDirectory(prefix="epp-bench-") as directory:
         tree = Path(directory) / "tree"
         with tarfile.open(fileobj=io.BytesIO(git("archive", "--format=tar", commit, root=root))) as archive:
-            archive.extraction_filter = getattr(tarfile, "data_filter", None)  # Debian's 3.11.2 knows none
+            archive.extraction_filter = getattr(tarfile, "data_filter", None)  # Python 3.11.2 of Debian has no filters
             archive.extractall(tree)
         yield Side(commit[:10], tree, interpreter(tree, root, Path(directory) / "venv"))
 
 
 def interpreter(tree: Path, root: Path, venv: Path) -> Path:
-    """This one, unless the other commit locks other dependencies."""
+    """Returns this interpreter. If the other commit locks other dependencies, creates a virtual environment and returns its interpreter.
+
+    Raises ComparisonError.
+    """
     lock = tree / LOCK_FILE
     if not lock.exists() or lock.read_bytes() == (root / LOCK_FILE).read_bytes():
         return Path(sys.executable)
@@ -121,15 +126,15 @@ def interpreter(tree: Path, root: Path, venv: Path) -> Path:
     for command in ([sys.executable, "-m", "venv", str(venv)], [*pip, str(lock)]):
         done = subprocess.run(command, capture_output=True, text=True, timeout=INSTALL_S_MAX, check=False)
         if done.returncode:
-            raise Wrong(f"the other commit's dependencies cannot be installed: {done.stderr.strip()[-500:]}")
+            raise ComparisonError(f"installing the other commit's dependencies failed: {done.stderr.strip()[-500:]}")
     return python
 
 
 def micro(sides: Sequence[Side], rounds: int, *, smoke: bool) -> list[Figure]:
-    """The figures that both have, each the best of its rounds."""
+    """Runs the micro-benchmarks of both trees. Returns the figures that both have, each the best of its rounds. Raises ComparisonError."""
     best: dict[str, dict[str, float]] = {side.name: {} for side in sides}
     for number in range(rounds):
-        for side in turned(sides, number):
+        for side in alternated(sides, number):
             tell(f"{MICRO} {number + 1}/{rounds}, {side.name}")
             flags = ["--smoke"] if smoke else []
             command = side.command("-m", "tests.bench.micro", "--json", *flags)
@@ -137,7 +142,7 @@ def micro(sides: Sequence[Side], rounds: int, *, smoke: bool) -> list[Figure]:
                 command, env=environment(), capture_output=True, text=True, timeout=MICRO_S_MAX, check=False
             )
             if done.returncode:
-                raise Wrong(f"the micro-benchmarks of {side.name} failed: {done.stderr.strip()[-500:]}")
+                raise ComparisonError(f"the micro-benchmarks of {side.name} failed: {done.stderr.strip()[-500:]}")
             figures = best[side.name]
             for name, value in json.loads(done.stdout).items():
                 figures[name] = min(value, figures.get(name, value))
@@ -146,20 +151,20 @@ def micro(sides: Sequence[Side], rounds: int, *, smoke: bool) -> list[Figure]:
 
 
 def throughput(sides: Sequence[Side], options: argparse.Namespace) -> list[dict[str, Any]]:
-    """One entry per case: the medians of both sides, and the ratios of each round."""
-    found = []
+    """Measures both pickers. Returns one entry per case: the medians of both sides, and the ratio of each round."""
+    entries = []
     for case in options.cases:
         rows: dict[str, list[dict[str, Any]]] = {side.name: [] for side in sides}
         for number in range(options.rounds):
-            for side in turned(sides, number):
+            for side in alternated(sides, number):
                 tell(f"{case} {number + 1}/{options.rounds}, {side.name}")
                 rows[side.name].append(measure(side, Run(case, NATIVE, options.workers, options.tls), options))
-        found.append(compared(case, *(rows[side.name] for side in sides)))
-    return found
+        entries.append(compared(case, *(rows[side.name] for side in sides)))
+    return entries
 
 
 def measure(side: Side, run: Run, options: argparse.Namespace) -> dict[str, Any]:
-    """One run of one tree's picker, in the configuration that is its default."""
+    """Runs one tree's picker once, with its default configuration."""
     with Cluster() as cluster:
         addresses = cluster.fleet(CASES[run.case].endpoints).addresses
         grpc, health, metrics = free_ports(3)
@@ -179,7 +184,7 @@ def measure(side: Side, run: Run, options: argparse.Namespace) -> dict[str, Any]
 
 
 def compared(case: str, base: Sequence[dict[str, Any]], here: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Medians over the rounds, and how far the ratios of single rounds lie apart."""
+    """Computes the medians over the rounds, and the CPU ratio of each round."""
     cores = not any(row["pick_ms"] for row in (*base, *here))
     cpu = "cores" if cores else "cpu_us_per_request"
     pairs = [ours[cpu] / theirs[cpu] for theirs, ours in zip(base, here, strict=True) if theirs[cpu]]
@@ -198,8 +203,8 @@ def compared(case: str, base: Sequence[dict[str, Any]], here: Sequence[dict[str,
     }
 
 
-def turned(sides: Sequence[Side], number: int) -> Sequence[Side]:
-    """Who is first changes from round to round: what drifts with time falls on both."""
+def alternated(sides: Sequence[Side], number: int) -> Sequence[Side]:
+    """Reverses the order in every other round, so that slow drifts affect both sides equally."""
     return sides if number % 2 == 0 else [*sides][::-1]
 
 
@@ -246,29 +251,35 @@ def as_json(base: str, here: str, small: Sequence[Figure], large: Sequence[dict[
 
 
 def parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(
+    arguments = argparse.ArgumentParser(
         prog="against", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    made.add_argument("commit", help="to compare with: a hash, tag or branch")
-    made.add_argument("--parts", type=names, default=list(PARTS), help=f"of {', '.join(PARTS)} (default: both)")
-    made.add_argument("--cases", type=names, default=["short", "chat-8k", "sse"], help=f"of {', '.join(CASES)}")
-    made.add_argument("--rounds", type=int, default=3, help="of each case and of the micro-benchmarks")
-    made.add_argument("--seconds", type=float, default=4.0, help="of each run")
-    made.add_argument("--workers", type=int, default=1)
-    made.add_argument("--rate", type=float, default=0.0, help="open loop: requests per second")
-    made.add_argument("--tls", action="store_true")
-    made.add_argument("--flag", action="append", default=[], help="a flag of `epp serve` for both")
-    made.add_argument("--smoke", action="store_true", help="everything once and shortly, to see that it works")
-    made.add_argument("--json", action="store_true")
-    made.set_defaults(profile="", driver=[])
-    return made
+    arguments.add_argument("commit", help="the commit to compare with: a hash, tag or branch")
+    arguments.add_argument(
+        "--parts", type=names, default=list(PARTS), help=f"comma-separated: {', '.join(PARTS)} (default: both)"
+    )
+    arguments.add_argument(
+        "--cases", type=names, default=["short", "chat-8k", "sse"], help=f"comma-separated: {', '.join(CASES)}"
+    )
+    arguments.add_argument("--rounds", type=int, default=3, help="rounds of each case and of the micro-benchmarks")
+    arguments.add_argument("--seconds", type=float, default=4.0, help="seconds of each run")
+    arguments.add_argument("--workers", type=int, default=1)
+    arguments.add_argument("--rate", type=float, default=0.0, help="open loop: requests per second")
+    arguments.add_argument("--tls", action="store_true")
+    arguments.add_argument("--flag", action="append", default=[], help="a flag of `epp serve` for both pickers")
+    arguments.add_argument(
+        "--smoke", action="store_true", help="run everything once, shortened, to check that it works"
+    )
+    arguments.add_argument("--json", action="store_true")
+    arguments.set_defaults(profile="", driver=[])
+    return arguments
 
 
 def compare(options: argparse.Namespace) -> int:
     commit, here = resolved(options.commit), here_name()
     if commit.startswith(here):
-        tell(f"{here} is this very tree: the ratios show the machine's noise")
-    with laid_out(commit) as base:
+        tell(f"{here} is the commit of this tree: the ratios show the machine's noise")
+    with extracted(commit) as base:
         sides = [base, Side(f"{here} (here)", ROOT, Path(sys.executable))]
         large = throughput(sides, options) if THROUGHPUT in options.parts else []
         small = micro(sides, options.rounds, smoke=options.smoke) if MICRO in options.parts else []
@@ -277,22 +288,26 @@ def compare(options: argparse.Namespace) -> int:
     else:
         console = Console(highlight=False)
         console.width = max(console.width, TABLE_WIDTH)
-        for shown in tables(base.name, here, small, large):
-            console.print(shown)
+        for part in tables(base.name, here, small, large):
+            console.print(part)
     return 1 if any(sum(case["not_ok"]) for case in large) else 0
 
 
 def main() -> int:
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the directory and the children go
+    signal.signal(
+        signal.SIGTERM, lambda *_: sys.exit(143)
+    )  # so that the temporary directory and the children are removed
     options = parser().parse_args()
     unknown = {*options.cases} - CASES.keys() | {*options.parts} - {*PARTS}
     if unknown:
-        parser().error(f"unknown: {', '.join(sorted(unknown))}; cases are {', '.join(CASES)}, parts {', '.join(PARTS)}")
+        parser().error(
+            f"unknown: {', '.join(sorted(unknown))}; valid cases: {', '.join(CASES)}; valid parts: {', '.join(PARTS)}"
+        )
     if options.smoke:
         options.cases, options.seconds, options.rounds = ["short"], 0.5, 1
     try:
         return compare(options)
-    except (Wrong, ChildFailed) as error:
+    except (ComparisonError, ChildFailed) as error:
         tell(f"error: {error}")
         return 2
     except KeyboardInterrupt:

@@ -1,10 +1,11 @@
-"""How long one request keeps the loop busy at a stretch: `python -m tests.bench.busy [--sizes 65536,1048576] [--smoke] [--json]`.
+"""The longest time that one request keeps the event loop busy: `python -m tests.bench.busy [--sizes 65536,1048576] [--smoke] [--json]`.
 
     body ─▶ ext_proc messages ─▶ DATA frames ─▶ reads of READ_BYTES ─▶ engine ─▶ stream ─▶ default pipeline, real index ─▶ output
 
-Timed is each call that the loop would make for one request: a read with all it causes, up to the bytes for the socket, and what is
-put off to later turns. The longest one is the figure, in CPU time: while it runs, every other stream waits. What a call promises: MS_MAX up
-to a MiB of body, and MS_PER_MIB_MAX for each above; of a packed body, what it unpacks to counts.
+The benchmark times each call that the event loop would make for one request. A call is a read with all work up to the bytes for the
+socket, or work that was postponed to a later turn of the loop. The figure is the longest call, in CPU time: every other stream waits while
+it runs. The limit of a call is MS_MAX for up to a MiB of body, plus MS_PER_MIB_MAX for each further MiB. For a compressed body the
+uncompressed size counts.
 """
 
 import argparse
@@ -21,10 +22,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from epp.config import DEFAULT_TEXT
+from epp.config.load import DEFAULT_TEXT
 from epp.plugins.parsers.vllm_grpc import GENERATE
 from epp.protocol.proto import ext_proc_pb2 as pb
-from shm.prefix_index import IndexReader, IndexSchema, IndexWriter
+from shm.prefix_index import IndexSchema
+from shm.prefix_reader import IndexReader
+from shm.prefix_writer import IndexWriter
 from shm.segment import Region
 from tests.bench.micro import pipeline, pool
 from tests.epp.plugins.parser_bodies import field, packed
@@ -32,15 +35,16 @@ from tests.epp.plugins.parser_bodies import frame as grpc_frame
 from tests.fakes import FakeServices
 from tests.pair import Pair
 from tests.workers.transport.helpers import block, frame, framed, word
-from workers.bus import BusWriter
-from workers.server import PATH, open_stream
-from workers.transport.http2 import PREFACE, Connection
+from workers.extproc.stream import PATH, open_stream
+from workers.shared.bus import BusWriter
+from workers.transport.frames import PREFACE
+from workers.transport.http2 import Connection
 from workers.transport.limits import Limits
 
 MIB = 1 << 20
 SIZES = (64 << 10, 256 << 10, MIB, 4 * MIB, 32 * MIB)
-READ_BYTES = 256_000  # what the loop reads at most at once
-PIECE = 65_536  # of a body that comes as several messages
+READ_BYTES = 256_000  # the most that the loop reads at once
+PIECE = 65_536  # bytes per message of a body that is sent in several messages
 MS_MAX = 5.0
 MS_PER_MIB_MAX = 4.0
 ROUNDS = 3
@@ -50,10 +54,10 @@ WORDS = 'the quick brown fox jumps over a lazy dog and 12 more of its friends, w
 
 
 class Body(NamedTuple):
-    """A kind of body: where it goes, and its bytes of about a size."""
+    """A kind of body: its path, and a function that builds a body of about the given size."""
 
     path: str
-    made: Callable[[int], bytes]
+    build: Callable[[int], bytes]
     coding: str = ""
     pieces: bool = False
 
@@ -70,16 +74,16 @@ def chat(messages: str, more: str = "") -> bytes:
     return f'{{"model":"m",{more}"messages":[{messages}]}}'.encode()
 
 
-def said(content: str) -> str:
+def user(content: str) -> str:
     return '{"role":"user","content":' + content + "}"
 
 
 def parts(item: str, size: int) -> bytes:
-    return chat(said("[" + listed(item, size) + "]"))
+    return chat(user("[" + listed(item, size) + "]"))
 
 
 def unread(items: str) -> bytes:
-    return chat(said('"hi"'), '"x":[' + items + "],")
+    return chat(user('"hi"'), '"x":[' + items + "],")
 
 
 def numbers(count: int) -> str:
@@ -131,9 +135,9 @@ BODIES: Mapping[str, Body] = {
     "completion, token ids": Body(COMPLETIONS, lambda n: b'{"model":"m","prompt":[%b]}' % tokens(n).encode()),
     "completion, digits": Body(COMPLETIONS, lambda n: b'{"model":"m","prompt":[%b]}' % listed("7", n).encode()),
     "completion, lists of ids": Body(COMPLETIONS, lambda n: b'{"model":"m","prompt":[%b]}' % listed("[1,2,3]", n).encode()),
-    "chat, one message": Body(CHAT, lambda n: chat(said('"' + text(n) + '"'))),
-    "chat, messages": Body(CHAT, lambda n: chat(listed(said('"' + text(200) + '"'), n))),
-    "chat, tiny messages": Body(CHAT, lambda n: chat(listed(said('"hi"'), n))),
+    "chat, one message": Body(CHAT, lambda n: chat(user('"' + text(n) + '"'))),
+    "chat, messages": Body(CHAT, lambda n: chat(listed(user('"' + text(200) + '"'), n))),
+    "chat, tiny messages": Body(CHAT, lambda n: chat(listed(user('"hi"'), n))),
     "chat, empty messages": Body(CHAT, lambda n: chat(listed("{}", n))),
     "chat, texts in parts": Body(CHAT, lambda n: parts('{"type":"text","text":"some words"}', n)),
     "chat, empty parts": Body(CHAT, lambda n: parts("{}", n)),
@@ -141,18 +145,18 @@ BODIES: Mapping[str, Body] = {
     "chat, images": Body(CHAT, lambda n: parts(IMAGE, n)),
     "chat, tiny images": Body(CHAT, lambda n: parts('{"type":"image_url","image_url":{"url":"A"}}', n)),
     "chat, tool calls": Body(CHAT, lambda n: chat(listed(CALL, n))),
-    "chat, escapes": Body(CHAT, lambda n: chat(said(escaped(n)))),
-    "chat, tools": Body(CHAT, lambda n: chat(said('"hi"'), '"tools":[' + listed(TOOL, n) + "],")),
-    "chat, content is an object": Body(CHAT, lambda n: chat(said("{" + many_keys(n) + "}"))),
-    "chat, unread keys": Body(CHAT, lambda n: chat(said('"hi"'), many_keys(n) + ",")),
+    "chat, escapes": Body(CHAT, lambda n: chat(user(escaped(n)))),
+    "chat, tools": Body(CHAT, lambda n: chat(user('"hi"'), '"tools":[' + listed(TOOL, n) + "],")),
+    "chat, content is an object": Body(CHAT, lambda n: chat(user("{" + many_keys(n) + "}"))),
+    "chat, unread keys": Body(CHAT, lambda n: chat(user('"hi"'), many_keys(n) + ",")),
     "chat, unread nesting": Body(CHAT, lambda n: unread(listed("[" * 60 + "]" * 60, n))),
     "chat, unread numbers": Body(CHAT, lambda n: unread(listed("1.5e3", n))),
     "chat, model is a list": Body(CHAT, lambda n: b'{"messages":[%b],"model":[%b]}' % (ITEM.encode(), listed("[]", n).encode())),
-    "chat, image is an object": Body(CHAT, lambda n: chat(said('[{"type":"image_url","image_url":{"x":[' + listed("[]", n) + "]}}]"))),
-    "chat, unknown part with a mark": Body(CHAT, lambda n: chat(said('[{"type":"x","cache_control":{},"y":[' + listed("[]", n) + "]}]"))),
-    "chat, image is numbers": Body(CHAT, lambda n: chat(said('[{"type":"image_url","image_url":{"x":[' + listed("1", n) + "]}}]"))),
-    "chat, unknown part of texts": Body(CHAT, lambda n: chat(said('[{"type":"x","cache_control":{},"y":[' + listed('""', n) + "]}]"))),
-    "anthropic, system": Body("/v1/messages", lambda n: chat(said('"hi"'), f'"max_tokens":1,"system":[{BILLED},' + listed("{}", n) + "],")),
+    "chat, image is an object": Body(CHAT, lambda n: chat(user('[{"type":"image_url","image_url":{"x":[' + listed("[]", n) + "]}}]"))),
+    "chat, unknown part with a mark": Body(CHAT, lambda n: chat(user('[{"type":"x","cache_control":{},"y":[' + listed("[]", n) + "]}]"))),
+    "chat, image is numbers": Body(CHAT, lambda n: chat(user('[{"type":"image_url","image_url":{"x":[' + listed("1", n) + "]}}]"))),
+    "chat, unknown part of texts": Body(CHAT, lambda n: chat(user('[{"type":"x","cache_control":{},"y":[' + listed('""', n) + "]}]"))),
+    "anthropic, system": Body("/v1/messages", lambda n: chat(user('"hi"'), f'"max_tokens":1,"system":[{BILLED},' + listed("{}", n) + "],")),
     "anthropic, parts": Body("/v1/messages", lambda n: parts('{"type":"text","text":"some words"}', n)),
     "anthropic, tool results": Body("/v1/messages", lambda n: parts(RESULT, n)),
     "responses, items": Body("/v1/responses", lambda n: b'{"model":"m","input":[%b]}' % listed(ITEM, n).encode()),
@@ -176,15 +180,15 @@ BODIES: Mapping[str, Body] = {
 
 
 def noise(size: int) -> bytes:
-    """Words in no order: they shrink about three times."""
+    """Returns words in random order. They compress to about a third."""
     rng = random.Random(1)
     known = [f"{rng.getrandbits(rng.randrange(8, 40)):x}".encode() for _ in range(4000)]
-    made = b" ".join(rng.choices(known, k=size // 6))
-    return made[:size]
+    data = b" ".join(rng.choices(known, k=size // 6))
+    return data[:size]
 
 
 class Services(FakeServices):
-    """A real index to look up in, and a real bus that leads nowhere."""
+    """Has a real index for look-ups, and a real bus that no process reads."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -209,7 +213,12 @@ class Services(FakeServices):
 
 
 class Later:
+    def time(self) -> float:
+        return 0.0
+
     def call_later(self, _seconds: float, _call: object) -> None: ...
+
+    def call_soon(self, _call: object) -> None: ...
 
 
 PARSERS = (
@@ -218,18 +227,18 @@ PARSERS = (
 
 
 class Served:
-    """A worker's inside without its sockets: engine, streams, the default pipeline."""
+    """Runs the parts of a worker without sockets: engine, streams, the default pipeline."""
 
     def __init__(self) -> None:
         plugins = "".join(f"- type: {parser}\n" for parser in PARSERS)
         document = DEFAULT_TEXT.replace("plugins:\n", "plugins:\n" + plugins, 1)
         refs = ", ".join(f"{{pluginRef: {parser}}}" for parser in PARSERS)
         self.services = Services()
-        made = pipeline(self.services, f"{document}requestHandler: {{parsers: [{refs}]}}\n")
-        self.pair = Pair(made, pool(8), body_bytes_max=64 * MIB)
+        compiled = pipeline(self.services, f"{document}requestHandler: {{parsers: [{refs}]}}\n")
+        self.pair = Pair(compiled, pool(8), body_bytes_max=64 * MIB)
 
     def longest(self, body: Body, size: int) -> float:
-        """Seconds of the longest call for one request."""
+        """Returns the duration of the longest call for one request, in seconds."""
         reads = self._reads(body, size)
         app = self.pair.app
         calls: deque[Callable[[], object]] = deque()
@@ -258,8 +267,8 @@ class Served:
         return max(longest, time.thread_time() - flushed)
 
     def _reads(self, body: Body, size: int) -> list[bytes]:
-        """What the loop would read of one request."""
-        data = body.made(size)
+        """Returns the bytes of one request, divided into the reads of the event loop."""
+        data = body.build(size)
         headers = pb.ProcessingRequest()
         for name, value in {
             ":method": "POST",
@@ -287,7 +296,7 @@ def _read(connection: Connection, data: bytes) -> None:
 
 
 def allowed_ms(size: int) -> float:
-    """What a call may take at most for a body of this size."""
+    """Returns the longest allowed call for a body of this size, in milliseconds."""
     return MS_MAX + max(0.0, size / MIB - 1) * MS_PER_MIB_MAX
 
 
@@ -302,7 +311,7 @@ class Figure(NamedTuple):
 
 
 def figures(sizes: tuple[int, ...], *, rounds: int = ROUNDS, only: str = "") -> Iterator[Figure]:
-    """The best of some rounds for each kind of body and size."""
+    """Yields the best figure of `rounds` for each kind of body and each size."""
     served = Served()
     for name, body in BODIES.items():
         if only in name:
@@ -313,19 +322,19 @@ def figures(sizes: tuple[int, ...], *, rounds: int = ROUNDS, only: str = "") -> 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.bench.busy", description=__doc__)
     parser.add_argument("--sizes", default=",".join(map(str, SIZES)))
-    parser.add_argument("--only", default="", help="kinds of bodies with this in their name")
-    parser.add_argument("--smoke", action="store_true", help="the two smallest sizes, once")
+    parser.add_argument("--only", default="", help="only kinds of bodies with this text in their name")
+    parser.add_argument("--smoke", action="store_true", help="run the two smallest sizes once")
     parser.add_argument("--json", action="store_true")
-    given = parser.parse_args()
-    sizes = SIZES[:2] if given.smoke else tuple(int(size) for size in given.sizes.split(","))
-    found = list(figures(sizes, rounds=1 if given.smoke else ROUNDS, only=given.only))
-    if given.json:
-        print(json.dumps([figure._asdict() | {"allowed_ms": allowed_ms(figure.size)} for figure in found]))
+    options = parser.parse_args()
+    sizes = SIZES[:2] if options.smoke else tuple(int(size) for size in options.sizes.split(","))
+    results = list(figures(sizes, rounds=1 if options.smoke else ROUNDS, only=options.only))
+    if options.json:
+        print(json.dumps([figure._asdict() | {"allowed_ms": allowed_ms(figure.size)} for figure in results]))
         return 0
     print(f"{'longest call of one request, ms':32}" + "".join(f"{_size(size):>12}" for size in sizes))
     print(f"{'at most':32}" + "".join(f"{allowed_ms(size):12.1f}" for size in sizes))
-    for name in dict.fromkeys(figure.name for figure in found):
-        row = [figure for figure in found if figure.name == name]
+    for name in dict.fromkeys(figure.name for figure in results):
+        row = [figure for figure in results if figure.name == name]
         print(f"{name:32}" + "".join(f"{figure.ms:11.2f}{' ' if figure.within else '!'}" for figure in row))
     return 0
 

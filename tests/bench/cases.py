@@ -1,11 +1,14 @@
-"""What a micro-benchmark is made of."""
+"""Defines the type of a micro-benchmark."""
 
 from collections.abc import Callable
 from typing import NamedTuple
 
 
 class Case(NamedTuple):
-    """One call to be timed. `each`: how many things the call does; the figure is per thing. `target`: microseconds, 0 for none."""
+    """A call to time. `each`: the number of operations in one call; the figure is per operation.
+
+    `target`: the limit of the figure in microseconds; 0: it has none.
+    """
 
     name: str
     run: Callable[[], object]

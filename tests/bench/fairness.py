@@ -1,18 +1,18 @@
-"""Two tenants of one priority, ten requests of one for each of the other: `python -m tests.bench.overload --only fairness`.
+"""Two tenants with the same priority, one with ten times as many requests: `python -m tests.bench.overload --only fairness`.
 
-Through Envoy, a picker with four workers and simulated servers. The small tenant asks for SMALL of the capacity, a bit below its half
-of it (some places are held back for what is more important, so that it is nine tenths of its half); the big one for ten times as
-much, so that all together is about five times what servers can do.
+The load goes through Envoy and a picker with four workers to simulated servers. The small tenant asks for SMALL of the capacity, a bit
+less than its half. (Some places are reserved for higher priorities, so SMALL is nine tenths of its half.) The big tenant asks for ten
+times as much. Together they ask for about five times what the servers can do.
 
-Jain index of tokens served: (a + b)^2 / (2 (a^2 + b^2)); 1 is equal, 0.5 is all for one.
-wait: from when a request was meant to be sent to its first token. *alone*: the same requests without the other tenant, once with all
-servers, and once with half of them, which is what a fair share is worth. A share that is fair to the token cannot be faster than the
-latter guarantees; the former says what the small tenant notices of the big one.
+Jain index of the tokens served: (a + b)^2 / (2 (a^2 + b^2)). 1 means equal shares, 0.5 means that one tenant got everything.
+wait: the time from the scheduled send time to the first token. *alone*: the same requests without the other tenant, once with all
+servers and once with half of them. Half of the servers are worth a fair share: a share that is fair to the token cannot guarantee a
+shorter wait than that. The run with all servers shows how much the small tenant notices of the big one.
 
-*small one first*: both, and the small tenant's requests go before all others, by a weight of 1000. That is the shortest wait there is
-while no place is held back for it: all places are taken, so that one that comes waits until an answer ends. SERVERS x BATCH places
-free one every 24 ms on average, and an answer's first token takes about 50 ms, so with so few places even this is more
-than WAIT_TARGET times being alone; with six times as many servers it is not (`tests/bench/test_flow_fleet.py`, in virtual time).
+*small one first*: both tenants, and the small tenant's requests go first, by a weight of 1000. No policy makes the wait shorter unless
+it reserves a place: all places are taken, so that a new request waits until an answer ends. SERVERS x BATCH places free one place every
+24 ms on average, and the first token of an answer takes about 50 ms. With so few places even this order takes more than WAIT_TARGET
+times as long as alone. With six times as many servers it does not (`tests/bench/test_flow_fleet.py`, in virtual time).
 """
 
 import random
@@ -50,12 +50,12 @@ Say = Callable[[str], None]
 
 @dataclass(slots=True)
 class Shares:
-    """What the two tenants got."""
+    """The results of one run, by tenant."""
 
     name: str
-    small_tokens: float  # a second
+    small_tokens: float  # per second
     big_tokens: float
-    small_answered: float  # of its requests
+    small_answered: float  # share of its requests
     big_answered: float
     jain: float
     small_p50: float
@@ -64,7 +64,7 @@ class Shares:
 
 
 def arrivals(capacity: float, seconds: float, *, both: bool) -> list[Call]:
-    """The small tenant's are the same whether the other one is there or not."""
+    """Plans the requests. `both`: whether the big tenant sends, too. The small tenant's requests are the same in both cases."""
     small = Class(SMALL_NAME, 1.0, tenant=SMALL_NAME)
     big = Class(BIG_NAME, 1.0, tenant=BIG_NAME, streamed=0.0)
     rng, rate = random.Random("small"), SMALL * capacity
@@ -81,14 +81,14 @@ def jain(a: float, b: float) -> float:
 
 
 def shares(name: str, results: list[Result], start: float, seconds: float) -> Shares:
-    """Of the requests of that time; tokens are those of the answers that ended in it, whenever they were asked for."""
+    """Computes the results from the requests that were planned for the measured time. Counts the tokens of all answers that ended in it."""
     tokens, answered = {}, {}
     counted = between(results, start, start + seconds)
     for tenant in (SMALL_NAME, BIG_NAME):
         ended = [r for r in results if r.call.kind.tenant == tenant and r.answered]
         tokens[tenant] = sum(r.call.tokens for r in ended if start <= r.call.at + r.whole_s < start + seconds) / seconds
-        asked = [r for r in counted if r.call.kind.tenant == tenant]
-        answered[tenant] = sum(r.answered for r in asked) / max(1, len(asked))
+        planned = [r for r in counted if r.call.kind.tenant == tenant]
+        answered[tenant] = sum(r.answered for r in planned) / max(1, len(planned))
     waits = firsts(counted, SMALL_NAME)
     wholes = [r.whole_s for r in counted if r.call.kind.tenant == SMALL_NAME and r.answered]
     return Shares(
@@ -108,10 +108,10 @@ def measure(at: Site, name: str, capacity: float, seconds: float, say: Say, *, b
     calls = arrivals(capacity, WARM_UP_S + seconds, both=both)
     say(f"  fairness, {name}: {len(calls)} requests in {WARM_UP_S + seconds:.0f} s")
     results = uvloop.run(Generator(at.port, PATIENCE_S).run(calls))
-    found = shares(name, results, WARM_UP_S, seconds)
+    result = shares(name, results, WARM_UP_S, seconds)
     if odd := {reason: n for reason, n in reasons(results).items() if not reason.startswith(("rejected-", "evicted"))}:
         say(f"  fairness, {name}: {odd}")
-    return found
+    return result
 
 
 def run(say: Say, seconds: float, capacity: float) -> list[Shares]:
@@ -135,11 +135,11 @@ def run(say: Say, seconds: float, capacity: float) -> list[Shares]:
 HEAD = f"  {'':24} {'tokens/s small':>14} {'big':>6} {'answered small':>15} {'big':>6} {'Jain':>6} {'wait p50/p95':>16} {'whole p95':>10}"
 
 
-def text(found: Shares) -> str:
-    waits = f"{1000 * found.small_p50:.0f}/{1000 * found.small_p95:.0f} ms"
+def text(row: Shares) -> str:
+    waits = f"{1000 * row.small_p50:.0f}/{1000 * row.small_p95:.0f} ms"
     return (
-        f"  {found.name:24} {found.small_tokens:14.0f} {found.big_tokens:6.0f} {100 * found.small_answered:14.1f}% "
-        f"{100 * found.big_answered:5.1f}% {found.jain:6.3f} {waits:>16} {1000 * found.small_whole_p95:7.0f} ms"
+        f"  {row.name:24} {row.small_tokens:14.0f} {row.big_tokens:6.0f} {100 * row.small_answered:14.1f}% "
+        f"{100 * row.big_answered:5.1f}% {row.jain:6.3f} {waits:>16} {1000 * row.small_whole_p95:7.0f} ms"
     )
 
 
@@ -152,9 +152,9 @@ def report(say: Say, seconds: float, capacity: float, *, quiet: bool) -> list[di
         )
         print("\n".join([HEAD, *map(text, rows)]))
         print(f"  token-weighted: Jain index {both.jain:.3f} (target {JAIN_TARGET})")
-        for found in (alone, half, first):
+        for row in (alone, half, first):
             print(
-                f"  small tenant's p95 against {found.name}: wait {both.small_p95 / found.small_p95:.2f} times, whole answer "
-                f"{both.small_whole_p95 / found.small_whole_p95:.2f} times (target {WAIT_TARGET})"
+                f"  small tenant's p95 against {row.name}: wait {both.small_p95 / row.small_p95:.2f} times, whole answer "
+                f"{both.small_whole_p95 / row.small_whole_p95:.2f} times (target {WAIT_TARGET})"
             )
-    return [asdict(found) for found in rows]
+    return [asdict(row) for row in rows]

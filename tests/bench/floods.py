@@ -1,23 +1,33 @@
-"""What attackers on the ext_proc port cost everybody else: a real picker, good traffic beside, one attack after the other.
+"""What attacks on the ext_proc port cost all other clients: a real picker, good traffic beside it, one attack after the other.
 
     python -m tests.bench.floods [--seconds 5] [--workers 2] [--rate 100] [--only NAME ...] [--smoke] [--json]
 
-Good traffic is open loop on loopback: whole exchanges at an even rate, timed from the moment each was due, every tenth on a
-connection of its own. It runs alone, then beside an attacker in a process of its own that comes again whenever it is closed.
-`control` is no attack: a process that uses a CPU and sends nothing, which is what an attacker on the same machine costs anyway;
-read the other rows against it. Memory is the proportional set size of all processes of the picker. `closed after` is the
-longest that one connection of the attacker lived; patient attacks (slow body) are ended by time limits of 30 s, and the zero
-window by what one connection may hold.
+Good traffic is an open loop on loopback: requests of 1, 60 and 400 KB and streamed answers at an even rate, each timed from its scheduled
+start, every tenth on a new connection. It runs alone, then beside an attacker in a separate process that reconnects whenever the picker
+closes its connection. `early aborts` are 400 a second on the one connection that good traffic uses. `connections` and
+`TLS handshakes` come from another address than good traffic; the latter go to a picker with TLS. `pages:` attacks go to the metrics
+port; during each attack /readyz is asked four times a second from another address (`probe` is its longest answer), and `scrapes missed`
+is the share of scrapes that were skipped or failed.
+`control` is not an attack: its process uses a CPU and sends nothing. Any attacker on the same machine costs at least that, so compare
+the other rows with it. Memory is the proportional set size of all processes of the picker. `closed after` is the longest lifetime of
+one connection of the attacker. The last two columns say how metrics and log name it: refused requests are counted, and no log has them.
+`CPU` is how many cores all processes of the picker take, alone and beside the attack. On a busy machine it says more than times do:
+whatever else the attack takes of the machine is the attacker's own.
+Time limits of 30 s end slow attacks (slow body); the limit of unread bytes per connection ends the zero window.
 """
 
 import argparse
 import asyncio
 import contextlib
+import http.client
 import json
+import os
 import re
+import ssl
 import statistics
 import sys
 import time
+from collections.abc import Awaitable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,37 +37,55 @@ from rich.console import Console
 from rich.table import Table
 
 from tests.e2e.cluster import Cluster, Picker
-from tests.faults.attacks import ATTACKS
-from tests.faults.client import Ending, Gateway
-from workers.demo.children import descendants, python
+from tests.faults.attacks import ATTACKS, LIMITED, SECURE, client_context
+from tests.faults.client import Ending, Gateway, OneConnection, event_stream, long_request
+from tests.faults.page_attacks import FILE_ATTACKS, PAGE_ATTACKS
+from workers.cli.demo.children import descendants, python
+from workers.cli.demo.stack import picker_config
 
 SECONDS = 5.0
 RATE = 100.0
 SMOKE_SECONDS = 1.0
-SETTLE_S = 1.0  # memory comes back, connections linger
+SETTLE_S = 1.0  # memory is freed, connections linger
 OWN_CONNECTION_EVERY = 10
 MEMORY_EVERY_S = 0.5
 ANSWER_S = 10.0
-EXTRAS = ("control", "connections")
-SETTLED_S = {"slow body": 32.0}  # seconds that an attack needs at least, in a full run
-WIDTH = 150
+EXTRAS = ("control", "connections", "early aborts")
+NAMES = (*EXTRAS, *ATTACKS, *SECURE, *PAGE_ATTACKS, *FILE_ATTACKS)
+ABORTS_PER_S = 400
+PROBE_EVERY_S = 0.25
+PROBE_S = 5.0
+PROBE_FROM = "127.0.0.2"
+LITTLE_MEMORY = "--worker-memory-limit=160M"
+SECURE_SERVING = "--secure-serving"
+SETTLED_S = {"slow body": 32.0}  # the least seconds of an attack in a full run
+WIDTH = 200
+LOGGED_CHARS = 80
 ABUSE = re.compile(r'^llm_d_epp_abuse_total\{cause="(\w+)"\} (\S+)$', re.MULTILINE)
+COUNTERS = re.compile(r"^llm_d_epp_(metrics_port_abuse|refusals|endpoints_file_changes)_total (\S+)$", re.MULTILINE)
+REQUESTS = [long_request(600), long_request(600), long_request(60_000), long_request(600), long_request(400_000)]
+ANSWERS = [event_stream(1), event_stream(1), event_stream(1), event_stream(30), event_stream(1)]
 
 
 @dataclass
 class Row:
-    """One attack."""
+    """The results of one attack."""
 
     attack: str
-    connections: int = 0  # that the attacker made
+    connections: int = 0  # opened by the attacker
     closed_after_s: float | None = None
-    said: str = ""  # in the last GOAWAY
+    said: str = ""  # text of the last GOAWAY
     counted: dict[str, int] = field(default_factory=dict)
+    logged: list[str] = field(default_factory=list)  # what the picker's log says of the attacker
     before_ms: tuple[float, float] = (0.0, 0.0)  # p50, p99
     during_ms: tuple[float, float] = (0.0, 0.0)
     good: int = 0
     errors: int = 0
     memory_mib: tuple[float, float, float] = (0.0, 0.0, 0.0)  # before, peak, after
+    probe_s: float = 0.0  # the longest
+    probes_failed: int = 0
+    scrapes_missed: float = 0.0  # share
+    cpu: tuple[float, float] = (0.0, 0.0)  # cores that the picker takes: before, during
 
     @property
     def ratio(self) -> float:
@@ -65,40 +93,64 @@ class Row:
 
 
 class Good:
-    """Good traffic for a while."""
+    """Sends good traffic for some time, and measures it."""
 
-    def __init__(self, port: int, rate: float) -> None:
-        self._port, self._rate = port, rate
-        self._gateway = Gateway(port)
+    def __init__(
+        self,
+        port: int,
+        rate: float,
+        *,
+        shared: bool = False,
+        aborts_per_s: int = 0,
+        context: ssl.SSLContext | None = None,
+    ) -> None:
+        """`shared`: whether all requests use one connection. `aborts_per_s`: how many streams another client aborts early on it.
+
+        `context`: for TLS; None: plaintext.
+        """
+        self._port, self._rate, self._shared, self._aborts_per_s = port, rate, shared, aborts_per_s
+        self._context = context
+        self._gateway: Gateway = OneConnection(port) if shared else Gateway(port, context=context)
         self.took: list[float] = []
         self.errors = 0
 
     async def run(self, seconds: float) -> None:
+        aborting = asyncio.create_task(self._abort())
         begun, tasks = time.monotonic(), []
         for number in range(int(seconds * self._rate)):
             due = begun + number / self._rate
             await asyncio.sleep(max(0.0, due - time.monotonic()))
             tasks.append(asyncio.create_task(self._one(number, due)))
         await asyncio.gather(*tasks)
+        aborting.cancel()
         await self._gateway.close()
 
+    async def _abort(self) -> None:
+        """Opens streams and aborts them at once."""
+        while self._aborts_per_s:
+            for _ in range(self._aborts_per_s // 100):
+                stream = await self._gateway.stream()
+                stream.send(REQUESTS[0][0])
+                stream.cancel()
+            await asyncio.sleep(0.01)
+
     async def _one(self, number: int, due: float) -> None:
-        alone = number % OWN_CONNECTION_EVERY == 0
-        gateway = Gateway(self._port) if alone else self._gateway
+        new_connection = number % OWN_CONNECTION_EVERY == 0 and not self._shared
+        gateway = Gateway(self._port, context=self._context) if new_connection else self._gateway
         try:
             async with asyncio.timeout(ANSWER_S):
-                ending, _ = await gateway.exchange(number)
+                ending = await gateway.whole(REQUESTS[number % len(REQUESTS)], ANSWERS[number % len(ANSWERS)])
         except TimeoutError:
             ending = Ending.LOST
         if ending is Ending.OK:
             self.took.append(time.monotonic() - due)
         else:
             self.errors += 1
-        if alone:
+        if new_connection:
             await gateway.close()
 
     def percentiles_ms(self) -> tuple[float, float]:
-        """p50 and p99."""
+        """Returns p50 and p99 in milliseconds, or NaN for fewer than two requests."""
         if len(self.took) < 2:
             return (float("nan"), float("nan"))
         cuts = statistics.quantiles(self.took, n=100)
@@ -106,7 +158,7 @@ class Good:
 
 
 def pss_mib(pid: int) -> float:
-    """Of a process and all below it."""
+    """Returns the proportional set size of a process and its children, in MiB."""
     kib = 0
     for each in (pid, *descendants(pid)):
         with contextlib.suppress(OSError, StopIteration):
@@ -115,8 +167,25 @@ def pss_mib(pid: int) -> float:
     return kib / 1024
 
 
+def cpu_s(pid: int) -> float:
+    """Returns the seconds of CPU of a process and its children."""
+    ticks = 0
+    for each in (pid, *descendants(pid)):
+        with contextlib.suppress(OSError):
+            fields = Path(f"/proc/{each}/stat").read_text().rpartition(")")[2].split()
+            ticks += int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+async def cores(pid: int, work: Awaitable[None]) -> float:
+    """Awaits `work`. Returns how many cores the picker took meanwhile."""
+    begun, used = time.monotonic(), cpu_s(pid)
+    await work
+    return (cpu_s(pid) - used) / (time.monotonic() - begun)
+
+
 async def peak_memory(pid: int) -> float:
-    """The largest seen until cancelled."""
+    """Measures the memory until the task is cancelled. Returns the largest value in MiB."""
     peak = 0.0
     with contextlib.suppress(asyncio.CancelledError):
         while True:
@@ -126,69 +195,135 @@ async def peak_memory(pid: int) -> float:
 
 
 def abuse(picker: Picker) -> dict[str, int]:
-    """What the picker has counted, by cause."""
-    return {cause: int(float(value)) for cause, value in ABUSE.findall(picker.page())}
+    """Reads the picker's counters of abuse by cause, and of refused requests."""
+    until = time.monotonic() + PROBE_S
+    while (
+        not (page := picker.page()) and time.monotonic() < until
+    ):  # an attack on its port may have left some connections
+        time.sleep(PROBE_EVERY_S)
+    counted = {cause: int(float(value)) for cause, value in ABUSE.findall(page)}
+    return counted | {name: int(float(value)) for name, value in COUNTERS.findall(page)}
 
 
-async def attack(name: str, port: int, seconds: float) -> list[dict[str, Any]]:
-    """Run the attacker in a process of its own; how its connections ended."""
-    argv = python("tests.faults.attacks", name, "--port", str(port), "--seconds", str(seconds))
+def named(log: str) -> list[str]:
+    """Returns the details of the warnings and errors in the log: about peers, clients of the metrics port, and files.
+
+    Lines that name most come last.
+    """
+    lines = (json.loads(line) for line in log.splitlines() if line.startswith("{") and line.endswith("}"))
+    warnings = [line for line in lines if line.get("level") in ("warning", "error")]
+    warnings.sort(key=lambda line: sum(name in line for name in ("last", "file", "reads")))
+    return [str(line.get("last", f"{line['event']} {line.get('file', '')}".strip())) for line in warnings]
+
+
+def probe(port: int) -> bool:
+    """Asks for /readyz from an address that no attacker has. Returns whether there was an answer."""
+    client = http.client.HTTPConnection("127.0.0.1", port, timeout=PROBE_S, source_address=(PROBE_FROM, 0))
+    try:
+        client.request("GET", "/readyz")
+        return client.getresponse().status == 200
+    except OSError:
+        return False
+    finally:
+        client.close()
+
+
+async def probes(port: int, row: Row) -> None:
+    """Probes until the task is cancelled."""
+    while True:
+        begun = time.monotonic()
+        if not await asyncio.to_thread(probe, port):
+            row.probes_failed += 1
+        row.probe_s = max(row.probe_s, time.monotonic() - begun)
+        await asyncio.sleep(PROBE_EVERY_S)
+
+
+def scrapes(picker: Picker) -> tuple[float, float]:
+    """Returns how many scrapes were made, and how many were missed."""
+    missed = picker.counter("scrapes_skipped_total") + picker.counter("datalayer_poll_errors_total")
+    return picker.counter("scrapes_total"), missed
+
+
+async def attack(name: str, picker: Picker, file: Path, seconds: float) -> list[dict[str, Any]]:
+    """Runs the attacker in a separate process. Returns how its connections ended."""
+    ports = ("--port", str(picker.grpc), "--pages", str(picker.metrics), "--file", str(file))
+    argv = python("tests.faults.attacks", name, *ports, "--seconds", str(seconds))
     process = await asyncio.create_subprocess_exec(*argv, stdout=asyncio.subprocess.PIPE)
-    told, _ = await process.communicate()
-    ends: list[dict[str, Any]] = json.loads(told)
+    output, _ = await process.communicate()
+    ends: list[dict[str, Any]] = json.loads(output)
     return ends
 
 
-async def measure(name: str, picker: Picker, seconds: float, rate: float) -> Row:
-    """One row: good traffic alone, then beside the attack."""
+async def measure(name: str, picker: Picker, file: Path, seconds: float, rate: float) -> Row:
+    """Measures one row: good traffic alone, then beside the attack. `file` has the endpoints."""
     row, pid = Row(name), picker.child.pid
-    alone, beside = Good(picker.grpc, rate), Good(picker.grpc, rate)
-    await alone.run(seconds)
-    counted, before = abuse(picker), pss_mib(pid)
+    shared = name == "early aborts"
+    context = client_context() if name in SECURE else None
+    alone = Good(picker.grpc, rate, shared=shared, context=context)
+    beside = Good(picker.grpc, rate, shared=shared, aborts_per_s=ABORTS_PER_S if shared else 0, context=context)
+    before_cores = await cores(pid, alone.run(seconds))
+    said = picker.child.log.stat().st_size
+    counted, before, scraped = abuse(picker), pss_mib(pid), scrapes(picker)
     watching = asyncio.create_task(peak_memory(pid))
-    attacking = asyncio.create_task(attack(name, picker.grpc, seconds + SETTLE_S))
-    await asyncio.sleep(SETTLE_S)  # the attacker needs a moment to start
-    await beside.run(seconds)
+    probing = asyncio.create_task(probes(picker.metrics, row))
+    attacking = asyncio.create_task(attack(name, picker, file, seconds + SETTLE_S))
+    await asyncio.sleep(SETTLE_S)  # the attacker takes a moment to start
+    row.cpu = (before_cores, await cores(pid, beside.run(seconds)))
     ends = await attacking
     watching.cancel()
+    probing.cancel()
     await asyncio.sleep(SETTLE_S)
+    after = abuse(picker)
+    made, missed = (after - before for before, after in zip(scraped, scrapes(picker), strict=True))
+    row.scrapes_missed = missed / max(1.0, made + missed)
     row.memory_mib = (before, await watching, pss_mib(pid))
     row.connections = len(ends)
     lived = [end["after"] for end in ends if end["after"] is not None]
     row.closed_after_s = max(lived, default=None)
     row.said = next((end["text"] for end in reversed(ends) if end["text"]), "")
-    row.counted = {cause: n - counted.get(cause, 0) for cause, n in abuse(picker).items() if n > counted.get(cause, 0)}
+    row.counted = {cause: n - counted.get(cause, 0) for cause, n in after.items() if n > counted.get(cause, 0)}
+    with picker.child.log.open("rb") as log:
+        log.seek(said)
+        row.logged = named(log.read().decode(errors="replace"))
     row.before_ms, row.during_ms = alone.percentiles_ms(), beside.percentiles_ms()
     row.good, row.errors = len(beside.took), alone.errors + beside.errors
     return row
 
 
 def table(rows: list[Row]) -> Table:
-    shown = Table(
+    columns = Table(
         "attack",
         "connections",
         "closed after",
         "good p50 ms",
         "good p99 ms",
         "ratio",
+        "CPU",
         "errors",
+        "probe",
+        "scrapes missed",
         "PSS MiB",
         "counted as",
+        "logged as",
     )
     for row in rows:
         closed = "-" if row.closed_after_s is None else f"{row.closed_after_s:.2f} s"
-        shown.add_row(
+        columns.add_row(
             row.attack,
             str(row.connections),
             closed,
             f"{row.before_ms[0]:.1f} → {row.during_ms[0]:.1f}",
             f"{row.before_ms[1]:.1f} → {row.during_ms[1]:.1f}",
             f"{row.ratio:.1f}",
+            f"{row.cpu[0]:.2f} → {row.cpu[1]:.2f}",
             f"{row.errors} of {row.good + row.errors}",
+            f"{row.probe_s:.2f} s" + (f", {row.probes_failed} failed" if row.probes_failed else ""),
+            f"{row.scrapes_missed:.1%}",
             " → ".join(f"{mib:.0f}" for mib in row.memory_mib),
             ", ".join(f"{cause} {count}" for cause, count in row.counted.items()),
+            row.logged[-1][:LOGGED_CHARS] if row.logged else "",
         )
-    return shown
+    return columns
 
 
 def main() -> int:
@@ -196,27 +331,33 @@ def main() -> int:
         prog="floods", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     line.add_argument(
-        "--seconds", type=float, default=SECONDS, help="of good traffic alone, and again beside each attack"
+        "--seconds", type=float, default=SECONDS, help="seconds of good traffic alone, and again beside each attack"
     )
     line.add_argument("--workers", type=int, default=2)
-    line.add_argument("--rate", type=float, default=RATE, help="good exchanges a second")
-    line.add_argument("--only", nargs="+", choices=[*EXTRAS, *ATTACKS], help="these attacks")
-    line.add_argument("--smoke", action="store_true", help="in short, to see that it works")
-    line.add_argument("--json", action="store_true", help="one JSON object instead of a table")
-    given = line.parse_args()
+    line.add_argument("--rate", type=float, default=RATE, help="good exchanges per second")
+    line.add_argument("--only", nargs="+", choices=NAMES, help="run only these attacks")
+    line.add_argument("--smoke", action="store_true", help="a short run of each, to check that it works")
+    line.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
+    options = line.parse_args()
     rows = []
-    console = Console(stderr=given.json, width=max(WIDTH, Console().width))
+    console = Console(stderr=options.json, width=max(WIDTH, Console().width))
     with Cluster() as cluster:
-        picker = cluster.picker(cluster.fleet(2).file, workers=given.workers)
-        for name in given.only or [*EXTRAS, *ATTACKS]:
-            seconds = SMOKE_SECONDS if given.smoke else max(given.seconds, SETTLED_S.get(name, 0.0))
+        file = cluster.fleet(2).file
+        pickers: dict[tuple[str, ...], Picker] = {}
+        for name in options.only or NAMES:
+            flags = (LITTLE_MEMORY,) if name in LIMITED else (SECURE_SERVING,) if name in SECURE else ()
+            key = (*flags, "watch") if name in FILE_ATTACKS else flags
+            if key not in pickers:
+                text = picker_config(file, watch=name in FILE_ATTACKS)
+                pickers[key] = cluster.picker(file, *flags, workers=options.workers, config_text=text)
+            seconds = SMOKE_SECONDS if options.smoke else max(options.seconds, SETTLED_S.get(name, 0.0))
             console.print(f"{name}: {2 * seconds:.0f} s", style="dim")
-            rows.append(uvloop.run(measure(name, picker, seconds, given.rate)))
-    if given.json:
+            rows.append(uvloop.run(measure(name, pickers[key], file, seconds, options.rate)))
+    if options.json:
         print(json.dumps([asdict(row) for row in rows]))
     else:
         console.print(table(rows))
-    return 1 if any(row.errors for row in rows) else 0
+    return 1 if any(row.errors or row.probes_failed for row in rows) else 0
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""What flow control costs a request: straight through, by way of the queue, and the choice among 100,000 that wait.
+"""Measures the cost of flow control per request: straight through, through the queue, and the choice among 100,000 waiting requests.
 
-The controller, its gate and the configured default policies are real; the pool and the other shards are words that cost nothing.
+The controller, its gate and the default policies are real. The pool and the other shards are stubs that cost nothing.
 """
 
 from collections.abc import Callable, Coroutine, Iterator
@@ -9,26 +9,27 @@ from typing import Any
 from epp.flow.controller import FlowController
 from epp.flow.gate import PoolGate
 from epp.flow.outcomes import Outcome
-from epp.flow.ports import Load
+from epp.flow.ports import PoolLoad
 from epp.flows import FlowKey
 from epp.plugin import FairnessPolicy, Ledger, Plugin
 from epp.plugins.displacement.newest import Newest
 from epp.plugins.fairness.global_strict import GlobalStrict
 from epp.plugins.fairness.round_robin import RoundRobin
-from epp.plugins.fairness.token_weighted import Alone as NoOthers
+from epp.plugins.fairness.token_weighted import Alone as OwnLedger
 from epp.plugins.fairness.token_weighted import TokenWeighted
 from epp.plugins.ordering.fcfs import FirstCome
 from epp.plugins.queues.fifo import Fifo
 from epp.plugins.usage_limits.static import Static
 from tests.bench.cases import Case
-from tests.epp.flow.shards import Board, BoardPeers, Clock, FakeFuture, Recorder, band, plan
+from tests.epp.flow.policies import band, plan
+from tests.epp.flow.shards import Board, BoardPeers, Clock, FakeFuture, Recorder
 
 FAST_US, QUEUED_US, PICK_US = 5.0, 20.0, 10.0
 FLOWS, ITEMS = 10_000, 100_000
 
 
 class Item:
-    """What waits."""
+    """A waiting request."""
 
     __slots__ = ("bytes", "flow", "ttl_s")
 
@@ -38,8 +39,8 @@ class Item:
         self.ttl_s: float | None = None
 
 
-class Alone(BoardPeers):
-    """The only shard; showing costs nothing."""
+class SingleShard(BoardPeers):
+    """Stands for the peers of the only shard, so that publishing costs nothing."""
 
     def waiting(self) -> int:
         return 0
@@ -54,11 +55,11 @@ class Alone(BoardPeers):
     def let_through(self, pending: int) -> None: ...
     def pending(self, count: int) -> None: ...
     def ledger(self, priority: int) -> Ledger:
-        return NoOthers()
+        return OwnLedger()
 
 
-class Nobody(Recorder):
-    """Counts nothing."""
+class NullRecorder(Recorder):
+    """Records nothing."""
 
     def ended(self, key: FlowKey, outcome: Outcome, waited_s: float, bytes: int) -> None: ...
     def queued(self, key: FlowKey, requests: int, bytes: int) -> None: ...
@@ -66,13 +67,13 @@ class Nobody(Recorder):
 
 
 class Pool:
-    """Full or not."""
+    """A pool that is full or not, as the benchmark sets it."""
 
     def __init__(self) -> None:
         self.full = False
 
-    def load(self) -> Load:
-        return Load(1.0 if self.full else 0.9, step=1e-7)
+    def load(self) -> PoolLoad:
+        return PoolLoad(1.0 if self.full else 0.9, step=1e-7)
 
     def dispatched(self) -> int:
         return 0
@@ -81,7 +82,7 @@ class Pool:
         return 0
 
 
-def made(kind: type[Plugin]) -> Any:
+def default(kind: type[Plugin]) -> Any:
     return kind(kind.type_name, kind.Params())
 
 
@@ -92,14 +93,19 @@ class Bench:
         self.pool, self.clock = Pool(), Clock()
         template = band(
             max_requests=10**6,
-            queue=made(Fifo),
-            ordering=made(FirstCome),
-            fairness=made(fairness),
-            displacement=made(Newest),
+            queue=default(Fifo),
+            ordering=default(FirstCome),
+            fairness=default(fairness),
+            displacement=default(Newest),
         )
-        gate = PoolGate(self.pool, made(Static), "detector", now=self.clock, report=lambda name, problem: None)
+        gate = PoolGate(self.pool, default(Static), "detector", now=self.clock, report=lambda name, problem: None)
         self.controller = FlowController(
-            plan(template=template), gate, Alone(Board(1)), Nobody(), now=self.clock, make_future=FakeFuture
+            plan(template=template),
+            gate,
+            SingleShard(Board(1)),
+            NullRecorder(),
+            now=self.clock,
+            make_future=lambda _item: FakeFuture(),
         )
         self.items = [Item(f"tenant-{i}") for i in range(FLOWS)]
         self.calls: list[Coroutine[Any, Any, Outcome]] = []
@@ -112,7 +118,7 @@ class Bench:
             self.controller.settled(placed=True)
 
     def queued(self) -> None:
-        """Enqueued while the pool is full, served when a response ends."""
+        """Enqueues a request while the pool is full, and serves it when a response ends."""
         self.turn += 1
         self.pool.full = True
         self.clock.now += 0.002
@@ -140,7 +146,7 @@ class Bench:
 
 
 def flow_cases() -> Iterator[Case]:
-    """Whole passes with the token-weighted policy, and picks with the quick ones."""
+    """Yields the cases: whole passes with the token-weighted policy, and picks with each fairness policy."""
     bench = Bench(TokenWeighted)
     yield Case("flow control: straight through", bench.straight, FAST_US)
     yield Case("flow control: enqueue, then dispatch (two readings)", bench.queued, QUEUED_US)

@@ -1,10 +1,10 @@
-"""Flow control in virtual time: the real controllers, gate and policies of a configuration, and the engines of the simulated servers.
+"""Runs flow control in virtual time: the controllers, gate and policies of a configuration, and the engines of the simulated servers.
 
     arrival ── shard 0..n ── enqueue_and_wait ──▶ least loaded Engine ──▶ first token ──▶ end ──▶ released
-                 └─ wake (WAKE_S later), every TICK_S while something waits, sweep
+                 └─ wake-up (after WAKE_S), every TICK_S while requests wait, sweep
 
-The figures depend on the seed alone. Shards see of each other what lanes would show, at once; the load is what is in flight over what
-fits, as the concurrency detector has it. What this does not have is Envoy, shared memory, scraped values and CPU time.
+The figures depend only on the seed. A shard sees the published state of other shards at once. As in the concurrency detector, the load is
+the number of requests in flight divided by the places. The model leaves out Envoy, shared memory, scraped values and CPU time.
 """
 
 import heapq
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from epp.config import load
+from epp.config.load import load
 from epp.decision import Decision, Response, Usage
 from epp.flow.controller import FlowController
 from epp.flow.gate import PoolGate
@@ -52,7 +52,7 @@ ENGINE = EngineSettings(
 
 @dataclass(slots=True)
 class Waiter:
-    """One request: what flow control is handed, and where it stands."""
+    """One request: the item for flow control, and its state."""
 
     call: Call
     shard: int
@@ -68,20 +68,20 @@ class Waiter:
     id: str = ""
 
 
-class Told(FakeFuture):
-    """Says that it was set."""
+class RecordingFuture(FakeFuture):
+    """A future that adds itself to a list when it is set."""
 
-    def __init__(self, told: "list[Told]") -> None:
+    def __init__(self, settled: "list[RecordingFuture]") -> None:
         super().__init__()
-        self._told = told
+        self._settled = settled
 
     def set_result(self, result: Any) -> None:
         super().set_result(result)
-        self._told.append(self)
+        self._settled.append(self)
 
 
 class FlowFleet:
-    """One run: shards over servers; `run` gives what became of every call."""
+    """Runs shards in front of servers. `run` returns the result of every call."""
 
     def __init__(
         self,
@@ -97,7 +97,7 @@ class FlowFleet:
         plan = loaded.flow
         self._rng = random.Random(f"{seed}/fleet")
         self._clock = Clock()
-        self._set: list[Told] = []  # futures that were set and whose requests have not gone on yet
+        self._set: list[RecordingFuture] = []  # futures that are set, but whose requests have not continued
         self._board = Board(shards)
         self._pool = FakePool(self._board, servers, BATCH)
         self.seen = [Recorder() for _ in range(shards)]
@@ -110,14 +110,16 @@ class FlowFleet:
                 BoardPeers(self._board, n),
                 self.seen[n],
                 now=self._clock,
-                make_future=lambda: Told(self._set),
+                make_future=lambda _item: RecordingFuture(self._set),
             )
             for n in range(shards)
         ]
         for shard in self.shards:
             shard.provision(PRIORITIES.values())
         bands = (*plan.bands, plan.template)
-        self._told = {b.fairness.name: b.fairness for b in bands if isinstance(b.fairness, ResponseComplete)}
+        self._response_plugins = {
+            b.fairness.name: b.fairness for b in bands if isinstance(b.fairness, ResponseComplete)
+        }
         self._fairness: FairnessPolicy = plan.template.fairness
         self._engines = [Engine(ENGINE) for _ in range(servers)]
         self._load = [0] * servers
@@ -126,7 +128,7 @@ class FlowFleet:
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._events = 0
         self._patience_s = patience_s
-        self._waiting: dict[Told, Waiter] = {}
+        self._waiting: dict[RecordingFuture, Waiter] = {}
         self._results: list[Result] = []
         self._start = self._clock.now
 
@@ -155,14 +157,14 @@ class FlowFleet:
         shard = self._rng.randrange(len(self.shards))
         waiter = Waiter(call, shard, FlowKey(request.fairness_id, request.priority), request)
         waiter.caller = Caller(self.shards[shard], waiter)
-        self._go_on(waiter)
+        self._continue(waiter)
         self._at(now + self._patience_s, lambda: self._give_up(waiter))
 
     def _give_up(self, waiter: Waiter) -> None:
         if waiter.over:
             return
         assert waiter.caller is not None
-        self._over(waiter, 0, GAVE_UP)
+        self._end(waiter, 0, GAVE_UP)
         if waiter.placed:
             assert waiter.job is not None
             self._advance(waiter.server)
@@ -174,25 +176,25 @@ class FlowFleet:
             waiter.caller.leave()
 
     def _after(self) -> None:
-        """Who was told something goes on; who was waked looks a moment later."""
+        """Continues the requests whose future is set. Lets each shard that was woken check its queue after WAKE_S."""
         while self._set:
             waiter = self._waiting.pop(self._set.pop(0), None)
             if waiter is not None and not waiter.over:
-                self._go_on(waiter)
+                self._continue(waiter)
         wakes, self._board.wakes = self._board.wakes, []
         for shard in dict.fromkeys(wakes):
             self._at(self._clock.now + WAKE_S, self.shards[shard].woken)
 
-    def _go_on(self, waiter: Waiter) -> None:
+    def _continue(self, waiter: Waiter) -> None:
         caller = waiter.caller
         assert caller is not None
         caller.step()
         if caller.error is not None:
-            self._over(waiter, 429, caller.error.outcome.value)
+            self._end(waiter, 429, caller.error.outcome.value)
         elif caller.ended is not None:
             self._place(waiter)
         else:
-            assert isinstance(caller.future, Told)
+            assert isinstance(caller.future, RecordingFuture)
             self._waiting[caller.future] = waiter
 
     def _place(self, waiter: Waiter) -> None:
@@ -211,11 +213,11 @@ class FlowFleet:
         for job in self._engines[server].advance(self._clock.now):
             if job.state is JobState.FINISHED:
                 waiter = self._by_job.pop(job)
-                self._over(waiter, 200, "")
+                self._end(waiter, 200, "")
                 response = Response(200)
                 response.usage = Usage(PROMPT_TOKENS, waiter.call.tokens, 0)
-                for told in self._told.values():
-                    told.response_complete(waiter.request, Decision((), {}, primary=""), response)
+                for plugin in self._response_plugins.values():
+                    plugin.response_complete(waiter.request, Decision((), {}, primary=""), response)
                 self._left(waiter)
 
     def _left(self, waiter: Waiter) -> None:
@@ -244,7 +246,7 @@ class FlowFleet:
         self.shards[number].sweep(self._clock.now)
         self._at(self._clock.now + SWEEP_S, lambda: self._sweep(number))
 
-    def _over(self, waiter: Waiter, status: int, reason: str) -> None:
+    def _end(self, waiter: Waiter, status: int, reason: str) -> None:
         waiter.over = True
         due, job = self._start + waiter.call.at, waiter.job
         first = job.first_token_at - due if status == 200 and job is not None else None

@@ -1,4 +1,4 @@
-"""Flow control's policies with 100,000 items in 10,000 flows, and what one reading of a saturation detector costs."""
+"""Measures flow control's policies with 100,000 items in 10,000 flows, and one reading of a saturation detector."""
 
 from collections.abc import Callable, Iterator
 from itertools import count
@@ -17,7 +17,7 @@ PICK_US, READING_US = 10.0, {8: 6.0, 100: 15.0}
 
 
 def flow_policy_cases() -> Iterator[Case]:
-    """Fairness, displacement, detectors."""
+    """Yields cases for fairness policies, displacement, and saturation detectors."""
     names = [f"tenant-{number}" for number in range(FLOWS)]
     for cls in every(FairnessPolicy):
         if not cls.__module__.startswith("epp."):
@@ -35,7 +35,7 @@ def flow_policy_cases() -> Iterator[Case]:
 
 
 def readings(detector: type[SaturationDetector], size: int, target: float) -> Iterator[Case]:
-    """Of a whole pool, and of a stage that is half of it."""
+    """Yields cases for readings of a whole pool, and of a stage with half of its endpoints."""
     columns = {"waiting_requests": [1.0] * size, "kv_cache_usage": [0.5] * size}
     pool = candidates(columns, inflight=[2.0] * size, tokens=[99.0] * size)
     stage = pool.keep(np.arange(size) % 2 == 0)
@@ -45,7 +45,7 @@ def readings(detector: type[SaturationDetector], size: int, target: float) -> It
 
 
 def turn(band: Band) -> Callable[[], None]:
-    """One cycle of a band that stays as full as it is; time passes, so that what is kept for some milliseconds is made anew."""
+    """Returns a call for one cycle of a band that stays equally full. The clock advances, so that cached values are computed again."""
     ticks = count(1)
 
     def run() -> None:
@@ -59,7 +59,7 @@ def turn(band: Band) -> Callable[[], None]:
 
 
 def displaced(band: Band) -> Callable[[], object]:
-    """The look alone, as often as somebody gives way."""
+    """Returns a call for the search for a victim, which runs once per displaced request."""
     policy = made(Newest)
     view = type("View", (), {"flows": band.flows, "__len__": lambda self: ITEMS})()
     return lambda: policy.victim(view)

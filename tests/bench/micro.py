@@ -1,7 +1,7 @@
 """Micro-benchmarks of the hot path: `python -m tests.bench.micro [--smoke] [--json]`.
 
-Each figure is the best of several rounds, in microseconds: the least disturbed one on a noisy machine. Beside it what it is to be
-at most, where something was set. `--smoke` runs everything once, so that a benchmark that no longer works is noticed.
+Each figure is the best of several rounds, in microseconds: the one that a noisy machine disturbed least. Beside it stands its limit, if
+there is one. `--smoke` runs every benchmark once, so that a broken benchmark fails.
 """
 
 import argparse
@@ -15,16 +15,18 @@ import msgspec
 import numpy as np
 
 from epp.candidates import Candidates
-from epp.config import DEFAULT_TEXT, load
+from epp.config.load import DEFAULT_TEXT, load
 from epp.data import KV_USAGE, WAITING
-from epp.decide import decide, schedule
+from epp.decide import choose, schedule
 from epp.pipeline import Pipeline
 from epp.prefix.blocks import block_hashes
 from epp.prefix.match import APPROXIMATE, PrefixMatch, prefix_match
 from epp.protocol.proto import ext_proc_pb2 as pb
 from epp.protocol.usage import UsageScanner
 from epp.request import Request
-from shm.prefix_index import IndexReader, IndexSchema, IndexWriter
+from shm.prefix_index import IndexSchema
+from shm.prefix_reader import IndexReader
+from shm.prefix_writer import IndexWriter
 from shm.segment import Region
 from tests.bench.cases import Case
 from tests.bench.flow_cases import flow_cases
@@ -37,14 +39,14 @@ from tests.pair import Pair
 
 
 def pipeline(services: FakeServices, text: str = DEFAULT_TEXT) -> Pipeline:
-    """Compiled and started, as in a worker."""
-    made = load(text, "benchmark").pipeline
-    made.start(services)
-    return made
+    """Compiles and starts a configuration, as a worker does."""
+    compiled = load(text, "benchmark").pipeline
+    compiled.start(services)
+    return compiled
 
 
 class NoIndex(FakeServices):
-    """An index that knows nothing and forgets everything."""
+    """An index that finds nothing and learns nothing."""
 
     def match(self, hashes: object) -> dict[int, int]:  # type: ignore[override]
         return {}
@@ -70,40 +72,40 @@ def pool(count: int) -> FakePool:
 
 
 def decisions() -> Iterator[Case]:
-    made, field = pipeline(NoIndex()), pipeline(NoIndex(), FIELD_TEXT)
+    default, field = pipeline(NoIndex()), pipeline(NoIndex(), FIELD_TEXT)
     for count in (8, 100, 1000):
         endpoints = pool(count)
-        yield Case(f"parse and decide, 1 KB, {count} endpoints", decision(made, endpoints))
+        yield Case(f"parse and decide, 1 KB, {count} endpoints", decision(default, endpoints))
         yield Case(f"the same with the field's weights, {count}", decision(field, endpoints))
         yield from scheduling(field, endpoints.fixed, count)
 
 
-def decision(made: Pipeline, endpoints: FakePool) -> Callable[[], None]:
-    """Bytes of a body to a decision."""
+def decision(compiled: Pipeline, endpoints: FakePool) -> Callable[[], None]:
+    """Returns a call that goes from the bytes of a body to a decision."""
     body = msgspec.json.encode({"model": "m", "prompt": "hello " * 160, "max_tokens": 9})
-    parser = made.recipe.parsers[0]
+    parser = compiled.recipe.parsers[0]
 
     def run() -> None:
         request = Request(id="r", path="/v1/completions", headers={}, now=0.0)
         parser.parse(request, "/v1/completions", body)
         try:
-            decide(made, request, endpoints).send(None)
+            choose(compiled, request, endpoints).send(None)
         except StopIteration:
             return
 
     return run
 
 
-def scheduling(made: Pipeline, fixed: Candidates, count: int) -> Iterator[Case]:
-    """Three scorers and the max-score picker alone, against a loop over endpoints that does the same."""
-    asked = Request(id="r", path="/v1/completions", headers={}, now=0.0)
+def scheduling(compiled: Pipeline, fixed: Candidates, count: int) -> Iterator[Case]:
+    """Yields cases for three scorers and the max-score picker alone, and for a loop over endpoints that computes the same."""
+    request = Request(id="r", path="/v1/completions", headers={}, now=0.0)
     blocks = np.arange(count, dtype=np.float64) % 5
-    asked[prefix_match(APPROXIMATE)] = PrefixMatch(blocks, np.zeros(4, np.uint64), 64)
+    request[prefix_match(APPROXIMATE)] = PrefixMatch(blocks, np.zeros(4, np.uint64), 64)
 
-    def run() -> object:  # as of a new scrape: nothing is kept of the static scorers
+    def run() -> object:  # like after a new scrape: no cached scores of the static scorers
         snapshot = fixed.snapshot
         snapshot.totals.clear()
-        return schedule(made, asked, Candidates(snapshot, fixed._inflight))
+        return schedule(compiled, request, Candidates(snapshot, fixed._inflight))
 
     waiting, usage, held = (fixed[WAITING].tolist(), fixed[KV_USAGE].tolist(), blocks.tolist())
 
@@ -187,7 +189,7 @@ def parts() -> Iterator[Case]:
 
 
 def measure(run: Callable[[], object], *, smoke: bool) -> float:
-    """Microseconds per call, the best of several rounds."""
+    """Returns the microseconds per call, the best of several rounds."""
     if smoke:
         start = time.perf_counter()
         run()
@@ -210,33 +212,33 @@ def measure(run: Callable[[], object], *, smoke: bool) -> float:
     return best / count * 1e6
 
 
-def measured(*, match: str = "", smoke: bool = False, shown: bool = True) -> dict[str, float]:
-    """Every figure whose name contains `match`, in microseconds."""
-    found = {}
+def measure_all(*, match: str = "", smoke: bool = False, show: bool = True) -> dict[str, float]:
+    """Measures every benchmark with `match` in its name, in microseconds."""
+    figures = {}
     for group in (decisions, streams, parts, page_cases, prefix_cases, flow_cases, flow_policy_cases):
         for name, run, target, each in group():
             if match not in name:
                 continue
-            assert name not in found, f"two micro-benchmarks are called '{name}'"
-            found[name] = round(measure(run, smoke=smoke) / each, 3)
-            if shown:
-                print(f"{name:65} {found[name]:10.2f} us{f'   (at most {target:g})' if target else ''}", flush=True)
-    return found
+            assert name not in figures, f"two micro-benchmarks have the name '{name}'"
+            figures[name] = round(measure(run, smoke=smoke) / each, 3)
+            if show:
+                print(f"{name:65} {figures[name]:10.2f} us{f'   (at most {target:g})' if target else ''}", flush=True)
+    return figures
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(
         prog="micro", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--smoke", action="store_true", help="run each once, to see that it works")
-    parser.add_argument("--json", action="store_true", help="one JSON object: name -> microseconds")
-    parser.add_argument("--match", default="", metavar="TEXT", help="only those whose name contains it")
+    parser.add_argument("--smoke", action="store_true", help="run each once, to check that it works")
+    parser.add_argument("--json", action="store_true", help="print one JSON object: name -> microseconds")
+    parser.add_argument("--match", default="", metavar="TEXT", help="only benchmarks with this text in their name")
     options = parser.parse_args()
-    found = measured(match=options.match, smoke=options.smoke, shown=not options.json)
-    if not found:
-        parser.error(f"no micro-benchmark's name contains '{options.match}'")
+    figures = measure_all(match=options.match, smoke=options.smoke, show=not options.json)
+    if not figures:
+        parser.error(f"no micro-benchmark has '{options.match}' in its name")
     if options.json:
-        json.dump(found, sys.stdout, indent=1)
+        json.dump(figures, sys.stdout, indent=1)
     return 0
 
 

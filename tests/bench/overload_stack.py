@@ -1,9 +1,9 @@
-"""What the overload benchmarks run: simulated servers of a known size, a picker with a given flow control, an Envoy.
+"""Starts the stack of the overload benchmarks: simulated servers of a known size, a picker with given flow control, and Envoy.
 
-The servers are slow on purpose: an answer takes about a second, and all servers together do about thirty of them a second. At
-four times that the machine (two cores) is far from its limit, so what is measured is what waits where, not how fast bytes move.
-Under load a server behaves as vLLM does: requests join a batch at the end of a step, steps grow with the batch, KV blocks are
-held to the end, and what does not fit waits in the server's own queue, first come, first served.
+The servers are slow on purpose: an answer takes about a second, and all servers together complete about thirty answers per second. Four
+times that load is far below the limit of the machine (two cores). So the benchmarks measure where requests wait, not how fast bytes move.
+Under load a server behaves like vLLM: requests join a batch at the end of a step, steps grow with the batch, requests hold their KV
+blocks to the end, and further requests wait in the server's queue, first come, first served.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from epp.config import DEFAULT_TEXT
+from epp.config.load import DEFAULT_TEXT
 from tests.bench.overload_traffic import TOKENS
 from tests.e2e.cluster import Cluster, Fleet, Picker
-from workers.demo.stack import picker_config
+from workers.cli.demo.stack import picker_config
 
 DEFAULT: dict[str, Any] = yaml.safe_load(DEFAULT_TEXT)
 SERVERS = 4
@@ -35,7 +35,7 @@ FAIR, STRICT = "token-weighted-fairness-policy", "global-strict-fairness-policy"
 
 
 class Site(NamedTuple):
-    """A gateway in front of everything."""
+    """A gateway with its picker and servers."""
 
     port: int
     picker: Picker
@@ -43,21 +43,24 @@ class Site(NamedTuple):
 
 
 def estimate(servers: int = SERVERS) -> float:
-    """Answers a second when all batches are full, by the engine's own arithmetic."""
+    """Computes the answers per second when all batches are full, with the engine's formula."""
     tokens = sum(TOKENS) / 2
     step_s = DECODE_MS / 1e3 * (1 + DECODE_GROWTH * (BATCH - 1))
-    prefill_s = 18 * PREFILL_US / 1e6  # once an answer; it holds up the whole batch
+    prefill_s = 18 * PREFILL_US / 1e6  # once per answer; it delays the whole batch
     return servers * BATCH / (tokens * step_s + BATCH * prefill_s)
 
 
 def flow_control(
     fairness: str, *, ttl: str = "3s", waiting_max: int = 150, weights: Mapping[str, float] | None = None, **more: Any
 ) -> dict[str, Any]:
-    """Flow control that keeps batches full and server queues empty, and some places for what is important."""
+    """Returns a flow control that keeps batches full and server queues empty, and reserves some places for higher priorities.
+
+    `more`: fields of the section `flowControl`. They replace those set here.
+    """
     band = {"maxRequests": waiting_max, "fairnessPolicyRef": fairness}
     return {
         "featureGates": ["flowControl"],
-        "filters": ["concurrency-detector"],  # the gate looks at the pool; this keeps each server at its own limit
+        "filters": ["concurrency-detector"],  # the gate limits the pool; this filter limits each server
         "plugins": [
             {"type": fairness, **({"parameters": {"weights": dict(weights)}} if weights else {})},
             {"type": "concurrency-detector", "parameters": {"maxConcurrency": BATCH}},
@@ -74,30 +77,30 @@ def flow_control(
 
 
 def config(endpoints: Path, flow: Mapping[str, Any] | None) -> str:
-    """The built-in default with endpoints from a file: with this flow control, with none ({}), or as it is (None)."""
+    """Returns the built-in configuration with endpoints from a file. `flow`: its flow control; {}: none; None: the built-in one."""
     discovery = {"type": "file-discovery", "parameters": {"path": str(endpoints), "watchFile": True}}
     if flow is None:
         return picker_config(endpoints)
-    own = {plugin["type"] for plugin in flow.get("plugins", ())}
-    others = [plugin for plugin in DEFAULT["plugins"] if plugin["type"] not in own]
+    replaced = {plugin["type"] for plugin in flow.get("plugins", ())}
+    kept = [plugin for plugin in DEFAULT["plugins"] if plugin["type"] not in replaced]
     document = {
         **{name: part for name, part in DEFAULT.items() if name not in ("featureGates", "flowControl")},
         **{name: part for name, part in flow.items() if name not in ("plugins", "filters")},
-        "plugins": [*others, discovery, *flow.get("plugins", [])],
+        "plugins": [*kept, discovery, *flow.get("plugins", [])],
         "schedulingProfiles": [_profile(flow.get("filters", ()))],
-        "dataLayer": {"discovery": {"pluginRef": "file-discovery"}},
+        "dataLayer": {"discovery": {"endpoints": {"pluginRef": "file-discovery"}}},
     }
     return yaml.safe_dump(document, sort_keys=False)
 
 
 def _profile(filters: Sequence[str]) -> dict[str, Any]:
-    """The default one behind these filters."""
+    """Returns the default profile with these filters before its plugins."""
     (profile,) = DEFAULT["schedulingProfiles"]
     return {**profile, "plugins": [*({"pluginRef": name} for name in filters), *profile["plugins"]]}
 
 
 def objectives(directory: Path, priorities: Mapping[str, int] = PRIORITIES) -> Path:
-    """A directory for --objects-dir."""
+    """Writes the objectives into a directory for --objects-dir."""
     directory.mkdir(exist_ok=True)
     documents = [
         {
@@ -119,7 +122,7 @@ def site(
     servers: int = SERVERS,
     engine: tuple[str, ...] = ENGINE,
 ) -> Site:
-    """Started and ready."""
+    """Starts servers, picker and Envoy. Returns when they are ready."""
     fleet = cluster.fleet(servers, *engine)
     more = [
         f"--objects-dir={objectives(cluster.directory / 'objects')}",

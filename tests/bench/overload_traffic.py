@@ -1,11 +1,11 @@
-"""Open-loop load through a gateway: requests of several classes at given times, and what became of each.
+"""Open-loop load through a gateway: planned requests of several classes, and their results.
 
-Everything follows from the seed, and nobody waits for an answer before the next request goes: a gateway that is slow gets no
-rest. All times are from when a request was *meant* to be sent, so a late generator makes figures worse, never better. A client
-gives up after `patience_s`, as real ones do, and does not try again.
+Everything follows from the seed. The next request starts on schedule, whether or not earlier ones were answered, so a slow gateway
+gets no pause. All times count from the *scheduled* send time, so a late generator makes figures worse, never better. A client gives up
+after `patience_s`, like real clients, and does not retry.
 
-Part of each class is streamed, and the time to the first token is known of those alone: streams cost a read per token on every
-side, and the machine is to be the limit of nothing here.
+A part of each class is streamed. Only those requests have a time to the first token: streams cost every process a read per token, and the
+machine must not become the bottleneck.
 """
 
 import asyncio
@@ -23,13 +23,13 @@ OBJECTIVE = "x-llm-d-inference-objective"
 FAIRNESS = "x-llm-d-inference-fairness-id"
 DROP_REASON = "x-llm-d-request-dropped-reason"
 GAVE_UP, BROKEN = "client gave up", "connection failed"
-TOKENS = (20, 60)  # of an answer
+TOKENS = (20, 60)  # tokens of an answer
 PROMPT_WORDS = 12
 
 
 @dataclass(frozen=True, slots=True)
 class Class:
-    """Requests that have their importance and their tenant in common; `share` of all."""
+    """Requests with the same priority and tenant; `share` is their share of all requests."""
 
     name: str
     share: float
@@ -39,7 +39,7 @@ class Class:
 
 
 class Call(NamedTuple):
-    """One request of the plan."""
+    """One planned request."""
 
     at: float
     kind: Class
@@ -48,7 +48,7 @@ class Call(NamedTuple):
 
 
 class Result(NamedTuple):
-    """What became of one request; times from when it was meant to be sent. `reason` says why there is no whole answer."""
+    """The result of one request. Times count from the scheduled send time. `reason`: why there is no whole answer; "" if there is one."""
 
     call: Call
     status: int
@@ -63,7 +63,7 @@ class Result(NamedTuple):
 
 
 def plan(rng: random.Random, classes: Sequence[Class], rate: float, seconds: float, start: float = 0.0) -> list[Call]:
-    """Poisson arrivals of all classes together."""
+    """Plans Poisson arrivals of all classes together. `rate`: requests per second. `start`: the time of the first second."""
     return list(_arrivals(rng, classes, rate, start, start + seconds))
 
 
@@ -84,7 +84,7 @@ class Generator:
         self._open = 0
 
     async def run(self, calls: Sequence[Call], watch: Callable[[float, int], None] | None = None) -> list[Result]:
-        """All of them to their end. `watch(second, open requests)` is called every second."""
+        """Runs all calls to their end. Calls `watch(second, open requests)` every second."""
         loop = asyncio.get_running_loop()
         connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=30)
         async with aiohttp.ClientSession(connector=connector) as session, asyncio.TaskGroup() as group:
@@ -121,10 +121,10 @@ class Generator:
     async def _exchange(self, session: aiohttp.ClientSession, call: Call, due: float) -> Result:
         now = asyncio.get_running_loop().time
         words = " ".join(f"{self._rng.getrandbits(20):05x}" for _ in range(PROMPT_WORDS))
-        asked = {"model": MODEL, "prompt": words, "max_tokens": call.tokens, "stream": call.streamed}
+        fields = {"model": MODEL, "prompt": words, "max_tokens": call.tokens, "stream": call.streamed}
         if call.streamed:
-            asked["stream_options"] = {"include_usage": True}  # or flow control would go by estimates
-        body = json.dumps(asked).encode()
+            fields["stream_options"] = {"include_usage": True}  # without usage, flow control would use estimates
+        body = json.dumps(fields).encode()
         headers = {"content-type": "application/json"}
         if call.kind.objective:
             headers[OBJECTIVE] = call.kind.objective
@@ -141,26 +141,26 @@ class Generator:
                 reason = response.headers.get(DROP_REASON) or f"status {response.status}"
             elif call.streamed and b"[DONE]" not in tail:
                 reason = "cut short"
-            told = "retry-after" in response.headers
-            return Result(call, response.status, reason, first if call.streamed else None, now() - due, told)
+            retry_after = "retry-after" in response.headers
+            return Result(call, response.status, reason, first if call.streamed else None, now() - due, retry_after)
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """By rank; not a number for nothing."""
+    """Returns a percentile by rank, or NaN without values. `share`: from 0 to 1."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else float("nan")
 
 
 def firsts(results: Sequence[Result], name: str = "") -> list[float]:
-    """Times to the first token of whole streamed answers, of one class or of all."""
+    """Returns the times to the first token of whole streamed answers, of the class `name` or of all."""
     return [r.first_s for r in results if r.answered and r.first_s is not None and name in ("", r.call.kind.name)]
 
 
 def reasons(results: Sequence[Result]) -> Counter[str]:
-    """How many got no whole answer, by why."""
+    """Counts the requests without a whole answer, by reason."""
     return Counter(result.reason for result in results if result.reason)
 
 
 def between(results: Sequence[Result], start: float, end: float) -> list[Result]:
-    """Those that were meant to be sent then."""
+    """Returns the results of the requests with a scheduled send time in [start, end)."""
     return [result for result in results if start <= result.call.at < end]

@@ -1,4 +1,4 @@
-"""Prefix affinity at 100 endpoints: from a chat's body to who holds how much of it, and what the index writer spends per block."""
+"""Measures prefix affinity with 100 endpoints: the time from a chat's body to the endpoints that hold its prefix, and of an insert."""
 
 import json
 import random
@@ -11,7 +11,9 @@ from epp.plugin import NoParams
 from epp.plugins.parsers.openai import OpenAI
 from epp.prefix.blocks import Hashes, block_hashes, landmarks
 from epp.request import Request
-from shm.prefix_index import IndexReader, IndexSchema, IndexWriter
+from shm.prefix_index import IndexSchema
+from shm.prefix_reader import IndexReader
+from shm.prefix_writer import IndexWriter
 from shm.segment import Region
 from tests.bench.cases import Case
 
@@ -19,11 +21,11 @@ ENDPOINTS = 100
 BLOCK_BYTES = 256
 SECRET = 0x9E3779B97F4A7C15
 SIZES = (("1 KB", 1_000, 20.0), ("8 KB", 8_000, 40.0), ("400 KB", 400_000, 500.0))
-REQUESTS_PER_LOOK = 20  # of 8 KB, half of them new: what a supervisor finds in the pipes after 4 ms at 5,000 requests/s
+REQUESTS_PER_LOOK = 20  # of 8 KB, half of them new: a supervisor's backlog in the pipes after 4 ms at 5,000 requests/s
 
 
 def prefix_cases() -> Iterator[Case]:
-    """Hash and match of chats, then inserts."""
+    """Yields cases for hashing and matching chats, and for inserts."""
     schema = IndexSchema(1 << 20)
     region = Region(memoryview(bytearray(schema.bytes)))
     writer, reader = IndexWriter(schema, region), IndexReader(schema, region)
@@ -51,7 +53,7 @@ def prefix_cases() -> Iterator[Case]:
 
 
 def chat(size: int, *, parts: bool = False) -> bytes:
-    """A conversation of about `size` bytes, in messages of 2 KB at most."""
+    """Returns a conversation of about `size` bytes, in messages of at most 2 KB."""
     rng = random.Random(size)
     texts = [
         "".join(rng.choices("abcdefghij klmnop " * 4 + "\n", k=min(size, 1950))) for _ in range(max(1, size // 2000))
@@ -62,7 +64,7 @@ def chat(size: int, *, parts: bool = False) -> bytes:
 
 
 def canonical(body: bytes) -> Callable[[], bytes]:
-    """The parser's second pass: canonical bytes of what it has read."""
+    """Returns a call for the parser's second pass, which makes the canonical bytes of a parsed body."""
     request = Request(id="", path="/v1/chat/completions", headers={}, now=0.0)
     OpenAI("openai-parser", NoParams()).parse(request, request.path, body)
     return request.prompt._make

@@ -1,14 +1,15 @@
-"""How well requests are routed: `python -m tests.bench.routing [--smoke] [--seeds N] [--seconds S] [--config FILE ...] [--json]`.
+"""Quality of routing: `python -m tests.bench.routing [--smoke] [--seeds N] [--seconds S] [--config FILE ...] [--json]`.
 
-Eight simulated servers, four workers, virtual time: the figures depend on the seed alone, not on the machine. Each workload is run
-under the built-in default configuration; under the weights that the field uses by default, once with load as this picker counts it
-(with what is in flight), once with what the last scrapes say alone; and under what these are compared with: round-robin, random, a
-greedy oracle that knows queues and caches exactly, and (for the cached share) the default in one worker whose prefix index is exact
-and unbounded. `--config` adds configurations to compare.
+Eight simulated servers and four workers in virtual time: the figures depend only on the seed, not on the machine. Each workload runs
+under these policies: the built-in default configuration; the same with the KV events of the servers (precise); the weights that are
+common in the field, once with this picker's load (which includes requests in flight) and once with the load of the last scrape only;
+three replicas that share nothing, with the default and with prefix-rendezvous-scorer, and one picker with that scorer;
+round-robin; random; a greedy oracle with exact knowledge of queues and caches; one that only saves hits; and (for the cached share) the
+default in one worker with an exact, unbounded prefix index. `--config` adds further configurations.
 
-goodput: the share of requests whose first token came within 1 s and whose further ones within 100 ms each in the mean.
-TTFT: time to first token. cached: the share of prompt tokens that servers had cached. load: in-flight requests of the busiest
-server over the mean of all. The first quarter of the time fills the caches and does not count.
+goodput: share of requests with the first token within 1 s and at most 100 ms per further token on average. TTFT: time to first token.
+cached: share of the prompt tokens that servers had cached. load: in-flight requests of the busiest server divided by the mean of all
+servers. The first quarter of the time fills the caches and does not count.
 """
 
 import argparse
@@ -19,9 +20,10 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from epp.config import DEFAULT_TEXT
+from epp.config.load import DEFAULT_TEXT
 from tests.bench.routing_fleet import SERVERS, Call, Fleet, Policy
-from tests.bench.routing_policies import Oracle, Picked, Random, RoundRobin
+from tests.bench.routing_policies import MostHits, Oracle, Picked, Random, RoundRobin
+from tests.bench.routing_replicas import Replicas
 from tests.bench.routing_traffic import WORKLOADS, Workload
 
 WARM_UP = 0.25
@@ -50,24 +52,38 @@ Policies = dict[str, Callable[[Fleet, int], Policy]]
 
 
 def configured(text: str) -> Callable[[Fleet, int], Policy]:
-    """The pipeline of a configuration, as the default is run."""
+    """Returns a function that makes the policy with the pipeline of this configuration."""
     return lambda _, seed: Picked(text, seed)
 
 
+PRECISE = """\
+- {type: token-producer}
+- {type: precise-prefix-cache-producer, parameters: {speculativeIndexing: true}}
+"""
+PRECISE_TEXT = DEFAULT_TEXT.replace("plugins:\n", f"plugins:\n{PRECISE}", 1)
+PRECISE_FIELD_TEXT = FIELD_TEXT.replace("plugins:\n", f"plugins:\n{PRECISE}", 1)
+RENDEZVOUS_TEXT = (Path(__file__).parents[2] / "deploy/config/replicas.yaml").read_text()
 POLICIES: Policies = {
     "default": configured(DEFAULT_TEXT),
+    "default, precise": lambda _, seed: Picked(PRECISE_TEXT, seed, held=True),
     "field's weights": configured(FIELD_TEXT),
+    "field's weights, precise": lambda _, seed: Picked(PRECISE_FIELD_TEXT, seed, held=True),
     "the same, scrapes alone": lambda _, seed: Picked(FIELD_TEXT, seed, scraped_only=True),
+    "default, 3 replicas": lambda _, seed: Replicas(DEFAULT_TEXT, seed),
+    "rendezvous, 3 replicas": lambda _, seed: Replicas(RENDEZVOUS_TEXT, seed),
+    "rendezvous": configured(RENDEZVOUS_TEXT),
     "round-robin": lambda _, seed: RoundRobin(),
     "random": lambda _, seed: Random(seed),
     "oracle": lambda fleet, _: Oracle(fleet),
+    "most hits": lambda fleet, _: MostHits(fleet),
+    "default, limited index": lambda fleet, seed: Picked(DEFAULT_TEXT, seed, cache_blocks=fleet.kv_blocks),
     "default, exact index": lambda _, seed: Picked(DEFAULT_TEXT, seed, workers=1, exact=True),
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One row of the table. Shares from 0 to 1, times in seconds."""
+    """One row of the table. Shares are from 0 to 1, times in seconds."""
 
     requests: int
     goodput: float
@@ -78,7 +94,7 @@ class Outcome:
 
 
 def outcome(calls: list[Call], warm_up_s: float) -> Outcome:
-    """Of the requests that came after the warm-up."""
+    """Computes the figures of all requests that arrived after the warm-up."""
     counted = [call for call in calls if call.at >= warm_up_s]
     waits = sorted(call.job.first_token_at - call.at for call in counted)
     good = sum(is_good(call) for call in counted)
@@ -97,33 +113,33 @@ def outcome(calls: list[Call], warm_up_s: float) -> Outcome:
 
 
 def is_good(call: Call) -> bool:
-    """Whether its user would be content."""
+    """Returns whether the request counts as goodput."""
     job = call.job
     decode_s = job.ended_at - job.first_token_at
     return job.first_token_at - call.at <= TTFT_MAX_S and decode_s <= TOKEN_MAX_S * max(1, job.generated - 1)
 
 
 def measure(workload: Workload, policies: Policies, seed: int, seconds: float) -> dict[str, Outcome]:
-    """The same traffic under each policy."""
+    """Runs the same traffic under each policy."""
     sessions = workload.make(random.Random(f"{seed}/{workload.name}"), seconds)
-    found = {}
+    outcomes = {}
     for name, policy in policies.items():
-        fleet = Fleet(sessions, lambda fleet, policy=policy: policy(fleet, seed), seed)  # type: ignore[misc]
-        found[name] = outcome(fleet.run(), WARM_UP * seconds)
-    return found
+        fleet = Fleet(sessions, lambda fleet, policy=policy: policy(fleet, seed), seed, workload.kv_blocks)  # type: ignore[misc]
+        outcomes[name] = outcome(fleet.run(), WARM_UP * seconds)
+    return outcomes
 
 
 def mean(outcomes: list[Outcome]) -> Outcome:
-    """Over the seeds."""
+    """Returns the mean of each figure over the seeds."""
     rows = [asdict(outcome) for outcome in outcomes]
     return Outcome(**{key: sum(row[key] for row in rows) / len(rows) for key in rows[0]})
 
 
-def line(name: str, found: Outcome) -> str:
-    """A row as text."""
+def line(name: str, outcome: Outcome) -> str:
+    """A row of the table as text."""
     return (
-        f"  {name:24} {100 * found.goodput:7.1f} {1000 * found.ttft_mean:8.0f} {1000 * found.ttft_p95:8.0f} "
-        f"{100 * found.cached:8.1f} {found.load:8.2f}"
+        f"  {name:24} {100 * outcome.goodput:7.1f} {1000 * outcome.ttft_mean:8.0f} {1000 * outcome.ttft_p95:8.0f} "
+        f"{100 * outcome.cached:8.1f} {outcome.load:8.2f}"
     )
 
 
@@ -131,15 +147,25 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         prog="routing", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--smoke", action="store_true", help="two seconds of each workload, once, to see that it works")
-    parser.add_argument("--seeds", type=int, default=SEEDS, help=f"mean over so many runs (default {SEEDS})")
-    parser.add_argument("--seconds", type=float, default=SECONDS, help=f"of virtual time (default {SECONDS:.0f})")
     parser.add_argument(
-        "--config", type=Path, action="append", default=[], help="a configuration to compare, repeatable"
+        "--smoke", action="store_true", help="two seconds of each workload, once, to check that it works"
     )
-    parser.add_argument("--workload", action="append", default=[], help="only those whose names begin so, repeatable")
-    parser.add_argument("--policy", action="append", default=[], help="only those whose names begin so, repeatable")
-    parser.add_argument("--json", action="store_true", help="one JSON object: workload -> policy -> figures")
+    parser.add_argument(
+        "--seeds", type=int, default=SEEDS, help=f"number of runs; the figures are their mean (default {SEEDS})"
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=SECONDS, help=f"seconds of virtual time (default {SECONDS:.0f})"
+    )
+    parser.add_argument(
+        "--config", type=Path, action="append", default=[], help="a configuration to compare; repeatable"
+    )
+    parser.add_argument(
+        "--workload", action="append", default=[], help="only workloads with names that begin like this; repeatable"
+    )
+    parser.add_argument(
+        "--policy", action="append", default=[], help="only policies with names that begin like this; repeatable"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object: workload -> policy -> figures")
     options = parser.parse_args()
     policies: Policies = {
         name: policy
@@ -158,10 +184,10 @@ def main() -> int:
         if not options.json:
             requests = next(iter(table.values())).requests
             print(f"{workload.name + f', {requests:.0f} requests':26} goodput % mean ms   p95 ms cached %     load")
-            for name, found in table.items():
-                print(line(name, found), flush=True)
+            for name, outcome in table.items():
+                print(line(name, outcome), flush=True)
     if options.json:
-        rows = {name: {policy: asdict(found) for policy, found in table.items()} for name, table in tables.items()}
+        rows = {name: {policy: asdict(outcome) for policy, outcome in table.items()} for name, table in tables.items()}
         json.dump(rows, sys.stdout, indent=1)
     return 0
 

@@ -1,28 +1,30 @@
-"""Simulated servers and pickers in one virtual time: a run of the routing benchmark.
+"""Does one run of the routing benchmark: simulated servers and pickers in virtual time.
 
     client ── choose ──▶ (SEND_S) ──▶ Engine 0..7 ──▶ first token ──▶ end ──▶ (think) ──▶ next turn
 
-The engines are those of `loadtest.sim`; every engine is scraped on its own clock, as the supervisor does. Events come from one heap in
-the order of their times; equal seeds give equal runs. A request reaches one of the workers at random, the same for every policy.
+The engines are those of `loadtest.sim`. Each engine has its scrape timer, as in the supervisor. Events come from one heap, ordered by
+time; equal seeds give equal runs. A request goes to a random worker, the same one under every policy.
 """
 
 import heapq
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from loadtest.engine import Engine, EngineSettings, Job, JobState
-from tests.bench.routing_traffic import BLOCK_TOKENS, Session, Turn
+from loadtest.kv_pool import Change
+from tests.bench.routing_traffic import BLOCK_TOKENS, KV_BLOCKS, Session, Turn
 
 SERVERS = 8
 WORKERS = 4
 SCRAPE_S = 0.05
 SEND_S = 0.001  # from the decision to the server's queue
-ENGINE = EngineSettings(kv_blocks=24_000, block_size=BLOCK_TOKENS, prefill_s_per_token=100e-6, decode_s=0.025)
+ENGINE = EngineSettings(kv_blocks=KV_BLOCKS, block_size=BLOCK_TOKENS, prefill_s_per_token=100e-6, decode_s=0.025)
 
 
 class Call:
-    """One request under way."""
+    """One request in progress."""
 
     __slots__ = ("at", "done", "id", "job", "next", "server", "turn", "worker")
 
@@ -33,35 +35,46 @@ class Call:
         self.worker = worker
         self.next = following
         self.server = -1
-        self.job = Job(turn.hashes, turn.tokens, turn.output, streams=True)
-        self.done: object = None  # the policy's own
+        self.job = Job(turn.hashes, turn.tokens, turn.output, streams=True, prompt=turn.prompt)
+        self.done: object = None  # data of the policy
 
 
 class Policy(Protocol):
-    """Who chooses servers."""
+    """Chooses the servers."""
 
     def choose(self, call: Call, now: float) -> int:
-        """The server; the request counts as in flight there from now on."""
+        """Returns the server. From now on the request counts as in flight there."""
 
     def first_token(self, call: Call, now: float) -> None:
-        """The answer begins."""
+        """Records that the answer has begun."""
 
     def ended(self, call: Call, now: float) -> None:
-        """The answer is complete."""
+        """Records that the answer is complete."""
 
     def scraped(self, server: int, engine: Engine, now: float) -> None:
-        """What the metrics page of a server says now."""
+        """Takes the values of a server's metrics page."""
+
+    def changed(self, server: int, job: Job, changes: Sequence[Change], now: float) -> None:
+        """Takes the changes of a server's pool that a request caused, as KV events tell them."""
 
     def passed(self, now: float) -> None:
-        """It is `now`: what was under way may arrive."""
+        """Delivers the delayed messages that arrive up to `now`."""
 
 
 class Fleet:
-    """Runs the sessions under a policy; `calls` is what became of them."""
+    """Runs the sessions under a policy. `calls` has their requests and results."""
 
-    def __init__(self, sessions: list[Session], policy: Callable[["Fleet"], Policy], seed: int) -> None:
-        self.engines = [Engine(ENGINE) for _ in range(SERVERS)]
-        self.underway: list[list[Call]] = [[] for _ in range(SERVERS)]  # sent, not yet there
+    def __init__(
+        self, sessions: list[Session], policy: Callable[["Fleet"], Policy], seed: int, kv_blocks: int = KV_BLOCKS
+    ) -> None:
+        settings = replace(ENGINE, kv_blocks=kv_blocks)
+        self.kv_blocks = kv_blocks
+        self.engines = [
+            Engine(settings, lambda job, changes, server=server: self._changed(server, job, changes))  # type: ignore[misc]
+            for server in range(SERVERS)
+        ]
+        self.now = 0.0
+        self.underway: list[list[Call]] = [[] for _ in range(SERVERS)]  # sent, not yet received by the server
         self.calls: list[Call] = []
         self._by_job: dict[Job, Call] = {}
         self._due: list[float | None] = [None] * SERVERS
@@ -77,13 +90,17 @@ class Fleet:
             self._at(self._rng.random() * SCRAPE_S, lambda now, server=server: self._scrape(server, now))  # type: ignore[misc]
 
     def run(self) -> list[Call]:
-        """Until every answer is complete."""
+        """Runs until every answer is complete."""
         heap, passed = self._heap, self._policy.passed
         while self._open:
             now, _, act = heapq.heappop(heap)
+            self.now = now
             passed(now)
             act(now)
         return self.calls
+
+    def _changed(self, server: int, job: Job, changes: Sequence[Change]) -> None:
+        self._policy.changed(server, job, changes, self.now)
 
     def _at(self, time: float, act: Callable[[float], None]) -> None:
         self._events += 1
@@ -127,7 +144,7 @@ class Fleet:
 
     def _tick(self, server: int, now: float) -> None:
         if self._due[server] != now:
-            return  # another one has been set since
+            return  # the timer was set again
         self._due[server] = None
         self._advance(server, now)
         self._wake(server)

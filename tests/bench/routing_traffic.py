@@ -1,9 +1,9 @@
-"""Traffic for the routing benchmark: what clients send, in virtual time, the same for whoever chooses the servers.
+"""Makes the traffic for the routing benchmark: the requests of clients in virtual time, the same under every policy.
 
-A session is a client's run of turns; the next turn starts `think_s` after the last answer's end. Everything follows from the seed.
-Prompts are random bytes, 4 to a token, so that they share what they are made to share and nothing else.
+A session is a series of turns of one client. A turn starts `think_s` after the end of the last answer. Everything follows from the
+seed. Prompts are random bytes, 4 per token, so that they share exactly the intended prefixes.
 
-What this does not do: look at answers (their text is part of the next prompt from the start), or give up waiting.
+Clients do not look at answers (the next prompt contains their text from the start), and do not give up waiting.
 """
 
 import random
@@ -14,13 +14,16 @@ from loadtest.kv_pool import BYTES_PER_TOKEN, block_hashes, token_count
 
 BLOCK_TOKENS = 16
 HOT_SHARE = 0.6
+KV_BLOCKS = 24_000  # of a server
+FEW_KV_BLOCKS = 6_000
+LIBRARY_TOKENS = 3 * 8 * FEW_KV_BLOCKS * BLOCK_TOKENS // 2  # 1.5 times the caches of eight servers
 BURST_EVERY_S = 0.25
-BURST_S = 0.05  # all that comes in BURST_EVERY_S comes within this: five times the mean rate
+BURST_S = 0.05  # all requests of BURST_EVERY_S arrive within this time: five times the mean rate
 BURST_SHARE = 0.7
 
 
 class Turn:
-    """One request: its prompt, the hashes of the engine's blocks, how many tokens it generates, and the pause before it."""
+    """One request: its prompt, the hashes of the engine's blocks, the number of tokens to generate, and the pause before it."""
 
     __slots__ = ("hashes", "output", "prompt", "think_s", "tokens")
 
@@ -34,7 +37,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """Turns of one client, the first at `at`."""
+    """The turns of one client. The first one starts at `at`."""
 
     at: float
     turns: Sequence[Turn]
@@ -42,15 +45,19 @@ class Session:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """`make(rng, seconds)` gives the sessions. `shares`: prompts have prefixes in common."""
+    """A kind of traffic. `make(rng, seconds)`: returns the sessions. `shares`: whether prompts share prefixes.
+
+    `kv_blocks`: the size of each server's cache.
+    """
 
     name: str
     make: Callable[[random.Random, float], list[Session]]
     shares: bool = True
+    kv_blocks: int = KV_BLOCKS
 
 
 def arrivals(rng: random.Random, rate: float, seconds: float) -> Iterator[float]:
-    """Poisson."""
+    """Yields the times of Poisson arrivals. `rate`: per second."""
     at = rng.expovariate(rate)
     while at < seconds:
         yield at
@@ -58,17 +65,17 @@ def arrivals(rng: random.Random, rate: float, seconds: float) -> Iterator[float]
 
 
 def words(rng: random.Random, low: int, high: int) -> bytes:
-    """Between so many tokens of text."""
+    """Returns a random text of `low` to `high` tokens."""
     return rng.randbytes(rng.randint(low, high) * BYTES_PER_TOKEN)
 
 
 def popular(count: int) -> list[float]:
-    """Weights by Zipf's law."""
+    """Returns weights by Zipf's law."""
     return [1 / (rank + 1) for rank in range(count)]
 
 
 def chats(rng: random.Random, seconds: float) -> list[Session]:
-    """Conversations of 3 to 8 turns behind 12 system prompts, some more popular than others."""
+    """Makes conversations of 3 to 8 turns. Each begins with one of 12 system prompts, of which some are more popular."""
     systems = [words(rng, 500, 3000) for _ in range(12)]
     sessions = []
     for at in arrivals(rng, 7.0, seconds):
@@ -84,7 +91,7 @@ def chats(rng: random.Random, seconds: float) -> list[Session]:
 
 
 def documents(rng: random.Random, seconds: float) -> list[Session]:
-    """Questions about 96 documents of 4,000 to 16,000 tokens, some more popular than others."""
+    """Makes questions about 96 documents of 4,000 to 16,000 tokens. Some documents are more popular."""
     shelf = [words(rng, 4_000, 16_000) for _ in range(96)]
     return [
         single(at, rng.choices(shelf, popular(len(shelf)))[0] + words(rng, 50, 200), rng.randint(50, 200))
@@ -92,8 +99,19 @@ def documents(rng: random.Random, seconds: float) -> list[Session]:
     ]
 
 
+def library(rng: random.Random, seconds: float) -> list[Session]:
+    """Makes questions about documents that are together 1.5 times as large as the caches of all servers, so that caches evict."""
+    shelf: list[bytes] = []
+    while sum(map(len, shelf)) < LIBRARY_TOKENS * BYTES_PER_TOKEN:
+        shelf.append(words(rng, 4_000, 16_000))
+    return [
+        single(at, rng.choices(shelf, popular(len(shelf)))[0] + words(rng, 50, 200), rng.randint(50, 200))
+        for at in arrivals(rng, 9.0, seconds)
+    ]
+
+
 def prefixed(rng: random.Random, seconds: float, hot_share: float) -> list[Session]:
-    """Prompts of 4,000 tokens that begin alike in 64 ways, and up to 400 tokens of their own; so much of it begins in one way."""
+    """Makes prompts with one of 64 prefixes of 4,000 tokens, and up to 400 more tokens. A share of `hot_share` has the same prefix."""
     prefixes = [words(rng, 4_000, 4_000) for _ in range(64)]
     sessions = []
     for at in arrivals(rng, 46.0, seconds):
@@ -103,48 +121,49 @@ def prefixed(rng: random.Random, seconds: float, hot_share: float) -> list[Sessi
 
 
 def hot(rng: random.Random, seconds: float) -> list[Session]:
-    """60 % of the traffic has one prefix."""
+    """Makes prompts of which 60 % have the same prefix."""
     return prefixed(rng, seconds, HOT_SHARE)
 
 
 def even(rng: random.Random, seconds: float) -> list[Session]:
-    """The same without the hot spot."""
+    """Makes the traffic of `hot` without its most frequent prefix."""
     return prefixed(rng, seconds, 0.0)
 
 
 def unshared(rng: random.Random, seconds: float) -> list[Session]:
-    """Nothing in common; most prompts are short, some long."""
-    return [single(at, own(rng), rng.randint(20, 400)) for at in arrivals(rng, 36.0, seconds)]
+    """Makes prompts without a common prefix. Most are short, some are long."""
+    return [single(at, unique(rng), rng.randint(20, 400)) for at in arrivals(rng, 36.0, seconds)]
 
 
 def bursts(rng: random.Random, seconds: float) -> list[Session]:
-    """All comes in bursts that are over before the next scrape; 70 % of a burst begins with the same one of 32 prefixes."""
+    """Makes bursts that end before the next scrape. 70 % of the prompts in a burst share one of 32 prefixes."""
     prefixes = [words(rng, 500, 3_000) for _ in range(32)]
     sessions = []
     start = 0.0
     while start < seconds:
         prefix = rng.choice(prefixes)
         for at in arrivals(rng, 5 * 36.0, BURST_S):
-            prompt = prefix + words(rng, 100, 1_000) if rng.random() < BURST_SHARE else own(rng)
+            prompt = prefix + words(rng, 100, 1_000) if rng.random() < BURST_SHARE else unique(rng)
             sessions.append(single(start + at, prompt, rng.randint(20, 300)))
         start += BURST_EVERY_S
     return sessions
 
 
-def own(rng: random.Random) -> bytes:
-    """A prompt that shares nothing: 800 tokens at the median, 8,000 at most."""
+def unique(rng: random.Random) -> bytes:
+    """Makes a prompt without a common prefix. The median length is 800 tokens, the limit 8,000."""
     tokens = min(8_000, max(20, round(rng.lognormvariate(6.7, 1.0))))
     return rng.randbytes(tokens * BYTES_PER_TOKEN)
 
 
 def single(at: float, prompt: bytes, output: int) -> Session:
-    """One turn alone."""
+    """Makes a session of one turn."""
     return Session(at, (Turn(prompt, output),))
 
 
 WORKLOADS = (
     Workload("chats", chats),
     Workload("documents", documents),
+    Workload("library, evicting", library, kv_blocks=FEW_KV_BLOCKS),
     Workload("hot prefix", hot),
     Workload("no hot prefix", even),
     Workload("no sharing", unshared, shares=False),

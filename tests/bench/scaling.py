@@ -1,12 +1,12 @@
-"""What more workers and more endpoints cost: `make bench-scaling`, or `python -m tests.bench.scaling [--workers 1,2] [--endpoints 8,100]`.
+"""The cost of more workers and endpoints: `make bench-scaling`, or `python -m tests.bench.scaling [--workers 1,2] [--endpoints 8,100]`.
 
-    workers     1, 2, 4, 8 before 8 endpoints
-    endpoints   8, 100, 1,000 behind one worker; more than 100 are scraped less often, so that all runs scrape at most 2,000 pages/s
+    workers     1, 2, 4, 8 workers in front of 8 endpoints
+    endpoints   8, 100, 1,000 endpoints behind one worker; the scrape interval grows so that no run scrapes more than 2,000 pages/s
 
-CPU is charged by process: *workers* is their time per request, *supervisor* its cores (scrapes, index). Requests per second are shown
-only where the machine has a core for each worker: with fewer, they tell of the machine. Then `epp size` is held against runs:
-what it predicts for two loads at fixed rates, what they took, and the ratio. A difference of more than a factor of `FACTOR` is said,
-and is no failure: the constants are of one machine, and this one may be slower, or busy with something else.
+CPU is reported by process: *workers* is their time per request, *supervisor* its cores (scrapes, index). Requests per second are shown
+only if the machine has a core for each worker; otherwise they would measure the machine. Then `epp size` is compared with runs: the
+prediction for two loads at fixed rates, the measured figures, and the ratio. A difference of more than a factor of `FACTOR` is reported,
+but is not a failure: the constants come from one machine, and this one may be slower or busy.
 """
 
 import argparse
@@ -20,25 +20,25 @@ from rich.console import Console
 from rich.table import Table
 
 from loadtest.driver import CASES
-from tests.bench.throughput import NATIVE, TABLE_WIDTH, Run, machine, measure, names, tell, well
-from workers.demo.children import ChildFailed
-from workers.sizing import Load, size
+from tests.bench.throughput import NATIVE, TABLE_WIDTH, Run, all_ok, machine, measure, names, tell
+from workers.cli.demo.children import ChildFailed
+from workers.cli.sizing import Load, size
 
 WORKERS, ENDPOINTS = (1, 2, 4, 8), (8, 100, 1_000)
 SCRAPES_PER_S: Final = 2_000
 SCRAPE_S_MIN: Final = 0.05
 FACTOR: Final = 2.0
-CHECKED: Final = (  # loads that two cores carry beside driver and servers; `--smoke` runs the first
+CHECKED: Final = (  # loads that two cores can carry beside driver and servers; `--smoke` runs the first
     Load(requests=60, prompt_kb=8, endpoints=40, chunks=3_000, workers=2),
     Load(requests=300, prompt_kb=220, endpoints=100, chunks=5_100, workers=2),
 )
 CHECKED_PACE_MS: Final = 20
-SETTLED_S: Final = 6.0  # a run of the check at least: the answers of its first requests take a second
+SETTLED_S: Final = 6.0  # least seconds of a check: the answers of its first requests take a second
 WORKER, SUPERVISOR = "epp: worker", "epp: supervisor"
 
 
 def configured(options: argparse.Namespace, endpoints: int, **more: Any) -> argparse.Namespace:
-    """The options of one run."""
+    """Returns the options of one run. `more`: options that replace those of the command line."""
     interval = max(SCRAPE_S_MIN, endpoints / SCRAPES_PER_S)
     flags = [f"--refresh-metrics-interval={round(1e3 * interval)}ms", *options.flag]
     settings = {
@@ -54,23 +54,23 @@ def configured(options: argparse.Namespace, endpoints: int, **more: Any) -> argp
 
 
 def scaled(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Rows over the workers, then over the endpoints."""
+    """Measures the rows with more workers, then those with more endpoints."""
     first = options.endpoints[0]
     planned = [(workers, first) for workers in options.workers]
     planned += [(options.workers[0], endpoints) for endpoints in options.endpoints[1:]]
-    found = []
+    rows = []
     for number, (workers, endpoints) in enumerate(planned, 1):
         tell(f"{number}/{len(planned)} {workers} worker{'s' * (workers > 1)}, {endpoints} endpoints")
         row = measure(Run(options.case, NATIVE, workers, False), configured(options, endpoints))
-        found.append({**row, "endpoints": endpoints, "throughput_counts": cores() >= workers})
-    return found
+        rows.append({**row, "endpoints": endpoints, "throughput_counts": cores() >= workers})
+    return rows
 
 
 def cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def scaling_table(found: Sequence[dict[str, Any]]) -> Table:
+def scaling_table(rows: Sequence[dict[str, Any]]) -> Table:
     table = Table(title="more workers, more endpoints")
     for column in (
         "workers",
@@ -83,7 +83,7 @@ def scaling_table(found: Sequence[dict[str, Any]]) -> Table:
         "requests/s",
     ):
         table.add_column(column, justify="right", no_wrap=True)
-    for row in found:
+    for row in rows:
         rate, spent = row["requests_per_s"], row["cores_by_process"]
         table.add_row(
             str(row["run"]["workers"]),
@@ -104,8 +104,8 @@ def described(load: Load) -> str:
     )
 
 
-def checked(options: argparse.Namespace, load: Load) -> dict[str, Any]:
-    """`epp size` against a run: name -> predicted, measured, ratio."""
+def check(options: argparse.Namespace, load: Load) -> dict[str, Any]:
+    """Compares `epp size` with a run. Returns name -> predicted figure, measured figure, and their ratio."""
     tell(f"epp size against a run: {described(load)}")
     seconds = max(options.seconds, SETTLED_S)
     chunks = round(load.chunks / load.requests)
@@ -129,16 +129,16 @@ def checked(options: argparse.Namespace, load: Load) -> dict[str, Any]:
     return {"load": vars(load), "figures": figures, "run": row}
 
 
-def fits(check: dict[str, Any]) -> bool:
-    return all(1 / FACTOR <= figure["ratio"] <= FACTOR for figure in check["figures"].values())
+def fits(result: dict[str, Any]) -> bool:
+    return all(1 / FACTOR <= figure["ratio"] <= FACTOR for figure in result["figures"].values())
 
 
-def check_table(check: dict[str, Any]) -> Table:
-    table = Table(title=f"epp size: {described(Load(**check['load']))}", min_width=TABLE_WIDTH - 20)
+def check_table(result: dict[str, Any]) -> Table:
+    table = Table(title=f"epp size: {described(Load(**result['load']))}", min_width=TABLE_WIDTH - 20)
     table.add_column("figure", no_wrap=True)
     for column in ("predicted", "measured", "ratio"):
         table.add_column(column, justify="right", no_wrap=True)
-    for name, figure in check["figures"].items():
+    for name, figure in result["figures"].items():
         table.add_row(name, *(f"{figure[column]:,.2f}" for column in ("predicted", "measured", "ratio")))
     return table
 
@@ -148,50 +148,50 @@ def numbers(text: str) -> list[int]:
 
 
 def parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(
+    arguments = argparse.ArgumentParser(
         prog="scaling", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    made.add_argument("--workers", type=numbers, default=list(WORKERS))
-    made.add_argument("--endpoints", type=numbers, default=list(ENDPOINTS))
-    made.add_argument("--case", choices=[name for name, case in CASES.items() if case.concurrency], default="short")
-    made.add_argument("--seconds", type=float, default=4.0, help="of each run")
-    made.add_argument("--flag", action="append", default=[], help="a flag of `epp serve`")
-    made.add_argument("--only", choices=("scaling", "size"), default="", help="one of the two parts")
-    made.add_argument("--smoke", action="store_true", help="each once and shortly, to see that it works")
-    made.add_argument("--json", action="store_true")
-    return made
+    arguments.add_argument("--workers", type=numbers, default=list(WORKERS))
+    arguments.add_argument("--endpoints", type=numbers, default=list(ENDPOINTS))
+    arguments.add_argument(
+        "--case", choices=[name for name, case in CASES.items() if case.concurrency], default="short"
+    )
+    arguments.add_argument("--seconds", type=float, default=4.0, help="seconds of each run")
+    arguments.add_argument("--flag", action="append", default=[], help="a flag of `epp serve`")
+    arguments.add_argument("--only", choices=("scaling", "size"), default="", help="run only one of the two parts")
+    arguments.add_argument("--smoke", action="store_true", help="one short run of each, to check that it works")
+    arguments.add_argument("--json", action="store_true")
+    return arguments
 
 
 def main() -> int:
-    made = parser()
-    options = made.parse_args()
+    line = parser()
+    options = line.parse_args()
     if not options.workers or not options.endpoints or min(*options.workers, *options.endpoints) < 1:
-        made.error("--workers and --endpoints are numbers of 1 or more, by commas")
+        line.error("--workers and --endpoints must be numbers of 1 or more, separated by commas")
     if options.smoke:
         options.workers, options.endpoints, options.seconds = options.workers[:1], options.endpoints[:2], 0.5
     if options.only != "size" and max(options.workers) > cores():
-        tell(
-            f"this machine has {cores()} cores: with more workers CPU per request counts, and requests/s are not shown"
-        )
+        tell(f"this machine has {cores()} cores: with more workers compare CPU per request; requests/s are not shown")
     try:
-        found = [] if options.only == "size" else scaled(options)
+        rows = [] if options.only == "size" else scaled(options)
         loads = CHECKED[: 0 if options.only == "scaling" else 1 if options.smoke else None]
-        checks = [checked(options, load) for load in loads]
+        checks = [check(options, load) for load in loads]
     except ChildFailed as error:
         tell(f"error: {error}")
         return 2
     if options.json:
-        json.dump({"about": machine(), "scaling": found, "size": checks}, sys.stdout, indent=1)
+        json.dump({"about": machine(), "scaling": rows, "size": checks}, sys.stdout, indent=1)
     else:
         console = Console(highlight=False)
         console.width = max(console.width, TABLE_WIDTH)
-        for table in ([scaling_table(found)] if found else []) + [check_table(check) for check in checks]:
+        for table in ([scaling_table(rows)] if rows else []) + [check_table(result) for result in checks]:
             console.print(table)
     if not all(map(fits, checks)):
         tell(
-            f"epp size is off by more than a factor of {FACTOR:g}: another machine than its constants are of, or a busy one"
+            f"epp size is off by more than a factor of {FACTOR:g}: its constants are of another machine, or this machine is busy"
         )
-    return 0 if well([*found, *(check["run"] for check in checks)]) else 1
+    return 0 if all_ok([*rows, *(result["run"] for result in checks)]) else 1
 
 
 if __name__ == "__main__":

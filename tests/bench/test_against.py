@@ -1,4 +1,4 @@
-"""Comparing with another commit: what is resolved, laid out, paired and refused. The runs themselves are `make bench BASE=...`."""
+"""The comparison with another commit resolves names, extracts trees, pairs figures and refuses bad input. No test runs a benchmark."""
 
 import json
 import subprocess
@@ -9,12 +9,22 @@ from typing import Any
 import pytest
 
 from tests.bench import against
-from tests.bench.against import Figure, Side, Wrong, compared, here_name, laid_out, micro, resolved, turned
+from tests.bench.against import (
+    ComparisonError,
+    Figure,
+    Side,
+    alternated,
+    compared,
+    extracted,
+    here_name,
+    micro,
+    resolved,
+)
 
 
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
-    """Two commits of one module, whose benchmark has two figures, then three."""
+    """Makes a repository with two commits of one benchmark. It prints two figures in the first commit, three in the second."""
     root = tmp_path / "repository"
     bench = root / "tests" / "bench"
     bench.mkdir(parents=True)
@@ -28,21 +38,21 @@ def repository(tmp_path: Path) -> Path:
 
 
 def git(root: Path, *arguments: str) -> str:
-    who = ["-c", "user.name=t", "-c", "user.email=t@example.com", "-c", "commit.gpgsign=false"]
-    done = subprocess.run(["git", "-C", str(root), *who, *arguments], capture_output=True, text=True, check=False)
+    identity = ["-c", "user.name=t", "-c", "user.email=t@example.com", "-c", "commit.gpgsign=false"]
+    done = subprocess.run(["git", "-C", str(root), *identity, *arguments], capture_output=True, text=True, check=False)
     if "unmerged" not in done.stdout and "CONFLICT" not in done.stdout:
         assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
 
-def test_a_name_that_is_no_commit_is_refused_with_what_may_be_given(repository: Path) -> None:
+def test_a_name_that_is_not_a_commit_is_refused_with_valid_forms(repository: Path) -> None:
     assert resolved("HEAD~1", repository) == git(repository, "rev-parse", "HEAD~1")
     for name in ("nosuch", "--all", "", "HEAD:tests"):
-        with pytest.raises(Wrong, match=r"names no commit.*give a hash"):
+        with pytest.raises(ComparisonError, match=r"names no commit.*give a hash"):
             resolved(name, repository)
 
 
-def test_the_tree_is_named_by_its_commit_and_by_whether_it_has_changes(repository: Path) -> None:
+def test_the_name_of_the_tree_has_its_commit_and_tells_of_changes(repository: Path) -> None:
     head = git(repository, "rev-parse", "--short=10", "HEAD")
     assert here_name(repository) == head
     (repository / "new.py").write_text("")
@@ -54,13 +64,13 @@ def test_a_tree_with_merge_conflicts_is_not_measured(repository: Path) -> None:
     (repository / "tests/bench/micro.py").write_text("print('{}')\n")
     git(repository, "commit", "--quiet", "--all", "--message", "another")
     git(repository, "merge", "main")
-    with pytest.raises(Wrong, match=r"micro\.py has merge conflicts: resolve"):
+    with pytest.raises(ComparisonError, match=r"micro\.py has merge conflicts: resolve"):
         here_name(repository)
 
 
-def test_the_other_commit_is_laid_out_beside_and_nothing_of_it_stays(repository: Path) -> None:
+def test_the_other_commit_is_extracted_and_removed_afterwards(repository: Path) -> None:
     before = git(repository, "status", "--porcelain", "--ignored")
-    with laid_out(git(repository, "rev-parse", "HEAD~1"), repository) as side:
+    with extracted(git(repository, "rev-parse", "HEAD~1"), repository) as side:
         assert "scrape" not in (side.root / "tests/bench/micro.py").read_text()
         assert side.python == Path(sys.executable)
         root = side.root
@@ -69,7 +79,7 @@ def test_the_other_commit_is_laid_out_beside_and_nothing_of_it_stays(repository:
     assert len(git(repository, "worktree", "list").splitlines()) == 1
 
 
-def test_another_lock_file_gets_an_environment_of_its_own(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_lock_file_gets_a_new_environment(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (repository / against.LOCK_FILE).write_text("# something is needed\n")
     ran: list[list[str]] = []
 
@@ -87,25 +97,25 @@ def test_another_lock_file_gets_an_environment_of_its_own(repository: Path, monk
     assert ran[1][-1] == str(tree / against.LOCK_FILE)
 
 
-def test_each_side_runs_its_own_packages(tmp_path: Path) -> None:
+def test_each_side_runs_its_packages(tmp_path: Path) -> None:
     (tmp_path / "loadtest").mkdir()
-    (tmp_path / "loadtest" / "__init__.py").write_text("print('of the other tree')")
+    (tmp_path / "loadtest" / "__init__.py").write_text("print('the other tree')")
     side = Side("base", tmp_path, Path(sys.executable))
     done = subprocess.run(side.command("-c", "import loadtest"), capture_output=True, text=True, check=False)
-    assert done.stdout == "of the other tree\n"
+    assert done.stdout == "the other tree\n"
 
 
-def test_only_figures_that_both_have_are_compared(repository: Path) -> None:
-    with laid_out(git(repository, "rev-parse", "HEAD~1"), repository) as base:
+def test_only_figures_of_both_trees_are_compared(repository: Path) -> None:
+    with extracted(git(repository, "rev-parse", "HEAD~1"), repository) as base:
         sides = [base, Side("here", repository, Path(sys.executable))]
-        found = micro(sides, 2, smoke=False)
-    assert found == [Figure("hash", 2.0, 1.0), Figure("match", 8.0, 8.0)]
-    assert [figure.ratio for figure in found] == [0.5, 1.0]
+        figures = micro(sides, 2, smoke=False)
+    assert figures == [Figure("hash", 2.0, 1.0), Figure("match", 8.0, 8.0)]
+    assert [figure.ratio for figure in figures] == [0.5, 1.0]
 
 
-def test_who_runs_first_changes_from_round_to_round() -> None:
+def test_the_first_side_changes_from_round_to_round() -> None:
     sides = [Side(name, Path(), Path()) for name in ("a", "b")]
-    assert ["".join(side.name for side in turned(sides, number)) for number in range(3)] == ["ab", "ba", "ab"]
+    assert ["".join(side.name for side in alternated(sides, number)) for number in range(3)] == ["ab", "ba", "ab"]
 
 
 def row(cpu: float, *, not_ok: int = 0) -> dict[str, Any]:
@@ -115,14 +125,14 @@ def row(cpu: float, *, not_ok: int = 0) -> dict[str, Any]:
 
 
 def test_medians_are_compared_and_the_ratio_of_each_round_is_shown() -> None:
-    found = compared("short", [row(100), row(200), row(110)], [row(90), row(100), row(99, not_ok=2)])
-    assert found["figures"][0] == Figure(against.CPU, 110, 99)
-    assert found["cpu_ratio_of_rounds"] == [0.9, 0.5, 0.9]
-    assert found["not_ok"] == [0, 2]
+    result = compared("short", [row(100), row(200), row(110)], [row(90), row(100), row(99, not_ok=2)])
+    assert result["figures"][0] == Figure(against.CPU, 110, 99)
+    assert result["cpu_ratio_of_rounds"] == [0.9, 0.5, 0.9]
+    assert result["not_ok"] == [0, 2]
 
 
 def test_an_idle_case_is_compared_by_its_cores() -> None:
     idle = {**row(0.0), "pick_ms": {}}
-    found = compared("idle100", [idle], [{**idle, "cores": 0.2}])
-    assert found["figures"][0] == Figure("cores", 0.1, 0.2)
-    assert found["cpu_ratio_of_rounds"] == [2.0]
+    result = compared("idle100", [idle], [{**idle, "cores": 0.2}])
+    assert result["figures"][0] == Figure("cores", 0.1, 0.2)
+    assert result["cpu_ratio_of_rounds"] == [2.0]

@@ -1,4 +1,4 @@
-"""The overload and fairness benchmarks in virtual time: order and shares follow from the seed, not from the machine."""
+"""The overload and fairness benchmarks in virtual time: the results follow from the seed, not from the machine."""
 
 import random
 from collections.abc import Mapping
@@ -9,8 +9,9 @@ from tests.bench.flow_fleet import FlowFleet
 from tests.bench.overload import HIGH, MIX, SLO_S, good
 from tests.bench.overload_stack import FAIR, SERVERS, STRICT, WORKERS, estimate, flow_control
 from tests.bench.overload_traffic import Result, between, firsts, percentile, plan, reasons
-from tests.epp.flow.shards import Shard, band
-from tests.epp.flow.shards import plan as flow_plan
+from tests.epp.flow.policies import band
+from tests.epp.flow.policies import plan as flow_plan
+from tests.epp.flow.shards import Shard
 
 CAPACITY = estimate()
 WARM_UP_S, SECONDS = 6.0, 10.0
@@ -38,7 +39,7 @@ def test_equal_seeds_give_equal_figures() -> None:
     assert overloaded(0.5) == overloaded(0.5)
 
 
-def test_overload_costs_no_goodput_and_the_important_notice_nothing() -> None:
+def test_overload_costs_no_goodput_and_does_not_delay_high_priority() -> None:
     peak = goodput(overloaded(4 / 3))
     twice, four_times = overloaded(2.0), overloaded(4.0)
     assert goodput(twice) >= 0.95 * peak
@@ -49,7 +50,7 @@ def test_overload_costs_no_goodput_and_the_important_notice_nothing() -> None:
     assert percentile(firsts(counted, HIGH), 0.95) <= 1.3 * percentile(firsts(calm), 0.95)
 
 
-def test_after_overload_all_is_as_before() -> None:
+def test_waits_return_to_normal_after_overload() -> None:
     rng = random.Random("burst")
     calls = plan(rng, MIX, 2 * CAPACITY, 10.0) + plan(rng, MIX, 0.7 * CAPACITY, 30.0, 10.0)
     late = between(FlowFleet(flow_control(FAIR)).run(calls), 30.0, 40.0)
@@ -57,7 +58,7 @@ def test_after_overload_all_is_as_before() -> None:
     assert percentile(firsts(late), 0.95) < 0.5
 
 
-def test_a_tenant_below_its_share_gets_what_it_asks_for_and_strict_order_gives_it_next_to_nothing() -> None:
+def test_a_tenant_below_its_share_is_served_fully_but_starves_under_strict_order() -> None:
     fair, alone, strict = tenants(FAIR, both=True), tenants(FAIR, both=False), tenants(STRICT, both=True)
     assert fair.small_answered > 0.99
     assert fair.jain >= 0.95
@@ -66,20 +67,20 @@ def test_a_tenant_below_its_share_gets_what_it_asks_for_and_strict_order_gives_i
     assert strict.jain < 0.7
 
 
-def test_a_tenant_below_its_share_waits_little_longer_than_if_it_always_went_first() -> None:
+def test_a_tenant_below_its_share_waits_little_longer_than_with_absolute_precedence() -> None:
     fair, first = tenants(FAIR, both=True), tenants(FAIR, both=True, weights=FIRST)
     assert fair.small_p95 <= 1.4 * first.small_p95
 
 
-def test_where_places_become_free_often_a_tenant_below_its_share_waits_about_as_if_it_were_alone() -> None:
-    """With 288 places one becomes free every 4 ms: the wait for it is no longer what counts."""
+def test_with_many_places_a_tenant_below_its_share_waits_about_as_long_as_alone() -> None:
+    """With 288 places one becomes free every 4 ms, so the wait for a place hardly counts."""
     fair, alone = tenants(FAIR, both=True, servers=24), tenants(FAIR, both=False, servers=24)
     assert fair.jain >= 0.95
     assert fair.small_answered == 1.0
     assert fair.small_p95 <= 1.5 * alone.small_p95
 
 
-def test_workers_with_a_queue_each_waste_no_place_while_somebody_waits() -> None:
+def test_workers_with_separate_queues_leave_no_request_behind() -> None:
     fleet = FlowFleet(flow_control(FAIR, waiting_max=5000))
     results = fleet.run(arrivals(CAPACITY, 10.0, both=True))
     assert len(fleet.shards) == WORKERS
@@ -87,7 +88,7 @@ def test_workers_with_a_queue_each_waste_no_place_while_somebody_waits() -> None
     assert sum(r.answered for r in results if r.call.kind.name == SMALL_NAME) > 0
 
 
-def test_fifty_thousand_fairness_ids_leave_bounded_state_behind() -> None:
+def test_fifty_thousand_fairness_ids_leave_bounded_state() -> None:
     shard = Shard(flow_plan(template=band(fairness=TokenWeighted("fair", TokenWeighted.Params()))))
     controller = shard.controller
     for start in range(0, 50_000, 1_000):

@@ -1,4 +1,4 @@
-"""What the scaling figures say where the machine has too few cores, and when `epp size` counts as wrong."""
+"""The output of the scaling benchmark on a machine with too few cores, and the check of `epp size`."""
 
 import io
 from typing import Any
@@ -24,31 +24,31 @@ def row(workers: int) -> dict[str, Any]:
 
 @pytest.fixture
 def runs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
-    """Instead of pickers: which were asked for, on a machine of 2 cores."""
-    asked: list[tuple[int, int]] = []
+    """Records the requested runs instead of starting pickers, on a machine with 2 cores."""
+    requested: list[tuple[int, int]] = []
 
     def measure(run: Any, options: Any) -> dict[str, Any]:
-        asked.append((run.workers, options.endpoints))
+        requested.append((run.workers, options.endpoints))
         return row(run.workers)
 
     monkeypatch.setattr(scaling, "measure", measure)
     monkeypatch.setattr(scaling, "cores", lambda: 2)
-    return asked
+    return requested
 
 
-def test_workers_grow_before_few_endpoints_and_endpoints_behind_one_worker(runs: list[tuple[int, int]]) -> None:
+def test_runs_vary_the_workers_first_and_then_the_endpoints_of_one_worker(runs: list[tuple[int, int]]) -> None:
     scaled(parser().parse_args([]))
     assert runs == [(1, 8), (2, 8), (4, 8), (8, 8), (1, 100), (1, 1_000)]
 
 
-def test_requests_per_second_are_shown_only_where_each_worker_has_a_core(runs: list[tuple[int, int]]) -> None:
-    found = scaled(parser().parse_args(["--workers", "2,4", "--endpoints", "8"]))
+def test_requests_per_second_are_shown_only_if_each_worker_has_a_core(runs: list[tuple[int, int]]) -> None:
+    rows = scaled(parser().parse_args(["--workers", "2,4", "--endpoints", "8"]))
     console = Console(width=140, file=io.StringIO(), record=True)
-    console.print(scaling_table(found))
+    console.print(scaling_table(rows))
     two, four = (line for line in console.export_text().splitlines() if "130 µs" in line)
     assert "2,000" in two
     assert "2,000" not in four and "fewer cores" in four
-    assert "100 µs" in two  # the workers' part: 0.2 cores for 2,000 requests/s
+    assert "100 µs" in two  # the part of the workers: 0.2 cores for 2,000 requests/s
 
 
 @pytest.mark.parametrize(("endpoints", "interval"), [(8, "50ms"), (100, "50ms"), (1_000, "500ms")])
@@ -63,7 +63,7 @@ def test_a_prediction_fits_within_its_factor_in_both_directions(ratio: float, fi
     assert fits({"figures": {"good": {"ratio": 1.0}, "other": {"ratio": ratio}}}) is fit
 
 
-def test_a_machine_that_is_slower_than_epp_size_thinks_is_told_so_and_fails_nothing(
+def test_a_wrong_prediction_of_epp_size_is_reported_and_is_not_a_failure(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     slow = row(1) | {"cores_by_process": {scaling.WORKER: 2.0, scaling.SUPERVISOR: 0.9}}
@@ -73,14 +73,14 @@ def test_a_machine_that_is_slower_than_epp_size_thinks_is_told_so_and_fails_noth
     assert "off by more than a factor of 2" in capsys.readouterr().err
 
 
-def test_a_run_whose_requests_fail_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_with_failed_requests_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scaling, "measure", lambda run, options: row(run.workers) | {"endings": {"ok": 9, "lost": 1}})
     monkeypatch.setattr("sys.argv", ["scaling", "--smoke"])
     assert scaling.main() == 1
 
 
-def test_epp_size_is_held_against_what_the_processes_took(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_epp_size_is_compared_with_the_measured_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scaling, "measure", lambda run, options: row(run.workers))
-    found = scaling.checked(parser().parse_args([]), scaling.CHECKED[0])
-    assert [figure["measured"] for figure in found["figures"].values()] == [0.2, 0.05, 70.0]
-    assert scaling.check_table(found).row_count == 3
+    result = scaling.check(parser().parse_args([]), scaling.CHECKED[0])
+    assert [figure["measured"] for figure in result["figures"].values()] == [0.2, 0.05, 70.0]
+    assert scaling.check_table(result).row_count == 3

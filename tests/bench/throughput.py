@@ -1,14 +1,17 @@
-"""What a picker costs and how fast it is: `python -m tests.bench.throughput [--cases short,sse] [--workers 1,2] [--targets native,echo]`.
+"""Cost and speed of a picker: `python -m tests.bench.throughput [--cases short,sse] [--workers 1,2] [--targets native,echo]`.
 
-Each run starts a target beside simulated model servers and drives it with `loadtest.driver`, on loopback:
+Each run starts a target with simulated model servers and drives it with `loadtest.driver`, on loopback:
 
-    native   this picker                      grpcio   the same over grpc.aio
-    echo     no picker: the same transport, answering without parsing or deciding
-    --reference BINARY: another picker with the same flags, too, such as one built from github.com/llm-d/llm-d-router/cmd/epp.
-    All pickers then have the configuration that is usual in the field (queue 2, KV cache 2, prefix 3).
+    native      this picker, compiled if it was built
+    interpreted the same, interpreted; only if `native` is compiled
+    grpcio      this picker over grpc.aio
+    echo        no picker: the same transport, answering without parsing or deciding
+    reference   another picker with the same flags: the binary at the path in `--reference BINARY`
 
-Read the ratios before the times: driver, servers and picker share this machine's cores. With more workers than cores, the CPU per
-request says more than the requests per second. `--profile FILE` writes a flame graph (SVG) of the first worker of each run.
+With `--reference` all pickers run the configuration that is common in the field (queue 2, KV cache 2, prefix 3).
+
+Look at ratios before times: driver, servers and picker share this machine's cores. With more workers than cores, compare the CPU per
+request rather than the requests per second. `--profile FILE` writes a flame graph (SVG) of the first worker of each run.
 """
 
 import argparse
@@ -28,17 +31,18 @@ import yaml
 from rich.console import Console
 from rich.table import Table
 
+from compiled.finder import VARIABLE, choose
 from loadtest.driver import CASES
 from tests.bench.routing import FIELD_TEXT
 from tests.e2e.cluster import Cluster, Picker
-from workers.demo.children import ChildFailed, command_name, descendants, free_ports, python
-from workers.demo.stack import picker_config
+from workers.cli.demo.children import ChildFailed, command_name, descendants, free_ports, python
+from workers.cli.demo.stack import picker_config
 
 ROOT = Path(__file__).resolve().parents[2]
-NATIVE, GRPCIO, ECHO, REFERENCE = "native", "grpcio", "echo", "reference"
-TARGETS = (NATIVE, GRPCIO, ECHO)
+NATIVE, INTERPRETED, GRPCIO, ECHO, REFERENCE = "native", "interpreted", "grpcio", "echo", "reference"
+TARGETS = (NATIVE, INTERPRETED, GRPCIO, ECHO)
 IDLE = [name for name, case in CASES.items() if not case.concurrency]
-PROFILE_RATE = 400  # samples a second
+PROFILE_RATE = 400  # samples per second
 DRIVERS_MAX = 2
 TABLE_WIDTH = 132
 
@@ -60,14 +64,16 @@ def runs(options: argparse.Namespace) -> Iterator[Run]:
     targets = [*options.targets, *([REFERENCE] if options.reference else [])]
     for case, target, workers in itertools.product(options.cases, targets, options.workers):
         if target == ECHO and (workers > 1 or case in IDLE):
-            continue  # one process without servers to scrape
+            continue  # it is one process, and it scrapes no servers
+        if target == INTERPRETED and not choose().compiled:
+            continue  # it would be the same as `native`
         if target == REFERENCE and workers != options.workers[0]:
-            continue  # it has none
+            continue  # it has no workers
         yield Run(case, target, workers, options.tls)
 
 
 def measure(run: Run, options: argparse.Namespace) -> dict[str, Any]:
-    """Starts what the run needs, drives it, ends it."""
+    """Starts the processes of a run, drives the target, and ends them. Raises ChildFailed."""
     with Cluster() as cluster:
         if run.target == ECHO:
             (port,) = free_ports(1)
@@ -81,13 +87,15 @@ def measure(run: Run, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def started(cluster: Cluster, run: Run, options: argparse.Namespace) -> Picker:
-    """A picker and its servers."""
+    """Starts a picker and its servers."""
     endpoints = cluster.fleet(options.endpoints or CASES[run.case].endpoints).file
     usual = picker_config(endpoints, yaml.safe_load(FIELD_TEXT)) if options.reference else ""
     if run.target == REFERENCE:
         return cluster.reference(options.reference, endpoints, usual, *([] if run.tls else ["--secure-serving=false"]))
-    flags = [f"--transport={run.target}", f"--secure-serving={str(run.tls).lower()}", *options.flag]
-    return cluster.picker(endpoints, *flags, workers=run.workers, config_text=usual)
+    transport = GRPCIO if run.target == GRPCIO else NATIVE
+    flags = [f"--transport={transport}", f"--secure-serving={str(run.tls).lower()}", *options.flag]
+    under = ("env", f"{VARIABLE}=0") if run.target == INTERPRETED else ()
+    return cluster.picker(endpoints, *flags, workers=run.workers, config_text=usual, under=under)
 
 
 def drive(run: Run, options: argparse.Namespace, group: int, port: int) -> dict[str, Any]:
@@ -102,12 +110,12 @@ def drive(run: Run, options: argparse.Namespace, group: int, port: int) -> dict[
         done = subprocess.run(command, capture_output=True, text=True, timeout=options.seconds + 90, check=False)
     if not done.stdout:
         raise ChildFailed(f"the driver of '{run.name}' failed: {done.stderr[-500:]}")
-    found: dict[str, Any] = json.loads(done.stdout)
-    return {"run": run._asdict(), **found}
+    figures: dict[str, Any] = json.loads(done.stdout)
+    return {"run": run._asdict(), **figures}
 
 
 class profiled:
-    """Samples the first worker while the driver runs, when asked to."""
+    """Samples the first worker while the driver runs, if `--profile` is given. Raises ChildFailed at the end if the sampling failed."""
 
     def __init__(self, run: Run, options: argparse.Namespace, group: int) -> None:
         self._thread: threading.Thread | None = None
@@ -116,18 +124,19 @@ class profiled:
             return
         workers = [pid for pid in descendants(group) if "worker" in command_name(pid)] or [group]
         file = Path(options.profile)
-        own = file.with_stem(f"{file.stem}-{run.case}-{run.target}") if options.several else file
+        output = file.with_stem(f"{file.stem}-{run.case}-{run.target}") if options.several else file
         command = [str(Path(sys.executable).with_name("py-spy")), "record", "--pid", str(min(workers))]
         command += ["--rate", str(PROFILE_RATE), "--duration", str(max(1, int(options.seconds)))]
-        command += ["--output", str(own), "--format", "flamegraph"]
-        self._thread = threading.Thread(target=self._record, args=(command, own))
+        command += ["--native"] if run.target == NATIVE and choose().compiled else []  # most frames are of C code then
+        command += ["--output", str(output), "--format", "flamegraph"]
+        self._thread = threading.Thread(target=self._record, args=(command, output))
 
     def _record(self, command: Sequence[str], file: Path) -> None:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             self._problem = f"py-spy wrote no flame graph: {done.stderr.partition('Stack backtrace')[0].strip()}"
         else:
-            tell(f"{file} has the flame graph")
+            tell(f"the flame graph is in {file}")
 
     def __enter__(self) -> None:
         if self._thread is not None:
@@ -140,37 +149,39 @@ class profiled:
             raise ChildFailed(self._problem)
 
 
-def table(found: Sequence[dict[str, Any]]) -> Table:
-    """Ratios to the bare echo and to the reference of the same case, where there is one."""
-    beside = [target for target in (ECHO, REFERENCE) if any(row["run"]["target"] == target for row in found)]
-    spent = {(row["run"]["target"], row["run"]["case"]): row["cpu_us_per_request"] for row in found}
-    shown = Table(title="requests through a picker")
+def table(rows: Sequence[dict[str, Any]]) -> Table:
+    """Returns a table of the rows, with ratios to the other targets of the same case, if these were measured."""
+    beside = [
+        target for target in (ECHO, INTERPRETED, REFERENCE) if any(row["run"]["target"] == target for row in rows)
+    ]
+    spent = {(row["run"]["target"], row["run"]["case"]): row["cpu_us_per_request"] for row in rows}
+    columns = Table(title="requests through a picker")
     for column in ("case", "target", "workers"):
-        shown.add_column(column, no_wrap=True)
+        columns.add_column(column, no_wrap=True)
     ratios = [f"÷ {target}" for target in beside]
     for column in ("CPU / request", *ratios, "requests/s", "pick p50", "pick p99", "memory", "not ok"):
-        shown.add_column(column, justify="right", no_wrap=True)
-    for row in found:
+        columns.add_column(column, justify="right", no_wrap=True)
+    for row in rows:
         run, pick = Run(**row["run"]), row["pick_ms"]
-        others = [spent.get((target, run.case)) for target in beside]
+        compared = [spent.get((target, run.case)) for target in beside]
         bad = sum(count for name, count in row["endings"].items() if name != "ok")
-        shown.add_row(
+        columns.add_row(
             run.case + (" (TLS)" if run.tls else ""),
             run.target,
             str(run.workers),
             f"{row['cpu_us_per_request']:,.0f} µs" if pick else f"{row['cores']:.2f} cores",
-            *[f"{row['cpu_us_per_request'] / other:.2f}" if other else "" for other in others],
+            *[f"{row['cpu_us_per_request'] / other:.2f}" if other else "" for other in compared],
             f"{row['requests_per_s']:,.0f}",
             f"{pick['p50']:.2f} ms" if pick else "",
             f"{pick['p99']:.2f} ms" if pick else "",
             f"{row['memory_mib']:.0f} MiB",
             str(bad),
         )
-    return shown
+    return columns
 
 
 def machine() -> dict[str, Any]:
-    """What a figure is worth nothing without."""
+    """Describes the machine, the versions and the date, which every published figure needs."""
     with open("/proc/cpuinfo") as file:
         models = [line.partition(":")[2].strip() for line in file if line.startswith("model name")]
     return {
@@ -178,7 +189,7 @@ def machine() -> dict[str, Any]:
         "cores": len(os.sched_getaffinity(0)),
         "python": platform.python_version(),
         "date": time.strftime("%Y-%m-%d"),
-        "load": round(os.getloadavg()[0], 1),  # at the end of the runs, the last minute's
+        "load": round(os.getloadavg()[0], 1),  # of the last minute, at the end of the runs
     }
 
 
@@ -187,42 +198,46 @@ def names(text: str) -> list[str]:
 
 
 def parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(
+    arguments = argparse.ArgumentParser(
         prog="throughput", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    made.add_argument("--cases", type=names, default=["short", "chat-8k", "long", "sse"], help=f"of {', '.join(CASES)}")
-    made.add_argument("--targets", type=names, default=list(TARGETS))
-    made.add_argument(
-        "--reference", default="", metavar="BINARY", help="another picker, to be measured beside this one"
+    arguments.add_argument(
+        "--cases", type=names, default=["short", "chat-8k", "long", "sse"], help=f"comma-separated: {', '.join(CASES)}"
     )
-    made.add_argument("--workers", type=lambda text: [int(part) for part in names(text)], default=[1])
-    made.add_argument("--endpoints", type=int, default=0, help="simulated servers (default: the case's)")
-    made.add_argument("--seconds", type=float, default=4.0, help="of each run")
-    made.add_argument("--rate", type=float, default=0.0, help="open loop: requests per second")
-    made.add_argument("--tls", action="store_true")
-    made.add_argument(
+    arguments.add_argument("--targets", type=names, default=list(TARGETS))
+    arguments.add_argument(
+        "--reference", default="", metavar="BINARY", help="path of another picker, to measure beside this one"
+    )
+    arguments.add_argument("--workers", type=lambda text: [int(part) for part in names(text)], default=[1])
+    arguments.add_argument("--endpoints", type=int, default=0, help="simulated servers (default: the case's)")
+    arguments.add_argument("--seconds", type=float, default=4.0, help="seconds of each run")
+    arguments.add_argument("--rate", type=float, default=0.0, help="open loop: requests per second")
+    arguments.add_argument("--tls", action="store_true")
+    arguments.add_argument(
         "--flag", action="append", default=[], help="a flag of `epp serve`, e.g. --flag=--plugin-metrics=false"
     )
-    made.add_argument(
+    arguments.add_argument(
         "--driver", action="append", default=[], help="an argument of the driver, e.g. --driver=--prompt-kb=220"
     )
-    made.add_argument("--profile", default="", metavar="FILE", help="write a flame graph of a worker")
-    made.add_argument("--smoke", action="store_true", help="one short run per target, to see that it works")
-    made.add_argument("--json", action="store_true")
-    return made
+    arguments.add_argument("--profile", default="", metavar="FILE", help="write a flame graph of a worker")
+    arguments.add_argument("--smoke", action="store_true", help="one short run per target, to check that it works")
+    arguments.add_argument("--json", action="store_true")
+    return arguments
 
 
-def checked(options: argparse.Namespace, refuse: Callable[[str], object]) -> None:
-    """Refuses names that nothing has; `--smoke` shortens."""
+def check_options(options: argparse.Namespace, refuse: Callable[[str], object]) -> None:
+    """Refuses unknown names, and applies `--smoke`."""
     unknown = {*options.cases} - CASES.keys() | {*options.targets} - {*TARGETS}
     if unknown:
-        refuse(f"unknown: {', '.join(sorted(unknown))}; cases are {', '.join(CASES)}, targets {', '.join(TARGETS)}")
+        refuse(
+            f"unknown: {', '.join(sorted(unknown))}; valid cases: {', '.join(CASES)}; valid targets: {', '.join(TARGETS)}"
+        )
     if options.smoke:
         options.cases, options.seconds = ["short"], 0.5
 
 
-def measured(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """All runs, one after the other."""
+def measure_all(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Does all runs, one after the other. Returns their rows."""
     planned = list(runs(options))
     options.several = len(planned) > 1
     cores = len(os.sched_getaffinity(0))
@@ -230,23 +245,23 @@ def measured(options: argparse.Namespace) -> list[dict[str, Any]]:
         tell(
             f"{cores} cores for up to {max(options.workers)} workers, the driver and the servers: compare CPU per request"
         )
-    found = []
+    rows = []
     for number, run in enumerate(planned, 1):
         tell(f"{number}/{len(planned)} {run.name}")
-        found.append(measure(run, options))
-    return found
+        rows.append(measure(run, options))
+    return rows
 
 
-def shown(found: Sequence[dict[str, Any]]) -> None:
-    """As a table on stdout."""
+def show(rows: Sequence[dict[str, Any]]) -> None:
+    """Prints the rows as a table on stdout."""
     console = Console(highlight=False)
     console.width = max(console.width, TABLE_WIDTH)
-    console.print(table(found))
+    console.print(table(rows))
 
 
-def well(found: Sequence[dict[str, Any]]) -> bool:
-    """Every request was answered as it should be."""
-    return all(row["endings"].keys() <= {"ok"} for row in found)
+def all_ok(rows: Sequence[dict[str, Any]]) -> bool:
+    """Returns whether every request got its whole answer."""
+    return all(row["endings"].keys() <= {"ok"} for row in rows)
 
 
 def tell(text: str) -> None:
@@ -254,19 +269,19 @@ def tell(text: str) -> None:
 
 
 def main() -> int:
-    made = parser()
-    options = made.parse_args()
-    checked(options, made.error)
+    line = parser()
+    options = line.parse_args()
+    check_options(options, line.error)
     try:
-        found = measured(options)
+        rows = measure_all(options)
     except ChildFailed as error:
         tell(f"error: {error}")
         return 2
     if options.json:
-        json.dump(found, sys.stdout, indent=1)
+        json.dump(rows, sys.stdout, indent=1)
     else:
-        shown(found)
-    return 0 if well(found) else 1
+        show(rows)
+    return 0 if all_ok(rows) else 1
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""How soon all workers see what one has learned, and what the supervisor pays for it.
+"""The delay until all workers see an update of one worker, and the supervisor's cost of it.
 
     python -m tests.bench.visibility [--rate 6000] [--workers 2] [--blocks 5] [--seconds 4]
 
-Processes: workers that learn at an even rate, each in a loop of its own; one index writer with the real bus reader; an observer that looks
-for marked prompts in shared memory every 0.1 ms. Printed: the time from `learn` in a worker to the first `match` in the observer,
+Processes: workers that learn at an even rate, each in its event loop; one index writer with the real bus reader; an observer that looks
+for marked prompts in shared memory every 0.1 ms. The output has the time from `learn` in a worker to the first `match` in the observer,
 and the writer's CPU time and wake-ups per request.
 """
 
@@ -18,10 +18,12 @@ import time
 import numpy as np
 import uvloop
 
-from shm.prefix_index import IndexReader, IndexSchema, IndexWriter
+from shm.prefix_index import IndexSchema
+from shm.prefix_reader import IndexReader
+from shm.prefix_writer import IndexWriter
 from shm.segment import Region
-from workers.bus import BusReader, BusWriter
-from workers.instance import PIPE_BYTES, packet_pipe
+from workers.process.resources import PIPE_BYTES, packet_pipe
+from workers.shared.bus import BusReader, BusWriter
 
 SCHEMA = IndexSchema(1 << 19)
 MARK_EVERY_S = 0.0073
@@ -96,27 +98,29 @@ def main() -> None:
     line.add_argument("--workers", type=int, default=2)
     line.add_argument("--blocks", type=int, default=5)
     line.add_argument("--seconds", type=float, default=4)
-    given = line.parse_args()
+    options = line.parse_args()
     region = Region(memoryview(mmap.mmap(-1, SCHEMA.bytes)))
     sent = np.frombuffer(mmap.mmap(-1, 8 * MARKS_MAX), dtype=np.float64)
-    pipes = [packet_pipe(PIPE_BYTES) for _ in range(given.workers)]
+    pipes = [packet_pipe(PIPE_BYTES) for _ in range(options.workers)]
     context = multiprocessing.get_context("fork")
-    rate = given.rate / given.workers
-    made = [
+    rate = options.rate / options.workers
+    processes = [
         context.Process(
             target=writer,
-            args=(region, [pipe.reader for pipe in pipes], given.seconds + 0.5, given.rate * given.seconds),
+            args=(region, [pipe.reader for pipe in pipes], options.seconds + 0.5, options.rate * options.seconds),
         ),
-        context.Process(target=observe, args=(region, sent, given.seconds + 0.6)),
+        context.Process(target=observe, args=(region, sent, options.seconds + 0.6)),
         *(
-            context.Process(target=worker, args=(pipe.writer, rate, given.blocks, given.seconds, None if n else sent))
+            context.Process(
+                target=worker, args=(pipe.writer, rate, options.blocks, options.seconds, None if n else sent)
+            )
             for n, pipe in enumerate(pipes)
         ),
     ]
-    for process in made:
+    for process in processes:
         process.start()
         time.sleep(0.05)
-    for process in made:
+    for process in processes:
         process.join()
 
 

@@ -1,10 +1,10 @@
-"""What waiting costs: `python -m tests.bench.waiting [--streams N] [--ids N] [--five-minutes] [--smoke] [--json]`.
+"""The cost of waiting requests: `python -m tests.bench.waiting [--streams N] [--ids N] [--five-minutes] [--smoke] [--json]`.
 
-memory: so many ext_proc streams wait in a picker with four workers; what a stream more costs, in proportional memory of all its
-processes, and what is left when they have gone.
-ids: so many requests, each of a fairness id of its own, one in twenty of them after a wait; memory and label tuples before and after,
-and how long requests of one steady tenant take meanwhile.
-five minutes: one request through Envoy that waits for so long, while a single answer keeps the only server busy, and is then served.
+memory: N ext_proc streams wait in a picker with four workers. Measures the cost of one more stream, as proportional memory of all its
+processes, and the memory that remains after they have gone.
+ids: N requests with N fairness ids, one in twenty of them after a wait. Measures memory and label tuples before and after, and the
+latency of a steady tenant meanwhile.
+five minutes: one request through Envoy waits that long, while a single answer keeps the only server busy, and is then served.
 """
 
 import argparse
@@ -25,23 +25,23 @@ from tests.bench.overload_traffic import percentile
 from tests.e2e.cluster import COMPLETIONS, Cluster, Picker, completion
 from tests.faults.waiting import Waiting, identified, request
 from tests.faults.watch import proportional_kib
-from workers.demo.children import descendants
+from workers.cli.demo.children import descendants
 
 STREAMS = 2_000
 IDS = 200_000  # about a minute; a million take five
 SMOKE_STREAMS, SMOKE_IDS = 300, 3_000
 WAIT_S = 300.0
 SMOKE_WAIT_S = 3.0
-AT_ONCE = 200  # requests of distinct ids
-QUEUED_EVERY = 20  # rounds of AT_ONCE of which one finds the pool full
+AT_ONCE = 200  # requests with distinct ids
+QUEUED_EVERY = 20  # one in so many rounds of AT_ONCE finds the pool full
 STEADY_S = 0.01
-PATIENCE_S = 60.0  # of a client, beyond the wait that it is to see
+PATIENCE_S = 60.0  # time that a client waits beyond the intended wait
 
 Say = Callable[[str], None]
 
 
 def flow(concurrency: int, **more: Any) -> dict[str, Any]:
-    """A pool that takes so many requests per server, and a queue without an end."""
+    """Returns a flow control that lets `concurrency` requests per server pass, and has a queue without a time limit."""
     fairness = "token-weighted-fairness-policy"
     return {
         "featureGates": ["flowControl"],
@@ -59,7 +59,7 @@ def flow(concurrency: int, **more: Any) -> dict[str, Any]:
 
 
 def memory_kib(picker: Picker) -> int:
-    """Proportional, of all processes of the picker."""
+    """Returns the proportional set size of all processes of the picker, in KiB."""
     return sum(proportional_kib(pid) for pid in (picker.child.pid, *descendants(picker.child.pid)))
 
 
@@ -69,7 +69,7 @@ def picker_of(cluster: Cluster, concurrency: int) -> Picker:
 
 
 def per_stream(streams: int, say: Say) -> dict[str, float]:
-    """KiB for each waiting stream."""
+    """Measures the KiB per waiting stream."""
     with Cluster() as cluster:
         picker = picker_of(cluster, 1)
         return uvloop.run(_per_stream(picker, streams, say))
@@ -79,7 +79,7 @@ async def _per_stream(picker: Picker, streams: int, say: Say) -> dict[str, float
     waiting = Waiting(picker.grpc)
     held = waiting.ask(request("held", {}), hold=True)
     await until(lambda: waiting.served == 1)
-    for number in range(100):  # what the first ones cost is not what one more costs
+    for number in range(100):  # the first streams cost more than further ones
         waiting.ask(request(f"{number} first", {}))
     await asyncio.sleep(2)
     before = memory_kib(picker)
@@ -110,7 +110,7 @@ async def _per_stream(picker: Picker, streams: int, say: Say) -> dict[str, float
 
 
 def distinct_ids(ids: int, say: Say) -> dict[str, float]:
-    """Memory and label tuples before and after so many fairness ids."""
+    """Measures memory and label tuples before and after requests with `ids` fairness ids."""
     with Cluster() as cluster:
         picker = picker_of(cluster, AT_ONCE)
         return uvloop.run(_distinct_ids(picker, ids, say))
@@ -123,7 +123,7 @@ async def _distinct_ids(picker: Picker, ids: int, say: Say) -> dict[str, float]:
         await round_of(waiting, [f"warm-{n}" for n in range(AT_ONCE)], queued=True)
     before, series_before = memory_kib(picker), series(picker)
     first, later = [], []
-    said = done = 0
+    reported = done = 0
     begun = time.monotonic()
     while done < ids:
         queued = (done // AT_ONCE) % QUEUED_EVERY == 0
@@ -132,8 +132,8 @@ async def _distinct_ids(picker: Picker, ids: int, say: Say) -> dict[str, float]:
         if not queued:
             (first if done < ids / 4 else later).append(took[1])
         done += len(names)
-        if done * 10 // ids > said:
-            said = done * 10 // ids
+        if done * 10 // ids > reported:
+            reported = done * 10 // ids
             say(
                 f"  {done} of {ids} ids, {done / (time.monotonic() - begun):.0f}/s, {memory_kib(picker) / 1024:.0f} MiB"
             )
@@ -155,22 +155,22 @@ async def _distinct_ids(picker: Picker, ids: int, say: Say) -> dict[str, float]:
 
 
 async def round_of(waiting: Waiting, names: list[str], *, queued: bool) -> None:
-    """One request for each; `queued`: while the pool is full, so that they wait first."""
+    """Sends one request per name. With `queued`, the pool is full at first, so that the requests wait."""
     held = []
     if queued:
         waiting.released.clear()
         want = waiting.served + AT_ONCE
         held = [waiting.ask(request("held", {}), hold=True) for _ in range(AT_ONCE)]
         await until(lambda: waiting.served >= want)
-    asked = [waiting.ask(request("x", identified(tenant=name))) for name in names]
+    calls = [waiting.ask(request("x", identified(tenant=name))) for name in names]
     if queued:
         await asyncio.sleep(0.2)
         waiting.released.set()
-    await asyncio.gather(*held, *asked)
+    await asyncio.gather(*held, *calls)
 
 
 async def timed(steady: Waiting) -> float:
-    """How long a request of the steady tenant takes in between."""
+    """Returns the latency of one request of the steady tenant."""
     await asyncio.sleep(STEADY_S)
     begun = time.monotonic()
     await steady.ask(request("steady", identified(tenant="steady")))
@@ -178,7 +178,7 @@ async def timed(steady: Waiting) -> float:
 
 
 def series(picker: Picker) -> float:
-    """Label tuples that all workers know, of all tables."""
+    """Returns the number of label tuples in all tables."""
     return sum(map(float, re.findall(r"^llm_d_epp_series_blocks_used\{[^}]*\} (\S+)$", picker.page(), re.MULTILINE)))
 
 
@@ -189,7 +189,7 @@ async def until(happened: Callable[[], bool], seconds: float = 20.0) -> None:
 
 
 def queued_for(seconds: float, say: Say) -> dict[str, float]:
-    """One request that waits for so long, through Envoy."""
+    """Sends one request through Envoy that waits for `seconds`. Returns the figures."""
     with Cluster() as cluster, ThreadPoolExecutor(1) as pool:
         fleet = cluster.fleet(1, "--decode-ms", "1000")
         picker = cluster.picker(fleet.file, workers=WORKERS, config_text=config(fleet.file, flow(1)))
@@ -203,7 +203,7 @@ def queued_for(seconds: float, say: Say) -> dict[str, float]:
 
 
 def answered(port: int, prompt: str, tokens: int, patience_s: float) -> int:
-    """The status that one request gets in the end."""
+    """Sends one request. Returns the status of its answer."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=patience_s)
     try:
         body = completion(prompt, max_tokens=tokens)
@@ -219,10 +219,10 @@ def main() -> int:
     line = argparse.ArgumentParser(
         prog="waiting", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    line.add_argument("--streams", type=int, help=f"that wait at once (default {STREAMS}; 0: leave out)")
+    line.add_argument("--streams", type=int, help=f"streams that wait at once (default {STREAMS}; 0: leave out)")
     line.add_argument("--ids", type=int, help=f"distinct fairness ids (default {IDS}; 0: leave out)")
     line.add_argument("--five-minutes", action="store_true", help="one request waits for five minutes")
-    line.add_argument("--smoke", action="store_true", help="little of each, to see that it works")
+    line.add_argument("--smoke", action="store_true", help="a small run of each, to check that it works")
     line.add_argument("--json", action="store_true")
     options = line.parse_args()
     streams = options.streams if options.streams is not None else SMOKE_STREAMS if options.smoke else STREAMS
@@ -242,9 +242,9 @@ def main() -> int:
         parts.append(("long wait", lambda: queued_for(wait_s, say)))
     out = {}
     for name, measure in parts:
-        out[name] = found = measure()
+        out[name] = result = measure()
         if not options.json:
-            print(f"{name}: " + ", ".join(f"{key} {value:g}" for key, value in found.items()), flush=True)
+            print(f"{name}: " + ", ".join(f"{key} {value:g}" for key, value in result.items()), flush=True)
     if options.json:
         json.dump(out, sys.stdout, indent=1)
     return 0

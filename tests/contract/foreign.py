@@ -1,4 +1,4 @@
-"""A queue and a fairness policy as somebody else would write them."""
+"""A queue and a fairness policy as a third party would write them."""
 
 from bisect import insort
 from collections.abc import Callable, Iterable
@@ -9,7 +9,7 @@ from epp.plugin import FairnessPolicy, FlowQueue
 
 
 class SortedItems(FlowQueue):
-    """A list that is kept sorted: simple, and slow when it is long."""
+    """A list that is kept sorted: simple, but slow if it is long."""
 
     capabilities = Capability.HEAD | Capability.TAIL | Capability.PRIORITY_ORDER | Capability.SCAN
 
@@ -62,7 +62,7 @@ class SortedQueue:
 
 
 class LongestFirst(FairnessPolicy):
-    """The flow with the most items: isolates nobody."""
+    """Picks the flow with the most items. It isolates no flow."""
 
     isolates = False
 
@@ -83,7 +83,7 @@ class Longest:
         return max(self._flows.values(), key=len, default=None)
 
     def dispatched(self, flow: FlowView, item: Queued, now: float) -> None:
-        """It only looks at what waits."""
+        """Nothing to do: the policy only looks at what waits."""
 
     def forget(self, key: FlowKey) -> None:
-        """It keeps nothing."""
+        """Nothing to do: the policy keeps no state of flows that are gone."""

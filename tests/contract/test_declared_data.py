@@ -1,6 +1,6 @@
-"""Our own plugins read and write what they declare, at every extension point; nothing holds them to it when they run.
+"""Our own plugins read and write only what they declare, at every extension point. Nothing enforces this at run time.
 
-Each is driven through a request with whatever the producers of the registry emit, and a look at anything undeclared fails.
+Each plugin handles a request with the data of all registered producers. An access to undeclared data fails the test.
 """
 
 import contextlib
@@ -11,12 +11,14 @@ import msgspec
 import numpy as np
 import pytest
 
-from epp import decide, guard, registry
+from compiled.finder import choose
+from epp import decide, guard
 from epp.candidates import Candidates, Mask
-from epp.contracts import STAGES
+from epp.config import registry
+from epp.config.contracts import STAGES
 from epp.data import ACTIVE_MODELS, WAITING_MODELS, Column
 from epp.decision import Decision, ProfileRun, Response, Usage
-from epp.errors import ProducerFailed, Refused
+from epp.errors import PluginFault, ProducerFailed, Refused
 from epp.instrument import Point
 from epp.plugin import (
     Admitter,
@@ -39,6 +41,7 @@ from epp.plugins.pickers.max_score import MaxScore
 from epp.request import Request
 from tests.contract.test_every_plugin import PROFILE, REQUIRED, made, of
 from tests.fakes import candidates, request
+from tests.modes import interpreted_only
 
 registry.known()
 ENDS = (Refused, ProducerFailed)
@@ -46,26 +49,28 @@ ON_THE_WAY = [cls for cls in of(Plugin) if any(issubclass(cls, kinds) for kinds 
 PICKER = made(MaxScore)
 
 
-class Watched(Candidates):
-    """Candidates whose columns are only for those who declare them."""
+if not choose().compiled:
 
-    __slots__ = ("allowed",)
+    class Watched(Candidates):
+        """Candidates with only the columns that the plugin declares."""
 
-    def __getitem__(self, column: Column[Any]) -> Any:
-        assert column.name in self.allowed, f"reads column '{column.name}', which it does not declare"
-        return super().__getitem__(column)
+        __slots__ = ("allowed",)
 
-    def keep(self, mask: Mask) -> "Candidates":
-        kept = super().keep(mask)
-        return kept if kept is self else watched(kept, self.allowed)
+        def __getitem__(self, column: Column[Any]) -> Any:
+            assert column.name in self.allowed, f"reads column '{column.name}', which it does not declare"
+            return super().__getitem__(column)
+
+        def keep(self, mask: Mask) -> "Candidates":
+            kept = super().keep(mask)
+            return kept if kept is self else watched(kept, self.allowed)
 
 
 def named(cls: type[Plugin]) -> Plugin:
-    """An instance that is not started."""
+    """An instance before its start."""
     return cls(cls.type_name, msgspec.convert(REQUIRED.get(cls.type_name, {}), cls.Params))
 
 
-def watched(plain: Candidates, allowed: frozenset[str]) -> Watched:
+def watched(plain: Candidates, allowed: frozenset[str]) -> "Watched":
     made = Watched(plain.snapshot, plain._inflight, plain._tokens, plain.rows)
     made.allowed = allowed
     return made
@@ -89,7 +94,7 @@ def situation() -> Candidates:
 
 
 class Watch:
-    """One plugin under watch: `call` runs one of its methods."""
+    """One plugin under observation. `call` runs one of its methods."""
 
     def __init__(self, plugin: Plugin) -> None:
         self.plugin = plugin
@@ -101,14 +106,14 @@ class Watch:
         return None
 
     def fail(self, point: Point, plugin: Plugin, access: str) -> None:
-        pytest.fail(f"'{plugin.name}' at {point.value}: {access} of something that it does not declare")
+        pytest.fail(f"'{plugin.name}' at {point.value}: {access} of data that it does not declare")
 
     def seen(self, plain: Candidates) -> Candidates:
         return watched(plain, self.columns)
 
 
-def asked(plugin: Plugin) -> Request:
-    """A request that whoever produces what this plugin reads has seen."""
+def requested(plugin: Plugin) -> Request:
+    """A request with the data of all producers that this plugin reads from."""
     r = request(b"a long enough prompt, " * 60, headers={"x-session-id": "s", "x-session-token": "t"})
     read = {key.name for key in (*plugin.consumes, *plugin.optional)}
     for cls in of(DataProducer):
@@ -178,11 +183,12 @@ def profiles_chosen(watch: Watch, handler: ProfileHandler, r: Request) -> None:
             watch.call(Point.PROFILES_RESULT, handler.result, r, runs)
 
 
+@interpreted_only("watches the reads through a subclass")
 @pytest.mark.parametrize("cls", ON_THE_WAY, ids=lambda cls: cls.type_name)
 def test_a_plugin_reads_and_writes_only_what_it_declares(cls: type[Plugin]) -> None:
     plugin = made(cls)
     watch = Watch(plugin)
-    for r in (asked(plugin), request(b"x" * 2000)):
+    for r in (requested(plugin), request(b"x" * 2000)):
         before_the_decision(watch, plugin, r)
         if isinstance(plugin, ProfileHandler) and not plugin.needs:
             profiles_chosen(watch, plugin, r)
@@ -190,17 +196,18 @@ def test_a_plugin_reads_and_writes_only_what_it_declares(cls: type[Plugin]) -> N
         after_the_decision(watch, plugin, r)
 
 
-def test_what_is_undeclared_is_found() -> None:
-    class Curious(Filter):
+@interpreted_only("watches the reads through a subclass")
+def test_an_undeclared_read_is_detected() -> None:
+    class Undeclared(Filter):
         def keep(self, r: Request, seen: Candidates, profile: Profile) -> Mask:
             return seen[Column("waiting_requests", int)] > 0  # type: ignore[no-any-return]
 
-    with pytest.raises(AssertionError, match="reads column 'waiting_requests', which it does not declare"):
-        in_a_profile(Watch(Curious("c", None)), Curious("c", None), request())
+    with pytest.raises(PluginFault, match="reads the column 'waiting_requests', which it does not declare"):
+        in_a_profile(Watch(Undeclared("c", None)), Undeclared("c", None), request())
 
 
-def test_every_instance_keeps_under_a_name_of_its_own() -> None:
-    """Two of one type do not see each other's."""
+def test_every_instance_keeps_its_data_under_its_own_name() -> None:
+    """Two instances of one type do not see each other's data."""
     for cls in ON_THE_WAY:
         first = named(cls)
         second = cls("another", first.params)

@@ -1,4 +1,4 @@
-"""Every registered queue keeps what it promises: order, handles, sums. A new one is tested by being registered."""
+"""Every registered queue keeps its promises about order, handles and sums. A new queue is tested because it is registered."""
 
 from bisect import insort
 from typing import Any
@@ -27,97 +27,100 @@ def ordered(cls: type[FlowQueue]) -> bool:
     return Capability.PRIORITY_ORDER in cls.capabilities
 
 
-def test_those_that_are_expected_and_a_foreign_one_are_among_them() -> None:
+def test_our_queues_and_a_third_partys_are_tested() -> None:
     assert {"fifo-queue", "priority-queue", "example-sorted-queue"} <= {cls.type_name for cls in QUEUES}
 
 
-def machine(cls: type[FlowQueue]) -> type[RuleBasedStateMachine]:
-    """Two queues against sorted lists; handles of one are tried on the other."""
+class Compared(RuleBasedStateMachine):
+    """Compares two queues with sorted lists, and tries the handles of one on the other."""
 
-    class Compared(RuleBasedStateMachine):
-        handles: Bundle[Any] = Bundle("handles")
-        gone: Bundle[Any] = Bundle("gone")
+    cls: type[FlowQueue]
+    handles: Bundle[Any] = Bundle("handles")
+    gone: Bundle[Any] = Bundle("gone")
 
-        def __init__(self) -> None:
-            super().__init__()
-            self.queues = (empty(cls), empty(cls))
-            self.oracle: tuple[list[Any], list[Any]] = ([], [])
-            self.number = 0
+    def __init__(self) -> None:
+        super().__init__()
+        self.queues = (empty(self.cls), empty(self.cls))
+        self.oracle: tuple[list[Any], list[Any]] = ([], [])
+        self.number = 0
 
-        def left(self, which: int, item: Waits) -> tuple[int, Any]:
-            self.oracle[which][:] = [entry for entry in self.oracle[which] if entry[2] is not item]
-            return which, item
+    def left(self, which: int, item: Waits) -> tuple[int, Any]:
+        self.oracle[which][:] = [entry for entry in self.oracle[which] if entry[2] is not item]
+        return which, item
 
-        @rule(target=handles, which=st.integers(0, 1), arrival=st.integers(0, 5), bytes=st.integers(0, 100))
-        def offer(self, which: int, arrival: int, bytes: int) -> Any:
-            self.number += 1
-            item = Waits(arrival=float(arrival), bytes=bytes)
-            insort(self.oracle[which], (arrival if ordered(cls) else 0, self.number, item))
-            return which, item, self.queues[which].offer(item)
+    @rule(target=handles, which=st.integers(0, 1), arrival=st.integers(0, 5), bytes=st.integers(0, 100))
+    def offer(self, which: int, arrival: int, bytes: int) -> Any:
+        self.number += 1
+        item = Waits(arrival=float(arrival), bytes=bytes)
+        insort(self.oracle[which], (arrival if ordered(self.cls) else 0, self.number, item))
+        return which, item, self.queues[which].offer(item)
 
-        @rule(target=gone, handle=consumes(handles))
-        def remove(self, handle: Any) -> Any:
-            which, item, its = handle
-            if any(entry[2] is item for entry in self.oracle[which]):
-                assert self.queues[which].remove(its) is item
-                self.left(which, item)
-            else:  # it was taken
-                with pytest.raises(HandleVoid):
-                    self.queues[which].remove(its)
-            return handle
-
-        @rule(target=gone, handle=consumes(handles))
-        def void(self, handle: Any) -> Any:
-            which, item, its = handle
-            self.queues[which].void(its)
+    @rule(target=gone, handle=consumes(handles))
+    def remove(self, handle: Any) -> Any:
+        which, item, token = handle
+        if any(entry[2] is item for entry in self.oracle[which]):
+            assert self.queues[which].remove(token) is item
             self.left(which, item)
-            return handle
-
-        @rule(which=st.integers(0, 1))
-        def take(self, which: int) -> None:
-            if self.oracle[which]:
-                first = self.oracle[which].pop(0)[2]
-                assert self.queues[which].take() is first
-            else:
-                with pytest.raises(IndexError):
-                    self.queues[which].take()
-
-        @rule(handle=gone)
-        def use_a_void_handle(self, handle: Any) -> None:
-            which, _, its = handle
-            self.queues[which].void(its)
+        else:  # the item was taken
             with pytest.raises(HandleVoid):
-                self.queues[which].remove(its)
+                self.queues[which].remove(token)
+        return handle
 
-        @rule(handle=handles)
-        def use_a_handle_of_another_queue(self, handle: Any) -> None:
-            which, _, its = handle
-            self.queues[1 - which].void(its)
-            with pytest.raises(HandleVoid):
-                self.queues[1 - which].remove(its)
+    @rule(target=gone, handle=consumes(handles))
+    def void(self, handle: Any) -> Any:
+        which, item, token = handle
+        self.queues[which].void(token)
+        self.left(which, item)
+        return handle
 
-        @invariant()
-        def both_are_as_the_lists_say(self) -> None:
-            for queue, entries in zip(self.queues, self.oracle, strict=True):
-                items = [entry[2] for entry in entries]
-                assert len(queue) == len(items)
-                assert queue.bytes == sum(item.bytes for item in items)
-                assert queue.head() is (items[0] if items else None)
-                if Capability.TAIL in cls.capabilities:
-                    assert queue.tail() is (items[-1] if items else None)
-                if Capability.SCAN in cls.capabilities:
-                    assert sorted(map(id, queue.scan())) == sorted(map(id, items))
+    @rule(which=st.integers(0, 1))
+    def take(self, which: int) -> None:
+        if self.oracle[which]:
+            first = self.oracle[which].pop(0)[2]
+            assert self.queues[which].take() is first
+        else:
+            with pytest.raises(IndexError):
+                self.queues[which].take()
 
-    return Compared
+    @rule(handle=gone)
+    def use_a_void_handle(self, handle: Any) -> None:
+        which, _, token = handle
+        self.queues[which].void(token)
+        with pytest.raises(HandleVoid):
+            self.queues[which].remove(token)
+
+    @rule(handle=handles)
+    def use_a_handle_of_another_queue(self, handle: Any) -> None:
+        which, _, token = handle
+        self.queues[1 - which].void(token)
+        with pytest.raises(HandleVoid):
+            self.queues[1 - which].remove(token)
+
+    @invariant()
+    def queues_equal_the_lists(self) -> None:
+        for queue, entries in zip(self.queues, self.oracle, strict=True):
+            items = [entry[2] for entry in entries]
+            assert len(queue) == len(items)
+            assert queue.bytes == sum(item.bytes for item in items)
+            assert queue.head() is (items[0] if items else None)
+            if Capability.TAIL in self.cls.capabilities:
+                assert queue.tail() is (items[-1] if items else None)
+            if Capability.SCAN in self.cls.capabilities:
+                assert sorted(map(id, queue.scan())) == sorted(map(id, items))
+
+
+def machine(cls: type[FlowQueue]) -> type[RuleBasedStateMachine]:
+    """The comparison for one class of queues."""
+    return type("Compared", (Compared,), {"cls": cls})
 
 
 @each_queue
-def test_whatever_happens_in_any_order_it_is_as_a_sorted_list(cls: type[FlowQueue]) -> None:
+def test_a_queue_behaves_like_a_sorted_list_under_any_sequence_of_calls(cls: type[FlowQueue]) -> None:
     run_state_machine_as_test(machine(cls), settings=LIMITED)
 
 
 @each_queue
-def test_an_empty_queue_says_so(cls: type[FlowQueue]) -> None:
+def test_an_empty_queue_has_no_head_and_refuses_take(cls: type[FlowQueue]) -> None:
     queue = empty(cls)
     assert (len(queue), queue.bytes, queue.head()) == (0, 0, None)
     with pytest.raises(IndexError):
@@ -141,7 +144,7 @@ def test_a_single_item_is_first_and_last_and_leaves_nothing_behind(cls: type[Flo
     data=st.data(),
 )
 @settings(max_examples=40, deadline=None)
-def test_cancels_in_any_order_between_dispatches_disturb_nobody_else(
+def test_cancels_in_any_order_do_not_affect_other_items(
     cls: type[FlowQueue], arrivals: list[int], data: st.DataObject
 ) -> None:
     queue = empty(cls)
@@ -152,13 +155,13 @@ def test_cancels_in_any_order_between_dispatches_disturb_nobody_else(
         assert queue.remove(handles[id(item)]) is item
     left = [item for item in items if item not in cancelled]
     if ordered(cls):
-        left.sort(key=lambda item: item.arrival)  # stable: ties by arrival here
+        left.sort(key=lambda item: item.arrival)  # stable, so ties stay in order of arrival
     assert [queue.take() for _ in left] == left
     assert (len(queue), queue.bytes) == (0, 0)
 
 
 @each_of_ours
-def test_an_item_that_says_another_size_later_does_not_spoil_the_sum(cls: type[FlowQueue]) -> None:
+def test_an_item_whose_size_changes_later_does_not_corrupt_the_sum(cls: type[FlowQueue]) -> None:
     queue = empty(cls)
     items = [Waits(bytes=10), Waits(bytes=20), Waits(bytes=30)]
     handles = [queue.offer(item) for item in items]
@@ -170,8 +173,8 @@ def test_an_item_that_says_another_size_later_does_not_spoil_the_sum(cls: type[F
 
 
 @each_of_ours
-def test_what_is_kept_of_removed_items_is_bounded(cls: type[FlowQueue]) -> None:
-    """Cancels behind the head, thousands of them: nothing void piles up."""
+def test_the_memory_for_removed_items_is_bounded(cls: type[FlowQueue]) -> None:
+    """Thousands of cancels behind the head leave few void entries."""
     queue = empty(cls)
     queue.offer(Waits(arrival=-1.0))
     queue.tail()
@@ -190,7 +193,7 @@ def test_the_first_of_equal_keys_goes_first() -> None:
         assert [queue.take() for _ in items] == items
 
 
-def test_only_a_queue_in_order_of_priority_says_that_it_is() -> None:
+def test_exactly_the_queues_that_declare_priority_order_have_it() -> None:
     for cls in QUEUES:
         queue, late, early = empty(cls), Waits(arrival=2.0), Waits(arrival=1.0)
         queue.offer(late)

@@ -1,6 +1,6 @@
-"""What flow control's plugins are tested with: items, flows and bands, and every registered plugin of a kind.
+"""Items, flows and bands for tests of flow control's plugins, and a list of all registered plugins of a kind.
 
-Two plugins of somebody else are registered too, while the lists are made: nothing about them is known here.
+The lists also have two plugins of a third party and a policy with another strategy, which are registered while the lists are made.
 """
 
 import contextlib
@@ -9,22 +9,33 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from epp import registry
+from epp.config import registry
 from epp.flows import Capability, FlowKey, Queued
-from epp.plugin import REGISTERED, FairnessPolicy, FlowQueue, Ledger, Plugin, Queue, plugin
+from epp.plugin import FairnessPolicy, FlowQueue, Ledger, Plugin, Queue, plugin
+from epp.plugin_registration import REGISTERED
+from epp.plugins.fairness.program_aware import Parameters, ProgramAware
 from epp.plugins.queues.fifo import Fifo
 from epp.plugins.queues.priority import Priority
 from tests.contract.foreign import LongestFirst, SortedItems
-from tests.contract.test_every_plugin import REQUIRED
+from tests.contract.test_every_plugin import REQUIRED, resolved
 from tests.epp.flow.shards import Board, BoardPeers
 from tests.fakes import FakeServices, request
 
 K = TypeVar("K", bound=Plugin)
 
 
+class ByTurn(ProgramAware):
+    """The program-aware policy with its other strategy."""
+
+    ranks, isolates = True, False
+
+    def __init__(self, name: str, params: Parameters) -> None:
+        super().__init__(name, msgspec.structs.replace(params, strategy="turn-priority"))
+
+
 @contextlib.contextmanager
 def registered(*classes: tuple[str, type[Plugin]]) -> Iterator[None]:
-    """As if a distribution with these were installed."""
+    """Registers these classes, as if a distribution with them were installed."""
     registry.known()
     for name, cls in classes:
         plugin(name)(cls)
@@ -37,21 +48,22 @@ def registered(*classes: tuple[str, type[Plugin]]) -> Iterator[None]:
 
 def every(kind: type[K]) -> list[type[K]]:
     """All registered classes of a kind."""
-    with registered(("example-sorted-queue", SortedItems), ("example-longest-first-policy", LongestFirst)):
+    variants = (("example-turn-priority", ByTurn),)
+    with registered(("example-sorted-queue", SortedItems), ("example-longest-first-policy", LongestFirst), *variants):
         classes = {cls for cls in REGISTERED.values() if issubclass(cls, kind)}
     return sorted(classes, key=lambda cls: cls.type_name)
 
 
 def made(cls: type[K], **parameters: Any) -> K:
-    """A started instance; parameters in camelCase."""
-    given = {**REQUIRED.get(cls.type_name, {}), **parameters}
-    instance = cls(cls.type_name, msgspec.convert(given, cls.Params))
-    instance.start(FakeServices())
+    """A started instance. The parameters are in camelCase."""
+    complete = {**REQUIRED.get(cls.type_name, {}), **parameters}
+    instance = cls(cls.type_name, msgspec.convert(complete, cls.Params))
+    resolved(instance).start(FakeServices())
     return instance
 
 
 class Waits:
-    """A `Queued` item. What waits is a request, or an object of the caller's own."""
+    """A `Queued` item. `request` is a request, or any object of the caller."""
 
     def __init__(
         self,
@@ -74,9 +86,9 @@ class Waits:
 
 
 def asking(flow: str, *, arrival: float = 0.0, bytes: int = 1000, **fields: Any) -> Waits:
-    """An item whose original is a request."""
-    asked = request(b"", fairness_id=flow, now=arrival, body_bytes=bytes, **fields)
-    return Waits(flow, arrival=arrival, bytes=bytes, request=asked)
+    """An item for a request."""
+    original = request(b"", fairness_id=flow, now=arrival, body_bytes=bytes, **fields)
+    return Waits(flow, arrival=arrival, bytes=bytes, request=original)
 
 
 class Flow:
@@ -109,7 +121,7 @@ class Flow:
 
 
 class Band:
-    """A `BandView`, and how a band treats its fairness policy: it is told of every change of a flow's head."""
+    """A `BandView`. Like a real band, it reports every change of a flow's head to its fairness policy."""
 
     def __init__(
         self,
@@ -160,7 +172,7 @@ class Band:
             self.share.changed(flow)
 
     def dispatch(self, now: float = 0.0) -> Waits | None:
-        """The next item, as a cycle takes it."""
+        """Takes the next item, as a dispatch cycle does."""
         flow = self.share.pick(now)
         if flow is None:
             return None
@@ -173,7 +185,7 @@ class Band:
         return item
 
     def forget(self, name: str) -> None:
-        """An idle flow is collected."""
+        """Collects an idle flow."""
         flow = self.known[name]
         assert not len(flow)
         del self.known[name]

@@ -1,4 +1,4 @@
-"""Values that the renderers are compared for: each turns something on, or to something else."""
+"""Values for which all renderers must agree. Each case turns something on, or changes it."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ SERVERS: Json = {"router": {"modelServers": {"matchLabels": {"app": "vllm", "app
 
 
 def values(**router: Any) -> Json:
-    """For these sections of `router`, and model servers."""
+    """Values with these sections of `router`, and with model servers."""
     servers = SERVERS["router"]["modelServers"] | router.pop("modelServers", {})
     return {"router": {"modelServers": servers, **router}}
 
@@ -17,15 +17,44 @@ CASES: dict[str, Json] = {
     "gateway": values(),
     "standalone": values(mode="standalone"),
     "standalone with a pool": values(mode="standalone", inferencePool={"create": True, "failureMode": "FailClose"}),
-    "a pool that is there": values(inferencePool={"create": False}, modelServers={"matchLabels": {}}),
+    "an existing pool": values(inferencePool={"create": False}, modelServers={"matchLabels": {}}),
     "leader election": values(epp={"replicas": 3}),
-    "one that elects itself": values(mode="standalone", epp={"flags": {"ha-enable-leader-election": True}}),
+    "a single replica with leader election": values(
+        mode="standalone", epp={"flags": {"ha-enable-leader-election": True}}
+    ),
     "active-active": values(
         epp={
             "replicas": 2,
             "flags": {"ha-enable-leader-election": False},
             "podDisruptionBudget": {"maxUnavailable": "50%"},
         }
+    ),
+    "replicas that act as one": values(epp={"replicas": 3, "replicaStore": {"url": "redis://valkey:6379/0"}}),
+    "a replica store with password and TLS": values(
+        epp={
+            "replicas": 3,
+            "replicaStore": {
+                "url": "rediss://picker@valkey.example:6380?cluster=true",
+                "existingSecret": "store",
+                "tls": {"existingSecret": "store-tls", "clientCertificate": True},
+            },
+        },
+        networkPolicy={"restrictEgress": True},
+    ),
+    "a replica store behind Sentinel": values(
+        epp={
+            "replicas": 2,
+            "replicaStore": {
+                "url": "redis+sentinel://a:26379,b:26380/main",
+                "tls": {"existingSecret": "store-tls"},
+            },
+            "flags": {"ha-enable-leader-election": True},
+        },
+        networkPolicy={"restrictEgress": True},
+    ),
+    "a replica store behind Sentinel without ports": values(
+        epp={"replicas": 2, "replicaStore": {"url": "redis+sentinel://a,b:26380/main"}},
+        networkPolicy={"restrictEgress": True},
     ),
     "large": values(
         epp={
@@ -67,11 +96,33 @@ CASES: dict[str, Json] = {
             "metricsDataSource": {"scheme": "https", "path": "/engine/metrics", "insecureSkipVerify": False},
         },
     ),
-    "a configuration of one's own": values(
+    "a custom configuration": values(
         epp={
             "pluginsConfigFile": "own.yaml",
             "pluginsCustomConfig": {"own.yaml": "plugins:\n- type: queue-scorer\n", "other.yaml": "plugins: []\n"},
         }
+    ),
+    "a render sidecar": values(
+        tokenizer={"enabled": True, "modelName": "Qwen/Qwen3-32B"},
+        kvEvents={"serverPorts": [5556, 5559]},
+        networkPolicy={"restrictEgress": True},
+    ),
+    "a render sidecar in every detail, and servers that connect": values(
+        mode="standalone",
+        tokenizer={
+            "enabled": True,
+            "modelName": "m",
+            "image": {"registry": "registry.example", "repository": "team/render", "tag": "1", "pullPolicy": "Always"},
+            "port": 8009,
+            "command": ["serve"],
+            "extraArgs": ["--max-model-len=4096"],
+            "env": [{"name": "HOME", "value": "/models"}],
+            "resources": {"requests": {"cpu": "1", "memory": "2Gi"}, "limits": {"memory": "4Gi"}},
+            "volumes": [{"name": "models", "emptyDir": {}}],
+            "volumeMounts": [{"name": "models", "mountPath": "/models"}],
+            "readinessProbe": {"httpGet": {"path": "/ready", "port": "render-http"}},
+        },
+        kvEvents={"bindPort": 5557},
     ),
     "objectives": values(
         inferenceObjectives=[{"name": "interactive", "priority": 10}, {"name": "batch", "priority": -5}]
@@ -101,6 +152,14 @@ CASES: dict[str, Json] = {
             "sharedMemory": {"sizeLimit": "1Gi"},
         }
     ),
+    "own security": values(
+        epp={
+            "imagePullSecrets": [{"name": "registry"}],
+            "podSecurityContext": {"runAsUser": 1000},
+            "securityContext": {"readOnlyRootFilesystem": False},
+            "deploymentStrategy": {"type": "Recreate"},
+        }
+    ),
     "istio and a route": values()
     | {
         "provider": {
@@ -123,16 +182,46 @@ REFUSED: dict[str, tuple[Json, str]] = {
         values(epp={"terminationGracePeriodSeconds": 60}),
         "router.epp.terminationGracePeriodSeconds: 60 is less than 130: preStopSleepSeconds 10 + drainTimeoutSeconds 110 + 10 to end",
     ),
-    "a flag that is owned": (
+    "a flag with a separate value": (
         values(epp={"flags": {"grpc-port": 1}}),
         "router.epp.flags.grpc-port: set router.epp.extProcPort instead",
+    ),
+    "the password of the replica store in its URL": (
+        values(epp={"replicaStore": {"url": "redis://:secret@valkey:6379"}}),
+        "router.epp.replicaStore.url: it has a password",
+    ),
+    "the Secret of a replica store that is not given": (
+        values(epp={"replicaStore": {"existingSecret": "store"}}),
+        "router.epp.replicaStore.url: without it, existingSecret and tls have no effect",
+    ),
+    "TLS to a replica store without TLS": (
+        values(epp={"replicaStore": {"url": "redis://valkey", "tls": {"existingSecret": "store"}}}),
+        "router.epp.replicaStore.tls: only rediss:// and redis+sentinel:// have TLS",
+    ),
+    "a certificate for the replica store from nowhere": (
+        values(epp={"replicaStore": {"url": "rediss://valkey", "tls": {"clientCertificate": True}}}),
+        "router.epp.replicaStore.tls.existingSecret: name the Secret with tls.crt and tls.key",
+    ),
+    "more replicas than know each other": (
+        values(epp={"replicas": 10, "replicaStore": {"url": "redis://valkey"}}),
+        "router.epp.replicas: 10 replicas, but each counts only 8 others; set router.epp.flags.replicas-max to 9",
+    ),
+    "the replica store as a flag": (
+        values(epp={"flags": {"replica-store": "redis://valkey"}}),
+        "router.epp.flags.replica-store: set router.epp.replicaStore.url instead",
     ),
     "a flag with dashes": (
         values(epp={"flags": {"--workers": 2}}),
         "router.epp.flags.--workers: flags are written without dashes",
     ),
-    "no count": (values(epp={"flags": {"workers": "two"}}), "router.epp.flags.workers: 'two' is no count"),
-    "no CPU": (values(epp={"resources": {"requests": {"cpu": "2 CPUs"}}}), "'2 CPUs' is no quantity of CPUs"),
+    "an invalid count": (
+        values(epp={"flags": {"workers": "two"}}),
+        "router.epp.flags.workers: 'two' is no count",
+    ),
+    "an invalid CPU quantity": (
+        values(epp={"resources": {"requests": {"cpu": "2 CPUs"}}}),
+        "'2 CPUs' is no quantity of CPUs",
+    ),
     "too little memory": (
         values(epp={"resources": {"limits": {"memory": "256Mi"}}}),
         "router.epp.resources.limits.memory: 256Mi is less than 272Mi: /dev/shm 48 + 192 + 16 a worker",
@@ -141,11 +230,27 @@ REFUSED: dict[str, tuple[Json, str]] = {
         values(epp={"flags": {"index-entries": 1 << 27, "workers": 4}, "resources": {"limits": {"memory": "1.5Gi"}}}),
         "router.epp.resources.limits.memory: 1.5Gi is less than 2224Mi: /dev/shm 1968 + 192 + 16 a worker",
     ),
+    "a render sidecar without a model": (
+        values(tokenizer={"enabled": True}),
+        "router.tokenizer.modelName: name the model that the servers serve",
+    ),
+    "a render sidecar on a port of the picker": (
+        values(tokenizer={"enabled": True, "modelName": "m", "port": 9002}),
+        "router.tokenizer.port: 9002 is also router.epp.extProcPort; all containers of a pod share its ports",
+    ),
+    "events on the port of the render sidecar": (
+        values(tokenizer={"enabled": True, "modelName": "m", "port": 5557}, kvEvents={"bindPort": 5557}),
+        "router.kvEvents.bindPort: 5557 is also router.tokenizer.port",
+    ),
+    "events on a port of Envoy": (
+        values(mode="standalone", kvEvents={"bindPort": 8081}),
+        "router.kvEvents.bindPort: 8081 is also router.proxy.port",
+    ),
     "objectives without a pool": (
         values(mode="standalone", inferenceObjectives=[{"name": "a", "priority": 1}]),
         "router.inferenceObjectives: without an InferencePool none are read",
     ),
-    "a file that is not there": (
+    "a missing file": (
         values(epp={"pluginsConfigFile": "a.yaml", "pluginsCustomConfig": {"b.yaml": ""}}),
         "router.epp.pluginsConfigFile: 'a.yaml' is not among router.epp.pluginsCustomConfig (b.yaml)",
     ),
@@ -153,15 +258,25 @@ REFUSED: dict[str, tuple[Json, str]] = {
         values(mode="standalone") | {"httpRoute": {"create": True}},
         "httpRoute.create: in standalone mode there is no gateway",
     ),
+    "a proxy in gateway mode": (
+        values(proxy={"enabled": True}),
+        "router.proxy.enabled: router.mode gateway has no proxy",
+    ),
+    "an invalid CPU quantity of Envoy": (
+        values(mode="standalone", proxy={"resources": {"requests": {"cpu": "x"}}}),
+        "router.proxy.resources.requests.cpu: 'x' is no quantity of CPUs",
+    ),
     "istio without a gateway": (
         values(mode="standalone") | {"provider": {"name": "istio"}},
         "provider.name: in standalone mode there is no gateway",
     ),
 }
-UNKNOWN: dict[str, Json] = {  # refused by the types here, by the schema in helm
+UNKNOWN: dict[str, Json] = {  # refused by the types in the package, and by the schema in helm
     "a name": values(epp={"replica": 2}),
     "a type": values(epp={"replicas": "many"}),
     "a mode": values(mode="sidecar"),
     "a port": values(metricsPort=0),
+    "a port of events": values(kvEvents={"serverPorts": [0]}),
+    "a value of the render sidecar": values(tokenizer={"model": "m"}),
     "nine target ports": values(modelServers={"targetPorts": [{"number": 8000 + n} for n in range(9)]}),
 }

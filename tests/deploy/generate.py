@@ -1,11 +1,12 @@
-"""Writes what in deploy/ follows from `workers.manifests`: for whoever changes it.
+"""Generates the files in deploy/ that follow from the types of the values, the sizes, and the chart. Run it after a change there.
 
 python -m tests.deploy.generate
 
 helm/endpoint-picker/values.schema.json  from the types of the values
-helm/endpoint-picker/files/              as they are
-kustomize/base                           what both modes have in common
-kustomize/overlays/gateway, standalone   what each has besides: objects, and patches that only add
+helm/endpoint-picker/files/sizes.json    from `workers.cli.sizing`
+config/epp.schema.json                   what `epp schema` prints
+kustomize/base                           what both modes share
+kustomize/overlays/gateway, standalone   what each mode adds: objects, and patches that only add
 """
 
 import json
@@ -15,64 +16,92 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import yaml
 
-from tests.deploy.renderers import ROOT, keyed, ours
-from workers.manifests.render import as_yaml
-from workers.manifests.values import Values
+from epp.config import registry
+from epp.config.schema import schema as config_schema
+from tests.deploy.renderers import CHART, ROOT, keyed, ours
+from workers.cli.manifests.values import Values
+from workers.cli.sizing import CHART as SIZES
 
 Json = dict[str, Any]
 
 DEPLOY = ROOT / "deploy"
-FILES = ("default-plugins.yaml", "envoy.yaml")
 POOL, NAMESPACE = "vllm", "default"
 MODES = ("gateway", "standalone")
-HEAD = "# Written by `python -m tests.deploy.generate`, from what `epp manifests` prints.\n"
+HEAD = "# Written by `python -m tests.deploy.generate`, from what the Helm chart renders.\n"
 
 
-def shown(mode: str) -> Json:
-    """The values that an overlay has."""
+def overlay_values(mode: str) -> Json:
+    """The values of an overlay."""
     return {"router": {"mode": mode, "modelServers": {"matchLabels": {"app": POOL}}}}
 
 
-def written() -> dict[Path, str]:
-    """All files and their texts."""
-    chart = DEPLOY / "helm" / "endpoint-picker"
-    found = {chart / "values.schema.json": json.dumps(schema(), indent=2) + "\n"}
-    for name in FILES:
-        found[chart / "files" / name] = (ROOT / "workers" / "manifests" / name).read_text()
-    return found | {DEPLOY / "kustomize" / name: HEAD + text for name, text in kustomized().items()}
+def of_the_chart() -> dict[Path, str]:
+    """The files that the chart needs for rendering."""
+    return {
+        CHART / "values.schema.json": json.dumps(schema(), indent=2) + "\n",
+        CHART / "files" / "sizes.json": json.dumps(SIZES, indent=2) + "\n",
+    }
+
+
+def generated() -> dict[Path, str]:
+    """All generated files and their texts."""
+    configuration = json.dumps(config_schema(registry.known()), indent=2, ensure_ascii=False) + "\n"
+    texts = {DEPLOY / "config" / "epp.schema.json": configuration, **of_the_chart()}
+    return texts | {DEPLOY / "kustomize" / name: HEAD + text for name, text in kustomized().items()}
 
 
 def schema() -> Json:
     return msgspec.json.schema(Values)
 
 
+class _Dumper(yaml.SafeDumper):
+    """Writes texts of several lines as such, and no anchors."""
+
+    def ignore_aliases(self, data: object) -> bool:
+        return True
+
+
+def _text(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", value, style="|" if "\n" in value else None)
+
+
+_Dumper.add_representer(str, _text)
+
+
+def as_yaml(made: list[Json]) -> str:
+    """One document each."""
+    dumped = (yaml.dump(one, Dumper=_Dumper, sort_keys=False, width=1000, allow_unicode=True) for one in made)
+    return "---\n".join(dumped)
+
+
 def kustomized() -> dict[str, str]:
-    """By path. The base's objects stand in one file each kind."""
-    wanted = {mode: keyed(ours(shown(mode), pool=POOL, namespace=NAMESPACE)) for mode in MODES}
+    """Texts by path. The base has one file per kind."""
+    wanted = {mode: keyed(ours(overlay_values(mode), pool=POOL, namespace=NAMESPACE)) for mode in MODES}
     both = [key for key in wanted["gateway"] if key in wanted["standalone"]]
     base = {key: common(wanted["gateway"][key], wanted["standalone"][key]) for key in both}
-    found = resources("base", list(base.values()))
+    texts = resources("base", list(base.values()))
     for mode in MODES:
-        own = [made for key, made in wanted[mode].items() if key not in base]
-        found |= resources(f"overlays/{mode}", own, over="../../base", patches=list(patched(base, wanted[mode])))
-    return found
+        added = [item for key, item in wanted[mode].items() if key not in base]
+        texts |= resources(f"overlays/{mode}", added, over="../../base", patches=list(patched(base, wanted[mode])))
+    return texts
 
 
-def resources(folder: str, made: list[Json], *, over: str = "", patches: list[Json] | None = None) -> dict[str, str]:
+def resources(folder: str, items: list[Json], *, over: str = "", patches: list[Json] | None = None) -> dict[str, str]:
     by_kind: dict[str, list[Json]] = {}
-    for one in made:
+    for one in items:
         by_kind.setdefault(f"{one['kind'].lower()}.yaml", []).append(one)
     listed = ([over] if over else []) + sorted(by_kind)
     index: Json = {"apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization", "resources": listed}
     if patches:
         index["patches"] = patches
-    found = {f"{folder}/{name}": as_yaml(objects) for name, objects in by_kind.items()}
-    return found | {f"{folder}/kustomization.yaml": as_yaml([index])}
+    texts = {f"{folder}/{name}": as_yaml(objects) for name, objects in by_kind.items()}
+    return texts | {f"{folder}/kustomization.yaml": as_yaml([index])}
 
 
 def common(one: Any, other: Any) -> Any:
-    """What both have: keys with what is common under them, and of lists the items that both begin with."""
+    """The parts that both have: their common keys, recursively; of lists the items at the beginning that match."""
     if isinstance(one, dict):
         shared = {key: common(value, other[key]) for key, value in one.items() if key in other}
         return {key: value for key, value in shared.items() if value is not None}
@@ -86,7 +115,7 @@ def common(one: Any, other: Any) -> Any:
 
 
 def alike(one: Any, other: Any) -> Any:
-    """What two items of lists have in common, if they are the same thing: named mappings may differ, others may not."""
+    """The common part of two list items, if they are the same thing: mappings with the same name may differ, others must be equal."""
     if one == other:
         return one
     named = isinstance(one, dict) and isinstance(other, dict) and one.get("name") == other.get("name") is not None
@@ -94,14 +123,14 @@ def alike(one: Any, other: Any) -> Any:
 
 
 def patched(base: dict[Any, Json], wanted: dict[Any, Json]) -> Iterator[Json]:
-    for key, made in base.items():
-        if added := list(additions(made, wanted[key], "")):
+    for key, item in base.items():
+        if added := list(additions(item, wanted[key], "")):
             kind, name, _ = key
             yield {"target": {"kind": kind, "name": name}, "patch": as_yaml(added and [added])}  # type: ignore[list-item]
 
 
 def additions(before: Any, after: Any, path: str) -> Iterator[Json]:
-    """JSON patches that make one into the other; they only add."""
+    """JSON patches that turn `before` into `after`. They only add."""
     if before == after:
         return
     if isinstance(before, dict):
@@ -122,13 +151,15 @@ def additions(before: Any, after: Any, path: str) -> Iterator[Json]:
 
 
 def stale() -> list[Path]:
-    """Files that are there and no longer written."""
-    there = [path for path in (DEPLOY / "kustomize").rglob("*.yaml") if path.is_file()]
-    return sorted(set(there) - set(written()))
+    """Files of kustomize that exist but are not generated any more."""
+    existing = [path for path in (DEPLOY / "kustomize").rglob("*.yaml") if path.is_file()]
+    return sorted(set(existing) - set(generated()))
 
 
 def main() -> int:
-    for path, text in written().items():
+    for path, text in of_the_chart().items():
+        path.write_text(text)
+    for path, text in generated().items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     for path in stale():

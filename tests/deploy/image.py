@@ -1,10 +1,10 @@
-"""The steps of deploy/Dockerfile in a fresh directory, for machines where no image can be built.
+"""Runs the steps of deploy/Dockerfile in a fresh directory, for machines that cannot build an image.
 
     python -m tests.deploy.image
 
-`/` of the image is a directory, and paths in the steps point into it. What begins with FROM begins with nothing but what it copies from the
-stage before. `useradd` is left out: users are the machine's. Then what is in the image is run as its user, and by root with a root
-file system that cannot be written, where that is to be had.
+The root `/` of the image is a directory, and paths in the steps point into it. A stage after FROM starts only with the files that it copies
+from the stage before. `useradd` is skipped: users belong to the machine. Then the test runs the image's programs as the image's user, and
+with a read-only root file system if the test runs as root and may mount.
 """
 
 import json
@@ -20,27 +20,27 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from workers.demo.children import free_ports
+from workers.cli.demo.children import free_ports
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCKERFILE = ROOT / "deploy" / "Dockerfile"
 STEP_S = 300.0
 READY_S = 30.0
-LEFT_OUT = ("useradd",)
-PLACES = ("/opt/epp", "/source", "/etc/epp")  # of the image; everything else that steps name is the machine's
+LEFT_OUT = ("useradd", "apt-get update")  # skipped steps: the machine has its users and its compiler
+PLACES = ("/opt/epp", "/source", "/etc/epp")  # paths inside the image; all other paths in steps are the machine's
 KNOWN = frozenset(("ARG", "FROM", "WORKDIR", "RUN", "COPY", "ENV", "USER", "EXPOSE", "STOPSIGNAL", "ENTRYPOINT", "CMD"))
 COMPILERS = ("gcc", "cc", "g++", "clang", "make", "pip", "pip3")
 
 
 class Step(NamedTuple):
-    """One instruction."""
+    """One instruction of the Dockerfile."""
 
     word: str
     rest: str
 
 
 class Image(NamedTuple):
-    """What is left when all steps are done."""
+    """The result of all steps."""
 
     root: Path
     user: str
@@ -49,18 +49,18 @@ class Image(NamedTuple):
 
 
 def steps(text: str) -> Iterator[Step]:
-    """Raises ValueError on an instruction that is not known."""
+    """The instructions of a Dockerfile. Raises ValueError for an unknown instruction."""
     lines = "\n".join(line for line in text.splitlines() if not line.lstrip().startswith("#"))
     for line in filter(None, (line.strip() for line in lines.replace("\\\n", " ").splitlines())):
         word, _, rest = line.partition(" ")
         if word not in KNOWN:
-            raise ValueError(f"{word}: not known here")
+            raise ValueError(f"{word}: unknown instruction")
         yield Step(word, rest.strip())
 
 
 def build(root: Path) -> Image:
-    """Raises CalledProcessError, ValueError."""
-    tools = root / "tools"  # where the base image has its python
+    """Runs the steps. Raises CalledProcessError, ValueError."""
+    tools = root / "tools"  # in place of the base image's python
     tools.mkdir(parents=True)
     (tools / "python").symlink_to(Path(sys.base_prefix) / "bin" / "python3")
     environment = {"PATH": f"{tools}:/usr/bin:/bin", "HOME": str(root / "home"), "LANG": "C.UTF-8"}
@@ -85,17 +85,17 @@ def build(root: Path) -> Image:
         elif word in ("ENTRYPOINT", "CMD"):
             command += json.loads(rest)
     shutil.rmtree(root / "source")
-    assert copied == {"/opt/epp"}, f"what the last stage takes from the first: {copied}"
+    assert copied == {"/opt/epp"}, f"the last stage copies {copied} from the first"
     return Image(root, user, tuple(inside(part, root) for part in command), environment)
 
 
 def inside(text: str, root: Path) -> str:
-    """The image's paths as they are here."""
+    """Replaces paths of the image by paths in this directory."""
     return re.sub(rf"(?<![\w./-])({'|'.join(PLACES)})\b", lambda match: f"{root}{match[1]}", text)
 
 
 def copy(words: Sequence[str], root: Path, folder: Path) -> set[str]:
-    """From the repository; what comes from another stage is there already, at the same path. Says what that was."""
+    """Copies from the repository. Files of another stage exist already, at the same path. Returns the paths from another stage."""
     *sources, target = words
     if sources[0].startswith("--from="):
         assert sources[1] == target and (root / target.lstrip("/")).exists()
@@ -118,7 +118,7 @@ def variables(text: str, known: dict[str, str]) -> Iterator[tuple[str, str]]:
 
 
 def run(image: Image, *arguments: str) -> str:
-    """What the image's `epp` says to it, as the image's user. Raises CalledProcessError."""
+    """Runs the image's `epp` as the image's user. Returns its output. Raises CalledProcessError."""
     command = [*as_user(image), image.command[0], *(inside(argument, image.root) for argument in arguments)]
     environment = image.environment | {"HOME": "/nonexistent"}
     done = subprocess.run(command, env=environment, cwd="/", capture_output=True, text=True, timeout=60, check=False)
@@ -128,7 +128,7 @@ def run(image: Image, *arguments: str) -> str:
 
 
 def as_user(image: Image) -> list[str]:
-    """Only root can become somebody else."""
+    """The command prefix that changes the user. Only root can do that; otherwise it is empty."""
     if os.getuid() or not shutil.which("setpriv"):
         return []
     user, _, group = image.user.partition(":")
@@ -136,7 +136,7 @@ def as_user(image: Image) -> list[str]:
 
 
 def read_only(image: Image) -> list[str]:
-    """Before a command: a root file system that cannot be written, and a /dev/shm of its own. Empty: not to be had here."""
+    """The command prefix for a read-only root file system and a private /dev/shm. Empty if this machine does not allow it."""
     mounts = "mount -o remount,bind,ro / && mount -t tmpfs -o size=64m,mode=1777 shm /dev/shm"
     if (
         os.getuid()
@@ -148,7 +148,7 @@ def read_only(image: Image) -> list[str]:
 
 
 def serve(image: Image) -> str:
-    """Start it as its user, wait until it is ready, end it; how it was done. Raises AssertionError."""
+    """Starts the picker as its user, waits until it is ready, and ends it. Returns how it was confined. Raises AssertionError."""
     grpc, health, metrics = free_ports(3)
     flags = [f"--grpc-port={grpc}", f"--grpc-health-port={health}", f"--metrics-port={metrics}", "--workers=2"]
     confined = read_only(image)
@@ -159,12 +159,12 @@ def serve(image: Image) -> str:
             time.sleep(0.1)
         ready = answers(metrics)
         picker.terminate()
-        _, said = picker.communicate(timeout=READY_S)
-    assert ready and picker.returncode == 0, f"exit {picker.returncode}: {said[-3000:]}"
+        _, errors = picker.communicate(timeout=READY_S)
+    assert ready and picker.returncode == 0, f"exit {picker.returncode}: {errors[-3000:]}"
     return (
-        "nothing writable but /dev/shm"
+        "only /dev/shm writable"
         if confined
-        else "as it is: this machine lets nobody make a file system read-only"
+        else "a writable file system, because this machine allows no read-only mount"
     )
 
 
@@ -177,7 +177,7 @@ def answers(port: int) -> bool:
 
 
 def superfluous(image: Image) -> list[str]:
-    """Compilers and installers that are left in the image."""
+    """Compilers and installers that remain in the image."""
     return sorted(str(path) for path in (image.root / "opt").rglob("*") if path.name in COMPILERS)
 
 
@@ -191,9 +191,9 @@ def main() -> int:
         print(run(image, "--version").strip())
         run(image, "check", "--quiet", "/etc/epp/config.yaml")
         objects = run(image, "manifests", "--selector=app=vllm").count("\nkind: ")
-        print(f"epp check: fine; epp manifests: {objects} objects; epp serve: ready with {serve(image)}")
+        print(f"epp check: ok; epp manifests: {objects} objects; epp serve: ready with {serve(image)}")
         if left := superfluous(image):
-            print("\n".join(["FAILED: not needed to serve:", *left]))
+            print("\n".join(["FAILED: not necessary for serving:", *left]))
             return 1
     return 0
 

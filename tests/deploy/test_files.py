@@ -1,4 +1,4 @@
-"""What is shipped in deploy/ is what follows from the code, and names what there is."""
+"""The files in deploy/ follow from the code, and refer to existing things."""
 
 import re
 import tomllib
@@ -8,14 +8,13 @@ import yaml
 
 from tests.deploy import generate, image
 from tests.deploy.renderers import CHART, ROOT
-from workers.manifests.settled import SELECTOR
-from workers.objects import Folder
+from workers.kube.object_files import Folder
 
 EXAMPLES = ROOT / "deploy" / "examples"
 
 
-def test_what_is_generated_is_as_it_would_be_generated_now() -> None:
-    for path, text in generate.written().items():
+def test_generated_files_are_up_to_date() -> None:
+    for path, text in generate.generated().items():
         assert path.read_text() == text, f"{path.relative_to(ROOT)}: run python -m tests.deploy.generate"
     assert generate.stale() == []
 
@@ -33,20 +32,13 @@ def test_the_chart_has_the_version_of_the_package() -> None:
     assert chart["version"] == chart["appVersion"] == version
 
 
-def test_the_chart_calls_its_objects_as_the_package_does() -> None:
-    helpers = (CHART / "templates" / "_helpers.tpl").read_text()
-    assert f"{SELECTOR[0]}: {SELECTOR[1]}" in helpers
+def test_the_examples_can_be_read_from_a_folder() -> None:
+    reported: list[object] = []
+    Folder(str(EXAMPLES), report=lambda event, **fields: reported.append(fields["place"])).load()
+    assert reported == [str(EXAMPLES / "inferencepool.yaml")]  # a pool needs Kubernetes
 
 
-def test_the_examples_are_read_from_a_folder_too() -> None:
-    said: list[str] = []
-    Folder(str(EXAMPLES), report=said.append).load()
-    assert [told.partition(":")[0] for told in said] == [
-        str(EXAMPLES / "inferencepool.yaml")
-    ]  # a pool needs Kubernetes
-
-
-def test_the_image_has_what_the_tests_run_with() -> None:
+def test_the_image_has_the_dependencies_of_the_tests() -> None:
     locked = {name: set(_pins(f"requirements-{name}.txt")) for name in ("image", "dev")}
     assert locked["image"] <= locked["dev"]
     names = {pin.partition("==")[0] for pin in locked["image"]}
@@ -59,20 +51,20 @@ def _pins(name: str) -> list[str]:
 
 
 def test_the_image_is_pinned_unprivileged_and_has_no_compiler() -> None:
-    told = list(image.steps(image.DOCKERFILE.read_text()))
+    steps = list(image.steps(image.DOCKERFILE.read_text()))
     assert re.fullmatch(
-        r"PYTHON=python:3\.\d+\.\d+-slim-[a-z]+", next(step.rest for step in told if step.word == "ARG")
+        r"PYTHON=python:3\.\d+\.\d+-slim-[a-z]+", next(step.rest for step in steps if step.word == "ARG")
     )
-    last = [i for i, step in enumerate(told) if step.word == "FROM"][-1]
-    final = told[last:]
+    last = [i for i, step in enumerate(steps) if step.word == "FROM"][-1]
+    final = steps[last:]
     assert ("USER", "65532:65532") in final
     assert [step.rest for step in final if step.word == "RUN"] == ["useradd --system --uid 65532 --no-create-home epp"]
-    installs = [step.rest for step in told if "pip install" in step.rest]
+    installs = [step.rest for step in steps if "pip install" in step.rest]
     assert all("--require-hashes" in step or "--no-deps" in step for step in installs)
     assert "--only-binary :all:" in installs[0]
 
 
-def test_every_file_that_the_image_copies_is_sent_to_the_builder() -> None:
+def test_the_builder_gets_every_file_that_the_image_copies() -> None:
     allowed = {
         line[1:] for line in (ROOT / "deploy/Dockerfile.dockerignore").read_text().splitlines() if line.startswith("!")
     }
@@ -85,6 +77,6 @@ def test_every_file_that_the_image_copies_is_sent_to_the_builder() -> None:
     assert copied == allowed
 
 
-def test_an_instruction_that_is_not_known_is_refused() -> None:
+def test_an_unknown_instruction_is_refused() -> None:
     with pytest.raises(ValueError, match="HEALTHCHECK"):
         list(image.steps("FROM a\nHEALTHCHECK NONE\n"))

@@ -1,6 +1,5 @@
-"""What the objects say: the least rights, times that add up, enough shared memory, workers from the CPU request."""
+"""The rendered objects: least privileges, consistent times and ports, and references that exist."""
 
-import itertools
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -8,62 +7,25 @@ from typing import Any
 import pytest
 import yaml
 
-from epp.config import DEFAULT_TEXT, load
-from tests.deploy.cases import CASES, REFUSED, UNKNOWN, values
+from epp.config.load import DEFAULT_TEXT, load
+from tests.deploy.cases import CASES, SERVERS, values
+from tests.deploy.objects import EXAMPLE, NAMES, Json, granted, one, picker, pod
 from tests.deploy.renderers import NAMESPACE, POOL, ours
-from tests.workers.instances import options
-from workers.cli.manifests import check, version
-from workers.demo import envoy_config
-from workers.demo.stack import envoy_path
-from workers.instance import shared_bytes
+from workers.cli.demo import envoy_config
+from workers.cli.demo.stack import envoy_path
+from workers.cli.manifests.command import check
+from workers.cli.manifests.values import Layer, checked
+from workers.cli.sizing import CHART as SIZES
 from workers.kube.lease import lease_name
-from workers.manifests import settled as rules
-from workers.manifests.render import as_yaml, objects
-from workers.manifests.settled import cpus, memory_mib, settled, shared_memory_mib
-from workers.manifests.values import BadValues, decoded
-
-Json = dict[str, Any]
-
-CONFIGS = sorted((Path(__file__).parents[2] / "deploy" / "config").glob("*.yaml"))
-NAMES = list(CASES)
-
-
-def one(made: list[Json], kind: str, name: str = "") -> Json:
-    (found,) = [o for o in made if o["kind"] == kind and name in ("", o["metadata"]["name"])]
-    return found
-
-
-def pod(made: list[Json]) -> Json:
-    return one(made, "Deployment")["spec"]["template"]["spec"]
-
-
-def picker(made: list[Json]) -> Json:
-    (found,) = pod(made)["containers"]
-    return found
-
-
-def variables(made: list[Json]) -> dict[str, Json]:
-    return {variable["name"]: variable for variable in picker(made)["env"]}
-
-
-def granted(made: list[Json], kind: str = "Role") -> set[tuple[str, str, str, str]]:
-    """Group, resource, verb, name of one object or ""."""
-    found = set()
-    for role in (o for o in made if o["kind"] == kind):
-        for rule in role["rules"]:
-            names = rule.get("resourceNames", [""])
-            places = itertools.product(rule.get("apiGroups", [""]), rule.get("resources", [""]), rule["verbs"], names)
-            found |= set(places)
-    return found
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_picker_accepts_the_flags_and_the_configuration_that_it_is_given(name: str) -> None:
-    check(settled(decoded([CASES[name]]), POOL, NAMESPACE, version()))
+def test_the_picker_accepts_its_flags_and_its_configuration(name: str) -> None:
+    check(ours(CASES[name]))
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_pod_may_do_nothing_that_it_needs_not(name: str) -> None:
+def test_a_pod_has_the_least_privileges(name: str) -> None:
     spec = pod(ours(CASES[name]))
     assert spec["securityContext"]["runAsNonRoot"]
     assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
@@ -79,83 +41,87 @@ def test_a_pod_may_do_nothing_that_it_needs_not(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_pod_has_time_to_end(name: str) -> None:
-    made = ours(CASES[name])
-    container = picker(made)
+    manifests = ours(CASES[name])
+    container = picker(manifests)
     sleep = container.get("lifecycle", {}).get("preStop", {}).get("exec", {}).get("command", ["sleep", "0"])
     (drain,) = [
         a.removeprefix("--drain-timeout=").rstrip("s") for a in container["args"] if a.startswith("--drain-timeout=")
     ]
-    assert int(sleep[1]) + int(drain) < pod(made)["terminationGracePeriodSeconds"]
+    assert int(sleep[1]) + int(drain) < pod(manifests)["terminationGracePeriodSeconds"]
 
 
-def test_the_end_of_a_pod_is_longer_than_what_comes_behind_the_drain() -> None:
-    from workers import drain, parent
+def test_the_reserve_after_the_drain_is_long_enough_for_the_rest_of_the_shutdown() -> None:
+    from workers.process import parent
+    from workers.worker import drain
 
-    behind = drain.REFUSED_S + drain.CLOSED_S + parent.GRACE_S + parent.SUPERVISOR_END_S
-    assert behind <= rules.END_S
+    after_drain = drain.REFUSED_S + drain.CLOSED_S + parent.GRACE_S + parent.SUPERVISOR_END_S
+    assert after_drain <= SIZES["endSeconds"]
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_name_that_is_referred_to_is_there(name: str) -> None:
-    made = ours(CASES[name])
-    there = {(o["kind"], o["metadata"]["name"]) for o in made}
-    spec = pod(made)
-    assert ("ServiceAccount", spec["serviceAccountName"]) in there
+def test_every_reference_names_an_existing_object(name: str) -> None:
+    manifests = ours(CASES[name])
+    names = {(o["kind"], o["metadata"]["name"]) for o in manifests}
+    spec = pod(manifests)
+    assert ("ServiceAccount", spec["serviceAccountName"]) in names
     for volume in spec["volumes"]:
-        assert "configMap" not in volume or ("ConfigMap", volume["configMap"]["name"]) in there
+        assert "configMap" not in volume or ("ConfigMap", volume["configMap"]["name"]) in names
     mounted = {m["name"] for c in (*spec["containers"], *spec.get("initContainers", [])) for m in c["volumeMounts"]}
     assert mounted == {volume["name"] for volume in spec["volumes"]}
-    for binding in (o for o in made if o["kind"].endswith("Binding")):
-        assert (binding["roleRef"]["kind"], binding["roleRef"]["name"]) in there
-        assert all(("ServiceAccount", subject["name"]) in there for subject in binding["subjects"])
-    labels = one(made, "Deployment")["spec"]["template"]["metadata"]["labels"]
+    for binding in (o for o in manifests if o["kind"].endswith("Binding")):
+        assert (binding["roleRef"]["kind"], binding["roleRef"]["name"]) in names
+        assert all(("ServiceAccount", subject["name"]) in names for subject in binding["subjects"])
+    labels = one(manifests, "Deployment")["spec"]["template"]["metadata"]["labels"]
     for kind in ("Service", "NetworkPolicy", "PodDisruptionBudget"):
-        for found in (o for o in made if o["kind"] == kind):
-            selector = found["spec"].get("podSelector", found["spec"].get("selector"))
+        for item in (o for o in manifests if o["kind"] == kind):
+            selector = item["spec"].get("podSelector", item["spec"].get("selector"))
             assert selector.get("matchLabels", selector).items() <= labels.items()
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_probes_and_services_ask_ports_that_the_picker_listens_on(name: str) -> None:
-    made = ours(CASES[name])
-    container = picker(made)
+def test_probes_and_services_use_ports_that_the_picker_listens_on(name: str) -> None:
+    manifests = ours(CASES[name])
+    container = picker(manifests)
     ports = {
         port["name"]: port["containerPort"]
-        for c in (container, *pod(made).get("initContainers", []))
+        for c in (container, *pod(manifests).get("initContainers", []))
         for port in c["ports"]
     }
     for flag, port in (("--grpc-port", "grpc"), ("--grpc-health-port", "grpc-health"), ("--metrics-port", "metrics")):
         assert f"{flag}={ports[port]}" in container["args"]
     for probe, service in (("livenessProbe", "liveness"), ("readinessProbe", "readiness")):
         assert container[probe]["grpc"] == {"port": ports["grpc-health"], "service": service}
-    for port in one(made, "Service")["spec"]["ports"]:
+    for port in one(manifests, "Service")["spec"]["ports"]:
         if isinstance(target := port.get("targetPort"), str):
             assert ports[target] == port["port"]
 
 
-def test_in_gateway_mode_the_picker_reads_its_pool_and_what_belongs_to_it_and_no_more() -> None:
+def test_in_gateway_mode_the_picker_may_read_only_its_pool_and_the_objects_of_the_pool() -> None:
     read = {"list", "watch"}
     groups = ("llm-d.ai", "inference.networking.x-k8s.io")
     kinds = ("inferenceobjectives", "inferencemodelrewrites")
     expected = {("", "pods", verb, "") for verb in read}
     expected |= {("inference.networking.k8s.io", "inferencepools", verb, POOL) for verb in read}
     expected |= {(group, kind, verb, "") for group in groups for kind in kinds for verb in read}
+    expected.add(("", "events", "create", ""))
     assert granted(ours(CASES["gateway"])) == expected
 
 
-def test_without_a_pool_it_reads_pods_alone() -> None:
+def test_without_a_pool_the_picker_may_read_only_pods() -> None:
     assert {resource for _, resource, _, _ in granted(ours(CASES["standalone"]))} == {"pods"}
 
 
-@pytest.mark.parametrize(("name", "pool"), [("leader election", POOL), ("one that elects itself", f"{POOL}-epp")])
-def test_one_lease_may_be_written_and_only_with_leader_election(name: str, pool: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "pool"), [("leader election", POOL), ("a single replica with leader election", f"{POOL}-epp")]
+)
+def test_only_leader_election_may_write_and_only_one_lease(name: str, pool: str) -> None:
     leases = {(verb, lease) for _, resource, verb, lease in granted(ours(CASES[name])) if resource == "leases"}
-    its = lease_name(NAMESPACE, pool)
-    assert leases == {("create", "")} | {(verb, its) for verb in ("get", "watch", "update")}
+    expected = lease_name(NAMESPACE, pool)
+    assert leases == {("create", "")} | {(verb, expected) for verb in ("get", "watch", "update")}
     assert not any(resource == "leases" for _, resource, _, _ in granted(ours(CASES["active-active"])))
 
 
-def test_rights_on_the_whole_cluster_are_for_authentication_of_readers_of_metrics_alone() -> None:
+def test_cluster_wide_rights_are_only_for_the_authentication_of_metrics_readers() -> None:
     reviews = {
         ("authentication.k8s.io", "tokenreviews", "create", ""),
         ("authorization.k8s.io", "subjectaccessreviews", "create", ""),
@@ -164,116 +130,165 @@ def test_rights_on_the_whole_cluster_are_for_authentication_of_readers_of_metric
     assert granted(ours(CASES["monitoring without tokens"]), "ClusterRole") == set()
 
 
-def test_the_monitoring_reads_with_an_account_of_its_own() -> None:
-    made = ours(CASES["monitoring"])
-    secret, account = one(made, "Secret"), f"{POOL}-epp-metrics-reader"
+def test_monitoring_reads_with_a_separate_account() -> None:
+    manifests = ours(CASES["monitoring"])
+    secret, account = one(manifests, "Secret"), f"{POOL}-epp-metrics-reader"
     assert secret["metadata"]["annotations"]["kubernetes.io/service-account.name"] == account
-    role = one(made, "ClusterRole", f"{POOL}-{NAMESPACE}-epp-metrics-reader")
+    role = one(manifests, "ClusterRole", f"{POOL}-{NAMESPACE}-epp-metrics-reader")
     assert role["rules"] == [{"nonResourceURLs": ["/metrics"], "verbs": ["get"]}]
-    (endpoint,) = one(made, "ServiceMonitor")["spec"]["endpoints"]
+    (endpoint,) = one(manifests, "ServiceMonitor")["spec"]["endpoints"]
     assert endpoint["authorization"]["credentials"] == {"name": secret["metadata"]["name"], "key": "token"}
 
 
+def test_a_render_sidecar_runs_before_and_after_the_picker_and_has_its_own_writable_home() -> None:
+    spec = pod(ours(CASES["a render sidecar"]))
+    (render,) = spec["initContainers"]
+    assert (render["name"], render["restartPolicy"]) == ("vllm-render", "Always")
+    assert render["command"] == ["vllm", "launch", "render"]
+    assert render["args"] == ["Qwen/Qwen3-32B", "--port=8000"]
+    assert {"name": "HOME", "value": "/model-cache"} in render["env"]
+    (token,) = [variable for variable in render["env"] if variable["name"] == "HF_TOKEN"]
+    assert token["valueFrom"]["secretKeyRef"]["optional"] is True
+    assert {mount["mountPath"] for mount in render["volumeMounts"]} == {"/model-cache", "/tmp"}
+    assert render["readinessProbe"]["httpGet"] == {"path": "/health", "port": "render-http"}
+
+
+def test_a_render_sidecar_has_what_the_values_give() -> None:
+    manifests = ours(CASES["a render sidecar in every detail, and servers that connect"])
+    render, proxy = pod(manifests)["initContainers"]
+    assert (render["name"], proxy["name"]) == ("vllm-render", "envoy-proxy")
+    assert (render["image"], render["imagePullPolicy"]) == ("registry.example/team/render:1", "Always")
+    assert (render["command"], render["args"]) == (["serve"], ["m", "--port=8009", "--max-model-len=4096"])
+    assert render["env"] == [{"name": "HOME", "value": "/models"}]
+    assert render["ports"] == [{"name": "render-http", "containerPort": 8009}]
+    assert "/models" in {mount["mountPath"] for mount in render["volumeMounts"]}
+    loads = {"name": "load", "image": "loader"}
+    first, second = pod(
+        ours(values(tokenizer={"enabled": True, "modelName": "m", "args": ["x"], "initContainers": [loads]}))
+    )["initContainers"]
+    assert (first, second["args"]) == (loads, ["x"])
+
+
+def test_ports_of_kv_events_are_open_where_they_are_needed_and_nowhere_else() -> None:
+    servers = {"podSelector": {"matchLabels": SERVERS["router"]["modelServers"]["matchLabels"]}}
+    policy = one(ours(CASES["a render sidecar"]), "NetworkPolicy")["spec"]
+    (egress,) = [rule for rule in policy["egress"] if rule.get("to") == [servers]]
+    assert {port["port"] for port in egress["ports"]} == {5556, 5559, 8000}
+    assert 5556 not in {port["port"] for rule in policy["ingress"] for port in rule["ports"]}
+
+    manifests = ours(CASES["a render sidecar in every detail, and servers that connect"])
+    (ingress,) = [rule for rule in one(manifests, "NetworkPolicy")["spec"]["ingress"] if rule.get("from") == [servers]]
+    assert ingress["ports"] == [{"protocol": "TCP", "port": 5557}]
+    assert {"name": "kv-events", "containerPort": 5557} in picker(manifests)["ports"]
+    (port,) = [port for port in one(manifests, "Service")["spec"]["ports"] if port["name"] == "kv-events"]
+    assert (port["port"], port["targetPort"]) == (5557, "kv-events")
+
+
+def test_the_example_of_a_precise_prefix_cache_agrees_with_itself() -> None:
+    example = checked([Layer("example", yaml.safe_load(EXAMPLE.read_text()))])
+    manifests = ours(example)
+    warnings = check(manifests)
+    assert len(warnings) == 1 and "names no registry" in warnings[0]
+    router = example["router"]
+    (text,) = router["epp"]["pluginsCustomConfig"].values()
+    plugins = load(text, "example").pipeline.plugins
+    settings: Any = plugins["precise-prefix-cache-producer"]
+    assert [settings.settings.port, settings.settings.replay_port] == router["kvEvents"]["serverPorts"]
+    tokens: Any = plugins["token-producer"]
+    (render,) = pod(manifests)["initContainers"]
+    assert tokens.params.vllm.url == f"http://127.0.0.1:{render['ports'][0]['containerPort']}"
+    assert tokens.params.model_name == render["args"][0]
+
+
+def test_with_leader_election_rollouts_and_node_drains_do_not_wait_for_standbys() -> None:
+    manifests = ours(CASES["leader election"])
+    assert one(manifests, "Deployment")["spec"]["strategy"]["rollingUpdate"]["maxUnavailable"] == "100%"
+    assert "PodDisruptionBudget" not in {o["kind"] for o in manifests}
+    assert "lifecycle" not in picker(manifests)
+
+
+def test_active_replicas_are_replaced_one_by_one() -> None:
+    manifests = ours(CASES["active-active"])
+    assert one(manifests, "Deployment")["spec"]["strategy"]["rollingUpdate"] == {"maxSurge": 1, "maxUnavailable": 0}
+    assert one(manifests, "PodDisruptionBudget")["spec"]["maxUnavailable"] == "50%"
+    assert picker(manifests)["lifecycle"]["preStop"]["exec"]["command"] == ["sleep", "10"]
+
+
+def test_replicas_with_a_store_all_work_and_spread_over_nodes() -> None:
+    manifests = ours(CASES["replicas that act as one"])
+    arguments = picker(manifests)["args"]
+    assert "--replica-store=redis://valkey:6379/0" in arguments
+    assert "--ha-enable-leader-election=false" in arguments
+    assert one(manifests, "PodDisruptionBudget")["spec"]["maxUnavailable"] == 1
+    (spread,) = pod(manifests)["topologySpreadConstraints"]
+    assert spread["topologyKey"] == "kubernetes.io/hostname"
+    assert not [volume for volume in pod(manifests)["volumes"] if volume["name"].startswith("replica-store")]
+
+
+def test_password_and_certificates_of_the_replica_store_come_from_secrets() -> None:
+    manifests = ours(CASES["a replica store with password and TLS"])
+    arguments, files = picker(manifests)["args"], "/replica-store-tls"
+    url = f"rediss://picker@valkey.example:6380?cluster=true&ca={files}/ca.crt&cert={files}/tls.crt&key={files}/tls.key"
+    assert f"--replica-store={url}" in arguments
+    assert "--replica-store-password-file=/replica-store/password" in arguments
+    mounted = {mount["name"]: mount for mount in picker(manifests)["volumeMounts"]}
+    secrets = {
+        volume["name"]: volume["secret"]["secretName"] for volume in pod(manifests)["volumes"] if "secret" in volume
+    }
+    assert secrets == {"replica-store": "store", "replica-store-tls": "store-tls"}
+    for name in secrets:
+        assert mounted[name]["readOnly"] and "subPath" not in mounted[name]  # kubelet updates only whole volumes
+
+
+def test_leader_election_stays_an_option_with_a_store() -> None:
+    manifests = ours(CASES["a replica store behind Sentinel"])
+    arguments = picker(manifests)["args"]
+    assert "--ha-enable-leader-election=true" in arguments
+    assert "--replica-store=redis+sentinel://a:26379,b:26380/main?tls=true&ca=/replica-store-tls/ca.crt" in arguments
+    assert "PodDisruptionBudget" not in {o["kind"] for o in manifests}
+
+
 @pytest.mark.parametrize(
-    ("quantity", "workers"),
-    [("2", 2), (8, 8), ("0.5", 1), ("500m", 1), ("2500m", 3), (1.1, 2), ("1000m", 1), ("2.0", 2)],
-)
-def test_a_worker_for_each_cpu_that_is_requested_begun_ones_included(quantity: Any, workers: int) -> None:
-    assert cpus(quantity) == workers
-
-
-def test_the_pod_reads_its_workers_from_its_cpu_request_so_that_a_patch_of_that_is_enough() -> None:
-    source = variables(ours(CASES["gateway"]))["EPP_WORKERS"]["valueFrom"]["resourceFieldRef"]
-    assert source == {"containerName": "epp", "resource": "requests.cpu", "divisor": "1"}
-
-
-@pytest.mark.parametrize(
-    "flags",
+    ("name", "ports"),
     [
-        {"workers": 1},
-        {"workers": 4},
-        {"workers": 2, "workers-max": 12},
-        {"workers": 2, "max-endpoints": 8192},
-        {"workers": 3, "max-endpoints": 64, "index-entries": 1 << 16},
-        {"workers": 1, "index-entries": 1 << 22},
-    ],
-    ids=str,
-)
-def test_dev_shm_holds_what_the_picker_makes_and_not_much_more(tmp_path: Path, flags: dict[str, int]) -> None:
-    changes = {"max_endpoints": 1024, "index_entries": 1 << 19} | {k.replace("-", "_"): v for k, v in flags.items()}
-    needed = _needed_mib(tmp_path, DEFAULT_TEXT, objects_dir=str(tmp_path), **changes)
-    given = shared_memory_mib(flags["workers"], flags)
-    assert needed * 1.1 <= given <= needed * 1.3 + 20
-
-
-@pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.stem)
-def test_dev_shm_is_enough_for_every_configuration_that_is_shipped(tmp_path: Path, config: Path) -> None:
-    needed = _needed_mib(tmp_path, config.read_text(), workers=4, max_endpoints=1024, index_entries=1 << 19)
-    assert needed * 1.1 <= shared_memory_mib(4, {})
-
-
-@pytest.mark.parametrize(
-    ("quantity", "mib"),
-    [
-        ("2Gi", 2048),
-        ("1.5Gi", 1536),
-        (1 << 30, 1024),
-        ("1G", 953),
-        ("500M", 476),
-        ("262144Ki", 256),
-        ("1e9", None),
-        ("1Pi", None),
+        ("a replica store with password and TLS", {6380}),
+        ("a replica store behind Sentinel", {26379, 26380, 6379}),
+        ("a replica store behind Sentinel without ports", {26379, 26380, 6379}),
     ],
 )
-def test_memory_is_read_in_its_usual_forms(quantity: Any, mib: int | None) -> None:
-    assert memory_mib(quantity) == mib
+def test_restricted_egress_lets_the_picker_reach_its_store(name: str, ports: set[int]) -> None:
+    egress = one(ours(CASES[name]), "NetworkPolicy")["spec"]["egress"]
+    assert ports in [{port["port"] for port in rule["ports"]} for rule in egress]
 
 
-def _needed_mib(tmp_path: Path, config_text: str, **changes: Any) -> float:
-    """By the picker itself."""
-    config = load(config_text, "test", allow_experimental=True)
-    return sum(shared_bytes(options(tmp_path, **changes), config).values()) / (1 << 20)
-
-
-def test_standbys_are_not_ready_so_a_rollout_does_not_wait_for_them_and_the_leaders_node_can_be_drained() -> None:
-    made = ours(CASES["leader election"])
-    assert one(made, "Deployment")["spec"]["strategy"]["rollingUpdate"]["maxUnavailable"] == "100%"
-    assert "PodDisruptionBudget" not in {o["kind"] for o in made}
-    assert "lifecycle" not in picker(made)
-
-
-def test_replicas_that_share_the_work_are_replaced_one_by_one() -> None:
-    made = ours(CASES["active-active"])
-    assert one(made, "Deployment")["spec"]["strategy"]["rollingUpdate"] == {"maxSurge": 1, "maxUnavailable": 0}
-    assert one(made, "PodDisruptionBudget")["spec"]["maxUnavailable"] == "50%"
-    assert picker(made)["lifecycle"]["preStop"]["exec"]["command"] == ["sleep", "10"]
-
-
-def test_new_files_make_new_pods() -> None:
+def test_the_picker_follows_its_mounted_configuration_and_a_changed_envoy_file_replaces_the_pods() -> None:
     def stamp(case: Json) -> str:
         template = one(ours(case), "Deployment")["spec"]["template"]
         checksum: str = template["metadata"]["annotations"]["checksum/config"]
         return checksum
 
-    assert stamp(CASES["gateway"]) != stamp(CASES["triton"]) != stamp(CASES["standalone"])
-    assert stamp(CASES["gateway"]) == stamp(CASES["leader election"])
+    assert stamp(CASES["gateway"]) == stamp(CASES["a custom configuration"]) != stamp(CASES["standalone"])
+    container = picker(ours(CASES["gateway"]))
+    assert "--config-watch=true" in container["args"]
+    (mount,) = [mount for mount in container["volumeMounts"] if mount["name"] == "config"]
+    assert "subPath" not in mount  # kubelet updates only whole volumes
 
 
-def test_the_default_configuration_is_the_built_in_one_with_its_sources_named() -> None:
+def test_the_default_configuration_is_the_built_in_one_with_explicit_sources() -> None:
     (text,) = one(ours(CASES["gateway"]), "ConfigMap")["data"].values()
-    said, built_in = load(text, "said").document, load(DEFAULT_TEXT, "built in").document
+    shipped, built_in = load(text, "shipped").document, load(DEFAULT_TEXT, "built in").document
     explicit = {"metrics-data-source", "core-metrics-extractor"}
 
-    def others(document: Any) -> list[Json]:
+    def implicit(document: Any) -> list[Json]:
         return [plugin for plugin in document["plugins"] if plugin["name"] not in explicit]
 
-    assert sorted(others(said), key=str) == sorted(others(built_in), key=str)
+    assert sorted(implicit(shipped), key=str) == sorted(implicit(built_in), key=str)
     for part in ("schedulingProfiles", "flowControl", "featureGates", "requestHandler"):
-        assert said[part] == built_in[part]
+        assert shipped[part] == built_in[part]
 
 
 @pytest.mark.parametrize(("name", "secure"), [("standalone", False), ("TLS beside Envoy", True)])
-def test_the_envoy_beside_the_picker_is_the_one_that_is_tested(name: str, secure: bool) -> None:
+def test_the_envoy_beside_the_picker_has_the_tested_configuration(name: str, secure: bool) -> None:
     config = yaml.safe_load(one(ours(CASES[name]), "ConfigMap", f"{POOL}-envoy")["data"]["envoy.yaml"])
     tls = envoy_config.PickerTls() if secure else None
     expected = envoy_config.bootstrap(listen=("0.0.0.0", 8081), picker=("127.0.0.1", 9002), tls=tls)
@@ -294,14 +309,16 @@ def test_envoy_accepts_its_configuration(name: str, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_only_envoy_is_reached_from_outside_in_standalone_mode_and_its_admin_port_by_nobody() -> None:
-    made = ours(CASES["standalone"])
-    open_to_all = {port["port"] for rule in one(made, "NetworkPolicy")["spec"]["ingress"] for port in rule["ports"]}
+def test_in_standalone_mode_only_envoy_is_reachable_and_its_admin_port_is_not() -> None:
+    manifests = ours(CASES["standalone"])
+    open_to_all = {
+        port["port"] for rule in one(manifests, "NetworkPolicy")["spec"]["ingress"] for port in rule["ports"]
+    }
     assert open_to_all == {8081, 9090, 19001}
-    assert {port["port"] for port in one(made, "Service")["spec"]["ports"]} == {8081, 9090}
+    assert {port["port"] for port in one(manifests, "Service")["spec"]["ports"]} == {8081, 9090}
 
 
-def test_peers_and_ports_of_the_network_policy_are_those_that_are_given() -> None:
+def test_the_network_policy_has_the_configured_peers_and_ports() -> None:
     spec = one(ours(CASES["network"]), "NetworkPolicy")["spec"]
     gateway, monitoring, extra = spec["ingress"]
     assert [port["port"] for port in gateway["ports"]] == [9002, 9003]
@@ -313,41 +330,3 @@ def test_peers_and_ports_of_the_network_policy_are_those_that_are_given() -> Non
     assert [port["port"] for port in api["ports"]] == [443, 6443]
     assert servers["to"][0]["podSelector"]["matchLabels"]["app"] == "vllm"
     assert traces["ports"][0]["port"] == 4317
-
-
-@pytest.mark.parametrize("name", list(REFUSED))
-def test_what_cannot_be_is_refused_with_the_rule(name: str) -> None:
-    case, told = REFUSED[name]
-    with pytest.raises(BadValues) as refused:
-        ours(case)
-    assert told in str(refused.value)
-
-
-@pytest.mark.parametrize("name", list(UNKNOWN))
-def test_names_and_types_are_strict(name: str) -> None:
-    with pytest.raises(BadValues, match="router"):
-        ours(UNKNOWN[name])
-
-
-def test_everything_that_is_wrong_is_told_at_once() -> None:
-    with pytest.raises(BadValues) as refused:
-        ours({"router": {"epp": {"terminationGracePeriodSeconds": 5, "flags": {"tracing": True}}}})
-    assert len(str(refused.value).splitlines()) == 3
-
-
-@pytest.mark.parametrize("pool", ["Vllm", "1a", "a" * 41, "a_b", "-a", ""])
-def test_a_pool_has_a_name_that_services_can_have(pool: str) -> None:
-    with pytest.raises(BadValues, match="pool name"):
-        ours(CASES["gateway"], pool=pool)
-
-
-def test_what_is_printed_is_what_was_made_and_has_no_anchors() -> None:
-    made = objects(settled(decoded([CASES["placed"]]), POOL, NAMESPACE, version()))
-    text = as_yaml(made)
-    assert list(yaml.safe_load_all(text)) == made
-    assert "&id" not in text
-
-
-def test_labels_of_model_servers_stand_in_order() -> None:
-    found = variables(ours(values(mode="standalone", modelServers={"matchLabels": {"b": "2", "a": "1"}})))
-    assert found["EPP_ENDPOINT_SELECTOR"]["value"] == "a=1,b=2"

@@ -1,7 +1,7 @@
-"""Real processes for end-to-end tests: simulated servers, a picker, an Envoy, and a small HTTP client.
+"""Starts real processes for end-to-end tests: simulated servers, a picker, an Envoy. Also has a small HTTP client.
 
-A `Cluster` owns a directory and everything it starts; leaving it ends them all and shows the log of what failed. Everything
-listens on free ports of loopback.
+A `Cluster` has a directory and the processes that it starts. On exit it ends all of them and prints the log of a failed one. They listen
+on free loopback ports.
 """
 
 import asyncio
@@ -12,17 +12,20 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 import aiohttp
 
-from workers.demo import envoy_config
-from workers.demo.children import Child, Children, environment, free_ports, python
-from workers.demo.stack import LOOPBACK, envoy_command, envoy_path, get, picker_config, read_endpoints
+from workers.cli.demo import envoy_config
+from workers.cli.demo.children import Child, ChildFailed, Children, environment, free_ports, python
+from workers.cli.demo.stack import LOOPBACK, envoy_command, envoy_path, get, picker_config, read_endpoints
 
 READY_S = 40.0
 ANSWER_S = 40.0
+PAGE_S = 5.0  # of a metrics page
+STARTS_MAX = 3  # of a picker, if its ports are taken
 MODEL = "sim-model"
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
@@ -32,7 +35,7 @@ SERVING = r"^llm_d_epp_worker_serving\{worker=\"\d+\"\} 1"
 
 
 class Answer(NamedTuple):
-    """What came back; header names are lower case."""
+    """An HTTP answer. Header names are in lower case."""
 
     status: int
     headers: Mapping[str, str]
@@ -47,21 +50,23 @@ class Answer(NamedTuple):
 
 
 class Picker:
-    """A picker's process and its pages."""
+    """The process of a picker, and its pages."""
 
     def __init__(self, child: Child, grpc: int, health: int, metrics: int) -> None:
         self.child = child
         self.grpc, self.health, self.metrics = grpc, health, metrics
 
     def page(self) -> str:
-        page = get(self.metrics, "/metrics")
-        return page.decode() if page else ""
+        """Returns the metrics page. Asks again for a while if the supervisor is not there, or late."""
+        pages: list[bytes | None] = []
+        eventually(lambda: pages.append(get(self.metrics, "/metrics")) or pages[-1] is not None, PAGE_S)
+        return (pages[-1] or b"").decode()
 
     def gauge(self, name: str) -> list[float]:
-        """One value per worker. A name that is not on the page is a fault of the test."""
-        found = re.findall(GAUGE.format(name=name), self.page(), re.MULTILINE)
-        assert found, f"no gauge {name} on the metrics page"
-        return [float(value) for _, value in sorted(found, key=lambda pair: int(pair[0]))]
+        """Returns the values of a gauge, one per worker. Fails the test if the page has no such gauge."""
+        values = re.findall(GAUGE.format(name=name), self.page(), re.MULTILINE)
+        assert values, f"no gauge {name} on the metrics page"
+        return [float(value) for _, value in sorted(values, key=lambda pair: int(pair[0]))]
 
     def counter(self, name: str) -> float:
         match = re.search(rf"^llm_d_epp_{name}(?:\{{[^}}]*\}})? (\S+)$", self.page(), re.MULTILINE)
@@ -72,7 +77,7 @@ class Picker:
         return get(self.metrics, "/readyz") is not None
 
     def complete(self, workers: int) -> bool:
-        """Ready, and so many workers serve: the first of them is enough to be ready."""
+        """Returns whether the picker is ready and at least `workers` workers serve. (One is enough to be ready.)"""
         return self.ready() and len(re.findall(SERVING, self.page(), re.MULTILINE)) >= workers
 
     @property
@@ -80,14 +85,14 @@ class Picker:
         return f"epp-{self.grpc}"
 
     def in_flight(self) -> list[str]:
-        """Lines of the lanes segment that show load in flight."""
+        """Returns the lines that `shm.inspect` prints about load in flight in the lanes segment."""
         name = next(path.name for path in Path("/dev/shm").glob(f"{self.instance}-*-lanes"))
-        shown = run(python("shm.inspect", f"/{name}")).stdout
-        return [line.strip() for line in shown.splitlines() if "in flight" in line]
+        output = run(python("shm.inspect", f"/{name}")).stdout
+        return [line.strip() for line in output.splitlines() if "in flight" in line]
 
 
 class Cluster:
-    """Whatever a test started."""
+    """Starts and ends all processes of one test."""
 
     def __init__(self) -> None:
         self._temporary = tempfile.TemporaryDirectory(prefix="epp-e2e-")
@@ -106,7 +111,7 @@ class Cluster:
         asyncio.run(self.children.ready(child, probe, READY_S))
 
     def fleet(self, servers: int, *flags: str) -> "Fleet":
-        """Simulated servers in one process."""
+        """Starts simulated servers in one process. `flags`: those of `epp sim`."""
         number = next(self._numbers)
         file = self.directory / f"endpoints-{number}.yaml"
         argv = python("loadtest.sim", "--servers", str(servers), "--port", "0", "--endpoints-file", str(file), *flags)
@@ -115,7 +120,7 @@ class Cluster:
         return Fleet(child, file)
 
     def fleets(self, count: int, *flags: str) -> list["Fleet"]:
-        """Simulated servers in a process each."""
+        """Starts simulated servers, each in a separate process. `flags`: those of `epp sim`."""
         number = next(self._numbers)
         files = [self.directory / f"endpoints-{number}-{n}.yaml" for n in range(count)]
         options = ("--servers", "1", "--port", "0", *flags)
@@ -135,20 +140,32 @@ class Cluster:
         run_dir: Path | None = None,
         ready: bool = True,
         config_text: str = "",
+        under: Sequence[str] = (),
     ) -> Picker:
-        """Plaintext, with the default configuration unless there is another one's text."""
-        number = next(self._numbers)
-        config = self.directory / f"config-{number}.yaml"
-        config.write_text(config_text or picker_config(endpoints))
-        grpc, health, metrics = free_ports(3)
-        argv = [*serve(config, grpc, health, metrics, workers, run_dir or self.directory / "run"), *flags]
-        picker = Picker(self.children.start(f"picker {number}", argv), grpc, health, metrics)
-        if ready:
-            self.wait(picker.child, lambda: picker.complete(workers))
-        return picker
+        """Starts a plaintext picker. `config_text`: its configuration; "": the default one. `flags`: those of `epp serve`.
+
+        `ready`: whether to wait until it is ready. `under`: a command that runs the picker's command line. If another process has taken
+        one of its ports meanwhile, it is started again with other ports.
+        """
+        for tries_left in reversed(range(STARTS_MAX)):
+            number = next(self._numbers)
+            config = self.directory / f"config-{number}.yaml"
+            config.write_text(config_text or picker_config(endpoints))
+            grpc, health, metrics = free_ports(3)
+            argv = [*under, *serve(config, grpc, health, metrics, workers, run_dir or self.directory / "run"), *flags]
+            picker = Picker(self.children.start(f"picker {number}", argv), grpc, health, metrics)
+            try:
+                if ready:
+                    self.wait(picker.child, partial(picker.complete, workers))
+                return picker
+            except ChildFailed as failed:
+                if "is in use: another picker listens there" not in str(failed) or not tries_left:
+                    raise
+                self.forget(picker.child)
+        raise AssertionError("a picker starts, or an exception says why not")
 
     def reference(self, binary: str, endpoints: Path, config_text: str, *more: str) -> Picker:
-        """Another implementation with the same flags and the same configuration."""
+        """Starts another implementation with the same flags and configuration. `binary`: its path."""
         number = next(self._numbers)
         config = self.directory / f"config-{number}.yaml"
         config.write_text(config_text)
@@ -167,26 +184,52 @@ class Cluster:
         self.wait(picker.child, lambda: READY.search(picker.page()) is not None)
         return picker
 
-    def envoy(self, picker: Picker, *, threads: int = 2, tls: envoy_config.PickerTls | None = None) -> int:
-        """The gateway's port. `tls`: how it speaks to the picker; None is plaintext."""
-        number = next(self._numbers)
-        port, admin = free_ports(2)
-        file = self.directory / f"envoy-{number}.yaml"
-        config = envoy_config.bootstrap(
-            listen=(LOOPBACK, port), picker=(LOOPBACK, picker.grpc), admin=(LOOPBACK, admin), tls=tls
-        )
-        file.write_text(envoy_config.to_yaml(config))
-        child = self.children.start(f"envoy {number}", envoy_command(envoy_path(), file, threads))
-        self.wait(child, lambda: get(admin, "/ready") is not None)
-        return port
+    def envoy(
+        self,
+        picker: Picker,
+        *,
+        threads: int = 2,
+        tls: envoy_config.PickerTls | None = None,
+        replicas: Sequence[Picker] = (),
+        change: Callable[[str], str] = str,
+    ) -> int:
+        """Starts an Envoy and returns its port. `tls`: its TLS to the picker; None: plaintext. `change`: edits its configuration.
+
+        `replicas`: further pickers; each request goes to a random one. If a port is taken meanwhile, it starts again with other ports.
+        """
+        for tries_left in reversed(range(STARTS_MAX)):
+            number = next(self._numbers)
+            port, admin = free_ports(2)
+            file = self.directory / f"envoy-{number}.yaml"
+            config = envoy_config.bootstrap(
+                listen=(LOOPBACK, port),
+                picker=(LOOPBACK, picker.grpc),
+                replicas=[(LOOPBACK, replica.grpc) for replica in replicas],
+                admin=(LOOPBACK, admin),
+                tls=tls,
+            )
+            file.write_text(change(envoy_config.to_yaml(config)))
+            child = self.children.start(f"envoy {number}", envoy_command(envoy_path(), file, threads))
+            try:
+                self.wait(child, partial(_answers_ready, admin))
+                return port
+            except ChildFailed as failed:
+                if "Address already in use" not in str(failed) or not tries_left:
+                    raise
+                self.forget(child)
+        raise AssertionError("an Envoy starts, or an exception says why not")
 
     def forget(self, child: Child) -> None:
-        """It ended as intended."""
+        """Tells the cluster that the child ended as intended."""
         self.children.all.remove(child)
 
 
+def _answers_ready(admin_port: int) -> bool:
+    return get(admin_port, "/ready") is not None
+
+
 class Fleet:
-    """A process with simulated servers."""
+    """A process with simulated servers, and the file with their addresses."""
 
     def __init__(self, child: Child, file: Path) -> None:
         self.child = child
@@ -204,7 +247,7 @@ class Fleet:
 
 
 def serve(config: Path, grpc: int, health: int, metrics: int, workers: int, run_dir: Path) -> list[str]:
-    """The command line of a plaintext picker."""
+    """Returns the command line of a plaintext picker."""
     flags = {
         "config-file": config,
         "workers": workers,
@@ -219,7 +262,7 @@ def serve(config: Path, grpc: int, health: int, metrics: int, workers: int, run_
 
 
 def run(argv: Sequence[str], seconds: float = ANSWER_S) -> subprocess.CompletedProcess[str]:
-    """A command to its end."""
+    """Runs a command to its end."""
     return subprocess.run(argv, env=environment(), capture_output=True, text=True, timeout=seconds, check=False)
 
 
@@ -242,7 +285,7 @@ def chat(text: str, **more: Any) -> bytes:
 def ask(
     port: int, path: str, body: bytes | Iterator[bytes] | None, headers: Mapping[str, str] = {}, method: str = "POST"
 ) -> Answer:
-    """One request on a connection of its own; an iterator is sent chunked."""
+    """Sends one request on a new connection. If `body` is an iterator, sends it in chunks."""
     connection = http.client.HTTPConnection(LOOPBACK, port, timeout=ANSWER_S)
     try:
         sent = {"content-type": "application/json", **headers}
@@ -254,7 +297,7 @@ def ask(
 
 
 async def ask_all(port: int, path: str, bodies: Sequence[bytes], within_s: float = 0.0) -> list[Answer]:
-    """All at once, or spread over a time; none waits for another."""
+    """Sends all requests at once, or evenly over `within_s` seconds, without waiting for earlier answers. Returns all answers."""
     connector = aiohttp.TCPConnector(limit=0)
     timeout = aiohttp.ClientTimeout(total=ANSWER_S)
     async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
@@ -270,7 +313,7 @@ async def ask_all(port: int, path: str, bodies: Sequence[bytes], within_s: float
 
 
 def eventually(condition: Callable[[], bool], seconds: float = 15.0) -> bool:
-    """Whether it came true in time."""
+    """Waits until the condition is true, for at most `seconds`. Returns whether it became true."""
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:
@@ -280,6 +323,6 @@ def eventually(condition: Callable[[], bool], seconds: float = 15.0) -> bool:
 
 
 def events(body: bytes) -> list[Any]:
-    """The JSON of server-sent events, [DONE] left out."""
+    """Decodes the JSON of server-sent events, without [DONE]."""
     lines = (line[6:] for line in body.split(b"\n") if line.startswith(b"data: "))
     return [json.loads(line) for line in lines if line != b"[DONE]"]

@@ -1,4 +1,4 @@
-"""One gateway for all end-to-end tests: 4 simulated servers, a picker with 4 workers, an Envoy with 2 threads."""
+"""Starts one gateway for all end-to-end tests: 4 simulated servers, a picker with 4 workers, an Envoy with 2 threads."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -13,7 +13,7 @@ FAST = ("--prefill-us-per-token", "1", "--decode-ms", "10", "--kv-blocks", "2000
 
 
 class Gateway(NamedTuple):
-    """Where to ask and who answers."""
+    """A gateway, its picker and its servers."""
 
     port: int
     picker: Picker
@@ -31,6 +31,6 @@ def gateway() -> Iterator[Gateway]:
 
 @pytest.fixture
 def cluster() -> Iterator[Cluster]:
-    """An empty one of the test's own."""
-    with Cluster() as own:
-        yield own
+    """Yields a new cluster without processes for one test."""
+    with Cluster() as cluster:
+        yield cluster

@@ -1,7 +1,7 @@
-"""A latency predictor that does as the test says: the sidecars' HTTP, in a thread of the test's process.
+"""Simulates a latency predictor: the HTTP server of the sidecars, in a thread of the test's process, under the control of the test.
 
-It predicts by a row's place: of every request's rows the first endpoint's is fast, all others are slow. What it was asked and
-taught stands in `rows` and `entries`.
+It predicts by position: in the rows of one request, the first endpoint is fast, and all others are slow. `rows` has the prediction
+requests that it received, `entries` the training data.
 """
 
 import enum
@@ -13,24 +13,24 @@ from typing import Any, Self
 FAST_MS, SLOW_MS, TOKEN_MS = 50.0, 5000.0, 10.0
 
 
-class Mood(enum.Enum):
-    """What comes of a question."""
+class Behavior(enum.Enum):
+    """How the predictor answers a prediction request."""
 
     GOOD = "predictions"
-    HANGING = "nothing, until the mood changes"
+    HANGING = "no answer until the behavior changes"
     BROKEN = "an error"
-    RUDE = "the connection's end"
+    CLOSING = "a closed connection"
 
 
 class Predictor:
-    """Training and prediction server in one; use it as a context."""
+    """Training and prediction server in one. Use it as a context manager."""
 
     def __init__(self, servers: int) -> None:
-        self.servers = servers  # a request's rows
+        self.servers = servers  # rows per request
         self.rows: list[list[dict[str, Any]]] = []
         self.entries: list[dict[str, Any]] = []
         self.paths: list[str] = []
-        self._mood = Mood.GOOD
+        self._behavior = Behavior.GOOD
         self._changed = threading.Event()
         server = self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
         server.daemon_threads = True
@@ -38,12 +38,12 @@ class Predictor:
         self.url = f"http://127.0.0.1:{server.server_port}"
 
     @property
-    def mood(self) -> Mood:
-        return self._mood
+    def behavior(self) -> Behavior:
+        return self._behavior
 
-    @mood.setter
-    def mood(self, mood: Mood) -> None:
-        self._mood = mood
+    @behavior.setter
+    def behavior(self, behavior: Behavior) -> None:
+        self._behavior = behavior
         self._changed.set()
         self._changed = threading.Event()
 
@@ -52,13 +52,13 @@ class Predictor:
         return self
 
     def __exit__(self, *_exception: object) -> None:
-        self.mood = Mood.GOOD
+        self.behavior = Behavior.GOOD
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
 
     def answer(self, path: str, body: bytes) -> tuple[int, Any]:
-        """Status and what to say."""
+        """Returns the status and the JSON answer to a request."""
         self.paths.append(path)
         if path == "/status":
             return 200, {"is_ready": True, "model_type": "xgboost", "quantile": 0.9}
@@ -69,9 +69,9 @@ class Predictor:
             return 404, {}
         rows = json.loads(body)["requests"]
         self.rows.append(rows)
-        if self._mood is Mood.HANGING:
+        if self._behavior is Behavior.HANGING:
             self._changed.wait()
-        if self._mood is Mood.BROKEN:
+        if self._behavior is Behavior.BROKEN:
             return 503, {"detail": "no model yet"}
         predictions = [
             {
@@ -92,23 +92,23 @@ class Predictor:
 
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers.get("content-length", 0)))
-                if predictor.mood is Mood.RUDE and self.path.startswith("/predict"):
+                if predictor.behavior is Behavior.CLOSING and self.path.startswith("/predict"):
                     self.close_connection = True
                     return
-                status, said = predictor.answer(self.path, body)
-                text = json.dumps(said).encode()
+                status, answer = predictor.answer(self.path, body)
+                text = json.dumps(answer).encode()
                 try:
                     self.send_response(status)
                     self.send_header("content-type", "application/json")
                     self.send_header("content-length", str(len(text)))
                     self.end_headers()
                     self.wfile.write(text)
-                except OSError:  # who asked has left
+                except OSError:  # the picker has closed the connection
                     self.close_connection = True
 
             do_GET = do_POST
 
             def log_message(self, *_: object) -> None:
-                """The test's output is for tests."""
+                """Keeps the test's output clean."""
 
         return Handler

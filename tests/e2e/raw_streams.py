@@ -1,7 +1,7 @@
-"""`python -m tests.e2e.raw_streams PORT STREAMS CONNECTIONS`: a gRPC client that opens all streams before it ends any.
+"""`python -m tests.e2e.raw_streams PORT STREAMS CONNECTIONS`: a gRPC client that opens all streams before it ends one.
 
-The well-known grpcio in the place of Envoy: it keeps its connections and waits where they are full. Prints one line of JSON.
-A process of its own, because a process with grpc in it must not fork.
+It uses grpcio in place of Envoy: grpcio keeps its connections, and waits when they are full. It prints one line of JSON. It is a separate
+process because a process with grpc must not fork.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ import grpc  # type: ignore[import-untyped]
 from epp.protocol.proto import ext_proc_pb2 as pb
 
 METHOD = "/envoy.service.ext_proc.v3.ExternalProcessor/Process"
-ANSWERS = 2  # to headers and body
+ANSWERS = 2  # to request headers and body
 DESTINATION = "x-gateway-destination-endpoint"
 
 
@@ -39,7 +39,7 @@ def destination(answer: Any) -> str:
 
 
 async def hold(channel: grpc.aio.Channel, number: int, opened: asyncio.Semaphore, release: asyncio.Event) -> str:
-    """One stream: ask, read the answer, stay until released. The endpoint, or what went wrong."""
+    """Runs one stream: sends the request, reads the answer, waits for the release. Returns the endpoint, or the error."""
     call = channel.stream_stream(METHOD, pb.ProcessingRequest.SerializeToString, pb.ProcessingResponse.FromString)()
     await call.write(request_headers(number))
     await call.write(request_body(number))

@@ -1,4 +1,4 @@
-"""`epp demo` as users run it: it shows a gain, ends when it is told to, and leaves nothing behind."""
+"""`epp demo` as users run it: it shows a gain, ends on a signal, and leaves nothing behind."""
 
 import json
 import os
@@ -14,14 +14,15 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.cluster import eventually
-from workers.demo.children import environment, free_ports, python
+from tests.redis_server import needs_redis
+from workers.cli.demo.children import environment, free_ports, python
 
 END_S = 25.0
 MARK = "EPP_DEMO_TEST"
 
 
 class Started:
-    """A demo with a mark that all its processes inherit, and a directory of its own for temporary files."""
+    """Starts a demo process with a directory for temporary files. All its processes inherit a mark in their environment."""
 
     def __init__(self, directory: Path, *flags: str, path: Path | None = None) -> None:
         self.directory = directory
@@ -35,21 +36,21 @@ class Started:
             self.process = subprocess.Popen(argv, env=env, stdout=out, stderr=err, start_new_session=True)
 
     def processes(self) -> dict[int, str]:
-        """Command lines of all that carry the mark."""
-        found = {}
+        """Returns pid -> command line of all processes with the mark."""
+        processes = {}
         for entry in Path("/proc").glob("[0-9]*"):
             try:
                 if f"{MARK}={self.mark}".encode() in (entry / "environ").read_bytes():
-                    found[int(entry.name)] = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+                    processes[int(entry.name)] = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
             except OSError:
                 continue
-        return found
+        return processes
 
     def chats(self) -> bool:
         return "try it:" in self.out.read_text()
 
     def segments(self) -> list[str]:
-        """Names of the picker's shared memory, by its log."""
+        """Returns the names of the picker's shared memory, from its log."""
         log = next(self.directory.glob("epp-demo-*/picker.log")).read_text()
         return re.findall(r"epp-\d+-[0-9a-f]+-\w+", log)
 
@@ -70,7 +71,7 @@ def where(tmp_path: Path) -> Iterator[Path]:
     yield directory
 
 
-def test_two_halves_show_what_affinity_gains(where: Path) -> None:
+def test_the_report_shows_the_gain_of_affinity(where: Path) -> None:
     demo = Started(where, "--seconds", "16", "--json")
     try:
         assert demo.process.wait(END_S + 16) == 0, demo.err.read_text()
@@ -82,14 +83,36 @@ def test_two_halves_show_what_affinity_gains(where: Path) -> None:
         assert picker["cached_share"] > other["cached_share"] + 0.05
         assert abs(picker["predicted_share"] - picker["cached_share"]) < 0.25
         assert other["predicted_share"] is None
-        assert picker["first_token_p50_ms"] < other["first_token_p50_ms"]
+        assert 0 < picker["first_token_p50_ms"] < 1.5 * other["first_token_p50_ms"]
         assert demo.left_nothing([])
     finally:
         demo.end()
 
 
+@needs_redis
+def test_replicas_that_share_are_compared_with_replicas_that_do_not(where: Path) -> None:
+    demo = Started(where, "--replicas=2", "--workers=1", "--seconds=8", "--json")
+    try:
+        assert demo.process.wait(2 * END_S) == 0, demo.err.read_text()
+        report = json.loads(demo.out.read_text())
+        assert report["sharing"]["errors"] == report["alone"]["errors"] == 0
+        assert report["sharing"]["compared"] == report["alone"]["compared"] > 0
+        assert demo.left_nothing([])
+    finally:
+        demo.end()
+
+
+def test_comparisons_exclude_each_other(where: Path) -> None:
+    demo = Started(where, "--replicas=2", "--precise")
+    try:
+        assert demo.process.wait(END_S) == 2
+        assert "--precise and --replicas exclude each other" in demo.err.read_text()
+    finally:
+        demo.end()
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_it_with_a_summary_and_without_remains(where: Path, number: int) -> None:
+def test_a_signal_ends_it_with_a_summary_and_leaves_nothing(where: Path, number: int) -> None:
     demo = Started(where)
     try:
         assert eventually(lambda: demo.chats() and "picker, " in demo.out.read_text(), END_S), demo.err.read_text()
@@ -125,7 +148,7 @@ def test_children_end_when_the_demo_is_killed(where: Path) -> None:
         demo.end()
 
 
-def test_a_child_that_dies_ends_it_with_its_last_lines(where: Path) -> None:
+def test_a_child_that_dies_ends_the_demo_with_the_childs_last_lines(where: Path) -> None:
     demo = Started(where)
     try:
         assert eventually(demo.chats, END_S), demo.err.read_text()
@@ -163,19 +186,22 @@ def test_a_port_in_use_is_an_error_that_names_it(where: Path) -> None:
             demo.end()
 
 
-def test_a_command_takes_the_users_place_and_its_exit_code_is_the_demos(where: Path) -> None:
+def test_a_command_replaces_the_simulated_users_and_its_exit_code_becomes_the_demos(where: Path) -> None:
     script = where.parent / "ask.py"
     script.write_text(
         "import sys, urllib.request\n"
         'body = b\'{"model": "demo-model", "prompt": "hello", "max_tokens": 1}\'\n'
         "request = urllib.request.Request(sys.argv[1] + '/v1/completions', body, {'content-type': 'application/json'})\n"
-        "print('answered', urllib.request.urlopen(request, timeout=10).status, flush=True)\n"
+        "answer = urllib.request.urlopen(request, timeout=10)\n"
+        "print('answered', answer.status, 'by', answer.headers['x-served-by'], flush=True)\n"
         "sys.exit(7)\n"
     )
     demo = Started(where, "--run", f"{sys.executable} {script} {{url}}")
     try:
         assert demo.process.wait(END_S) == 7
-        assert "answered 200" in demo.out.read_text()
+        said = demo.out.read_text()
+        assert "answered 200 by 127.0.0.1:" in said
+        assert "model servers" in said and "for the comparison" not in said
         assert eventually(lambda: demo.left_nothing([]))
     finally:
         demo.end()

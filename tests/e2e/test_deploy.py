@@ -1,4 +1,4 @@
-"""What is shipped in deploy/: the same as what is tested, and loadable."""
+"""The files in deploy/ equal the ones that the tests use, and they load."""
 
 import subprocess
 from pathlib import Path
@@ -6,20 +6,22 @@ from pathlib import Path
 import pytest
 import yaml
 
-from epp.config import DEFAULT_TEXT, load
+from epp.config.load import DEFAULT_TEXT, load
 from tests.e2e.cluster import run
-from workers.demo import envoy_config
-from workers.demo.children import python
-from workers.demo.envoy_config import PickerTls
-from workers.demo.stack import PICKER_CONFIG, envoy_path, picker_config
+from workers.cli.demo import envoy_config
+from workers.cli.demo.children import python
+from workers.cli.demo.envoy_config import PickerTls
+from workers.cli.demo.stack import PICKER_CONFIG, envoy_path, picker_config
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
 
 
-def test_the_envoy_file_says_what_the_tests_run() -> None:
-    assert yaml.safe_load((DEPLOY / "envoy.yaml").read_text()) == envoy_config.bootstrap()
+def test_the_shipped_envoy_files_equal_the_tested_configuration() -> None:
+    assert yaml.safe_load((DEPLOY / "envoy.yaml").read_text()) == envoy_config.bootstrap(tls=PickerTls())
     listed = [("10.0.0.1", 8000), ("10.0.0.2", 8000)]
-    assert yaml.safe_load((DEPLOY / "envoy-retry.yaml").read_text()) == envoy_config.bootstrap(listed=listed)
+    assert yaml.safe_load((DEPLOY / "envoy-retry.yaml").read_text()) == envoy_config.bootstrap(
+        listed=listed, tls=PickerTls()
+    )
 
 
 @pytest.mark.parametrize("tls", [None, PickerTls()])
@@ -33,11 +35,11 @@ def test_envoy_accepts_the_configuration(tmp_path: Path, tls: PickerTls | None) 
     assert done.returncode == 0, done.stderr
 
 
-def test_every_answer_may_take_longer_than_a_request_may_queue() -> None:
+def test_envoys_message_timeout_is_longer_than_the_longest_queue_time() -> None:
     assert envoy_config.MESSAGE_TIMEOUT_S > 60
 
 
-def test_tls_to_the_picker_speaks_http2_and_verifies_when_it_is_told_by_whom() -> None:
+def test_tls_to_the_picker_uses_http2_and_verifies_with_a_given_ca() -> None:
     config = envoy_config.bootstrap(tls=PickerTls("/ca.crt", "picker"))
     picker = next(c for c in config["static_resources"]["clusters"] if c["name"] == envoy_config.PICKER_CLUSTER)
     context = picker["transport_socket"]["typed_config"]
@@ -58,7 +60,7 @@ def test_epp_check_accepts_the_default_configuration() -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_the_demo_picks_by_the_built_in_configuration(tmp_path: Path) -> None:
+def test_the_demo_uses_the_built_in_configuration(tmp_path: Path) -> None:
     used = load(picker_config(tmp_path / "endpoints.yaml"), "demo").document
     built_in = load(DEFAULT_TEXT, "built in").document
     assert used["schedulingProfiles"] == built_in["schedulingProfiles"]

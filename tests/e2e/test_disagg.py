@@ -1,4 +1,4 @@
-"""Disaggregated serving through Envoy, with the configurations of deploy/: servers with roles answer by whom they were helped."""
+"""Disaggregated serving through Envoy, with the configurations of deploy/: each answer names the servers of its stages."""
 
 import asyncio
 import json
@@ -25,7 +25,7 @@ from tests.e2e.cluster import (
     run,
 )
 from tests.e2e.conftest import FAST
-from workers.demo.children import python
+from workers.cli.demo.children import python
 
 CONFIGS = Path(__file__).resolve().parents[2] / "deploy" / "config"
 SHIPPED_PATH = "/etc/epp/endpoints.yaml"
@@ -42,19 +42,19 @@ class Site(NamedTuple):
     picker: Picker
 
     def decisions(self, kind: str) -> float:
-        found = re.search(DECISION % kind, self.picker.page(), re.MULTILINE)
-        return float(found[1]) if found else 0.0
+        match = re.search(DECISION % kind, self.picker.page(), re.MULTILINE)
+        return float(match[1]) if match else 0.0
 
 
 @pytest.fixture(scope="module")
-def own() -> Iterator[Cluster]:
+def shared_cluster() -> Iterator[Cluster]:
     with Cluster() as cluster:
         yield cluster
 
 
 @pytest.fixture(scope="module")
-def fleet(own: Cluster) -> Fleet:
-    return own.fleet(len(ROLES), "--role", ",".join(ROLES), *FAST)
+def fleet(shared_cluster: Cluster) -> Fleet:
+    return shared_cluster.fleet(len(ROLES), "--role", ",".join(ROLES), *FAST)
 
 
 def site(cluster: Cluster, name: str, endpoints: Path, **changes: str) -> Site:
@@ -67,17 +67,17 @@ def site(cluster: Cluster, name: str, endpoints: Path, **changes: str) -> Site:
 
 
 @pytest.fixture(scope="module")
-def pd(own: Cluster, fleet: Fleet) -> Site:
-    return site(own, "pd.yaml", fleet.file)
+def pd(shared_cluster: Cluster, fleet: Fleet) -> Site:
+    return site(shared_cluster, "pd.yaml", fleet.file)
 
 
 @pytest.fixture(scope="module")
-def epd(own: Cluster, fleet: Fleet) -> Site:
-    return site(own, "epd.yaml", fleet.file)
+def epd(shared_cluster: Cluster, fleet: Fleet) -> Site:
+    return site(shared_cluster, "epd.yaml", fleet.file)
 
 
 def long_prompt(name: str) -> str:
-    """500 tokens, more than half of which make prefill elsewhere worth while."""
+    """Returns a prompt of 500 tokens. Remote prefill is worthwhile only if more than half of them are new."""
     return f"{name}: " + "once upon a time " * 118
 
 
@@ -92,7 +92,7 @@ def looking(text: str, *images: dict[str, Any]) -> bytes:
     return json.dumps({"model": MODEL, "messages": [{"role": "user", "content": parts}], "max_tokens": 2}).encode()
 
 
-def test_a_long_new_prompt_is_computed_by_a_prefill_server_and_a_short_one_where_it_is_decoded(pd: Site) -> None:
+def test_a_long_new_prompt_is_computed_by_a_prefill_server_and_a_short_one_by_the_decode_server(pd: Site) -> None:
     before = pd.decisions("prefill-decode"), pd.decisions("decode-only")
     assert prefiller(ask(pd.port, COMPLETIONS, completion(long_prompt("new"), max_tokens=3))) in PREFILL
     assert prefiller(ask(pd.port, COMPLETIONS, completion("short", max_tokens=3))) is None
@@ -100,24 +100,24 @@ def test_a_long_new_prompt_is_computed_by_a_prefill_server_and_a_short_one_where
     assert (after[0] - before[0], after[1] - before[1]) == (1, 1)
 
 
-def test_a_prompt_that_the_decode_server_has_already_is_not_computed_elsewhere_again(pd: Site) -> None:
+def test_a_prompt_that_the_decode_server_has_cached_is_not_prefilled_again(pd: Site) -> None:
     first = ask(pd.port, COMPLETIONS, completion(long_prompt("again"), max_tokens=1))
     assert prefiller(first) in PREFILL
 
-    def again() -> bool:  # what was learned of the first request travels to all workers within milliseconds
+    def again() -> bool:  # an update of the prefix index reaches all workers within milliseconds
         answer = ask(pd.port, COMPLETIONS, completion(long_prompt("again"), max_tokens=1))
         return prefiller(answer) is None and answer.server == first.server
 
     assert eventually(again)
 
 
-def test_a_streamed_answer_names_both_hops_and_brings_all_its_tokens(pd: Site) -> None:
+def test_a_streamed_answer_names_both_hops_and_has_all_its_tokens(pd: Site) -> None:
     answer = ask(pd.port, COMPLETIONS, completion(long_prompt("stream"), max_tokens=6, stream=True))
     assert prefiller(answer) in PREFILL
     assert sum(1 for event in events(answer.body) if event["choices"]) == 6
 
 
-def test_a_client_cannot_choose_who_prefills_or_encodes(pd: Site, fleet: Fleet) -> None:
+def test_a_client_cannot_choose_the_prefill_or_encode_server(pd: Site, fleet: Fleet) -> None:
     host, port = fleet.addresses[0]
     forged = {"x-prefiller-host-port": f"{host}:{port}", "x-encoder-hosts-ports": f"{host}:{port}"}
     before = fleet.stats()[0]["requests"]
@@ -125,11 +125,11 @@ def test_a_client_cannot_choose_who_prefills_or_encodes(pd: Site, fleet: Fleet) 
     assert prefiller(answer) is None
     assert "x-sim-encoders" not in answer.headers
     assert fleet.stats()[0]["requests"] == before
-    nobody = {"x-prefiller-host-port": "127.0.0.1:1"}
-    assert prefiller(ask(pd.port, COMPLETIONS, completion(long_prompt("forged"), max_tokens=1), nobody)) in PREFILL
+    unreachable = {"x-prefiller-host-port": "127.0.0.1:1"}
+    assert prefiller(ask(pd.port, COMPLETIONS, completion(long_prompt("forged"), max_tokens=1), unreachable)) in PREFILL
 
 
-def test_both_hops_are_in_the_servers_own_counts(pd: Site, fleet: Fleet) -> None:
+def test_the_servers_count_both_hops(pd: Site, fleet: Fleet) -> None:
     before = fleet.stats()
     assert prefiller(ask(pd.port, COMPLETIONS, completion(long_prompt("counted"), max_tokens=1))) in PREFILL
     grown = {
@@ -141,11 +141,11 @@ def test_both_hops_are_in_the_servers_own_counts(pd: Site, fleet: Fleet) -> None
 
 def test_a_burst_spreads_over_the_prefill_servers_between_two_scrapes(pd: Site) -> None:
     bodies = [completion(long_prompt(f"burst {n}"), max_tokens=1) for n in range(12)]
-    asked = [prefiller(answer) for answer in asyncio.run(ask_all(pd.port, COMPLETIONS, bodies))]
-    assert set(asked) == PREFILL
+    prefillers = [prefiller(answer) for answer in asyncio.run(ask_all(pd.port, COMPLETIONS, bodies))]
+    assert set(prefillers) == PREFILL
 
 
-def test_images_are_encoded_elsewhere_and_a_long_prompt_is_computed_elsewhere_too(epd: Site) -> None:
+def test_images_are_encoded_elsewhere_and_a_long_prompt_is_prefilled_elsewhere(epd: Site) -> None:
     text = long_prompt("pictures")
     plain = ask(epd.port, CHAT, looking("no pictures"))
     assert prefiller(plain) is None and "x-sim-encoders" not in plain.headers
@@ -158,13 +158,11 @@ def test_images_are_encoded_elsewhere_and_a_long_prompt_is_computed_elsewhere_to
     assert epd.decisions("encode-prefill-decode") >= 1
 
 
-def test_without_prefill_servers_requests_are_refused_where_the_configuration_says_so(
-    own: Cluster, fleet: Fleet
-) -> None:
-    decoders = own.directory / "decoders.yaml"
+def test_without_prefill_servers_requests_are_refused_if_so_configured(shared_cluster: Cluster, fleet: Fleet) -> None:
+    decoders = shared_cluster.directory / "decoders.yaml"
     entries = fleet.file.read_text().split("- name: ")
     decoders.write_text("- name: ".join([entries[0], *(entry for entry in entries if '"decode"' in entry)]))
-    alone = site(own, "pd.yaml", decoders, decode_only="refuse")
+    alone = site(shared_cluster, "pd.yaml", decoders, decode_only="refuse")
     refused = ask(alone.port, COMPLETIONS, completion(long_prompt("refused"), max_tokens=1))
     assert refused.status == 429
     assert refused.headers["x-llm-d-request-dropped-reason"] == "rejected-saturated"

@@ -1,4 +1,4 @@
-"""The raw driver against a real picker: every case comes back whole, and what goes wrong is counted by its name."""
+"""The driver against a real picker: it gets every answer whole, and counts errors by name."""
 
 import json
 import os
@@ -36,23 +36,23 @@ def drive(picker: Picker, *flags: str) -> tuple[int, dict[str, Any]]:
     ],
     ids=lambda flags: " ".join(flags[1:]),
 )
-def test_every_request_of_a_case_is_answered_whole(gateway: Gateway, flags: list[str]) -> None:
-    code, found = drive(gateway.picker, *flags)
-    assert (code, set(found["endings"])) == (0, {"ok"}), found
-    assert found["pick_ms"]["p50"] <= found["full_ms"]["p50"]
+def test_every_request_of_a_case_gets_its_whole_answer(gateway: Gateway, flags: list[str]) -> None:
+    code, result = drive(gateway.picker, *flags)
+    assert (code, set(result["endings"])) == (0, {"ok"}), result
+    assert result["pick_ms"]["p50"] <= result["full_ms"]["p50"]
 
 
-def test_the_pickers_cost_is_charged_to_the_requests(gateway: Gateway) -> None:
+def test_the_report_has_the_pickers_memory_and_cores(gateway: Gateway) -> None:
     group = os.getpgid(gateway.picker.child.pid)
-    _, found = drive(gateway.picker, "--group", str(group))
-    assert found["memory_mib"] > 0
-    assert found["cores"] >= 0
+    _, result = drive(gateway.picker, "--group", str(group))
+    assert result["memory_mib"] > 0
+    assert result["cores"] >= 0
 
 
 def test_refusals_are_counted_and_shown(cluster: Cluster) -> None:
-    """A body above the picker's limit is one."""
+    """A body above the picker's limit is refused."""
     small = cluster.picker(cluster.fleet(1).file, "--body-limit=500", workers=1)
-    code, found = drive(small)
+    code, result = drive(small)
     assert code == 1
-    assert set(found["endings"]) == {"refused"}
-    assert "request body exceeds 500 bytes" in found["errors"][0]
+    assert set(result["endings"]) == {"refused"}
+    assert "request body exceeds 500 bytes" in result["errors"][0]

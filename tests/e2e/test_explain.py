@@ -1,18 +1,18 @@
-"""Decisions of a real picker, explained by its workers through its supervisor."""
+"""Explanations of a real picker's decisions, through its supervisor."""
 
 import json
 from typing import Any
 
 from tests.e2e.cluster import COMPLETIONS, ask, completion, run
 from tests.e2e.conftest import SERVERS, Gateway
-from workers.demo.children import python
+from workers.cli.demo.children import python
 
 
 def explain(gateway: Gateway, *flags: str) -> Any:
     return run(python("workers", "explain", f"--url=http://127.0.0.1:{gateway.picker.metrics}", *flags))
 
 
-def test_the_last_decision_tells_who_was_considered_and_why_the_target_was_picked(gateway: Gateway) -> None:
+def test_the_last_decision_lists_the_candidates_and_the_scores_of_the_target(gateway: Gateway) -> None:
     answer = ask(gateway.port, COMPLETIONS, completion("explain this " * 100))
     done = explain(gateway, "--json")
     assert done.returncode == 0, done.stderr
@@ -28,7 +28,7 @@ def test_the_last_decision_tells_who_was_considered_and_why_the_target_was_picke
     assert "explain this" not in done.stdout
 
 
-def test_any_recent_request_can_be_asked_for_by_its_id_whichever_worker_had_it(gateway: Gateway) -> None:
+def test_every_recent_request_is_found_by_its_id_on_any_worker(gateway: Gateway) -> None:
     for number in range(8):
         ask(gateway.port, COMPLETIONS, completion(f"number {number}"))
     decisions = json.loads(explain(gateway, "--n=64", "--json").stdout)["decisions"]
@@ -37,4 +37,4 @@ def test_any_recent_request_can_be_asked_for_by_its_id_whichever_worker_had_it(g
         done = explain(gateway, f"--request-id={decision['request_id']}")
         assert done.returncode == 0 and decision["request_id"] in done.stdout
         assert decision["targets"][0] in done.stdout
-    assert explain(gateway, "--request-id=nobody-has-this").returncode == 1
+    assert explain(gateway, "--request-id=no-such-request").returncode == 1

@@ -1,4 +1,4 @@
-"""Clients that leave, servers that die, and a machine that has run out of something, while the picker goes on."""
+"""Clients that leave, servers that die, and a machine that runs out of resources, while the picker keeps serving."""
 
 import asyncio
 import contextlib
@@ -32,37 +32,37 @@ from tests.e2e.conftest import FAST, WORKERS, Gateway
 from tests.faults import client
 from tests.faults.client import Ending
 from tests.faults.watch import Watched
-from workers.demo.children import free_ports
-from workers.demo.stack import LOOPBACK, picker_config
+from workers.cli.demo.children import free_ports
+from workers.cli.demo.stack import LOOPBACK, picker_config
 
 SERVERS = 8
 CLIENTS = 16
 KILL_AFTER_S = 1.0
 GO_ON_S = 2.5
-SETTLED_S = 2.0  # generous: two scrapes of 50 ms are needed
+SETTLED_S = 2.0  # generous: two scrapes of 50 ms are enough
 
 
 def idle(picker: Picker) -> bool:
     return sum(picker.gauge("streams_open")) == 0 and picker.in_flight() == []
 
 
-def send_and_leave(port: int, head: str, part: bytes, seen: float, picker: Picker) -> None:
-    """A client that sends this much, waits until the picker has its stream, and is gone."""
+def send_and_leave(port: int, head: str, part: bytes, hold_s: float, picker: Picker) -> None:
+    """Sends the head and a part of the body, waits until the picker has the stream, and closes the connection."""
     opened = picker.counter("streams_total")
     with socket.create_connection((LOOPBACK, port), 5) as client:
         client.sendall(f"POST {COMPLETIONS} HTTP/1.1\r\nhost: x\r\n{head}\r\n\r\n".encode() + part)
         assert eventually(lambda: picker.counter("streams_total") > opened)
-        time.sleep(seen)
+        time.sleep(hold_s)
 
 
-def test_a_client_that_leaves_in_its_body_leaves_nothing_in_flight(gateway: Gateway) -> None:
+def test_a_client_that_leaves_during_its_body_leaves_nothing_in_flight(gateway: Gateway) -> None:
     assert eventually(lambda: idle(gateway.picker))
     send_and_leave(gateway.port, "content-length: 1000000", b'{"prompt":"' + b"x" * 100_000, 0.1, gateway.picker)
     assert eventually(lambda: idle(gateway.picker)), gateway.picker.in_flight()
     assert ask(gateway.port, COMPLETIONS, completion("after that", max_tokens=1)).status == 200
 
 
-def test_a_client_that_leaves_in_the_answer_leaves_nothing_in_flight(gateway: Gateway) -> None:
+def test_a_client_that_leaves_during_the_answer_leaves_nothing_in_flight(gateway: Gateway) -> None:
     assert eventually(lambda: idle(gateway.picker))
     body = completion("a long answer", max_tokens=2_000, stream=True)
     send_and_leave(gateway.port, f"content-length: {len(body)}", body, 0.3, gateway.picker)
@@ -78,7 +78,7 @@ from epp.plugin import Scorer, plugin
 
 @plugin("aborts-on-sight")
 class Aborts(Scorer):
-    \"\"\"A plugin that takes its process with it.\"\"\"
+    \"\"\"A plugin that aborts its process.\"\"\"
 
     def score(self, request, candidates, profile):
         if "deadly" in request.headers.get("x-test", ""):
@@ -95,7 +95,7 @@ dataLayer: {discovery: {pluginRef: file-discovery}}
 """
 
 
-def test_a_request_that_kills_its_worker_kills_two_and_is_then_refused() -> None:
+def test_a_request_that_kills_workers_kills_two_and_is_then_refused() -> None:
     with Cluster() as cluster:
         folder = cluster.directory / "plugins"
         folder.mkdir()
@@ -105,7 +105,7 @@ def test_a_request_that_kills_its_worker_kills_two_and_is_then_refused() -> None
             fleet.file, f"--plugin-path={folder}", workers=2, config_text=ABORTING.replace("FILE", str(fleet.file))
         )
         port = cluster.envoy(picker)
-        deadly = completion("the same for everybody who tries again", max_tokens=1)
+        deadly = completion("the same body for every retry", max_tokens=1)
         answers = [ask(port, COMPLETIONS, deadly, {"x-test": "deadly"}).status for _ in range(100)]
         assert picker.child.text().count("child ended") == 2
         assert answers[-90:] == [400] * 90
@@ -115,11 +115,11 @@ def test_a_request_that_kills_its_worker_kills_two_and_is_then_refused() -> None
 
 @dataclass
 class Load:
-    """What closed-loop clients saw: (sent at, status, server)."""
+    """Sends requests from closed-loop clients, and collects the answers: (sent at, status, server)."""
 
     port: int
     stop: bool = False
-    seen: list[tuple[float, int, str]] = field(default_factory=list)
+    answers: list[tuple[float, int, str]] = field(default_factory=list)
 
     async def client(self, session: aiohttp.ClientSession, number: int) -> None:
         count = 0
@@ -129,10 +129,10 @@ class Load:
             sent = time.monotonic()
             async with session.post(f"http://{LOOPBACK}:{self.port}{COMPLETIONS}", data=body) as response:
                 await response.read()
-                self.seen.append((sent, response.status, response.headers.get("x-sim-server", "")))
+                self.answers.append((sent, response.status, response.headers.get("x-sim-server", "")))
 
 
-def test_a_killed_server_is_avoided_within_moments(cluster: Cluster) -> None:
+def test_a_killed_server_is_avoided_soon(cluster: Cluster) -> None:
     fleets = cluster.fleets(SERVERS, *FAST)
     addresses = [fleet.addresses[0] for fleet in fleets]
     picker = cluster.picker(write_endpoints(cluster.directory / "all.yaml", addresses), workers=WORKERS)
@@ -154,11 +154,11 @@ def test_a_killed_server_is_avoided_within_moments(cluster: Cluster) -> None:
     killed = asyncio.run(scenario())
     cluster.forget(victim.child)
     victim.child.process.wait()
-    before = [status for sent, status, _ in load.seen if sent < killed - 0.5]
-    failed = [sent - killed for sent, status, _ in load.seen if status != 200]
-    after = [status for sent, status, _ in load.seen if sent > killed + SETTLED_S]
+    before = [status for sent, status, _ in load.answers if sent < killed - 0.5]
+    failed = [sent - killed for sent, status, _ in load.answers if status != 200]
+    after = [status for sent, status, _ in load.answers if sent > killed + SETTLED_S]
     print(
-        f"{name} killed under load: {len(failed)} of {len(load.seen)} requests failed; "
+        f"{name} killed under load: {len(failed)} of {len(load.answers)} requests failed; "
         f"the last of them was sent {max(failed, default=0.0) * 1e3:.0f} ms after the kill"
     )
     assert set(before) == {200}
@@ -168,7 +168,7 @@ def test_a_killed_server_is_avoided_within_moments(cluster: Cluster) -> None:
 
 
 def command(cluster: Cluster, ports: list[int], *flags: str, workers: int = 2) -> list[str]:
-    """A picker's command line; nobody needs to reach its endpoint."""
+    """Returns the command line of a picker with an unreachable endpoint. The tests never need the endpoint."""
     endpoints = write_endpoints(cluster.directory / "nowhere.yaml", [(LOOPBACK, 1)])
     config = cluster.directory / "nowhere-config.yaml"
     config.write_text(picker_config(endpoints))
@@ -176,7 +176,7 @@ def command(cluster: Cluster, ports: list[int], *flags: str, workers: int = 2) -
 
 
 def in_shell(cluster: Cluster, script: str, *arguments: str, workers: int = 2) -> Picker:
-    """A picker that a shell starts: `script` has "$@" where the command stands."""
+    """Lets a shell start a picker. `script`: has "$@" in place of the picker's command line."""
     ports = free_ports(3)
     argv = ["sh", "-c", script, "sh", *command(cluster, ports, *arguments, workers=workers)]
     picker = Picker(cluster.children.start("picker in a shell", argv), *ports)
@@ -185,7 +185,7 @@ def in_shell(cluster: Cluster, script: str, *arguments: str, workers: int = 2) -
 
 
 def exchanges(picker: Picker, count: int, *, each_connects: bool = False) -> tuple[list[Ending], list[int]]:
-    """How requests ended, and the ports of their connections."""
+    """Sends `count` requests. Returns their endings, and the ports of their connections."""
 
     async def main() -> tuple[list[Ending], list[int]]:
         shared = client.Gateway(picker.grpc)
@@ -204,7 +204,7 @@ def exchanges(picker: Picker, count: int, *, each_connects: bool = False) -> tup
     return asyncio.run(main())
 
 
-def test_a_stopped_worker_keeps_no_new_connection_waiting_and_is_replaced(cluster: Cluster) -> None:
+def test_a_stopped_worker_gets_no_new_connections_and_is_replaced(cluster: Cluster) -> None:
     picker = cluster.picker(write_endpoints(cluster.directory / "nowhere.yaml", [(LOOPBACK, 1)]), workers=3)
     watched = Watched(picker.child.pid, picker.instance, picker.grpc)
     victim, generation = watched.children()[2], watched.generation(2)
@@ -223,7 +223,7 @@ def test_a_stopped_worker_keeps_no_new_connection_waiting_and_is_replaced(cluste
 
 @contextlib.contextmanager
 def full_pipe(path: Path) -> Iterator[int]:
-    """A named pipe that takes no byte more; its descriptor."""
+    """Creates a named pipe that is full. Yields its descriptor."""
     os.mkfifo(path)
     descriptor = os.open(path, os.O_RDWR | os.O_NONBLOCK)
     try:
@@ -235,7 +235,7 @@ def full_pipe(path: Path) -> Iterator[int]:
         os.close(descriptor)
 
 
-def test_when_nobody_reads_its_log_lines_are_dropped_and_serving_goes_on(cluster: Cluster) -> None:
+def test_log_lines_that_no_process_reads_are_dropped_and_serving_continues(cluster: Cluster) -> None:
     pipe = cluster.directory / "log-pipe"
     with full_pipe(pipe) as descriptor:
         picker = in_shell(cluster, f'exec "$@" >{pipe} 2>&1')
@@ -243,15 +243,15 @@ def test_when_nobody_reads_its_log_lines_are_dropped_and_serving_goes_on(cluster
         with contextlib.suppress(BlockingIOError):
             while os.read(descriptor, 65536):
                 pass
-        picker.child.signal(signal.SIGHUP)  # something to say
+        picker.child.signal(signal.SIGHUP)  # makes the picker write a log line
         lines: list[bytes] = []
 
-        def said() -> bool:
+        def logged() -> bool:
             with contextlib.suppress(BlockingIOError):
                 lines.extend(os.read(descriptor, 65536).splitlines())
             return any(b"SIGHUP" in line for line in lines)
 
-        assert eventually(said)
+        assert eventually(logged)
         assert json.loads(lines[0])["event"] == "log lines dropped"
         assert json.loads(lines[0])["lines"] >= 4
         picker.child.signal(signal.SIGTERM)
@@ -259,7 +259,7 @@ def test_when_nobody_reads_its_log_lines_are_dropped_and_serving_goes_on(cluster
         cluster.forget(picker.child)
 
 
-def test_a_full_disk_under_the_log_costs_lines_and_nothing_else(cluster: Cluster) -> None:
+def test_a_full_disk_loses_log_lines_and_nothing_else(cluster: Cluster) -> None:
     picker = in_shell(cluster, 'exec "$@" >/dev/full 2>&1')
     assert exchanges(picker, 50)[0] == [Ending.OK] * 50
     picker.child.signal(signal.SIGTERM)
@@ -267,12 +267,12 @@ def test_a_full_disk_under_the_log_costs_lines_and_nothing_else(cluster: Cluster
     cluster.forget(picker.child)
 
 
-def test_without_standard_descriptors_it_serves_and_stacks_go_nowhere(cluster: Cluster) -> None:
+def test_without_standard_descriptors_it_serves_and_discards_stacks(cluster: Cluster) -> None:
     picker = in_shell(cluster, 'exec "$@" <&- >&- 2>&-', workers=1)
     watched = Watched(picker.child.pid, picker.instance, picker.grpc)
     assert [os.readlink(f"/proc/{picker.child.pid}/fd/{number}") for number in range(3)] == [os.devnull] * 3
     generation = watched.generation(1)
-    os.kill(watched.children()[1], signal.SIGABRT)  # prints its stacks
+    os.kill(watched.children()[1], signal.SIGABRT)  # the worker prints its stacks
     assert eventually(lambda: watched.up(1, generation))
     assert exchanges(picker, 10)[0] == [Ending.OK] * 10
     picker.child.signal(signal.SIGTERM)
@@ -280,7 +280,7 @@ def test_without_standard_descriptors_it_serves_and_stacks_go_nowhere(cluster: C
     cluster.forget(picker.child)
 
 
-def test_with_64_descriptors_what_is_open_is_served_and_the_log_names_the_limit(cluster: Cluster) -> None:
+def test_with_64_descriptors_open_connections_are_served_and_the_log_names_the_limit(cluster: Cluster) -> None:
     picker = in_shell(cluster, 'ulimit -n 64; exec "$@"', workers=1)
     assert exchanges(picker, 10)[0] == [Ending.OK] * 10
     crowd = [socket.create_connection((LOOPBACK, picker.grpc), 5) for _ in range(100)]
@@ -307,7 +307,7 @@ def may_mount() -> bool:
 
 
 @pytest.mark.skipif(
-    not may_mount(), reason="needs a mount namespace of its own; tests/shm covers the refusal without one"
+    not may_mount(), reason="needs permission for a new mount namespace; tests/shm covers the refusal without one"
 )
 def test_a_small_dev_shm_is_refused_with_the_sizes_before_anything_runs(cluster: Cluster) -> None:
     script = 'mount -t tmpfs -o size=1m tmpfs /dev/shm && "$@"; code=$?; ls -A /dev/shm; exit $code'

@@ -1,6 +1,6 @@
-"""Flow control behind a real gateway: who waits, who goes first, who is turned away and in which words. Order and outcome, not times.
+"""Flow control behind a real gateway: waiting, order, and refusals with status and text. The tests check order and outcome, not times.
 
-One simulated server that is to serve one request at a time: whoever comes while it is busy waits in the picker.
+One simulated server serves one request at a time. Requests that arrive while it is busy wait in the picker.
 """
 
 import asyncio
@@ -15,10 +15,10 @@ import pytest
 from tests.bench.overload_stack import config, objectives
 from tests.bench.waiting import queued_for
 from tests.e2e.cluster import COMPLETIONS, Answer, Cluster, Fleet, Picker, completion, eventually, write_endpoints
-from workers.demo.stack import LOOPBACK
+from workers.cli.demo.stack import LOOPBACK
 
 ENGINE = ("--decode-ms", "20", "--prefill-us-per-token", "1")
-HELD = 60  # tokens of who keeps the server busy: more than a second
+HELD = 60  # tokens of the request that keeps the server busy for more than a second
 REASON = "x-llm-d-request-dropped-reason"
 QUEUED = r"queue_size\{[^}]*\}"
 
@@ -34,7 +34,7 @@ def one_at_a_time(**flow: Any) -> dict[str, Any]:
         "featureGates": ["flowControl"],
         "plugins": [
             {"type": "concurrency-detector", "parameters": {"maxConcurrency": 1}},
-            {"type": "token-weighted-fairness-policy", "parameters": {"quantumTokens": 16}},  # about a request
+            {"type": "token-weighted-fairness-policy", "parameters": {"quantumTokens": 16}},  # about one request
         ],
         "flowControl": {
             "saturationDetector": {"pluginRef": "concurrency-detector"},
@@ -52,18 +52,18 @@ def site(cluster: Cluster, flow: Mapping[str, Any], *flags: str, workers: int = 
 
 
 @pytest.fixture(scope="module")
-def own() -> Iterator[Cluster]:
+def shared_cluster() -> Iterator[Cluster]:
     with Cluster() as cluster:
         yield cluster
 
 
 @pytest.fixture(scope="module")
-def plain(own: Cluster) -> Site:
-    return site(own, one_at_a_time())
+def plain(shared_cluster: Cluster) -> Site:
+    return site(shared_cluster, one_at_a_time())
 
 
 class Clients:
-    """Requests under way; `order` tells which were over first."""
+    """Sends requests and keeps them open. `order`: the names of the requests in the order in which their answers ended."""
 
     def __init__(self, at: Site) -> None:
         self.at = at
@@ -94,8 +94,8 @@ class Clients:
             async with self._session.post(
                 f"http://{LOOPBACK}:{self.at.port}{COMPLETIONS}", data=body, headers=headers
             ) as response:
-                known = {key.lower(): value for key, value in response.headers.items()}
-                return Answer(response.status, known, await response.read())
+                lowered = {key.lower(): value for key, value in response.headers.items()}
+                return Answer(response.status, lowered, await response.read())
         finally:
             self.order.append(name)
 
@@ -103,11 +103,11 @@ class Clients:
         return await asyncio.wait_for(asyncio.gather(*(self._tasks[name] for name in names)), 30)
 
     async def waiting(self, count: int) -> None:
-        """Until so many wait in the picker's workers."""
+        """Waits until `count` requests wait in the picker."""
         await self.until(lambda: waiting(self.at.picker) == count)
 
     async def served(self, count: int) -> None:
-        """Until so many are at the server."""
+        """Waits until `count` requests are at the server."""
         await self.until(lambda: sum(s["running"] + s["waiting"] for s in self.at.fleet.stats()) == count)
 
     async def until(self, condition: Any) -> None:
@@ -124,13 +124,13 @@ def waiting(picker: Picker) -> int:
 
 
 def outcomes(picker: Picker) -> dict[str, int]:
-    """How requests ended in flow control."""
-    found: dict[str, int] = {}
+    """Returns flow control outcome -> number of requests, from the metrics page."""
+    counts: dict[str, int] = {}
     for line in picker.page().splitlines():
         if line.startswith("llm_d_epp_flow_control_requests_total{"):
             outcome = line.split('outcome="')[1].split('"')[0]
-            found[outcome] = found.get(outcome, 0) + int(float(line.rpartition(" ")[2]))
-    return found
+            counts[outcome] = counts.get(outcome, 0) + int(float(line.rpartition(" ")[2]))
+    return counts
 
 
 def message(answer: Answer) -> str:
@@ -153,7 +153,7 @@ def test_a_request_waits_in_the_picker_and_not_in_the_server(plain: Site) -> Non
     asyncio.run(run())
 
 
-def test_the_more_important_goes_first_whenever_it_came(plain: Site) -> None:
+def test_the_request_with_the_higher_priority_goes_first(plain: Site) -> None:
     async def run() -> None:
         async with Clients(plain) as clients:
             clients.ask("held", tokens=HELD)
@@ -167,7 +167,7 @@ def test_the_more_important_goes_first_whenever_it_came(plain: Site) -> None:
     asyncio.run(run())
 
 
-def test_a_small_tenant_does_not_wait_for_all_of_a_big_one(plain: Site) -> None:
+def test_a_small_tenant_does_not_wait_for_all_requests_of_a_big_one(plain: Site) -> None:
     async def run() -> None:
         big, small = [f"big-{n}" for n in range(12)], ["small-0", "small-1"]
         async with Clients(plain) as clients:
@@ -185,7 +185,7 @@ def test_a_small_tenant_does_not_wait_for_all_of_a_big_one(plain: Site) -> None:
     asyncio.run(run())
 
 
-def test_a_request_that_may_not_wait_longer_is_turned_away_and_told_when_to_come_again(plain: Site) -> None:
+def test_a_request_that_exceeds_its_ttl_is_refused_with_retry_after(plain: Site) -> None:
     async def run() -> None:
         async with Clients(plain) as clients:
             clients.ask("held", tokens=HELD)
@@ -204,7 +204,7 @@ def test_a_request_that_may_not_wait_longer_is_turned_away_and_told_when_to_come
     asyncio.run(run())
 
 
-def test_who_leaves_while_waiting_is_never_served(plain: Site) -> None:
+def test_a_client_that_leaves_while_waiting_is_never_served(plain: Site) -> None:
     async def run() -> None:
         before, cancelled = plain.fleet.requests()[0], outcomes(plain.picker).get("EvictedContextCancelled", 0)
         async with Clients(plain) as clients:
@@ -221,8 +221,8 @@ def test_who_leaves_while_waiting_is_never_served(plain: Site) -> None:
     asyncio.run(run())
 
 
-def test_a_full_queue_turns_away_and_the_more_important_displaces_the_less_important(own: Cluster) -> None:
-    full = site(own, one_at_a_time(maxRequests=2))
+def test_a_full_queue_refuses_and_a_higher_priority_displaces_a_lower_one(shared_cluster: Cluster) -> None:
+    full = site(shared_cluster, one_at_a_time(maxRequests=2))
 
     async def run() -> None:
         async with Clients(full) as clients:
@@ -246,15 +246,15 @@ def test_a_full_queue_turns_away_and_the_more_important_displaces_the_less_impor
     asyncio.run(run())
 
 
-def test_requests_wait_for_the_first_endpoint(own: Cluster) -> None:
-    listed = write_endpoints(own.directory / "soon.yaml", [])
-    fleet = own.fleet(1, *ENGINE)
-    picker = own.picker(listed, workers=2, ready=False, config_text=config(listed, one_at_a_time()))
-    own.wait(picker.child, lambda: "worker_serving" in picker.page())
-    nobody = Site(own.envoy(picker), picker, fleet)
+def test_requests_wait_for_the_first_endpoint(shared_cluster: Cluster) -> None:
+    listed = write_endpoints(shared_cluster.directory / "soon.yaml", [])
+    fleet = shared_cluster.fleet(1, *ENGINE)
+    picker = shared_cluster.picker(listed, workers=2, ready=False, config_text=config(listed, one_at_a_time()))
+    shared_cluster.wait(picker.child, lambda: "worker_serving" in picker.page())
+    without_endpoints = Site(shared_cluster.envoy(picker), picker, fleet)
 
     async def run() -> None:
-        async with Clients(nobody) as clients:
+        async with Clients(without_endpoints) as clients:
             clients.ask("a")
             clients.ask("b")
             clients.ask("short", headers={"x_llm_d_request_ttl_ms": 100})
@@ -267,8 +267,8 @@ def test_requests_wait_for_the_first_endpoint(own: Cluster) -> None:
     asyncio.run(run())
 
 
-def test_a_sheddable_request_that_is_being_served_gives_way(own: Cluster) -> None:
-    evicting = site(own, one_at_a_time(enableEviction=True), "--allow-experimental-plugins")
+def test_a_sheddable_request_in_flight_is_evicted_for_a_higher_priority(shared_cluster: Cluster) -> None:
+    evicting = site(shared_cluster, one_at_a_time(enableEviction=True), "--allow-experimental-plugins")
 
     async def run() -> None:
         async with Clients(evicting) as clients:
@@ -294,14 +294,14 @@ def test_a_sheddable_request_that_is_being_served_gives_way(own: Cluster) -> Non
     asyncio.run(run())
 
 
-def test_an_answer_that_has_begun_is_broken_off_and_does_not_look_whole(own: Cluster) -> None:
-    evicting = site(own, one_at_a_time(enableEviction=True), "--allow-experimental-plugins")
+def test_an_evicted_answer_that_has_begun_is_cut_and_does_not_look_whole(shared_cluster: Cluster) -> None:
+    evicting = site(shared_cluster, one_at_a_time(enableEviction=True), "--allow-experimental-plugins")
 
     async def run() -> None:
         async with Clients(evicting) as clients:
             clients.ask("low", "low", tokens=500, stream=True)
             await clients.served(1)
-            await asyncio.sleep(0.3)  # the first tokens are with the client
+            await asyncio.sleep(0.3)  # the client has the first tokens
             clients.ask("high", "high")
             with pytest.raises(aiohttp.ClientPayloadError):
                 await clients.answers("low")
@@ -312,10 +312,10 @@ def test_an_answer_that_has_begun_is_broken_off_and_does_not_look_whole(own: Clu
 
 
 @pytest.mark.parametrize(("tokens", "statuses"), [(HELD, {200}), (2_000, {503})])
-def test_a_picker_that_ends_serves_who_waits_as_long_as_it_may_and_then_says_so(
-    own: Cluster, tokens: int, statuses: set[int]
+def test_a_stopping_picker_serves_waiting_requests_within_its_drain_timeout_and_refuses_the_rest(
+    shared_cluster: Cluster, tokens: int, statuses: set[int]
 ) -> None:
-    ending = site(own, one_at_a_time())
+    ending = site(shared_cluster, one_at_a_time())
     names = [f"waits-{n}" for n in range(6)]
 
     async def run() -> None:
@@ -334,18 +334,18 @@ def test_a_picker_that_ends_serves_who_waits_as_long_as_it_may_and_then_says_so(
 
     asyncio.run(run())
     assert eventually(lambda: ending.picker.child.process.poll() is not None)
-    own.forget(ending.picker.child)
+    shared_cluster.forget(ending.picker.child)
 
 
-def test_objectives_are_followed(own: Cluster) -> None:
-    at = site(own, one_at_a_time())
-    objects = own.directory / "objects"
+def test_changed_objectives_take_effect(shared_cluster: Cluster) -> None:
+    at = site(shared_cluster, one_at_a_time())
+    objects = shared_cluster.directory / "objects"
 
     async def run() -> None:
         async with Clients(at) as clients:
             objectives(objects, {"high": -1, "low": 10, "normal": 0})
             await clients.until(lambda: priorities(at.picker) >= {"10", "-1"})
-            clients.ask("held", tokens=HELD)
+            clients.ask("held", tokens=2 * HELD)
             await clients.served(1)
             clients.ask("named high", "high")
             await clients.waiting(1)
@@ -361,13 +361,13 @@ def test_objectives_are_followed(own: Cluster) -> None:
 
 
 def priorities(picker: Picker) -> set[str]:
-    """Of the bands that the metrics page knows."""
+    """Returns the priorities of the bands on the metrics page."""
     name = "llm_d_epp_flow_control_capacity_utilization_requests{"
     lines = [line for line in picker.page().splitlines() if line.startswith(name)]
     return {line.split('priority="')[1].split('"')[0] for line in lines}
 
 
-def test_the_body_of_who_waited_arrives_whole(plain: Site) -> None:
+def test_the_body_of_a_request_that_waited_arrives_whole(plain: Site) -> None:
     async def run() -> None:
         async with Clients(plain) as clients:
             clients.ask("held", tokens=HELD)
@@ -382,5 +382,5 @@ def test_the_body_of_who_waited_arrives_whole(plain: Site) -> None:
 
 
 def test_a_long_wait_ends_in_an_answer_through_the_gateway() -> None:
-    """`python -m tests.bench.waiting --five-minutes` does the same for five minutes."""
+    """`python -m tests.bench.waiting --five-minutes` does the same with a wait of five minutes."""
     assert queued_for(3.0, lambda _: None)["status"] == 200

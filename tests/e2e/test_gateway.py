@@ -31,14 +31,14 @@ from tests.e2e.cluster import (
 )
 from tests.e2e.conftest import Gateway
 from tests.faults.client import DATA, END_HEADERS, HEADERS, PREFACE, SETTINGS, frame
-from workers.demo.children import descendants
-from workers.demo.envoy_config import PickerTls
-from workers.demo.stack import LOOPBACK
+from workers.cli.demo.children import descendants
+from workers.cli.demo.envoy_config import PickerTls
+from workers.cli.demo.stack import LOOPBACK
 
 MIB = 1 << 20
 PIECE = 40_000
 LARGE = 30_000_000
-BYTES_ALONE = 200_000  # Envoy bears 10,000 frames ahead by default
+BYTES_ALONE = 200_000  # Envoy allows 10,000 queued frames by default
 
 
 def pieces(body: bytes) -> Iterator[bytes]:
@@ -47,7 +47,7 @@ def pieces(body: bytes) -> Iterator[bytes]:
 
 
 def refused_early(port: int, size: int, chunked: bool) -> Answer:
-    """Sends zeros until there is an answer, as a client does that looks for one."""
+    """Sends zeros until an answer arrives, like a client that looks for an early answer."""
     piece = bytes(MIB)
     head = "transfer-encoding: chunked" if chunked else f"content-length: {size}"
     unsent = f"POST {COMPLETIONS} HTTP/1.1\r\nhost: x\r\n{head}\r\n\r\n".encode()
@@ -57,7 +57,7 @@ def refused_early(port: int, size: int, chunked: bool) -> Answer:
             readable, writable, _ = select.select([connection], [connection], [], ANSWER_S)
             if readable:
                 break
-            assert writable, "neither read nor answered"
+            assert writable, "the gateway neither reads nor answers"
             if not unsent:
                 unsent = b"%x\r\n%s\r\n" % (MIB, piece) if chunked else piece
                 sent += MIB
@@ -68,7 +68,7 @@ def refused_early(port: int, size: int, chunked: bool) -> Answer:
 
 
 def resident_peak(pids: list[int]) -> int:
-    """Bytes; the sum of the most that each process ever held."""
+    """Returns the sum of the peak resident sizes of these processes, in bytes."""
     total = 0
     for pid in pids:
         status = Path(f"/proc/{pid}/status").read_text()
@@ -98,9 +98,9 @@ def test_a_streamed_request_is_answered_event_by_event_with_usage_last(gateway: 
     assert answer.status == 200
     assert answer.headers["content-type"].startswith("text/event-stream")
     assert answer.body.endswith(b"data: [DONE]\n\n")
-    found = events(answer.body)
-    assert found[-1]["usage"]["completion_tokens"] == 5
-    assert sum(1 for event in found if event["choices"]) >= 5
+    chunks = events(answer.body)
+    assert chunks[-1]["usage"]["completion_tokens"] == 5
+    assert sum(1 for event in chunks if event["choices"]) >= 5
 
 
 @pytest.mark.parametrize("chunked", [False, True])
@@ -126,7 +126,7 @@ def test_a_request_without_a_body_reaches_a_server(gateway: Gateway) -> None:
     assert answer.json()["data"][0]["id"] == MODEL
 
 
-def test_a_body_that_is_no_json_is_refused(gateway: Gateway) -> None:
+def test_a_body_that_is_not_json_is_refused(gateway: Gateway) -> None:
     answer = ask(gateway.port, COMPLETIONS, b'{"model": "x", ')
     error = error_of(answer)
     assert answer.status == 400
@@ -157,9 +157,7 @@ REFUSED_BY_ENVOY = {
 
 
 @pytest.mark.parametrize(("sent", "status"), REFUSED_BY_ENVOY.items(), ids=lambda value: str(value)[:20])
-def test_what_envoy_refuses_by_itself_is_answered_and_costs_no_stream(
-    gateway: Gateway, sent: bytes, status: int
-) -> None:
+def test_a_request_that_envoy_refuses_by_itself_opens_no_stream(gateway: Gateway, sent: bytes, status: int) -> None:
     assert eventually(lambda: sum(gateway.picker.gauge("streams_open")) == 0)
     streams = gateway.picker.counter("streams_total")
     with socket.create_connection((LOOPBACK, gateway.port), ANSWER_S) as client:
@@ -173,11 +171,11 @@ def test_what_envoy_refuses_by_itself_is_answered_and_costs_no_stream(
 def test_an_error_of_the_server_passes_through(gateway: Gateway) -> None:
     answer = ask(gateway.port, COMPLETIONS, completion("hello"), {"x-sim-fault": "error"})
     assert answer.status == 500
-    assert b"this failure was asked for" in answer.body
+    assert b"asked for this failure" in answer.body
 
 
 @pytest.mark.parametrize("chunked", [False, True])
-def test_a_body_of_100_mb_is_refused_without_being_held(gateway: Gateway, chunked: bool) -> None:
+def test_a_body_of_100_mb_is_refused_without_being_buffered(gateway: Gateway, chunked: bool) -> None:
     processes = descendants(gateway.picker.child.pid)
     before = resident_peak(processes)
     answer = refused_early(gateway.port, 100 * MIB, chunked)
@@ -190,7 +188,7 @@ def test_a_body_of_100_mb_is_refused_without_being_held(gateway: Gateway, chunke
     assert grown < 120 * MIB
 
 
-def test_no_endpoints_is_503_with_a_reason(cluster: Cluster) -> None:
+def test_without_endpoints_the_answer_is_503_with_a_reason(cluster: Cluster) -> None:
     picker = cluster.picker(write_endpoints(cluster.directory / "none.yaml", []), workers=1, ready=False)
     cluster.wait(picker.child, lambda: "worker_serving" in picker.page())
     port = cluster.envoy(picker)
@@ -203,12 +201,12 @@ def test_no_endpoints_is_503_with_a_reason(cluster: Cluster) -> None:
     assert models.headers["x-llm-d-request-dropped-reason"] == "rejected-no-endpoints"
 
 
-def test_a_clients_destination_never_decides(gateway: Gateway) -> None:
-    own = gateway.fleet.addresses[0]
+def test_a_clients_destination_header_has_no_effect(gateway: Gateway) -> None:
+    address = gateway.fleet.addresses[0]
     dead = {"x-gateway-destination-endpoint": "127.0.0.1:1"}
     nowhere = [ask(gateway.port, COMPLETIONS, completion(f"nowhere {n}", max_tokens=1), dead) for n in range(5)]
     assert [answer.status for answer in nowhere] == [200] * 5
-    pinned = {"x-gateway-destination-endpoint": f"{own[0]}:{own[1]}"}
+    pinned = {"x-gateway-destination-endpoint": f"{address[0]}:{address[1]}"}
     servers = {
         ask(gateway.port, COMPLETIONS, completion(f"{n} pinned" * 40, max_tokens=1), pinned).server for n in range(24)
     }
@@ -217,7 +215,7 @@ def test_a_clients_destination_never_decides(gateway: Gateway) -> None:
     assert len(models) > 1
 
 
-def test_a_gateway_may_speak_tls_to_a_picker_with_a_certificate_of_its_own(gateway: Gateway, cluster: Cluster) -> None:
+def test_a_gateway_can_use_tls_to_a_picker_with_a_self_signed_certificate(gateway: Gateway, cluster: Cluster) -> None:
     picker = cluster.picker(gateway.fleet.file, "--secure-serving=true", workers=2)
     port = cluster.envoy(picker, tls=PickerTls())
     body = completion("hello over TLS" * 5_000, max_tokens=2)
@@ -231,29 +229,29 @@ def test_a_gateway_may_speak_tls_to_a_picker_with_a_certificate_of_its_own(gatew
 
 @contextlib.contextmanager
 def served_throughout(gateway: Gateway) -> Iterator[int]:
-    """The port of an Envoy through which others get long answers meanwhile, on the same connections to the picker."""
+    """Yields the port of an Envoy. During the block, other clients get long answers through it, on the same connections to the picker."""
     port = gateway.cluster.envoy(gateway.picker, threads=1)
-    with ThreadPoolExecutor() as others:
+    with ThreadPoolExecutor() as pool:
         body = completion("a long answer", max_tokens=300, stream=True)
-        answers = [others.submit(ask, port, COMPLETIONS, body) for _ in range(4)]
+        answers = [pool.submit(ask, port, COMPLETIONS, body) for _ in range(4)]
         assert eventually(lambda: sum(gateway.picker.gauge("streams_open")) >= 4)
         yield port
-        found = [answer.result() for answer in answers]
-    assert [answer.status for answer in found] == [200] * 4
-    assert all(answer.body.endswith(b"data: [DONE]\n\n") for answer in found)
+        results = [answer.result() for answer in answers]
+    assert [answer.status for answer in results] == [200] * 4
+    assert all(answer.body.endswith(b"data: [DONE]\n\n") for answer in results)
 
 
-def test_a_client_that_sends_its_body_byte_by_byte_ends_nobody_elses_request(gateway: Gateway) -> None:
+def test_a_client_that_sends_its_body_byte_by_byte_ends_no_other_request(gateway: Gateway) -> None:
     body = completion("x" * BYTES_ALONE, max_tokens=1)
     fields = (":method", "POST"), (":scheme", "http"), (":authority", "x"), (":path", COMPLETIONS)
     alone = b"".join([frame(DATA, 0, 1, body[at : at + 1]) for at in range(len(body))])
     with served_throughout(gateway) as port, socket.create_connection((LOOPBACK, port)) as client:
         client.sendall(PREFACE + frame(SETTINGS, 0, 0))
-        assert client.recv(1)  # its settings, and a window for all of it
+        assert client.recv(1)  # Envoy's settings, and a window for the whole body
         client.sendall(frame(HEADERS, END_HEADERS, 1, hpack.Encoder().encode(fields)) + alone)
 
 
-def test_clients_that_leave_again_and_again_end_nobody_elses_request(gateway: Gateway) -> None:
+def test_clients_that_leave_again_and_again_end_no_other_request(gateway: Gateway) -> None:
     begun = f"POST {COMPLETIONS} HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\n".encode() + b'{"model":'
     with served_throughout(gateway) as port:
         for _ in range(200):
@@ -262,8 +260,8 @@ def test_clients_that_leave_again_and_again_end_nobody_elses_request(gateway: Ga
                     clients.enter_context(socket.create_connection((LOOPBACK, port))).sendall(begun)
 
 
-def test_large_bodies_side_by_side_are_answered_and_end_nobody_elses_request(gateway: Gateway) -> None:
+def test_concurrent_large_bodies_are_answered_and_end_no_other_request(gateway: Gateway) -> None:
     body = completion("with a picture", max_tokens=1, picture="x" * LARGE)
     with served_throughout(gateway) as port, ThreadPoolExecutor() as clients:
-        found = [answer.result() for answer in [clients.submit(ask, port, COMPLETIONS, body) for _ in range(8)]]
-    assert [answer.status for answer in found] == [200] * 8
+        results = [answer.result() for answer in [clients.submit(ask, port, COMPLETIONS, body) for _ in range(8)]]
+    assert [answer.status for answer in results] == [200] * 8

@@ -1,4 +1,4 @@
-"""`--transport grpcio` through Envoy: the same requests, carried by the well-known implementation."""
+"""`--transport grpcio` through Envoy: the same requests over the grpcio library."""
 
 import asyncio
 import contextlib
@@ -14,16 +14,16 @@ import pytest
 from tests.e2e.cluster import COMPLETIONS, Answer, Cluster, Picker, ask, completion, events, eventually, run, serve
 from tests.e2e.conftest import FAST
 from tests.e2e.test_flow import HELD, Clients, one_at_a_time, site
-from workers.demo.children import descendants, free_ports
-from workers.demo.envoy_config import PickerTls
-from workers.demo.stack import picker_config
+from workers.cli.demo.children import descendants, free_ports
+from workers.cli.demo.envoy_config import PickerTls
+from workers.cli.demo.stack import picker_config
 
 END_S = 15.0
 
 
 @pytest.fixture(scope="module")
 def grpcio() -> Iterator[tuple[Cluster, Picker, Path]]:
-    """A picker with 2 workers; and where its servers stand."""
+    """Starts a picker with 2 workers. Yields the cluster, the picker, and the endpoints file of its servers."""
     with Cluster() as cluster:
         servers = cluster.fleet(2, *FAST).file
         yield cluster, cluster.picker(servers, "--transport=grpcio", workers=2), servers
@@ -54,7 +54,7 @@ def test_only_its_workers_hold_grpc(grpcio: tuple[Cluster, Picker, Path]) -> Non
     assert sum(has_grpc(pid) for pid in descendants(picker.child.pid)) == 2
 
 
-def test_its_port_is_refused_to_another_picker(grpcio: tuple[Cluster, Picker, Path]) -> None:
+def test_another_picker_cannot_use_its_port(grpcio: tuple[Cluster, Picker, Path]) -> None:
     cluster, picker, servers = grpcio
     config = cluster.directory / "second.yaml"
     config.write_text(picker_config(servers))
@@ -65,7 +65,7 @@ def test_its_port_is_refused_to_another_picker(grpcio: tuple[Cluster, Picker, Pa
         assert f"port {picker.grpc} (--grpc-port) is in use" in second.stderr
 
 
-def test_requests_wait_their_turn_are_turned_away_and_leave(cluster: Cluster) -> None:
+def test_requests_wait_are_refused_and_leave(cluster: Cluster) -> None:
     at = site(cluster, one_at_a_time(), "--transport=grpcio")
 
     async def test() -> None:
@@ -79,15 +79,15 @@ def test_requests_wait_their_turn_are_turned_away_and_leave(cluster: Cluster) ->
             await clients.waiting(3)
             await clients.leave("leaves")
             await clients.waiting(2)
-            clients.ask("hurried", headers={"x_llm_d_request_ttl_ms": 50})
-            answers = await clients.answers("hurried", "busy", "low", "high")
+            clients.ask("impatient", headers={"x_llm_d_request_ttl_ms": 50})
+            answers = await clients.answers("impatient", "busy", "low", "high")
             assert [answer.status for answer in answers] == [429, 200, 200, 200]
-            assert clients.order == ["leaves", "hurried", "busy", "high", "low"]
+            assert clients.order == ["leaves", "impatient", "busy", "high", "low"]
 
     asyncio.run(test())
 
 
-def test_it_stops_when_its_last_stream_has_ended(cluster: Cluster) -> None:
+def test_it_stops_after_its_last_stream(cluster: Cluster) -> None:
     picker = cluster.picker(cluster.fleet(1, *FAST).file, "--transport=grpcio", "--secure-serving=true", workers=2)
     port = cluster.envoy(picker, tls=PickerTls())
     answers: list[Answer] = []
@@ -103,7 +103,7 @@ def test_it_stops_when_its_last_stream_has_ended(cluster: Cluster) -> None:
     assert answers[0].body.endswith(b"data: [DONE]\n\n")
 
 
-def test_it_stops_in_time_when_a_stream_does_not_end(cluster: Cluster) -> None:
+def test_it_stops_in_time_even_if_a_stream_does_not_end(cluster: Cluster) -> None:
     flags = ("--transport=grpcio", "--drain-timeout=1s")
     picker = cluster.picker(cluster.fleet(1, *FAST).file, *flags, workers=1)
     port = cluster.envoy(picker)

@@ -1,16 +1,16 @@
-"""Many streams open at once, by Envoy, which opens connections as it needs them, and by grpcio, which does not."""
+"""Many open streams at once: over Envoy, which opens connections as it needs them, and over grpcio, which does not."""
 
 import asyncio
 import json
 
 from tests.e2e.cluster import COMPLETIONS, ask_all, completion, eventually, run
 from tests.e2e.conftest import Gateway
-from workers.demo.children import python
+from workers.cli.demo.children import python
 
 STREAMS = 200
 
 
-def test_streams_held_open_through_envoy_are_all_answered(gateway: Gateway) -> None:
+def test_all_streams_held_open_through_envoy_are_answered(gateway: Gateway) -> None:
     bodies = [completion(f"{n} held", max_tokens=120, stream=True) for n in range(STREAMS)]
 
     async def both() -> float:
@@ -28,7 +28,7 @@ def test_streams_held_open_through_envoy_are_all_answered(gateway: Gateway) -> N
     assert eventually(lambda: sum(gateway.picker.gauge("streams_open")) == 0)
 
 
-def test_a_client_that_keeps_two_connections_gets_all_its_streams_answered(gateway: Gateway) -> None:
+def test_all_streams_of_a_client_with_two_connections_are_answered(gateway: Gateway) -> None:
     done = run(python("tests.e2e.raw_streams", str(gateway.picker.grpc), str(STREAMS), "2"))
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)

@@ -1,6 +1,6 @@
-"""A picker's processes that follow Kubernetes, with an API server that is a thread of this one: it comes late, and goes again.
+"""A picker's processes that follow Kubernetes. The API server is a thread of this process: it starts late, and stops for a while.
 
-What a real API server says and does is for `tests/kube`.
+`tests/kube` tests against a real API server.
 """
 
 import asyncio
@@ -19,14 +19,14 @@ from aiohttp import web
 
 from tests.e2e.cluster import COMPLETIONS, LOOPBACK, Cluster, Picker, ask, completion, eventually
 from tests.workers.kube.fake import PODS, POOLS, FakeApi, pod, pool
-from workers.demo.children import command_name, descendants, free_ports, python
-from workers.kube.api import ApiError, Unreachable
+from workers.cli.demo.children import command_name, descendants, free_ports, python
+from workers.kube.errors import ApiError, Unreachable
 
 SERVERS = ("127.0.9.1", "127.0.9.2")
 
 
 class HttpApi:
-    """A fake API server on a port of loopback, in a thread; `act` changes it from outside."""
+    """A fake API server on a loopback port, in a thread. `act` changes its objects from outside."""
 
     def __init__(self, port: int) -> None:
         self.api = FakeApi()
@@ -38,20 +38,20 @@ class HttpApi:
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
 
-    def come(self) -> None:
-        self._await(self._come())
+    def start(self) -> None:
+        self._await(self._start())
 
-    def go(self) -> None:
-        self._await(self._go())
+    def stop(self) -> None:
+        self._await(self._stop())
 
     def act(self, change: Callable[[FakeApi], None]) -> None:
-        async def there() -> None:
+        async def run() -> None:
             change(self.api)
 
-        self._await(there())
+        self._await(run())
 
     def close(self) -> None:
-        self.go()
+        self.stop()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
@@ -59,14 +59,14 @@ class HttpApi:
     def _await(self, coroutine: Any) -> None:
         asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(20)
 
-    async def _come(self) -> None:
+    async def _start(self) -> None:
         app = web.Application()
         app.router.add_get("/{path:.*}", self._answer)
         self._runner = web.AppRunner(app, shutdown_timeout=0.1)
         await self._runner.setup()
         await web.TCPSite(self._runner, LOOPBACK, self._port).start()
 
-    async def _go(self) -> None:
+    async def _stop(self) -> None:
         if self._runner is not None:
             self.api.break_watches()
             await self._runner.cleanup()
@@ -103,7 +103,7 @@ def kubernetes() -> Iterator[HttpApi]:
 
 
 def following(cluster: Cluster, kubernetes: HttpApi, directory: Path) -> Picker:
-    """A picker for pool `pool`; it need not be ready."""
+    """Starts a picker for the pool `pool`. Does not wait until it is ready."""
     config = {
         "current-context": "c",
         "contexts": [{"name": "c", "context": {"cluster": "k", "user": "u"}}],
@@ -134,7 +134,7 @@ def known(picker: Picker) -> float:
     return picker.counter("ready_endpoints")
 
 
-def test_a_picker_waits_for_the_api_follows_it_and_keeps_what_it_knows_when_it_and_a_supervisor_go(
+def test_a_picker_waits_for_the_api_follows_it_and_keeps_its_endpoints_while_the_api_is_away(
     cluster: Cluster, kubernetes: HttpApi, tmp_path: Path
 ) -> None:
     (port,) = free_ports(1)
@@ -145,7 +145,7 @@ def test_a_picker_waits_for_the_api_follows_it_and_keeps_what_it_knows_when_it_a
     gateway = cluster.envoy(picker)
     assert not picker.ready()
 
-    kubernetes.come()
+    kubernetes.start()
 
     def fill(api: FakeApi) -> None:
         for number, ip in enumerate(SERVERS):
@@ -161,7 +161,7 @@ def test_a_picker_waits_for_the_api_follows_it_and_keeps_what_it_knows_when_it_a
     assert eventually(lambda: picker.ready() and known(picker) == 2)
     assert ask(gateway, COMPLETIONS, completion("hello")).status == 200
 
-    kubernetes.go()
+    kubernetes.stop()
     assert eventually(lambda: "the Kubernetes API is away" in picker.child.text())
     (supervisor,) = [pid for pid in descendants(picker.child.pid) if "super" in command_name(pid)]
     os.kill(supervisor, signal.SIGKILL)
@@ -169,6 +169,6 @@ def test_a_picker_waits_for_the_api_follows_it_and_keeps_what_it_knows_when_it_a
     assert eventually(lambda: picker.ready() and known(picker) == 2)
 
     kubernetes.act(lambda api: api.delete(PODS, "p0"))
-    kubernetes.come()
+    kubernetes.start()
     assert eventually(lambda: known(picker) == 1)
     assert picker.ready()

@@ -1,4 +1,4 @@
-"""The latency-aware configuration with a predictor beside it: followed while it answers, and no loss while it does not."""
+"""The latency-aware configuration with a predictor: decisions follow it while it answers, and no request fails while it does not."""
 
 import asyncio
 import itertools
@@ -12,7 +12,7 @@ import pytest
 from epp.protocol.proto import ext_proc_pb2 as pb
 from tests.e2e.cluster import Cluster, Fleet, Picker, eventually
 from tests.e2e.conftest import FAST
-from tests.e2e.predictor import Mood, Predictor
+from tests.e2e.predictor import Behavior, Predictor
 from tests.e2e.raw_streams import DESTINATION
 from tests.faults.client import Gateway, framed
 
@@ -23,12 +23,12 @@ SERVERS = 3
 OBJECTIVES = {"x-llm-d-slo-ttft-ms": "200", "x-llm-d-slo-tpot-ms": "100"}
 EVENT = b'data: {"choices":[{"text":"hi"}]}\n\n'
 LAST = b'data: {"choices":[],"usage":{"prompt_tokens":9,"completion_tokens":5}}\n\ndata: [DONE]\n\n'
-NUMBERS = itertools.count()  # no prompt comes twice: none is cached anywhere
-WITHIN_S = 1.5  # an answer without the predictor: its timeout of 0.4 s, and room for a busy machine
+NUMBERS = itertools.count()  # makes every prompt unique, so that no server has it cached
+WITHIN_S = 1.5  # time for an answer without the predictor: its timeout of 0.4 s, and slack for a busy machine
 
 
 class Site(NamedTuple):
-    """A picker between simulated servers and a predictor."""
+    """A picker with simulated servers and a predictor."""
 
     picker: Picker
     fleet: Fleet
@@ -49,18 +49,18 @@ def site() -> Iterator[Site]:
         assert TIER in text
         text = text.replace(
             TIER, f"{TIER}\n  parameters: {{epsilonExploreNeg: 0}}"
-        )  # no exploration: which server is certain
+        )  # without exploration the chosen server is certain
         picker = cluster.picker(fleet.file, workers=1, config_text=text)
         yield Site(picker, fleet, predictor)
 
 
 @pytest.fixture(autouse=True)
 def friendly(site: Site) -> Iterator[None]:
-    """Each test finds a predictor that the picker asks."""
-    site.predictor.mood = Mood.GOOD
-    assert eventually(lambda: asyncio.run(predicted(site))), "the picker does not ask the predictor"
+    """Waits before each test until the picker uses the predictor again."""
+    site.predictor.behavior = Behavior.GOOD
+    assert eventually(lambda: asyncio.run(predicted(site))), "the picker does not call the predictor"
     yield
-    site.predictor.mood = Mood.GOOD
+    site.predictor.behavior = Behavior.GOOD
 
 
 async def predicted(site: Site) -> bool:
@@ -70,7 +70,7 @@ async def predicted(site: Site) -> bool:
 
 
 def messages(number: int) -> bytes:
-    """Headers with objectives, and a body."""
+    """Encodes request headers with latency objectives, and a body."""
     head, body = pb.ProcessingRequest(), pb.ProcessingRequest()
     fields = {":method": "POST", ":path": "/v1/completions", "x-request-id": f"slo-{number}", **OBJECTIVES}
     for name, value in fields.items():
@@ -83,7 +83,7 @@ def messages(number: int) -> bytes:
 
 
 def streamed(*chunks: bytes) -> list[bytes]:
-    """The model server's answer, piece by piece."""
+    """Encodes the messages of the model server's answer."""
     head = pb.ProcessingRequest()
     for name, value in ((":status", "200"), ("content-type", "text/event-stream")):
         head.response_headers.headers.headers.add(key=name, raw_value=value.encode())
@@ -100,7 +100,7 @@ def destination(message: bytes) -> str:
 
 
 async def exchange(gateway: Gateway, number: int) -> str:
-    """One request to the end of its streamed answer; the endpoint it got."""
+    """Runs one request to the end of its streamed answer. Returns its endpoint."""
     stream = await gateway.stream()
     stream.send(messages(number))
     answers = await stream.take(2)
@@ -114,7 +114,7 @@ async def exchange(gateway: Gateway, number: int) -> str:
 
 
 async def ask(site: Site, count: int) -> list[str]:
-    """All at once."""
+    """Runs `count` requests at once. Returns their endpoints."""
     gateway = Gateway(site.picker.grpc)
     try:
         return await asyncio.gather(*(exchange(gateway, next(NUMBERS)) for _ in range(count)))
@@ -122,7 +122,7 @@ async def ask(site: Site, count: int) -> list[str]:
         await gateway.close()
 
 
-def test_requests_go_where_the_objectives_are_predicted_to_be_kept(site: Site) -> None:
+def test_requests_go_to_the_endpoint_that_is_predicted_to_meet_their_objectives(site: Site) -> None:
     del site.predictor.rows[:]
     chosen = asyncio.run(ask(site, 20))
     assert set(chosen) == {site.addresses[0]}
@@ -130,22 +130,24 @@ def test_requests_go_where_the_objectives_are_predicted_to_be_kept(site: Site) -
     assert len(site.predictor.rows) < 20, "requests share calls"
 
 
-def test_what_was_measured_is_sent_to_the_training_server(site: Site) -> None:
+def test_measured_latencies_are_sent_to_the_training_server(site: Site) -> None:
     del site.predictor.entries[:]
     asyncio.run(ask(site, 5))
 
-    def taught(what: str) -> list[dict[str, Any]]:
-        return [entry for entry in site.predictor.entries if entry[what] > 0]
+    def entries_with(column: str) -> list[dict[str, Any]]:
+        return [entry for entry in site.predictor.entries if entry[column] > 0]
 
-    assert eventually(lambda: len(taught("actual_ttft_ms")) >= 5 and len(taught("actual_tpot_ms")) >= 5)
-    assert all(entry["actual_tpot_ms"] == 0 for entry in taught("actual_ttft_ms"))
+    assert eventually(lambda: len(entries_with("actual_ttft_ms")) >= 5 and len(entries_with("actual_tpot_ms")) >= 5)
+    assert all(entry["actual_tpot_ms"] == 0 for entry in entries_with("actual_ttft_ms"))
     assert site.picker.page().count("llm_d_epp_request_predicted_ttft_seconds_bucket") > 0
 
 
-@pytest.mark.parametrize("mood", [Mood.HANGING, Mood.BROKEN, Mood.RUDE])
-def test_a_predictor_that_does_not_answer_costs_no_request_more_than_its_timeout(site: Site, mood: Mood) -> None:
+@pytest.mark.parametrize("behavior", [Behavior.HANGING, Behavior.BROKEN, Behavior.CLOSING])
+def test_a_predictor_that_does_not_answer_delays_requests_by_its_timeout_at_most(
+    site: Site, behavior: Behavior
+) -> None:
     failures = site.picker.counter("producer_failures_total")
-    site.predictor.mood = mood
+    site.predictor.behavior = behavior
     for _ in range(5):
 
         async def in_time() -> list[str]:
@@ -157,9 +159,9 @@ def test_a_predictor_that_does_not_answer_costs_no_request_more_than_its_timeout
     assert site.picker.counter("faults_total") == 0
 
 
-def test_clients_that_leave_while_the_predictor_hangs_leave_nothing_behind(site: Site) -> None:
-    site.predictor.mood = Mood.HANGING
-    asked = len(site.predictor.rows)
+def test_clients_that_leave_while_the_predictor_hangs_leave_nothing_in_flight(site: Site) -> None:
+    site.predictor.behavior = Behavior.HANGING
+    before = len(site.predictor.rows)
 
     async def leave() -> None:
         gateway = Gateway(site.picker.grpc)
@@ -172,7 +174,7 @@ def test_clients_that_leave_while_the_predictor_hangs_leave_nothing_behind(site:
         await gateway.close()
 
     asyncio.run(leave())
-    assert len(site.predictor.rows) > asked
+    assert len(site.predictor.rows) > before
     assert eventually(lambda: site.picker.gauge("streams_open") == [0.0])
     assert site.picker.in_flight() == []
     assert site.picker.counter("faults_total") == 0

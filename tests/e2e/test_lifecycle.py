@@ -1,4 +1,4 @@
-"""How a picker starts, ends, changes its workers and refuses to start, as a process."""
+"""Start, stop, change of workers, and refusal to start, of a picker as a process."""
 
 import asyncio
 import json
@@ -12,8 +12,8 @@ from epp.protocol.proto import ext_proc_pb2 as pb
 from tests.e2e.cluster import Cluster, Picker, eventually, run, serve, write_endpoints
 from tests.faults.client import RESPONSE, Ending, Gateway, Lost, Stream, framed, request
 from tests.faults.watch import Watched, alive
-from workers.demo.children import free_ports
-from workers.demo.stack import picker_config
+from workers.cli.demo.children import free_ports
+from workers.cli.demo.stack import picker_config
 
 END_S = 15.0
 DRAIN_S = 1.0
@@ -28,11 +28,11 @@ def some_endpoints(cluster: Cluster) -> Path:
 
 
 def nowhere(cluster: Cluster) -> Path:
-    """Endpoints that nobody needs to reach: these tests answer for them."""
+    """Writes an endpoints file with an unreachable endpoint: these tests send the answers of the model server themselves."""
     return write_endpoints(cluster.directory / "nowhere.yaml", [("127.0.0.1", 1)])
 
 
-def watched(picker: Picker) -> Watched:
+def watch(picker: Picker) -> Watched:
     return Watched(picker.child.pid, picker.instance, picker.grpc)
 
 
@@ -57,7 +57,7 @@ def with_gateway(picker: Picker, story: Callable[[Gateway], Awaitable[None]]) ->
 
 
 async def routed(gateway: Gateway, number: int = 1) -> Stream:
-    """A stream that has its endpoint."""
+    """Opens a stream and waits until its request has an endpoint."""
     stream = await gateway.stream()
     stream.send(request(number))
     first, _ = await stream.take(2)
@@ -73,7 +73,7 @@ async def finish(stream: Stream) -> str:
 
 
 async def half_sent(gateway: Gateway, body: bytes = b'{"model":') -> Stream:
-    """A stream whose body has not come to its end."""
+    """Opens a stream and sends an incomplete body."""
     head, part = pb.ProcessingRequest(), pb.ProcessingRequest()
     head.request_headers.headers.headers.add(key=":path", raw_value=b"/v1/completions")
     part.request_body.body = body
@@ -82,7 +82,7 @@ async def half_sent(gateway: Gateway, body: bytes = b'{"model":') -> Stream:
     return stream
 
 
-async def gone(picker: Picker) -> int:
+async def exit_code(picker: Picker) -> int:
     return await asyncio.to_thread(picker.child.process.wait, END_S)
 
 
@@ -96,7 +96,7 @@ def test_sigterm_ends_with_exit_code_0_and_leaves_nothing(cluster: Cluster) -> N
     assert list((cluster.directory / "run").iterdir()) == []
 
 
-def test_ctrl_c_in_the_whole_group_ends_it_the_same_way(cluster: Cluster) -> None:
+def test_ctrl_c_for_the_whole_process_group_ends_it_the_same_way(cluster: Cluster) -> None:
     picker = cluster.picker(some_endpoints(cluster), workers=2)
     os.killpg(picker.child.pid, signal.SIGINT)
     assert picker.child.process.wait(END_S) == 0, picker.child.tail()
@@ -104,7 +104,7 @@ def test_ctrl_c_in_the_whole_group_ends_it_the_same_way(cluster: Cluster) -> Non
     assert residue(picker) == []
 
 
-def test_open_streams_end_well_and_new_ones_are_served_while_the_picker_stops(cluster: Cluster) -> None:
+def test_open_streams_end_normally_and_new_ones_are_served_while_the_picker_stops(cluster: Cluster) -> None:
     picker = cluster.picker(nowhere(cluster), workers=2)
 
     async def story(gateway: Gateway) -> None:
@@ -115,14 +115,16 @@ def test_open_streams_end_well_and_new_ones_are_served_while_the_picker_stops(cl
         assert (await late.exchange(99))[0] is Ending.OK
         await late.close()
         assert [await finish(stream) for stream in held] == ["0"] * 20
-        assert await gone(picker) == 0
+        assert await exit_code(picker) == 0
 
     with_gateway(picker, story)
     cluster.forget(picker.child)
     assert endings(picker) == ["exit code 0 (OK)"] * 3
 
 
-def test_what_waits_when_time_is_up_is_refused_with_the_reason_and_what_is_routed_is_cut(cluster: Cluster) -> None:
+def test_at_the_drain_timeout_waiting_streams_are_refused_with_the_reason_and_routed_ones_are_cut(
+    cluster: Cluster,
+) -> None:
     picker = cluster.picker(nowhere(cluster), f"--drain-timeout={DRAIN_S}s", workers=1)
 
     async def story(gateway: Gateway) -> None:
@@ -137,15 +139,15 @@ def test_what_waits_when_time_is_up_is_refused_with_the_reason_and_what_is_route
         try:
             await held.end()
         except Lost:
-            assert await gone(picker) == 0
+            assert await exit_code(picker) == 0
             return
-        raise AssertionError("a routed stream outlived the drain time-out")
+        raise AssertionError("a routed stream outlived the drain timeout")
 
     with_gateway(picker, story)
     cluster.forget(picker.child)
 
 
-def test_told_twice_it_refuses_what_waits_at_once(cluster: Cluster) -> None:
+def test_a_second_signal_refuses_waiting_streams_at_once(cluster: Cluster) -> None:
     picker = cluster.picker(nowhere(cluster), "--drain-timeout=60s", workers=1)
 
     async def story(gateway: Gateway) -> None:
@@ -155,15 +157,15 @@ def test_told_twice_it_refuses_what_waits_at_once(cluster: Cluster) -> None:
         picker.child.signal(signal.SIGTERM)
         (message,) = await waiting.take(1)
         assert pb.ProcessingResponse.FromString(message).immediate_response.status.code == 503
-        assert await gone(picker) == 0
+        assert await exit_code(picker) == 0
 
     with_gateway(picker, story)
     cluster.forget(picker.child)
 
 
-def test_a_worker_told_to_leave_ends_its_streams_while_its_successor_serves(cluster: Cluster) -> None:
+def test_a_worker_that_gets_sigterm_ends_its_streams_while_its_successor_serves(cluster: Cluster) -> None:
     picker = cluster.picker(nowhere(cluster), workers=1)
-    seen = watched(picker)
+    seen = watch(picker)
     old = seen.children()[1]
 
     async def story(gateway: Gateway) -> None:
@@ -181,19 +183,19 @@ def test_a_worker_told_to_leave_ends_its_streams_while_its_successor_serves(clus
     with_gateway(picker, story)
     assert eventually(lambda: seen.serving() == [2])
     assert endings(picker) == ["exit code 0 (OK)"]
-    assert re_starts(picker) == {"0": 1.0, "1": 1.0}
+    assert starts(picker) == {"0": 1.0, "1": 1.0}
 
 
-def re_starts(picker: Picker) -> dict[str, float]:
-    """How often each worker was started, by the metrics page."""
+def starts(picker: Picker) -> dict[str, float]:
+    """Returns worker -> number of its starts, from the metrics page."""
     lines = [line for line in picker.page().splitlines() if line.startswith("llm_d_epp_worker_starts_total{")]
     return {line.split('"')[1]: float(line.split()[-1]) for line in lines}
 
 
-def test_workers_come_and_go_by_signals_and_no_request_notices(cluster: Cluster) -> None:
+def test_signals_add_and_remove_workers_and_no_request_fails(cluster: Cluster) -> None:
     picker = cluster.picker(nowhere(cluster), "--workers-max=4", workers=2)
-    seen = watched(picker)
-    assert sorted(re_starts(picker)) == ["0", "1"]
+    seen = watch(picker)
+    assert sorted(starts(picker)) == ["0", "1"]
 
     async def story(gateway: Gateway) -> None:
         stop = False
@@ -213,11 +215,11 @@ def test_workers_come_and_go_by_signals_and_no_request_notices(cluster: Cluster)
         assert set(results) == {Ending.OK}
 
     with_gateway(picker, story)
-    assert sorted(re_starts(picker)) == ["0", "1", "2", "3"]
+    assert sorted(starts(picker)) == ["0", "1", "2", "3"]
     assert eventually(lambda: seen.in_flight() == 0)
 
 
-def test_a_worker_that_outgrows_its_share_is_recycled_and_its_streams_end_well(cluster: Cluster) -> None:
+def test_a_worker_above_its_memory_limit_is_recycled_and_its_streams_end_normally(cluster: Cluster) -> None:
     config = cluster.directory / "config.yaml"
     config.write_text(picker_config(nowhere(cluster)))
     grpc, health, metrics = free_ports(3)
@@ -226,7 +228,7 @@ def test_a_worker_that_outgrows_its_share_is_recycled_and_its_streams_end_well(c
     child = cluster.children.start("picker", [*argv, "--worker-memory-limit=80MiB"])
     picker = Picker(child, grpc, health, metrics)
     cluster.wait(child, picker.ready)
-    seen = watched(picker)
+    seen = watch(picker)
 
     async def story(gateway: Gateway) -> None:
         held = await routed(gateway)
@@ -243,13 +245,14 @@ def test_a_worker_that_outgrows_its_share_is_recycled_and_its_streams_end_well(c
     assert [event["limit_mib"] for event in events(picker) if event["event"] == "worker is recycled: memory"] == [80]
 
 
-def test_a_limit_that_a_fresh_worker_exceeds_is_said_and_not_acted_on(cluster: Cluster) -> None:
+def test_a_limit_below_the_size_of_a_new_worker_is_logged_and_has_no_effect(cluster: Cluster) -> None:
     picker = cluster.picker(nowhere(cluster), "--worker-memory-limit=1MiB", workers=1)
-    assert "to start with and its share is 1 MiB" in picker.child.log.read_text()
+    (line,) = [event for event in events(picker) if event["event"] == "memory of workers is not watched"]
+    assert line["limit_mib"] == 1 < line["needs_mib"]
     assert endings(picker) == []
 
 
-def test_what_a_killed_picker_left_is_removed_at_the_next_start(cluster: Cluster) -> None:
+def test_the_segments_of_a_killed_picker_are_removed_at_the_next_start(cluster: Cluster) -> None:
     endpoints = some_endpoints(cluster)
     killed = cluster.picker(endpoints, workers=2)
     killed.child.kill_group()
@@ -272,7 +275,7 @@ def test_a_port_in_use_is_an_error_that_names_it(cluster: Cluster) -> None:
     assert first.ready()
 
 
-def test_files_of_flags_that_cannot_be_used_are_wrong_configuration(cluster: Cluster) -> None:
+def test_a_flag_with_an_unusable_file_is_a_configuration_error(cluster: Cluster) -> None:
     config = cluster.directory / "good.yaml"
     config.write_text(picker_config(write_endpoints(cluster.directory / "endpoints.yaml", [("127.0.0.1", 1)])))
     grpc, health, metrics = free_ports(3)
@@ -283,7 +286,7 @@ def test_files_of_flags_that_cannot_be_used_are_wrong_configuration(cluster: Clu
         assert f"error: {flag}" in done.stderr
 
 
-def test_an_unknown_field_is_refused_with_its_place(cluster: Cluster) -> None:
+def test_an_unknown_field_is_refused_with_its_line(cluster: Cluster) -> None:
     config = cluster.directory / "wrong.yaml"
     config.write_text("plugins:\n- type: queue-scorer\nschedulingProfile: []\n")
     grpc, health, metrics = free_ports(3)

@@ -1,4 +1,4 @@
-"""Probes and certificates of a real picker: what they are told while processes die and files are replaced."""
+"""Probes and certificates of a real picker while processes die and files are replaced."""
 
 import os
 import signal
@@ -13,9 +13,9 @@ import grpc
 
 from tests.e2e.cluster import Cluster, Picker
 from tests.workers.authority import CLIENT, Authority, Volume, write
-from workers.demo.children import command_name, descendants
-from workers.health import CHECK, NOT_SERVING, SERVING
-from workers.server import PATH
+from workers.cli.demo.children import command_name, descendants
+from workers.extproc.health import CHECK, NOT_SERVING, SERVING
+from workers.extproc.stream import PATH
 
 EVERY_S = 0.1
 SETTLED_S = 20.0
@@ -26,7 +26,7 @@ HTTP2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0"
 
 
 def probe(port: int, service: str = "", credentials: grpc.ChannelCredentials | None = None) -> bytes:
-    """One gRPC health check on a connection of its own, as a kubelet makes it. Raises RpcError."""
+    """Makes one gRPC health check on a new connection, as a kubelet does. Returns the answer. Raises RpcError."""
     options = (("grpc.use_local_subchannel_pool", 1), ("grpc.ssl_target_name_override", "localhost"))
     target = f"{LOOPBACK}:{port}"
     secure = credentials is not None
@@ -38,9 +38,9 @@ def probe(port: int, service: str = "", credentials: grpc.ChannelCredentials | N
 
 
 def child(picker: Picker, name: str) -> int | None:
-    """The pid of a picker's process."""
-    found = [pid for pid in descendants(picker.child.pid) if command_name(pid) == f"epp: {name}"]
-    return found[0] if found else None
+    """Returns the pid of the picker's child with this name; None if there is none."""
+    pids = [pid for pid in descendants(picker.child.pid) if command_name(pid) == f"epp: {name}"]
+    return pids[0] if pids else None
 
 
 def killed(picker: Picker, name: str) -> int:
@@ -77,7 +77,7 @@ def test_no_probe_is_refused_while_the_supervisor_is_killed_and_replaced(cluster
 
     probe_for(5)
     for thread in threads:
-        thread.join()  # whoever has been taken in by the one that is killed loses its connection
+        thread.join()  # a probe on a connection that the dying supervisor has accepted would lose it
     before = killed(picker, "supervisor")
     probe_for(25)
     for thread in threads:
@@ -87,7 +87,7 @@ def test_no_probe_is_refused_while_the_supervisor_is_killed_and_replaced(cluster
     assert child(picker, "supervisor") not in (None, before)
 
 
-def test_while_a_stream_is_open_a_picker_that_was_told_to_stop_is_alive_and_not_serving(cluster: Cluster) -> None:
+def test_a_stopping_picker_with_an_open_stream_is_alive_and_not_serving(cluster: Cluster) -> None:
     picker = cluster.picker(cluster.fleet(1).file, "--health-checking", workers=1)
     over = threading.Event()
     with grpc.insecure_channel(f"{LOOPBACK}:{picker.grpc}") as channel:
@@ -118,10 +118,10 @@ def test_new_certificates_reach_all_workers_and_their_successors(cluster: Cluste
         "--health-checking",
     )
     picker = cluster.picker(cluster.fleet(1).file, *flags, workers=2, ready=False)
-    shown = clients.pair(use=CLIENT)
-    credentials = grpc.ssl_channel_credentials(authority.pem, shown.key, shown.chain)
+    client = clients.pair(use=CLIENT)
+    credentials = grpc.ssl_channel_credentials(authority.pem, client.key, client.chain)
     cluster.wait(picker.child, lambda: answered(lambda: probe(picker.grpc, "", credentials) == SERVING))
-    trusting = authority.client(shown, tmp_path / "client")
+    trusting = authority.client(client, tmp_path / "client")
 
     def seen(port: int) -> set[bytes]:
         return {certificate(port, trusting) for _ in range(8)}
@@ -131,7 +131,9 @@ def test_new_certificates_reach_all_workers_and_their_successors(cluster: Cluste
         assert not answered(lambda port=port: certificate(port, authority.client()))  # type: ignore[misc]
     volume.swap(second)
     until(lambda: seen(picker.grpc) == seen(picker.metrics) == {second.der})
-    until(lambda: picker.child.text().count("certificate replaced") == 2)  # one worker's word, and the supervisor's
+    until(
+        lambda: picker.child.text().count("certificate replaced") == 2
+    )  # once from a worker, once from the supervisor
     old = {killed(picker, "worker 0"), killed(picker, "worker 1")}
     volume.swap(third)
     until(lambda: None not in (pids := {child(picker, "worker 0"), child(picker, "worker 1")}) and not pids & old)
@@ -140,7 +142,7 @@ def test_new_certificates_reach_all_workers_and_their_successors(cluster: Cluste
 
 
 def answered(ask: Callable[[], object]) -> bool:
-    """Whether somebody let us in."""
+    """Makes the call. Returns whether it succeeded with a true result."""
     try:
         return bool(ask())
     except (OSError, grpc.RpcError):
@@ -148,7 +150,7 @@ def answered(ask: Callable[[], object]) -> bool:
 
 
 def certificate(port: int, context: ssl.SSLContext) -> bytes:
-    """What a port shows to a client that it lets in. Raises OSError."""
+    """Connects to a port and returns its certificate. Raises OSError if the port refuses the client."""
     plain = socket.create_connection((LOOPBACK, port), 10)
     with context.wrap_socket(plain, server_hostname="localhost") as secure:
         secure.sendall(HTTP2 if secure.selected_alpn_protocol() == "h2" else HTTP1)

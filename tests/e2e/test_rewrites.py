@@ -1,4 +1,4 @@
-"""Model rewrites behind a real gateway: who asks for one model is served by others, in their shares, and never hears of it."""
+"""Model rewrites behind a real gateway: the targets serve the requests for a model by weight, and clients see only its name."""
 
 import json
 from collections import Counter
@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from tests.e2e.cluster import CHAT, COMPLETIONS, Answer, Cluster, Fleet, Picker, ask, events, eventually, run
-from workers.demo.children import python
+from workers.cli.demo.children import python
 
 ENGINE = ("--decode-ms", "1", "--prefill-us-per-token", "1")
 SERVED = ("base-v1", "base-v2")
@@ -19,7 +19,7 @@ COUNTED = "llm_d_epp_model_rewrite_decisions_total{"
 
 
 def rewrite(name: str, models: list[str], *targets: tuple[str, int], pool: str = POOL) -> dict[str, Any]:
-    """One rule for these models; no models: for all."""
+    """Makes a rewrite with one rule for these models, or for all models if `models` is empty. `targets`: (model, weight)."""
     rule: dict[str, Any] = {"targets": [{"modelRewrite": model, "weight": weight} for model, weight in targets]}
     if models:
         rule["matches"] = [{"model": {"type": "Exact", "value": model}} for model in models]
@@ -37,16 +37,16 @@ class Site(NamedTuple):
     fleet: Fleet
     objects: Path
 
-    def say(self, *objects: dict[str, Any]) -> None:
-        """What the directory holds from now on."""
+    def write(self, *objects: dict[str, Any]) -> None:
+        """Replaces the objects in the directory."""
         (self.objects / "rewrites.yaml").write_text(yaml.safe_dump_all(objects))
 
     def ask(self, model: str, path: str = COMPLETIONS, headers: Mapping[str, str] = {}, **more: Any) -> Answer:
-        given = {"messages": [{"role": "user", "content": "hi"}]} if path == CHAT else {"prompt": "hi"}
-        return ask(self.port, path, json.dumps({"model": model, "max_tokens": 3, **given, **more}).encode(), headers)
+        prompt = {"messages": [{"role": "user", "content": "hi"}]} if path == CHAT else {"prompt": "hi"}
+        return ask(self.port, path, json.dumps({"model": model, "max_tokens": 3, **prompt, **more}).encode(), headers)
 
     def decisions(self, name: str) -> Counter[str]:
-        """By target, over all workers."""
+        """Returns target -> number of decisions, over all workers."""
         lines = [line for line in self.picker.page().splitlines() if line.startswith(COUNTED) and f'"{name}"' in line]
         return Counter({line.split('target_model="')[1].split('"')[0]: int(float(line.split()[-1])) for line in lines})
 
@@ -65,21 +65,21 @@ def site() -> Iterator[Site]:
         yield Site(cluster.envoy(picker), picker, fleet, objects)
 
 
-def test_a_model_that_nobody_serves_is_served_once_a_rule_says_by_whom_and_no_longer_when_it_has_gone(
+def test_an_unknown_model_is_served_only_while_a_rule_rewrites_it(
     site: Site,
 ) -> None:
     assert site.ask("asked").status == 404
-    site.say(rewrite("first", ["asked"], ("base-v1", 1)))
+    site.write(rewrite("first", ["asked"], ("base-v1", 1)))
     assert site.becomes("asked", 200)
     assert site.ask("asked").json()["model"] == "asked"
     assert site.ask("unknown").status == 404
     assert site.ask("base-v2").json()["model"] == "base-v2"
-    site.say()
+    site.write()
     assert site.becomes("asked", 404)
 
 
-def test_shares_are_those_of_the_weights_and_counted_by_target(site: Site) -> None:
-    site.say(rewrite("canary", ["shared"], ("base-v1", 3), ("base-v2", 1)))
+def test_requests_are_shared_by_weight_and_counted_by_target(site: Site) -> None:
+    site.write(rewrite("canary", ["shared"], ("base-v1", 3), ("base-v2", 1)))
     assert site.becomes("shared", 200)
     assert all(site.ask("shared").json()["model"] == "shared" for _ in range(150))
     counted = site.decisions("canary")
@@ -87,17 +87,17 @@ def test_shares_are_those_of_the_weights_and_counted_by_target(site: Site) -> No
     assert 0.55 < counted["base-v1"] / counted.total() < 0.92, "five standard deviations"
 
 
-def test_a_rule_for_the_model_wins_over_one_for_all_and_over_a_header(site: Site) -> None:
-    site.say(rewrite("all", [], ("base-v1", 1)), rewrite("one", ["asked"], ("base-v2", 1)))
+def test_a_rule_for_the_model_wins_over_a_rule_for_all_models_and_over_a_header(site: Site) -> None:
+    site.write(rewrite("all", [], ("base-v1", 1)), rewrite("one", ["asked"], ("base-v2", 1)))
     assert site.becomes("whatever", 200)
     before = site.decisions("one")
-    assert site.ask("asked", headers={"x-llm-d-model-name-rewrite": "nobody"}).status == 200
+    assert site.ask("asked", headers={"x-llm-d-model-name-rewrite": "unknown"}).status == 200
     assert (site.decisions("one") - before) == Counter({"base-v2": 1})
     assert set(site.decisions("all")) == {"base-v1"}
 
 
-def test_streams_and_chats_have_the_clients_name_in_every_event(site: Site) -> None:
-    site.say(rewrite("r", ["asked"], ("base-v1", 1)))
+def test_every_event_of_a_stream_has_the_model_name_of_the_client(site: Site) -> None:
+    site.write(rewrite("r", ["asked"], ("base-v1", 1)))
     assert site.becomes("asked", 200)
     for path in (COMPLETIONS, CHAT):
         answer = site.ask("asked", path, stream=True)
@@ -106,7 +106,7 @@ def test_streams_and_chats_have_the_clients_name_in_every_event(site: Site) -> N
 
 
 def test_metrics_and_explanations_have_both_names(site: Site) -> None:
-    site.say(rewrite("r", ["asked"], ("base-v1", 1)))
+    site.write(rewrite("r", ["asked"], ("base-v1", 1)))
     assert site.becomes("asked", 200)
     assert 'request_total{model_name="asked",target_model_name="base-v1",' in site.picker.page()
     site.ask("asked", headers={"x-request-id": "renamed"})
@@ -115,17 +115,17 @@ def test_metrics_and_explanations_have_both_names(site: Site) -> None:
     assert "model asked as base-v1" in explained.stdout
 
 
-def test_a_bad_file_and_a_rule_of_another_pool_change_nothing_and_are_named(site: Site) -> None:
-    site.say(rewrite("r", ["asked"], ("base-v1", 1)), rewrite("foreign", ["strange"], ("base-v1", 1), pool="other"))
+def test_a_bad_file_and_a_rule_for_another_pool_have_no_effect_and_are_logged(site: Site) -> None:
+    site.write(rewrite("r", ["asked"], ("base-v1", 1)), rewrite("foreign", ["strange"], ("base-v1", 1), pool="other"))
     assert site.becomes("asked", 200)
     assert site.ask("strange").status == 404
-    site.say(rewrite("r", ["asked"], ("base-v1", 0)))
+    site.write(rewrite("r", ["asked"], ("base-v1", 0)))
     assert eventually(lambda: "weight: '0' is not an integer from 1 to 1000000" in site.picker.child.text())
     assert site.ask("asked").status == 200
     assert "InferenceModelRewrite 'foreign' is for pool 'other'" in site.picker.child.text()
 
 
-def test_what_is_wrong_with_a_rewrite_is_said_before_anything_starts(site: Site, tmp_path: Path) -> None:
+def test_a_wrong_rewrite_is_reported_before_the_start(site: Site, tmp_path: Path) -> None:
     (tmp_path / "r.yaml").write_text(yaml.safe_dump(rewrite("r", ["asked"], ("base-v1", -1))))
     config = tmp_path / "config.yaml"
     config.write_text("apiVersion: llm-d.ai/v1alpha1\nkind: EndpointPickerConfig\n")

@@ -1,7 +1,7 @@
-"""A picker is replaced by a new one again and again, under load through a real Envoy, and no request fails.
+"""Rolling replacement of pickers under load through a real Envoy. No request fails.
 
-As a Kubernetes Service with two pods would have it: Envoy knows both addresses and asks both for health; the new picker is started,
-and when it is healthy the old one gets SIGTERM. Requests are streamed answers of some 300 ms, so that there are always open ones.
+This is a Kubernetes Service with two pods: Envoy knows both addresses and checks the health of both. The test starts the new picker, and
+sends SIGTERM to the old one when the new one is healthy. Requests are streamed answers of about 300 ms, so that some are always open.
 """
 
 import asyncio
@@ -14,9 +14,9 @@ from typing import Any
 import aiohttp
 
 from tests.e2e.cluster import COMPLETIONS, MODEL, Cluster, Fleet, Picker, completion, serve
-from workers.demo import envoy_config
-from workers.demo.children import Child, free_ports
-from workers.demo.stack import LOOPBACK, envoy_command, envoy_path, get, picker_config
+from workers.cli.demo import envoy_config
+from workers.cli.demo.children import Child, free_ports
+from workers.cli.demo.stack import LOOPBACK, envoy_command, envoy_path, get, picker_config
 
 ROLLS = 5
 CLIENTS = 24
@@ -29,7 +29,7 @@ CHECK_EVERY = "0.1s"
 
 
 def two_pickers(config: dict[str, Any], places: Sequence[Sequence[int]]) -> dict[str, Any]:
-    """The bootstrap with both pickers in its cluster, and their health ports checked."""
+    """Changes the bootstrap: adds both pickers to the picker's cluster, with health checks on their health ports."""
     clusters = config["static_resources"]["clusters"]
     cluster = next(c for c in clusters if c["name"] == envoy_config.PICKER_CLUSTER)
     cluster["health_checks"] = [
@@ -60,7 +60,7 @@ def two_pickers(config: dict[str, Any], places: Sequence[Sequence[int]]) -> dict
 
 
 class Rolling:
-    """Two places for a picker, an Envoy that knows both, and the load."""
+    """Holds two addresses for a picker, an Envoy that knows both, and the load."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
@@ -110,24 +110,24 @@ class Rolling:
                 self.statuses[type(failed).__name__] += 1
 
     async def rolled(self, old: Picker, place: int) -> Picker:
-        """The new one, when the old one has gone."""
+        """Replaces the old picker. Returns the new one after the old one has exited."""
         new = self.picker(place)
         async with asyncio.timeout(HEALTHY_S):
             while not self.healthy(new):
                 self.cluster.children.check()
                 await asyncio.sleep(0.02)
         old.child.signal(signal.SIGTERM)
-        told = time.monotonic()
+        signalled = time.monotonic()
         code = await asyncio.to_thread(old.child.process.wait, END_S)
         print(
-            f"picker on port {old.grpc} left {time.monotonic() - told:.2f} s after SIGTERM at {told:.2f} with exit code {code}"
+            f"picker on port {old.grpc} left {time.monotonic() - signalled:.2f} s after SIGTERM at {signalled:.2f} with exit code {code}"
         )
         assert code == 0, old.child.tail()
         self.cluster.forget(old.child)
         return new
 
 
-def test_pickers_are_rolled_under_load_and_no_request_fails(cluster: Cluster) -> None:
+def test_no_request_fails_while_pickers_are_replaced_under_load(cluster: Cluster) -> None:
     rolling = Rolling(cluster)
     picker = rolling.picker(0)
     cluster.wait(picker.child, picker.ready)

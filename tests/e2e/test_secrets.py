@@ -1,10 +1,10 @@
-"""What requests and answers say is theirs: no word of it in the log, on a page or in the name of a segment, whatever fails."""
+"""The content of requests and answers is private: no part of it appears in the log, on a page or in a segment's name, even after errors."""
 
 import os
 from pathlib import Path
 
 from tests.e2e.cluster import CHAT, COMPLETIONS, Cluster, ask, chat, completion
-from workers.demo.stack import get
+from workers.cli.demo.stack import get
 
 SECRET = "xyzzy-the-merger-is-off"
 LEAKY = """
@@ -47,21 +47,21 @@ dataLayer: {discovery: {pluginRef: file-discovery}}
 """
 
 
-def test_no_word_of_a_request_is_told_to_anybody_but_its_server(cluster: Cluster, tmp_path: Path) -> None:
+def test_no_word_of_a_request_leaves_the_picker_except_to_its_server(cluster: Cluster, tmp_path: Path) -> None:
     (tmp_path / "leaky.py").write_text(LEAKY)
     fleet = cluster.fleet(1, "--prefill-us-per-token", "1", "--decode-ms", "1")
     config = CONFIG.replace("FILE", str(fleet.file))
     picker = cluster.picker(fleet.file, f"--plugin-path={tmp_path}", "--log-level=debug", workers=1, config_text=config)
     port = cluster.envoy(picker, threads=1)
 
-    def asked(path: str, body: bytes, **headers: str) -> int:
+    def status_of(path: str, body: bytes, **headers: str) -> int:
         return ask(port, path, body, {"authorization": f"Bearer {SECRET}", **headers}).status
 
-    said = [f"{SECRET} by {how}" for how in ("heart", "float", "table", "utf-8")]
-    assert [asked(COMPLETIONS, completion(text, max_tokens=1)) for text in said] == [200, 500, 500, 500]
-    assert [asked(CHAT, chat(said[0], max_tokens=1), authorization=text) for text in said] == [200] * 4
+    texts = [f"{SECRET} by {how}" for how in ("heart", "float", "table", "utf-8")]
+    assert [status_of(COMPLETIONS, completion(text, max_tokens=1)) for text in texts] == [200] * 4
+    assert [status_of(CHAT, chat(texts[0], max_tokens=1), authorization=text) for text in texts] == [200] * 4
     wrong = f'{{"model": "m", "prompt": ["{SECRET}", 7, {{"{SECRET}": 1}}]'.encode()
-    assert [asked(COMPLETIONS, body) for body in (wrong, wrong + b"}", b"\xff" + wrong)] == [400] * 3
+    assert [status_of(COMPLETIONS, body) for body in (wrong, wrong + b"}", b"\xff" + wrong)] == [400] * 3
     decisions = get(picker.metrics, "/debug/decisions")
     assert decisions is not None and b'"refused":"invalid-body' in decisions
     log = picker.child.text()

@@ -1,4 +1,4 @@
-"""Where requests go: back to the server that knows their beginning, else evenly over servers and workers."""
+"""The spread of requests: back to the server with their prefix, otherwise evenly over servers and workers."""
 
 import asyncio
 import random
@@ -8,9 +8,9 @@ from statistics import mean
 from tests.e2e.cluster import COMPLETIONS, Cluster, Picker, ask, ask_all, completion, eventually
 from tests.e2e.conftest import SERVERS, WORKERS, Gateway
 
-LEARN_S = 0.2  # an index update takes a few milliseconds from worker to index
+LEARN_S = 0.2  # an index update takes a few milliseconds from the worker to the index
 HELD = 64
-HELD_TOKENS = 150  # 1.5 s and more
+HELD_TOKENS = 150  # at least 1.5 s
 ARRIVE_S = 0.3
 LOOKS = 4
 
@@ -20,13 +20,13 @@ def prompt(rng: random.Random, size: int = 4_000) -> str:
 
 
 def unmoved(picker: Picker) -> bool:
-    """No scrape for half a second."""
+    """Returns whether no scrape happens for half a second."""
     scrapes = picker.counter("scrapes_total")
     time.sleep(0.5)
     return picker.counter("scrapes_total") == scrapes
 
 
-def test_the_same_beginning_goes_to_the_same_server(gateway: Gateway) -> None:
+def test_prompts_with_the_same_beginning_go_to_the_same_server(gateway: Gateway) -> None:
     rng = random.Random("affinity")
     for _ in range(4):
         start = prompt(rng)
@@ -44,18 +44,18 @@ def test_different_prompts_go_to_all_servers(gateway: Gateway) -> None:
     assert len(servers) == SERVERS
 
 
-def test_a_burst_between_two_scrapes_spreads_over_equal_servers(gateway: Gateway, cluster: Cluster) -> None:
+def test_a_burst_between_two_scrapes_spreads_over_equally_loaded_servers(gateway: Gateway, cluster: Cluster) -> None:
     picker = cluster.picker(gateway.fleet.file, "--refresh-metrics-interval=600s", workers=WORKERS)
     port = cluster.envoy(picker)
     rng = random.Random("burst")
-    assert eventually(lambda: unmoved(picker)), "first scrapes do not end"
+    assert eventually(lambda: unmoved(picker)), "the first scrapes do not end"
     scrapes = picker.counter("scrapes_total")
     before = gateway.fleet.requests()
     answers = asyncio.run(
         ask_all(port, COMPLETIONS, [completion(prompt(rng, 1_000), max_tokens=40) for _ in range(200)])
     )
     counts = [now - then for now, then in zip(gateway.fleet.requests(), before, strict=True)]
-    assert picker.counter("scrapes_total") == scrapes, "the burst met a scrape"
+    assert picker.counter("scrapes_total") == scrapes, "a scrape happened during the burst"
     assert {answer.status for answer in answers} == {200}
     print(
         f"200 requests between two scrapes over {SERVERS} servers: {counts}, max/mean {max(counts) / mean(counts):.2f}"
@@ -64,7 +64,7 @@ def test_a_burst_between_two_scrapes_spreads_over_equal_servers(gateway: Gateway
 
 
 def test_concurrent_streams_spread_over_workers(gateway: Gateway, cluster: Cluster) -> None:
-    """With a gateway that has no connections yet: Envoy keeps those of an earlier peak and fills some of them first."""
+    """Uses a new gateway without connections. An older Envoy would keep the connections of an earlier peak and fill some of them first."""
     picker = cluster.picker(gateway.fleet.file, workers=WORKERS)
     port = cluster.envoy(picker)
     bodies = [completion(f"{n} spread over workers", max_tokens=HELD_TOKENS, stream=True) for n in range(HELD)]

@@ -1,4 +1,4 @@
-"""The live view beside a real picker, as a process: with requests, on a terminal, and when the picker ends."""
+"""The live view of a real picker, as a process: with requests, on a terminal, and when the picker ends."""
 
 import json
 import os
@@ -12,9 +12,9 @@ from pathlib import Path
 
 from tests.e2e.cluster import ANSWER_S, Cluster, Picker, run
 from tests.e2e.conftest import SERVERS, WORKERS, Gateway
-from workers.demo.children import environment, python
+from workers.cli.demo.children import environment, python
 
-ALTERNATE_SCREEN, BACK = b"\x1b[?1049h", b"\x1b[?1049l"
+ALTERNATE_SCREEN, MAIN_SCREEN = b"\x1b[?1049h", b"\x1b[?1049l"
 
 
 def top(picker: Picker, run_dir: Path, *flags: str) -> list[str]:
@@ -43,7 +43,7 @@ def test_the_inspector_prints_all_segments_of_the_same_picker(gateway: Gateway) 
         assert f"\n{part}, " in done.stdout
 
 
-def test_on_a_terminal_it_runs_until_q_and_leaves_the_terminal_as_it_was(gateway: Gateway) -> None:
+def test_on_a_terminal_it_runs_until_q_and_restores_the_terminal(gateway: Gateway) -> None:
     keyboard, terminal = pty.openpty()
     before = termios.tcgetattr(terminal)
     argv = top(gateway.picker, gateway.cluster.directory / "run", "--interval=200ms")
@@ -55,7 +55,7 @@ def test_on_a_terminal_it_runs_until_q_and_leaves_the_terminal_as_it_was(gateway
         shown = seen_until(keyboard, b":%d" % gateway.fleet.addresses[0][1])
         assert ALTERNATE_SCREEN in shown
         os.write(keyboard, b"q")
-        shown += seen_until(keyboard, BACK)
+        shown += seen_until(keyboard, MAIN_SCREEN)
         assert viewer.wait(ANSWER_S) == 0
     finally:
         viewer.kill()
@@ -65,7 +65,7 @@ def test_on_a_terminal_it_runs_until_q_and_leaves_the_terminal_as_it_was(gateway
     os.close(keyboard)
 
 
-def test_when_the_picker_ends_it_says_so_with_exit_code_0(cluster: Cluster) -> None:
+def test_it_reports_the_end_of_the_picker_and_exits_with_0(cluster: Cluster) -> None:
     picker = cluster.picker(cluster.fleet(1).file, workers=1)
     argv = top(picker, cluster.directory / "run", "--json", "--interval=100ms")
     viewer = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment(), text=True)
@@ -75,22 +75,22 @@ def test_when_the_picker_ends_it_says_so_with_exit_code_0(cluster: Cluster) -> N
         assert first["interval_s"] is None
         assert json.loads(viewer.stdout.readline())["interval_s"] > 0
         picker.child.signal(signal.SIGTERM)
-        _, said = viewer.communicate(timeout=ANSWER_S)
+        _, errors = viewer.communicate(timeout=ANSWER_S)
     finally:
         viewer.kill()
         viewer.communicate()
     cluster.forget(picker.child)
     assert picker.child.process.wait(ANSWER_S) == 0
     assert viewer.returncode == 0
-    assert said == f"{picker.instance} (pid {picker.child.pid}) has stopped\n"
+    assert errors == f"{picker.instance} (pid {picker.child.pid}) has stopped\n"
 
 
 def seen_until(keyboard: int, text: bytes) -> bytes:
-    """What came out up to this text."""
+    """Reads the output until it contains this text. Returns the output."""
     shown, deadline = b"", time.monotonic() + ANSWER_S
     while text not in shown:
         left = deadline - time.monotonic()
-        assert left > 0, f"{text!r} does not come, but {shown[-500:]!r}"
+        assert left > 0, f"{text!r} does not appear, but {shown[-500:]!r}"
         if select.select([keyboard], [], [], left)[0]:
             shown += os.read(keyboard, 1 << 16)
     return shown

@@ -1,7 +1,7 @@
-"""What the picker has learned of the servers' caches outlives its processes, and with a state directory the picker itself.
+"""The prefix index survives the death of the picker's processes, and with a state directory also a restart of the picker.
 
-Each group of requests has a long prefix of its own, which one server has in its cache. A round sends one request per group; its hit
-ratio is what the servers found in their caches, by their own word.
+Each group of requests has a different long prefix, which one server has cached. A round sends one request per group. Its hit ratio is the
+share of the prompt tokens that the servers report as cached.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ END_S = 15.0
 
 
 class Traffic:
-    """Rounds of requests through one gateway."""
+    """Sends rounds of requests through one gateway."""
 
     def __init__(self, port: int, generation: str) -> None:
         self.port = port
@@ -34,7 +34,7 @@ class Traffic:
         self._numbers = iter(range(10**6))
 
     async def round(self, within_s: float = 0.25) -> float:
-        """Cached tokens over all tokens of those that were answered."""
+        """Sends one round. Returns the share of cached tokens among all prompt tokens of the answered requests."""
         number = next(self._numbers)
         bodies = [
             completion(f"{self._generation} group {n} ".ljust(PREFIX_BYTES, "x") + f"question {number}", max_tokens=1)
@@ -46,7 +46,7 @@ class Traffic:
         return cached / max(1, sum(usage["prompt_tokens"] for usage in usages))
 
     async def warm(self) -> float:
-        """The ratio once every group has its server."""
+        """Sends a few rounds, so that every group has a server. Returns the hit ratio of the last one."""
         for _ in range(3):
             ratio = await self.round()
         return ratio
@@ -57,11 +57,11 @@ def events(picker: Picker) -> list[dict[str, Any]]:
 
 
 def child_pid(picker: Picker, child: str) -> int:
-    """Of the latest process in this seat that got ready."""
-    found = [
+    """Returns the pid of the latest process with this name that was ready, from the picker's log."""
+    pids = [
         event["child_pid"] for event in events(picker) if event["event"] == "child ready" and event["child"] == child
     ]
-    return int(found[-1])
+    return int(pids[-1])
 
 
 def stop(cluster: Cluster, picker: Picker) -> None:
@@ -81,7 +81,7 @@ def start(cluster: Cluster, fleet: Fleet, *flags: str) -> tuple[Picker, int]:
 
 
 async def killed_amid_traffic(picker: Picker, traffic: Traffic, *children: str) -> float:
-    """The ratio of the first round that begins a second after these were killed, while others go on."""
+    """Kills the children during traffic. Returns the hit ratio of the first round that begins BACK_S later."""
     ongoing = asyncio.ensure_future(rounds_without_end(traffic))
     try:
         await asyncio.sleep(0.3)
@@ -104,26 +104,26 @@ async def rounds_without_end(traffic: Traffic) -> None:
         await traffic.round()
 
 
-def test_what_was_learned_outlives_a_killed_worker_a_killed_supervisor_and_both(cluster: Cluster, fleet: Fleet) -> None:
+def test_the_index_survives_the_death_of_a_worker_of_the_supervisor_and_of_both(cluster: Cluster, fleet: Fleet) -> None:
     picker, port = start(cluster, fleet)
     traffic = Traffic(port, "a")
 
     async def story() -> None:
         before = await traffic.warm()
         assert before > 0.9
-        found = {
+        ratios = {
             children: await killed_amid_traffic(picker, traffic, *children)
             for children in (("worker 0",), ("supervisor",), ("worker 1", "supervisor"))
         }
-        print(f"hit ratio {before:.3f} before, {found}")
-        assert min(found.values()) > 0.95 * before
-        later = Traffic(port, "b")  # the successors learn too
+        print(f"hit ratio {before:.3f} before, {ratios}")
+        assert min(ratios.values()) > 0.95 * before
+        later = Traffic(port, "b")  # the successors learn, too
         assert await later.warm() > 0.95 * before
 
     asyncio.run(story())
 
 
-def test_a_restarted_picker_with_a_state_directory_sends_requests_where_they_went(
+def test_a_restarted_picker_with_a_state_directory_sends_requests_to_the_same_servers(
     cluster: Cluster, fleet: Fleet
 ) -> None:
     state = cluster.directory / "state"

@@ -7,7 +7,17 @@ from typing import Any
 TYPES: dict[str, Any] = {
     "object": dict, "array": list, "string": str, "boolean": bool, "null": type(None), "integer": int, "number": (int, float),
 }  # fmt: skip
-SAID_ONLY = {"$schema", "$defs", "title", "description", "default", "deprecated", "$comment", "format"}
+SAID_ONLY = {
+    "$schema",
+    "$defs",
+    "title",
+    "description",
+    "default",
+    "deprecated",
+    "$comment",
+    "format",
+    "enumDescriptions",
+}
 COMPARED = {
     "minimum": lambda value, limit: value >= limit,
     "exclusiveMinimum": lambda value, limit: value > limit,

@@ -1,4 +1,4 @@
-"""What clients ask for in headers is typed, bounded, and nothing when it is out of bounds."""
+"""Client headers are typed and bounded, and count as absent if they are out of bounds."""
 
 import math
 
@@ -30,7 +30,7 @@ def test_a_fairness_id_is_short_and_printable(value: str, read: str) -> None:
         ("a b", ""),
     ],
 )
-def test_an_objective_has_the_form_of_an_objects_name(value: str, read: str) -> None:
+def test_an_objective_has_the_form_of_a_kubernetes_object_name(value: str, read: str) -> None:
     assert ch.objective({ch.OBJECTIVE[0]: value}) == read
 
 
@@ -41,7 +41,7 @@ def test_an_objective_has_the_form_of_an_objects_name(value: str, read: str) -> 
         ("9" * 12, ch.TTL_MS_MAX), ("9" * 5000, ch.TTL_MS_MAX), ("00", None), (" 5", None),
     ],
 )  # fmt: skip
-def test_a_time_to_live_is_a_whole_number_of_milliseconds_that_is_capped(value: str, read: int | None) -> None:
+def test_a_time_to_live_is_a_capped_whole_number_of_milliseconds(value: str, read: int | None) -> None:
     assert ch.ttl_ms({ch.TTL_MS[0]: value}) == read
 
 
@@ -52,36 +52,36 @@ def test_a_time_to_live_is_a_whole_number_of_milliseconds_that_is_capped(value: 
         ("", 0.0), ("1" * 40, 0.0),
     ],
 )  # fmt: skip
-def test_a_latency_that_is_asked_for_is_finite_and_not_negative(value: str, read: float) -> None:
+def test_a_latency_objective_is_finite_and_not_negative(value: str, read: float) -> None:
     assert ch.slo_ms({ch.TTFT_SLO_MS[0]: value}, ch.TTFT_SLO_MS) == read
 
 
 @given(st.text(max_size=400))
-def test_whatever_is_sent_nothing_is_raised_but_a_refusal_of_a_model(value: str) -> None:
-    everything = {name: value for names in ch.GROUPS.values() for name in names}
-    assert len(ch.fairness_id(everything)) <= ch.FAIRNESS_CHARS_MAX
-    assert len(ch.objective(everything)) <= ch.OBJECTIVE_CHARS_MAX
-    assert (ch.ttl_ms(everything) or 1) in range(1, ch.TTL_MS_MAX + 1)
-    assert math.isfinite(ch.slo_ms(everything, ch.TPOT_SLO_MS))
+def test_no_value_raises_except_an_invalid_model_name(value: str) -> None:
+    headers = {name: value for names in ch.GROUPS.values() for name in names}
+    assert len(ch.fairness_id(headers)) <= ch.FAIRNESS_CHARS_MAX
+    assert len(ch.objective(headers)) <= ch.OBJECTIVE_CHARS_MAX
+    assert (ch.ttl_ms(headers) or 1) in range(1, ch.TTL_MS_MAX + 1)
+    assert math.isfinite(ch.slo_ms(headers, ch.TPOT_SLO_MS))
     try:
-        assert len(ch.model_rewrite(everything) or "") <= ch.MODEL_CHARS_MAX
+        assert len(ch.model_rewrite(headers) or "") <= ch.MODEL_CHARS_MAX
     except Refused as refused:
         assert "x-llm-d-model-name-rewrite" in refused.detail
 
 
 @pytest.mark.parametrize("names", [ch.FAIRNESS_ID, ch.OBJECTIVE, ch.MODEL_REWRITE, ch.TTFT_SLO_MS])
-def test_the_current_name_hides_the_older_one_even_when_it_is_empty(names: tuple[str, str]) -> None:
-    assert ch.given({names[0]: "", names[1]: "old"}, names) == ""
-    assert ch.given({names[1]: "old"}, names) == "old"
-    assert ch.given({}, names) is None
+def test_the_current_name_takes_precedence_over_the_older_one_even_if_empty(names: tuple[str, str]) -> None:
+    assert ch.first_value({names[0]: "", names[1]: "old"}, names) == ""
+    assert ch.first_value({names[1]: "old"}, names) == "old"
+    assert ch.first_value({}, names) is None
 
 
-def test_a_models_name_is_read_as_utf_8() -> None:
+def test_a_model_name_is_read_as_utf_8() -> None:
     assert ch.model_rewrite({ch.MODEL_REWRITE[0]: "é".encode().decode("latin-1")}) == "é"
     assert ch.model_rewrite({ch.MODEL_REWRITE[0]: "\xe9"}) == "é"
 
 
-def test_what_is_not_trusted_is_hidden_under_all_its_names() -> None:
+def test_untrusted_headers_are_hidden_under_all_their_names() -> None:
     assert ch.untrusted(tuple(ch.GROUPS)) == frozenset()
     assert ch.untrusted(("objective", "ttl", "slo", "model")) == frozenset(ch.FAIRNESS_ID)
     assert ch.untrusted(()) == frozenset(name for names in ch.GROUPS.values() for name in names)

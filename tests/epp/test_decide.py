@@ -1,4 +1,4 @@
-"""The hot path, with a pipeline made by hand."""
+"""The hot path, with a handmade pipeline."""
 
 from collections.abc import Generator, Sequence
 from typing import Any
@@ -8,9 +8,9 @@ import pytest
 
 from epp.candidates import Candidates, Scores
 from epp.data import WAITING
-from epp.decide import PROFILE_ROUNDS_MAX, decide
+from epp.decide import PROFILE_ROUNDS_MAX, choose
 from epp.decision import Decision
-from epp.errors import Cause, PluginFault, ProducerFailed, Refused
+from epp.errors import Cause, PluginFault, ProducerFailed, Refused, blamed
 from epp.pipeline import Pipeline, Recipe, WiredProfile, compile_pipeline
 from epp.plugin import DataProducer, Filter, NoParams, Picker, Plugin, PreRequest, Profile, Scorer
 from epp.plugins.pickers.max_score import MaxScore
@@ -20,31 +20,31 @@ from epp.request import Request, Subset
 from tests.fakes import FakePool, FakeServices, candidates, request
 
 
-def pipeline(*members: Plugin, others: Sequence[Plugin] = (), handler: Any = None) -> Pipeline:
+def pipeline(*members: Plugin, extra: Sequence[Plugin] = (), handler: Any = None) -> Pipeline:
     picker = () if any(isinstance(m, Picker) for m in members) else (MaxScore("pick", MaxScore.Params()),)
-    everyone = (*members, *picker)
-    made = compile_pipeline(
+    in_profile = (*members, *picker)
+    compiled = compile_pipeline(
         Recipe(
-            plugins=(*everyone, *others),
+            plugins=(*in_profile, *extra),
             parsers=(),
             handler=handler or SingleProfile("handler", NoParams()),
-            profiles=(WiredProfile("default", tuple((m, 1.0) for m in everyone)),),
-            producers=tuple(p for p in others if isinstance(p, DataProducer)),
+            profiles=(WiredProfile("default", tuple((m, 1.0) for m in in_profile)),),
+            producers=tuple(p for p in extra if isinstance(p, DataProducer)),
             columns=(WAITING,),
         )
     )
-    made.start(FakeServices())
-    return made
+    compiled.start(FakeServices())
+    return compiled
 
 
-def run(made: Pipeline, pool: FakePool, req: Request | None = None) -> Decision:
-    coroutine = decide(made, req or request(), pool)
+def run(compiled: Pipeline, pool: FakePool, req: Request | None = None) -> Decision:
+    coroutine = choose(compiled, req or request(), pool)
     try:
         coroutine.send(None)
     except StopIteration as done:
         result: Decision = done.value
         return result
-    raise AssertionError("the decision waits for something")
+    raise AssertionError("the decision waits")
 
 
 def test_the_shortest_queue_gets_the_request() -> None:
@@ -54,14 +54,14 @@ def test_the_shortest_queue_gets_the_request() -> None:
     assert decision.runs["default"].totals.tolist() == [0.0, 1.0, 0.5]
 
 
-def test_no_candidates_is_a_refusal() -> None:
+def test_a_request_without_candidates_is_refused() -> None:
     pool = FakePool(candidates({"waiting_requests": [5]}))
     with pytest.raises(Refused) as refused:
         run(pipeline(QueueDepth("q", NoParams())), pool, request(subset=Subset([])))
     assert refused.value.cause is Cause.NO_CANDIDATES
 
 
-def test_a_subset_is_obeyed() -> None:
+def test_the_target_comes_from_the_subset() -> None:
     pool = FakePool(candidates({"waiting_requests": [5, 1, 3]}))
     decision = run(pipeline(QueueDepth("q", NoParams())), pool, request(subset=Subset(["10.0.0.3:8000", "10.0.0.1"])))
     assert decision.targets[0].name == "pod-2"
@@ -83,13 +83,13 @@ class SeesTwo(Filter):
         return np.ones(2, dtype=bool)
 
 
-def test_filters_narrow_in_order() -> None:
+def test_each_filter_gets_what_the_one_before_kept() -> None:
     pool = FakePool(candidates({"waiting_requests": [0, 3, 0, 1]}))
     decision = run(pipeline(KeepOdd("a", NoParams()), SeesTwo("b", NoParams()), QueueDepth("q", NoParams())), pool)
     assert decision.targets[0].name == "pod-3"
 
 
-def test_filters_that_leave_nobody_refuse_the_request() -> None:
+def test_a_request_is_refused_if_the_filters_keep_no_candidate() -> None:
     with pytest.raises(Refused) as refused:
         run(pipeline(KeepNone("none", NoParams())), FakePool(candidates({"waiting_requests": [0, 3]})))
     assert refused.value.cause is Cause.NO_ENDPOINT_LEFT
@@ -100,16 +100,16 @@ class Foreign(Scorer):
         return np.array([np.nan, 7.0, -3.0])
 
 
-Foreign.__module__ = "somebody.elses"
+Foreign.__module__ = "foreign.plugins"
 
 
-def test_a_foreign_scorer_is_clipped_and_nan_counts_as_nothing() -> None:
+def test_a_foreign_scorer_is_clipped_and_nan_counts_as_0() -> None:
     decision = run(pipeline(Foreign("f", NoParams())), FakePool(candidates({"waiting_requests": [0, 0, 0]})))
     assert decision.runs["default"].totals.tolist() == [0.0, 1.0, 0.0]
 
 
 @pytest.mark.parametrize("picked", [(), (3,), (-1,), (0, 0), (0, 5)])
-def test_a_picker_that_breaks_its_contract_is_named(picked: tuple[int, ...]) -> None:
+def test_the_error_names_a_picker_that_breaks_its_contract(picked: tuple[int, ...]) -> None:
     class Bad(Picker):
         def pick(self, request: Request, candidates: Candidates, totals: Scores, profile: Profile) -> Sequence[int]:
             return picked
@@ -118,7 +118,7 @@ def test_a_picker_that_breaks_its_contract_is_named(picked: tuple[int, ...]) -> 
         run(pipeline(Bad("bad", NoParams())), FakePool(candidates({"waiting_requests": [0, 0, 0]})))
 
 
-def test_a_handler_that_never_stops_is_a_fault_and_not_a_hang() -> None:
+def test_a_handler_that_never_stops_is_a_plugin_fault() -> None:
     class Endless(SingleProfile):
         rounds = 0
 
@@ -137,7 +137,7 @@ class FailsOpen(DataProducer):
         raise ProducerFailed("no answer")
 
 
-class ComesLate(DataProducer):
+class TimesOut(DataProducer):
     def produce(self, request: Request, candidates: Candidates) -> Any:
         raise TimeoutError("not done within 1 s")
 
@@ -154,19 +154,19 @@ class Waits(DataProducer):
 def test_a_producer_that_fails_open_is_counted_and_scoring_goes_on() -> None:
     pool = FakePool(candidates({"waiting_requests": [1, 0]}))
     assert (
-        run(pipeline(QueueDepth("q", NoParams()), others=[FailsOpen("p", NoParams())]), pool).targets[0].name == "pod-1"
+        run(pipeline(QueueDepth("q", NoParams()), extra=[FailsOpen("p", NoParams())]), pool).targets[0].name == "pod-1"
     )
     assert pool.failures == [("p", "no answer")]
 
 
-def test_a_producer_that_comes_late_fails_open_under_its_own_name() -> None:
+def test_a_producer_that_times_out_fails_open() -> None:
     pool = FakePool(candidates({"waiting_requests": [1, 0]}))
-    others = [FailsOpen("p", NoParams()), ComesLate("late", NoParams())]
-    run(pipeline(QueueDepth("q", NoParams()), others=others), pool)
+    extra = [FailsOpen("p", NoParams()), TimesOut("late", NoParams())]
+    run(pipeline(QueueDepth("q", NoParams()), extra=extra), pool)
     assert pool.failures == [("p", "no answer"), ("late", "not done within 1 s")]
 
 
-def test_a_plugin_that_cannot_start_is_named() -> None:
+def test_the_error_names_a_plugin_that_cannot_start() -> None:
     class NoStart(QueueDepth):
         def start(self, services: Any) -> None:
             raise KeyError("a file")
@@ -180,17 +180,46 @@ class Text(QueueDepth):
         return "high"
 
 
-Text.__module__ = "somebody.elses"
+Text.__module__ = "foreign.plugins"
 
 
-def test_a_scorer_that_returns_no_numbers_is_told_what_to_return() -> None:
-    with pytest.raises(PluginFault, match="scorer 't' returned an object of type str; return one score per candidate"):
-        run(pipeline(Text("t", NoParams())), FakePool(candidates({"waiting_requests": [0]})))
+def test_the_error_of_a_scorer_without_numbers_says_what_to_return() -> None:
+    pool = FakePool(candidates({"waiting_requests": [0]}))
+    run(pipeline(Text("t", NoParams())), pool)
+    assert "scorer 't' returned an object of type str; return one score per candidate" in str(pool.scorer_failures)
 
 
-def test_a_decision_that_waits_is_stepped_by_its_owner() -> None:
-    made = pipeline(QueueDepth("q", NoParams()), others=[Waits("w", NoParams())])
-    coroutine = decide(made, request(), FakePool(candidates({"waiting_requests": [1, 0]})))
+class Failing(QueueDepth):
+    def score(self, request: Request, candidates: Candidates, profile: Profile) -> Any:
+        raise ZeroDivisionError
+
+
+class FailingStatic(Failing):
+    static = True
+
+
+@pytest.mark.parametrize("kind", [Failing, FailingStatic])
+def test_a_request_is_routed_without_a_scorer_that_raises(kind: type[QueueDepth]) -> None:
+    pool = FakePool(candidates({"waiting_requests": [5, 0]}))
+    compiled = pipeline(kind("f", NoParams()), QueueDepth("q", NoParams()))
+    for count in (1, 2):  # the sum of static scorers is not kept without the one that failed
+        decision = run(compiled, pool)
+        assert decision.targets[0] is pool.fixed.endpoints[1]
+        assert [blamed(problem).name for problem in pool.scorer_failures] == ["f"] * count  # type: ignore[attr-defined]
+
+
+def test_a_scorer_may_still_refuse_a_request() -> None:
+    class Refuses(QueueDepth):
+        def score(self, request: Request, candidates: Candidates, profile: Profile) -> Any:
+            raise Refused(Cause.NOT_ADMITTED)
+
+    with pytest.raises(Refused):
+        run(pipeline(Refuses("r", NoParams())), FakePool(candidates({"waiting_requests": [0]})))
+
+
+def test_a_decision_yields_the_future_that_a_producer_waits_for() -> None:
+    compiled = pipeline(QueueDepth("q", NoParams()), extra=[Waits("w", NoParams())])
+    coroutine = choose(compiled, request(), FakePool(candidates({"waiting_requests": [1, 0]})))
     assert coroutine.send(None) == "a future"
     with pytest.raises(StopIteration) as done:
         coroutine.send(None)
@@ -204,7 +233,7 @@ class Stamps(PreRequest):
 
 def test_before_send_may_add_headers() -> None:
     decision = run(
-        pipeline(QueueDepth("q", NoParams()), others=[Stamps("s", NoParams())]),
+        pipeline(QueueDepth("q", NoParams()), extra=[Stamps("s", NoParams())]),
         FakePool(candidates({"waiting_requests": [1, 0]})),
     )
     assert decision.headers == {"x-stamped": "10.0.0.2:8000"}

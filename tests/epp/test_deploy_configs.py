@@ -1,11 +1,11 @@
-"""The configurations in deploy/config are read, fit together, and say what they mean."""
+"""The configurations in deploy/config load without warnings and document the command that starts them."""
 
 from pathlib import Path
 
 import pytest
 
-from epp.config import EffectiveConfig, load
-from epp.registry import EXPERIMENTAL_TYPES
+from epp.config.load import EffectiveConfig, load
+from epp.config.registry import EXPERIMENTAL_TYPES
 
 FOLDER = Path(__file__).parents[2] / "deploy" / "config"
 FILES = sorted(FOLDER.glob("*.yaml"))
@@ -16,14 +16,14 @@ def loaded(file: Path) -> EffectiveConfig:
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
-def test_a_configuration_loads_with_nothing_to_be_told(file: Path) -> None:
+def test_a_configuration_loads_without_warnings(file: Path) -> None:
     config = loaded(file)
     assert [str(warning) for warning in config.warnings] == []
     assert config.discovery is not None
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
-def test_it_says_how_it_is_started_and_with_the_flag_that_its_plugins_need(file: Path) -> None:
+def test_its_comment_has_the_command_with_the_flags_that_its_plugins_need(file: Path) -> None:
     text = file.read_text(encoding="utf-8")
     (command,) = [line for line in text.splitlines() if line.startswith("#   epp serve ")]
     assert f"--config-file deploy/config/{file.name}" in command
@@ -32,7 +32,17 @@ def test_it_says_how_it_is_started_and_with_the_flag_that_its_plugins_need(file:
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
-def test_with_all_defaults_written_out_it_means_the_same(file: Path) -> None:
+def test_it_marks_experimental_plugins_and_names_its_schema_and_the_sample_of_its_endpoints(file: Path) -> None:
+    text = file.read_text(encoding="utf-8")
+    assert text.startswith("# yaml-language-server: $schema=epp.schema.json\n")
+    assert (FOLDER / "epp.schema.json").exists()
+    assert "deploy/endpoints.yaml is a sample" in text
+    used = {plugin["type"] for plugin in loaded(file).document["plugins"]} & EXPERIMENTAL_TYPES
+    assert {line.split()[-3] for line in text.splitlines() if line.endswith("  # experimental")} == used
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_it_is_unchanged_when_all_defaults_are_written_out(file: Path) -> None:
     config = loaded(file)
     again = load(config.as_yaml(), "effective.yaml", allow_experimental=True)
     assert again.as_yaml() == config.as_yaml()

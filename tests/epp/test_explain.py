@@ -7,7 +7,7 @@ import numpy as np
 
 from epp.candidates import Candidates, Mask, Scores
 from epp.data import KV_USAGE, WAITING
-from epp.decide import decide
+from epp.decide import choose
 from epp.errors import Cause, Refused
 from epp.explain import CANDIDATES_MAX, Explanation, Filtered, explain
 from epp.pipeline import Pipeline, Recipe, WiredProfile, compile_pipeline
@@ -31,11 +31,11 @@ class Drops(Filter):
         return np.arange(len(candidates)) != self.index
 
 
-class Says(Scorer):
-    """The same for everyone, or nothing."""
+class Constant(Scorer):
+    """The same score for each candidate, or None."""
 
     def __init__(self, score: float | None) -> None:
-        super().__init__("says", NoParams())
+        super().__init__("constant", NoParams())
         self._score = score
 
     def score(self, request: Request, candidates: Candidates, profile: Profile) -> Scores | None:
@@ -48,24 +48,24 @@ def pipeline(*members: tuple[Plugin, float], shadow: tuple[tuple[Plugin, float],
     if shadow:
         profiles.append(WiredProfile("other", (*shadow, (picker, 1.0)), shadow=True))
     plugins = {p.name: p for p, _ in (*members, *shadow)}
-    made = compile_pipeline(
+    compiled = compile_pipeline(
         Recipe(
             (*plugins.values(), picker), (), SingleProfile("h", NoParams()), tuple(profiles), (), (KV_USAGE, WAITING)
         )
     )
-    made.start(FakeServices())
-    return made
+    compiled.start(FakeServices())
+    return compiled
 
 
-def explained(made: Pipeline, pool: FakePool) -> Explanation:
-    asked = request(b"some prompt that nobody may see", fairness_id="team-a", body_bytes=31)
+def explained(compiled: Pipeline, pool: FakePool) -> Explanation:
+    r = request(b"a secret prompt", fairness_id="team-a", body_bytes=31)
     try:
-        decide(made, asked, pool).send(None)
+        choose(compiled, r, pool).send(None)
     except StopIteration as done:
-        return explain(made, asked, done.value)
+        return explain(compiled, r, done.value)
     except Refused as refused:
-        return explain(made, asked, None, refused)
-    raise AssertionError("nothing here waits")
+        return explain(compiled, r, None, refused)
+    raise AssertionError("no plugin here waits")
 
 
 QUEUE, KV = QueueDepth("queue", NoParams()), KvUtilization("kv", NoParams())
@@ -75,7 +75,7 @@ def three() -> FakePool:
     return FakePool(candidates({"waiting_requests": [4, 0, 2], "kv_cache_usage": [0.1, 0.9, 0.3]}, inflight=[0, 0, 0]))
 
 
-def test_each_candidate_has_every_scorer_s_value_times_its_weight_best_first() -> None:
+def test_candidates_are_best_first_with_each_score_and_weight() -> None:
     # queue: (4 - x) / 4 of [4, 0, 2] = [0, 1, 0.5], times 2; kv: 1 - [0.1, 0.9, 0.3], times 3.
     (profile,) = explained(pipeline((QUEUE, 2.0), (KV, 3.0)), three()).profiles
     rows = {
@@ -91,22 +91,22 @@ def test_each_candidate_has_every_scorer_s_value_times_its_weight_best_first() -
     assert (profile.picked, profile.runner_up, profile.margin) == (["pod-2"], "pod-0", 0.4)
 
 
-def test_a_static_scorer_is_explained_although_it_was_not_asked_for_this_decision() -> None:
-    made = pipeline((KV, 1.0))
+def test_a_static_scorer_is_explained_even_if_it_was_not_called_for_this_decision() -> None:
+    compiled = pipeline((KV, 1.0))
     pool = three()
-    first, second = explained(made, pool), explained(made, pool)
+    first, second = explained(compiled, pool), explained(compiled, pool)
     assert first.profiles[0].candidates == second.profiles[0].candidates
     assert [s.raw for c in second.profiles[0].candidates for s in c.scores] == [0.9, 0.7, 0.1]
 
 
-def test_the_values_are_those_that_the_decision_was_made_on() -> None:
+def test_the_values_are_those_that_the_decision_used() -> None:
     (profile,) = explained(pipeline((QUEUE, 1.0)), three()).profiles
     values = {c.endpoint: c.values for c in profile.candidates}
     assert values["pod-1"] == {"inflight_requests": 0.0, "kv_cache_usage": 0.9, "waiting_requests": 0.0}
     assert {c.state for c in profile.candidates} == {"fresh"}
 
 
-def test_every_filter_is_told_with_whom_it_dropped() -> None:
+def test_each_filter_is_listed_with_the_candidates_that_it_dropped() -> None:
     (profile,) = explained(pipeline((Drops(0), 1.0), (Drops(1), 1.0), (QUEUE, 1.0)), three()).profiles
     assert [(f.filter, f.kept, f.dropped, f.names) for f in profile.filters] == [
         ("drops-0", 2, 1, ["pod-0"]),
@@ -115,57 +115,57 @@ def test_every_filter_is_told_with_whom_it_dropped() -> None:
     assert (profile.picked, profile.runner_up, profile.margin, profile.tied) == (["pod-1"], "", None, 1)
 
 
-def test_a_refusal_tells_which_filter_left_nobody() -> None:
-    found = explained(pipeline((Drops(9), 1.0), (Drops(0), 1.0), (Drops(1), 1.0), (Drops(0), 1.0)), three())
-    assert found.refused.startswith(Cause.NO_ENDPOINT_LEFT.value)
-    (profile,) = found.profiles
+def test_a_refusal_shows_the_filter_that_kept_no_candidate() -> None:
+    refusal = explained(pipeline((Drops(9), 1.0), (Drops(0), 1.0), (Drops(1), 1.0), (Drops(0), 1.0)), three())
+    assert refusal.refused.startswith(Cause.NO_ENDPOINT_LEFT.value)
+    (profile,) = refusal.profiles
     assert [(f.filter, f.kept) for f in profile.filters] == [
         ("drops-9", 3),
         ("drops-0", 2),
         ("drops-1", 1),
         ("drops-0", 0),
     ]
-    assert profile.candidates == [] and found.targets == []
+    assert profile.candidates == [] and refusal.targets == []
 
 
-def test_equal_totals_are_told_as_a_tie() -> None:
-    (profile,) = explained(pipeline((Says(0.5), 2.0)), three()).profiles
+def test_equal_totals_count_as_tied() -> None:
+    (profile,) = explained(pipeline((Constant(0.5), 2.0)), three()).profiles
     assert (profile.tied, profile.margin) == (3, 0.0)
-    (profile,) = explained(pipeline((Says(None), 2.0)), three()).profiles
+    (profile,) = explained(pipeline((Constant(None), 2.0)), three()).profiles
     assert {s.raw for c in profile.candidates for s in c.scores} == {0.0}
 
 
-def test_endpoints_that_are_down_are_told_like_those_that_a_filter_dropped() -> None:
+def test_endpoints_that_are_down_appear_as_dropped_by_a_filter() -> None:
     down = FakePool(candidates({"waiting_requests": [4, 0, 2], "kv_cache_usage": [0, 0, 0]}, down=[False, True, False]))
     (profile,) = explained(pipeline((QUEUE, 1.0)), down).profiles
-    assert profile.filters == [Filtered("(not down)", kept=2, dropped=1, names=["pod-1"])]
+    assert profile.filters == [Filtered("(not down or ejected)", kept=2, dropped=1, names=["pod-1"])]
     (profile,) = explained(pipeline((Drops(0), 1.0), (QUEUE, 1.0)), down).profiles
     assert [(step.filter, step.kept, step.names) for step in profile.filters] == [
         ("drops-0", 2, ["pod-0"]),
-        ("(not down)", 1, ["pod-1"]),
+        ("(not down or ejected)", 1, ["pod-1"]),
     ]
 
 
-def test_a_shadow_profile_is_told_as_such() -> None:
-    found = explained(pipeline((QUEUE, 1.0), shadow=((KV, 1.0),)), three())
-    assert [(p.profile, p.shadow, p.picked) for p in found.profiles] == [
+def test_a_shadow_profile_is_marked_as_shadow() -> None:
+    explanation = explained(pipeline((QUEUE, 1.0), shadow=((KV, 1.0),)), three())
+    assert [(p.profile, p.shadow, p.picked) for p in explanation.profiles] == [
         ("default", False, ["pod-1"]),
         ("other", True, ["pod-0"]),
     ]
-    assert found.targets == ["10.0.0.2:8000"]
+    assert explanation.targets == ["10.0.0.2:8000"]
 
 
-def test_of_many_candidates_the_best_are_shown_and_the_rest_counted() -> None:
+def test_the_best_candidates_are_shown_and_the_rest_are_counted() -> None:
     many = FakePool(candidates({"waiting_requests": [float(i) for i in range(1000)]}))
     (profile,) = explained(pipeline((QUEUE, 1.0)), many).profiles
     assert len(profile.candidates) == CANDIDATES_MAX and profile.more == 1000 - CANDIDATES_MAX
     assert profile.candidates[0].endpoint == "pod-0"
 
 
-def test_no_prompt_text_is_in_it_and_it_survives_both_encodings() -> None:
-    found = explained(pipeline((QUEUE, 1.0)), three())
+def test_an_explanation_contains_no_prompt_and_survives_both_encodings() -> None:
+    explanation = explained(pipeline((QUEUE, 1.0)), three())
     for codec in (msgspec.json, msgspec.msgpack):
-        data: Any = codec.encode(found)
+        data: Any = codec.encode(explanation)
         assert b"prompt" not in data
-        assert codec.decode(data, type=Explanation) == found
-    assert (found.flow, found.body_bytes) == ("team-a", 31)
+        assert codec.decode(data, type=Explanation) == explanation
+    assert (explanation.flow, explanation.body_bytes) == ("team-a", 31)

@@ -1,4 +1,4 @@
-"""Which plugin failed, and the pipeline without it."""
+"""Isolation: which plugin failed, and the pipeline without it."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ import pytest
 from epp import instrument
 from epp.candidates import Candidates, Mask, Scores
 from epp.decide import check_picked, run
-from epp.errors import PluginFault
+from epp.errors import PluginFault, blame
 from epp.instrument import Point
 from epp.isolation import FAULTS_MAX, WITHIN_S, Faults, culprit, dispensable, without
 from epp.pipeline import Recipe, WiredProfile, compile_pipeline
@@ -60,12 +60,12 @@ class WrongPick(Picker):
 
 def recipe(*members: Plugin, plugins: tuple[Plugin, ...] = ()) -> Recipe:
     picker = next((m for m in members if isinstance(m, Picker)), MaxScore("p", MaxScore.Params()))
-    everyone = tuple(dict.fromkeys((*members, picker)))
+    in_profile = tuple(dict.fromkeys((*members, picker)))
     return Recipe(
-        plugins=(*everyone, *plugins),
+        plugins=(*in_profile, *plugins),
         parsers=(),
         handler=SingleProfile("h", NoParams()),
-        profiles=(WiredProfile("default", tuple((m, 1.0) for m in everyone)),),
+        profiles=(WiredProfile("default", tuple((m, 1.0) for m in in_profile)),),
         producers=tuple(p for p in plugins if isinstance(p, DataProducer)),
     )
 
@@ -79,7 +79,7 @@ def timed(_point: Point, _plugin: Plugin, call: Any) -> Any:
 
 @pytest.mark.parametrize("wrap", [instrument.bare, timed])
 @pytest.mark.parametrize("cls", [Raises, Misshapen, RaisesMask, WrongPick])
-def test_the_plugin_is_found_whatever_it_did_wrong(cls: type[Plugin], wrap: Any) -> None:
+def test_the_failing_plugin_is_found_for_each_kind_of_fault(cls: type[Plugin], wrap: Any) -> None:
     wrong = cls("wrong", NoParams())
     profile = compile_pipeline(recipe(wrong), wrap).profiles["default"]
     with pytest.raises(Exception) as raised:
@@ -87,25 +87,22 @@ def test_the_plugin_is_found_whatever_it_did_wrong(cls: type[Plugin], wrap: Any)
     assert culprit(raised.value) is wrong
 
 
-def test_a_fault_of_ours_is_nobodys() -> None:
+def test_an_exception_outside_plugins_has_no_culprit() -> None:
     with pytest.raises(ZeroDivisionError) as raised:
         1 / 0
     assert culprit(raised.value) is None
     assert culprit(ValueError("never raised")) is None
 
 
-def test_of_plugins_that_call_each_other_it_is_the_innermost() -> None:
-    class Outer(Scorer):
-        def score(self, request: Request, candidates: Candidates, profile: Profile) -> Scores | None:
-            return inner.score(request, candidates, profile)
-
-    inner, outer = Raises("inner", NoParams()), Outer("outer", NoParams())
-    with pytest.raises(ZeroDivisionError) as raised:
-        outer.score(request(), candidates({"waiting_requests": [1]}), None)  # type: ignore[arg-type]
-    assert culprit(raised.value) is inner
+def test_the_innermost_plugin_of_nested_calls_is_the_culprit() -> None:
+    inner, outer = Raises("inner", NoParams()), Raises("outer", NoParams())
+    problem = ZeroDivisionError()
+    for caller in (inner, outer):  # in the order in which the exception passes them
+        blame(problem, caller)
+    assert culprit(problem) is inner
 
 
-def test_a_picker_is_named_by_the_rule_that_it_breaks() -> None:
+def test_the_error_names_the_picker_that_broke_a_rule() -> None:
     profile = compile_pipeline(recipe(WrongPick("wrong", NoParams()))).profiles["default"]
     with pytest.raises(PluginFault, match="picker 'wrong'"):
         check_picked(profile, [99], 2)
@@ -120,12 +117,12 @@ def test_a_picker_is_named_by_the_rule_that_it_breaks() -> None:
         ((Filter, Scorer), False), ((Scorer, Picker), False), ((), False),
     ],
 )  # fmt: skip
-def test_scorers_producers_and_listeners_can_be_spared_and_who_says_no_cannot(points: Any, expected: bool) -> None:
+def test_plugins_that_refuse_or_choose_are_indispensable_and_others_are_not(points: Any, expected: bool) -> None:
     cls = type("Made", points or (Plugin,), {})
     assert dispensable(cls("made", NoParams())) is expected
 
 
-def test_a_recipe_without_a_plugin_has_it_nowhere() -> None:
+def test_a_recipe_without_a_plugin_makes_no_calls_of_it() -> None:
     both = type("Both", (DataProducer, Scorer, ResponseComplete), {})("both", NoParams())
     other = Raises("other", NoParams())
     whole = recipe(both, other, plugins=(both,))
@@ -139,15 +136,15 @@ def test_a_recipe_without_a_plugin_has_it_nowhere() -> None:
 def test_five_faults_within_a_minute_are_too_many() -> None:
     faults = Faults()
     assert [faults.too_many("a", now) for now in range(FAULTS_MAX)] == [False] * (FAULTS_MAX - 1) + [True]
-    assert not faults.too_many("b", 3.0), "each is counted alone"
+    assert not faults.too_many("b", 3.0), "faults are counted per plugin"
 
 
-def test_faults_far_apart_are_borne() -> None:
+def test_faults_far_apart_are_tolerated() -> None:
     faults = Faults()
     assert not any(faults.too_many("a", now * WITHIN_S / 3) for now in range(50))
 
 
-def test_after_a_pause_one_more_is_too_many_for_a_minute() -> None:
+def test_for_a_minute_after_a_pause_one_more_fault_is_too_many() -> None:
     faults = Faults()
     faults.tried_again("a", 100.0)
     assert faults.too_many("a", 100.0 + WITHIN_S)

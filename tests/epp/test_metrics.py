@@ -1,4 +1,4 @@
-"""Metrics by name: bounds of labels, older names, and what dashboards expect of names, labels and buckets."""
+"""Declared metrics: bounds of label values, older names, and the names, labels and buckets that dashboards expect."""
 
 import re
 
@@ -6,12 +6,33 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from epp import metrics
-from epp.metrics import ATTEMPTS, ERROR, GROUPS, OTHER, PREFIX, REQUEST, TWINS, LabelCaps, Metric
+from epp.metrics import OTHER, PREFIX, Group, Metric
+from epp.metrics.catalogue import MODULES
+from epp.metrics.computed import POOL_AVERAGES
+from epp.metrics.label_caps import PINNED_MAX, LabelCaps
+from epp.metrics.older_names import TWINS, older_name
+from epp.metrics.series import (
+    ATTEMPTS,
+    BETWEEN_CHUNKS,
+    CACHED_TOKENS,
+    DURATION,
+    ERROR,
+    GROUPS,
+    INPUT_TOKENS,
+    OUTPUT_TOKENS,
+    PER_OUTPUT_TOKEN,
+    REQUEST,
+    REQUEST_BYTES,
+    RESPONSE_BYTES,
+    STREAMING_PER_TOKEN,
+    TTFT_STREAMING,
+    TTFT_WHOLE,
+)
 
 DECLARED = {
     metric.name: metric
-    for value in vars(metrics).values()
+    for module in MODULES
+    for value in vars(module).values()
     for metric in ([value] if isinstance(value, Metric) else value if isinstance(value, tuple) else ())
     if isinstance(metric, Metric)
 } | {
@@ -21,18 +42,18 @@ DECLARED = {
 }
 
 
-def test_a_value_once_admitted_is_never_folded_and_what_comes_too_late_is() -> None:
+def test_an_admitted_value_is_never_folded_and_a_value_beyond_the_limit_is() -> None:
     caps = LabelCaps(models_max=2, fairness_ids_max=1)
     assert [caps.model(name) for name in ("a", "b", "c", "a", "c", "b")] == ["a", "b", OTHER, "a", OTHER, "b"]
     assert [caps.fairness_id(name) for name in ("a", "z", "a")] == ["a", OTHER, "a"]
 
 
-def test_empty_values_and_other_need_no_place() -> None:
+def test_empty_values_and_other_do_not_count_against_the_limit() -> None:
     caps = LabelCaps(models_max=1, fairness_ids_max=1)
     assert [caps.model(name) for name in ("", OTHER, "a", "", "b")] == ["", OTHER, "a", "", OTHER]
 
 
-def test_model_and_target_share_one_set_over_all_groups_of_a_worker() -> None:
+def test_model_and_target_share_one_limit_over_all_groups() -> None:
     caps = LabelCaps(models_max=2, fairness_ids_max=1)
     request, error, attempts = (caps.fold(group) for group in (REQUEST, ERROR, ATTEMPTS))
     assert request(("a", "b", "gold", "7")) == ("a", "b", "gold", "7")
@@ -42,7 +63,7 @@ def test_model_and_target_share_one_set_over_all_groups_of_a_worker() -> None:
 
 
 @given(st.lists(st.text(max_size=3), max_size=40), st.integers(0, 5))
-def test_no_more_values_are_seen_than_allowed(values: list[str], limit: int) -> None:
+def test_no_more_values_are_admitted_than_the_limit(values: list[str], limit: int) -> None:
     caps = LabelCaps(models_max=limit)
     seen = {caps.model(value) for value in values} - {"", OTHER}
     assert len(seen) <= limit
@@ -50,25 +71,25 @@ def test_no_more_values_are_seen_than_allowed(values: list[str], limit: int) -> 
 
 
 @pytest.mark.parametrize("group", GROUPS, ids=lambda group: group.name)
-def test_label_sets_of_groups_are_named_once(group: metrics.Group) -> None:
+def test_labels_and_histogram_keys_of_a_group_are_unique(group: Group) -> None:
     assert len(set(group.labels)) == len(group.labels)
     keys = [histogram.key for histogram in group.histograms]
     assert len(set(keys)) == len(keys)
 
 
-def test_the_indices_of_the_hot_path_name_the_histograms() -> None:
+def test_the_indices_of_request_histograms_match_the_group() -> None:
     names = {
-        metrics.DURATION: "request_duration_seconds",
-        metrics.REQUEST_BYTES: "request_size_bytes",
-        metrics.RESPONSE_BYTES: "response_size_bytes",
-        metrics.INPUT_TOKENS: "request_input_tokens",
-        metrics.OUTPUT_TOKENS: "request_output_tokens",
-        metrics.CACHED_TOKENS: "request_cached_tokens",
-        metrics.PER_OUTPUT_TOKEN: "request_ntpot_seconds",
-        metrics.TTFT_STREAMING: "request_ttft_seconds@true",
-        metrics.TTFT_WHOLE: "request_ttft_seconds@false",
-        metrics.STREAMING_PER_TOKEN: "request_streaming_tpot_seconds",
-        metrics.BETWEEN_CHUNKS: "request_streaming_itl_seconds",
+        DURATION: "request_duration_seconds",
+        REQUEST_BYTES: "request_size_bytes",
+        RESPONSE_BYTES: "response_size_bytes",
+        INPUT_TOKENS: "request_input_tokens",
+        OUTPUT_TOKENS: "request_output_tokens",
+        CACHED_TOKENS: "request_cached_tokens",
+        PER_OUTPUT_TOKEN: "request_ntpot_seconds",
+        TTFT_STREAMING: "request_ttft_seconds@true",
+        TTFT_WHOLE: "request_ttft_seconds@false",
+        STREAMING_PER_TOKEN: "request_streaming_tpot_seconds",
+        BETWEEN_CHUNKS: "request_streaming_itl_seconds",
     }
     assert names == dict(enumerate(histogram.key for histogram in REQUEST.histograms))
 
@@ -90,14 +111,14 @@ def test_the_indices_of_the_hot_path_name_the_histograms() -> None:
         ("extproc_stream_duration_seconds", 14, (0.001, 600.0)),
     ],
 )
-def test_buckets_are_those_of_the_field(name: str, count: int, some: tuple[float, ...]) -> None:
+def test_buckets_are_those_of_the_reference_picker(name: str, count: int, some: tuple[float, ...]) -> None:
     buckets = DECLARED[name].buckets
     assert len(buckets) == count
     assert set(some) <= set(buckets)
     assert list(buckets) == sorted(set(buckets))
 
 
-def test_every_metric_says_what_it_is_by_a_name_that_fits_its_kind() -> None:
+def test_each_metric_has_a_help_text_and_a_name_that_fits_its_kind() -> None:
     for name, metric in DECLARED.items():
         assert re.fullmatch(r"[a-z][a-z0-9_]*", name)
         assert metric.help
@@ -105,7 +126,7 @@ def test_every_metric_says_what_it_is_by_a_name_that_fits_its_kind() -> None:
         assert bool(metric.buckets) == (metric.kind == "histogram")
 
 
-def test_models_that_operators_name_take_no_place_of_others_and_are_never_folded() -> None:
+def test_pinned_models_are_never_folded_and_do_not_count_against_the_limit() -> None:
     caps = LabelCaps(models_max=1)
     caps.pin(["ours", "mine"])
     assert [caps.model(name) for name in ("ours", "theirs", "late", "mine", "")] == [
@@ -115,14 +136,14 @@ def test_models_that_operators_name_take_no_place_of_others_and_are_never_folded
         "mine",
         "",
     ]
-    caps.pin(f"m{n}" for n in range(2 * metrics.PINNED_MAX))
-    assert caps.model("m0") == "m0" and caps.model(f"m{2 * metrics.PINNED_MAX - 1}") == OTHER
+    caps.pin(f"m{n}" for n in range(2 * PINNED_MAX))
+    assert caps.model("m0") == "m0" and caps.model(f"m{2 * PINNED_MAX - 1}") == OTHER
 
 
-def test_twins_are_the_older_names_that_dashboards_ask_for() -> None:
+def test_twins_are_older_names_of_declared_metrics() -> None:
     of_plugins = {"prefix_indexer_hit_ratio", "prefix_indexer_hit_bytes", "disagg_decision_total", "pd_decision_total"}
-    of_figures = {metric.name for metric in metrics.POOL_AVERAGES.values()}
-    assert set(TWINS) <= set(DECLARED) | of_plugins | of_figures
+    averages = {metric.name for metric in POOL_AVERAGES.values()}
+    assert set(TWINS) <= set(DECLARED) | of_plugins | averages
     prefixes = (
         "inference_objective_",
         "inference_pool_",
@@ -133,10 +154,10 @@ def test_twins_are_the_older_names_that_dashboards_ask_for() -> None:
     assert all(twin.name.startswith(prefixes) for twin in TWINS.values())
     assert len({twin.name for twin in TWINS.values()}) == len(TWINS)
     assert TWINS["request_size_bytes"].name == "inference_objective_request_sizes"
-    assert metrics.older_name(REQUEST.counters[0]) == f"Older name of {PREFIX}request_total."
+    assert older_name(REQUEST.counters[0]) == f"Older name of {PREFIX}request_total."
 
 
-def test_a_twin_finds_its_labels_among_ours_under_their_new_names() -> None:
+def test_a_twin_finds_its_labels_among_the_new_names() -> None:
     assert TWINS["request_total"].places(REQUEST.labels) == (0, 1, 3)
     assert TWINS["request_error_total"].places(ERROR.labels) == (0, 1, 4)
     assert TWINS["request_running"].places(REQUEST.labels) == (0,)

@@ -1,3 +1,5 @@
+"""Quantities, sizes, durations and booleans as operators write them."""
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -39,7 +41,7 @@ def test_a_quantity_is_read_as_kubernetes_reads_it(text: str, value: int) -> Non
         "1e999",
     ],
 )
-def test_what_is_no_quantity_is_refused(text: str) -> None:
+def test_a_text_that_is_not_a_quantity_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"quantity|64-bit"):
         parse_quantity(text)
 
@@ -64,7 +66,7 @@ def test_a_duration_is_read_as_go_reads_it(text: str, seconds: float) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "5", "s", "1s ", "1 s", "1d", "1m 30s", "--1s", ".s", "9999999999h", "1s" * 60])
-def test_what_is_no_duration_is_refused(text: str) -> None:
+def test_a_text_that_is_not_a_duration_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"duration|292 years"):
         parse_duration(text)
 
@@ -77,7 +79,7 @@ def test_a_duration_is_the_sum_of_its_parts(hours: int, minutes: int, millisecon
 
 
 @given(st.text(max_size=12))
-def test_no_text_raises_anything_but_value_error(text: str) -> None:
+def test_any_text_is_parsed_or_raises_value_error(text: str) -> None:
     for parse in (parse_quantity, parse_duration, parse_size, parse_bool):
         try:
             parse(text)
@@ -85,7 +87,7 @@ def test_no_text_raises_anything_but_value_error(text: str) -> None:
             assert str(error)
 
 
-def test_booleans_are_those_of_go_in_any_case() -> None:
+def test_booleans_are_those_of_go_in_upper_or_lower_case() -> None:
     assert [parse_bool(text) for text in ("1", "t", "TRUE", " true ")] == [True] * 4
     assert [parse_bool(text) for text in ("0", "F", "false")] == [False] * 3
     with pytest.raises(ValueError, match="'yes' is neither true nor false"):

@@ -1,8 +1,8 @@
-"""A small gateway: ext_proc streams over raw HTTP/2, on as many connections as its streams need, each known by its local port.
+"""A small gateway: sends ext_proc streams over raw HTTP/2, and opens more connections when its streams need them.
 
-It keeps the rules that matter to a picker that dies or drains: no more streams on a connection than the picker allows, none
-after a GOAWAY; a stream that the GOAWAY says was not looked at is asked anew elsewhere. It sends little, so it does not count
-windows. Every stream ends in one `Ending`.
+It follows the rules that matter when a picker dies or drains: it opens no more streams on a connection than the picker allows, and none
+after a GOAWAY. If the GOAWAY says that the picker did not process a stream, the gateway repeats the stream on another connection. It
+sends little data, so it ignores the peer's windows. Every stream has one `Ending`.
 """
 
 import asyncio
@@ -10,7 +10,9 @@ import contextlib
 import enum
 import itertools
 import json
+import ssl
 import struct
+from collections.abc import Sequence
 from typing import Any
 
 import hpack
@@ -24,26 +26,26 @@ PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 HUGE = (1 << 31) - 1
 FRAME_MAX = 16384
 VARIANTS = 64
-LIMIT_UNKNOWN = 8  # streams of a connection that has not said how many it takes
+LIMIT_UNKNOWN = 8  # streams of a connection before its limit is known
 CANCEL = 8
 CONNECT_S = 10.0
 
 
 class Ending(enum.Enum):
-    """How a stream ended, for its client."""
+    """How a stream ended, as the client saw it."""
 
     OK = "ok"
-    REFUSED = "refused"  # an error answer, or a gRPC status
-    LOST = "lost"  # the connection went, or the stream was reset
-    CANCELLED = "cancelled"  # by us
+    REFUSED = "refused"  # an error answer, or a gRPC status other than 0
+    LOST = "lost"  # the connection was lost, or the stream was reset
+    CANCELLED = "cancelled"  # by this client
 
 
 class Lost(Exception):
-    """The stream is gone."""
+    """The stream was lost."""
 
 
-class Untouched(Lost):
-    """The stream is gone, and the server never looked at it."""
+class Unprocessed(Lost):
+    """The stream was lost, and the server never processed it."""
 
 
 def frame(kind: int, flags: int, number: int, payload: bytes = b"") -> bytes:
@@ -56,7 +58,7 @@ def framed(message: Any) -> bytes:
 
 
 def header_block(path: str = METHOD) -> bytes:
-    """A block that changes no table, so that it serves all streams."""
+    """Encodes a header block that changes no header table, so that all streams can send the same bytes."""
     fields = (
         (":method", "POST"),
         (":scheme", "http"),
@@ -70,7 +72,7 @@ def header_block(path: str = METHOD) -> bytes:
 
 
 def request(number: int) -> bytes:
-    """Headers and body of a completion."""
+    """Encodes headers and body of a completion request."""
     head, body = pb.ProcessingRequest(), pb.ProcessingRequest()
     for name, value in ((":method", "POST"), (":path", "/v1/completions"), ("x-request-id", f"storm-{number}")):
         head.request_headers.headers.headers.add(key=name, raw_value=value.encode())
@@ -80,12 +82,34 @@ def request(number: int) -> bytes:
 
 
 def response() -> bytes:
-    """Headers and body of the model server's answer."""
+    """Encodes headers and body of the model server's answer."""
     head, body = pb.ProcessingRequest(), pb.ProcessingRequest()
     head.response_headers.headers.headers.add(key=":status", raw_value=b"200")
     body.response_body.body = json.dumps({"usage": {"prompt_tokens": 40, "completion_tokens": 7}}).encode()
     body.response_body.end_of_stream = True
     return framed(head) + framed(body)
+
+
+def long_request(size: int, piece: int = 64 << 10) -> list[bytes]:
+    """Encodes headers, and a completion request of about `size` bytes in pieces, as gateways send it."""
+    body = json.dumps({"model": "sim-model", "prompt": "long word " * (size // 10)}).encode()
+    messages = [framed(pb.ProcessingRequest.FromString(request(0)[5 : 5 + int.from_bytes(request(0)[1:5], "big")]))]
+    for at in range(0, len(body), piece):
+        last = at + piece >= len(body)
+        messages.append(
+            framed(pb.ProcessingRequest(request_body=pb.HttpBody(body=body[at : at + piece], end_of_stream=last)))
+        )
+    return messages
+
+
+def event_stream(events: int) -> list[bytes]:
+    """Encodes headers and events of a streamed answer."""
+    head = pb.ProcessingRequest()
+    for name, value in ((":status", b"200"), ("content-type", b"text/event-stream")):
+        head.response_headers.headers.headers.add(key=name, raw_value=value)
+    event = b'data: {"choices":[{"text":" token"}]}\n\n'
+    bodies = [pb.HttpBody(body=event, end_of_stream=number == events - 1) for number in range(events)]
+    return [framed(head), *(framed(pb.ProcessingRequest(response_body=body)) for body in bodies)]
 
 
 BLOCK = header_block()
@@ -94,12 +118,12 @@ RESPONSE = response()
 
 
 class Stream:
-    """One stream, as its client sees it."""
+    """The client's side of one stream."""
 
     def __init__(self, connection: "Connection", number: int) -> None:
         self.connection = connection
         self.number = number
-        self.status: str | None = None  # gRPC's, once the stream has ended
+        self.status: str | None = None  # the gRPC status, once the stream has ended
         self.messages: list[bytes] = []
         self._rest = b""
         self._lost: Lost | None = None
@@ -111,14 +135,14 @@ class Stream:
             self.connection.write(frame(DATA, END_STREAM if end else 0, self.number, data[at : at + FRAME_MAX]))
 
     async def take(self, count: int) -> list[bytes]:
-        """So many messages, or fewer if the stream ended. Raises Lost."""
+        """Waits for the next `count` messages and returns them. Returns fewer if the stream ended. Raises Lost."""
         while len(self.messages) < count and self.status is None:
             await self._change()
         taken, self.messages = self.messages[:count], self.messages[count:]
         return taken
 
     async def end(self) -> str:
-        """The gRPC status. Raises Lost."""
+        """Waits for the end of the stream. Returns the gRPC status. Raises Lost."""
         while self.status is None:
             await self._change()
         return self.status
@@ -133,7 +157,7 @@ class Stream:
         self._changed.clear()
         await self._changed.wait()
 
-    # What the connection calls.
+    # Called by the connection.
 
     def fed(self, data: bytes) -> None:
         self._rest += data
@@ -152,7 +176,7 @@ class Stream:
 
 
 class Connection(asyncio.Protocol):
-    """One connection; `port` is ours, and says which worker has the other end."""
+    """One connection. `port`: the local port; by it tests find the worker at the other end."""
 
     def __init__(self) -> None:
         self.streams: dict[int, Stream] = {}
@@ -180,7 +204,7 @@ class Connection(asyncio.Protocol):
             self._transport.write(data)
 
     async def close(self) -> None:
-        """At once, and wait until it is."""
+        """Aborts the connection and waits until it is closed."""
         self.closing = True
         self._transport.abort()
         await self.gone.wait()
@@ -188,7 +212,7 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: Any) -> None:
         self._transport = transport
         self.port = transport.get_extra_info("sockname")[1]
-        settings = struct.pack(">HIHI", 4, HUGE, 1, 0)  # windows as large as can be; no header table
+        settings = struct.pack(">HIHI", 4, HUGE, 1, 0)  # the largest windows, and no header table
         self.write(PREFACE + frame(SETTINGS, 0, 0, settings) + frame(WINDOW, 0, 0, struct.pack(">I", HUGE - 65535)))
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -244,17 +268,18 @@ class Connection(asyncio.Protocol):
     def _goaway(self, last: int) -> None:
         self.closing = True
         for number in [number for number in self.streams if number > last]:
-            self.streams.pop(number).lost(Untouched("not looked at before GOAWAY"))
+            self.streams.pop(number).lost(Unprocessed("not processed before GOAWAY"))
 
 
 class Gateway:
-    """Connections to one picker, opened when all others are full."""
+    """Keeps connections to one picker, with TLS if there is a context. Opens a new one when all others are full."""
 
-    def __init__(self, port: int, host: str = "127.0.0.1") -> None:
+    def __init__(self, port: int, host: str = "127.0.0.1", context: ssl.SSLContext | None = None) -> None:
         self.port, self.host = port, host
-        self.connections: list[Connection] = []  # that may take streams
+        self._context = context
+        self.connections: list[Connection] = []  # connections that may take streams
         self._all: list[Connection] = []
-        self.refused = 0  # connections that nobody took
+        self.refused = 0  # connections that were refused
         self._opening = asyncio.Lock()
 
     async def stream(self) -> Stream:
@@ -271,26 +296,38 @@ class Gateway:
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(CONNECT_S):
-                _, connection = await loop.create_connection(Connection, self.host, self.port)
+                _, connection = await loop.create_connection(Connection, self.host, self.port, ssl=self._context)
         except OSError:
             self.refused += 1
             await asyncio.sleep(0.05)
         else:
             self.connections.append(connection)
-            self._all = [known for known in self._all if not known.gone.is_set()] + [connection]
+            self._all = [old for old in self._all if not old.gone.is_set()] + [connection]
+
+    async def whole(self, pieces: Sequence[bytes], answer: Sequence[bytes]) -> Ending:
+        """Runs one request. `pieces`: its messages. `answer`: those of its answer. Repeats a request that the picker never processed."""
+        while True:
+            with contextlib.suppress(Unprocessed):
+                try:
+                    stream = await self.stream()
+                    return await _whole(stream, pieces, answer)
+                except Unprocessed:
+                    raise
+                except Lost:
+                    return Ending.LOST
 
     async def close(self) -> None:
         for connection in self._all:
             await connection.close()
 
     async def exchange(self, number: int, *, hold_s: float = 0.0, cancelled: bool = False) -> tuple[Ending, Stream]:
-        """One request from its headers to the end of its answer; asked anew when the picker never looked at it."""
+        """Runs one request from its headers to the end of its answer. Repeats a request that the picker never processed."""
         while True:
             stream = await self.stream()
-            with contextlib.suppress(Untouched):
+            with contextlib.suppress(Unprocessed):
                 try:
                     return await self._exchange(stream, number, hold_s, cancelled), stream
-                except Untouched:
+                except Unprocessed:
                     raise
                 except Lost:
                     return Ending.LOST, stream
@@ -309,3 +346,30 @@ class Gateway:
         await stream.take(2)
         stream.send(b"", last=True)
         return Ending.OK if await stream.end() == "0" else Ending.REFUSED
+
+
+async def _whole(stream: Stream, pieces: Sequence[bytes], answer: Sequence[bytes]) -> Ending:
+    for piece in pieces:
+        stream.send(piece)
+    answers = [pb.ProcessingResponse.FromString(message) for message in await stream.take(len(pieces))]
+    if [each.WhichOneof("response") for each in answers] != ["request_headers"] + ["request_body"] * (len(pieces) - 1):
+        return Ending.REFUSED
+    for piece in answer:
+        stream.send(piece)
+        await stream.take(1)
+    stream.send(b"", last=True)
+    return Ending.OK if await stream.end() == "0" else Ending.REFUSED
+
+
+class OneConnection(Gateway):
+    """A gateway with a single connection, as gRPC libraries have. Requests wait until the connection has room for a stream."""
+
+    async def stream(self) -> Stream:
+        while True:
+            if not self.connections or self.connections[0].closing:
+                self.connections.clear()
+                await super()._connect()
+            elif self.connections[0].room:
+                return self.connections[0].open()
+            else:
+                await asyncio.sleep(0.001)

@@ -1,10 +1,10 @@
-"""A picker whose children do nothing but live and die: real parent, real segments, real forks.
+"""Runs a picker whose children serve nothing: the parent, the segments and the forks are real.
 
     python -m tests.faults.fake_picker RUN_DIR INSTANCE WORKERS MODE [PORT]
 
-MODE changes the workers: `normal`, `deciding` (of one request, always), `cannot-start`, `dies-booting`, `ignores-term`, `slow-drain`;
-or the parent: `slow-start`, `refused-fork` (two forks after the first three children fail). SIGUSR1 makes a worker hang, SIGUSR2
-recycle: it says that it leaves, and ends a little later. The file `cannot-start` in RUN_DIR keeps workers from starting.
+MODE changes the workers: `normal`, `deciding` (always about the same request), `cannot-start`, `dies-booting`, `ignores-term`,
+`slow-drain`; or the parent: `slow-start`, `refused-fork` (after the first three children two forks fail). SIGUSR1 makes a worker hang.
+SIGUSR2 makes it recycle: it reports that it leaves, and ends a little later. With a file `cannot-start` in RUN_DIR no worker starts.
 """
 
 import os
@@ -18,43 +18,45 @@ import signal
 import sys
 import time
 
-from epp.config import load
+from epp.config.load import load
 from shm.segment import SegmentError
-from workers import log, parent
-from workers.cli.options import Options
-from workers.exit_codes import ExitCode
-from workers.instance import Instance, StartError
-from workers.query_of_death import DECIDING
+from workers.host import log
+from workers.host.exit_codes import ExitCode
+from workers.host.options import Options
+from workers.process import parent
+from workers.process.errors import StartError
+from workers.process.instance import Instance
+from workers.shared.query_of_death import DECIDING
 
 TURN_S = 0.02
 SUSPECT = 0x5EED
 
 
 def supervisor(instance: Instance) -> int:
-    """Beats until parent and workers are gone, as the real one does."""
-    lane = instance.lanes.lane(0)
+    """Beats until parent and workers are gone, like the real supervisor."""
+    lane = instance.memory.lanes.lane(0)
     lane.take_over()
-    instance.ready(0)
+    instance.reports.ready(0)
     poll = select.poll()
-    poll.register(instance.family_reader, select.POLLIN)
+    poll.register(instance.pipes.family.reader, select.POLLIN)
     while not poll.poll(TURN_S * 1000):
         lane.beat(time.monotonic())
-    if not instance.stopping:  # getppid may lag behind the end of the parent's pipes
+    if not instance.words.stopping:  # getppid may change later than the parent's pipes close
         instance.unlink()
     return ExitCode.OK
 
 
 def worker(mode: str):
     def run(instance: Instance, index: int) -> int:
-        lane = instance.lanes.lane(index + 1)
+        lane = instance.memory.lanes.lane(index + 1)
         lane.take_over()
         if mode == "cannot-start" or os.path.exists(os.path.join(instance.options.run_dir, "cannot-start")):
-            instance.failed(index + 1, "the sky is not blue")
+            instance.reports.failed(index + 1, "the sky is not blue")
             return ExitCode.BOOT_FAILED
         if mode == "dies-booting":
             os.kill(os.getpid(), signal.SIGSEGV)
-        told: list[int] = []
-        signal.signal(signal.SIGTERM, lambda number, _: told.append(number) if mode != "ignores-term" else None)
+        terminated: list[int] = []
+        signal.signal(signal.SIGTERM, lambda number, _: terminated.append(number) if mode != "ignores-term" else None)
         hang: list[int] = []
         signal.signal(signal.SIGUSR1, lambda number, _: hang.append(number))
         recycle: list[int] = []
@@ -62,15 +64,15 @@ def worker(mode: str):
         lane.counters[0] += 1
         if mode == "deciding":
             lane.scalars[lane.schema.scalar[DECIDING]] = SUSPECT
-        instance.ready(index + 1)
+        instance.reports.ready(index + 1)
         poll = select.poll()
-        poll.register(instance.life_reader, select.POLLIN)
-        while not told and not poll.poll(TURN_S * 1000):
+        poll.register(instance.pipes.life.reader, select.POLLIN)
+        while not terminated and not poll.poll(TURN_S * 1000):
             while hang:
                 time.sleep(60)
             lane.beat(time.monotonic())
             if recycle:
-                instance.leaving(index + 1)
+                instance.reports.leaving(index + 1)
                 time.sleep(0.3)
                 return ExitCode.RECYCLED
         if mode == "slow-drain":
@@ -99,7 +101,7 @@ def main() -> int:
         refuse_forks(after=3, times=2)
     with parent.signals_held():
         try:
-            instance = Instance.create(options, load("", ""))
+            instance = Instance.create(options, load(None, ""))
         except (StartError, SegmentError) as refused:
             print(refused, file=sys.stderr)
             return ExitCode.FAULT
@@ -109,7 +111,7 @@ def main() -> int:
 
 
 def refuse_forks(after: int, times: int) -> None:
-    """As a kernel does that has no memory, or no place for another process."""
+    """Lets `times` forks fail after the first `after` ones, as a kernel does that has no memory or no room for another process."""
     fork, calls = os.fork, itertools.count(1)
 
     def limited() -> int:

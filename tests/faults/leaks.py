@@ -1,9 +1,9 @@
-"""`python -m tests.faults.leaks --streams 200000 --cancelled 0.1 [--transport grpcio]`: what a picker keeps of streams that are over.
+"""`python -m tests.faults.leaks --streams 200000 --cancelled 0.1 [--transport grpcio]`: what a picker keeps of ended streams.
 
-A real picker gets streams, part of which the client cancels half way. Before and after, without load: each process's memory and
-descriptors, the gauges of open streams and connections, what the lanes count as in flight. All but memory must be as before;
-memory, that of all processes together since they share pages, may grow by `KIB_PER_1000` for every thousand streams, after a
-warm-up in which caches fill.
+A real picker gets streams; the client cancels a part of them half way. The test compares, before and after and without load: the memory
+and descriptors of each process, the gauges of open streams and connections, and the load in flight in the lanes. All except memory must
+be equal. Memory may grow by `KIB_PER_1000` for every thousand streams, after a warm-up that fills the caches. It counts over all
+processes together, because they share pages.
 """
 
 import argparse
@@ -21,14 +21,14 @@ from tests.faults.watch import Watched, descriptors, proportional_kib, until
 CLIENTS = 32
 WARM_UP_MIN = 2_000
 WARM_UP_SHARE = 0.1
-KIB_FREE = 4096  # of growth in any case: an allocator's arenas, a table that grew
+KIB_FREE = 4096  # KiB of growth that are always allowed: an allocator's arenas, a larger table
 KIB_PER_1000 = 2.0
 QUIET_S = 20.0
 HOLD_S = 0.001
 
 
 class Held(NamedTuple):
-    """What the processes of a picker hold without load."""
+    """The resources of a picker's processes without load."""
 
     kib: dict[str, int]
     descriptors: dict[str, int]
@@ -38,10 +38,10 @@ class Held(NamedTuple):
 
 
 def held(watched: Watched) -> Held:
-    """Once the picker is quiet; what it holds if it does not become quiet."""
+    """Waits until the picker is quiet and returns its resources. Returns them after QUIET_S even if it is not quiet."""
     gauges = lambda: sum(watched.gauges("streams")) + sum(watched.gauges("connections")) + watched.in_flight()  # noqa: E731
     until(lambda: gauges() == 0, QUIET_S)
-    time.sleep(0.5)  # sockets are closed a moment after they are counted
+    time.sleep(0.5)  # sockets are closed shortly after the gauges change
     names = {"parent": watched.pid} | {_name(seat): pid for seat, pid in sorted(watched.children().items())}
     return Held(
         {name: proportional_kib(pid) for name, pid in names.items()},
@@ -57,7 +57,7 @@ def _name(seat: int) -> str:
 
 
 async def streams(port: int, count: int, cancelled: float, rng: random.Random) -> Counter[Ending]:
-    """So many, by clients that share connections; how they ended."""
+    """Runs `count` streams with clients that share connections. Returns the endings."""
     gateway, endings, numbers = Gateway(port), Counter[Ending](), iter(range(count))
 
     async def client() -> None:
@@ -72,7 +72,7 @@ async def streams(port: int, count: int, cancelled: float, rng: random.Random) -
 
 
 def leaks(count: int, cancelled: float, *, transport: str = "native", workers: int = 2, seed: int = 0) -> int:
-    """One whole run; 0 if nothing is kept."""
+    """Runs the whole test. Returns 0 if nothing leaks."""
     rng = random.Random(seed)
     with Cluster() as cluster:
         endpoints = write_endpoints(cluster.directory / "nowhere.yaml", [("127.0.0.1", 1)])
@@ -90,7 +90,7 @@ def leaks(count: int, cancelled: float, *, transport: str = "native", workers: i
 
 
 def verdict(before: Held, after: Held, endings: Counter[Ending], count: int) -> int:
-    """Prints the table; what to exit with."""
+    """Prints the table. Returns the exit code."""
     allowed = KIB_FREE + KIB_PER_1000 * count / 1000
     wrong = [f"{endings[e]} streams {e.value}" for e in (Ending.LOST, Ending.REFUSED) if endings[e]]
     print(f"{'':12} {'PSS KiB':>20} {'descriptors':>16}")
@@ -101,14 +101,14 @@ def verdict(before: Held, after: Held, endings: Counter[Ending], count: int) -> 
             f"{after.descriptors[name] - before.descriptors[name]:+7}"
         )
         if after.descriptors[name] != before.descriptors[name]:
-            wrong.append(f"{name} had {before.descriptors[name]} descriptors, now {after.descriptors[name]}")
+            wrong.append(f"{name} had {before.descriptors[name]} descriptors and now has {after.descriptors[name]}")
     grown = sum(after.kib.values()) - sum(before.kib.values())
     print(f"{'all':12} {sum(before.kib.values()):8} {grown:+11}, at most {allowed:+.0f}")
     if grown > allowed:
-        wrong.append(f"memory grew by {grown} KiB, {allowed:.0f} are allowed")
+        wrong.append(f"memory grew by {grown} KiB, but only {allowed:.0f} are allowed")
     print(f"streams {after.streams}, connections {after.connections}, in flight {after.in_flight}")
     if after[2:] != (0, 0, 0):
-        wrong.append("streams, connections or load in flight are left")
+        wrong.append("streams, connections or load in flight remain")
     for text in wrong:
         print(f"WRONG: {text}")
     return 1 if wrong else 0
@@ -121,8 +121,10 @@ def main() -> int:
     parser.add_argument("--transport", choices=("native", "grpcio"), default="native")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)
-    given = parser.parse_args()
-    return leaks(given.streams, given.cancelled, transport=given.transport, workers=given.workers, seed=given.seed)
+    options = parser.parse_args()
+    return leaks(
+        options.streams, options.cancelled, transport=options.transport, workers=options.workers, seed=options.seed
+    )
 
 
 if __name__ == "__main__":

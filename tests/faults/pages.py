@@ -1,4 +1,4 @@
-"""What outsiders see of a picker while it is hurt: its metrics page again and again, and its health every 100 ms."""
+"""Uses a picker's pages during faults: scrapes the metrics page, and sends a health probe every 100 ms."""
 
 import asyncio
 import math
@@ -12,18 +12,18 @@ ANSWER_S = 10.0
 TRIES = 5
 CHECK = header_block("/grpc.health.v1.Health/Check")
 SERVING = b"\x08\x01"
-EMPTY = bytes(5)  # a HealthCheckRequest for the whole server, with its prefix
+EMPTY = bytes(5)  # a HealthCheckRequest for the whole server, with its length prefix
 
 
 class Scraper:
-    """Scrapes like Prometheus and holds every counter against its last value."""
+    """Scrapes like Prometheus and compares every counter with its last value."""
 
     def __init__(self, port: int) -> None:
         self.port = port
         self.pages = 0
-        self.cut = 0  # scrapes that were under way when the supervisor died
+        self.cut = 0  # scrapes that were cut by the supervisor's death
         self.failed: list[str] = []
-        self.fallen: list[str] = []  # counters that went down
+        self.fallen: list[str] = []  # counters that decreased
         self._last: dict[str, float] = {}
 
     async def run(self) -> None:
@@ -49,10 +49,10 @@ class Scraper:
                 self._compare(page)
                 return
             self.cut += 1
-        self.failed.append(f"cut {TRIES} times running")
+        self.failed.append(f"cut {TRIES} times in a row")
 
     async def _page(self) -> str:
-        """Empty if the connection was cut."""
+        """Reads the page. Returns an empty string if the connection was cut."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
         try:
             writer.write(b"GET /metrics HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
@@ -82,7 +82,7 @@ class Scraper:
 
 
 class Prober:
-    """Asks for health like a gateway: a new connection every time."""
+    """Probes the health like a gateway: with a new connection every time."""
 
     def __init__(self, port: int) -> None:
         self.port = port
@@ -94,7 +94,7 @@ class Prober:
             await asyncio.sleep(PROBE_EVERY_S)
 
     async def probe(self) -> str:
-        """serving, not serving, refused, silent, or cut: under way when the supervisor died."""
+        """Sends one probe. Returns the result: serving, not serving, refused, silent, or cut (by the supervisor's death)."""
         connection: Connection | None = None
         try:
             async with asyncio.timeout(ANSWER_S):

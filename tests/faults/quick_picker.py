@@ -1,11 +1,12 @@
-"""`python -m tests.faults.quick_picker serve ...`: the real picker, but a worker may be recycled as soon as it is a second old."""
+"""`python -m tests.faults.quick_picker serve ...`: the real picker, but the parent may recycle a worker after one second."""
 
 import os
 
 os.environ["OPENBLAS_NUM_THREADS"] = "1"
 
-from workers import memory, worker
 from workers.cli import main
+from workers.host import memory
+from workers.worker import main as worker
 
 AGE_MIN_S = 1.0
 LOOK_S = 0.1

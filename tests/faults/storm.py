@@ -1,12 +1,12 @@
-"""`python -m tests.faults.storm --workers-killed 100 --supervisors-killed 20`: a picker under load whose processes are killed.
+"""`python -m tests.faults.storm --workers-killed 100 --supervisors-killed 20`: kills the processes of a picker under load.
 
-A real picker (`epp serve`), simulated model servers, and a small gateway (`tests.faults.client`) that keeps streams open all the
-time. Workers and supervisors get SIGKILL in random order, at last the parent. What must hold is checked while it happens:
+The test runs a real picker (`epp serve`), simulated model servers, and a small gateway (`tests.faults.client`) that keeps streams open all
+the time. It kills workers and supervisors with SIGKILL in random order, and the parent at the end. Meanwhile it checks:
 
-    a worker's death      only streams on its own connections are lost, and a successor serves
-    a supervisor's death  no request fails, a health probe every 100 ms is never refused, scrapes go on, no counter falls
-    all the time          whenever load pauses, nothing is counted as in flight; the parent's descriptors stay as many
-    the parent's death    open streams end well, and then no process, segment, file or socket is left
+    a worker's death      only streams on its connections are lost, and a successor serves
+    a supervisor's death  no request fails, no health probe (every 100 ms) is refused, scrapes continue, no counter decreases
+    all the time          whenever load pauses, no load counts as in flight; the parent has the same number of descriptors
+    the parent's death    open streams end normally, and then no process, segment, file or socket remains
 """
 
 import argparse
@@ -24,23 +24,21 @@ from tests.e2e.cluster import Cluster, Picker
 from tests.faults.client import Ending, Gateway
 from tests.faults.pages import Prober, Scraper
 from tests.faults.watch import SUPERVISOR, Watched, alive, descriptors
-from workers.demo.children import is_free
+from workers.cli.demo.children import is_free
 
 CLIENTS = 40
 SERVERS = 4
 HOLD_MAX_S = 0.25
-STABLE_S = 2.1  # who is killed sooner after its start is followed later, as it should be
+STABLE_S = 2.1  # the parent delays the successor of a child that dies earlier, on purpose
 SUCCESSOR_S = 30.0
-SETTLE_S = (
-    HOLD_MAX_S + 0.1
-)  # a stream that is held notices its loss when it wakes: it belongs to this kill, not to the next
+SETTLE_S = HOLD_MAX_S + 0.1  # a held stream notices its loss when it wakes: count it for this kill, not for the next
 PAUSE_EVERY = 10
 QUIET_S = 20.0
 END_S = 30.0
 
 
 class Storm:
-    """One run: the load, the kills, and what was seen."""
+    """Does one run: makes the load, kills processes, and collects what goes wrong."""
 
     def __init__(self, picker: Picker, run_dir: Path, rng: random.Random) -> None:
         self.picker = picker
@@ -75,7 +73,7 @@ class Storm:
                 self._say(number, len(kills))
             self._check_tasks(tasks)
         if (after := descriptors(self.watched.pid)) != before:
-            self.wrong.append(f"the parent had {before} descriptors, now {after}")
+            self.wrong.append(f"the parent had {before} descriptors and now has {after}")
         for task in watching:
             task.cancel()
         await self._kill_parent()
@@ -114,11 +112,11 @@ class Storm:
         lost, self.lost_on = self.lost_on, []
         if kind == "supervisor" and lost:
             self.wrong.append(f"{len(lost)} streams lost when a supervisor was killed")
-        if others := [port for port in lost if port in spared]:
-            self.wrong.append(f"{len(others)} streams lost on connections of workers that were not killed")
+        if unrelated := [port for port in lost if port in spared]:
+            self.wrong.append(f"{len(unrelated)} streams lost on connections of workers that were not killed")
 
     async def _victim(self, kind: str) -> int:
-        """A seat whose child has served for long enough."""
+        """Waits for a seat with a child that has served long enough, and returns it."""
         while True:
             seats = [SUPERVISOR] if kind == "supervisor" else self.watched.serving()
             ripe = [s for s in seats if time.monotonic() - self._since.setdefault(s, 0.0) > STABLE_S]
@@ -127,7 +125,7 @@ class Storm:
             await asyncio.sleep(0.02)
 
     async def _pause(self) -> None:
-        """No load for a moment: all counts must be exact."""
+        """Stops the load for a moment, and checks that all counts are exact."""
         self._run.clear()
         await self._wait(lambda: self._busy == 0, "streams did not end when load paused")
         watched = self.watched
@@ -137,8 +135,8 @@ class Storm:
         self._run.set()
 
     async def _kill_parent(self) -> None:
-        """In the middle of load, which then ends by itself."""
-        everybody = [self.watched.pid, *self.watched.children().values()]
+        """Kills the parent under load. The load then ends by itself."""
+        pids = [self.watched.pid, *self.watched.children().values()]
         bad = self.endings[Ending.LOST] + self.endings[Ending.REFUSED]
         os.kill(self.watched.pid, signal.SIGKILL)
         self.picker.child.process.wait()
@@ -147,9 +145,9 @@ class Storm:
         await self._wait(lambda: self._busy == 0, "streams did not end after the parent was killed")
         if (failed := self.endings[Ending.LOST] + self.endings[Ending.REFUSED] - bad) > 0:
             self.wrong.append(f"{failed} streams failed when the parent was killed")
-        await self._wait(lambda: not any(map(alive, everybody)), "processes are left", END_S)
+        await self._wait(lambda: not any(map(alive, pids)), "processes remain", END_S)
         for left in (*Path("/dev/shm").glob(f"{self.picker.instance}-*"), *self.run_dir.iterdir()):
-            self.wrong.append(f"{left} is left")
+            self.wrong.append(f"{left} remains")
         for port in (self.picker.grpc, self.picker.health, self.picker.metrics):
             if not is_free(port, "0.0.0.0"):
                 self.wrong.append(f"port {port} is still bound")
@@ -175,7 +173,7 @@ class Storm:
         )
 
     def verdict(self) -> int:
-        """Prints the table; what to exit with."""
+        """Prints the table. Returns the exit code."""
         answers = self.prober.answers
         if refused := {name: n for name, n in answers.items() if name not in ("serving", "cut")}:
             self.wrong.append(f"health probes: {refused}")
@@ -190,7 +188,7 @@ class Storm:
             *((f"{kind}s killed", _delays(delays)) for kind, delays in self.delays.items()),
             ("pauses with exact counts", str(self.pauses)),
             ("health probes", ", ".join(f"{name} {n}" for name, n in answers.items())),
-            ("scrapes", f"{self.scraper.pages}, {self.scraper.cut} cut by a kill and asked anew"),
+            ("scrapes", f"{self.scraper.pages}, {self.scraper.cut} cut by a kill and repeated"),
             ("findings", str(len(self.wrong))),
         ]
         print("\n".join(f"{name:26} {text}" for name, text in rows))
@@ -208,7 +206,7 @@ def _delays(delays: list[float]) -> str:
 
 
 def storm(workers_killed: int, supervisors_killed: int, *, workers: int = 4, seed: int = 0) -> int:
-    """One whole run; 0 if all held."""
+    """Runs the whole test. Returns 0 if nothing goes wrong."""
     with Cluster() as cluster:
         run_dir = cluster.directory / "run"
         fleet = cluster.fleet(SERVERS)
@@ -231,8 +229,8 @@ def main() -> int:
     parser.add_argument("--supervisors-killed", type=int, default=20)
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--seed", type=int, default=0)
-    given = parser.parse_args()
-    return storm(given.workers_killed, given.supervisors_killed, workers=given.workers, seed=given.seed)
+    options = parser.parse_args()
+    return storm(options.workers_killed, options.supervisors_killed, workers=options.workers, seed=options.seed)
 
 
 if __name__ == "__main__":

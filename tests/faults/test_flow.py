@@ -1,4 +1,4 @@
-"""A worker dies with a full queue: its part of the limits is free at once, and nobody else notices."""
+"""A worker dies with a full queue: its part of the limits is free at once, and other requests are not affected."""
 
 import asyncio
 import os
@@ -14,10 +14,10 @@ from tests.faults.watch import Watched
 LIMIT = 120
 WORKERS = 4
 FULL = "rejected-saturated"
-PATIENCE_S = 20.0  # with a busy machine; the time it took is printed, and should be below 1 s
+PATIENCE_S = 20.0  # for a busy machine; the test prints the actual time, which should be below 1 s
 
 
-def test_after_a_worker_was_killed_with_a_full_queue_the_limit_is_exact_and_the_others_requests_are_served() -> None:
+def test_after_a_worker_with_a_full_queue_was_killed_the_limit_is_exact_and_other_requests_are_served() -> None:
     with Cluster() as cluster:
         fleet = cluster.fleet(1)
         picker = cluster.picker(fleet.file, workers=WORKERS, config_text=config(fleet.file, flow(1, maxRequests=LIMIT)))
@@ -59,7 +59,7 @@ async def killed(picker: Picker) -> None:
 
 
 async def queued(waiting: Waiting) -> bool:
-    """Whether one request more found a place."""
+    """Sends one more request. Returns whether it was queued."""
     task = waiting.ask(request("one more", {}))
     done, _ = await asyncio.wait([task], timeout=0.2)
     if done:
@@ -68,7 +68,7 @@ async def queued(waiting: Waiting) -> bool:
 
 
 async def full(waiting: Waiting) -> None:
-    """All that were asked wait, and there is no place left."""
+    """Waits until all requests are queued and the queue is full."""
     before = -1
     while before != waiting.open:
         before = waiting.open

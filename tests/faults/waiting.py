@@ -1,7 +1,7 @@
-"""Streams that wait in a picker's queue, by the thousand: raw HTTP/2 in the place of Envoy, so that a stream costs its client little.
+"""Opens thousands of streams that wait in a picker's queue. Uses raw HTTP/2 in place of Envoy, so that a stream costs little here.
 
-A stream asks and then waits for its answer, however long. `Waiting` counts what became of them; who got an endpoint is answered and
-ended at once, as if its model server were infinitely fast, or held as an open response.
+A stream sends a request and waits for its answer without a limit. `Waiting` counts the endings. When a request gets an endpoint, its
+response ends at once, as from an infinitely fast model server, or stays open until the test releases it.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ DROP_REASON = "x-llm-d-request-dropped-reason"
 
 
 def request(prompt: str, headers: Mapping[str, str]) -> bytes:
-    """Headers and body of a completion."""
+    """Encodes headers and body of a completion request."""
     head, body = pb.ProcessingRequest(), pb.ProcessingRequest()
     for name, value in {":method": "POST", ":path": "/v1/completions", **headers}.items():
         head.request_headers.headers.headers.add(key=name, raw_value=value.encode())
@@ -27,32 +27,35 @@ def request(prompt: str, headers: Mapping[str, str]) -> bytes:
 
 
 def identified(objective: str = "", tenant: str = "", **more: str) -> dict[str, str]:
-    """Headers that say whose a request is and how important."""
+    """Returns headers with the tenant and the objective of a request."""
     names = {"x-llm-d-inference-objective": objective, "x-llm-d-inference-fairness-id": tenant, **more}
     return {name: value for name, value in names.items() if value}
 
 
 class Waiting:
-    """Streams at one picker."""
+    """Keeps many streams to one picker, and counts how they end."""
 
     def __init__(self, grpc_port: int) -> None:
         self.gateway = Gateway(grpc_port)
         self.endings: Counter[str] = Counter()
-        self.released = asyncio.Event()  # set: held responses end
-        self.served = 0  # got an endpoint so far
+        self.released = asyncio.Event()  # when set, held responses end
+        self.served = 0  # requests that got an endpoint so far
         self.held_on: set[int] = set()  # ports of connections with held responses
         self._tasks: set[asyncio.Task[str]] = set()
 
     @property
     def open(self) -> int:
-        """Streams without an ending."""
+        """The number of streams without an ending."""
         return len(self._tasks)
 
     def ask(self, data: bytes, *, hold: bool = False) -> asyncio.Task[str]:
-        """One request; `hold`: its response stays open until `released`. The result is its ending: served, lost, or a drop reason."""
+        """Sends one request. With `hold`, its response stays open until `released`.
+
+        Returns a task. Its result is "served", "lost", or a drop reason.
+        """
         task = asyncio.create_task(self._one(data, hold))
         self._tasks.add(task)
-        task.add_done_callback(self._over)
+        task.add_done_callback(self._ended)
         return task
 
     async def close(self) -> None:
@@ -89,13 +92,13 @@ class Waiting:
             return SERVED
         return f"status {await stream.end()}"
 
-    def _over(self, task: asyncio.Task[str]) -> None:
+    def _ended(self, task: asyncio.Task[str]) -> None:
         self._tasks.discard(task)
         self.endings[LEFT if task.cancelled() else task.result()] += 1
 
 
 def reason(answer: pb.ProcessingResponse) -> str:
-    """Why a request was turned away."""
+    """Returns the drop reason of a refused request."""
     for option in answer.immediate_response.headers.set_headers:
         if option.header.key == DROP_REASON:
             return option.header.raw_value.decode()

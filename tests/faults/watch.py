@@ -1,4 +1,4 @@
-"""A picker's processes and lanes, seen from outside: who is alive, who serves, who holds which connection."""
+"""Observes a picker's processes and lanes from outside: live processes, serving workers, the owners of connections."""
 
 import os
 import time
@@ -8,14 +8,14 @@ from pathlib import Path
 from shm import observe
 from shm.lanes import Lanes
 from shm.segment import Segment
-from workers.demo.children import command_name, descendants
+from workers.cli.demo.children import command_name, descendants
 
 ESTABLISHED = "01"
 SUPERVISOR = 0
 
 
 class Watched:
-    """A running picker, by its parent's pid and its instance's name."""
+    """Observes a running picker. `pid`: its parent's. `instance`: the instance's name."""
 
     def __init__(self, pid: int, instance: str, grpc_port: int) -> None:
         self.pid = pid
@@ -30,27 +30,27 @@ class Watched:
         self.slots = part.schema.slots  # type: ignore[attr-defined]
 
     def children(self) -> dict[int, int]:
-        """Pids by seat."""
+        """Returns seat -> pid of the child."""
         names = {command_name(pid): pid for pid in descendants(self.pid)}
-        found = {int(name.split()[-1]) + 1: pid for name, pid in names.items() if name.startswith("epp: worker ")}
+        seats = {int(name.split()[-1]) + 1: pid for name, pid in names.items() if name.startswith("epp: worker ")}
         if "epp: supervisor" in names:
-            found[SUPERVISOR] = names["epp: supervisor"]
-        return found
+            seats[SUPERVISOR] = names["epp: supervisor"]
+        return seats
 
     def serving(self) -> list[int]:
-        """Seats of workers that the parent lets count."""
+        """Returns the seats of the workers that the parent counts as serving."""
         return [seat for seat in range(1, self.lanes.schema.lanes) if self.lanes.serving(seat)]
 
     def generation(self, seat: int) -> int:
-        """How often the seat was filled."""
+        """Returns how many children the seat has had."""
         return self.lanes.successions()[seat]
 
     def up(self, seat: int, generation: int) -> bool:
-        """Whether a later child of the seat than that one serves."""
+        """Returns whether a child serves in the seat that came after number `generation`."""
         return self.generation(seat) > generation and self.lanes.serving(seat)
 
     def gauges(self, name: str) -> list[int]:
-        """One value per serving worker."""
+        """Returns the values of a gauge, one per serving worker."""
         values = self.lanes.scalars(name)
         return [values[seat] for seat in self.serving()]
 
@@ -58,7 +58,7 @@ class Watched:
         return int(self.lanes.inflight(self.slots).sum()) + int(self.lanes.tokens(self.slots).sum())
 
     def client_ports(self, pid: int) -> set[int]:
-        """The clients' ports of the ext_proc connections that a process holds."""
+        """Returns the clients' ports of the ext_proc connections that a process holds."""
         held = set()
         for entry in _links(pid):
             if entry.startswith("socket:["):
@@ -74,20 +74,20 @@ class Watched:
 
 
 def descriptors(pid: int) -> int:
-    """How many a process has open."""
+    """Returns the number of open descriptors of a process."""
     return len(_links(pid))
 
 
 def proportional_kib(pid: int) -> int:
-    """Its memory: private pages, and its part of shared ones."""
+    """Returns the memory of a process in KiB: its private pages and its part of shared pages. Raises AssertionError without a figure."""
     for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
         if line.startswith("Pss:"):
             return int(line.split()[1])
-    raise AssertionError("smaps_rollup names no Pss")
+    raise AssertionError("smaps_rollup has no Pss line")
 
 
 def alive(pid: int) -> bool:
-    """Whether the process runs; a zombie does not."""
+    """Returns whether the process runs. A zombie does not."""
     try:
         status = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
@@ -96,7 +96,7 @@ def alive(pid: int) -> bool:
 
 
 def until(happened: Callable[[], bool], seconds: float) -> bool:
-    """Whether it came true in time."""
+    """Waits until the condition is true, for at most `seconds`. Returns whether it became true."""
     end = time.monotonic() + seconds
     while not happened():
         if time.monotonic() > end:
@@ -106,10 +106,10 @@ def until(happened: Callable[[], bool], seconds: float) -> bool:
 
 
 def _links(pid: int) -> list[str]:
-    found = []
+    links = []
     for entry in os.listdir(f"/proc/{pid}/fd"):
         try:
-            found.append(os.readlink(f"/proc/{pid}/fd/{entry}"))
+            links.append(os.readlink(f"/proc/{pid}/fd/{entry}"))
         except FileNotFoundError:
             continue
-    return found
+    return links

@@ -1,7 +1,7 @@
-"""Many inputs for many targets: one process each, a few at a time, watched.
+"""Runs many inputs on many targets: one process per target, a few at once, under supervision.
 
-A process that makes no progress for HANG_S is killed, and its input is a finding; so is the input of one that dies by a signal. What is
-left of its inputs goes to a successor with another seed, so that one bad input does not end a campaign.
+A process without progress for HANG_S is killed, and its input is a finding. So is the input of a process that dies by a signal. A
+successor with another seed runs the remaining inputs, so that one bad input does not end a campaign.
 """
 
 import importlib.util
@@ -18,20 +18,20 @@ from tests.fuzz.slot import Counts, Slot
 from tests.fuzz.target import Target
 
 HANG_S = 20.0
-START_S = 120.0  # to the first input: modules are read and instrumented
-STARTS_MAX = 5  # of one target
+START_S = 120.0  # until the first input: modules are imported and instrumented
+STARTS_MAX = 5  # starts of one target
 LOOK_S = 0.2
 SAY_S = 15.0
 
 
 def engine_available() -> str:
-    """`atheris` where it is installed."""
+    """`atheris` if it is installed, else `mutator`."""
     return "atheris" if importlib.util.find_spec("atheris") is not None else "mutator"
 
 
 @dataclass
 class Report:
-    """What came out for one target."""
+    """The results of one target."""
 
     target: Target
     engine: str
@@ -57,7 +57,7 @@ class Report:
 
 
 class Running:
-    """A process at work on one target."""
+    """A process that works on one target."""
 
     def __init__(self, report: Report, inputs: int, seconds: float, seed: int) -> None:
         self.report = report
@@ -66,7 +66,7 @@ class Running:
         self._seed = seed
         self._folder = tempfile.TemporaryDirectory()
         path = Path(self._folder.name) / "slot"
-        self._slot = Slot.made(path)
+        self._slot = Slot.create(path)
         work = Path(self._folder.name) / "found"
         work.mkdir()
         target = report.target
@@ -80,7 +80,7 @@ class Running:
         self._seen = -1
 
     def look(self) -> bool:
-        """Whether it is still at work; afterwards everything is in the report."""
+        """Whether the process still works. If not, the report is complete."""
         now = time.monotonic()
         done = self.inputs
         if done != self._seen:
@@ -95,10 +95,10 @@ class Running:
         elif code < 0 or (code > 0 and done):
             self._died(f"signal {-code}" if code < 0 else f"exit {code}")
         elif code > 0:
-            self.report.deaths += ["it could not start"] * STARTS_MAX
+            self.report.deaths += ["it failed to start"] * STARTS_MAX
             self.report.findings += 1
         self.report.add(self._slot.counts(), now - self._began)
-        self._tell()
+        self._print_log()
         self._slot.close()
         self._log.close()
         self._folder.cleanup()
@@ -113,7 +113,7 @@ class Running:
         self._process.wait()
 
     def next(self) -> tuple[int, float, int]:
-        """What a successor has left to do: inputs, seconds, seed."""
+        """The remaining work for a successor: inputs, seconds, seed."""
         spent = time.monotonic() - self._began
         return self._inputs - self._seen, self._until_s - spent, self._seed + 1
 
@@ -124,7 +124,7 @@ class Running:
         name = self.report.target.name
         print(f"{name}: {how}\nreplay: python -m tests.fuzz {name} --replay {path}", file=sys.stderr, flush=True)
 
-    def _tell(self) -> None:
+    def _print_log(self) -> None:
         self._log.seek(0)
         text = self._log.read()
         if self.report.findings:
@@ -134,12 +134,12 @@ class Running:
 def run(
     targets: Sequence[Target], *, inputs: int, seconds: float, seed: int, jobs: int, engine: str
 ) -> Iterator[Report]:
-    """Reports as targets finish."""
+    """Yields each report when its target finishes."""
     waiting = [
         (target, max(1, int(inputs * target.share)), seconds, seed, Report(target, engine)) for target in targets
     ]
     running: list[Running] = []
-    said = time.monotonic()
+    reported_at = time.monotonic()
     try:
         while waiting or running:
             while waiting and len(running) < jobs:
@@ -160,8 +160,8 @@ def run(
                     waiting.insert(0, (report.target, count, left, number, report))
                 else:
                     yield report
-            if running and time.monotonic() - said > SAY_S:
-                said = time.monotonic()
+            if running and time.monotonic() - reported_at > SAY_S:
+                reported_at = time.monotonic()
                 text = ", ".join(f"{w.report.target.name} {w.inputs:,}" for w in running)
                 print(f"… {text}; {len(waiting)} targets wait", file=sys.stderr, flush=True)
     finally:

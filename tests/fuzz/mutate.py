@@ -1,7 +1,7 @@
-"""Inputs out of inputs: pieces dropped, doubled, swapped, taken from other seeds, and bytes changed within a piece.
+"""Makes inputs from inputs: pieces dropped, doubled, swapped, taken from other seeds, and bytes changed within a piece.
 
-Where a target says how its inputs are cut (`Target.parts`), pieces are changed as pieces, so that lengths and checksums around them stay
-right and the change is seen by what reads the inside; one mutation in eight treats the input as bare bytes all the same.
+If a target can cut its inputs (`Target.parts`), the mutator changes whole pieces. Lengths and checksums around them stay right, so that
+the change reaches the code behind them. One mutation in eight still treats the input as plain bytes.
 """
 
 import random
@@ -11,11 +11,11 @@ from tests.fuzz.target import Target
 
 NUMBERS = (0, 1, 2, 4, 5, 8, 9, 16, 32, 63, 64, 100, 127, 128, 254, 255)
 WIDE = tuple(v.to_bytes(4, "big") for v in (0, 1, 0x7F, 0x80, 0xFFFF, 0x10000, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF))
-LONG = 0.02  # how often an input is blown up
+LONG = 0.02  # share of the inputs that are blown up
 
 
 class Mutator:
-    """Makes inputs for one target; the same seed makes the same inputs."""
+    """Makes inputs for one target. The same seed makes the same inputs."""
 
     def __init__(self, target: Target, rng: random.Random, seeds: Sequence[bytes]) -> None:
         self._target = target
@@ -24,16 +24,16 @@ class Mutator:
         self._library = [part for seed in self._seeds for part in target.parts(seed)][:4000] or [b""]
 
     def fresh(self) -> bytes:
-        """A mutation of some seed."""
+        """A mutation of a random seed."""
         return self.mutated(self._rng.choice(self._seeds))
 
     def mutated(self, data: bytes) -> bytes:
         rng, target = self._rng, self._target
         if rng.random() < 0.125:
-            made = data
+            changed = data
             for _ in range(rng.choice((1, 1, 2, 4))):
-                made = self._bytes(made)
-            return made[: target.bytes_max]
+                changed = self._bytes(changed)
+            return changed[: target.bytes_max]
         parts = target.parts(data)
         for _ in range(rng.choice((1, 1, 1, 2, 3, 5))):
             self._parts(parts)
@@ -63,7 +63,7 @@ class Mutator:
             parts.insert(at, rng.choice(self._library))
 
     def _blow_up(self, parts: list[bytes]) -> None:
-        """Some pieces many times: what one of them costs becomes visible."""
+        """Repeats some pieces many times, so that the cost of one of them becomes visible."""
         rng = self._rng
         at = rng.randrange(len(parts))
         span = parts[at : at + rng.choice((1, 2, 3, 4))]

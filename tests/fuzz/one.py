@@ -1,7 +1,7 @@
-"""One process that fuzzes one target: python -m tests.fuzz.one TARGET --slot FILE ...; started by `tests.fuzz.campaign`.
+"""One process that fuzzes one target: python -m tests.fuzz.one TARGET --slot FILE ...; `tests.fuzz.campaign` starts it.
 
-Two engines make the inputs. `mutator` is ours, for wherever Python runs. `atheris` adds libFuzzer's search, guided by the branches of the
-target's modules, and calls our mutator for half of its inputs. Either ends after so many inputs or seconds, whichever comes first.
+Two engines make the inputs. `mutator` is part of this project and runs everywhere. `atheris` adds libFuzzer's search, guided by the
+branches of the target's modules, and uses the mutator for half of its inputs. Both end after `--inputs` or `--seconds`, whichever is first.
 """
 
 import argparse
@@ -19,17 +19,17 @@ from typing import Any
 
 from tests.fuzz.mutate import Mutator
 from tests.fuzz.slot import Counts, Slot
-from tests.fuzz.target import Target, measured
+from tests.fuzz.target import Target, measure
 
 TRACED_EVERY = 64
 CLOCK_EVERY = 256
-FINDINGS_MAX = 20  # of one process: further ones are mostly the same
+FINDINGS_MAX = 20  # of one process: further ones are usually the same
 ADDRESS_SPACE_MAX = 8 << 30
 CRASHES = Path(__file__).parent / "crashes"
 
 
 class Session:
-    """Runs inputs, keeps the slot, saves findings: one file for each place where a run failed."""
+    """Runs inputs, updates the slot, and saves findings: one file for each source line that failed."""
 
     def __init__(self, target: Target, slot: Slot, inputs: int, seconds: float) -> None:
         self.target = target
@@ -45,10 +45,10 @@ class Session:
         number = counts.inputs
         slowest, ratio, findings = counts.slowest_s, counts.ratio, counts.findings
         try:
-            cost = measured(self.target, data, traced=number % TRACED_EVERY == 0)
+            cost = measure(self.target, data, traced=number % TRACED_EVERY == 0)
             slowest, ratio = max(slowest, cost.seconds), max(ratio, cost.ratio)
         except Exception as problem:
-            findings += self._found(data, problem)
+            findings += self._record(data, problem)
         self.counts = Counts(number + 1, 0, findings, slowest, ratio)
 
     def over(self) -> bool:
@@ -60,7 +60,7 @@ class Session:
     def finish(self) -> None:
         self._slot.note(self.counts, b"")
 
-    def _found(self, data: bytes, problem: Exception) -> bool:
+    def _record(self, data: bytes, problem: Exception) -> bool:
         frames = traceback.extract_tb(problem.__traceback__)
         place = f"{type(problem).__name__}:{frames[-1].filename}:{frames[-1].lineno}"
         if place in self._places:
@@ -73,7 +73,7 @@ class Session:
 
 
 def save(target: Target, data: bytes) -> Path:
-    """Keep an input that was a finding."""
+    """Saves the input of a finding. Returns its path."""
     CRASHES.mkdir(exist_ok=True)
     path = CRASHES / f"{target.name}-{hashlib.sha256(data).hexdigest()[:12]}"
     path.write_bytes(data)
@@ -81,14 +81,14 @@ def save(target: Target, data: bytes) -> Path:
 
 
 def mutate(session: Session, mutator: Mutator) -> None:
-    """Our own engine: mutations of seeds, and now and then of its own inputs."""
+    """Runs the mutator engine: mutations of seeds."""
     while not session.over():
         session.run(mutator.fresh())
     session.finish()
 
 
 def guided(session: Session, mutator: Mutator, seeds: list[bytes], seed: int, folder: str) -> None:
-    """libFuzzer's engine. It ends the process."""
+    """Runs libFuzzer's engine. It ends the process."""
     atheris: Any = importlib.import_module("atheris")
     for number, data in enumerate(seeds):
         (Path(folder) / f"seed{number}").write_bytes(data)
@@ -98,7 +98,7 @@ def guided(session: Session, mutator: Mutator, seeds: list[bytes], seed: int, fo
         if session.over():
             session.finish()
             sys.stderr.flush()
-            os._exit(0)  # the engine takes any other way out for a finding
+            os._exit(0)  # the engine treats every other exit as a finding
 
     def custom(data: bytes, bytes_max: int, number: int) -> bytes:
         if number & 1:
@@ -117,19 +117,25 @@ def guided(session: Session, mutator: Mutator, seeds: list[bytes], seed: int, fo
 
 
 def loaded(name: str, *, instrumented: bool) -> Target:
-    """The target; with branches counted in the modules that it is about."""
+    """The target. With `instrumented`, the branches of its modules are counted."""
     if not instrumented:
         return target_named(name)
     atheris: Any = importlib.import_module("atheris")
     with atheris.instrument_imports(
-        include=["epp", "workers.transport", "workers.server", "workers.http_client", "workers.bus"]
+        include=[
+            "epp",
+            "workers.transport",
+            "workers.extproc",
+            "workers.endpoints.http_client",
+            "workers.shared.bus",
+        ]
     ):
         return target_named(name)
 
 
 def target_named(name: str) -> Target:
-    found: Target = importlib.import_module("tests.fuzz.targets").TARGETS[name]
-    return found
+    target: Target = importlib.import_module("tests.fuzz.targets").TARGETS[name]
+    return target
 
 
 def main() -> None:
@@ -141,17 +147,17 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--folder", default="")
-    given = parser.parse_args()
+    options = parser.parse_args()
     resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_SPACE_MAX, ADDRESS_SPACE_MAX))
-    is_guided = given.engine == "atheris"
-    target = loaded(given.target, instrumented=is_guided)
+    is_guided = options.engine == "atheris"
+    target = loaded(options.target, instrumented=is_guided)
     corpus: Callable[[Target], dict[str, bytes]] = importlib.import_module("tests.fuzz.targets").corpus
     seeds = list({**target.seeds(), **corpus(target)}.values())
-    target.run(seeds[0])  # what is made once counts for no input
-    session = Session(target, Slot(given.slot), given.inputs, given.seconds)
-    mutator = Mutator(target, random.Random(given.seed), seeds)
+    target.run(seeds[0])  # work that is done only once does not count for an input
+    session = Session(target, Slot(options.slot), options.inputs, options.seconds)
+    mutator = Mutator(target, random.Random(options.seed), seeds)
     if is_guided:
-        guided(session, mutator, seeds, given.seed, given.folder)
+        guided(session, mutator, seeds, options.seed, options.folder)
     else:
         mutate(session, mutator)
 

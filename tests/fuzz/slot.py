@@ -1,6 +1,6 @@
-"""What a fuzzing process tells whoever watches it: its counts, and the input it is working on, in a file mapped by both.
+"""The data that a fuzzing process shares with its supervisor: its counts and its current input, in a file mapped by both.
 
-The input is noted before it is run. A process that dies or hangs cannot say why; its slot still holds the input.
+The process writes the input before it runs it. So the slot of a process that dies or hangs still has the input.
 """
 
 import mmap
@@ -21,14 +21,14 @@ class Counts(NamedTuple):
 
 
 class Slot:
-    """One file, made by the watcher."""
+    """One mapped file. The supervisor creates it."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("r+b")
         self._map = mmap.mmap(self._file.fileno(), _COUNTS.size + INPUT_MAX)
 
     @classmethod
-    def made(cls, path: Path) -> Self:
+    def create(cls, path: Path) -> Self:
         path.write_bytes(bytes(_COUNTS.size + INPUT_MAX))
         return cls(path)
 

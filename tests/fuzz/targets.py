@@ -1,14 +1,15 @@
-"""All targets by name, and the corpus: small inputs of each, replayed by every test run.
+"""All targets by name, and the corpus: small inputs of each target. Every test run replays the corpus.
 
-A file of the corpus is one input. Seeds are written by `python -m tests.fuzz --write-corpus`; files whose names begin with `found-` were
-findings once, and stay so that they are none again.
+A file of the corpus is one input. `python -m tests.fuzz --write-corpus` writes the seeds. A file with
+the prefix `found-` was a finding once, and stays as a regression test.
 """
 
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from tests.fuzz.body_targets import BODIES, EXT_PROC, GZIP, REWRITE
+from tests.fuzz.body_targets import BODIES, GZIP, REWRITE
+from tests.fuzz.stream_targets import EXT_PROC
 from tests.fuzz.target import Target
 from tests.fuzz.text_targets import ANSWERS, BUS, CONFIG, PAGES, USAGE
 from tests.fuzz.wire_targets import GRPC, HPACK, HTTP2
@@ -21,12 +22,12 @@ CORPUS: Final = Path(__file__).parent / "corpus"
 
 
 def corpus(target: Target) -> dict[str, bytes]:
-    """The inputs kept for a target, by file name."""
+    """The saved inputs of a target, by file name."""
     return {path.name: path.read_bytes() for path in sorted((CORPUS / target.name).glob("*"))}
 
 
 def write_corpus() -> int:
-    """The seeds of all targets as files; how many bytes they are."""
+    """Writes the seeds of all targets as files. Returns their size in bytes."""
     written = 0
     for target in TARGETS.values():
         folder = CORPUS / target.name

@@ -1,4 +1,4 @@
-"""The corpus and a few thousand mutations of it through every target: nothing raises, hangs or takes too much."""
+"""The corpus and a few thousand mutations of it on every target: no run raises, hangs or allocates too much."""
 
 import random
 import subprocess
@@ -10,10 +10,10 @@ import pytest
 from tests.fuzz.mutate import Mutator
 from tests.fuzz.one import Session
 from tests.fuzz.slot import Counts, Slot
-from tests.fuzz.target import ALLOCATED_PER_BYTE, ALLOWANCE, Finding, Target, measured
+from tests.fuzz.target import ALLOCATED_PER_BYTE, ALLOWANCE, Finding, Target, measure
 from tests.fuzz.targets import CORPUS, TARGETS, corpus
 
-ROUND = 300  # mutations of each target
+ROUND = 300  # mutations per target
 CORPUS_BYTES_MAX = 300_000
 ROOT = Path(__file__).parents[2]
 
@@ -24,9 +24,9 @@ def test_no_input_of_the_corpus_is_a_finding(name: str) -> None:
     kept = corpus(target)
     assert {*target.seeds()} <= {*kept}, "seeds are missing: python -m tests.fuzz --write-corpus"
     for data in [b"", *kept.values()]:
-        measured(target, data, traced=False)
+        measure(target, data, traced=False)
     for data in kept.values():
-        measured(target, data, traced=True)
+        measure(target, data, traced=True)
 
 
 @pytest.mark.parametrize("name", TARGETS)
@@ -34,10 +34,10 @@ def test_no_mutation_of_a_round_is_a_finding(name: str) -> None:
     target = TARGETS[name]
     mutator = Mutator(target, random.Random(7), list(corpus(target).values()))
     for number in range(max(20, int(ROUND * target.share))):
-        measured(target, mutator.fresh(), traced=number % 50 == 49)
+        measure(target, mutator.fresh(), traced=number % 50 == 49)
 
 
-def test_the_corpus_is_small_and_every_folder_has_its_target() -> None:
+def test_the_corpus_is_small_and_every_folder_has_a_target() -> None:
     assert {path.name for path in CORPUS.iterdir()} == {*TARGETS}
     assert sum(path.stat().st_size for path in CORPUS.glob("*/*")) < CORPUS_BYTES_MAX
 
@@ -56,14 +56,14 @@ def toy(run: object) -> Target:
     return Target("toy", run, lambda: {"one": b"abc"})  # type: ignore[arg-type]
 
 
-def test_a_target_that_takes_too_much_is_a_finding() -> None:
+def test_a_run_that_allocates_too_much_is_a_finding() -> None:
     with pytest.raises(Finding, match="allocated for an input of 3"):
-        measured(toy(hoards), b"abc", traced=True)
+        measure(toy(hoards), b"abc", traced=True)
 
 
-def test_a_finding_is_saved_once_for_each_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_finding_is_saved_once_per_source_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tests.fuzz.one.CRASHES", tmp_path / "crashes")
-    slot = Slot.made(tmp_path / "slot")
+    slot = Slot.create(tmp_path / "slot")
     session = Session(toy(raises), slot, 10, 60.0)
     for data in (b"a", b"b!", b"c!", b"d"):
         session.run(data)
@@ -74,18 +74,18 @@ def test_a_finding_is_saved_once_for_each_place(tmp_path: Path, monkeypatch: pyt
     slot.close()
 
 
-def test_the_input_in_work_can_be_read_by_who_watches(tmp_path: Path) -> None:
-    slot = Slot.made(tmp_path / "slot")
-    watcher = Slot(tmp_path / "slot")
+def test_the_supervisor_can_read_the_current_input(tmp_path: Path) -> None:
+    slot = Slot.create(tmp_path / "slot")
+    supervisor = Slot(tmp_path / "slot")
     slot.note(Counts(7, 0, 1, 0.5, 2.0), b"this one")
-    assert watcher.input() == b"this one"
-    assert watcher.counts() == Counts(7, 8, 1, 0.5, 2.0)
+    assert supervisor.input() == b"this one"
+    assert supervisor.counts() == Counts(7, 8, 1, 0.5, 2.0)
     slot.close()
-    watcher.close()
+    supervisor.close()
 
 
 @pytest.mark.timeout(60)
-def test_a_campaign_runs_prints_its_table_and_replays_an_input() -> None:
+def test_a_campaign_prints_its_table_and_an_input_can_be_replayed() -> None:
     command = [sys.executable, "-m", "tests.fuzz", "bus"]
     ran = subprocess.run(
         [*command, "--inputs", "500", "--engine", "mutator"], cwd=ROOT, capture_output=True, text=True, check=True
@@ -94,4 +94,4 @@ def test_a_campaign_runs_prints_its_table_and_replays_an_input() -> None:
     replay = subprocess.run(
         [*command, "--replay", str(CORPUS / "bus" / "single")], cwd=ROOT, capture_output=True, text=True, check=True
     )
-    assert replay.stdout.startswith("nothing found")
+    assert replay.stdout.startswith("no finding")

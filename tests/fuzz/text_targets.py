@@ -1,4 +1,4 @@
-"""What comes from model servers, from workers and from operators: answers, metrics pages, bus frames, configuration."""
+"""Targets for input from model servers, workers and operators: answers, metrics pages, bus frames, configuration."""
 
 import json
 import os
@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from epp import registry
-from epp.config import DEFAULT_TEXT, ConfigErrors, load
+from epp.config import registry
+from epp.config.load import DEFAULT_TEXT, ConfigErrors, load
 from epp.data import ACTIVE_MODELS, WAITING_MODELS
+from epp.plugins.extractors._core_page import ADAPTERS_MAX
 from epp.plugins.extractors.core_metrics import (
-    ADAPTERS_MAX,
     BUILT_IN,
     CORE,
     LEGACY_ENGINE_LABEL,
@@ -37,15 +37,16 @@ from epp.protocol.usage import (
     VllmEmbedScanner,
     VllmGenerateScanner,
 )
-from shm.prefix_index import IndexSchema, IndexWriter
+from shm.prefix_index import IndexSchema
+from shm.prefix_writer import IndexWriter
 from shm.segment import Region
 from tests.epp.plugins.parser_bodies import field
 from tests.epp.plugins.parser_bodies import frame as grpc_frame
 from tests.fuzz.target import Target, borders
-from workers.bus import BusReader
-from workers.http_client import Answer, HttpError
+from workers.endpoints.http_client import HttpError, ServerAnswer
+from workers.shared.bus import BusReader
 
-# Answers of model servers, read for usage.
+# Answers of model servers, scanned for usage.
 
 SCANNERS: Sequence[type[Any]] = (
     UsageScanner,
@@ -60,7 +61,7 @@ SHORT = 512
 
 
 def usage(data: bytes) -> None:
-    """The first byte chooses the scanner. Chunks that may be left out are left out; the usage found is the same."""
+    """Scans an answer for usage. The first byte chooses the scanner. Leaving out skippable chunks does not change the usage."""
     if not data:
         return
     kind, text = SCANNERS[data[0] % len(SCANNERS)], data[1:]
@@ -71,15 +72,17 @@ def usage(data: bytes) -> None:
     if len(text) <= SHORT:
         for at in range(len(text)):
             _offer(single_bytes, text[at : at + 1])
-    if (said := whole.usage) is not None:
-        assert all(number is None or type(number) is int for number in (said.prompt, said.completion, said.cached))
-    if kind in FRAMED or _readable(text):  # of anything else, it may be told what was said
+    if (scanned := whole.usage) is not None:
+        assert all(
+            number is None or type(number) is int for number in (scanned.prompt, scanned.completion, scanned.cached)
+        )
+    if kind in FRAMED or _readable(text):  # other texts may give different results
         assert cut.usage == whole.usage
         assert len(text) > SHORT or single_bytes.usage == whole.usage
 
 
 def _readable(text: bytes) -> bool:
-    """Short JSON, or a stream of it."""
+    """Whether the text is short JSON, or a stream of JSON lines."""
     try:
         for line in text.split(b"\n") if text[:1] not in b"{[" else [text]:
             if b"{" in line or b'"' in line:
@@ -159,17 +162,17 @@ BORDER = b"\0page\0"
 
 
 def pages(data: bytes) -> None:
-    """The first byte chooses the engine; the pages follow each other: what is remembered of one may not change what the next one says."""
+    """Extracts pages one after the other; the first byte chooses the engine. State kept from one page must not change the next result."""
     if not data:
         return
     engine = ENGINES[data[0] % len(ENGINES)]
     remembering = Extraction(engine, WANTED)
     for page in data[1:].split(BORDER)[:8]:
-        found = [_extracted(extraction, page) for extraction in (remembering, Extraction(engine, WANTED))]
-        assert found[0] == found[1] or not _well_formed(page), found
-        if found[0] is not None:
-            assert all(np.isfinite(value) and value >= 0 for value in found[0].values)
-            assert all(len(names) <= ADAPTERS_MAX for names in found[0].names.values())
+        results = [_extracted(extraction, page) for extraction in (remembering, Extraction(engine, WANTED))]
+        assert results[0] == results[1] or not _well_formed(page), results
+        if results[0] is not None:
+            assert all(np.isfinite(value) and value >= 0 for value in results[0].values)
+            assert all(len(names) <= ADAPTERS_MAX for names in results[0].names.values())
 
 
 _LINE = re.compile(
@@ -178,16 +181,16 @@ _LINE = re.compile(
 
 
 def _well_formed(page: bytes) -> bool:
-    """Whether the series of each family follow each other behind what is said of it, as the format demands; and are easily read."""
+    """Whether the series of each family follow each other and its comments, as the format demands, and all lines are simple."""
     seen: set[bytes] = set()
     current, begun = b"", False
     for line in page.split(b"\n"):
-        found = _LINE.match(line)
-        if found is None:
+        match = _LINE.match(line)
+        if match is None:
             if line.strip() and not line.startswith(b"# "):
                 return False
             continue
-        name, comment = found[2], found[1] is not None
+        name, comment = match[2], match[1] is not None
         if name != current:
             if name in seen:
                 return False
@@ -267,10 +270,10 @@ PAGES = Target(
 
 
 def answers(data: bytes) -> None:
-    """An HTTP answer to a scrape, in one read and in several."""
-    found = []
+    """Reads an HTTP answer to a scrape, in one read and in several. Both results must be equal."""
+    results = []
     for chunks in ([data], borders(data)):
-        answer = Answer()
+        answer = ServerAnswer()
         result: Any = None
         try:
             for chunk in chunks:
@@ -284,9 +287,9 @@ def answers(data: bytes) -> None:
                 result = answer.end()
         except HttpError as error:
             result = error.cause
-        found.append(result)
-    if isinstance(found[0], bytes) and isinstance(found[1], bytes):
-        assert found[0] == found[1]
+        results.append(result)
+    if isinstance(results[0], bytes) and isinstance(results[1], bytes):
+        assert results[0] == results[1]
 
 
 def answer_seeds() -> Mapping[str, bytes]:
@@ -328,7 +331,7 @@ ANSWERS = Target(
         b"+5",
         b"Connection: close",
     ),
-    modules=("workers.http_client",),
+    modules=("workers.endpoints.http_client",),
 )
 
 
@@ -336,7 +339,7 @@ ANSWERS = Target(
 
 
 class _Bus:
-    """A pipe to a reader with a real index."""
+    """A pipe to a bus reader with a real index."""
 
     def __init__(self) -> None:
         schema = IndexSchema(512)
@@ -350,27 +353,27 @@ _buses: list[_Bus] = []
 
 
 def bus(data: bytes) -> None:
-    """A frame without its checksum, and the same bytes with no right checksum; what is decoded says the same when it is framed anew."""
+    """Decodes a frame with a right checksum, and the raw bytes. Decoded updates must survive another encoding."""
     if not _buses:
         _buses.append(_Bus())
-    made = _buses[0]
+    world = _buses[0]
     right = pack("=I", zlib.crc32(data)) + data
     for frame in (right, data):
         try:
-            found = decode(frame)
+            decoded = decode(frame)
         except CorruptFrame:
             continue
         at, updates = 0, []
-        for owner, count in zip(found.owners, found.counts, strict=True):
-            updates.append((owner, found.hashes[at : at + 8 * count]))
+        for owner, count in zip(decoded.owners, decoded.counts, strict=True):
+            updates.append((owner, decoded.hashes[at : at + 8 * count]))
             at += 8 * count
-        again = [decode(f) for f in frames(found.kind, updates)]
-        assert b"".join(f.hashes for f in again) == found.hashes
-        assert sum(sum(f.counts) for f in again) == sum(found.counts)
+        again = [decode(f) for f in frames(decoded.kind, updates)]
+        assert b"".join(f.hashes for f in again) == decoded.hashes
+        assert sum(sum(f.counts) for f in again) == sum(decoded.counts)
     if 0 < len(right) <= FRAME_BYTES_MAX:
-        os.write(made.write, right)
-        assert made.reader.drain() == 1
-        assert made.index._size <= made.index._entries.size
+        os.write(world.write, right)
+        assert world.reader.drain() == 1
+        assert world.index._size <= world.index._entries.size
 
 
 def bus_seeds() -> Mapping[str, bytes]:
@@ -397,7 +400,7 @@ BUS = Target(
     bus_seeds,
     bus_parts,
     words=(b"\1\1\1\0", b"\1\2\1\0", b"\0\0\0\0\0\0\0\0", b"\xff" * 8, b"\0\0\1\0", b"\xff\xff\1\0"),
-    modules=("epp.prefix.updates", "workers.bus", "shm.prefix_index"),
+    modules=("epp.prefix.updates", "workers.shared.bus", "shm.prefix_writer"),
 )
 
 
@@ -407,7 +410,7 @@ DEPLOY = Path(__file__).parents[2] / "deploy" / "config"
 
 
 def documents(data: bytes) -> None:
-    """Loaded, or refused with places; what is loaded can be written down and loaded again."""
+    """Loads a configuration. Errors have valid lines; a loaded configuration can be written and loaded again."""
     text = data.decode("utf-8", "replace")
     try:
         config = load(text, "c.yaml", allow_experimental=True)
@@ -422,8 +425,8 @@ def documents(data: bytes) -> None:
 
 def document_seeds() -> Mapping[str, bytes]:
     registry.known()
-    found = {path.stem: path.read_bytes() for path in sorted(DEPLOY.glob("*.yaml"))}
-    return {"built-in": DEFAULT_TEXT.encode(), "everything": EVERYTHING, **found}
+    shipped = {path.stem: path.read_bytes() for path in sorted(DEPLOY.glob("*.yaml"))}
+    return {"built-in": DEFAULT_TEXT.encode(), "everything": EVERYTHING, **shipped}
 
 
 EVERYTHING = b"""\
@@ -465,7 +468,14 @@ CONFIG = Target(
     document_seeds,
     document_parts,
     words=tuple(text.encode() for text in _WORD_TEXTS),
-    modules=("epp.yaml_nodes", "epp.document", "epp.assembly", "epp.parameters", "epp.quantities"),
+    modules=(
+        "epp.config.yaml_nodes",
+        "epp.config.reader",
+        "epp.config.assembler",
+        "epp.config.wiring_checks",
+        "epp.config.parameters",
+        "epp.quantities",
+    ),
     allowance=4 << 20,
     share=0.1,
     bytes_max=1 << 14,

@@ -1,7 +1,7 @@
-"""What arrives on the ext_proc port, below the messages: frames, header blocks, gRPC framing.
+"""Targets for bytes on the ext_proc port, below the messages: frames, header blocks, gRPC framing.
 
-The engine is fed twice, with the bytes in one read and in several: it must say and do the same. Handlers are held to the contract of
-`workers.transport.interface`: exactly one of two endings, once, and nothing told after it.
+The engine gets the bytes twice, in one read and in several, and must behave the same. The handlers check the contract of
+`workers.transport.interface`: exactly one of two endings, once, and no call after it.
 """
 
 import gzip
@@ -14,8 +14,9 @@ from epp.protocol import grpc_frames
 from epp.protocol.grpc_frames import Frames
 from tests.fuzz.target import Target, borders
 from tests.workers.transport.helpers import block, frame, framed, setting, word
+from workers.transport.frames import PREFACE
 from workers.transport.headers import BrokenBlock, FieldKinds, HeaderDecoder, field_kind, request_head
-from workers.transport.http2 import PREFACE, Connection
+from workers.transport.http2 import Connection
 from workers.transport.interface import Handler, Metadata, Stream
 from workers.transport.limits import Budget, Limits
 
@@ -25,14 +26,14 @@ LARGE = b"x" * 40_000
 
 
 class Held:
-    """A handler that answers by its path, and checks that it is told what the interface promises."""
+    """A handler that answers by its path, and checks the calls that it gets."""
 
     def __init__(self, path: str, stream: Stream, log: list[tuple[object, ...]]) -> None:
         self.path, self.stream, self.log = path, stream, log
         self.over = self.half = False
 
     def message(self, message: bytes) -> None:
-        assert not self.over and not self.half, "a message behind the end"
+        assert not self.over and not self.half, "a message after the end"
         assert type(message) is bytes
         self.log.append((self.path, len(message), zlib.crc32(message)))
         if self.path == "/echo":
@@ -84,7 +85,7 @@ class Site:
         self.out += self.connection.output()
 
     def finish(self) -> None:
-        """The connection is lost: everything is released, everybody was told."""
+        """Ends the connection and checks that everything was released and every handler got its ending."""
         connection = self.connection
         for now in (3.0, 40.0):
             connection.tick(now)
@@ -99,7 +100,7 @@ class Site:
 
 
 def frames(data: bytes) -> None:
-    """Anything in place of HTTP/2."""
+    """Any bytes in place of HTTP/2."""
     whole, cut = Site(), Site()
     whole.read(data)
     for chunk in borders(data):
@@ -107,7 +108,7 @@ def frames(data: bytes) -> None:
     assert whole.log == cut.log and whole.connection.closing == cut.connection.closing
     whole.finish()
     cut.finish()
-    if not data.startswith(PREFACE):  # a stranger's answer depends on what it has said so far, and is short
+    if not data.startswith(PREFACE):  # the answer to another protocol depends on the bytes so far, and is short
         assert not whole.handlers and len(whole.out) < 1024
         return
     assert whole.out == cut.out
@@ -117,7 +118,7 @@ def frames(data: bytes) -> None:
 
 
 def _check_output(out: bytes) -> int:
-    """What was written is whole frames; how many bytes of DATA."""
+    """Checks that the output consists of whole frames. Returns the number of DATA bytes."""
     at = sent = 0
     while at < len(out):
         assert len(out) - at >= 9
@@ -129,7 +130,7 @@ def _check_output(out: bytes) -> int:
 
 
 def _granted(data: bytes) -> int:
-    """The most that the peer has ever let us send."""
+    """The largest connection window that the peer has granted."""
     at, window = len(PREFACE), 65535
     while len(data) - at >= 9:
         length, kind = int.from_bytes(data[at : at + 3], "big"), data[at + 3]
@@ -140,7 +141,7 @@ def _granted(data: bytes) -> int:
 
 
 def frame_parts(data: bytes) -> list[bytes]:
-    """The preface and whole frames, then what is left."""
+    """The preface and whole frames, then the rest."""
     if not data.startswith(PREFACE):
         return [data]
     parts, at = [PREFACE], len(PREFACE)
@@ -152,12 +153,12 @@ def frame_parts(data: bytes) -> list[bytes]:
 
 
 def of_frames(parts: Sequence[bytes]) -> bytes:
-    """With lengths set right."""
-    made = []
+    """Joins frames, with corrected lengths."""
+    fixed = []
     for part in parts:
         right = 9 <= len(part) < 1 << 24 and part is not PREFACE and not part.startswith(b"PRI ")
-        made.append((len(part) - 9).to_bytes(3, "big") + part[3:] if right else part)
-    return b"".join(made)
+        fixed.append((len(part) - 9).to_bytes(3, "big") + part[3:] if right else part)
+    return b"".join(fixed)
 
 
 def call(path: str, number: int = 1, *messages: bytes, flags: int = 4, **more: str) -> bytes:
@@ -212,7 +213,15 @@ HTTP2 = Target(
     frame_parts,
     of_frames,
     words=(*(frame(kind, 0, 1) for kind in range(11)), word(1), word(0x7FFFFFFF), PREFACE, block(path="/echo")),
-    modules=("workers.transport.http2", "workers.transport.stream", "workers.transport.headers"),
+    modules=(
+        "workers.transport.http2",
+        "workers.transport.header_blocks",
+        "workers.transport.control_frames",
+        "workers.transport.session",
+        "workers.transport.output",
+        "workers.transport.stream",
+        "workers.transport.headers",
+    ),
     allowance=3 << 20,  # answers of /large
     bytes_max=1 << 14,
 )
@@ -222,19 +231,19 @@ HTTP2 = Target(
 
 
 def header_blocks(data: bytes) -> None:
-    """A list of blocks, each with its length in two bytes, on one connection."""
-    decoder, cached, theirs = HeaderDecoder(LIMITS), HeaderDecoder(LIMITS), hpack.Decoder(LIMITS.header_list)
+    """Decodes a list of blocks on one connection. Two bytes before each block are its length."""
+    decoder, cached, reference = HeaderDecoder(LIMITS), HeaderDecoder(LIMITS), hpack.Decoder(LIMITS.header_list)
     for part in block_parts(data)[:32]:
-        given = part[2:]
+        encoded = part[2:]
         try:
-            fields = decoder.fields(given)
+            fields = decoder.fields(encoded)
         except BrokenBlock:
             return
         listed = sum(len(name) + len(value) + 32 for name, value in fields)
         assert listed <= LIMITS.header_list and len(fields) <= LIMITS.header_fields
         used = sum(len(name) + len(value) + 32 for name, value in decoder._table)
         assert used == decoder._table_used <= decoder._table_max <= 4096
-        head = cached.request(given)
+        head = cached.request(encoded)
         fresh = request_head(fields, FieldKinds())
         assert (head.path, head.metadata, head.problem, head.refusal) == (
             fresh.path,
@@ -244,9 +253,9 @@ def header_blocks(data: bytes) -> None:
         )
         assert all(field_kind(field) for field in fields)
         try:
-            expected = [tuple(field) for field in theirs.decode(given, raw=True)]
+            expected = [tuple(field) for field in reference.decode(encoded, raw=True)]
         except hpack.HPACKError:
-            raise AssertionError("the hpack library refuses what we accept") from None
+            raise AssertionError("the hpack library refuses a block that HeaderDecoder accepts") from None
         assert fields == expected
 
 
@@ -278,8 +287,8 @@ def block_seeds() -> Mapping[str, bytes]:
     encoder.header_table_size = 100
     blocks.append(encoder.encode([("x-long", "v" * 90), *fields]))
 
-    def sized(*given: bytes) -> bytes:
-        return b"".join([len(b).to_bytes(2, "big") + b for b in given])
+    def sized(*encoded: bytes) -> bytes:
+        return b"".join([len(b).to_bytes(2, "big") + b for b in encoded])
 
     return {
         "blocks": sized(*blocks),
@@ -306,7 +315,7 @@ HPACK = Target(
 
 
 def grpc_framing(data: bytes) -> None:
-    """The first byte says how it is encoded, the rest are payloads of DATA frames; and the same bytes as an answer's body."""
+    """Reads DATA payloads, and the same bytes as the body of an answer. The first byte chooses the encoding."""
     encoding = (b"identity", b"gzip", b"br")[data[0] % 3] if data else b"gzip"
     body = data[1:]
     opening = HELLO + call("/silent", 1, grpc_encoding=encoding.decode())
@@ -329,8 +338,8 @@ def grpc_framing(data: bytes) -> None:
     else:
         assert len(message) <= grpc_frames.MESSAGE_BYTES_MAX
     whole, cut = Frames(), Frames()
-    found = [zlib.crc32(message) for message in whole.feed(body)]
-    assert found == [zlib.crc32(message) for chunk in borders(body) for message in cut.feed(chunk)]
+    checksums = [zlib.crc32(message) for message in whole.feed(body)]
+    assert checksums == [zlib.crc32(message) for chunk in borders(body) for message in cut.feed(chunk)]
 
 
 def grpc_parts(data: bytes) -> list[bytes]:
@@ -343,8 +352,8 @@ def grpc_parts(data: bytes) -> list[bytes]:
 
 
 def of_grpc(parts: Sequence[bytes]) -> bytes:
-    made = [part[:1] + (len(part) - 5).to_bytes(4, "big") + part[5:] if len(part) >= 5 else part for part in parts]
-    return b"".join(made)
+    fixed = [part[:1] + (len(part) - 5).to_bytes(4, "big") + part[5:] if len(part) >= 5 else part for part in parts]
+    return b"".join(fixed)
 
 
 def grpc_seeds() -> Mapping[str, bytes]:

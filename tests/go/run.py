@@ -1,11 +1,11 @@
-"""The port held to HTTP/2 and gRPC by programs that are not ours: h2spec, and a client made of grpc-go and Go's HTTP/2 frames.
+"""Conformance tests of the ext_proc port with foreign programs: h2spec, and a client of grpc-go and Go's HTTP/2 frames.
 
     python -m tests.go.run [--json]
 
-Four targets, each with TLS and without: the transport alone (an echo), and a real picker before simulated servers. h2spec runs all its
-cases, strict ones too, against all; the client's cases (`client/`) run against the pickers, which are then told to leave while
-the client holds a stream. Both programs are pinned in `go.mod` with their checksums, and built into `.cache/go-bin`. Exit status 0:
-every case passed but those of EXCEPTIONS.
+There are four targets: the transport alone (an echo) and a real picker with simulated servers, each with TLS and without. h2spec runs
+all its cases, including the strict ones, against all targets. The cases of the client (`client/`) run against the pickers. Then the
+pickers get SIGTERM while the client holds a stream. `go.mod` pins both programs with their checksums; they are built into
+`.cache/go-bin`. Exit status 0: every case passed, except those in EXCEPTIONS.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from rich.table import Table
 
 from tests.e2e.cluster import Cluster, Picker
 from tests.tools import GO, provide
-from workers.demo.children import Child, free_ports, python
+from workers.cli.demo.children import Child, free_ports, python
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -35,13 +35,13 @@ METHOD = "/envoy.service.ext_proc.v3.ExternalProcessor/Process"
 H2SPEC_CASES = 146
 H2SPEC_S = 60.0
 CLIENT_S = 120.0
-EXCEPTIONS: Mapping[str, str] = {}  # name of a case -> why it may fail; never more than three
+EXCEPTIONS: Mapping[str, str] = {}  # name of a case -> why it may fail; at most three
 
 console = Console()
 
 
 class Target(NamedTuple):
-    """A server that is held to it."""
+    """A server under test."""
 
     name: str
     port: int
@@ -50,7 +50,7 @@ class Target(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What one program found at one target."""
+    """The results of one program at one target."""
 
     program: str
     target: str
@@ -60,18 +60,18 @@ class Outcome(NamedTuple):
 
 
 def build() -> None:
-    """Exits with what to do when it can't be done."""
+    """Builds the programs. Exits with instructions if that fails."""
     provide(GO)
     BINARIES.mkdir(parents=True, exist_ok=True)
     built = subprocess.run(
         ["go", "build", "-buildvcs=false", "-o", f"{BINARIES}{os.sep}", *PROGRAMS], cwd=HERE, check=False
     )
     if built.returncode:
-        sys.exit(f"go build failed in {HERE}: see above (it fetches the modules that go.sum names)")
+        sys.exit(f"go build failed in {HERE}: see above (it downloads the modules in go.sum)")
 
 
 def targets(cluster: Cluster) -> Iterator[Target]:
-    """Started one after the other, and ready."""
+    """Starts the targets one after the other. Yields each when it is ready."""
     for secure in (False, True):
         (port,) = free_ports(1)
         flags = ("--tls",) if secure else ()
@@ -85,7 +85,7 @@ def targets(cluster: Cluster) -> Iterator[Target]:
 
 
 def h2spec(target: Target, report: Path) -> Outcome:
-    """All cases, strict."""
+    """Runs all cases of h2spec, including the strict ones."""
     flags = ["-t", "-k"] if target.secure else []
     argv = [BINARIES / "h2spec", "-p", str(target.port), "-P", METHOD, "-S", "-j", report, *flags]
     begun = time.monotonic()
@@ -101,20 +101,20 @@ def h2spec(target: Target, report: Path) -> Outcome:
 
 
 def client(target: Target) -> Outcome:
-    """The cases of `client/`, and its stream that outlives the picker's SIGTERM."""
+    """Runs the cases of `client/`, and the stream that outlives the picker's SIGTERM."""
     begun = time.monotonic()
     argv = [str(BINARIES / "client"), "-addr", f"127.0.0.1:{target.port}", *(["-tls"] if target.secure else [])]
-    told = subprocess.run(argv, capture_output=True, text=True, timeout=CLIENT_S, check=False).stdout.splitlines()
-    told += leave(target, argv)
-    failed = [line.removeprefix("FAILED ") for line in told if line.startswith("FAILED ")]
-    cases = sum(line.startswith("ok ") for line in told) + len(failed)
+    lines = subprocess.run(argv, capture_output=True, text=True, timeout=CLIENT_S, check=False).stdout.splitlines()
+    lines += leave(target, argv)
+    failed = [line.removeprefix("FAILED ") for line in lines if line.startswith("FAILED ")]
+    cases = sum(line.startswith("ok ") for line in lines) + len(failed)
     if not cases:
         failed.append("the client ran no case")
     return Outcome("grpc client", named(target), cases, failed, time.monotonic() - begun)
 
 
 def leave(target: Target, argv: list[str]) -> list[str]:
-    """Tell the picker to leave while the client holds a stream; what the client says then."""
+    """Sends SIGTERM to the picker while the client holds a stream. Returns the client's output."""
     assert target.picker is not None
     child = target.picker.child
     with subprocess.Popen([*argv, "-drain"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as held:
@@ -124,8 +124,8 @@ def leave(target: Target, argv: list[str]) -> list[str]:
             return [first]
         child.signal(signal.SIGTERM)
         time.sleep(0.5)
-        told, _ = held.communicate("go on\n", timeout=CLIENT_S)
-    return told.splitlines()
+        output, _ = held.communicate("go on\n", timeout=CLIENT_S)
+    return output.splitlines()
 
 
 def named(target: Target) -> str:
@@ -133,7 +133,7 @@ def named(target: Target) -> str:
 
 
 def table(outcomes: list[Outcome]) -> Table:
-    shown = Table("program", "target", "cases", "failed", "seconds")
+    columns = Table("program", "target", "cases", "failed", "seconds")
     for outcome in outcomes:
         cells = (
             outcome.program,
@@ -142,14 +142,14 @@ def table(outcomes: list[Outcome]) -> Table:
             str(len(outcome.failed)),
             f"{outcome.seconds:.1f}",
         )
-        shown.add_row(*cells, style="red" if outcome.failed else None)
-    return shown
+        columns.add_row(*cells, style="red" if outcome.failed else None)
+    return columns
 
 
 def main() -> int:
     line = argparse.ArgumentParser(prog="tests.go.run", description=(__doc__ or "").split("\n")[0])
-    line.add_argument("--json", action="store_true", help="one JSON object instead of a table")
-    given = line.parse_args()
+    line.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
+    options = line.parse_args()
     begun = time.monotonic()
     build()
     built = time.monotonic() - begun
@@ -160,7 +160,7 @@ def main() -> int:
             if target.picker is not None:
                 outcomes.append(client(target))
                 cluster.forget(target.picker.child)
-    if given.json:
+    if options.json:
         print(json.dumps({"build_s": round(built, 1), "outcomes": [outcome._asdict() for outcome in outcomes]}))
     else:
         console.print(table(outcomes))

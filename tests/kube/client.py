@@ -1,6 +1,6 @@
-"""The tests' own client of an API server: synchronous, for many threads, objects as plain dictionaries.
+"""A client of an API server for the tests: synchronous, for several threads, with objects as plain dictionaries.
 
-It shares nothing with the picker's client, so a fault in that one does not hide itself here.
+It shares no code with the picker's client, so a fault there cannot hide itself here.
 """
 
 import http.client
@@ -29,13 +29,13 @@ PLURALS = {
 class Refused(Exception):
     """The server answered with an error."""
 
-    def __init__(self, status: int, said: Any) -> None:
+    def __init__(self, status: int, answer: Any) -> None:
         self.status = status
-        super().__init__(f"{status}: {said.get('message', said) if isinstance(said, dict) else said}")
+        super().__init__(f"{status}: {answer.get('message', answer) if isinstance(answer, dict) else answer}")
 
 
 class Kube:
-    """One user's view of one server."""
+    """One server with the credentials of one user."""
 
     def __init__(self, host: str, port: int, token: str, authority: Path) -> None:
         self.host, self.port, self._token = host, port, token
@@ -43,7 +43,7 @@ class Kube:
         self._idle: list[http.client.HTTPSConnection] = []
 
     def request(self, verb: str, path: str, body: Any = None, content_type: str = "application/json") -> Any:
-        """The decoded answer; a connection that has gone is opened once more. Raises Refused, OSError."""
+        """Sends a request and returns the decoded answer. Retries once if the connection breaks. Raises Refused, OSError."""
         headers = {"Authorization": f"Bearer {self._token}", "Content-Type": content_type}
         sent = None if body is None else json.dumps(body).encode()
         for last in (False, True):
@@ -55,35 +55,35 @@ class Kube:
                 break
             except (OSError, http.client.HTTPException):
                 connection.close()
-                self.close()  # they are all as old
+                self.close()  # the other idle connections are probably broken, too
                 if last:
                     raise
         self._idle.append(connection)
-        said = json.loads(answer) if answer.startswith(b"{") else answer.decode()
+        decoded = json.loads(answer) if answer.startswith(b"{") else answer.decode()
         if response.status >= 300:
-            raise Refused(response.status, said)
-        return said
+            raise Refused(response.status, decoded)
+        return decoded
 
     def close(self) -> None:
-        """All idle connections; it can be used again."""
+        """Closes all idle connections. The client can still be used."""
         while self._idle:
             self._idle.pop().close()
 
     def is_ready(self) -> bool:
-        """Whether the server is; its port may be closed still."""
+        """Whether the server is ready. False while its port is closed."""
         try:
             return bool(self.request("GET", "/readyz") == "ok")
         except (Refused, OSError, http.client.HTTPException):
             return False
 
     def create(self, thing: Object) -> Object:
-        """As it was stored."""
+        """Creates an object. Returns it as it was stored."""
         path = collection(thing["apiVersion"], _plural(thing["kind"]), thing["metadata"].get("namespace", ""))
         answer: Object = self.request("POST", path, thing)
         return answer
 
     def apply(self, thing: Object) -> Object:
-        """Created, or changed, as `kubectl apply --server-side` does it."""
+        """Creates or changes an object, like `kubectl apply --server-side`."""
         place = collection(thing["apiVersion"], _plural(thing["kind"]), thing["metadata"].get("namespace", ""))
         path = f"{place}/{thing['metadata']['name']}?fieldManager=tests&force=true"
         answer: Object = self.request("PATCH", path, thing, "application/apply-patch+yaml")
@@ -94,19 +94,19 @@ class Kube:
         return answer
 
     def list(self, like: Object, selector: str = "") -> list[Object]:
-        """All of the kind and namespace of this one."""
+        """All objects with the kind and namespace of `like`."""
         path = collection(like["apiVersion"], _plural(like["kind"]), like["metadata"].get("namespace", ""))
         found: list[Object] = self.request("GET", path + (f"?labelSelector={selector}" if selector else ""))["items"]
         return found
 
     def patch(self, thing: Object, change: Object, *, status: bool = False) -> Object:
-        """A merge patch of the object, or of its status."""
+        """Sends a merge patch of an object, or of its status."""
         path = place(thing) + ("/status" if status else "")
         answer: Object = self.request("PATCH", path, change, MERGE)
         return answer
 
     def delete(self, thing: Object, grace_s: int | None = None) -> None:
-        """At once (0), after a grace that nobody waits for but us, or as the kind has it; what is not there is fine."""
+        """Deletes an object if it exists: at once (`grace_s` is 0), after a grace period, or with the default of its kind (None)."""
         query = "" if grace_s is None else f"?gracePeriodSeconds={grace_s}"
         try:
             self.request("DELETE", place(thing) + query)
@@ -115,7 +115,7 @@ class Kube:
                 raise
 
     def token(self, namespace: str, account: str, expires_s: int = 3600) -> str:
-        """Of a service account, which is made here."""
+        """A token of a service account. Creates the account if needed."""
         meta = {"name": account, "namespace": namespace}
         try:
             self.create({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": meta})
@@ -123,12 +123,12 @@ class Kube:
             if refused.status != 409:
                 raise
         path = f"/api/v1/namespaces/{namespace}/serviceaccounts/{account}/token"
-        asked = {
+        review = {
             "apiVersion": "authentication.k8s.io/v1",
             "kind": "TokenRequest",
             "spec": {"expirationSeconds": expires_s},
         }
-        return str(self.request("POST", path, asked)["status"]["token"])
+        return str(self.request("POST", path, review)["status"]["token"])
 
     def _connection(self) -> http.client.HTTPSConnection:
         try:
@@ -152,6 +152,6 @@ def _plural(kind: str) -> str:
 
 
 def all_at_once(act: Callable[[Any], R], things: Iterable[Any], threads: int = THREADS) -> list[R]:
-    """In their order, some at a time. The first failure is raised."""
+    """Calls `act` for all things in several threads. Returns the results in the order of the things. Raises the first failure."""
     with ThreadPoolExecutor(threads) as pool:
         return list(pool.map(act, things))

@@ -1,4 +1,4 @@
-"""One API server for the whole session; tests of this folder are collected only when it is named: `make test-kube`."""
+"""One API server for the whole session. Tests of this folder are collected only if the command line names it: `make test-kube`."""
 
 import asyncio
 import itertools
@@ -13,7 +13,7 @@ from tests.kube.control_plane import ControlPlane
 from tests.kube.objects import install
 from tests.kube.silent import Silent
 from tests.kube.world import World
-from workers.demo.children import Children
+from workers.cli.demo.children import Children
 
 HERE = Path(__file__).parent
 OUTAGE_S = 3.0
@@ -24,7 +24,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """They need a server that takes minutes to build, so a run of all tests leaves them out."""
+    """Leaves this folder out of a run of all tests, because the API server takes minutes to build."""
     named = [(config.invocation_params.dir / argument.partition("::")[0]).resolve() for argument in config.args]
     return None if any(path == HERE or HERE in path.parents for path in named) else True
 
@@ -43,7 +43,7 @@ def plane() -> Iterator[ControlPlane]:
 
 
 def _fast() -> str | None:
-    """etcd waits for the disk at every write; memory is quicker."""
+    """A folder in memory, if there is one: etcd syncs every write, which is slow on a disk."""
     return "/dev/shm" if Path("/dev/shm").is_dir() else None
 
 
@@ -59,7 +59,7 @@ def world(plane: ControlPlane) -> Iterator[World]:
 
 @pytest.fixture(scope="session", autouse=True)
 def silent(plane: ControlPlane, request: pytest.FixtureRequest) -> Iterator[Silent | None]:
-    """A watch needs more than a minute to be known as dead: it is silenced before all tests, and looked at by the last one."""
+    """A watch that is silenced before all tests. The last test checks it, because a dead watch is detected after more than a minute."""
     if not any("silent_watch" in item.nodeid for item in request.session.items):
         yield None
         return

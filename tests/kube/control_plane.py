@@ -1,11 +1,11 @@
-"""etcd and kube-apiserver as processes on loopback: a cluster without nodes, whose pods are what the tests say they are.
+"""etcd and kube-apiserver as processes on loopback: a cluster without nodes. The tests set the status of the pods.
 
     etcd ◀── kube-apiserver :port          kill, stop, restart, compact
-         ◀── kube-apiserver, a second one  changes things while the first is away
+         ◀── a second kube-apiserver       changes objects while the first one is away
 
-Nothing runs in it: there are no controllers, no scheduler and no kubelet. Pods get their status from the tests, service accounts
-their tokens by TokenRequest, and namespaces are never removed. RBAC is on; the token `tok` may do everything.
-Every request is written to an audit log, one JSON line each, which tells what a client asked for and what it was told.
+Nothing runs in the cluster: there are no controllers, no scheduler and no kubelet. Service accounts get their tokens by TokenRequest, and
+namespaces are never removed. RBAC is on; the token `tok` has all rights. The server writes every request to an audit log, one JSON line
+each, with the client, the request and the status of the answer.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 
 from tests.kube.binaries import SERVER, etcd, provide_binaries
 from tests.kube.client import Kube
-from workers.demo.children import Child, Children, free_ports
+from workers.cli.demo.children import Child, Children, free_ports
 
 TOKEN = "tok"
 LOOPBACK = "127.0.0.1"
@@ -36,23 +36,23 @@ rules:
 - {level: Metadata}
 """
 FEATURES_OFF = (
-    "ServiceAccount",  # nobody makes the namespaces' default accounts
+    "ServiceAccount",  # no controller creates the default accounts of namespaces
     "DefaultTolerationSeconds",
 )
 
 
-class Asked(NamedTuple):
-    """One request by the audit log."""
+class AuditEntry(NamedTuple):
+    """One request in the audit log."""
 
     user: str
     verb: str
     uri: str
     code: int
-    resource: str  # "" where it is none, as the version
+    resource: str  # "" for a request without a resource, such as the version
 
 
 class ControlPlane:
-    """Started by `start`; `children` ends it."""
+    """The cluster. `start` starts it; `children` ends it."""
 
     def __init__(self, children: Children, directory: Path, port: int = 0) -> None:
         provide_binaries()
@@ -69,7 +69,7 @@ class ControlPlane:
         self._prepare()
 
     def start(self) -> Self:
-        """Both, and ready."""
+        """Starts both processes and waits until they are ready."""
         self._start_etcd()
         self._server = self._start_server(self.port, "kube-apiserver")
         self._wait(self._server, self.port)
@@ -77,22 +77,22 @@ class ControlPlane:
 
     @property
     def authority(self) -> Path:
-        """The certificate to trust; the server makes it at its first start."""
+        """The certificate to trust. The server creates it at its first start."""
         return self.certificates / "apiserver.crt"
 
     def kube(self, token: str = TOKEN, port: int = 0) -> Kube:
-        """A client of its own; `close` closes it."""
+        """A new client. `close` closes it."""
         kube = Kube(LOOPBACK, port or self.port, token, self.authority)
         self._kubes.append(kube)
         return kube
 
     def close(self) -> None:
-        """Connections of all clients."""
+        """Closes the connections of all clients."""
         for kube in self._kubes:
             kube.close()
 
     def kubeconfig(self, to: Path, token: str = TOKEN, port: int = 0) -> Path:
-        """A file for KUBECONFIG."""
+        """Writes a file for KUBECONFIG. Returns its path."""
         server = {
             "server": f"https://{LOOPBACK}:{port or self.port}",
             "certificate-authority": str(self.authority),
@@ -112,37 +112,37 @@ class ControlPlane:
         return to
 
     def kill(self) -> None:
-        """The API server goes without a word; etcd stays."""
+        """Kills the API server. etcd stays."""
         self._end(self._server, signal.SIGKILL)
 
     def stop(self) -> None:
-        """The API server ends in order, and closes its watches."""
+        """Ends the API server in order, so that it closes its watches."""
         self._end(self._server, signal.SIGTERM)
 
     def restart(self) -> None:
-        """The API server is back on its port, and ready."""
+        """Starts the API server on its port again and waits until it is ready."""
         self._server = self._start_server(self.port, f"kube-apiserver again {self._started}")
         self._wait(self._server, self.port)
 
     def second(self) -> tuple[Kube, Child]:
-        """Another API server on the same etcd, for changes that the first one's clients do not see."""
+        """Starts another API server on the same etcd, for changes that clients of the first one do not see."""
         child = self._start_server(self._second_port, f"kube-apiserver beside {self._started}")
         self._wait(child, self._second_port)
         return self.kube(port=self._second_port), child
 
     def end(self, child: Child) -> None:
-        """A second server has done its work."""
+        """Kills a second server."""
         self._end(child, signal.SIGKILL)
 
     def compact(self) -> int:
-        """Drop all history up to now; the revision that is kept."""
+        """Drops all history up to now. Returns the revision that is kept."""
         nothing = base64.b64encode(b"\0").decode()
         revision = int(self._etcd("/v3/kv/range", {"key": nothing})["header"]["revision"])
         self._etcd("/v3/kv/compaction", {"revision": str(revision), "physical": True})
         return revision
 
-    def asked(self, since: int = 0) -> Iterator[Asked]:
-        """What the audit log has from this place on (`audited`); the last lines may be a moment late."""
+    def requests(self, since: int = 0) -> Iterator[AuditEntry]:
+        """The entries of the audit log from a position on (`audited`). The last lines may be a moment late."""
         with self.audit.open("rb") as log:
             log.seek(since)
             for line in log:
@@ -150,10 +150,10 @@ class ControlPlane:
                     event: dict[str, Any] = json.loads(line)
                     code = event.get("responseStatus", {}).get("code", 0)
                     resource = event.get("objectRef", {}).get("resource", "")
-                    yield Asked(event["user"]["username"], event["verb"], event["requestURI"], code, resource)
+                    yield AuditEntry(event["user"]["username"], event["verb"], event["requestURI"], code, resource)
 
     def audited(self) -> int:
-        """The log's length now."""
+        """The present length of the audit log in bytes."""
         return self.audit.stat().st_size
 
     def _prepare(self) -> None:
@@ -179,7 +179,7 @@ class ControlPlane:
             "snapshot-count": 10000,
         }
         child = self.children.start("etcd", [str(binary), *(f"--{k}={v}" for k, v in flags.items())])
-        asyncio.run(self.children.ready(child, lambda: _says_ok(self._etcd_port, "/health"), READY_S))
+        asyncio.run(self.children.ready(child, lambda: _is_ok(self._etcd_port, "/health"), READY_S))
 
     def _start_server(self, port: int, name: str) -> Child:
         self._started += 1
@@ -229,7 +229,7 @@ class ControlPlane:
             connection.close()
 
 
-def _says_ok(port: int, path: str) -> bool:
+def _is_ok(port: int, path: str) -> bool:
     connection = http.client.HTTPConnection(LOOPBACK, port, timeout=1)
     try:
         connection.request("GET", path)

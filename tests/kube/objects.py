@@ -1,6 +1,6 @@
-"""Objects as the tests need them, and the definitions of those that are not Kubernetes' own.
+"""Objects for the tests, and the definitions (CRDs) of the kinds that are not part of Kubernetes.
 
-The definitions say no more than what the picker reads: field names and types, and the defaults that the field's own definitions set.
+The definitions contain only what the picker reads: field names and types, and the defaults of the original definitions.
 """
 
 import time
@@ -14,7 +14,7 @@ NEW = "llm-d.ai"
 LEGACY = "inference.networking.x-k8s.io"
 APP = {"app": "model-server"}
 ESTABLISHED_S = 20.0
-NODE = "node-1"  # a pod that is on a node is deleted in two steps
+NODE = "node-1"  # a pod on a node is deleted in two steps
 
 _STRING = {"type": "string"}
 _STRINGS = {"type": "object", "additionalProperties": _STRING}
@@ -86,7 +86,7 @@ def definition(group: str, version: str, kind: str, spec: Object) -> Object:
         },
     }
     meta: Object = {"name": f"{plural}.{group}"}
-    if group.endswith(".k8s.io"):  # such groups want to know who approved
+    if group.endswith(".k8s.io"):  # such groups need this annotation
         meta["annotations"] = {"api-approved.kubernetes.io": "unapproved, for tests"}
     served = {
         "name": version,
@@ -121,7 +121,7 @@ DEFINITIONS = (POOL_DEFINITION, *NEW_DEFINITIONS, *LEGACY_DEFINITIONS)
 
 
 def install(kube: Kube, definitions: Iterable[Object] = DEFINITIONS) -> None:
-    """And wait until they are served; those that are there are left alone."""
+    """Creates the definitions that do not exist, and waits until all are served."""
     for one in (wanted := list(definitions)):
         try:
             kube.create(one)
@@ -136,7 +136,7 @@ def install(kube: Kube, definitions: Iterable[Object] = DEFINITIONS) -> None:
 
 
 def uninstall(kube: Kube, definitions: Iterable[Object] = DEFINITIONS) -> None:
-    """And wait until they are not served any more; all objects of the kinds go with them."""
+    """Deletes the definitions with all their objects, and waits until they are not served any more."""
     for one in (unwanted := list(definitions)):
         kube.delete(one)
     deadline = time.monotonic() + ESTABLISHED_S
@@ -163,7 +163,7 @@ def namespace(name: str) -> Object:
 
 
 def pod(space: str, name: str, labels: Mapping[str, str] = APP, *, node: str = NODE, **annotations: str) -> Object:
-    """Not ready yet. Annotations are given without their group."""
+    """A pod that is not ready yet. Annotations are given without their group."""
     meta: Object = {"name": name, "namespace": space, "labels": dict(labels)}
     if annotations:
         meta["annotations"] = {f"{NEW}/{key.replace('_', '-')}": value for key, value in annotations.items()}
@@ -174,15 +174,15 @@ def pod(space: str, name: str, labels: Mapping[str, str] = APP, *, node: str = N
 
 
 def status(ip: str | None, *, ready: bool = True) -> Object:
-    """What a kubelet would say."""
-    said = "True" if ready else "False"
-    found: Object = {
+    """The status of a pod, as a kubelet would write it."""
+    condition = "True" if ready else "False"
+    fields: Object = {
         "phase": "Running",
-        "conditions": [{"type": "Ready", "status": said}, {"type": "ContainersReady", "status": said}],
+        "conditions": [{"type": "Ready", "status": condition}, {"type": "ContainersReady", "status": condition}],
     }
     if ip is not None:
-        found |= {"podIP": ip, "podIPs": [{"ip": ip}], "hostIP": "192.0.2.1"}
-    return {"status": found}
+        fields |= {"podIP": ip, "podIPs": [{"ip": ip}], "hostIP": "192.0.2.1"}
+    return {"status": fields}
 
 
 def pool(space: str, name: str = "pool", labels: Mapping[str, str] = APP, ports: Iterable[int] = (8000,)) -> Object:
@@ -210,7 +210,7 @@ def objective(space: str, name: str, priority: int, *, of: str = "pool", group: 
 def rewrite(
     space: str, name: str, model: str, targets: Mapping[str, int], *, of: str = "pool", group: str = NEW
 ) -> Object:
-    """One rule: this model becomes one of those, by weight."""
+    """A rewrite with one rule: `model` becomes one of the targets, by weight."""
     rule: Object = {
         "matches": [{"model": {"type": "Exact", "value": model}}],
         "targets": [{"modelRewrite": to, "weight": weight} for to, weight in targets.items()],
@@ -230,11 +230,12 @@ NEEDED: tuple[Rule, ...] = (
     (POOLS, "inferencepools", READ),
     *((group, f"inference{kind}s", READ) for group in (NEW, LEGACY) for kind in ("objective", "modelrewrite")),
     ("coordination.k8s.io", "leases", ("get", "watch", "create", "update")),
+    ("", "events", ("create",)),
 )
 
 
 def allow(kube: Kube, space: str, account: str, rules: Iterable[Rule] = NEEDED) -> None:
-    """A Role of these rules, bound to a service account of the namespace."""
+    """Creates a Role with these rules and binds it to a service account of the namespace."""
     meta = {"name": account, "namespace": space}
     api = "rbac.authorization.k8s.io"
     granted = [{"apiGroups": [group], "resources": [what], "verbs": list(verbs)} for group, what, verbs in rules]

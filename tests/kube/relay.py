@@ -1,11 +1,10 @@
-"""A TCP relay on loopback between a picker and its API server, which can fall silent without closing anything.
+"""A TCP relay on loopback between a picker and its API server. It can become silent without closing a connection.
 
-    passing   bytes go through
-    silent    connections that are open carry nothing more, in neither direction, and are not closed: the half-open watch.
-              New ones pass
-    away      nobody listens, and what was open is reset
+    passing   bytes pass in both directions
+    silent    open connections carry no bytes in either direction and stay open: the half-open watch. New connections pass
+    away      the port is closed, and open connections are reset
 
-Each connection has two threads of its own; there are few.
+Each connection has two threads, because there are only few connections.
 """
 
 import contextlib
@@ -18,7 +17,7 @@ RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 
 
 class Relay:
-    """Listens on a port that it keeps over `leave` and `come_back`."""
+    """The relay. It uses the same port again after `leave` and `come_back`."""
 
     def __init__(self, host: str, port: int) -> None:
         self._to = host, port
@@ -30,14 +29,14 @@ class Relay:
         threading.Thread(target=self._accept, args=(self._listener,), daemon=True).start()
 
     def silence(self) -> int:
-        """From now on open connections are dead, though nobody can see it; how many they are."""
+        """Makes all open connections silent. Returns their number."""
         with self._lock:
             for link in self._links:
                 link.silent.set()
             return len(self._links)
 
     def leave(self) -> None:
-        """As when the server's machine is gone: connections are refused, open ones reset."""
+        """Refuses new connections and resets open ones, as if the server's machine were gone."""
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts; a close alone does not
         self._listener.close()
@@ -47,7 +46,7 @@ class Relay:
             link.reset()
 
     def come_back(self) -> None:
-        """On the same port."""
+        """Listens on the same port again."""
         self._listener = self._listen(self.port)
         threading.Thread(target=self._accept, args=(self._listener,), daemon=True).start()
 
@@ -62,7 +61,7 @@ class Relay:
         while True:
             try:
                 near, _ = listener.accept()
-            except OSError:  # it was shut down
+            except OSError:  # the listener was shut down
                 return
             try:
                 far = socket.create_connection(self._to)
@@ -73,9 +72,9 @@ class Relay:
             with self._lock:
                 self._links.add(link)
             for one, other in ((near, far), (far, near)):
-                threading.Thread(target=self._pass_on, args=(link, one, other), daemon=True).start()
+                threading.Thread(target=self._copy, args=(link, one, other), daemon=True).start()
 
-    def _pass_on(self, link: "_Link", one: socket.socket, other: socket.socket) -> None:
+    def _copy(self, link: "_Link", one: socket.socket, other: socket.socket) -> None:
         with contextlib.suppress(OSError):
             while data := one.recv(CHUNK):
                 if not link.silent.is_set():

@@ -1,4 +1,4 @@
-"""A picker whose connections to the API server have fallen silent: nothing comes, and nothing says that nothing will."""
+"""A picker with silent connections to the API server: no data arrives, and the connections are not closed."""
 
 import time
 
@@ -11,7 +11,7 @@ AFTER = {"before-1-rank-0", "after-rank-0"}
 
 
 class Silent:
-    """Made: two pods are known, the watch is dead, one pod has gone and another one come since."""
+    """The picker knows two pods and its watch is dead. Since then, one of the pods was deleted and another one was created."""
 
     def __init__(self, world: World) -> None:
         self.world = world

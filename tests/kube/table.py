@@ -1,4 +1,4 @@
-"""A running picker's endpoint table, as its workers see it: through the shared memory, read-only, as often as every millisecond."""
+"""Reads the endpoint table of a running picker as workers do: in shared memory, read-only, up to once per millisecond."""
 
 import threading
 import time
@@ -11,15 +11,15 @@ from shm.documents import DocumentReader, DocumentSchema
 from shm.segment import SegmentError
 from shm.table import State, TableCopy, TableReader, TableSchema
 from tests.e2e.cluster import Picker
-from workers.documents import ENDPOINTS, EndpointRecord, decode_endpoints
-from workers.objectives import ObjectivesView
+from workers.shared.documents import ENDPOINTS, EndpointRecord, decode_endpoints
+from workers.shared.objectives import ObjectivesView
 
 SAMPLE_S = 0.001
 ATTACH_S = 20.0
 
 
 class Seat(NamedTuple):
-    """An endpoint: what it is, and its place. Another server behind the same name has another place."""
+    """An endpoint and its row: slot and generation. Another server with the same name has another slot or generation."""
 
     name: str
     host: str
@@ -29,21 +29,21 @@ class Seat(NamedTuple):
     generation: int
 
     @property
-    def is_what(self) -> tuple[str, str, int, str]:
-        """Comparable with what the API server says."""
+    def key(self) -> tuple[str, str, int, str]:
+        """The endpoint without its row, to compare it with the API server's pods."""
         return self.name, self.host, self.port, self.uid
 
 
-class Moved(NamedTuple):
-    """One change that was seen."""
+class TableChange(NamedTuple):
+    """One change of the table. It happened before `at`."""
 
-    at: float  # no later than this, by time.monotonic
+    at: float  # time.monotonic
     appeared: frozenset[Seat]
     left: frozenset[Seat]
 
 
 class Table:
-    """Of one picker; stays valid when its supervisor is replaced."""
+    """The endpoint table of one picker. It stays valid when the supervisor is replaced."""
 
     def __init__(self, picker: Picker, run_dir: Path) -> None:
         deadline = time.monotonic() + ATTACH_S
@@ -70,7 +70,7 @@ class Table:
         self._records: list[EndpointRecord] = []
 
     def look(self) -> frozenset[Seat]:
-        """What can be picked now. Threads share a table: one looks at a time."""
+        """The endpoints that can be picked now. Several threads can share a table."""
         with self._lock:
             return self._look()
 
@@ -80,7 +80,9 @@ class Table:
             if found is not None:
                 self._version, blob = found
                 self._records = decode_endpoints(blob) if blob else []
-        copy = self._copy = self._table.copy(self._copy)  # as workers do: a row that is being written is as it was
+        copy = self._copy = self._table.copy(
+            self._copy
+        )  # as workers do: a row that is being written keeps its last values
         return frozenset(
             Seat(r.name, r.host, r.port, r.uid, r.slot, r.generation)
             for r in self._records
@@ -90,17 +92,17 @@ class Table:
         )
 
     def priority(self, objective: str) -> int | None:
-        """As workers read it."""
+        """The priority of an objective, as workers read it."""
         with self._lock:
             return self._objectives.priority(objective)
 
 
 class Watched:
-    """A thread that looks at a table all the time and keeps what moved; `with` it."""
+    """A context manager with a thread that reads a table all the time and keeps all changes."""
 
     def __init__(self, table: Table) -> None:
         self.table = table
-        self.moved: list[Moved] = []
+        self.changes: list[TableChange] = []
         self.samples = 0
         self._seats = table.look()
         self._ending = threading.Event()
@@ -118,13 +120,14 @@ class Watched:
         self._thread.join()
 
     def left(self) -> list[tuple[float, Seat]]:
-        """Who left until now, and when."""
+        """The endpoints that have left until now, with the time."""
         self._sample()
-        return [(moved.at, seat) for moved in self.moved for seat in moved.left]
+        return [(change.at, seat) for change in self.changes for seat in change.left]
 
     def appeared(self) -> list[tuple[float, Seat]]:
+        """The endpoints that have appeared until now, with the time."""
         self._sample()
-        return [(moved.at, seat) for moved in self.moved for seat in moved.appeared]
+        return [(change.at, seat) for change in self.changes for seat in change.appeared]
 
     def _run(self) -> None:
         while not self._ending.wait(SAMPLE_S):
@@ -135,5 +138,5 @@ class Watched:
             seats = self.table.look()
             self.samples += 1
             if seats != self._seats:
-                self.moved.append(Moved(time.monotonic(), seats - self._seats, self._seats - seats))
+                self.changes.append(TableChange(time.monotonic(), seats - self._seats, self._seats - seats))
                 self._seats = seats

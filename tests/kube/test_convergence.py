@@ -1,4 +1,4 @@
-"""The table follows the API: whatever happens to pods in whatever order, it ends as the API says, and nobody leaves without a reason."""
+"""The endpoint table follows the API: it agrees with the API after any changes of pods, and no endpoint leaves without cause."""
 
 import random
 import threading
@@ -13,7 +13,7 @@ from tests.kube.world import World, until
 
 PODS = 300
 BURSTS = 4
-OPERATIONS = 300  # of each burst
+OPERATIONS = 300  # per burst
 THREADS = 6
 SEED = 20
 
@@ -21,7 +21,7 @@ OUT = {"app": "something-else"}
 
 
 class Life:
-    """One pod's name: what may happen to it next, and what has been done to whoever bore it, by UID."""
+    """The pods with one name, one after the other: the present state, and the operations that are possible next."""
 
     def __init__(self, world: World, number: int) -> None:
         self.world = world
@@ -32,7 +32,7 @@ class Life:
         self.uid = ""
 
     def step(self, rng: random.Random, log: "Log") -> None:
-        """Something that is possible now."""
+        """Does a random operation that is possible now."""
         possible = {
             "absent": (self.create,),
             "pending": (self.be_ready, self.be_ready, self.be_ready, self.delete),
@@ -57,7 +57,7 @@ class Life:
 
     @property
     def ip(self) -> str:
-        """Changes with every turn, and is another pod's now and then, when that one has gone."""
+        """The address. It changes with every turn, and is sometimes one that another pod had before."""
         return f"127.{20 + self.turns % 4}.{self.number // 100}.{self.number % 100 + 1}"
 
     def create(self, _log: "Log") -> None:
@@ -92,7 +92,7 @@ class Life:
         self.state = "ready"
 
     def close_ports(self, log: "Log") -> None:
-        """And open them again: two events, which may be seen as none."""
+        """Removes all ports and adds them again: two events that may cancel each other."""
         log.may_leave(self.uid)
         self.world.kube.patch(self.thing, {"metadata": {"annotations": {"llm-d.ai/active-ports": ""}}})
         log.may_appear(self.uid)
@@ -110,11 +110,14 @@ class Life:
 
 
 class Log:
-    """When a reason to come or go began to exist, by the pod's UID."""
+    """The causes for endpoints to appear or leave, with their times, by the UID of the pod.
+
+    Note a cause before its request, so that it is never later than its effect.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._reasons: dict[str, dict[str, list[float]]] = {"appear": defaultdict(list), "leave": defaultdict(list)}
+        self._causes: dict[str, dict[str, list[float]]] = {"appear": defaultdict(list), "leave": defaultdict(list)}
 
     def may_appear(self, uid: str) -> None:
         self._note("appear", uid)
@@ -122,34 +125,36 @@ class Log:
     def may_leave(self, uid: str) -> None:
         self._note("leave", uid)
 
-    def without_reason(self, kind: str, seen: list[tuple[float, Seat]]) -> list[str]:
-        """Those that came or went more often than there were reasons until then."""
+    def without_cause(self, kind: str, seen: list[tuple[float, Seat]]) -> list[str]:
+        """The endpoints that appeared or left more often than there were causes until then."""
         counts: Counter[str] = Counter()
         wrong = []
         for at, seat in seen:
             counts[seat.uid] += 1
-            if counts[seat.uid] > sum(began <= at for began in self._reasons[kind][seat.uid]):
+            if counts[seat.uid] > sum(began <= at for began in self._causes[kind][seat.uid]):
                 wrong.append(f"{seat.name} {seat.host} {seat.uid}")
         return wrong
 
     def _note(self, kind: str, uid: str) -> None:
         with self._lock:
-            self._reasons[kind][uid].append(time.monotonic())
+            self._causes[kind][uid].append(time.monotonic())
 
 
 def burst(lives: list[Life], seed: int, log: Log) -> None:
-    """Each thread has pods of its own, so that what happens to one pod happens in order."""
+    """Does random operations in several threads. Each thread has its own pods, so that the operations on one pod are in order."""
 
     def work(number: int) -> None:
-        rng, mine = random.Random(seed * THREADS + number), lives[number::THREADS]
+        rng, part = random.Random(seed * THREADS + number), lives[number::THREADS]
         for _ in range(OPERATIONS // THREADS):
-            rng.choice(mine).step(rng, log)
+            rng.choice(part).step(rng, log)
 
     with ThreadPoolExecutor(THREADS) as pool:
         list(pool.map(work, range(THREADS)))
 
 
-def test_300_pods_in_random_order_end_as_the_api_says_and_none_leaves_without_a_reason(world: World) -> None:
+def test_the_table_agrees_with_the_api_after_random_changes_of_300_pods_and_none_leaves_without_cause(
+    world: World,
+) -> None:
     world.pool()
     table = world.table(world.picker())
     log, lives = Log(), [Life(world, number) for number in range(PODS)]
@@ -162,18 +167,18 @@ def test_300_pods_in_random_order_end_as_the_api_says_and_none_leaves_without_a_
         for number in range(BURSTS):
             burst(lives, SEED + number, log)
             took.append(world.converged(table, time.monotonic()))
-        before = len(watched.moved)
+        before = len(watched.changes)
         time.sleep(0.5)
-        assert len(watched.moved) == before, "the table moves on though nothing happens"
+        assert len(watched.changes) == before, "the table changes although no pod does"
     print(
         f"converged after {', '.join(f'{1000 * seconds:.0f}' for seconds in took)} ms; {watched.samples} looks, "
-        f"{len(watched.appeared())} came, {len(watched.left())} went"
+        f"{len(watched.appeared())} appeared, {len(watched.left())} left"
     )
-    assert log.without_reason("leave", watched.left()) == []
-    assert log.without_reason("appear", watched.appeared()) == []
+    assert log.without_cause("leave", watched.left()) == []
+    assert log.without_cause("appear", watched.appeared()) == []
 
 
-def test_a_pod_that_comes_back_under_its_old_name_and_address_is_another_endpoint(world: World) -> None:
+def test_a_new_pod_with_an_old_name_and_address_is_another_endpoint(world: World) -> None:
     world.pool()
     first = world.pod("one", "127.30.0.1")
     table = world.table(world.picker())
@@ -188,7 +193,7 @@ def test_a_pod_that_comes_back_under_its_old_name_and_address_is_another_endpoin
 
 
 def test_ports_selector_and_annotation_decide_which_endpoints_a_pod_has(world: World) -> None:
-    made = world.pool(ports=(8000, 8001))
+    pool = world.pool(ports=(8000, 8001))
     world.pod("both", "127.30.1.1")
     world.pod("second", "127.30.1.2", active_ports="8001, 99, nonsense")
     world.pod("none", "127.30.1.3", active_ports="")
@@ -199,15 +204,15 @@ def test_ports_selector_and_annotation_decide_which_endpoints_a_pod_has(world: W
         return {(seat.name, seat.port) for seat in table.look()}
 
     until(lambda: names() == {("both-rank-0", 8000), ("both-rank-1", 8001), ("second-rank-1", 8001)}, "two ports")
-    world.kube.patch(made, {"spec": {"targetPorts": [{"number": 8001}]}})
+    world.kube.patch(pool, {"spec": {"targetPorts": [{"number": 8001}]}})
     took = until(lambda: names() == {("both-rank-0", 8001), ("second-rank-0", 8001)}, "one port")
     print(f"other ports after {1000 * took:.0f} ms")
-    world.kube.patch(made, {"spec": {"selector": {"matchLabels": OUT}}})
+    world.kube.patch(pool, {"spec": {"selector": {"matchLabels": OUT}}})
     took = until(lambda: names() == {("foreign-rank-0", 8001)}, "other pods")
     print(f"another selector after {1000 * took:.0f} ms")
 
 
-def test_pods_that_are_there_before_their_pool_are_judged_when_it_arrives(world: World) -> None:
+def test_pods_that_exist_before_their_pool_become_endpoints_when_it_is_created(world: World) -> None:
     world.pod("early", "127.30.2.1")
     world.pod("foreign", "127.30.2.2", OUT)
     picker = world.picker(ready=False)
@@ -220,15 +225,15 @@ def test_pods_that_are_there_before_their_pool_are_judged_when_it_arrives(world:
     assert {seat.name for seat in table.look()} == {"early-rank-0"}
 
 
-def test_a_pool_that_is_deleted_takes_its_endpoints_along(world: World) -> None:
-    made = world.pool()
+def test_deleting_a_pool_removes_its_endpoints(world: World) -> None:
+    pool = world.pool()
     world.pod("one", "127.30.3.1")
     picker = world.picker()
     table = world.table(picker)
     world.converged(table)
-    world.kube.delete(made)
-    until(lambda: not table.look(), "the endpoints have gone")
-    until(lambda: not picker.ready(), "readiness is off")
+    world.kube.delete(pool)
+    until(lambda: not table.look(), "the endpoints are gone")
+    until(lambda: not picker.ready(), "the picker is not ready")
     world.pool()
     world.cluster.wait(picker.child, picker.ready)
     world.converged(table)
@@ -250,6 +255,4 @@ def test_a_selector_on_the_command_line_needs_no_pool_and_no_definitions(world: 
     assert len(table.look()) == 2
     world.pod("two", "127.30.4.3", {"app": "model-server", "canary": "yes"})
     world.pod("three", "127.30.4.4")
-    until(
-        lambda: {seat.host for seat in table.look()} == {"127.30.4.1", "127.30.4.4"}, "the one without the label came"
-    )
+    until(lambda: {seat.host for seat in table.look()} == {"127.30.4.1", "127.30.4.4"}, "the pod without the label")

@@ -1,7 +1,7 @@
-"""End to end: API server, picker, Envoy, and simulated servers on the addresses that their pods have.
+"""End to end: API server, picker, Envoy, and simulated servers on the addresses of their pods.
 
-The test is the kubelet: it starts a server before its pod is ready and, once somebody has deleted the pod, gives it the time that
-clients need, then kills it for good. A request that reaches a pod too late fails, so none may.
+The test plays the kubelet: it starts a server before its pod is ready. After the pod was deleted, it gives the server the time that
+clients need, and then kills it. A request that reaches a pod too late would fail, and no request may fail.
 """
 
 import asyncio
@@ -20,22 +20,22 @@ from tests.kube.client import Object
 from tests.kube.objects import pod, rewrite, status
 from tests.kube.relay import Relay
 from tests.kube.world import PORT, World, page, supervisor_of, until
-from workers.demo.children import Child, python
+from workers.cli.demo.children import Child, python
 
-NOTICED_S = 0.25  # after the event a terminating pod gets nothing new
+NOTICED_S = 0.25  # so long after the event, a terminating pod gets no new request
 CLIENTS = 16
 SERVERS = 4
-TOKENS = 20  # of a request, 10 ms each
+TOKENS = 20  # per request, 10 ms each
 STREAM_TOKENS = 150
 FAST = ("--prefill-us-per-token", "1", "--decode-ms", "10")
-GRACE_S = 0.4  # what a server gets at least, before it is killed
+GRACE_S = 0.4  # the least time that a server gets before it is killed
 ENDED_S = 10.0
 
 _hosts = itertools.count(1)
 
 
 class Server:
-    """A pod and the process that plays its model server."""
+    """A pod, and the process that simulates its model server."""
 
     def __init__(self, world: World, name: str) -> None:
         self.world, self.name = world, name
@@ -44,7 +44,7 @@ class Server:
         self.child: Child = world.cluster.children.start(f"server {name}", argv)
 
     def up(self) -> "Server":
-        """Its process listens, and its pod is ready."""
+        """Waits until the process listens, and then makes the pod ready."""
         self.world.cluster.wait(self.child, lambda: "ready" in self.child.text())
         self.world.pod(self.name, self.host)
         return self
@@ -68,11 +68,11 @@ class Server:
         return int(self.stats()["running"]) + int(self.stats()["waiting"])
 
     def terminate(self) -> None:
-        """As when somebody deletes the pod."""
+        """Deletes the pod with a grace period, as a user would."""
         self.world.kube.delete(self.pod, 30)
 
     def end(self) -> None:
-        """As the kubelet ends it when its grace is over."""
+        """Ends the server as the kubelet does after the grace period."""
         until(lambda: not self.busy, f"{self.name} has answered everything", ENDED_S)
         self.child.signal(signal.SIGKILL)
         self.child.process.wait(ENDED_S)
@@ -81,7 +81,7 @@ class Server:
 
 
 class Load:
-    """Clients that ask for streamed answers one after the other, until told to stop."""
+    """Clients that request streamed answers one by one, until the end of the context."""
 
     def __init__(self, port: int) -> None:
         self.url = f"http://127.0.0.1:{port}{COMPLETIONS}"
@@ -121,17 +121,17 @@ class Load:
 
 
 def stack(world: World, servers: int, api_port: int = 0) -> tuple[list[Server], Picker, int]:
-    """Servers that are up, a picker that knows them, and the gateway's port."""
+    """Starts servers, a picker that knows them, and a gateway. Returns them with the gateway's port."""
     world.pool()
-    made = [Server(world, f"server-{number}") for number in range(servers)]
-    for server in made:
+    running = [Server(world, f"server-{number}") for number in range(servers)]
+    for server in running:
         server.up()
     picker = world.picker(workers=2, port=api_port)
     world.converged(world.table(picker))
-    return made, picker, world.cluster.envoy(picker)
+    return running, picker, world.cluster.envoy(picker)
 
 
-def test_requests_follow_pods_as_they_come_and_go(world: World) -> None:
+def test_requests_follow_the_pods(world: World) -> None:
     (first,), picker, port = stack(world, 1)
     table, prompts = world.table(picker), itertools.count()
 
@@ -157,7 +157,7 @@ def test_requests_follow_pods_as_they_come_and_go(world: World) -> None:
     assert served(first) == 20
 
 
-def test_a_terminating_pod_gets_no_new_requests_and_finishes_those_it_has(world: World) -> None:
+def test_a_terminating_pod_gets_no_new_requests_and_finishes_its_old_ones(world: World) -> None:
     servers, picker, port = stack(world, SERVERS)
     table = world.table(picker)
 
@@ -167,14 +167,14 @@ def test_a_terminating_pod_gets_no_new_requests_and_finishes_those_it_has(world:
             await asyncio.sleep(0.4)
             leaving = servers[0]
             assert await asyncio.to_thread(lambda: leaving.busy) > 0
-            asked = time.monotonic()
+            deleted = time.monotonic()
             await asyncio.to_thread(leaving.terminate)
-            took = await asyncio.to_thread(world.converged, table, asked)
-            await asyncio.sleep(max(0.0, asked + NOTICED_S - time.monotonic()))
+            took = await asyncio.to_thread(world.converged, table, deleted)
+            await asyncio.sleep(max(0.0, deleted + NOTICED_S - time.monotonic()))
             before = await asyncio.to_thread(lambda: leaving.requests)
             await asyncio.gather(*streams)
             assert await asyncio.to_thread(lambda: leaving.requests) == before
-            print(f"left the table {1000 * took:.0f} ms after the delete was asked for")
+            print(f"left the table {1000 * took:.0f} ms after the delete request")
         assert set(load.endings) == {200}, f"{load.endings}, first {load.first_failure}"
 
     asyncio.run(story())
@@ -218,15 +218,15 @@ def test_requests_are_served_while_the_api_server_is_away_and_the_supervisor_die
     asyncio.run(story())
 
 
-def test_a_model_rewrite_from_the_api_changes_what_the_server_is_asked_for(world: World) -> None:
+def test_a_model_rewrite_from_the_api_changes_the_model_of_requests(world: World) -> None:
     _, _, port = stack(world, 1)
 
     def status_of(model: str) -> int:
         return ask(port, COMPLETIONS, json.dumps({"model": model, "prompt": "hello", "max_tokens": 1}).encode()).status
 
     assert (status_of("sim-model"), status_of("alias")) == (200, 404)
-    made = world.kube.create(rewrite(world.space, "aliases", "alias", {"sim-model": 1}))
+    aliases = world.kube.create(rewrite(world.space, "aliases", "alias", {"sim-model": 1}))
     took = until(lambda: status_of("alias") == 200, "the alias works")
-    world.kube.delete(made)
+    world.kube.delete(aliases)
     gone = until(lambda: status_of("alias") == 404, "the alias is gone")
-    print(f"a rewrite takes effect after {1000 * took:.0f} ms, and has none {1000 * gone:.0f} ms after it was deleted")
+    print(f"a rewrite takes effect after {1000 * took:.0f} ms, and ends {1000 * gone:.0f} ms after it was deleted")

@@ -1,4 +1,4 @@
-"""InferenceObjectives of the API server, in both API groups: names, priorities and the bands that they need."""
+"""InferenceObjectives of the API server in both API groups: names, priorities and bands."""
 
 from tests.e2e.cluster import Picker
 from tests.kube.objects import LEGACY, NEW_DEFINITIONS, install, objective, uninstall
@@ -26,7 +26,7 @@ def test_objectives_have_their_priority_and_a_band_as_long_as_they_exist(world: 
     world.kube.create(objective(world.space, "foreign", 7, of="other"))
     took = until(lambda: (table.priority("high"), table.priority("low")) == (10, -5), "both are known")
     print(f"objectives are known after {1000 * took:.0f} ms")
-    until(lambda: bands(picker) >= {10, -5}, "both have their band")
+    until(lambda: bands(picker) >= {10, -5}, "both have a band")
     world.kube.patch(high, {"spec": {"priority": 20}})
     until(lambda: table.priority("high") == 20, "the new priority")
     until(lambda: 20 in bands(picker), "the new band")
@@ -36,7 +36,7 @@ def test_objectives_have_their_priority_and_a_band_as_long_as_they_exist(world: 
     assert 7 not in bands(picker)
 
 
-def test_an_objective_of_the_older_group_counts_until_the_newer_one_has_its_name(world: World) -> None:
+def test_an_objective_of_the_older_group_counts_until_the_newer_group_has_its_name(world: World) -> None:
     world.kube.create(objective(world.space, "both", 1, group=LEGACY))
     world.kube.create(objective(world.space, "old", 2, group=LEGACY))
     _, table = followed(world)
@@ -45,10 +45,10 @@ def test_an_objective_of_the_older_group_counts_until_the_newer_one_has_its_name
     until(lambda: table.priority("both") == 3, "the newer group counts")
     assert table.priority("old") == 2
     world.kube.delete(new)
-    until(lambda: table.priority("both") == 1, "the older one counts again")
+    until(lambda: table.priority("both") == 1, "the older group counts again")
 
 
-def test_definitions_of_objectives_that_are_installed_while_the_picker_runs_are_seen(world: World) -> None:
+def test_objectives_are_followed_if_their_definitions_are_installed_while_the_picker_runs(world: World) -> None:
     uninstall(world.kube, NEW_DEFINITIONS)
     try:
         world.kube.create(objective(world.space, "old", 2, group=LEGACY))
@@ -57,7 +57,7 @@ def test_definitions_of_objectives_that_are_installed_while_the_picker_runs_are_
         install(world.kube, NEW_DEFINITIONS)
         world.kube.create(objective(world.space, "late", 4))
         took = until(lambda: table.priority("late") == 4, "the late kind")
-        print(f"a kind that is installed late is seen after {took:.1f} s")
+        print(f"a kind that is installed late is followed after {took:.1f} s")
         assert table.priority("old") == 2
     finally:
         install(world.kube, NEW_DEFINITIONS)

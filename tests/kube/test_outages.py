@@ -1,4 +1,4 @@
-"""What is known stays known: while the API server is away, after it has lost its history, over a watch that died without a word."""
+"""Known endpoints stay known: while the API server is away, after it has lost its history, and while definitions or rights are missing."""
 
 import os
 import signal
@@ -22,7 +22,7 @@ from tests.kube.objects import (
 from tests.kube.relay import Relay
 from tests.kube.table import Watched
 from tests.kube.world import World, supervisor_of, until, warnings
-from workers.demo.children import descendants
+from workers.cli.demo.children import descendants
 
 PODS = 20
 LOG_S = 15.0
@@ -46,8 +46,8 @@ def test_endpoints_outlive_a_killed_api_server_and_a_compacted_history(world: Wo
             beside.delete(pod(world.space, f"pod-{number}"), 0)
         beside.patch(beside.create(pod(world.space, "new")), status("127.40.1.1"), status=True)
         time.sleep(max(0.0, ends - time.monotonic()))
-        assert picker.ready(), "it knows its endpoints, so it is ready"
-        assert watched.moved == []
+        assert picker.ready(), "the picker knows its endpoints, so it is ready"
+        assert watched.changes == []
         world.plane.compact()
         world.plane.end(child)
         since = world.plane.audited()
@@ -60,15 +60,15 @@ def test_endpoints_outlive_a_killed_api_server_and_a_compacted_history(world: Wo
         assert {seat.name for _, seat in watched.appeared()} == {"new-rank-0"}
     path = f"/api/v1/namespaces/{world.space}/pods?watch=1&timeoutSeconds=1&resourceVersion={version}"
     try:
-        said = str(world.kube.request("GET", path))
+        answer = str(world.kube.request("GET", path))
     except Refused as refused:
-        said = str(refused)
-    assert "too old" in said, f"the history should be gone, but: {said}"
-    asked = [one for one in world.plane.asked(since) if one.user == world.user() and "/pods" in one.uri]
-    assert {one.verb for one in asked} == {"list", "watch"}, asked
+        answer = str(refused)
+    assert "too old" in answer, f"the history should be gone, but: {answer}"
+    requests = [one for one in world.plane.requests(since) if one.user == world.user() and "/pods" in one.uri]
+    assert {one.verb for one in requests} == {"list", "watch"}, requests
 
 
-def test_a_supervisor_that_is_killed_while_the_api_is_away_leaves_the_endpoints(world: World) -> None:
+def test_endpoints_stay_if_the_supervisor_is_killed_while_the_api_is_away(world: World) -> None:
     relay = Relay("127.0.0.1", world.plane.port)
     world.pool()
     for number in range(PODS):
@@ -91,10 +91,10 @@ def test_a_supervisor_that_is_killed_while_the_api_is_away_leaves_the_endpoints(
         print(f"converged {1000 * took:.0f} ms after the API was back")
         assert [seat.name for _, seat in watched.left()] == ["pod-0-rank-0"]
         assert watched.appeared() == []
-    assert table.look() < seats, "those that stay keep their places"
+    assert table.look() < seats, "the other endpoints keep their slots"
 
 
-def test_a_picker_that_is_started_while_the_api_is_away_waits_for_it_and_can_be_ended_meanwhile(world: World) -> None:
+def test_a_picker_that_starts_while_the_api_is_away_waits_for_it_and_can_be_stopped(world: World) -> None:
     relay = Relay("127.0.0.1", world.plane.port)
     relay.leave()
     world.pool()
@@ -105,14 +105,14 @@ def test_a_picker_that_is_started_while_the_api_is_away_waits_for_it_and_can_be_
     begun = time.monotonic()
     first.child.signal(signal.SIGTERM)
     assert first.child.process.wait(10) == 0
-    print(f"ended {time.monotonic() - begun:.1f} s after it was told to, with no API server there")
+    print(f"ended {time.monotonic() - begun:.1f} s after SIGTERM, without an API server")
     world.cluster.forget(first.child)
     relay.come_back()
     world.cluster.wait(second.child, second.ready)
     world.converged(world.table(second))
 
 
-def test_definitions_that_are_installed_late_are_seen(world: World) -> None:
+def test_a_picker_becomes_ready_after_the_definitions_are_installed(world: World) -> None:
     uninstall(world.kube)
     try:
         world.pod("early", "127.42.0.1")
@@ -130,7 +130,7 @@ def test_definitions_that_are_installed_late_are_seen(world: World) -> None:
 
 @pytest.mark.parametrize("missing", ["pods", "inferencepools"])
 @pytest.mark.parametrize("verb", ["list", "watch"])
-def test_a_role_that_lacks_a_verb_is_told_by_name_and_works_once_it_has_it(
+def test_a_verb_that_the_role_lacks_is_reported_and_the_picker_works_after_it_is_added(
     world: World, missing: str, verb: str
 ) -> None:
     world.pool()
@@ -142,7 +142,7 @@ def test_a_role_that_lacks_a_verb_is_told_by_name_and_works_once_it_has_it(
     ]
     picker = world.picker(ready=False, token=world.token(rules))
     named = f'resources: ["{missing}"], verbs: ["{verb}"]'
-    until(lambda: any(named in said for said in warnings(picker)), f"the log has {named}", LOG_S)
+    until(lambda: any(named in event for event in warnings(picker)), f"the log has {named}", LOG_S)
     if verb == "list":
         world.refuses(picker, named)
     world.token()
@@ -152,7 +152,7 @@ def test_a_role_that_lacks_a_verb_is_told_by_name_and_works_once_it_has_it(
     world.converged(table)
 
 
-def test_objects_that_may_not_be_read_do_not_keep_the_picker_from_serving(world: World) -> None:
+def test_a_picker_without_the_right_to_read_objects_still_serves(world: World) -> None:
     world.pool()
     world.pod("one", "127.44.0.1")
     world.kube.create(objective(world.space, "high", 10))
@@ -160,4 +160,4 @@ def test_objects_that_may_not_be_read_do_not_keep_the_picker_from_serving(world:
     picker = world.picker(token=world.token(rules))
     world.converged(world.table(picker))
     named = 'resources: ["inferenceobjectives"], verbs: ["list"]'
-    until(lambda: any(named in said for said in warnings(picker)), f"the log has {named}", LOG_S)
+    until(lambda: any(named in event for event in warnings(picker)), f"the log has {named}", LOG_S)

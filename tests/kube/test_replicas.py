@@ -1,4 +1,4 @@
-"""Two pickers of one pool: one leads by a Lease, the other stands by with the same table; and who may read a picker's metrics."""
+"""Two pickers of one pool: one leads by a Lease, the other one stands by with the same table. Also: access to a picker's metrics."""
 
 import os
 import signal
@@ -7,11 +7,12 @@ import time
 from tests.deploy.cases import CASES
 from tests.deploy.renderers import ours
 from tests.e2e.cluster import Picker
+from tests.kube.reloading import events, reload, started
 from tests.kube.world import ACCOUNT, World, page, until
 
-LEASE_S = 15.0  # as promised by whoever leads
-SLACK_S = 8.0  # to look, and for a busy machine
-RENEWED_S = 3.0  # the lease is, after 2 s
+LEASE_S = 15.0  # the leader's promise
+SLACK_S = 8.0  # for the next read of the lease, and for a busy machine
+RENEWED_S = 3.0  # the leader renews the lease every 2 s
 ROLES = ("ServiceAccount", "Role", "RoleBinding", "ClusterRole", "ClusterRoleBinding")
 FLAG = "--ha-enable-leader-election"
 REVIEWS = (
@@ -21,14 +22,14 @@ REVIEWS = (
 
 
 def killed(picker: Picker, world: World) -> None:
-    """All its processes, as when its node is gone."""
+    """Kills all processes of a picker, as if its node were gone."""
     os.killpg(picker.child.pid, signal.SIGKILL)
     picker.child.process.wait(10)
     world.cluster.forget(picker.child)
 
 
 def pair(world: World) -> tuple[Picker, Picker]:
-    """A leader, and one that stands by."""
+    """Starts a leader and a standby."""
     world.pool()
     world.pod("one", "127.70.0.1")
     token = world.token()
@@ -43,7 +44,7 @@ def test_killing_the_leader_moves_readiness_within_the_lease_time(world: World) 
     world.converged(table)
     world.refuses(second, "lead")
     world.pod("two", "127.70.0.2")
-    world.converged(table), "the one that stands by keeps its data warm"
+    world.converged(table), "the standby keeps its table up to date"
     began = time.monotonic()
     killed(first, world)
     until(second.ready, "the other one leads", LEASE_S + SLACK_S)
@@ -52,18 +53,18 @@ def test_killing_the_leader_moves_readiness_within_the_lease_time(world: World) 
     world.converged(table)
 
 
-def test_a_leader_that_is_told_to_end_hands_over_at_once(world: World) -> None:
+def test_a_leader_that_stops_hands_over_at_once(world: World) -> None:
     first, second = pair(world)
     world.refuses(second, "lead")
     began = time.monotonic()
     first.child.signal(signal.SIGTERM)
     until(second.ready, "the other one leads", LEASE_S)
-    print(f"readiness moved {time.monotonic() - began:.1f} s after the leader was told to end")
+    print(f"readiness moved {time.monotonic() - began:.1f} s after SIGTERM to the leader")
     assert first.child.process.wait(20) == 0
     world.cluster.forget(first.child)
 
 
-def test_metrics_are_shown_to_whom_the_api_server_allows_and_to_nobody_else(world: World) -> None:
+def test_only_users_with_access_by_the_api_server_can_read_metrics(world: World) -> None:
     world.pool()
     allow_everywhere(world, ACCOUNT, REVIEWS)
     allow_everywhere(world, "prometheus", non_resources=("/metrics",))
@@ -79,8 +80,8 @@ def test_metrics_are_shown_to_whom_the_api_server_allows_and_to_nobody_else(worl
     assert page(picker.metrics, "/readyz")[0] == 200, "probes need no token"
 
 
-def test_what_the_manifests_grant_is_what_is_asked_for(world: World) -> None:
-    """Leader election, metrics and all: nothing is refused, and nothing is granted that nobody uses."""
+def test_the_manifests_grant_exactly_the_rights_that_the_picker_uses(world: World) -> None:
+    """With leader election, metrics and a reload: no request is refused, and no right is granted without use."""
     granted = set()
     for one in ours(CASES["leader election"], pool="pool", namespace=world.space):
         if one["kind"] in ROLES:
@@ -94,17 +95,19 @@ def test_what_the_manifests_grant_is_what_is_asked_for(world: World) -> None:
     since = world.plane.audited()
     token = world.kube.token(world.space, "pool-epp")
     leader = {"POD_NAME": "picker-5d9c7b8f6d-first"}
-    picker = world.picker(FLAG, "--metrics-endpoint-auth=true", token=token, environ=leader)
+    picker, config = started(world, FLAG, "--metrics-endpoint-auth=true", token=token, environ=leader)
     world.converged(world.table(picker))
+    reload(picker, config)
     assert page(picker.metrics, "/metrics", {"authorization": f"Bearer {reader}"})[0] == 200
     time.sleep(RENEWED_S)
-    asked = [one for one in world.plane.asked(since) if one.user == world.user("pool-epp")]
-    assert [one for one in asked if one.code == 403] == []
-    assert granted == {(one.resource, one.verb) for one in asked}
+    until(lambda: events(world), "an event about the reload")
+    requests = [one for one in world.plane.requests(since) if one.user == world.user("pool-epp")]
+    assert [one for one in requests if one.code == 403] == []
+    assert granted == {(one.resource, one.verb) for one in requests}
 
 
 def allow_everywhere(world: World, account: str, rules: tuple = (), non_resources: tuple[str, ...] = ()) -> None:
-    """A ClusterRole of these rules, bound to a service account of the world's namespace."""
+    """Creates a ClusterRole with these rules and binds it to a service account of the world's namespace."""
     name, api = f"{world.space}-{account}", "rbac.authorization.k8s.io"
     granted = [{"apiGroups": [group], "resources": [what], "verbs": list(verbs)} for group, what, verbs in rules]
     if non_resources:

@@ -1,4 +1,4 @@
-"""A half-open watch. This file's name puts it last: the fixture has silenced the connections before the first test of the session."""
+"""A half-open watch. This test runs last because of its file name: a fixture silences the connections before the first test."""
 
 import time
 
@@ -7,11 +7,11 @@ import pytest
 from tests.kube.silent import AFTER, BEFORE, Silent
 from tests.kube.world import until
 
-GIVEN_UP_S_MAX = 150.0  # a bookmark is due every minute; a watch that misses one is given up soon after
+REPLACED_S_MAX = 150.0  # a bookmark is due every minute; a watch that misses one is replaced soon after
 
 
 @pytest.mark.timeout(200)
-def test_a_watch_that_fell_silent_is_given_up_and_what_it_missed_is_seen(silent: Silent | None) -> None:
+def test_a_silent_watch_is_replaced_and_the_missed_changes_are_found(silent: Silent | None) -> None:
     assert silent is not None
     assert silent.connections
 
@@ -19,7 +19,7 @@ def test_a_watch_that_fell_silent_is_given_up_and_what_it_missed_is_seen(silent:
         return {seat.name for seat in silent.table.look()}
 
     if time.monotonic() - silent.since < 60:
-        assert names() == BEFORE, "nothing has told it yet"
-    until(lambda: names() == AFTER, "a new watch", GIVEN_UP_S_MAX - (time.monotonic() - silent.since))
-    print(f"seen at most {time.monotonic() - silent.since:.0f} s after the watch fell silent")
+        assert names() == BEFORE, "the picker cannot know the changes yet"
+    until(lambda: names() == AFTER, "a new watch", REPLACED_S_MAX - (time.monotonic() - silent.since))
+    print(f"found at most {time.monotonic() - silent.since:.0f} s after the watch became silent")
     assert silent.picker.ready()

@@ -1,4 +1,4 @@
-"""The driver's loops against connections that answer as they are told, in a loop whose time is a variable."""
+"""The driver's loops against scripted connections, on an event loop with a simulated clock."""
 
 import asyncio
 import json
@@ -15,13 +15,13 @@ import pytest
 
 from epp.protocol.proto import ext_proc_pb2 as pb
 from loadtest import driver
-from loadtest.driver import CASES, Load, Tally, chosen, parser, quantiles, report
+from loadtest.driver import CASES, LoadGenerator, Tally, chosen, parser, quantiles, report
 from loadtest.exchange import DESTINATION, Messages, Shape
 from loadtest.h2_client import Caller, ClientConnection
 
 
-class Clocked(asyncio.SelectorEventLoop):
-    """Time passes only where somebody sleeps, and then at once."""
+class SimulatedClockLoop(asyncio.SelectorEventLoop):
+    """Time passes only during sleeps: when nothing is ready, the clock jumps to the next timer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -38,9 +38,11 @@ class Clocked(asyncio.SelectorEventLoop):
 
 
 class Connection:
-    """Answers each stream after `delay` seconds; `stalled`: none before `release`."""
+    """Answers each stream after `delay` seconds. With `stalled` it answers nothing before `release`."""
 
-    def __init__(self, loop: Clocked, delay: float = 0.0, *, stalled: bool = False, status: str = "0") -> None:
+    def __init__(
+        self, loop: SimulatedClockLoop, delay: float = 0.0, *, stalled: bool = False, status: str = "0"
+    ) -> None:
         self._loop = loop
         self._delay = delay
         self._stalled = stalled
@@ -69,7 +71,7 @@ class Connection:
 
 
 class Stream:
-    """Sends everything back as a picker does."""
+    """Returns every message, like a picker."""
 
     def __init__(self, connection: Connection, caller: Caller) -> None:
         self._connection = connection
@@ -80,7 +82,7 @@ class Stream:
         self._body += pb.ProcessingRequest.FromString(message).request_body.body
 
     def half_close(self) -> None:
-        """The end is sent by `answer`."""
+        """`answer` sends the end."""
 
     def answer(self, status: str) -> None:
         self._connection.open_now -= 1
@@ -101,27 +103,27 @@ class Stream:
 
 
 @pytest.fixture
-def loop(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clocked]:
-    made = Clocked()
-    monkeypatch.setattr(driver.time, "monotonic", lambda: made.now)
-    yield made
-    made.close()
+def loop(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimulatedClockLoop]:
+    clocked = SimulatedClockLoop()
+    monkeypatch.setattr(driver.time, "monotonic", lambda: clocked.now)
+    yield clocked
+    clocked.close()
 
 
-def load(*connections: Connection) -> Load:
-    return Load(cast("list[ClientConnection]", connections), Messages(Shape(), "t"), first=0)
+def load(*connections: Connection) -> LoadGenerator:
+    return LoadGenerator(cast("list[ClientConnection]", connections), Messages(Shape(), "t"), first=0)
 
 
-def paced(loop: Clocked, connection: Connection, rate: float, seconds: float) -> Tally:
+def paced(loop: SimulatedClockLoop, connection: Connection, rate: float, seconds: float) -> Tally:
     async def run() -> Tally:
-        made = load(connection)
-        await made.paced(rate, loop.now + seconds)
-        return made.tally
+        generator = load(connection)
+        await generator.paced(rate, loop.now + seconds)
+        return generator.tally
 
     return loop.run_until_complete(run())
 
 
-def test_an_open_loop_begins_requests_on_schedule_whatever_the_picker_does(loop: Clocked) -> None:
+def test_an_open_loop_begins_requests_on_schedule_even_if_the_picker_is_slow(loop: SimulatedClockLoop) -> None:
     connection = Connection(loop, delay=5.0)
     tally = paced(loop, connection, 10, 2.0)
     assert [round(at - 1000, 3) for at in connection.opened_at] == [n / 10 for n in range(20)]
@@ -129,14 +131,16 @@ def test_an_open_loop_begins_requests_on_schedule_whatever_the_picker_does(loop:
     assert connection.open_most == 20
 
 
-def test_an_open_loop_counts_latency_from_the_intended_time_while_the_driver_itself_is_held_up(loop: Clocked) -> None:
+def test_an_open_loop_measures_latency_from_the_scheduled_time_even_if_the_driver_stalls(
+    loop: SimulatedClockLoop,
+) -> None:
     connection = Connection(loop)
 
     async def run() -> Tally:
-        made = load(connection)
-        loop.call_later(0.45, lambda: setattr(loop, "now", loop.now + 1.0))  # a second in which nothing runs
-        await made.paced(10, loop.now + 2.0)
-        return made.tally
+        generator = load(connection)
+        loop.call_later(0.45, lambda: setattr(loop, "now", loop.now + 1.0))  # nothing runs for a second
+        await generator.paced(10, loop.now + 2.0)
+        return generator.tally
 
     tally = loop.run_until_complete(run())
     assert tally.endings == Counter(ok=20)
@@ -145,13 +149,13 @@ def test_an_open_loop_counts_latency_from_the_intended_time_while_the_driver_its
     assert slow[-5:] == [0.0] * 5
 
 
-def test_a_closed_loop_keeps_as_many_streams_open_as_asked_for_until_its_time_is_over(loop: Clocked) -> None:
+def test_a_closed_loop_keeps_the_requested_number_of_streams_open_until_its_end(loop: SimulatedClockLoop) -> None:
     first, second = Connection(loop, delay=0.1), Connection(loop, delay=0.1)
 
     async def run() -> Tally:
-        made = load(first, second)
-        await made.closed(4, loop.now + 1.0)
-        return made.tally
+        generator = load(first, second)
+        await generator.closed(4, loop.now + 1.0)
+        return generator.tally
 
     tally = loop.run_until_complete(run())
     assert (first.open_most, second.open_most) == (2, 2)
@@ -159,8 +163,8 @@ def test_a_closed_loop_keeps_as_many_streams_open_as_asked_for_until_its_time_is
     assert {round(seconds, 6) for seconds in tally.full} == {0.1}
 
 
-def test_a_picker_that_stands_still_does_not_take_the_machine_along(
-    loop: Clocked, monkeypatch: pytest.MonkeyPatch
+def test_an_open_loop_limits_its_streams_while_the_picker_stands_still(
+    loop: SimulatedClockLoop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(driver, "OPEN_LOOP_MAX", 5)
     connection = Connection(loop, stalled=True)
@@ -169,13 +173,13 @@ def test_a_picker_that_stands_still_does_not_take_the_machine_along(
     assert (tally.endings["ok"], tally.late, connection.open_most) == (5, 15, 5)
 
 
-def test_streams_that_never_end_are_counted_and_do_not_hold_the_driver(loop: Clocked) -> None:
+def test_streams_that_never_end_are_counted_and_do_not_block_the_driver(loop: SimulatedClockLoop) -> None:
     tally = paced(loop, Connection(loop, stalled=True), 10, 0.3)
     assert tally.endings == Counter(failed=3)
-    assert "3 streams had no end" in tally.errors[0]
+    assert "3 streams did not end" in tally.errors[0]
 
 
-def test_what_went_wrong_is_counted_shown_and_adds_no_latency(loop: Clocked) -> None:
+def test_failed_streams_are_counted_and_shown_and_add_no_latency(loop: SimulatedClockLoop) -> None:
     tally = paced(loop, Connection(loop, status="13"), 10, 1.0)
     assert tally.endings == Counter(failed=10)
     assert (tally.full, len(tally.errors)) == ([], driver.ERRORS_SHOWN)
@@ -194,24 +198,24 @@ def test_quantiles_are_milliseconds_of_the_ordered_values() -> None:
     assert quantiles([n / 1000 for n in range(1, 101)]) == {"p50": 51.0, "p90": 91.0, "p99": 100.0, "max": 100.0}
 
 
-def test_streams_and_connections_are_shared_out_over_the_processes() -> None:
+def test_streams_and_connections_are_divided_among_the_processes() -> None:
     case = chosen(options("--case", "short-c64", "--processes", "2"))
     assert (case.concurrency, case.connections) == (32, 2)
     assert chosen(options("--case", "short", "--processes", "8")).connections == 1
 
 
-def test_a_case_can_be_changed_piece_by_piece() -> None:
+def test_options_override_single_properties_of_a_case() -> None:
     shape = chosen(options("--case", "chat-8k", "--prompt-kb", "2", "--chunks", "10", "--pace-ms", "20")).shape
     assert (shape.prompt_bytes, shape.shared_bytes) == (2_000, 2_000)
     assert (shape.chunks, shape.streamed, shape.pace_s) == (10, True, 0.02)
     assert chosen(options("--case", "chat-8k")) == CASES["chat-8k"]
 
 
-def test_cpu_is_charged_to_the_requests_that_were_well_and_to_nobody_if_there_were_none() -> None:
+def test_cpu_per_request_counts_successful_requests_only_and_is_zero_without_any() -> None:
     tally = Tally(endings=Counter(ok=100, failed=5))
-    found = report(options("--group", "999999999"), tally, 10.0, {"worker": 0.02, "supervisor": 0.01})
-    assert (found["cpu_us_per_request"], found["requests_per_s"], found["cores"]) == (300.0, 10.0, 0.003)
-    assert found["cores_by_process"] == {"supervisor": 0.001, "worker": 0.002}
+    result = report(options("--group", "999999999"), tally, 10.0, {"worker": 0.02, "supervisor": 0.01})
+    assert (result["cpu_us_per_request"], result["requests_per_s"], result["cores"]) == (300.0, 10.0, 0.003)
+    assert result["cores_by_process"] == {"supervisor": 0.001, "worker": 0.002}
     assert report(options("--group", "999999999"), Tally(), 10.0, {"worker": 1.0})["cpu_us_per_request"] == 0.0
 
 
@@ -226,7 +230,7 @@ def run(*arguments: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
-def test_where_nobody_listens_the_driver_says_so_in_one_line_and_fails() -> None:
+def test_without_a_listener_the_driver_fails_with_one_line() -> None:
     done = run("--target", "127.0.0.1:1", "--seconds", "0.1")
     assert done.returncode == 2
     assert done.stderr.splitlines() == ["no picker answers at 127.0.0.1:1: connection refused"]
@@ -242,21 +246,19 @@ def test_a_target_without_a_port_is_wrong_usage() -> None:
     ("option", "text"),
     [("--rate", "-5"), ("--processes", "0"), ("--concurrency", "-1"), ("--seconds", "nan"), ("--chunks", "1.5")],
 )
-def test_an_amount_that_none_can_be_driven_with_is_wrong_usage(
-    capsys: pytest.CaptureFixture[str], option: str, text: str
-) -> None:
-    with pytest.raises(SystemExit) as ended:
+def test_an_invalid_amount_is_wrong_usage(capsys: pytest.CaptureFixture[str], option: str, text: str) -> None:
+    with pytest.raises(SystemExit) as stop:
         parser().parse_args(["--target", "127.0.0.1:1", option, text])
-    assert ended.value.code == 2
+    assert stop.value.code == 2
     assert f"{option}: '{text}' is not a" in capsys.readouterr().err
 
 
-def test_a_target_that_speaks_something_else_is_told_in_a_line_with_what_to_try() -> None:
+def test_a_target_with_another_protocol_is_reported_in_a_line_with_what_to_try() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
 
         def hang_up() -> None:
-            for _ in range(2):  # the driver looks first whether anybody listens
+            for _ in range(2):  # the driver first checks that something listens
                 server.accept()[0].close()
 
         answering = threading.Thread(target=hang_up)
@@ -265,10 +267,10 @@ def test_a_target_that_speaks_something_else_is_told_in_a_line_with_what_to_try(
         answering.join()
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
-    assert f"127.0.0.1:{port} does not answer as a picker does" in done.stderr
+    assert f"127.0.0.1:{port} does not answer like a picker" in done.stderr
     assert "--tls" in done.stderr
 
 
 def test_a_report_is_json_on_stdout() -> None:
-    found = report(options(), Tally(Counter(ok=2), [], [0.1, 0.2], [0.2, 0.3]), 1.0, {})
-    assert json.loads(json.dumps(found))["pick_ms"]["max"] == 200.0
+    result = report(options(), Tally(Counter(ok=2), [], [0.1, 0.2], [0.2, 0.3]), 1.0, {})
+    assert json.loads(json.dumps(result))["pick_ms"]["max"] == 200.0

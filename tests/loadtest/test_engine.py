@@ -1,4 +1,4 @@
-"""The engine model, driven by a clock that the test owns."""
+"""The engine model, with a clock that the test sets."""
 
 from dataclasses import replace
 
@@ -39,7 +39,7 @@ def chain(length: int, root: int = 0) -> Job:
 
 
 def finish(engine: Engine, now: float = 0.0) -> list[Job]:
-    """Run to the end of all work, from news to news."""
+    """Runs to the end of all work, from news to news."""
     done: list[Job] = []
     while (due := engine.next_due()) is not None:
         assert due >= now
@@ -70,7 +70,7 @@ def test_a_cached_prefix_shortens_the_prefill_and_is_reported() -> None:
     assert (engine.seen.prefix_queries, engine.seen.prefix_hits) == (258, 128)
 
 
-def test_a_long_prompt_delays_the_tokens_of_everybody() -> None:
+def test_a_long_prompt_delays_the_tokens_of_all_requests() -> None:
     engine, steady, long = Engine(PLAIN), job(max_tokens=3, streams=True), job(tokens=512)
     engine.submit(steady, 0.0)
     first = engine.next_due()
@@ -109,7 +109,7 @@ def test_requests_run_in_the_order_of_their_arrival() -> None:
     assert finish(engine) == jobs
 
 
-def test_nobody_overtakes_a_head_that_waits_for_blocks() -> None:
+def test_no_request_overtakes_a_head_that_waits_for_blocks() -> None:
     engine = Engine(replace(PLAIN, kv_blocks=8))
     running, big, small = job(64, 16), job(100, 12), job(1, 1)
     for one in (running, big, small):
@@ -123,7 +123,7 @@ def test_a_step_takes_further_prompts_until_its_token_budget_is_spent() -> None:
     engine = Engine(replace(PLAIN, step_tokens=100))
     for _ in range(3):
         engine.submit(job(tokens=60, max_tokens=8), 0.0)
-    assert engine.running == 1  # an idle engine begins with the first
+    assert engine.running == 1  # an idle engine starts with the first request
     due = engine.next_due()
     assert due is not None
     engine.advance(due)
@@ -145,12 +145,12 @@ def test_a_full_queue_refuses() -> None:
         engine.submit(job(), 0.0)
 
 
-def test_an_adapter_without_any_slot_is_refused() -> None:
+def test_an_adapter_is_refused_by_an_engine_without_slots() -> None:
     with pytest.raises(NoLoraSlots, match="max_loras is 0"):
         Engine(replace(PLAIN, max_loras=0)).submit(job(lora="a"), 0.0)
 
 
-def test_an_adapter_waits_for_a_slot_and_others_step_past_it() -> None:
+def test_an_adapter_waits_for_a_slot_and_other_requests_pass_it() -> None:
     engine = Engine(PLAIN)
     first, second = job(lora="a", max_tokens=2), job(lora="b", max_tokens=9)
     third, plain = job(lora="c"), job()
@@ -158,7 +158,7 @@ def test_an_adapter_waits_for_a_slot_and_others_step_past_it() -> None:
         engine.submit(one, 0.0)
     due = engine.next_due()
     assert due is not None
-    engine.advance(due)  # only the first could begin when it came
+    engine.advance(due)  # the engine was idle, so it started the first request at once and alone
     assert set(engine.loras.running) == {"a", "b"}
     assert engine.waiting_loras() == ("c",)
     assert plain.state is JobState.RUNNING
@@ -205,7 +205,7 @@ def test_a_waiting_request_can_be_cancelled_and_an_ended_one_stays_ended() -> No
     assert engine.seen.aborted == 1
 
 
-def test_an_engine_whose_last_request_left_is_idle() -> None:
+def test_an_engine_is_idle_after_its_last_request_left() -> None:
     engine, one = Engine(PLAIN), job()
     engine.submit(one, 0.0)
     engine.cancel(one, 0.0)
@@ -221,7 +221,7 @@ def test_an_embedding_ends_with_its_prefill_and_generates_nothing() -> None:
     assert one.ended_at == STEP + 64 * TOKEN
 
 
-def test_a_streaming_request_has_news_for_each_token_and_others_only_at_the_end() -> None:
+def test_a_streaming_request_has_news_for_each_token_and_any_other_only_at_the_end() -> None:
     engine = Engine(PLAIN)
     loud, quiet = job(max_tokens=5, streams=True), job(max_tokens=5)
     engine.submit(loud, 0.0)
@@ -231,14 +231,14 @@ def test_a_streaming_request_has_news_for_each_token_and_others_only_at_the_end(
     assert news.count(quiet) == 1
 
 
-def test_steps_that_nobody_can_notice_need_no_timer() -> None:
+def test_steps_that_are_not_visible_outside_need_no_timer() -> None:
     engine, one = Engine(PLAIN), job(tokens=16, max_tokens=33)
     engine.submit(one, 0.0)
     assert engine.next_due() == STEP + 16 * TOKEN + 32 * STEP
 
 
 @given(looks=st.lists(st.floats(0, 10), max_size=20), streams=st.booleans())
-def test_how_often_the_engine_is_looked_at_changes_nothing(looks: list[float], *, streams: bool) -> None:
+def test_the_number_of_advance_calls_changes_nothing(looks: list[float], *, streams: bool) -> None:
     def run(times: list[float]) -> list[tuple[float, float]]:
         engine = Engine(PLAIN)
         jobs = [job(tokens=32 * n + 16, max_tokens=3 * n + 1) for n in range(8)]
@@ -280,7 +280,7 @@ MOVES = st.lists(
 
 @settings(max_examples=200)
 @given(MOVES)
-def test_random_arrivals_and_departures_keep_all_promises(
+def test_random_arrivals_and_departures_keep_all_invariants(
     moves: list[tuple[str, int, int, str | None, bool]],
 ) -> None:
     engine = Engine(replace(PLAIN, kv_blocks=10, max_running=3))
@@ -310,7 +310,7 @@ def test_random_arrivals_and_departures_keep_all_promises(
 
 
 def check(engine: Engine, jobs: list[Job]) -> None:
-    """What holds at any moment."""
+    """Checks the invariants."""
     states = [one.state for one in jobs]
     running = [one for one in jobs if one.state is JobState.RUNNING]
     assert engine.running == len(running) <= engine.settings.max_running

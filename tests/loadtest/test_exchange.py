@@ -1,4 +1,4 @@
-"""One ext_proc stream as the driver makes it, against answers that are right, and wrong in each way that it counts."""
+"""One ext_proc stream of the driver, against right answers and against each kind of wrong answer that it counts."""
 
 from collections.abc import Callable
 
@@ -9,7 +9,7 @@ from loadtest.exchange import DESTINATION, Ending, Exchange, Messages, Shape
 
 
 class Sent:
-    """A stream that keeps what is sent."""
+    """A stream that keeps the sent messages."""
 
     def __init__(self) -> None:
         self.messages: list[pb.ProcessingRequest] = []
@@ -23,10 +23,10 @@ class Sent:
 
 
 class Session:
-    """An exchange, its stream, what came of it, and a clock that fires by hand."""
+    """An exchange, its stream, its endings, and a clock that fires by hand."""
 
     def __init__(self, shape: Shape, number: int = 7, before: bytes = b"") -> None:
-        self.before = before  # all that is answered
+        self.before = before  # bytes before each answer
         self.messages = Messages(shape, "tag")
         self.picked = 0
         self.endings: list[tuple[Ending, str]] = []
@@ -81,7 +81,7 @@ def test_requests_have_the_size_of_their_shape_and_no_two_are_equal() -> None:
 
 
 @pytest.mark.parametrize("piece", [1_000, 65_536])
-def test_a_body_comes_in_pieces_of_which_the_last_says_so(piece: int) -> None:
+def test_a_body_is_sent_in_pieces_and_the_last_one_ends_the_stream(piece: int) -> None:
     session = Session(Shape(prompt_bytes=3_000, piece_bytes=piece))
     pieces = [message.request_body for message in session.stream.messages if message.HasField("request_body")]
     assert len(pieces) == -(-session.messages.body_bytes // piece)
@@ -89,7 +89,7 @@ def test_a_body_comes_in_pieces_of_which_the_last_says_so(piece: int) -> None:
     assert len(session.body) == session.messages.body_bytes
 
 
-def test_a_request_whose_bytes_return_and_whose_answer_passes_is_well() -> None:
+def test_a_request_succeeds_when_its_bytes_and_its_answer_return() -> None:
     session = Session(Shape(chunks=5, streamed=True))
     session.answer_request()
     assert session.picked == 1
@@ -100,12 +100,12 @@ def test_a_request_whose_bytes_return_and_whose_answer_passes_is_well() -> None:
 
 
 @pytest.mark.parametrize(("target", "lost", "ending"), [(False, 0, Ending.NO_TARGET), (True, 3, Ending.ALTERED)])
-def test_an_answer_without_a_target_or_with_other_bytes_is_no_success(target: bool, lost: int, ending: Ending) -> None:
+def test_an_answer_without_a_target_or_with_altered_bytes_is_an_error(target: bool, lost: int, ending: Ending) -> None:
     session = Session(Shape())
     session.answer_request(target=target, body=session.body[lost:])
     session.answer_response()
     session.exchange.ended("0", "")
-    assert [found for found, _ in session.endings] == [ending]
+    assert [kind for kind, _ in session.endings] == [ending]
 
 
 def test_an_answer_may_begin_with_metadata() -> None:
@@ -118,7 +118,7 @@ def test_an_answer_may_begin_with_metadata() -> None:
     assert session.endings == [(Ending.OK, "")]
 
 
-def test_a_refusal_and_a_broken_stream_are_told_apart() -> None:
+def test_a_refusal_and_a_broken_stream_have_different_endings() -> None:
     refused, broken = Session(Shape()), Session(Shape())
     immediate = pb.ProcessingResponse(immediate_response=pb.ImmediateResponse(body=b"too many"))
     refused.exchange.message(immediate.SerializeToString())
@@ -128,7 +128,7 @@ def test_a_refusal_and_a_broken_stream_are_told_apart() -> None:
     assert broken.endings == [(Ending.FAILED, "gRPC status 14: the connection was lost")]
 
 
-def test_a_stream_that_ends_before_all_was_answered_failed() -> None:
+def test_a_stream_that_ends_before_the_last_answer_has_failed() -> None:
     session = Session(Shape(chunks=3, streamed=True))
     session.answer_request()
     session.exchange.ended("0", "")

@@ -21,7 +21,7 @@ def families(text: bytes) -> dict[str, Metric]:
 
 
 def value(text: bytes, name: str) -> float:
-    """The first sample of that name."""
+    """The first sample with that name. Raises AssertionError if there is none."""
     for family in families(text).values():
         for sample in family.samples:
             if sample.name == name:
@@ -105,7 +105,7 @@ def test_the_newest_adapter_series_has_the_largest_value() -> None:
     }
 
 
-def test_old_adapter_series_go_when_there_are_too_many() -> None:
+def test_the_oldest_adapter_series_are_dropped_beyond_the_limit() -> None:
     engine = Engine(EngineSettings(max_loras=100))
     rendered = page(engine)
     now = 0.0
@@ -124,14 +124,14 @@ def test_without_adapters_there_is_no_adapter_family() -> None:
     assert b"lora" not in page(Engine(EngineSettings())).render(0.0)
 
 
-def test_a_page_can_say_nan_and_still_parses() -> None:
+def test_a_page_with_nan_gauges_still_parses() -> None:
     text = page(Engine(EngineSettings())).render(0.0, not_a_number=True)
     assert isnan(value(text, "vllm:num_requests_waiting"))
     assert isnan(value(text, "vllm:kv_cache_usage_perc"))
     assert value(text, "vllm:prompt_tokens_total") == 0
 
 
-def test_any_model_name_survives() -> None:
+def test_any_model_name_is_escaped() -> None:
     odd = 'a"b\\c 100%d %s\n{}'
     text = page(Engine(EngineSettings()), odd).render(0.0)
     (sample,) = families(text)["vllm:num_requests_running"].samples

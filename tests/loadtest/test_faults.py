@@ -1,4 +1,4 @@
-"""Orders to misbehave."""
+"""Orders for faults."""
 
 import json
 from typing import Any
@@ -33,22 +33,22 @@ def test_every_kind_can_be_ordered(kind: ServerFault) -> None:
         [],
     ],
 )
-def test_an_order_that_makes_no_sense_is_refused_and_the_kinds_are_listed(body: Any) -> None:
+def test_an_invalid_order_is_refused_with_a_list_of_the_kinds(body: Any) -> None:
     with pytest.raises(BadFault, match="garbage-metrics"):
         parse_order(json.dumps(body).encode())
 
 
-def test_an_order_that_is_no_json_is_refused() -> None:
+def test_an_order_that_is_not_json_is_refused() -> None:
     with pytest.raises(BadFault):
         parse_order(b"{")
 
 
-def test_a_header_names_a_kind_and_maybe_a_delay() -> None:
+def test_a_header_names_a_kind_and_optionally_a_delay() -> None:
     assert parse_header(b"hang") == (RequestFault.HANG, DELAY_DEFAULT_S)
     assert parse_header(b"slow; delay=0.25") == (RequestFault.SLOW, 0.25)
 
 
 @pytest.mark.parametrize("value", [b"", b"vanish", b"slow;delay=x", b"slow;speed=1", b"slow;delay=-1", b"\xff"])
-def test_a_header_that_makes_no_sense_is_refused_and_the_kinds_are_listed(value: bytes) -> None:
+def test_an_invalid_header_is_refused_with_a_list_of_the_kinds(value: bytes) -> None:
     with pytest.raises(BadFault, match="none, hang, error, slow, cut"):
         parse_header(value)

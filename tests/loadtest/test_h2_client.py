@@ -1,4 +1,4 @@
-"""The driver's HTTP/2 client against bytes: windows, the peer's limit of streams, endings, and frames that come in any pieces."""
+"""The driver's HTTP/2 client at the byte level: windows, the peer's limit of streams, endings, and frames in pieces of any size."""
 
 import asyncio
 from collections.abc import Callable, Iterator
@@ -38,8 +38,8 @@ from loadtest.h2_client import (
 Frame = tuple[int, int, int, bytes]  # kind, flags, stream, payload
 
 
-class Heard:
-    """A caller that remembers."""
+class RecordingCaller:
+    """A caller that records its messages and endings."""
 
     def __init__(self) -> None:
         self.messages: list[bytes] = []
@@ -53,7 +53,7 @@ class Heard:
 
 
 class Wire:
-    """The transport: what was written, as frames."""
+    """The transport: splits the written bytes into frames."""
 
     def __init__(self) -> None:
         self.written = b""
@@ -72,7 +72,7 @@ class Wire:
 
 
 class Peer:
-    """A connection and the other end of its wire."""
+    """A connection and the peer's end of its wire."""
 
     def __init__(self, *settings: tuple[int, int], greeted: bool = True) -> None:
         self.connection = ClientConnection("/svc/Method", "picker")
@@ -93,14 +93,14 @@ class Peer:
     def end(self, stream: int, status: str = "0", text: str = "") -> None:
         self.give(HEADERS, END_HEADERS | END_STREAM, stream, trailers(status, text))
 
-    def open(self) -> tuple[ClientStream, Heard]:
-        heard = Heard()
-        stream = self.connection.open(heard)
+    def open(self) -> tuple[ClientStream, RecordingCaller]:
+        caller = RecordingCaller()
+        stream = self.connection.open(caller)
         assert isinstance(stream, ClientStream)
-        return stream, heard
+        return stream, caller
 
     async def sent(self) -> list[Frame]:
-        """What the client has written by the next turn of the loop."""
+        """The frames that the client has written by the next turn of the loop."""
         await asyncio.sleep(0)
         return self.wire.take()
 
@@ -125,7 +125,7 @@ def trailers(status: str, text: str = "") -> bytes:
 
 
 def looped(test: Callable[[], Any]) -> Callable[[], None]:
-    """The client needs a running loop: an `async def` test in one of its own."""
+    """Runs an `async def` test in a new event loop: the client needs a running one."""
 
     def run() -> None:
         asyncio.run(test())
@@ -150,27 +150,27 @@ async def test_a_server_of_the_h2_library_understands_it() -> None:
     server = h2.connection.H2Connection(h2.config.H2Configuration(client_side=False))
     server.initiate_connection()
     peer = Peer(greeted=False)
-    stream, heard = peer.open()
+    stream, caller = peer.open()
     stream.send(b"question")
     stream.half_close()
     await asyncio.sleep(0)
     events = server.receive_data(peer.wire.written)
-    asked = next(event for event in events if isinstance(event, h2.events.RequestReceived))
-    assert dict(asked.headers)[b":path"] == b"/svc/Method"
+    request = next(event for event in events if isinstance(event, h2.events.RequestReceived))
+    assert dict(request.headers)[b":path"] == b"/svc/Method"
     assert [e.data for e in events if isinstance(e, h2.events.DataReceived) and e.data] == [message(b"question")]
     assert any(isinstance(event, h2.events.StreamEnded) for event in events)
     server.send_headers(1, [(":status", "200"), ("content-type", "application/grpc")])
     server.send_data(1, message(b"answer"))
     server.send_headers(1, [("grpc-status", "0")], end_stream=True)
     peer.connection.data_received(server.data_to_send())
-    assert (heard.messages, heard.endings) == ([b"answer"], [("0", "")])
+    assert (caller.messages, caller.endings) == ([b"answer"], [("0", "")])
 
 
 # Windows.
 
 
 @looped
-async def test_what_the_streams_window_does_not_allow_waits_in_order() -> None:
+async def test_data_beyond_the_streams_window_waits_in_order() -> None:
     peer = Peer((INITIAL_WINDOW, 8))
     stream, _ = peer.open()
     stream.send(b"0123456789")
@@ -210,7 +210,7 @@ async def test_a_later_setting_of_the_window_changes_open_streams_and_may_make_i
 
 
 @looped
-async def test_frames_are_no_longer_than_every_peer_takes() -> None:
+async def test_frames_have_at_most_the_size_that_every_peer_accepts() -> None:
     peer = Peer((INITIAL_WINDOW, 1 << 20))
     stream, _ = peer.open()
     stream.send(bytes(3 * FRAME_BYTES))
@@ -219,7 +219,7 @@ async def test_frames_are_no_longer_than_every_peer_takes() -> None:
 
 
 @looped
-async def test_the_end_of_the_request_comes_behind_what_waits() -> None:
+async def test_the_end_of_the_request_follows_all_waiting_data() -> None:
     peer = Peer((INITIAL_WINDOW, 5))
     stream, _ = peer.open()
     stream.send(b"abc")
@@ -252,8 +252,8 @@ async def test_the_peers_window_is_renewed_when_half_of_it_is_used() -> None:
 async def test_beyond_the_peers_limit_a_stream_waits_for_the_end_of_another() -> None:
     peer = Peer((MAX_STREAMS, 1))
     peer.open()
-    heard = Heard()
-    waits = peer.connection.open(heard)
+    caller = RecordingCaller()
+    waits = peer.connection.open(caller)
     assert isinstance(waits, asyncio.Future) and not waits.done()
     peer.end(1)
     opened = await waits
@@ -262,17 +262,17 @@ async def test_beyond_the_peers_limit_a_stream_waits_for_the_end_of_another() ->
 
 
 @looped
-async def test_a_raised_limit_admits_who_waits_in_their_order() -> None:
+async def test_a_raised_limit_admits_waiting_streams_in_order() -> None:
     peer = Peer((MAX_STREAMS, 0))
-    waiting = [peer.connection.open(Heard()) for _ in range(3)]
+    waiting = [peer.connection.open(RecordingCaller()) for _ in range(3)]
     peer.settings((MAX_STREAMS, 2))
     assert [stream.done() for stream in waiting if isinstance(stream, asyncio.Future)] == [True, True, False]
 
 
 @looped
-async def test_who_gave_up_waiting_takes_no_place() -> None:
+async def test_a_caller_that_gave_up_waiting_uses_no_stream() -> None:
     peer = Peer((MAX_STREAMS, 0))
-    first, second = peer.connection.open(Heard()), peer.connection.open(Heard())
+    first, second = peer.connection.open(RecordingCaller()), peer.connection.open(RecordingCaller())
     assert isinstance(first, asyncio.Future) and isinstance(second, asyncio.Future)
     first.cancel()
     peer.settings((MAX_STREAMS, 1))
@@ -285,13 +285,13 @@ async def test_who_gave_up_waiting_takes_no_place() -> None:
 @looped
 async def test_trailers_end_a_stream_with_their_status_and_text() -> None:
     peer = Peer()
-    _, heard = peer.open()
+    _, caller = peer.open()
     peer.end(1, "8", "too much")
-    assert heard.endings == [("8", "too much")]
+    assert caller.endings == [("8", "too much")]
 
 
 @looped
-async def test_a_reset_ends_its_stream_alone_and_names_the_error() -> None:
+async def test_a_reset_ends_only_its_stream_and_names_the_error() -> None:
     peer = Peer()
     (_, reset), (_, other) = peer.open(), peer.open()
     peer.give(RST, 0, 1, (7).to_bytes(4, "big"))
@@ -303,16 +303,16 @@ async def test_a_reset_ends_its_stream_alone_and_names_the_error() -> None:
 @looped
 async def test_an_end_without_trailers_is_a_failure() -> None:
     peer = Peer()
-    _, heard = peer.open()
+    _, caller = peer.open()
     peer.give(DATA, END_STREAM, 1, message(b"last"))
-    assert heard.messages == [b"last"]
-    assert heard.endings == [("2", "the stream ended without a status")]
+    assert caller.messages == [b"last"]
+    assert caller.endings == [("2", "the stream ended without a status")]
 
 
 @looped
-async def test_nothing_is_sent_or_heard_after_the_end() -> None:
+async def test_nothing_is_sent_or_delivered_after_the_end() -> None:
     peer = Peer()
-    stream, heard = peer.open()
+    stream, caller = peer.open()
     peer.end(1)
     await peer.sent()
     stream.send(b"late")
@@ -322,28 +322,28 @@ async def test_nothing_is_sent_or_heard_after_the_end() -> None:
         peer.give(kind, END_STREAM, 1, payload)
     peer.widen(1, 10)
     assert await peer.sent() == []
-    assert (heard.messages, heard.endings) == ([], [("0", "")])
+    assert (caller.messages, caller.endings) == ([], [("0", "")])
 
 
 @looped
-async def test_a_stream_given_up_is_reset_and_its_place_is_free() -> None:
+async def test_a_cancelled_stream_is_reset_and_makes_room_for_another() -> None:
     peer = Peer((MAX_STREAMS, 1))
-    stream, heard = peer.open()
-    waits = peer.connection.open(Heard())
+    stream, caller = peer.open()
+    waits = peer.connection.open(RecordingCaller())
     stream.reset()
-    assert heard.endings[0][0] == "1"
+    assert caller.endings[0][0] == "1"
     assert isinstance(waits, asyncio.Future) and waits.done()
     assert (RST, 0, 1, (8).to_bytes(4, "big")) in await peer.sent()
 
 
 @looped
-async def test_goaway_ends_all_streams_and_who_waits_and_nothing_can_be_opened_any_more() -> None:
+async def test_goaway_ends_all_open_and_waiting_streams_and_refuses_new_ones() -> None:
     peer = Peer((MAX_STREAMS, 1))
-    _, heard = peer.open()
-    waits = peer.connection.open(Heard())
+    _, caller = peer.open()
+    waits = peer.connection.open(RecordingCaller())
     peer.give(GOAWAY, 0, 0, bytes(4) + (11).to_bytes(4, "big") + b"calm down")
-    assert heard.endings == [("14", "the peer goes away: error 11 calm down")]
-    for refused in (waits, peer.connection.open(Heard())):
+    assert caller.endings == [("14", "the peer sent GOAWAY: error 11 calm down")]
+    for refused in (waits, peer.connection.open(RecordingCaller())):
         assert isinstance(refused, asyncio.Future)
         with pytest.raises(ConnectionError, match="calm down"):
             await refused
@@ -352,10 +352,10 @@ async def test_goaway_ends_all_streams_and_who_waits_and_nothing_can_be_opened_a
 @looped
 async def test_a_lost_connection_ends_all_streams_once() -> None:
     peer = Peer()
-    _, heard = peer.open()
+    _, caller = peer.open()
     peer.connection.connection_lost(ConnectionResetError("reset"))
     peer.connection.connection_lost(None)
-    assert heard.endings == [("14", "the connection was lost: reset")]
+    assert caller.endings == [("14", "the connection was lost: reset")]
 
 
 @looped
@@ -367,13 +367,13 @@ async def test_a_connection_that_is_lost_before_its_settings_never_opens() -> No
 
 
 @looped
-async def test_a_caller_may_open_the_next_stream_inside_the_end_of_the_last() -> None:
+async def test_a_caller_may_open_the_next_stream_from_the_end_of_the_last() -> None:
     peer = Peer((MAX_STREAMS, 1))
     followers: list[ClientStream | asyncio.Future[ClientStream]] = []
 
-    class Chained(Heard):
+    class Chained(RecordingCaller):
         def ended(self, status: str, text: str) -> None:
-            followers.append(peer.connection.open(Heard()))
+            followers.append(peer.connection.open(RecordingCaller()))
 
     peer.connection.open(Chained())
     peer.end(1)
@@ -384,7 +384,7 @@ async def test_a_caller_may_open_the_next_stream_inside_the_end_of_the_last() ->
 
 
 @looped
-async def test_a_ping_comes_back_and_an_answered_one_does_not() -> None:
+async def test_a_ping_is_answered_and_an_acknowledgement_is_not() -> None:
     peer = Peer()
     await peer.sent()
     peer.give(PING, 0, 0, b"12345678")
@@ -393,7 +393,7 @@ async def test_a_ping_comes_back_and_an_answered_one_does_not() -> None:
 
 
 @looped
-async def test_closing_sends_what_is_left_first() -> None:
+async def test_closing_first_sends_the_remaining_data() -> None:
     peer = Peer()
     stream, _ = peer.open()
     stream.send(b"last words")
@@ -403,18 +403,18 @@ async def test_closing_sends_what_is_left_first() -> None:
 
 
 @looped
-async def test_header_blocks_that_differ_are_decoded_each_and_not_kept_for_ever() -> None:
+async def test_different_header_blocks_are_all_decoded_and_the_cache_is_bounded() -> None:
     peer = Peer()
     for number in range(BLOCKS_KEPT + 10):
-        _, heard = peer.open()
+        _, caller = peer.open()
         peer.end(1 + 2 * number, "0", f"number {number}")
-        assert heard.endings == [("0", f"number {number}")]
+        assert caller.endings == [("0", f"number {number}")]
     assert len(peer.connection._blocks) <= BLOCKS_KEPT
 
 
 @st.composite
 def conversations(draw: st.DrawFn) -> tuple[bytes, list[list[bytes]]]:
-    """What a peer sends on two streams: messages cut into frames, frames of both in turn; and the messages."""
+    """The bytes that a peer sends on two streams, cut into interleaved frames; and the messages in them."""
     sent = [draw(st.lists(st.binary(max_size=40), max_size=6)) for _ in range(2)]
     queues: list[list[bytes]] = []
     for number, messages in zip((1, 3), sent, strict=True):
@@ -433,7 +433,7 @@ def conversations(draw: st.DrawFn) -> tuple[bytes, list[list[bytes]]]:
 
 
 @given(conversations(), st.data())
-def test_messages_are_whole_and_in_order_wherever_frames_and_reads_are_cut(
+def test_messages_are_whole_and_in_order_however_frames_and_reads_are_cut(
     conversation: tuple[bytes, list[list[bytes]]], data: st.DataObject
 ) -> None:
     wire, sent = conversation
@@ -441,12 +441,12 @@ def test_messages_are_whole_and_in_order_wherever_frames_and_reads_are_cut(
 
     async def run() -> None:
         peer = Peer()
-        heard = [peer.open()[1] for _ in sent]
+        caller = [peer.open()[1] for _ in sent]
         for a, b in zip([0, *cuts], [*cuts, len(wire)], strict=True):
             if a < b:
                 peer.connection.data_received(wire[a:b])
-        assert [each.messages for each in heard] == sent
-        assert [each.endings for each in heard] == [[("0", "")]] * len(sent)
+        assert [each.messages for each in caller] == sent
+        assert [each.endings for each in caller] == [[("0", "")]] * len(sent)
 
     asyncio.run(run())
 
@@ -456,14 +456,14 @@ def test_messages_are_whole_and_in_order_wherever_frames_and_reads_are_cut(
     st.integers(0, 50),
     st.lists(st.tuples(st.sampled_from([0, 1]), st.integers(1, 60)), max_size=40),
 )
-def test_whatever_windows_the_peer_gives_bytes_leave_in_order_and_never_beyond_them(
+def test_bytes_leave_in_order_and_never_exceed_the_windows(
     sent: list[bytes], initial: int, grants: list[tuple[int, int]]
 ) -> None:
     whole = b"".join(map(message, sent))
 
     async def run() -> None:
         peer = Peer((INITIAL_WINDOW, initial))
-        peer.connection.window = 30  # as if others had used it
+        peer.connection.window = 30  # as if other streams had used the rest
         stream, _ = peer.open()
         for each in sent:
             stream.send(each)

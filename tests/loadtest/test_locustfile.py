@@ -1,11 +1,13 @@
-"""The locust users, in processes of their own: locust replaces sockets and threads of the process that imports it."""
+"""The locust users, each in a separate process: locust replaces the sockets and threads of the process that imports it."""
 
 import csv
 import http.server
 import json
+import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,9 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 TOKENS = 4
+USAGE = {"prompt_tokens": 40, "prompt_tokens_details": {"cached_tokens": 10}}
 TIMEOUT_S = 60.0
+REQUESTS = 16
 
 PIECES = """
 import json, types
@@ -26,8 +30,8 @@ class Lines:
     def readline(self, end):
         return self.lines.pop(0) if self.lines else b""
 
-said = b'data: {"a": 1}\\n\\n: a comment\\ndata: {"b": [2]}\\r\\n\\ndata: [DONE]\\n\\n'
-events = list(locustfile._events(types.SimpleNamespace(stream=Lines(said))))
+text = b'data: {"a": 1}\\n\\n: a comment\\ndata: {"b": [2]}\\r\\n\\ndata: [DONE]\\n\\n'
+events = list(locustfile._events(types.SimpleNamespace(stream=Lines(text))))
 
 def users(at, run_time=None, peak=30):
     shape = bursts.Bursts()
@@ -51,7 +55,7 @@ print(json.dumps({
 
 @pytest.fixture(scope="module")
 def pieces() -> Any:
-    """What the parts that need no gateway return."""
+    """The results of the parts that need no gateway."""
     done = subprocess.run(
         [sys.executable, "-c", PIECES], cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
     )
@@ -59,29 +63,29 @@ def pieces() -> Any:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def test_the_events_of_a_stream_are_its_json_objects_without_comments_and_the_end(pieces: Any) -> None:
+def test_the_events_of_a_stream_are_its_json_objects_without_comments_and_done(pieces: Any) -> None:
     assert pieces["events"] == [{"a": 1}, {"b": [2]}]
 
 
-def test_bursts_have_all_users_for_a_quarter_of_each_period_and_a_third_of_them_otherwise(pieces: Any) -> None:
+def test_bursts_have_all_users_for_a_quarter_of_each_period_and_a_third_otherwise(pieces: Any) -> None:
     assert pieces["bursts"] == [30, 30, 10, 10, 30]
     assert (pieces["one"], pieces["unset"], pieces["over"]) == (1, 30, None)
 
 
-def test_every_kind_of_user_that_the_text_names_is_there(pieces: Any) -> None:
+def test_the_module_has_the_documented_kinds_of_users(pieces: Any) -> None:
     assert pieces["kinds"] == ["Adapters", "Chat", "Documents", "Tenants"]
 
 
 class Gateway(http.server.ThreadingHTTPServer):
-    """Answers a chat completion with a few tokens, or refuses it as it is told; keeps what it was asked."""
+    """Answers a chat completion with a few tokens, or refuses it if `refuse` is set. Keeps the requests."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Answering)
         self.refuse: tuple[int, str] | None = None
         self.tokens = TOKENS
-        self.end = "data: [DONE]\n\n"  # of a stream
-        self.missing_bytes = 0  # that were announced
-        self.asked: list[tuple[dict[str, str], dict[str, Any]]] = []
+        self.end = "data: [DONE]\n\n"  # the end of a stream
+        self.missing_bytes = 0  # bytes that the answer announces but does not send
+        self.requests: list[tuple[dict[str, str], dict[str, Any]]] = []
 
 
 class Answering(http.server.BaseHTTPRequestHandler):
@@ -90,14 +94,16 @@ class Answering(http.server.BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-        self.server.asked.append(({name.lower(): value for name, value in self.headers.items()}, body))
+        self.server.requests.append(({name.lower(): value for name, value in self.headers.items()}, body))
         if self.server.refuse:
             status, reason = self.server.refuse
             self._answer(status, b"", {"x-llm-d-request-dropped-reason": reason})
             return
-        events = [{"choices": [{"delta": {"content": "word "}}]}] * self.server.tokens + [{"choices": [], "usage": {}}]
+        events = [{"choices": [{"delta": {"content": "word "}}]}] * self.server.tokens + [
+            {"choices": [], "usage": USAGE}
+        ]
         text = "".join(f"data: {json.dumps(event)}\n\n" for event in events) + self.server.end
-        self._answer(200, text.encode(), {"content-type": "text/event-stream"})
+        self._answer(200, text.encode(), {"content-type": "text/event-stream", "x-served-by": "10.0.0.7:80"})
 
     def _answer(self, status: int, body: bytes, headers: dict[str, str]) -> None:
         self.send_response(status)
@@ -108,7 +114,7 @@ class Answering(http.server.BaseHTTPRequestHandler):
         self.close_connection = bool(self.server.missing_bytes)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Nothing."""
+        """Silences the log."""
 
 
 @pytest.fixture
@@ -123,38 +129,72 @@ def gateway() -> Iterator[Gateway]:
 
 
 def locust(gateway: Gateway, directory: Path, *arguments: str) -> tuple[int, dict[str, dict[str, str]], list[str]]:
-    """Runs for two seconds; the exit code, the statistics by type and name, and the errors."""
+    """Runs locust until the gateway has got `REQUESTS`. Returns its exit code, the statistics by type and name, and the errors."""
     url = f"http://127.0.0.1:{gateway.server_address[1]}"
-    command = [sys.executable, "-m", "locust", "-f", str(ROOT / "loadtest/locustfile.py"), "-H", url, "--headless"]
-    command += ["--only-summary", "--csv", str(directory / "run"), "-u", "3", "-r", "100", "-t", "2s", "--pace", "4"]
-    done = subprocess.run(
-        [*command, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
-    )
+    # A shell that starts the tests in the background lets them ignore SIGINT; locust must not inherit that.
+    command = [
+        "env",
+        "--default-signal=INT",
+        sys.executable,
+        "-m",
+        "locust",
+        "-f",
+        str(ROOT / "loadtest/locustfile.py"),
+        "-H",
+        url,
+        "--headless",
+    ]
+    command += ["--only-summary", "--csv", str(directory / "run"), "-u", "3", "-r", "100", "--pace", "4"]
+    wanted = len(gateway.requests) + REQUESTS
+    with subprocess.Popen(
+        [*command, *arguments], cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    ) as run:
+        deadline = time.monotonic() + TIMEOUT_S
+        while len(gateway.requests) < wanted and run.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.05)
+        run.send_signal(signal.SIGINT)
+        try:
+            code = run.wait(TIMEOUT_S)
+        finally:
+            run.kill()
     with (directory / "run_stats.csv").open() as file:
         rows = {f"{row['Type']} {row['Name']}": row for row in csv.DictReader(file)}
     with (directory / "run_failures.csv").open() as file:
-        return done.returncode, rows, [row["Error"] for row in csv.DictReader(file)]
+        return code, rows, [row["Error"] for row in csv.DictReader(file)]
 
 
-def test_a_chat_grows_behind_a_system_prompt_and_its_first_token_and_time_per_token_are_measured(
+def test_a_chat_grows_after_a_system_prompt_and_only_its_requests_are_in_the_statistics(
     gateway: Gateway, tmp_path: Path
 ) -> None:
     code, rows, errors = locust(gateway, tmp_path, "Chat")
     assert (code, errors) == (0, [])
     count = int(rows["chat chat"]["Request Count"])
     assert count >= 3
-    assert {int(rows[f"{kind} chat"]["Request Count"]) for kind in ("first token", "per token")} == {count}
-    roles = max(([message["role"] for message in body["messages"]] for _, body in gateway.asked), key=len)
+    assert set(rows) == {"chat chat", " Aggregated"}  # times of tokens are no requests
+    assert int(rows[" Aggregated"]["Request Count"]) == count
+    roles = max(([message["role"] for message in body["messages"]] for _, body in gateway.requests), key=len)
     assert roles[:4] == ["system", "user", "assistant", "user"]
-    assert all(body["stream"] for _, body in gateway.asked)
+    assert all(body["stream"] for _, body in gateway.requests)
 
 
-def test_a_refusal_is_an_error_by_its_status_and_reason(gateway: Gateway, tmp_path: Path) -> None:
+def test_the_html_report_has_hit_rate_share_per_endpoint_and_errors_of_each_task(
+    gateway: Gateway, tmp_path: Path
+) -> None:
+    page = tmp_path / "report.html"
+    assert locust(gateway, tmp_path, "--html", str(page), "Chat", "Documents")[0] == 0
+    text = page.read_text()
+    assert "<td>chat</td>" in text and "<td>document</td>" in text
+    assert "<td>25.0%</td>" in text and "10.0.0.7:80 100.0%" in text
     gateway.refuse = (429, "saturated")
-    code, rows, errors = locust(gateway, tmp_path, "Tenants")
+    locust(gateway, tmp_path, "--html", str(page), "Documents")
+    assert " × 429 saturated</td>" in page.read_text()
+
+
+def test_a_refusal_is_an_error_with_its_status_and_reason(gateway: Gateway, tmp_path: Path) -> None:
+    gateway.refuse = (429, "saturated")
+    code, _, errors = locust(gateway, tmp_path, "Tenants")
     assert code == 1
     assert errors and all("429 saturated" in error for error in errors)
-    assert not any(name.startswith("first token") for name in rows)
 
 
 def test_an_answer_without_a_token_is_an_error(gateway: Gateway, tmp_path: Path) -> None:
@@ -170,24 +210,23 @@ def test_an_answer_without_a_token_is_an_error(gateway: Gateway, tmp_path: Path)
         ("", 9, "the connection ended inside the stream"),
         ("", 0, "a stream without [DONE]"),
         ('data: {"error": {"code": 500}}\n\ndata: [DONE]\n\n', 0, "an error in the stream"),
-        ("data: {\n\n", 0, "an event that is no JSON"),
+        ("data: {\n\n", 0, "an event that is not JSON"),
     ],
 )
-def test_an_answer_that_ends_as_it_should_not_is_an_error_and_no_first_token_is_counted(
+def test_an_incomplete_answer_is_an_error_and_no_success(
     gateway: Gateway, tmp_path: Path, end: str, missing_bytes: int, error: str
 ) -> None:
     gateway.end, gateway.missing_bytes = end, missing_bytes
     code, rows, errors = locust(gateway, tmp_path, "Chat")
     assert code == 1
-    assert errors and all(error in said for said in errors)
+    assert errors and all(error in text for text in errors)
     assert int(rows["chat chat"]["Failure Count"]) == int(rows["chat chat"]["Request Count"]) > 0
-    assert not any(name.startswith("first token") for name in rows)
 
 
-def test_tenants_say_who_they_are_and_adapters_are_asked_for_by_name(gateway: Gateway, tmp_path: Path) -> None:
+def test_tenants_send_their_fairness_ids_and_adapters_are_requested_by_name(gateway: Gateway, tmp_path: Path) -> None:
     locust(gateway, tmp_path, "-u", "8", "Tenants")
-    assert {headers["x-llm-d-inference-fairness-id"] for headers, _ in gateway.asked} <= {"large", "small", "batch"}
-    gateway.asked.clear()
+    assert {headers["x-llm-d-inference-fairness-id"] for headers, _ in gateway.requests} <= {"large", "small", "batch"}
+    gateway.requests.clear()
     locust(gateway, tmp_path, "-u", "8", "--adapters", "lora-a,lora-b", "--model", "base", "Adapters")
-    models = {body["model"] for _, body in gateway.asked}
+    models = {body["model"] for _, body in gateway.requests}
     assert "base" in models and models <= {"base", "lora-a", "lora-b"}

@@ -1,4 +1,4 @@
-"""CPU time and memory of a process group, as the kernel counts them."""
+"""CPU time and memory of a process group, as the kernel reports them."""
 
 import os
 import signal
@@ -26,17 +26,17 @@ time.sleep(60)
 
 @pytest.fixture
 def group() -> Iterator[int]:
-    """Two processes of one group that have used CPU time."""
+    """A group of two processes that have used CPU time."""
     with subprocess.Popen([sys.executable, "-c", CODE], stdout=subprocess.PIPE, start_new_session=True) as process:
         assert process.stdout is not None and process.stdout.readline()
         yield process.pid
         os.killpg(process.pid, signal.SIGKILL)
 
 
-def test_time_is_counted_by_name_without_numbers_and_memory_over_all(group: int) -> None:
-    found = cpu_seconds(group)
-    assert set(found) == {"busy"}
-    assert found["busy"] >= 0.15
+def test_time_is_summed_by_name_without_numbers_and_memory_over_the_group(group: int) -> None:
+    seconds = cpu_seconds(group)
+    assert set(seconds) == {"busy"}
+    assert seconds["busy"] >= 0.15
     assert memory_mib(group) > 1
 
 

@@ -27,7 +27,7 @@ def start(*arguments: str) -> subprocess.Popen[str]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_servers_say_that_they_are_ready_and_end_with_0_at_a_signal(tmp_path: Path, number: signal.Signals) -> None:
+def test_the_process_prints_a_ready_line_and_exits_with_0_at_a_signal(tmp_path: Path, number: signal.Signals) -> None:
     file = tmp_path / "endpoints.yaml"
     flags = ("--labels", "role=decode", "--role", "prefill,decode,both")
     with start("--servers", "3", "--port", "0", "--endpoints-file", str(file), *flags) as process:
@@ -51,7 +51,7 @@ def test_servers_say_that_they_are_ready_and_end_with_0_at_a_signal(tmp_path: Pa
             process.kill()
 
 
-def test_a_port_in_use_is_named_and_ends_with_1(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_port_in_use_is_named_and_the_exit_code_is_1(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         assert sim.main(["--port", str(port)]) == 1
@@ -62,16 +62,16 @@ def test_a_port_in_use_is_named_and_ends_with_1(capsys: pytest.CaptureFixture[st
     ("arguments", "word"),
     [
         (["--servers", "0"], "whole number from 1"),
-        (["--servers", "10", "--port", "65530"], "go beyond 65535"),
+        (["--servers", "10", "--port", "65530"], "exceed port 65535"),
         (["--addresses", "nowhere"], "not HOST:PORT"),
-        (["--addresses", ","], "1 to 2000 are possible"),
+        (["--addresses", ","], "give 1 to 2000"),
         (["--addresses", "h:99999"], "not HOST:PORT"),
-        (["--decode-ms", "-1"], "no number from 0"),
-        (["--time-scale", "x"], "no number from 0.001"),
+        (["--decode-ms", "-1"], "not a number from 0"),
+        (["--time-scale", "x"], "not a number from 0.001"),
         (["--labels", "x"], "not KEY=VALUE"),
         (["--model", ""], "name at least one model"),
-        (["--role", "cook"], "--role has 'cook'; roles are prefill, decode"),
-        (["--servers", "3", "--role", "prefill,decode"], "--role names 2 roles for 3 servers"),
+        (["--role", "cook"], "--role contains 'cook'; valid roles: prefill, decode"),
+        (["--servers", "3", "--role", "prefill,decode"], "--role has 2 roles for 3 servers"),
     ],
 )
 def test_a_wrong_command_line_is_refused_with_its_reason(
@@ -83,12 +83,12 @@ def test_a_wrong_command_line_is_refused_with_its_reason(
     assert word in capsys.readouterr().err
 
 
-def test_addresses_are_taken_as_they_are() -> None:
+def test_addresses_are_used_unchanged() -> None:
     options = sim.parser().parse_args(["--addresses", "127.0.1.1:8000, 127.0.1.2:8001"])
     assert sim.addresses(options) == [("127.0.1.1", 8000), ("127.0.1.2", 8001)]
 
 
-def test_servers_get_consecutive_ports_or_any_free_ones() -> None:
+def test_servers_get_consecutive_ports_or_free_ones() -> None:
     options = sim.parser().parse_args(["--servers", "3", "--port", "9000"])
     assert [port for _, port in sim.addresses(options)] == [9000, 9001, 9002]
     options = sim.parser().parse_args(["--servers", "2", "--port", "0"])

@@ -6,21 +6,9 @@ from typing import Any
 
 import pytest
 
-from loadtest.sim_api import (
-    PROMPTS_MAX,
-    SHAPES,
-    ApiError,
-    Ask,
-    Chat,
-    Completion,
-    Embedding,
-    Models,
-    Responses,
-    Shape,
-    parse,
-    text_of,
-    words,
-)
+from loadtest.sim_api import SHAPES, Chat, Completion, Embedding, Responses, Shape, parse
+from loadtest.sim_request import PROMPTS_MAX, ApiError, Ask, Models
+from loadtest.sim_text import text_of, words
 
 MODELS = Models(("base", "alias"), ("lora-a",), block_size=16, seed=7)
 
@@ -34,7 +22,7 @@ def chat(*contents: Any, **body: Any) -> Ask:
     return read(Chat, messages=messages, **body)
 
 
-def test_a_completion_asks_for_sixteen_tokens_unless_it_says_otherwise() -> None:
+def test_a_completion_has_sixteen_tokens_by_default() -> None:
     assert read(Completion, prompt="x").max_tokens == 16
     assert read(Completion, prompt="x", max_tokens=5, ignore_eos=True).max_tokens == 5
     assert chat("x", max_tokens=5, max_completion_tokens=6).max_tokens == 6
@@ -43,7 +31,7 @@ def test_a_completion_asks_for_sixteen_tokens_unless_it_says_otherwise() -> None
     assert read(Embedding, input="x", max_tokens=9).max_tokens == 0
 
 
-def test_prompts_come_as_text_texts_token_ids_or_lists_of_them() -> None:
+def test_prompts_may_be_strings_token_ids_or_lists_of_them() -> None:
     assert read(Completion, prompt="x" * 400).prompt_tokens == 100
     assert read(Completion, prompt=list(range(37))).prompt_tokens == 37
     assert read(Completion, prompt=["one", "two"]).choices == 2
@@ -70,16 +58,16 @@ def test_other_prompts_are_refused(prompt: Any) -> None:
         (Completion, {"prompt": "x", "max_tokens": "many"}),
     ],
 )
-def test_what_is_missing_or_wrong_is_a_bad_request(shape: type[Shape], body: Any) -> None:
+def test_a_missing_or_wrong_field_is_a_bad_request(shape: type[Shape], body: Any) -> None:
     with pytest.raises(ApiError) as refusal:
         read(shape, **body)
     assert refusal.value.status == 400
     assert json.loads(refusal.value.body())["error"]["type"] == "BadRequestError"
 
 
-def test_an_unknown_model_is_not_found_and_names_itself() -> None:
-    with pytest.raises(ApiError, match="`nobody` does not exist") as refusal:
-        read(Completion, model="nobody", prompt="x")
+def test_an_unknown_model_is_not_found_and_the_error_names_it() -> None:
+    with pytest.raises(ApiError, match="`unknown` does not exist") as refusal:
+        read(Completion, model="unknown", prompt="x")
     assert json.loads(refusal.value.body())["error"]["code"] == 404
 
 
@@ -102,14 +90,14 @@ def test_models_and_cache_salts_share_no_blocks() -> None:
     assert read(Completion, prompt="x" * 64, cache_salt="t").hashes != plain.hashes
 
 
-def test_a_conversation_that_goes_on_keeps_its_blocks() -> None:
+def test_a_longer_conversation_keeps_its_blocks() -> None:
     start = chat("a" * 200)
     longer = chat("a" * 200, [{"type": "text", "text": "b" * 200}])
     assert len(start.hashes) == 3
     assert longer.hashes[:3] == start.hashes
 
 
-def test_texts_depend_on_prompt_and_seed_alone() -> None:
+def test_texts_depend_only_on_prompt_and_seed() -> None:
     first, again, other = (read(Completion, prompt=p) for p in ("x", "x", "y"))
     assert text_of(first) == text_of(again) != text_of(other)
     reseeded = read(Completion, Models(("base",), (), 16, seed=8), prompt="x")
@@ -125,7 +113,7 @@ def test_a_text_has_one_word_for_each_token() -> None:
 
 
 @pytest.mark.parametrize("shape", [Completion, Chat, Responses])
-def test_a_streamed_text_equals_the_whole_one(shape: Any) -> None:
+def test_a_streamed_text_equals_the_unstreamed_one(shape: Any) -> None:
     fields = {Completion: "prompt", Responses: "input"}
     body: dict[str, Any] = {"messages": [{"role": "user", "content": "q"}]}
     if shape in fields:
@@ -159,11 +147,11 @@ def test_usage_counts_prompt_completion_and_cached_tokens() -> None:
     assert response["usage"]["total_tokens"] == 26
 
 
-def test_a_stream_has_usage_only_if_asked_for() -> None:
-    silent = chat("x", stream=True)
-    telling = chat("x", stream=True, stream_options={"include_usage": True})
-    assert Chat(silent, "1", 5).closing(0) == b"data: [DONE]\n\n"
-    usage, done = Chat(telling, "1", 5).closing(16).split(b"\n\n")[:2]
+def test_a_stream_has_usage_only_on_request() -> None:
+    without_usage = chat("x", stream=True)
+    with_usage = chat("x", stream=True, stream_options={"include_usage": True})
+    assert Chat(without_usage, "1", 5).closing(0) == b"data: [DONE]\n\n"
+    usage, done = Chat(with_usage, "1", 5).closing(16).split(b"\n\n")[:2]
     assert json.loads(usage[6:])["usage"]["prompt_tokens_details"] == {"cached_tokens": 16}
     assert json.loads(usage[6:])["choices"] == []
     assert done == b"data: [DONE]"
@@ -176,7 +164,7 @@ def test_a_stream_of_responses_ends_with_the_whole_response() -> None:
     assert json.loads(data[6:])["response"]["output"][0]["content"][0]["text"]
 
 
-def test_every_api_answers_with_its_own_object() -> None:
+def test_every_api_answers_with_its_object_type() -> None:
     objects = {}
     for path, shape in SHAPES.items():
         body = {"prompt": "x", "input": "x", "messages": [{"role": "user", "content": "x"}]}

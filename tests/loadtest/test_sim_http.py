@@ -38,7 +38,7 @@ def test_a_chunked_body_is_joined_and_its_trailers_dropped() -> None:
 
 
 @given(st.lists(st.integers(1, 40), max_size=40))
-def test_any_cutting_of_the_bytes_gives_the_same_requests(cuts: list[int]) -> None:
+def test_the_requests_do_not_depend_on_how_the_bytes_are_cut(cuts: list[int]) -> None:
     stream = GET + POST + CHUNKED + GET + GET + POST
     reader, requests = RequestReader(), []
     for size in cuts:
@@ -61,7 +61,7 @@ def test_the_same_bytes_again_are_the_same_request() -> None:
     assert reader.receive(GET) is first
 
 
-def test_held_bytes_wait_for_their_turn() -> None:
+def test_held_bytes_are_parsed_by_the_next_receive() -> None:
     reader = RequestReader()
     reader.hold(GET)
     assert reader.buffered == len(GET)
@@ -69,7 +69,7 @@ def test_held_bytes_wait_for_their_turn() -> None:
     assert request.path == b"/metrics"
 
 
-def test_only_a_head_that_asks_for_it_expects_to_be_continued() -> None:
+def test_only_a_head_with_expect_waits_for_100_continue() -> None:
     reader = RequestReader()
     head = b"POST / HTTP/1.1\r\nExpect: 100-continue\r\nContent-Length: 2\r\n\r\n"
     assert reader.receive(head) is None
@@ -88,7 +88,9 @@ def test_only_a_head_that_asks_for_it_expects_to_be_continued() -> None:
         (b"1.0", b"Connection: Keep-Alive", True),
     ],
 )
-def test_version_and_header_say_whether_the_connection_stays(version: bytes, header: bytes, *, stays: bool) -> None:
+def test_version_and_header_decide_whether_the_connection_stays_open(
+    version: bytes, header: bytes, *, stays: bool
+) -> None:
     (request,) = read_all(RequestReader(), b"GET / HTTP/" + version + b"\r\n" + header + b"\r\n\r\n")
     assert request.keep_alive is stays
 
@@ -115,13 +117,13 @@ def test_version_and_header_say_whether_the_connection_stays(version: bytes, hea
         (b"GET / HTTP/1.1\r\nA: " + b"x" * sim_http.HEAD_MAX + b"\r\n\r\n", 431),
     ],
 )
-def test_what_breaks_a_rule_or_a_limit_is_refused_with_its_status(data: bytes, status: int) -> None:
+def test_a_request_that_breaks_a_rule_or_a_limit_is_refused_with_its_status(data: bytes, status: int) -> None:
     with pytest.raises(BadHttp) as refusal:
         RequestReader().receive(data)
     assert refusal.value.status == status
 
 
-def test_a_head_says_how_its_body_ends() -> None:
+def test_a_head_announces_how_its_body_ends() -> None:
     plain = sim_http.head(200, b"text/plain", b"A: b\r\n", length=3, close=False)
     assert plain == (b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Length: 3\r\nA: b\r\n\r\n")
     stream = sim_http.head(404, b"t", b"", length=None, close=True)

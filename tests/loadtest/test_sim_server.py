@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from loadtest.engine import EngineSettings
 from loadtest.sim_connection import UNREAD_MAX
-from loadtest.sim_server import Fleet
+from loadtest.sim_fleet import Fleet
 from tests.loadtest.wire import QUICK, Answer, ask, connected, until, with_fleet
 
 PROMPT = {"prompt": "once upon a time " * 20, "max_tokens": 4}
@@ -20,7 +20,7 @@ COMPLETIONS = "/v1/completions"
 
 
 def metrics(answer: Answer) -> dict[str, float]:
-    """Sample name -> value, of samples without a bucket."""
+    """Sample values by sample name. Of the samples with one name the last one counts."""
     return {
         sample.name: sample.value
         for family in text_string_to_metric_families(answer.body.decode())
@@ -28,7 +28,7 @@ def metrics(answer: Answer) -> dict[str, float]:
     }
 
 
-def test_an_answer_names_its_server_and_the_bytes_that_arrived() -> None:
+def test_an_answer_names_its_server_and_the_received_bytes() -> None:
     async def work(fleet: Fleet) -> None:
         for index, server in enumerate(fleet.servers):
             answer = await ask(server.port, COMPLETIONS, PROMPT)
@@ -41,7 +41,7 @@ def test_an_answer_names_its_server_and_the_bytes_that_arrived() -> None:
     with_fleet(work, servers=3)
 
 
-def test_a_chunked_body_arrives_as_it_was_sent() -> None:
+def test_a_chunked_body_arrives_unchanged() -> None:
     async def work(fleet: Fleet) -> None:
         raw = json.dumps(PROMPT).encode()
         async with connected(fleet.servers[0].port) as client:
@@ -67,7 +67,7 @@ def test_a_prompt_gets_the_same_text_from_every_server_and_is_cached_the_second_
     with_fleet(work, servers=2)
 
 
-def test_a_stream_brings_the_tokens_one_by_one_and_ends_with_done() -> None:
+def test_a_stream_sends_the_tokens_one_by_one_and_ends_with_done() -> None:
     async def work(fleet: Fleet) -> None:
         port = fleet.servers[0].port
         whole = (await ask(port, COMPLETIONS, PROMPT)).json()
@@ -84,7 +84,7 @@ def test_a_stream_brings_the_tokens_one_by_one_and_ends_with_done() -> None:
     with_fleet(work)
 
 
-def test_a_stream_ends_with_usage_if_asked_for() -> None:
+def test_a_stream_ends_with_usage_on_request() -> None:
     async def work(fleet: Fleet) -> None:
         body = {"messages": [{"role": "user", "content": "hi"}], "stream": True}
         body |= {"stream_options": {"include_usage": True}}
@@ -111,12 +111,12 @@ def test_embeddings_and_responses_are_answered() -> None:
     with_fleet(work)
 
 
-def test_what_cannot_be_answered_gets_its_status_and_the_connection_stays() -> None:
+def test_an_invalid_request_gets_its_status_and_the_connection_stays_open() -> None:
     async def work(fleet: Fleet) -> None:
         async with connected(fleet.servers[0].port) as client:
             for path, body, status in (
                 (COMPLETIONS, b"{nope", 400),
-                (COMPLETIONS, {"model": "nobody", "prompt": "x"}, 404),
+                (COMPLETIONS, {"model": "unknown", "prompt": "x"}, 404),
                 (COMPLETIONS, {"prompt": "x", "max_tokens": 10**9}, 400),
                 (COMPLETIONS, None, 405),
                 ("/metrics", b"", 405),
@@ -131,7 +131,7 @@ def test_what_cannot_be_answered_gets_its_status_and_the_connection_stays() -> N
     with_fleet(work, models=("base",), loras=("lora",))
 
 
-def test_bytes_that_are_no_http_are_answered_and_the_connection_ends() -> None:
+def test_bytes_that_are_not_http_get_an_error_and_the_connection_ends() -> None:
     async def work(fleet: Fleet) -> None:
         async with connected(fleet.servers[0].port) as client:
             client.writer.write(b"nonsense\r\n\r\n")
@@ -143,7 +143,7 @@ def test_bytes_that_are_no_http_are_answered_and_the_connection_ends() -> None:
     with_fleet(work)
 
 
-def test_a_client_can_ask_to_close_and_an_old_one_gets_a_stream_without_chunks() -> None:
+def test_a_client_can_ask_to_close_and_http_1_0_gets_a_stream_without_chunks() -> None:
     async def work(fleet: Fleet) -> None:
         port = fleet.servers[0].port
         closing = ["Connection: close"]
@@ -159,7 +159,7 @@ def test_a_client_can_ask_to_close_and_an_old_one_gets_a_stream_without_chunks()
     with_fleet(work)
 
 
-def test_requests_sent_ahead_are_answered_in_order() -> None:
+def test_pipelined_requests_are_answered_in_order() -> None:
     async def work(fleet: Fleet) -> None:
         async with connected(fleet.servers[0].port) as client:
             for n in range(5):
@@ -173,7 +173,7 @@ def test_requests_sent_ahead_are_answered_in_order() -> None:
     with_fleet(work)
 
 
-def test_a_client_that_sends_too_far_ahead_is_not_read_on_and_loses_nothing() -> None:
+def test_the_server_stops_reading_from_a_client_that_pipelines_too_much_and_loses_nothing() -> None:
     async def work(fleet: Fleet) -> None:
         (server,) = fleet.servers
         async with connected(server.port) as client:
@@ -186,7 +186,7 @@ def test_a_client_that_sends_too_far_ahead_is_not_read_on_and_loses_nothing() ->
     with_fleet(work, engine=replace(QUICK, kv_blocks=100_000, prefill_s_per_token=0.0))
 
 
-def test_a_client_that_expects_it_is_told_to_continue() -> None:
+def test_a_client_with_expect_gets_100_continue() -> None:
     async def work(fleet: Fleet) -> None:
         async with connected(fleet.servers[0].port) as client:
             client.writer.write(b"POST /v1/completions HTTP/1.1\r\nExpect: 100-continue\r\nContent-Length: 14\r\n\r\n")
@@ -236,9 +236,9 @@ def test_load_shows_on_the_metrics_page_and_in_the_stats() -> None:
 def test_stats_of_all_servers_come_at_once() -> None:
     async def work(fleet: Fleet) -> None:
         await ask(fleet.servers[1].port, COMPLETIONS, PROMPT)
-        everything = (await ask(fleet.servers[0].port, "/sim/stats?all")).json()
-        assert [stats["server"] for stats in everything] == ["sim-0", "sim-1", "sim-2"]
-        assert [stats["served"] for stats in everything] == [0, 1, 0]
+        answers = (await ask(fleet.servers[0].port, "/sim/stats?all")).json()
+        assert [stats["server"] for stats in answers] == ["sim-0", "sim-1", "sim-2"]
+        assert [stats["served"] for stats in answers] == [0, 1, 0]
 
     with_fleet(work, servers=3)
 
@@ -272,7 +272,7 @@ async def order(fleet: Fleet, kind: str, server: int = 0, **fields: object) -> N
     assert answer.status == 200, answer.body
 
 
-def test_a_hanging_server_answers_nothing_but_orders() -> None:
+def test_a_hanging_server_answers_only_orders() -> None:
     async def work(fleet: Fleet) -> None:
         (server,) = fleet.servers
         await order(fleet, "hang")
@@ -310,7 +310,7 @@ def test_a_fault_ends_after_its_seconds() -> None:
     with_fleet(work)
 
 
-def test_a_slow_server_hands_requests_late_to_its_engine() -> None:
+def test_a_slow_server_submits_requests_late() -> None:
     async def work(fleet: Fleet) -> None:
         (server,) = fleet.servers
         await order(fleet, "slow", delay=0.2)
@@ -320,17 +320,17 @@ def test_a_slow_server_hands_requests_late_to_its_engine() -> None:
             assert server.engine.running == 0
             assert (await client.receive()).status == 200
             client.send(COMPLETIONS, {"prompt": "x", "max_tokens": 10**9})
-            assert (await client.receive()).status == 400  # refused late as well
+            assert (await client.receive()).status == 400  # also refused late
             client.send(COMPLETIONS, PROMPT)
             await until(lambda: server.counts["requests"] == 3)
         await until(lambda: not server.connections)
         await asyncio.sleep(0.25)
-        assert server.engine.seen.served == 1  # who left before is never submitted
+        assert server.engine.seen.served == 1  # a client that left during the delay is never submitted
 
     with_fleet(work)
 
 
-def test_garbage_metrics_are_no_metrics_and_depend_on_the_seed() -> None:
+def test_garbage_metrics_are_not_text_and_depend_on_the_seed() -> None:
     pages = []
 
     async def work(fleet: Fleet) -> None:
@@ -346,7 +346,7 @@ def test_garbage_metrics_are_no_metrics_and_depend_on_the_seed() -> None:
         pages[0].decode()
 
 
-def test_an_endless_page_goes_on_until_the_fault_ends() -> None:
+def test_an_endless_page_continues_until_the_fault_ends() -> None:
     async def work(fleet: Fleet) -> None:
         await order(fleet, "endless-metrics")
         async with connected(fleet.servers[0].port) as client:
@@ -373,7 +373,7 @@ def test_an_endless_page_stops_for_a_client_that_does_not_read() -> None:
     with_fleet(work)
 
 
-def test_a_slow_page_comes_in_pieces_and_is_whole_in_the_end() -> None:
+def test_a_slow_page_is_sent_in_pieces_and_is_whole_at_the_end() -> None:
     async def work(fleet: Fleet) -> None:
         (server,) = fleet.servers
         await order(fleet, "slow-metrics", delay=0.05)
@@ -388,7 +388,7 @@ def test_a_slow_page_comes_in_pieces_and_is_whole_in_the_end() -> None:
     with_fleet(work)
 
 
-def test_nan_metrics_are_a_page_whose_gauges_say_nan() -> None:
+def test_nan_metrics_are_a_page_with_nan_gauges() -> None:
     async def work(fleet: Fleet) -> None:
         await order(fleet, "nan-metrics")
         values = metrics(await ask(fleet.servers[0].port, "/metrics"))
@@ -410,7 +410,7 @@ def test_half_a_page_ends_in_the_middle() -> None:
     with_fleet(work)
 
 
-def test_a_vanished_server_drops_everything_and_comes_back_with_a_cold_cache() -> None:
+def test_a_vanished_server_drops_all_requests_and_returns_with_a_cold_cache() -> None:
     async def work(fleet: Fleet) -> None:
         (server,) = fleet.servers
         await ask(server.port, COMPLETIONS, PROMPT)
@@ -431,7 +431,7 @@ def test_a_vanished_server_drops_everything_and_comes_back_with_a_cold_cache() -
     with_fleet(work)
 
 
-def test_a_server_that_vanished_for_good_is_called_back_through_another() -> None:
+def test_a_server_that_vanished_without_end_returns_by_an_order_to_another_server() -> None:
     async def work(fleet: Fleet) -> None:
         gone = fleet.servers[1]
         await order(fleet, "vanish", server=1)
@@ -444,7 +444,7 @@ def test_a_server_that_vanished_for_good_is_called_back_through_another() -> Non
     with_fleet(work, servers=2)
 
 
-def test_an_order_that_makes_no_sense_is_refused() -> None:
+def test_an_invalid_order_is_refused() -> None:
     async def work(fleet: Fleet) -> None:
         port = fleet.servers[0].port
         for body, word in (
@@ -458,7 +458,7 @@ def test_an_order_that_makes_no_sense_is_refused() -> None:
     with_fleet(work)
 
 
-def test_one_request_can_ask_for_a_fault_of_its_own() -> None:
+def test_a_request_can_ask_for_a_fault_of_its_answer() -> None:
     async def work(fleet: Fleet) -> None:
         port = fleet.servers[0].port
 

@@ -1,4 +1,4 @@
-"""Encode and prefill elsewhere: what a decode server's sidecar does, over real loopback sockets."""
+"""Encode and prefill on other servers: the sidecar of a decode server, over real loopback sockets."""
 
 import asyncio
 import json
@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from loadtest.engine import Engine, EngineSettings, Job
-from loadtest.sim_api import ApiError
-from loadtest.sim_server import Fleet, ServerSettings, SimServer
+from loadtest.sim_fleet import Fleet
+from loadtest.sim_request import ApiError
+from loadtest.sim_server import ServerSettings, SimServer
 from loadtest.sim_stages import Stages, address, media, one_token
 from tests.loadtest.wire import Answer, ask, connected, until, with_fleet
 
@@ -29,7 +30,7 @@ def disaggregated(prefill: SimServer | None, encode: Sequence[SimServer] = ()) -
     return headers + ([f"x-encoder-hosts-ports: {named}"] if named else [])
 
 
-def test_a_decode_server_has_the_prompt_computed_elsewhere_and_says_by_whom() -> None:
+def test_a_decode_server_lets_a_prefill_server_compute_the_prompt_and_names_it() -> None:
     async def work(fleet: Fleet) -> None:
         prefill, decode, *_ = fleet.servers
         headers = disaggregated(prefill)
@@ -37,11 +38,13 @@ def test_a_decode_server_has_the_prompt_computed_elsewhere_and_says_by_whom() ->
         assert [answer.headers["x-sim-server"] for answer in answers] == ["sim-1", "sim-1"]
         assert [answer.headers["x-sim-prefiller"] for answer in answers] == ["sim-0", "sim-0"]
         cached = [answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"] for answer in answers]
-        assert cached == [0, 80]  # by the prefill server's count
+        assert cached == [0, 80]  # the count of the prefill server
         assert "kv_transfer_params" not in answers[0].json()
         assert (prefill.counts["requests"], prefill.counts["prefilled_for_others"]) == (2, 2)
         assert (decode.counts["requests"], decode.counts["prefilled_elsewhere"]) == (2, 2)
-        assert decode.engine.seen.transferred == 85 + 5  # the second time 80 of 85 tokens are there already
+        assert (
+            decode.engine.seen.transferred == 85 + 5
+        )  # the second time the decode server holds 80 of 85 tokens already
         assert prefill.engine.seen.generation_tokens == 2
         page = (await ask(decode.port, "/metrics")).body.decode()
         assert 'vllm:external_prefix_cache_hits_total{engine="0",model_name="sim-model"} 90.0' in page
@@ -49,7 +52,7 @@ def test_a_decode_server_has_the_prompt_computed_elsewhere_and_says_by_whom() ->
     with_fleet(work, servers=4, roles=ROLES)
 
 
-def test_a_stream_is_decoded_after_prefill_and_brings_all_its_tokens() -> None:
+def test_a_stream_is_decoded_after_prefill_and_has_all_its_tokens() -> None:
     async def work(fleet: Fleet) -> None:
         prefill, decode, *_ = fleet.servers
         body = PROMPT | {"stream": True, "stream_options": {"include_usage": True}}
@@ -88,25 +91,25 @@ def test_a_server_that_does_not_decode_has_no_sidecar(role: str) -> None:
     with_fleet(work, servers=2, roles=("prefill", role))
 
 
-def test_an_error_of_a_stage_is_the_answer() -> None:
+def test_the_error_of_a_stage_becomes_the_answer() -> None:
     async def work(fleet: Fleet) -> None:
         prefill, decode, *_ = fleet.servers
-        body = PROMPT | {"model": "nobody"}
+        body = PROMPT | {"model": "unknown"}
         assert (await ask(decode.port, COMPLETIONS, body, headers=disaggregated(prefill))).status == 404
         assert (await ask(decode.port, COMPLETIONS, PROMPT, headers=["x-prefiller-host-port: here"])).status == 400
         await ask(prefill.port, "/sim/fault", {"kind": "error"})
         refused = await ask(decode.port, COMPLETIONS, PROMPT, headers=disaggregated(prefill))
         assert refused.status == 500
         assert "a stage answered 500" in refused.json()["error"]["message"]
-        nobody = await ask(decode.port, COMPLETIONS, PROMPT, headers=["x-prefiller-host-port: 127.0.0.1:1"])
-        assert nobody.status == 502
+        unreachable = await ask(decode.port, COMPLETIONS, PROMPT, headers=["x-prefiller-host-port: 127.0.0.1:1"])
+        assert unreachable.status == 502
         assert decode.counts["stage_errors"] == 2
         assert decode.engine.running == 0
 
     with_fleet(work, servers=4, roles=ROLES)
 
 
-def test_a_client_that_leaves_during_prefill_ends_it() -> None:
+def test_prefill_is_cancelled_when_the_client_leaves() -> None:
     async def work(fleet: Fleet) -> None:
         prefill, decode, *_ = fleet.servers
         await ask(prefill.port, "/sim/fault", {"kind": "hang"})
@@ -132,8 +135,8 @@ def test_requests_on_one_connection_are_answered_in_order() -> None:
     with_fleet(work, servers=4, roles=ROLES)
 
 
-def test_blocks_from_another_server_cost_their_transfer_instead_of_their_computation() -> None:
-    # 1,000 tokens: 1000 * 50 us to compute, 1000 * 1 us to move, and a step of 20 ms for the first token either way.
+def test_blocks_from_another_server_cost_transfer_time_instead_of_compute_time() -> None:
+    # 1,000 tokens: 1000 * 50 us to compute or 1000 * 1 us to move, and 20 ms for the step of the first token in both cases.
     took = []
     for transferred in (False, True):
         engine = Engine(EngineSettings())
@@ -147,7 +150,7 @@ def test_blocks_from_another_server_cost_their_transfer_instead_of_their_computa
     assert took == pytest.approx([0.070, 0.021])
 
 
-def test_the_prefill_request_is_the_client_s_for_one_token_and_not_streamed() -> None:
+def test_the_prefill_request_is_the_clients_request_for_one_unstreamed_token() -> None:
     body = {"model": "m", "max_tokens": 9, "max_completion_tokens": 9, "stream": True, "stream_options": {}, "seed": 1}
     expected = {"model": "m", "max_tokens": 1, "max_completion_tokens": 1, "stream": False, "seed": 1}
     assert one_token(body) == expected
@@ -155,22 +158,22 @@ def test_the_prefill_request_is_the_client_s_for_one_token_and_not_streamed() ->
 
 
 @pytest.mark.parametrize(("text", "expected"), [(b"h:1", ("h", 1)), (b"[::1]:80", ("::1", 80)), (b" h:1 ", ("h", 1))])
-def test_addresses_are_read_as_the_picker_writes_them(text: bytes, expected: tuple[str, int]) -> None:
+def test_addresses_have_the_format_of_the_picker(text: bytes, expected: tuple[str, int]) -> None:
     assert address(text) == expected
 
 
-def test_headers_that_name_no_server_or_too_many_are_refused() -> None:
+def test_headers_with_an_invalid_address_or_too_many_are_refused() -> None:
     assert Stages.named({}) is None
     for wrong in (b"h", b"h:x", b":1", b"h:65536"):
         with pytest.raises(ApiError):
             address(wrong)
-    with pytest.raises(ApiError, match="at most 64"):
+    with pytest.raises(ApiError, match="the limit is 64"):
         Stages.named({b"x-encoder-hosts-ports": b",".join([b"h:1"] * 65)})
-    with pytest.raises(ApiError, match="at most 256"):
+    with pytest.raises(ApiError, match="the limit is 256"):
         media(json.loads(json.dumps(chat(*[IMAGE] * 257))))
 
 
-def test_roles_are_one_for_all_or_one_each() -> None:
+def test_roles_are_one_for_all_servers_or_one_per_server() -> None:
     async def fleets() -> None:
         where = [("127.0.0.1", 0)] * 2
         assert [server.role for server in Fleet(where, ServerSettings(), ("decode",)).servers] == ["decode"] * 2

@@ -1,18 +1,18 @@
-"""What simulated users say: the same for the same seed, so that caches have something to find."""
+"""The texts of simulated users are the same for the same seed, so that they hit caches."""
 
 import random
 
 from loadtest.talk import SYSTEM_PROMPTS, SYSTEM_WORDS, WORDS, document, system_prompt, words
 
 
-def test_the_same_seed_says_the_same_words_and_another_one_does_not() -> None:
+def test_the_same_seed_gives_the_same_words_and_another_seed_different_ones() -> None:
     assert words(random.Random(1), 50) == words(random.Random(1), 50) != words(random.Random(2), 50)
 
 
-def test_as_many_words_are_said_as_asked_for_and_all_of_them_are_known() -> None:
-    said = words(random.Random(1), 200).split()
-    assert len(said) == 200
-    assert {*said} <= {*WORDS}
+def test_a_text_has_the_requested_number_of_known_words() -> None:
+    text = words(random.Random(1), 200).split()
+    assert len(text) == 200
+    assert {*text} <= {*WORDS}
     assert words(random.Random(1), 0) == ""
 
 
@@ -23,7 +23,7 @@ def test_a_system_prompt_is_the_same_for_all_users_and_differs_from_the_others_a
     assert all(len(prompt.split()) > SYSTEM_WORDS for prompt in prompts)
 
 
-def test_a_document_is_about_as_long_as_asked_for_and_always_the_same() -> None:
+def test_a_document_has_about_the_requested_size_and_is_always_the_same() -> None:
     for size in (4_000, 60_000):
         text = document(7, size)
         assert 0.8 * size < len(text) < 1.3 * size

@@ -1,4 +1,4 @@
-"""A small HTTP client over real loopback sockets, and fleets to aim it at."""
+"""A small HTTP client over real loopback sockets, and fleets of simulated servers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from typing import Any
 import uvloop
 
 from loadtest.engine import EngineSettings
-from loadtest.sim_server import Fleet, ServerSettings
+from loadtest.sim_fleet import Fleet
+from loadtest.sim_server import ServerSettings
 
 PATIENCE_S = 20.0
 QUICK = EngineSettings(decode_s=0.0005, prefill_s_per_token=1e-6, lora_load_s=0.0)
@@ -41,7 +42,7 @@ class Client:
         self.reader, self.writer = reader, writer
 
     def send(self, path: str, body: Any = None, *, headers: Iterable[str] = (), version: str = "1.1") -> None:
-        """A GET without a body, a POST with one; what is not bytes is sent as JSON."""
+        """Sends a GET without a body, or a POST with one. A body that is not bytes is encoded as JSON."""
         raw = body if isinstance(body, bytes) else json.dumps(body).encode()
         lines = [f"{'GET' if body is None else 'POST'} {path} HTTP/{version}", "Host: sim"]
         lines += headers
@@ -78,7 +79,7 @@ class Client:
         self.writer.close()
         try:
             await self.writer.wait_closed()
-        except ConnectionError:  # the server was quicker
+        except ConnectionError:  # the server closed first
             return
 
 
@@ -92,7 +93,7 @@ async def connected(port: int) -> AsyncIterator[Client]:
 
 
 async def ask(port: int, path: str, body: Any = None, **options: Any) -> Answer:
-    """One request on a connection of its own."""
+    """Sends one request on a new connection."""
     async with connected(port) as client:
         return await client.ask(path, body, **options)
 
@@ -100,9 +101,9 @@ async def ask(port: int, path: str, body: Any = None, **options: Any) -> Answer:
 def with_fleet(
     work: Callable[[Fleet], Awaitable[None]], *, servers: int = 1, roles: Sequence[str] = ("",), **options: Any
 ) -> None:
-    """Run `work` against a fleet on free ports, under uvloop as `loadtest.sim` does.
+    """Runs `work` against a fleet on free ports, under uvloop like `loadtest.sim`.
 
-    `options` are those of ServerSettings.
+    `options` are the fields of ServerSettings.
     """
 
     async def run() -> None:
@@ -121,6 +122,6 @@ def with_fleet(
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Wait for something that other parties bring about; PATIENCE_S ends it."""
+    """Waits until `condition` is true. PATIENCE_S in `with_fleet` limits the wait."""
     while not condition():
         await asyncio.sleep(0.001)

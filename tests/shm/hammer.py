@@ -1,16 +1,16 @@
 """`python -m tests.shm.hammer --reads N`: one writing and two reading processes per structure.
 
-Every value says what it belongs to, so a reader can tell a torn, stale or wrong one by itself:
+Every value identifies what it belongs to, so a reader can detect a torn, stale or wrong value alone:
 
-- table: owner = f(slot, generation) and all values of a row are equal; rows are claimed, written,
-  marked and released all the time;
-- documents: all bytes are equal and length and byte are functions of the version;
-- index: a hash belongs to exactly one owner; a table far too small for all of them overwrites
-  entries all the time, and the owners of one popular hash come and go near and far.
+- table: the owner is a function of slot and generation, and all values of a row are equal. The writer
+  claims, writes, marks and releases rows continuously.
+- documents: all bytes are equal, and length and byte are functions of the version.
+- index: a hash belongs to exactly one owner. The table is far too small for all hashes, so the writer
+  overwrites entries continuously. The owners of one popular hash come and go, near and far.
 
-A read is one row, one document or one block that was looked at. The exit code says whether
-anything bad was seen. `unguarded_torn` counts torn rows in copies taken without looking at
-versions: it shows that the writer does disturb the readers.
+A read is one row, one document or one block. The exit code says whether a reader saw a bad value.
+`unguarded_torn` counts torn rows in copies taken without a check of the versions. It shows that the
+writer does disturb the readers.
 """
 
 import argparse
@@ -25,7 +25,9 @@ from collections.abc import Callable
 import numpy as np
 
 from shm.documents import DocumentReader, DocumentSchema, DocumentWriter
-from shm.prefix_index import EVICTIONS, IndexReader, IndexSchema, IndexWriter
+from shm.prefix_index import EVICTIONS, IndexSchema
+from shm.prefix_reader import IndexReader
+from shm.prefix_writer import IndexWriter
 from shm.segment import Region
 from shm.table import COLUMNS, GENERATION, State, TableReader, TableSchema, TableWriter
 
@@ -42,7 +44,7 @@ Reader = Callable[[Region, int], dict[str, int]]
 
 def write_table(region: Region) -> None:
     writer = TableWriter(TABLE, region)
-    # Slots that were never used are taken in order, whatever slot is wanted: each once, so that its owner fits from the start.
+    # A claim takes unused slots in order, whatever slot is wanted. Claim each slot once, so every owner is correct from the start.
     handles = {slot: writer.claim(1000 + slot, lambda _: True) for slot in range(TABLE.slots)}
     for serial in itertools.count(1):
         slot = serial * 7 % TABLE.slots
@@ -122,7 +124,7 @@ def read_documents(region: Region, reads: int) -> dict[str, int]:
 
 
 def universe() -> tuple[np.ndarray, np.ndarray]:
-    """Chains of hashes and the one owner of each; twice what the table holds."""
+    """Chains of hashes and the one owner of each; twice as many as the table holds."""
     hashes = np.random.default_rng(3).integers(1, 2**64, (200, 40), dtype=np.uint64)
     return hashes, (np.arange(200) % OWNERS + 2).astype(np.uint16)
 
@@ -177,7 +179,7 @@ STRUCTURES: dict[str, tuple[int, Writer, Reader]] = {
 
 
 def fork(work: Callable[[], object]) -> tuple[int, int]:
-    """A child that runs `work` and writes its result, as JSON, into a pipe."""
+    """Fork a child that runs `work` and writes its result into a pipe, as JSON."""
     read_end, write_end = os.pipe()
     child = os.fork()
     if child == 0:

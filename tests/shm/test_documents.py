@@ -1,4 +1,4 @@
-"""Documents: whole versions whatever the interleaving."""
+"""Tests of documents: a reader gets a whole version at any interleaving."""
 
 import contextlib
 
@@ -14,7 +14,7 @@ SCHEMA = DocumentSchema((100, 200))
 BLOBS = [bytes([n]) * (20 + 3 * n) for n in range(6)]
 
 
-def test_a_document_never_written_reads_as_none_with_version_0() -> None:
+def test_an_unwritten_document_reads_as_none_with_version_0() -> None:
     reader = DocumentReader(SCHEMA, region_for(SCHEMA))
     assert reader.version(0) == 0
     assert reader.read(0) is None
@@ -33,7 +33,7 @@ def test_the_last_write_is_read_and_versions_count_writes(writes: list) -> None:
         assert all(reader.version(i) == version for i, (version, _) in last.items())
 
 
-def test_a_document_that_does_not_fit_is_refused_and_the_old_one_stays() -> None:
+def test_a_document_that_is_too_large_is_refused_and_the_old_one_stays() -> None:
     region = region_for(SCHEMA)
     writer, reader = DocumentWriter(SCHEMA, region), DocumentReader(SCHEMA, region)
     writer.write(0, b"old")
@@ -70,7 +70,7 @@ def test_a_reader_at_any_point_of_a_write_sees_the_old_or_the_new_document() -> 
     assert every_point(scenario) > 5
 
 
-def test_a_writer_killed_at_any_point_leaves_a_whole_document_and_its_successor_goes_on() -> None:
+def test_a_writer_killed_at_any_point_leaves_a_whole_document_and_its_successor_continues() -> None:
     def scenario(n: int) -> bool:
         memory = Memory(SCHEMA.bytes)
         writer, reader = DocumentWriter(SCHEMA, memory), DocumentReader(SCHEMA, memory)
@@ -101,3 +101,26 @@ def test_a_flipped_bit_is_never_read_as_the_document(at: int) -> None:
 def test_an_impossible_capacity_is_refused(capacities: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match="capacity"):
         DocumentSchema(capacities)
+
+
+@given(
+    st.binary(min_size=SCHEMA.bytes, max_size=SCHEMA.bytes)
+    | st.sampled_from([b"\xff" * SCHEMA.bytes, bytes(SCHEMA.bytes)])
+)
+@settings(max_examples=50, deadline=None)
+def test_documents_that_another_program_has_overwritten_are_found_and_can_be_written_again(garbage: bytes) -> None:
+    region = region_for(SCHEMA)
+    writer, reader = DocumentWriter(SCHEMA, region), DocumentReader(SCHEMA, region)
+    writer.write(0, b"old")
+    assert writer.overwritten() == writer.repair() == []
+    region.bytes[:] = garbage
+    versions = [reader.version(index) for index in (0, 1)]
+    assert writer.overwritten() == writer.repair() == [index for index in (0, 1) if versions[index] or index == 0]
+    assert writer.overwritten() == []
+    for index in (0, 1):
+        assert reader.read(index) is None
+        DocumentWriter(SCHEMA, region).write(index, b"new")
+        assert reader.read(index) == (reader.version(index), b"new")
+    assert writer.overwritten() == []
+    region.bytes[:] = b"\x55" * SCHEMA.bytes
+    assert writer.overwritten() == [0, 1]

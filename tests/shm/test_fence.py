@@ -1,4 +1,4 @@
-"""What is promised where."""
+"""Tests of the checks and the description of a machine's memory order."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from shm import fence
 from shm.fence import promise, refuse_machine
 
 
-def test_this_machine_is_not_refused_and_has_a_promise() -> None:
+def test_this_machine_is_accepted_and_described() -> None:
     assert refuse_machine("little", 8) is None
     assert ":" in promise()
 
@@ -16,7 +16,7 @@ def test_a_machine_with_another_layout_is_refused(order: str, size: int, why: st
     assert why in refuse_machine(order, size)
 
 
-def test_nothing_is_imported_on_a_refused_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_import_fails_on_a_refused_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     fence.check_machine()
     monkeypatch.setattr(fence, "refuse_machine", lambda byteorder, size: "no such machine")
     with pytest.raises(ImportError, match="no such machine"):
@@ -26,11 +26,11 @@ def test_nothing_is_imported_on_a_refused_machine(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize(
     ("machine", "text"),
     [
-        ("x86_64", "seen by their version"),
-        ("aarch64", "order is not kept"),
+        ("x86_64", "detect torn rows by their version"),
+        ("aarch64", "does not keep the order"),
         ("riscv64", "unknown memory order"),
     ],
 )
-def test_no_more_is_promised_than_was_tested(machine: str, text: str) -> None:
+def test_the_promise_says_what_was_not_tested(machine: str, text: str) -> None:
     assert text in promise(machine)
     assert ("untested" in promise(machine)) == (machine != "x86_64")

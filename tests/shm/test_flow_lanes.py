@@ -1,4 +1,4 @@
-"""Flow lanes: what waits summed over who serves, what is asked and answered, succession."""
+"""Tests of flow lanes: sums over serving workers, asked and answered amounts, successors."""
 
 from math import inf
 
@@ -57,7 +57,7 @@ def flow_lanes(lanes: Lanes | None = None) -> FlowLanes:
     st.sets(st.integers(0, WORKERS - 1)),
 )
 @settings(max_examples=100, deadline=None)
-def test_sums_are_those_of_what_serving_workers_published_last(published: list, silent: set) -> None:
+def test_sums_run_over_the_last_values_of_serving_workers(published: list, silent: set) -> None:
     lanes = lanes_of(WORKERS)
     flow = flow_lanes(lanes)
     last: dict[tuple[int, int], tuple[int, int, float]] = {}
@@ -75,8 +75,8 @@ def test_sums_are_those_of_what_serving_workers_published_last(published: list, 
     assert flow.total(WAITING_BYTES) == sum(cell[1] for cell in shown)
 
 
-class Asking:
-    """What was asked and answered, kept in the plainest way."""
+class OpenAmounts:
+    """The amounts that were asked and not answered, per worker and band."""
 
     def __init__(self) -> None:
         self.open = [[[0, 0] for _ in range(BANDS)] for _ in range(WORKERS)]
@@ -96,8 +96,8 @@ SUCCEED = st.tuples(st.just("succeed"), st.integers(0, WORKERS - 1))
 
 @given(st.lists(st.one_of(ASK, ANSWER, SUCCEED), max_size=60))
 @settings(max_examples=150, deadline=None)
-def test_what_is_open_is_what_was_asked_and_not_answered_whoever_asked_and_whoever_died(steps: list) -> None:
-    flow, model = flow_lanes(), Asking()
+def test_the_open_amount_is_what_was_asked_minus_what_was_answered_over_all_successors(steps: list) -> None:
+    flow, model = flow_lanes(), OpenAmounts()
     for step in steps:
         match step:
             case ("ask", asker, target, band, requests, size):
@@ -118,7 +118,7 @@ def test_what_is_open_is_what_was_asked_and_not_answered_whoever_asked_and_whoev
                 assert flow.asked(target, band) == tuple(model.open[target][band])
 
 
-def test_a_successor_clears_what_waited_and_goes_on_counting_what_was_dispatched() -> None:
+def test_a_successor_clears_the_queue_and_continues_the_dispatched_count() -> None:
     flow = flow_lanes()
     lane = flow.lane(1)
     lane.publish(2, 3, 300, 7.0)
@@ -133,7 +133,7 @@ def test_a_successor_clears_what_waited_and_goes_on_counting_what_was_dispatched
     assert flow.total(DISPATCHED) == 11
 
 
-def test_a_killed_workers_queue_counts_no_more_once_it_does_not_serve() -> None:
+def test_the_queue_of_a_killed_worker_stops_counting_when_it_no_longer_serves() -> None:
     lanes = lanes_of(WORKERS)
     flow = flow_lanes(lanes)
     flow.lane(0).publish(0, 1, 10, 2.0)
@@ -145,7 +145,7 @@ def test_a_killed_workers_queue_counts_no_more_once_it_does_not_serve() -> None:
     assert flow.total(WAITING) == 1
 
 
-def test_fronts_say_the_most_important_band_and_its_claim() -> None:
+def test_a_front_has_the_priority_and_claim_of_the_most_important_band() -> None:
     flow = flow_lanes()
     flow.lane(0).front(-7, 1.5)
     assert flow.front(0) == FrontCell(-7, 1.5)
@@ -153,7 +153,7 @@ def test_fronts_say_the_most_important_band_and_its_claim() -> None:
     assert flow.front(0) is None
 
 
-def test_a_band_is_empty_when_nothing_waits_in_it_and_nothing_is_asked_of_it() -> None:
+def test_a_band_is_empty_when_no_request_waits_and_none_is_to_be_displaced() -> None:
     flow = flow_lanes()
     assert flow.empty(1)
     flow.lane(0).publish(1, 1, 0, 1.0)
@@ -201,7 +201,7 @@ def everywhere(flow: FlowLanes) -> tuple[int, ...]:
 
 @given(st.lists(st.tuples(st.integers(0, WORKERS - 1), st.integers(1, 5), st.floats(0.0, 1e12)), max_size=30))
 @settings(max_examples=50, deadline=None)
-def test_a_flow_is_where_the_worker_that_took_it_furthest_says(moves: list[tuple[int, int, float]]) -> None:
+def test_a_flows_position_is_the_largest_of_all_workers(moves: list[tuple[int, int, float]]) -> None:
     flow = flow_lanes()
     owners = [flow.lane(worker) for worker in range(WORKERS)]
     last: dict[tuple[int, int], float] = {}
@@ -213,7 +213,7 @@ def test_a_flow_is_where_the_worker_that_took_it_furthest_says(moves: list[tuple
         assert flow.position(mark * MARK_LINES + mark, everywhere(flow)) == max(known, default=-inf)
 
 
-def test_a_line_that_is_full_forgets_its_oldest_newcomer_and_never_mistakes_one_flow_for_another() -> None:
+def test_a_full_line_forgets_its_oldest_flow_and_never_confuses_two_flows() -> None:
     flow = flow_lanes()
     owner, marks = flow.lane(0), [1 + n * MARK_LINES for n in range(len(PLACES) + 1)]
     for mark in marks:
@@ -224,7 +224,7 @@ def test_a_line_that_is_full_forgets_its_oldest_newcomer_and_never_mistakes_one_
     assert flow.asked(1, 0) == (0, 0)
 
 
-def test_whoever_looks_in_the_middle_of_a_change_of_names_finds_the_old_flow_or_nobody() -> None:
+def test_a_reader_in_the_middle_of_a_change_of_marks_sees_the_old_flow_or_none() -> None:
     flow = flow_lanes()
     owner, old = flow.lane(0), [1 + n * MARK_LINES for n in range(len(PLACES))]
     for mark in old:
@@ -232,7 +232,7 @@ def test_whoever_looks_in_the_middle_of_a_change_of_names_finds_the_old_flow_or_
     new, seen = 1 + 9 * MARK_LINES, []
 
     class Watched:
-        """The owner's floats; others look right before and after a position is written."""
+        """The writer's floats. A reader looks right before and right after each write of a position."""
 
         def __setitem__(self, at: int, position: float) -> None:
             for _ in range(2):
@@ -246,7 +246,7 @@ def test_whoever_looks_in_the_middle_of_a_change_of_names_finds_the_old_flow_or_
     assert flow.position(new, everywhere(flow)) == 7.0
 
 
-def test_positions_and_times_go_on_over_successors_and_gauges_do_not() -> None:
+def test_a_successor_continues_positions_and_times_and_clears_gauges() -> None:
     flow = flow_lanes()
     owner = flow.lane(1)
     owner.move(5, 3.0)

@@ -1,4 +1,4 @@
-"""Real processes on shared memory; `EPP_HAMMER_READS` sets how much."""
+"""Tests with real processes on shared memory. `EPP_HAMMER_READS` sets the number of reads."""
 
 import json
 import os

@@ -1,4 +1,7 @@
-"""How much is held for an owner: never much more than its cache takes, and of that the latest; a large index against dict-and-LRU."""
+"""Tests of capacity limits: the index keeps an owner's latest blocks, about as many as its cache holds.
+
+A large index is compared with a dict and with an LRU.
+"""
 
 from collections import OrderedDict
 
@@ -8,12 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shm.index_capacity import OVER_MAX, WIDE, WIDE_BLOCKS, blocks_of
-from shm.prefix_index import IndexReader, IndexSchema, IndexWriter
+from shm.prefix_index import IndexSchema
+from shm.prefix_reader import IndexReader
+from shm.prefix_writer import IndexWriter
 from tests.shm.memory import region_for
 
 SCHEMA = IndexSchema(40_000)
 NARROW = np.uint64((1 << 64) - 1 - WIDE)
-DENSE, STRIDE = 64, WIDE_BLOCKS  # as prompts are cut
+DENSE, STRIDE = 64, WIDE_BLOCKS  # the picker stores the first 64 blocks of a prompt, and then every fourth
 
 
 def pair(schema: IndexSchema = SCHEMA) -> tuple[IndexWriter, IndexReader]:
@@ -26,12 +31,12 @@ def blocks(rng: np.random.Generator, count: int) -> np.ndarray:
 
 
 def held(writer: IndexWriter, owner: int) -> int:
-    """Counted in the table, not by the writer."""
+    """The number of blocks of one owner, counted in the table instead of by the writer."""
     entries = writer._entries[(writer._entries & np.uint64(0xFFFF)) == owner]
     return int(blocks_of(entries).sum())
 
 
-def test_the_held_count_stays_within_a_tenth_of_the_capacity_whatever_is_inserted() -> None:
+def test_the_held_count_exceeds_the_capacity_by_at_most_a_tenth() -> None:
     rng = np.random.default_rng(1)
     writer, _ = pair()
     capacities = {writer.new_owner(): capacity for capacity in (300, 1000, 4000, 0)}
@@ -50,7 +55,7 @@ def test_the_held_count_stays_within_a_tenth_of_the_capacity_whatever_is_inserte
     assert writer.freed()["capacity"] > 0 == writer.freed()["full"]
 
 
-def test_who_is_used_again_and_again_stays_and_the_oldest_leave() -> None:
+def test_entries_that_are_used_repeatedly_stay_and_the_oldest_are_removed() -> None:
     rng = np.random.default_rng(2)
     writer, reader = pair()
     owner = writer.new_owner()
@@ -63,13 +68,13 @@ def test_who_is_used_again_and_again_stays_and_the_oldest_leave() -> None:
         writer.insert(popular[: 250 + 250 * (age % 2)], owner, age)
     there = [sum(bool(reader.match(batch[i : i + 1])) for i in range(50)) / 50 for batch in batches]
     assert all(reader.match(popular[i : i + 1]) for i in range(500))
-    assert min(there[-26:]) == 1.0  # 1,300 blocks and the popular ones fit in any case
+    assert min(there[-26:]) == 1.0  # 1,300 blocks and the 500 popular ones fit in any case
     assert max(there[:-33]) == 0.0
     kept = [number for number, share in enumerate(there) if share]
     assert kept == list(range(kept[0], 300))
 
 
-def test_a_block_that_stands_for_several_counts_as_many() -> None:
+def test_an_entry_that_represents_several_blocks_counts_as_several() -> None:
     writer, _ = pair()
     owner = writer.new_owner()
     writer.limit(owner, 1000)
@@ -80,7 +85,7 @@ def test_a_block_that_stands_for_several_counts_as_many() -> None:
     assert 900 <= writer.held(owner) == WIDE_BLOCKS * writer.size()
 
 
-def test_a_lower_limit_has_effect_with_the_next_insert_and_none_ends_it() -> None:
+def test_a_lower_limit_takes_effect_with_the_next_insert_and_0_removes_it() -> None:
     writer, _ = pair()
     owner, other = writer.new_owner(), writer.new_owner()
     rng = np.random.default_rng(4)
@@ -93,7 +98,7 @@ def test_a_lower_limit_has_effect_with_the_next_insert_and_none_ends_it() -> Non
     assert writer.held(owner) > 3900
 
 
-def test_many_owners_over_their_capacity_at_once_are_served_in_turns() -> None:
+def test_a_few_owners_over_their_capacity_are_reduced_per_insert() -> None:
     writer, _ = pair()
     owners = [writer.new_owner() for _ in range(3 * OVER_MAX)]
     rng = np.random.default_rng(5)
@@ -120,7 +125,7 @@ def test_the_clock_may_wrap() -> None:
     assert not any(reader.match(batch[:1]) for batch in batches[:75])
 
 
-def test_a_successor_counts_what_its_predecessor_left() -> None:
+def test_a_successor_counts_the_entries_of_its_predecessor() -> None:
     region = region_for(SCHEMA)
     writer = IndexWriter(SCHEMA, region)
     owner, gone = writer.new_owner(), writer.new_owner()
@@ -153,57 +158,57 @@ STEPS = st.lists(
 
 @given(STEPS, st.integers(0, 9))
 @settings(max_examples=60, deadline=None)
-def test_counts_and_limits_hold_under_any_operations_and_nobody_is_found_who_was_not_told(
+def test_counts_and_limits_hold_under_any_operations_and_no_owner_is_found_without_an_insert(
     steps: list[tuple[str, int, int]], seed: int
 ) -> None:
     rng = np.random.default_rng(seed)
     writer, reader = pair(IndexSchema(2048))
     owners = [writer.new_owner() for _ in range(4)]
     limits = dict.fromkeys(owners, 0)
-    told: dict[int, set[int]] = {owner: set() for owner in owners}
+    inserted: dict[int, set[int]] = {owner: set() for owner in owners}
     pool = blocks(rng, 600)
     for age, (step, which, count) in enumerate(steps):
         owner = owners[which]
         if step == "insert":
             some = rng.choice(pool, count)
             writer.insert(some, owner, age)
-            told[owner].update(some.tolist())
+            inserted[owner].update(some.tolist())
             assert not limits[owner] or writer.held(owner) <= limits[owner] * 1.1
         elif step == "forget":
             some = rng.choice(pool, count)
             writer.forget(some, owner)
-            told[owner].difference_update(some.tolist())
+            inserted[owner].difference_update(some.tolist())
         elif step == "limit":
             writer.limit(owner, count)
             limits[owner] = count
             writer.insert(pool[:1], owner, age)
-            told[owner].add(int(pool[0]))
+            inserted[owner].add(int(pool[0]))
         elif step == "retire":
             writer.retire(owner)
             writer.sweep_step(writer.schema.buckets)
-            del told[owner], limits[owner]
+            del inserted[owner], limits[owner]
             owners[which] = writer.new_owner()
-            told[owners[which]], limits[owners[which]] = set(), 0
+            inserted[owners[which]], limits[owners[which]] = set(), 0
         else:
             writer.sweep_step(count)
     for owner in owners:
         assert writer.held(owner) == held(writer, owner)
     for block in pool[:100]:
-        assert set(reader.match(np.array([block]))) <= {owner for owner in owners if int(block) in told[owner]}
+        assert set(reader.match(np.array([block]))) <= {owner for owner in owners if int(block) in inserted[owner]}
 
 
 def cut(chain: np.ndarray, start: int = 0) -> np.ndarray:
-    """What is learned of a prompt's blocks, as `epp.prefix.blocks.landmarks` does."""
+    """The blocks of a prompt that the index stores, chosen as in `epp.prefix.blocks.landmarks`."""
     places = [i for i in range(start, len(chain)) if i < DENSE or i % STRIDE == 0 or i == len(chain) - 1]
     return chain[places]
 
 
 class Oracle:
-    """Per owner an LRU of prompts' heads, cut by capacity in blocks: the longest head of each that was told."""
+    """A reference index: per owner, an LRU of the longest known head of each prompt, limited to `capacity` blocks."""
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
-        self._held: dict[int, OrderedDict[int, int]] = {}  # owner -> prompt -> depth, the oldest first
+        self._held: dict[int, OrderedDict[int, int]] = {}  # owner -> prompt -> depth, oldest first
 
     def learn(self, owner: int, prompt: int, depth: int) -> None:
         own = self._held.setdefault(owner, OrderedDict())
@@ -215,7 +220,7 @@ class Oracle:
         return {owner: min(own[prompt], asked) for owner, own in self._held.items() if prompt in own}
 
 
-def test_matches_are_as_long_as_those_of_a_dict_at_57_percent_load_and_never_of_another() -> None:
+def test_matches_at_57_percent_load_are_as_long_as_those_of_a_dict_and_never_wrong() -> None:
     rng = np.random.default_rng(8)
     entries, owners_count = 131_072, 8
     schema = IndexSchema(entries)
@@ -241,7 +246,7 @@ def test_matches_are_as_long_as_those_of_a_dict_at_57_percent_load_and_never_of_
         theirs += sum(expected.values())
     for _ in range(200):
         assert reader.match(blocks(rng, 400)) == {}
-    print(f"matched {ours / theirs:.4f} of the oracle's blocks; {writer.evictions} evictions")
+    print(f"matched {ours / theirs:.4f} of the reference's blocks; {writer.evictions} evictions")
     assert ours >= 0.99 * theirs
 
 

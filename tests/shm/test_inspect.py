@@ -1,7 +1,9 @@
-"""Printing a live segment."""
+"""Tests of printing a live segment."""
 
 import json
 import os
+import subprocess
+import sys
 import time
 import uuid
 from collections.abc import Iterator
@@ -14,7 +16,8 @@ from shm import inspect
 from shm.documents import DocumentSchema, DocumentWriter
 from shm.lanes import Lanes, LaneSchema
 from shm.layout import Plan
-from shm.prefix_index import IndexSchema, IndexWriter
+from shm.prefix_index import IndexSchema
+from shm.prefix_writer import IndexWriter
 from shm.segment import InstanceLock, Segment
 from shm.series import SeriesSchema, SeriesWriter
 from shm.table import State, TableSchema, TableWriter
@@ -69,7 +72,7 @@ def test_a_filled_segment_is_printed_part_by_part(segment: Segment, capsys: pyte
     assert "lane 1: serving, taken over 0 times streams=0" in text
     assert "slot 2: 5 requests in flight" in text
     assert "wait_s [1, 0] sum 0.5" in text
-    assert "1 label tuples, up to 2 per lane, 0 times labels were lost" in text
+    assert "1 label tuples, up to 2 per lane, 0 times labels were replaced" in text
     assert "model='llama': running=2, failed=3, size=[0, 1] sum 4\n" in text
     assert "2 of 304 entries used" in text
     assert "1 owners live, 0 retired" in text
@@ -97,10 +100,10 @@ def test_a_missing_segment_is_an_error(capsys: pytest.CaptureFixture[str]) -> No
 def test_no_name_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         inspect.main([])
-    assert "give a segment's name" in capsys.readouterr().err
+    assert "give the name of a segment" in capsys.readouterr().err
 
 
-def test_lanes_that_nobody_has_ever_taken_are_left_out(segment: Segment, capsys: pytest.CaptureFixture[str]) -> None:
+def test_lanes_that_no_process_has_used_are_omitted(segment: Segment, capsys: pytest.CaptureFixture[str]) -> None:
     Lanes(LANES, segment.planned(PLAN, "lanes")).lane(0).take_over()
     assert inspect.main([segment.name]) == 0
     text = capsys.readouterr().out
@@ -115,13 +118,13 @@ def test_gauges_of_series_count_only_for_lanes_that_serve(segment: Segment, caps
     assert "model='llama': running=0, failed=3" in capsys.readouterr().out
 
 
-def test_a_part_of_a_kind_that_is_not_known_is_said_to_be_so(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_part_of_an_unknown_kind_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     described = json.dumps({"ring": {"kind": "ring", "at": 0, "size": 64}}).encode()
     segment = Segment.create(f"/epp-test-ring-{os.getpid()}", 64, 0xABC, described)
     assert inspect.main([segment.name]) == 0
     segment.unlink()
     text = capsys.readouterr().out
-    assert "ring: ring, 64 bytes at 0\n  this version does not know what is in parts of kind ring\n" in text
+    assert "ring: ring, 64 bytes at 0\n  this version does not know parts of kind ring\n" in text
 
 
 @pytest.mark.parametrize("wanted", [["--metrics-port=9190"], ["--instance=some"]])
@@ -144,6 +147,15 @@ def test_all_segments_of_an_instance_are_printed(
     assert f"\n{names[1]}: " in text
 
 
-def test_an_instance_that_is_not_there_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_reader_that_wants_no_more_gets_no_stack_trace(segment: Segment) -> None:
+    ours, theirs = os.pipe()
+    os.close(ours)  # what is written meets a closed pipe
+    command = [sys.executable, "-m", "shm.inspect", segment.name]
+    done = subprocess.run(command, stdout=theirs, stderr=subprocess.PIPE, text=True, check=False, timeout=60)
+    os.close(theirs)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_missing_instance_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert inspect.main(["--metrics-port=9190", f"--run-dir={tmp_path}"]) == 1
     assert f"no instance in {tmp_path}" in capsys.readouterr().err

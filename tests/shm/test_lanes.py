@@ -1,4 +1,4 @@
-"""Lanes: sums over processes, serving words, succession."""
+"""Tests of lanes: sums over processes, serving words, successors."""
 
 import math
 
@@ -42,7 +42,17 @@ def test_in_flight_numbers_are_summed_over_worker_lanes(changes: list) -> None:
     assert [lanes.slot_inflight(slot) for slot in range(6)] == expected
 
 
-def test_the_supervisors_lane_has_no_say_in_flight() -> None:
+def test_outcomes_count_in_all_lanes_of_workers_even_of_those_that_do_not_serve() -> None:
+    lanes = serving_lanes()
+    for index in range(SCHEMA.lanes):
+        lanes.lane(index).served[1] = 10
+        lanes.lane(index).failed[2] = index
+    lanes.set_serving(3, False)
+    served, failed = lanes.outcomes(4)
+    assert (served.tolist(), failed.tolist()) == ([0, 30, 0, 0], [0, 0, 1 + 2 + 3, 0])
+
+
+def test_the_supervisors_lane_does_not_count_in_flight() -> None:
     lanes = serving_lanes()
     lanes.lane(SUPERVISOR_LANE).inflight[1] = 9
     assert lanes.slot_inflight(1) == 0
@@ -60,7 +70,7 @@ def test_a_lane_that_is_not_serving_does_not_count_in_flight() -> None:
     assert lanes.inflight(1).tolist() == [1]
 
 
-def test_a_successor_clears_gauges_and_goes_on_with_counters() -> None:
+def test_a_successor_clears_gauges_and_continues_counters() -> None:
     lanes = serving_lanes()
     first = lanes.lane(1)
     first.inflight[2], first.tokens[3], first.scalars[SCHEMA.scalar["queued"]] = 4, 500, 7
@@ -89,7 +99,7 @@ def test_histograms_count_values_up_to_and_including_each_bound() -> None:
 
 
 @pytest.mark.parametrize("values", [[0.1], [7.0, 0.0], [0.11, 0.1, 1.0, 1.5, 0.05, 0.5]])
-def test_many_values_at_once_count_as_if_they_came_one_by_one(values: list[float]) -> None:
+def test_many_values_at_once_count_like_single_values(values: list[float]) -> None:
     together, apart = serving_lanes(), serving_lanes()
     index = SCHEMA.histogram["wait_s"]
     together.lane(1).observe_all(index, values, 3)
@@ -128,7 +138,7 @@ def test_filling_every_word_of_one_lane_leaves_the_others_alone() -> None:
     assert all(lanes.serving(index) for index in range(4))
 
 
-def test_a_pool_that_changes_its_size_all_the_time_keeps_views_bounded() -> None:
+def test_the_number_of_cached_views_is_bounded_when_the_pool_size_keeps_changing() -> None:
     lanes = serving_lanes()
     for used in list(range(1, 7)) * 3:
         assert len(lanes.inflight(used)) == len(lanes.tokens(used)) == used

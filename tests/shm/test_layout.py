@@ -1,4 +1,4 @@
-"""Sizes, places and hashes."""
+"""Tests of sizes, offsets and hashes."""
 
 import json
 
@@ -35,7 +35,7 @@ def test_parts_follow_each_other_without_overlap_on_their_own_lines() -> None:
     assert plan.bytes >= end
 
 
-def test_the_description_says_enough_to_read_the_parts() -> None:
+def test_the_description_is_sufficient_to_read_the_parts() -> None:
     described = json.loads(Plan(SCHEMAS).description)
     assert described["table"]["columns"] == ["a", "b"]
     assert described["index"]["at"] == Plan(SCHEMAS).offsets["index"]

@@ -1,4 +1,4 @@
-"""Finding an instance by its file, and attaching to it without being able to change it."""
+"""Tests of finding an instance by its file, and of attaching to it read-only."""
 
 import ctypes
 import json
@@ -20,14 +20,14 @@ from shm.segment import InstanceLock, Segment, SegmentError
 from shm.series import SeriesSchema
 from shm.table import TableSchema
 
-NO_PID = 1 << 30  # more than a kernel hands out
+NO_PID = 1 << 30  # larger than any process id of the kernel
 LANES = LaneSchema(4, ("streams",), ("requests",), (("wait_s", (0.5, 1.0)),), lanes=3)
 SERIES = SeriesSchema("errors", ("model",), ("running",), ("failed",), (("size", (1.0,)),), blocks=2, lanes=2)
 PLAN = Plan({"lanes": LANES, "errors": SERIES})
 
 
 class Machine:
-    """A run directory with instances that the test makes."""
+    """A run directory with instances that the test creates."""
 
     def __init__(self, run_dir: Path) -> None:
         self.run_dir = str(run_dir)
@@ -77,24 +77,24 @@ def test_an_instance_is_found_by_its_metrics_port_or_its_name(machine: Machine) 
         assert found.life is Life.RUNNING
 
 
-def test_a_port_that_nobody_has_is_told_with_what_was_found_and_what_to_give(machine: Machine) -> None:
+def test_an_error_for_an_unknown_port_lists_the_instances_and_the_flags_to_give(machine: Machine) -> None:
     machine.start("a", port=9190)
     assert machine.refusal() == (
         f"no instance with the metrics port 9090 in {machine.run_dir}; found a (pid {NO_PID}, metrics port 9190, running); "
-        "say which one is meant, by --metrics-port or as --instance a"
+        "name one with --metrics-port, or as --instance a"
     )
 
 
-def test_an_empty_or_missing_run_directory_says_that_nothing_was_started(machine: Machine) -> None:
+def test_an_error_for_an_empty_or_missing_run_directory_says_that_there_is_no_instance(machine: Machine) -> None:
     assert f"no instance in {machine.run_dir}: start a picker, or give the --run-dir" in machine.refusal()
 
 
-def test_a_run_directory_that_cannot_be_read_is_named(machine: Machine) -> None:
+def test_an_error_names_a_run_directory_that_cannot_be_read(machine: Machine) -> None:
     Path(machine.run_dir).write_text("")
     assert f"run directory {machine.run_dir} cannot be read" in machine.refusal()
 
 
-def test_two_with_the_same_port_are_not_chosen_between(machine: Machine) -> None:
+def test_two_instances_with_the_same_port_are_an_error(machine: Machine) -> None:
     machine.start("a", port=9090)
     machine.start("b", port=9090)
     text = machine.refusal()
@@ -104,11 +104,11 @@ def test_two_with_the_same_port_are_not_chosen_between(machine: Machine) -> None
     assert text.endswith("--instance a")
 
 
-def test_a_dead_one_is_told_as_such_and_does_not_hide_a_running_one(machine: Machine) -> None:
+def test_a_dead_instance_is_reported_as_dead_and_does_not_hide_a_running_one(machine: Machine) -> None:
     machine.start("a", port=9090, beat_age_s=60.0)
     text = machine.refusal()
     assert "instance a" in text
-    assert "dead: nothing has beaten for 5 s" in text
+    assert "dead: no beat for 5 s" in text
     machine.start("b", port=9090)
     assert observe.find(machine.run_dir).name == "b"
 
@@ -125,25 +125,27 @@ def test_many_instances_are_not_all_listed(machine: Machine) -> None:
         (NO_PID, 1.0, Life.RUNNING),  # its process id belongs to another container
         (NO_PID, 60.0, Life.DEAD),
         (NO_PID, None, Life.DEAD),
-        (os.getpid(), 60.0, Life.SILENT),
-        (os.getpid(), None, Life.STARTING),
+        pytest.param(os.getpid(), 60.0, Life.SILENT, id="own-silent"),
+        pytest.param(os.getpid(), None, Life.STARTING, id="own-starting"),
     ],
 )
-def test_life_is_told_by_beats_first(machine: Machine, pid: int, beat_age_s: float | None, expected: Life) -> None:
+def test_beats_decide_before_the_process_id_whether_an_instance_lives(
+    machine: Machine, pid: int, beat_age_s: float | None, expected: Life
+) -> None:
     machine.start("a", port=9090, pid=pid, beat_age_s=beat_age_s)
     assert observe.instance(machine.run_dir, "a").life is expected  # type: ignore[union-attr]
     assert observe.instance(machine.run_dir, "b") is None
 
 
-def test_looking_takes_no_lock(machine: Machine) -> None:
+def test_reading_takes_no_lock(machine: Machine) -> None:
     machine.start("a", port=9090, beat_age_s=60.0)
     assert observe.instances(machine.run_dir)
     with open("/proc/self/fdinfo/" + str(machine._locks[0]._descriptor)) as info:
         locks = [line for line in info if line.startswith("lock:")]
-    assert len(locks) == 1  # its owner's
+    assert len(locks) == 1  # the lock of the instance itself
 
 
-def test_parts_come_with_the_schemas_that_the_description_says(machine: Machine) -> None:
+def test_parts_have_the_schemas_of_the_description(machine: Machine) -> None:
     segments, parts = observe.attach([machine.start("a", port=9090).name])
     assert list(parts) == ["lanes", "errors"]
     assert parts["lanes"].schema.layout_hash == LANES.layout_hash  # type: ignore[union-attr]
@@ -167,7 +169,7 @@ def name() -> Iterator[str]:
 
 def test_another_layout_hash_is_an_error_that_names_the_segment(name: str) -> None:
     described(name, PLAN, json.loads(PLAN.description), layout_hash=0xABC)
-    with pytest.raises(LayoutError, match=f"segment {name}: its layout is 0000000000000abc, here it would be"):
+    with pytest.raises(LayoutError, match=f"segment {name}: its layout is 0000000000000abc, this version expects"):
         observe.attach([name])
 
 
@@ -187,7 +189,7 @@ def test_a_description_with_other_keys_is_an_error_that_names_the_part(name: str
         observe.attach([name])
 
 
-def test_a_kind_that_is_not_known_is_left_to_the_reader(name: str) -> None:
+def test_a_part_of_an_unknown_kind_has_no_schema(name: str) -> None:
     description = json.loads(PLAN.description)
     description["errors"]["kind"] = "ring"
     described(name, PLAN, description)
@@ -209,7 +211,7 @@ def test_an_instance_of_another_version_is_found_and_then_refused_by_name(machin
     Segment.attach(described_as, None, writable=False).unlink()
 
 
-def test_attached_pages_may_be_read_but_not_written(machine: Machine) -> None:
+def test_attached_pages_are_read_only(machine: Machine) -> None:
     name = machine.start("a", port=9090).name
     machine._segments[0].close()
     segments, parts = observe.attach([name])
@@ -225,12 +227,12 @@ def test_attached_pages_may_be_read_but_not_written(machine: Machine) -> None:
 
 
 def ended_by_a_write(memory: memoryview) -> int:
-    """The signal that ends a child which writes there, past all of Python's checks."""
+    """The signal that kills a child which writes to `memory` without Python's checks."""
     address = int(np.frombuffer(memory, dtype=np.uint8).ctypes.data)
     child = os.fork()
     if child == 0:
         signal.signal(signal.SIGSEGV, signal.SIG_DFL)
-        os.close(2)  # faulthandler's stack is not wanted
+        os.close(2)  # suppresses the stack trace of faulthandler
         ctypes.memset(address, 1, 1)
         os._exit(0)
     _, status = os.waitpid(child, 0)

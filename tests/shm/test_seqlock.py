@@ -1,4 +1,4 @@
-"""Every interleaving of one intrusion into the seqlock; planted bugs must be caught."""
+"""Tests of the seqlock at every interleaving with one intrusion. They must also catch planted bugs."""
 
 from collections.abc import Callable
 
@@ -14,7 +14,7 @@ SIZE = len(OLD)
 
 
 def read_row(words: Words, at: int, size: int) -> tuple | None:
-    """The protocol's reader of one row: its body, or None when it was torn on every try."""
+    """Read one row by the protocol. Return its body, or None if it was torn at every try."""
     for _ in range(READ_TRIES_MAX):
         version = words[at]
         body = tuple(words[at + 1 : at + 1 + size])

@@ -1,4 +1,4 @@
-"""Series: blocks by label tuple, owners that die at any store, sums over lanes, bounds."""
+"""Tests of series: blocks per label tuple, writers killed at any store, sums over lanes, limits."""
 
 import contextlib
 import math
@@ -57,7 +57,7 @@ def totals(reader: SeriesReader) -> dict[tuple[str, ...], int]:
 
 
 class Typed:
-    """`Words` as another format; a slice is stored word by word, so that an owner can be killed inside."""
+    """`Words` in another format. It stores a slice word by word, so a test can kill the writer inside."""
 
     def __init__(self, words: Words, form: str) -> None:
         self.words, self.view = words, memoryview(words.cells).cast("B").cast(form)
@@ -94,7 +94,7 @@ ONE = SeriesSchema("one", ("model", "tenant"), ("running",), ("total",), (("wait
 
 
 def use(writer: SeriesWriter, labels: tuple[str, ...], value: float = 0.5) -> None:
-    """One request: running, counted, timed."""
+    """Count one request: in a gauge, a counter and a histogram."""
     block = writer.block(labels)
     writer.words[block + ONE.gauge_at["running"]] += 1
     writer.words[block + ONE.counter_at["total"]] += 1
@@ -137,7 +137,7 @@ def test_gauges_count_in_serving_lanes_only_counters_in_all() -> None:
     assert values.counters[0] == 30
 
 
-def test_a_successor_goes_on_in_its_predecessors_blocks_and_clears_the_gauges() -> None:
+def test_a_successor_continues_its_predecessors_blocks_and_clears_the_gauges() -> None:
     region = region_for(SCHEMA)
     reader = reader_of(SCHEMA, region)
     first = writers_of(SCHEMA, region)[1]
@@ -159,7 +159,7 @@ def test_a_successor_goes_on_in_its_predecessors_blocks_and_clears_the_gauges() 
     assert rows["a", "x"].histograms[0] == ([0, 1, 0], 0.5)
 
 
-def test_a_successor_made_before_its_predecessor_died_knows_its_blocks_by_take_over() -> None:
+def test_take_over_reads_blocks_that_the_predecessor_added_after_the_successor_was_created() -> None:
     region = region_for(SCHEMA)
     first, second = writers_of(SCHEMA, region)[0], writers_of(SCHEMA, region)[0]
     block = first.block(("a", "x"))
@@ -167,7 +167,7 @@ def test_a_successor_made_before_its_predecessor_died_knows_its_blocks_by_take_o
     assert second.block(("a", "x")) == block
 
 
-def test_an_owner_killed_at_any_store_leaves_whole_blocks_only() -> None:
+def test_a_writer_killed_at_any_store_leaves_whole_blocks_only() -> None:
     known, new = ("llama", "gold"), ("a model with a long name", "silver")
 
     def scenario(n: int) -> bool:
@@ -214,7 +214,7 @@ def test_a_reader_at_any_point_of_a_new_block_sees_it_whole_or_not_at_all() -> N
     assert every_point(scenario) > 10
 
 
-def test_a_take_over_that_is_killed_anywhere_is_done_by_the_next() -> None:
+def test_the_next_successor_completes_a_take_over_that_was_killed_at_any_point() -> None:
     def scenario(n: int) -> bool:
         memory = FakeLane(ONE)
         first = SeriesWriter(ONE, memory)
@@ -247,7 +247,7 @@ STEPS = st.lists(
 
 @given(STEPS)
 @settings(max_examples=60, deadline=None)
-def test_whatever_is_counted_is_shown_and_nothing_ever_falls(steps: list) -> None:
+def test_everything_counted_is_shown_and_no_sum_decreases(steps: list) -> None:
     region = region_for(SCHEMA)
     reader, writers = reader_of(SCHEMA, region), writers_of(SCHEMA, region)
     before: dict[tuple[str, ...], int] = {}
@@ -284,7 +284,7 @@ def test_in_a_full_table_new_label_tuples_count_as_other() -> None:
     assert totals(reader)["m0", "t"] == 2
 
 
-def test_when_there_is_no_room_for_text_new_label_tuples_count_as_other() -> None:
+def test_without_space_for_text_new_label_tuples_count_as_other() -> None:
     region = region_for(SCHEMA)
     writer = writers_of(SCHEMA, region)[0]
     for index in range(SCHEMA.blocks):
@@ -331,7 +331,7 @@ def test_the_literal_label_tuple_of_other_is_the_first_block() -> None:
     assert reader.used() == [0, 0, 0]
 
 
-def test_new_label_tuples_are_folded_and_known_ones_are_not_asked_about_again() -> None:
+def test_fold_is_called_for_new_label_tuples_only() -> None:
     region, asked = region_for(SCHEMA), []
 
     def fold(labels: tuple[str, ...]) -> tuple[str, ...]:
@@ -350,7 +350,7 @@ def test_new_label_tuples_are_folded_and_known_ones_are_not_asked_about_again() 
     assert asked == [("m", "gold"), ("m", OTHER), ("m", "")]
 
 
-def test_a_hundred_thousand_label_tuples_need_no_more_than_a_table() -> None:
+def test_a_hundred_thousand_label_tuples_do_not_grow_the_memory() -> None:
     schema = SeriesSchema("flood", ("model", "tenant"), counters=("total",), blocks=64, lanes=2)
     region, rng = region_for(schema), random.Random(7)
     writers = writers_of(schema, region)
@@ -369,7 +369,7 @@ def test_a_hundred_thousand_label_tuples_need_no_more_than_a_table() -> None:
         assert len(writer._texts) <= 4 * schema.blocks
 
 
-def test_a_reader_shows_as_many_label_tuples_as_one_lane_holds_and_always_the_same() -> None:
+def test_a_reader_always_shows_the_same_label_tuples_and_at_most_as_many_as_one_lane_holds() -> None:
     region = region_for(SCHEMA)
     reader, writers = reader_of(SCHEMA, region), writers_of(SCHEMA, region)
     before: Counter[tuple[str, ...]] = Counter()
@@ -384,10 +384,10 @@ def test_a_reader_shows_as_many_label_tuples_as_one_lane_holds_and_always_the_sa
     assert sum(before.values()) == 3 * SCHEMA.blocks
 
 
-def test_a_schema_can_be_made_anew_from_its_description() -> None:
-    told = SCHEMA.describe()
-    assert told.pop("kind") == "series"
-    again = SeriesSchema(**told)
+def test_a_schema_can_be_rebuilt_from_its_description() -> None:
+    described = SCHEMA.describe()
+    assert described.pop("kind") == "series"
+    again = SeriesSchema(**described)
     assert (again.layout_hash, again.bytes, again.block_words) == (
         SCHEMA.layout_hash,
         SCHEMA.bytes,
@@ -422,7 +422,7 @@ LEDGER_BOUNDS = ((0.001, 0.01, 1.0), (5.0,), (64.0, 1e9))
 
 
 class Ledger:
-    """A ledger and its writer in plain memory; `later` is what the loop would call."""
+    """A ledger and its writer in plain memory. `later` has the calls that the event loop would make."""
 
     def __init__(self) -> None:
         histograms = tuple((f"h{i}", bounds) for i, bounds in enumerate(LEDGER_BOUNDS))
@@ -447,7 +447,7 @@ class Ledger:
     )
 )
 @settings(max_examples=60, deadline=None)
-def test_what_a_ledger_stores_together_is_what_single_observations_store(rows: list[tuple[Any, ...]]) -> None:
+def test_a_ledger_stores_the_same_values_as_single_observations(rows: list[tuple[Any, ...]]) -> None:
     one, other = Ledger(), Ledger()
     for label, *values in rows:
         one.ledger.add(one.writer.block((label,)), *values)
@@ -461,17 +461,17 @@ def test_what_a_ledger_stores_together_is_what_single_observations_store(rows: l
             assert counts == wanted and total == pytest.approx(sum_)
 
 
-def test_a_ledger_asks_to_be_stored_once_for_all_that_it_keeps_back_and_stores_a_full_one_at_once() -> None:
-    made = Ledger()
-    block = made.writer.block(("a",))
+def test_a_ledger_starts_one_timer_for_all_its_rows_and_stores_at_once_when_it_is_full() -> None:
+    world = Ledger()
+    block = world.writer.block(("a",))
     for _ in range(SeriesLedger.ROWS_MAX - 1):
-        made.ledger.add(block, 0.5, math.nan, math.nan)
-    assert [seconds for seconds, _ in made.later] == [SeriesLedger.KEEP_S]
-    assert sum(made.histograms("a")[0][0]) == 0
-    made.ledger.add(block, 0.5, math.nan, math.nan)
-    assert sum(made.histograms("a")[0][0]) == SeriesLedger.ROWS_MAX
-    made.ledger.add(block, 0.5, math.nan, math.nan)
-    assert len(made.later) == 2
-    for _, store in made.later:
+        world.ledger.add(block, 0.5, math.nan, math.nan)
+    assert [seconds for seconds, _ in world.later] == [SeriesLedger.KEEP_S]
+    assert sum(world.histograms("a")[0][0]) == 0
+    world.ledger.add(block, 0.5, math.nan, math.nan)
+    assert sum(world.histograms("a")[0][0]) == SeriesLedger.ROWS_MAX
+    world.ledger.add(block, 0.5, math.nan, math.nan)
+    assert len(world.later) == 2
+    for _, store in world.later:
         store()
-    assert sum(made.histograms("a")[0][0]) == SeriesLedger.ROWS_MAX + 1
+    assert sum(world.histograms("a")[0][0]) == SeriesLedger.ROWS_MAX + 1

@@ -1,4 +1,4 @@
-"""A certificate authority for tests, and folders of pairs as an operator or Kubernetes writes them."""
+"""A certificate authority for tests, and folders with pairs, written like those of an operator or of Kubernetes."""
 
 import datetime
 import os
@@ -27,30 +27,30 @@ class Pair(NamedTuple):
 
 
 class Authority:
-    """Signs what it is asked to, for `localhost`; `above`: it is certified by another."""
+    """Issues certificates for `localhost`. `above`: the authority that signs this one's certificate."""
 
     def __init__(self, name: str = "test CA", above: "Authority | None" = None) -> None:
         self._key = ec.generate_private_key(ec.SECP256R1())
         self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
         signer = above or self
-        made = _builder(self._name, signer._name, self._key, -1.0, 365.0)
-        made = made.add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-        self.pem = made.sign(signer._key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+        builder = _builder(self._name, signer._name, self._key, -1.0, 365.0)
+        builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        self.pem = builder.sign(signer._key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
 
     def pair(
         self, *, days: float = 30.0, since: float = -1.0, use: x509.ObjectIdentifier = SERVER, rsa_key: bool = False
     ) -> Pair:
-        """Valid from `since` days from now until in `days` days."""
+        """A new pair, valid from `since` to `days`, both in days from now."""
         key: Key = rsa.generate_private_key(65537, 2048) if rsa_key else ec.generate_private_key(ec.SECP256R1())
         name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
-        made = _builder(name, self._name, key, since, days)
-        made = made.add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=False)
-        made = made.add_extension(x509.ExtendedKeyUsage([use]), critical=False)
-        certificate = made.sign(self._key, hashes.SHA256())
+        builder = _builder(name, self._name, key, since, days)
+        builder = builder.add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=False)
+        builder = builder.add_extension(x509.ExtendedKeyUsage([use]), critical=False)
+        certificate = builder.sign(self._key, hashes.SHA256())
         return Pair(certificate.public_bytes(serialization.Encoding.PEM), _pem(key))
 
     def client(self, shown: Pair | None = None, directory: Path | None = None) -> ssl.SSLContext:
-        """Trusts this authority; shows a pair, by way of a folder."""
+        """A client's context that trusts this authority and shows the pair `shown`, which is written to `directory`."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.load_verify_locations(cadata=self.pem.decode())
         context.set_alpn_protocols(["h2", "http/1.1"])
@@ -79,7 +79,7 @@ def _pem(key: Key) -> bytes:
 
 
 def write(path: Path, content: bytes) -> None:
-    """In one step, as a new file."""
+    """Write a file in one step, by replacing it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     new = path.with_suffix(".new")
     new.write_bytes(content)
@@ -87,14 +87,14 @@ def write(path: Path, content: bytes) -> None:
 
 
 def write_pair(directory: Path, pair: Pair) -> Path:
-    """One file after the other."""
+    """Write both files, one after the other."""
     write(directory / "tls.crt", pair.chain)
     write(directory / "tls.key", pair.key)
     return directory
 
 
 class Volume:
-    """A folder as the kubelet mounts a Secret: files are links through `..data`, a link that is swapped."""
+    """A folder like that of a Secret mounted by the kubelet: its files are links through `..data`, a link that is swapped."""
 
     def __init__(self, directory: Path, pair: Pair) -> None:
         self.directory = directory
@@ -105,7 +105,7 @@ class Volume:
             (directory / name).symlink_to(f"..data/{name}")
 
     def swap(self, pair: Pair) -> None:
-        """Another version takes the place of the one there is, which is then removed."""
+        """Replace the current version by another one, and remove the old one."""
         data, new = self.directory / "..data", self.directory / "..data_tmp"
         before = data.resolve() if data.exists() else None
         self._versions += 1

@@ -1,6 +1,6 @@
-"""Workers with flow control in one process and one loop: real segments, lanes, eventfds and wiring; streams without a network.
+"""Workers with flow control in one process and one event loop: real segments, lanes, eventfds and wiring; streams without a network.
 
-The supervisor's part (table, objectives) is the test's; there are no other processes. Used inside a running loop.
+There are no other processes: the test does the supervisor's work (table, objectives). Use it inside a running loop.
 """
 
 import asyncio
@@ -14,25 +14,26 @@ from pathlib import Path
 from typing import Any
 
 from shm.documents import DocumentReader, DocumentWriter
-from shm.prefix_index import IndexWriter
+from shm.prefix_writer import IndexWriter
 from shm.table import Handle, State, TableWriter
 from tests.pair import Envoy, FakeStream
+from tests.reports import Reports
 from tests.workers.instances import made
-from workers.bus import BusWriter
-from workers.documents import ENDPOINTS, EndpointRecord, encode
-from workers.flow import FlowControl
-from workers.instance import Instance
-from workers.objectives import static_bands
-from workers.objects_watch import ObjectsWatch
-from workers.server import PATH, open_stream
-from workers.worker import Worker
+from workers.extproc.stream import PATH, open_stream
+from workers.flow.flow_control import FlowControl
+from workers.process.instance import Instance
+from workers.shared.bus import BusWriter
+from workers.shared.documents import ENDPOINTS, EndpointRecord, encode
+from workers.shared.objectives import static_bands
+from workers.supervisor.objects_watch import ObjectsWatch
+from workers.worker.main import Worker
 
 ONE_AT_A_TIME = "{type: concurrency-detector, parameters: {maxConcurrency: 1}}"
 OBJECTIVE = "x-llm-d-inference-objective"
 
 
 def config(section: str = "", *plugins: str, gate: bool = True, detector: str = "concurrency-detector") -> str:
-    """A configuration whose pool is full with one request, unless another of `plugins` is to detect that."""
+    """A configuration in which one request per endpoint fills the pool, unless `detector` names another of `plugins`."""
     gates = "featureGates: [flowControl]\n" if gate else ""
     listed = ", ".join((ONE_AT_A_TIME, "{type: round-robin-fairness-policy}", "{type: random-picker}", *plugins))
     band = "defaultPriorityBand: {fairnessPolicyRef: round-robin-fairness-policy}, " if gate else ""
@@ -48,33 +49,34 @@ def objective(name: str, priority: int) -> str:
 
 
 class Shard:
-    """One worker, as far as flow control and streams go."""
+    """The parts of one worker that handle streams and flow control."""
 
     def __init__(self, instance: Instance, index: int) -> None:
         self.index = index
         self.instance = instance
-        self.asked: list[Asked] = []
+        self.asked: list[SentRequest] = []
         self.worker = Worker(instance, index)
         counter = self.worker.lane.schema.counter
-        bus = BusWriter(
-            instance.bus_writers[index],
+        bus = self.bus = BusWriter(
+            instance.pipes.bus_writers[index],
             partial(self.worker.lane.add, counter["bus_drops_total"]),
             partial(self.worker.lane.add, counter["bus_frames_total"]),
         )
-        self.app = self.worker._app(bus)
-        instance.lanes.set_serving(index + 1, True)
+        self.parts = self.worker.set_up(bus)
+        self.app = self.parts.app
+        instance.memory.lanes.set_serving(index + 1, True)
         self.worker.lane.beat(time.monotonic())
         loop = asyncio.get_running_loop()
-        loop.add_reader(instance.wakeups[index], self.worker._woken, loop)
+        loop.add_reader(instance.pipes.wakeups[index], self.worker.woken, loop)
 
     @property
     def flow(self) -> FlowControl:
-        assert self.app.flow is not None
-        return self.app.flow
+        assert self.parts.flow is not None
+        return self.parts.flow
 
-    def ask(self, name: str = "r", objective: str = "", body: bytes | None = None, **headers: str) -> "Asked":
-        """A request whose body has come; it has its answer, or waits."""
-        asked = Asked(self, name, objective, body or json.dumps({"model": "m", "prompt": name}).encode(), headers)
+    def ask(self, name: str = "r", objective: str = "", body: bytes | None = None, **headers: str) -> "SentRequest":
+        """Send a request with its whole body. It has its answer afterwards, or waits."""
+        asked = SentRequest(self, name, objective, body or json.dumps({"model": "m", "prompt": name}).encode(), headers)
         self.asked.append(asked)
         return asked
 
@@ -84,13 +86,14 @@ class Shard:
     def close(self) -> None:
         for asked in self.asked:
             asked.end()
-        asyncio.get_running_loop().remove_reader(self.instance.wakeups[self.index])
-        if self.app.flow is not None:
-            self.app.flow.close()
-        self.instance.lanes.set_serving(self.index + 1, False)
+        asyncio.get_running_loop().remove_reader(self.instance.pipes.wakeups[self.index])
+        self.bus.flush()
+        if self.parts.flow is not None:
+            self.parts.flow.close()
+        self.instance.memory.lanes.set_serving(self.index + 1, False)
 
 
-class Asked:
+class SentRequest:
     """One stream."""
 
     def __init__(self, shard: Shard, name: str, objective: str, body: bytes, headers: dict[str, str]) -> None:
@@ -116,12 +119,12 @@ class Asked:
 
     @property
     def sent(self) -> bool:
-        """It has an endpoint."""
-        return self.envoy.handler._decision is not None
+        """Whether the request has got an endpoint."""
+        return self.envoy.handler.response_phase is not None
 
     @property
     def refused(self) -> tuple[int, str] | None:
-        """Status and drop reason."""
+        """Status and drop reason; None if the request was not refused."""
         for answer in self.answers:
             if answer.HasField("immediate_response"):
                 immediate = answer.immediate_response
@@ -137,7 +140,7 @@ class Asked:
         return ""
 
     def end(self) -> None:
-        """The model server's answer, or the client's end."""
+        """End the stream, as after the model server's answer or a disconnect of the client."""
         self.envoy.handler.closed()
 
 
@@ -147,19 +150,19 @@ class World:
     def __init__(self, instance: Instance, folder: Path) -> None:
         self.instance = instance
         self.folder = folder
-        self.reports: list[str] = []
-        self._table = TableWriter(instance.table_schema, instance.table)
-        self._documents = DocumentWriter(instance.document_schema, instance.documents)
-        self._index = IndexWriter(instance.index_schema, instance.index)
+        self.reports = Reports()
+        self._table = TableWriter(instance.layout.table, instance.memory.table)
+        self._documents = DocumentWriter(instance.layout.documents, instance.memory.documents)
+        self._index = IndexWriter(instance.layout.index, instance.memory.index)
         self._records: list[EndpointRecord] = []
         self.shards: list[Shard] = []
         self.watch = ObjectsWatch(
             str(folder) if instance.options.objects_dir else "",
-            DocumentReader(instance.document_schema, instance.documents),
-            DocumentWriter(instance.document_schema, instance.documents),
+            DocumentReader(instance.layout.documents, instance.memory.documents),
+            DocumentWriter(instance.layout.documents, instance.memory.documents),
             static_bands(instance.config.flow),
-            instance.flow_lanes,
-            report=self.reports.append,
+            instance.memory.flow,
+            report=self.reports,
             now=time.monotonic,
         )
         self.watch.start(successor=False)
@@ -175,7 +178,7 @@ class World:
         return record
 
     def mark_all(self, state: State) -> None:
-        """What is known of the endpoints' metrics from now on."""
+        """Set the state of all endpoints."""
         for record in self._records:
             self._write(Handle(record.slot, record.generation), state)
         self._table.publish()
@@ -187,12 +190,12 @@ class World:
             flags=0,
             updated_at=time.monotonic(),
             inflight_at_scrape=0,
-            values=[0.0] * len(self.instance.table_schema.columns),
+            values=[0.0] * len(self.instance.layout.table.columns),
             present=0,
         )
 
     def remove_all(self) -> None:
-        """No endpoint is left."""
+        """Remove all endpoints."""
         for handle in self._table.claimed():
             self._table.release(handle)
         self._records.clear()
@@ -200,9 +203,9 @@ class World:
         self._table.publish()
 
     def shard(self) -> Shard:
-        made_ = Shard(self.instance, len(self.shards))
-        self.shards.append(made_)
-        return made_
+        shard = Shard(self.instance, len(self.shards))
+        self.shards.append(shard)
+        return shard
 
 
 @contextlib.asynccontextmanager
@@ -215,15 +218,15 @@ async def world(
     gate: bool = True,
     detector: str = "concurrency-detector",
 ) -> AsyncIterator[World]:
-    """One endpoint that serves one request at a time, and some workers."""
+    """One endpoint that serves one request at a time, and `workers` workers."""
     folder = tmp_path / "objects"
     folder.mkdir(exist_ok=True)
     for name, priority in (objectives or {}).items():
         (folder / f"{name}.yaml").write_text(objective(name, priority))
-    given = {"objects_dir": str(folder)} if objectives is not None else {}
+    options = {"objects_dir": str(folder)} if objectives is not None else {}
     os.makedirs(tmp_path / "run", exist_ok=True)
     with made(
-        tmp_path / "run", config(section, *plugins, gate=gate, detector=detector), workers=max(2, shards), **given
+        tmp_path / "run", config(section, *plugins, gate=gate, detector=detector), workers=max(2, shards), **options
     ) as instance:
         world_ = World(instance, folder)
         world_.endpoint()
@@ -237,8 +240,8 @@ async def world(
 
 
 async def until(condition: Any, seconds: float = 2.0) -> None:
-    """Lets the loop turn until it holds."""
+    """Run the event loop until the condition holds."""
     deadline = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < deadline, "it did not come true in time"
+        assert time.monotonic() < deadline, "the condition did not become true in time"
         await asyncio.sleep(0.001)

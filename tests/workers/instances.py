@@ -1,4 +1,4 @@
-"""A real instance for one test: its segments, sockets and pipes, all gone afterwards."""
+"""A real instance for one test. Its segments, sockets and pipes are removed afterwards."""
 
 import contextlib
 import os
@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from epp.config import load
-from workers.cli.options import Options
-from workers.instance import Instance
+from epp.config.load import load
+from workers.host.options import Options
+from workers.process.instance import Instance
 
 
 def options(run_dir: Path, **changes: Any) -> Options:
-    """Small, on free ports, without TLS."""
+    """Options for a small instance on free ports, without TLS."""
     given: dict[str, Any] = {
         "run_dir": str(run_dir),
         "instance": f"test-{uuid.uuid4().hex[:8]}",
@@ -31,16 +31,20 @@ def options(run_dir: Path, **changes: Any) -> Options:
 
 
 @contextlib.contextmanager
-def made(run_dir: Path, config_text: str = "", **changes: Any) -> Iterator[Instance]:
-    """An instance, and the end of it."""
-    instance = Instance.create(options(run_dir, **changes), load(config_text, "test"))
+def made(
+    run_dir: Path, config_text: str | None = None, *, allow_experimental: bool = False, **changes: Any
+) -> Iterator[Instance]:
+    """Create an instance, and remove it afterwards."""
+    instance = Instance.create(
+        options(run_dir, **changes), load(config_text, "test", allow_experimental=allow_experimental)
+    )
     try:
         yield instance
     finally:
         instance.unlink()
-        for listener in (instance.listener, instance.health_listener, instance.metrics_listener):
+        for listener in (instance.sockets.ext_proc, instance.sockets.health, instance.sockets.metrics):
             listener.close()
-        pipes = (instance.life, instance.family, instance.reports, *instance.bus)
-        for descriptor in (*(end for pipe in pipes for end in pipe), *instance.wakeups):
+        pipes = (instance.pipes.life, instance.pipes.family, instance.pipes.reports, *instance.pipes.bus)
+        for descriptor in (*(end for pipe in pipes for end in pipe), *instance.pipes.wakeups):
             with contextlib.suppress(OSError):
                 os.close(descriptor)

@@ -1,12 +1,12 @@
 """The `epp` command: one file per subcommand, imported when it is called.
 
-So `epp check` starts without what `epp serve` needs, and a missing extra breaks only the command
-that wants it.
+So `epp check` starts without the modules that `epp serve` needs, and a missing extra breaks only the command that needs it.
+May import: supervisor and all below it. Imported by: __main__ and the installed command.
 """
 
 import os
 
-os.environ["OPENBLAS_NUM_THREADS"] = "1"  # before NumPy is imported: whoever forks has one thread
+os.environ["OPENBLAS_NUM_THREADS"] = "1"  # before NumPy is imported, so that a process that forks has one thread
 
 import contextlib
 import errno
@@ -18,25 +18,38 @@ from typing import Any
 
 import click
 
+from compiled.finder import choose
+
 COMMANDS: Mapping[str, str] = {
     "serve": "Run the picker.",
+    "sim": "Run simulated model servers.",
     "demo": "Run the picker with simulated model servers, Envoy and traffic.",
+    "doctor": "Find out why a server's KV events cannot be followed.",
     "check": "Check a configuration; print the effective one.",
     "plugins": "List the plugin types, their parameters and defaults.",
     "schema": "Print a JSON Schema of the configuration file, for editors.",
     "explain": "Explain a decision: of a running picker, or offline.",
+    "reload": "Load a running picker's configuration again, without losing a request.",
+    "try": "Try a configuration in a running picker, beside the one in force.",
+    "promote": "Put the configuration in force that a running picker tries.",
+    "rollback": "End a trial, or go back to the configuration before.",
     "top": "Show a running picker's endpoints, workers and prefix index.",
     "size": "Size a picker: cores, memory and flags for a load.",
     "manifests": "Print the Kubernetes objects that install a picker.",
 }
+MODULES: Mapping[str, str] = (
+    {name: f"workers.cli.{name}" for name in COMMANDS}
+    | {name: f"workers.cli.{name}.command" for name in ("demo", "top", "manifests")}
+    | {"try": "workers.cli.tryout"}
+)
 DISTRIBUTION = "endpoint-picker"
-EXTRAS: Mapping[str, str] = {"demo": "[demo]", "top": "[top]"}
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # of a disk that output goes to; other names are with their files
+EXTRAS: Mapping[str, str] = {"demo": "[demo]", "top": "[top]", "doctor": "[kv-events]"}
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # a full disk; such errors of the output have no file name
 OWN_PACKAGES = frozenset(("epp", "shm", "workers"))
 
 
 class LazyGroup(click.Group):
-    """Knows its commands by name; imports `workers.cli.<name>` for `command` when one is called."""
+    """Lists commands by name and imports `workers.cli.<name>` only when that command is called."""
 
     def main(self, *args: Any, **extra: Any) -> Any:
         try:
@@ -55,10 +68,10 @@ class LazyGroup(click.Group):
         if cmd_name not in COMMANDS:
             return None
         try:
-            module = importlib.import_module(f"{__name__}.{cmd_name}")
+            module = importlib.import_module(MODULES[cmd_name])
         except ModuleNotFoundError as error:
             module_name = error.name or str(error)
-            if module_name == f"{__name__}.{cmd_name}":
+            if module_name == MODULES[cmd_name]:
                 raise click.ClickException(f"'epp {cmd_name}' is not part of this installation") from error
             if module_name.partition(".")[0] in OWN_PACKAGES:
                 raise
@@ -72,24 +85,24 @@ class LazyGroup(click.Group):
 
 
 def missing(command_name: str, module: str) -> click.ClickException:
-    """A command needs a module of another distribution."""
+    """Returns the error for a command that needs a Python module which is not installed."""
     return click.ClickException(
         f"'epp {command_name}' needs the Python module {module}, which is not installed; "
-        f"pip install '{DISTRIBUTION}{EXTRAS.get(command_name, '')}'"
+        f"run pip install '{DISTRIBUTION}{EXTRAS.get(command_name, '')}'"
     )
 
 
 def version() -> str:
-    """Of the installed distribution."""
+    """Returns the version of the installed distribution."""
     try:
         return importlib.metadata.version(DISTRIBUTION)
     except importlib.metadata.PackageNotFoundError:
         return "(not installed: run from a source tree)"
 
 
-def _print_version(ctx: click.Context, _option: click.Parameter, asked: bool) -> None:
-    if asked and not ctx.resilient_parsing:
-        click.echo(f"epp {version()}")
+def _print_version(ctx: click.Context, _option: click.Parameter, requested: bool) -> None:
+    if requested and not ctx.resilient_parsing:
+        click.echo(f"epp {version()}, {choose()}")
         ctx.exit()
 
 
@@ -98,4 +111,4 @@ def _print_version(ctx: click.Context, _option: click.Parameter, asked: bool) ->
     "--version", is_flag=True, is_eager=True, expose_value=False, callback=_print_version, help="Print the version."
 )
 def main() -> None:
-    """Endpoint picker: chooses the model server for every LLM request that an Envoy gateway asks about."""
+    """Endpoint picker: chooses the model server for every LLM request of an Envoy gateway."""

@@ -1,4 +1,4 @@
-"""`epp check`: what `epp serve` would say about a configuration, without starting anything."""
+"""`epp check`: checks a configuration as `epp serve` does, without starting anything."""
 
 import json
 import sys
@@ -8,24 +8,27 @@ from typing import Any
 import click
 import msgspec
 
-from epp.config import ConfigErrors, Surroundings, load
-from epp.findings import ERRORS, WARNINGS, Finding
-from epp.registry import PluginImportError
+from epp.config.findings import ERRORS, WARNINGS, Finding
+from epp.config.gateways import GATEWAYS, gateway_findings
+from epp.config.load import ConfigErrors, Surroundings, load
+from epp.config.migrate import migrate as migrate_text
+from epp.config.registry import PluginImportError
 from workers.cli.configuration import (
-    STDIN,
     Unreadable,
     add_plugins,
+    experimental_option,
+    findings_text,
     object_findings,
     plugin_path_option,
     read_file,
-    told,
+    shown_path,
 )
-from workers.cli.flags import DURATION, SIZE
-from workers.exit_codes import ExitCode
+from workers.cli.flags import DURATION, SIZE, BadConfiguration, WithArguments
+from workers.host.exit_codes import ExitCode
 
 
-def _print_rules(ctx: click.Context, _option: click.Parameter, asked: bool) -> None:
-    if asked and not ctx.resilient_parsing:
+def _print_rules(ctx: click.Context, _option: click.Parameter, requested: bool) -> None:
+    if requested and not ctx.resilient_parsing:
         width = max(map(len, (*ERRORS, *WARNINGS)))
         for severity, rules in (("error", ERRORS), ("warning", WARNINGS)):
             for rule, text in rules.items():
@@ -33,23 +36,26 @@ def _print_rules(ctx: click.Context, _option: click.Parameter, asked: bool) -> N
         ctx.exit()
 
 
-@click.command("check")
+@click.command("check", cls=WithArguments)
 @click.argument("file")
 @click.option("--json", "as_json", is_flag=True, help="Print findings and the effective configuration as JSON.")
+@click.option("--migrate", is_flag=True, help="Print the file in its current form, comments included, and check that.")
 @click.option("--quiet", "-q", is_flag=True, help="Print errors only; with --strict, warnings too.")
-@click.option("--strict", is_flag=True, help="Warnings count as errors.")
+@click.option("--strict", is_flag=True, help="Count warnings as errors.")
 @click.option(
     "--rules", is_flag=True, is_eager=True, expose_value=False, callback=_print_rules, help="Print all rules."
 )
-@click.option("--allow-experimental-plugins", is_flag=True, help="Accept experimental plugin types.")
-@click.option("--refresh-metrics-interval", type=DURATION, default="50ms", help="As it will be for `epp serve`.")
-@click.option("--body-limit", type=SIZE, default="32MiB", help="As it will be for `epp serve`.")
-@click.option("--memory-limit", type=SIZE, default=None, help="Of the container that `epp serve` will have.")
-@click.option("--objects-dir", default="", help="As it will be for `epp serve`: its files are checked too.")
+@experimental_option
+@click.option("--refresh-metrics-interval", type=DURATION, default="50ms", help="The value for `epp serve`.")
+@click.option("--body-limit", type=SIZE, default="32MiB", help="The value for `epp serve`.")
+@click.option("--memory-limit", type=SIZE, default=None, help="Memory limit of the container for `epp serve`.")
+@click.option("--objects-dir", default="", help="The value for `epp serve`; the files in the folder are checked, too.")
+@click.option("--gateway", type=click.Choice(list(GATEWAYS)), help="Warn of what cannot work with this gateway.")
 @plugin_path_option
 def command(
     file: str,
     as_json: bool,
+    migrate: bool,
     quiet: bool,
     strict: bool,
     allow_experimental_plugins: bool,
@@ -57,44 +63,61 @@ def command(
     body_limit: int,
     memory_limit: int | None,
     objects_dir: str,
+    gateway: str | None,
     plugin_path: str,
 ) -> None:
     """Check the configuration FILE (- for standard input) and print the effective one.
 
-    Exit code 0: it is valid; 78: it is not, all errors are on stderr.
+    Exit code 0: the configuration is valid; 78: it is not, and all errors are on stderr.
     """
-    source = "<stdin>" if file == STDIN else file
+    source = shown_path(file)
     try:
         text = read_file(file)
-    except Unreadable as wrong:
+    except Unreadable as error:
         if as_json:
-            click.echo(_json([wrong.finding], None))
+            click.echo(_json([error.finding], None))
         raise
-    around = Surroundings(refresh_metrics_interval, body_limit, memory_limit)
+    surroundings = Surroundings(refresh_metrics_interval, body_limit, memory_limit)
     add_plugins(plugin_path)
+    if migrate:
+        text = _migrated(text, source)
     effective, findings, failed = None, list[Finding](), True
     try:
-        config = load(text, source, allow_experimental=allow_experimental_plugins, around=around)
-    except ConfigErrors as wrong:
-        findings = [*wrong.warnings, *wrong.errors]
+        config = load(text, source, allow_experimental=allow_experimental_plugins, surroundings=surroundings)
+    except ConfigErrors as errors:
+        findings = [*errors.warnings, *errors.errors]
     except PluginImportError as error:
         raise click.ClickException(str(error)) from error
     else:
-        findings, failed, effective = [*config.warnings], strict and bool(config.warnings), config
-    of_objects = object_findings(objects_dir)
-    findings, failed = [*findings, *of_objects], failed or any(strict or f.severity == "error" for f in of_objects)
+        findings = [*config.warnings, *(gateway_findings(config, gateway, source) if gateway else ())]
+        failed, effective = strict and bool(findings), config
+    remarks = object_findings(objects_dir)
+    findings, failed = [*findings, *remarks], failed or any(strict or f.severity == "error" for f in remarks)
     if as_json:
         click.echo(_json(findings, None if effective is None else effective.document))
     else:
         if shown := [finding for finding in findings if not quiet or strict or finding.severity == "error"]:
-            click.echo(told(shown), err=True)
-        if effective is not None and not (quiet or failed):
+            click.echo(findings_text(shown), err=True)
+        if migrate:
+            click.echo(text, nl=False)
+        elif effective is not None and not (quiet or failed):
             click.echo(effective.as_yaml(), nl=False)
     sys.exit(ExitCode.CONFIG if failed else ExitCode.OK)
 
 
+def _migrated(text: str, source: str) -> str:
+    """Returns the configuration in its current form. Prints on stderr what has no current form. Raises BadConfiguration for bad YAML."""
+    try:
+        migrated, remarks = migrate_text(text, source)
+    except ConfigErrors as errors:
+        raise BadConfiguration(findings_text(errors.errors)) from errors
+    for remark in remarks:
+        click.echo(f"{source}: not migrated: {remark}", err=True)
+    return migrated
+
+
 def _json(findings: Sequence[Finding], effective: Any) -> str:
-    """Findings in the order of the text."""
+    """Encodes the findings, in the order of the text, and the effective configuration as JSON."""
     ordered = sorted(findings, key=lambda f: (f.line == 0, f.line, f.column))
     plain = [{"severity": finding.severity} | msgspec.to_builtins(finding) for finding in ordered]
     return json.dumps({"findings": plain, "effective": effective}, indent=2)

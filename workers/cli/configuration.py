@@ -1,6 +1,6 @@
-"""A configuration from a file or a flag: read, loaded, and its findings shown.
+"""Reads and loads a configuration from a file or a flag, and shows its findings.
 
-Whatever is wrong with it ends the command with exit code 78, all errors told.
+An invalid configuration ends the command with exit code 78 and shows all errors.
 """
 
 import contextlib
@@ -12,16 +12,21 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import click
+import msgspec
 
-from epp import registry, yaml_nodes
-from epp.config import ConfigErrors, EffectiveConfig, Surroundings, load
-from epp.findings import ConfigError, ConfigWarning, Finding
-from epp.registry import PluginImportError
-from workers.cli.flags import BadConfiguration, flag
-from workers.cli.options import PLUGIN_PATH, Options
-from workers.memory import cgroup_limit
-from workers.objects import Folder
-from workers.yaml_files import DiscoveryError
+from epp.config import registry
+from epp.config.findings import ConfigError, ConfigWarning, Finding
+from epp.config.load import ConfigErrors, EffectiveConfig, Surroundings, load
+from epp.config.registry import PluginImportError
+from epp.plugins.discovery.file import FileDiscovery
+from workers.cli.flags import BOOL, BadConfiguration, flag
+from workers.cli.serve_flags import EXPERIMENTAL, PLUGIN_PATH
+from workers.endpoints.discovery import File, parse_flag
+from workers.host.options import Options
+from workers.host.yaml_files import DiscoveryError
+from workers.kube.api import ready_to_connect
+from workers.kube.object_files import Folder
+from workers.process.loading import CONFIG_BYTES_MAX, Given, UnreadablePlugins, load_given, read_plugins, use_plugins
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -29,168 +34,225 @@ STDIN = "-"
 NAME_MAX = 253
 NAMESPACE = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?")
 NAME = re.compile(r"[a-z0-9](?:[-a-z0-9.]*[a-z0-9])?")
-BYTES_MAX = 4 * yaml_nodes.TEXT_MAX  # of UTF-8; `load` refuses what is too long
+
+
+def shown_path(path: str) -> str:
+    """Returns a file's path as messages show it."""
+    return "<stdin>" if path == STDIN else path
 
 
 class Unreadable(BadConfiguration):
-    """A file that could not be read, as a finding too."""
+    """A file cannot be read. `finding` is this error as a finding."""
 
     def __init__(self, path: str, why: str) -> None:
-        self.finding = ConfigError(path, 0, 0, "unreadable", why)
+        self.finding = ConfigError(shown_path(path), 0, 0, "unreadable", why)
         super().__init__(str(self.finding))
 
 
-def read_bytes(path: str, most: int = -1) -> bytes:
-    """What is in a file, or on standard input for `-`; no more than `most` bytes of it, if that is given."""
+def read_bytes(path: str, limit: int = -1) -> bytes:
+    """Reads a file, or standard input for `-`: at most `limit` bytes if a limit is given. Raises Unreadable."""
     try:
         if path != STDIN:
             with open(path, "rb") as file:
-                return file.read(most)
+                return file.read(limit)
         if sys.stdin is None:
             raise Unreadable(path, "standard input is closed")
-        return sys.stdin.buffer.read(most)
+        return sys.stdin.buffer.read(limit)
     except OSError as error:
         raise Unreadable(path, error.strerror or str(error)) from error
 
 
 def read_file(path: str) -> str:
-    """The text of a file, or of standard input for `-`."""
+    """Reads the text of a file, or of standard input for `-`. Raises Unreadable."""
     try:
-        return read_bytes(path, BYTES_MAX + 1).decode("utf-8-sig")
+        return read_bytes(path, CONFIG_BYTES_MAX + 1).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise Unreadable(path, f"not UTF-8 at byte {error.start}") from error
 
 
 def plugin_path_option(command: F) -> F:
-    """Gives a command the flag that `epp serve` has for plugins of one's own."""
+    """Adds the flag --plugin-path to a command, as `epp serve` has it."""
     return flag("plugin-path", str, "", PLUGIN_PATH)(command)
 
 
+def experimental_option(command: F) -> F:
+    """Adds the flag --allow-experimental-plugins to a command, as `epp serve` has it."""
+    return flag("allow-experimental-plugins", BOOL, "false", EXPERIMENTAL)(command)
+
+
 def add_plugins(folder: str) -> None:
-    """The plugin types of a folder's Python files, or the end of the command. No folder: nothing."""
+    """Registers the plugin types of a folder's Python files. Does nothing if `folder` is empty. Raises BadConfiguration."""
     if not folder:
         return
-    try:
-        os.listdir(folder)
-    except OSError as error:
-        raise BadConfiguration(f"--plugin-path {folder}: {error.strerror or error}") from error
+    plugins = plugin_files(folder)
     try:
         with without_threads():
-            registry.add_folder(folder)
+            registry.add_sources(folder, plugins)
     except PluginImportError as error:
         raise BadConfiguration(f"--plugin-path: {error}") from error
 
 
+def plugin_files(folder: str) -> dict[str, bytes]:
+    """Reads the Python files of a folder. Returns their contents by name. Raises BadConfiguration."""
+    try:
+        return read_plugins(folder)
+    except UnreadablePlugins as error:
+        raise BadConfiguration(str(error)) from error
+
+
 @contextlib.contextmanager
 def without_threads() -> Iterator[None]:
-    """The end of the command where plugins start one: the picker could not fork any more."""
+    """Refuses plugins that start a thread in this block, because a process with threads cannot fork safely. Raises BadConfiguration."""
     before = set(threading.enumerate())
     yield
-    if begun := set(threading.enumerate()) - before:
-        names = ", ".join(sorted(thread.name for thread in begun))
+    if started := set(threading.enumerate()) - before:
+        names = ", ".join(sorted(thread.name for thread in started))
         raise BadConfiguration(
-            f"error[thread]: a plugin has started a thread ({names}) at its import or in its constructor, which run before the fork: "
-            "do so in `start`"
+            f"error[thread]: a plugin started a thread ({names}) at its import or in its constructor, which run before the fork; "
+            "start it in the plugin's start method"
         )
 
 
-def load_text(text: str, source: str, *, allow_experimental: bool, around: Surroundings) -> EffectiveConfig:
-    """The configuration, or the end of the command."""
+def load_text(
+    text: str | None, source: str, *, allow_experimental: bool, surroundings: Surroundings
+) -> EffectiveConfig:
+    """Loads a configuration; None stands for the built-in one. Raises BadConfiguration, or ClickException for a broken installation."""
     try:
         with without_threads():
-            return load(text, source, allow_experimental=allow_experimental, around=around)
+            return load(text, source, allow_experimental=allow_experimental, surroundings=surroundings)
     except ConfigErrors as errors:
-        raise BadConfiguration(told([*errors.warnings, *errors.errors])) from errors
+        raise BadConfiguration(findings_text([*errors.warnings, *errors.errors])) from errors
     except PluginImportError as error:
         raise click.ClickException(str(error)) from error
 
 
 def object_findings(folder: str) -> list[Finding]:
-    """What is wrong with the objects of a folder, and what has no effect; no folder: nothing."""
+    """Returns errors and warnings about the objects in a folder. Returns an empty list if `folder` is ""."""
     if not folder:
         return []
     remarks: list[str] = []
-    wrong: Sequence[str] = ()
+    faults: Sequence[str] = ()
     try:
-        Folder(folder, report=remarks.append).load()
+        Folder(folder, report=lambda _event, place, reason: remarks.append(f"{place}: {reason}")).load()
     except DiscoveryError as failure:
-        wrong = failure.faults
+        faults = failure.faults
     return [
         *(ConfigWarning(folder, 0, 0, "odd-object", remark) for remark in remarks),
-        *(ConfigError(folder, 0, 0, "bad-object", fault) for fault in wrong),
+        *(ConfigError(folder, 0, 0, "bad-object", fault) for fault in faults),
     ]
 
 
-def told(findings: Iterable[Finding]) -> str:
-    """One line each."""
+def findings_text(findings: Iterable[Finding]) -> str:
+    """Returns the findings as text, one line each."""
     return "\n".join(map(str, findings))
 
 
-def load_config(options: Options) -> EffectiveConfig:
-    """The configuration that `epp serve` was started with. Warnings are printed.
-
-    Endpoints come from its discovery plugin or from `--endpoints`: from one of them.
-    """
+def read_given(options: Options) -> Given:
+    """Reads the configuration of `epp serve` and its plugin files. Raises BadConfiguration."""
+    plugins = plugin_files(options.plugin_path)
     if options.config_file:
-        text, source = read_file(options.config_file), options.config_file
-    else:
-        text, source = options.config_text, "--config-text" if options.config_text else ""
-    add_plugins(options.plugin_path)
-    around = Surroundings(
-        options.scrape_interval_s,
-        options.body_bytes_max,
-        cgroup_limit(),
-        leader_election=options.ha_enable_leader_election,
-    )
-    config = load_text(text, source, allow_experimental=options.allow_experimental_plugins, around=around)
+        return Given(read_file(options.config_file), shown_path(options.config_file), plugins)
+    if options.config_text:
+        return Given(options.config_text, "--config-text", plugins)
+    return Given(None, "", plugins)
+
+
+def load_config(options: Options, given: Given | None = None) -> EffectiveConfig:
+    """Loads the configuration of `epp serve` and prints its warnings. `given`: the configuration as it was read; None: reads it here.
+
+    Checks that endpoints come from exactly one source. Raises BadConfiguration.
+    """
+    given = given or read_given(options)
+    try:
+        with without_threads():
+            use_plugins(options, given)
+        with without_threads():
+            config = load_given(options, given)
+    except ConfigErrors as errors:
+        raise BadConfiguration(findings_text([*errors.warnings, *errors.errors])) from errors
+    except PluginImportError as error:
+        raise BadConfiguration(f"--plugin-path: {error}") from error
     if config.warnings:
-        click.echo(told(config.warnings), err=True)
+        click.echo(findings_text(config.warnings), err=True)
     check_discovery(options, config)
     return config
 
 
+def with_one_worker(options: Options, config: EffectiveConfig) -> Options:
+    """Returns the options with a single worker, and prints a notice, if a plugin keeps its state in one worker. Else returns `options`."""
+    whole = [plugin.name for plugin in config.pipeline.plugins.values() if plugin.one_worker]
+    if not whole or (options.workers, options.workers_max) == (1, 1):
+        return options
+    if options.workers > 1:
+        why = f"plugin '{whole[0]}' keeps its state in one worker"
+        click.echo(f"notice: {why}: the picker runs with 1 worker instead of {options.workers}", err=True)
+    return msgspec.structs.replace(options, workers=1, workers_max=1)
+
+
 def check_without_kubernetes(options: Options, place: str) -> None:
-    """What needs a Kubernetes API, where endpoints come from some other place."""
+    """Refuses flags that need Kubernetes, or warns of them, because endpoints come from `place`: a flag or a plugin."""
     if options.ha_enable_leader_election:
         raise BadConfiguration(
             f"error[no-lease]: --ha-enable-leader-election needs Kubernetes, which keeps the lease, but endpoints come from {place}: "
-            "remove the flag (replicas then serve side by side), or give --pool-name alone"
+            "remove the flag (all replicas serve then), or give only --pool-name"
         )
     if options.metrics_endpoint_auth:
         click.echo(
-            f"warning: --metrics-endpoint-auth has no effect: Kubernetes reviews tokens, and endpoints come from {place}; "
-            "--metrics-client-ca-file asks for client certificates",
+            f"warning: --metrics-endpoint-auth has no effect: only Kubernetes can review tokens, but endpoints come from {place}; "
+            "use --metrics-client-ca-file to require client certificates",
             err=True,
         )
 
 
 def check_discovery(options: Options, config: EffectiveConfig) -> None:
-    """Exactly one place where endpoints come from. A pool's name alone is one; beside another it is just a name."""
+    """Checks that endpoints come from one source. --pool-name names a source only if there is no other one.
+
+    --endpoints replaces the discovery plugin of a configuration, with a notice. So each file in `deploy/config` runs with any servers.
+    """
     places = ["--endpoints"] if options.endpoints else []
     if config.discovery is not None:
-        places.append(f"plugin '{config.discovery.name}' of {config.source}")
+        plugin = f"plugin '{config.discovery.name}' of {config.source}"
+        if options.endpoints:
+            click.echo(f"notice: --endpoints replaces {plugin}, which is not read", err=True)
+        else:
+            places.append(plugin)
     if options.endpoint_selector:
         places.append("--endpoint-selector")
     if len(places) > 1:
         raise BadConfiguration(
-            f"error[two-discoveries]: endpoints come from {' and from '.join(places)}; give one of them"
+            f"error[two-discoveries]: endpoints come from {' and from '.join(places)}; give only one of them"
         )
     if places and not options.endpoint_selector:
         check_without_kubernetes(options, places[0])
     if not places and not options.pool_given:
         raise BadConfiguration(
-            "error[no-discovery]: no endpoints: give --endpoints host:port,..., a file-discovery plugin in dataLayer.discovery, or, "
-            "in Kubernetes, --pool-name or --endpoint-selector"
+            "error[no-discovery]: there is no source of endpoints: give --endpoints host:port,..., a file-discovery plugin in "
+            "dataLayer.discovery.endpoints, or, in Kubernetes, --pool-name or --endpoint-selector"
         )
     if not places or options.endpoint_selector:
         check_names(options)
 
 
 def check_names(options: Options) -> None:
-    """What Kubernetes is asked for by name. It would answer to a wrong one that there is no such thing."""
+    """Checks the form of names. For an invalid name, Kubernetes would only answer that there is no such object."""
     if not NAMESPACE.fullmatch(options.pool_namespace):
-        why = "a namespace has 1 to 63 lower-case letters, digits and '-', no '-' first or last"
+        why = "a namespace has 1 to 63 lower-case letters, digits and '-', but no '-' first or last"
         raise BadConfiguration(f"error[bad-name]: --pool-namespace '{options.pool_namespace[:NAME_MAX]}': {why}")
     if options.pool_given and not (NAME.fullmatch(options.pool_name) and len(options.pool_name) <= NAME_MAX):
         why = f"a pool's name has 1 to {NAME_MAX} lower-case letters, digits, '-' and '.', a letter or digit first and last"
         raise BadConfiguration(f"error[bad-name]: --pool-name '{options.pool_name[:NAME_MAX]}': {why}")
+
+
+def check_endpoints(options: Options, config: EffectiveConfig) -> None:
+    """Checks endpoints and objects as the supervisor does at its first start. Raises BadConfiguration."""
+    try:
+        if options.endpoints:
+            parse_flag(options.endpoints)
+        elif isinstance(config.discovery, FileDiscovery):
+            File(config.discovery.path, report=lambda *_, **_fields: None).load()
+        elif config.discovery is None:
+            ready_to_connect(os.environ)
+        if options.objects_dir:
+            Folder(options.objects_dir, report=lambda *_, **_fields: None).load()
+    except (DiscoveryError, ValueError) as error:
+        raise BadConfiguration(f"{error}") from error

@@ -1,52 +1,81 @@
-"""`epp explain`: why a request went where it went."""
+"""`epp explain`: explains why a request was sent to its endpoint."""
 
+import http.client
+import ssl
 import traceback
 import urllib.error
 import urllib.parse
 import urllib.request
-from functools import partial
 
 import click
 import msgspec
 
-from epp.config import EffectiveConfig, Surroundings
+from epp.config.load import EffectiveConfig, Surroundings
 from epp.errors import PluginFault
 from epp.explain import Explanation
+from epp.inferred_path import inferred_path
 from epp.isolation import culprit
-from workers import explain_view, offline
-from workers.cli.configuration import add_plugins, load_text, plugin_path_option, read_bytes, read_file
-from workers.cli.flags import BadConfiguration
-from workers.decisions_page import decoded, encoded
-from workers.object_kinds import Found, together
-from workers.objects import Folder
-from workers.yaml_files import DiscoveryError
+from shm import observe
+from shm.segment import SegmentError
+from workers.cli import explain_view, offline
+from workers.cli.configuration import (
+    add_plugins,
+    experimental_option,
+    load_text,
+    plugin_path_option,
+    read_bytes,
+    read_file,
+    shown_path,
+)
+from workers.cli.flags import PORT, BadConfiguration, Whole, WithArguments, flag
+from workers.host.yaml_files import DiscoveryError
+from workers.kube.object_files import Folder
+from workers.kube.object_kinds import Found, merge
+from workers.pages.decisions import decoded, encoded
 
 TIMEOUT_S = 5.0
 
 
-@click.command("explain")
+@click.command("explain", cls=WithArguments)
 @click.option("--last", is_flag=True, help="The newest decision (the default).")
-@click.option("--n", "count", type=click.IntRange(1), default=1, show_default=True, help="So many, newest first.")
-@click.option("--request-id", default="", help="The decision on the request with this x-request-id.")
 @click.option(
-    "--url", default="http://127.0.0.1:9090", show_default=True, envvar="EPP_URL", help="The picker's metrics port."
+    "--n",
+    "count",
+    type=Whole(1),
+    default=1,
+    show_default=True,
+    help="How many decisions to show, newest first.",
+)
+@click.option("--request-id", default="", help="The decision on the request with this x-request-id.")
+@flag("metrics-port", PORT, observe.METRICS_PORT, "Ask the picker on this machine with this metrics port.")
+@flag("instance", str, "", "Ask the picker on this machine with this name, whatever its ports are.")
+@flag("run-dir", str, observe.RUN_DIR, "Folder in which the picker keeps its file.")
+@click.option(
+    "--url", default="", envvar="EPP_URL", help="Ask this metrics port instead: host:port, http://... or https://..."
+)
+@click.option(
+    "--ca-file", default="", help="PEM file with the CA of the metrics port's certificate; it then has to use TLS."
 )
 @click.option(
     "--request", "request_file", default="", help="Offline: a request's JSON body in a file (- for standard input)."
 )
-@click.option("--endpoints-file", default="", help="Offline: endpoints, with what is known of them.")
-@click.option("--config-file", "-c", default="", help="Offline: the configuration. [default: the built-in one]")
-@click.option("--path", default="/v1/completions", show_default=True, help="Offline: the request's path.")
+@click.option("--endpoints-file", default="", help="Offline: a file with endpoints and their values.")
+@click.option("--config-file", "-c", default="", help="Offline: the configuration file. [default: the built-in one]")
+@click.option("--path", default="", help="Offline: the request's path. [default: by the fields of its body]")
 @click.option("--header", "-H", "headers", multiple=True, help="Offline: a header as name:value; may be repeated.")
 @click.option("--objects-dir", default="", help="Offline: a folder with objectives and model rewrites.")
-@click.option("--allow-experimental-plugins", is_flag=True, help="Offline: accept experimental plugin types.")
+@experimental_option
 @plugin_path_option
-@click.option("--json", "as_json", is_flag=True, help="JSON, as the picker's /debug/decisions has it.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, as the picker's page /debug/decisions does.")
 def command(
     last: bool,
     count: int,
     request_id: str,
+    metrics_port: int,
+    instance: str,
+    run_dir: str,
     url: str,
+    ca_file: str,
     request_file: str,
     endpoints_file: str,
     config_file: str,
@@ -57,64 +86,100 @@ def command(
     plugin_path: str,
     as_json: bool,
 ) -> None:
-    """Explain a decision: what each filter dropped, what each scorer said times its weight, the runner-up and the margin.
+    """Explain a decision: the endpoints that each filter dropped, the scores times their weights, the runner-up and the margin.
 
-    Of a running picker (its workers remember their last 32 decisions each), or offline with --request and --endpoints-file,
-    through the same code.
+    The decision is one of a running picker, where each worker keeps its last 32 decisions. With --request and --endpoints-file,
+    it is made offline by the same code.
 
-    Exit code 0: explained; 1: no such decision, no picker there, or a plugin fails; 78: a file is wrong.
+    Exit code 0: explained; 1: there is no such decision or no picker, or a plugin fails; 78: a file is invalid.
     """
     if last and request_id:
-        raise click.UsageError("--last and --request-id exclude each other")
+        raise click.UsageError("--last and --request-id cannot be given together")
     if bool(request_file) != bool(endpoints_file):
-        raise click.UsageError("offline needs both, --request and --endpoints-file")
+        raise click.UsageError("an offline decision needs both --request and --endpoints-file")
     if request_file:
         config = _config(config_file, allow_experimental_plugins, plugin_path)
-        asked = offline.Asked(path, _headers(headers), read_bytes(request_file))
-        found = [_offline(config, asked, endpoints_file, objects_dir)]
+        body = read_bytes(request_file)
+        request = offline.OfflineRequest(path or inferred_path(body), _headers(headers), body)
+        explanations = [_offline(config, request, endpoints_file, objects_dir)]
     else:
-        found = _live(url, request_id, count)
+        port = address(url, ca_file) if url else found(run_dir, metrics_port, instance, ca_file)
+        explanations = _live(port, request_id, count, ca_file)
     if as_json:
-        click.echo(encoded(found), nl=False)
+        click.echo(encoded(explanations), nl=False)
         return
-    for number, explanation in enumerate(found):
+    for number, explanation in enumerate(explanations):
         click.echo(("\n" if number else "") + "\n".join(explain_view.lines(explanation)))
 
 
-def _live(url: str, request_id: str, count: int) -> list[Explanation]:
-    asked = urllib.parse.urlencode({"request_id": request_id} if request_id else {"n": count})
-    page = f"{url.rstrip('/')}/debug/decisions?{asked}"
-    if not page.startswith(("http://", "https://")):
-        raise click.UsageError(f"--url {url} is no http or https address")
+def address(url: str, ca_file: str) -> str:
+    """Returns the URL of a metrics port, from a URL or host:port. Raises UsageError."""
+    whole = url if "://" in url else f"{'https' if ca_file else 'http'}://{url}"
+    if not whole.startswith(("http://", "https://")):
+        raise click.UsageError(f"--url {url} is not host:port, http://... or https://...")
+    if ca_file and not whole.startswith("https://"):
+        raise click.UsageError(f"--ca-file is for TLS, but --url {url} has none: write https://")
+    return whole.rstrip("/")
+
+
+def found(run_dir: str, metrics_port: int, instance: str, ca_file: str) -> str:
+    """Returns the URL of a picker's metrics port on this machine, found as `epp top` finds it. Raises ClickException."""
     try:
-        with urllib.request.urlopen(page, timeout=TIMEOUT_S) as answer:
-            found = decoded(answer.read())
+        seen = observe.find(run_dir, metrics_port=metrics_port, name=instance)
+    except SegmentError as refused:
+        raise click.ClickException(f"{refused}; or give --url of a metrics port") from refused
+    return address(f"127.0.0.1:{seen.ports.get('metrics', metrics_port)}", ca_file)
+
+
+def _live(url: str, request_id: str, count: int, ca_file: str) -> list[Explanation]:
+    query = urllib.parse.urlencode({"request_id": request_id} if request_id else {"n": count})
+    page = f"{url}/debug/decisions?{query}"
+    try:
+        context = ssl.create_default_context(cafile=ca_file) if ca_file else None
+    except OSError as failed:  # includes ssl.SSLError: no PEM
+        raise click.ClickException(f"--ca-file {ca_file}: {failed.strerror or failed}") from failed
+    try:
+        with urllib.request.urlopen(page, timeout=TIMEOUT_S, context=context) as answer:
+            explanations = decoded(answer.read())
     except urllib.error.HTTPError as refused:
         raise click.ClickException(f"{page}: {refused.read().decode(errors='replace').strip() or refused}") from refused
-    except (OSError, msgspec.MsgspecError) as failed:
-        why = getattr(failed, "reason", failed)  # of an URLError, which says it in brackets
-        raise click.ClickException(
-            f"{page}: {getattr(why, 'strerror', None) or why}; --url names a picker's metrics port"
-        ) from failed
-    if not found:
-        what = f"no worker remembers request {request_id}" if request_id else "no decision was made yet"
+    except (OSError, http.client.HTTPException, msgspec.MsgspecError) as failed:
+        raise click.ClickException(f"{page}: {_why(failed, page)}; --url must name a picker's metrics port") from failed
+    if not explanations:
+        what = f"no worker has a decision on request {request_id}" if request_id else "no decision was made yet"
         raise click.ClickException(what)
-    return found
+    return explanations
+
+
+def _why(failed: Exception, page: str) -> str:
+    """Describes why a connection failed, and which flag helps."""
+    why = getattr(failed, "reason", failed)  # an URLError puts its cause in brackets
+    if isinstance(why, ssl.SSLCertVerificationError):
+        return f"its certificate is not trusted ({why.verify_message}): give --ca-file"
+    if isinstance(why, (http.client.HTTPException, ConnectionResetError)) and page.startswith("http:"):
+        return "no HTTP without TLS (if the picker has --metrics-cert-dir, give --ca-file or https://)"
+    return str(getattr(why, "strerror", None) or why)
 
 
 def _config(path: str, allow_experimental: bool, plugin_path: str) -> EffectiveConfig:
     add_plugins(plugin_path)
-    text = read_file(path) if path else ""
-    return load_text(text, path, allow_experimental=allow_experimental, around=Surroundings())
+    text = read_file(path) if path else None
+    return load_text(text, shown_path(path), allow_experimental=allow_experimental, surroundings=Surroundings())
 
 
-def _offline(config: EffectiveConfig, asked: offline.Asked, endpoints_file: str, objects_dir: str) -> Explanation:
+def _say_remark(_event: str, place: str, reason: str) -> None:
+    click.echo(f"{place}: {reason}", err=True)
+
+
+def _offline(
+    config: EffectiveConfig, request: offline.OfflineRequest, endpoints_file: str, objects_dir: str
+) -> Explanation:
     try:
-        given = Folder(objects_dir, report=partial(click.echo, err=True)).load() if objects_dir else Found()
-        return offline.decided(config, asked, endpoints_file, together(given, Found(), lambda *_: None))
-    except (offline.Wrong, DiscoveryError) as wrong:
-        raise BadConfiguration(str(wrong)) from wrong
-    except Exception as failed:  # a plugin's code: its author wants the place, not the way to it
+        objects = Folder(objects_dir, report=_say_remark).load() if objects_dir else Found()
+        return offline.decided(config, request, endpoints_file, merge(objects, Found(), lambda *_: None))
+    except (offline.OfflineError, DiscoveryError) as error:
+        raise BadConfiguration(str(error)) from error
+    except Exception as failed:  # the author of a plugin needs the failing line, not a stack trace
         if (plugin := culprit(failed)) is None:
             raise
         at = traceback.extract_tb(failed.__traceback__)[-1]
@@ -124,11 +189,11 @@ def _offline(config: EffectiveConfig, asked: offline.Asked, endpoints_file: str,
         ) from failed
 
 
-def _headers(given: tuple[str, ...]) -> dict[str, str]:
-    found = {}
-    for header in given:
+def _headers(headers: tuple[str, ...]) -> dict[str, str]:
+    parsed = {}
+    for header in headers:
         name, colon, value = header.partition(":")
         if not colon or not name.strip():
             raise click.UsageError(f"--header '{header}' is not of the form name:value")
-        found[name.strip().lower()] = value.strip()
-    return found
+        parsed[name.strip().lower()] = value.strip()
+    return parsed

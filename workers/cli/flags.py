@@ -1,7 +1,7 @@
-"""Kinds of flags, as Go's pflag and Kubernetes write them, for click.
+"""Types of flags for click, written as in Go's pflag and Kubernetes.
 
-`--name=value` for every flag, booleans included; a bare `--name` is true. Every flag has an
-environment variable `EPP_<NAME>`. Precedence: command line, environment, default.
+Every flag has the form `--name=value`, booleans included; `--name` without a value is true. Every
+flag has an environment variable `EPP_<NAME>`. Precedence: command line, environment, default.
 """
 
 import contextlib
@@ -14,13 +14,14 @@ from typing import Any, TypeVar
 import click
 
 from epp.quantities import parse_bool, parse_duration, parse_size
-from workers.exit_codes import ExitCode
+from workers.host.exit_codes import ExitCode
 
 PREFIX = "EPP_"
 # Kubernetes sets <SERVICE>_PORT=tcp://... in every pod: a service named epp-grpc sets EPP_GRPC_PORT.
 _SERVICE_LINKS = ("tcp://", "udp://", "sctp://")
 _SERVICE_NAMES = re.compile(r"_(SERVICE_HOST|SERVICE_PORT(_.+)?|PORT(_\d+_(TCP|UDP|SCTP)(_.+)?)?)$")
-NEARLY = 0.85
+SIMILARITY_MIN = 0.85
+_NAMED_FLAG = re.compile(r"--[a-z][-a-z0-9]*")
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -31,12 +32,12 @@ class BadConfiguration(click.ClickException):
     exit_code = int(ExitCode.CONFIG)
 
     def show(self, file: Any = None) -> None:
-        with contextlib.suppress(OSError):  # a log that is full does not change the exit code
+        with contextlib.suppress(OSError):  # a full disk does not change the exit code
             click.echo(self.message, err=True)
 
 
 class _Parsed(click.ParamType[Any]):
-    """A flag whose text one function reads."""
+    """A type of flag. `parse` reads its value from text."""
 
     def __init__(self, name: str, parse: Callable[[str], Any]) -> None:
         self.name = name
@@ -54,79 +55,174 @@ class _Parsed(click.ParamType[Any]):
 def _not_negative(text: str) -> float:
     seconds = parse_duration(text)
     if seconds < 0:
-        raise ValueError(f"'{text}' is negative; it is 0 or more")
+        raise ValueError(f"'{text}' is negative; give 0 or more")
     return seconds
 
 
+def _whole(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError(f"'{text}' is not a whole number") from None
+
+
 def _verbosity(text: str) -> int:
-    return max(-1, int(text.removeprefix("=")))  # `-v=4`: click leaves the '=' of a short flag
+    return max(-1, _whole(text.removeprefix("=")))  # `-v=4`: click keeps the '=' after a short flag
 
 
 def _ports(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in text.split(",") if part)
+    return tuple(_whole(part) for part in text.split(",") if part)
+
+
+class Whole(click.IntRange):
+    """A whole number within limits. Other text gives an error that names the limits."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        try:
+            int(value)
+        except ValueError:
+            limits = f"from {self.min}" + ("" if self.max is None else f" to {self.max}")
+            self.fail(f"'{value}' is not a whole number {limits}.", param, ctx)
+        return super().convert(value, param, ctx)
 
 
 BOOL = _Parsed("boolean", parse_bool)
 DURATION = _Parsed("duration", _not_negative)
-SIZE = _Parsed("size", lambda text: parse_size(text) if text else 0)  # empty: not set
+SIZE = _Parsed("size", lambda text: parse_size(text) if text else 0)  # empty text: not set
 VERBOSITY = _Parsed("integer", _verbosity)
 PORTS = _Parsed("ports", _ports)
 NAMES = _Parsed("names", lambda text: tuple(filter(None, (part.strip() for part in text.split(",")))))
-PORT = click.IntRange(0, 65535)
-COUNT = click.IntRange(min=1)
+PORT = Whole(0, 65535)
+COUNT = Whole(min=1)
 
 
 class Flag(click.Option):
-    """An option with an environment variable that ignores what Kubernetes puts there for services."""
+    """An option with environment variables. It ignores the values that Kubernetes sets for services.
+
+    `group`: its heading in the help text. If a value came from a variable, errors about the value name the variable.
+    """
+
+    group = ""
 
     @property
     def variables(self) -> list[str]:
-        """Its environment variables, the first one set counts."""
+        """The environment variables of this option. The first one that is set counts."""
         return [self.envvar] if isinstance(self.envvar, str) else list(self.envvar or ())
 
-    def resolve_envvar_value(self, ctx: click.Context) -> str | None:
+    def variable(self) -> str | None:
+        """Returns the environment variable that gives the value; None if none of them is set."""
         for name in self.variables:
             value = os.environ.get(name)
             if value and not value.startswith(_SERVICE_LINKS):
-                return value
+                return name
         return None
+
+    def resolve_envvar_value(self, ctx: click.Context) -> str | None:
+        name = self.variable()
+        return None if name is None else os.environ[name]
+
+    def get_error_hint(self, ctx: click.Context | None) -> str:
+        hint = click.Parameter.get_error_hint(self, ctx)  # an Option's hint names the variable even if it is not set
+        if ctx is None or ctx.get_parameter_source(self.name or "") is not click.core.ParameterSource.ENVIRONMENT:
+            return hint
+        return f"{hint} (from the environment variable {self.variable()})"
 
 
 class Once(click.Command):
-    """Says that a flag was given twice: the last counts, as for others' tools, and the first would be lost without a word."""
+    """Warns of a flag that is given more than once. Only the last value counts, as usual."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        _, _, given = self.make_parser(ctx).parse_args(list(args))
-        for option in dict.fromkeys(given):
-            if not getattr(option, "multiple", False) and given.count(option) > 1:
+        _, _, options = self.make_parser(ctx).parse_args(list(args))
+        for option in dict.fromkeys(options):
+            if not getattr(option, "multiple", False) and options.count(option) > 1:
                 click.echo(
-                    f"warning: {max(option.opts, key=len)} is given {given.count(option)} times; the last counts",
+                    f"warning: {max(option.opts, key=len)} is given {options.count(option)} times; the last one counts",
                     err=True,
                 )
         return super().parse_args(ctx, args)
 
 
+class Grouped(Once):
+    """Shows its flags under the headings of their groups."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        groups: dict[str, list[tuple[str, str]]] = {}
+        for option in self.get_params(ctx):
+            if record := option.get_help_record(ctx):
+                groups.setdefault(getattr(option, "group", "") or "Other options", []).append(record)
+        for title, records in groups.items():
+            with formatter.section(title):
+                formatter.write_dl(records)
+
+
+def group(title: str, *flags: Callable[[F], F]) -> tuple[Callable[[F], F], ...]:
+    """Puts flags under a heading of the help text."""
+
+    def headed(decorate: Callable[[F], F]) -> Callable[[F], F]:
+        def decorated(function: F) -> F:
+            function = decorate(function)
+            function.__click_params__[-1].group = title  # type: ignore[attr-defined]
+            return function
+
+        return decorated
+
+    return tuple(map(headed, flags))
+
+
+def with_variables(message: str, ctx: click.Context) -> str:
+    """Returns the message. If it names flags whose values came from environment variables, adds the names of these variables."""
+    given = {
+        f"--{option.name.replace('_', '-')}": option.variable()
+        for option in ctx.command.params
+        if isinstance(option, Flag)
+        and option.name is not None
+        and ctx.get_parameter_source(option.name) is click.core.ParameterSource.ENVIRONMENT
+    }
+    named = dict.fromkeys(name for name in _NAMED_FLAG.findall(message) if name in given)
+    origins = ", ".join(f"{name} comes from the environment variable {given[name]}" for name in named)
+    return f"{message} ({origins})" if origins else message
+
+
+class WithArguments(click.Command):
+    """A command with boolean flags and arguments. `--name` without `=` is true, and the next word is an argument, as in Go."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        booleans = {name for option in self.params if option.type is BOOL for name in option.opts}
+        return super().parse_args(ctx, [f"{word}=true" if word in booleans else word for word in args])
+
+
 def misspelt(environ: Iterable[str], variables: Collection[str]) -> list[str]:
-    """Warnings of environment variables that are nearly those of flags. What Kubernetes sets for services has its own form."""
+    """Returns warnings about variables that have nearly the name of a flag's variable.
+
+    Skips the variables that Kubernetes sets for services.
+    """
     known = sorted(variables)
     return [
-        f"{name} has no effect: it is no flag's variable (did you mean '{close[0]}'?)"
+        f"{name} has no effect: no flag has this variable (did you mean '{close[0]}'?)"
         for name in environ
         if name.startswith(PREFIX)
         and name not in variables
         and not _SERVICE_NAMES.search(name)
-        and (close := difflib.get_close_matches(name, known, n=1, cutoff=NEARLY))
+        and (close := difflib.get_close_matches(name, known, n=1, cutoff=SIMILARITY_MIN))
     ]
 
 
 def flag(
     name: str, kind: Any, default: Any, text: str, *, short: str = "", env: tuple[str, ...] = ()
 ) -> Callable[[F], F]:
-    """One flag. `env` are further environment variables, asked after `EPP_<NAME>`."""
+    """Makes one flag. `env`: more environment variables, which are read if `EPP_<NAME>` is not set."""
     variables = [PREFIX + name.upper().replace("-", "_"), *env]
     names = [f"--{name}", *([short] if short else []), name.replace("-", "_")]
     bare: dict[str, Any] = {"is_flag": False, "flag_value": "true"} if kind is BOOL else {}
     shown = default not in (None, "")
     return click.option(
-        *names, cls=Flag, type=kind, default=default, envvar=variables, help=text, show_default=shown, **bare
+        *names,
+        cls=Flag,
+        type=kind,
+        default=default,
+        envvar=variables,
+        show_envvar=True,
+        help=text,
+        show_default=shown,
+        **bare,
     )

@@ -1,36 +1,31 @@
-"""`epp plugins`: every plugin type that a configuration may name, and who makes and reads which data."""
+"""`epp plugins`: lists the plugin types that a configuration may name, and the data that they produce and read."""
 
-import inspect
 import json
-import re
-import sys
+import textwrap
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import click
 import msgspec
 
-from epp import registry
+from compiled.finder import docstring, source
+from epp.config import registry
+from epp.config.flow_assembly import words
+from epp.config.registry import FOLDER_PACKAGE
+from epp.config.schema import parameters_schema, summary
 from epp.data import COUNTED, Key
-from epp.findings import nearest
-from epp.flow_assembly import words
 from epp.flows import Capability
 from epp.metrics import PLUGIN_LABELS, PREFIX
 from epp.plugin import Plugin
-from epp.registry import FOLDER_PACKAGE
-from epp.schema import parameters_schema, summary
 from workers.cli.configuration import add_plugins, plugin_path_option
 
 Entry = dict[str, Any]
 
-RUNTIME = "the picker"  # counts what is in flight itself
-_RANGES = (  # of a JSON Schema, in words
+RUNTIME = "the picker"  # the producer of the load in flight, which the picker counts itself
+_RANGES = (  # keywords of a JSON Schema, in words
     ("enum", "one of {}"), ("const", "{}"), ("minimum", ">= {}"), ("exclusiveMinimum", "> {}"), ("maximum", "<= {}"),
     ("exclusiveMaximum", "< {}"), ("minLength", "at least {} characters"), ("minItems", "at least {}"), ("pattern", "matches {}"),
 )  # fmt: skip
-
-
-_SNAKE = re.compile(r"`[a-z]+(?:_[a-z]+)+`")  # a field as the code has it
 
 
 @click.command("plugins")
@@ -40,7 +35,7 @@ _SNAKE = re.compile(r"`[a-z]+(?:_[a-z]+)+`")  # a field as the code has it
 def command(type_name: str, as_json: bool, plugin_path: str) -> None:
     """List the plugin types: extension points, parameters with defaults and ranges, data with producers and readers.
 
-    With TYPE, tell all about that one.
+    With TYPE, show everything about that type.
     """
     add_plugins(plugin_path)
     try:
@@ -50,7 +45,7 @@ def command(type_name: str, as_json: bool, plugin_path: str) -> None:
     entries = listing(types)
     if type_name:
         if type_name not in types:
-            hint = nearest(type_name, types)
+            hint = registry.suggestion(type_name)
             raise click.ClickException(f"plugin type '{type_name}' is not registered" + (f" ({hint})" if hint else ""))
         entry = entries[types[type_name].type_name]
         click.echo(json.dumps(entry, indent=2, default=str) if as_json else _detail(entry))
@@ -60,14 +55,14 @@ def command(type_name: str, as_json: bool, plugin_path: str) -> None:
 
 
 def listing(types: Mapping[str, type[Plugin]]) -> dict[str, Entry]:
-    """All types by name, each with who produces what it reads and who reads what it produces."""
+    """Describes all types by name. Adds which types produce the data that a type reads, and which types read the data of a type."""
     classes = dict(sorted({cls.type_name: cls for cls in types.values()}.items()))
     samples = {name: _sample(cls) for name, cls in classes.items()}
     entries = {name: describe(cls, samples[name]) for name, cls in classes.items()}
     for entry in entries.values():
         for read in entry["reads"]:
-            made = [name for name, sample in samples.items() if _has(sample.produces, read["key"])]
-            read["producers"] = [RUNTIME] if read["key"] in COUNTED else made
+            producers = [name for name, sample in samples.items() if _has(sample.produces, read["key"])]
+            read["producers"] = [RUNTIME] if read["key"] in COUNTED else producers
         for emitted in entry["emits"]:
             emitted["readers"] = [
                 name for name, sample in samples.items() if _has((*sample.consumes, *sample.optional), emitted["key"])
@@ -76,16 +71,16 @@ def listing(types: Mapping[str, type[Plugin]]) -> dict[str, Entry]:
 
 
 def describe(cls: type[Plugin], sample: Plugin | type[Plugin]) -> Entry:
-    """One type as plain values. `sample` says what it reads and emits."""
+    """Describes one type as plain values. `sample`: the instance or class with the keys of the data that it reads and produces."""
     return {
         "type": cls.type_name,
         "aliases": list(cls.aliases),
         "kinds": [point.__name__ for point in registry.kinds(cls)],
         "stability": registry.stability(cls),
         "module": cls.__module__,
-        "file": getattr(sys.modules.get(cls.__module__), "__file__", None),
+        "file": source(cls.__module__),
         "summary": summary(cls),
-        "text": inspect.cleandoc(cls.__doc__ or ""),
+        "text": docstring(cls),
         "parameters": _parameters(cls),
         "schema": parameters_schema(cls),
         "reads": [
@@ -99,7 +94,7 @@ def describe(cls: type[Plugin], sample: Plugin | type[Plugin]) -> Entry:
 
 
 def _of_queues(cls: type[Plugin]) -> Entry:
-    """What a queue of flow control can do, and what a policy needs of one."""
+    """Describes what a queue of flow control can do, or what a policy needs of its queue."""
     capabilities = {"can": getattr(cls, "capabilities", None), "needs": getattr(cls, "queue_needs", None)}
     return {what: words(each) for what, each in capabilities.items() if isinstance(each, Capability)}
 
@@ -109,13 +104,16 @@ def _has(keys: Iterable[Key[Any]], name: str) -> bool:
 
 
 def _sample(cls: type[Plugin]) -> Plugin | type[Plugin]:
-    """An instance with default parameters, since keys may depend on them; else the class."""
+    """Returns an instance with default parameters, because the keys of its data may depend on parameters.
+
+    Returns the class if a parameter has no default.
+    """
     try:
         params = msgspec.convert({}, cls.Params)
     except msgspec.ValidationError:  # a parameter is required
         return cls
-    made, _ = registry.instances([registry.Spec(cls.type_name, cls, params)])
-    return made.get(cls.type_name, cls)
+    instances, _ = registry.instances([registry.Spec(cls.type_name, cls, params)])
+    return instances.get(cls.type_name, cls)
 
 
 def _parameters(cls: type[Plugin]) -> list[Entry]:
@@ -129,15 +127,21 @@ def _parameters(cls: type[Plugin]) -> list[Entry]:
 
 def _parameter(field: msgspec.structs.FieldInfo, schema: Entry, parts: Entry) -> Entry:
     kind, limits = _kind(schema, parts)
-    entry: Entry = {"name": field.encode_name, "required": field.required, "type": kind, "range": limits}
+    entry: Entry = {
+        "description": schema.get("description", ""),
+        "name": field.encode_name,
+        "required": field.required,
+        "type": kind,
+        "range": limits,
+    }
     if not field.required:
-        made = field.default_factory is not msgspec.NODEFAULT
-        entry["default"] = msgspec.to_builtins(field.default_factory() if made else field.default)
+        has_factory = field.default_factory is not msgspec.NODEFAULT
+        entry["default"] = msgspec.to_builtins(field.default_factory() if has_factory else field.default)
     return entry
 
 
 def _kind(schema: Entry, parts: Entry) -> tuple[str, str]:
-    """A parameter's type and its range, in words."""
+    """Describes the type and the range of a parameter. `parts`: the definitions of its JSON Schema."""
     options = [option for option in schema.get("anyOf", [schema]) if option.get("type") != "null"]
     kinds, limits = [], []
     for option in options:
@@ -154,7 +158,7 @@ def _listed(value: Any) -> str:
     return ", ".join(str(part) or '""' for part in value) if isinstance(value, list) else str(value)
 
 
-def _text(entry: Entry) -> str:
+def _text(entry: Entry, *, in_full: bool = False) -> str:
     stability = "" if entry["stability"] == "stable" else f", {entry['stability']}"
     lines = [f"{entry['type']}  [{', '.join(entry['kinds'])}{stability}]"]
     if entry["summary"]:
@@ -164,18 +168,19 @@ def _text(entry: Entry) -> str:
     lines += [f"    reads: {_with(read, 'from', read['producers'])}" for read in entry["reads"]]
     lines += [f"    emits: {_with(emitted, 'read by', emitted['readers'])}" for emitted in entry["emits"]]
     lines += [
-        f"    {'can' if what == 'can' else 'needs of its queue'}: {told}" for what, told in entry["queue"].items()
+        f"    {'can' if what == 'can' else 'needs of its queue'}: {names}" for what, names in entry["queue"].items()
     ]
     for parameter in entry["parameters"]:
         default = "(required)" if parameter["required"] else f"= {json.dumps(parameter['default'])}"
-        told = ", ".join(filter(None, (parameter["type"], parameter["range"])))
-        lines += [f"    {parameter['name']} {default}" + (f"  ({told})" if told else "")]
+        limits = ", ".join(filter(None, (parameter["type"], parameter["range"])))
+        lines += [f"    {parameter['name']} {default}" + (f"  ({limits})" if limits else "")]
+        lines += _meaning(parameter["description"] if in_full else "")
     return "\n".join(lines) + "\n"
 
 
-def _as_in_files(field: re.Match[str]) -> str:
-    first, *others = field[0].strip("`").split("_")
-    return "`" + first + "".join(map(str.capitalize, others)) + "`"
+def _meaning(text: str) -> list[str]:
+    """Wraps the description of a parameter into indented lines."""
+    return textwrap.wrap(text, width=100, initial_indent=" " * 8, subsequent_indent=" " * 8)
 
 
 def _with(key: Entry, word: str, types: list[str]) -> str:
@@ -184,9 +189,9 @@ def _with(key: Entry, word: str, types: list[str]) -> str:
 
 
 def _detail(entry: Entry) -> str:
-    """One type, with everything that its class says."""
-    text = _text(entry | {"summary": ""}).rstrip("\n")
-    told = [
+    """Describes one type, with the full docstring of its class."""
+    text = _text(entry | {"summary": ""}, in_full=True).rstrip("\n")
+    lines = [
         text,
         *(f"    {m['kind']}: {m['name']}{{{','.join((*PLUGIN_LABELS, *m['labels']))}}}" for m in entry["metrics"]),
         f"    file: {entry['file']}"
@@ -194,23 +199,24 @@ def _detail(entry: Entry) -> str:
         else f"    module: {entry['module']}",
         *(["", entry["text"]] if entry["text"] else []),
     ]
-    return "\n".join([*told, *_forms(entry["schema"])])
+    return "\n".join([*lines, *_forms(entry["schema"])])
 
 
 def _forms(schema: Entry) -> list[str]:
-    """What the parameters as a whole say of themselves (what empty values stand for), and the fields of those within them."""
+    """Describes the parameters as a whole (their docstring), and the fields of the structs within them."""
     parts = schema.get("$defs", {})
     whole = schema.get("$ref", "").rpartition("/")[2]
     lines: list[str] = []
-    for name in (whole, *(other for other in sorted(parts) if other != whole)):
+    for name in (whole, *(part for part in sorted(parts) if part != whole)):
         part = parts.get(name, {})
-        about = _SNAKE.sub(_as_in_files, " ".join(part.get("description", "").split()))
+        about = " ".join(part.get("description", "").split())
         if name == whole:
             lines += ["", f"Parameters: {about}"] if about and part.get("properties") else []
             continue
         lines += ["", f"{name}: {about}"]
         for field, of in part.get("properties", {}).items():
             default = "(required)" if field in part.get("required", ()) else f"= {json.dumps(of.get('default'))}"
-            told = ", ".join(filter(None, _kind(of, parts)))
-            lines += [f"    {field} {default}" + (f"  ({told})" if told else "")]
+            limits = ", ".join(filter(None, _kind(of, parts)))
+            lines += [f"    {field} {default}" + (f"  ({limits})" if limits else "")]
+            lines += _meaning(of.get("description", ""))
     return lines

@@ -1,14 +1,15 @@
-"""`epp schema`: a JSON Schema of the configuration file, for editors.
+"""`epp schema`: prints a JSON Schema of the configuration file, for editors.
 
-epp schema > epp.schema.json        and as the first line of a file: # yaml-language-server: $schema=epp.schema.json
+Write it to a file: epp schema > epp.config.schema.json
+Name that file in the first line of a configuration: # yaml-language-server: $schema=epp.config.schema.json
 """
 
 import json
 
 import click
 
-from epp import registry
-from epp.schema import schema
+from epp.config import registry
+from epp.config.schema import schema
 from workers.cli.configuration import add_plugins, plugin_path_option
 
 

@@ -1,62 +1,108 @@
-"""`epp serve`: options -> configuration -> instance -> parent. Everything that can be wrong is said before the first fork."""
+"""`epp serve`: options -> configuration -> instance -> parent. All errors are reported before the first fork."""
 
 import os
 import sys
+import time
 
 import click
 
-from epp.config import EffectiveConfig
-from epp.plugins.discovery.file import FileDiscovery
+from epp.config.load import ConfigErrors
+from epp.config.registry import PluginImportError
 from shm.segment import SegmentError
-from workers import log, parent
-from workers.allocator import keep_freed_memory
-from workers.cli.configuration import load_config
-from workers.cli.flags import BadConfiguration, Once
-from workers.cli.options import Options, serve_options
-from workers.discovery import File, parse_flag
-from workers.instance import Instance, StartError, Unusable
-from workers.kube.api import ready_to_connect
-from workers.objects import Folder
-from workers.yaml_files import DiscoveryError
+from workers.cli.configuration import check_endpoints, load_config, read_given, with_one_worker
+from workers.cli.flags import BadConfiguration, Grouped
+from workers.cli.serve_options import serve_options
+from workers.host import log
+from workers.host.allocator import keep_freed_memory
+from workers.host.options import Options
+from workers.process import parent
+from workers.process.errors import StartError, Unusable
+from workers.process.generations import Bundle, GenerationLost, Offer
+from workers.process.handover import Handover, received
+from workers.process.instance import Instance
+from workers.process.loading import in_force
+from workers.process.resumption import resumed
 
 FORMATS = {"auto": None, "json": False, "console": True}
 
 
-@click.command("serve", cls=Once)
+@click.command("serve", cls=Grouped)
 @serve_options
 def command(options: Options) -> None:
     """Run the picker until SIGTERM or SIGINT.
 
-    Exit code 0: stopped; 1: a port, shared memory or a child failed; 78: the configuration or a flag is wrong.
+    Exit code 0: stopped by a signal; 1: a port, shared memory or a child failed; 78: the configuration or a flag is invalid.
     """
     log.fill_standard_descriptors()
     log.configure(options.log_level, console=FORMATS[options.log_format])
     keep_freed_memory()
-    config = load_config(options)
+    if (handover := handed_over()) is not None:
+        sys.exit(go_on(options, handover))
+    given = read_given(options)
+    config = load_config(options, given)
+    options = with_one_worker(options, config)
     check_endpoints(options, config)
     with parent.signals_held():
         try:
             instance = Instance.create(options, config)
-        except Unusable as wrong:
-            raise BadConfiguration(f"error: {wrong}") from wrong
-        except (StartError, SegmentError) as refused:
-            raise click.ClickException(str(refused)) from refused
-        from workers import supervisor, worker  # once for all children, and only when there will be some
-
-        code = parent.run(instance, supervisor=supervisor.run, worker=worker.run)
+        except Unusable as error:
+            raise BadConfiguration(f"error: {error}") from error
+        except (StartError, SegmentError) as error:
+            raise click.ClickException(str(error)) from error
+        names = instance.layout.names
+        instance.begin(Bundle(1, given.source, given.text, options.plugin_path, given.plugins, names, time.time()))
+        code = run_parent(instance)
     sys.exit(code)
 
 
-def check_endpoints(options: Options, config: EffectiveConfig) -> None:
-    """What the supervisor would refuse at its first start, refused here."""
+def run_parent(instance: Instance, handover: Handover | None = None) -> int:
+    """Runs the parent to the end of the picker. `handover`: of an earlier program of this process."""
+    from workers.supervisor import main as supervisor  # imported once for all children, after the checks
+    from workers.worker import main as worker  # imported once for all children, after the checks
+
+    kv_events = run_kv_events if instance.layout.kv_events is not None else None
+    from workers.cli import trial  # after the imports of workers, which it needs too
+
+    return parent.run(
+        instance,
+        supervisor=supervisor.run,
+        worker=worker.run,
+        kv_events=kv_events,
+        trial=trial.run,
+        handover=handover,
+    )
+
+
+def handed_over() -> Handover | None:
+    """Returns what another version of this program has passed to this one; None if this is an ordinary start."""
     try:
-        if options.endpoints:
-            parse_flag(options.endpoints)
-        elif isinstance(config.discovery, FileDiscovery):
-            File(config.discovery.path, report=lambda _: None).load()
-        elif config.discovery is None:
-            ready_to_connect(os.environ)
-        if options.objects_dir:
-            Folder(options.objects_dir, report=lambda _: None).load()
-    except (DiscoveryError, ValueError) as wrong:
-        raise BadConfiguration(f"{wrong}") from wrong
+        return received(os.environ)
+    except StartError as error:
+        raise click.ClickException(str(error)) from error
+
+
+def go_on(options: Options, handover: Handover) -> int:
+    """Goes on with an instance that another version of this program has started, or only tries whether it could. Returns the exit code."""
+    try:
+        instance = resumed(options, handover, with_one_worker)
+    except (StartError, SegmentError, GenerationLost, ConfigErrors, PluginImportError) as refused:
+        if handover.slot < 0:
+            raise click.ClickException(f"this version cannot go on: {refused}") from refused
+        from workers.cli import trial
+
+        why = f"error[exec]: the installed version cannot take over: {refused}"
+        trial.offer_to_earlier(handover, Offer(os.getpid(), why))
+        return 0
+    if handover.slot >= 0:
+        from workers.cli import trial
+
+        return trial.take_over(instance, handover)
+    with parent.signals_held():
+        return run_parent(instance, handover)
+
+
+def run_kv_events(instance: Instance) -> int:
+    """Runs the kv-events process. Imports ZeroMQ here, in the child, because the parent does not need it."""
+    from workers.kv_events import main
+
+    return main.run(in_force(instance))

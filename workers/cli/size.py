@@ -1,4 +1,4 @@
-"""`epp size`: what a picker needs for a load: cores, workers, memory, flags."""
+"""`epp size`: computes what a picker needs for a load: cores, workers, memory, flags."""
 
 import json
 import math
@@ -7,18 +7,29 @@ from typing import Any
 
 import click
 
-from workers.manifests.settled import memory_least_mib, shared_memory_mib
-from workers.sizing import COSTS, MACHINE, REMEASURE, Cost, Load, Size, size
+from workers.cli.flags import Whole
+from workers.cli.sizing import (
+    COSTS,
+    MACHINE,
+    REMEASURE,
+    Cost,
+    Load,
+    Size,
+    memory_limit_mib,
+    memory_request_mib,
+    shared_memory_mib,
+    size,
+)
 
 
 class Amount(click.FloatRange):
-    """A number to calculate with: what is none is within any range, and infinity within an open one."""
+    """A flag's type for finite numbers. click alone would accept NaN in every range, and infinity in an open range."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        found: float = super().convert(value, param, ctx)
-        if not math.isfinite(found):
-            self.fail(f"{value} is no amount.", param, ctx)
-        return found
+        number: float = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value} is not a finite number.", param, ctx)
+        return number
 
 
 @click.command("size")
@@ -28,32 +39,31 @@ class Amount(click.FloatRange):
     type=Amount(0, 1_000_000),
     default=4.0,
     show_default=True,
-    help="Mean size of a request's body.",
+    help="Mean size of a request's body, in KB.",
 )
-@click.option("--pods", type=click.IntRange(1, 65_000), default=8, show_default=True, help="Model servers.")
+@click.option("--pods", type=Whole(1, 65_000), default=8, show_default=True, help="Model servers.")
 @click.option(
     "--chunk-rate",
     type=Amount(0),
     default=0.0,
     show_default=True,
-    help="Chunks of streamed answers per second, over all streams.",
+    help="Chunks of streamed answers per second, of all streams together.",
 )
 @click.option(
     "--streams",
-    type=click.IntRange(1),
-    help="Requests open at once. [default: 25 chunks a second each, or 2 s a request]",
+    type=Whole(1),
+    help="Streams open at once. [default: from 25 chunks per second and stream, or 2 s per request]",
 )
-@click.option(
-    "--workers", type=click.IntRange(1, 256), help="Show what so many would do. [default: as many as it takes]"
-)
+@click.option("--workers", type=Whole(1, 256), help="Compute for this number of workers. [default: as many as needed]")
 @click.option(
     "--cache-tokens",
-    type=click.IntRange(1),
+    type=Whole(1),
     default=500_000,
     show_default=True,
-    help="Tokens of prompts that one server caches.",
+    help="Prompt tokens that one model server caches.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, the constants included.")
+@click.option("--kv-events", is_flag=True, help="A precise prefix producer follows the servers' KV events.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, with all constants.")
 def command(
     rps: float,
     prompt_kb: float,
@@ -62,61 +72,61 @@ def command(
     streams: int | None,
     workers: int | None,
     cache_tokens: int,
+    kv_events: bool,
     as_json: bool,
 ) -> None:
-    """Size a picker: cores, workers, memory and flags for a load, from what was measured."""
-    load = Load(rps, prompt_kb, pods, chunk_rate, streams or 0, workers or 0, cache_tokens)
-    found = size(load)
+    """Size a picker: cores, workers, memory and flags for a load, from measured costs."""
+    load = Load(rps, prompt_kb, pods, chunk_rate, streams or 0, workers or 0, cache_tokens, kv_events)
+    needs = size(load)
     if as_json:
-        click.echo(json.dumps(plain(load, found), indent=2))
+        click.echo(json.dumps(plain(load, needs), indent=2))
         return
-    click.echo("\n".join(told(load, found)))
+    click.echo("\n".join(report(load, needs)))
 
 
-def plain(load: Load, found: Size) -> dict[str, object]:
-    """All of it for programs."""
+def plain(load: Load, needs: Size) -> dict[str, object]:
+    """Returns the result as plain values, for JSON."""
     return {
         "load": {**asdict(load), "streams": load.open_streams},
-        "needs": {**asdict(found), "cores": found.cores},
-        "recommended": {"flags": found.flags(), "cpu_request": found.cpu_request, "cpu_limit": found.cpu_limit},
+        "needs": {**asdict(needs), "cores": needs.cores},
+        "recommended": {
+            "flags": needs.flags(),
+            "cpu_request": needs.cpu_request,
+            "cpu_limit": needs.cpu_limit,
+            "memory_request_mib": memory_request_mib(needs),
+            "memory_limit_mib": memory_limit_mib(needs),
+        },
         "measured": {"machine": MACHINE, "costs": {name: cost._asdict() for name, cost in COSTS.items()}},
     }
 
 
-def told(load: Load, found: Size) -> list[str]:
-    """All of it for people: the load, what it takes, what to set, where the figures are from."""
-    workers = f"{found.workers} worker{'s' * (found.workers > 1)}"
-    flags = dict(flag.removeprefix("--").split("=") for flag in found.flags())
-    # No less than `epp manifests` wants: what is recommended here is what people set there.
-    limit = max(rounded(2 * found.memory_mib), memory_least_mib(found.workers, flags))
+def report(load: Load, needs: Size) -> list[str]:
+    """Returns the result as lines of text: the load, its needs, the recommended settings, the constants and their sources."""
+    workers = f"{needs.workers} worker{'s' * (needs.workers > 1)}"
+    flags = dict(flag.removeprefix("--").split("=") for flag in needs.flags())
     lines = [
         f"{load.requests:,g} requests/s of {load.prompt_kb:,g} KB, {load.chunks:,g} chunks/s, {load.endpoints:,} endpoints, "
         f"{load.open_streams:,} streams open",
         "",
-        f"  cores           {found.cores:8.2f}   {workers} {found.worker_cores:.2f} ({min(found.worker_share, 1):.0%} of each), "
-        f"supervisor {found.supervisor_cores:.2f}",
-        f"  memory          {found.memory_mib:8,.0f} MiB, of all processes, shared memory included as far as it is used",
-        f"  shared memory   {found.shared_mib:8,.0f} MiB, which /dev/shm must hold",
-        f"  body traffic    {2 * load.requests * load.prompt_kb / 1e3:8,.1f} MB/s from and to the gateway, together",
+        f"  cores           {needs.cores:8.2f}   {workers} {needs.worker_cores:.2f} ({min(needs.worker_share, 1):.0%} of each), "
+        f"supervisor {needs.supervisor_cores:.2f}",
+        f"  memory          {needs.memory_mib:8,.0f} MiB of all processes, including the used part of shared memory",
+        f"  shared memory   {needs.shared_mib:8,.0f} MiB, which /dev/shm must hold",
+        f"  body traffic    {2 * load.requests * load.prompt_kb / 1e3:8,.1f} MB/s, from and to the gateway together",
         "",
         "recommended",
-        f"  epp serve {' '.join(found.flags())}",
-        f"  resources: requests cpu {found.cpu_request:g}, memory {rounded(found.memory_mib)}Mi; limits cpu {found.cpu_limit}, memory "
-        f"{limit}Mi; /dev/shm {shared_memory_mib(found.workers, flags)}Mi; open files {found.open_files:,}",
+        f"  epp serve {' '.join(needs.flags())}",
+        f"  resources: requests cpu {needs.cpu_request:g}, memory {memory_request_mib(needs)}Mi; limits cpu {needs.cpu_limit}, "
+        f"memory {memory_limit_mib(needs)}Mi; /dev/shm {shared_memory_mib(needs.workers, flags)}Mi; open files {needs.open_files:,}",
     ]
-    lines += [f"  warning: {text}" for text in found.warnings]
-    lines += ["", f"measured on {MACHINE}; expect a factor of 2, and measure yours: {REMEASURE}"]
-    return lines + [f"  {price(cost):>26}  {cost.what:36} {cost.source}" for cost in COSTS.values()]
+    lines += [f"  warning: {text}" for text in needs.warnings]
+    lines += ["", f"measured on {MACHINE}; other machines differ by up to a factor of 2, so measure yours: {REMEASURE}"]
+    return lines + [f"  {price(cost):>28}  {cost.what:36} {cost.source}" for cost in COSTS.values()]
 
 
 def price(cost: Cost) -> str:
-    """A constant with its unit: what each costs, and what turning to them adds where there are few."""
+    """Formats a constant with its unit: the cost of one item, and how much more an item costs at low rates."""
     if cost.mib:
         return f"{cost.mib:g} MiB"
-    added = f", +{1e6 * cost.most / cost.half:,.0f} µs where few" if cost.most else ""
+    added = f", +{1e6 * cost.most / cost.half:,.0f} µs at low rates" if cost.most else ""
     return f"{cost.each:g} µs{added}"
-
-
-def rounded(mib: float) -> int:
-    """Up to whole 16 MiB."""
-    return 16 * -(-int(mib + 1) // 16)

@@ -1,1 +1,4 @@
-"""Kubernetes, as the supervisor sees it: a client, what is followed with it, and what becomes of that."""
+"""The client of the Kubernetes API, and the modules that use it: pods, pools, objects, leases, token reviews.
+
+May import: pages and all packages below it. Imported by: kv_events and all packages above it.
+"""

@@ -1,15 +1,15 @@
-"""A Kubernetes API server over HTTP: one request and its answer, or a watch line by line.
+"""A client of one Kubernetes API server: sends a request and returns the answer, or yields the events of a watch.
 
-    Api.connect ─▶ whose credentials: those of KUBECONFIG, of the pod, or of ~/.kube/config; they are loaded by the first request
-    request     ─▶ bytes of the answer, or ApiError (it answered with an error), or Unreachable (no whole answer)
+    Api.connect ─▶ chooses the credentials: KUBECONFIG, the pod's, or ~/.kube/config; the first request loads them
+    request     ─▶ bytes of the answer, or ApiError (it answered with an error), or Unreachable (no complete answer)
     lines       ─▶ an empty item when the watch has begun, then one JSON event per item, until the server ends it
 
-- Credentials that expire are loaded again: once when the server says 401, or when TLS fails, and not more often than every
-  `RENEW_EVERY_S`; a pod's token is read again every minute.
-- Bodies are bytes in and bytes out: whoever asks decodes what he needs, with msgspec.
-- kubernetes_asyncio (extra `k8s`) is imported by the first request and nowhere else, after the fork: it costs some 20 MiB.
+- Credentials that expire are loaded again: once when the server answers 401 or when TLS fails, and at most every `RENEW_EVERY_S`.
+  A pod's token is read again every minute.
+- Bodies are bytes in and bytes out: the caller decodes what it needs, with msgspec.
+- Only the first request imports kubernetes_asyncio (extra `k8s`), and only after the fork, because the library takes some 20 MiB.
 
-What this does not do: retry, back off, or know what a watch means (`reflect` does).
+What this does not do: retry, back off, or interpret a watch (`reflect` does).
 """
 
 import asyncio
@@ -23,6 +23,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
+from workers.kube.errors import MESSAGE_CHARS_MAX, ApiError, Unreachable, access
+
 if TYPE_CHECKING:
     import aiohttp
 
@@ -30,80 +32,20 @@ if TYPE_CHECKING:
 
 RENEW_EVERY_S: Final = 5.0
 ANSWER_BYTES_MAX: Final = 64 << 20
-LINE_BYTES_MAX: Final = 8 << 20  # etcd takes objects of 1.5 MiB
-MESSAGE_CHARS_MAX: Final = 512
-START_S: Final = 10.0  # until a watch has begun
+LINE_BYTES_MAX: Final = 8 << 20  # enough for every object: etcd accepts at most 1.5 MiB
+START_S: Final = 10.0  # a watch has to begin within this time
 EMPTY: Final[Mapping[str, str]] = {}
 NO_EXTRA: Final = (
     "Kubernetes needs the package kubernetes-asyncio, which is not installed: pip install 'endpoint-picker[k8s]'"
 )
 NO_CLUSTER: Final = (
-    "no Kubernetes API server is known: KUBECONFIG is not set, this is no pod (KUBERNETES_SERVICE_HOST is not set), and there is "
+    "no Kubernetes API server is known: KUBECONFIG is not set, this is not a pod (KUBERNETES_SERVICE_HOST is not set), and there is "
     "no ~/.kube/config; set KUBECONFIG, or give --endpoints or a file-discovery plugin"
 )
 
 
-class Unreachable(Exception):
-    """No whole answer: connection, TLS, credentials that cannot be read, time."""
-
-
-class ApiError(Exception):
-    """The server answered with an error. `verb` is Kubernetes' (get, list, watch, create, ...), `path` what was asked for."""
-
-    def __init__(
-        self, status: int, reason: str, message: str, verb: str, path: str, *, retry_after_s: float = 0.0
-    ) -> None:
-        self.status = status
-        self.reason = reason
-        self.message = message
-        self.verb = verb
-        self.path = path
-        self.retry_after_s = retry_after_s
-        super().__init__(self._text())
-
-    def _text(self) -> str:
-        asked = access(self.verb, self.path)
-        what = f"{asked.verb} {asked.resource}" + (f" in namespace {asked.namespace}" if asked.namespace else "")
-        said = f"{self.reason or self.status}: {self.message[:MESSAGE_CHARS_MAX]}"
-        if self.status == HTTPStatus.FORBIDDEN:
-            kind = f"a Role in namespace {asked.namespace}" if asked.namespace else "a ClusterRole"
-            return f"not allowed to {what}; add to {kind} of this service account: {asked.rule()} ({said})"
-        return f"the API server refused to {what}: {said}"
-
-
-class Access(NamedTuple):
-    """What a request is to RBAC."""
-
-    verb: str
-    group: str
-    resource: str
-    namespace: str = ""
-
-    def rule(self) -> str:
-        """The rule that allows it, as a Role has it."""
-        return f'{{apiGroups: ["{self.group}"], resources: ["{self.resource}"], verbs: ["{self.verb}"]}}'
-
-
-VERBS: Final = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
-
-
-def access(verb: str, path: str, *, watch: bool = False) -> Access:
-    """`verb` is HTTP's or Kubernetes' own."""
-    parts = path.strip("/").split("/")
-    grouped = parts[0] == "apis"
-    group = parts[1] if grouped and len(parts) > 1 else ""
-    rest = parts[3:] if grouped else parts[2:]
-    namespace = ""
-    if len(rest) > 2 and rest[0] == "namespaces":
-        namespace, rest = rest[1], rest[2:]
-    resource = "/".join([*rest[:1], *rest[2:3]])
-    if verb in ("GET", "HEAD"):
-        verb = "watch" if watch else "get" if len(rest) > 1 else "list"
-    return Access(VERBS.get(verb, verb), group, resource, namespace)
-
-
 class Resource(NamedTuple):
-    """A kind of object in one namespace; the core group is ""."""
+    """One kind of object in one namespace. `group` is "" for the core group."""
 
     group: str
     version: str
@@ -112,7 +54,7 @@ class Resource(NamedTuple):
 
     @property
     def path(self) -> str:
-        """Of the collection."""
+        """The URL path of the collection."""
         root = f"/apis/{self.group}" if self.group else "/api"
         return f"{root}/{self.version}/namespaces/{self.namespace}/{self.plural}"
 
@@ -121,7 +63,7 @@ class Resource(NamedTuple):
 
 
 class _Status(msgspec.Struct):
-    """What an API server says with an error."""
+    """The body of an API server's error (`Status` of the Kubernetes API)."""
 
     message: str = ""
     reason: str = ""
@@ -131,19 +73,19 @@ _status = msgspec.json.Decoder(_Status)
 
 
 def ready_to_connect(environ: Mapping[str, str]) -> None:
-    """Before anything is started: is there a client library and a server to ask? Raises ValueError with what is missing."""
+    """Checks at start that the client library is installed and that a server is known. Raises ValueError with what is missing."""
     if importlib.util.find_spec("kubernetes_asyncio") is None:
         raise ValueError(NO_EXTRA)
-    place(environ)
+    kubeconfig_files(environ)
 
 
-def place(environ: Mapping[str, str]) -> str:
-    """The kubeconfig files to use, colon-separated; "" means the pod's own credentials. Raises ValueError."""
-    given = environ.get("KUBECONFIG", "")
-    if given:
-        if not any(os.path.exists(os.path.expanduser(path)) for path in given.split(":") if path):
-            raise ValueError(f"KUBECONFIG {given}: no such file; correct it, or unset it inside a cluster")
-        return given
+def kubeconfig_files(environ: Mapping[str, str]) -> str:
+    """Returns the kubeconfig files to use, separated by colons; "" means the pod's service account. Raises ValueError without either."""
+    files = environ.get("KUBECONFIG", "")
+    if files:
+        if not any(os.path.exists(os.path.expanduser(path)) for path in files.split(":") if path):
+            raise ValueError(f"KUBECONFIG {files}: no such file; correct it, or unset it inside a cluster")
+        return files
     if environ.get("KUBERNETES_SERVICE_HOST"):
         return ""
     home = os.path.join(environ.get("HOME", ""), ".kube", "config")
@@ -153,31 +95,37 @@ def place(environ: Mapping[str, str]) -> str:
 
 
 class Api:
-    """One API server and our credentials for it."""
+    """Sends requests to one API server, with the picker's credentials."""
 
-    def __init__(self, opened: Callable[[], Awaitable["Session"]], now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, open_session: Callable[[], Awaitable["Session"]], now: Callable[[], float] = time.monotonic
+    ) -> None:
+        """`open_session` loads the credentials and returns a session that uses them."""
         self._session: Session | None = None
-        self._opened = opened
+        self._open_session = open_session
         self._now = now
         self._renewed_at = -RENEW_EVERY_S
         self._opening = asyncio.Lock()
 
     @classmethod
     async def connect(cls, environ: Mapping[str, str]) -> "Api":
-        """Nothing is read or asked yet. Raises ValueError: there is nothing to connect to, or no library to do it."""
-        ready_to_connect(environ)
-        files = place(environ)
+        """Chooses the server and the credentials. Reads no file and sends no request yet.
 
-        async def opened() -> "Session":
+        Raises ValueError if no API server is known or if the client library is not installed.
+        """
+        ready_to_connect(environ)
+        files = kubeconfig_files(environ)
+
+        async def load() -> "Session":
             from workers.kube.session import open_session  # imports the client library
 
             return await open_session(files, environ)
 
-        return cls(opened)
+        return cls(load)
 
     @property
     def host(self) -> str:
-        """Where the server is; known once something was asked of it."""
+        """The URL of the server, known after the first request."""
         return self._session.host if self._session is not None else "the Kubernetes API"
 
     async def request(
@@ -190,13 +138,13 @@ class Api:
         content_type: str = "application/json",
         timeout_s: float = 10.0,
     ) -> bytes:
-        """The answer's body; `verb` is HTTP's. Raises ApiError, Unreachable."""
+        """Sends a request and returns the body of the answer. `verb` is the HTTP method. Raises ApiError, Unreachable."""
         headers = {"Content-Type": content_type} if body is not None else {}
         try:
             async with asyncio.timeout(timeout_s):
-                response = await self._sent(verb, path, query, headers, body)
+                response = await self._send(verb, path, query, headers, body)
                 async with response:
-                    answer = await _whole(response, path)
+                    answer = await _read_body(response, path)
         except _failures() as failure:
             raise self._unreachable(failure, f"no answer within {timeout_s:g} s to {verb} {path}") from failure
         if response.status >= 300:
@@ -204,43 +152,47 @@ class Api:
         return answer
 
     async def lines(self, path: str, *, query: Mapping[str, str], idle_s: float) -> AsyncGenerator[bytes, None]:
-        """An empty item when the watch has begun, then its events as they come; ends when the server ends it.
+        """Yields an empty item when the watch has begun, then each event as it arrives. Ends when the server ends the watch.
 
-        Raises ApiError, and Unreachable when it breaks or nothing came for `idle_s`. Close it by `contextlib.aclosing`.
+        Raises ApiError if the server refuses the watch, and Unreachable if the connection breaks or no event arrives for `idle_s`.
+        Close it with `contextlib.aclosing`.
         """
         try:
             async with asyncio.timeout(min(START_S, idle_s)):
-                response = await self._sent("GET", path, query, {}, None)
+                response = await self._send("GET", path, query, {}, None)
                 if response.status >= 300:
                     async with response:
-                        answer = await _whole(response, path)
+                        answer = await _read_body(response, path)
                         raise _error(response, answer, "watch", path)
         except _failures() as failure:
             raise self._unreachable(failure, f"no answer to a watch of {path}") from failure
-        rest = b""
+        rest = bytearray()  # an event that has not come completely; it may come byte by byte
         try:
             yield b""
             loop = asyncio.get_running_loop()
-            came_at = loop.time()  # when a whole event did: single bytes are no sign of life
+            event_at = loop.time()  # when the last complete event came; a part of an event does not count
             while True:
-                async with asyncio.timeout_at(came_at + idle_s):
+                async with asyncio.timeout_at(event_at + idle_s):
                     chunk = await response.content.readany()
                 if not chunk:
                     return
-                *whole, rest = (rest + chunk).split(b"\n") if rest else chunk.split(b"\n")
+                *whole, last = chunk.split(b"\n")
+                if whole and rest:
+                    whole[0], rest = bytes(rest + whole[0]), bytearray()
+                rest += last
                 for line in whole:
                     if line:
-                        came_at = loop.time()
+                        event_at = loop.time()
                         yield line
                 if len(rest) > LINE_BYTES_MAX:
                     raise Unreachable(f"{self.host}: an event of {path} is longer than {LINE_BYTES_MAX} bytes")
         except _failures() as failure:
             raise self._unreachable(failure, f"nothing came for {idle_s:g} s in a watch of {path}") from failure
         finally:
-            response.close()  # a watch that is left cannot be used again
+            response.close()  # also closes the connection: it still receives events, so no other request can use it
 
     async def close(self) -> None:
-        """Drop all connections."""
+        """Closes all connections."""
         if self._session is not None:
             await self._session.close()
 
@@ -248,15 +200,15 @@ class Api:
         cause = late if type(failure) is TimeoutError else str(failure) or type(failure).__name__
         return Unreachable(f"{self.host}: {cause}")
 
-    async def _sent(
+    async def _send(
         self, verb: str, path: str, query: Mapping[str, str], headers: Mapping[str, str], body: bytes | None
     ) -> "aiohttp.ClientResponse":
-        """The answer's head; with fresh credentials when the old ones are refused."""
+        """Returns the head of the answer. Sends the request again with new credentials if the server refuses the old ones."""
         url = path + ("?" + urllib.parse.urlencode(query) if query else "")
         session = await self._current(None)
         try:
             response = await session.send(verb, url, headers, body)
-        except _distrusted():
+        except _tls_failures():
             renewed = await self._current(session)
             if renewed is session:
                 raise
@@ -267,20 +219,23 @@ class Api:
         return await renewed.send(verb, url, headers, body)
 
     async def _current(self, refused: "Session | None") -> "Session":
-        """The session; with credentials loaded again when `refused` is it, and they may be others by now."""
+        """Returns the current session. `refused`: a session whose credentials the server has refused.
+
+        If it is still the current one, loads the credentials again, at most every RENEW_EVERY_S.
+        """
         if self._session is not None and self._session is not refused:
             return self._session
         async with self._opening:
             if self._session is refused and (refused is None or self._now() - self._renewed_at >= RENEW_EVERY_S):
                 self._renewed_at = self._now()
-                self._session = await self._opened()
+                self._session = await self._open_session()
                 if refused is not None:
                     await refused.close()
         assert self._session is not None
         return self._session
 
 
-async def _whole(response: "aiohttp.ClientResponse", path: str) -> bytes:
+async def _read_body(response: "aiohttp.ClientResponse", path: str) -> bytes:
     chunks, size = [], 0
     while chunk := await response.content.readany():
         size += len(chunk)
@@ -293,24 +248,24 @@ async def _whole(response: "aiohttp.ClientResponse", path: str) -> bytes:
 def _error(response: "aiohttp.ClientResponse", answer: bytes, verb: str, path: str) -> ApiError:
     reason, message = response.reason or "", answer[:MESSAGE_CHARS_MAX].decode(errors="replace").strip()
     try:
-        said = _status.decode(answer)
-        reason, message = said.reason or reason, said.message or message
+        status = _status.decode(answer)
+        reason, message = status.reason or reason, status.message or message
     except msgspec.DecodeError:
-        pass  # a proxy's page, or nothing
+        pass  # a proxy's error page, or an empty body
     wait = response.headers.get("Retry-After", "")
     retry_after_s = float(wait) if wait.isascii() and wait.isdigit() and len(wait) < 5 else 0.0
     return ApiError(response.status, reason, message, verb, path, retry_after_s=retry_after_s)
 
 
 def _failures() -> tuple[type[Exception], ...]:
-    """What a connection can end with."""
+    """Returns the exceptions with which a connection can fail."""
     import aiohttp
 
     return aiohttp.ClientError, OSError
 
 
-def _distrusted() -> tuple[type[Exception], ...]:
-    """TLS said no: a certificate was renewed, perhaps."""
+def _tls_failures() -> tuple[type[Exception], ...]:
+    """Returns the exceptions that may mean that a certificate was renewed."""
     import aiohttp
 
     return (aiohttp.ClientSSLError,)

@@ -1,89 +1,101 @@
-"""Endpoints from Kubernetes: the pool tells which pods count, the pods tell where the model servers are.
+"""Finds endpoints in Kubernetes: the pool selects pods, and the pods have the addresses of the model servers.
 
     InferencePool by name (or a selector and ports by flags) ─▶ selector, ports, protocol
     pods by selector                                         ─▶ endpoints ─▶ `apply`, all of them, a few times a second at most
 
-- No pool, no endpoints: pods are asked for once the pool is known. A pool that is deleted takes all endpoints with it.
-- A new selector or other ports count at once for the pods that are known; pods that the new selector adds come with its first
-  list. The selector is held against every pod here too, whatever the API server sends.
-- `apply` is not called before the first list of pods is complete: what a predecessor knew stays until then.
-- `stands` is told why the picker is not ready ("" when it is), and nothing before the server has said something.
+- Without a pool there are no endpoints: pods are listed after the pool is known, and deleting the pool removes all endpoints.
+- A new selector or new ports apply at once to the pods that are known. Pods that the new selector adds come with its first list.
+  The picker also checks every pod against the selector, whatever the API server sends.
+- `apply` is first called when the first list of pods is complete: until then the endpoints of a predecessor stay.
+- `state_changed` is called with the reason why the picker is not ready ("" if it is ready), but only after the server has answered.
 
-What this does not do: list and watch (`reflect` does), or give out slots (`endpoints` does).
+What this does not do: list and watch (`reflect` does), or assign slots (`endpoints` does).
 """
 
 import asyncio
+import time
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from workers.discovery import EndpointSpec
+from workers.endpoints.discovery import EndpointSpec
+from workers.host.options import POOL_GROUP
 from workers.kube.api import Resource
 from workers.kube.pods import Pod, decode_pod, specs_of
-from workers.kube.pool import PLURAL, POOL_GROUP, VERSION, Pool, decode_pool
-from workers.kube.reflect import Api, Change, Outage, Reflector
+from workers.kube.pool import PLURAL, VERSION, InferencePool, decode_pool
+from workers.kube.reflect import Change, Outage, Reflector, WatchApi
 from workers.kube.selector import parse
 
 if TYPE_CHECKING:
-    from workers.cli.options import Options
+    from workers.host.options import Options
 
-TOGETHER_S: Final = 0.005  # changes within it are applied as one
-APPLY_SHARE: Final = 10.0  # applying takes about one part in so many of the time: workers have work from it too
-APPLY_S_MAX: Final = 0.1  # but no change waits for longer
+BATCH_S: Final = 0.005  # changes within this time are applied together
+# The pause after an `apply`, as a multiple of its duration. So it takes about 1/10 of the time: each change is also work for the workers.
+APPLY_SHARE: Final = 10.0
+APPLY_S_MAX: Final = 2.0  # the longest that a change waits, with tens of thousands of pods; with a thousand it is 0.1 s
 
 
 class Wanted(NamedTuple):
-    """Whose endpoints: a pool's by `name`, or those of `fixed`, which needs no pool."""
+    """Says which endpoints to follow: those of the InferencePool `name`, or those of `fixed`, a pool that flags describe."""
 
     namespace: str
     name: str = ""
-    fixed: Pool | None = None
+    fixed: InferencePool | None = None
 
 
 def wanted(options: "Options") -> Wanted:
-    """As the flags say it; they were checked."""
+    """Returns which endpoints the flags ask for. The flags must be valid."""
     if not options.endpoint_selector:
         return Wanted(options.pool_namespace, options.pool_name)
-    fixed = Pool(parse(options.endpoint_selector), options.endpoint_target_ports)
+    fixed = InferencePool(parse(options.endpoint_selector), options.endpoint_target_ports)
     return Wanted(options.pool_namespace, fixed=fixed)
 
 
 class KubernetesDiscovery:
-    """`run` follows pool and pods. `apply` gets all endpoints; `stands` hears when `standing` is another."""
+    """Follows the pool and its pods."""
 
     def __init__(
         self,
-        api: Api,
+        api: WatchApi,
         wanted: Wanted,
         *,
         apply: Callable[[Collection[EndpointSpec]], None],
-        stands: Callable[[str], None],
-        fits: Callable[[Pool], str],
-        report: Callable[[str], None],
+        state_changed: Callable[..., None],
+        mismatch: Callable[[InferencePool], str],
+        report: Callable[..., None],
         outage: Outage,
         successor: bool,
+        cpu: Callable[[], float] = time.thread_time,
     ) -> None:
+        """`apply` gets all endpoints after a change, and `state_changed` gets each new value of `missing()`.
+
+        `mismatch` says why the parsers do not fit a pool ("" if they do). `successor`: a predecessor knew endpoints.
+        `cpu` measures the work for each watch (`pace`).
+        """
         self._api = api
         self._wanted = wanted
         self._apply = apply
-        self._stands = stands
-        self._fits = fits
+        self._state_changed = state_changed
+        self._mismatch = mismatch
         self._report = report
         self._outage = outage
         self._successor = successor
-        self._pool: Pool | None = wanted.fixed
-        self._pools: Reflector[Pool] | None = None
+        self._cpu = cpu
+        self._pool: InferencePool | None = wanted.fixed
+        self._pools: Reflector[InferencePool] | None = None
         self._pods: Reflector[Pod] | None = None
         self._following: asyncio.Task[None] | None = None
-        self._seen: dict[str, Pod] = {}  # all that are known, of this selector or the one before
-        self._specs: dict[str, tuple[EndpointSpec, ...]] = {}  # by pod; only of those that have any
-        self._applied = False  # at least once
+        self._seen: dict[str, Pod] = {}  # all known pods, by the present selector or the one before
+        self._specs: dict[
+            str, tuple[EndpointSpec, ...]
+        ] = {}  # by the name of the pod; without pods that have no endpoint
+        self._applied = False  # whether the endpoints of this pool were applied at least once
         self._due: asyncio.TimerHandle | None = None
         self._free_at = 0.0
-        self._told: str | None = None
+        self._reported: str | None = None  # the last state that was reported
         self._group: asyncio.TaskGroup
 
     async def run(self) -> None:
-        """Follow pool and pods; ends when cancelled."""
+        """Follows the pool and its pods until it is cancelled."""
         try:
             async with asyncio.TaskGroup() as self._group:
                 if self._wanted.fixed is not None:
@@ -95,8 +107,8 @@ class KubernetesDiscovery:
             if self._due is not None:
                 self._due.cancel()
 
-    def standing(self) -> str:
-        """Why the picker is not ready, as far as this knows; "" when it is."""
+    def missing(self) -> str:
+        """Returns what is missing before the picker can be ready; "" if nothing is missing."""
         pools, pods = self._pools, self._pods
         if self._pool is None:
             why = "no answer yet"
@@ -109,13 +121,18 @@ class KubernetesDiscovery:
         if not self._applied:
             why = (pods.problem if pods is not None else "") or "no answer yet"
             return f"the pods in namespace {self._wanted.namespace} are not known: {why}"
-        return self._fits(self._pool)
+        return self._mismatch(self._pool)
+
+    @property
+    def pool_uid(self) -> str:
+        """The UID of the pool; "" while it is not known."""
+        return self._pool.uid if self._pool is not None else ""
 
     @property
     def _named(self) -> str:
         return f"'{self._wanted.name}' in namespace {self._wanted.namespace}"
 
-    def _pool_reflector(self) -> Reflector[Pool]:
+    def _pool_reflector(self) -> Reflector[InferencePool]:
         return Reflector(
             self._api,
             Resource(POOL_GROUP, VERSION, PLURAL, self._wanted.namespace),
@@ -124,11 +141,12 @@ class KubernetesDiscovery:
             changed=self._pool_changed,
             report=self._report,
             outage=self._outage,
+            cpu=self._cpu,
             expects=self._successor,
         )
 
     def _follow_pods(self) -> None:
-        """Anew, with the selector that the pool has now; those that are known are kept until the list is complete."""
+        """Starts to follow pods by the pool's present selector. The known pods stay until the new list is complete."""
         assert self._pool is not None
         if self._following is not None:
             self._following.cancel()
@@ -140,22 +158,23 @@ class KubernetesDiscovery:
             changed=self._pods_changed,
             report=self._report,
             outage=self._outage,
+            cpu=self._cpu,
             expects=bool(self._specs) or (self._successor and not self._applied),
         )
         self._following = self._group.create_task(self._pods.run())
 
-    def _pool_changed(self, change: Change[Pool]) -> None:
+    def _pool_changed(self, change: Change[InferencePool]) -> None:
         before, found = self._pool, change.known.get(self._wanted.name)
         self._pool = found if found is not None and not found.deleted else None
         if self._pool is None:
             self._no_pool()
             return
-        self._judge_all()
+        self._derive_endpoints()
         if before is None or before.selector != self._pool.selector:
             self._follow_pods()
         if self._applied:
-            self._now()
-            self._tell()
+            self._apply_now()
+            self._report_state()
 
     def _no_pool(self) -> None:
         if self._following is not None:
@@ -164,17 +183,17 @@ class KubernetesDiscovery:
         self._seen.clear()
         self._specs.clear()
         self._applied = False
-        self._now()
-        self._tell()
+        self._apply_now()
+        self._report_state()
 
     def _pods_changed(self, change: Change[Pod]) -> None:
         assert self._pool is not None
         if change.listed:
             self._seen = dict(change.known)
-            self._judge_all()
+            self._derive_endpoints()
             self._applied = True
-            self._now()
-            self._tell()
+            self._apply_now()
+            self._report_state()
             return
         for name in change.deleted:
             self._seen.pop(name, None)
@@ -185,28 +204,28 @@ class KubernetesDiscovery:
             if specs := specs_of(pod, self._pool.selector, self._pool.ports):
                 self._specs[name] = specs
         if self._applied:
-            self._soon()
+            self._apply_soon()
 
-    def _judge_all(self) -> None:
-        """Against the pool as it is now."""
+    def _derive_endpoints(self) -> None:
+        """Derives the endpoints of all known pods from the pool's present selector and ports."""
         assert self._pool is not None
-        judged = {name: specs_of(pod, self._pool.selector, self._pool.ports) for name, pod in self._seen.items()}
-        self._specs = {name: specs for name, specs in judged.items() if specs}
+        specs = {name: specs_of(pod, self._pool.selector, self._pool.ports) for name, pod in self._seen.items()}
+        self._specs = {name: endpoints for name, endpoints in specs.items() if endpoints}
 
-    def _tell(self) -> None:
-        """How things stand, when that is something else."""
-        if (standing := self.standing()) != self._told:
-            self._told = standing
-            self._stands(standing)
+    def _report_state(self) -> None:
+        """Calls `state_changed` if the state has changed."""
+        if (missing := self.missing()) != self._reported:
+            self._reported = missing
+            self._state_changed(missing)
 
-    def _soon(self) -> None:
-        """Apply what has changed, together with what changes next."""
+    def _apply_soon(self) -> None:
+        """Applies the changes after a short delay, together with changes that come during the delay."""
         if self._due is None:
             loop = asyncio.get_running_loop()
-            wait = min(max(TOGETHER_S, self._free_at - loop.time()), APPLY_S_MAX)
-            self._due = loop.call_later(wait, self._now)
+            wait = min(max(BATCH_S, self._free_at - loop.time()), APPLY_S_MAX)
+            self._due = loop.call_later(wait, self._apply_now)
 
-    def _now(self) -> None:
+    def _apply_now(self) -> None:
         if self._due is not None:
             self._due.cancel()
             self._due = None

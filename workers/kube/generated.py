@@ -1,7 +1,7 @@
-"""Import kubernetes_asyncio without its generated half: 830 modules of API classes and models, 31 MiB that nothing here uses.
+"""Imports kubernetes_asyncio without its generated part: 830 modules of API classes and models, 31 MiB that this project never uses.
 
-`without_models` stands empty modules in for them while the package imports itself; the session needs its configuration, credentials
-and REST client only. Afterwards the stand-ins are gone from `sys.modules`, so that who wants a model imports the real one.
+`without_models` replaces them by empty modules while the package is imported. The session needs only its configuration, credentials
+and REST client. Afterwards the empty modules leave `sys.modules`, so that a later import of a model gets the real one.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ GENERATED: Final = ("kubernetes_asyncio.client.models.", "kubernetes_asyncio.cli
 
 
 class _Empty(ModuleType):
-    """Has every class that is imported from it, as None."""
+    """A module in which every name is None."""
 
     def __getattr__(self, name: str) -> None:
         if name.startswith("__"):
@@ -33,12 +33,12 @@ class _Finder(MetaPathFinder, Loader):
         return _Empty(spec.name)
 
     def exec_module(self, module: ModuleType) -> None:
-        """It is empty."""
+        """Does nothing: the module is empty."""
 
 
 @contextlib.contextmanager
 def without_models() -> Iterator[None]:
-    """For the first import of kubernetes_asyncio in this process; a later one finds what is there."""
+    """Keeps the generated modules empty for the first import of kubernetes_asyncio in this process. Later imports are unaffected."""
     finder, before = _Finder(), set(sys.modules)
     sys.meta_path.insert(0, finder)
     try:

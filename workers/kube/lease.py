@@ -1,15 +1,16 @@
-"""A picker's part in leader election by a Lease of `coordination.k8s.io/v1`.
+"""Elects a leader with a Lease of `coordination.k8s.io/v1`: sends the requests that `Election` decides on.
 
-    Election (workers.leader)  ─ Read, Write ─▶  API server       GET, and PUT or POST with the version that was read
+    Election (workers.kube.election)  ─ Read, Write ─▶  API server       GET, and PUT or POST with the version that was read
              ◀─ saw, wrote, conflicted, failed ─
-    watch of the lease         ─ look ─▶                          a hint only: without it looks come every 2 s, as without a watch
+    watch of the lease         ─ look ─▶ Election               only a hint: without a watch, the lease is read every 2 s
 
-`run` goes on until `resign`, which gives the lease back so that another picker takes it at once. Each request has a time-out; an
-API server that is away leaves the election to its clock: a leader stops leading by itself.
+`run` ends after `resign`, which gives the lease back so that another picker takes it at once. Each request has a time-out. While the
+API server is away, the clock decides: a leader stops leading when its time is over.
 
-`keep` is called with `leads_until` before anybody can act on it: a successor of this process begins with the last value.
+`keep` is called with each new value of `leads_until` before this process acts on it. A successor of this process begins with the last
+value.
 
-Wall time is written into the lease for people and never read.
+The Lease contains wall time for people. The picker never reads it.
 """
 
 import asyncio
@@ -24,20 +25,21 @@ from typing import Final, Protocol
 import msgspec
 import structlog
 
-from workers.kube.api import ApiError, Resource, Unreachable
-from workers.leader import NEVER, Done, Election, Lease, Read, Wait, Write
-from workers.log import Rarely
+from workers.host.log import Rarely
+from workers.kube.api import Resource
+from workers.kube.election import NEVER, Done, Election, Lease, Read, Wait, Write
+from workers.kube.errors import ApiError, Unreachable
 
 NAMESPACED: Final = Resource("coordination.k8s.io", "v1", "leases", "")
 RESIGN_S: Final = 2.0
-WATCH_S: Final = 300  # then the server is asked for a new one
-WATCH_PAUSE_S: Final = 30.0  # behind one that was refused or broke
+WATCH_S: Final = 300  # the server ends a watch after this time, and the picker begins a new one
+WATCH_PAUSE_S: Final = 30.0  # the pause before the next watch after the server refused one or the connection broke
 
 log = structlog.get_logger()
 
 
-class Server(Protocol):
-    """What is needed of `api.Api`."""
+class LeaseApi(Protocol):
+    """The part of `api.Api` that the election uses."""
 
     async def request(self, verb: str, path: str, *, body: bytes | None = None, timeout_s: float = ...) -> bytes: ...
     def lines(self, path: str, *, query: Mapping[str, str], idle_s: float) -> AsyncGenerator[bytes, None]: ...
@@ -48,7 +50,7 @@ class _Meta(msgspec.Struct, rename="camel"):
 
 
 class _Spec(msgspec.Struct, rename="camel"):
-    """Every field may be null."""
+    """The spec of a Lease. Every field may be null."""
 
     holder_identity: str | None = None
     lease_duration_seconds: int | None = None
@@ -66,17 +68,17 @@ _decoder = msgspec.json.Decoder(_Object)
 
 
 def lease_name(namespace: str, pool: str) -> str:
-    """Of the lease of a pool, as the field's other pickers call it: they and this one exclude each other."""
+    """Returns the name of a pool's lease. The Go picker uses the same name, so that only one picker of both kinds leads."""
     return f"epp-{namespace}-{pool}.llm-d.ai"
 
 
 def clock() -> float:
-    """Seconds on a clock that only goes forward, and goes on while the machine is suspended."""
+    """Seconds on a monotonic clock that also counts while the machine is suspended."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 class Candidacy:
-    """One picker's part in one pool's election. `leads` may be asked at any time, `run` keeps it true."""
+    """Takes part, for one picker, in the election of one pool's leader. `run` takes the lease and renews it; `leads` says who leads now."""
 
     def __init__(
         self,
@@ -88,9 +90,10 @@ class Candidacy:
         now: Callable[[], float] = clock,
         wall: Callable[[], float] = time.time,
     ) -> None:
+        """`keep`: stores the time until which this picker leads. `now`: the clock of `election`, in seconds. `wall`: Unix time."""
         self.election = election
         self.name = lease_name(namespace, pool)
-        self._server: Server
+        self._server: LeaseApi
         self._collection = NAMESPACED._replace(namespace=namespace).path
         self._keep, self._now, self._wall = keep, now, wall
         self._hint = asyncio.Event()
@@ -110,15 +113,15 @@ class Candidacy:
         return self.election.leads(self._now())
 
     def by_lease(self) -> dict[str, Callable[[], bool]]:
-        """Whether it leads, by the lease's name: for the metrics page."""
+        """Returns, for the metrics page, the name of the lease and a function that says whether this picker leads."""
         return {self.name: lambda: self.leads}
 
     def missing(self) -> str:
-        """Why it does not lead; "" if it does."""
+        """Returns why this picker does not lead; "" if it leads."""
         if self.leads:
             return ""
         if self._resigned:
-            return "not the leader: it has given the lease back"
+            return "not the leader: this picker has given the lease back"
         holder = self.election.holder
         if holder and holder != self.election.identity:
             return f"not the leader: held by {holder}"
@@ -128,29 +131,29 @@ class Candidacy:
         return f"not the leader yet: the lease {self.name} is not taken{why}"
 
     async def elected(self) -> None:
-        """Returns when this picker leads for the first time."""
+        """Waits until this picker leads for the first time."""
         await self._elected.wait()
 
-    async def run(self, server: Server) -> None:
-        """Until this picker has resigned, and the lease is not its own any more."""
+    async def run(self, server: LeaseApi) -> None:
+        """Takes part in the election until this picker has resigned and does not hold the lease any more."""
         self._server = server
         watch = asyncio.get_running_loop().create_task(self._watch())
         try:
             while not isinstance(action := self.election.decide(self._now()), Done):
                 await self._act(action)
-                self._tell()
+                self._log_changes()
         finally:
             watch.cancel()
             self._over.set()
 
     async def given_back(self) -> None:
-        """Returns when `run` has ended, or when it had its time for that."""
+        """Waits until `run` has ended, for at most RESIGN_S."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(RESIGN_S):
                 await self._over.wait()
 
     def resign(self) -> None:
-        """Lead no more from now on; `run` gives the lease back, and ends."""
+        """Stops leading at once. `run` then gives the lease back and ends."""
         if not self._resigned:
             self._resigned = True
             self.election.resign(self._now())
@@ -199,7 +202,7 @@ class Candidacy:
         except ApiError as failure:
             if failure.status != HTTPStatus.NOT_FOUND or not action.before.version:
                 raise
-            self.election.saw(None, self._now())  # deleted by somebody
+            self.election.saw(None, self._now())  # another client has deleted it
         else:
             self.election.wrote(decoded(answer), sent, self._now())
 
@@ -212,7 +215,7 @@ class Candidacy:
         return f"{self._collection}/{self.name}"
 
     async def _wait(self, until: float) -> None:
-        """Until then, or until something may have changed, or until it leads no more."""
+        """Waits until `until`, until the lease may have changed, or until this picker's time as a leader is over."""
         now = self._now()
         if now < self.election.leads_until < until:
             until = self.election.leads_until
@@ -224,7 +227,7 @@ class Candidacy:
             self.election.look(self._now())
 
     async def _watch(self) -> None:
-        """Hints that the lease has changed. Whatever goes wrong here costs no more than a later look."""
+        """Watches the lease and sets `_hint` when it changes. A failure here only delays the next read of the lease."""
         query = {
             "watch": "true",
             "fieldSelector": f"metadata.name={self.name}",
@@ -240,12 +243,12 @@ class Candidacy:
                         self._hint.set()
                 pause_s = self.election.times.retry_s
             except (ApiError, Unreachable) as failure:
-                log.debug("no watch of the lease", why=str(failure))
+                log.debug("the lease cannot be watched", why=str(failure))
                 pause_s = WATCH_PAUSE_S
             await asyncio.sleep(pause_s * (0.5 + random.random()))
 
-    def _tell(self) -> None:
-        """Whatever changed, in the log."""
+    def _log_changes(self) -> None:
+        """Logs a new leader, or that this picker has begun or ceased to lead."""
         leads, holder = self.leads, self.election.holder
         if leads != self._led:
             self._led = leads
@@ -253,8 +256,8 @@ class Candidacy:
                 self._elected.set()
                 log.info("this picker leads", lease=self.name, identity=self.election.identity)
             else:
-                say = log.info if self._resigned else log.warning
-                say("this picker leads no more", lease=self.name, why=self.missing())
+                write = log.info if self._resigned else log.warning
+                write("this picker does not lead any more", lease=self.name, why=self.missing())
         if holder != self._holder:
             self._holder = holder
             if holder and holder != self.election.identity:
@@ -262,11 +265,11 @@ class Candidacy:
 
 
 def decoded(answer: bytes) -> Lease:
-    """A Lease object. Raises Unreachable where it is none."""
+    """Decodes a Lease object (JSON). Raises Unreachable if the answer is not a Lease."""
     try:
         found = _decoder.decode(answer)
     except msgspec.DecodeError as bad:
-        raise Unreachable(f"the API server's answer is no Lease: {bad}") from bad
+        raise Unreachable(f"the API server's answer is not a Lease: {bad}") from bad
     spec = found.spec
     return Lease(
         found.metadata.resource_version,
@@ -279,7 +282,7 @@ def decoded(answer: bytes) -> Lease:
 
 
 def encoded(action: Write, name: str, wall: float) -> bytes:
-    """The object that the lease is to be. The acquire time stays while the holder does."""
+    """Encodes the Lease object (JSON) for a write. `wall`: its renew time, as Unix time. The acquire time changes only with the holder."""
     before, at = action.before, micro_time(wall)
     metadata = {"name": name}
     if before.version:
@@ -298,5 +301,5 @@ def encoded(action: Write, name: str, wall: float) -> bytes:
 
 
 def micro_time(wall: float) -> str:
-    """As Kubernetes writes it: six digits, whatever they are."""
+    """Formats Unix time as the MicroTime of Kubernetes, always with six digits of a second."""
     return datetime.datetime.fromtimestamp(wall, datetime.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

@@ -1,4 +1,4 @@
-"""An InferencePool (inference.networking.k8s.io/v1) as far as a picker needs it: whose pods, which ports, which protocol."""
+"""Decodes the parts of an InferencePool (inference.networking.k8s.io/v1) that a picker needs: the selector, ports and protocol."""
 
 from collections.abc import Collection, Sequence
 from typing import Annotated, Final, NamedTuple
@@ -7,21 +7,20 @@ import msgspec
 
 from workers.kube.selector import Selector, of_labels
 
-POOL_GROUP: Final = "inference.networking.k8s.io"  # where nothing else is said
 VERSION: Final = "v1"
 PLURAL: Final = "inferencepools"
 PORTS_MAX: Final = 8
-PROTOCOL_PREFIX: Final = "kubernetes.io/"  # of those that Kubernetes names
+PROTOCOL_PREFIX: Final = "kubernetes.io/"  # protocol names that Kubernetes defines begin with this
 
 
-class Pool(NamedTuple):
-    """Who belongs to it. Without `app_protocol` nothing is said about what the servers speak."""
+class InferencePool(NamedTuple):
+    """A pool: the selector of its pods, and their ports. An empty `app_protocol` means that the pool names no protocol."""
 
     selector: Selector
     ports: tuple[int, ...]
     app_protocol: str = ""
     uid: str = ""
-    deleted: bool = False  # somebody has, and what holds it up is not ours
+    deleted: bool = False  # whether it has a deletion timestamp; a finalizer may still delay its removal
 
 
 class _Metadata(msgspec.Struct):
@@ -52,23 +51,23 @@ class _InferencePool(msgspec.Struct):
 _decoder = msgspec.json.Decoder(_InferencePool)
 
 
-def decode_pool(raw: bytes) -> Pool:
-    """A pool as the API server sends it. Raises msgspec.MsgspecError on what is none."""
+def decode_pool(raw: bytes) -> InferencePool:
+    """Decodes a pool as the API server sends it (JSON). Raises msgspec.MsgspecError if it is not a valid pool."""
     found = _decoder.decode(raw)
     spec, metadata = found.spec, found.metadata
     ports = tuple(dict.fromkeys(port.number for port in spec.ports))
     selector = of_labels(spec.selector.match_labels or {})
-    return Pool(selector, ports, spec.app_protocol or "", metadata.uid, metadata.deletion is not None)
+    return InferencePool(selector, ports, spec.app_protocol or "", metadata.uid, metadata.deletion is not None)
 
 
-def unspoken(pool: Pool, parsers: Sequence[tuple[str, Collection[str]]]) -> str:
-    """Why these parsers, by name with the protocols they list, do not fit the pool's servers; "" if they do.
+def protocol_mismatch(pool: InferencePool, parsers: Sequence[tuple[str, Collection[str]]]) -> str:
+    """Returns why a parser cannot read the protocol of the pool's servers; "" if all parsers can.
 
-    A parser that lists none fits any.
+    `parsers`: the name of each parser and the protocols that it lists. A parser that lists none reads every protocol.
     """
-    spoken = pool.app_protocol.removeprefix(PROTOCOL_PREFIX)
-    wrong = [name for name, listed in parsers if listed and spoken not in listed]
-    if not spoken or not wrong:
+    protocol = pool.app_protocol.removeprefix(PROTOCOL_PREFIX)
+    wrong = [name for name, listed in parsers if listed and protocol not in listed]
+    if not protocol or not wrong:
         return ""
     named = ", ".join(f"'{name}'" for name in wrong)
     return f"the pool's appProtocol is '{pool.app_protocol}', which parser {named} does not read; use other parsers or correct the pool"

@@ -1,56 +1,69 @@
-"""One resource of one namespace, followed: list, watch, list again when the watch's history is gone.
+"""Follows one resource in one namespace: list it, watch it, and list it again when the history of the watch is gone.
 
-    list (in pages) ─▶ Known.listed ─▶ Change        what is known is replaced as a whole, at once
-    watch           ─▶ Known.event  ─▶ Change        one object came, changed or went; bookmarks move the version on
+    list (in pages) ─▶ Known.listed ─▶ Change        replaces all known objects at once
+    watch           ─▶ Known.event  ─▶ Change        one object was added, changed or deleted; a bookmark only brings a newer version
 
-- What is known stays known until the server says otherwise: no failure of any kind removes an object.
-- A list that is empty though objects were known is not believed at once: they are held for `HOLD_S`, deletes of the watch
-  count meanwhile, then it is asked for again. A predecessor's objects (`expects`) are held likewise.
-- 410 Gone, or a version that went back (a restored etcd): listed again. Anything else: watched again from where it broke off.
-- A watch over which nothing came for `IDLE_S` is given up: a bookmark is due every minute. The server ends each watch within ten.
-- Tries are spaced by a back-off with jitter, bounded. A watch that breaks is begun again at once, once, and nothing is said.
-- A resource that the server does not know (its definition is not installed) has no objects; it is looked for every few seconds.
-  Who knew objects of it believes that only of a server that can tell its API groups: load balancers say "not found" too.
-
-`Known` is pure; `Reflector` waits. `Outage` says once that the API is away, and once that it answers again, for all that share it.
+- A known object stays known until the server deletes it: no failure of any kind removes an object.
+- A list that is suddenly empty does not count at once. The known objects stay for `HOLD_S`, while deletes in the watch still count.
+  Then the resource is listed again, and that list counts. The same holds if a predecessor knew objects (`expects`).
+- After 410 Gone, or after a version that went back (a restored etcd), the resource is listed again. After a broken connection, the
+  watch continues from the last version.
+- An object of another namespace, kind or API version, or with an impossible name, is reported once an hour and changes nothing.
+- A watch without any event for `IDLE_S` is dropped, because a bookmark is due every minute. The server ends each watch within 10 min.
+- A watch whose events take too much of the process's time is read more slowly (`pace`).
+- Between two tries there is a bounded pause with jitter. After its first break, a watch restarts at once and nothing is reported.
+- A resource that the server does not know (its definition is not installed) has no objects, and is tried again every few seconds.
+  If objects of it were known, "not found" counts only if the server lists its API groups: a load balancer may also answer "not found".
+`Known` does no I/O; `Reflector` sends the requests and waits.
 """
 
 import asyncio
 import contextlib
 import math
 import random
+import time
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from functools import partial
 from http import HTTPStatus
 from typing import Final, Generic, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
-from workers.kube.api import EMPTY, ApiError, Resource, Unreachable
+from workers.kube.api import EMPTY, Resource
+from workers.kube.errors import ApiError, Unreachable
+from workers.kube.outage import Outage, is_away
+from workers.kube.pace import Pace
 
-__all__ = ["Api", "Change", "Outage", "Reflector", "Resource"]
+__all__ = ["Change", "Outage", "Reflector", "Resource", "WatchApi"]
 
 PAGE: Final = 500
-PAGE_MIN: Final = 16  # after failures: pages of large objects may be too large, or too long on their way
+PAGE_MIN: Final = 16  # failures reduce the page size: a page of large objects may be too large or take too long
 PAGES_MAX: Final = 1000
 LIST_S: Final = 30.0
-WATCH_S: Final = (300.0, 600.0)  # how long the server is to let a watch live
+WATCH_S: Final = (300.0, 600.0)  # the server ends a watch after a random time in this range
 IDLE_S: Final = 85.0
 HOLD_S: Final = 10.0
-ABSENT_S: Final = 3.0  # between looks for a resource that is not installed
-STEADY_S: Final = 1.0  # a watch that lives for longer works
+ABSENT_S: Final = 3.0  # the pause between two tries for a resource that is not installed
+STEADY_S: Final = 1.0  # a watch that lasts longer counts as working
 BACK_OFF_S: Final = 0.2
 BACK_OFF_S_MAX: Final = 5.0
 AT_ONCE_S: Final = 0.05
 RETRY_AFTER_S_MAX: Final = 30.0
-LIST_ANEW_AFTER: Final = 5  # watches in a row that were refused
+LIST_ANEW_AFTER: Final = 5  # failures in a row
 OBJECTS_MAX: Final = 65_536
+NAME_CHARS_MAX: Final = 253
+VERSION_CHARS_MAX: Final = 128  # the longest resource version; those of etcd have up to 19 digits
+SHOWN_CHARS: Final = 128  # how much of a text from the server appears in a report
 JITTER: Final = (0.5, 1.0)
+REPORTED_MAX: Final = 20  # reports of one event about objects within REPORTED_S
+REPORTED_S: Final = 3600.0
 
 T = TypeVar("T")
 
 
-class Api(Protocol):
-    """What is needed of `workers.kube.api.Api`."""
+class WatchApi(Protocol):
+    """The part of `workers.kube.api.Api` that a reflector uses."""
 
     async def request(
         self,
@@ -67,7 +80,7 @@ class Api(Protocol):
 
 
 class Change(NamedTuple, Generic[T]):
-    """What has become different, by name; `known` is all there is now. `listed`: this is the outcome of a whole list."""
+    """A change, with objects by name. `known` has all objects after the change. `listed` is true after a complete list."""
 
     known: Mapping[str, T]
     upserted: Mapping[str, T]
@@ -76,20 +89,23 @@ class Change(NamedTuple, Generic[T]):
 
 
 class Unreadable(Exception):
-    """What came is not what an API server says."""
+    """An answer is not one that an API server gives."""
 
 
 class Expired(Exception):
-    """The history that the watch needs is gone, or is another one: list again."""
+    """The server's history no longer has the version from which the watch continues, so the resource must be listed again."""
 
 
 class _Meta(msgspec.Struct):
     name: str = ""
+    namespace: str = ""
     resource_version: str = msgspec.field(default="", name="resourceVersion")
     continue_: str = msgspec.field(default="", name="continue")
 
 
 class _Object(msgspec.Struct):
+    kind: str = ""
+    api_version: str = msgspec.field(default="", name="apiVersion")
     metadata: _Meta = msgspec.field(default_factory=_Meta)
 
 
@@ -121,34 +137,51 @@ _kind = msgspec.json.Decoder(_Kind)
 
 
 class Known(Generic[T]):
-    """The objects of one resource by name, and up to which version of the server's history."""
+    """Holds the objects of one resource by name, as of one version of the server's history."""
 
     def __init__(
-        self, resource: Resource, decode: Callable[[bytes], T], report: Callable[[str], None], *, expects: bool = False
+        self,
+        resource: Resource,
+        decode: Callable[[bytes], T],
+        report: Callable[..., None],
+        *,
+        expects: bool = False,
+        now: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`expects`: a predecessor knew objects of this resource."""
         self.objects: dict[str, T] = {}
         self.version = ""
         self.synced = False
-        self.held_until: float | None = None  # an empty list is not believed before
-        self.unread: dict[str, str] = {}  # why, by name, objects could not be decoded when they were seen last
+        self.held_until: float | None = None  # an empty list does not count before this time
+        self.unread: dict[str, str] = {}  # by name: why the latest state of an object could not be decoded
         self._resource = resource
         self._decode = decode
         self._report = report
         self._expects = expects
-        self._told: set[str] = set()
+        self._reported: set[tuple[str, ...]] = set()
+        self._reports: Counter[str] = Counter()
+        self._now = now
+        self._forget_at = 0.0  # when faults count as new again
 
     def add(self, items: Iterable[msgspec.Raw], found: dict[str, T]) -> None:
-        """A page of a list; `found` grows by what can be read of it."""
+        """Adds the objects of one page of a list to `found`, as far as they can be decoded."""
         for item in items:
-            name = _object.decode(item).metadata.name
+            listed = _object.decode(item)
+            if self._is_foreign(listed):
+                continue
+            name = listed.metadata.name
             decoded = self._decoded(name, item)
             if decoded is not None and self._room(name, found):
                 found[name] = decoded
 
     def listed(self, found: dict[str, T], version: str, now: float) -> Change[T] | None:
-        """All objects there are, as of `version`. None: it is not believed yet, or nothing has changed."""
+        """Takes over a complete list as of `version`. Returns None if nothing changed, or if the list is empty and does not count yet.
+
+        Raises Unreadable for an impossible version.
+        """
+        _check_version(version)
         self.version = version
-        if not found and self.doubts and not self._waited(now):
+        if not found and self.has_objects and not self._held(now):
             return None
         self.held_until = None
         self._expects = False
@@ -159,13 +192,15 @@ class Known(Generic[T]):
         return Change(found, upserted, deleted, listed=True) if first or upserted or deleted else None
 
     def event(self, line: bytes) -> Change[T] | None:
-        """One line of a watch. Raises Expired, ApiError (the server's own words), msgspec.MsgspecError."""
+        """Takes over one line of a watch. Raises Expired, ApiError (an error in the stream), Unreadable, msgspec.MsgspecError."""
         event = _event.decode(line)
         if event.type == "ERROR":
-            self._refused(event.object)
-        metadata = _object.decode(event.object).metadata
-        self._move(metadata.resource_version)
-        name = metadata.name
+            self._raise_error(event.object)
+        changed = _object.decode(event.object)
+        if event.type in ("ADDED", "MODIFIED", "DELETED") and self._is_foreign(changed):
+            return None  # a foreign object's resource version belongs to another history
+        self._advance(changed.metadata.resource_version)
+        name = changed.metadata.name
         if event.type == "DELETED":
             self.unread.pop(name, None)
             if name not in self.objects:
@@ -180,12 +215,12 @@ class Known(Generic[T]):
         return Change(self.objects, {name: value}, {})
 
     @property
-    def doubts(self) -> bool:
-        """Whether it would be news that there is nothing."""
+    def has_objects(self) -> bool:
+        """Whether objects are known, to this process or to its predecessor. If so, an empty list needs a confirmation."""
         return bool(self.objects) or self._expects
 
-    def _waited(self, now: float) -> bool:
-        """Whether an empty list has been said for long enough."""
+    def _held(self, now: float) -> bool:
+        """Returns whether the objects were kept for HOLD_S after the first empty list."""
         if self.held_until is None:
             self.held_until = now + HOLD_S
         return now >= self.held_until
@@ -198,145 +233,143 @@ class Known(Generic[T]):
         except (msgspec.MsgspecError, ValueError) as wrong:
             if len(self.unread) < OBJECTS_MAX:
                 self.unread[name] = str(wrong)
-            self._once(name, f"{self._resource} '{name}' in namespace {self._resource.namespace}: {wrong}")
+            self._once("object cannot be read", name=name, reason=str(wrong))
             return self.objects.get(name)
+
+    def _is_foreign(self, given: _Object) -> bool:
+        """Returns whether this object does not belong to the resource, and reports it. Servers may omit kind, API version and namespace."""
+        resource, metadata = self._resource, given.metadata
+        version = f"{resource.group}/{resource.version}".removeprefix("/")
+        if metadata.namespace not in ("", resource.namespace):
+            why = f"is in namespace {metadata.namespace[:SHOWN_CHARS]!r}"
+        elif given.api_version not in ("", version):
+            why = f"has API version {given.api_version[:SHOWN_CHARS]!r}, not {version}"
+        elif not resource.plural.startswith(given.kind.lower()):
+            why = f"has kind {given.kind[:SHOWN_CHARS]!r}"
+        elif not 0 < len(metadata.name) <= NAME_CHARS_MAX:
+            why = f"has a name of {len(metadata.name)} characters"
+        else:
+            return False
+        event = "the API server sent an object of another resource, which is ignored"
+        self._once(event, name=metadata.name[:SHOWN_CHARS], reason=why)
+        return True
 
     def _room(self, name: str, objects: Mapping[str, T]) -> bool:
         if len(objects) < OBJECTS_MAX or name in objects:
             return True
-        self._once("", f"there are more than {OBJECTS_MAX} {self._resource}: those beyond are left out")
+        self._once("too many objects, the others are left out", limit=str(OBJECTS_MAX))
         return False
 
-    def _once(self, key: str, text: str) -> None:
-        if text not in self._told and len(self._told) < OBJECTS_MAX:
-            self._told.add(text)
-            self._report(text)
+    def _once(self, event: str, **fields: str) -> None:
+        """Reports an event once within REPORTED_S, and at most REPORTED_MAX events of its kind."""
+        if (now := self._now()) >= self._forget_at:
+            self._forget_at = now + REPORTED_S
+            self._reported.clear()
+            self._reports.clear()
+        key = event, *fields.values()
+        if key in self._reported or self._reports[event] > REPORTED_MAX:
+            return
+        self._reports[event] += 1
+        if self._reports[event] > REPORTED_MAX:
+            fields = {"reason": f"{REPORTED_MAX} were named within an hour, further ones are not: repair these first"}
+        self._reported.add(key)
+        self._report(event, resource=str(self._resource), namespace=self._resource.namespace, **fields)
 
-    def _move(self, version: str) -> None:
+    def _advance(self, version: str) -> None:
         if not version:
             return
-        if version.isdigit() and self.version.isdigit() and int(version) < int(self.version):
-            raise Expired(gone(self._resource, f"version {version} after {self.version}"))
+        _check_version(version)
+        if version.isdecimal() and self.version.isdecimal() and int(version) < int(self.version):
+            raise Expired(history_gone(self._resource, f"version {version} after {self.version}"))
         self.version = version
 
-    def _refused(self, status: msgspec.Raw) -> None:
-        said = _status.decode(status)
-        if said.code == HTTPStatus.GONE or said.reason in ("Expired", "Gone"):
-            raise Expired(gone(self._resource, said.message))
-        raise ApiError(said.code, said.reason, said.message, "watch", self._resource.path)
+    def _raise_error(self, raw: msgspec.Raw) -> None:
+        status = _status.decode(raw)
+        if status.code == HTTPStatus.GONE or status.reason in ("Expired", "Gone"):
+            raise Expired(history_gone(self._resource, status.message))
+        raise ApiError(status.code, status.reason, status.message, "watch", self._resource.path)
 
 
-def gone(resource: Resource, why: str) -> str:
-    """Of a history."""
+def _check_version(version: str) -> None:
+    if len(version) > VERSION_CHARS_MAX or not version.isascii():
+        raise Unreadable(f"{version[:SHOWN_CHARS]!r} is not a resource version of an API server")
+
+
+def history_gone(resource: Resource, why: str) -> str:
+    """Returns the text of an `Expired` exception."""
     return f"the history of {resource} in namespace {resource.namespace} is gone: {why}"
 
 
-class Outage:
-    """What does not work, over all resources; says when that begins and when it ends."""
-
-    def __init__(self, report: Callable[[str], None]) -> None:
-        self._report = report
-        self._away: set[Resource] = set()
-        self._refused: dict[Resource, str] = {}
-        self._since = 0.0
-
-    def lost(self, resource: Resource, failure: Exception, now: float) -> None:
-        """A try has failed."""
-        if is_away(failure):
-            if not self._away:
-                self._since = now
-                self._report(f"the Kubernetes API is away ({failure}); what is known stays, and it is tried again")
-            self._away.add(resource)
-            return
-        text = str(failure)
-        if self._refused.get(resource) != text:
-            self._refused[resource] = text
-            self._report(f"{text}; tried again")
-
-    def found(self, resource: Resource, now: float) -> None:
-        """It works."""
-        if self._refused.pop(resource, None) is not None:
-            self._report(f"{resource} in namespace {resource.namespace} can be followed again")
-        if resource in self._away:
-            self._away.discard(resource)
-            if not self._away:
-                self._report(f"the Kubernetes API answers again, after {now - self._since:.1f} s")
-
-    def forget(self, resource: Resource) -> None:
-        """It is not followed any more."""
-        self._refused.pop(resource, None)
-        self._away.discard(resource)
-
-
-def is_away(failure: Exception) -> bool:
-    """Whether a failure is of the API as such, not of one request."""
-    if isinstance(failure, ApiError):
-        return failure.status >= 500 or failure.status == HTTPStatus.TOO_MANY_REQUESTS
-    return isinstance(failure, Unreachable)
-
-
 class Reflector(Generic[T]):
-    """`run` follows the resource until it is cancelled; `changed` hears of every change, after `known` has it."""
+    """Follows one resource: lists it and watches it. `run` runs until it is cancelled."""
 
     def __init__(
         self,
-        api: Api,
+        api: WatchApi,
         resource: Resource,
         *,
         labels: str = "",
         field: str = "",
         decode: Callable[[bytes], T],
         changed: Callable[[Change[T]], None],
-        report: Callable[[str], None],
+        report: Callable[..., None],
         outage: Outage | None = None,
         expects: bool = False,
         rng: random.Random | None = None,
+        cpu: Callable[[], float] = time.thread_time,
     ) -> None:
+        """`labels` and `field` select objects. `decode` turns JSON into a T; it raises ValueError or MsgspecError.
+
+        `changed` gets every change, after `known` has it. `expects`: a predecessor knew objects of this resource. `cpu` measures the
+        work for its events (`pace`).
+        """
         self.resource = resource
-        self.absent = False  # the server does not know this resource
-        self.problem = ""  # why the last try failed; "" while all is well
+        self.absent = False  # whether the server does not know this resource
+        self.problem = ""  # why the last try failed; "" after a success
         self._api = api
         self._selectors = {key: text for key, text in (("labelSelector", labels), ("fieldSelector", field)) if text}
-        self._known = Known(resource, decode, report, expects=expects)
+        self._known = Known(resource, decode, report, expects=expects, now=_now)
         self._changed = changed
         self._outage = outage if outage is not None else Outage(report)
         self._rng = rng if rng is not None else random.Random()
+        names = {"resource": str(resource), "namespace": resource.namespace}
+        self._pace = Pace(partial(report, **names), cpu)
         self._list_next = True
         self._failures = self._expired = 0
         self._begun = False
 
     @property
     def known(self) -> Mapping[str, T]:
-        """What there is, by name."""
+        """The known objects by name."""
         return self._known.objects
 
     def unread(self, name: str) -> str:
-        """Why an object of this name could not be decoded when it was seen last; "" if it could, or was not seen."""
+        """Why the latest state of the object `name` could not be decoded; "" if it could, or if there is no such object."""
         return self._known.unread.get(name, "")
 
     @property
     def synced(self) -> bool:
-        """Whether a list was complete, and believed, at least once."""
+        """Whether at least one complete list has counted."""
         return self._known.synced
 
     async def run(self) -> None:
-        """Follow it; ends when cancelled."""
+        """Follows the resource until it is cancelled."""
         try:
             while True:
                 try:
-                    await self._turn()
+                    await self._list_and_watch()
                 except ApiError as failure:
                     is_gone = failure.status == HTTPStatus.GONE
-                    await self._failed(Expired(gone(self.resource, failure.message)) if is_gone else failure)
+                    await self._failed(Expired(history_gone(self.resource, failure.message)) if is_gone else failure)
                 except msgspec.MsgspecError as failure:
-                    await self._failed(Unreadable(self._nonsense(str(failure))))
+                    await self._failed(Unreadable(self._invalid(str(failure))))
                 except (Expired, Unreachable, Unreadable) as failure:
                     await self._failed(failure)
         finally:
             self._outage.forget(self.resource)
 
-    async def _turn(self) -> None:
-        """A list if one is due, and a watch to its end."""
+    async def _list_and_watch(self) -> None:
+        """Lists the resource if that is due, and watches it until the watch ends."""
         if self._list_next:
             self._begun = False
             if not await self._list():
@@ -345,7 +378,7 @@ class Reflector(Generic[T]):
         await self._watch()
 
     async def _list(self) -> bool:
-        """All pages; False when there is no such resource."""
+        """Lists all pages. Returns False if there is no such resource."""
         found: dict[str, T] = {}
         self._known.unread.clear()
         query = {"limit": str(max(PAGE >> self._failures, PAGE_MIN)), **self._selectors}
@@ -355,43 +388,43 @@ class Reflector(Generic[T]):
             except ApiError as refused:
                 if refused.status != HTTPStatus.NOT_FOUND or not self.resource.group:
                     raise
-                if self._known.doubts:
-                    await self._ask_for_groups(refused)
-                self._is_absent()
+                if self._known.has_objects:
+                    await self._check_groups(refused)
+                self._set_absent()
                 return False
-            # Page by page: the bytes of all together would be ten times what is kept of them.
+            # Decode page by page: the bytes of all pages take ten times the memory of the decoded objects.
             page = _page.decode(answer)
             if not page.metadata.resource_version:
-                raise Unreadable(self._nonsense("a list without a version"))
+                raise Unreadable(self._invalid("a list without a version"))
             self._known.add(page.items or (), found)
             if not page.metadata.continue_:
                 self.absent = self._list_next = False
                 self.problem = ""
-                self._take(self._known.listed(found, page.metadata.resource_version, _now()))
+                self._notify(self._known.listed(found, page.metadata.resource_version, _now()))
                 return True
             query["continue"] = page.metadata.continue_
         raise Unreachable(f"the list of {self.resource} has no end after {PAGES_MAX} pages")
 
-    async def _ask_for_groups(self, refused: ApiError) -> None:
-        """Raises Unreachable where nobody tells them: it was not the API server who refused."""
+    async def _check_groups(self, refused: ApiError) -> None:
+        """Raises Unreachable if the server does not list its API groups. Then the answer "not found" did not come from an API server."""
         try:
             if _kind.decode(await self._api.request("GET", "/apis")).kind == "APIGroupList":
                 return
         except (ApiError, msgspec.MsgspecError):
-            pass  # what it says instead does not matter
-        raise Unreachable(f"{refused}; it was not the API server who said that, /apis is not found either") from refused
+            pass  # any other answer means the same
+        raise Unreachable(f"{refused}; this answer is not from the API server: /apis is not found either") from refused
 
-    def _nonsense(self, what: str) -> str:
+    def _invalid(self, what: str) -> str:
         resource = self.resource
-        return f"what came for {resource} in namespace {resource.namespace} is not an API server's: {what}"
+        return f"the answer for {resource} in namespace {resource.namespace} is not an API server's: {what}"
 
-    def _is_absent(self) -> None:
+    def _set_absent(self) -> None:
         self.absent = True
-        self._well()
-        self._take(self._known.listed({}, "", _now()))
+        self._succeeded()
+        self._notify(self._known.listed({}, "", _now()))
 
     async def _watch(self) -> None:
-        """To its end, whoever ends it. Whether it worked is known after `STEADY_S`, or by its first event."""
+        """Watches the resource until either side ends the watch. A watch counts as working only after `STEADY_S`, not after an event."""
         began, seconds, idle_s = _now(), self._rng.uniform(*WATCH_S), IDLE_S
         if (until := self._known.held_until) is not None:
             seconds = idle_s = max(until - began, BACK_OFF_S)
@@ -409,10 +442,12 @@ class Reflector(Generic[T]):
                 async for line in lines:
                     if not line:
                         self._begun = True
-                        steady = asyncio.get_running_loop().call_later(STEADY_S, self._well)
+                        steady = asyncio.get_running_loop().call_later(STEADY_S, self._succeeded)
                         continue
-                    self._take(self._known.event(line))
-                    self._well()
+                    self._pace.begin()
+                    self._notify(self._known.event(line))
+                    if wait_s := self._pace.wait_s(_now()):
+                        await asyncio.sleep(wait_s)
                     if until is not None and _now() >= until:
                         break
         except Unreachable:
@@ -426,18 +461,18 @@ class Reflector(Generic[T]):
         elif _now() - began < STEADY_S:
             raise Unreachable(f"a watch of {self.resource} ended as soon as it had begun")
 
-    def _take(self, change: Change[T] | None) -> None:
+    def _notify(self, change: Change[T] | None) -> None:
         if change is not None:
             self._changed(change)
 
-    def _well(self) -> None:
+    def _succeeded(self) -> None:
         self._failures = self._expired = 0
         self.problem = ""
         self._outage.found(self.resource, _now())
 
     async def _failed(self, failure: Exception) -> None:
-        """Say so, unless it is nothing yet, and wait."""
-        if not is_away(failure) or _too_large(failure) or (self._failures + 1) % LIST_ANEW_AFTER == 0:
+        """Reports a failure, unless it is routine, and waits before the next try."""
+        if not is_away(failure) or _version_unreachable(failure) or (self._failures + 1) % LIST_ANEW_AFTER == 0:
             self._list_next = True
         if isinstance(failure, Expired):
             self._expired += 1
@@ -451,12 +486,12 @@ class Reflector(Generic[T]):
         self._outage.lost(self.resource, failure, _now())
         tries = max(self._failures, self._expired)
         wait = min(BACK_OFF_S * 2.0 ** min(tries - 1, 10), BACK_OFF_S_MAX) * self._rng.uniform(*JITTER)
-        asked = failure.retry_after_s if isinstance(failure, ApiError) else 0.0
-        await asyncio.sleep(max(wait, min(asked, RETRY_AFTER_S_MAX)))
+        retry_after_s = failure.retry_after_s if isinstance(failure, ApiError) else 0.0
+        await asyncio.sleep(max(wait, min(retry_after_s, RETRY_AFTER_S_MAX)))
 
 
-def _too_large(failure: Exception) -> bool:
-    """The server has not come to our version and will not: it was restored from an older state."""
+def _version_unreachable(failure: Exception) -> bool:
+    """Whether the server will never reach the version of this watch, because it was restored from an older state."""
     return isinstance(failure, ApiError) and failure.status == HTTPStatus.GATEWAY_TIMEOUT
 
 

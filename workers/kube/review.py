@@ -1,17 +1,18 @@
-"""Who may read a page: a bearer token and the page's path -> yes, or an answer that says why not.
+"""Decides whether the bearer of a token may get a page of the metrics port. The Kubernetes API server reviews the token.
 
-    token ─▶ known for less than its time? ─▶ as then
-          ─▶ TokenReview: whose is it?  ─▶ SubjectAccessReview: may he get this path?  ─▶ remembered
+    token ─▶ in the cache and not expired? ─▶ the cached verdict
+          ─▶ TokenReview: which user is it?  ─▶ SubjectAccessReview: may this user get this path?  ─▶ cached
 
-- All that ask with the same token for the same path at the same time share one review.
-- Answers are remembered for a short time, those that allow apart from those that refuse, so that no flood of made-up tokens drives
-  out what Prometheus uses. Tokens are remembered as keyed hashes only, and never logged.
-- Reviews under way and reviews a second are bounded: whoever guesses tokens asks the API server not more often than that.
-- A review that cannot be made allows nobody: 503, and the log says why. A refusal of ours (RBAC of the picker) is no refusal of his.
-- A token that is no token (none, too long, not ASCII) is refused without asking.
-- Probes are open to all, and pages that only loopback may see (`/debug`) ask no token of loopback.
+- Concurrent requests with the same token for the same path share one review.
+- Verdicts are cached for a short time. Allowed and refused tokens have separate caches, so that a flood of made-up tokens does not
+  evict the token of Prometheus. The caches contain tokens as keyed hashes only, and tokens are never logged.
+- The number of concurrent reviews and of reviews per second is bounded: a client that guesses tokens cannot flood the API server.
+- If a review fails, access is denied with 503 and the log says why. A failure on the picker's side (its own RBAC) says nothing about
+  the user, so it is never a 401 or 403.
+- A malformed token (empty, too long, not ASCII) is refused without a review.
+- Probes are open to any client. Pages for loopback only (`/debug`) need no token from loopback.
 
-What this does not do: read HTTP (`workers.admin` does).
+What this does not do: read HTTP (`workers.pages.connection` does).
 """
 
 import asyncio
@@ -25,16 +26,16 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
-from workers.admin import ALLOWED, Request, Verdict
-from workers.decisions_page import is_loopback
-from workers.kube.api import ApiError, Unreachable
-from workers.log import Rarely
+from workers.host.log import Rarely
+from workers.kube.errors import ApiError, Unreachable
+from workers.pages.decisions import is_local
+from workers.pages.page import ALLOWED, Request, Verdict
 
 ALLOWED_S: Final = 60.0
 REFUSED_S: Final = 10.0
 FAILED_S: Final = 1.0
-REMEMBERED_MAX: Final = 256  # of each kind
-REVIEW_S: Final = 5.0  # both reviews together
+CACHED_MAX: Final = 256  # verdicts in each cache
+REVIEW_S: Final = 5.0  # time-out of both reviews together
 UNDER_WAY_MAX: Final = 8
 REVIEWS_PER_S: Final = 10.0
 BURST: Final = 20.0
@@ -46,28 +47,28 @@ DEBUG: Final = "/debug/"
 ACCESS_REVIEWS: Final = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
 
 
-CHALLENGE: Final = 'WWW-Authenticate: Bearer realm="metrics"\r\n'
-LATER: Final = "Retry-After: 1\r\n"
+CHALLENGE: Final = (("WWW-Authenticate", 'Bearer realm="metrics"'),)
+LATER: Final = (("Retry-After", "1"),)
 NEEDED: Final = Verdict(
     HTTPStatus.UNAUTHORIZED,
-    "this page needs `Authorization: Bearer TOKEN`, the token of a service account that may get it",
+    "this page needs `Authorization: Bearer TOKEN`, the token of a service account that may get the page",
     CHALLENGE,
 )
 UNKNOWN: Final = Verdict(
     HTTPStatus.UNAUTHORIZED, "the API server does not accept this token; it may have expired", CHALLENGE
 )
 BUSY: Final = Verdict(
-    HTTPStatus.SERVICE_UNAVAILABLE, "too many tokens wait to be reviewed; try again in a second", LATER
+    HTTPStatus.SERVICE_UNAVAILABLE, "too many tokens are waiting for a review; try again in a second", LATER
 )
 FAILED: Final = Verdict(
     HTTPStatus.SERVICE_UNAVAILABLE,
-    "this token could not be reviewed by the API server; the picker's log says why",
+    "the API server could not review this token; the picker's log says why",
     LATER,
 )
 
 
-class Server(Protocol):
-    """What is needed of `api.Api`."""
+class ReviewApi(Protocol):
+    """The part of `api.Api` that reviews use."""
 
     async def request(self, verb: str, path: str, *, body: bytes | None = None, timeout_s: float = ...) -> bytes: ...
 
@@ -101,32 +102,35 @@ _access_review = msgspec.json.Decoder(_AccessReview)
 
 
 class Reviewer:
-    """Reviews tokens, and remembers."""
+    """Reviews tokens and caches the verdicts."""
 
     def __init__(
         self,
-        server: Callable[[], Server | None],
-        report: Callable[[str], None],
+        server: Callable[[], ReviewApi | None],
+        report: Callable[..., None],
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`server`: the API server, None while there is no connection to it yet."""
+        """`server` returns the API server, or None before there is a connection to it."""
         self._server = server
         self._now = now
         self._secret = os.urandom(32)
-        self._allowed = _Remembered()
-        self._refused = _Remembered()
+        self._allowed = _Cache()
+        self._refused = _Cache()
         self._under_way: dict[bytes, asyncio.Task[Verdict]] = {}
         self._left, self._left_at = BURST, now()
         self._rarely = Rarely("tokens for the metrics port that could not be reviewed", report)
 
     def guard(self, request: Request) -> "Verdict | asyncio.Task[Verdict]":
-        """For the metrics port."""
-        if request.path in OPEN or (request.path.startswith(DEBUG) and is_loopback(request.peer)):
+        """Returns the verdict for a request to the metrics port, or the task of the review that finds it (see `ask`)."""
+        if request.path in OPEN or (request.path.startswith(DEBUG) and is_local(request)):
             return ALLOWED
         return self.ask(request.token, request.path)
 
     def ask(self, token: str, path: str) -> "Verdict | asyncio.Task[Verdict]":
-        """A verdict that is known, or the review that will bring it; it is shared: do not cancel it."""
+        """Returns the verdict if it is known, otherwise the task of the review that finds it.
+
+        Do not cancel the task, because other requests may wait for it.
+        """
         if not token:
             return NEEDED
         if len(token) > TOKEN_CHARS_MAX or not token.isascii() or not token.isprintable() or " " in token:
@@ -137,14 +141,14 @@ class Reviewer:
             return known
         if (task := self._under_way.get(key)) is not None:
             return task
-        if len(self._under_way) >= UNDER_WAY_MAX or not self._may_ask(now):
+        if len(self._under_way) >= UNDER_WAY_MAX or not self._may_review(now):
             return BUSY
         task = self._under_way[key] = asyncio.get_running_loop().create_task(self._review(token, path, key))
         task.add_done_callback(lambda _: self._under_way.pop(key, None))
         return task
 
     def close(self) -> None:
-        """Ask no more."""
+        """Cancels all reviews."""
         for task in self._under_way.values():
             task.cancel()
 
@@ -167,12 +171,12 @@ class Reviewer:
         if server is None:
             raise Unreachable("not connected to the API server yet")
         review: dict[str, Any] = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview"}
-        review["spec"] = {"token": str(token)}  # msgspec wants no subclass
+        review["spec"] = {"token": str(token)}  # a plain str, because msgspec does not encode subclasses of str
         answer = await server.request("POST", TOKEN_REVIEWS, body=msgspec.json.encode(review), timeout_s=REVIEW_S)
-        said = _token_review.decode(answer).status
-        if not said.authenticated:
+        status = _token_review.decode(answer).status
+        if not status.authenticated:
             return UNKNOWN
-        user = said.user
+        user = status.user
         review = {"apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview"}
         review["spec"] = {
             "user": user.username,
@@ -193,7 +197,7 @@ class Reviewer:
     def _key(self, token: str, path: str) -> bytes:
         return hashlib.blake2b(f"{path} {token}".encode(), key=self._secret, digest_size=16).digest()
 
-    def _may_ask(self, now: float) -> bool:
+    def _may_review(self, now: float) -> bool:
         self._left = min(BURST, self._left + (now - self._left_at) * REVIEWS_PER_S)
         self._left_at = now
         if self._left < 1:
@@ -202,8 +206,8 @@ class Reviewer:
         return True
 
 
-class _Remembered:
-    """Verdicts until their time; the oldest leave when there are too many."""
+class _Cache:
+    """Keeps verdicts until they expire. If it is full, it drops the oldest one."""
 
     def __init__(self) -> None:
         self._until: OrderedDict[bytes, tuple[float, Verdict]] = OrderedDict()
@@ -220,5 +224,5 @@ class _Remembered:
     def put(self, key: bytes, verdict: Verdict, until: float) -> None:
         self._until[key] = until, verdict
         self._until.move_to_end(key)
-        if len(self._until) > REMEMBERED_MAX:
+        if len(self._until) > CACHED_MAX:
             self._until.popitem(last=False)

@@ -1,6 +1,6 @@
-"""Label selectors as Kubernetes writes them: `a=b, c in (d, e), !f, g notin (h), i > 3`.
+"""Parses label selectors as Kubernetes writes them: `a=b, c in (d, e), !f, g notin (h), i > 3`. Matches labels against them.
 
-The text goes to the API server, which selects; the same rules are held against every object that it sends.
+The API server gets the text and selects. The picker then checks every object that the server sends against the same selector.
 """
 
 import re
@@ -20,14 +20,14 @@ _SIGNS = frozenset("=!,()<>") | {"==", "!="}
 
 
 class Requirement(NamedTuple):
-    """One of a selector's conditions; `operator` is =, in, notin, exists, !, > or <."""
+    """One condition of a selector. `operator` is in, notin, exists, !, > or <."""
 
     key: str
     operator: str
     values: frozenset[str] = frozenset()
 
     def holds(self, labels: Mapping[str, str]) -> bool:
-        """Whether an object with these labels meets it."""
+        """Whether an object with these labels meets the condition."""
         value = labels.get(self.key)
         match self.operator:
             case "in":
@@ -45,7 +45,7 @@ class Requirement(NamedTuple):
 
 
 class Selector(NamedTuple):
-    """All requirements must hold; none selects everything. `text` is what the API server is asked with."""
+    """A selector. All requirements must hold, so a selector without any selects everything. `text`: its form for the API server."""
 
     text: str = ""
     requirements: tuple[Requirement, ...] = ()
@@ -56,13 +56,13 @@ class Selector(NamedTuple):
 
 
 def of_labels(labels: Mapping[str, str]) -> Selector:
-    """`matchLabels`."""
+    """Returns the selector for `matchLabels`: each label must have the given value."""
     text = ",".join(f"{key}={value}" for key, value in sorted(labels.items()))
     return Selector(text, tuple(Requirement(key, "in", frozenset((value,))) for key, value in sorted(labels.items())))
 
 
 def parse(text: str) -> Selector:
-    """A selector's text. Raises ValueError with what is wrong and where."""
+    """Parses the text of a selector. Raises ValueError with what is wrong and where."""
     tokens = _Tokens(text)
     requirements = []
     while tokens.next is not None:
@@ -78,22 +78,24 @@ def parse(text: str) -> Selector:
 
 
 class _Tokens:
-    """What comes next, and where."""
+    """Yields the tokens of a selector. `next`: the next token, None at the end."""
 
     def __init__(self, text: str) -> None:
         self._text = text
-        self._found = self._split()
-        self.next: str | None = next(self._found)
+        self._tokens = self._split()
+        self.next: str | None = next(self._tokens)
 
     def take(self) -> str:
-        taken, self.next = self.next, next(self._found)
+        taken, self.next = self.next, next(self._tokens)
         if taken is None:
-            raise ValueError(f"'{self._text}' ends too early; a selector is like 'app=vllm, tier in (a, b), !canary'")
+            raise ValueError(
+                f"'{self._text}' ends too early; write a selector such as 'app=vllm, tier in (a, b), !canary'"
+            )
         return taken
 
     def expect(self, sign: str) -> None:
-        if (found := self.next) != sign:
-            raise ValueError(f"'{self._text}': '{sign}' is expected, not '{found or 'the end'}'")
+        if (token := self.next) != sign:
+            raise ValueError(f"'{self._text}': '{sign}' is expected, not '{token or 'the end'}'")
         self.take()
 
     def _split(self) -> Iterator[str | None]:
@@ -122,11 +124,11 @@ def _requirement(tokens: _Tokens) -> Requirement:
     if sign in (">", "<"):
         limit = tokens.take()
         if not _INTEGER.fullmatch(limit):
-            raise ValueError(f"'{key} {sign} {limit}': only integers are compared")
+            raise ValueError(f"'{key} {sign} {limit}': only integers can be compared")
         return Requirement(key, sign, frozenset((limit,)))
     operators = {"=": "in", "==": "in", "!=": "notin"}
     if sign not in operators:
-        raise ValueError(f"'{sign}' after '{key}' is no operator; there are =, ==, !=, in, notin, > and <")
+        raise ValueError(f"'{sign}' after '{key}' is not an operator; use =, ==, !=, in, notin, > or <")
     return Requirement(key, operators[sign], frozenset((_value(tokens),)))
 
 
@@ -143,13 +145,13 @@ def _values(tokens: _Tokens) -> frozenset[str]:
 
 
 def _value(tokens: _Tokens) -> str:
-    """The next value; empty where a comma, a bracket or the end stands."""
+    """Takes the next value. Returns "" if a comma, a bracket or the end comes next."""
     if tokens.next in (None, ",", ")"):
         return ""
     value = tokens.take()
     if len(value) > NAME_MAX or not _NAME.fullmatch(value):
         raise ValueError(
-            f"'{value[:PREFIX_MAX]}' is no label value: it has up to {NAME_MAX} letters, digits, '-', '_' and '.'"
+            f"'{value[:PREFIX_MAX]}' is not a label value: use up to {NAME_MAX} letters, digits, '-', '_' and '.'"
         )
     return value
 
@@ -158,5 +160,5 @@ def _key(text: str) -> str:
     prefix, slash, name = text.rpartition("/")
     good_prefix = not slash or (len(prefix) <= PREFIX_MAX and _PREFIX.fullmatch(prefix))
     if text in _SIGNS or not good_prefix or len(name) > NAME_MAX or not _NAME.fullmatch(name):
-        raise ValueError(f"'{text[:PREFIX_MAX]}' is no label key: a key is like app or example.com/app")
+        raise ValueError(f"'{text[:PREFIX_MAX]}' is not a label key: write a key such as app or example.com/app")
     return text

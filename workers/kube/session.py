@@ -1,7 +1,7 @@
-"""Credentials of a kubeconfig or of the pod -> an HTTP session that uses them. Imported after the fork only: it imports the client.
+"""Opens an HTTP session with the credentials of a kubeconfig or of the pod. Import it only after the fork: it imports the client library.
 
-Loading is kubernetes_asyncio's: contexts, several files, tokens, client certificates, exec plugins, OIDC. A pod's token is
-read again every minute by its own hook; everything else is loaded anew by `Api` when the server refuses it.
+kubernetes_asyncio loads the credentials: contexts, several files, tokens, client certificates, exec plugins, OIDC. It also reads a
+pod's token again every minute. `Api` loads all other credentials again when the server refuses them.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from typing import Any
 import aiohttp
 import yaml
 
-from workers.kube.api import Unreachable
+from workers.kube.errors import Unreachable
 from workers.kube.generated import without_models
 
 with without_models():
@@ -24,19 +24,20 @@ with without_models():
     from kubernetes_asyncio.client.rest import RESTClientObject
     from kubernetes_asyncio.config import ConfigException, kube_config, load_incluster_config
 
-LOAD_S_MAX = 30.0  # an exec plugin may ask a server of its own
+LOAD_S_MAX = 30.0  # an exec plugin may send requests to another server
 CONNECT_S = 5.0
 CONNECTIONS_MAX = 32
 USER_AGENT = "endpoint-picker"
-logging.getLogger("kubernetes_asyncio").addHandler(logging.NullHandler())  # what it says of failures, they say too
+# The texts of the library's exceptions repeat what it logs.
+logging.getLogger("kubernetes_asyncio").addHandler(logging.NullHandler())
 
 
 class Session:
-    """Connections to one API server."""
+    """Holds the connections to one API server, and the credentials."""
 
     def __init__(self, configuration: Any) -> None:
         configuration.connection_pool_maxsize = CONNECTIONS_MAX
-        # Clusters' own CAs often lack what X.509 wants of the strict; no other client of Kubernetes insists on it.
+        # The CAs of clusters often fail the strict X.509 checks, and no other client of Kubernetes makes these checks.
         configuration.disable_strict_ssl_verification = True
         self.host: str = configuration.host.rstrip("/")
         self._configuration = configuration
@@ -50,18 +51,18 @@ class Session:
             self._more |= {"proxy": self._rest.proxy, "proxy_headers": self._rest.proxy_headers}
 
     async def send(self, verb: str, url: str, headers: Mapping[str, str], body: bytes | None) -> aiohttp.ClientResponse:
-        """The answer, its body still to be read. Raises Unreachable, aiohttp.ClientError, OSError."""
-        own = {"Accept": "application/json", "Accept-Encoding": "identity", "User-Agent": USER_AGENT, **headers}
+        """Returns the answer with its body unread. Raises Unreachable, aiohttp.ClientError, OSError."""
+        fields = {"Accept": "application/json", "Accept-Encoding": "identity", "User-Agent": USER_AGENT, **headers}
         try:
             token = await self._configuration.get_api_key_with_prefix("BearerToken")
         except (ConfigException, OSError) as wrong:
             raise Unreachable(f"{self.host}: the service account's token cannot be read: {wrong}") from wrong
         if token:
-            own["Authorization"] = token.strip()
+            fields["Authorization"] = token.strip()
         return await self._http.request(
             verb,
             self.host + url,
-            headers=own,
+            headers=fields,
             data=body,
             timeout=self._timeout,
             allow_redirects=False,
@@ -69,12 +70,15 @@ class Session:
         )
 
     async def close(self) -> None:
-        """Drop all connections."""
+        """Closes all connections."""
         await self._rest.close()
 
 
 async def open_session(files: str, environ: Mapping[str, str]) -> Session:
-    """`files`: kubeconfig files, "" for the pod's own credentials. Raises Unreachable when they cannot be loaded."""
+    """Loads the credentials of the kubeconfig `files`, or of the pod's service account if `files` is "".
+
+    Raises Unreachable if they cannot be loaded.
+    """
     configuration = Configuration()
     try:
         if not files:
@@ -86,14 +90,14 @@ async def open_session(files: str, environ: Mapping[str, str]) -> Session:
             async with asyncio.timeout(LOAD_S_MAX):
                 await kube_config.load_kube_config(files, client_configuration=configuration, persist_config=False)
         except (TimeoutError, asyncio.CancelledError):
-            for plugin in _children() - before:  # the client leaves it running, one more with every try
+            for plugin in _children() - before:  # the library leaves exec plugins running, so each try would add one
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(plugin, signal.SIGKILL)
             raise
         try:
             return Session(configuration)
         finally:
-            kube_config._cleanup_temp_files()  # keys that stand in a kubeconfig were written to files for TLS to read
+            kube_config._cleanup_temp_files()  # keys inside a kubeconfig were written to files for TLS to read
     except TimeoutError as late:
         raise Unreachable(f"{files}: the exec plugin did not end within {LOAD_S_MAX:g} s") from late
     except (
@@ -106,12 +110,12 @@ async def open_session(files: str, environ: Mapping[str, str]) -> Session:
         KeyError,
         AssertionError,
     ) as bad:
-        is_none = "" if isinstance(bad, ConfigException | OSError) else " is no kubeconfig" if files else ""
-        raise Unreachable(f"{files or 'the service account'}{is_none}: {bad or type(bad).__name__}") from bad
+        invalid = " is not a kubeconfig" if files and not isinstance(bad, ConfigException | OSError) else ""
+        raise Unreachable(f"{files or 'the service account'}{invalid}: {bad or type(bad).__name__}") from bad
 
 
 def _children() -> set[int]:
-    """Processes of this one, where the kernel tells."""
+    """Returns the process ids of this process's children. The set is empty if the kernel does not list them."""
     try:
         with open(f"/proc/self/task/{os.getpid()}/children") as listed:
             return {int(pid) for pid in listed.read().split()}

@@ -1,1 +1,4 @@
-"""HTTP/2 + gRPC on the server's side: bytes of a connection in, whole messages out, and back."""
+"""HTTP/2 and gRPC servers: turn the bytes of a connection into whole messages, and answers into bytes.
+
+May import: host and all below it. Imported by: shared and all above it.
+"""

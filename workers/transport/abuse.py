@@ -1,12 +1,15 @@
-"""Peers that keep the letter of HTTP/2 and cost more than they bring: what is counted against them, and when it is too much.
+"""Detects peers that obey HTTP/2 but cost more than they bring: counts what they do by cause, and says when it is too much.
 
-Each cause has a name, which its counter and the log carry, and a sentence, which the peer gets as the debug text of GOAWAY
-with ENHANCE_YOUR_CALM. Most causes are kinds of frames with a bucket each: a burst of tokens, filled again by time and by
-`earned`, a growing total of useful work that makes such frames expected (bytes that the peer took, streams that ended as
-they should). The others are limits that are met once.
+Each cause has a name and a sentence. The counter and the log show the name. The peer gets the sentence as the debug text of GOAWAY with
+ENHANCE_YOUR_CALM. Most causes are kinds of frames. Each of these has one token bucket per connection, which starts with a burst of tokens.
+Time refills the bucket. So does `earned`, a growing total of useful work that makes such frames expected (bytes that the peer has taken,
+streams that have ended properly). The other causes are limits: a peer must not exceed them even once.
 
-A bucket is made when the first token is taken, and is asked only for frames of its kind: messages of a stream meet none.
-What this does not do: look at streams that are whole and answered. Too many of those are load, and flow control's matter.
+A bucket is created when its first token is taken. Only frames of its kind take tokens, so messages on a stream take none.
+Early resets are different, because a gateway relays the resets of one client over the connection of all. They are counted in the same way.
+But if there are too many, the connection is not closed: it is read more slowly (`Session.reset_early`).
+
+What this does not do: count streams that are complete and answered. Too many of these are load, which flow control handles.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,10 +17,13 @@ from typing import Final
 
 from workers.transport.limits import Limits
 
-BYTES_PER_TOKEN: Final = 4  # that the peer took: a window opened byte by byte isn't paid for by the bytes it lets out
+# Bytes of DATA sent per earned token: a peer that opens its window byte by byte must not earn a token for each byte.
+BYTES_PER_TOKEN: Final = 4
+
+VIOLATION: Final = "violation"  # of the application's protocol; it ends the stream, and the connection continues
 
 CAUSES: Final[Mapping[str, str]] = {
-    # Buckets.
+    # Causes with a bucket.
     "resets": "too many streams reset before they were answered",
     "provoked_resets": "too many streams that had to be reset for errors of the peer",
     "refused_streams": "too many streams beyond the advertised limit",
@@ -32,8 +38,8 @@ CAUSES: Final[Mapping[str, str]] = {
     "stray_frames": "too many frames on streams that have ended",
     "unknown_frames": "too many frames of unknown types",
     "output_stalled": "answers were not read for too long",
-    # Limits that are met once.
-    "output_limit": "more answers are unread than one stream or connection may leave so",
+    # Causes that are limits.
+    "output_limit": "too many bytes of answers are unread on one stream or connection",
     "header_block": "a header block has too many bytes or CONTINUATION frames",
     "header_list": "a header list has too many fields or bytes",
     "header_timeout": "a header block was not finished in time",
@@ -44,7 +50,7 @@ CAUSES: Final[Mapping[str, str]] = {
 
 
 class Bucket:
-    """Tokens for one kind of frame."""
+    """The tokens of one kind of frame on one connection."""
 
     __slots__ = ("_earned", "_now", "_tokens", "burst", "per_second")
 
@@ -59,12 +65,12 @@ class Bucket:
         gained = (now - self._now) * self.per_second + (earned - self._earned)
         self._now = now
         self._earned = earned
-        self._tokens = min(self.burst, self._tokens + gained) - 1.0
+        self._tokens = max(-1.0, min(self.burst, self._tokens + gained) - 1.0)
         return self._tokens >= 0.0
 
 
 class Buckets:
-    """Those of one connection."""
+    """The buckets of one connection, by cause."""
 
     __slots__ = ("_buckets", "_limits")
 
@@ -76,12 +82,12 @@ class Buckets:
         bucket = self._buckets.get(cause)
         if bucket is None:
             limits = self._limits
-            burst = _BURST.get(cause, _usual)(limits)
+            burst = _BURST.get(cause, _usual_burst)(limits)
             bucket = self._buckets[cause] = Bucket(burst, limits.per_second if cause != "output_stalled" else 0.0, now)
         return bucket.take(now, earned)
 
 
-def _usual(limits: Limits) -> int:
+def _usual_burst(limits: Limits) -> int:
     return limits.burst
 
 

@@ -1,38 +1,49 @@
-"""Which worker takes the next connection, and when a full connection may carry more.
+"""Decides which worker takes the next connection, and when a full connection may carry more streams.
 
-All workers wait on one listening socket that the parent made. Envoy multiplexes everything on few connections, so chance is
-a bad judge: a worker accepts only while its load is the smallest among workers that serve and whose heartbeat is fresh. As
-a stopped or wrong neighbour must not keep connections waiting, a worker that has seen the socket readable for 20 ms accepts
-whatever its load. Load counts every connection as at least the streams it was invited to bring, so that a burst of connects
-is spread before the first stream arrives, and a pause between short streams doesn't look like idleness.
+`Gate`: all workers wait on one listening socket, which the parent has created. Envoy multiplexes all requests on few connections, so random
+placement would be uneven. Therefore a worker accepts only while its load is the smallest among the workers that serve and have a fresh
+heartbeat. A worker that is stopped or shows a wrong load must not keep connections waiting. So a worker that has seen the socket readable
+for 20 ms accepts whatever its load is. In the load, each connection counts as at least the streams that its first limit allows. So a burst
+of connections is spread before their first streams arrive, and a pause between short streams does not look idle. The kernel hands over
+connections in their order. So if LONG_QUEUE of them wait, as in a flood, every worker accepts several per turn of its loop: otherwise new
+connections of a gateway would wait behind the flood, or the kernel would drop them, and they would be tried again after a second.
 
-The other half: a low stream limit makes Envoy open more connections, but a client that keeps one connection waits for a
-place. A connection that has been full for 20 ms while no worker accepted a new one is allowed twice as many, unless its client
-has a pool. Envoy fills one connection before it uses the next, so its full connections stay full while others have room:
-raising them moved 97 streams onto 2 of 4 workers. Envoy is known by the headers it adds, and is raised only where no more
-connections can be accepted. A client that can't be told is raised unless its host has another connection with room here.
+`FullConnections`: a low limit of streams makes Envoy open more connections, but a client that keeps a single connection waits for a place.
+When a connection has been full for 20 ms and no worker has accepted a new one meanwhile, its limit doubles, unless its client has a pool.
+Envoy has one. It fills one connection before it uses the next, so its full connections stay full while others have room. Raising their
+limits moved 97 streams onto 2 of 4 workers. Envoy is recognised by the headers that it adds. Its limits rise only when no more connections
+can be accepted. The limit of an unknown client rises unless its host has another connection with room in this worker.
 """
 
 import errno
 import socket
+import sys
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from workers.transport.headers import ClientKind
 
 FRESH_HEARTBEAT = 0.3
-PATIENCE = 0.02  # a readable socket, or a full connection, is left alone for so long
-RETRY = 0.002  # how soon a worker that is not the least loaded looks again
-FORGET = 5 * RETRY  # a socket that was not seen readable for so long has been served meanwhile
+# How long a readable socket waits for the least loaded worker, and a full connection for its client to open another one.
+PATIENCE = 0.02
+RETRY = 0.002  # seconds after which a worker that is not the least loaded looks again
+LONG_QUEUE = 64  # connections that wait for `accept`
+QUEUE_SHARE = 4  # a worker accepts one in so many of a long queue in one turn of the loop, and at most AT_ONCE
+AT_ONCE = 64
+FORGET = 5 * RETRY  # if the socket was not readable for this time, another worker has served it
+QUEUED_AT = (
+    24  # bytes into Linux's struct tcp_info: tcpi_unacked, which is the length of the queue of a listening socket
+)
 NO_ROOM_PAUSE = 0.05
 NO_DESCRIPTORS_PAUSE = 0.1
 LOG_EVERY = 10.0
+NO_ROOM = "all places are taken; start more workers, or raise the limit of open files"
 
-Others = Callable[[], Iterable[tuple[bool, int, float]]]  # (serving, load, seconds since its heartbeat)
+OtherWorkers = Callable[[], Iterable[tuple[bool, int, float]]]  # (serving, load, seconds since its heartbeat)
 
 
 class Loop(Protocol):
-    """What is needed of an event loop."""
+    """The methods of an event loop that this module uses."""
 
     def time(self) -> float: ...
     def add_reader(self, fd: int, callback: Callable[[], None]) -> None: ...
@@ -45,19 +56,25 @@ class Timer(Protocol):
 
 
 class Gate:
-    """Accepts from the shared socket when it is this worker's turn."""
+    """Accepts connections from the shared socket when it is this worker's turn.
+
+    `room` returns how many connections may be accepted. If this is more than one, most of them are refused anyway, so turns do not matter.
+    """
 
     def __init__(
         self,
         loop: Loop,
         listening: socket.socket,
         load: Callable[[], int],
-        others: Others,
+        others: OtherWorkers,
         take: Callable[[socket.socket], None],
-        room: Callable[[], bool] = lambda: True,
-        on_failure: Callable[[str], None] = lambda text: None,
+        room: Callable[[], int] = lambda: 1,
+        on_failure: Callable[..., None] = lambda event, **fields: None,
+        queued: Callable[[socket.socket], int] | None = None,
     ) -> None:
+        """`queued` returns how many connections wait at a listening socket."""
         self._loop = loop
+        self._queued = queued or _queued
         self._listening = listening
         self._load = load
         self._others = others
@@ -65,7 +82,7 @@ class Gate:
         self._room = room
         self._on_failure = on_failure
         self._readable_since: float | None = None
-        self._seen_readable = 0.0  # the last time
+        self._seen_readable = 0.0  # when the socket was last seen readable
         self._retry: Timer | None = None
         self._open = False
         self._logged_at = -LOG_EVERY
@@ -76,7 +93,7 @@ class Gate:
             self._watch()
 
     def close(self) -> None:
-        """Accept no more. The socket stays open: it is everyone's."""
+        """Stops accepting. The socket stays open, because all workers share it."""
         if self._open:
             self._open = False
             self._loop.remove_reader(self._listening.fileno())
@@ -90,52 +107,74 @@ class Gate:
 
     def _readable(self) -> None:
         now = self._loop.time()
-        if not self._room():
+        room = self._room()
+        if not room:
             self._pause(NO_ROOM_PAUSE)
-            self._complain(
-                now,
-                "as many connections are open as a worker takes; start more workers, or raise the limit of open files",
-            )
+            self._report("no more connections are accepted: the worker has as many as it may", reason=NO_ROOM)
             return
-        if not self._may_accept(now):
+        if room == 1 and (queued := self._queued(self._listening)) >= LONG_QUEUE:
+            self._accept_several(min(queued // QUEUE_SHARE, AT_ONCE))
+            return
+        if room == 1 and not self._may_accept(now):
             self._pause(RETRY)
             return
+        while room and self._accept():
+            room -= 1
+
+    def _accept_several(self, count: int) -> None:
+        """Accepts up to `count` connections, as long as there is room."""
+        while count and self._accept() and self._room() == 1:
+            count -= 1
+
+    def _accept(self) -> bool:
+        """Accepts one connection. Returns False if there is none."""
         try:
             accepted, _ = self._listening.accept()
         except (BlockingIOError, InterruptedError, ConnectionAbortedError):
             self._readable_since = None  # another worker was faster
-            return
+            return False
         except OSError as error:
             if error.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
                 raise
             self._pause(NO_DESCRIPTORS_PAUSE)
-            self._complain(now, f"can't accept a connection: {error.strerror}; raise the limit of open files")
-            return
+            self._report("cannot accept a connection", reason=f"{error.strerror}; raise the limit of open files")
+            return False
         self._readable_since = None
         accepted.setblocking(False)
         self._take(accepted)
+        return True
 
-    def _complain(self, now: float, text: str) -> None:
+    def _report(self, event: str, *, reason: str) -> None:
+        now = self._loop.time()
         if now - self._logged_at >= LOG_EVERY:
             self._logged_at = now
-            self._on_failure(text)
+            self._on_failure(event, reason=reason)
 
     def _may_accept(self, now: float) -> bool:
-        if self._readable_since is None or now - self._seen_readable > FORGET:  # in between another worker took it
+        if self._readable_since is None or now - self._seen_readable > FORGET:  # another worker has accepted in between
             self._readable_since = now
         self._seen_readable = now
         if now - self._readable_since >= PATIENCE:
             return True
-        mine = self._load()
-        return all(mine <= load or not serving or age >= FRESH_HEARTBEAT for serving, load, age in self._others())
+        own_load = self._load()
+        return all(own_load <= load or not serving or age >= FRESH_HEARTBEAT for serving, load, age in self._others())
 
     def _pause(self, seconds: float) -> None:
         self._loop.remove_reader(self._listening.fileno())
         self._retry = self._loop.call_later(seconds, self._watch)
 
 
+def _queued(listening: socket.socket) -> int:
+    """Returns how many connections wait at a listening socket; 0 if the system does not tell."""
+    try:
+        info = listening.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, QUEUED_AT + 4)
+    except OSError:
+        return 0
+    return int.from_bytes(info[QUEUED_AT:], sys.byteorder)
+
+
 class Limited(Protocol):
-    """A connection, as far as its stream limit goes."""
+    """The part of a connection that `FullConnections` uses."""
 
     @property
     def client(self) -> ClientKind: ...
@@ -146,14 +185,18 @@ class Limited(Protocol):
 
 
 class FullConnections:
-    """Raises the limit of connections that stay full."""
+    """Raises the stream limit of connections that stay full."""
 
     def __init__(self, accepted_anywhere: Callable[[], int]) -> None:
         self._accepted_anywhere = accepted_anywhere
-        self._waiting: dict[Limited, int] = {}  # accepted connections when it was first seen full
+        # Full connection -> number of accepted connections when it was first seen full.
+        self._waiting: dict[Limited, int] = {}
 
     def note(self, connection: Limited) -> bool:
-        """This one is full; True: `check` is needed in `PATIENCE` seconds, and was not before."""
+        """Notes that the connection is full.
+
+        Returns True if the caller must call `check` in `PATIENCE` seconds; False: a call is planned.
+        """
         if connection in self._waiting:
             return False
         self._waiting[connection] = self._accepted_anywhere()
@@ -163,7 +206,10 @@ class FullConnections:
         self._waiting.pop(connection, None)
 
     def check(self, now: float, connections: Iterable[Limited], more: bool) -> bool:
-        """Raise where it is due; True: look again in `PATIENCE` seconds. `more`: new connections can be accepted."""
+        """Raises the limits that are due. Returns True if the caller must call this again in `PATIENCE` seconds.
+
+        `more`: new connections can be accepted.
+        """
         accepted = self._accepted_anywhere()
         with_room = {c.host for c in connections if c.full() is None} if self._waiting else set()
         for connection, before in list(self._waiting.items()):
@@ -179,7 +225,7 @@ class FullConnections:
 
     @staticmethod
     def _waits(connection: Limited, with_room: set[str], more: bool) -> bool:
-        """The client has nowhere else to go."""
+        """Whether the client has no choice but to wait for a place on this connection."""
         if connection.client is ClientKind.QUEUES or not more:
             return True
         return connection.client is ClientKind.UNKNOWN and connection.host not in with_room

@@ -1,24 +1,23 @@
-"""When streams of a connection have to end, because their callers said so by `grpc-timeout`.
+"""Keeps the deadlines of a connection's streams, which clients set with `grpc-timeout`.
 
-A heap of (time, stream): no timer per stream, one look at the top per beat. Most streams end long before; their entries are
-swept out when they outnumber the living, so the heap stays within a few times the streams that are open.
+One heap of (time, stream number) replaces a timer per stream, because each beat looks only at the top of the heap. Most streams end long
+before their deadline. When the entries of ended streams outnumber the open streams, `add` removes them. So the heap stays small.
 """
 
 from collections.abc import Iterator, Mapping
 from heapq import heapify, heappop, heappush
-from typing import Final
-
-from workers.transport.stream import ServerStream
+from typing import Final, Generic, TypeVar
 
 SLACK: Final = 64
+Stream = TypeVar("Stream")
 
 
-class Deadlines:
-    """Those of one connection's streams."""
+class Deadlines(Generic[Stream]):
+    """Keeps the deadlines of one connection's streams. `streams`: the open streams by their numbers."""
 
     __slots__ = ("_heap", "_streams")
 
-    def __init__(self, streams: Mapping[int, ServerStream]) -> None:
+    def __init__(self, streams: Mapping[int, Stream]) -> None:
         self._streams = streams
         self._heap: list[tuple[float, int]] = []
 
@@ -35,8 +34,8 @@ class Deadlines:
             heap[:] = [entry for entry in heap if entry[1] in self._streams]
             heapify(heap)
 
-    def due(self, now: float) -> Iterator[ServerStream]:
-        """Open streams whose time has come, each once."""
+    def due(self, now: float) -> Iterator[Stream]:
+        """Yields the open streams that are past their deadline, each once."""
         heap = self._heap
         while heap and heap[0][0] <= now:
             stream = self._streams.get(heappop(heap)[1])

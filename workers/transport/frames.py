@@ -1,41 +1,69 @@
-"""The words of HTTP/2: numbers of frames, flags, errors and settings, and what can be read out of one frame by itself."""
+"""The constants of HTTP/2 frames (RFC 9113), and functions that read a single frame."""
 
 from struct import Struct
+from typing import Final
 
-PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS, PUSH_PROMISE, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = range(10)
-END_STREAM = ACK = 1
-END_HEADERS, PADDED, PRIORITISED = 4, 8, 32
+PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
-ENABLE_PUSH, MAX_STREAMS, INITIAL_WINDOW, MAX_FRAME, HEADER_LIST = 2, 3, 4, 5, 6  # settings
-FRAME_MAX = 16384  # ours: larger frames are not worth it, Envoy and grpc-go send no larger ones
-OVERSIZE = FRAME_MAX << 8 | 255
-WINDOW_MAX = (1 << 31) - 1
+# Frame types.
+DATA: Final = 0
+HEADERS: Final = 1
+PRIORITY: Final = 2
+RST_STREAM: Final = 3
+SETTINGS: Final = 4
+PUSH_PROMISE: Final = 5
+PING: Final = 6
+GOAWAY: Final = 7
+WINDOW_UPDATE: Final = 8
+CONTINUATION: Final = 9
 
-SETTING = Struct(">HI")
-WORD = Struct(">I")
+# Flags.
+END_STREAM: Final = 1
+ACK: Final = 1
+END_HEADERS: Final = 4
+PADDED: Final = 8
+PRIORITISED: Final = 32
+
+# Settings.
+ENABLE_PUSH: Final = 2
+MAX_STREAMS: Final = 3
+INITIAL_WINDOW: Final = 4
+MAX_FRAME: Final = 5
+HEADER_LIST: Final = 6
+
+FRAME_MAX: Final = 16384  # bytes of payload that we accept: HTTP/2's default, and Envoy and grpc-go send no more
+# The first word of a frame's header is above this if the frame is longer than FRAME_MAX.
+OVERSIZE: Final = FRAME_MAX << 8 | 255
+WINDOW_FIRST: Final = 65535  # bytes of every window, until SETTINGS or WINDOW_UPDATE change it
+WINDOW_MAX: Final = (1 << 31) - 1
+
+FRAME: Final = Struct(">IBI")  # a frame's header: length and type in one word, flags, stream
+# A frame's header, then the prefix of a gRPC message: compressed flag and length.
+FRAMED_MESSAGE: Final = Struct(">IBIBI")
+SETTING: Final = Struct(">HI")
+WORD: Final = Struct(">I")
 
 
 class Error:
-    """Error codes, as far as we use them."""
+    """The error codes that we send."""
 
-    NONE = 0
-    PROTOCOL = 1
-    FLOW_CONTROL = 3
-    STREAM_CLOSED = 5
-    FRAME_SIZE = 6
-    REFUSED_STREAM = 7
-    CANCEL = 8
-    COMPRESSION = 9
-    CALM = 11  # ENHANCE_YOUR_CALM
+    NONE: Final = 0
+    PROTOCOL: Final = 1
+    FLOW_CONTROL: Final = 3
+    STREAM_CLOSED: Final = 5
+    FRAME_SIZE: Final = 6
+    REFUSED_STREAM: Final = 7
+    CANCEL: Final = 8
+    COMPRESSION: Final = 9
+    CALM: Final = 11  # the RFC's name is ENHANCE_YOUR_CALM
 
 
 class ConnectionFault(Exception):
-    """The connection can't go on; args: error code, text."""
+    """Ends the connection. `args`: the error code and a text for the peer."""
 
 
 def unpadded(data: bytes, start: int, end: int) -> tuple[int, int]:
-    """Where the payload of a padded frame begins and ends without its padding."""
+    """Returns where the payload of a padded frame starts and ends without its padding. Raises ConnectionFault."""
     if start == end:
         raise ConnectionFault(Error.FRAME_SIZE, "padded frame without its padding length")
     padding = data[start]
@@ -44,11 +72,11 @@ def unpadded(data: bytes, start: int, end: int) -> tuple[int, int]:
     return start + 1, end - padding
 
 
-def settings(data: bytes) -> dict[int, int]:
-    """What a SETTINGS frame says in the end: a setting that it repeats counts once, as its last value."""
+def read_settings(data: bytes) -> dict[int, int]:
+    """Returns the settings in a SETTINGS frame's payload. If a setting occurs twice, its last value counts. Raises ConnectionFault."""
     if len(data) % SETTING.size:
         raise ConnectionFault(Error.FRAME_SIZE, "SETTINGS of a wrong size")
-    found = {}
+    settings: dict[int, int] = {}
     for name, value in SETTING.iter_unpack(data):
         if name == INITIAL_WINDOW and value > WINDOW_MAX:
             raise ConnectionFault(Error.FLOW_CONTROL, f"SETTINGS_INITIAL_WINDOW_SIZE {value}")
@@ -56,5 +84,5 @@ def settings(data: bytes) -> dict[int, int]:
             raise ConnectionFault(Error.PROTOCOL, f"SETTINGS_MAX_FRAME_SIZE {value}")
         if name == ENABLE_PUSH and value > 1:
             raise ConnectionFault(Error.PROTOCOL, f"SETTINGS_ENABLE_PUSH {value}")
-        found[name] = value
-    return found
+        settings[name] = value
+    return settings

@@ -1,19 +1,19 @@
-"""The same streams carried by `grpc.aio`: the well-known alternative, and what our own engine is compared with.
+"""A transport over `grpc.aio`: a well-known alternative to our own engine, and the reference in comparisons with it.
 
     grpc's poller thread ─ socket pair ─▶ loop ─▶ RPC coroutine   calls the application, waits until the stream is over
                                                ├▶ reader task     messages -> handler
-                                               └▶ writer task     queue -> grpc, one message at a time; only while there is something
+                                               ├▶ reader task     messages -> handler
+└▶ writer task     queue -> grpc, one message at a time; it exists only while the queue has messages
+This module imports grpc, which is not fork-safe. So it must be imported only in a worker, after the fork. grpc.aio cannot use an existing
+listening socket. So each worker binds the port with SO_REUSEPORT, and the kernel spreads connections at random.
 
-Importing this module imports grpc, so that only a worker may do it, after the fork. grpc.aio cannot adopt a listening
-socket: each worker binds the port for itself with SO_REUSEPORT, and the kernel spreads connections by chance.
+Invariant: **a task that waits for grpc is never cancelled**, because grpc.aio leaks the memory of an operation whose waiter is cancelled.
+When a client leaves, grpc cancels the RPC coroutine, which waits for a future of ours. The operations of the reader and the writer then
+fail by themselves. The coroutine ends as cancelled only when both tasks have ended. Operations that fail inside grpc still leak a few
+hundred bytes for each client that cancels.
 
-Invariant: **a task that waits for grpc is never cancelled**, since grpc.aio loses the memory of an operation whose waiter
-is. What grpc cancels when a client leaves is the RPC coroutine, and that one waits for a future of ours; the operations of
-reader and writer fail by themselves then, and it is told to grpc as cancelled only when they have ended. What fails inside
-grpc is lost all the same, a few hundred bytes for each client that cancels.
-
-Left to grpc: windows, floods, header limits, handshakes, compression, how a draining connection says goodbye. It does not
-tell about connections, so they are known by their streams; a stream that opens after `drain` is refused.
+grpc does the rest: windows, floods, header limits, handshakes, compression, and GOAWAY on draining connections. It reports no events of
+connections, so we know connections only by their streams. A stream that opens after `drain` is refused.
 """
 
 import asyncio
@@ -27,22 +27,24 @@ from typing import Any, Final, Protocol
 import grpc  # type: ignore[import-untyped]
 import grpc.aio  # type: ignore[import-untyped]
 
+from workers.transport.abuse import VIOLATION
 from workers.transport.headers import STATUS_TEXT_MAX
 from workers.transport.interface import Application, Clock, Handler, Metadata, Status
 from workers.transport.limits import Budget, Limits
 from workers.transport.tls import Material
 
 TICK: Final = 1.0
-DRAIN_MAX: Final = 1e6  # seconds; whoever drains has a time-out of his own
-PING_GAP_MS: Final = 1000  # gateways ping idle connections more often than grpc's default of 5 minutes allows
-LEAVE_S: Final = 0.002  # from the end of what a client sends to the word that it left, if it did
+DRAIN_MAX: Final = 1e6  # seconds; the caller of `drain` has a shorter limit
+# Gateways ping idle connections more often than once in 5 minutes, which is grpc's default limit.
+PING_GAP_MS: Final = 1000
+LEAVE_S: Final = 0.002  # when a client leaves, grpc reports the end of its messages this long before it cancels the RPC
 PREFIX: Final = 5
 CANCELLED: Final = 1
 HANDLER_FAILED: Final = "the handler of this stream failed"
 
 
 class Call:
-    """One stream; its handler sees the `Stream` protocol of it."""
+    """One stream. Its handler uses it as a `Stream`."""
 
     __slots__ = (
         "_context", "_done", "_ended", "_held", "_kept", "_queue", "_reader", "_server", "_status", "_text", "_writer", "handler",
@@ -51,19 +53,19 @@ class Call:
 
     def __init__(self, server: "Server") -> None:
         self._server = server
-        self.handler: Handler | None = None  # None: it needs to hear nothing more
+        self.handler: Handler | None = None  # None: the handler gets no more calls
         self._queue: deque[bytes] = deque()
-        self._held = 0  # of the queue and of the message that grpc has not taken yet
-        self._kept = 0  # by the handler
+        self._held = 0  # bytes of the queue, and of the message that grpc has not taken yet
+        self._kept = 0  # bytes that the handler keeps
         self._ended = False
         self._status, self._text = Status.OK, ""
         self._reader: asyncio.Task[None] | None = None
         self._writer: asyncio.Task[None] | None = None
         self._context: Any
-        self._done: asyncio.Future[None]  # the status may be sent
-        self.progress = 0.0  # when grpc last took something of the queue
+        self._done: asyncio.Future[None]  # done when the status may be sent
+        self.progress = 0.0  # the time at which grpc last took a message from the queue
 
-    # What the handler calls.
+    # Calls of the handler, see `interface.Stream`.
 
     def send(self, message: bytes) -> None:
         if not self._ended:
@@ -86,7 +88,16 @@ class Call:
         budget = self._server.budget
         self._kept += count
         budget.used += count
-        return self._kept <= self._server.limits.connection_held and budget.used <= budget.limit
+        if budget.used > budget.limit:
+            budget.relieve(None, budget.used - budget.limit)
+        within = self._kept <= self._server.limits.connection_held and budget.used <= budget.limit
+        return within and not self._ended
+
+    def peer(self) -> str:
+        return str(self._context.peer())
+
+    def gathered(self) -> int:
+        return 0  # grpc keeps incomplete messages to itself
 
     def release(self) -> None:
         self._server.budget.used -= self._kept
@@ -99,13 +110,15 @@ class Call:
         self.release()
         self.handler = None
         self._status, self._text = status, text
+        if status == Status.INVALID_ARGUMENT:
+            self._server.on_abuse(f"{VIOLATION}: {text}, from {self._context.peer()}")
         if self._writer is None:
             self._settle()
 
-    # What grpc and the server call.
+    # Calls of grpc and the server.
 
     async def run(self, path: str, metadata: Metadata, context: Any) -> None:
-        """The RPC from its first moment to its status."""
+        """Serves the RPC from its beginning to its status."""
         server = self._server
         self._context = context
         self._done = server.loop.create_future()
@@ -114,7 +127,7 @@ class Call:
             self._reader = server.loop.create_task(self._read())
         try:
             await self._done
-        except asyncio.CancelledError:  # the client left, or the server is aborted
+        except asyncio.CancelledError:  # the client has left, or the server is aborted
             self._lose()
             tasks = [task for task in (self._reader, self._writer) if task is not None]
             if tasks:
@@ -125,18 +138,18 @@ class Call:
             context.set_details(self._text[:STATUS_TEXT_MAX].encode(errors="replace").decode())
 
     def stalled(self, since: float) -> bool:
-        """The peer has taken nothing since then of what waits for it."""
+        """Whether messages wait for the peer, and the peer has taken none since the time `since`."""
         return self._writer is not None and self.progress < since
 
     def give_up(self, cause: str) -> None:
-        """End a stream whose peer does not take what we send."""
-        self._server.on_abuse(cause)
+        """Ends the stream because its peer does not read what we send."""
+        self._server.on_abuse(f"{cause}: from {self._context.peer()}")
         self._lose()
         self._status, self._text = CANCELLED, cause
         self._settle()
 
     def _open(self, path: str, metadata: Metadata) -> None:
-        """Ask the application for a handler."""
+        """Asks the application for a handler."""
         server = self._server
         server.clock.now = server.now()
         try:
@@ -152,19 +165,17 @@ class Call:
 
     async def _read(self) -> None:
         read = self._context.read
-        with contextlib.suppress(grpc.aio.BaseError):  # raised when the RPC ended while we were reading
+        with contextlib.suppress(grpc.aio.BaseError):  # raised when the RPC ends while we read
             while self.handler is not None:
                 message = await read()
-                if (
-                    message is grpc.aio.EOF
-                ):  # of a client that left too: grpc says that a little later, and in another place
+                if message is grpc.aio.EOF:  # if the client has left, grpc cancels the RPC coroutine a little later
                     self._server.loop.call_later(LEAVE_S, self._half_close)
                     return
-                self._tell(message)
+                self._deliver(message)
 
     def _half_close(self) -> None:
         if not self._done.cancelled():
-            self._tell(None)
+            self._deliver(None)
 
     async def _write(self) -> None:
         queue, server = self._queue, self._server
@@ -174,16 +185,16 @@ class Call:
                 message = queue.popleft()
                 await write(message)
                 self.progress = now()
-                self._hold(-min(len(message) + PREFIX, self._held))  # nothing is held if it was lost meanwhile
-        except grpc.aio.BaseError:  # the client left: `run` is told as well
+                self._hold(-min(len(message) + PREFIX, self._held))  # after a loss, nothing is held any more
+        except grpc.aio.BaseError:  # the client has left; grpc cancels `run`, too
             self._drop()
             return
         self._writer = None
         if self._ended:
             self._settle()
 
-    def _tell(self, message: bytes | None) -> None:
-        """A message, or the end of what the client sends."""
+    def _deliver(self, message: bytes | None) -> None:
+        """Gives a message to the handler. None means that the client sends nothing more."""
         handler, server = self.handler, self._server
         if handler is None:
             return
@@ -206,7 +217,7 @@ class Call:
             self._server.on_error(error)
 
     def _lose(self) -> None:
-        """The stream is gone, whatever was still to be sent."""
+        """Drops what is still to be sent and tells the handler, because the stream is gone."""
         self._ended = True
         self._drop()
         handler, self.handler = self.handler, None
@@ -238,14 +249,14 @@ class Call:
 
 
 class Certificates(Protocol):
-    """What a port shows, and whom it accepts; others may take its place (`workers.certificates`)."""
+    """The current certificate and client CAs of a port (`workers.process.certificates` replaces them)."""
 
     @property
     def material(self) -> Material: ...
 
 
 class Server(grpc.GenericRpcHandler):  # type: ignore[misc]
-    """Serves gRPC on a port that every worker binds for itself."""
+    """Serves gRPC on a port that each worker binds separately."""
 
     def __init__(
         self,
@@ -266,16 +277,16 @@ class Server(grpc.GenericRpcHandler):  # type: ignore[misc]
         self.on_error = on_error
         self.application: Application
         self._calls: set[Call] = set()
-        self._peers: Counter[str] = Counter()  # streams by connection
+        self._peers: Counter[str] = Counter()  # number of streams by peer address
         self._server: Any = None
         self._starting: asyncio.Task[None] | None = None
         self._stopping: asyncio.Task[None] | None = None
         self._ticker: asyncio.TimerHandle | None = None
 
-    # What the worker uses.
+    # Calls of the worker.
 
     def serve(self, held: socket.socket, application: Application, certificates: Certificates | None = None) -> None:
-        """Accept connections on the port of a socket that holds it. Called on the loop. Raises OSError."""
+        """Accepts connections on the port to which `held` is bound. Call this in the running loop. Raises OSError."""
         self.application = application
         self._server = grpc.aio.server(handlers=(self,), options=self._options())
         host = "[::]" if held.family == socket.AF_INET6 else "0.0.0.0"
@@ -284,7 +295,7 @@ class Server(grpc.GenericRpcHandler):  # type: ignore[misc]
             if certificates is None:
                 self._server.add_insecure_port(address)
             else:
-                self._server.add_secure_port(address, Credentials(certificates).made())
+                self._server.add_secure_port(address, Credentials(certificates).server_credentials())
         except RuntimeError as error:
             raise OSError(f"grpc cannot bind {address}: another user's process or another picker has it") from error
         self._starting = self.loop.create_task(self._server.start())
@@ -292,7 +303,7 @@ class Server(grpc.GenericRpcHandler):  # type: ignore[misc]
 
     @property
     def connections(self) -> int:
-        """Those that have streams; grpc tells about no others, but whether there are any when it has said goodbye."""
+        """The number of connections that have streams, because grpc shows no others. At least 1 while grpc drains."""
         leaving = self._stopping is not None and not self._stopping.done()
         return len(self._peers) or int(leaving)
 
@@ -307,28 +318,28 @@ class Server(grpc.GenericRpcHandler):  # type: ignore[misc]
         return len(self._calls)
 
     def stop_accepting(self) -> None:
-        """grpc can do this only as a part of `drain`."""
+        """Drains, because grpc cannot stop accepting in another way."""
         self.drain()
 
     def drain(self) -> None:
-        """Say goodbye gracefully: open streams are served to their end, new ones are refused."""
+        """Sends GOAWAY. Open streams are served to their end, new ones are refused."""
         if self._stopping is None:
             self._stopping = self.loop.create_task(self._stop(DRAIN_MAX))
 
     def abort(self) -> None:
-        """Cut all connections now."""
+        """Cuts all connections now."""
         if self._stopping is None or not self._stopping.done():
             self._stopping = self.loop.create_task(self._stop(None))
 
     async def closed(self) -> None:
-        """Wait until what `drain` or `abort` began is done; then the server holds nothing of the loop any more."""
+        """Waits until `drain` or `abort` is done. Then the server has no tasks or timers in the loop."""
         if self._stopping is not None:
             await asyncio.shield(self._stopping)
 
-    # What grpc calls.
+    # Calls of grpc.
 
     def service(self, details: Any) -> Any:
-        """A new RPC: whoever serves it."""
+        """Returns the method handler for a new RPC."""
         call = functools.partial(self._call, details.method, details.invocation_metadata)
         return grpc.stream_stream_rpc_method_handler(call)
 
@@ -367,7 +378,8 @@ class Server(grpc.GenericRpcHandler):  # type: ignore[misc]
             ("grpc.so_reuseport", 1),
             ("grpc.max_receive_message_length", limits.message),
             ("grpc.max_send_message_length", -1),
-            ("grpc.max_concurrent_streams", limits.streams_max),  # fixed: who keeps one connection must not starve
+            # Fixed, because a client with a single connection must not starve.
+            ("grpc.max_concurrent_streams", limits.streams_max),
             ("grpc.max_metadata_size", limits.header_list),
             ("grpc.absolute_max_metadata_size", limits.header_list),
             ("grpc.http2.min_ping_interval_without_data_ms", PING_GAP_MS),
@@ -379,20 +391,22 @@ def _encoded(value: str | bytes) -> bytes:
 
 
 class Credentials:
-    """TLS as grpc wants it. grpc asks at every handshake, on a thread of its own: what took the place of the first material
-    since then is used from there on. Protocol versions and ciphers are grpc's."""
+    """TLS credentials for grpc. grpc asks for changes at every handshake, on a separate thread.
+
+    New material is used from the next handshake on. grpc chooses protocol versions and ciphers.
+    """
 
     def __init__(self, certificates: Certificates) -> None:
         self._certificates = certificates
         self._used = certificates.material
 
-    def made(self) -> Any:
-        """For `add_secure_port`."""
+    def server_credentials(self) -> Any:
+        """Returns the argument for `add_secure_port`."""
         required = bool(self._used.client_ca)
         return grpc.dynamic_ssl_server_credentials(_configuration(self._used), self._changed, required)
 
     def _changed(self) -> Any:
-        """None: nothing has."""
+        """Returns the new configuration; None if nothing has changed."""
         material = self._certificates.material
         if material is self._used:
             return None

@@ -1,16 +1,17 @@
-"""HPACK and the meaning of header blocks: what a request says, and the constant blocks of our answers.
+"""HPACK (RFC 7541) and the meaning of header blocks: decodes requests, and has the constant blocks of our answers.
 
-Decoding is our own because the `hpack` library takes 17 µs for a block of grpc-go, whose `grpc-timeout` differs in every
-stream, where this takes 5; the tests hold the two against each other, and Huffman tables are the library's. Blocks that
-leave the dynamic table as it is (all of Envoy's but the first) are remembered by their bytes, until the table changes.
+We have our own decoder for speed. A block of grpc-go has another `grpc-timeout` in every stream. The `hpack` library takes 17 us for such a
+block, this decoder 5. The tests compare the two, and the Huffman tables are the library's. Blocks that do not change the dynamic table (all
+blocks of Envoy but the first) are cached by their bytes until the table changes.
 
-What comes out of a table is bounded: a block's bytes by the connection, fields and their total size here. The dynamic
-table has HPACK's default size of 4,096; we never announce another. Our own blocks use no dynamic table, so the peer's
-SETTINGS_HEADER_TABLE_SIZE never matters to us.
+All sizes are bounded: the connection limits the bytes of a block, this module the number of its fields and their total size. The dynamic
+table has HPACK's default size of 4,096 bytes, and we never announce another size. Our own blocks use no dynamic table, so the peer's
+SETTINGS_HEADER_TABLE_SIZE has no effect on them.
 """
 
 import re
 from enum import Enum, auto
+from typing import Final
 from urllib.parse import quote
 
 from hpack.huffman_table import HUFFMAN_COMPLETE, HUFFMAN_EMIT_SYMBOL, HUFFMAN_FAIL, HUFFMAN_TABLE
@@ -20,41 +21,47 @@ from workers.transport.limits import Limits
 
 Field = tuple[bytes, bytes]
 
-TABLE_SIZE = 4096
-REMEMBERED_BLOCKS = 64
-REMEMBERED_BYTES = 1024  # longer blocks are decoded each time
-REMEMBERED_FIELDS = 256
-HUFFMAN_STEPS = 4096
-REMEMBERED_FIELD_BYTES = 256
-STATUS_TEXT_MAX = 1024
+TABLE_SIZE: Final = 4096
+REMEMBERED_BLOCKS: Final = 64
+REMEMBERED_BYTES: Final = 1024  # longer blocks are not cached
+REMEMBERED_FIELDS: Final = 256
+HUFFMAN_STEPS: Final = 4096
+REMEMBERED_FIELD_BYTES: Final = 256
+STATUS_TEXT_MAX: Final = 1024
 
 _STATIC: tuple[Field | None, ...] = (None, *((n, v) for n, v in HeaderTable.STATIC_TABLE))
-_DYNAMIC = len(_STATIC)  # the first index of the dynamic table: its newest entry
-_INDEXED = 0x80  # from here on a byte is a whole field of a table
-_NEWEST = _INDEXED | _DYNAMIC  # the newest entry of the dynamic table
-_NEWEST_NAMES = 0x40 | _DYNAMIC  # a field for the table, with that entry's name
-_ONE_BYTE = 0xFE  # below this an index fits its byte, and so does the next one
-_ONE_MORE = bytes(code + (_NEWEST <= code < _ONE_BYTE) for code in range(256))
-_NAME = re.compile(rb":?[!#$%&'*+\-.^_`|~0-9a-z]+")
-_GRPC_TYPE = re.compile(rb"application/grpc(?:[+;]|$)")
-_TIMEOUT = re.compile(rb"\d{1,8}[HMSmun]")
-_SECONDS = {ord("H"): 3600.0, ord("M"): 60.0, ord("S"): 1.0, ord("m"): 1e-3, ord("u"): 1e-6, ord("n"): 1e-9}
-_BAD_VALUE = re.compile(rb"[\x00\r\n]")
-_PSEUDO = frozenset((b":method", b":scheme", b":path", b":authority"))
-_CONNECTION_FIELDS = frozenset((b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade"))
+_DYNAMIC: Final = len(_STATIC)  # the index of the newest entry of the dynamic table, which is its first index
+_INDEXED: Final = 0x80  # a byte of at least this value stands for a whole field of a table
+_NEWEST: Final = _INDEXED | _DYNAMIC  # the byte that stands for the newest entry of the dynamic table
+# Begins a field that has the newest entry's name, and that is added to the table.
+_NEWEST_NAMES: Final = 0x40 | _DYNAMIC
+_ONE_BYTE: Final = 0xFE  # if the byte is below this, its index fits into the byte, and so does that index plus one
+_ONE_MORE: Final = bytes(code + (_NEWEST <= code < _ONE_BYTE) for code in range(256))
+_NAME: Final = re.compile(rb":?[!#$%&'*+\-.^_`|~0-9a-z]+")
+_GRPC_TYPE: Final = re.compile(rb"application/grpc(?:[+;]|$)")
+_TIMEOUT: Final = re.compile(rb"\d{1,8}[HMSmun]")
+_SECONDS: Final = {ord("H"): 3600.0, ord("M"): 60.0, ord("S"): 1.0, ord("m"): 1e-3, ord("u"): 1e-6, ord("n"): 1e-9}
+_BAD_VALUE: Final = re.compile(rb"[\x00\r\n]")
+_PSEUDO: Final = frozenset((b":method", b":scheme", b":path", b":authority"))
+_CONNECTION_FIELDS: Final = frozenset(
+    (b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade")
+)
 
 
 class BrokenBlock(Exception):
-    """The block can't be decoded, or not within the limits; the connection has lost its state."""
+    """Raised if a block cannot be decoded, or not within the limits. The HPACK state of the connection is then lost."""
 
 
 class TooManyHeaders(BrokenBlock):
-    """The block says more than the limits allow, whether or not it is well-formed."""
+    """Raised if a block has more fields or bytes than the limits allow. The block may be well-formed."""
 
 
 class RequestHead:
-    """What a header block asks for. `problem`: why the request is malformed, as HTTP/2 means it.
-    `refusal`: the HTTP status for what is HTTP/2 but not gRPC, else 0. `timeout`: seconds from now."""
+    """The content of a request's header block.
+
+    `problem`: why the request is malformed (RFC 9113, section 8.1.1); "" if it is well-formed. `refusal`: the HTTP status of the answer to
+    a request that is HTTP/2 but not gRPC; otherwise 0. `timeout`: seconds from now; None without a timeout.
+    """
 
     __slots__ = ("content_length", "encoding", "metadata", "path", "problem", "refusal", "timeout")
 
@@ -67,8 +74,8 @@ class RequestHead:
         self.problem = ""
         self.timeout: float | None = None
 
-    def again(self, timeout: Field) -> "RequestHead":
-        """The same with another `grpc-timeout`, its last field."""
+    def with_timeout(self, timeout: Field) -> "RequestHead":
+        """Returns a copy with another `grpc-timeout`, which must be the last field."""
         head = RequestHead()
         head.path, head.encoding, head.content_length = self.path, self.encoding, self.content_length
         head.refusal, head.metadata = self.refusal, (*self.metadata[:-1], timeout)
@@ -77,29 +84,29 @@ class RequestHead:
 
 
 class HeaderDecoder:
-    """The receiving half of HPACK for one connection."""
+    """Decodes the header blocks of one connection: the receiving half of HPACK."""
 
     def __init__(self, limits: Limits) -> None:
         self._fields_max = limits.header_fields
         self._list_max = limits.header_list
         self._field_max = limits.header_field
-        self._table: list[Field] = []  # newest last
+        self._table: list[Field] = []  # newest entry last
         self._table_used = 0
         self._table_max = TABLE_SIZE
         self._remembered: dict[bytes, RequestHead] = {}
         self._kinds = FieldKinds()
         self._changed = False
         self._last: tuple[list[Field], RequestHead] = ([], RequestHead())
-        self._expected = b""  # how the next block begins if all but its timeout repeats; empty: nobody knows
-        self._deepest = 0  # of the entries of the table that it names, newest first
+        self._expected = b""  # how the next block begins if only its timeout is new; empty if unknown
+        self._deepest = 0  # age of the oldest table entry to which `_expected` refers; the newest entry has age 0
 
     def request(self, block: bytes) -> RequestHead:
         head = self._remembered.get(block)
         if head is None:
-            head = self._moved(block)
+            head = self._repeated(block)
         if head is None:
             fields = self.fields(block)
-            head = self._like_the_last(fields) or request_head(fields, self._kinds)
+            head = self._like_last(fields) or request_head(fields, self._kinds)
             self._last = (fields, head)
             self._expect(block, fields, head)
             if self._changed:
@@ -110,18 +117,18 @@ class HeaderDecoder:
                 self._remembered[block] = head
         return head
 
-    def _like_the_last(self, fields: list[Field]) -> RequestHead | None:
-        """Requests of a gRPC library differ from each other by the timeout at their end alone: 1 us instead of 7."""
+    def _like_last(self, fields: list[Field]) -> RequestHead | None:
+        """Returns the head if only the timeout differs from the last request: 1 us instead of 7. Requests of gRPC libraries are so."""
         before, head = self._last
         if head.timeout is None or head.problem or fields[:-1] != before[:-1] or before[-1][0] != b"grpc-timeout":
             return None
         name, value = fields[-1]
         if name != b"grpc-timeout" or not _TIMEOUT.fullmatch(value):
             return None
-        return head.again(fields[-1])
+        return head.with_timeout(fields[-1])
 
     def _expect(self, block: bytes, fields: list[Field], head: RequestHead) -> None:
-        """Arms `_moved`: each field but the timeout is one byte, an entry of a table, and the timeout's name is the newest entry's."""
+        """Prepares `_repeated`, if all fields but the timeout are one-byte entries of a table, and the timeout names the newest entry."""
         count = len(fields) - 1
         if (
             head.timeout is not None
@@ -133,15 +140,20 @@ class HeaderDecoder:
             self._follow(block[:count])
 
     def _follow(self, before: bytes) -> None:
-        """The timeout behind these bytes has become the newest entry of the table: the others are named by one more."""
+        """Sets what the next block begins with.
+
+        The last timeout is now the newest entry, so the index of every other entry grows by one.
+        """
         deepest = max(before)
         if deepest < _ONE_BYTE:
             self._expected = before.translate(_ONE_MORE) + bytes((_NEWEST_NAMES,))
             self._deepest = deepest + 1 - _NEWEST
 
-    def _moved(self, block: bytes) -> RequestHead | None:
-        """What comes after a block of a gRPC library mostly repeats it but for the timeout, which moves all entries of the table by one
-        place: 2 us instead of 5."""
+    def _repeated(self, block: bytes) -> RequestHead | None:
+        """Decodes a block that differs from the last one only in its timeout: 2 us instead of 5. Returns None for any other block.
+
+        Most blocks of a gRPC library are so. Each timeout is added to the table, so all indices are one higher than in the last block.
+        """
         expected = self._expected
         if not expected or not block.startswith(expected) or self._deepest >= len(self._table):
             return None
@@ -156,17 +168,20 @@ class HeaderDecoder:
         self._remembered.clear()
         self._add(field)
         self._follow(expected[:-1])
-        return self._last[1].again(field)
+        return self._last[1].with_timeout(field)
 
     def bad_trailers(self, block: bytes) -> bool:
-        """Decode and drop the trailers of a peer; True: they are malformed."""
+        """Decodes and drops the trailers of a peer. Returns True if they are malformed. Raises BrokenBlock."""
         fields = self.fields(block)
         if self._changed:
             self._remembered.clear()
         return any(field_kind(field) in (Kind.PSEUDO, Kind.FORBIDDEN) for field in fields)
 
     def fields(self, block: bytes) -> list[Field]:
-        """Decode one whole block. One long function because each call costs as much as a field."""
+        """Decodes one whole block. Raises BrokenBlock.
+
+        This is one long function, because a call costs as much as a field.
+        """
         self._changed = False
         self._expected = b""
         table = self._table
@@ -176,7 +191,7 @@ class HeaderDecoder:
             while at < size:
                 first = block[at]
                 at += 1
-                if first & 0x80:  # a whole field of a table
+                if first & 0x80:  # the byte stands for a whole field of a table
                     index = first & 0x7F
                     if index == 0x7F:
                         index, at = _integer(block, at, index)
@@ -235,7 +250,7 @@ class HeaderDecoder:
 
 
 def _integer(block: bytes, at: int, value: int) -> tuple[int, int]:
-    """The rest of an integer whose prefix was full; IndexError at the end of the block."""
+    """Reads the rest of an integer that does not fit into its prefix. Raises BrokenBlock, and IndexError at the end of the block."""
     shift = 0
     while True:
         byte = block[at]
@@ -249,6 +264,7 @@ def _integer(block: bytes, at: int, value: int) -> tuple[int, int]:
 
 
 def _string(block: bytes, at: int) -> tuple[bytes, int]:
+    """Reads a string. Returns its text, and where it ends. Raises BrokenBlock, and IndexError at the end of the block."""
     first = block[at]
     at += 1
     length = first & 0x7F
@@ -262,48 +278,48 @@ def _string(block: bytes, at: int) -> tuple[bytes, int]:
 
 
 class _Steps(dict[int, tuple[int, bytes, int]]):
-    """What a byte of Huffman code does in a state of the library's machine: the next state, what it says, whether it may end here.
+    """Caches steps of the library's Huffman automaton. State and byte -> next state, decoded text, whether the code may end here.
 
-    By whole bytes, each met once, a timeout takes 0.9 us instead of 2.1 by the library's halves.
+    The library steps by half bytes. With whole bytes from this cache, a timeout takes 0.9 us instead of 2.1.
     """
 
     def __missing__(self, key: int) -> tuple[int, bytes, int]:
-        state, said, flags = key >> 8, bytearray(), 0
+        state, text, flags = key >> 8, bytearray(), 0
         for half in (key >> 4 & 15, key & 15):
             state, flags, symbol = HUFFMAN_TABLE[state << 4 | half]
             if flags & HUFFMAN_FAIL:
                 raise BrokenBlock("invalid Huffman code in a header block")
             if flags & HUFFMAN_EMIT_SYMBOL:
-                said.append(symbol)
+                text.append(symbol)
         if len(self) >= HUFFMAN_STEPS:
             self.clear()
-        step = self[key] = (state << 8, bytes(said), flags & HUFFMAN_COMPLETE)
+        step = self[key] = (state << 8, bytes(text), flags & HUFFMAN_COMPLETE)
         return step
 
 
-_steps = _Steps()
+_steps: Final = _Steps()
 
 
 def _huffman(code: bytes) -> bytes:
-    state, ends, said = 0, HUFFMAN_COMPLETE, b""
+    state, ends, text = 0, HUFFMAN_COMPLETE, b""
     for byte in code:
-        state, text, ends = _steps[state | byte]
-        said += text
+        state, part, ends = _steps[state | byte]
+        text += part
     if not ends:
         raise BrokenBlock("incomplete Huffman code in a header block")
-    return said
+    return text
 
 
 class ClientKind(Enum):
-    """What a client does when a connection has no free place."""
+    """What a client does when a connection has no free place for a stream."""
 
     UNKNOWN = auto()
-    QUEUES = auto()  # waits: a gRPC library, which keeps one connection
-    POOLS = auto()  # opens another connection: Envoy
+    QUEUES = auto()  # waits, as gRPC libraries do, which keep one connection
+    POOLS = auto()  # opens another connection, as Envoy does
 
 
 def client_kind(head: RequestHead) -> ClientKind:
-    """Told by what Envoy and gRPC libraries say of themselves in every request."""
+    """Returns the kind of the client, by the headers that Envoy and gRPC libraries add to every request."""
     for name, value in head.metadata:
         if name.startswith(b"x-envoy-"):
             return ClientKind.POOLS
@@ -313,7 +329,7 @@ def client_kind(head: RequestHead) -> ClientKind:
 
 
 class Kind(Enum):
-    """What one field means to a request."""
+    """The meaning of one field in a request."""
 
     PSEUDO = auto()
     PLAIN = auto()
@@ -325,7 +341,7 @@ class Kind(Enum):
 
 
 def field_kind(field: Field) -> Kind:
-    """Judge a field by itself, after RFC 9113 section 8.2."""
+    """Returns the kind of one field, independent of the other fields (RFC 9113, section 8.2)."""
     name, value = field
     kind = Kind.PLAIN
     if not _NAME.fullmatch(name) or _BAD_VALUE.search(value) or name in _CONNECTION_FIELDS:
@@ -346,11 +362,13 @@ def field_kind(field: Field) -> Kind:
 
 
 class FieldKinds(dict[Field, Kind]):
-    """The kinds of fields seen before: most fields of a connection come again in each request."""
+    """Caches the kinds of fields, because most fields of a connection are the same in each request."""
 
     def __missing__(self, field: Field) -> Kind:
         kind = field_kind(field)
-        if kind is not Kind.TIMEOUT and len(field[0]) + len(field[1]) <= REMEMBERED_FIELD_BYTES:  # they seldom repeat
+        if (
+            kind is not Kind.TIMEOUT and len(field[0]) + len(field[1]) <= REMEMBERED_FIELD_BYTES
+        ):  # timeouts seldom repeat
             if len(self) >= REMEMBERED_FIELDS:
                 self.clear()
             self[field] = kind
@@ -358,12 +376,12 @@ class FieldKinds(dict[Field, Kind]):
 
 
 def _seconds(timeout: bytes) -> float:
-    """Of a `grpc-timeout` that is well-formed."""
+    """Returns the seconds of a well-formed `grpc-timeout`."""
     return int(timeout[:-1]) * _SECONDS[timeout[-1]]
 
 
 def request_head(fields: list[Field], kinds: FieldKinds) -> RequestHead:
-    """Check a request's fields and find what gRPC needs."""
+    """Checks a request's fields (RFC 9113, section 8.3.1), and extracts what gRPC needs."""
     head = RequestHead()
     pseudo: dict[bytes, bytes] = {}
     grpc = False
@@ -401,11 +419,12 @@ def request_head(fields: list[Field], kinds: FieldKinds) -> RequestHead:
 
 
 def _literal(name: bytes, value: bytes) -> bytes:
-    """One field that no table remembers, its name spelt out."""
+    """Encodes one field with a literal name, without indexing (RFC 7541, section 6.2.2)."""
     return b"\0" + _sized(name) + _sized(value)
 
 
 def _sized(text: bytes) -> bytes:
+    """Encodes a string literal without Huffman code (RFC 7541, section 5.2)."""
     length = len(text)
     if length < 0x7F:
         return bytes((length,)) + text
@@ -418,12 +437,12 @@ def _sized(text: bytes) -> bytes:
     return bytes(prefix) + text
 
 
-RESPONSE_BLOCK = b"\x88" + b"\x0f\x10" + _sized(b"application/grpc")  # :status 200, content-type
-TRAILERS_OK_BLOCK = _literal(b"grpc-status", b"0")
+RESPONSE_BLOCK: Final = b"\x88" + b"\x0f\x10" + _sized(b"application/grpc")  # the fields :status 200 and content-type
+TRAILERS_OK_BLOCK: Final = _literal(b"grpc-status", b"0")
 
 
 def trailers_block(status: int, text: str) -> bytes:
-    """A gRPC status and its percent-encoded text."""
+    """Encodes the trailers: a gRPC status and its percent-encoded text."""
     if not status and not text:
         return TRAILERS_OK_BLOCK
     block = _literal(b"grpc-status", b"%d" % status)
@@ -435,5 +454,5 @@ def trailers_block(status: int, text: str) -> bytes:
 
 
 def refusal_block(status: int) -> bytes:
-    """The header block of an HTTP answer to a request that is not gRPC."""
+    """Encodes the header block of an HTTP answer to a request that is not gRPC."""
     return b"\x08" + _sized(b"%d" % status) + b"\x0f\x10" + _sized(b"text/plain")

@@ -1,60 +1,69 @@
-"""What a transport and the application say to each other, whatever carries the bytes.
+"""The interface between a transport and the application. It does not depend on the protocol that carries the bytes.
 
-A transport accepts gRPC streams. For each it calls the `Application` once, which returns the `Handler` of that stream or
-None (answered with UNIMPLEMENTED). All calls happen on the thread of the event loop, never two at a time.
+A transport accepts gRPC streams. It calls the `Application` once per stream, and gets the `Handler` of the stream. If it gets None, it
+answers UNIMPLEMENTED. All calls happen on the thread of the event loop, never two at a time.
 
-Life of a stream: `message()` any number of times, `half_closed()` at most once and after the last message, and then one of
-two endings: the handler calls `Stream.end()`, or the transport calls `Handler.closed()`. Exactly one of the two happens, once.
-What a handler writes to a stream that is gone is dropped without a word: the loss was told by `closed()`. A handler that was
-told, or has ended its stream, does no more work for it: that is what makes limits on streams limits on work.
+The life of a stream: `message()` any number of times, then `half_closed()` at most once, then one of two endings: the handler calls
+`Stream.end()`, or the transport calls `Handler.closed()`. Exactly one of the two happens, once, and it may happen at any time. What a
+handler writes after `closed()` is dropped silently. After either ending, a handler does no more work for its stream. So a limit on streams
+is also a limit on work.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
 Buffer = bytes | memoryview
 Metadata = Sequence[tuple[bytes, bytes]]
 
 
 class Handler(Protocol):
-    """Serves one stream; made by the application."""
+    """Serves one stream. The application creates it."""
 
     def message(self, message: bytes) -> None:
-        """One whole gRPC message, without its prefix, decompressed."""
+        """Handles one whole gRPC message. `message`: without its prefix, and decompressed."""
 
     def half_closed(self) -> None:
-        """The peer has sent all it will send."""
+        """Handles that the peer sends nothing more."""
 
     def closed(self) -> None:
-        """The stream is gone before it was ended (reset, connection lost, limit exceeded)."""
+        """Handles the loss of the stream before the handler has ended it: reset, connection lost, or limit exceeded."""
 
 
 class Stream(Protocol):
-    """What a handler writes to. Nothing here blocks: what the peer doesn't take yet is queued, up to a limit."""
+    """A stream as its handler writes to it. No method blocks: bytes that the peer does not take yet are queued, up to a limit."""
 
     def send(self, message: bytes) -> None:
-        """Send one gRPC message."""
+        """Sends one gRPC message."""
 
     def send_raw(self, framed: bytes) -> None:
-        """Send one or more whole messages that carry their 5-byte prefixes already."""
+        """Sends one or more whole messages that already have their 5-byte prefixes."""
 
     def hold(self, count: int) -> bool:
-        """Count bytes that the handler keeps because the peer hasn't finished; False: too many, for this peer or for all."""
+        """Counts bytes that the handler keeps for an unfinished request. Returns False if they are too many, for this peer or in total.
+
+        At the limit, the transport first gives up other unfinished requests. This stream may be one of them: then it has ended.
+        """
 
     def release(self) -> None:
-        """The handler keeps none of them any more. The stream's end does the same."""
+        """Ends the count of all bytes that `hold` has counted. The end of the stream does the same."""
+
+    def peer(self) -> str:
+        """The address of the peer, for the log; empty if it is unknown."""
+
+    def gathered(self) -> int:
+        """Returns how many bytes of an incomplete message have come."""
 
     def end(self, status: int = 0, text: str = "") -> None:
-        """Send the trailers: a gRPC status and its text. Nothing can be sent after it."""
+        """Sends the trailers: a gRPC status and its text. Nothing can be sent after them. INVALID_ARGUMENT blames the peer."""
 
 
 Application = Callable[[str, Metadata, Stream], Handler | None]
 
 
 class Clock:
-    """The time of the read that is being handled, in monotonic seconds. The transport sets it before it calls handlers.
+    """The time of the current read, in monotonic seconds. The transport sets it before it calls handlers.
 
-    One look at the system's clock serves all messages of a read: they have come in together.
+    All messages of one read have arrived together, so they share one reading of the system's clock.
     """
 
     __slots__ = ("now",)
@@ -64,39 +73,40 @@ class Clock:
 
 
 class Server(Protocol):
-    """A transport that serves, as its worker sees it. Made and started in ways of its own."""
+    """A running transport, as its worker uses it. Each transport has its own constructor and start method."""
 
     @property
     def connections(self) -> int: ...
 
     @property
     def streams(self) -> int:
-        """Those that are open."""
+        """The number of open streams."""
 
     def handlers(self) -> Sequence[Handler]:
-        """Those of open streams."""
+        """Returns the handlers of open streams."""
 
     def load(self) -> int:
-        """What workers compare to decide who takes the next connection."""
+        """Returns the load of the worker. The worker with the smallest load takes the next connection."""
 
     def stop_accepting(self) -> None:
-        """No new connections; open streams go on."""
+        """Accepts no new connections. Open streams continue."""
 
     def drain(self) -> None:
-        """Say goodbye gracefully: each connection closes when its last stream has ended."""
+        """Sends GOAWAY. Each connection closes when its last stream has ended."""
 
     def abort(self) -> None:
-        """Cut all connections now."""
+        """Cuts all connections now."""
 
     async def closed(self) -> None:
-        """Wait until a server that drains, or was aborted, has no connection left."""
+        """Waits until no connection is left, after `drain` or `abort`."""
 
 
 class Status:
-    """The gRPC status codes that a transport gives of itself."""
+    """The gRPC status codes that transports send without the application."""
 
-    OK = 0
-    DEADLINE_EXCEEDED = 4
-    RESOURCE_EXHAUSTED = 8
-    UNIMPLEMENTED = 12
-    INTERNAL = 13
+    OK: Final = 0
+    INVALID_ARGUMENT: Final = 3
+    DEADLINE_EXCEEDED: Final = 4
+    RESOURCE_EXHAUSTED: Final = 8
+    UNIMPLEMENTED: Final = 12
+    INTERNAL: Final = 13

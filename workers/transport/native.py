@@ -1,10 +1,10 @@
-"""Our own HTTP/2 engine on the event loop: an asyncio `Protocol` around each connection, and the server that owns them.
+"""The native transport: our own HTTP/2 engine on the event loop. An asyncio `Protocol` drives each connection. A server owns them all.
 
-One read is one call of the engine and at most one write (`BufferedProtocol` and `writelines` were tried: no difference).
-Answers that handlers give at other times are written once per turn of the loop. When the kernel takes no more, the engine
-keeps answers in their streams (bounded there) and we stop reading: a peer that doesn't read is not listened to either.
+Each read makes one call of the engine and at most one write. (`BufferedProtocol` and `writelines` were tried and made no difference.)
+Answers that handlers give at other times are written once per turn of the loop. When the kernel takes no more bytes, the engine keeps
+answers in their streams, where they are bounded. Then we also stop reading, so a peer that does not read cannot send more.
 
-At the limit of connections the ones that are of no use make room, so that whoever holds places can't keep a gateway out.
+At the limit of connections, unused ones are closed. So a client that only holds connections cannot keep a gateway out.
 """
 
 import asyncio
@@ -13,40 +13,43 @@ import resource
 import socket
 import ssl
 from collections.abc import Callable
-from typing import cast
+from typing import Final, cast
 
-from workers.transport.accept import PATIENCE, FullConnections, Gate, Others
+from workers.transport.accept import PATIENCE, FullConnections, Gate, OtherWorkers
+from workers.transport.handshakes import HandshakePace
 from workers.transport.headers import ClientKind
 from workers.transport.http2 import Connection
 from workers.transport.interface import Application, Clock, Handler
 from workers.transport.limits import (
     HANDSHAKE_SECONDS,
-    IDLE_SECONDS,
     SLOW_HANDSHAKE_SECONDS,
-    UNUSED_SECONDS,
     Budget,
     Limits,
     connections_allowed,
 )
-from workers.transport.strangers import PEEK_BYTES, TLS_RECORD, http1_answer, speaks_http1
+from workers.transport.room import Room
+from workers.transport.turn import Turn
+from workers.transport.wrong_protocol import PEEK_BYTES, PLAINTEXT_PEER, http1_answer, speaks_http1, speaks_plaintext
 
-TICK = 0.5
-DEADLINE_BEAT = 0.05  # how late a deadline may be seen; there is no beat while there is none
-WRITE_HIGH, WRITE_LOW = 1 << 20, 1 << 18  # bytes in the transport at which answers stay in their streams
-LINGER_SECONDS = 0.2
-READ_AWAY = 1 << 16
-DISPLACED_AT_ONCE = 32  # every NO_ROOM_PAUSE
-CLOSING_TICKS = 10  # how long a peer may take to read our farewell
+TICK: Final = 0.5
+DEADLINE_BEAT: Final = 0.05  # how late a deadline may be noticed; without deadlines, there is no beat
+# Bytes in the asyncio transport. Above HIGH, answers wait in their streams until the number falls below LOW.
+WRITE_HIGH: Final = 1048576
+WRITE_LOW: Final = 262144
+LINGER_SECONDS: Final = 0.2
+DISCARDED_BYTES: Final = 1 << 16
+CLOSING_TICKS: Final = 10  # how many ticks a peer may take to read our GOAWAY
 
 
 class ServerProtocol(asyncio.Protocol):
-    """One connection: carries bytes between its transport and its engine."""
+    """Drives one connection: carries bytes between its asyncio transport and its engine."""
 
     def __init__(self, server: "Server") -> None:
         self._server = server
         self._loop = server.loop
         self._now = server.now
         self._clock = server.clock
+        self._turn = server.turn
         self.host = ""
         self._closing_ticks = 0
         self._lingering = False
@@ -57,7 +60,7 @@ class ServerProtocol(asyncio.Protocol):
             self._wake,
             server.limits,
             server.budget,
-            server.on_abuse,
+            self._blame,
             server.on_error,
             server.expect_deadlines,
         )
@@ -66,14 +69,18 @@ class ServerProtocol(asyncio.Protocol):
         self._transport = transport = cast("asyncio.Transport", transport)
         transport.set_write_buffer_limits(WRITE_HIGH, WRITE_LOW)
         peer = transport.get_extra_info("peername")
-        self.host = peer[0] if isinstance(peer, tuple) else ""
+        self.host = self.connection.host = peer[0].removeprefix("::ffff:") if isinstance(peer, tuple) else ""
         self._write = transport.write
         self._server.joined(self)
         self._flush()
 
     def data_received(self, data: bytes) -> None:
         connection = self.connection
-        connection.now = self._clock.now = self._now()
+        connection.now = self._clock.now = now = self._now()
+        if self._turn.over(now):
+            connection.put_off(data)
+            self._fall_behind()
+            return
         connection.receive(data)
         out = connection.output()
         if out:
@@ -86,25 +93,36 @@ class ServerProtocol(asyncio.Protocol):
             self._fall_behind()
 
     def _fall_behind(self) -> None:
-        """The rest of this read waits until others had their turn."""
-        self._behind = True
-        self._transport.pause_reading()
-        self._loop.call_soon(self._go_on)
+        """Stops reading until the rest of this read is handled, so that other connections get their turn."""
+        if not self._behind:
+            self._behind = True
+            self._transport.pause_reading()
+            self._put_off()
+
+    def _put_off(self) -> None:
+        seconds = self.connection.slow_until - self._now()
+        if seconds > 0:
+            self._loop.call_later(seconds, self._go_on)
+        else:
+            self._loop.call_soon(self._go_on)
 
     def _go_on(self) -> None:
         connection = self.connection
-        connection.now = self._clock.now = self._now()
+        connection.now = self._clock.now = now = self._now()
+        if self._turn.over(now):
+            self._put_off()
+            return
         connection.go_on()
         self._flush()
         if connection.behind and not connection.closing:
-            self._loop.call_soon(self._go_on)
+            self._put_off()
             return
         self._behind = False
         if connection.room and not self._transport.is_closing():
             self._transport.resume_reading()
 
     def eof_received(self) -> bool:
-        return False  # no use in a half-open connection: close it
+        return False  # close, because a half-open connection is of no use
 
     def pause_writing(self) -> None:
         self.connection.pause()
@@ -129,17 +147,36 @@ class ServerProtocol(asyncio.Protocol):
             self._flush()
         if connection.closing and self._transport.get_write_buffer_size():
             self._closing_ticks += 1
-            if self._closing_ticks > CLOSING_TICKS:  # it doesn't even take our farewell
+            if self._closing_ticks > CLOSING_TICKS:  # the peer does not even read our GOAWAY
                 self._transport.abort()
 
     def expire(self, now: float) -> bool:
-        """End what has to end on time; True: there is more to look after."""
+        """Enforces the short time limits. Returns True if it must be called again at the next beat."""
         more = self.connection.expire(now)
         self._flush()
         return more
 
+    # Methods for `Room`.
+
+    @property
+    def busy(self) -> bool:
+        return bool(self.connection.streams) or self.connection.leaving
+
+    @property
+    def used(self) -> bool:
+        return self.connection.used
+
+    @property
+    def idle_since(self) -> float:
+        return self.connection.idle_since
+
+    def drain(self) -> None:
+        self.connection.now = self._now()
+        self.connection.drain()
+        self._flush()
+
     def make_room(self) -> None:
-        """Go in favour of others, at once."""
+        """Closes the connection at once, in favour of others."""
         self._lingering = True
         self.connection.displace()
         self._flush()
@@ -158,6 +195,10 @@ class ServerProtocol(asyncio.Protocol):
     def raise_limit(self) -> None:
         self.connection.raise_limit()
 
+    def _blame(self, cause: str) -> None:
+        """Reports what the peer has done, with its address. The address follows a colon, as all details do."""
+        self._server.on_abuse(f"{cause}{',' if ':' in cause else ':'} from {self.host}")
+
     def _wake(self) -> None:
         self._loop.call_soon(self._flush)
 
@@ -170,7 +211,7 @@ class ServerProtocol(asyncio.Protocol):
             self._close()
 
     def _close(self) -> None:
-        """Close soon: at once, with bytes of the peer unread, TCP would take back our farewell."""
+        """Closes the connection soon. If unread bytes of the peer were left, TCP would send a reset, and the peer could lose our GOAWAY."""
         if not self._lingering:
             self._lingering = True
             self._loop.call_later(LINGER_SECONDS, self._transport.close)
@@ -188,8 +229,8 @@ class Server:
         on_error: Callable[[BaseException], None] = lambda error: None,
         on_accept: Callable[[], None] = lambda: None,
         on_leave: Callable[[], None] = lambda: None,
-        on_accept_failure: Callable[[str], None] = lambda text: None,
-        others: Others = tuple,
+        on_accept_failure: Callable[..., None] = lambda event, **fields: None,
+        others: OtherWorkers = tuple,
         accepted_anywhere: Callable[[], int] | None = None,
         connections_max: int | None = None,
         clock: Clock | None = None,
@@ -204,14 +245,19 @@ class Server:
         self.on_error = on_error
         self.application: Application
         self.accepted = 0
+        self.turn = Turn(loop)
         self._on_accept = on_accept
         self._on_leave = on_leave
         self._on_accept_failure = on_accept_failure
         self._others = others
-        self._connections_max = _connections_max() if connections_max is None else connections_max
+        self._room = Room(
+            _connections_max() if connections_max is None else connections_max,
+            lambda host: self.on_abuse(f"connections: from {host}"),
+        )
         self._full = FullConnections(accepted_anywhere or (lambda: self.accepted))
         self._protocols: set[ServerProtocol] = set()
-        self._handshakes: dict[asyncio.Task[None], float] = {}  # and when they began
+        self._handshakes: dict[asyncio.Task[None], float] = {}  # handshake -> when it began
+        self._pace = HandshakePace()
         self._gate: Gate | None = None
         self._ssl_context: ssl.SSLContext | None = None
         self._draining = False
@@ -220,7 +266,7 @@ class Server:
         self._expiry: asyncio.TimerHandle | None = None
         self._closed: asyncio.Future[None] | None = None
 
-    # What the worker uses.
+    # Methods for the worker.
 
     def serve(
         self,
@@ -228,12 +274,12 @@ class Server:
         application: Application,
         ssl_context: ssl.SSLContext | None = None,
     ) -> None:
-        """Accept connections from a socket that listens already."""
+        """Accepts connections from a socket that already listens."""
         listening.setblocking(False)
         self.application = application
         self._ssl_context = ssl_context
         self._gate = Gate(
-            self.loop, listening, self.load, self._others, self._take, self._has_room, self._on_accept_failure
+            self.loop, listening, self.load, self._others, self._take, self._room_left, self._on_accept_failure
         )
         self._gate.open()
         if self._ticker is None:
@@ -248,13 +294,13 @@ class Server:
         return sum(len(p.connection.streams) for p in self._protocols)
 
     def load(self) -> int:
-        """What the gated accept compares: a connection counts as at least the streams it was invited to bring."""
+        """Returns the load that `Gate` compares. A connection counts as at least the streams that its first limit allows."""
         first = self.limits.streams_first
         open_ = sum(max(len(p.connection.streams), first) for p in self._protocols)
         return open_ + first * len(self._handshakes)
 
     def handlers(self) -> list[Handler]:
-        """Of all open streams."""
+        """Returns the handlers of all open streams."""
         streams = [stream for p in self._protocols for stream in p.connection.streams.values()]
         return [stream.handler for stream in streams if stream.handler is not None]
 
@@ -263,14 +309,13 @@ class Server:
             self._gate.close()
 
     def drain(self) -> None:
-        """Say goodbye gracefully: each connection closes when its last stream has ended."""
+        """Sends GOAWAY. Each connection closes when its last stream has ended."""
         self._draining = True
         for protocol in list(self._protocols):
-            protocol.connection.now = self.now()
-            protocol.connection.drain()
+            protocol.drain()
 
     def abort(self) -> None:
-        """Cut all connections now."""
+        """Cuts all connections now."""
         self.stop_accepting()
         for handshake in list(self._handshakes):
             handshake.cancel()
@@ -278,8 +323,7 @@ class Server:
             protocol.abort()
 
     async def closed(self) -> None:
-        """Wait until there is no connection left; then the server holds nothing of the loop any more
-        unless it accepts."""
+        """Waits until no connection is left. After that, unless the server still accepts, it has no timers or readers in the loop."""
         while self.connections:
             self._closed = self._closed or self.loop.create_future()
             await self._closed
@@ -290,10 +334,10 @@ class Server:
             self._expiry.cancel()
             self._expiry = None
 
-    # What protocols call.
+    # Methods for protocols.
 
     def expect_deadlines(self) -> None:
-        """A stream has a deadline, or a connection: one beat looks after all."""
+        """Starts the beat for deadlines, because a stream or a connection has one. One beat serves all of them."""
         if self._expiry is None:
             self._expiry = self.loop.call_later(DEADLINE_BEAT, self._expire)
 
@@ -311,12 +355,14 @@ class Server:
     def left(self, protocol: ServerProtocol) -> None:
         self._protocols.discard(protocol)
         self._full.forget(protocol)
+        if self._ssl_context is not None and protocol.connection.used:
+            self._pace.give_back(protocol.host.removeprefix("::ffff:"))
         self._note_closed()
-        if not self._leaving:  # many may leave in one turn of the loop
+        if not self._leaving:  # one report per turn of the loop, because many may leave in one turn
             self._leaving = True
-            self.loop.call_soon(self._say_left)
+            self.loop.call_soon(self._report_left)
 
-    def _say_left(self) -> None:
+    def _report_left(self) -> None:
         self._leaving = False
         self._on_leave()
 
@@ -326,38 +372,48 @@ class Server:
 
     # The rest.
 
-    def _has_room(self) -> bool:
-        """Below the limit of connections. At it, those that were never used make room at once, or else one that has been
-        idle for long makes it in peace."""
-        if self.connections < self._connections_max:
-            return True
+    def _room_left(self) -> int:
+        """Returns how many connections may be accepted, see `Room`. At the limit, also cancels slow handshakes."""
         now = self.now()
-        before = now - UNUSED_SECONDS
-        slow = now - SLOW_HANDSHAKE_SECONDS
-        for handshake in [task for task, began in self._handshakes.items() if began <= slow]:
-            handshake.cancel()
-        idle = [p for p in self._protocols if not (p.connection.streams or p.connection.leaving)]
-        unused = [p for p in idle if not p.connection.used and p.connection.idle_since <= before]
-        for protocol in unused[:DISPLACED_AT_ONCE]:
-            protocol.make_room()
-        if not unused:
-            longest = min((p.connection for p in idle), key=lambda c: c.idle_since, default=None)
-            if longest is not None and now - longest.idle_since >= IDLE_SECONDS:
-                longest.now = now
-                longest.drain()
-        return False
+        left = self._room.left(self.connections, now, self._protocols)
+        if not left:
+            slow = now - SLOW_HANDSHAKE_SECONDS
+            for handshake in [task for task, began in self._handshakes.items() if began <= slow]:
+                handshake.cancel()
+        return left
 
     def _take(self, accepted: socket.socket) -> None:
+        host = _host(accepted)
+        if not self._room.admits(host, self.connections):
+            accepted.close()
+            return
+        wait_s = self._handshake_wait_s(host)
+        if wait_s is None:
+            accepted.close()
+            return
         accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        handshake = self.loop.create_task(self._connect(accepted))
+        handshake = self.loop.create_task(self._connect(accepted, host, wait_s))
         self._handshakes[handshake] = self.now()
         handshake.add_done_callback(self._connected)
         self.accepted += 1
         self._on_accept()
 
-    async def _connect(self, accepted: socket.socket) -> None:
+    def _handshake_wait_s(self, host: str) -> float | None:
+        """Returns the seconds until a TLS handshake may begin. Returns None if its host has begun too many, or has left."""
+        if self._ssl_context is None:
+            return 0.0
+        if not host:
+            return None
+        wait_s = self._pace.wait_s(host, self.now())
+        if wait_s is None:
+            self.on_abuse(f"handshakes: {host} begins too many TLS connections; some are refused")
+        return wait_s
+
+    async def _connect(self, accepted: socket.socket, host: str, wait_s: float) -> None:
         secure = self._ssl_context is not None
         try:
+            if wait_s:
+                await asyncio.sleep(wait_s)
             if secure and not await self._speaks_tls(accepted):
                 accepted.close()
                 return
@@ -367,15 +423,19 @@ class Server:
                 ssl=self._ssl_context,
                 ssl_handshake_timeout=HANDSHAKE_SECONDS if secure else None,
             )
-        except OSError as failed:  # includes ssl.SSLError: a peer that left, or doesn't speak TLS
+        except OSError as failed:  # includes ssl.SSLError: the peer has left, or does not speak TLS
             accepted.close()
-            self.on_abuse(f"handshake failed: {failed}")
+            self.on_abuse(f"handshake failed: {str(failed) or 'the peer left before it was complete'}, from {host}")
         except asyncio.CancelledError:
             accepted.close()
             raise
 
     async def _speaks_tls(self, accepted: socket.socket) -> bool:
-        """Look at a peer's first bytes before TLS does; who speaks HTTP/1 without TLS is told what this is. Raises OSError."""
+        """Looks at a peer's first bytes before TLS does. If the peer speaks plaintext, reports this and returns False. Raises OSError.
+
+        Plain HTTP/1 gets an answer that says what this port is. A gateway that speaks plain HTTP/2 is only cut off, because it shows nobody
+        a text.
+        """
         readable = self.loop.create_future()
         self.loop.add_reader(accepted.fileno(), _done, readable)
         try:
@@ -384,12 +444,15 @@ class Server:
         finally:
             self.loop.remove_reader(accepted.fileno())
         begin = accepted.recv(PEEK_BYTES, socket.MSG_PEEK)
-        if begin.startswith(TLS_RECORD) or not speaks_http1(begin):
+        if not speaks_plaintext(begin):
             return True
-        accepted.recv(READ_AWAY)  # what stays unread would take back the answer
-        accepted.send(http1_answer(begin, secure=True))
+        self.on_abuse(f"{PLAINTEXT_PEER}, from {_host(accepted)}")
+        accepted.recv(
+            DISCARDED_BYTES
+        )  # unread bytes would make TCP reset the connection, and the peer could lose the answer
+        if speaks_http1(begin):
+            accepted.send(http1_answer(begin, secure=True))
         accepted.shutdown(socket.SHUT_WR)
-        self.on_abuse("handshake failed: HTTP without TLS")
         await asyncio.sleep(LINGER_SECONDS)
         return False
 
@@ -405,7 +468,7 @@ class Server:
             self._closed = None
 
     def _check_full(self) -> None:
-        more = self.connections < self._connections_max
+        more = self.connections < self._room.most
         if self._full.check(self.now(), self._protocols, more):
             self.loop.call_later(PATIENCE, self._check_full)
 
@@ -417,7 +480,7 @@ class Server:
 
 
 def _connections_max() -> int:
-    """What the limit of open files leaves for connections."""
+    """Returns how many connections the limit of open files allows."""
     files_max, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return connections_allowed(files_max, len(os.listdir("/proc/self/fd")))
 
@@ -425,3 +488,11 @@ def _connections_max() -> int:
 def _done(future: "asyncio.Future[None]") -> None:
     if not future.done():
         future.set_result(None)
+
+
+def _host(accepted: socket.socket) -> str:
+    """Returns the peer's address; "" if the peer has left already."""
+    try:
+        return str(accepted.getpeername()[0]).removeprefix("::ffff:")
+    except OSError:
+        return ""

@@ -1,22 +1,22 @@
-"""One stream of a connection: gRPC messages out of DATA payloads, and answers into frames within the peer's windows.
+"""One stream of a connection: makes gRPC messages from DATA payloads, and frames from answers, within the peer's windows.
 
-Writing has two ways. The direct one, for nearly everything: the message fits into one frame, into the stream's window, the
-connection's window and its `room`; then it goes to the connection's output at once. Else it is queued as pieces (nothing is
-joined) and cut into frames as far as windows allow, the rest waiting for the connection to pump it. What makes the direct way
-need no look at the queue is this invariant, kept by whoever changes one of the three: **a stream has queued bytes only while
-its window, the connection's window or the connection's room is used up.** A stream that can send no more has a window far
-below zero, so it leaves the direct way too.
+Sending has two paths. The direct path serves nearly every message: if a message fits into one frame, the stream's window, the connection's
+window and the connection's `room`, it goes to the connection's output at once. Otherwise `_enqueue` queues it without copying, `pump` cuts
+the queue into frames as far as windows allow, and the connection pumps the rest later. The direct path does not look at the queue. This is
+correct because of an invariant, which all code that changes one of the three keeps: **a stream has queued bytes only while its window, the
+connection's window or the connection's room is used up.** A stream that may send no more has a window of NO_WINDOW, so the direct path
+excludes it, too.
 
-Reading: the connection's loop delivers a DATA frame that is one whole message by itself, as long as `deliver` is set; all
-other payloads come to `gather`. A message in pieces grows in one bytearray, and its bytes count as held by the connection.
+Receiving: while `deliver` is set, the connection's loop delivers each DATA frame that is exactly one message. All other payloads come to
+`gather`, which collects the pieces of a message in one bytearray. The connection counts these bytes as held.
 """
 
 from collections import deque
-from collections.abc import Sequence
-from struct import Struct
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import Final
 
 from epp.protocol.inflate import TooLong, gunzip, reach
+from workers.transport.frames import DATA, END_HEADERS, END_STREAM, FRAME, HEADERS
 from workers.transport.headers import (
     RESPONSE_BLOCK,
     TRAILERS_OK_BLOCK,
@@ -24,37 +24,32 @@ from workers.transport.headers import (
     trailers_block,
 )
 from workers.transport.interface import Buffer, Handler, Status
-from workers.transport.strangers import WHAT
+from workers.transport.link import Link
+from workers.transport.wrong_protocol import WHAT
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from workers.transport.http2 import Connection
-
-DATA, HEADERS = 0, 1
-END_STREAM, END_HEADERS = 1, 4
-NO_WINDOW = -(1 << 62)
-
-FRAME = Struct(">IBI")  # length and type in one word, flags, stream
-FRAMED_MESSAGE = Struct(">IBIBI")  # a DATA frame's header and the prefix of the one message in it
+STREAM_CREDIT: Final = 1 << 24  # bytes: the window that we give the peer on each stream
+NO_WINDOW: Final = -(1 << 62)
+_ALL_FRAMES: Final = 1 << 30
 
 
 def block_frame(flags: int, number: int, block: bytes) -> bytes:
+    """Encodes a HEADERS frame with a whole header block."""
     return FRAME.pack(len(block) << 8 | HEADERS, flags | END_HEADERS, number) + block
 
 
-_RESPONSE = FRAME.pack(len(RESPONSE_BLOCK) << 8 | HEADERS, END_HEADERS, 0)[:5]
-_TRAILERS = FRAME.pack(len(TRAILERS_OK_BLOCK) << 8 | HEADERS, END_HEADERS | END_STREAM, 0)[:5]
+# The headers of two frames that nearly every stream sends, without the stream's number, which is their last field.
+_RESPONSE: Final = FRAME.pack(len(RESPONSE_BLOCK) << 8 | HEADERS, END_HEADERS, 0)[:5]
+_TRAILERS: Final = FRAME.pack(len(TRAILERS_OK_BLOCK) << 8 | HEADERS, END_HEADERS | END_STREAM, 0)[:5]
 
 
 class ServerStream:
-    """The transport's side of a stream; its handler sees the `Stream` protocol of it."""
+    """The transport's side of a stream. Its handler uses it as a `Stream`."""
 
     __slots__ = (
-        "_connection",
         "_ending",
         "_expected",
         "_gathered",
+        "_link",
         "born",
         "compressed",
         "counted",
@@ -77,109 +72,131 @@ class ServerStream:
         "window",
     )
 
-    def __init__(self, connection: "Connection", number: int, window: int, credit: int, now: float) -> None:
-        self._connection = connection
+    def __init__(self, link: Link, number: int, window: int, now: float) -> None:
+        self._link = link
         self.number = number
-        self.window = window  # what the peer lets us send
-        self.credit = credit  # what we let the peer send
-        self.received = 0  # bytes of credit given back: payload received = received + initial - credit
-        self.padding = 0
+        self.window = window  # bytes that the peer lets us send now
+        self.credit = STREAM_CREDIT  # bytes that we let the peer send now
+        self.received = 0  # bytes of credit that we have given back so far
+        self.padding = 0  # bytes of padding received
         self.born = now
-        self.opened = False  # response headers were sent
-        self.remote_open = True
-        self.handler: Handler | None = None  # None: what comes in is dropped
-        self.deliver: Callable[[bytes], None] | None = None  # handler.message while no message is in pieces
+        self.opened = False  # whether we have sent response headers
+        self.remote_open = True  # whether the peer may send more
+        self.handler: Handler | None = None  # None: drop what comes in
+        self.deliver: Callable[[bytes], None] | None = None  # `handler.message`; None while a message is in pieces
         self.encoding = b"identity"
-        self.head_length = -1  # the request's content-length
-        self.refusal = 0  # the HTTP status that a request other than gRPC's gets
-        self._gathered: bytearray | None = None  # prefix, then body of a message in pieces
-        self._expected = -1  # bytes of its body; -1: the prefix is incomplete
-        self.compressed = 0
-        self.queue: deque[Buffer] | None = None
-        self.queued = 0
-        self._ending: bytes | None = None  # block to send after the queue
-        self.counted = 0  # bytes of the queue that count as held by the connection
-        self.kept = 0  # bytes that the handler holds
-        self.in_ring = False
-        self.progress = 0.0  # when something of the queue was last sent
+        self.head_length = -1  # the request's content-length; -1 without one
+        self.refusal = 0  # the HTTP status of the answer to a request that is not gRPC; 0 for gRPC
+        self._gathered: bytearray | None = None  # of a message in pieces: first its prefix, then its body
+        self._expected = -1  # length of that body; -1: the prefix is incomplete
+        self.compressed = 0  # the compressed flag in that prefix
+        self.queue: deque[Buffer] | None = None  # parts of answers that wait for windows
+        self.queued = 0  # bytes in the queue
+        self._ending: bytes | None = None  # the header block to send after the queue; None: the stream has not ended
+        self.counted = 0  # bytes of the queue that the connection counts as held
+        self.kept = 0  # bytes that the handler keeps
+        self.in_ring = False  # whether the stream waits in the connection's ring, which will call `pump`
+        self.progress = 0.0  # when a part of the queue was last sent
 
-    # What the handler calls.
+    # Calls of the handler, see `interface.Stream`.
 
     def send(self, message: bytes) -> None:
         self.send_raw(b"\0" + len(message).to_bytes(4, "big") + message)
 
     def send_raw(self, framed: bytes) -> None:
-        connection = self._connection
+        link = self._link
         size = len(framed)
-        if size <= self.window and size <= connection.window and size <= connection.room:
+        if size <= self.window and size <= link.window and size <= link.room:
             self.window -= size
-            connection.window -= size
-            out = connection.out
+            link.window -= size
+            out = link.out
             if not self.opened:
                 self.opened = True
                 out.append(_RESPONSE + self.number.to_bytes(4, "big") + RESPONSE_BLOCK)
             out.append(FRAME.pack(size << 8, 0, self.number))
             out.append(framed)
-            if connection.idle:
-                connection.wake()
+            if link.idle:
+                link.wake()
         else:
-            self._enqueue((framed,), size)
+            self._enqueue(framed, size)
 
     def hold(self, count: int) -> bool:
         if self.window <= NO_WINDOW:
-            return False  # the stream is gone, and what it held is released
+            return False  # the stream is gone, and `drop` has released what was held for it
         self.kept += count
-        return self._connection.hold(count)
+        return self._link.keep(count) and not self.ended()
 
     def release(self) -> None:
         kept, self.kept = self.kept, 0
         if kept:
-            self._connection.hold(-kept)
+            self._link.hold(-kept)
 
     def end(self, status: int = 0, text: str = "") -> None:
         if self.ended():
             return
         self.handler = self.deliver = None
+        if status == Status.INVALID_ARGUMENT:
+            self._link.blame(text)
         block = trailers_block(status, text) if status or text else TRAILERS_OK_BLOCK
         if not self.opened:
             self.opened = True
-            block = RESPONSE_BLOCK + block  # trailers only: one header block says all
+            block = RESPONSE_BLOCK + block  # a "Trailers-Only" response: one header block
         self._ending = block
         if not self.queued:
             self._finish()
 
-    # What the connection calls.
+    # Calls of the connection.
 
     def ended(self) -> bool:
-        """The handler needs to hear nothing more."""
+        """Whether the stream has ended, so that its handler gets no more calls."""
         return self._ending is not None or self.window <= NO_WINDOW
 
     def refuse(self) -> None:
-        """Answer a request that is not gRPC, in the words of HTTP."""
+        """Answers a request that is not gRPC with an HTTP status and a text."""
         text = f"This is {WHAT}; POST with content-type application/grpc.\n".encode()
-        self._connection.out.append(block_frame(0, self.number, refusal_block(self.refusal)))
+        self._link.out.append(block_frame(0, self.number, refusal_block(self.refusal)))
         self.opened = True
-        self._enqueue((text,), len(text))
+        self._enqueue(text, len(text))
         self._ending = b""
-        if not self.queued:
+        # With a window of NO_WINDOW, the budget was used up and the stream is reset already.
+        if not self.queued and self.window > NO_WINDOW:
             self._finish()
 
     def fail(self, status: int, text: str) -> None:
-        """End the stream of ourselves, and tell the handler that it is gone."""
+        """Ends the stream before its handler does, and tells the handler."""
         if self.window <= NO_WINDOW:
-            return  # gone meanwhile, and told
+            return  # the stream has ended, and its handler knows
         handler = self.handler
         self.end(status, text)
         if handler is not None:
-            self._connection.tell_closed(handler)
+            self._link.tell_closed(handler)
 
     def reject(self, status: int, text: str) -> None:
-        """End the stream for a fault of the peer."""
-        self._connection.provoked()
+        """Ends the stream because of an error of the peer."""
+        self._link.provoked()
         self.fail(status, text)
 
+    def handler_failed(self, error: Exception) -> None:
+        """Ends the stream because its handler raised an exception, or because the application did when it created the handler."""
+        self._link.report(error)
+        self.fail(Status.INTERNAL, "the handler of this stream failed")
+
+    def content_bytes(self) -> int:
+        """Returns how many bytes of DATA the peer has sent, without padding."""
+        return self.received + STREAM_CREDIT - self.credit - self.padding
+
+    def unfinished(self) -> bool:
+        """Whether a part of a message has come and the rest is missing."""
+        return self._gathered is not None
+
+    def peer(self) -> str:
+        return self._link.host
+
+    def gathered(self) -> int:
+        return len(self._gathered) if self._gathered is not None else 0
+
     def gather(self, data: bytes, at: int, end: int) -> None:
-        """Take a payload that isn't one whole message: parts of one, or several."""
+        """Handles a payload that is not exactly one message: a part of a message, or several messages."""
         while at < end and self.handler is not None:
             gathered = self._gathered
             if gathered is None:
@@ -196,21 +213,22 @@ class ServerStream:
                     return
                 gathered.clear()
             take = min(self._expected - len(gathered), end - at)
-            if take == self._expected:  # all of it is here: no detour through the bytearray
+            if take == self._expected:  # the payload has the whole body, so it need not be collected
                 self._complete(data[at : at + take])
             else:
                 gathered += memoryview(data)[at : at + take]
-                if not self._connection.hold(take):
-                    text = "too many bytes of unfinished messages on one connection"
-                    self.reject(Status.RESOURCE_EXHAUSTED, text)
+                if not self._link.keep(take) or self.handler is None:
+                    # Not `reject`, because the limit is ours and not an error of the peer. The stream may have been given up already.
+                    self.fail(Status.RESOURCE_EXHAUSTED, "too many bytes of unfinished messages are held")
                     return
                 if len(gathered) == self._expected:
-                    self._connection.hold(-self._expected)
+                    self._link.hold(-self._expected)
                     self._complete(bytes(gathered))
             at += take
 
     def _begin(self, flag: int, length: int) -> bool:
-        limit = self._connection.limits.message
+        """Checks the prefix of a message. Returns False if the stream was ended."""
+        limit = self._link.limits.message
         if length > limit:
             text = f"message of {length} bytes is larger than the limit of {limit}"
             self.reject(Status.RESOURCE_EXHAUSTED, text)
@@ -226,6 +244,7 @@ class ServerStream:
         return False
 
     def _complete(self, message: bytes) -> None:
+        """Gives a whole message to the handler."""
         handler = self.handler
         assert handler is not None
         self._gathered = None
@@ -238,10 +257,11 @@ class ServerStream:
         try:
             handler.message(message)
         except Exception as error:
-            self._connection.handler_failed(self, error)
+            self.handler_failed(error)
 
     def _unpack(self, message: bytes) -> bytes | None:
-        limit = self._connection.limits.message
+        """Decompresses a message with gzip. Returns None if the stream was ended because that failed."""
+        limit = self._link.limits.message
         try:
             return gunzip(message, limit)
         except TooLong:
@@ -251,46 +271,48 @@ class ServerStream:
             self.reject(Status.INTERNAL, "message is marked as gzip but can't be decompressed, or not to its end")
         return None
 
-    def unfinished(self) -> bool:
-        """The peer has sent a part of a message."""
-        return self._gathered is not None
-
-    def _enqueue(self, parts: Sequence[Buffer], size: int) -> None:
-        """Queue bytes and send what windows allow."""
-        connection = self._connection
+    def _enqueue(self, part: Buffer, size: int) -> None:
+        """Queues bytes, and sends as many as windows allow."""
+        link = self._link
         if self.ended():
             return  # the stream is gone, and its handler knows
         if not self.opened:
             self.opened = True
-            connection.out.append(block_frame(0, self.number, RESPONSE_BLOCK))
+            link.out.append(block_frame(0, self.number, RESPONSE_BLOCK))
         if self.queue is None:
             self.queue = deque()
         if not self.queued:
-            self.progress = connection.now
-        self.queue.extend(parts)
+            self.progress = link.now
+        self.queue.append(part)
         self.queued += size
         if not self.in_ring:
             self.pump()
         if self.queued:
-            connection.enter_ring(self)
+            self.enter_ring()
             self._recount()
-        if connection.idle:
-            connection.wake()
+        if link.idle:
+            link.wake()
 
-    def pump(self, frames: int = 1 << 30) -> None:
-        """Send up to so many frames of the queue."""
-        connection = self._connection
+    def enter_ring(self) -> None:
+        """Waits for a turn to send, if there is something to send and a window for it."""
+        if self.queued and self.window > 0 and not self.in_ring:
+            self.in_ring = True
+            self._link.ring.append(self.number)
+
+    def pump(self, frames: int = _ALL_FRAMES) -> None:
+        """Sends at most `frames` frames of the queue."""
+        link = self._link
         queue = self.queue
         assert queue is not None
-        out = connection.out
+        out = link.out
         number = self.number
         while self.queued and frames:
-            size = min(self.queued, self.window, connection.window, connection.room)
+            size = min(self.queued, self.window, link.window, link.room)
             if size <= 0:
                 break
             frames -= 1
             self.window -= size
-            connection.window -= size
+            link.window -= size
             self.queued -= size
             out.append(FRAME.pack(size << 8, 0, number))
             while size:
@@ -304,30 +326,30 @@ class ServerStream:
                     out.append(view[:size])
                     queue.appendleft(view[size:])
                     break
-            self.progress = connection.now
+            self.progress = link.now
         if self.counted:
             self._recount()
         if not self.queued and self._ending is not None and self.window > NO_WINDOW:
             self._finish()
 
     def _recount(self) -> None:
-        """Count what stays queued as held, and give up on a peer that lets too much pile up."""
+        """Counts the bytes that stay queued as held. Gives up on a peer that leaves too many unread."""
         grown = self.queued - self.counted
         if grown:
-            connection = self._connection
+            link = self._link
             self.counted = self.queued
-            connection.unread += grown
-            within = connection.hold(grown)
-            limits = connection.limits
+            link.unread += grown
+            within = link.hold(grown)
+            limits = link.limits
             if grown > 0 and not (within and self.queued <= limits.stream_output):
-                connection.give_up(self, "output_limit")
-            elif connection.unread > limits.hoard:
-                connection.watch_hoarding()
+                link.give_up(self.number, "output_limit")
+            elif link.unread > limits.hoard:
+                link.watch_hoarding()
 
     def drop(self) -> int:
-        """Forget all that is queued or in pieces, for good; returns how many bytes were held for it."""
+        """Drops what is queued and what is incomplete. Returns how many bytes were held for the stream."""
         held = self.counted + self.kept
-        self._connection.unread -= self.counted
+        self._link.unread -= self.counted
         if self._gathered is not None and self._expected >= 0:
             held += len(self._gathered)
         self.window = NO_WINDOW
@@ -336,14 +358,14 @@ class ServerStream:
         return held
 
     def _finish(self) -> None:
-        """Everything was sent: write the trailers and leave."""
-        connection = self._connection
+        """Sends the trailers and leaves the connection's table. Called when the queue is sent."""
+        link = self._link
         number = self.number
         block = self._ending
         if block is TRAILERS_OK_BLOCK:
-            connection.out.append(_TRAILERS + number.to_bytes(4, "big") + TRAILERS_OK_BLOCK)
+            link.out.append(_TRAILERS + number.to_bytes(4, "big") + TRAILERS_OK_BLOCK)
         elif block:
-            connection.out.append(block_frame(END_STREAM, number, block))
+            link.out.append(block_frame(END_STREAM, number, block))
         else:
-            connection.out.append(FRAME.pack(DATA, END_STREAM, number))
-        connection.leave(self)
+            link.out.append(FRAME.pack(DATA, END_STREAM, number))
+        link.leave(number)

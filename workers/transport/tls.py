@@ -1,15 +1,16 @@
-"""TLS for the listening sockets: the operator's certificate, or one that signs itself; and whose clients are let in.
+"""TLS for the listening sockets: with the operator's certificate or a self-signed one, and optionally with client certificates.
 
-    Settings ── read ──▶ Material (PEM: chain, key, CA of clients) ── server_context ──▶ a context for new connections
+    Settings ── read ──▶ Material (PEM: chain, key, CAs of clients) ── server_context ──▶ a context for new connections
 
-Files are read once, checked, and loaded from that reading, so a pair that is replaced meanwhile is never mixed up. Every
-context is new: one that was loaded again would keep the old certificate beside the new for as long as their kinds of key differ.
+Each file is read once, then checked and loaded from that reading. So certificate and key match even if the files are replaced meanwhile.
+Every context is new. OpenSSL keeps one certificate per type of key in a context, so an old context could keep its old certificate beside
+the new one.
 
-TLS 1.2 or newer, one protocol by ALPN. A self-signed certificate serves encryption alone: whoever connects can't verify it,
-which is what Envoy's ext_proc clusters expect when no certificate was configured. With a CA of clients, a client that
-shows no certificate of that CA (or of one it has certified) fails in the handshake: no byte of it reaches the application.
+Contexts take TLS 1.2 or newer, and offer one protocol by ALPN. A self-signed certificate only encrypts, because clients cannot verify it.
+Envoy's ext_proc clusters expect that if no certificate is configured. With client CAs, a client must have a certificate from one of them
+(or from an intermediate CA of theirs). Otherwise the handshake fails, and no byte of that client reaches the application.
 
-What this does not do: look at files again (`workers.certificates` does), or ask whether a certificate was revoked.
+What this does not do: read files again (see `workers.process.certificates`), or check for revoked certificates.
 """
 
 import contextlib
@@ -31,43 +32,45 @@ VERSIONS = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}
 
 
 class TlsError(ValueError):
-    """The certificate or an option can't be used; says which and what to do."""
+    """Raised if a certificate or an option cannot be used. The text says which one, and what to do."""
 
 
 class Settings(NamedTuple):
-    """What a port's TLS is made of. `ciphers` is an OpenSSL list and concerns TLS 1.2 only."""
+    """The TLS settings of a port. `ciphers`: an OpenSSL cipher list for TLS 1.2; None for OpenSSL's default."""
 
-    directory: Path | None = None  # of tls.crt and tls.key; None: self-signed
+    directory: Path | None = None  # the folder of tls.crt and tls.key; None: self-signed
     client_ca: Path | None = None  # None: clients need no certificate
     protocol: str = "h2"
     min_version: str = "1.2"
     ciphers: str | None = None
-    directory_flag: str = "--cert-path"  # how errors call it
+    directory_flag: str = "--cert-path"  # the flag that error texts name
     client_ca_flag: str = "--client-ca-file"
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """All that is read."""
+        """All files that `read` reads."""
         pair = () if self.directory is None else (self.directory / "tls.crt", self.directory / "tls.key")
         return pair if self.client_ca is None else (*pair, self.client_ca)
 
 
 class Material(NamedTuple):
-    """What the files say, as PEM; `client_ca` is empty where clients need no certificate."""
+    """The contents of the files, in PEM. `client_ca`: empty if clients need no certificate."""
 
     chain: bytes
     key: bytes
     client_ca: bytes = b""
 
     def validity(self) -> tuple[float, float]:
-        """Wall time from and until which the server's own certificate is valid. An expired root at the end of a chain is
-        common and harmless, so the others don't count. Raises ValueError."""
-        own = x509.load_pem_x509_certificate(self.chain)
-        return own.not_valid_before_utc.timestamp(), own.not_valid_after_utc.timestamp()
+        """Returns when the server's certificate becomes valid and when it expires, in seconds since the epoch. Raises ValueError.
+
+        The rest of the chain does not count, because an expired root at its end is common and harmless.
+        """
+        certificate = x509.load_pem_x509_certificate(self.chain)
+        return certificate.not_valid_before_utc.timestamp(), certificate.not_valid_after_utc.timestamp()
 
 
 def read(settings: Settings) -> Material:
-    """What the files hold now; without a directory, a new self-signed pair. Raises TlsError."""
+    """Reads the files. Without a directory, creates a new self-signed pair. Raises TlsError."""
     client_ca = b""
     if settings.client_ca is not None:
         client_ca = _content(
@@ -81,7 +84,7 @@ def read(settings: Settings) -> Material:
 
 
 def server_context(settings: Settings | None = None, material: Material | None = None) -> ssl.SSLContext:
-    """A context for new connections; without material, of what `read` finds. Raises TlsError."""
+    """Creates a context for new connections. Without `material`, reads the files. Raises TlsError."""
     settings = settings or Settings()
     material = material or read(settings)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -109,12 +112,12 @@ def _load_pair(context: ssl.SSLContext, settings: Settings, material: Material) 
         reason = getattr(error, "reason", None) or "not PEM, or the key has a password"
         raise TlsError(
             f"{settings.directory_flag}: {' and '.join(str(path) for path in settings.files[:2])}: not a usable pair ({reason}); "
-            "need a PEM certificate chain and its own unencrypted PEM key"
+            "need a PEM certificate chain and its unencrypted PEM key"
         ) from None
 
 
 def _require_clients_of(context: ssl.SSLContext, settings: Settings, client_ca: bytes) -> None:
-    """Whoever is certified by one of these; each of them is an end of the chain, self-signed or not."""
+    """Accepts only clients with a certificate of these CAs. Each CA may end the chain, even if it is not self-signed."""
     try:
         with _memory_file(client_ca) as path:
             context.load_verify_locations(path)
@@ -141,7 +144,10 @@ def _content(path: Path, flag: str, needs: str) -> bytes:
 
 @contextlib.contextmanager
 def _memory_file(content: bytes) -> Iterator[str]:
-    """A path for the ssl module, which takes certificates from files only; a key doesn't touch a disk this way."""
+    """Yields a path for the ssl module, which takes certificates only from files.
+
+    The file is in memory, so the key never reaches a disk.
+    """
     descriptor = os.memfd_create("pem", os.MFD_CLOEXEC)
     try:
         with open(descriptor, "wb", closefd=False) as file:
@@ -152,15 +158,15 @@ def _memory_file(content: bytes) -> Iterator[str]:
 
 
 def _no_password() -> str:
-    """Answers for an encrypted key: never ask on a terminal."""
+    """Returns an empty password for an encrypted key, so that OpenSSL never asks for one on a terminal."""
     return ""
 
 
 def self_signed() -> tuple[bytes, bytes]:
-    """A P-256 certificate and its key, PEM."""
+    """Creates a self-signed P-256 certificate. Returns the certificate and its key, in PEM."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "endpoint-picker")])
-    now = datetime.datetime.now(datetime.UTC)  # certificates are the one thing here that lives in wall time
+    now = datetime.datetime.now(datetime.UTC)  # certificates need wall-clock time
     certificate = (
         x509.CertificateBuilder()
         .subject_name(name)

@@ -1,1 +1,1 @@
-"""Admitters: which requests are taken at all. They stop those that may be shed: priority below 0."""
+"""Admitters decide whether a request is admitted. The built-in ones refuse only sheddable requests (priority below 0)."""

@@ -1,4 +1,4 @@
-"""Refuse requests that may be shed and that nobody could serve within their latency objectives."""
+"""Refuse sheddable requests if no endpoint can meet their latency objectives."""
 
 import msgspec
 
@@ -9,20 +9,24 @@ from epp.latency import TPOT_HEADERS, TTFT_HEADERS, latency_predictions, objecti
 from epp.plugin import Admitter, plugin
 from epp.request import Request
 
-COLD = 0.02  # KV cache in use: less, and predictions say little
+COLD = 0.02  # share of the KV cache in use; predictions for an endpoint that uses less say little
 
 
 class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    """Whose predictions count."""
+    """Names the latency predictions to read.
+
+    latency_prediction_info_producer_name: The producer of the latency predictions to read.
+    """
 
     latency_prediction_info_producer_name: str = ""
 
 
 @plugin("latency-slo-admitter")
 class LatencySlo(Admitter):
-    """Looks at requests of a priority below 0 with an objective above 0, while there are predictions.
+    """Refuses a sheddable request (priority below 0) if no endpoint is predicted to meet its latency objectives.
 
-    Admits if some endpoint is predicted to keep both objectives, or runs nothing, or uses less than 2 % of its KV cache.
+    It only checks requests with an objective above 0 that have predictions. It admits a request if any endpoint is predicted
+    to meet both objectives, runs no request, or uses less than 2 % of its KV cache.
     """
 
     Params = Parameters

@@ -1,4 +1,4 @@
-"""Refuse requests that may be shed, the more often the fuller the pool is."""
+"""Refuse sheddable requests with a probability that grows with the saturation of the pool."""
 
 import math
 import random
@@ -16,7 +16,13 @@ Positive = Annotated[float, msgspec.Meta(gt=0)]
 
 
 class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    """What counts as full: waiting requests and share of the KV cache; `power` and `k` shape the probability."""
+    """When an endpoint is full, and how fast the chance of refusal grows.
+
+    queue_depth_threshold: Waiting requests at which an endpoint is full.
+    kv_cache_util_threshold: Share of the KV cache at which an endpoint is full.
+    power: The exponent of the saturation in the chance of refusal.
+    k: The factor of that power.
+    """
 
     queue_depth_threshold: Annotated[int, msgspec.Meta(gt=0)] = 5
     kv_cache_util_threshold: Positive = 0.8
@@ -26,10 +32,10 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename
 
 @plugin("probabilistic-admitter")
 class Probabilistic(Admitter):
-    """Refuses a request of a priority below 0 with probability min(1, saturation ^ power * k).
+    """Refuses a sheddable request (priority below 0) with probability min(1, saturation ^ power * k).
 
-    Saturation is that of the utilization-detector (`epp/pressure.py`): the mean over the candidates of
-    max(waiting / queue threshold, KV usage / KV threshold), stale and unknown ones by what is in flight alone.
+    The saturation is that of the utilization-detector (`epp/pressure.py`): the mean over the candidates of
+    max(waiting / queue threshold, KV usage / KV threshold). A stale or unknown endpoint counts by its requests in flight alone.
     """
 
     Params = Parameters
@@ -55,11 +61,11 @@ class Probabilistic(Admitter):
             raise Refused(Cause.NOT_ADMITTED, detail)
 
     def saturation(self, candidates: Candidates) -> float:
-        """0: idle; 1: at the thresholds."""
+        """Returns the saturation of the candidates: 0 is idle, 1 is at the thresholds."""
         return self._pressure.mean(candidates)
 
     def probability(self, saturation: float) -> float:
-        """Of being refused. By logarithms: high powers do not overflow."""
+        """Returns the probability of a refusal. Computes it with logarithms, so that a high power cannot overflow."""
         if saturation <= 0.0:
             return 0.0
         exponent = self._log_k + self._power * math.log(saturation)

@@ -1,11 +1,13 @@
-"""Plugins that look at what endpoints report about themselves, and what these share: attributes by name, and who reports them.
+"""Plugins that read metrics of endpoints by attribute name, and the code they share.
 
-An attribute is a number per endpoint, named as the field names it (NAMES) or as our column, or by the `attributeKey` of a custom
-metric. That some extractor of the configuration produces it is held by `epp.contracts`, with the nearest name.
+An attribute is one number per endpoint. Its name is one of NAMES (the reference picker's name or the name of our column), or the
+`attributeKey` of a custom metric. `epp.config.contracts` checks that an extractor of the configuration produces it, and suggests
+the nearest name if none does.
 
-Two rules beside those of `epp.candidates`, since these plugins say what a missing value means:
-- missing: never scraped, or the engine does not report it;
-- stale: reported once, but not lately. Staleness alone never drops an endpoint, and scores as the worst of the fresh ones.
+These plugins must say what a missing value means, so they add two rules to those of `epp.candidates`:
+- missing: the endpoint was never scraped, or its engine does not report the attribute;
+- stale: the endpoint reported it, but not recently. Staleness alone never drops an endpoint. A stale endpoint scores as the worst
+  of the fresh ones.
 """
 
 from collections.abc import Mapping
@@ -41,10 +43,12 @@ NO_NUMBERS = frozenset(("ActiveModels", "WaitingModels", ACTIVE_MODELS.name, WAI
 
 
 class Attribute:
-    """A configured attribute. `parameter` is where its name stands; no producer stands for the core metrics extractor.
+    """Describes a configured attribute. `parameter`: the path of the parameter that names it, for error messages.
 
-    A producer of another name is looked up among the plugins (`needs`), and `found` says its column; the empty name stands for
-    whoever produces the attribute.
+    Without a producer, the core metrics extractor produces the attribute. Any other named producer is looked up among the plugins
+    (`needs`), and `column_of` finds its column. An empty producer name stands for any producer of the attribute.
+
+    Raises ValueError if the attribute is no number, or if its name contains a '/' and no producer is given.
     """
 
     def __init__(self, parameter: str, name: str, producer: str | None) -> None:
@@ -60,11 +64,11 @@ class Attribute:
         self._name = name
         self._producer = producer or CORE_EXTRACTOR
         self.column = NAMES.get(name) or Column(name, float)
-        own = self._producer == CORE_EXTRACTOR
-        self.needs = {} if own else {"producer": Need("producer", self._producer, Extractor)}
+        is_core = self._producer == CORE_EXTRACTOR
+        self.needs = {} if is_core else {"producer": Need("producer", self._producer, Extractor)}
 
-    def found(self, plugins: Mapping[str, Plugin]) -> Column[Any]:
-        """The column as its producer declares it. One that it does not produce gets a name that nobody produces."""
+    def column_of(self, plugins: Mapping[str, Plugin]) -> Column[Any]:
+        """Returns the column as its producer declares it; if the producer lacks it, a column that no plugin produces."""
         if "producer" not in plugins:
             return self.column
         produced = {key.name: key for key in plugins["producer"].produces if isinstance(key, Column)}
@@ -73,14 +77,14 @@ class Attribute:
 
 
 class Reports(NamedTuple):
-    """Of candidates not all of whom report freshly. Who is in neither mask is stale."""
+    """Holds masks over the candidates, used when at least one candidate has no fresh value. A candidate in neither mask is stale."""
 
     fresh: Mask
     missing: Mask
 
 
 class Reporters:
-    """Who reports one column; worked out once per snapshot."""
+    """Finds the endpoints that report one column. It looks once per snapshot."""
 
     __slots__ = ("_column", "_reports", "_snapshot")
 
@@ -90,7 +94,7 @@ class Reporters:
         self._reports: Reports | None = None
 
     def among(self, candidates: Candidates) -> Reports | None:
-        """None when everyone does, freshly."""
+        """Returns the masks for these candidates; None if all candidates have a fresh value."""
         snapshot = candidates.snapshot
         if snapshot is not self._snapshot:
             self._reports = _reports(snapshot, self._column)
@@ -104,24 +108,24 @@ class Reporters:
 def _reports(snapshot: Snapshot, column: Column[Any]) -> Reports | None:
     values = snapshot.values.get(column.name)
     if values is None:
-        nobody: Mask = np.zeros(len(snapshot.endpoints), dtype=bool)
-        return Reports(nobody, ~nobody)
+        none: Mask = np.zeros(len(snapshot.endpoints), dtype=bool)
+        return Reports(none, ~none)
     missing = np.isnan(values) | ~snapshot.known
     fresh = snapshot.fresh & ~missing
     return None if fresh.all() else Reports(fresh, missing)
 
 
 class AttributeReader(Plugin):
-    """What filter and scorer share: one attribute, its column and who reports it."""
+    """Base of the attribute filter and scorer: holds one attribute, its column, and which endpoints report it."""
 
     def look_at(self, attribute: Attribute) -> None:
-        """In the constructor. The column may be another once the attribute's producer is known."""
+        """Sets the attribute to read. Call it in the constructor. The column may change when the attribute's producer is known."""
         self._attribute = attribute
         self.needs = attribute.needs
         self._read(attribute.column)
 
     def resolve(self, found: Mapping[str, Plugin]) -> None:
-        self._read(self._attribute.found(found))
+        self._read(self._attribute.column_of(found))
 
     def _read(self, column: Column[Any]) -> None:
         self._column = column

@@ -1,4 +1,4 @@
-"""Keep endpoints by any number that they report."""
+"""Keep endpoints by comparing one of their metrics with a value."""
 
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal
@@ -23,21 +23,36 @@ Operator = Literal["LessThan", "LessThanOrEqual", "GreaterThan", "GreaterThanOrE
 
 
 class Threshold(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The attribute's value <operator> `value`."""
+    """Keeps an endpoint if `<attribute> <operator> <value>` is true.
+
+    operator: How attribute and value are compared.
+    value: What the attribute is compared with.
+    """
 
     operator: Operator
     value: float = 0.0
 
 
 class Algorithm(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`threshold` is the one that there is."""
+    """How to compare.
+
+    type: The only one is `threshold`.
+    threshold: The limit.
+    """
 
     type: Literal["threshold"]
     threshold: Threshold
 
 
 class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    """`on_missing`: what happens to endpoints without the attribute; "" stands for the default. `producer` as for the scorer."""
+    """Says what to compare, and what happens to endpoints without a value.
+
+    attribute: The attribute to compare.
+    algorithm: How to compare it.
+    producer: The extractor that produces the attribute. Default: the core metrics extractor; empty: any that has it.
+    on_missing: Whether an endpoint without the attribute stays; empty is the default.
+    fallback_on_empty: Keep all endpoints if none meets the condition.
+    """
 
     attribute: Annotated[str, msgspec.Meta(min_length=1)]
     algorithm: Algorithm
@@ -48,9 +63,10 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename
 
 @plugin("endpoint-attribute-filter")
 class EndpointAttributeFilter(AttributeReader, Filter):
-    """Keeps endpoints whose value compares true. Missing: as `onMissing` says; stale: kept.
+    """Keeps the endpoints with a value of an attribute that passes a comparison.
 
-    Nobody left: nobody, or with `fallbackOnEmpty` everyone.
+    `onMissing` decides about endpoints without a value. Endpoints with a stale value stay. If no endpoint passes, none is kept;
+    with `fallbackOnEmpty` all are.
     """
 
     Params = Parameters
@@ -66,11 +82,11 @@ class EndpointAttributeFilter(AttributeReader, Filter):
 
     def keep(self, request: Request, candidates: Candidates, profile: Profile) -> Mask:
         kept: Mask = self._compare(candidates[self._column], self._value)
-        who = self._reporters.among(candidates)
-        if who is not None:
-            kept |= ~who.fresh
+        reports = self._reporters.among(candidates)
+        if reports is not None:
+            kept |= ~reports.fresh
             if not self._pass_missing:
-                kept &= ~who.missing
+                kept &= ~reports.missing
         if self._fallback and not kept.any():
             return np.ones(len(candidates), dtype=bool)
         return kept

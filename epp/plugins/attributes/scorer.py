@@ -1,4 +1,4 @@
-"""Prefer endpoints by any number that they report."""
+"""Score endpoints by any metric that they report."""
 
 from math import inf
 from typing import Annotated, Literal
@@ -15,32 +15,49 @@ LOWER = "linear_lower_is_better"
 
 
 class FixedRange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What counts as 0 and as 1; beyond is cut."""
+    """The values that count as 0 and as 1. Values outside the range are clipped.
+
+    min: The lower end.
+    max: The upper end.
+    """
 
     min: float = 0.0
     max: float = 0.0
 
 
 class AdaptiveRange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """From the least to the greatest value among the candidates."""
+    """The range goes from the smallest to the largest value among the candidates."""
 
 
 class Normalization(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    """At most one of the two; none is `adaptiveRange`."""
+    """At most one of the two ranges.
+
+    fixed_range: A range that does not change.
+    adaptive_range: The range of the candidates' values. The default.
+    """
 
     fixed_range: FixedRange | None = None
     adaptive_range: AdaptiveRange | None = None
 
 
 class Algorithm(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How a value becomes a score."""
+    """How to turn a value into a score.
+
+    type: Whether low or high values are better.
+    normalization: Which values score 0 and 1.
+    """
 
     type: Literal["linear_lower_is_better", "linear_higher_is_better"]
     normalization: Normalization = Normalization()
 
 
 class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    """`producer`: the extractor that the attribute comes from; not given: the core metrics extractor; "": whichever has it."""
+    """Says which attribute to score, and how.
+
+    attribute_key: The attribute to score.
+    algorithm: How a value becomes a score.
+    producer: The extractor that produces the attribute. Default: the core metrics extractor; empty: any that has it.
+    """
 
     attribute_key: Annotated[str, msgspec.Meta(min_length=1)]
     algorithm: Algorithm
@@ -49,10 +66,11 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename
 
 @plugin("endpoint-attribute-scorer")
 class EndpointAttributeScorer(AttributeReader, Scorer):
-    """x = (value - min) / (max - min), cut to 0..1: the score where higher is better, 1 - x where lower is.
+    """Scores endpoints by the value of an attribute: x = (value - min) / (max - min), clipped to [0, 1].
 
-    Fixed range: min and max as configured. Adaptive: of the candidates that report the value freshly; all equal: 1. Missing: 0;
-    stale: the least score of the fresh ones, 1 where there are none.
+    The score is x where higher is better, else 1 - x. With a fixed range, min and max are the configured ones. With an adaptive
+    range they are those of the candidates with a fresh value; if all these values are equal, the score is 1. A missing value scores 0.
+    A stale value gets the score of the worst fresh one, or 1 if no value is fresh.
     """
 
     Params = Parameters
@@ -65,7 +83,7 @@ class EndpointAttributeScorer(AttributeReader, Scorer):
             raise ValueError("algorithm.normalization: has fixedRange and adaptiveRange; keep one of them")
         if fixed and not 0.0 < fixed.max - fixed.min < inf:
             raise ValueError(
-                f"algorithm.normalization.fixedRange: min {fixed.min:g} is not less than max {fixed.max:g}, or too far from it"
+                f"algorithm.normalization.fixedRange: min {fixed.min:g} must be less than max {fixed.max:g}, by a finite difference"
             )
         self._range = (fixed.min, fixed.max) if fixed else None
         self._lower = params.algorithm.type == LOWER
@@ -73,10 +91,10 @@ class EndpointAttributeScorer(AttributeReader, Scorer):
 
     def score(self, request: Request, candidates: Candidates, profile: Profile) -> Scores:
         values = candidates[self._column]
-        who = self._reporters.among(candidates)
-        if who is None:
+        reports = self._reporters.among(candidates)
+        if reports is None:
             return self._scores(values)
-        fresh, missing = who
+        fresh, missing = reports
         if not fresh.any():
             return np.where(missing, 0.0, 1.0)
         of_fresh = self._scores(values[fresh])
@@ -90,7 +108,7 @@ class EndpointAttributeScorer(AttributeReader, Scorer):
             least, most = float(np.minimum.reduce(values)), float(np.maximum.reduce(values))
             if least == most:
                 return np.ones(len(values))
-            if most - least == inf:  # servers may report anything finite
+            if most - least == inf:  # the difference of two finite values may be infinite
                 return self._scores(values * 0.5)
         else:
             least, most = self._range

@@ -1,4 +1,4 @@
-"""Drop endpoints that are too busy."""
+"""Drop endpoints that are above a load limit."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
@@ -22,14 +22,23 @@ METRICS: Mapping[str, Column[Any]] = {
 
 
 class Condition(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    """The most that a metric may be; KV cache utilization is a share of 1."""
+    """The highest value that a metric may have.
+
+    metric: The metric. kv-cache-utilization is a fraction, 0 to 1.
+    max_value: The highest value.
+    """
 
     metric: Literal["active-requests", "running-requests", "waiting-queue", "kv-cache-utilization"]
     max_value: Annotated[float, msgspec.Meta(ge=0)]
 
 
 class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    """All conditions must hold."""
+    """An endpoint stays only if it meets all conditions.
+
+    conditions: The conditions.
+    fallback_on_empty: Keep all endpoints if none meets the condition.
+    in_flight_load_producer_name: A listed producer of the load in flight; the picker counts it once, for all plugins.
+    """
 
     conditions: Annotated[tuple[Condition, ...], msgspec.Meta(min_length=1)]
     fallback_on_empty: bool = False
@@ -38,9 +47,9 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename
 
 @plugin("utilization-filter")
 class Utilization(Filter):
-    """Drops an endpoint where any metric > its maxValue; a metric that is missing or stale drops nobody.
+    """Drops an endpoint if one of the configured metrics is above its maxValue.
 
-    Nobody left: nobody, or with `fallbackOnEmpty` everyone.
+    A missing or stale metric drops no endpoint. If no endpoint is left, none is kept; with `fallbackOnEmpty` all are.
     """
 
     Params = Parameters
@@ -50,7 +59,7 @@ class Utilization(Filter):
         for index, condition in enumerate(params.conditions):
             if METRICS[condition.metric] is KV_USAGE and condition.max_value > 1.0:
                 raise ValueError(
-                    f"conditions[{index}].maxValue: {condition.max_value:g} is more than 1, and {condition.metric} is a share of 1"
+                    f"conditions[{index}].maxValue: {condition.max_value:g} is more than 1, but {condition.metric} is a fraction (0 to 1)"
                 )
         limits = [(METRICS[condition.metric], condition.max_value) for condition in params.conditions]
         self.consumes = tuple(dict.fromkeys(column for column, _ in limits))
@@ -64,9 +73,9 @@ class Utilization(Filter):
         kept: Mask | None = None if self._inflight is None else candidates[INFLIGHT_REQUESTS] <= self._inflight
         for column, most, reporters in self._limits:
             within: Mask = candidates[column] <= most
-            who = reporters.among(candidates)
-            if who is not None:
-                within |= ~who.fresh
+            reports = reporters.among(candidates)
+            if reports is not None:
+                within |= ~reports.fresh
             kept = within if kept is None else np.logical_and(kept, within, out=kept)
         assert kept is not None  # there is at least one condition
         if self._fallback and not kept.any():

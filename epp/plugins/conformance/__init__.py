@@ -1,1 +1,1 @@
-"""What the field's conformance tests of gateways need: an endpoint chosen by the test, and the gateway's word of who served."""
+"""Plugins for the conformance tests of gateways: the test selects the endpoint, and learns which endpoint served."""

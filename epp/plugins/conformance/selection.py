@@ -1,4 +1,4 @@
-"""The endpoints that the request's header names, for tests of gateways. Never for real traffic: the client chooses the server."""
+"""Select the endpoints that a request header names, for tests of gateways. Not for real traffic: the client picks the server."""
 
 from typing import Final
 
@@ -13,10 +13,10 @@ SELECTION: Final = "test-epp-endpoint-selection"
 
 @plugin("header-based-testing-filter")
 class HeaderSelection(Filter, Scorer):
-    """Keeps the endpoints that the header `test-epp-endpoint-selection` lists, `ip` or `ip:port`, and prefers them in that order.
+    """Keeps the endpoints that the header `test-epp-endpoint-selection` lists, and scores them in that order. For tests only.
 
-    Of several endpoints of one IP only the first that is listed is kept, and an IP alone means the last of them. Without the header
-    none is kept.
+    The header lists `ip` or `ip:port`, separated by commas. An entry without a port means the last endpoint with that IP. If entries
+    name several endpoints of one IP, only the first entry counts. Without the header no endpoint is kept.
     """
 
     def keep(self, request: Request, candidates: Candidates, profile: Profile) -> Mask:
@@ -35,17 +35,17 @@ class HeaderSelection(Filter, Scorer):
         rows: dict[tuple[str, int | None], int] = {}
         for row, endpoint in enumerate(endpoints):
             rows[endpoint.host, None] = rows[endpoint.host, endpoint.port] = row
-        found: dict[str, int] = {}
+        rows_by_host: dict[str, int] = {}
         for entry in request.headers.get(SELECTION, "").split(","):
             host, port = _parted(entry.strip())
-            named = rows.get((host, port)) if host else None
-            if named is not None:
-                found.setdefault(host, named)
-        return list(found.values())
+            row_named = rows.get((host, port)) if host else None
+            if row_named is not None:
+                rows_by_host.setdefault(host, row_named)
+        return list(rows_by_host.values())
 
 
 def _parted(entry: str) -> tuple[str, int | None]:
-    """(host, port), as far as an entry says them; an IPv6 address with a port has brackets."""
+    """Splits an entry into host and port (None: no port). An invalid port gives ("", None). IPv6 with a port needs brackets."""
     if entry.startswith("["):
         host, _, rest = entry[1:].partition("]")
         port = rest.removeprefix(":")

@@ -1,4 +1,4 @@
-"""Who served the request, by the gateway's word, told to the client: for tests of gateways."""
+"""Tells the client which endpoint served its request, according to the gateway. For tests of gateways."""
 
 from typing import Final
 
@@ -11,13 +11,13 @@ RESULT: Final = "x-conformance-test-served-endpoint"
 
 @plugin("destination-endpoint-served-verifier")
 class ServedVerifier(ResponseReceived):
-    """Copies what the gateway's metadata say of who served into the response header `x-conformance-test-served-endpoint`."""
+    """Copies the served endpoint from the gateway's metadata into the header `x-conformance-test-served-endpoint`. For tests only."""
 
     def response_received(self, request: Request, decision: Decision, response: Response) -> None:
         gateway = response.gateway
         if gateway is None:
-            found = "fail: missing envoy lb metadata"
+            text = "fail: missing envoy lb metadata"
         else:
             served = gateway.get(SERVED)
-            found = served if isinstance(served, str) else "fail: missing destination endpoint served metadata"
-        response.set_headers[RESULT] = found
+            text = served if isinstance(served, str) else "fail: missing destination endpoint served metadata"
+        response.set_headers[RESULT] = text

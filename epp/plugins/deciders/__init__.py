@@ -1,1 +1,1 @@
-"""Deciders: whether a stage of a disaggregated request is worth its hop."""
+"""Deciders decide whether a stage of a disaggregated request runs on its own server."""

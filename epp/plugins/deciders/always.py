@@ -7,7 +7,7 @@ from epp.request import Request
 
 @plugin("always-disagg-pd-decider")
 class Always(Decider):
-    """Yes, whatever the request."""
+    """Runs its stage (usually prefill) on a separate server for every request."""
 
     def wanted(self, request: Request, run: ProfileRun | None) -> bool:
         return True

@@ -1,4 +1,4 @@
-"""Encode elsewhere whatever has images, audio or video."""
+"""Encode requests with images, audio or video on an encode server."""
 
 from epp.decision import ProfileRun
 from epp.plugin import Decider, plugin
@@ -8,7 +8,7 @@ from epp.tokens import TOKENS
 
 @plugin("always-disagg-multimodal-decider")
 class Multimodal(Decider):
-    """Yes if the token producer found media in any of the request's prompts."""
+    """Runs its stage (usually encode) for a request if the token producer found media in one of the prompts."""
 
     consumes = (TOKENS,)
 

@@ -1,36 +1,23 @@
-"""Prefill elsewhere what the decode target would have to compute itself, if that is much."""
+"""Prefill on another server if the decode server would have to compute much of the prompt itself."""
 
 from collections.abc import Sequence
-from typing import Annotated
-
-import msgspec
 
 from epp.data import Datum
 from epp.decision import ProfileRun
 from epp.plugin import Decider, Plugin, plugin
+from epp.plugins.deciders._prefix_based_parameters import Parameters
 from epp.prefix.match import APPROXIMATE, PrefixMatch, prefix_match
 from epp.request import Request
 from epp.tokens import TOKENS, token_count
 
 
-class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    """As in the field: nonCachedTokens 0 means never, promptTokens 0 no such limit.
-
-    `prefixMatchInfoProducerName` is ours: whose matches to read. Empty: those of the prefix producer that the configuration
-    lists, or of the approximate one where it lists none or several.
-    """
-
-    non_cached_tokens: Annotated[int, msgspec.Meta(ge=0)] = 0
-    prompt_tokens: Annotated[int, msgspec.Meta(ge=0)] = 0
-    prefix_match_info_producer_name: str = ""
-
-
 @plugin("prefix-based-pd-decider")
 class PrefixBased(Decider):
-    """Yes if n >= promptTokens and n - cached at the decode target >= nonCachedTokens, for a prompt of n tokens.
+    """Runs prefill on another server if the decode target would have to compute enough of the prompt itself.
 
-    n is the token producer's count where one is configured, else the estimate by bytes.
-    Nothing is cached as long as nobody says so: a prefix producer that failed does not keep long prompts on decode servers.
+    The condition for a prompt of n tokens is n >= promptTokens and n - cached >= nonCachedTokens. `cached` is the number of prompt tokens
+    in the decode target's cache. n is the token producer's count if there is one, else an estimate from bytes. Without a prefix match
+    `cached` is 0, so long prompts still go to prefill servers when a prefix producer fails.
     """
 
     Params = Parameters
@@ -44,10 +31,10 @@ class PrefixBased(Decider):
         self._match: Datum[PrefixMatch]
         self.read_matches_of(params.prefix_match_info_producer_name or APPROXIMATE)
         if self._never:
-            self.without_effect = ["nonCachedTokens: is 0, so that no request is ever disaggregated"]
+            self.without_effect = ["nonCachedTokens: is 0, so this decider never disaggregates a request"]
 
     def read_matches_of(self, producer: str) -> None:
-        """The name of a prefix producer."""
+        """Makes this decider read the matches of the prefix producer with this name."""
         self._match = prefix_match(producer)
         self.consumes = () if self._never else (self._match,)
 
@@ -59,10 +46,11 @@ class PrefixBased(Decider):
     def wanted(self, request: Request, run: ProfileRun | None) -> bool:
         if self._never or run is None:
             return False
-        tokens = token_count(request) or request.prompt.tokens  # media alone may be all that was found
+        # Use the estimate if the token producer counted 0 because it found only media.
+        tokens = token_count(request) or request.prompt.tokens
         if tokens < self._tokens_min:
             return False
-        match = request[self._match]
+        match: PrefixMatch | None = request[self._match]
         if match is None or match.blocks is None:
             return True
         cached = int(match.blocks[run.row]) * match.block_tokens

@@ -1,1 +1,1 @@
-"""Where endpoints come from."""
+"""Discovery plugins say where the list of endpoints comes from."""

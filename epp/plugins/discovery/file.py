@@ -1,9 +1,9 @@
-"""Endpoints from a file: which one, and whether changes are followed.
+"""Holds the settings of discovery from a file: the path, and whether the picker follows changes.
 
-The file itself is read by `workers/discovery.py`.
+`workers/endpoints/discovery.py` reads the file.
 """
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import msgspec
 
@@ -12,9 +12,20 @@ from epp.plugin import Discovery, plugin
 
 @plugin("file-discovery")
 class FileDiscovery(Discovery):
-    """A YAML or JSON list of endpoints."""
+    """Reads the endpoints from a YAML or JSON file.
+
+    `clusters`: whether its endpoints are clusters, with labels that say where their metrics pages are.
+    """
+
+    clusters: ClassVar[bool] = False
 
     class Params(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
+        """The file with the endpoints.
+
+        path: The path of the file.
+        watch_file: Follow changes of the file.
+        """
+
         path: Annotated[str, msgspec.Meta(min_length=1)]
         watch_file: bool = False
 
@@ -22,3 +33,14 @@ class FileDiscovery(Discovery):
         super().__init__(name, params)
         self.path = params.path
         self.watch = params.watch_file
+
+
+@plugin("multicluster-file-discovery")
+class MulticlusterFileDiscovery(FileDiscovery):
+    """Reads clusters from a YAML or JSON file: the address of an endpoint is that of a cluster's gateway.
+
+    The label `metricsAddress` of an endpoint says where its metrics page is, if not at the gateway; `metricsPort` is its port, by
+    default the endpoint's.
+    """
+
+    clusters = True

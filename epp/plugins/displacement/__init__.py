@@ -1,6 +1,6 @@
-"""Displacement policies: who gives way when something more important finds all queues full.
+"""Displacement policies decide which waiting request gives way when a more important one finds all queues full.
 
-Two tiers: which flow of the band, and which of its items.
+The built-in policies first choose a flow of the band, then one of its items.
 """
 
 from collections.abc import Iterable
@@ -14,34 +14,35 @@ FEW = 64
 
 
 class MostBytes(DisplacementPolicy):
-    """Takes from the flow with the most bytes queued, so that who fills the queues gives way first.
+    """Chooses the flow with the most queued bytes, so that the flow that fills the queues gives way first.
 
-    Of a band with more than FEW flows, FEW victims in a row come from the FEW flows that had the most at the first of them.
+    In a band with more than FEW flows, a scan of all flows for every victim would cost too much. There one scan finds the FEW
+    heaviest flows, and the next FEW victims come from them.
     """
 
     def __init__(self, name: str, params: Any) -> None:
         super().__init__(name, params)
         self._band: BandView | None = None
         self._heaviest: list[FlowView] = []
-        self._looks = 0
+        self._scans_left = 0
 
     def victim(self, band: BandView) -> Queued | None:
         flows = band.flows
         most = _most(flows if len(flows) <= FEW else self._of_many(band))
-        if most is None and len(band):  # those that were remembered are empty by now
-            self._looks = 0
+        if most is None and len(band):  # the remembered flows are empty by now, but others are not
+            self._scans_left = 0
             most = _most(self._of_many(band))
         return None if most is None else self.item(most)
 
     def item(self, flow: FlowView) -> Queued | None:
-        """Which item of the flow gives way."""
+        """Returns the item of the flow that gives way; None if the flow has none."""
         raise NotImplementedError
 
     def _of_many(self, band: BandView) -> list[FlowView]:
-        if self._band is not band or not self._looks:
-            self._band, self._looks = band, FEW
+        if self._band is not band or not self._scans_left:
+            self._band, self._scans_left = band, FEW
             self._heaviest = nlargest(FEW, band.flows, key=lambda flow: flow.bytes)
-        self._looks -= 1
+        self._scans_left -= 1
         return self._heaviest
 
 

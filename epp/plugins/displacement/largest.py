@@ -1,4 +1,4 @@
-"""Displace the largest item: the fewest requests give way."""
+"""Displace the largest item, so that as few requests as possible give way."""
 
 from epp.flows import Capability, FlowView, Queued
 from epp.plugin import plugin
@@ -7,7 +7,7 @@ from epp.plugins.displacement import MostBytes
 
 @plugin("largest-displacement-policy")
 class Largest(MostBytes):
-    """Of the flow with the most bytes queued, the item of the most bytes; of several such the newest."""
+    """Displaces the largest item of the flow with the most queued bytes. Among equally large ones, displaces the newest."""
 
     queue_needs = Capability.SCAN
 

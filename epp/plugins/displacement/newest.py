@@ -1,4 +1,4 @@
-"""Displace the newest item: it has lost the least by waiting."""
+"""Displace the newest item, which loses the least waiting time."""
 
 from epp.flows import Capability, FlowView, Queued
 from epp.plugin import plugin
@@ -7,7 +7,7 @@ from epp.plugins.displacement import MostBytes
 
 @plugin("newest-displacement-policy")
 class Newest(MostBytes):
-    """Of the flow with the most bytes queued, the item that would leave last: where arrival is the order, the newest."""
+    """Displaces the item that would leave last, in the flow with the most queued bytes: the newest one in a FIFO queue."""
 
     queue_needs = Capability.TAIL
 

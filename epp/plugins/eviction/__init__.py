@@ -1,1 +1,1 @@
-"""In-flight eviction: which requests that are being served may be given up, and which of them goes first."""
+"""In-flight eviction decides which requests that are being served may be ended, and which of them is ended first."""

@@ -1,4 +1,4 @@
-"""Give up the least important first, and of those the one that has been served for the shortest time."""
+"""End the least important request first; among equally important ones, the one that has been served for the shortest time."""
 
 from epp.flows import FlowKey, rank
 from epp.plugin import EvictionOrder, plugin
@@ -6,7 +6,7 @@ from epp.plugin import EvictionOrder, plugin
 
 @plugin("priority-then-time-eviction-order-policy", "eviction-priority-then-time-ordering")
 class PriorityThenTime(EvictionOrder):
-    """The lowest priority first, then the newest dispatch."""
+    """Evicts the request with the lowest priority first; among equal priorities, the one dispatched last."""
 
     def key(self, flow: FlowKey, dispatched_at: float) -> tuple[int, float]:
         return (-rank(flow.priority), -dispatched_at)

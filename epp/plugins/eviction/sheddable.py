@@ -1,4 +1,4 @@
-"""Give up what may be shed, and nothing else."""
+"""Allow the eviction of sheddable requests only."""
 
 from epp.flows import FlowKey, sheddable
 from epp.plugin import EvictionFilter, plugin
@@ -6,7 +6,7 @@ from epp.plugin import EvictionFilter, plugin
 
 @plugin("sheddable-eviction-filter", "eviction-sheddable-filter")
 class Sheddable(EvictionFilter):
-    """Requests of a priority below 0."""
+    """Allows the eviction of requests with a priority below 0."""
 
     def evictable(self, flow: FlowKey) -> bool:
         return sheddable(flow.priority)

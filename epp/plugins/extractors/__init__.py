@@ -1,1 +1,1 @@
-"""Data sources and extractors: metrics pages -> columns."""
+"""Data sources and extractors fetch metrics pages and read columns from them."""

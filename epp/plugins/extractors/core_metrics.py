@@ -1,17 +1,16 @@
-"""Pages of model servers -> columns, for five engines, and for any other by configuration.
+"""Reads columns from the metrics pages of model servers: five built-in engines, and any other by configuration.
 
-An engine is a mapping from columns to selectors of metrics. A label says which engine an endpoint
-runs; without it, or with one that nobody knows, it is the default engine.
+An engine is a mapping from columns to selectors of metrics. A label of the endpoint names its engine. An endpoint without the label, or
+with an unknown name, has the default engine.
 
-A page is taken whole or not at all: one wanted family that is missing, unreadable or out of range
-fails the extraction, and the endpoint keeps its last good values. What engines may leave out is
-absent instead, column by column: LoRA adapters and the cache's configuration. Only what somebody
-wants is looked for.
+A page is accepted or rejected as a whole. If one wanted family is missing, unreadable or out of range, the extraction fails and
+the endpoint keeps its last good values. LoRA adapters and the cache configuration are optional: a missing one only makes its
+column absent. The extraction looks only for columns that a plugin reads.
 """
 
+import functools
 from collections.abc import Iterable, Mapping, Sequence
-from math import isfinite
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import msgspec
 
@@ -26,33 +25,44 @@ from epp.data import (
     WAITING_MODELS,
     Column,
 )
-from epp.plugin import Extractor, plugin
-from epp.protocol.exposition import Finder, Malformed, Selector, labels_of, parse_selector
+from epp.plugin import plugin
+from epp.plugins.extractors._core_page import Extraction, Gauge
+from epp.plugins.extractors._pages import Extracted, ExtractError, PageExtractor
+from epp.protocol.exposition import Selector, parse_selector
 
 LEGACY_ENGINE_LABEL = "inference.networking.k8s.io/engine-type"
-COUNT_MAX = 2.0**53  # counts are exact in the table up to here
-ADAPTERS_MAX = 1024  # of one endpoint, running or waiting
-ADAPTER_NAME_BYTES_MAX = 512
+__all__ = ["CoreMetricsExtractor", "ExtractError", "Extracted", "Extraction"]
 
 CORE = (WAITING, RUNNING, KV_USAGE, MAX_LORA, CACHE_BLOCK_SIZE, CACHE_NUM_BLOCKS)
-ADAPTER_LABELS = {
-    ACTIVE_MODELS.name: b"running_lora_adapters",
-    WAITING_MODELS.name: b"waiting_lora_adapters",
-}
-MAX_LORA_LABEL = b"max_lora"
-
 Name = Annotated[str, msgspec.Meta(min_length=1)]
 
 
 class CustomMetric(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    """One more column: its name, and the metric that fills it."""
+    """An additional column.
+
+    attribute_key: The name of the column.
+    metric_spec: The metric that fills it.
+    """
 
     attribute_key: Name
     metric_spec: Name
 
 
 class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    """Where one engine reports what; an empty spec switches a column off."""
+    """Which metrics of an engine fill which columns. An empty spec switches the column off.
+
+    name: The name that the pod label has.
+    queued_requests_spec: The metric of waiting requests.
+    running_requests_spec: The metric of running requests.
+    kv_usage_spec: The metric of the KV cache's usage, 0 to 1.
+    lora_spec: The metric with the adapters that are loaded and waited for.
+    cache_info_spec: The metric with block size and number of blocks as labels.
+    cache_block_size_label_name: The label with the block size.
+    cache_num_blocks_label_name: The label with the number of blocks.
+    cache_block_size_spec: The metric of the block size, in tokens.
+    cache_num_blocks_spec: The metric of the number of blocks.
+    custom_metrics: Further columns.
+    """
 
     name: Name
     queued_requests_spec: str = ""
@@ -109,33 +119,8 @@ BUILT_IN = (
 )
 
 
-class ExtractError(Exception):
-    """A page that cannot be taken; the text names the metric and the rule."""
-
-
-class Extracted(NamedTuple):
-    """What one page says.
-
-    `values` are the wanted numeric columns in order, never NaN; bit i of `present` says that value
-    i was reported. `names` holds the wanted columns of names; equal sets stay the same object as
-    long as the server reports the same text.
-    """
-
-    values: tuple[float, ...]
-    present: int
-    names: Mapping[str, frozenset[str]]
-
-
-class Gauge(NamedTuple):
-    """A column that is the value of a metric."""
-
-    column: Column[Any]
-    selector: Selector
-    optional: bool
-
-
 class Mapped:
-    """One engine's specs, parsed; shared by all endpoints that run the engine."""
+    """Holds the parsed specs of one engine, shared by all endpoints that run it. Raises ValueError for an invalid spec."""
 
     def __init__(self, config: EngineConfig) -> None:
         self.name = config.name
@@ -183,11 +168,16 @@ class Mapped:
 
 
 @plugin("core-metrics-extractor")
-class CoreMetricsExtractor(Extractor):
-    """Chooses an engine per endpoint and makes its extraction."""
+class CoreMetricsExtractor(PageExtractor):
+    """Reads load and cache metrics from the pages of vLLM, SGLang, TensorRT-LLM and Triton, or of a configured engine."""
 
     class Params(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
-        """Engines given here replace built-in ones of the same name as a whole."""
+        """Which engine's metrics a page has.
+
+        engine_label_key: The pod label that names the engine.
+        default_engine: The engine of endpoints without that label.
+        engine_configs: Engines by name. One with the name of a built-in engine replaces it as a whole.
+        """
 
         engine_label_key: str = "llm-d.ai/engine-type"
         default_engine: str = "vllm"
@@ -200,117 +190,18 @@ class CoreMetricsExtractor(Extractor):
         default = params.default_engine or "vllm"
         if default not in self._engines:
             known = ", ".join(sorted(self._engines))
-            raise ValueError(f"defaultEngine: no engine '{default}'; there are {known}")
+            raise ValueError(f"defaultEngine: unknown engine '{default}'; known: {known}")
         self._default = self._engines[default]
         custom = {column: None for engine in self._engines.values() for column in engine.custom}
         self.produces = (*CORE, ACTIVE_MODELS, WAITING_MODELS, *custom)
 
     def engine(self, labels: Mapping[str, str]) -> Mapped:
-        """The engine that an endpoint with these labels runs."""
+        """Returns the engine of an endpoint with these labels."""
         name = labels.get(self._label) or labels.get(LEGACY_ENGINE_LABEL) or ""
         return self._engines.get(name, self._default)
 
-    def extraction(self, labels: Mapping[str, str], wanted: Sequence[Column[Any]]) -> "Extraction":
-        """For the pages of one server; to be made anew when its labels change."""
+    def extraction(self, labels: Mapping[str, str], wanted: Sequence[Column[Any]], pod: str = "") -> "Extraction":
         return Extraction(self.engine(labels), wanted)
-
-
-class Extraction:
-    """One engine's mapping, cut to the wanted columns, for the pages of one server."""
-
-    __slots__ = (
-        "_adapters",
-        "_adapters_text",
-        "_cache",
-        "_cache_counts",
-        "_cache_labels",
-        "_cache_text",
-        "_gauges",
-        "_lora",
-        "_max_lora",
-        "_max_lora_at",
-        "_names",
-        "_zeros",
-    )
-
-    def __init__(self, engine: Mapped, wanted: Sequence[Column[Any]]) -> None:
-        numeric = [column.name for column in wanted if column.type is not frozenset]
-        place = {name: index for index, name in enumerate(numeric)}
-        self._zeros = [0.0] * len(numeric)
-        self._gauges = [
-            (Finder(gauge.selector), place[gauge.column.name], gauge.column, gauge.optional)
-            for gauge in engine.gauges
-            if gauge.column.name in place
-        ]
-        self._cache_labels = [(place[name], label) for name, label in engine.cache_labels.items() if name in place]
-        self._cache = Finder(engine.cache_info) if engine.cache_info and self._cache_labels else None
-        self._cache_counts: list[tuple[int, float]] = []
-        self._cache_text = b""
-        self._names = [column.name for column in wanted if column.name in ADAPTER_LABELS]
-        self._max_lora_at = place.get(MAX_LORA.name, -1)
-        reads_lora = engine.lora is not None and (self._names or self._max_lora_at >= 0)
-        self._lora = Finder(engine.lora, by_value=True) if engine.lora and reads_lora else None
-        self._adapters: dict[str, frozenset[str]] = self._no_adapters()
-        self._adapters_text = b""
-        self._max_lora = -1.0
-
-    def extract(self, page: bytes) -> Extracted:
-        """The page's values; ExtractError when it cannot be taken as a whole."""
-        if page[-1:] != b"\n":
-            raise ExtractError("the page does not end with a newline: it is cut, or empty")
-        values, present = self._zeros.copy(), 0
-        for finder, at, column, optional in self._gauges:
-            found = _found(finder, page)
-            if found is None:
-                if not optional:
-                    raise ExtractError(f"{finder.selector}: the page has no such series")
-                continue
-            values[at] = _checked(found[1], column, finder.selector)
-            present |= 1 << at
-        if self._cache is not None:
-            present |= self._read_cache(self._cache, page, values)
-        if self._lora is not None:
-            self._read_lora(self._lora, page)
-            if self._max_lora_at >= 0 and self._max_lora >= 0.0:
-                values[self._max_lora_at] = self._max_lora
-                present |= 1 << self._max_lora_at
-        return Extracted(tuple(values), present, self._adapters)
-
-    def _read_cache(self, finder: Finder, page: bytes, values: list[float]) -> int:
-        found = _found(finder, page)
-        if found is None:
-            return 0
-        text = found[0]
-        if text != self._cache_text:
-            labels = _labels(text, finder.selector)
-            counts = [(at, _label_count(labels, label, finder.selector)) for at, label in self._cache_labels]
-            self._cache_counts = [(at, count) for at, count in counts if count >= 0.0]
-            self._cache_text = text
-        present = 0
-        for at, count in self._cache_counts:
-            values[at] = count
-            present |= 1 << at
-        return present
-
-    def _read_lora(self, finder: Finder, page: bytes) -> None:
-        found = _found(finder, page)
-        if found is None:
-            self._adapters, self._adapters_text, self._max_lora = self._no_adapters(), b"", -1.0
-            return
-        text, value = found
-        if not isfinite(value):
-            raise ExtractError(f"{finder.selector}: {value} is not a time")
-        if text == self._adapters_text:
-            return
-        labels = _labels(text, finder.selector)
-        maximum = _label_count(labels, MAX_LORA_LABEL, finder.selector)
-        self._adapters = {
-            name: _adapters(labels.get(ADAPTER_LABELS[name], b""), finder.selector) for name in self._names
-        }
-        self._max_lora, self._adapters_text = maximum, text
-
-    def _no_adapters(self) -> dict[str, frozenset[str]]:
-        return dict.fromkeys(self._names, frozenset())
 
 
 def _engines(configured: Iterable[EngineConfig]) -> dict[str, Mapped]:
@@ -334,53 +225,6 @@ def _selector(text: str, where: str) -> Selector:
         raise ValueError(f"{where}: {wrong}") from None
 
 
+@functools.cache  # each reload asks for all of them
 def _field(attribute: str) -> str:
     return next(field.encode_name for field in msgspec.structs.fields(EngineConfig) if field.name == attribute)
-
-
-def _found(finder: Finder, page: bytes) -> tuple[bytes, float] | None:
-    try:
-        return finder.find(page)
-    except Malformed as wrong:
-        raise ExtractError(f"{finder.selector}: {wrong}") from None
-
-
-def _checked(value: float, column: Column[Any], selector: Selector) -> float:
-    if column.type is int:
-        if not 0.0 <= value <= COUNT_MAX:
-            raise ExtractError(f"{selector}: {value} is not a count of 0 or more")
-        return float(int(value))
-    if not isfinite(value):
-        raise ExtractError(f"{selector}: {value} is not a finite number")
-    if column.name != KV_USAGE.name:
-        return value
-    if value < 0.0:
-        raise ExtractError(f"{selector}: {value} is not a share of 0 or more")
-    return min(value, 1.0)
-
-
-def _labels(text: bytes, selector: Selector) -> dict[bytes, bytes]:
-    try:
-        return labels_of(text)
-    except Malformed as wrong:
-        raise ExtractError(f"{selector}: {wrong}") from None
-
-
-def _label_count(labels: Mapping[bytes, bytes], label: bytes, selector: Selector) -> float:
-    """The label as a count; -1 where the engine leaves it out, or says that it does not know."""
-    text = labels.get(label, b"").strip()
-    if text in (b"", b"None"):
-        return -1.0
-    if text.isdigit() and len(text) <= len(str(int(COUNT_MAX))):
-        return float(text)
-    shown = text[:60].decode("utf-8", "replace")
-    raise ExtractError(f"{selector}: label {label.decode()}='{shown}' is not a count of 0 or more")
-
-
-def _adapters(text: bytes, selector: Selector) -> frozenset[str]:
-    names = [name for part in text.split(b",") if (name := part.strip())]
-    if len(names) > ADAPTERS_MAX or any(len(name) > ADAPTER_NAME_BYTES_MAX for name in names):
-        raise ExtractError(
-            f"{selector}: more than {ADAPTERS_MAX} adapters, or one with a name over {ADAPTER_NAME_BYTES_MAX} bytes"
-        )
-    return frozenset(name.decode("utf-8", "replace") for name in names)

@@ -1,35 +1,63 @@
-"""Where an endpoint's metrics page is: the parameters of the scrape, checked, and its address."""
+"""Defines the data sources: at which address the page of each endpoint is, and the checked parameters of its scrape.
+
+The pages of the first source whose type `shows_health` fill the endpoint table and say which endpoints are fresh or down. The other
+sources add columns to it.
+"""
 
 import re
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import msgspec
 
 from epp.plugin import DataSource, plugin
+from epp.plugins.extractors._pages import METRICS, MODELS
 from epp.quantities import parse_duration
 
-INTERVAL_S_MAX = 600.0  # older values say nothing of a server's load, and each tick has a bucket
+# Older values say nothing about a server's load; also, each tick of an interval has a bucket in memory.
+INTERVAL_S_MAX = 600.0
 _PATH = re.compile(r"/[!-~]*")
 
 
 def parse_interval(text: str) -> float:
-    """Seconds of a duration such as `50ms` or `1m30s`; ValueError says what is wrong."""
+    """Returns a duration such as `50ms` or `1m30s` in seconds. Raises ValueError if it is invalid or negative."""
     try:
         seconds = parse_duration(text)
     except ValueError as problem:
         raise ValueError(f"interval: {problem}") from None
     if seconds < 0:
         raise ValueError(
-            f"interval: '{text}' is negative; write for example 50ms, or leave it out for the flag's period"
+            f"interval: '{text}' is negative; write for example 50ms, or omit it to use --refresh-metrics-interval"
         )
     return seconds
 
 
 @plugin("metrics-data-source")
 class MetricsDataSource(DataSource):
-    """Scrapes `scheme://endpoint:port/path`; `interval_s` None means: the flag's period."""
+    """Scrapes the metrics page of each endpoint at `scheme://endpoint:port/path`.
+
+    If `interval_s` is None, the flag --refresh-metrics-interval sets the interval. `at_node`: the page is at the address of the endpoint's
+    node. `pages`: the kind of its pages. `replaces_default`: this source takes the place of the default source; that one is then added
+    only if a plugin reads its values.
+    """
+
+    pages: ClassVar[str] = METRICS
+    shows_health: ClassVar[bool] = True
+    replaces_default: ClassVar[bool] = False
+    at_node = False
 
     class Params(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
+        """How the metrics of a server are read.
+
+        scheme: http or https.
+        path: The path of the page.
+        port: The port of the page. Default: that of the endpoint.
+        insecure_skip_verify: Accept any certificate.
+        ca_cert_path: A PEM file with the CAs of the servers.
+        client_cert_path: A PEM file with the client's certificate.
+        client_key_path: A PEM file with the client's key.
+        interval: The time between two scrapes. Default: --refresh-metrics-interval.
+        """
+
         scheme: Literal["http", "https"] = "http"
         path: str = "/metrics"
         port: Annotated[int, msgspec.Meta(ge=1, le=65535)] | None = None
@@ -46,8 +74,8 @@ class MetricsDataSource(DataSource):
         if not _PATH.fullmatch(self.path):
             raise ValueError(f"path: {params.path!r} has blanks or control characters; escape them")
         if bool(params.client_cert_path) != bool(params.client_key_path):
-            given = "clientCertPath" if params.client_cert_path else "clientKeyPath"
-            raise ValueError(f"{given}: clientCertPath and clientKeyPath go together; give both")
+            present = "clientCertPath" if params.client_cert_path else "clientKeyPath"
+            raise ValueError(f"{present}: clientCertPath and clientKeyPath go together; set both")
         self.port = params.port
         self.insecure_skip_verify = params.insecure_skip_verify
         self.ca_cert_path = params.ca_cert_path
@@ -57,3 +85,94 @@ class MetricsDataSource(DataSource):
         if seconds > INTERVAL_S_MAX:
             raise ValueError(f"interval: {params.interval} is above the maximum, {INTERVAL_S_MAX:g}s")
         self.interval_s = seconds or None
+
+    @property
+    def files(self) -> list[str]:
+        """Returns the paths of the files that the parameters name."""
+        return [path for path in (self.ca_cert_path, self.client_cert_path, self.client_key_path) if path]
+
+
+@plugin("dcgm-data-source")
+class DcgmDataSource(MetricsDataSource):
+    """Scrapes the DCGM exporter of each endpoint: a sidecar, or with `useNodeAddress` the DaemonSet of the endpoint's node."""
+
+    shows_health = False
+
+    class Params(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
+        """How the exporter of a server is read.
+
+        scheme: http or https.
+        path: The path of the page.
+        port: The port of the exporter.
+        insecure_skip_verify: Accept any certificate.
+        use_node_address: Read the exporter of the endpoint's node instead of a sidecar.
+        interval: The time between two scrapes. Default: --refresh-metrics-interval.
+        """
+
+        scheme: Literal["http", "https"] = "http"
+        path: str = "/metrics"
+        port: Annotated[int, msgspec.Meta(ge=1, le=65535)] = 9400
+        insecure_skip_verify: bool = True
+        use_node_address: bool = False
+        interval: str | None = None
+
+    def __init__(self, name: str, params: "DcgmDataSource.Params") -> None:
+        given = msgspec.structs.asdict(params)
+        self.at_node = given.pop("use_node_address")
+        super().__init__(name, MetricsDataSource.Params(**given))
+        self.params = params
+
+
+@plugin("models-data-source")
+class ModelsDataSource(MetricsDataSource):
+    """Asks each endpoint at /v1/models for the models that it serves."""
+
+    pages = MODELS
+    shows_health = False
+
+    class Params(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
+        """How the models of a server are asked for.
+
+        scheme: http or https.
+        path: The path of the list.
+        insecure_skip_verify: Accept any certificate.
+        ca_cert_path: A PEM file with the CAs of the servers.
+        client_cert_path: A PEM file with the client's certificate.
+        client_key_path: A PEM file with the client's key.
+        interval: The time between two requests. Default: --refresh-metrics-interval.
+        """
+
+        scheme: Literal["http", "https"] = "http"
+        path: str = "/v1/models"
+        insecure_skip_verify: bool = True
+        ca_cert_path: str = ""
+        client_cert_path: str = ""
+        client_key_path: str = ""
+        interval: str | None = None
+
+    def __init__(self, name: str, params: "ModelsDataSource.Params") -> None:
+        super().__init__(name, MetricsDataSource.Params(**msgspec.structs.asdict(params)))
+        self.params = params
+
+
+@plugin("multicluster-metrics-data-source")
+class MulticlusterMetricsDataSource(MetricsDataSource):
+    """Scrapes the picker of each cluster for the averages of its pool. Uses https with a checked certificate by default."""
+
+    replaces_default = True
+
+    class Params(MetricsDataSource.Params, frozen=True, forbid_unknown_fields=True, rename="camel"):
+        """How the page of a cluster's picker is read.
+
+        scheme: http or https.
+        path: The path of the page.
+        port: The port of the page. Default: that of the endpoint, or of its label `metricsPort`.
+        insecure_skip_verify: Accept any certificate.
+        ca_cert_path: A PEM file with the CAs of the servers.
+        client_cert_path: A PEM file with the client's certificate.
+        client_key_path: A PEM file with the client's key.
+        interval: The time between two scrapes. Default: --refresh-metrics-interval.
+        """
+
+        scheme: Literal["http", "https"] = "https"
+        insecure_skip_verify: bool = False

@@ -1,4 +1,4 @@
-"""Fairness policies: whose turn it is among the flows of a band.
+"""Fairness policies decide which flow of a band has the next turn.
 
-They are told of every change and keep their order, so that a pick looks at the first and not at all.
+A policy is told of every change and keeps its flows in order, so that a pick looks only at the first one.
 """

@@ -1,4 +1,4 @@
-"""No fairness: one line for all flows of a band."""
+"""Gives no fairness: all flows of a band share one order."""
 
 from collections.abc import Callable
 from heapq import heapify, heappop, heappush
@@ -7,11 +7,11 @@ from typing import Any
 from epp.flows import FlowKey, FlowView, Queued
 from epp.plugin import FairnessPolicy, plugin
 
-VOID_MIN = 64  # so many void entries the heap may have, however few others there are
+VOID_MIN = 64  # the heap may have this many void entries, even if it has few valid ones
 
 
 class _Head:
-    """The head of one flow, as it stands in the line."""
+    """Refers to the head of one flow; the heap has it as an entry."""
 
     __slots__ = ("flow", "item")
 
@@ -22,7 +22,7 @@ class _Head:
 
 @plugin("global-strict-fairness-policy")
 class GlobalStrict(FairnessPolicy):
-    """The flow whose head is first by the band's ordering policy. Isolates nobody: who sends the most gets the most."""
+    """Picks the flow with the head that is first by the band's ordering policy. It isolates no flow: the one that sends most gets most."""
 
     isolates = False
 
@@ -31,7 +31,11 @@ class GlobalStrict(FairnessPolicy):
 
 
 class Line:
-    """A heap over the heads. Entries of heads that are none any more are void, and fewer than the others but for a few."""
+    """Keeps the heads of all flows in a heap.
+
+    An entry becomes void when its item is no longer the head of its flow. `_tidy` keeps the number of void entries at no more than the
+    number of valid ones plus VOID_MIN.
+    """
 
     __slots__ = ("_heads", "_heap", "_key", "_number")
 
@@ -68,10 +72,10 @@ class Line:
         return None
 
     def dispatched(self, flow: FlowView, item: Queued, now: float) -> None:
-        """What was served before does not matter."""
+        """Does nothing: what was served before does not matter."""
 
     def forget(self, key: FlowKey) -> None:
-        """Nothing is kept of a flow that is empty."""
+        """Does nothing: an empty flow has no state here."""
 
     def _tidy(self) -> None:
         heads = self._heads

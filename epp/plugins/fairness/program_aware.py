@@ -1,24 +1,26 @@
-"""Least attained service: the program that has got the fewest tokens of late goes first, and who waits long is not forgotten.
+"""Program-aware fairness has two strategies. This module has the policy and the strategy `las`; `_turn_priority` has the other one.
 
-A *program* is what requests of one fairness id belong to, in all bands. Its attained service S grows by input + 2 x output tokens
-when an answer ends, and halves every half-life. The flow with the highest score goes next:
+`las` is least attained service: the program that recently got the fewest tokens goes first, but a long wait counts, too.
+
+A *program* is all requests with one fairness id, in all bands. Its attained service S grows by input + 2 x output tokens when an
+answer ends, and halves every half-life. The flow with the highest score goes next:
 
     score = service weight x (1 - S, min-max normalised) + head-wait weight x (age of the head, min-max normalised)
 
-normalised over the flows that have something waiting; equal values count 0.5. Where servers report no usage all S are 0, and the
-oldest head goes first.
+The values are normalised over the flows with waiting requests. If all values are equal, each counts 0.5. If servers report no
+usage, all S are 0 and the oldest head goes first.
 
-All S fade at the same rate, and all heads grow older at the same rate, so normalised values stand still while nothing happens: S is
-kept on a scale that grows as S would fade, and the arrival of the head stands for its age. Each pick looks at one array of scores.
-When something has changed they are made anew: for up to EXACT_MAX flows at once, beyond that every REFRESH_S, and between, what
-changes gets a new score by the old extremes.
+All S fade at the same rate, and all heads age at the same rate. So normalised values stay constant while nothing happens. The code
+therefore stores S on a scale that grows as S fades, and the head's arrival instead of its age. A pick looks at one array of scores.
+After a change the scores are recomputed: at the next pick if there are up to EXACT_MAX flows, else every REFRESH_S. In between, a flow
+that changes gets a new score computed with the old extremes.
 
-Kept per worker: programs it has seen, at most PROGRAMS_MAX, without those that were idle for longer than the TTL.
+Each worker keeps the programs that it has seen, at most PROGRAMS_MAX. It drops programs that were idle for longer than the TTL.
 """
 
 import math
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import Annotated, Any, Literal
 
@@ -29,103 +31,202 @@ from epp.candidates import Floats
 from epp.data import Datum
 from epp.decision import Decision, Response
 from epp.flows import FlowKey, FlowView, Queued, original
-from epp.plugin import FairnessPolicy, PreRequest, ResponseComplete, Services, plugin
+from epp.metrics import Metric
+from epp.plugin import FairnessPolicy, Gauge, PreRequest, ResponseComplete, Services, plugin
+from epp.plugins.fairness._turn_priority import Depths, Session
 from epp.request import Request
 
 INPUT_WEIGHT, OUTPUT_WEIGHT = 1.0, 2.0
-TOKENS_MAX = 1e7  # of one answer: whatever a server reports
+TOKENS_MAX = 1e7  # an answer counts at most this many tokens; servers may report anything
 PROGRAMS_MAX = 20_000
-SWEPT_MAX = 4_096  # programs looked at by one sweep: it runs between requests
-LOOKED_AT = 8  # when there are too many programs: how many of the oldest are tried
+SWEPT_MAX = 4_096  # programs that one sweep looks at; a sweep runs between requests
+TRIED_MAX = 8  # when there are too many programs, this many are checked for one that can be removed
 EXACT_MAX = 64
 REFRESH_S = 0.01
-HALVINGS_MAX = 32.0  # after so many half-lives the scale starts anew, so that figures stay in range
+TURN_PRIORITY = "turn-priority"
+HALVINGS_MAX = 32.0  # the scale restarts after this many half-lives, so that its numbers stay in range
+
+AVERAGE_WAIT = Metric(
+    "program_aware_avg_wait_time_milliseconds",
+    "gauge",
+    "Mean time that the requests of a program have waited in flow control.",
+    labels=("program_id",),
+    over_workers="mean",
+)
+SERVICE = Metric(
+    "program_aware_attained_service_tokens",
+    "gauge",
+    "Tokens that a program recently received: input + 2 x output, fading with the half-life.",
+    labels=("program_id",),
+)
+FAIRNESS = Metric(
+    "program_aware_jains_fairness_index",
+    "gauge",
+    "Jain's index of the mean waits of all programs: 1 if all are equal, 1/n if one of n has all.",
+    over_workers="mean",
+)
+SHOW_EVERY_S = 5.0
+SHOWN_MAX = 256  # programs on the metrics page: those that were active most recently
+LABELS_MAX = 500  # programs that ever get a label; the bound is needed because clients choose their names
+WEIGHT_MAX = 100_000.0
 
 NotNegative = Annotated[float, msgspec.Meta(ge=0)]
 
 
 class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    """The weights of the score, and how long is remembered; a half-life or TTL of 0 is for ever. There is one strategy."""
+    """The weights of the score and how long a program is remembered. A half-life, inactivity or TTL of 0 means for ever.
 
-    strategy: Literal["las", ""] = "las"
+    strategy: How programs are compared: by service received, or by turns.
+    las_weight_service: `las`: the weight of the service that a program received.
+    las_weight_head_wait: `las`: the weight of how long its first request waits.
+    las_half_life_seconds: `las`: after this time, service counts half.
+    turn_priority_time_weight: `turn-priority`: the weight of how long its first request waits.
+    turn_priority_inactivity_seconds: `turn-priority`: after this time without requests, a program begins anew.
+    eviction_ttl_seconds: How long an inactive program is remembered.
+    eviction_sweep_seconds: The time between two searches for inactive programs.
+    """
+
+    strategy: Literal["las", "turn-priority", ""] = "las"
     las_weight_service: NotNegative = 0.8
     las_weight_head_wait: NotNegative = 0.2
     las_half_life_seconds: NotNegative = 60.0
+    turn_priority_time_weight: NotNegative = 0.05
+    turn_priority_inactivity_seconds: NotNegative = 120.0
     eviction_ttl_seconds: NotNegative = 3600.0
     eviction_sweep_seconds: Annotated[float, msgspec.Meta(gt=0)] = 300.0
 
 
 class _Program:
-    """`service` is that of the moment `at`. `places`: the bands in which something of it waits."""
+    """Holds the state of one program. `service` is its attained service at time `at`; `bands` are those in which it has requests waiting.
 
-    __slots__ = ("at", "in_flight", "last", "places", "service")
+    `turns` counts its dispatched requests, for turn priority alone.
+    """
+
+    __slots__ = ("at", "bands", "in_flight", "last", "queued", "service", "turns", "wait_ms", "waits")
 
     def __init__(self, now: float) -> None:
         self.service = 0.0
         self.at = now
-        self.last = now  # of its completions; of its first request while there is none
+        self.last = now  # time of its last completion, or of its first request before any completion
         self.in_flight = 0
-        self.places: dict[Scores, FlowKey] = {}
+        self.turns = 0
+        self.queued = 0  # requests that had to wait and were not yet sent
+        self.waits = 0  # how many requests got their turn; next, their mean wait
+        self.wait_ms = 0.0
+        self.bands: dict[Scores | Depths, FlowKey] = {}
+
+    def waited(self, milliseconds: float) -> None:
+        self.waits += 1
+        self.wait_ms += (milliseconds - self.wait_ms) / self.waits
 
 
 @plugin("program-aware-fairness")
 class ProgramAware(FairnessPolicy, PreRequest, ResponseComplete):
-    """Least attained service: score = service weight x (1 - normalised service) + head-wait weight x normalised age of the head.
+    """Picks the flow of the program (fairness id) with the highest score; waiting raises the score.
 
-    Service is the input + 2 x output tokens that a program (fairness id) got, fading by half every half-life.
+    Strategy `las`: service weight x (1 - normalised service) + head-wait weight x normalised age of the head. Service is input +
+    2 x output tokens, and halves every half-life. Strategy `turn-priority`: the number of the program's turn + time weight x age of
+    the head in seconds, with one fairness id per session.
     """
 
     Params = Parameters
+    metrics = (AVERAGE_WAIT, SERVICE, FAIRNESS)
 
     def __init__(self, name: str, params: Parameters) -> None:
         super().__init__(name, params)
-        self._programs: OrderedDict[str, _Program] = OrderedDict()  # the least recently used first
+        self._programs: OrderedDict[str, _Program] = OrderedDict()  # the least recently used program first
         self._now = 0.0
+        self._shown: tuple[Gauge, ...] = ()
+        self._on_page: set[str] = set()
+        self._labelled: set[str] = set()  # ids that were ever on the metrics page
         self.half_life_s: float = params.las_half_life_seconds
-        self._as = Datum(f"flow_program/{name}", str)
-        self.keeps = (self._as,)
+        self.ranks = self._by_turn = params.strategy == TURN_PRIORITY
+        self.isolates = not self._by_turn
+        unused = "las" if self._by_turn else "turn_priority"
+        defaults = Parameters()
+        self.without_effect = [
+            f"{field.encode_name}: belongs to the other strategy"
+            for field in msgspec.structs.fields(Parameters)
+            if field.name.startswith(f"{unused}_") and getattr(params, field.name) != getattr(defaults, field.name)
+        ]
+        self._shares: dict[int, Depths] = {}  # for turn priority: priority -> the share of its band
+        self._counted_as = Datum(f"flow_program/{name}", str)
+        self.keeps = (self._counted_as,)
 
     def start(self, services: Services) -> None:
         if self.params.eviction_ttl_seconds > 0:
             services.every(self.params.eviction_sweep_seconds, self.sweep)
+        self._shown = tuple(services.gauge(self, metric) for metric in self.metrics)
+        services.every(SHOW_EVERY_S, self._show)
 
-    def share(self, key: Callable[[Queued], Any]) -> "Scores":
+    def share(self, key: Callable[[Queued], Any]) -> "Scores | Depths":
+        if self._by_turn:
+            params = self.params
+            return Depths(self, params.turn_priority_time_weight, params.turn_priority_inactivity_seconds)
         return Scores(self)
 
     def __len__(self) -> int:
         return len(self._programs)
 
     def before_send(self, request: Request, decision: Decision) -> None:
-        self.program(request[self._as] or request.fairness_id, request.now).in_flight += 1
+        program = self.program(request[self._counted_as] or request.fairness_id, request.now)
+        program.in_flight += 1
+        if program.queued:
+            program.queued -= 1
+        else:  # the request did not wait
+            program.waited(0.0)
 
     def response_complete(self, request: Request, decision: Decision, response: Response) -> None:
         now = request.now
-        program = self.program(request[self._as] or request.fairness_id, now)
+        fairness_id = request[self._counted_as] or request.fairness_id
+        program = self.program(fairness_id, now)
         program.in_flight = max(0, program.in_flight - 1)
         program.last = now
         usage = response.usage
-        if usage is None:
+        if self._by_turn:
+            share = self._shares.get(request.priority)
+            if share is not None:
+                share.ended(FlowKey(fairness_id, request.priority), program, now)
+        elif usage is None:
             return
-        tokens = INPUT_WEIGHT * (usage.prompt or 0) + OUTPUT_WEIGHT * (usage.completion or 0)
-        program.service = self.faded(program, now) + min(max(0.0, tokens), TOKENS_MAX)
-        program.at = now
-        for scores, key in program.places.items():
-            scores.served(key, program, now)
+        else:
+            tokens = INPUT_WEIGHT * (usage.prompt or 0) + OUTPUT_WEIGHT * (usage.completion or 0)
+            program.service = self.faded(program, now) + min(max(0.0, tokens), TOKENS_MAX)
+            program.at = now
+        self._tell_bands(program, now)
 
-    def went_as(self, fairness_id: str, item: Queued) -> None:
-        """Under which id an item waited, where that is not its own: many that are not told apart wait as one."""
+    def waited_as(self, fairness_id: str, item: Queued) -> None:
+        """Records the id under which an item waited if that is not the item's own id: beyond a limit, several ids share one flow."""
         request = original(item)
         if isinstance(request, Request) and request.fairness_id != fairness_id:
-            request[self._as] = fairness_id
+            request[self._counted_as] = fairness_id
 
-    def left(self, fairness_id: str, scores: "Scores") -> None:
-        """Nothing of a program waits in that band any more."""
+    def waits(self, session: Session, share: Depths, key: FlowKey) -> None:
+        """Notes that the program has requests waiting in that band. For turn priority."""
+        assert isinstance(session, _Program)
+        session.bands[share] = key
+
+    def met(self, priority: int, share: Depths) -> None:
+        """Gets the share of the band of that priority. For turn priority."""
+        self._shares[priority] = share
+
+    def dispatched(self, session: Session, now: float) -> None:
+        """Notes that the program took a turn. For turn priority."""
+        assert isinstance(session, _Program)
+        self._tell_bands(session, now)
+
+    def _tell_bands(self, program: _Program, now: float) -> None:
+        for share, key in tuple(program.bands.items()):
+            share.served(key, program, now)
+
+    def no_longer_waits(self, fairness_id: str, scores: "Scores | Depths") -> None:
+        """Notes that the program has no more waiting requests in that band."""
         program = self._programs.get(fairness_id)
         if program is not None:
-            program.places.pop(scores, None)
+            program.bands.pop(scores, None)
 
     def program(self, fairness_id: str, now: float) -> _Program:
-        """What is known of a program; a new one has got nothing yet."""
+        """Returns the state of a program. A new program starts without attained service."""
         self._now = max(self._now, now)
         programs = self._programs
         program = programs.get(fairness_id)
@@ -138,36 +239,71 @@ class ProgramAware(FairnessPolicy, PreRequest, ResponseComplete):
         return program
 
     def faded(self, program: _Program, now: float) -> float:
-        """Attained service at this moment."""
+        """Returns the attained service at time `now`."""
         passed, half_life = now - program.at, self.half_life_s
         return program.service * math.exp2(-passed / half_life) if half_life > 0 and passed > 0 else program.service
 
     def sweep(self) -> None:
-        """Drops programs that have been idle for longer than the TTL. Time is that of the last request."""
+        """Drops programs that were idle for longer than the TTL when the last request came."""
         oldest = self._now - self.params.eviction_ttl_seconds
         for fairness_id, program in list(islice(self._programs.items(), SWEPT_MAX)):
-            if program.last < oldest and not program.in_flight and not program.places:
+            if program.last < oldest and not program.in_flight and not program.bands:
                 del self._programs[fairness_id]
 
+    def waited(self, fairness_id: str, seconds: float) -> None:
+        """Records that a request of the program got its turn after this time."""
+        program = self._programs.get(fairness_id)
+        if program is not None:
+            program.queued += 1
+            program.waited(max(0.0, seconds) * 1000.0)
+
+    def _show(self) -> None:
+        """Sets the gauges. Programs that are no longer among the last SHOWN_MAX leave the page."""
+        average, service, fairness = self._shown
+        found = {}
+        for fairness_id, program in islice(reversed(self._programs.items()), SHOWN_MAX):
+            if fairness_id in self._labelled or len(self._labelled) < LABELS_MAX:
+                self._labelled.add(fairness_id)
+                found[fairness_id] = program
+        for gone in self._on_page - found.keys():
+            average.set(0.0, gone, weight=0.0)
+            service.set(0.0, gone)
+        for fairness_id, program in found.items():
+            average.set(program.wait_ms, fairness_id, weight=min(float(program.waits), WEIGHT_MAX))
+            if not self._by_turn:
+                service.set(self.faded(program, self._now), fairness_id)
+        self._on_page = set(found)
+        waits = [program.wait_ms for program in self._programs.values() if program.waits]
+        fairness.set(jain(waits), weight=float(len(waits)))
+
     def _make_room(self) -> None:
-        """The least recently used leaves that has nothing waiting; those that have are bounded by the flows of a worker."""
-        for fairness_id, program in islice(self._programs.items(), LOOKED_AT):
-            if not program.places:
+        """Drops the least recently used program without waiting requests.
+
+        The limit of flows bounds the number of programs with waiting requests.
+        """
+        for fairness_id, program in islice(self._programs.items(), TRIED_MAX):
+            if not program.bands:
                 del self._programs[fairness_id]
                 return
 
 
-class Scores:
-    """The flows of one band that are not empty, in rows 0 to n - 1 of the arrays; the last row fills the gap of one that leaves.
+def jain(values: Sequence[float]) -> float:
+    """Returns Jain's fairness index: (sum of x)^2 / (n x sum of x^2); 1 for fewer than two values, or if all are 0."""
+    squares = sum(value * value for value in values)
+    return sum(values) ** 2 / (len(values) * squares) if len(values) > 1 and squares > 0.0 else 1.0
 
-    `_score` is lower for who goes first: service factor x (S - least S) + arrival factor x (arrival - earliest arrival).
+
+class Scores:
+    """Orders the flows of one band that have requests, in rows 0 to n - 1 of the arrays. When a flow leaves, the last row fills its gap.
+
+    The flow with the lowest `_score` goes first: service factor x (S - least S) + arrival factor x (arrival - earliest arrival).
     """
 
     def __init__(self, policy: ProgramAware) -> None:
         self._policy = policy
         self._row: dict[FlowKey, int] = {}
         self._flows: list[FlowView] = []
-        self._service: Floats = np.zeros(16)  # on a scale that is exact at `_scale_at`
+        self._service: Floats = np.zeros(16)  # the values of S, on the scale that equals S at the time `_scale_at`
         self._arrival: Floats = np.zeros(16)
         self._score: Floats = np.zeros(16)
         self._scale_at = 0.0
@@ -200,13 +336,14 @@ class Scores:
         return self._flows[self._score[:size].argmin()]
 
     def dispatched(self, flow: FlowView, item: Queued, now: float) -> None:
-        self._policy.went_as(flow.key.fairness_id, item)
+        self._policy.waited_as(flow.key.fairness_id, item)
+        self._policy.waited(flow.key.fairness_id, now - item.arrival)
 
     def forget(self, key: FlowKey) -> None:
-        """What is kept of programs is the policy's, and ends by its own rules."""
+        """Does nothing: the policy keeps the programs, and drops them by its own rules."""
 
     def served(self, key: FlowKey, program: _Program, now: float) -> None:
-        """A program with something waiting here has got tokens."""
+        """Notes that a program with waiting requests in this band has got tokens."""
         row = self._row[key]
         self._service[row] = self._on_scale(program, now)
         self._rescore(row)
@@ -221,10 +358,10 @@ class Scores:
             self._scale_at = now
         self._row[key] = row
         self._flows.append(flow)
-        if row == EXACT_MAX:  # until now scores were not kept
+        if row == EXACT_MAX:  # with one flow less, the scores were not kept up to date
             self._made_at = -math.inf
         program = self._policy.program(key.fairness_id, now)
-        program.places[self] = key
+        program.bands[self] = key
         self._service[row] = self._on_scale(program, now)
         return row
 
@@ -237,11 +374,11 @@ class Scores:
             self._row[last.key] = row
             for values in (self._service, self._arrival, self._score):
                 values[row] = values[end]
-        self._policy.left(key.fairness_id, self)
+        self._policy.no_longer_waits(key.fairness_id, self)
         self._changed = True
 
     def _on_scale(self, program: _Program, now: float) -> float:
-        """Its service as if it had been attained at the time at which the scale is exact."""
+        """Returns the program's service on the scale. Restarts the scale when its time is too far in the past."""
         half_life = self._policy.half_life_s
         if half_life <= 0:
             return program.service
@@ -255,12 +392,12 @@ class Scores:
     def _rescore(self, row: int) -> None:
         self._changed = True
         if len(self._flows) <= EXACT_MAX:
-            return  # the next pick makes them all
+            return  # the next pick computes all scores
         by_service, least, by_arrival, earliest = self._factors
         self._score[row] = by_service * (self._service[row] - least) + by_arrival * (self._arrival[row] - earliest)
 
     def _make(self, now: float, size: int) -> None:
-        """All scores anew, by what the extremes are now."""
+        """Computes all scores with the current extremes."""
         params = self._policy.params
         service, arrival = self._service[:size], self._arrival[:size]
         least, earliest = float(np.minimum.reduce(service)), float(np.minimum.reduce(arrival))

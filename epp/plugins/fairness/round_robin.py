@@ -1,4 +1,4 @@
-"""One request of each flow in turn."""
+"""Serves one request of each flow in turn (round robin)."""
 
 from collections import OrderedDict
 from collections.abc import Callable
@@ -10,9 +10,9 @@ from epp.plugin import FairnessPolicy, plugin
 
 @plugin("round-robin-fairness-policy")
 class RoundRobin(FairnessPolicy):
-    """The flow that was served the longest ago; one that has just got something to wait goes behind the others.
+    """Picks the flow that was served longest ago. If an empty flow gets a request, it goes behind all others.
 
-    It counts requests, whatever they cost.
+    It counts requests alone, not their cost.
     """
 
     def share(self, key: Callable[[Queued], Any]) -> "Ring":
@@ -20,7 +20,7 @@ class RoundRobin(FairnessPolicy):
 
 
 class Ring:
-    """The flows that are not empty, in the order of their turns; everything in O(1)."""
+    """Keeps the non-empty flows in the order of their turns. Every operation is O(1)."""
 
     __slots__ = ("_flows",)
 
@@ -41,4 +41,4 @@ class Ring:
             self._flows.move_to_end(flow.key)
 
     def forget(self, key: FlowKey) -> None:
-        """Nothing is kept of a flow that is empty."""
+        """Does nothing: an empty flow has no state here."""

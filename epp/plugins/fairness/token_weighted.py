@@ -1,77 +1,67 @@
-"""Equal shares of tokens, or shares by weight, over all workers: fair queueing by virtual time on what requests cost the model servers.
+"""Weighted fair queueing on the tokens that requests cost the model servers, over all workers.
 
-    cost = uncached prompt tokens + output tokens
+    cost of a request = uncached prompt tokens + output tokens
 
-When a request is dispatched its cost is estimated: its bytes times the flow's uncached prompt tokens per byte, plus the output
-tokens that the flow's answers had (both moving averages of what servers reported, of all flows where nothing was reported of this
-one), at most the request's own limit. When its answer has ended, the flow is credited or charged the difference to what was reported.
-What a server does not say of its cache the prefix match at the endpoint says instead; an answer that failed, or never came, cost
-nothing; one that was cut short without a report costs what was estimated.
+Cost: At dispatch the policy estimates the cost of a request. Prompt: its bytes times the flow's uncached prompt tokens per byte. Output:
+the tokens of the flow's usual answer, at most the request's own limit. Both averages follow what servers report. Before any report for
+this flow, those of all flows count. When the answer ends, the flow is credited or charged the difference to the reported cost. If the
+server does not report cached tokens, the prefix match at the endpoint counts. An answer that failed or never came costs nothing. An
+answer that was cut short without a report costs the estimate.
 
-Each flow has a position: the tokens that it got, by weight. Who is the furthest behind goes first; it is deficit round robin with
-rounds as short as can be. The *time* of a band is the position from which the last one went. Of what each flow got all workers know, by
-the ledger, and they go by the same order among each other. A flow that comes back is at least at time - Q, Q being a quantum: time
-without requests is not saved up beyond that, and Q is what a small flow may be ahead of those that wait all the time.
+Order: Each flow has a position: the tokens that it was served, divided by its weight. The flow with the smallest position goes first,
+as in deficit round robin with the shortest possible rounds. The virtual *time* of a band is the position of the flow that was served
+last, before that service. The ledger shows the positions to all workers, so that all use the same order. A flow that becomes non-empty
+again starts at time - Q at least, where Q is the quantum. So a flow cannot save up more than Q while it sends nothing, and a small
+flow can be at most Q ahead of flows that wait all the time.
 
-Bound: let M be the largest cost in tokens of one request. From the first dispatch of each on, while two flows i and j have
-something waiting all the time, the tokens served to each, by weight, differ over any stretch of time by at most
+Bound: Let M be the largest cost of one request in tokens. While two flows i and j have requests waiting all the time, from the first
+dispatch of each on, their tokens served by weight differ over any period by at most
 
     | S_i / w_i - S_j / w_j |  <=  2 Q + M / w_i + M / w_j
 
-as long as estimates are exact; a wrong one is made up for when the flow is served next, of a credit at most half of what that costs.
-This is what a worker promises by itself. Over workers add the tolerance, what one dispatches before it sees the other's, and M / w of
-the lightest flow that waits: who has waited in one worker may be fresh in another, and time moves on by as much while it is found out.
-A flow that the ledger has lost has its share in each worker. A busy period of a band ends when nothing waits in it in any
-worker, and debts end with it.
+This holds while estimates are exact. A wrong estimate is corrected when the flow is served next; a credit pays at most half of a cost.
+The bound is for one worker. For several workers add the tolerance, the tokens that one dispatches before it sees the others' positions,
+and M / w of the waiting flow with the smallest weight: a flow that has waited in one worker may be fresh in another, and time
+advances by that much before the worker finds out. A flow that the ledger has lost gets its share in each worker. When nothing waits in a
+band in any worker, its busy period ends, and debts end with it.
 
-Waiting is short for who asks for little: a *fresh* flow, one that has got less than its share by Q, goes before all that are not
-behind by as much, in order of coming. However many such flows come, each under a name of its own, the others keep their turns: for
-each token that a fresh flow gets time moves by its part of one, there being so many others that wait, so that after the
-first Q tokens fresh flows have no more than half of what there is.
+Fresh flows: A flow that asks for little waits only briefly. It is *fresh* if its position is at most time - Q, so that it got less than
+its share by Q. Fresh flows go in order of arrival, before all flows that are not as far behind. Many fresh flows, for example with
+invented names, cannot stop the others: virtual time advances by 1/n per token (by weight) of a fresh flow, where n is the number of
+other backlogged flows. After the first Q tokens, fresh flows therefore get at most half of the capacity.
 """
 
 import math
 from collections import OrderedDict
 from collections.abc import Callable
 from heapq import heapify, heappop, heappush, heapreplace
-from typing import Annotated, Any
-
-import msgspec
+from typing import Any
 
 from epp.data import Datum
 from epp.decision import Decision, Response
+from epp.flow_points import FairnessPolicy, Ledger
 from epp.flows import FlowKey, FlowView, Queued, original
-from epp.plugin import FairnessPolicy, Ledger, ResponseComplete, plugin
-from epp.prefix.match import APPROXIMATE, prefix_match
+from epp.plugin import ResponseComplete, plugin
+from epp.plugins.fairness._token_weighted_parameters import Parameters
+from epp.prefix.deciding import FollowsDecisions
+from epp.prefix.match import APPROXIMATE, PrefixMatch, prefix_match
 from epp.request import BYTES_PER_TOKEN, Request
 
-Weight = Annotated[float, msgspec.Meta(ge=0.001, le=1000)]
-
-TOKENS_MAX = 1e7  # of one request: whatever a server reports
-HABITS_MAX = 10_000  # flows of whose requests averages are kept, the least recently answered leaving first
-IDLE_MAX = 10_000  # flows without anything waiting whose counters are kept
-ADAPT = 0.125  # of a moving average: how much the latest counts
-VOID_MIN = 64  # so many void entries the line may have, however few others there are
+TOKENS_MAX = 1e7  # a request costs at most this; servers may report anything
+# Fairness ids with averages of their own; the one that was answered least recently is dropped first.
+AVERAGES_MAX = 10_000
+IDLE_MAX = 10_000  # empty flows that keep an account
+ADAPT = 0.125  # weight of the latest value in a moving average
+VOID_MIN = 64  # the line may have this many void entries, even if it has few valid ones
 FAILED_FROM = 400
-CREDIT_PART = 0.5  # of a cost: the most that a credit pays, so that who costs nothing does not go for ever
-TOLERANCE = 0.1  # of a quantum: how far apart workers may be
-
-
-class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    """`weights`: by fairness id, the share of each flow against the others; those not named have `default_weight`.
-
-    `quantum_tokens`: how far a flow that comes back may be behind, per weight 1. `expected_output_tokens`: where no answer is known yet.
-    """
-
-    weights: dict[str, Weight] = {}
-    default_weight: Weight = 1.0
-    quantum_tokens: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 512
-    expected_output_tokens: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] = 256
-    prefix_match_info_producer_name: str = APPROXIMATE
+CREDIT_PART = 0.5  # a credit pays at most this part of a cost, so that a flow with a credit cannot go for ever
+TOLERANCE = 0.1  # positions in different workers may differ by this share of a quantum
 
 
 class _Account:
-    """One flow of one band. `position`: tokens by weight; `owed` tokens that answers have shown since (> 0: a credit)."""
+    """Holds the position of one flow of one band. `position`: tokens divided by weight. `owed`: tokens that answers since then corrected;
+    above 0 it is a credit.
+    """
 
     __slots__ = ("flow", "looked", "mark", "number", "owed", "position", "weight")
 
@@ -80,12 +70,12 @@ class _Account:
         self.mark = mark
         self.position = -math.inf
         self.owed = 0.0
-        self.flow: FlowView | None = None  # None: nothing waits
-        self.number = 0  # of its entry in the line; 0: it has none
-        self.looked = -1  # `Ledger.served` when it was looked up
+        self.flow: FlowView | None = None  # None: no request of the flow waits
+        self.number = 0  # the number of its entry in the line; 0: it has no entry
+        self.looked = -1  # the value of `Ledger.served` when the position was last read from the ledger
 
     def pay(self, start: float, cost: float) -> float:
-        """Goes on from `start` by what a request costs, and by what is owed; returns by how much."""
+        """Moves the position to `start` plus the cost divided by the weight, less what is owed. Returns by how much the position moved."""
         owed = self.owed
         if owed:
             used = min(owed, cost * CREDIT_PART)
@@ -96,8 +86,8 @@ class _Account:
         return step
 
 
-class _Habit:
-    """What the requests of one fairness id usually cost, or those of all."""
+class _Averages:
+    """Averages what the requests of one fairness id, or of all, cost."""
 
     __slots__ = ("output", "prompt_per_byte")
 
@@ -106,7 +96,7 @@ class _Habit:
         self.prompt_per_byte = prompt_per_byte
 
     def learn(self, bytes: int, prompt: float | None, output: float | None) -> None:
-        """From one answer; None: not reported."""
+        """Adds the figures of one answer; None means that the server did not report one."""
         if output is not None:
             self.output += ADAPT * (output - self.output)
         if prompt is not None and bytes > 0:
@@ -114,7 +104,7 @@ class _Habit:
 
 
 class _Charge:
-    """What a dispatched request was charged, and to whom."""
+    """Remembers what a dispatched request was charged, and the account that was charged."""
 
     __slots__ = ("account", "bytes", "fairness_id", "output", "prompt")
 
@@ -127,10 +117,10 @@ class _Charge:
 
 
 @plugin("token-weighted-fairness-policy")
-class TokenWeighted(FairnessPolicy, ResponseComplete):
-    """Fair queueing on tokens, over all workers: who waits all the time gets tokens in proportion to `weights`, whatever others send.
+class TokenWeighted(FollowsDecisions, FairnessPolicy, ResponseComplete):
+    """Shares tokens among flows in proportion to `weights`, over all workers, whatever the other flows send.
 
-    cost = uncached prompt tokens + output tokens, estimated at dispatch, corrected by the usage that the server reports.
+    cost = uncached prompt tokens + output tokens, estimated at dispatch and corrected by the usage that the server reports.
     """
 
     Params = Parameters
@@ -143,8 +133,8 @@ class TokenWeighted(FairnessPolicy, ResponseComplete):
         self._charged = Datum(f"flow_tokens_charged/{name}", _Charge)
         self.optional = (self._match,)
         self.keeps = (self._charged,)
-        self._habits: OrderedDict[str, _Habit] = OrderedDict()
-        self._usual = _Habit(float(params.expected_output_tokens))
+        self._averages: OrderedDict[str, _Averages] = OrderedDict()
+        self._overall = _Averages(float(params.expected_output_tokens))
 
     def share(self, key: Callable[[Queued], Any]) -> "Turns":
         return Turns(self)
@@ -154,9 +144,9 @@ class TokenWeighted(FairnessPolicy, ResponseComplete):
         return params.weights.get(fairness_id, params.default_weight)
 
     def charge(self, account: _Account, fairness_id: str, item: Queued) -> float:
-        """The estimated cost of an item that is dispatched; its request keeps what it was charged."""
-        habit = self._habits.get(fairness_id, self._usual)
-        prompt, output = item.bytes * habit.prompt_per_byte, habit.output
+        """Returns the estimated cost of a dispatched item. The item's request keeps a record of it."""
+        averages = self._averages.get(fairness_id, self._overall)
+        prompt, output = item.bytes * averages.prompt_per_byte, averages.output
         request = original(item)
         if isinstance(request, Request):
             limit = request.max_tokens
@@ -184,31 +174,33 @@ class TokenWeighted(FairnessPolicy, ResponseComplete):
         charge.account.owed += _cost(charge.prompt + charge.output) - _cost(spent)
 
     def _cached(self, request: Request, decision: Decision, reported: int | None) -> float:
-        """Prompt tokens that the server did not compute."""
+        """Returns how many prompt tokens the server took from its cache."""
         if reported is not None:
             return reported
-        match = request[self._match]
+        match: PrefixMatch | None = request[self._match]
         run = decision.runs.get(decision.primary)
-        if match is None or match.blocks is None or run is None:
+        if match is None or match.cached is None or run is None:
             return 0.0
-        return float(match.blocks[run.row]) * match.block_tokens
+        return float(match.cached[run.row]) * match.block_tokens  # a block in a slower tier is not computed either
 
     def _learn(self, fairness_id: str, bytes: int, prompt: float | None, output: float | None) -> None:
-        habits = self._habits
-        habit = habits.get(fairness_id)
-        if habit is None:
-            usual = self._usual
-            habit = habits[fairness_id] = _Habit(usual.output if output is None else output, usual.prompt_per_byte)
-            if len(habits) > HABITS_MAX:
-                habits.popitem(last=False)
+        known = self._averages
+        averages = known.get(fairness_id)
+        if averages is None:
+            overall = self._overall
+            averages = known[fairness_id] = _Averages(
+                overall.output if output is None else output, overall.prompt_per_byte
+            )
+            if len(known) > AVERAGES_MAX:
+                known.popitem(last=False)
         else:
-            habits.move_to_end(fairness_id)
-        habit.learn(bytes, prompt, output)
-        self._usual.learn(bytes, prompt, output)
+            known.move_to_end(fairness_id)
+        averages.learn(bytes, prompt, output)
+        self._overall.learn(bytes, prompt, output)
 
 
 class Alone:
-    """`Ledger` of a worker without others."""
+    """Is the `Ledger` of a single worker: there are no others."""
 
     def served(self) -> int:
         return 0
@@ -236,11 +228,12 @@ class Alone:
 
 
 class Turns:
-    """The accounts of one band.
+    """Orders the flows of one band by their accounts.
 
-    A flow with something waiting stands in one of two: in `_fresh`, in order of coming, while its position is not above time - Q; else in
-    `_line`, a heap of (position, number, account). Entries of the line whose number is not their account's are void; one whose flow
-    another worker has served since is put where it belongs when it is looked at, which is late enough: positions only grow.
+    A flow with waiting requests is in one of two places. While its position is at most time - Q, it is in `_fresh`, in order of
+    arrival. Otherwise it is in `_line`, a heap of (position, number, account). An entry of the line is void if its number differs from
+    that of its account. If another worker has served a flow, the flow's entry moves to its new position when it comes to the top. That is
+    early enough because positions only grow.
     """
 
     def __init__(self, policy: TokenWeighted) -> None:
@@ -248,12 +241,12 @@ class Turns:
         self._quantum = float(policy.params.quantum_tokens)
         self._ledger: Ledger = Alone()
         self._accounts: dict[FlowKey, _Account] = {}
-        self._idle: OrderedDict[FlowKey, None] = OrderedDict()  # accounts with nothing waiting, the longest idle first
+        self._idle: OrderedDict[FlowKey, None] = OrderedDict()  # accounts of empty flows, the longest idle first
         self._fresh: OrderedDict[FlowKey, _Account] = OrderedDict()
         self._line: list[tuple[float, int, _Account]] = []
         self._in_line = 0
         self._time = self._end = 0.0
-        self._served = -1  # `Ledger.served` when the time was looked up
+        self._served = -1  # the value of `Ledger.served` when the time was last read from the ledger
         self._number = 0
 
     def meet(self, ledger: Ledger) -> None:
@@ -278,7 +271,7 @@ class Turns:
         return first.flow if first is not None else None
 
     def claim(self, flow: FlowView) -> float:
-        """Its position; of a fresh flow, where those go from."""
+        """Returns the flow's position; for a fresh flow, the position from which fresh flows go."""
         account = self._accounts[flow.key]
         return account.position if account.number else self._floor()
 
@@ -304,7 +297,7 @@ class Turns:
             del self._idle[key], self._accounts[key]
 
     def _floor(self) -> float:
-        """Where fresh flows go from."""
+        """Returns the position from which fresh flows go: time - Q."""
         ledger = self._ledger
         served = ledger.served()
         if served != self._served:
@@ -313,18 +306,18 @@ class Turns:
         return self._time - self._quantum
 
     def _elsewhere(self, account: _Account) -> float:
-        """Where other workers have taken a flow since it was looked up; -inf: no further, as far as one knows."""
+        """Returns the flow's position in other workers; -inf if nothing has changed since it was last read."""
         if account.looked == self._served:
             return -math.inf
         account.looked = self._served
         return self._ledger.position(account.mark)
 
     def _enter(self, key: FlowKey, account: _Account | None) -> _Account:
-        """A flow gets something to wait: it goes on where it was."""
+        """Adds a flow that becomes non-empty. It continues at its position, or at the floor if it is behind the floor."""
         if len(self._idle) == len(self._accounts):
             if self._ledger.alone():
                 return self._begin(key)
-            self._served = -1  # another worker may have begun anew
+            self._served = -1  # another worker may have begun a new busy period
         if account is None:
             account = self._accounts[key] = self._account(key)
         else:
@@ -341,7 +334,7 @@ class Turns:
         return account
 
     def _begin(self, key: FlowKey) -> _Account:
-        """Nothing waits anywhere: the busy period is over, and all begin anew where the furthest is."""
+        """Begins a busy period for a flow: no request waits in any worker, so all flows start anew at the furthest position."""
         self._accounts.clear()
         self._idle.clear()
         self._line.clear()
@@ -357,7 +350,7 @@ class Turns:
         return _Account(self._policy.weight(key.fairness_id), self._ledger.mark(key))
 
     def _moved(self, account: _Account) -> None:
-        """Tells the others."""
+        """Shows the account's new position to the other workers."""
         position = account.position
         if position > self._end:
             self._end = position
@@ -365,7 +358,7 @@ class Turns:
         self._ledger.show(self._time, self._end, self._in_line)
 
     def _first_fresh(self, floor: float) -> _Account | None:
-        """Who other workers have served since is fresh no more."""
+        """Returns the first fresh flow. Moves flows to the line if other workers have served them in the meantime."""
         fresh = self._fresh
         while fresh:
             key, account = next(iter(fresh.items()))
@@ -378,7 +371,7 @@ class Turns:
         return None
 
     def _first(self) -> _Account | None:
-        """Of the line; void entries are dropped, and those that were served elsewhere since put where they belong."""
+        """Returns the first flow of the line. Drops void entries, and moves flows that other workers have served in the meantime."""
         line = self._line
         while line:
             stood, number, account = line[0]
@@ -418,7 +411,7 @@ class Turns:
 
 
 def _cost(tokens: float) -> float:
-    """Of one request: no less than a token, so that everybody's turns cost something."""
+    """Returns the cost of one request: at least one token, so that every turn costs something."""
     return min(max(1.0, tokens), TOKENS_MAX)
 
 

@@ -1,17 +1,19 @@
-"""Filters: which candidates stay."""
+"""Filters decide which candidates stay."""
 
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
+from compiled.classes import subclassed
 from epp.candidates import Candidates, Mask, Roster
 from epp.plugin import Filter, Profile
 from epp.request import Request
 
 
+@subclassed
 class LabelFilter(Filter):
-    """Keeps endpoints by their labels alone: `matches` is asked once per endpoint and roster."""
+    """Base of filters that decide by labels alone. `matches` is called once per endpoint and roster."""
 
     def __init__(self, name: str, params: Any) -> None:
         super().__init__(name, params)
@@ -19,7 +21,7 @@ class LabelFilter(Filter):
         self._mask: Mask = np.zeros(0, dtype=bool)
 
     def matches(self, labels: Mapping[str, str]) -> bool:
-        """Whether an endpoint with these labels stays."""
+        """Returns whether an endpoint with these labels stays."""
         raise NotImplementedError
 
     def keep(self, request: Request, candidates: Candidates, profile: Profile) -> Mask:

@@ -1,4 +1,4 @@
-"""Keep endpoints by the value of one label; the older way to say it."""
+"""Keep endpoints by the value of one label. Deprecated: label-selector-filter can do more."""
 
 from collections.abc import Mapping
 from typing import Annotated
@@ -10,7 +10,12 @@ from epp.plugins.filters import LabelFilter
 
 
 class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    """Some value, or none at all, must be allowed."""
+    """At least one value must be listed, or endpoints without the label allowed.
+
+    label: The label to compare.
+    valid_values: Values of the label that an endpoint may have.
+    allows_no_label: Keep endpoints without the label.
+    """
 
     label: Annotated[str, msgspec.Meta(min_length=1)]
     valid_values: tuple[str, ...] = ()
@@ -19,9 +24,9 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename
 
 @plugin("by-label")
 class ByLabel(LabelFilter):
-    """Keeps an endpoint whose label has a listed value, or, if allowed, that has no such label.
+    """Keeps endpoints with one of the listed values of a label, and with `allowsNoLabel` those without the label.
 
-    As in the field, the empty text as a listed value allows no label too.
+    As in the reference picker, the empty string as a listed value also keeps endpoints without the label.
     """
 
     Params = Parameters
@@ -29,7 +34,7 @@ class ByLabel(LabelFilter):
     def __init__(self, name: str, params: Parameters) -> None:
         super().__init__(name, params)
         if not (params.valid_values or params.allows_no_label):
-            raise ValueError("validValues: is empty, and allowsNoLabel is false: no endpoint could pass")
+            raise ValueError("validValues: is empty, and allowsNoLabel is false: no endpoint can pass; list a value")
         self._label = params.label
         self._values = frozenset(params.valid_values)
         self._unlabelled = params.allows_no_label

@@ -13,7 +13,11 @@ from epp.request import Request
 
 
 class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    """`epsilon_explore_neg`: how often the other tier is kept, so that its predictions stay true."""
+    """What is read, and how often the other tier is tried.
+
+    epsilon_explore_neg: How often the negative tier is kept instead, so that its predictions stay accurate.
+    latency_prediction_info_producer_name: The producer of the latency predictions to read.
+    """
 
     epsilon_explore_neg: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.01
     latency_prediction_info_producer_name: str = ""
@@ -21,9 +25,10 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename
 
 @plugin("slo-headroom-tier-filter")
 class HeadroomTier(Filter):
-    """Two tiers: both headrooms >= 0, and all others, those without a prediction included.
+    """Keeps the endpoints that are predicted to meet both latency objectives.
 
-    With endpoints in both, the second stays with probability epsilon, otherwise the first. No predictions: all stay.
+    The positive tier has the endpoints with both headrooms >= 0. The negative tier has all others, also those without a prediction.
+    If both tiers have endpoints, the negative one is kept with probability epsilon, else the positive one. Without predictions all stay.
     """
 
     Params = Parameters
@@ -41,7 +46,7 @@ class HeadroomTier(Filter):
     def keep(self, request: Request, candidates: Candidates, profile: Profile) -> Mask:
         predictions = request[self._predictions]
         if predictions is not None and len(candidates) > 1:
-            first = predictions.kept()
+            first: Mask = predictions.kept()
             if candidates.rows is not None:
                 first = first[candidates.rows]
             count = int(np.count_nonzero(first))

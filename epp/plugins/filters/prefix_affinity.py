@@ -1,4 +1,4 @@
-"""Keep the endpoints that hold most of the prompt in their cache, unless waiting for them costs too much."""
+"""Keep the endpoints that have most of the prompt in their cache, unless waiting for them costs too much."""
 
 import random
 from typing import Annotated, Literal
@@ -9,8 +9,9 @@ import numpy as np
 from epp.candidates import Candidates, Floats, Mask
 from epp.data import INFLIGHT_TOKENS
 from epp.latency import latency_predictions
-from epp.plugin import Filter, Profile, Services, plugin
-from epp.prefix.match import APPROXIMATE, prefix_match
+from epp.metrics import Metric
+from epp.plugin import Count, Filter, Profile, Services, plugin
+from epp.prefix.match import APPROXIMATE, FollowsMatches, prefix_match
 from epp.request import Request
 
 PREFILL_THROUGHPUT: Literal["prefillThroughput"] = "prefillThroughput"
@@ -18,9 +19,16 @@ NotNegative = Annotated[float, msgspec.Meta(ge=0)]
 
 
 class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    """`affinity_threshold` of 0 and less switches the filter off, a `maxTTFTPenaltyMs` of 0 the gate.
+    """When affinity counts, and when it costs too much.
 
-    `inFlightLoadProducerName` names nothing here: tokens in flight are counted once, for all.
+    affinity_threshold: The share of a prompt that must be cached; 0 or less switches the filter off.
+    exploration_probability: How often the filter lets all endpoints pass.
+    max_ttft_penalty_ms: How much later the first token may come than elsewhere; 0 switches this gate off.
+    ttft_source: How the time to the first token is estimated.
+    peak_prefill_throughput: Tokens per second that a server prefills.
+    prefix_match_info_producer_name: The producer of the prefix matches to read.
+    latency_prediction_info_producer_name: The producer of the latency predictions to read.
+    in_flight_load_producer_name: Accepted, without effect: the picker counts the load in flight itself.
     """
 
     affinity_threshold: Annotated[float, msgspec.Meta(le=1)] = 0.80
@@ -33,15 +41,25 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename
     in_flight_load_producer_name: str = ""
 
 
-@plugin("prefix-cache-affinity-filter")
-class PrefixCacheAffinity(Filter):
-    """Sticky endpoints have matched / total >= threshold; they alone stay, if there are any.
+DECISIONS = Metric(
+    "prefix_cache_affinity_filter_decisions_total",
+    "counter",
+    "Decisions: sticky, or why all endpoints stayed (no_match, load_override, exploration, not_applicable).",
+    labels=("outcome",),
+)
 
-    The gate keeps all when best TTFT of the sticky ones - best TTFT of the others > penalty. TTFT is the predicted one (none:
-    endless), or tokens in flight as of this decision / throughput. So does, at random, exploration.
+
+@plugin("prefix-cache-affinity-filter")
+class PrefixCacheAffinity(FollowsMatches, Filter):
+    """Keeps the sticky endpoints, which have at least the threshold's share of the prompt cached (matched / total).
+
+    All endpoints stay if none is sticky, and with the exploration probability. The gate also keeps all endpoints if the best TTFT of the
+    sticky ones exceeds the best TTFT of the others by more than the penalty. TTFT is the predicted one (infinite without a prediction), or
+    the tokens in flight at this decision divided by the throughput.
     """
 
     Params = Parameters
+    metrics = (DECISIONS,)
 
     def __init__(self, name: str, params: Parameters) -> None:
         super().__init__(name, params)
@@ -52,25 +70,40 @@ class PrefixCacheAffinity(Filter):
         self._threshold = params.affinity_threshold
         self._exploration = params.exploration_probability
         if not self._predicted:
-            self._penalty *= params.peak_prefill_throughput / 1000.0  # in tokens
+            self._penalty *= params.peak_prefill_throughput / 1000.0  # from milliseconds to tokens
         self._match = prefix_match(params.prefix_match_info_producer_name or APPROXIMATE)
         self._predictions = latency_predictions(params.latency_prediction_info_producer_name)
         gate = (self._predictions if self._predicted else INFLIGHT_TOKENS,) if self._penalty else ()
         self.consumes = (self._match, *gate)
         self._rng: random.Random
+        self._decisions: Count
 
     def start(self, services: Services) -> None:
         self._rng = services.rng
+        self._decisions = services.count(self, DECISIONS)
 
     def keep(self, request: Request, candidates: Candidates, profile: Profile) -> Mask:
+        sticky, outcome = self._decide(request, candidates)
+        self._decisions.add(outcome)
+        return np.ones(len(candidates), dtype=np.bool_) if sticky is None else sticky
+
+    def _decide(self, request: Request, candidates: Candidates) -> tuple[Mask | None, str]:
+        """Returns the sticky endpoints (None: all stay), and the outcome for the metric."""
         size = len(candidates)
         match = request[self._match]
-        if size > 1 and self._threshold > 0 and match is not None and match.blocks is not None and not self._explores():
-            sticky: Mask = candidates.narrow(match.blocks) / match.total >= self._threshold
-            count = int(np.count_nonzero(sticky))
-            if count == size or (count and not self._costs_too_much(request, candidates, sticky)):
-                return sticky
-        return np.ones(size, dtype=np.bool_)
+        if size < 2 or self._threshold <= 0:
+            return None, "not_applicable"
+        if match is None or match.blocks is None:
+            return None, "no_match"
+        if self._explores():
+            return None, "exploration"
+        sticky: Mask = candidates.narrow(match.blocks) / match.total >= self._threshold
+        count = int(np.count_nonzero(sticky))
+        if not count:
+            return None, "no_match"
+        if count < size and self._costs_too_much(request, candidates, sticky):
+            return None, "load_override"
+        return sticky, "sticky"
 
     def _explores(self) -> bool:
         return self._exploration > 0 and self._rng.random() < self._exploration
@@ -82,7 +115,7 @@ class PrefixCacheAffinity(Filter):
         return float(np.minimum.reduce(waits[sticky])) - float(np.minimum.reduce(waits[~sticky])) > self._penalty
 
     def _waits(self, request: Request, candidates: Candidates) -> Floats:
-        """TTFT per candidate, in the unit of the penalty."""
+        """Returns the TTFT per candidate, in the unit of the penalty: milliseconds or tokens."""
         if not self._predicted:
             tokens: Floats = candidates[INFLIGHT_TOKENS]
             return tokens

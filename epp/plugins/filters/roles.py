@@ -6,11 +6,11 @@
     encode-prefill-decode      x         x         x
     prefill                              x
     prefill-decode                       x         x
-    both (older word)                    x         x
+    both (older name)                    x         x
     decode                                         x
     no label                                       x
 
-Three types in one file: they are three columns of one table.
+The three filters are in one file because they are three columns of one table.
 """
 
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ ROLE_LABEL = "llm-d.ai/role"
 
 
 class RoleFilter(LabelFilter):
-    """By the role label alone; no parameters."""
+    """Decides by the role label alone; has no parameters."""
 
     roles: ClassVar[frozenset[str]]
     unlabelled: ClassVar[bool] = False
@@ -35,7 +35,7 @@ class RoleFilter(LabelFilter):
 
 @plugin("decode-filter")
 class DecodeFilter(RoleFilter):
-    """decode, prefill-decode, both, encode-prefill-decode, and endpoints without a role."""
+    """Keeps endpoints with the role decode, prefill-decode, both or encode-prefill-decode, and those without a role."""
 
     roles = frozenset(("decode", "prefill-decode", "both", "encode-prefill-decode"))
     unlabelled = True
@@ -43,13 +43,13 @@ class DecodeFilter(RoleFilter):
 
 @plugin("prefill-filter")
 class PrefillFilter(RoleFilter):
-    """prefill, encode-prefill, prefill-decode, both, encode-prefill-decode."""
+    """Keeps endpoints with the role prefill, encode-prefill, prefill-decode, both or encode-prefill-decode."""
 
     roles = frozenset(("prefill", "encode-prefill", "prefill-decode", "both", "encode-prefill-decode"))
 
 
 @plugin("encode-filter")
 class EncodeFilter(RoleFilter):
-    """encode, encode-prefill, encode-prefill-decode."""
+    """Keeps endpoints with the role encode, encode-prefill or encode-prefill-decode."""
 
     roles = frozenset(("encode", "encode-prefill", "encode-prefill-decode"))

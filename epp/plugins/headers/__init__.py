@@ -1,1 +1,1 @@
-"""Request-header plugins: what the headers of a request say about it."""
+"""Request-header plugins read facts about a request from its headers."""

@@ -1,8 +1,8 @@
-"""Know coding agents by the session headers that they send, so that each gets a fair share of its own."""
+"""Identify coding agents by their session headers, so that each agent gets a fair share."""
 
 import msgspec
 
-from epp.client_headers import FAIRNESS_ID, given, names_flow
+from epp.client_headers import FAIRNESS_ID, first_value, names_flow
 from epp.data import Datum
 from epp.plugin import RequestHeader, plugin
 from epp.request import DEFAULT_FLOW, Request
@@ -12,17 +12,20 @@ AGENT: Datum[str] = Datum("agent-identity", str)
 
 
 class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    """Headers that are looked at before the known ones."""
+    """Where identities are read.
+
+    additional_session_headers: Headers that are read before the built-in ones.
+    """
 
     additional_session_headers: tuple[str, ...] = ()
 
 
 @plugin("agent-identity")
 class AgentIdentity(RequestHeader):
-    """The first of the headers that is not empty names the agent: it becomes the datum `agent-identity`.
+    """Identifies the agent of a request by the first non-empty session header, and emits it as `agent-identity`.
 
-    It is the flow of the request too, unless the client named one itself by a fairness header. As for that header, what is
-    too long or not printable names no flow.
+    The agent also becomes the flow of the request, unless the client names a flow by a fairness header. As with that header, a value
+    that is too long or not printable names no flow.
     """
 
     Params = Parameters
@@ -39,6 +42,10 @@ class AgentIdentity(RequestHeader):
             agent = headers.get(name)
             if agent:
                 request[AGENT] = agent
-                if request.fairness_id == DEFAULT_FLOW and names_flow(agent) and given(headers, FAIRNESS_ID) is None:
+                if (
+                    request.fairness_id == DEFAULT_FLOW
+                    and names_flow(agent)
+                    and first_value(headers, FAIRNESS_ID) is None
+                ):
                     request.fairness_id = agent
                 return

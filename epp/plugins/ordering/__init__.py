@@ -1,1 +1,1 @@
-"""Ordering policies: what goes first within one flow."""
+"""Ordering policies decide which request of a flow goes first."""

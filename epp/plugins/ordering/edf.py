@@ -1,4 +1,4 @@
-"""Earliest deadline first: the deadline is the end of the wait that the request is granted."""
+"""Serves the request with the earliest deadline first. The deadline of a request is the end of its TTL."""
 
 import math
 
@@ -8,7 +8,7 @@ from epp.plugin import OrderingPolicy, plugin
 
 @plugin("edf-ordering-policy")
 class EarliestDeadline(OrderingPolicy):
-    """Arrival + effective TTL, ties in order of arrival. Without a TTL there is no deadline: behind all that have one."""
+    """Orders requests by deadline: arrival + effective TTL; equal ones by arrival. Requests without a TTL go last."""
 
     def key(self, item: Queued) -> tuple[float, float]:
         arrival, ttl_s = item.arrival, item.ttl_s

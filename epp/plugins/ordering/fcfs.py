@@ -1,4 +1,4 @@
-"""First come, first served."""
+"""Serves requests in order of arrival (first come, first served)."""
 
 from epp.flows import Capability, Queued
 from epp.plugin import OrderingPolicy, plugin
@@ -6,7 +6,7 @@ from epp.plugin import OrderingPolicy, plugin
 
 @plugin("fcfs-ordering-policy")
 class FirstCome(OrderingPolicy):
-    """In order of arrival. A queue in that order will do."""
+    """Orders requests by arrival. A FIFO queue is enough for it."""
 
     queue_needs = Capability.HEAD
 

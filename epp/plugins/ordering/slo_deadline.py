@@ -1,4 +1,4 @@
-"""Earliest objective first: when the first token is due, by the request's own header."""
+"""Earliest objective first: by the time at which the first token is due, from a request header."""
 
 import math
 from collections.abc import Mapping
@@ -7,15 +7,16 @@ from epp.flows import Queued, original
 from epp.latency import TTFT_HEADERS
 from epp.plugin import OrderingPolicy, plugin
 
-MS_MAX = (2**63 - 1) // 1_000_000  # what an int64 of nanoseconds holds: about 292 years
+MS_MAX = (2**63 - 1) // 1_000_000  # the largest int64 in nanoseconds: about 292 years
 DIGITS_MAX = 19
 
 
 @plugin("slo-deadline-ordering-policy")
 class SloDeadline(OrderingPolicy):
-    """Arrival + the header `x-llm-d-slo-ttft-ms` in whole milliseconds, ties in order of arrival.
+    """Orders requests by when their first token is due: arrival + the header `x-llm-d-slo-ttft-ms`; equal ones by arrival.
 
-    Missing, no whole number, negative or beyond 292 years: no deadline, so behind all that have one.
+    The header has whole milliseconds. If it is missing, not a whole number, negative or above 292 years, the request has no deadline
+    and goes behind all that have one.
     """
 
     def key(self, item: Queued) -> tuple[float, float]:
@@ -25,7 +26,7 @@ class SloDeadline(OrderingPolicy):
 
 
 def objective_s(headers: Mapping[str, str]) -> float:
-    """The current header hides the older one, also when it is no number."""
+    """Returns the objective in seconds, infinite if there is none. The current header hides the older one even if its value is invalid."""
     for name in TTFT_HEADERS:
         text = headers.get(name)
         if text is not None:

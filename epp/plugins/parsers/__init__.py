@@ -1,1 +1,1 @@
-"""Parsers: request bodies -> `Request`."""
+"""Parsers turn request bodies into a `Request`."""

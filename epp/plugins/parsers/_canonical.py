@@ -1,24 +1,23 @@
-"""Requests -> canonical prompt bytes: what an engine will prefill, in the order in which its template puts it, for hashing.
+"""Writes prompts as canonical bytes for hashing: what an engine will prefill, in the order of its chat template.
 
-    front       settings of the template, then tools, as they stand in the body
+    front       settings of the template, then tools, as they are in the body
     message     FF role, then its parts
     part        a text: its JSON string in shortest form, with the quotes
-                FE and modality and 16 bytes of XXH3 of a medium's content, as often as its estimated tokens are long
-                FD and a name, then a value: what else a message or a part has (a tool's call or result, reasoning)
+                FE and modality and 16 bytes of XXH3 of a medium's content, repeated for the length of its estimated tokens
+                FD and a name, then a value: other members of a message or part (a tool's call or result, reasoning)
 
-What stands for what is unambiguous: no byte from F8 on occurs in UTF-8, and a quote ends a string. Nothing follows a message, so a
-conversation that grows keeps all its bytes, and two conversations are equal up to where they differ. A text alone in a list of
-parts is that text. What engines do not render is left out: cache marks, ids of stored messages, unknown members.
+The encoding is unambiguous: no byte from F8 on occurs in UTF-8, and a quote ends a string. Nothing follows the last message. So a
+conversation that grows keeps all its bytes, and two conversations have equal bytes up to the place where they differ. A list of parts
+with one text is encoded as that text. What engines do not render is left out: cache marks, ids of stored messages, unknown members.
 
-A string's shortest form is what most clients send: only escapes that have a shorter way (`\\u`, `\\/`) cost decoding. Prompts that
-are no conversation are the string's inside; token ids are 32-bit words in little-endian order.
+Most clients already send strings in shortest form. Only escapes with a shorter form (`\\u`, `\\/`) need decoding. Prompts that are
+no conversations are encoded as the string without its quotes. Token ids are encoded as 32-bit words in little-endian order.
+Nothing here refuses a body, because the parser has accepted it. A value of an unexpected shape counts as its JSON.
 
-Nothing here refuses: the parser has accepted the body, and what has an unexpected shape counts as its JSON.
-
-The loop waits meanwhile, so what costs more than a look at each byte is bounded: a body with very many messages or parts counts as its
-JSON (`crowded`), and so does a list of parts with very many values in them (`dense`), of token ids the first IDS_MAX are read and the
-others stay text, and only so much is sorted and shortened. Where each bound falls depends on what stands before it alone, so prompts that
-begin alike stay alike.
+This code blocks the event loop, so all work beyond one look at each byte is bounded. A body with very many messages or parts counts
+as its JSON (`crowded`), and so does a list of parts with very many values (`dense`). Of a list of token ids, the first IDS_MAX are
+read and the others stay text. Only a bounded number of bytes is sorted and shortened. Each bound depends only on the bytes before it,
+so prompts with equal beginnings keep equal encodings.
 """
 
 import re
@@ -30,98 +29,60 @@ import msgspec
 import numpy as np
 from xxhash import xxh3_128_digest
 
+from epp.plugins.parsers._structs import EMPTY, Message, Part, Raw, Source
 from epp.request import BYTES_PER_TOKEN
 
-Raw = msgspec.Raw
-EMPTY: Final = Raw()
 MESSAGE: Final = b"\xff"
 MEDIUM: Final = b"\xfe"
 MEMBER: Final = b"\xfd"
 CACHE_MARK: Final = b'"cache_control"'
-PROMPT: Final = b"\xfc"  # between prompts
+PROMPT: Final = b"\xfc"  # separates prompts
 FRONT: Final = b"\xfb"
-TOKENS_BETWEEN: Final = b"\xff" * BYTES_PER_TOKEN  # between prompts of token ids: no vocabulary is as large
-QUOTE, BRACKET, BRACE, CLOSED, COLON, COMMA, BLANK = 0x22, 0x5B, 0x7B, 0x7D, 0x3A, 0x2C, 0x20
+# Separates prompts of token ids; no vocabulary is so large that this is an id.
+TOKENS_BETWEEN: Final = b"\xff" * BYTES_PER_TOKEN
+QUOTE: Final = 34
+BRACKET: Final = 91
+BRACE: Final = 123
+CLOSED: Final = 125
+COLON: Final = 58
+COMMA: Final = 44
+BLANK: Final = 32
 DIGEST_BYTES: Final = 16
-MEDIUM_TOKENS: Final = {"image": 225, "video": 4500, "audio": 250, "file": 250}  # of common sizes
-LONG_MEDIA_MAX: Final = 64  # of a request; further ones are their hash once, so that a body does not grow by them
-DEPTH_MAX: Final = 3  # lists of parts within parts
-SURE_BYTES: Final = 32768  # what is shorter is never crowded
-OBJECTS_MAX: Final = 1000  # messages, parts and the like of a body, and OBJECTS_PER_MIB more
+# Estimated tokens of a medium of a common size.
+MEDIUM_TOKENS: Final = {"image": 225, "video": 4500, "audio": 250, "file": 250}
+# Media of a request that are repeated for their tokens; later ones have their hash only once, so that they add few bytes.
+LONG_MEDIA_MAX: Final = 64
+DEPTH_MAX: Final = 3  # levels to which lists of parts may be nested
+SURE_BYTES: Final = 32768  # a body shorter than this is never crowded
+OBJECTS_MAX: Final = 1000  # messages, parts and similar objects of a body, plus OBJECTS_PER_MIB
 OBJECTS_PER_MIB: Final = 500
-STEP: Final = 65536  # of a long text: what was found may end the search, and what is looked at stays in the cache
-TEXTS_MAX: Final = 2048  # of a list of prompts; further commas make it count as its JSON
+# Bytes of a long text that are searched at once: they stay in the CPU cache, and a match ends the search.
+STEP: Final = 65536
+TEXTS_MAX: Final = 2048  # commas in a list of prompts; a list with more counts as its JSON
 IDS_MAX: Final = 1 << 15
-ID_BYTES: Final = 12  # of one with its comma, and some blanks
-SORTED_BYTES: Final = 1 << 16  # of a prompt
-SHORTENED_BYTES: Final = 1 << 18  # of a prompt
-CUT_BYTES: Final = 4096  # how far before that a good place to cut a text is sought
-COMMA_EVERY: Final = 8  # bytes on average, or more, in what people and programs say
-SHORT_BYTES: Final = 16384  # below this a regular expression finds escapes faster than NumPy
+ID_BYTES: Final = 12  # enough for one token id with its comma and some blanks
+SORTED_BYTES: Final = 1 << 16  # bytes of one prompt that are sorted
+SHORTENED_BYTES: Final = 1 << 18  # bytes of one prompt that are brought into shortest form
+CUT_BYTES: Final = 4096  # how far back from SHORTENED_BYTES to look for a place to cut a text
+COMMA_EVERY: Final = 8  # texts and code have on average at most one comma in this many bytes
+SHORT_BYTES: Final = 16384  # for shorter texts a regular expression finds escapes faster than NumPy
 
 COMPACT: Final = b'[{"type":"text","text":"'
 SPACED: Final = b'[{"type": "text", "text": "'
-COMPACT_TEXT, SPACED_TEXT = len(COMPACT), len(SPACED)
+COMPACT_TEXT: Final = 24
+SPACED_TEXT: Final = 27
 
 Piece: TypeAlias = bytes | memoryview
 Text: TypeAlias = Callable[[Raw | memoryview], Piece]
-_long_escape = re.compile(rb"\\[u/]").search
-_escape: Final = re.compile(rb"[^\\](\\u(?![dD][c-fC-F]))")  # that is no second half of a pair
-_encode = msgspec.json.Encoder(order="sorted").encode
-_decode = msgspec.json.Decoder().decode
-UNREADABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)  # what decoders raise on bad JSON
-
-
-class Message(msgspec.Struct):
-    """A message of a chat, or an item of a response's input."""
-
-    role: Raw = EMPTY
-    content: Raw = EMPTY
-    tool_calls: Raw = EMPTY
-    tool_call_id: Raw = EMPTY
-    name: Raw = EMPTY
-    reasoning_content: Raw = EMPTY
-    reasoning: Raw = EMPTY
-    function_call: Raw = EMPTY
-    refusal: Raw = EMPTY
-
-
-class _Part(msgspec.Struct):
-    """A part of a message's content, in any of the APIs."""
-
-    type: str | None = None
-    text: Raw = EMPTY
-    refusal: Raw = EMPTY
-    thinking: Raw = EMPTY
-    data: Raw = EMPTY
-    image_url: Raw = EMPTY
-    video_url: Raw = EMPTY
-    audio_url: Raw = EMPTY
-    input_audio: Raw = EMPTY
-    source: Raw = EMPTY
-    file: Raw = EMPTY
-    uuid: Raw = EMPTY
-    id: Raw = EMPTY
-    tool_use_id: Raw = EMPTY
-    name: Raw = EMPTY
-    input: Raw = EMPTY
-    content: Raw = EMPTY
-    is_error: Raw = EMPTY
-
-
-class _Source(msgspec.Struct):
-    """Where a medium's content is."""
-
-    url: Raw = EMPTY
-    data: Raw = EMPTY
-    file_data: Raw = EMPTY
-    file_id: Raw = EMPTY
-    format: Raw = EMPTY
-    media_type: Raw = EMPTY
+_long_escape: Final = re.compile(rb"\\[u/]").search
+_escape: Final = re.compile(rb"[^\\](\\u(?![dD][c-fC-F]))")  # not the second half of a surrogate pair
+_encode: Final = msgspec.json.Encoder(order="sorted").encode
+_decode: Final = msgspec.json.Decoder().decode
+UNREADABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)  # decoders raise these for bad JSON
 
 
 _TEXTS: Final = frozenset(("text", "input_text", "output_text"))
-_MEDIA: Final = {  # type of a part -> modality, member that has it
+_MEDIA: Final = {  # type of a part -> modality, member with the medium
     "image_url": ("image", "image_url"),
     "input_image": ("image", "image_url"),
     "image": ("image", "source"),
@@ -130,30 +91,33 @@ _MEDIA: Final = {  # type of a part -> modality, member that has it
     "input_audio": ("audio", "input_audio"),
     "file": ("file", "file"),
 }
-_MEMBERS: Final = {  # type of a part -> members that are rendered
+_MEMBERS: Final = {  # type of a part -> members that engines render
     "refusal": ("refusal",),
     "thinking": ("thinking",),
     "redacted_thinking": ("data",),
     "tool_use": ("id", "name", "input"),
     "tool_result": ("tool_use_id", "is_error", "content"),
 }
-_parts_decoder = msgspec.json.Decoder(list[_Part])
-_source_decoder = msgspec.json.Decoder(_Source)
-_items_decoder = msgspec.json.Decoder(list[Raw])
-_messages_decoder = msgspec.json.Decoder(list[Message])
+_parts_decoder: Final = msgspec.json.Decoder(list[Part])
+_source_decoder: Final = msgspec.json.Decoder(Source)
+_items_decoder: Final = msgspec.json.Decoder(list[Raw])
+_messages_decoder: Final = msgspec.json.Decoder(list[Message])
 
 
 def conversation(front: Sequence[tuple[bytes, Raw]], messages: Sequence[Message]) -> bytes:
-    """Messages behind what stands before them, each with its name."""
+    """Joins the front, as (name, value) pairs, and the messages."""
     head = _front(front)
-    made = b"".join(_Composer(as_it_is).messages(head, messages))
-    if has_long_escape(made, len(head)):
-        made = b"".join(_Composer(Shortener()).messages(head, messages))
-    return made
+    encoded = b"".join(_Composer(unchanged).messages(head, messages))
+    if has_long_escape(encoded, len(head)):
+        encoded = b"".join(_Composer(Shortener()).messages(head, messages))
+    return encoded
 
 
 def crowded(body: bytes | memoryview) -> bool:
-    """Whether a JSON text may have more objects in lists than are looked at one by one: at most those with such bytes around a brace."""
+    """Returns whether a JSON text may have too many objects in lists.
+
+    Counts braces; near the limit, only those that may open such an object.
+    """
     size = len(body)
     if size <= SURE_BYTES:
         return False
@@ -164,7 +128,9 @@ def crowded(body: bytes | memoryview) -> bool:
         if len(at) > left >> 3:
             before, after = codes[at - 1], codes[np.minimum(at + 1, size - 1)]
             member = (before == COLON) | ((before == BLANK) & (codes[at - 2] == COLON))
-            opens = (after == QUOTE) | (after == CLOSED) | (after <= BLANK)  # in a string these two would be escaped
+            opens = (
+                (after == QUOTE) | (after == CLOSED) | (after <= BLANK)
+            )  # inside a string, the quote in them would be escaped
             left -= int(np.count_nonzero(opens & ~member))
         else:
             left -= len(at)
@@ -174,19 +140,19 @@ def crowded(body: bytes | memoryview) -> bool:
 
 
 def as_json(front: Sequence[tuple[bytes, Raw]], messages: Raw) -> bytes:
-    """Messages of a crowded body."""
+    """Encodes the front and the messages of a crowded body as JSON."""
     return b"".join((_front(front), MESSAGE, memoryview(messages)[:-1]))
 
 
-def items(front: Sequence[tuple[bytes, Raw]], instructions: Raw, given: Raw) -> bytes:
-    """Items of a response's input or of a conversation: messages, calls, results. A text is a message of the user."""
+def items(front: Sequence[tuple[bytes, Raw]], instructions: Raw, value: Raw) -> bytes:
+    """Encodes items of a response's input or of a conversation: messages, calls, results. A text counts as a message of the user."""
     front, messages = system(front, instructions)
-    if first(given) == BRACKET:
-        if crowded(memoryview(given)):
-            return conversation(front, messages) + as_json((), given)
-        messages += _items(given)
+    if first(value) == BRACKET:
+        if crowded(memoryview(value)):
+            return conversation(front, messages) + as_json((), value)
+        messages += _items(value)
     else:
-        messages.append(Message(role=USER, content=given))
+        messages.append(Message(role=USER, content=value))
     return conversation(front, messages)
 
 
@@ -196,7 +162,7 @@ USER: Final = Raw(b'"user"')
 
 
 def system(front: Front, content: Raw) -> tuple[Front, list[Message]]:
-    """What stands before the messages, and the first of them: what the system says, unless it has too many parts."""
+    """Returns the front and the system message. System content with too many parts becomes a part of the front."""
     if not present(content):
         return front, []
     if first(content) == BRACKET and crowded(memoryview(content)):
@@ -204,29 +170,29 @@ def system(front: Front, content: Raw) -> tuple[Front, list[Message]]:
     return front, [Message(role=SYSTEM, content=content)]
 
 
-def _items(given: Raw) -> list[Message]:
-    """An item without a role is its JSON, and so is a list that holds something else than items."""
+def _items(value: Raw) -> list[Message]:
+    """Decodes a list of items. An item without a role counts as its JSON. So does a list that contains anything but items."""
     try:
-        messages = _messages_decoder.decode(given)
+        messages = _messages_decoder.decode(value)
     except UNREADABLE:
-        return [Message(function_call=given)]
+        return [Message(function_call=value)]
     if all(message.role is not EMPTY for message in messages):
         return messages
-    entries = zip(messages, _items_decoder.decode(given), strict=True)
+    entries = zip(messages, _items_decoder.decode(value), strict=True)
     return [message if message.role is not EMPTY else Message(function_call=entry) for message, entry in entries]
 
 
-def texts(given: Sequence[Raw]) -> list[bytes]:
-    """Prompts that are texts."""
-    made = [bytes(inside(text)) for text in given]
-    if any(map(has_long_escape, made)):
+def texts(strings: Sequence[Raw]) -> list[bytes]:
+    """Encodes prompts that are texts."""
+    encoded = [bytes(inside(text)) for text in strings]
+    if any(map(has_long_escape, encoded)):
         shorten = Shortener()
-        made = [bytes(inside(shorten(text))) for text in given]
-    return made
+        encoded = [bytes(inside(shorten(text))) for text in strings]
+    return encoded
 
 
 def dense(raw: Raw) -> bool:
-    """Whether a long JSON text is mostly commas and what little stands between them: as parts, each level of it is read again."""
+    """Returns whether a long JSON text is mostly commas and very short values. As parts, each of its levels would be decoded again."""
     text = memoryview(raw)
     if len(text) <= SURE_BYTES:
         return False
@@ -234,7 +200,7 @@ def dense(raw: Raw) -> bool:
 
 
 def many_texts(raw: Raw) -> bytes | None:
-    """A list of more prompts than are looked at one by one, as its JSON; None: it is not that long."""
+    """Returns a list with too many prompts as its JSON; None if the list is short enough."""
     text = bytes(raw)
     if len(text) <= SURE_BYTES or text.count(b",") <= TEXTS_MAX:
         return None
@@ -242,12 +208,12 @@ def many_texts(raw: Raw) -> bytes | None:
 
 
 def token_ids(prompts: Sequence[Sequence[int]]) -> list[bytes]:
-    """Prompts of token ids. Raises OverflowError for what is no unsigned 32-bit number."""
+    """Encodes prompts of token ids. Raises OverflowError if a number is not an unsigned 32-bit number."""
     return [_words(ids) for ids in prompts]
 
 
 def first_ids(raw: Raw) -> tuple[bytes, bytes]:
-    """The first IDS_MAX of a JSON list of numbers, as a list, and the text of those behind them."""
+    """Returns the first IDS_MAX numbers of a JSON list, as a list, and the text of the remaining ones."""
     text = bytes(raw)
     if len(text) <= 2 * IDS_MAX:
         return text, b""
@@ -266,16 +232,16 @@ def _words(ids: Sequence[int]) -> bytes:
 
 
 def inside(text: Raw | Piece) -> memoryview:
-    """A JSON string without its quotes."""
+    """Returns a JSON string without its quotes."""
     return memoryview(text)[1:-1]
 
 
-def as_it_is(raw: Raw | memoryview) -> Piece:
+def unchanged(raw: Raw | memoryview) -> Piece:
     return raw
 
 
 def shortest(raw: Raw | memoryview | bytes) -> bytes:
-    """A JSON string in its shortest form; what is no string, as it is."""
+    """Returns a JSON string in its shortest form. Returns any other value unchanged."""
     text = bytes(raw)
     if text[0] != QUOTE or not _long_escape(text):
         return text
@@ -286,7 +252,7 @@ def shortest(raw: Raw | memoryview | bytes) -> bytes:
 
 
 class Shortener:
-    """`shortest` for the strings of one prompt, until SHORTENED_BYTES of them were read; the rest stays as it is."""
+    """Applies `shortest` to the strings of one prompt, up to SHORTENED_BYTES in total. The rest stays unchanged."""
 
     __slots__ = ("_left",)
 
@@ -303,19 +269,19 @@ class Shortener:
 
 
 def _between_escapes(text: bytes, at: int) -> int:
-    """A place at `at` or shortly before it where a string can be cut: behind a blank, or before an escape; 0: there is none."""
+    """Returns a place at or shortly before `at` where the string can be cut: after a blank or before an escape. 0 if there is none."""
     low = max(1, at - CUT_BYTES)
     blank = text.rfind(b" ", low, at) + 1
     if blank:
         return blank
-    found = _escape.search(text, low, at)
-    return found.start(1) if found is not None else 0
+    escape = _escape.search(text, low, at)
+    return escape.start(1) if escape is not None else 0
 
 
 def lone_text(raw: Raw) -> memoryview | None:
-    """The one text of a list of parts, as it stands there; None: the list is not written as most clients write such a one.
+    """Returns the only text of a list of parts, as a JSON string; None if the list does not have the usual form of such a list.
 
-    Half of what it takes to decode the list. It is JSON: where the third byte from behind ends the string, two brackets follow.
+    Takes half the time of decoding the list. In valid JSON, if the third byte from the end closes the string, two brackets follow.
     """
     listed = bytes(raw)
     start = SPACED_TEXT if listed.startswith(SPACED) else COMPACT_TEXT if listed.startswith(COMPACT) else 0
@@ -323,7 +289,7 @@ def lone_text(raw: Raw) -> memoryview | None:
 
 
 def has_long_escape(data: bytes, start: int = 0) -> bool:
-    """Whether some escape in `data` may have a shorter form; an escaped backslash before such a letter counts too."""
+    """Returns whether an escape in `data` may have a shorter form. An escaped backslash before `u` or `/` counts, too."""
     if data.find(b"\\", start) < 0:
         return False
     if len(data) - start < SHORT_BYTES:
@@ -337,24 +303,24 @@ def has_long_escape(data: bytes, start: int = 0) -> bool:
 
 
 def first(raw: Raw) -> int:
-    """The first byte of a JSON value; 0: there is none."""
+    """Returns the first byte of a JSON value; 0 if the value is missing."""
     return 0 if raw is EMPTY else memoryview(raw)[0]
 
 
 def present(raw: Raw) -> bool:
-    """Neither missing nor null."""
+    """Returns whether the value is neither missing nor null."""
     return first(raw) not in (0, 0x6E)
 
 
 def _front(front: Sequence[tuple[bytes, Raw]]) -> bytes:
-    found = [
+    pairs = [
         (name, raw) for name, raw in front if raw is not EMPTY and present(raw) and bytes(raw) not in (b"[]", b"{}")
     ]
-    return b"".join([bytes(piece) for name, raw in found for piece in (FRONT, name, raw)])
+    return b"".join([piece for name, raw in pairs for piece in (FRONT, name, bytes(raw))])
 
 
 def _sorted(raw: Raw) -> bytes:
-    """Any JSON with sorted keys and without blanks."""
+    """Returns any JSON value with sorted keys and without blanks; unchanged if it cannot be read."""
     try:
         return _encode(_decode(raw))
     except (*UNREADABLE, UnicodeEncodeError):
@@ -362,7 +328,7 @@ def _sorted(raw: Raw) -> bytes:
 
 
 def _unmarked(raw: Raw) -> bytes:
-    """A part without the mark where a client wants a cache to begin."""
+    """Returns a part without `cache_control`, which marks where a client wants a cached prefix to end."""
     try:
         part = _decode(raw)
         part.pop("cache_control", None)
@@ -372,7 +338,7 @@ def _unmarked(raw: Raw) -> bytes:
 
 
 class _Composer:
-    """Gathers the pieces of one prompt; `text` says how a JSON string is written."""
+    """Collects the pieces of one prompt. `text` encodes a JSON string."""
 
     __slots__ = ("_media", "_sortable", "_text", "pieces")
 
@@ -424,13 +390,13 @@ class _Composer:
             self.pieces += (MEMBER, name, self._sorted(raw))
 
     def _sorted(self, raw: Raw, form: Callable[[Raw], bytes] = _sorted) -> bytes:
-        """In one form, while there is not too much of it."""
+        """Returns the value in its sorted form, or unchanged once the prompt's limit of sorted bytes is used up."""
         size = len(memoryview(raw))
         self._sortable, left = max(0, self._sortable - size), self._sortable
         return form(raw) if size <= left else bytes(raw)
 
     def _content(self, raw: Raw, depth: int) -> None:
-        """A text, a list of parts, or something else."""
+        """Adds a message's content: a text, a list of parts, or any other value."""
         kind = first(raw)
         if kind == QUOTE:
             self.pieces.append(self._text(raw))
@@ -440,23 +406,23 @@ class _Composer:
             except UNREADABLE:
                 self.pieces.append(self._sorted(raw))
                 return
-            foreign: list[Raw] | None = None
+            raw_parts: list[Raw] | None = None
             for index, part in enumerate(parts):
                 text = part.text
                 if text is not EMPTY and part.type in _TEXTS and memoryview(text)[0] == QUOTE:
                     self.pieces.append(self._text(text))
                 elif not self._part(part, depth):
-                    foreign = foreign or _items_decoder.decode(raw)
-                    self.pieces += (MEMBER, self._foreign(foreign[index]))
+                    raw_parts = raw_parts or _items_decoder.decode(raw)
+                    self.pieces += (MEMBER, self._unknown(raw_parts[index]))
         elif present(raw):
             self.pieces.append(self._sorted(raw))
 
-    def _foreign(self, raw: Raw) -> bytes:
-        """A part of a type that is not known here."""
+    def _unknown(self, raw: Raw) -> bytes:
+        """Encodes a part of an unknown type."""
         return self._sorted(raw, _unmarked if CACHE_MARK in bytes(raw) else _sorted)
 
-    def _part(self, part: _Part, depth: int) -> bool:
-        """A part that is not text; False: of a type that is not known here."""
+    def _part(self, part: Part, depth: int) -> bool:
+        """Adds a part that is not a text. Returns False if its type is unknown."""
         kind = part.type or ""
         if (medium := _MEDIA.get(kind)) and (present(getattr(part, medium[1])) or present(part.uuid)):
             self._medium(medium[0], getattr(part, medium[1]), part.uuid)
@@ -471,9 +437,8 @@ class _Composer:
             return False
         return True
 
-    def _medium(self, modality: str, given: Raw, uuid: Raw) -> None:
-        """By its content, or by the name that a client gives to it."""
-        source = given
+    def _medium(self, modality: str, source: Raw, uuid: Raw) -> None:
+        """Adds a medium by its hash: over the client's name for it (`uuid`) or, without one, over its content."""
         if present(uuid):
             content = b"uuid" + bytes(shortest(uuid))
         elif first(source) == BRACE:
@@ -486,12 +451,12 @@ class _Composer:
         self.pieces += (MEDIUM, modality[:1].encode(), xxh3_128_digest(content) * repeated)
 
     def _source(self, raw: Raw) -> bytes:
-        """Where a medium's content is, or the content."""
+        """Returns the content of a medium, or where the content is."""
         try:
             source = _source_decoder.decode(raw)
         except UNREADABLE:
             return self._sorted(raw)
-        found = (source.url, source.data, source.file_data, source.file_id, source.format, source.media_type)
-        if not any(present(value) for value in found[:4]):
+        values = (source.url, source.data, source.file_data, source.file_id, source.format, source.media_type)
+        if not any(present(value) for value in values[:4]):
             return self._sorted(raw)
-        return MEMBER.join([bytes(shortest(value)) if present(value) else b"" for value in found])
+        return MEMBER.join([bytes(shortest(value)) if present(value) else b"" for value in values])

@@ -1,90 +1,44 @@
-"""OpenAI's JSON bodies -> `Request`: only the fields that routing needs are decoded, everything else is skipped without objects.
+"""Reads OpenAI's JSON bodies into a `Request`. Decodes only the fields that routing needs, and creates no objects for the others.
 
-Shared by the parsers whose bodies are, or contain, such JSON. The model's name is read here, but that there is one is asked by who
-forwards it under that name.
+Shared by all parsers of bodies that are, or contain, such JSON. This module reads the model's name but does not require one. Parsers
+that forward by the name call `named`, which does.
 """
 
 import functools
 from collections.abc import Callable
-from typing import Annotated, Any, Final, TypeAlias, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 
 from epp.errors import Cause, Refused
 from epp.model_rewrite import MODEL_CHARS_MAX
 from epp.plugins.parsers import _canonical, _parts
-from epp.plugins.parsers._canonical import BRACKET, EMPTY, QUOTE, UNREADABLE, Message, Raw, first, present
+from epp.plugins.parsers._canonical import BRACKET, QUOTE, UNREADABLE, first, present
+from epp.plugins.parsers._structs import (
+    EMPTY,
+    Chat,
+    Completion,
+    Conversation,
+    Crowd,
+    Embedding,
+    Front,
+    Image,
+    Raw,
+    Responses,
+    TokenId,
+)
 from epp.request import Parts, Prompt, Request
 
 T = TypeVar("T")
-TokenId = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
-Scalar: TypeAlias = (
-    str | int | float | bool | None
-)  # of any kind, but no tree, which would hold up the loop by its making
 
 
-class Body(msgspec.Struct):
-    """What all kinds of bodies have."""
-
-    model: Scalar = None
-    stream: Scalar = None
-    cache_salt: Scalar = None
-
-
-class _Completion(Body):
-    prompt: Raw = EMPTY
-    max_tokens: Scalar = None
-
-
-class _Embedding(Body):
-    input: Raw = EMPTY
-
-
-class Front(Body):
-    """Of conversations: what a template puts before the messages, or is told for all of them."""
-
-    chat_template: Raw = EMPTY
-    chat_template_kwargs: Raw = EMPTY
-    documents: Raw = EMPTY
-    tools: Raw = EMPTY
-
-
-class _Chat(Front):
-    messages: list[Message] | None = None
-    max_completion_tokens: Scalar = None
-    max_tokens: Scalar = None
-
-
-class _Crowd(Front):
-    messages: Raw = EMPTY
-    max_completion_tokens: Scalar = None
-    max_tokens: Scalar = None
-
-
-class _Responses(Front):
-    input: Raw = EMPTY
-    instructions: Raw = EMPTY
-    previous_response_id: Raw = EMPTY
-    conversation: Raw = EMPTY
-    prompt: Raw = EMPTY
-    max_output_tokens: Scalar = None
-
-
-class _Conversation(Body):
-    items: Raw = EMPTY
-
-
-class _Image(Body):
-    prompt: Raw = EMPTY
-
-
-_texts = msgspec.json.Decoder(list[Raw])
-_token_ids = msgspec.json.Decoder(list[TokenId])
-_token_lists = msgspec.json.Decoder(list[list[TokenId]])
+_texts: Final = msgspec.json.Decoder(list[Raw])
+_token_ids: Final = msgspec.json.Decoder(list[TokenId])
+_token_lists: Final = msgspec.json.Decoder(list[list[TokenId]])
 
 
 def decoded(decoder: msgspec.json.Decoder[T], body: bytes | memoryview) -> T:
-    """A body as JSON. Raises Refused."""
+    """Decodes a body as JSON. Raises Refused if it is not readable."""
     try:
         return decoder.decode(body)
     except UNREADABLE as error:
@@ -92,7 +46,7 @@ def decoded(decoder: msgspec.json.Decoder[T], body: bytes | memoryview) -> T:
 
 
 def whole(*candidates: Any) -> int | None:
-    """The first that is a whole number from 0 on."""
+    """Returns the first candidate that is a whole number of 0 or more."""
     for value in candidates:
         if type(value) is int and value >= 0:
             return value
@@ -102,7 +56,7 @@ def whole(*candidates: Any) -> int | None:
 
 
 def named(request: Request, model: Any) -> None:
-    """The model that the body names; it must. Names are kept when their request is gone, in metrics and caches."""
+    """Sets the request's model to the body's. Raises Refused if it is missing, or too long for metrics and caches to keep."""
     if not isinstance(model, str) or not model:
         raise Refused(Cause.MODEL_MISSING)
     if len(model) > MODEL_CHARS_MAX:
@@ -121,7 +75,7 @@ def blank(raw: Raw) -> bool:
 
 
 def _prompt(raw: Raw, kind: str, name: str) -> Prompt:
-    """A text, texts, token ids, or several lists of those; nothing mixed."""
+    """Reads a prompt: a text, texts, token ids, or several lists of token ids; not mixed. Raises Refused."""
     if blank(raw):
         raise _must_have(kind, name)
     if first(raw) == QUOTE:
@@ -132,14 +86,14 @@ def _prompt(raw: Raw, kind: str, name: str) -> Prompt:
         raise Refused(Cause.INVALID_BODY, f"invalid {kind} request: {name}: {error}") from None
     if not any(prompts):
         raise _must_have(kind, name)
-    made = Prompt(lambda: between.join(prompts))
+    prompt = Prompt(lambda: between.join(prompts))
     if len(prompts) > 1:
-        made.several = prompts
-    return made
+        prompt.several = prompts
+    return prompt
 
 
 def _listed(raw: Raw) -> tuple[list[bytes], bytes]:
-    """Prompts, and what stands between them where they count as one."""
+    """Returns the prompts of a list, and the separator that joins them."""
     entry = bytes(memoryview(raw)[1:64]).lstrip()[:1]
     if entry == b'"':
         if (many := _canonical.many_texts(raw)) is not None:
@@ -158,20 +112,20 @@ def _listed(raw: Raw) -> tuple[list[bytes], bytes]:
     return [_canonical.token_ids([_token_ids.decode(ids)])[0] + rest], b""
 
 
-def _completion(body: _Completion, request: Request) -> None:
+def _completion(body: Completion, request: Request) -> None:
     request.prompt = _prompt(body.prompt, "completions", "prompt")
     request.max_tokens = whole(body.max_tokens)
 
 
-def _embedding(body: _Embedding, request: Request) -> None:
+def _embedding(body: Embedding, request: Request) -> None:
     request.prompt = _prompt(body.input, "embeddings", "input")
 
 
-def _image(body: _Image, request: Request) -> None:
+def _image(body: Image, request: Request) -> None:
     request.prompt = _prompt(body.prompt, "images generations", "prompt")
 
 
-def _chat(body: _Chat, request: Request) -> None:
+def _chat(body: Chat, request: Request) -> None:
     messages = body.messages
     if not messages:
         raise _must_have("chat completions", "valid messages")
@@ -179,8 +133,8 @@ def _chat(body: _Chat, request: Request) -> None:
     request.max_tokens = whole(body.max_completion_tokens, body.max_tokens)
 
 
-def _crowd(body: _Crowd, request: Request) -> None:
-    """A chat with more messages and parts than are looked at one by one."""
+def _crowd(body: Crowd, request: Request) -> None:
+    """Reads a chat with so many messages and parts that they are not decoded one by one."""
     messages = body.messages
     if blank(messages) or first(messages) != BRACKET:
         raise _must_have("chat completions", "valid messages")
@@ -188,7 +142,7 @@ def _crowd(body: _Crowd, request: Request) -> None:
     request.max_tokens = whole(body.max_completion_tokens, body.max_tokens)
 
 
-def _responses(body: _Responses, request: Request) -> None:
+def _responses(body: Responses, request: Request) -> None:
     if not present(body.input):
         raise _must_have("responses", "input")
     before = ((b"after", body.previous_response_id), (b"in", body.conversation), (b"prompt", body.prompt))
@@ -196,14 +150,14 @@ def _responses(body: _Responses, request: Request) -> None:
     request.max_tokens = whole(body.max_output_tokens)
 
 
-def _conversation(body: _Conversation, request: Request) -> None:
+def _conversation(body: Conversation, request: Request) -> None:
     if blank(body.items):
         raise _must_have("conversations", "items")
     request.prompt = Prompt(lambda: _canonical.items((), EMPTY, body.items))
 
 
 def front(body: Front) -> tuple[tuple[bytes, Raw], ...]:
-    """What stands before the messages."""
+    """Returns the values that come before the messages, with names."""
     return (
         (b"template", body.chat_template),
         (b"arguments", body.chat_template_kwargs),
@@ -214,23 +168,25 @@ def front(body: Front) -> tuple[tuple[bytes, Raw], ...]:
 
 Api = tuple[msgspec.json.Decoder[Any], Callable[[Any, Request], None], Callable[[bytes | memoryview], Parts]]
 API: Final[dict[str, Api]] = {
-    "chat/completions": (msgspec.json.Decoder(_Chat), _chat, _parts.chat),
-    "chat/completions/render": (msgspec.json.Decoder(_Chat), _chat, _parts.chat),
-    "completions": (msgspec.json.Decoder(_Completion), _completion, _parts.completions),
-    "completions/render": (msgspec.json.Decoder(_Completion), _completion, _parts.completions),
-    "embeddings": (msgspec.json.Decoder(_Embedding), _embedding, _parts.embeddings),
-    "responses": (msgspec.json.Decoder(_Responses), _responses, _parts.responses),
-    "conversations": (msgspec.json.Decoder(_Conversation), _conversation, _parts.conversations),
-    "images/generations": (msgspec.json.Decoder(_Image), _image, _parts.images),
+    "chat/completions": (msgspec.json.Decoder(Chat), _chat, _parts.chat),
+    "chat/completions/render": (msgspec.json.Decoder(Chat), _chat, _parts.chat),
+    "completions": (msgspec.json.Decoder(Completion), _completion, _parts.completions),
+    "completions/render": (msgspec.json.Decoder(Completion), _completion, _parts.completions),
+    "embeddings": (msgspec.json.Decoder(Embedding), _embedding, _parts.embeddings),
+    "responses": (msgspec.json.Decoder(Responses), _responses, _parts.responses),
+    "conversations": (msgspec.json.Decoder(Conversation), _conversation, _parts.conversations),
+    "images/generations": (msgspec.json.Decoder(Image), _image, _parts.images),
 }
-_crowd_decoder: Final[msgspec.json.Decoder[Any]] = msgspec.json.Decoder(_Crowd)
+_crowd_decoder: Final[msgspec.json.Decoder[Any]] = msgspec.json.Decoder(Crowd)
 _LONGEST_FIRST: Final = sorted(API, key=len, reverse=True)
 _REACH: Final = len(_LONGEST_FIRST[0])
 
 
 def api_of(path: str) -> Api:
-    """By the longest suffix; an unknown path is one of completions."""
-    return _api_of(path.rstrip("/")[-_REACH:])  # no more is remembered: paths come from clients, and may be long
+    """Returns the API with the longest matching suffix. An unknown path counts as completions."""
+    return _api_of(
+        path.rstrip("/")[-_REACH:]
+    )  # the cache keeps only the end of a path: paths come from clients and may be long
 
 
 @functools.lru_cache(maxsize=1024)
@@ -239,15 +195,15 @@ def _api_of(end: str) -> Api:
 
 
 def read(request: Request, api: Api, body: bytes | memoryview) -> Any:
-    """Fills prompt, streaming, max_tokens and cache_salt of `request`; gives what the body says of the model. Raises Refused."""
+    """Sets prompt, streaming, max_tokens and cache_salt of `request`. Returns the body's model, of any type. Raises Refused."""
     decoder, fill, parts = api
     if fill is _chat and _canonical.crowded(body):
         decoder, fill = _crowd_decoder, _crowd
-    found = decoded(decoder, body)
-    request.streaming = found.stream is True
-    if isinstance(found.cache_salt, str):
-        request.cache_salt = found.cache_salt
-    fill(found, request)
+    fields = decoded(decoder, body)
+    request.streaming = fields.stream is True
+    if isinstance(fields.cache_salt, str):
+        request.cache_salt = fields.cache_salt
+    fill(fields, request)
     prompt = request.prompt
     prompt.body, prompt.read = body, parts
-    return found.model
+    return fields.model

@@ -1,19 +1,19 @@
-"""What a body holds for who tokenises: texts and media in order, or token ids, and what could render it.
+"""Reads the parts of a body that a token producer needs: texts and media in order, or token ids, and the API that can render it.
 
-Read from the body a second time, when somebody asks: a parser's first reading skips most of it. Nothing here refuses a body: the
-parser has accepted it, and what has an unexpected shape is left out. JSON is told with sorted keys and without blanks, so that
-equal content has equal bytes.
+The body is read a second time, only when a plugin needs the parts, because a parser's first reading skips most of it. Nothing here
+refuses a body, because the parser has accepted it. Values of an unexpected shape are left out. JSON is written with sorted keys and
+without blanks, so that equal content has equal bytes.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
 from epp.request import Media, Parts
 
 Body = bytes | memoryview
-BILLING = "x-anthropic-billing-header"  # a note that changes with every request; servers leave it out
+BILLING: Final = "x-anthropic-billing-header"  # a client's note that changes with every request; servers remove it
 
 
 class _Chat(msgspec.Struct):
@@ -45,17 +45,17 @@ class _Items(msgspec.Struct):
     items: Any = None
 
 
-_chat = msgspec.json.Decoder(_Chat)
-_messages = msgspec.json.Decoder(_Messages)
-_responses = msgspec.json.Decoder(_Responses)
-_prompt = msgspec.json.Decoder(_Prompt)
-_input = msgspec.json.Decoder(_Input)
-_items = msgspec.json.Decoder(_Items)
-_encoder = msgspec.json.Encoder(order="sorted")
+_chat: Final = msgspec.json.Decoder(_Chat)
+_messages: Final = msgspec.json.Decoder(_Messages)
+_responses: Final = msgspec.json.Decoder(_Responses)
+_prompt: Final = msgspec.json.Decoder(_Prompt)
+_input: Final = msgspec.json.Decoder(_Input)
+_items: Final = msgspec.json.Decoder(_Items)
+_encoder: Final = msgspec.json.Encoder(order="sorted")
 
 
 def chat(body: Body) -> Parts:
-    """Tools, then of each message its role and content, without separators."""
+    """Returns the tools as JSON, then role and content of each message, without separators."""
     decoded = _chat.decode(body)
     parts: list[bytes | Media] = [_encoder.encode(decoded.tools)] if decoded.tools else []
     structured = False
@@ -73,7 +73,7 @@ def chat(body: Body) -> Parts:
 
 
 def messages(body: Body) -> Parts:
-    """Anthropic's messages as the chat that servers make of them."""
+    """Reads Anthropic's messages as the chat to which servers convert them."""
     decoded = _messages.decode(body)
     members: dict[str, Any] = {"messages": list(_chat_messages(decoded))}
     if decoded.tools:
@@ -82,32 +82,32 @@ def messages(body: Body) -> Parts:
 
 
 def completions(body: Body) -> Parts:
-    """One prompt, or several."""
+    """Returns one prompt, or several."""
     return _texts(_prompt.decode(body).prompt, body, render="completions")
 
 
 def embeddings(body: Body) -> Parts:
-    """The input as JSON, unless it is token ids."""
-    given = _input.decode(body).input
-    parts = _texts(given, body)
-    return parts if parts.token_ids else Parts(prompts=((_encoder.encode(given),),))
+    """Returns the input as JSON, or as token ids if it has some."""
+    value = _input.decode(body).input
+    parts = _texts(value, body)
+    return parts if parts.token_ids else Parts(prompts=((_encoder.encode(value),),))
 
 
 def responses(body: Body) -> Parts:
-    """What is there of instructions, tools and input, as a JSON array."""
+    """Returns instructions, tools and input as a JSON array, without those that are missing."""
     decoded = _responses.decode(body)
-    given = {"instructions": decoded.instructions, "tools": decoded.tools}
-    array = [{name: value} for name, value in given.items() if value is not None]
+    optional = {"instructions": decoded.instructions, "tools": decoded.tools}
+    array = [{name: value} for name, value in optional.items() if value is not None]
     return Parts(prompts=((_encoder.encode([*array, {"input": decoded.input}]),),))
 
 
 def conversations(body: Body) -> Parts:
-    """The items as JSON."""
+    """Returns the items as JSON."""
     return Parts(prompts=((_encoder.encode(_items.decode(body).items),),))
 
 
 def images(body: Body) -> Parts:
-    """The prompt's text."""
+    """Returns the prompt's text."""
     return _texts(_prompt.decode(body).prompt, body)
 
 
@@ -128,7 +128,7 @@ def _chat_messages(body: _Messages) -> Iterator[dict[str, Any]]:
 
 
 def _turn(role: Any, blocks: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Results of tools come before what else a turn says, each as a message of its own."""
+    """Yields the messages of one turn. Results of tools come first, each as its own message."""
     content, calls = [], []
     for block in blocks:
         kind = block.get("type")
@@ -149,7 +149,7 @@ def _turn(role: Any, blocks: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any
 
 
 def _result(content: Any) -> str:
-    """What a tool said, as text."""
+    """Returns a tool's result as text."""
     if isinstance(content, list):
         texts = [block.get("text") for block in content if isinstance(block, dict)]
         return "\n".join(text for text in texts if isinstance(text, str))
@@ -157,7 +157,7 @@ def _result(content: Any) -> str:
 
 
 def _url(source: Any) -> str:
-    """Where an image is, or its data."""
+    """Returns the URL of an image, or its data as a data URL."""
     if not isinstance(source, dict):
         return ""
     if source.get("type") == "base64":
@@ -175,11 +175,11 @@ def _tool(tool: dict[str, Any]) -> dict[str, Any]:
     return {"type": "function", "function": {name: value for name, value in function.items() if value is not None}}
 
 
-def _texts(given: Any, body: Body, *, render: str = "") -> Parts:
-    """A text, texts, token ids, or several prompts of those."""
-    if isinstance(given, str):
-        return Parts(prompts=((_utf8(given),),), render=render, body=body)
-    items: Sequence[Any] = given if isinstance(given, list) else ()
+def _texts(value: Any, body: Body, *, render: str = "") -> Parts:
+    """Reads a prompt that is a text, texts, token ids, or several lists of token ids."""
+    if isinstance(value, str):
+        return Parts(prompts=((_utf8(value),),), render=render, body=body)
+    items: Sequence[Any] = value if isinstance(value, list) else ()
     if items and isinstance(items[0], int):
         return Parts(token_ids=(items,))
     if items and isinstance(items[0], list):
@@ -188,7 +188,7 @@ def _texts(given: Any, body: Body, *, render: str = "") -> Parts:
 
 
 def _blocks(content: Sequence[Any]) -> Iterator[bytes | Media]:
-    """Texts and media of a message whose content has several parts."""
+    """Yields the texts and media of a message's content parts."""
     for block in content:
         kind = block.get("type") if isinstance(block, dict) else None
         if kind == "text":
@@ -202,10 +202,10 @@ def _blocks(content: Sequence[Any]) -> Iterator[bytes | Media]:
 
 
 def _member(block: dict[str, Any], name: str, field: str) -> str:
-    """`block[name][field]` as text; a bare text stands for its url."""
+    """Returns `block[name][field]` as text. A plain text counts as the field `url`."""
     value = block.get(name)
-    found = value.get(field) if isinstance(value, dict) else value if field == "url" else None
-    return found if isinstance(found, str) else ""
+    text = value.get(field) if isinstance(value, dict) else value if field == "url" else None
+    return text if isinstance(text, str) else ""
 
 
 def _utf8(value: Any) -> bytes:

@@ -1,8 +1,8 @@
-"""Prompts that come as token ids: what is hashed, and what who tokenises is told.
+"""Reads prompts that arrive as token ids: their bytes for hashing, and their parts for the token producer.
 
-The ids are 32-bit words in little-endian order; media among them stand by their hashes (`epp.prefix.blocks.with_media`). Of a long
-list only the first ids are read at once (`_canonical.first_ids`); what stands behind them is hashed as it is, and read when somebody
-asks for all ids.
+The ids are 32-bit words in little-endian order. The ids of media among them are replaced by hashes (`epp.prefix.blocks.with_media`).
+Of a long list only the first ids are decoded at once (`_canonical.first_ids`). The rest is hashed as its text, and decoded only when a
+plugin needs all ids.
 """
 
 from array import array
@@ -16,8 +16,8 @@ from epp.request import Feature, Parts, Prompt
 
 
 def words(ids: Sequence[int]) -> NDArray[np.uint32]:
-    """Token ids as an array. Raises OverflowError for what is no unsigned 32-bit number."""
-    return np.frombuffer(array("I", ids), np.uint32)  # a third of what np.array takes
+    """Returns token ids as an array. Raises OverflowError if one is not an unsigned 32-bit number."""
+    return np.frombuffer(array("I", ids), np.uint32)  # takes a third of the time of np.array
 
 
 def prompt(
@@ -26,8 +26,8 @@ def prompt(
     rest: bytes | memoryview = b"",
     everything: Callable[[], Sequence[int]] | None = None,
 ) -> Prompt:
-    """A prompt of these tokens; `rest` stands for those behind them, and `everything` reads all."""
-    given = ids.astype("<u4", copy=False)
-    made = Prompt(lambda: (with_media(given, media) if media else given).tobytes() + rest)
-    made.read = lambda _: Parts(token_ids=(given.tolist() if everything is None else everything(),), features=media)
+    """Makes a prompt from token ids. `rest`: the bytes of the ids after `ids`. `everything`: returns all ids."""
+    head = ids.astype("<u4", copy=False)
+    made = Prompt(lambda: (with_media(head, media) if media else head).tobytes() + rest)
+    made.read = lambda _: Parts(token_ids=(head.tolist() if everything is None else everything(),), features=media)
     return made

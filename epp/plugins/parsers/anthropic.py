@@ -1,7 +1,7 @@
-"""Anthropic's API: messages, and the count of their tokens.
+"""Reads Anthropic's API: messages, and requests to count their tokens.
 
-Prompts have the bytes of the chat that servers make of them: the system text is the first message. A part of the system text that
-is a client's billing note changes with every request; servers leave it out before they tokenise, and so does hashing.
+A prompt has the bytes of the chat that servers convert the messages to: the system text is the first message. A client's billing note
+in the system text changes with every request. Servers remove it before they tokenise, so it is not hashed either.
 """
 
 from typing import Final
@@ -11,28 +11,29 @@ import msgspec
 from epp.errors import Cause, Refused
 from epp.plugin import Parser, plugin
 from epp.plugins.parsers import _canonical, _openai, _parts
-from epp.plugins.parsers._canonical import BRACKET, EMPTY, Message, Raw, first, present
-from epp.protocol.usage import ANSWER, UNSEEN, Answer, AnthropicScanner
+from epp.plugins.parsers._canonical import BRACKET, first, present
+from epp.plugins.parsers._structs import EMPTY, Message, Raw, Scalar
+from epp.protocol.usage import ANSWER, UNSEEN, AnswerHandling, AnthropicScanner
 from epp.request import Prompt, Request
 
 MESSAGES: Final = "messages"
 COUNT_TOKENS: Final = "messages/count_tokens"
 BILLING: Final = b'"' + _parts.BILLING.encode()
-SCANNED: Final = Answer(AnthropicScanner)
+SCANNED: Final = AnswerHandling(AnthropicScanner)
 
 
 class _Body(msgspec.Struct):
-    model: _openai.Scalar = None
-    stream: _openai.Scalar = None
-    max_tokens: _openai.Scalar = None
-    cache_salt: _openai.Scalar = None
+    model: Scalar = None
+    stream: Scalar = None
+    max_tokens: Scalar = None
+    cache_salt: Scalar = None
     system: Raw = EMPTY
     tools: Raw = EMPTY
     messages: list[Message] | None = None
 
 
 class _Crowd(_Body):
-    messages: Raw = EMPTY  # type: ignore[assignment]  # of a body with more of them than are looked at one by one
+    messages: Raw = EMPTY  # type: ignore[assignment]  # undecoded, if there are too many to decode one by one
 
 
 class _SystemPart(msgspec.Struct):
@@ -47,7 +48,7 @@ _system_part = msgspec.json.Decoder(_SystemPart)
 
 @plugin("anthropic-parser")
 class Anthropic(Parser):
-    """Messages; requests that count tokens are passed on unread, and so are their answers."""
+    """Reads Anthropic's messages API. Requests that only count tokens pass unread, and so do their answers."""
 
     paths = (MESSAGES, COUNT_TOKENS)
     app_protocols = ("h2c", "http")
@@ -56,29 +57,29 @@ class Anthropic(Parser):
     keeps = (ANSWER,)
 
     def parse(self, request: Request, path: str, body: bytes | memoryview) -> None:
-        asked = path.removesuffix("/")
-        if asked.endswith("/" + COUNT_TOKENS):
+        api = path.removesuffix("/")
+        if api.endswith("/" + COUNT_TOKENS):
             request[ANSWER] = UNSEEN
             return
-        if not asked.endswith("/" + MESSAGES):
+        if not api.endswith("/" + MESSAGES):
             raise Refused(Cause.INVALID_BODY, f"unsupported API endpoint: {path}")
-        found: _Body
+        fields: _Body
         if _canonical.crowded(body):
-            found = crowd = _openai.decoded(_crowd, body)
-            wanting = first(crowd.messages) != BRACKET or _openai.blank(crowd.messages)
+            fields = crowd = _openai.decoded(_crowd, body)
+            empty = first(crowd.messages) != BRACKET or _openai.blank(crowd.messages)
         else:
-            found = _openai.decoded(_body, body)
-            wanting = not found.messages
-        if wanting:
+            fields = _openai.decoded(_body, body)
+            empty = not fields.messages
+        if empty:
             raise Refused(Cause.INVALID_BODY, "invalid messages request: must have at least one message")
         request[ANSWER] = SCANNED
-        request.streaming = found.stream is True
-        request.max_tokens = _openai.whole(found.max_tokens)
-        if isinstance(found.cache_salt, str):
-            request.cache_salt = found.cache_salt
-        prompt = request.prompt = Prompt(lambda: _canonical_bytes(found))
+        request.streaming = fields.stream is True
+        request.max_tokens = _openai.whole(fields.max_tokens)
+        if isinstance(fields.cache_salt, str):
+            request.cache_salt = fields.cache_salt
+        prompt = request.prompt = Prompt(lambda: _canonical_bytes(fields))
         prompt.body, prompt.read = body, _parts.messages
-        _openai.named(request, found.model)
+        _openai.named(request, fields.model)
 
 
 def _canonical_bytes(body: _Body) -> bytes:
@@ -89,7 +90,7 @@ def _canonical_bytes(body: _Body) -> bytes:
 
 
 def _system(raw: Raw) -> Raw:
-    """The system text without billing notes; EMPTY: there is none."""
+    """Returns the system text without billing notes; EMPTY if there is none."""
     if not present(raw):
         return EMPTY
     if first(raw) != BRACKET or BILLING not in bytes(raw) or _canonical.crowded(memoryview(raw)):

@@ -1,4 +1,4 @@
-"""OpenAI's API: completions, chat, embeddings, responses, conversations, images."""
+"""Reads OpenAI's API: completions, chat, embeddings, responses, conversations, images."""
 
 from epp.plugin import Parser, plugin
 from epp.plugins.parsers import _openai
@@ -7,7 +7,7 @@ from epp.request import Request
 
 @plugin("openai-parser")
 class OpenAI(Parser):
-    """Completions, chat, embeddings, responses, conversations, images and the render variants."""
+    """Reads OpenAI's API: completions, chat, embeddings, responses, conversations, images, and the render variants."""
 
     paths = tuple(_openai.API)
     app_protocols = ("h2c", "http")

@@ -1,4 +1,4 @@
-"""Any bytes: no model, no prompt, no usage. The fallback, since it claims no path."""
+"""Passes any body on unread: no model, no prompt, no usage. It claims no path, so it gets the requests that no other parser claims."""
 
 from epp.plugin import Parser, plugin
 from epp.request import Request
@@ -6,7 +6,7 @@ from epp.request import Request
 
 @plugin("passthrough-parser")
 class Passthrough(Parser):
-    """Routes by load alone."""
+    """Accepts any body without reading it, so that the request is scheduled by load alone."""
 
     def parse(self, request: Request, path: str, body: bytes | memoryview) -> None:
-        """Nothing is read."""
+        """Reads nothing."""

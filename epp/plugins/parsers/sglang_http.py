@@ -1,4 +1,4 @@
-"""SGLang's own API for callers that have tokenised."""
+"""Reads SGLang's native API, for clients that send token ids."""
 
 from typing import Final
 
@@ -7,16 +7,17 @@ import msgspec
 from epp.errors import Cause, Refused
 from epp.plugin import Parser, plugin
 from epp.plugins.parsers import _canonical, _openai, _tokens
-from epp.plugins.parsers._canonical import EMPTY, UNREADABLE, Raw, present
-from epp.protocol.usage import ANSWER, Answer, SglangScanner
+from epp.plugins.parsers._canonical import UNREADABLE, present
+from epp.plugins.parsers._structs import EMPTY, Raw, Scalar, TokenId
+from epp.protocol.usage import ANSWER, AnswerHandling, SglangScanner
 from epp.request import Request
 
 GENERATE: Final = "generate"
-SCANNED: Final = Answer(SglangScanner)
+SCANNED: Final = AnswerHandling(SglangScanner)
 
 
 class _Sampling(msgspec.Struct):
-    max_new_tokens: _openai.Scalar = None
+    max_new_tokens: Scalar = None
 
 
 class _Body(msgspec.Struct):
@@ -27,13 +28,13 @@ class _Body(msgspec.Struct):
 
 
 _body = msgspec.json.Decoder(_Body)
-_ids = msgspec.json.Decoder(list[_openai.TokenId])
+_ids = msgspec.json.Decoder(list[TokenId])
 _text = msgspec.json.Decoder(str)
 
 
 @plugin("sglanghttp-parser")
 class SglangHttp(Parser):
-    """Token ids are required; the body is forwarded as it came, and no model is named in it."""
+    """Reads SGLang's generate API. It needs token ids, forwards the body unchanged and reads no model from it."""
 
     paths = (GENERATE,)
     app_protocols = ("h2c", "http")
@@ -41,23 +42,23 @@ class SglangHttp(Parser):
     keeps = (ANSWER,)
 
     def parse(self, request: Request, path: str, body: bytes | memoryview) -> None:
-        asked = path.strip().removesuffix("/")
-        if asked not in (GENERATE, "/" + GENERATE):
-            raise Refused(Cause.INVALID_BODY, f"unsupported path: {asked}")
+        name = path.strip().removesuffix("/")
+        if name not in (GENERATE, "/" + GENERATE):
+            raise Refused(Cause.INVALID_BODY, f"unsupported path: {name}")
         try:
-            found = _body.decode(body)
+            fields = _body.decode(body)
         except UNREADABLE as error:
             raise Refused(Cause.INVALID_BODY, f"invalid generate request: {error}") from None
-        if not present(found.input_ids):
+        if not present(fields.input_ids):
             raise Refused(Cause.INVALID_BODY, "invalid generate request: input_ids must be provided")
-        request.cache_salt = _salt(found.extra_key)
-        raw = found.input_ids
+        request.cache_salt = _salt(fields.extra_key)
+        raw = fields.input_ids
         head, rest = _canonical.first_ids(raw)
         ids = _input_ids(head)
         request[ANSWER] = SCANNED
-        request.streaming = found.stream is True
-        if found.sampling_params is not None:
-            request.max_tokens = _openai.whole(found.sampling_params.max_new_tokens)
+        request.streaming = fields.stream is True
+        if fields.sampling_params is not None:
+            request.max_tokens = _openai.whole(fields.sampling_params.max_new_tokens)
         request.prompt = _tokens.prompt(_tokens.words(ids), (), rest, (lambda: _ids.decode(raw)) if rest else None)
 
 

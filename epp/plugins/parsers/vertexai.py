@@ -1,6 +1,6 @@
-"""Vertex AI's gRPC API: OpenAI's JSON inside an HttpBody inside a message inside a gRPC frame.
+"""Reads Vertex AI's gRPC API: OpenAI's JSON in an HttpBody, in a message, in a gRPC frame.
 
-The model is the deployment's own: bodies that name none are accepted, and none is rewritten.
+The deployment determines the model: bodies without one are accepted, and the picker rewrites none.
 """
 
 from typing import Final
@@ -9,12 +9,12 @@ from epp.errors import Cause, Refused
 from epp.plugin import Parser, plugin
 from epp.plugins.parsers import _openai
 from epp.protocol import grpc_frames, wire
-from epp.protocol.usage import ANSWER, UNSEEN, Answer, HttpBodyScanner
+from epp.protocol.usage import ANSWER, UNSEEN, AnswerHandling, HttpBodyScanner
 from epp.request import Request
 
-SCANNED: Final = Answer(HttpBodyScanner)
-DATA: Final = 2  # of HttpBody
-METHODS: Final = {  # path -> message, field of its HttpBody, API of the JSON in it
+SCANNED: Final = AnswerHandling(HttpBodyScanner)
+DATA: Final = 2  # the field number of HttpBody.data
+METHODS: Final = {  # path -> (message, field of its HttpBody, API of the JSON inside)
     "PredictionService/ChatCompletions": ("ChatCompletionsRequest", 2, "/chat/completions"),
     "PredictionService/StreamRawPredict": ("StreamRawPredictRequest", 2, "/responses"),
     "PredictionService/RawPredict": ("RawPredictRequest", 2, "/responses"),
@@ -23,7 +23,7 @@ METHODS: Final = {  # path -> message, field of its HttpBody, API of the JSON in
 
 @plugin("vertexai-parser")
 class VertexAi(Parser):
-    """Chat completions and raw predictions; other methods are passed on unread, and so are their answers."""
+    """Reads chat completions and raw predictions of Vertex AI's gRPC API. Other methods pass unread, and so do their answers."""
 
     paths = tuple(METHODS)
     app_protocols = ("h2c",)
@@ -57,13 +57,13 @@ class VertexAi(Parser):
 
 
 def _data(message: bytes | memoryview, field: int) -> bytes | memoryview | None:
-    """The data of the HttpBody in this field; None: there is no HttpBody."""
-    found: bytes | memoryview | None = None
+    """Returns the data of the HttpBody in this field; None if there is no HttpBody. Raises ValueError if the message is malformed."""
+    last: bytes | memoryview | None = None
     walk = wire.Walk()
     for number, value in walk.fields(message):
         if number == field:
-            found = b""
+            last = b""
             for inner, data in walk.fields(wire.submessage(value)):
                 if inner == DATA:
-                    found = wire.submessage(data)
-    return found
+                    last = wire.submessage(data)
+    return last

@@ -1,6 +1,6 @@
-"""vLLM's gRPC API: Generate and Embed of `vllm.grpc.engine.VllmEngine`.
+"""Reads vLLM's gRPC API: Generate and Embed of `vllm.grpc.engine.VllmEngine`.
 
-Field numbers are those of vLLM's vllm_engine.proto; what routing does not need is skipped.
+The field numbers are those of vLLM's vllm_engine.proto. Fields that routing does not need are skipped.
 """
 
 from collections.abc import Sequence
@@ -11,18 +11,19 @@ import msgspec
 from epp.errors import Cause, Refused
 from epp.plugin import Parser, plugin
 from epp.plugins.parsers import _canonical, _parts, _tokens
-from epp.plugins.parsers._canonical import Raw
+from epp.plugins.parsers._structs import Raw
 from epp.protocol import grpc_frames, wire
-from epp.protocol.usage import ANSWER, UNSEEN, Answer, VllmEmbedScanner, VllmGenerateScanner
+from epp.protocol.usage import ANSWER, UNSEEN, AnswerHandling, VllmEmbedScanner, VllmGenerateScanner
 from epp.request import Feature, Prompt, Request
 
 SERVICE: Final = "vllm.grpc.engine.VllmEngine/"
 GENERATE: Final = SERVICE + "Generate"
 EMBED: Final = SERVICE + "Embed"
-GENERATED: Final = Answer(VllmGenerateScanner)
-EMBEDDED: Final = Answer(VllmEmbedScanner)
-LONG_IN_JSON: Final = bytes(set(range(32)) - set(b"\b\t\n\f\r"))  # six bytes each there
-LONG_IN_JSON_MAX: Final = 1 << 14  # of a text that is hashed as JSON's prompts are; one with more is as it came
+GENERATED: Final = AnswerHandling(VllmGenerateScanner)
+EMBEDDED: Final = AnswerHandling(VllmEmbedScanner)
+LONG_IN_JSON: Final = bytes(set(range(32)) - set(b"\b\t\n\f\r"))  # characters that take six bytes each in JSON
+# If a text has at most this many of them, it is hashed as JSON, as prompts in JSON bodies are; otherwise unchanged.
+LONG_IN_JSON_MAX: Final = 1 << 14
 
 Value = int | memoryview
 
@@ -33,7 +34,7 @@ def _refused(problem: str) -> Refused:
 
 @plugin("vllmgrpc-parser")
 class VllmGrpc(Parser):
-    """Texts and token ids; other methods are passed on unread, and so are their answers. The model is the server's own."""
+    """Reads texts and token ids of vLLM's gRPC API. Other methods pass unread. The server determines the model."""
 
     paths = (GENERATE, EMBED)
     app_protocols = ("h2c",)
@@ -62,34 +63,34 @@ class VllmGrpc(Parser):
 
 
 def _generate(request: Request, message: bytes | memoryview) -> None:
-    """GenerateRequest: tokenized 2, text 3, sampling_params 4, stream 5, mm_inputs 7. The last of 2 and 3 counts."""
+    """Reads a GenerateRequest: tokenized 2, text 3, sampling_params 4, stream 5, mm_inputs 7. The last occurrence of 2 or 3 counts."""
     walk = wire.Walk()
-    given: tuple[int, Value] | None = None
+    prompt: tuple[int, Value] | None = None
     media: list[Feature] = []
     for number, value in walk.fields(message):
         if number in (2, 3):
-            given = number, value
+            prompt = number, value
         elif number == 4:
             request.max_tokens = _max_tokens(walk, wire.submessage(value))
         elif number == 5:
             request.streaming = bool(wire.number(value))
         elif number == 7:
             media = _media(walk, wire.submessage(value))
-    if given is None:
+    if prompt is None:
         raise _refused("not supported request inputType")
-    if given[0] == 3:
-        request.prompt = _text_prompt(wire.text(given[1]).encode())
+    if prompt[0] == 3:
+        request.prompt = _text_prompt(wire.text(prompt[1]).encode())
     else:
-        request.prompt = _prompt(walk, wire.submessage(given[1]), media)
+        request.prompt = _prompt(walk, wire.submessage(prompt[1]), media)
 
 
 def _embed(request: Request, message: bytes | memoryview) -> None:
-    """EmbedRequest: tokenized 2."""
+    """Reads an EmbedRequest: tokenized 2."""
     walk = wire.Walk()
-    found = [value for number, value in walk.fields(message) if number == 2]
-    if not found:
+    values = [value for number, value in walk.fields(message) if number == 2]
+    if not values:
         raise _refused("missing tokenized input in EmbedRequest")
-    request.prompt = _prompt(walk, wire.submessage(found[-1]), ())
+    request.prompt = _prompt(walk, wire.submessage(values[-1]), ())
 
 
 def _text_prompt(data: bytes) -> Prompt:
@@ -102,7 +103,7 @@ def _text_prompt(data: bytes) -> Prompt:
 
 
 def _prompt(walk: wire.Walk, message: memoryview, media: Sequence[Feature]) -> Prompt:
-    """TokenizedInput: input_ids 2."""
+    """Reads a TokenizedInput: input_ids 2."""
     values = [value for number, value in walk.fields(message) if number == 2]
     ids, rest = wire.first_uint32s(values, _canonical.IDS_MAX)
     if rest is None:
@@ -111,16 +112,16 @@ def _prompt(walk: wire.Walk, message: memoryview, media: Sequence[Feature]) -> P
 
 
 def _max_tokens(walk: wire.Walk, message: memoryview) -> int | None:
-    """SamplingParams: max_tokens 8, which may be 0."""
-    found = None
+    """Reads SamplingParams: max_tokens 8, which may be 0."""
+    last = None
     for number, value in walk.fields(message):
         if number == 8:
-            found = wire.number(value)
-    return found
+            last = wire.number(value)
+    return last
 
 
 def _media(walk: wire.Walk, message: memoryview) -> list[Feature]:
-    """MultimodalInputs: placeholders 5 (offset 1, length 2), their hashes 6 in the same order."""
+    """Reads MultimodalInputs: placeholders 5 (offset 1, length 2), and their hashes 6 in the same order."""
     places: list[tuple[int, int]] = []
     hashes: list[str] = []
     for number, value in walk.fields(message):

@@ -1,4 +1,4 @@
-"""vLLM's API for callers that have tokenised: token ids in, and the hashes of media among them."""
+"""Reads vLLM's API for clients that send token ids, and the hashes of media among them."""
 
 from typing import Annotated, Final
 
@@ -7,11 +7,14 @@ import msgspec
 from epp.errors import Cause, Refused
 from epp.plugin import Parser, plugin
 from epp.plugins.parsers import _canonical, _openai, _tokens
-from epp.plugins.parsers._canonical import EMPTY, UNREADABLE, Raw, present
+from epp.plugins.parsers._canonical import UNREADABLE, present
+from epp.plugins.parsers._structs import EMPTY, Raw, Scalar, TokenId
 from epp.request import Feature, Request
 
 GENERATE: Final = "inference/v1/generate"
-FEATURES_BYTES_MAX: Final = 1 << 16  # of hundreds of media; more are not looked at, since the loop waits
+FEATURES_BYTES_MAX: Final = (
+    1 << 16
+)  # enough for hundreds of media; a longer list is ignored, because decoding it would block the event loop
 Count = Annotated[int, msgspec.Meta(ge=0)]
 
 
@@ -25,7 +28,7 @@ class _Features(msgspec.Struct):
     mm_placeholders: dict[str, list[_Placeholder]] | None = None
 
     def media(self) -> list[Feature]:
-        """A hash for each placeholder, in their order within a modality."""
+        """Returns one feature for each placeholder with a hash, in order within a modality."""
         hashes = self.mm_hashes or {}
         return [
             Feature(modality, known, place.offset, place.length)
@@ -36,12 +39,12 @@ class _Features(msgspec.Struct):
 
 
 class _Sampling(msgspec.Struct):
-    max_tokens: _openai.Scalar = None
+    max_tokens: Scalar = None
 
 
 class _Body(msgspec.Struct):
-    model: _openai.Scalar = None
-    stream: _openai.Scalar = None
+    model: Scalar = None
+    stream: Scalar = None
     cache_salt: str | None = None
     token_ids: Raw = EMPTY
     features: Raw = EMPTY
@@ -50,12 +53,12 @@ class _Body(msgspec.Struct):
 
 _body = msgspec.json.Decoder(_Body)
 _features = msgspec.json.Decoder(_Features)
-_ids = msgspec.json.Decoder(list[_openai.TokenId])
+_ids = msgspec.json.Decoder(list[TokenId])
 
 
 @plugin("vllmhttp-parser")
 class VllmHttp(Parser):
-    """Token ids are required; answers report usage as OpenAI's do."""
+    """Reads vLLM's generate API, which needs token ids. Answers report usage in OpenAI's format."""
 
     paths = (GENERATE,)
     app_protocols = ("h2c", "http")
@@ -64,21 +67,21 @@ class VllmHttp(Parser):
 
     def parse(self, request: Request, path: str, body: bytes | memoryview) -> None:
         try:
-            found = _body.decode(body)
-            raw = found.token_ids
+            fields = _body.decode(body)
+            raw = fields.token_ids
             head, rest = _canonical.first_ids(raw) if present(raw) else (b"[]", b"")
             ids = _ids.decode(head)
-            media = _media(found.features)
+            media = _media(fields.features)
         except UNREADABLE as error:
             raise Refused(Cause.INVALID_BODY, f"invalid generate request: {error}") from None
         if not ids:
             raise Refused(Cause.INVALID_BODY, "invalid generate request: must have non-empty token_ids field")
-        request.streaming = found.stream is True
-        request.cache_salt = found.cache_salt or ""
-        if found.sampling_params is not None:
-            request.max_tokens = _openai.whole(found.sampling_params.max_tokens)
+        request.streaming = fields.stream is True
+        request.cache_salt = fields.cache_salt or ""
+        if fields.sampling_params is not None:
+            request.max_tokens = _openai.whole(fields.sampling_params.max_tokens)
         request.prompt = _tokens.prompt(_tokens.words(ids), media, rest, (lambda: _ids.decode(raw)) if rest else None)
-        _openai.named(request, found.model)
+        _openai.named(request, fields.model)
 
 
 def _media(raw: Raw) -> list[Feature]:

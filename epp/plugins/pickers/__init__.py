@@ -1,4 +1,4 @@
-"""Pickers: scores -> targets."""
+"""Pickers choose targets by the scores of candidates."""
 
 import random
 from typing import Annotated
@@ -11,19 +11,25 @@ from epp.plugin import Picker, Services
 
 
 class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    """How many targets to name, best first; 0 and less count as 1."""
+    """How many endpoints are picked.
+
+    max_num_of_endpoints: How many targets to return, best first; 0 or less counts as 1.
+    """
 
     max_num_of_endpoints: int = 1
 
 
 class DrawParameters(Parameters, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    """`top_k`: draw among the K best only; 0 means among all."""
+    """How many endpoints are picked, and from which.
+
+    top_k: Draw among the k best only; 0 is all.
+    """
 
     top_k: Annotated[int, msgspec.Meta(ge=0)] = 0
 
 
 class CountedPicker(Picker):
-    """Names up to `_count` targets, and draws by `_rng`."""
+    """Base of pickers that return up to `_count` targets and draw with `_rng`."""
 
     def __init__(self, name: str, params: Parameters) -> None:
         super().__init__(name, params)
@@ -35,7 +41,7 @@ class CountedPicker(Picker):
 
 
 class DrawingPicker(CountedPicker):
-    """Draws among the `_top` best; 0: among all."""
+    """Base of pickers that draw among the `_top` best; 0 is all."""
 
     def __init__(self, name: str, params: DrawParameters) -> None:
         super().__init__(name, params)
@@ -43,6 +49,6 @@ class DrawingPicker(CountedPicker):
 
 
 def best(totals: Scores, count: int, tie_break: Scores) -> list[int]:
-    """Indices of the `count` best, ties in the order of `tie_break`."""
+    """Returns the indices of the `count` best, best first. Among equal totals, a smaller `tie_break` goes first."""
     order: list[int] = np.lexsort((tie_break, -totals))[:count].tolist()
     return order

@@ -1,4 +1,4 @@
-"""Pick at random, whatever the scores, or among the best few."""
+"""Pick endpoints at random, whatever their scores, or among the best few."""
 
 from collections.abc import Sequence
 
@@ -12,7 +12,7 @@ from epp.request import Request
 
 @plugin("random-picker")
 class RandomChoice(DrawingPicker):
-    """Every candidate is as likely as the others; with `topK` every one of the K best."""
+    """Picks endpoints at random with equal probability; with `topK` only among the k best."""
 
     Params = DrawParameters
 

@@ -1,6 +1,6 @@
-"""Pick at random, in proportion to the scores.
+"""Pick endpoints at random, with probabilities in proportion to their scores.
 
-A-Res (Efraimidis and Spirakis, 2006): each candidate gets the key U^(1/score), U uniform in (0, 1); the largest keys win.
+A-Res (Efraimidis and Spirakis, 2006): each candidate gets the key U^(1/score), U uniform in (0, 1), and the largest keys win.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from epp.request import Request
 
 @plugin("weighted-random-picker")
 class WeightedRandom(DrawingPicker):
-    """Scores of 0 and less never win while another is above; if none is, all are alike."""
+    """Picks endpoints at random in proportion to their scores. Scores of 0 or less win only if no score is above 0."""
 
     Params = DrawParameters
 

@@ -1,1 +1,1 @@
-"""Data producers: what scorers and filters share about one request."""
+"""Data producers compute data about one request that scorers and filters share."""

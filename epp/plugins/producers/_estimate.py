@@ -1,10 +1,10 @@
-"""Tokens without a tokenizer: 4 bytes of the prompt are one, and a media item takes as many as a model is likely to give it.
+"""Estimates tokens without a tokenizer: 4 bytes of the prompt count as one token, and a media item as many as a model likely uses.
 
-The numbers say nothing of an engine's vocabulary: they are for counting, and for hashing prefixes. A media item starts at a whole
-token; its tokens are all the same, the low 32 bits of its content's XXH64, which is its feature's hash too.
+The ids do not belong to an engine's vocabulary. They are good for counting and for hashing prefixes. A media item starts at a whole
+token. All its tokens are the low 32 bits of the XXH64 of its content, which is also the hash of its feature.
 
-Sizes come from clients: an item counts ITEM_TOKENS_MAX at most, and of a request PROMPTS_MAX prompts and TOKENS_MAX tokens of media
-are estimated.
+Clients choose the sizes, so they are bounded: one item counts at most ITEM_TOKENS_MAX tokens, and of one request at most PROMPTS_MAX
+prompts and TOKENS_MAX tokens of media are estimated.
 """
 
 import binascii
@@ -27,7 +27,7 @@ PIXELS_PER_TOKEN = 1024
 SECONDS = 10.0
 SAMPLE_FPS = 2.0
 SOURCE_FPS = 24.0
-HEADER_CHARS = 1 << 18  # of base64: an image's size stands before its pixels
+HEADER_CHARS = 1 << 18  # characters of base64 that are decoded; an image's size is in its header, before its pixels
 LOW = 0xFFFFFFFF
 VIDEO_FPS = "x-llm-d-video-fps"
 VIDEO_SECONDS = "x-llm-d-video-duration-seconds"
@@ -37,11 +37,15 @@ Size = tuple[int, int]
 
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    """Numbers of 0 or less stand for the default of each."""
+    """Base of the estimate's parameters. A number of 0 or less means the default."""
 
 
 class Resolution(Settings, frozen=True):
-    """In pixels."""
+    """Width and height in pixels.
+
+    width: Pixels.
+    height: Pixels.
+    """
 
     width: int = 0
     height: int = 0
@@ -51,19 +55,28 @@ class Resolution(Settings, frozen=True):
 
 
 class Static(Settings, frozen=True):
-    """Always as many."""
+    """The same number of tokens for every image.
+
+    static_token: Tokens of an image.
+    """
 
     static_token: int = 0
 
 
 class StaticFrame(Settings, frozen=True):
-    """Always as many."""
+    """The same number of tokens for every frame.
+
+    num_tokens_per_frame: Tokens of a frame.
+    """
 
     num_tokens_per_frame: int = 0
 
 
 class Dynamic(Settings, frozen=True):
-    """Pixels per token."""
+    """Tokens by size.
+
+    factor: Pixels per token.
+    """
 
     factor: int = 0
 
@@ -72,7 +85,13 @@ class Dynamic(Settings, frozen=True):
 
 
 class Image(Settings, frozen=True):
-    """Dynamic: width * height / factor, of the image's own size where its data are in the request. Static: a constant."""
+    """Tokens of an image.
+
+    mode: dynamic: width * height / factor, with the image's own size if the request has its data. static: constant.
+    default_resolution: The size of images without data.
+    static: For the mode static.
+    dynamic: For the mode dynamic.
+    """
 
     mode: Literal["", "dynamic", "static"] = "dynamic"
     default_resolution: Resolution = Resolution()
@@ -86,7 +105,12 @@ class Image(Settings, frozen=True):
 
 
 class FrameTokens(Settings, frozen=True):
-    """As of an image."""
+    """Tokens of one frame of a video, estimated as for an image.
+
+    mode: dynamic: by size; static: constant.
+    static: For the mode static.
+    dynamic: For the mode dynamic.
+    """
 
     mode: Literal["", "dynamic", "static"] = "dynamic"
     static: StaticFrame = StaticFrame()
@@ -94,21 +118,37 @@ class FrameTokens(Settings, frozen=True):
 
 
 class Sampled(Settings, frozen=True):
-    """So many frames a second, then several of them merged."""
+    """A number of frames per second; then several frames are merged into one.
+
+    sample_fps: Frames per second.
+    temporal_patch_size: Frames that are merged into one.
+    """
 
     sample_fps: float = msgspec.field(default=0.0, name="sampleFPS")
     temporal_patch_size: int = 0
 
 
 class Strided(Settings, frozen=True):
-    """Every n-th frame of the source."""
+    """Every n-th frame of the source.
+
+    default_source_fps: Frames per second of videos that do not say theirs.
+    frame_stride: The n.
+    """
 
     default_source_fps: float = msgspec.field(default=0.0, name="defaultSourceFPS")
     frame_stride: int = 0
 
 
 class Frames(Settings, frozen=True):
-    """Sampled: duration * fps within the limits, then / patch size. Strided: duration * fps of the source / stride, within them."""
+    """The frames of a video that count.
+
+    mode: sampled: duration * fps, limited to the range, then / patch size. strided: duration * fps of the source / stride, limited to
+        the range.
+    min_frames: The fewest frames.
+    max_frames: The most frames.
+    sampled: For the mode sampled.
+    strided: For the mode strided.
+    """
 
     mode: Literal["", "sampled", "strided"] = "sampled"
     min_frames: int = 0
@@ -129,7 +169,14 @@ class Frames(Settings, frozen=True):
 
 
 class Video(Settings, frozen=True):
-    """min(frames * tokens per frame, maximum); what the request's headers say of the video goes before what is configured."""
+    """Tokens of a video: min(frames * tokens per frame, maximum). The request's headers about the video override the configuration.
+
+    default_resolution: The size of videos that do not say theirs.
+    default_duration: The duration of videos that do not say theirs, in seconds.
+    tokens_per_frame: Tokens of a frame.
+    frames: Which frames count.
+    max_video_tokens: The most tokens that a video counts.
+    """
 
     default_resolution: Resolution = Resolution()
     default_duration: float = 0.0
@@ -151,21 +198,25 @@ class Video(Settings, frozen=True):
 
 
 class Estimate(Settings, frozen=True):
-    """How many tokens media count."""
+    """How many tokens media count.
+
+    image: Tokens of images.
+    video: Tokens of videos.
+    """
 
     image: Image = Image()
     video: Video = Video()
 
     def prompts(self, parts: Parts, headers: Mapping[str, str]) -> list[PromptTokens]:
-        """Every prompt of a request, those without a token left out."""
+        """Returns the tokens of every prompt of a request, without prompts that have none."""
         left = TOKENS_MAX
-        found = []
+        prompts = []
         for pieces in parts.prompts[:PROMPTS_MAX]:
             prompt = self._prompt(pieces, headers, left)
             left -= sum(feature.length for feature in prompt.features)
             if prompt.token_ids is not None:
-                found.append(prompt)
-        return found
+                prompts.append(prompt)
+        return prompts
 
     def _prompt(self, pieces: Iterable[bytes | Media], headers: Mapping[str, str], left: int) -> PromptTokens:
         packed: list[bytes] = []
@@ -187,7 +238,7 @@ class Estimate(Settings, frozen=True):
         return PromptTokens(np.frombuffer(b"".join(packed), dtype="<u4"), features)
 
     def tokens(self, media: Media, headers: Mapping[str, str]) -> int:
-        """How many tokens one item counts, before limits."""
+        """Returns the tokens of one item, before limits."""
         if media.modality == "image":
             return self.image.tokens(media.content)
         if media.modality == "video":
@@ -195,14 +246,14 @@ class Estimate(Settings, frozen=True):
         return -(-len(media.content) // BYTES_PER_TOKEN)
 
 
-def given(token_ids: Sequence[Sequence[int]], features: Sequence[Feature] = ()) -> list[PromptTokens]:
-    """Prompts that the caller has tokenised; `features` are those of a single one."""
+def from_token_ids(token_ids: Sequence[Sequence[int]], features: Sequence[Feature] = ()) -> list[PromptTokens]:
+    """Returns prompts that the client has tokenised. `features` belong to the prompt if there is only one."""
     arrays = (np.array(ids, dtype=np.uint32) for ids in token_ids[:PROMPTS_MAX])
     return [PromptTokens(ids, features if len(token_ids) == 1 else ()) for ids in arrays if len(ids)]
 
 
 def positive(*values: float) -> float:
-    """The first above 0."""
+    """Returns the first value above 0, else 0."""
     return next((value for value in values if value > 0), 0.0)
 
 
@@ -211,7 +262,7 @@ def whole(frames: float) -> int:
 
 
 def number(text: str | None) -> float:
-    """A number above 0 that a header gives, else 0."""
+    """Returns a header's value as a number above 0, else 0."""
     try:
         value = float(text) if text else 0.0
     except ValueError:
@@ -220,7 +271,7 @@ def number(text: str | None) -> float:
 
 
 def resolution(text: str | None) -> Size | None:
-    """`WIDTHxHEIGHT`."""
+    """Parses `WIDTHxHEIGHT`. None if the text is invalid."""
     width, cross, height = (text or "").lower().partition("x")
     if not cross or len(width) > 9 or len(height) > 9:
         return None
@@ -232,7 +283,7 @@ def resolution(text: str | None) -> Size | None:
 
 
 def image_size(url: str) -> Size | None:
-    """Width and height of a PNG, GIF or JPEG whose data are in the URL."""
+    """Returns width and height of a PNG, GIF or JPEG with its data in the URL; else None."""
     if not url.startswith("data:image/"):
         return None
     _, marker, payload = url[: HEADER_CHARS + 64].partition("base64,")
@@ -251,11 +302,11 @@ def image_size(url: str) -> Size | None:
 
 
 def _jpeg_size(data: bytes) -> Size | None:
-    """From the first start-of-frame segment."""
+    """Returns the size from the first start-of-frame segment of a JPEG."""
     at = 2
     while at + 9 <= len(data) and data[at] == 0xFF:
         marker = data[at + 1]
-        if marker == 0xFF:  # filling
+        if marker == 0xFF:  # a fill byte
             at += 1
         elif 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):
             return int.from_bytes(data[at + 7 : at + 9], "big"), int.from_bytes(data[at + 5 : at + 7], "big")

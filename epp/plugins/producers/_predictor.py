@@ -1,14 +1,15 @@
-"""The latency predictor's sidecars: what they are asked and taught, and how requests share calls.
+"""Calls the latency predictor's sidecars: gets predictions for requests, and sends samples for training.
 
-Questions that come within a short window go to one server in one call (`Batch`); all requests of a batch wait for the same. While
-too many calls are under way, a batch stays open and grows. After FAILURES_MAX calls in a row without an answer nobody asks for
-REST_S, then one batch tries: a dead or slow predictor costs few requests its timeout.
+Requests that arrive within a short window share one call to one server (`Batch`), and wait for the same answer. While too many calls
+are under way, a batch stays open and grows. After FAILURES_MAX failed calls in a row the predictor is not called for REST_S; then one
+batch tries it. So a dead or slow predictor delays few requests.
 
-What was measured is sampled (every sample of a flush is as likely as any other) and sent now and then. A sample that cannot be
-sent is lost. Every worker has its own batches, samples and opinion of the predictor.
+Measured latencies are sampled, all with the same probability, and sent periodically. A sample that cannot be sent is lost. Each worker
+has its own batches, samples and view of the predictor's health.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import msgspec
@@ -16,24 +17,25 @@ import msgspec
 from epp.errors import ProducerFailed
 from epp.plugin import Plugin, Services, Waiting
 
-PREDICT_S = 0.4  # what a decision waits at most
-MARGIN_S = 0.02  # of it for all but the call, so that a late answer is told from requests that have left
+PREDICT_S = 0.4  # the longest wait of a decision
+# The call gets this much less time than the decision waits, so that a late answer differs from a cancelled request.
+MARGIN_S = 0.02
 WINDOW_MS_MAX = 200
 FAILURES_MAX = 3
 REST_S = 2.0
-ROWS_MAX = 10_000  # of one call
-SAMPLES_MAX = 10_000  # of one flush
+ROWS_MAX = 10_000  # rows of one call
+SAMPLES_MAX = 10_000  # samples of one flush
 BUSY_S = 0.001
-SAID_CHARS_MAX = 256
+ERROR_CHARS_MAX = 256
 JSON: Mapping[str, str] = {"content-type": "application/json"}
 ACCEPTED = (200, 202)
 
 
 class Settings(NamedTuple):
-    """As the field's environment variables say.
+    """Holds settings from the environment variables of the reference picker.
 
-    LATENCY_MAX_BULK_SIZE, LATENCY_USE_NATIVE_XGBOOST and LATENCY_METRICS_INTERVAL_SEC have no effect: one call holds all of a request's
-    rows, however many they are, and no model is read from the sidecars.
+    LATENCY_MAX_BULK_SIZE, LATENCY_USE_NATIVE_XGBOOST and LATENCY_METRICS_INTERVAL_SEC have no effect: one call has all rows of a
+    request, whatever their number, and no model is read from the sidecars.
     """
 
     training_url: str = "http://localhost:8000"
@@ -46,18 +48,24 @@ class Settings(NamedTuple):
     calls: int = 36
 
 
-def settings(environment: Mapping[str, str], wrong: Callable[[str], object]) -> Settings:
-    """What is missing has its default; so has what is no number in its range, and `wrong` is told."""
+def settings(environment: Mapping[str, str], warn: Callable[..., object]) -> Settings:
+    """Reads the settings. A missing or invalid setting gets its default; `warn` gets an event and its fields for each invalid one."""
     default = Settings()
 
-    def whole(name: str, least: int, most: int, otherwise: float) -> int:
+    def whole(name: str, least: int, most: int, fallback: float) -> int:
         text = environment.get(name, "")
         if not text:
-            return int(otherwise)
+            return int(fallback)
         if text.isascii() and text.isdecimal() and least <= int(text) <= most:
             return int(text)
-        wrong(f"{name}={text[:64]!r} is no whole number from {least} to {most}: {otherwise:g} is used")
-        return int(otherwise)
+        warn(
+            "invalid setting: its default is used",
+            variable=name,
+            value=text[:64],
+            default=fallback,
+            reason=f"not a whole number from {least} to {most}",
+        )
+        return int(fallback)
 
     urls = [url.strip().rstrip("/") for url in environment.get("PREDICTION_SERVER_URL", "").split(",")]
     return Settings(
@@ -73,7 +81,7 @@ def settings(environment: Mapping[str, str], wrong: Callable[[str], object]) -> 
 
 
 class Row(msgspec.Struct, gc=False, omit_defaults=True):
-    """One endpoint's state as one request finds it; names are those of the sidecars."""
+    """Describes the state of one endpoint when a request is scheduled. The names are those of the sidecars."""
 
     kv_cache_percentage: float
     input_token_length: int
@@ -89,53 +97,53 @@ class Row(msgspec.Struct, gc=False, omit_defaults=True):
 
 
 class Sample(Row, gc=False, omit_defaults=True, kw_only=True):
-    """A row with what came of it; one of the two is 0."""
+    """Joins a row and the latency that was measured. One of the two latencies is 0."""
 
     actual_ttft_ms: float
     actual_tpot_ms: float
 
 
 class Prediction(msgspec.Struct, gc=False):
-    """Of one row."""
+    """Holds the prediction for one row."""
 
     ttft_ms: float
     tpot_ms: float
 
 
 class Predictions(msgspec.Struct):
-    """Of all rows of a call, in their order."""
+    """Holds the predictions for all rows of a call, in their order."""
 
     predictions: list[Prediction]
 
 
-Give = Callable[[Sequence[Prediction], float], None]  # takes predictions and how long the predictor took
+Deliver = Callable[[Sequence[Prediction], float], None]  # takes predictions and the seconds that the predictor took
 
 _predictions = msgspec.json.Decoder(Predictions)
 
 
 class Batch:
-    """Questions that go together."""
+    """Collects rows of several requests that share one call."""
 
-    __slots__ = ("asked_at", "gives", "rows", "waiting")
+    __slots__ = ("deliveries", "opened_at", "rows", "waiting")
 
-    def __init__(self, asked_at: float) -> None:
-        self.asked_at = asked_at
+    def __init__(self, opened_at: float) -> None:
+        self.opened_at = opened_at
         self.rows: list[Row] = []
-        self.gives: list[tuple[Give, int]] = []
+        self.deliveries: list[tuple[Deliver, int]] = []
         self.waiting: Waiting | None = None
 
-    def add(self, rows: Sequence[Row], give: Give) -> None:
+    def add(self, rows: Sequence[Row], deliver: Deliver) -> None:
         self.rows += rows
-        self.gives.append((give, len(rows)))
+        self.deliveries.append((deliver, len(rows)))
 
 
 class Predictor:
-    """Asks and teaches, for one plugin of one worker."""
+    """Calls the predictor for one plugin in one worker."""
 
     def __init__(self, services: Services, plugin: Plugin) -> None:
         self._services = services
         self._plugin = plugin
-        self.settings = settings(services.environment, lambda text: services.warn(plugin, text))
+        self.settings = settings(services.environment, partial(services.warn, plugin))
         self._batch: Batch | None = None
         self._calls = 0
         self._failures = 0
@@ -145,28 +153,33 @@ class Predictor:
         self._flushing = False
 
     def start(self) -> None:
-        """Greets the predictor, so that the first request finds a connection, and flushes from now on."""
+        """Contacts the predictor, so that the first request finds an open connection, and starts the periodic flushes."""
         greeting = self._services.http("GET", self._server() + "/status", timeout_s=self.settings.timeout_s)
         self._services.spawn(self._greet(greeting), self.settings.timeout_s + 1.0)
         self._services.every(self.settings.flush_s, self.flush)
 
-    def ask(self, rows: Sequence[Row], now: float, give: Give) -> Waiting:
-        """`give` is called with the predictions before what is returned is done. Raises ProducerFailed."""
+    def ask(self, rows: Sequence[Row], now: float, deliver: Deliver) -> Waiting:
+        """Asks for predictions.
+
+        `deliver` gets them before the returned wait ends. Raises ProducerFailed while the predictor is not called.
+        """
         if self._failures >= FAILURES_MAX and (now < self._rests_until or self._calls):
-            raise ProducerFailed(f"'{self._plugin.name}': the predictor does not answer and is left alone for a while")
+            raise ProducerFailed(
+                f"'{self._plugin.name}': the predictor does not answer and is not called for {REST_S:g} s"
+            )
         batch = self._batch
         if batch is not None and batch.waiting is not None and len(batch.rows) + len(rows) <= self.settings.rows:
-            batch.add(rows, give)
+            batch.add(rows, deliver)
             return batch.waiting
         batch = Batch(now)
-        batch.add(rows, give)
+        batch.add(rows, deliver)
         if self.settings.window_s:
             self._batch = batch
         batch.waiting = self._services.spawn(self._call(batch), PREDICT_S)
         return batch.waiting
 
     async def _call(self, batch: Batch) -> None:
-        """One call, from the opening of its window on."""
+        """Makes one call: waits until its window is over, sends all rows of the batch, and delivers the answer."""
         try:
             if self.settings.window_s:
                 await self._services.after(self.settings.window_s)
@@ -176,7 +189,7 @@ class Predictor:
             await self._predict(batch)
         except ProducerFailed:
             self._failures += 1
-            self._rests_until = batch.asked_at + REST_S
+            self._rests_until = batch.opened_at + REST_S
             raise
         finally:
             self._close(batch)
@@ -198,21 +211,22 @@ class Predictor:
         finally:
             self._calls -= 1
         if answer.status != 200:
-            said = answer.body[:SAID_CHARS_MAX].decode(errors="replace")
-            raise ProducerFailed(f"'{self._plugin.name}': {url} answered {answer.status}: {said}")
+            text = answer.body[:ERROR_CHARS_MAX].decode(errors="replace")
+            raise ProducerFailed(f"'{self._plugin.name}': {url} answered {answer.status}: {text}")
         try:
-            found = _predictions.decode(answer.body).predictions
+            predictions = _predictions.decode(answer.body).predictions
         except msgspec.MsgspecError as problem:
-            raise ProducerFailed(f"'{self._plugin.name}': {url} answered no predictions: {problem}") from None
-        if len(found) != len(batch.rows):
-            raise ProducerFailed(f"'{self._plugin.name}': {url} answered {len(found)} of {len(batch.rows)} predictions")
+            raise ProducerFailed(f"'{self._plugin.name}': the answer of {url} has no predictions: {problem}") from None
+        if len(predictions) != len(batch.rows):
+            counts = f"{len(predictions)} predictions for {len(batch.rows)} rows"
+            raise ProducerFailed(f"'{self._plugin.name}': the answer of {url} has {counts}")
         at = 0
-        for give, count in batch.gives:
-            give(found[at : at + count], answer.seconds)
+        for deliver, count in batch.deliveries:
+            deliver(predictions[at : at + count], answer.seconds)
             at += count
 
     def learn(self, sample: Sample) -> None:
-        """Every sample since the last flush is kept with the same probability."""
+        """Adds a sample. Every sample since the last flush is kept with the same probability."""
         self._seen += 1
         if len(self._samples) < self.settings.samples:
             self._samples.append(sample)
@@ -220,7 +234,7 @@ class Predictor:
             self._samples[place] = sample
 
     def flush(self) -> None:
-        """Sends what was learned; while the last flush is under way, samples wait."""
+        """Sends the samples. While the previous flush is under way, the samples wait."""
         if self._samples and not self._flushing:
             samples, self._samples, self._seen = self._samples, [], 0
             self._flushing = True
@@ -232,22 +246,24 @@ class Predictor:
         try:
             answer = await self._services.http("POST", url, JSON, body, timeout_s=self.settings.timeout_s)
         except (OSError, TimeoutError, ProducerFailed) as problem:
-            self._services.warn(self._plugin, f"{len(samples)} samples for the predictor are lost: {problem}")
+            self._lost(samples, str(problem))
         else:
             if answer.status not in ACCEPTED:
-                said = f"{url} answered {answer.status}"
-                self._services.warn(self._plugin, f"{len(samples)} samples for the predictor are lost: {said}")
+                self._lost(samples, f"{url} answered {answer.status}")
         finally:
             self._flushing = False
+
+    def _lost(self, samples: Sequence[Sample], reason: str) -> None:
+        self._services.warn(self._plugin, "samples for the predictor are lost", count=len(samples), reason=reason)
 
     async def _greet(self, greeting: Waiting) -> Any:
         try:
             answer = await greeting
         except (OSError, TimeoutError) as problem:
-            self._services.warn(self._plugin, f"the predictor does not answer yet: {problem}")
+            self._services.warn(self._plugin, "the predictor does not answer yet", reason=str(problem))
         else:
             if answer.status != 200:
-                self._services.warn(self._plugin, f"the predictor is not ready yet: status {answer.status}")
+                self._services.warn(self._plugin, "the predictor is not ready yet", status=answer.status)
 
     def _server(self) -> str:
         urls = self.settings.prediction_urls

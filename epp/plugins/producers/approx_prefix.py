@@ -1,59 +1,59 @@
-"""Prefix affinity without asking the servers: what was sent where, hashed once and matched against the shared index.
+"""Approximate prefix affinity: remembers which prompts were sent where, without asking the servers.
 
-`produce` hashes the prompt and looks up who holds its blocks; `before_send` tells the index writer that the target will, and
-`response_complete` takes back what this request added where the server answered with an error or not at all, but for what another
-request of this worker has with it that was sent there lately and did not fail. A prompt is its tokens where a token producer emits
-them, else its bytes; of several prompts each has a chain of its own, as servers cache them one by one.
+`produce` hashes the prompt and looks up the endpoints that hold its blocks. `before_send` tells the index writer that the target will
+hold them. If the server answers with an error or not at all, `response_complete` takes back what this request added, except the blocks
+that it shares with another recent request of this worker to that server that has not failed. The prompt is its tokens if a token
+producer emits them, else its bytes. Each of several prompts has its own chain, because servers cache them separately.
 
-Blocks have `blockSizeTokens` tokens, one value for all producers of a process. How many blocks the index holds for an endpoint is what
-that server's own cache takes, by the size that it reports, or `lruCapacityPerServer` blocks where it reports none or `autoTune` is
-off; the index writer sees to that.
+Blocks have `blockSizeTokens` tokens, the same for all producers of a process. The index writer keeps as many blocks for an endpoint as
+the server's cache has room for, by the size that the server reports; `lruCapacityPerServer` blocks if it reports none or `autoTune` is
+off.
 """
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import Annotated
+from typing import ClassVar, Final
 
-import msgspec
 import numpy as np
 
+from compiled.kernels import by_row
 from epp.candidates import Candidates, Floats
 from epp.data import CACHE_BLOCK_SIZE, CACHE_NUM_BLOCKS, Datum
 from epp.decision import Decision, ProfileRun, Response
-from epp.metrics import HITB, RATIO, Metric
+from epp.metrics import Metric, buckets
 from epp.plugin import DataProducer, Hashes, Measure, PrefixIndex, PreRequest, ResponseComplete, Services, plugin
+from epp.plugins.producers._prefix_parameters import BLOCK_TOKENS_DEFAULT, Parameters
 from epp.prefix.blocks import block_hashes, landmarks, root, with_media
 from epp.prefix.match import CutsPrompts, PrefixMatch, prefix_match
 from epp.request import BYTES_PER_TOKEN, Request
 from epp.tokens import TOKENS, PromptTokens
 
-BLOCK_TOKENS_MIN = 64
-BLOCK_TOKENS_MAX = 1 << 20  # beyond that no prompt has a whole one
-BLOCK_TOKENS_DEFAULT = 16  # the field's; stands for the least
-LRU_CAPACITY = 31250
-ROOTS_MAX = 4096
-SALT_CHARS_MAX = 256  # of one that is remembered with its root
-PROMPTS_MAX = 64  # of one request
-PROMPT_BYTES_MAX = 8 << 20  # two million tokens: no server caches more of one prompt
-REFRESH_EVERY = 8
-RECENT_MAX = 256
-LONG_BLOCKS = 512  # so many of a chain that is remembered take the place of one more
-COMPARED_MAX = 256  # chains that those of a request that failed are compared with
+BLOCK_TOKENS_MIN: Final = 64
+ROOTS_MAX: Final = 4096
+SALT_CHARS_MAX: Final = 256  # characters of a cache salt; roots of longer salts are not cached
+PROMPTS_MAX: Final = 64  # prompts of one request that are matched
+PROMPT_BYTES_MAX: Final = 8 << 20  # two million tokens: no server caches more of one prompt
+REFRESH_EVERY: Final = 8
+RECENT_MAX: Final = 256
+LONG_BLOCKS: Final = 512  # a remembered chain takes one more place for this many blocks
+COMPARED_MAX: Final = 256  # chains that the chains of one failed request are compared with
 
-HIT_RATIO = Metric(
+HIT_RATIO: Final = Metric(
     "prefix_indexer_hit_ratio",
     "histogram",
     "Matched blocks over all blocks of the prompt, at the chosen endpoint.",
-    RATIO,
+    buckets.RATIO,
 )
-HIT_BYTES = Metric("prefix_indexer_hit_bytes", "histogram", "Matched prompt bytes at the chosen endpoint.", HITB)
+HIT_BYTES: Final = Metric(
+    "prefix_indexer_hit_bytes", "histogram", "Matched prompt bytes at the chosen endpoint.", buckets.HIT_BYTES
+)
 
 
-Chain = tuple[Hashes, Mapping[int, int]]  # of one prompt among several, and who holds how much of it
+Chain = tuple[Hashes, Mapping[int, int]]  # hashes of one of several prompts, and how many blocks each owner holds
 
 
 class Sent:
-    """A chain on its way to an owner who was known to hold the first `known` blocks of it. `owner` 0: it failed."""
+    """Remembers a chain that was sent to an owner. The owner held its first `known` blocks before. `owner` 0: the request failed."""
 
     __slots__ = ("hashes", "known", "owner")
 
@@ -63,44 +63,31 @@ class Sent:
         self.known = known
 
 
-class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    """As in the field; effective blocks are at least 64 tokens, 0 as a limit means none, and none is the default.
-
-    `block_size` is deprecated. `max_prefix_tokens_to_match` wins over `max_prefix_blocks_to_match`, and means a block at least.
-    `auto_tune` takes how many blocks the index holds for a server from that server's own metrics, else it is `lru_capacity_per_server`.
-    """
-
-    auto_tune: bool = True
-    block_size_tokens: Annotated[int, msgspec.Meta(ge=1, le=BLOCK_TOKENS_MAX)] = BLOCK_TOKENS_DEFAULT
-    block_size: Annotated[int, msgspec.Meta(ge=0, le=BLOCK_TOKENS_MAX)] = 0
-    max_prefix_tokens_to_match: Annotated[int, msgspec.Meta(ge=0)] = 0
-    max_prefix_blocks_to_match: Annotated[int, msgspec.Meta(ge=0)] = 0
-    lru_capacity_per_server: Annotated[int, msgspec.Meta(ge=1)] = LRU_CAPACITY
-
-
 @plugin("approx-prefix-cache-producer")
 class ApproximatePrefix(CutsPrompts, DataProducer, PreRequest, ResponseComplete):
-    """Emits `PrefixMatch`; learns from every request that is sent."""
+    """Emits how many leading blocks of the prompt each endpoint has probably cached (`PrefixMatch`), by what was sent to it."""
 
     Params = Parameters
+    renamed: ClassVar = {"blockSize": "blockSizeTokens"}
     metrics = (HIT_RATIO, HIT_BYTES)
     failures_only = True
 
     def __init__(self, name: str, params: Parameters) -> None:
         super().__init__(name, params)
         older = bool(params.block_size) and params.block_size_tokens == BLOCK_TOKENS_DEFAULT
-        given, configured = ("blockSize", params.block_size) if older else ("blockSizeTokens", params.block_size_tokens)
+        field, configured = ("blockSize", params.block_size) if older else ("blockSizeTokens", params.block_size_tokens)
         self.block_tokens = max(configured, BLOCK_TOKENS_MIN)
         self._block_bytes = self.block_tokens * BYTES_PER_TOKEN
         tokens_max, blocks_max = params.max_prefix_tokens_to_match, params.max_prefix_blocks_to_match
         most = max(tokens_max // self.block_tokens, 1) if tokens_max else blocks_max
         self._bytes_max = most * self._block_bytes or PROMPT_BYTES_MAX
-        self.deprecated = ["blockSize: is deprecated; write blockSizeTokens"] if older else []
+        self.deprecated = self.renamed if older else {}
         remarks = {
-            f"{given}: blocks have at least {BLOCK_TOKENS_MIN} tokens, so have these": configured < BLOCK_TOKENS_MIN
+            f"{field}: {configured} is below the minimum; blocks have {BLOCK_TOKENS_MIN} tokens": configured
+            < BLOCK_TOKENS_MIN
             and configured != BLOCK_TOKENS_DEFAULT,
-            "blockSize: has no effect beside blockSizeTokens": params.block_size and not older,
-            "maxPrefixBlocksToMatch: has no effect beside maxPrefixTokensToMatch": tokens_max and blocks_max,
+            "blockSize: has no effect because blockSizeTokens is set": params.block_size and not older,
+            "maxPrefixBlocksToMatch: has no effect because maxPrefixTokensToMatch is set": tokens_max and blocks_max,
         }
         self.without_effect = [remark for remark, due in remarks.items() if due]
         self._match = prefix_match(name)
@@ -128,7 +115,7 @@ class ApproximatePrefix(CutsPrompts, DataProducer, PreRequest, ResponseComplete)
     def produce(self, request: Request, candidates: Candidates) -> None:
         tokenized = request[TOKENS]
         if tokenized is not None:
-            self._produce_each(request, candidates, [_words(given) for given in tokenized.prompts[:PROMPTS_MAX]])
+            self._produce_each(request, candidates, [_words(prompt) for prompt in tokenized.prompts[:PROMPTS_MAX]])
             return
         several = request.prompt.several
         if several:
@@ -139,16 +126,16 @@ class ApproximatePrefix(CutsPrompts, DataProducer, PreRequest, ResponseComplete)
             request[self._match] = PrefixMatch(blocks, hashes, self.block_tokens, len(prompt) // BYTES_PER_TOKEN)
 
     def _produce_each(self, request: Request, candidates: Candidates, prompts: Sequence[bytes]) -> None:
-        """Prompts are matched one by one, and their blocks added up."""
+        """Matches each prompt separately, and adds up their blocks."""
         chains = [self._hashed(prompt, request) for prompt in prompts if prompt]
         if not chains:
             return
-        found = [self._index.match(chain) for chain in chains]
+        matches = [self._index.match(chain) for chain in chains]
         blocks = None
-        for depths in found:
+        for depths in matches:
             blocks = self._held(depths, candidates, blocks)
         if len(chains) > 1:
-            request[self._chains] = list(zip(chains, found, strict=True))
+            request[self._chains] = list(zip(chains, matches, strict=True))
         tokens = sum(map(len, prompts)) // BYTES_PER_TOKEN
         request[self._match] = PrefixMatch(blocks, np.concatenate(chains), self.block_tokens, tokens)
 
@@ -156,20 +143,12 @@ class ApproximatePrefix(CutsPrompts, DataProducer, PreRequest, ResponseComplete)
         return block_hashes(prompt[: self._bytes_max], self._block_bytes, self._root(request), self._secret)
 
     def _held(self, depths: Mapping[int, int], candidates: Candidates, blocks: Floats | None) -> Floats | None:
-        """Blocks per endpoint, added to those before; None: nobody holds any."""
+        """Returns how many blocks each endpoint holds, added to `blocks`; None if no endpoint holds any."""
         if not depths:
             return blocks
         roster = candidates.snapshot.roster
-        row_of = roster.row_of_owner.get
-        held = [0.0] * len(roster.endpoints)
-        for (
-            owner,
-            depth,
-        ) in depths.items():  # one array of a list at the end: 1.3 us for eight owners, 3.9 stored into one
-            row = row_of(owner)
-            if row is not None:
-                held[row] = depth
-        return np.array(held) if blocks is None else blocks + held
+        held = by_row(depths, roster.row_of_owner, len(roster.endpoints))
+        return held if blocks is None else blocks + held
 
     def before_send(self, request: Request, decision: Decision) -> None:
         match = request[self._match]
@@ -190,35 +169,36 @@ class ApproximatePrefix(CutsPrompts, DataProducer, PreRequest, ResponseComplete)
         request[self._sent] = sent
 
     def response_complete(self, request: Request, decision: Decision, response: Response) -> None:
-        """Who answered with an error, or not at all, has not computed the prompt."""
+        """Takes the blocks back if the server answered with an error or not at all: it has not computed the prompt."""
         failed = [(sent, sent.owner) for sent in request[self._sent] or ()]
         for sent, _ in failed:
             sent.owner = 0
-        beside = self._beside(failed)
-        left = COMPARED_MAX  # a request may have many prompts, all alike
+        similar = self._similar(failed)
+        left = COMPARED_MAX  # bounded, because a request may have many prompts that begin alike
         for sent, owner in failed:
             kept = sent.known
-            others = beside[owner, sent.hashes.item(0)][:left]
+            others = similar[owner, sent.hashes.item(0)][:left]
             left -= len(others)
             for other in others:
                 if (shared := _shared(sent, other)) > sent.known:
                     kept = max(kept, shared)
-                    other.known = min(other.known, sent.known)  # if it fails too, it takes them back
+                    # Now the other request added these blocks: if it fails, too, it takes them back.
+                    other.known = min(other.known, sent.known)
             added = landmarks(sent.hashes, kept)
             if len(added):
                 self._index.forget(added, owner)
 
-    def _beside(self, failed: Sequence[tuple[Sent, int]]) -> Mapping[tuple[int, int], list[Sent]]:
-        """By owner and first hash of what failed: which chains that begin so were sent there lately, the latest first."""
-        found: dict[tuple[int, int], list[Sent]] = {(owner, sent.hashes.item(0)): [] for sent, owner in failed}
+    def _similar(self, failed: Sequence[tuple[Sent, int]]) -> Mapping[tuple[int, int], list[Sent]]:
+        """Maps owner and first hash of the failed chains to recent chains of that owner with the same first hash, the latest first."""
+        chains: dict[tuple[int, int], list[Sent]] = {(owner, sent.hashes.item(0)): [] for sent, owner in failed}
         owners = {owner for _, owner in failed}
         for other in reversed(self._recent):
-            if other.owner in owners and (begun := found.get((other.owner, other.hashes.item(0)))) is not None:
-                begun.append(other)
-        return found
+            if other.owner in owners and (alike := chains.get((other.owner, other.hashes.item(0)))) is not None:
+                alike.append(other)
+        return chains
 
     def _target(self, run: ProfileRun, match: PrefixMatch) -> tuple[int, int]:
-        """Whom a profile picked, and how many blocks that endpoint holds."""
+        """Returns the owner id of the endpoint that a profile picked, and how many blocks the endpoint holds."""
         row = run.row
         held = 0 if match.blocks is None else int(match.blocks[row])
         return run.candidates.snapshot.endpoints[row].owner, held
@@ -226,21 +206,21 @@ class ApproximatePrefix(CutsPrompts, DataProducer, PreRequest, ResponseComplete)
     def _learn(
         self, match: PrefixMatch, held: int, owner: int, chains: Sequence[Chain] | None, sent: list[Sent]
     ) -> None:
-        """What the owner is known to hold is told again now and then only, so that it does not look old."""
+        """Adds the chains to the index. Blocks that the owner is known to hold are repeated only now and then, to keep them fresh."""
         self._turn = (self._turn + 1) % REFRESH_EVERY
         parts = [(match.hashes, held)] if chains is None else [(chain, by.get(owner, 0)) for chain, by in chains]
         for hashes, known in parts:
-            on_its_way = Sent(owner, hashes, known)
-            sent.append(on_its_way)
-            self._recent.append(on_its_way)
+            chain_sent = Sent(owner, hashes, known)
+            sent.append(chain_sent)
+            self._recent.append(chain_sent)
             if len(hashes) >= LONG_BLOCKS:
                 self._forget_for(len(hashes))
-            told = landmarks(hashes, known if self._turn else 0)
-            if len(told):
-                self._index.learn(told, owner)
+            learned = landmarks(hashes, known if self._turn else 0)
+            if len(learned):
+                self._index.learn(learned, owner)
 
     def _forget_for(self, blocks: int) -> None:
-        """A long chain was remembered: by their number alone, 256 KB of each would be."""
+        """Makes room for a long chain, so that memory stays bounded: a chain may have 256 KB."""
         recent = self._recent
         for _ in range(min(blocks // LONG_BLOCKS, len(recent) - 1)):
             recent.popleft()
@@ -251,14 +231,14 @@ class ApproximatePrefix(CutsPrompts, DataProducer, PreRequest, ResponseComplete)
             return root(*key, self._secret)
         start = self._roots.get(key)
         if start is None:
-            if len(self._roots) >= ROOTS_MAX:  # names and salts come from clients: bounded
+            if len(self._roots) >= ROOTS_MAX:  # the cache is bounded, because clients choose names and salts
                 self._roots.clear()
             start = self._roots[key] = root(*key, self._secret)
         return start
 
 
 def _words(prompt: PromptTokens) -> bytes:
-    """What is hashed of a prompt's tokens."""
+    """Returns the bytes of a prompt's tokens for hashing."""
     ids = prompt.token_ids
     if ids is None:
         return b""
@@ -266,9 +246,21 @@ def _words(prompt: PromptTokens) -> bytes:
 
 
 def _shared(failed: Sent, other: Sent) -> int:
-    """How many leading blocks of a chain are not to be taken back, because the other chain has them or they were known before."""
+    """Returns how many leading blocks of a failed chain stay: those known before, and those that the other chain has, too."""
     known, most = failed.known, min(len(failed.hashes), len(other.hashes))
     if known >= most or failed.hashes.item(known) != other.hashes.item(known):
         return known
     differ = failed.hashes[known:most] != other.hashes[known:most]
     return known + int(differ.argmax()) if differ.any() else most
+
+
+@plugin("multicluster-approx-prefix-cache-producer")
+class MulticlusterApproximatePrefix(ApproximatePrefix):
+    """Does the same as approx-prefix-cache-producer for endpoints that are clusters.
+
+    A cluster reports no size of its cache, so `autoTune` has no effect: the index keeps `lruCapacityPerServer` blocks of each.
+    """
+
+    def __init__(self, name: str, params: Parameters) -> None:
+        super().__init__(name, params)
+        self.consumes = ()

@@ -1,46 +1,35 @@
-"""Tokens in flight per endpoint, counted in this worker's lane and visible to all; each released exactly once.
+"""Counts tokens in flight per endpoint, in this worker's lane. All workers see them, and each is released exactly once.
 
-The number of *requests* in flight is counted for every configuration by the runtime; this producer adds their tokens.
+The runtime counts *requests* in flight in every configuration; this producer adds their tokens.
 """
-
-from typing import Annotated
-
-import msgspec
 
 from epp.candidates import Candidates, Endpoint
 from epp.data import Datum
 from epp.decision import Decision, Response
-from epp.plugin import DataProducer, Load, PreRequest, ResponseComplete, ResponseStreaming, Services, plugin
+from epp.plugin import DataProducer, LoadCounts, PreRequest, ResponseComplete, ResponseStreaming, Services, plugin
+from epp.plugins.producers._inflight_parameters import Parameters
+from epp.prefix.deciding import FollowsDecisions
 from epp.prefix.match import APPROXIMATE, prefix_match
 from epp.request import Request
 from epp.tokens import TOKENS, token_count
 
 
-class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    """As in the field. `sync_cross_replica_state` has no effect with a single replica."""
-
-    add_estimated_output_tokens: bool = False
-    output_ratio: Annotated[float, msgspec.Meta(ge=0)] = 1.5
-    max_estimated_output_tokens: Annotated[int, msgspec.Meta(ge=0)] | None = None
-    prefix_match_info_producer_name: str = APPROXIMATE
-    sync_cross_replica_state: bool = True
-
-
 class Held:
-    """What one request holds: (endpoint, tokens) pairs. `others` are at servers that are done when the answer begins."""
+    """Holds the (endpoint, tokens) pairs of one request. `secondary`: those of servers whose work ends when the answer begins."""
 
-    __slots__ = ("others", "tokens")
+    __slots__ = ("secondary", "tokens")
 
     def __init__(self) -> None:
         self.tokens: list[tuple[Endpoint, int]] = []
-        self.others: list[tuple[Endpoint, int]] = []
+        self.secondary: list[tuple[Endpoint, int]] = []
 
 
 @plugin("inflight-load-producer")
-class InflightLoad(DataProducer, PreRequest, ResponseStreaming, ResponseComplete):
-    """+ tokens when the request is sent; - at the first response chunk, or at the end when output tokens are estimated too.
+class InflightLoad(FollowsDecisions, DataProducer, PreRequest, ResponseStreaming, ResponseComplete):
+    """Counts the tokens in flight of each endpoint, from the dispatch to the first response chunk.
 
-    What profiles beside the primary one hold, such as prefill, always goes at the first chunk.
+    Estimated output tokens, if there are any, stay counted until the end of the response. Tokens at targets of profiles other than the
+    primary one, such as prefill, are always released at the first chunk.
     """
 
     Params = Parameters
@@ -53,13 +42,13 @@ class InflightLoad(DataProducer, PreRequest, ResponseStreaming, ResponseComplete
         self._held = Datum(f"inflight_tokens_held/{name}", Held)
         self.optional = (self._match, TOKENS)
         self.keeps = (self._held,)
-        self._load: Load
+        self._load: LoadCounts
 
     def start(self, services: Services) -> None:
         self._load = services.load
 
     def produce(self, request: Request, candidates: Candidates) -> None:
-        """Nothing to find out beforehand: the counts stand in the lanes."""
+        """Does nothing: the counts are in the lanes."""
 
     def before_send(self, request: Request, decision: Decision) -> None:
         held = Held()
@@ -76,7 +65,7 @@ class InflightLoad(DataProducer, PreRequest, ResponseStreaming, ResponseComplete
             if match is not None and blocks is not None:
                 tokens = max(0, prompt - int(blocks[row]) * match.block_tokens)
             tokens += output
-            (held.tokens if name == decision.primary else held.others).append((target, tokens))
+            (held.tokens if name == decision.primary else held.secondary).append((target, tokens))
             self._load.add_tokens(target, tokens)
         request[self._held] = held
 
@@ -90,7 +79,7 @@ class InflightLoad(DataProducer, PreRequest, ResponseStreaming, ResponseComplete
         held = request[self._held]
         if held is None:
             return
-        released, held.others = held.others, []
+        released, held.secondary = held.secondary, []
         if everything:
             released, held.tokens = released + held.tokens, []
         for endpoint, tokens in released:

@@ -1,9 +1,8 @@
-"""Encoder-cache affinity: which images, audio and video of a request each endpoint was sent before.
+"""Encoder-cache affinity: knows which images, audio and video of a request were sent to which endpoint before.
 
-Media are known by the hashes that the token producer finds. Where each was sent stands in the shared prefix index, as a chain
-of one block under the deployment's secret: what one worker sends, all others find a few milliseconds later, a restarted
-worker finds it too, and it goes when the endpoint leaves. An endpoint's own encoder cache may have dropped an item long before
-the index does: this is affinity, no promise.
+Media are identified by the hashes that the token producer finds. The shared prefix index stores where each item was sent, as a chain of
+one block under the deployment's secret. So other workers find an item a few milliseconds later, a restarted worker finds it, too, and
+it disappears when the endpoint leaves. An endpoint's encoder cache may drop an item long before the index does, so a match is a guess.
 """
 
 from collections.abc import Sequence
@@ -15,7 +14,7 @@ from xxhash import xxh3_64_intdigest
 from epp.candidates import Candidates, Floats
 from epp.data import Datum
 from epp.decision import Decision
-from epp.metrics import OTHER, RATIO, Metric
+from epp.metrics import OTHER, Metric, buckets
 from epp.multimodal import NO_MEDIA, MediaMatch, media_match
 from epp.plugin import Count, DataProducer, Measure, PrefixIndex, PreRequest, Services, plugin
 from epp.prefix.blocks import NARROW
@@ -23,9 +22,9 @@ from epp.request import Request
 from epp.tokens import TOKENS, Feature
 
 CACHE_MB = 4096
-CAPACITY = "one index of a fixed size (--index-entries) serves all servers, and the oldest entries leave"
-ITEMS_MAX = 128  # of one request; what comes behind them is not looked up
-MODALITIES = frozenset(("image", "audio", "video"))  # as they are counted; clients may name any
+CAPACITY = "all servers share one index of a fixed size (--index-entries), and the oldest entries leave first"
+ITEMS_MAX = 128  # media items of one request that are looked up
+MODALITIES = frozenset(("image", "audio", "video"))  # values of the metric's label; clients may send any name
 
 QUERIES = Metric("encoder_cache_queries_total", "counter", "Media items that were looked up.", labels=("modality",))
 HITS = Metric(
@@ -38,18 +37,21 @@ HIT_RATIO = Metric(
     "encoder_cache_hit_ratio",
     "histogram",
     "Matched media items over all of the request, at the chosen endpoint.",
-    RATIO,
+    buckets.RATIO,
 )
 
 
 class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    """Accepted as in the field; it has no effect here."""
+    """How much a server's encoder cache holds.
+
+    cache_size_in_mb_per_server: Accepted for compatibility, without effect.
+    """
 
     cache_size_in_mb_per_server: int = msgspec.field(default=CACHE_MB, name="cacheSizeInMBPerServer")
 
 
 class Item:
-    """One distinct media item: its hash in the index, and who holds it."""
+    """Holds one distinct media item: its hash in the index, and the owners that hold it."""
 
     __slots__ = ("holders", "key", "modality")
 
@@ -61,7 +63,7 @@ class Item:
 
 @plugin("mm-embeddings-cache-producer")
 class MediaCache(DataProducer, PreRequest):
-    """Emits `MediaMatch`; learns where every request with media is sent."""
+    """Emits how many media items of a request each endpoint has probably encoded (`MediaMatch`), by what was sent to it."""
 
     Params = Parameters
     metrics = (QUERIES, HITS, HIT_RATIO)
@@ -118,7 +120,7 @@ class MediaCache(DataProducer, PreRequest):
         return Item(key, modality, frozenset(self._index.match(np.array([key], dtype=np.uint64))))
 
     def _held(self, items: Sequence[Item], candidates: Candidates) -> Floats | None:
-        """How many items each endpoint holds; None: nobody any."""
+        """Returns how many items each endpoint holds; None if no endpoint holds any."""
         rows = candidates.snapshot.roster.row_of_owner
         at = [rows[owner] for item in items for owner in item.holders if owner in rows]
         return np.bincount(at, minlength=len(rows)).astype(np.float64) if at else None

@@ -1,10 +1,10 @@
-"""Latencies that a trained model predicts for every endpoint, and what came of them, to train it by.
+"""Predicts latencies for every endpoint with a trained model, and sends it the measured latencies for training.
 
-The model lives in sidecars (`_predictor`). For each request they are asked about all candidates at once, and the decision waits
-for the answer, for 0.4 s at most; without one it goes on, and readers see no predictions. When the response is over, what was
-measured goes back with the state that the request found.
+The model runs in sidecars (`_predictor`). For each request, this plugin asks them about all candidates at once. The decision waits for
+the answer for at most 0.4 s. Without an answer it goes on, and plugins see no predictions. When the response ends, the plugin sends the
+measured latencies, and the state in which the request found the endpoint.
 
-Objectives come with the request's headers. Which objectives run on an endpoint each worker knows of its own requests only.
+Latency objectives come from the request's headers. Each worker knows only the objectives of its own running requests.
 """
 
 from bisect import bisect_left, insort
@@ -18,12 +18,13 @@ from epp.candidates import Candidates, Floats, Roster
 from epp.data import INFLIGHT_REQUESTS, INFLIGHT_TOKENS, KV_USAGE, WAITING, Datum
 from epp.decision import Decision, Response
 from epp.latency import TPOT_HEADERS, TTFT_HEADERS, LatencyPredictions, latency_predictions, objective_ms
-from epp.metrics import LAT, TPOT, Metric
+from epp.metrics import Metric, buckets
 from epp.multimodal import media_match
 from epp.plugin import (
     Count,
     DataProducer,
     Measure,
+    Plugin,
     PreRequest,
     ResponseComplete,
     ResponseStreaming,
@@ -32,23 +33,28 @@ from epp.plugin import (
     plugin,
 )  # fmt: skip
 from epp.plugins.producers._predictor import Prediction, Predictor, Row, Sample
-from epp.prefix.match import APPROXIMATE, prefix_match
+from epp.prefix.match import APPROXIMATE, FollowsMatches, prefix_match
 from epp.request import Request
 from epp.tokens import TOKENS, token_count
 
-PREFILL = "prefill"  # the label's value
+PREFILL = "prefill"  # the value of the role label
 CONTEXT_TTL_NS = 300_000_000_000
 SAMPLING_MEAN = 1000.0
 MS = 1000.0
 DURATION = (0.0001, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 
-PREDICTED_TTFT = Metric("request_predicted_ttft_seconds", "histogram", "Predicted time to the first token.", LAT)
-PREDICTED_TPOT = Metric("request_predicted_tpot_seconds", "histogram", "Predicted time per token.", TPOT)
+PREDICTED_TTFT = Metric(
+    "request_predicted_ttft_seconds", "histogram", "Predicted time to the first token.", buckets.LATENCY_S
+)
+PREDICTED_TPOT = Metric("request_predicted_tpot_seconds", "histogram", "Predicted time per token.", buckets.TOKEN_S)
 TTFT_DURATION = Metric(
     "request_ttft_prediction_duration_seconds", "histogram", "How long the predictor took for TTFT.", DURATION
 )
 TPOT_DURATION = Metric(
-    "request_tpot_prediction_duration_seconds", "histogram", "How long the predictor took for TPOT.", DURATION
+    "request_tpot_prediction_duration_seconds",
+    "histogram",
+    "How long the predictor took for TPOT.",
+    DURATION,
 )
 VIOLATIONS = Metric(
     "request_slo_violation_total",
@@ -59,7 +65,20 @@ VIOLATIONS = Metric(
 
 
 class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    """As in the field. `streamingMode`: answers are streamed, so that a first token and a time per token can be told."""
+    """As in the reference picker.
+
+    slo_buffer_factor: Objectives for the time per token are multiplied by this.
+    context_ttl: Accepted, without effect.
+    streaming_mode: Answers are streamed, so TTFT and TPOT can be measured.
+    endpoint_role_label: The label with an endpoint's role in disaggregated serving.
+    predict_in_produce: Predict for every candidate before the decision.
+    use_encoder_cache_features: Tell the predictor which media are cached.
+    prefix_match_info_producer_name: The producer of the prefix matches to read.
+    in_flight_load_producer_name: Accepted, without effect: the picker counts the load in flight itself.
+    encoder_cache_match_info_producer_name: The producer of the media matches to read.
+    sampling_mean: Accepted, without effect.
+    max_decode_token_samples_for_prediction: Accepted, without effect.
+    """
 
     slo_buffer_factor: Annotated[float, msgspec.Meta(gt=0)] = 1.0
     context_ttl: int = msgspec.field(default=CONTEXT_TTL_NS, name="contextTTL")
@@ -75,7 +94,7 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename
 
 
 class Roles:
-    """The role labels of one roster."""
+    """Reads the role labels of one roster."""
 
     __slots__ = ("names", "prefill", "roster")
 
@@ -85,8 +104,8 @@ class Roles:
         self.prefill = np.array([name == PREFILL for name in self.names], dtype=bool)
 
 
-class Found:
-    """What one request finds: a column per feature, over the candidates of its producers."""
+class Features:
+    """Holds the input of the model for one request: one column per feature, over the candidates that its producers saw."""
 
     __slots__ = ("held", "input_tokens", "kv", "media", "prefix", "requests", "roles", "tokens", "waiting", "within")
 
@@ -104,7 +123,7 @@ class Found:
         self.roles = roles
 
     def rows(self) -> list[Row]:
-        """One per candidate."""
+        """Returns one row per candidate."""
         names = self.roles.names
         if self.within is not None:
             names = [names[row] for row in self.within.tolist()]
@@ -125,7 +144,7 @@ class Found:
         ]
 
     def at(self, row: int) -> "State":
-        """Of the endpoint in this row of the snapshot."""
+        """Returns the features of the endpoint in this row of the snapshot."""
         at = row if self.within is None else int(np.searchsorted(self.within, row))
         return State(
             row,
@@ -142,7 +161,7 @@ class Found:
 
 
 class State(NamedTuple):
-    """What one request finds at one endpoint, in this row of the snapshot."""
+    """Holds the features of one endpoint for one request. `row` is the endpoint's row in the snapshot."""
 
     row: int
     kv: float
@@ -162,7 +181,7 @@ class State(NamedTuple):
         )  # fmt: skip
 
     def per_token(self, tpot_ms: float) -> Sample:
-        """What was cached of the prompt counts for the first token alone."""
+        """Returns a sample with this time per token. The cached prefix affects only the first token, so it is 0 here."""
         return Sample(
             self.kv, self.input_tokens, self.waiting, self.requests, 0, 0.0, 0, 0, self.tokens, 0,
             self.role, actual_ttft_ms=0.0, actual_tpot_ms=tpot_ms,
@@ -170,26 +189,27 @@ class State(NamedTuple):
 
 
 class Measured:
-    """One request from its decision to the end of its response."""
+    """Measures one request, from its decision to the end of its response."""
 
-    __slots__ = ("first_at", "found", "prefill", "running_at", "target", "tpot_ms", "ttft_ms")
+    __slots__ = ("features", "first_at", "prefill", "running_at", "target", "tpot_ms", "ttft_ms")
 
-    def __init__(self, found: Found, ttft_ms: float, tpot_ms: float) -> None:
-        self.found: Found | None = found  # until the decision
-        self.ttft_ms = ttft_ms  # the objectives
+    def __init__(self, features: Features, ttft_ms: float, tpot_ms: float) -> None:
+        self.features: Features | None = features  # set until the decision
+        self.ttft_ms = ttft_ms  # the objectives of the request
         self.tpot_ms = tpot_ms
         self.target: State | None = None
-        self.prefill: State | None = None  # of who computes the prompt: the target, unless a prefill profile ran
-        self.running_at = -1  # owner of the endpoint where the objective per token counts
+        # The state of the endpoint that computes the prompt: the target, unless a prefill profile ran.
+        self.prefill: State | None = None
+        self.running_at = -1  # owner id of the endpoint at which the TPOT objective counts
         self.first_at = 0.0
 
 
 @plugin("predicted-latency-producer")
-class PredictedLatency(DataProducer, PreRequest, ResponseStreaming, ResponseComplete):
-    """Emits `LatencyPredictions`; headroom = objective - prediction, an objective that is missing is 0 ms.
+class PredictedLatency(FollowsMatches, DataProducer, PreRequest, ResponseStreaming, ResponseComplete):
+    """Emits the predicted TTFT and TPOT of each endpoint and their headrooms (objective - prediction; no objective is 0 ms).
 
-    The objective per token counts sloBufferFactor times, and no more than the smallest that runs on the endpoint. Without
-    `streamingMode`, and on endpoints whose role is `prefill`, the time per token says nothing and its headroom is 0.
+    The TPOT objective is multiplied by sloBufferFactor. It is at most the smallest TPOT objective of the requests that run on the endpoint.
+    Without `streamingMode`, and on endpoints with the role `prefill`, the TPOT headroom is 0.
     """
 
     Params = Parameters
@@ -213,9 +233,9 @@ class PredictedLatency(DataProducer, PreRequest, ResponseStreaming, ResponseComp
             "maxDecodeTokenSamplesForPrediction": params.max_decode_token_samples_for_prediction != 0,
             "inFlightLoadProducerName": bool(params.in_flight_load_producer_name),
         }
-        self.without_effect = [f"{what}: has no effect here" for what, given in ignored.items() if given]
+        self.without_effect = [f"{field}: has no effect here" for field, is_set in ignored.items() if is_set]
         self._roles = Roles(Roster(()), params.endpoint_role_label)
-        self._running: dict[int, list[float]] = {}  # owner -> objectives per token of this worker's requests, in order
+        self._running: dict[int, list[float]] = {}  # owner -> sorted TPOT objectives of this worker's requests
         self._predictor: Predictor
         self._predicted_ttft: Measure
         self._predicted_tpot: Measure
@@ -232,31 +252,36 @@ class PredictedLatency(DataProducer, PreRequest, ResponseStreaming, ResponseComp
         self._predictor = Predictor(services, self)
         self._predictor.start()
 
+    def take_over(self, predecessor: Plugin) -> None:
+        if isinstance(predecessor, type(self)):
+            # Shared, because the predecessor still removes the requests that began with it.
+            self._running = predecessor._running
+
     def produce(self, request: Request, candidates: Candidates) -> Waiting | None:
-        found = self._find(request, candidates)
+        features = self._features(request, candidates)
         ttft_ms, tpot_ms = objective_ms(request, TTFT_HEADERS), objective_ms(request, TPOT_HEADERS)
-        request[self._measured] = Measured(found, ttft_ms, tpot_ms)
+        request[self._measured] = Measured(features, ttft_ms, tpot_ms)
         if not self.params.predict_in_produce:
             return None
         roster = candidates.snapshot.roster
 
-        def give(predictions: Sequence[Prediction], seconds: float) -> None:
+        def deliver(predictions: Sequence[Prediction], seconds: float) -> None:
             self._ttft_duration.observe(seconds)
             self._tpot_duration.observe(seconds)
-            request[self._predictions] = self._judge(predictions, found, roster, ttft_ms, tpot_ms)
+            request[self._predictions] = self._with_headrooms(predictions, features, roster, ttft_ms, tpot_ms)
 
-        return self._predictor.ask(found.rows(), request.now, give)
+        return self._predictor.ask(features.rows(), request.now, deliver)
 
     def before_send(self, request: Request, decision: Decision) -> None:
         measured = request[self._measured]
         primary = decision.runs.get(decision.primary)
-        if measured is None or measured.found is None or primary is None:
+        if measured is None or measured.features is None or primary is None:
             return
-        found, measured.found = measured.found, None  # a row or two of it are kept while the response is under way
-        measured.target = measured.prefill = found.at(primary.row)
+        features, measured.features = measured.features, None  # keep only one or two rows during the response
+        measured.target = measured.prefill = features.at(primary.row)
         prefill = decision.runs.get(decision.prefill)
         if prefill is not None and prefill is not primary:
-            measured.prefill = found.at(prefill.row)
+            measured.prefill = features.at(prefill.row)
         if self.params.streaming_mode and measured.tpot_ms > 0.0:
             owner = measured.running_at = primary.targets[0].owner
             insort(self._running.setdefault(owner, []), measured.tpot_ms)
@@ -272,10 +297,10 @@ class PredictedLatency(DataProducer, PreRequest, ResponseStreaming, ResponseComp
             return
         self._leave(measured)
         if not response.whole or not 200 <= response.status < 300:
-            return  # it says nothing of how fast the endpoint is
+            return  # such a response says nothing about the endpoint's latency
         ttft_ms = ((measured.first_at if self.params.streaming_mode else request.now) - request.sent_at) * MS
         if ttft_ms <= 0.0 or measured.prefill is None or measured.target is None:
-            return  # in streaming mode: it came in one piece
+            return  # in streaming mode, an answer that was not streamed does not count
         predicted = request[self._predictions]
         self._predictor.learn(measured.prefill.first_token(ttft_ms))
         self._compare(request, "ttft", ttft_ms, measured.ttft_ms)
@@ -291,37 +316,37 @@ class PredictedLatency(DataProducer, PreRequest, ResponseStreaming, ResponseComp
             if predicted is not None:
                 self._predicted_tpot.observe(predicted.tpot_ms[measured.target.row] / MS)
 
-    def _find(self, request: Request, candidates: Candidates) -> Found:
+    def _features(self, request: Request, candidates: Candidates) -> Features:
         roster = candidates.snapshot.roster
         if roster is not self._roles.roster:
             self._roles = Roles(roster, self.params.endpoint_role_label)
-        found = Found(candidates, token_count(request), self._roles)
+        features = Features(candidates, token_count(request), self._roles)
         match = request[self._match]
         if match is not None and match.blocks is not None and match.total:
-            found.prefix = np.minimum(candidates.narrow(match.blocks) / match.total, 1.0)
+            features.prefix = np.minimum(candidates.narrow(match.blocks) / match.total, 1.0)
         if self.params.use_encoder_cache_features and (media := request[self._media]) is not None:
-            found.media = media.total
+            features.media = media.total
             if media.held is not None:
-                found.held = np.minimum(candidates.narrow(media.held), media.total)
-        return found
+                features.held = np.minimum(candidates.narrow(media.held), media.total)
+        return features
 
-    def _judge(
+    def _with_headrooms(
         self,
         predictions: Sequence[Prediction],
-        found: Found,
+        features: Features,
         roster: Roster,
         ttft_objective: float,
         tpot_objective: float,
     ) -> LatencyPredictions:
-        """Predictions and headrooms of the snapshot's shape."""
-        rows = slice(None) if found.within is None else found.within
+        """Returns predictions and headrooms, in the snapshot's shape."""
+        rows = slice(None) if features.within is None else features.within
         ttft, tpot = np.full((2, len(roster.endpoints)), np.nan)
         ttft[rows] = [prediction.ttft_ms for prediction in predictions]
         tpot[rows] = [prediction.tpot_ms for prediction in predictions]
         headroom = np.where(np.isnan(tpot), np.nan, 0.0)
         if self.params.streaming_mode:
             limited = self._tpot_limits(roster, tpot_objective) - tpot
-            headroom = np.where(found.roles.prefill, headroom, limited)
+            headroom = np.where(features.roles.prefill, headroom, limited)
         return LatencyPredictions(
             ttft_ms=ttft, tpot_ms=tpot, ttft_headroom=ttft_objective - ttft, tpot_headroom=headroom
         )
@@ -336,7 +361,7 @@ class PredictedLatency(DataProducer, PreRequest, ResponseStreaming, ResponseComp
         return limits
 
     def _leave(self, measured: Measured) -> None:
-        """The request no longer runs where it ran."""
+        """Removes the request's TPOT objective from its endpoint."""
         owner, measured.running_at = measured.running_at, -1
         objectives = self._running.get(owner)
         if objectives is not None:

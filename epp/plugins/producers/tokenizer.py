@@ -1,8 +1,8 @@
-"""Tokens of the request's prompts, for who counts them, hashes them or looks for media among them.
+"""Emits tokens of the request's prompts, for plugins that count them, hash them or look for media among them.
 
-Two backends: an estimate by bytes, and vLLM's render endpoints, which apply the model's own chat template and tokenizer. Rendering
-is a request over HTTP that the decision waits for; when it fails or takes too long, the decision goes on without tokens, and their
-readers go by the prompt's bytes.
+There are two backends: an estimate from bytes, and vLLM's render endpoints, which apply the model's chat template and tokenizer.
+Rendering is an HTTP request that the decision waits for. If it fails or takes too long, the decision goes on without tokens, and
+plugins use the prompt's bytes instead.
 """
 
 import contextlib
@@ -25,14 +25,19 @@ PATHS: Mapping[str, str] = {"chat": "/v1/chat/completions/render", "completions"
 TIMEOUT_S, MEDIA_TIMEOUT_S = 5.0, 30.0
 JSON: Mapping[str, str] = {"content-type": "application/json"}
 WARM_UP_TRIES, WARM_UP_EVERY_S = 24, 5.0
-SAID_CHARS_MAX = 256  # of a server's error
+ERROR_CHARS_MAX = 256  # characters of a server's error text that a message quotes
 PIXEL = (
     "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1PeAAAADElEQVR4nGP4//8/AAX+Av4N70a4AAAAAElFTkSuQmCC"
 )
 
 
 class Vllm(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    """Where to render, and how long to wait: for text, and for messages of several parts."""
+    """The server that renders prompts.
+
+    url: The URL of the server.
+    timeout: How long to wait for plain text.
+    mm_timeout: How long to wait for messages with parts.
+    """
 
     url: str = URL
     timeout: str = ""
@@ -40,7 +45,13 @@ class Vllm(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="came
 
 
 class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    """At most one backend; none is the estimate. `modelName` alone means vLLM. `udsTokenizerConfig` is refused."""
+    """At most one backend; the default is the estimate.
+
+    estimate: Estimate the tokens from the text's length and the media.
+    vllm: Ask a vLLM server.
+    model_name: The model to ask vLLM for; alone, it means vLLM.
+    uds_tokenizer_config: Not supported.
+    """
 
     estimate: _estimate.Estimate | None = None
     vllm: Vllm | None = None
@@ -49,31 +60,31 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename
 
 
 class Placeholder(msgspec.Struct, gc=False):
-    """Where an item stands among the tokens."""
+    """Says where a media item is among the tokens."""
 
     offset: int = 0
     length: int = 0
 
 
 class Features(msgspec.Struct):
-    """Media of a rendered prompt, by modality."""
+    """Holds the media of a rendered prompt, by modality."""
 
     mm_hashes: dict[str, list[str]] | None = None
     mm_placeholders: dict[str, list[Placeholder]] | None = None
 
     def in_order(self) -> list[Feature]:
-        """By their place in the prompt."""
+        """Returns the features in the order of their places in the prompt."""
         places = self.mm_placeholders or {}
-        found = [
+        features = [
             Feature(modality, hashed, place.offset, place.length)
             for modality, hashes in (self.mm_hashes or {}).items()
             for hashed, place in zip(hashes, places.get(modality, ()), strict=False)
         ]
-        return sorted(found, key=lambda feature: feature.offset)
+        return sorted(features, key=lambda feature: feature.offset)
 
 
 class Rendered(msgspec.Struct):
-    """What vLLM says of one prompt."""
+    """Decodes vLLM's answer for one prompt."""
 
     token_ids: list[Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]]
     features: Features | None = None
@@ -85,14 +96,14 @@ _rendered = msgspec.json.Decoder(list[Rendered] | Rendered)
 
 @plugin("token-producer", "tokenizer")
 class Tokens(DataProducer):
-    """Emits `TokenizedPrompt`. Token ids that the request has already are taken as they are."""
+    """Emits the tokens and media of the request's prompts (`TokenizedPrompt`). Token ids in the request are used as they are."""
 
     Params = Parameters
 
     def __init__(self, name: str, params: Parameters) -> None:
         super().__init__(name, params)
         self.produces = (TOKENS,)
-        self._renders = params.vllm is not None or bool(params.model_name)
+        self._renders = self.renders = params.vllm is not None or bool(params.model_name)
         self._estimate = params.estimate or _estimate.Estimate()
         vllm = params.vllm or Vllm()
         _check(params, renders=self._renders)
@@ -112,7 +123,7 @@ class Tokens(DataProducer):
     def produce(self, request: Request, candidates: Candidates) -> Waiting | None:
         try:
             parts = request.prompt.parts()
-            prompts = _estimate.given(parts.token_ids, parts.features)
+            prompts = _estimate.from_token_ids(parts.token_ids, parts.features)
         except (ValueError, OverflowError, RecursionError, msgspec.MsgspecError) as problem:
             raise ProducerFailed(f"'{self.name}' cannot read the request's body: {problem}") from None
         if prompts or not self._renders:
@@ -120,7 +131,7 @@ class Tokens(DataProducer):
         elif parts.render:
             timeout_s = self._media_timeout_s if parts.structured else self._timeout_s
             return self._services.spawn(self._render(request, parts, timeout_s), timeout_s + 1.0)
-        return None  # nothing renders other kinds of requests
+        return None  # vLLM has no render endpoint for other kinds of requests
 
     def _give(self, request: Request, prompts: list[PromptTokens]) -> None:
         if prompts:
@@ -137,9 +148,9 @@ class Tokens(DataProducer):
     async def _rendered(
         self, kind: str, members: dict[str, Any], timeout_s: float, *, ours: bool = False
     ) -> list[PromptTokens]:
-        """One call of vLLM; `members` of the body but for the model, whose name there is that of the tokenizer.
+        """Calls vLLM to render. Sends `members` of the body with the model replaced by the tokenizer's. Raises ProducerFailed.
 
-        What it says of a client's body is not told: it repeats what it does not like."""
+        `ours`: whether the body is a warm-up. The error text for a client's body is left out, because it may quote the prompt."""
         members["model"] = self.params.model_name
         url = self._url + PATHS[kind]
         body = msgspec.json.encode(members)
@@ -148,21 +159,21 @@ class Tokens(DataProducer):
         except (OSError, TimeoutError) as problem:
             raise ProducerFailed(f"'{self.name}': {problem}") from None
         if not 200 <= answer.status < 300:
-            said = f": {answer.body[:SAID_CHARS_MAX].decode(errors='replace')}" if ours else ""
-            raise ProducerFailed(f"'{self.name}': {url} answered {answer.status}{said}")
+            text = f": {answer.body[:ERROR_CHARS_MAX].decode(errors='replace')}" if ours else ""
+            raise ProducerFailed(f"'{self.name}': {url} answered {answer.status}{text}")
         try:
             rendered = _rendered.decode(answer.body)
         except msgspec.MsgspecError as problem:
-            raise ProducerFailed(f"'{self.name}': {url} answered what is no rendered prompt: {problem}") from None
-        found = rendered if isinstance(rendered, list) else [rendered]
+            raise ProducerFailed(f"'{self.name}': the answer of {url} is not a rendered prompt: {problem}") from None
+        prompts = rendered if isinstance(rendered, list) else [rendered]
         return [
             PromptTokens(np.array(one.token_ids, dtype=np.uint32), one.features.in_order() if one.features else ())
-            for one in found
+            for one in prompts
             if one.token_ids
         ]
 
     def _warm_up(self) -> None:
-        """The first requests are slow while the server loads templates and processors: some of ours come before them."""
+        """Sends a warm-up request, because the first requests are slow while the server loads templates and processors."""
         if self._cold and self._warm_ups < WARM_UP_TRIES:
             self._warm_ups += 1
             self._services.spawn(self._try_to_warm_up(), self._timeout_s + self._media_timeout_s)
@@ -172,16 +183,16 @@ class Tokens(DataProducer):
             await self._rendered("chat", _hello([{"type": "text", "text": "warmup"}]), self._timeout_s, ours=True)
         except ProducerFailed as failure:
             if self._warm_ups == WARM_UP_TRIES:
-                self._services.warn(self, f"the tokenizer has not answered {WARM_UP_TRIES} times: {failure}")
+                self._services.warn(self, "the tokenizer answers no warm-up", tries=WARM_UP_TRIES, reason=str(failure))
             return
         if not self._cold:
-            return  # another try was faster
+            return  # another warm-up succeeded first
         self._cold = False
         image: list[dict[str, Any]] = [
             {"type": "text", "text": "warmup"},
             {"type": "image_url", "image_url": {"url": PIXEL}},
         ]
-        with contextlib.suppress(ProducerFailed):  # a model without eyes
+        with contextlib.suppress(ProducerFailed):  # the model may not accept images
             await self._rendered("chat", _hello(image), self._media_timeout_s)
 
 
@@ -192,12 +203,12 @@ def _hello(content: list[dict[str, Any]]) -> dict[str, Any]:
 def _check(params: Parameters, *, renders: bool) -> None:
     if params.uds_tokenizer_config:
         raise ValueError(
-            "udsTokenizerConfig: a tokenizer behind a Unix socket is not supported; run 'vllm launch render' and name it in 'vllm'"
+            "udsTokenizerConfig: a tokenizer behind a Unix socket is not supported; run 'vllm launch render' and set its URL in 'vllm'"
         )
     if params.estimate is not None and renders:
-        raise ValueError("estimate: 'estimate' excludes 'vllm' and 'modelName'; keep one of them")
+        raise ValueError("estimate: cannot be combined with 'vllm' or 'modelName'; keep one of them")
     if renders and not params.model_name:
-        raise ValueError("vllm: 'modelName' must name the model whose tokenizer is to be used")
+        raise ValueError("vllm: 'modelName' must name the model that the tokenizer belongs to")
     if params.vllm is not None and params.vllm.url and not params.vllm.url.startswith(("http://", "https://")):
         raise ValueError(f"vllm.url: '{params.vllm.url[:128]}' is not a URL; write for example {URL}")
 
@@ -208,5 +219,5 @@ def _seconds(path: str, text: str, default: float) -> float:
     except ValueError as problem:
         raise ValueError(f"{path}: {problem}") from None
     if seconds <= 0:
-        raise ValueError(f"{path}: '{text}' leaves no time; write for example 5s")
+        raise ValueError(f"{path}: '{text}' is not above 0; write for example 5s")
     return seconds

@@ -1,15 +1,17 @@
-"""Profile handlers: which profiles run, and what their results mean."""
+"""Profile handlers decide which profiles run and how to combine their results."""
 
 from collections.abc import Mapping, Sequence
 
+from compiled.classes import subclassed
 from epp.decision import Decision, ProfileRun
 from epp.errors import Cause, Refused
 from epp.plugin import Profile, ProfileHandler
 from epp.request import Request
 
 
+@subclassed
 class OneProfile(ProfileHandler):
-    """For configurations with exactly one profile: it runs once, its targets are the result."""
+    """Base of handlers for configurations with exactly one profile. The profile runs once, and its targets are the result."""
 
     def check(self, profiles: Sequence[str]) -> str | None:
         if len(profiles) == 1:

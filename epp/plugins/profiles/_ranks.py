@@ -1,12 +1,10 @@
-"""Data-parallel ranks behind one port: the gateway sends to that port, a header tells the server which rank was picked."""
+"""Data-parallel ranks behind one port: the gateway sends to that port, and a header tells the server the picked rank."""
 
 from epp.candidates import Endpoint
 
-RANK_HEADER = "x-data-parallel-host-port"
-
 
 def at_port(endpoint: Endpoint, port: int) -> Endpoint:
-    """The same endpoint, reached at another port; slot and owner stay, so load and cache are counted at the rank."""
+    """Returns the same endpoint at another port. Slot and owner stay the same, so load and cache are counted at the rank."""
     return Endpoint(
         name=endpoint.name,
         namespace=endpoint.namespace,

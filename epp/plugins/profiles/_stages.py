@@ -1,39 +1,37 @@
-"""What the handlers of disaggregated serving share: stages, the headers to the routing sidecar, counters and the policy.
+"""Shares code between the handlers for disaggregated serving: stages, headers for the routing sidecar, counters and the refusal policy.
 
-A request that is disaggregated is sent to one server, the decode target. The sidecar in front of it reads from headers who is to
-compute the prompt (PREFILLER) and who is to encode images and the like (ENCODERS), and asks those first. These headers are ours, as
-are all by which a sidecar is told whom to call (STEERING): a client that sends one would make it call whom the client wants,
-so each is set or removed, never passed on.
+The gateway sends a disaggregated request to one server, the decode target. The sidecar in front of that server reads two headers: the
+server that computes the prompt (PREFILLER), and the servers that encode images and other media (ENCODERS). The sidecar calls those
+servers first. A client that could set these headers, or another one that steers a sidecar (STEERING), could make the sidecar call any
+server. So the picker sets or removes each of them, and never passes them on.
 
-A stage that is wanted and finds no endpoint is never dropped silently: it is counted and logged, and for prefill a parameter says
+A stage that is wanted but finds no endpoint is never dropped silently: it is counted and logged. For prefill, a parameter decides
 whether the decode server computes the prompt itself or the request is refused.
 """
 
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from compiled.classes import subclassed
 from epp.candidates import Endpoint
 from epp.data import Datum
 from epp.decision import Decision, ProfileRun
-from epp.errors import Cause, Refused
+from epp.errors import Cause, Refused, blame
 from epp.metrics import Metric
-from epp.plugin import Count, ProfileHandler, Services
-from epp.plugins.profiles._ranks import RANK_HEADER
+from epp.plugin import Count, Decider, ProfileHandler, Services
 from epp.request import Request
+from epp.sidecar import ENCODERS, PREFILLER, STEERING
 
 DECODE, PREFILL, ENCODE = "decode", "prefill", "encode"
-PREFILLER = "x-prefiller-host-port"
-ENCODERS = "x-encoder-hosts-ports"
-KV_SOURCE = "x-kv-cache-source-host-port"  # from whose cache it takes the prompt's
-STEERING = (PREFILLER, ENCODERS, RANK_HEADER, KV_SOURCE)
+NO_ENDPOINT = "profile found no endpoint"  # reason in the log
 UNKNOWN_MODEL = "unknown"
 
 OnNoPrefill = Literal["decode-only", "refuse"]
 
-# The target of the stage that ran before, for filters and scorers of the one that runs now; None in the first.
+# The target of the previous stage, for filters and scorers of the current stage; None in the first stage.
 PEER = Datum("peer-endpoint", Endpoint, per_profile=True)
 
-DECISION_TYPES = {  # (encode ran, prefill ran) -> the label's value
+DECISION_TYPES = {  # (encode ran, prefill ran) -> label value
     (False, False): "decode-only",
     (False, True): "prefill-decode",
     (True, False): "encode-decode",
@@ -42,33 +40,44 @@ DECISION_TYPES = {  # (encode ran, prefill ran) -> the label's value
 UNSERVED = Metric(
     "disagg_stage_unserved_total",
     "counter",
-    "Requests of which a wanted stage found no endpoint, by what was done: the stage was skipped, or the request refused.",
+    "Requests with a wanted stage that found no endpoint, by outcome: the stage was skipped, or the request refused.",
     labels=("stage", "outcome"),
 )
 
 
 def decisions(name: str) -> Metric:
-    """The counter of decisions, under the name that the field gives it for this handler."""
+    """Returns the counter of decisions, under the name that the reference picker gives it for this handler."""
     return Metric(name, "counter", "Requests by the stages that serve them.", labels=("model_name", "decision_type"))
 
 
+def wanted(decider: Decider, request: Request, run: ProfileRun | None) -> bool:
+    """Returns the decider's answer. An exception of the decider is blamed on the decider, not on the handler."""
+    try:
+        return decider.wanted(request, run)
+    except Exception as problem:
+        blame(problem, decider)
+        raise
+
+
 def target(run: ProfileRun) -> Endpoint:
-    """Who was picked first."""
+    """Returns the endpoint that was picked first."""
     return run.candidates.endpoint(run.picked[0])
 
 
 def address_stages(decision: Decision, prefill: str, encode: str) -> None:
-    """Sets the headers of stages that found endpoints, removes all others that steer a sidecar."""
+    """Sets the headers of the stages that found endpoints, and removes all other headers that steer a sidecar."""
     runs, headers = decision.runs, decision.headers
     if (run := runs.get(prefill)) is not None:
         headers[PREFILLER] = target(run).address
     if (run := runs.get(encode)) is not None:
         headers[ENCODERS] = ",".join([endpoint.address for endpoint in run.targets])
-    decision.removed_headers += tuple(name for name in STEERING if name not in headers)
+    removed = decision.removed_headers
+    decision.removed_headers += tuple(name for name in STEERING if name not in headers and name not in removed)
 
 
+@subclassed
 class Staged(ProfileHandler):
-    """The part of both handlers that makes one decision of the stages' runs."""
+    """Base of the handlers for disaggregated serving: combines the runs of the stages into one decision."""
 
     decided: Metric
 
@@ -100,15 +109,13 @@ class Staged(ProfileHandler):
         return decision
 
     def _look_for_unserved(self, runs: Mapping[str, ProfileRun | None]) -> None:
-        """Counts and logs; raises where the policy is to refuse."""
+        """Counts and logs stages that found no endpoint. Raises Refused if the policy refuses such requests."""
         if self.encode in runs and runs[self.encode] is None:
             self._unserved.add(ENCODE, "skipped")
-            self._services.warn(
-                self, f"profile '{self.encode}' found no endpoint: requests go on without an encode stage"
-            )
+            self._services.warn(self, NO_ENDPOINT, profile=self.encode, effect="requests go on without an encode stage")
         if self.prefill in runs and runs[self.prefill] is None:
             self._unserved.add(PREFILL, "refused" if self.refuses else "skipped")
             done = "requests are refused" if self.refuses else "decode servers compute prompts themselves"
-            self._services.warn(self, f"profile '{self.prefill}' found no endpoint: {done} (onNoPrefill)")
+            self._services.warn(self, NO_ENDPOINT, profile=self.prefill, effect=f"{done} (onNoPrefill)")
             if self.refuses:
                 raise Refused(Cause.NO_ENDPOINT_LEFT, f"profile {self.prefill}")

@@ -1,4 +1,4 @@
-"""The client names the profile: run that one, its targets are the result."""
+"""Run the profile that a request header names."""
 
 from collections.abc import Mapping, Sequence
 
@@ -15,7 +15,11 @@ NAME_CHARS_SHOWN = 64
 
 
 class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    """Empty names are the usual ones: header `EPP-Profile`, for requests without it the profile `decode`."""
+    """Which header names the profile.
+
+    header_name: The request header; empty: `EPP-Profile`.
+    default_profile: The profile of requests without the header; empty: `decode`.
+    """
 
     header_name: str = ""
     default_profile: str = ""
@@ -23,9 +27,10 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename
 
 @plugin("header-profile-handler")
 class HeaderProfile(ProfileHandler):
-    """The only profile; of several the one that the header names, or the default without the header.
+    """Runs the profile that a request header names, or the default profile if the header is missing.
 
-    A name that is no profile is the client's mistake and refused as such. A `defaultProfile` that is none stops the start.
+    If only one profile is configured, it always runs. A header with an unknown name is refused as the client's mistake. An unknown
+    `defaultProfile` stops the start.
     """
 
     Params = Parameters
@@ -45,8 +50,8 @@ class HeaderProfile(ProfileHandler):
         if len(profiles) == 1 or self._default in profiles:
             return ()
         return (
-            f"plugin '{self.name}' takes profile '{self._default}' for requests without header {self._header}, "
-            "and there is none: they are refused; say another one by defaultProfile",
+            f"plugin '{self.name}' uses profile '{self._default}' for requests without header {self._header}, "
+            "but there is no such profile, so they are refused; set defaultProfile to another one",
         )
 
     def pick(
@@ -64,10 +69,10 @@ class HeaderProfile(ProfileHandler):
             if run is not None:
                 return Decision(run.targets, runs, primary=name)
         if not runs:
-            given = request.headers.get(self._header, "").strip()
-            text = f"header {self._header} names '{given[:NAME_CHARS_SHOWN]}', which is no scheduling profile"
+            name = request.headers.get(self._header, "").strip()
+            text = f"header {self._header} names '{name[:NAME_CHARS_SHOWN]}', which is no scheduling profile"
             raise Refused(
                 Cause.UNKNOWN_PROFILE,
-                text if given else f"header {self._header} is missing: it names a scheduling profile",
+                text if name else f"header {self._header} is missing: it names a scheduling profile",
             )
         raise Refused(Cause.NO_ENDPOINT_LEFT)

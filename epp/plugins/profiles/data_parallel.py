@@ -1,4 +1,4 @@
-"""Data-parallel ranks behind one port: the gateway sends to that port, a header tells the server which rank was picked."""
+"""Data-parallel ranks behind one port: the gateway sends to that port, and a header tells the server the picked rank."""
 
 from collections.abc import Mapping
 from typing import Annotated
@@ -8,21 +8,25 @@ import msgspec
 from epp.decision import Decision, ProfileRun
 from epp.plugin import plugin
 from epp.plugins.profiles import OneProfile
-from epp.plugins.profiles._ranks import RANK_HEADER, at_port
+from epp.plugins.profiles._ranks import at_port
 from epp.request import Request
+from epp.sidecar import RANK_HEADER
 
 
 class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    """The port that the gateway sends to; 0 leaves the picked rank's own."""
+    """Where the gateway sends requests.
+
+    primary_port: The port that the gateway sends to; 0 keeps the port of the picked rank.
+    """
 
     primary_port: Annotated[int, msgspec.Meta(ge=0, le=65535)] = 8000
 
 
 @plugin("data-parallel-profile-handler")
 class DataParallel(OneProfile):
-    """Runs the one profile. The header names the best target as it was picked; all targets get the primary port.
+    """Runs the only profile, names the picked rank in a header, and sends the request to the primary port of its host.
 
-    A rewritten target keeps slot and owner: what is in flight and what is cached is counted at the rank that was picked.
+    All targets get the primary port. They keep slot and owner, so load and cache are counted at the rank that was picked.
     """
 
     Params = Parameters

@@ -1,26 +1,27 @@
-"""Disaggregated serving: a decode target, and by its deciders a prefill and an encode target for one request.
+"""Disaggregated serving chooses a decode target and, if the deciders want them, a prefill and an encode target for the same request.
 
-    decode-first    decode ─▶ encode? prefill?     the deciders see the decode target; prefill's plugins too, as peer
-    prefill-first   prefill, encode? ─▶ decode     decode's plugins see the prefill target, as peer
+    decode-first    decode ─▶ encode? prefill?     deciders and prefill plugins see the decode target as peer
+    prefill-first   prefill, encode? ─▶ decode     decode plugins see the prefill target as peer
 
-`?` asks the stage's decider; a stage without one never runs, but for prefill in prefill-first, which always does. What cannot
-have an effect is said at start.
+A stage with `?` runs if its decider wants it. A stage without a decider never runs, except prefill in prefill-first, which always
+runs. The picker warns at start about settings that cannot have an effect.
 """
 
 from collections.abc import Collection, Mapping, Sequence
+from typing import Final
 
 import msgspec
 
 from epp.decision import Decision, ProfileRun
 from epp.plugin import Decider, Need, Plugin, PreRequest, Profile, plugin
 from epp.plugins.profiles import _stages as stages
+from epp.plugins.profiles._disagg_parameters import Parameters
 from epp.plugins.profiles._stages import (
     DECODE,
     ENCODE,
     PEER,
     PREFILL,
     UNSERVED,
-    OnNoPrefill,
     Staged,
     address_stages,
     target,
@@ -32,7 +33,7 @@ STAGE_ORDERS = {
     "": DECODE_FIRST, "decodefirst": DECODE_FIRST, "decode": DECODE_FIRST,
     "prefillfirst": PREFILL_FIRST, "prefill": PREFILL_FIRST,
 }  # fmt: skip
-FLAT = {  # deprecated -> what to write instead; of two that say the same the first counts
+FLAT = {  # deprecated parameter -> its replacement; if two have the same replacement, the first one counts
     "decodeProfile": "profiles.decode",
     "prefillProfile": "profiles.prefill",
     "encodeProfile": "profiles.encode",
@@ -42,47 +43,17 @@ FLAT = {  # deprecated -> what to write instead; of two that say the same the fi
 }
 
 
-class StageProfiles(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Scheduling profiles of the stages; empty is the default."""
-
-    decode: str = ""
-    prefill: str = ""
-    encode: str = ""
-
-
-class StageDeciders(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Deciders of the stages; empty is none."""
-
-    prefill: str = ""
-    encode: str = ""
-
-
-class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    """As in the field: nested, or the deprecated flat names alone.
-
-    `stageOrder` is read without regard to case, `-` and `_`. `onNoPrefill` is ours: what becomes of a request whose prefill stage
-    is wanted and finds no endpoint.
-    """
-
-    profiles: StageProfiles | None = None
-    deciders: StageDeciders | None = None
-    stage_order: str = ""
-    on_no_prefill: OnNoPrefill = "decode-only"
-    decode_profile: str = ""
-    prefill_profile: str = ""
-    encode_profile: str = ""
-    prefill_decider_plugin_name: str = ""
-    decider_plugin_name: str = ""
-    encode_decider_plugin_name: str = ""
+DECIDED: Final = stages.decisions("disagg_decision_total")
 
 
 @plugin("disagg-profile-handler")
 class Disaggregated(Staged, PreRequest):
-    """Runs decode, and encode and prefill where they are wanted; the primary targets are decode's."""
+    """Runs the decode profile, and the encode and prefill profiles if their deciders want them. The targets are those of decode."""
 
     Params = Parameters
-    decided = stages.decisions("disagg_decision_total")
-    metrics = (decided, UNSERVED)
+    renamed = FLAT
+    decided = DECIDED
+    metrics = (DECIDED, UNSERVED)
     produces = (PEER,)
 
     def __init__(self, name: str, params: Parameters) -> None:
@@ -95,7 +66,7 @@ class Disaggregated(Staged, PreRequest):
             encode=given.get("profiles.encode", ("", ENCODE))[1],
             on_no_prefill=params.on_no_prefill,
         )
-        self.deprecated = [f"{path}: is deprecated; write {new}" for new, (path, _) in given.items() if path != new]
+        self.deprecated = {path: new for new, (path, _) in given.items() if path != new}
         deciders = {stage: given[path] for stage in (PREFILL, ENCODE) if (path := f"deciders.{stage}") in given}
         self.needs = {stage: Need(path, value, Decider) for stage, (path, value) in deciders.items()}
         self.order = _order(params.stage_order)
@@ -113,11 +84,11 @@ class Disaggregated(Staged, PreRequest):
         self._prefill_decider, self._encode_decider = prefill, encode
 
     def check(self, profiles: Sequence[str]) -> str | None:
-        configured = f"configured are: {', '.join(profiles)}"
+        configured = f"configured profiles: {', '.join(profiles)}"
         if self.decode not in profiles:
-            return f"{self.name} decodes by the profile '{self.decode}' (profiles.decode), which does not exist; {configured}"
+            return f"{self.name} decodes with the profile '{self.decode}' (profiles.decode), but it does not exist; {configured}"
         if len({self.decode, self.prefill, self.encode}) < 3:
-            return f"{self.name} needs a profile of its own for each of decode, prefill and encode; {configured}"
+            return f"{self.name} needs three different profiles for decode, prefill and encode; {configured}"
         return None
 
     def reaches(self, profiles: Sequence[str]) -> Collection[str]:
@@ -131,7 +102,7 @@ class Disaggregated(Staged, PreRequest):
         ]
 
     def _stages(self) -> Mapping[str, str]:
-        """Profiles of the stages beside decode that can be wanted -> the stage."""
+        """Maps the profiles of stages other than decode that can be wanted to their stage."""
         always = PREFILL if self.order == PREFILL_FIRST else ""
         stages_of = {self.prefill: PREFILL, self.encode: ENCODE}
         return {profile: stage for profile, stage in stages_of.items() if stage in self.needs or stage == always}
@@ -150,7 +121,7 @@ class Disaggregated(Staged, PreRequest):
         if self._wants_encode(request, profiles, decode):
             wanted.append(profiles[self.encode])
         decider = self._prefill_decider
-        if decider is not None and self.prefill in profiles and decider.wanted(request, decode):
+        if decider is not None and self.prefill in profiles and stages.wanted(decider, request, decode):
             request.give(self.prefill, PEER, target(decode))
             wanted.append(profiles[self.prefill])
         return wanted
@@ -174,14 +145,14 @@ class Disaggregated(Staged, PreRequest):
 
     def _wants_encode(self, request: Request, profiles: Mapping[str, Profile], decode: ProfileRun | None) -> bool:
         decider = self._encode_decider
-        return decider is not None and self.encode in profiles and decider.wanted(request, decode)
+        return decider is not None and self.encode in profiles and stages.wanted(decider, request, decode)
 
     def before_send(self, request: Request, decision: Decision) -> None:
         address_stages(decision, self.prefill, self.encode)
 
 
 def _settings(params: Parameters) -> dict[str, tuple[str, str]]:
-    """What is given of profiles and deciders: nested path -> the path as it was written, and the value."""
+    """Maps the nested path of each configured profile and decider to (path as written, value). Raises ValueError if both forms are used."""
     wire = {field.encode_name: field.name for field in msgspec.structs.fields(params)}
     flat = {old: value for old in FLAT if (value := getattr(params, wire[old]))}
     if flat and (params.profiles is not None or params.deciders is not None):
@@ -189,18 +160,18 @@ def _settings(params: Parameters) -> dict[str, tuple[str, str]]:
         raise ValueError(
             f"{old}: the deprecated flat parameters and the nested profiles and deciders exclude each other; write {FLAT[old]}"
         )
-    found: dict[str, tuple[str, str]] = {}
+    configured: dict[str, tuple[str, str]] = {}
     for old, value in flat.items():
-        found.setdefault(FLAT[old], (old, value))
+        configured.setdefault(FLAT[old], (old, value))
     for group, struct in (("profiles", params.profiles), ("deciders", params.deciders)):
         for stage, value in (msgspec.structs.asdict(struct) if struct is not None else {}).items():
             if value:
-                found[f"{group}.{stage}"] = (f"{group}.{stage}", value)
-    return found
+                configured[f"{group}.{stage}"] = (f"{group}.{stage}", value)
+    return configured
 
 
-def _order(given: str) -> str:
-    order = STAGE_ORDERS.get(given.replace("-", "").replace("_", "").lower())
+def _order(text: str) -> str:
+    order = STAGE_ORDERS.get(text.replace("-", "").replace("_", "").lower())
     if order is None:
-        raise ValueError(f"stageOrder: '{given[:64]}' is neither {DECODE_FIRST} nor {PREFILL_FIRST}")
+        raise ValueError(f"stageOrder: '{text[:64]}' is neither {DECODE_FIRST} nor {PREFILL_FIRST}")
     return order

@@ -1,4 +1,4 @@
-"""The headers of disaggregated serving as a plugin of their own, for configurations written before the handler set them."""
+"""Sets the headers of disaggregated serving in a separate plugin, for configurations from before the handler set them."""
 
 import msgspec
 
@@ -9,7 +9,11 @@ from epp.request import Request
 
 
 class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    """As in the field."""
+    """Profiles with runs that become headers, as in the reference picker.
+
+    prefill_profile: The name of the prefill profile.
+    encode_profile: The name of the encode profile.
+    """
 
     prefill_profile: str = PREFILL
     encode_profile: str = ENCODE
@@ -17,7 +21,7 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename
 
 @plugin("disagg-headers-handler", "prefill-header-handler")
 class DisaggregationHeaders(PreRequest):
-    """Deprecated. Needed beside pd-profile-handler alone; disagg-profile-handler does the same by itself."""
+    """Sets the headers of disaggregated serving. Deprecated: only pd-profile-handler needs it."""
 
     Params = Parameters
     params: Parameters

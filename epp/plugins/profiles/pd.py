@@ -1,4 +1,4 @@
-"""Prefill and decode as configurations said it before disagg-profile-handler; deprecated."""
+"""Prefill and decode for configurations from before disagg-profile-handler; deprecated."""
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import Annotated
@@ -8,15 +8,26 @@ import msgspec
 from epp.decision import Decision, ProfileRun
 from epp.plugin import Decider, Need, Plugin, Profile, plugin
 from epp.plugins.profiles import _stages as stages
-from epp.plugins.profiles._ranks import RANK_HEADER, at_port
-from epp.plugins.profiles._stages import DECODE, PREFILL, UNSERVED, OnNoPrefill, Staged, target
+from epp.plugins.profiles._ranks import at_port
+from epp.plugins.profiles._stages import DECODE, PREFILL, UNSERVED, OnNoPrefill, Staged, target, wanted
 from epp.request import Request
+from epp.sidecar import RANK_HEADER
 
 DEFAULT_DECIDER = "prefix-based-pd-decider"
 
 
 class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    """As in the field; the three about prefixes have no effect. `onNoPrefill` is ours."""
+    """As in the reference picker.
+
+    decode_profile: The name of the decode profile.
+    prefill_profile: The name of the prefill profile.
+    decider_plugin_name: The plugin that decides whether a request needs prefill.
+    primary_port: The port that the gateway sends to; the picked rank goes into a header. 0 keeps the port of the endpoint.
+    prefix_plugin_name: Accepted, without effect.
+    prefix_plugin_type: Accepted, without effect.
+    prefix_match_info_producer_name: Accepted, without effect.
+    on_no_prefill: What happens to a request if its prefill stage is wanted and finds no endpoint. An extension.
+    """
 
     decode_profile: str = DECODE
     prefill_profile: str = PREFILL
@@ -30,9 +41,10 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename
 
 @plugin("pd-profile-handler")
 class PrefillDecode(Staged):
-    """Deprecated. Decode, then prefill if the decider says so; a header handler tells the sidecar.
+    """Runs decode, then prefill if the decider wants it. Deprecated: use disagg-profile-handler.
 
-    With `primaryPort` the request goes to that port of the decode target's host, and a header names the target's own.
+    disagg-headers-handler tells the sidecar the prefill target. With `primaryPort` the request goes to that port of the decode
+    target's host, and a header names the target's real port.
     """
 
     Params = Parameters
@@ -57,9 +69,9 @@ class PrefillDecode(Staged):
             "prefixMatchInfoProducerName": params.prefix_match_info_producer_name,
         }
         self.without_effect = [
-            f"{field}: has no effect here: the decider knows whose matches it reads"
-            for field, given in unused.items()
-            if given
+            f"{field}: has no effect here: the decider determines the prefix matches that it reads"
+            for field, value in unused.items()
+            if value
         ]
         self._decider: Decider
 
@@ -72,9 +84,7 @@ class PrefillDecode(Staged):
         missing = [name for name in (self.decode, self.prefill) if name not in profiles]
         if missing or self.decode == self.prefill:
             which = f"there is no '{missing[0]}'" if missing else "both are the same"
-            return (
-                f"{self.name} needs a decode and a prefill profile, but {which}; configured are: {', '.join(profiles)}"
-            )
+            return f"{self.name} needs a decode and a prefill profile, but {which}; configured profiles: {', '.join(profiles)}"
         return None
 
     def reaches(self, profiles: Sequence[str]) -> Collection[str]:
@@ -86,7 +96,7 @@ class PrefillDecode(Staged):
         if not runs:
             return (profiles[self.decode],)
         decode = runs[self.decode]
-        if decode is None or len(runs) > 1 or not self._decider.wanted(request, decode):
+        if decode is None or len(runs) > 1 or not wanted(self._decider, request, decode):
             return ()
         return (profiles[self.prefill],)
 

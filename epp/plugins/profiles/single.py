@@ -1,4 +1,4 @@
-"""One profile: run it once, its targets are the result."""
+"""Run the only profile."""
 
 from epp.plugin import plugin
 from epp.plugins.profiles import OneProfile
@@ -6,4 +6,4 @@ from epp.plugins.profiles import OneProfile
 
 @plugin("single-profile-handler")
 class SingleProfile(OneProfile):
-    """For configurations with exactly one profile."""
+    """Runs the only configured profile once; its targets are the result."""

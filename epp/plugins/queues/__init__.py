@@ -1,12 +1,13 @@
-"""Queues: the items of one flow in one worker, in the order in which they leave."""
+"""Queues hold the items of one flow in one worker, in the order in which they leave."""
 
 from epp.flows import Queued
 
 
 class Handle:
-    """What a queue gives for an item: opaque, and void once the queue does not know it any more."""
+    """Identifies an item in its queue. A handle is opaque, and becomes void when its item leaves the queue."""
 
     __slots__ = ("size",)
 
     def __init__(self, item: Queued) -> None:
-        self.size = item.bytes  # as it was when it came: the sum stays exact whatever the item says later
+        # The size at arrival: so the sum of sizes stays exact even if the item's size changes later.
+        self.size = item.bytes

@@ -1,4 +1,4 @@
-"""A queue in order of arrival; everything in O(1)."""
+"""A queue in order of arrival. Every operation is O(1)."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
@@ -11,7 +11,7 @@ from epp.plugins.queues import Handle
 
 @plugin("fifo-queue", "listqueue", "ListQueue")
 class Fifo(FlowQueue):
-    """First in, first out. For ordering policies whose order is that of arrival."""
+    """Keeps a flow's requests in order of arrival, for ordering policies with that order."""
 
     capabilities = Capability.HEAD | Capability.TAIL | Capability.SCAN
 
@@ -20,7 +20,7 @@ class Fifo(FlowQueue):
 
 
 class FifoQueue:
-    """A linked list with an index: whoever is in `_items` is in the queue, and nobody else."""
+    """Links the items in a list and finds them by an index. `_items` has exactly the items of the queue."""
 
     __slots__ = ("_items", "_name", "bytes")
 

@@ -1,8 +1,9 @@
-"""A queue in the order of the ordering policy's key, first and last in reach.
+"""A queue ordered by the key of the ordering policy, with fast access to the first and the last item.
 
-A binary heap of (key, number, handle); `number` keeps items with equal keys in order of arrival. An item that is removed by its
-handle leaves `_items` at once and its heap entry stays, void, until it comes to the top or there are more void entries than others:
-every call costs O(log n) amortised. A second heap, for the last item, exists from the first call of `tail` until the queue is empty.
+It is a binary heap of (key, number, handle). `number` keeps items with equal keys in order of arrival. When an item is removed by its
+handle, it leaves `_items` at once. Its heap entry becomes void and stays until it reaches the top, or until the heap has too many
+void entries. So every call costs O(log n) amortised. The first call of `tail` makes a second heap, for the last item; it lasts until
+the queue is empty.
 """
 
 from collections.abc import Callable, Iterable
@@ -13,14 +14,14 @@ from epp.flows import Capability, HandleVoid, Queued
 from epp.plugin import FlowQueue, plugin
 from epp.plugins.queues import Handle
 
-VOID_MIN = 64  # so many void entries a heap may have, however few others there are
+VOID_MIN = 64  # a heap may have this many void entries, even if it has few valid ones
 
 Entry = tuple[Any, int, Handle]
 
 
 @plugin("priority-queue", "maxminheap", "MaxMinHeap")
 class Priority(FlowQueue):
-    """The smallest key first; equal keys in order of arrival."""
+    """Keeps a flow's requests in the order of the ordering policy's key, smallest first; equal keys in order of arrival."""
 
     capabilities = Capability.HEAD | Capability.TAIL | Capability.PRIORITY_ORDER | Capability.SCAN
 
@@ -29,7 +30,7 @@ class Priority(FlowQueue):
 
 
 class _Last:
-    """An entry in the opposite order."""
+    """Wraps a heap entry to give it the opposite order."""
 
     __slots__ = ("entry",)
 
@@ -41,7 +42,7 @@ class _Last:
 
 
 class PriorityQueue:
-    """Whoever is in `_items` is in the queue, and nobody else."""
+    """Orders items by key in a heap. `_items` has exactly the items of the queue."""
 
     __slots__ = ("_first", "_items", "_key", "_last", "_name", "_number", "bytes")
 
@@ -110,7 +111,7 @@ class PriorityQueue:
         return self._items.values()
 
     def _tidy(self) -> None:
-        """Keeps void entries fewer than the others, but for a few."""
+        """Keeps the number of void entries at no more than the number of valid ones plus VOID_MIN."""
         items, most = self._items, 2 * len(self._items) + VOID_MIN
         if not items:
             self._first.clear()

@@ -1,1 +1,1 @@
-"""Reporters: what a finished response tells the gateway."""
+"""Reporters give the gateway data about a finished response."""

@@ -1,49 +1,71 @@
 """Report a number about a finished request to the gateway, computed from the tokens that the model server counted."""
 
 import math
-from typing import Annotated, Any
+from collections.abc import Callable
+from typing import Annotated, Any, Final
 
 import msgspec
 
 from epp.decision import Decision, Response, Usage
 from epp.plugin import ResponseComplete, Services, plugin
-from epp.plugins.reporters import _cel as cel
 from epp.request import Request
 
-NAMESPACE = "envoy.lb"
-NAMES = ("usage",)
-SAMPLE = Usage(prompt=1000, completion=100, cached=500)
-NotEmpty = Annotated[str, msgspec.Meta(min_length=1)]
+try:
+    import cel
+except ImportError:  # the library is an optional dependency, because most configurations have no expression
+    cel = None  # type: ignore[assignment]
+
+NAMESPACE: Final = "envoy.lb"
+SAMPLE: Final = Usage(prompt=1000, completion=100, cached=500)
+EXPRESSION_CHARS_MAX: Final = 4096
+MESSAGE_CHARS_MAX: Final = 300  # characters of an error text, because the library quotes its whole grammar
+
+Expression = Callable[[dict[str, Any]], Any]
+NotEmpty = Annotated[str, msgspec.Meta(min_length=1, max_length=EXPRESSION_CHARS_MAX)]
 
 
 class AttributeKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    """Where the number goes in the dynamic metadata; an empty namespace is `envoy.lb`."""
+    """Where the number goes in the dynamic metadata.
+
+    name: The name of the field.
+    namespace: The namespace; empty: `envoy.lb`.
+    """
 
     name: NotEmpty
     namespace: str = ""
 
 
 class Attribute(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    """What is reported: the value of `expression`, when `condition` is empty or true. Both are CEL (`_cel.py`)."""
+    """Reports the value of `expression` where `condition` is empty or true. Both are CEL, the Common Expression Language.
+
+    key: Where the value goes.
+    expression: The value, a number.
+    condition: Whether there is a value.
+    """
 
     key: AttributeKey
     expression: NotEmpty
-    condition: str = ""
+    condition: Annotated[str, msgspec.Meta(max_length=EXPRESSION_CHARS_MAX)] = ""
 
 
 class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    """Exactly one attribute."""
+    """What is reported.
+
+    attributes: Exactly one attribute.
+    """
 
     attributes: Annotated[tuple[Attribute, ...], msgspec.Meta(min_length=1, max_length=1)]
 
 
 @plugin("request-attribute-reporter")
 class RequestAttribute(ResponseComplete):
-    """Expressions see `usage` with prompt_tokens, completion_tokens and total_tokens (0 where not reported), and
-    prompt_tokens_details.cached_tokens where it was reported; all are doubles.
+    """Reports a number computed by a CEL expression over `usage`, as dynamic metadata.
 
-    The value is cut to an integer; 0 is not reported, nor what has no value because a field is missing. Expressions are tried
-    once at start, so that one that cannot work stops it; what fails later is said in the log, and nothing is reported.
+    `usage` has prompt_tokens, completion_tokens and total_tokens (0 where the server did not report them), and
+    prompt_tokens_details.cached_tokens where the server reported it; all are doubles, so write `2.0 * usage.prompt_tokens`. The value is
+    truncated to an integer. A value of 0, or one that needs a missing field, is not reported. Expressions are evaluated once at start,
+    so a wrong one refuses the start. Later failures are logged and nothing is reported.
+    Source of the language: https://github.com/google/cel-spec.
     """
 
     Params = Parameters
@@ -68,32 +90,36 @@ class RequestAttribute(ResponseComplete):
             if self._condition is not None and self._condition(values) is not True:
                 return
             value = self._expression(values)
-        except cel.NoSuchField:
+        except KeyError:  # the expression needs a field that the server did not report
             return
-        except cel.EvaluationFault as fault:
-            self._services.warn(self, f"request attribute '{self._key}' has no value: {fault}")
+        except Exception as fault:
+            self._services.warn(self, "request attribute has no value", key=self._key, reason=_shortened(fault))
             return
         if type(value) in (int, float) and math.isfinite(value) and int(value):
             response.metadata.setdefault(self._namespace, {})[self._key] = int(value)
 
 
-def compiled(text: str, field: str, types: tuple[type, ...], words: str) -> cel.Expression:
-    """The expression, if it compiles and gives one of these types for a full usage. Raises ValueError with the field's path."""
+def compiled(text: str, field: str, types: tuple[type, ...], kind: str) -> Expression:
+    """Compiles an expression. Raises ValueError with the field's path unless it gives one of these types for a full usage."""
     where = f"attributes[0].{field}"
+    if cel is None:
+        raise ValueError(f"{where}: CEL is not installed; pip install 'endpoint-picker[cel]'")
     try:
-        expression = cel.compile_expression(text, NAMES)
+        expression: Expression = cel.compile(text).execute
         value = expression(variables(SAMPLE))
-    except (cel.SyntaxFault, cel.NoSuchField, cel.NoSuchOverload) as fault:
-        raise ValueError(f"{where}: {fault}") from fault
-    except cel.EvaluationFault:  # a matter of the numbers: others may do
+    except (ZeroDivisionError, OverflowError):  # an expression may fail for these figures and work for others
         return expression
+    except KeyError as fault:
+        raise ValueError(f"{where}: `usage` has no field {fault}") from fault
+    except Exception as fault:
+        raise ValueError(f"{where}: {_shortened(fault)}") from fault
     if type(value) not in types:
-        raise ValueError(f"{where}: must give {words}, but gives {value!r} for a usual usage")
+        raise ValueError(f"{where}: must give {kind}, but gives {value!r} for a usual usage")
     return expression
 
 
 def variables(usage: Usage | None) -> dict[str, Any]:
-    """What expressions see."""
+    """Returns the variables of the expressions."""
     prompt, completion = (usage.prompt or 0, usage.completion or 0) if usage is not None else (0, 0)
     fields: dict[str, Any] = {
         "prompt_tokens": float(prompt),
@@ -103,3 +129,8 @@ def variables(usage: Usage | None) -> dict[str, Any]:
     if usage is not None and usage.cached is not None:
         fields["prompt_tokens_details"] = {"cached_tokens": float(usage.cached)}
     return {"usage": fields}
+
+
+def _shortened(fault: Exception) -> str:
+    """Returns the library's message in one line, shortened."""
+    return " ".join(str(fault).split())[:MESSAGE_CHARS_MAX]

@@ -1,1 +1,1 @@
-"""Saturation detectors: how full the pool is. In a profile they are filters too: who has room."""
+"""Saturation detectors measure how full the pool is. As filters in a profile, they keep the endpoints that have room."""

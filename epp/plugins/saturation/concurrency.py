@@ -1,4 +1,4 @@
-"""How full the pool is by what the picker itself has in flight: requests, tokens, or the worse of both."""
+"""Measures the saturation by what the picker itself has in flight: requests, tokens, or the worse of both."""
 
 from typing import Annotated, Literal
 
@@ -13,7 +13,14 @@ from epp.request import Request
 
 
 class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    """What counts as full, per endpoint. `headroom`: by how much of it the filter lets an endpoint be above it, 0.2 for 20 %."""
+    """When an endpoint is full.
+
+    concurrency_mode: What is counted in flight: requests, tokens, or whichever fills the endpoint more.
+    max_concurrency: Requests in flight at which an endpoint is full.
+    max_token_concurrency: Tokens in flight at which an endpoint is full.
+    headroom: How far above that the filter still keeps an endpoint, 0.2 for 20 %.
+    in_flight_load_producer_name: A listed producer of the load in flight; the picker counts it once, for all plugins.
+    """
 
     concurrency_mode: Literal["requests", "tokens", "hybrid"] = "requests"
     max_concurrency: Annotated[int, msgspec.Meta(gt=0)] = 100
@@ -24,10 +31,10 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename
 
 @plugin("concurrency-detector")
 class Concurrency(SaturationDetector, Filter):
-    """In flight / what all endpoints may have in flight; `hybrid`: the mean of each endpoint's worse ratio. 1 for no endpoints.
+    """Computes the saturation as requests or tokens in flight / the most that all endpoints may have in flight.
 
-    Nothing scraped is read, so nothing can be stale. As a filter it keeps endpoints below their limit x (1 + headroom), rounded
-    down; nobody may be left.
+    In mode `hybrid` it is the mean of the worse ratio of each endpoint. Without endpoints it is 1. No scraped value is read, so none
+    can be stale. As a filter it keeps endpoints below their limit x (1 + headroom), rounded down. It may keep none.
     """
 
     Params = Parameters
@@ -55,7 +62,8 @@ class Concurrency(SaturationDetector, Filter):
         size, steps = len(candidates), [0.0]
         for column, full in self._full if size else ():
             each = 1.0
-            if column is INFLIGHT_TOKENS:  # nobody knows how many the next one has: as many as those in flight
+            # Assume that the next request has as many tokens as the requests in flight have on average.
+            if column is INFLIGHT_TOKENS:
                 requests, tokens = candidates[INFLIGHT_REQUESTS].sum(), candidates[column].sum()
                 each = float(tokens / requests) if requests > 0 else 0.0
             steps.append(each / (full * size))

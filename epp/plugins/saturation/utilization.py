@@ -1,38 +1,25 @@
-"""How full the pool is by what its servers report: waiting requests and KV cache."""
+"""Measures the saturation by what servers report: waiting requests and KV cache."""
 
-from typing import Annotated
-
-import msgspec
 import numpy as np
 
 from epp.candidates import Candidates, Mask
-from epp.plugin import Filter, Profile, SaturationDetector, plugin
+from epp.flow_points import SaturationDetector
+from epp.plugin import Filter, Profile, plugin
+from epp.plugins.saturation._utilization_parameters import Parameters
 from epp.pressure import Pressure
 from epp.quantities import parse_duration
 from epp.request import Request
 
 
-class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    """What counts as full, per endpoint: waiting requests, share of the KV cache in use.
-
-    `metrics_staleness_threshold`: a duration that replaces the picker's own limit for this detector. `headroom`: by how much of
-    a threshold the filter lets an endpoint be above it, 0.2 for 20 %.
-    """
-
-    queue_depth_threshold: Annotated[int, msgspec.Meta(gt=0)] = 5
-    kv_cache_util_threshold: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.8
-    metrics_staleness_threshold: str = ""
-    headroom: Annotated[float, msgspec.Meta(ge=0)] = 0.0
-
-
 @plugin("utilization-detector")
 class Utilization(SaturationDetector, Filter):
-    """The mean over the endpoints of max(waiting / queue threshold, KV usage / KV threshold); 1 for no endpoints.
+    """Computes the saturation as the mean over the endpoints of max(waiting / queue threshold, KV usage / KV threshold).
 
-    `waiting` counts what was sent since the scrape. A stale or unknown endpoint counts by what is in flight there alone: `waiting`
-    is what is in flight now, the KV cache is not counted. Every endpoint weighs the same, however large its server is.
+    Without endpoints it is 1. `waiting` includes requests sent since the last scrape. For a stale or unknown endpoint, `waiting` is the
+    number of requests in flight, and the KV cache does not count, unless `stalenessPolicy` says otherwise. Every endpoint has the same
+    weight, however large its server is.
 
-    As a filter it keeps endpoints below both thresholds x (1 + headroom); nobody left: everyone.
+    As a filter it keeps the endpoints below both thresholds x (1 + headroom), or all if none is below.
     """
 
     Params = Parameters
@@ -46,10 +33,18 @@ class Utilization(SaturationDetector, Filter):
         self._kv_limit = kv * (1.0 + params.headroom)
 
     def saturation(self, candidates: Candidates) -> float:
-        return self._pressure.mean(candidates)
+        policy: str = self.params.staleness_policy
+        if not (policy and len(candidates)):
+            return self._pressure.mean(candidates)
+        pressure, fresh = self._pressure.of(candidates), self._pressure.fresh(candidates)
+        if policy == "saturated":
+            return float(np.where(fresh, pressure, 1.0).mean())
+        return float(pressure[fresh].mean()) if fresh.any() else 0.0
 
     def step(self, candidates: Candidates) -> float:
         size = len(candidates)
+        if self.params.staleness_policy == "ignore":
+            size = int(np.count_nonzero(self._pressure.fresh(candidates)))
         return 1.0 / (self._pressure.waiting_full * size) if size else 0.0
 
     def stale(self, candidates: Candidates) -> int:
@@ -63,7 +58,7 @@ class Utilization(SaturationDetector, Filter):
 
 
 def staleness_s(text: str) -> float | None:
-    """The parameter in seconds; None: not set."""
+    """Returns the parameter in seconds; None if it is not set. Raises ValueError if it is invalid."""
     if not text:
         return None
     try:
@@ -71,5 +66,5 @@ def staleness_s(text: str) -> float | None:
     except ValueError as problem:
         raise ValueError(f"metricsStalenessThreshold: {problem}") from None
     if seconds <= 0:
-        raise ValueError(f"metricsStalenessThreshold: '{text}' is not above 0; write for example 2s, or leave it out")
+        raise ValueError(f"metricsStalenessThreshold: '{text}' is not above 0; write for example 2s, or omit it")
     return seconds

@@ -1,4 +1,4 @@
-"""Send prompts to endpoints that are labelled for their length: `llm-d.ai/context-length-range: 0-8192`."""
+"""Prefer endpoints that are labelled for the prompt's length: `llm-d.ai/context-length-range: 0-8192`."""
 
 import re
 from typing import Annotated
@@ -13,7 +13,7 @@ from epp.tokens import TOKENS, token_count
 
 LABEL = "llm-d.ai/context-length-range"
 NEUTRAL = 0.5
-OUTSIDE_MAX = 0.3  # an endpoint of the right length scores more than any other
+OUTSIDE_MAX = 0.3  # endpoints out of range score at most this; those in range score more
 WIDTH_SHARE, ROOM_SHARE = 0.7, 0.3
 WIDTH_SCALE, DISTANCE_SCALE = 10_000.0, 1_000.0
 
@@ -21,16 +21,20 @@ _RANGE = re.compile(r"\s*([0-9]{1,15})\s*-\s*([0-9]{1,15})\s*")
 
 
 class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    """`enable_filtering`: drop endpoints of the wrong length, besides scoring."""
+    """Where the lengths are, and whether they filter.
+
+    label: The label with the lengths that an endpoint is meant for.
+    enable_filtering: Drop endpoints with the wrong length, in addition to scoring.
+    """
 
     label: Annotated[str, msgspec.Meta(min_length=1)] = LABEL
     enable_filtering: bool = False
 
 
 class Ranges:
-    """The labels of one roster as arrays: prompts from `low` to `high` tokens; inside, a score is base + slope * (high - n).
+    """Holds the labels of one roster as arrays. For n tokens from `low` to `high` the score is base + slope * (high - n).
 
-    No label: everything is inside, at NEUTRAL. A label that is no range: nothing is, infinitely far away.
+    Without the label every prompt is in range, with the score NEUTRAL. With an invalid label no prompt is in range, at infinite distance.
     """
 
     __slots__ = ("base", "high", "low", "roster", "slope")
@@ -41,7 +45,7 @@ class Ranges:
         self.low, self.high, self.base, self.slope = np.array(rows, dtype=np.float64).reshape(-1, 4).T.copy()
 
     def distance(self, tokens: int) -> Floats:
-        """How far out of range; 0 and less: in range."""
+        """Returns how far out of range each endpoint is; 0 or less: it is in range."""
         return np.maximum(tokens - self.high, self.low - tokens)
 
 
@@ -62,11 +66,14 @@ def _row(label: str | None) -> tuple[float, float, float, float]:
 
 @plugin("context-length-aware")
 class ContextLength(Filter, Scorer):
-    """For n prompt tokens and a label `min-max` of width w = max - min:
+    """Scores endpoints by how well the prompt's length fits the range in their label, `min-max`.
 
-    in range:      0.3 + 0.7 * (0.7 / (1 + w / 10000) + 0.3 * (max - n) / w); 1 where w = 0
+    For n prompt tokens and a range of width w = max - min:
+
+    in range:      0.3 + 0.7 * (0.7 / (1 + w / 10000) + 0.3 * (max - n) / w); 1 if w = 0
     out of range:  0.3 / (1 + distance / 1000)
-    no label 0.5, a label that is no range 0. As a filter it keeps endpoints in range and those without the label.
+
+    Without the label the score is 0.5, with an invalid label 0. As a filter it keeps endpoints in range and those without the label.
     """
 
     Params = Parameters

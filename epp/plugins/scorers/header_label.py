@@ -1,4 +1,4 @@
-"""Prefer endpoints whose label has the value of a request header."""
+"""Prefer endpoints with a label that equals a request header."""
 
 from typing import Annotated
 
@@ -14,7 +14,11 @@ Name = Annotated[str, msgspec.Meta(min_length=1)]
 
 
 class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    """Which header against which label; the header's name in any case."""
+    """What is compared.
+
+    header_name: The request header, in any case.
+    label_key: The label of endpoints.
+    """
 
     header_name: Name
     label_key: Name
@@ -22,7 +26,7 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename
 
 @plugin("header-label-affinity-scorer")
 class HeaderLabel(Scorer):
-    """1 where the label equals the header, otherwise 0; without the header 0 for everyone."""
+    """Scores 1 for endpoints with a label that equals a request header, 0 for others. Without the header all score 0."""
 
     Params = Parameters
 
@@ -31,7 +35,7 @@ class HeaderLabel(Scorer):
         self._header = params.header_name.lower()
         self._label = params.label_key
         self._roster = Roster(())
-        self._rows: dict[str, NDArray[np.intp]] = {}  # by the label's value
+        self._rows: dict[str, NDArray[np.intp]] = {}  # label value -> rows of the roster
 
     def score(self, request: Request, candidates: Candidates, profile: Profile) -> Scores | None:
         wanted = request.headers.get(self._header)

@@ -10,7 +10,7 @@ from epp.request import Request
 
 @plugin("kv-cache-utilization-scorer")
 class KvUtilization(Scorer):
-    """1 - usage; servers that report more than 1 count as full."""
+    """Scores endpoints by their free KV cache: 1 - usage. A server that reports more than 1 counts as full."""
 
     static = True
     consumes = (KV_USAGE,)

@@ -1,4 +1,4 @@
-"""Prefer by predicted latency: the endpoint that still meets the objectives, or misses them by the least."""
+"""Prefer endpoints by predicted latency: those that just meet the objectives, or miss them by the least."""
 
 from typing import Literal
 
@@ -9,16 +9,26 @@ from epp.candidates import Candidates, Floats, Mask, Scores
 from epp.data import INFLIGHT_REQUESTS, KV_USAGE, WAITING
 from epp.latency import latency_predictions
 from epp.plugin import Profile, Scorer, plugin
-from epp.prefix.match import APPROXIMATE, prefix_match
+from epp.prefix.match import APPROXIMATE, FollowsMatches, prefix_match
 from epp.request import Request
 
-EPSILON = 1e-9  # headrooms that differ by no more are equal
-STEPS = 100.0  # scores come in hundredths
-MIDDLE = 0.5  # of a bucket whose headrooms are all equal
+EPSILON = 1e-9  # headrooms that differ by at most this are equal
+STEPS = 100.0  # scores are hundredths
+MIDDLE = 0.5  # the normalised headroom in a bucket where all headrooms are equal
 
 
 class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    """Weights count in proportion to each other; where they add up to 0 or less, the first of them alone counts."""
+    """The weights of a score are proportions. If they add up to 0 or less, only the first one counts.
+
+    ttft_weight: The weight of the time to the first token.
+    tpot_weight: The weight of the time per further token.
+    headroom_selection_strategy: Prefer the endpoint with the least, or with the most, time to spare.
+    composite_kv_weight: Without predictions: the weight of free KV cache.
+    composite_queue_weight: Without predictions: the weight of a short queue.
+    composite_prefix_weight: Without predictions: the weight of the prefix match.
+    latency_prediction_info_producer_name: The producer of the latency predictions to read.
+    prefix_match_info_producer_name: The producer of the prefix matches to read.
+    """
 
     ttft_weight: float = 0.8
     tpot_weight: float = 0.2
@@ -31,18 +41,21 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename
 
 
 @plugin("latency-scorer")
-class Latency(Scorer):
-    """Scores one bucket of endpoints by |headroom|, the others get 0:
+class Latency(FollowsMatches, Scorer):
+    """Scores the endpoints with the best predicted latencies by |headroom|; all other endpoints score 0.
 
-    1. those that keep both objectives, or have no prediction; by the configured strategy;
-    2. if there are none, those with nothing in flight as of this decision, else those that miss TPOT only, else TTFT only,
-       else both; by `least`.
+    Only one group (*bucket*) of endpoints gets scores above 0:
 
-    In a bucket n = min-max of |headroom| (0.5 where all are equal; then the other one has all the weight), c = a * n_ttft +
-    b * n_tpot, and the score floor((1 - c) * 100) + 1 hundredths for `least`, floor(c * 100) + 1 for `most`, at most 1.
+    1. the endpoints that meet both objectives or have no prediction; they are scored by the configured strategy;
+    2. if there are none: those with nothing in flight at this decision, else those that miss TPOT only, else TTFT only, else both;
+       they are scored by the strategy `least`.
 
-    No predictions at all: the weighted mean of free KV cache, (longest queue - queue) / longest queue and matched / total of
-    the prefix, rounded to hundredths.
+    Within the bucket, n is |headroom|, scaled from 0 for the smallest to 1 for the largest (min-max). If all are equal, n is 0.5 and the
+    other headroom has all the weight. With c = a * n_ttft + b * n_tpot, the score in hundredths is floor((1 - c) * 100) + 1 for `least`
+    and floor(c * 100) + 1 for `most`; the score is at most 1.
+
+    If no endpoint has a prediction, the score is the weighted mean of free KV cache, (longest queue - queue) / longest queue and
+    matched / total of the prefix, rounded to hundredths.
     """
 
     Params = Parameters
@@ -63,7 +76,7 @@ class Latency(Scorer):
             return self._composite(request, candidates)
         ttft, tpot = candidates.narrow(predictions.ttft_headroom), candidates.narrow(predictions.tpot_headroom)
         worst = lowest(ttft)
-        if worst != worst:  # not all are predicted
+        if worst != worst:  # NaN: some endpoints have no prediction
             unknown = np.isnan(ttft)
             if unknown.all():
                 return self._composite(request, candidates)
@@ -79,12 +92,12 @@ class Latency(Scorer):
         return scores
 
     def _compared(self, ttft: Floats, tpot: Floats, *, most: bool) -> Scores:
-        """The scores of one bucket."""
+        """Returns the scores of one bucket."""
         n_ttft, n_tpot = spread(ttft), spread(tpot)
         if n_ttft is None and n_tpot is None:
             combined: Floats = np.full(len(ttft), (self._ttft + self._tpot) * MIDDLE)
         elif n_ttft is None or n_tpot is None:
-            combined = n_ttft if n_ttft is not None else n_tpot  # type: ignore[assignment]  # one of them is there
+            combined = n_ttft if n_ttft is not None else n_tpot  # type: ignore[assignment]  # one of them is not None
         else:
             combined = self._ttft * n_ttft + self._tpot * n_tpot
         steps = np.floor((combined if most else 1.0 - combined) * STEPS)
@@ -103,7 +116,7 @@ class Latency(Scorer):
 
 
 def proportions(*weights: float) -> tuple[float, ...]:
-    """Weights that add up to 1."""
+    """Returns the weights scaled to a sum of 1."""
     total = sum(weights)
     if total <= 0.0:
         return (1.0, *(0.0 for _ in weights[1:]))
@@ -111,7 +124,7 @@ def proportions(*weights: float) -> tuple[float, ...]:
 
 
 def least_bad(ttft: Floats, tpot: Floats, candidates: Candidates) -> Mask:
-    """The bucket to score when all miss an objective."""
+    """Returns the bucket to score if all endpoints miss an objective."""
     late, slow = ttft < 0.0, tpot < 0.0
     idle: Mask = candidates[INFLIGHT_REQUESTS] <= 0.0
     for bucket in (idle, ~late, ~slow):
@@ -121,21 +134,21 @@ def least_bad(ttft: Floats, tpot: Floats, candidates: Candidates) -> Mask:
 
 
 def spread(sizes: Floats) -> Floats | None:
-    """From 0 for the smallest to 1 for the largest; None: they do not differ."""
+    """Returns the values scaled from 0 for the smallest to 1 for the largest; None if they do not differ."""
     low, high = lowest(sizes), highest(sizes)
     return (sizes - low) / (high - low) if high - low > EPSILON else None
 
 
 def lowest(values: Floats) -> float:
-    """The minimum, NaN if there is one among them."""
+    """Returns the minimum; NaN if any value is NaN."""
     return float(np.minimum.reduce(values))
 
 
 def highest(values: Floats) -> float:
-    """The maximum, NaN if there is one among them."""
+    """Returns the maximum; NaN if any value is NaN."""
     return float(np.maximum.reduce(values))
 
 
 def bounded(scores: Scores) -> Scores:
-    """Cut to [0, 1]: weights may be negative, and servers report more than they have."""
+    """Clips scores to [0, 1]: weights may be negative, and servers may report a usage above 1."""
     return np.minimum(np.maximum(scores, 0.0), 1.0)

@@ -1,4 +1,4 @@
-"""Prefer endpoints whose queue is short against a threshold, whatever the others' queues are."""
+"""Prefer endpoints with a short queue, compared to a threshold instead of the other endpoints."""
 
 import msgspec
 import numpy as np
@@ -9,18 +9,22 @@ from epp.plugin import Profile, Scorer, plugin
 from epp.request import Request
 
 THRESHOLD = 128
-NO_QUEUE = 0.5  # the field keeps the upper half for endpoints with room, which nobody reports
+# The score of an empty queue. The reference picker reserves higher scores for spare capacity, which no engine reports.
+NO_QUEUE = 0.5
 
 
 class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    """`threshold`: the queue that scores 0; 0 and less stand for the default."""
+    """What counts as a long queue.
+
+    threshold: The queue length that scores 0; 0 or less means the default.
+    """
 
     threshold: int = THRESHOLD
 
 
 @plugin("load-aware-scorer")
 class LoadAware(Scorer):
-    """0.5 * (1 - min(waiting, threshold) / threshold): 0.5 without a queue, 0 from the threshold on."""
+    """Scores endpoints by their waiting requests against a threshold: 0.5 * (1 - min(waiting, threshold) / threshold)."""
 
     Params = Parameters
     consumes = (WAITING,)

@@ -1,4 +1,4 @@
-"""Prefer the endpoint that has the request's adapter loaded."""
+"""Prefer the endpoint that has loaded the request's LoRA adapter."""
 
 from typing import Any
 
@@ -15,9 +15,10 @@ MODELS_MAX = 256
 
 @plugin("lora-affinity-scorer")
 class LoraAffinity(Scorer):
-    """Adapter active: 1; room for another: 0.8; adapter waiting to load: 0.6; otherwise 0. No `max_lora` reported: no room.
+    """Scores endpoints by the request's LoRA adapter: loaded 1, room to load it 0.8, waiting to load 0.6, else 0.
 
-    Adapters change with scrapes only, so the scores of a model serve all requests for it until the next one.
+    An endpoint that does not report `max_lora` has no room. Adapters change only with a scrape, so the scores of a model are cached
+    until the next scrape.
     """
 
     consumes = (ACTIVE_MODELS, WAITING_MODELS, MAX_LORA)
@@ -31,7 +32,7 @@ class LoraAffinity(Scorer):
         model = request.target_model
         if (
             candidates.snapshot is not self._snapshot or len(self._scores) >= MODELS_MAX
-        ):  # models come from clients: bounded
+        ):  # clients choose model names, so the cache is bounded
             self._snapshot, self._scores = candidates.snapshot, {}
         scores = self._scores.get(model)
         if scores is None:
@@ -41,8 +42,8 @@ class LoraAffinity(Scorer):
 
 
 def _all(model: str, snapshot: Snapshot) -> Scores:
-    nobody: list[Any] = [frozenset()] * len(snapshot.endpoints)
-    active, waiting = (snapshot.names.get(column.name) or nobody for column in (ACTIVE_MODELS, WAITING_MODELS))
+    none: list[Any] = [frozenset()] * len(snapshot.endpoints)
+    active, waiting = (snapshot.names.get(column.name) or none for column in (ACTIVE_MODELS, WAITING_MODELS))
     limits = snapshot.settled(MAX_LORA, None).tolist()
     return np.array([_score(model, *row) for row in zip(active, waiting, limits, strict=True)])
 

@@ -9,14 +9,17 @@ from epp.request import Request
 
 
 class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    """Whose match counts; empty: that of the usual producer."""
+    """What is read.
+
+    producer_name: The producer of the media match to read; empty: mm-embeddings-cache-producer.
+    """
 
     producer_name: str = ""
 
 
 @plugin("mm-embeddings-cache-scorer")
 class MediaCacheScorer(Scorer):
-    """Held items / all items; no media: 0."""
+    """Scores endpoints by the share of the request's media items that they have encoded before; 0 without media."""
 
     Params = Parameters
 

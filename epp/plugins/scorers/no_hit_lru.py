@@ -1,8 +1,8 @@
-"""Spread requests that hit no cache: each goes to the endpoint that had none for the longest time, so that caches grow evenly.
+"""Spreads requests without a cache hit: each goes to the endpoint that got none for the longest time, so that caches grow evenly.
 
-The order of use is this worker's own: every worker spreads what it decides, and nothing is shared. It holds at most `lruSize`
-endpoints, by namespace and name; the one that was used longest ago is forgotten first. Endpoints that are gone keep their place
-until then, and take none among the candidates.
+Each worker keeps its own order of use for its own decisions; nothing is shared. The order has at most `lruSize` endpoints, by namespace
+and name, and forgets the least recently used one first. An endpoint that is gone keeps its place until then, but does not affect the
+scores of candidates.
 """
 
 import msgspec
@@ -11,8 +11,8 @@ import numpy as np
 from epp.candidates import Candidates, Endpoint, Floats, Roster, Scores
 from epp.data import Datum
 from epp.decision import Decision, ProfileRun
-from epp.plugin import PreRequest, Profile, Scorer, plugin
-from epp.prefix.match import APPROXIMATE, prefix_match
+from epp.plugin import Plugin, PreRequest, Profile, Scorer, plugin
+from epp.prefix.match import APPROXIMATE, FollowsMatches, prefix_match
 from epp.request import Request
 
 LRU_SIZE = 1024
@@ -21,7 +21,13 @@ NEVER = 0.0
 
 
 class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    """`lru_size`: 0 and less stand for the default. `prefix_plugin_*` are accepted and have no effect, as in the field."""
+    """What is read and remembered.
+
+    lru_size: How many endpoints are remembered; 0 or less means the default.
+    prefix_match_info_producer_name: The producer of the prefix matches to read.
+    prefix_plugin_type: Accepted, without effect.
+    prefix_plugin_name: Accepted, without effect.
+    """
 
     lru_size: int = LRU_SIZE
     prefix_match_info_producer_name: str = ""
@@ -30,11 +36,12 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename
 
 
 @plugin("no-hit-lru-scorer")
-class NoHitLru(Scorer, PreRequest):
-    """Any candidate holds blocks of the prompt: 0.5 for all. None does: 1 - rank / (n - 1), never used first, then oldest first.
+class NoHitLru(FollowsMatches, Scorer, PreRequest):
+    """Spreads requests without a prefix-cache hit: the endpoint that got such a request least recently scores highest.
 
-    Never used endpoints rank in their order among the candidates; a single candidate scores 1. A request that was cold when it
-    was scored last makes its target the most recent one, and that of the prefill profile too.
+    If a candidate holds blocks of the prompt, all score 0.5. Otherwise the score is 1 - rank / (n - 1): endpoints never used come first,
+    in candidate order, then the least recently used. A single candidate scores 1. If the request had no hit when it was last scored,
+    its target becomes the most recently used one, and so does the target of the prefill profile.
     """
 
     Params = Parameters
@@ -47,25 +54,29 @@ class NoHitLru(Scorer, PreRequest):
         self.keeps = (self._cold,)
         legacy = {"prefixPluginType": params.prefix_plugin_type, "prefixPluginName": params.prefix_plugin_name}
         self.without_effect = [
-            f"{field}: has no effect; prefixMatchInfoProducerName says whose matches are read"
-            for field, given in legacy.items()
-            if given
+            f"{field}: has no effect; prefixMatchInfoProducerName names the producer of the matches to read"
+            for field, value in legacy.items()
+            if value
         ]
         self._size = params.lru_size if params.lru_size > 0 else LRU_SIZE
-        self._used: dict[tuple[str, str], float] = {}  # when last, oldest first
+        self._used: dict[tuple[str, str], float] = {}  # endpoint -> time of its last use, the oldest time first
         self._now = NEVER
         self._roster = Roster(())
         self._rows: dict[tuple[str, str], int] = {}
-        self._used_at: Floats = np.zeros(0)  # per row of the roster
-        self._ladder: Floats = np.ones(1)  # the scores of n candidates in their order of use
+        self._used_at: Floats = np.zeros(0)  # times of last use, by row of the roster
+        self._ladder: Floats = np.ones(1)  # the scores of n candidates, least recently used first
+
+    def take_over(self, predecessor: Plugin) -> None:
+        if isinstance(predecessor, type(self)):
+            self._used, self._now = dict(predecessor._used), predecessor._now
 
     def score(self, request: Request, candidates: Candidates, profile: Profile) -> Scores:
         match = request[self._match]
         cold = match is None or match.blocks is None or not candidates.narrow(match.blocks).any()
-        said = request[self._cold]
-        if said is None:
-            request[self._cold] = said = {}
-        said[profile.name] = cold
+        by_profile = request[self._cold]
+        if by_profile is None:
+            request[self._cold] = by_profile = {}
+        by_profile[profile.name] = cold
         if not cold:
             return np.full(len(candidates), NEUTRAL)
         if candidates.snapshot.roster is not self._roster:
@@ -78,9 +89,11 @@ class NoHitLru(Scorer, PreRequest):
         return scores
 
     def before_send(self, request: Request, decision: Decision) -> None:
-        said = request[self._cold]
+        by_profile = request[self._cold]
         runs = decision.runs
-        colds = [said[name] for name in runs if name in said] if said else []  # a shadow profile's word does not count
+        colds = (
+            [by_profile[name] for name in runs if name in by_profile] if by_profile else []
+        )  # without targets of shadow profiles
         if not colds or not colds[-1]:
             return
         self._use(runs[decision.primary])
@@ -90,25 +103,25 @@ class NoHitLru(Scorer, PreRequest):
     def _use(self, run: ProfileRun | None) -> None:
         if run is None:
             return
-        who = _identity(run.candidates.endpoint(run.picked[0]))
+        key = _identity(run.candidates.endpoint(run.picked[0]))
         self._now += 1.0
-        self._used.pop(who, None)
-        self._used[who] = self._now
-        self._mark(who, self._now)
+        self._used.pop(key, None)
+        self._used[key] = self._now
+        self._set_used(key, self._now)
         if len(self._used) > self._size:
             oldest = next(iter(self._used))
             del self._used[oldest]
-            self._mark(oldest, NEVER)
+            self._set_used(oldest, NEVER)
 
-    def _mark(self, who: tuple[str, str], when: float) -> None:
-        row = self._rows.get(who)
+    def _set_used(self, key: tuple[str, str], when: float) -> None:
+        row = self._rows.get(key)
         if row is not None:
             self._used_at[row] = when
 
     def _follow(self, roster: Roster) -> None:
         self._roster = roster
         self._rows = {_identity(endpoint): row for row, endpoint in enumerate(roster.endpoints)}
-        self._used_at = np.array([self._used.get(who, NEVER) for who in self._rows])
+        self._used_at = np.array([self._used.get(key, NEVER) for key in self._rows])
 
 
 def _identity(endpoint: Endpoint) -> tuple[str, str]:

@@ -1,15 +1,15 @@
 """Prefer the endpoint with the fewest waiting requests."""
 
+from compiled.kernels import fewest
 from epp.candidates import Candidates, Scores
 from epp.data import WAITING
 from epp.plugin import Profile, Scorer, plugin
-from epp.plugins.scorers import fewest
 from epp.request import Request
 
 
 @plugin("queue-scorer")
 class QueueDepth(Scorer):
-    """1 for the shortest queue, 0 for the longest, linear between."""
+    """Scores endpoints by their waiting requests: 1 for the shortest queue, 0 for the longest, linear between."""
 
     consumes = (WAITING,)
 

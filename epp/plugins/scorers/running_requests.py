@@ -1,15 +1,15 @@
 """Prefer the endpoint with the fewest running requests."""
 
+from compiled.kernels import fewest
 from epp.candidates import Candidates, Scores
 from epp.data import RUNNING
 from epp.plugin import Profile, Scorer, plugin
-from epp.plugins.scorers import fewest
 from epp.request import Request
 
 
 @plugin("running-requests-size-scorer")
 class RunningRequests(Scorer):
-    """1 for the fewest, 0 for the most, linear between."""
+    """Scores endpoints by their running requests: 1 for the fewest, 0 for the most, linear between."""
 
     static = True
     consumes = (RUNNING,)

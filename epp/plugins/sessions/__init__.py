@@ -1,1 +1,1 @@
-"""Sessions: requests of one client that belong together, and what keeps them on one endpoint."""
+"""Session affinity keeps requests of one client session on one endpoint."""

@@ -10,7 +10,7 @@ from epp.request import Request
 
 @plugin("session-affinity-filter")
 class SessionAffinityFilter(Pinning, Filter):
-    """The pinned endpoint alone, if it is among the candidates and not down; otherwise all."""
+    """Keeps only the endpoint that serves the client's session, if that is a candidate and not down; otherwise keeps all."""
 
     def keep(self, request: Request, candidates: Candidates, profile: Profile) -> Mask:
         pinned = self.strategy.pinned(request, candidates, profile.name)
@@ -22,4 +22,4 @@ class SessionAffinityFilter(Pinning, Filter):
 
 @plugin("multicluster-session-affinity-filter")
 class MultiClusterSessionAffinityFilter(SessionAffinityFilter):
-    """The same over the endpoints of several clusters: discovery gives each a namespace and name of its own."""
+    """Does the same as session-affinity-filter for endpoints of several clusters; discovery gives each a unique name."""

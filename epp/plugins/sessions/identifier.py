@@ -1,4 +1,4 @@
-"""Find out the session of a request, for whoever keeps sessions together."""
+"""Find the session id of a request, for plugins that keep sessions together."""
 
 import msgspec
 
@@ -11,7 +11,11 @@ COOKIE = "cookie"
 
 
 class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    """Exactly one of the two."""
+    """Exactly one of the two names is needed.
+
+    header_name: The header with the session id.
+    cookie_name: The cookie with the session id.
+    """
 
     header_name: str = ""
     cookie_name: str = ""
@@ -23,10 +27,10 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename
 
 @plugin("session-id-producer")
 class SessionId(DataProducer):
-    """The value of a request header or of a cookie, without blanks around it; empty where there is none."""
+    """Emits the session id of a request: the value of a header or a cookie without surrounding blanks, or an empty text."""
 
     Params = Parameters
-    produces = (session_id("session-id-producer"),)  # under its usual name
+    produces = (session_id("session-id-producer"),)  # the key that an instance with the default name emits
 
     def __init__(self, name: str, params: Parameters) -> None:
         super().__init__(name, params)
@@ -36,12 +40,12 @@ class SessionId(DataProducer):
         self.produces = (self._session,)
 
     def produce(self, request: Request, candidates: Candidates) -> None:
-        found = request.headers.get(self._header or COOKIE, "")
-        request[self._session] = (found if self._header else cookie(found, self._cookie)).strip()
+        text = request.headers.get(self._header or COOKIE, "")
+        request[self._session] = (text if self._header else cookie(text, self._cookie)).strip()
 
 
 def cookie(header: str, name: str) -> str:
-    """The value of the first cookie of that name in a Cookie header (RFC 6265: `name=value; name=value`)."""
+    """Returns the value of the first cookie with this name in a Cookie header (RFC 6265: `name=value; name=value`); empty if missing."""
     for pair in header.split(";"):
         key, equals, value = pair.strip().partition("=")
         if equals and key == name:

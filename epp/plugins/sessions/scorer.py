@@ -10,7 +10,7 @@ from epp.request import Request
 
 @plugin("session-affinity-scorer")
 class SessionAffinityScorer(Pinning, Scorer):
-    """1 for the pinned endpoint, 0 for the others; no pin: 0 for all."""
+    """Scores 1 for the endpoint that serves the client's session, 0 for others. Without such an endpoint all score 0."""
 
     def score(self, request: Request, candidates: Candidates, profile: Profile) -> Scores | None:
         pinned = self.strategy.pinned(request, candidates, profile.name)

@@ -1,1 +1,1 @@
-"""Usage-limit policies: up to which saturation each band is served."""
+"""Usage-limit policies set the saturation up to which each band is served."""

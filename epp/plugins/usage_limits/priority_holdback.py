@@ -1,4 +1,4 @@
-"""Hold back a part of the pool for what is more important: the lower a band, the lower its ceiling."""
+"""Reserve a part of the pool for important requests: the lower a band, the lower its ceiling."""
 
 from collections.abc import Sequence
 from typing import Annotated, Literal
@@ -9,9 +9,12 @@ from epp.plugin import UsageLimitPolicy, plugin
 
 
 class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    """The ceilings of the lowest and the highest band.
+    """The ceilings of the bands.
 
-    `domain`: between them by `rank`, equally spaced, or by `value`, as the priorities are spaced.
+    min_ceiling: The ceiling of the lowest band.
+    max_ceiling: The ceiling of the highest band.
+    shape: How the ceilings between them grow.
+    domain: How the ceilings between them are spaced: equally (`rank`), or as the priorities are (`value`).
     """
 
     min_ceiling: Annotated[float, msgspec.Meta(ge=0, lt=1)]
@@ -22,7 +25,10 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename
 
 @plugin("priority-holdback-policy")
 class PriorityHoldback(UsageLimitPolicy):
-    """Ceilings fall linearly from `maxCeiling` for the highest band to `minCeiling` for the lowest; a single band has the highest."""
+    """Gives lower bands lower ceilings: linear from `maxCeiling` for the highest band to `minCeiling` for the lowest.
+
+    A single band has `maxCeiling`.
+    """
 
     Params = Parameters
 
@@ -30,7 +36,7 @@ class PriorityHoldback(UsageLimitPolicy):
         super().__init__(name, params)
         if params.min_ceiling >= params.max_ceiling:
             raise ValueError(
-                f"minCeiling: {params.min_ceiling:g} is not below maxCeiling {params.max_ceiling:g}; a lower band is to have less"
+                f"minCeiling: {params.min_ceiling:g} is not below maxCeiling {params.max_ceiling:g}; lower bands need a lower ceiling"
             )
         self._bands: tuple[int, ...] = ()
         self._ceilings: Sequence[float] = ()

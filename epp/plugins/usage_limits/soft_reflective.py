@@ -1,4 +1,4 @@
-"""Slow the lower bands down as the pool fills, instead of stopping them at a line."""
+"""Slow lower bands down gradually as the pool fills, instead of stopping them at a fixed ceiling."""
 
 import math
 from collections.abc import Sequence
@@ -10,15 +10,16 @@ from epp.plugin import UsageLimitPolicy, plugin
 
 
 class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    """None: whatever is given is an error."""
+    """None."""
 
 
 @plugin("soft-reflective-ceiling-policy")
 class SoftReflective(UsageLimitPolicy):
-    """The band of rank i of N has the line 1 - i x saturation / (N - 1), 0 being the highest band, whose ceiling is always 1.
+    """Slows lower bands down as the pool fills; the highest band always has the ceiling 1.
 
-    Below its line a band is served (ceiling 1), in a full pool it is not (0); between the two it is served at one reading in
-    round(saturation / (1 - saturation)), the same one for all such bands.
+    The band with rank i of N has the line 1 - i x saturation / (N - 1); rank 0 is the highest band. While the saturation is below its
+    line, a band is served (ceiling 1). In a full pool it is not (ceiling 0). In between it is served at one reading in
+    round(saturation / (1 - saturation)), the same reading for all such bands.
     """
 
     Params = Parameters
@@ -32,7 +33,8 @@ class SoftReflective(UsageLimitPolicy):
         if last < 1:
             return (1.0,) * len(priorities)
         between = 0.0
-        if 1.0 - saturation <= saturation < 1.0:  # the lowest band is at its line: only then the tick moves
+        # The tick advances only while the pool is not full and the saturation is above the line of the lowest band.
+        if 1.0 - saturation <= saturation < 1.0:
             self._tick += 1
             period = max(1, math.floor(saturation / (1.0 - saturation) + 0.5))
             between = 1.0 if self._tick % period == 0 else 0.0

@@ -1,22 +1,15 @@
-"""One ceiling for all bands."""
+"""Gives all bands the same ceiling."""
 
 from collections.abc import Sequence
-from typing import Annotated
 
-import msgspec
-
-from epp.plugin import UsageLimitPolicy, plugin
-
-
-class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    """`threshold`: the saturation from which on everybody waits."""
-
-    threshold: Annotated[float, msgspec.Meta(gt=0, le=1)] = 1.0
+from epp.flow_points import UsageLimitPolicy
+from epp.plugin import plugin
+from epp.plugins.usage_limits._static_parameters import Parameters
 
 
 @plugin("static-usage-limit-policy")
 class Static(UsageLimitPolicy):
-    """Every band is served until the saturation reaches `threshold`."""
+    """Serves every band until the saturation reaches `threshold`."""
 
     Params = Parameters
 

@@ -1,1 +1,1 @@
-"""Message classes generated from the `.proto` files beside this one (`make proto`); never edited by hand."""
+"""Message classes that `make proto` generates from the `.proto` files in this folder. Do not edit them by hand."""

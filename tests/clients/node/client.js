@@ -1,4 +1,4 @@
-// Plays Envoy towards a picker: one ext_proc stream for each request. Prints "ok NAME" or "FAILED NAME: why" for each case.
+// Acts as Envoy towards a picker: one ext_proc stream per request. Prints "ok NAME" or "FAILED NAME: why" for each case.
 //
 //     node client.js HOST:PORT [CA.pem]
 
@@ -31,7 +31,7 @@ function newClient() {
 }
 const shared = newClient();
 
-// One stream: say() sends, next() waits for an answer, ended resolves to the status.
+// One stream: send() sends, next() waits for an answer, ended resolves to the status.
 class Stream {
   constructor(client = shared, options = {}) {
     this.call = client.makeBidiStreamRequest(METHOD, encode, decode, new grpc.Metadata(), options);
@@ -42,11 +42,11 @@ class Stream {
       if (waiter) waiter(answer);
       else this.answers.push(answer);
     });
-    this.call.on("error", () => {}); // told by the status
+    this.call.on("error", () => {}); // the status reports it
     this.ended = new Promise((resolve) => this.call.on("status", resolve));
   }
 
-  say(message) {
+  send(message) {
     this.call.write(message);
   }
 
@@ -63,7 +63,7 @@ class Stream {
     this.call.end();
     const status = await this.ended;
     expect(status.code === grpc.status.OK, `status ${status.code} ${status.details}`);
-    expect(this.answers.length === 0, `${this.answers.length} answers that nobody asked for`);
+    expect(this.answers.length === 0, `${this.answers.length} unexpected answers`);
   }
 }
 
@@ -98,7 +98,7 @@ function destination(answer) {
   return target;
 }
 
-// All pieces of one direction until the one that ends it.
+// Collects all pieces of one direction, up to the one that ends it.
 async function pieces(stream, direction) {
   const parts = [];
   for (;;) {
@@ -112,9 +112,9 @@ async function pieces(stream, direction) {
   }
 }
 
-async function asked(stream, body, url = "/v1/completions") {
-  stream.say(requestHeaders(url));
-  stream.say(requestBody(body));
+async function sendRequest(stream, body, url = "/v1/completions") {
+  stream.send(requestHeaders(url));
+  stream.send(requestBody(body));
   const target = destination(await stream.next());
   expect((await pieces(stream, "request")).equals(Buffer.from(body)), "the request's body came back changed");
   return target;
@@ -123,10 +123,10 @@ async function asked(stream, body, url = "/v1/completions") {
 const completion = (prompt) => JSON.stringify({ model: "sim-model", prompt, max_tokens: 3 });
 const usage = JSON.stringify({ usage: { prompt_tokens: 9, completion_tokens: 4 } });
 
-async function answered(stream) {
-  stream.say(responseHeaders());
+async function finishResponse(stream) {
+  stream.send(responseHeaders());
   expect((await stream.next()).response_headers, "no answer to response headers");
-  stream.say(responseBody(usage));
+  stream.send(responseBody(usage));
   expect((await pieces(stream, "response")).equals(Buffer.from(usage)), "the answer's body came back changed");
   await stream.half();
 }
@@ -134,74 +134,74 @@ async function answered(stream) {
 const cases = {
   async "a short request and its answer"() {
     const stream = new Stream();
-    await asked(stream, completion("hello"));
-    await answered(stream);
+    await sendRequest(stream, completion("hello"));
+    await finishResponse(stream);
   },
   async "a request without a body"() {
     const stream = new Stream();
-    stream.say(requestHeaders("/v1/models", true));
+    stream.send(requestHeaders("/v1/models", true));
     destination(await stream.next());
-    await answered(stream);
+    await finishResponse(stream);
   },
   async "a streamed answer, chunk by chunk"() {
     const stream = new Stream();
-    await asked(stream, JSON.stringify({ model: "sim-model", messages: [{ role: "user", content: "hi" }], stream: true }), "/v1/chat/completions");
-    stream.say(responseHeaders("text/event-stream"));
+    await sendRequest(stream, JSON.stringify({ model: "sim-model", messages: [{ role: "user", content: "hi" }], stream: true }), "/v1/chat/completions");
+    stream.send(responseHeaders("text/event-stream"));
     expect((await stream.next()).response_headers, "no answer to response headers");
     for (let number = 0; number < 200; number++) {
       const chunk = `data: {"choices":[{"text":"${number}"}]}\n\n`;
-      stream.say(responseBody(chunk, false));
+      stream.send(responseBody(chunk, false));
       const piece = (await stream.next()).response_body.response.body_mutation.streamed_response;
       expect(Buffer.from(piece.body).toString() === chunk && !piece.end_of_stream, `chunk ${number} came back changed`);
     }
-    stream.say(responseBody("data: [DONE]\n\n", false));
+    stream.send(responseBody("data: [DONE]\n\n", false));
     await stream.next();
-    stream.say(trailers("response"));
+    stream.send(trailers("response"));
     expect((await stream.next()).response_trailers, "no answer to response trailers");
     await stream.half();
   },
   async "trailers end a request's body"() {
     const stream = new Stream();
     const body = completion("hello");
-    stream.say(requestHeaders());
-    stream.say(requestBody(body.slice(0, 9), false));
-    stream.say(requestBody(body.slice(9), false));
-    stream.say(trailers("request"));
+    stream.send(requestHeaders());
+    stream.send(requestBody(body.slice(0, 9), false));
+    stream.send(requestBody(body.slice(9), false));
+    stream.send(trailers("request"));
     destination(await stream.next());
     const first = (await stream.next()).request_body.response.body_mutation.streamed_response;
     const second = (await stream.next()).request_body.response.body_mutation.streamed_response;
     expect(Buffer.concat([first.body, second.body]).toString() === body, "the body came back changed");
     expect((await stream.next()).request_trailers, "no answer to request trailers");
-    await answered(stream);
+    await finishResponse(stream);
   },
   async "a body of 1 MB in one message"() {
     const stream = new Stream();
-    await asked(stream, completion("word ".repeat(200000)));
-    await answered(stream);
+    await sendRequest(stream, completion("word ".repeat(200000)));
+    await finishResponse(stream);
   },
   async "a body of 1 MB in pieces"() {
     const stream = new Stream();
     const body = completion("word ".repeat(200000));
-    stream.say(requestHeaders());
-    for (let at = 0; at < body.length; at += 50000) stream.say(requestBody(body.slice(at, at + 50000), at + 50000 >= body.length));
+    stream.send(requestHeaders());
+    for (let at = 0; at < body.length; at += 50000) stream.send(requestBody(body.slice(at, at + 50000), at + 50000 >= body.length));
     destination(await stream.next());
     expect((await pieces(stream, "request")).toString() === body, "the body came back changed");
-    await answered(stream);
+    await finishResponse(stream);
   },
   async "an answer of 1 MB"() {
     const stream = new Stream();
-    await asked(stream, completion("hello"));
-    stream.say(responseHeaders());
+    await sendRequest(stream, completion("hello"));
+    stream.send(responseHeaders());
     await stream.next();
     const answer = "a".repeat(1000000);
-    stream.say(responseBody(answer));
+    stream.send(responseBody(answer));
     expect((await pieces(stream, "response")).toString() === answer, "the answer's body came back changed");
     await stream.half();
   },
-  async "a body that is no JSON is refused"() {
+  async "a body that is not JSON is refused"() {
     const stream = new Stream();
-    stream.say(requestHeaders());
-    stream.say(requestBody("{"));
+    stream.send(requestHeaders());
+    stream.send(requestBody("{"));
     const { immediate_response: refusal } = await stream.next();
     expect(refusal && refusal.status.code === 400, "no refusal with 400");
     expect(JSON.parse(Buffer.from(refusal.body)).error.code === 400, "no error in the refusal's body");
@@ -209,47 +209,47 @@ const cases = {
   },
   async "messages in an illegal order end the stream"() {
     const stream = new Stream();
-    stream.say(responseBody("too early"));
+    stream.send(responseBody("too early"));
     const status = await stream.ended;
     expect(status.code === grpc.status.INVALID_ARGUMENT, `status ${status.code} ${status.details}`);
     expect(/response_body in state await_headers/.test(status.details), `details '${status.details}' do not name the state`);
   },
-  async "cancelled at every place, others go on"() {
-    for (let place = 0; place < 5; place++) {
+  async "cancelled at every step, other streams continue"() {
+    for (let step = 0; step < 5; step++) {
       const stream = new Stream();
       const beside = new Stream();
       const body = completion("hello");
       const messages = [requestHeaders(), requestBody(body), responseHeaders(), responseBody(usage, false)];
-      for (const message of messages.slice(0, place)) stream.say(message);
-      if (place > 1) await stream.next();
+      for (const message of messages.slice(0, step)) stream.send(message);
+      if (step > 1) await stream.next();
       stream.call.cancel();
       expect((await stream.ended).code === grpc.status.CANCELLED, "a cancelled stream does not end with CANCELLED");
-      await asked(beside, body);
-      await answered(beside);
+      await sendRequest(beside, body);
+      await finishResponse(beside);
     }
   },
   async "a deadline ends a stream"() {
     const stream = new Stream(shared, { deadline: Date.now() + 200 });
-    stream.say(requestHeaders());
+    stream.send(requestHeaders());
     const status = await stream.ended;
     expect(status.code === grpc.status.DEADLINE_EXCEEDED, `status ${status.code} ${status.details}`);
   },
   async "100 streams at a time on one connection"() {
     const one = async (number) => {
       const stream = new Stream();
-      const target = await asked(stream, completion(`prompt ${number} ${"x".repeat(number * 97)}`));
-      await answered(stream);
+      const target = await sendRequest(stream, completion(`prompt ${number} ${"x".repeat(number * 97)}`));
+      await finishResponse(stream);
       return target;
     };
     const targets = new Set(await Promise.all(Array.from({ length: 100 }, (_, number) => one(number))));
-    expect(targets.size > 1, "100 requests at a time went to one server");
+    expect(targets.size > 1, "100 concurrent requests went to one server");
   },
   async "100 streams on 10 connections"() {
     const clients = Array.from({ length: 10 }, newClient);
     const one = async (number) => {
       const stream = new Stream(clients[number % clients.length]);
-      await asked(stream, completion(`other ${number}`));
-      await answered(stream);
+      await sendRequest(stream, completion(`other ${number}`));
+      await finishResponse(stream);
     };
     await Promise.all(Array.from({ length: 100 }, (_, number) => one(number)));
     for (const client of clients) client.close();

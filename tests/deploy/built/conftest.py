@@ -1,4 +1,4 @@
-"""What needs helm, kustomize, an API server or a package index: collected only when this folder is named, by `make test-kube`."""
+"""Tests that need helm, kustomize, an API server or a package index. They run only if this folder is named, by `make test-kube`."""
 
 import asyncio
 import tempfile
@@ -11,13 +11,13 @@ from tests.deploy.built.definitions import DEFINITIONS
 from tests.deploy.renderers import built
 from tests.kube.control_plane import ControlPlane
 from tests.kube.objects import install
-from workers.demo.children import Children
+from workers.cli.demo.children import Children
 
 HERE = Path(__file__).parent
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """They take minutes to build, so a run of all tests leaves them out."""
+    """Leaves these tests out of a run of all tests: their tools take minutes to build."""
     named = [(config.invocation_params.dir / argument.partition("::")[0]).resolve() for argument in config.args]
     return None if any(path == HERE or HERE in path.parents for path in named) else True
 
@@ -29,7 +29,7 @@ def _renderers() -> None:
 
 @pytest.fixture(scope="session")
 def plane() -> Iterator[ControlPlane]:
-    """An API server that knows all kinds that are rendered."""
+    """An API server that knows all rendered kinds."""
     memory = Path("/dev/shm")
     with tempfile.TemporaryDirectory(prefix="epp-deploy-", dir=memory if memory.is_dir() else None) as directory:
         children = Children(Path(directory))

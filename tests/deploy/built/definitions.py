@@ -1,4 +1,4 @@
-"""Definitions of kinds that gateways, service meshes and monitoring bring: the names, and what is required of the fields that are used."""
+"""Definitions of kinds from gateways, service meshes and monitoring: the names, and the used fields with their required parts."""
 
 from typing import Any
 

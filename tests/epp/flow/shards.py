@@ -1,39 +1,30 @@
-"""What flow control is handed, without processes: a clock, a pool, the words that shards show each other, futures, callers.
+"""Fakes of everything that flow control uses, without processes: a clock, a pool, shared lanes, futures, callers.
 
-`Board` holds the words of all shards; each writes its own alone, as in shared memory, and a shard that does not serve counts
-nothing. `Call` is one caller: it steps `enqueue_and_wait` as a stream does, and says how that ended.
+`Board` holds the lanes of all shards. As in shared memory each shard writes only its own lane, and the lane of a shard that does
+not serve is ignored. `Call` is one caller: it steps `enqueue_and_wait` like a stream and keeps the outcome.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Coroutine, Generator, Sequence
+from collections.abc import Collection, Coroutine, Generator, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from typing import Any
 
 from epp.flow.bands import Band, Flow
 from epp.flow.controller import FlowController
-from epp.flow.fallback import PlainQueue
 from epp.flow.outcomes import Outcome, Undispatched
-from epp.flow.plan import BandPlan, FlowPlan
-from epp.flow.ports import Front, Held, Load, Reading, Wanted
+from epp.flow.plan import FlowPlan
+from epp.flow.ports import Front, Held, PoolLoad, Reading, Wanted
 from epp.flow.registry import ControlPlane
-from epp.flows import BandView, Capability, FlowKey, FlowView, Queued, rank
-from epp.plugin import (
-    DisplacementPolicy,
-    FairnessPolicy,
-    FlowQueue,
-    Ledger,
-    NoParams,
-    OrderingPolicy,
-    SaturationDetector,
-    UsageLimitPolicy,
-)
+from epp.flows import FlowKey, rank
+from epp.plugin import Ledger
+from tests.epp.flow.policies import band, plan
 
 NOTHING = (0, 0)
 
 
 class Clock:
-    """Time that moves when it is told to."""
+    """A clock that moves only when a test sets `now`."""
 
     def __init__(self, now: float = 1_000.0) -> None:
         self.now = now
@@ -44,7 +35,7 @@ class Clock:
 
 @dataclass
 class Thing:
-    """An object of a test's own class: flow control needs no more of an item."""
+    """A minimal item: flow control needs no other attributes."""
 
     fairness_id: str = "a"
     priority: int = 0
@@ -56,97 +47,8 @@ class Thing:
         return FlowKey(self.fairness_id, self.priority)
 
 
-# The smallest policies there are.
-
-
-class Plain(FlowQueue):
-    capabilities = Capability.HEAD | Capability.TAIL | Capability.SCAN
-
-    def make(self, key: Callable[[Queued], Any]) -> PlainQueue:
-        return PlainQueue()
-
-
-class ByArrival(OrderingPolicy):
-    def key(self, item: Queued) -> Any:
-        return item.arrival
-
-
-class InTurn(FairnessPolicy):
-    """The flow that was served longest ago."""
-
-    def share(self, key: Callable[[Queued], Any]) -> "Turns":
-        return Turns()
-
-
-class Turns:
-    def __init__(self) -> None:
-        self.waiting: dict[FlowKey, FlowView] = {}
-
-    def changed(self, flow: FlowView) -> None:
-        if not len(flow):
-            del self.waiting[flow.key]
-        else:
-            self.waiting.setdefault(flow.key, flow)
-
-    def pick(self, now: float) -> FlowView | None:
-        return next(iter(self.waiting.values()), None)
-
-    def dispatched(self, flow: FlowView, item: Queued, now: float) -> None:
-        self.waiting[flow.key] = self.waiting.pop(flow.key)
-
-    def forget(self, key: FlowKey) -> None:
-        assert key not in self.waiting
-
-
-class Newest(DisplacementPolicy):
-    """Of the flow with the most bytes, what came last."""
-
-    def victim(self, band: BandView) -> Queued | None:
-        largest = max(band.flows, key=lambda flow: flow.bytes, default=None)
-        return largest.tail if largest is not None else None
-
-
-class ToTheCeiling(UsageLimitPolicy):
-    """The same ceiling for all, or one per priority."""
-
-    def __init__(self, ceilings: dict[int, float] | None = None) -> None:
-        super().__init__("limits", NoParams())
-        self.given = ceilings or {}
-
-    def ceilings(self, saturation: float, priorities: Sequence[int]) -> Sequence[float]:
-        return [self.given.get(priority, 1.0) for priority in priorities]
-
-
-def band(priority: int = 0, **fields: Any) -> BandPlan:
-    given: dict[str, Any] = {
-        "max_requests": 5_000,
-        "max_bytes": 1_000_000_000,
-        "request_ttl_s": None,
-        "queue": Plain("plain", NoParams()),
-        "ordering": ByArrival("by-arrival", NoParams()),
-        "fairness": InTurn("in-turn", NoParams()),
-        "displacement": Newest("newest", NoParams()),
-    }
-    return BandPlan(priority=priority, **{**given, **fields})
-
-
-def plan(*bands: BandPlan, **fields: Any) -> FlowPlan:
-    given: dict[str, Any] = {
-        "template": band(),
-        "negative_template": None,
-        "max_requests": 0,
-        "max_bytes": 0,
-        "request_ttl_s": 60.0,
-        "no_endpoint_ttl_s": 60.0,
-        "detector": SaturationDetector("detector", NoParams()),
-        "usage_limits": ToTheCeiling(),
-        "eviction": False,
-    }
-    return FlowPlan(bands=bands, **{**given, **fields})
-
-
 class OneBand:
-    """A registry without a control plane: one band that takes in everything, flows that stay. Leases are counted."""
+    """A registry without a control plane: one band accepts everything, flows stay, and leases are counted."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._band = Band(band(), lambda _, problem: None, ledger)
@@ -174,12 +76,12 @@ class OneBand:
 
 
 class FakeGate:
-    """Room for so many requests; a test says how many, and for whom."""
+    """Room for `places` requests; a test can close single bands."""
 
     def __init__(self, places: float = 0) -> None:
         self.places = places
         self.empty = False
-        self.closed: set[int] = set()  # priorities that may not go whatever room there is
+        self.closed: set[int] = set()  # priorities without room, whatever `places` is
         self.priorities: Sequence[int] = ()
         self.freed_count = 0
         self.one_by_one = False
@@ -200,15 +102,12 @@ class FakeGate:
         self.priorities = tuple(priorities)
 
 
-# What shards show each other.
-
-
 @dataclass
 class Lane:
-    """One shard's own words."""
+    """The words of one shard."""
 
     serving: bool = True
-    fresh: bool = True  # its heartbeat
+    fresh: bool = True  # whether its heartbeat is recent
     bands: dict[int, Held] = field(default_factory=dict)
     front: tuple[int, float] | None = None
     progress: int = 0
@@ -220,17 +119,15 @@ class Lane:
 
 
 class Board:
-    """The lanes of all shards, and who is to be waked."""
+    """The lanes of all shards, and the shards to wake."""
 
     def __init__(self, shards: int) -> None:
         self.lanes = [Lane() for _ in range(shards)]
         self.wakes: list[int] = []
-        self.asked: dict[
-            tuple[int, int], tuple[int, int]
-        ] = {}  # (target, band) -> ever asked for, by all lanes together
+        self.asked: dict[tuple[int, int], tuple[int, int]] = {}  # (target, band) -> ever demanded by all lanes together
 
     def successor(self, shard: int) -> None:
-        """A new worker in the place of one that died: its gauges are cleared, counters go on."""
+        """A new worker replaces one that died: its gauges are cleared, its counters continue."""
         lane = self.lanes[shard]
         lane.bands, lane.front, lane.pending = {}, None, 0
         lane.times = {priority: (time, end, 0) for priority, (time, end, _) in lane.times.items()}
@@ -253,7 +150,7 @@ class Board:
 
 
 class BoardPeers:
-    """`Peers` of one shard over a board."""
+    """`Peers` of one shard, over a board."""
 
     def __init__(self, board: Board, shard: int = 0) -> None:
         self.board = board
@@ -332,7 +229,7 @@ class BoardPeers:
 
 
 class BoardLedger:
-    """`Ledger` of one band over a board; nothing is ever lost."""
+    """`Ledger` of one band, over a board. It never loses an entry."""
 
     def __init__(self, peers: BoardPeers, priority: int) -> None:
         self._peers = peers
@@ -374,7 +271,7 @@ class BoardLedger:
 
 
 class FakePool:
-    """Servers that take so many requests each, as a probe sees them: what is in flight over what fits."""
+    """Servers that take `each` requests each, as a probe sees them. The saturation is requests in flight over capacity."""
 
     def __init__(self, board: Board, pods: int = 1, each: int = 4, *, step: bool = True) -> None:
         self.board = board
@@ -384,12 +281,12 @@ class FakePool:
         self.reads = 0
         self._step = step
 
-    def load(self) -> Load:
+    def load(self) -> PoolLoad:
         self.reads += 1
         if not self.pods:
-            return Load(1.0, empty=True)
+            return PoolLoad(1.0, empty=True)
         capacity = self.pods * self.each
-        return Load(self.total() / capacity, step=1 / capacity if self._step else 0.0)
+        return PoolLoad(self.total() / capacity, step=1 / capacity if self._step else 0.0)
 
     def total(self) -> int:
         return sum(n for n, lane in zip(self.inflight, self.board.lanes, strict=True) if lane.serving)
@@ -399,9 +296,6 @@ class FakePool:
 
     def pending(self) -> int:
         return sum(lane.pending for lane in self.board.lanes if lane.serving)
-
-
-# Who calls, and who counts.
 
 
 class Recorder:
@@ -431,7 +325,7 @@ class Recorder:
 
 
 class FakeFuture:
-    """Done when it is set; whoever waits goes on later, when it is stepped."""
+    """Done when it is set. The waiting caller continues later, at its next step."""
 
     def __init__(self) -> None:
         self._done = False
@@ -461,7 +355,7 @@ class Call:
 
     @property
     def outcome(self) -> str:
-        """The name of how it ended; empty while it waits."""
+        """The name of the outcome; empty while the request waits."""
         self.step()
         return self.ended.value if self.ended is not None else ""
 
@@ -481,14 +375,18 @@ class Call:
             self.error, self.ended, self._coroutine = refusal, refusal.outcome, None
 
     def leave(self) -> None:
-        """The client is gone."""
+        """The client leaves."""
         coroutine, self._coroutine = self._coroutine, None
         if coroutine is not None:
             coroutine.close()
 
 
+def outcomes(*calls: Call) -> list[str]:
+    return [call.outcome for call in calls]
+
+
 class Shard:
-    """One controller with all that belongs to it, over a fake gate unless another is given."""
+    """One controller with its fakes. The gate is a `FakeGate` by default."""
 
     def __init__(
         self,
@@ -508,20 +406,20 @@ class Shard:
         self.calls: list[Call] = []
         self.controller = FlowController(
             made or plan(), self.gate, self.peers, self.seen,
-            now=self.clock, make_future=FakeFuture, registry=registry,
+            now=self.clock, make_future=lambda _item: FakeFuture(), registry=registry,
         )  # fmt: skip
 
     def call(self, fairness_id: str = "a", priority: int = 0, size: int = 10, ttl_s: float | None = None) -> Call:
         call = Call(self.controller, Thing(fairness_id, priority, size, ttl_s))
-        self.calls.append(call)  # a coroutine that nobody holds is closed
+        self.calls.append(call)  # Python closes a coroutine without references
         return call
 
     def room(self, places: float) -> None:
-        """So many places more, and a cycle that may use them."""
+        """Adds room for `places` requests and runs a cycle."""
         self.gate.places += places
         self.controller.woken()
 
     def after(self, seconds: float) -> None:
-        """Time passes, then a sweep."""
+        """Advances the clock and sweeps."""
         self.clock.now += seconds
         self.controller.sweep(self.clock.now)

@@ -1,4 +1,4 @@
-"""A band dispatches what it holds, whatever its policies do; and it keeps count of every one of their failures."""
+"""A band dispatches what it holds even if its policies fail, and it counts every failure."""
 
 import random
 from collections.abc import Callable, Iterable
@@ -6,15 +6,16 @@ from typing import Any
 
 import pytest
 
-from epp.flow.fallback import FAILURES_MAX, WITHIN_S, PlainQueue, Trust, Unranked
+from epp.flow.failure_breaker import FAILURES_MAX, WITHIN_S, FailureBreaker, PlainQueue, Unranked
 from epp.flows import BandView, FlowKey, FlowView, Queued
 from epp.plugin import FairShare, NoParams
 from epp.plugins.queues.priority import Priority
-from tests.epp.flow.shards import ByArrival, InTurn, Newest, Plain, Shard, Turns, band, plan
+from tests.epp.flow.policies import ByArrival, InTurn, Newest, Plain, Turns, band, plan
+from tests.epp.flow.shards import Shard
 
 
 class Broken:
-    """Raises in one of its calls, always or for the first so many times."""
+    """Raises in one of its calls: always, or for the first `times` calls."""
 
     def __init__(self, inner: Any, call: str, times: int = 10**9) -> None:
         self._inner = inner
@@ -41,18 +42,18 @@ def with_fairness(call: str, times: int = 10**9) -> Shard:
 
 @pytest.mark.parametrize("call", ["pick", "changed", "dispatched", "forget"])
 @pytest.mark.parametrize("times", [1, 10**9])
-def test_a_fairness_policy_that_raises_is_counted_and_everybody_is_served(call: str, times: int) -> None:
+def test_a_fairness_policy_that_raises_is_counted_and_all_requests_are_served(call: str, times: int) -> None:
     shard = with_fairness(call, times)
     calls = [shard.call(f"t{i % 3}", priority=0 if i < 6 else -1) for i in range(8)]
     shard.room(6)
-    assert [c.outcome for c in calls] == ["Dispatched"] * 6 + [""] * 2, "its band is not passed over"
+    assert [c.outcome for c in calls] == ["Dispatched"] * 6 + [""] * 2, "its band is not skipped"
     shard.room(2)
     assert calls[-1].outcome == "Dispatched"
     shard.after(100.0)
     assert {name for name, _ in shard.seen.failures} == {"fair"}
 
 
-def test_without_its_policy_a_band_serves_in_order_of_arrival() -> None:
+def test_a_band_without_its_policy_dispatches_in_order_of_arrival() -> None:
     shard = with_fairness("pick")
     calls = [shard.call(name) for name in "aabc"]
     for served in range(1, 5):
@@ -60,7 +61,7 @@ def test_without_its_policy_a_band_serves_in_order_of_arrival() -> None:
         assert [c.outcome for c in calls].count("Dispatched") == served == len([c for c in calls[:served] if c.outcome])
 
 
-def test_a_policy_that_fails_five_times_in_a_minute_is_not_asked_again() -> None:
+def test_a_policy_that_fails_five_times_in_a_minute_is_not_called_again() -> None:
     shard = with_fairness("pick")
     for _ in range(20):
         shard.call()
@@ -68,20 +69,20 @@ def test_a_policy_that_fails_five_times_in_a_minute_is_not_asked_again() -> None
     assert len(shard.seen.failures) == FAILURES_MAX
 
 
-def test_failures_that_are_far_apart_do_not_end_trust() -> None:
+def test_failures_that_are_far_apart_do_not_trip_the_breaker() -> None:
     reports: list[str] = []
-    trust = Trust("rare", lambda name, problem: reports.append(name))
+    breaker = FailureBreaker("rare", lambda name, problem: reports.append(name))
     for i in range(100):
-        trust.failed(RuntimeError(), now=i * WITHIN_S / (FAILURES_MAX - 2))
-    assert not trust.lost
+        breaker.failed(RuntimeError(), now=i * WITHIN_S / (FAILURES_MAX - 2))
+    assert not breaker.tripped
     assert len(reports) == 100
     for _ in range(FAILURES_MAX):
-        trust.failed(RuntimeError(), now=1e9)
-    assert trust.lost
+        breaker.failed(RuntimeError(), now=1e9)
+    assert breaker.tripped
 
 
 @pytest.mark.parametrize("answer", [None, "stranger"])
-def test_a_pick_that_names_nobody_who_waits_is_a_failure(answer: str | None) -> None:
+def test_a_pick_that_names_no_waiting_flow_is_a_failure(answer: str | None) -> None:
     class Odd(Turns):
         def pick(self, now: float) -> FlowView | None:
             return None if answer is None else Stranger()  # type: ignore[return-value]
@@ -100,7 +101,7 @@ def test_a_pick_that_names_nobody_who_waits_is_a_failure(answer: str | None) -> 
     assert shard.seen.failures[0][0] == "odd"
 
 
-def test_an_ordering_policy_that_raises_puts_the_item_behind_the_others() -> None:
+def test_an_ordering_policy_that_raises_puts_the_item_after_the_others() -> None:
     class Picky(ByArrival):
         def key(self, item: Queued) -> Any:
             if item.bytes == 13:
@@ -123,7 +124,7 @@ def test_an_ordering_policy_that_raises_puts_the_item_behind_the_others() -> Non
 
 @pytest.mark.parametrize("call", ["offer", "take", "remove", "head"])
 @pytest.mark.parametrize("times", [1, 2, 10**9])
-def test_a_queue_that_breaks_is_replaced_with_what_waits_in_it(call: str, times: int) -> None:
+def test_a_queue_that_fails_is_replaced_and_keeps_its_items(call: str, times: int) -> None:
     class Fragile(Plain):
         def make(self, key: Callable[[Queued], Any]) -> Any:
             return Broken(PlainQueue(), call, times)
@@ -138,7 +139,7 @@ def test_a_queue_that_breaks_is_replaced_with_what_waits_in_it(call: str, times:
     assert len(shard.seen.failures) <= 2, "once for each flow"
 
 
-def test_a_queue_that_cannot_be_made_is_replaced() -> None:
+def test_a_queue_that_cannot_be_created_is_replaced() -> None:
     class Never(Plain):
         def make(self, key: Callable[[Queued], Any]) -> Any:
             raise MemoryError
@@ -150,7 +151,7 @@ def test_a_queue_that_cannot_be_made_is_replaced() -> None:
     assert shard.seen.failures[0][0] == "never"
 
 
-def test_a_queue_that_gives_out_what_does_not_wait_in_it_is_replaced() -> None:
+def test_a_queue_that_returns_an_item_that_does_not_wait_in_it_is_replaced() -> None:
     class Repeating(PlainQueue):
         def take(self) -> Queued:
             item = super().take()
@@ -168,13 +169,13 @@ def test_a_queue_that_gives_out_what_does_not_wait_in_it_is_replaced() -> None:
     assert shard.seen.names == ["Dispatched"] * 3
 
 
-@pytest.mark.parametrize("chosen", ["raises", "nobody", "a stranger"])
-def test_a_displacement_policy_that_fails_lets_the_newest_give_way(chosen: str) -> None:
+@pytest.mark.parametrize("chosen", ["raises", "none", "an unknown item"])
+def test_when_a_displacement_policy_fails_the_newest_request_is_displaced(chosen: str) -> None:
     class Odd(Newest):
         def victim(self, band: BandView) -> Queued | None:
             if chosen == "raises":
                 raise RuntimeError
-            return None if chosen == "nobody" else object()  # type: ignore[return-value]
+            return None if chosen == "none" else object()  # type: ignore[return-value]
 
     shard = Shard(plan(band(-1, displacement=Odd("odd", NoParams())), max_requests=2))
     old, new = shard.call(priority=-1), shard.call(priority=-1)
@@ -196,16 +197,16 @@ def test_entries_that_ended_are_not_kept() -> None:
     assert the_band.oldest == 0.0
 
 
-def test_the_share_is_told_of_every_change_and_of_no_other() -> None:
-    told: list[str] = []
+def test_the_share_receives_every_change_of_a_head_and_no_other() -> None:
+    calls: list[str] = []
 
     class Listening(Turns):
         def changed(self, flow: FlowView) -> None:
-            told.append(f"{flow.key.fairness_id} {len(flow)}")
+            calls.append(f"{flow.key.fairness_id} {len(flow)}")
             super().changed(flow)
 
         def dispatched(self, flow: FlowView, item: Queued, now: float) -> None:
-            told.append(f"served {flow.key.fairness_id}")
+            calls.append(f"served {flow.key.fairness_id}")
             super().dispatched(flow, item, now)
 
     class Policy(InTurn):
@@ -214,13 +215,13 @@ def test_the_share_is_told_of_every_change_and_of_no_other() -> None:
 
     shard = Shard(plan(band(0, fairness=Policy("fair", NoParams()))))
     first, second, third = shard.call(), shard.call(), shard.call()
-    assert told == ["a 1"], "the others did not change the head"
+    assert calls == ["a 1"], "the others did not change the head"
     third.leave()
-    assert told == ["a 1"]
+    assert calls == ["a 1"]
     first.leave()
-    assert told == ["a 1", "a 1"], "another head"
+    assert calls == ["a 1", "a 1"], "another head"
     shard.room(1)
-    assert told == ["a 1", "a 1", "served a", "a 0"]
+    assert calls == ["a 1", "a 1", "served a", "a 0"]
     assert second.outcome == "Dispatched"
 
 
@@ -250,7 +251,7 @@ def test_the_plain_queue_keeps_order_and_sum() -> None:
         queue.take()
 
 
-def test_items_without_a_key_stand_behind_all_others_in_order_of_arrival() -> None:
+def test_items_without_a_key_sort_after_all_others_in_order_of_arrival() -> None:
     keys: list[Any] = [3.0, Unranked(2.0), 1.0, Unranked(1.0), 2.0]
     random.Random(1).shuffle(keys)
     ordered = sorted(keys)

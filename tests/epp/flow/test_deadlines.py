@@ -1,4 +1,4 @@
-"""When waits end: in which order, in how many steps, and what a change of the regime does to them."""
+"""When TTLs end: in which order, in how many steps, and what a change of the regime does to them."""
 
 import random
 from math import inf
@@ -7,20 +7,23 @@ import pytest
 
 from epp.flow.deadlines import GRACE_S, STEPS_MAX
 from epp.flow.rate import LONGEST_S, WINDOW_S, DrainRate
-from tests.epp.flow.shards import Shard, band, plan
+from tests.epp.flow.policies import band, plan
+from tests.epp.flow.shards import Shard
 
 
-def test_waits_end_in_the_order_of_their_ends_whatever_the_order_of_arrival() -> None:
+def test_requests_expire_by_deadline_whatever_the_order_of_arrival() -> None:
     shard = Shard()
-    wishes = [float(wish) for wish in range(1, 41)]
-    random.Random(3).shuffle(wishes)
-    calls = {wish: shard.call(ttl_s=wish) for wish in wishes}
+    ttls = [float(ttl_s) for ttl_s in range(1, 41)]
+    random.Random(3).shuffle(ttls)
+    calls = {ttl_s: shard.call(ttl_s=ttl_s) for ttl_s in ttls}
     for second in range(1, 41):
         shard.after(1.0)
-        assert {wish for wish, call in calls.items() if call.outcome} == {float(each) for each in range(1, second + 1)}
+        assert {ttl_s for ttl_s, call in calls.items() if call.outcome} == {
+            float(each) for each in range(1, second + 1)
+        }
 
 
-def test_a_sweep_does_a_bounded_number_of_steps_and_asks_to_be_called_again_at_once() -> None:
+def test_a_sweep_takes_a_bounded_number_of_steps_and_is_due_again_at_once() -> None:
     shard = Shard()
     calls = [shard.call(ttl_s=1.0) for _ in range(STEPS_MAX + 10)]
     shard.clock.now += 2.0
@@ -30,7 +33,7 @@ def test_a_sweep_does_a_bounded_number_of_steps_and_asks_to_be_called_again_at_o
     assert shard.controller.waiting == 0
 
 
-def test_two_short_bands_and_a_long_one_end_each_in_its_time() -> None:
+def test_each_band_has_its_own_ttl() -> None:
     shard = Shard(plan(band(1, request_ttl_s=1.0), band(2, request_ttl_s=inf), request_ttl_s=5.0))
     short, never, usual = shard.call(priority=1), shard.call(priority=2), shard.call()
     shard.after(1.0)
@@ -42,7 +45,7 @@ def test_two_short_bands_and_a_long_one_end_each_in_its_time() -> None:
 
 
 @pytest.mark.parametrize(("ttl_s", "empty_ttl_s"), [(inf, 3.0), (3.0, inf)])
-def test_a_wait_without_end_in_one_regime_ends_in_the_other(ttl_s: float, empty_ttl_s: float) -> None:
+def test_an_endless_ttl_in_one_regime_ends_in_the_other(ttl_s: float, empty_ttl_s: float) -> None:
     shard = Shard(plan(request_ttl_s=ttl_s, no_endpoint_ttl_s=empty_ttl_s))
     shard.gate.empty = ttl_s != inf
     call = shard.call()
@@ -56,7 +59,7 @@ def test_a_wait_without_end_in_one_regime_ends_in_the_other(ttl_s: float, empty_
     assert call.outcome == ("EvictedNoEndpoints" if shard.gate.empty else "EvictedTTL")
 
 
-def test_who_comes_after_a_change_counts_from_its_own_arrival() -> None:
+def test_the_ttl_of_a_request_after_a_change_runs_from_its_arrival() -> None:
     shard = Shard(plan(request_ttl_s=10.0))
     shard.gate.empty = True
     shard.after(0.0)
@@ -70,7 +73,7 @@ def test_who_comes_after_a_change_counts_from_its_own_arrival() -> None:
     assert call.outcome == "EvictedTTL"
 
 
-def test_a_wish_bounds_the_total_too() -> None:
+def test_a_requested_ttl_bounds_the_total_wait_too() -> None:
     shard = Shard(plan(request_ttl_s=100.0, no_endpoint_ttl_s=100.0))
     call = shard.call(ttl_s=1.0)
     waited = 0.0
@@ -92,4 +95,4 @@ def test_the_drain_rate_is_that_of_the_last_one_or_two_windows() -> None:
     assert rate.retry_after_s(50, 110.0) in (5, 6, 7)
     assert rate.retry_after_s(0, 110.0) == 1
     assert rate.retry_after_s(10**6, 110.0) == LONGEST_S
-    assert rate.retry_after_s(50, 110.0 + 2 * WINDOW_S) == LONGEST_S, "nothing has moved since"
+    assert rate.retry_after_s(50, 110.0 + 2 * WINDOW_S) == LONGEST_S, "nothing was dispatched since"

@@ -1,4 +1,4 @@
-"""Who gives way: a pure choice over what all shards show."""
+"""Displacement: the choice of shards and bands by what all shards show."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -7,11 +7,11 @@ from epp.flow.displacement import OWN, Holding, giving_way
 from epp.flow.ports import Wanted
 
 
-def test_nothing_is_needed_nobody_gives_way() -> None:
+def test_nothing_gives_way_if_nothing_is_needed() -> None:
     assert giving_way(5, 0, -10, [Holding(OWN, 0, 3, 30)]) == []
 
 
-def test_the_lowest_band_goes_first_and_in_it_who_holds_the_most_bytes() -> None:
+def test_the_lowest_band_goes_first_and_within_it_the_shard_with_the_most_bytes() -> None:
     holdings = [Holding(OWN, 0, 9, 90), Holding(2, -1, 1, 50), Holding(OWN, -1, 2, 20), Holding(1, -5, 1, 1)]
     assert giving_way(5, 3, 0, holdings) == [
         (1, Wanted(-5, 1, 0)),
@@ -24,12 +24,12 @@ def test_this_shard_goes_first_among_equals() -> None:
     assert giving_way(0, 1, 0, [Holding(3, -1, 1, 10), Holding(OWN, -1, 1, 10)]) == [(OWN, Wanted(-1, 1, 0))]
 
 
-def test_who_gives_all_its_bytes_gives_all_its_requests() -> None:
+def test_a_shard_that_frees_all_its_bytes_frees_all_its_requests() -> None:
     holdings = [Holding(OWN, -1, 4, 40), Holding(1, 0, 2, 100)]
     assert giving_way(5, 5, 60, holdings) == [(OWN, Wanted(-1, 4, 40)), (1, Wanted(0, 1, 20))]
 
 
-def test_items_without_bytes_do_not_go_for_bytes() -> None:
+def test_items_without_bytes_are_not_displaced_to_free_bytes() -> None:
     assert giving_way(5, 0, 5, [Holding(OWN, -1, 3, 0), Holding(1, 0, 1, 9)]) == [(1, Wanted(0, 0, 5))]
 
 
@@ -39,7 +39,7 @@ holdings_lists = st.lists(
 
 
 @given(st.integers(-3, 6), st.integers(0, 12), st.integers(-5, 200), holdings_lists)
-def test_it_asks_for_what_is_needed_of_strictly_lower_bands_or_of_nobody(
+def test_it_takes_what_is_needed_from_strictly_lower_bands_or_nothing_at_all(
     priority: int, requests: int, size: int, holdings: list[Holding]
 ) -> None:
     parts = giving_way(priority, requests, size, holdings)

@@ -1,3 +1,5 @@
+"""In-flight eviction of one worker: which victims, when, and how many."""
+
 import math
 from typing import Any
 
@@ -11,9 +13,9 @@ from epp.flow.eviction import (
     REVOCATIONS_MAX,
     Demand,
     Reclamation,
+    RevocationObserver,
     Standing,
     Step,
-    Told,
     Victim,
     Victims,
     demanded,
@@ -28,7 +30,7 @@ def by_priority_then_newest(flow: FlowKey, dispatched_at: float) -> tuple[float,
     return (flow.priority, -dispatched_at)
 
 
-class Counts(Told):
+class Counts(RevocationObserver):
     def __init__(self) -> None:
         self.by_priority: list[tuple[int, int]] = []
         self.confirmations: list[float] = []
@@ -45,12 +47,12 @@ class Counts(Told):
 
 
 class Worker:
-    """One worker's requests; `slow` streams end when the test says so, the others at once."""
+    """The requests of one worker. `slow` streams end when the test ends them, the others at once."""
 
     def __init__(self, *, slow: bool = False) -> None:
         self.victims = Victims(lambda flow: sheddable(flow.priority), by_priority_then_newest)
-        self.told = Counts()
-        self.reclamation = Reclamation(self.victims, GRACE_S, told=self.told)
+        self.observer = Counts()
+        self.reclamation = Reclamation(self.victims, GRACE_S, observer=self.observer)
         self.slow = slow
         self.now = 0.0
         self.revoked: list[str] = []
@@ -79,7 +81,7 @@ class Worker:
         return self.reclamation.look(now, saturation, list(bands), list(others), in_flight)
 
 
-def test_only_what_the_filter_lets_through_is_tracked() -> None:
+def test_only_requests_that_the_filter_accepts_are_tracked() -> None:
     worker = Worker()
     for name, priority in (("a", -1), ("b", 0), ("c", 5)):
         worker.serve(name, priority, 0.0)
@@ -87,7 +89,7 @@ def test_only_what_the_filter_lets_through_is_tracked() -> None:
     assert len(worker.victims) == 1
 
 
-def test_the_least_important_goes_first_and_of_one_band_the_newest() -> None:
+def test_the_least_important_victim_goes_first_and_within_a_band_the_newest() -> None:
     worker = Worker()
     for name, priority, at in (("old", -1, 1.0), ("worse", -5, 0.0), ("new", -1, 2.0)):
         worker.serve(name, priority, at)
@@ -96,10 +98,23 @@ def test_the_least_important_goes_first_and_of_one_band_the_newest() -> None:
     assert worker.revoked == ["worse", "new", "old"]
 
 
-def test_there_is_one_order_of_minus_1_0_and_5_in_eviction_too() -> None:
+def test_another_filter_and_order_count_for_requests_that_are_already_served() -> None:
+    worker = Worker()
+    for name, priority, at in (("old", -1, 1.0), ("worst", -9, 0.0), ("new", -2, 2.0)):
+        worker.serve(name, priority, at)
+    worker.victims.use(lambda flow: flow.priority > -9, lambda flow, dispatched_at: dispatched_at)
+    assert len(worker.victims) == 2
+    for now in (3.0, 4.0, 5.0):
+        worker.look(now)
+    assert worker.revoked == ["old", "new"]
+    worker.end("worst")
+    assert len(worker.victims) == 0
+
+
+def test_priorities_minus_one_zero_and_five_are_evicted_by_rank() -> None:
     everything = Victims(lambda flow: True, by_priority_then_newest)
     revoked: list[int] = []
-    reclamation = Reclamation(everything, 0.0, told=Told())
+    reclamation = Reclamation(everything, 0.0, observer=RevocationObserver())
     for priority in (0, 5, -1):
 
         def revoke(priority: int = priority) -> bool:
@@ -113,7 +128,7 @@ def test_there_is_one_order_of_minus_1_0_and_5_in_eviction_too() -> None:
     assert revoked == [-1, 0]
 
 
-def test_nobody_is_given_up_for_a_band_of_the_same_or_of_less_importance() -> None:
+def test_nothing_is_revoked_for_a_band_of_equal_or_lower_importance() -> None:
     worker = Worker()
     worker.serve("a", -1, 0.0)
     assert worker.look(1.0, bands=((-1, 1.0, True), (-2, 1.0, True))) is NOTHING
@@ -132,13 +147,15 @@ def test_nobody_is_given_up_for_a_band_of_the_same_or_of_less_importance() -> No
         ([(-5, 1.0, True)], None),
         ([], None),
     ],
-    ids=["waits", "first is empty", "first is shut for good", "first is open", "empty", "same", "below", "none"],
+    ids=["waits", "first is empty", "first has ceiling 0", "first is open", "empty", "same", "below", "none"],
 )
-def test_demand_is_the_first_band_above_the_victim_that_waits_for_load_alone(bands: Any, demand: Demand | None) -> None:
+def test_the_demand_is_the_most_important_band_above_the_victim_that_waits_because_of_the_load(
+    bands: Any, demand: Demand | None
+) -> None:
     assert demanded(1.0, bands, -1) == demand
 
 
-def test_how_many_follows_from_the_deficit_and_the_mean_footprint_and_is_at_most_two() -> None:
+def test_the_number_of_victims_is_deficit_over_mean_footprint_and_at_most_two() -> None:
     for saturation, in_flight, expected in ((1.0, 10, 1), (1.05, 10, 1), (1.15, 10, 2), (3.0, 10, REVOCATIONS_MAX)):
         worker = Worker()
         for number in range(5):
@@ -148,16 +165,16 @@ def test_how_many_follows_from_the_deficit_and_the_mean_footprint_and_is_at_most
         assert worker.reclamation.target == pytest.approx(saturation - 1.0)
 
 
-def test_who_is_complete_already_is_passed_over_and_not_counted() -> None:
+def test_a_victim_with_a_complete_answer_is_skipped_and_not_counted() -> None:
     worker = Worker()
     worker.serve("still there", -1, 1.0)
     worker.serve("complete", -1, 2.0, complete=True)
     assert worker.look(3.0).revoked == 1
     assert worker.revoked == ["still there"]
-    assert worker.told.by_priority == [(5, 1)]
+    assert worker.observer.by_priority == [(5, 1)]
 
 
-def test_the_next_decision_waits_for_the_confirmation_and_then_for_the_grace() -> None:
+def test_the_next_decision_waits_for_the_confirmation_and_then_for_the_grace_period() -> None:
     worker = Worker(slow=True)
     for number in range(4):
         worker.serve(str(number), -1, float(number))
@@ -165,7 +182,7 @@ def test_the_next_decision_waits_for_the_confirmation_and_then_for_the_grace() -
     assert worker.look(11.0) is NOTHING
     worker.now = 12.0
     worker.end("3")
-    assert worker.told.confirmations == [2.0]
+    assert worker.observer.confirmations == [2.0]
     assert worker.look(12.0 + GRACE_S - 0.01) is NOTHING
     assert worker.reclamation.pending == pytest.approx(0.1)
     assert worker.look(12.0 + GRACE_S).revoked == 1
@@ -177,12 +194,12 @@ def test_a_stream_that_does_not_end_counts_as_gone_after_ten_seconds() -> None:
         worker.serve(str(number), -1, float(number))
     worker.look(10.0)
     assert worker.look(10.0 + CONFIRM_S - 0.01) is NOTHING
-    assert worker.told.late == 0
-    assert worker.look(10.0 + CONFIRM_S) is NOTHING  # gone, and now the grace
-    assert worker.told.late == 1
+    assert worker.observer.late == 0
+    assert worker.look(10.0 + CONFIRM_S) is NOTHING  # counts as gone; now the grace period
+    assert worker.observer.late == 1
     assert worker.look(10.0 + CONFIRM_S + GRACE_S).revoked == 1
-    worker.end("3")  # after all
-    assert worker.told.confirmations == []
+    worker.end("3")  # late
+    assert worker.observer.confirmations == []
 
 
 def test_a_worker_with_a_better_victim_is_woken_instead() -> None:
@@ -195,13 +212,13 @@ def test_a_worker_with_a_better_victim_is_woken_instead() -> None:
     assert worker.look(7.0, others=((1, older),)).revoked == 1
 
 
-def test_a_worker_without_victims_wakes_who_has_some() -> None:
+def test_a_worker_without_victims_wakes_one_that_has_some() -> None:
     worker = Worker()
     assert worker.look(7.0) is NOTHING
     assert worker.look(7.0, others=((2, Standing(1, -1, 6.0)),)) == Step(wake=2)
 
 
-def test_what_another_worker_gave_up_counts_until_it_shows() -> None:
+def test_a_revocation_by_another_worker_blocks_until_it_shows() -> None:
     worker, other = Worker(), Worker(slow=True)
     worker.serve("mine", -1, 5.0)
     other.serve("theirs", -2, 5.0)
@@ -215,7 +232,7 @@ def test_what_another_worker_gave_up_counts_until_it_shows() -> None:
     assert worker.look(8.0 + GRACE_S, others=((2, other.reclamation.standing()),)).revoked == 1
 
 
-def test_a_request_that_ends_by_itself_is_no_victim_and_leaves_nothing_behind() -> None:
+def test_a_request_that_ends_normally_is_no_victim_and_leaves_nothing_behind() -> None:
     worker = Worker()
     for number in range(10_000):
         worker.serve(str(number), -1, float(number))
@@ -225,13 +242,13 @@ def test_a_request_that_ends_by_itself_is_no_victim_and_leaves_nothing_behind() 
     assert worker.reclamation.standing() == Standing()
 
 
-def test_freed_capacity_shows_at_once_to_a_detector_that_counts_and_after_a_scrape_to_one_that_reads() -> None:
-    assert grace_s(counted=True, interval_s=0.05, staleness_s=2.0) == 0.010
-    assert grace_s(counted=False, interval_s=0.05, staleness_s=2.0) == pytest.approx(2.3)
+def test_freed_capacity_shows_at_once_if_the_detector_counts_and_else_after_a_scrape() -> None:
+    assert grace_s(counted=True, interval_s=0.05, scrape_s=2.0) == 0.010
+    assert grace_s(counted=False, interval_s=0.05, scrape_s=2.0) == pytest.approx(2.3)
 
 
 @pytest.mark.parametrize("saturation", [0.0, math.nan, math.inf, -1.0])
-def test_a_reading_that_says_nothing_gives_nobody_up(saturation: float) -> None:
+def test_a_meaningless_saturation_revokes_nothing(saturation: float) -> None:
     worker = Worker()
     worker.serve("a", -1, 0.0)
     worker.look(1.0, saturation=saturation)
@@ -240,10 +257,10 @@ def test_a_reading_that_says_nothing_gives_nobody_up(saturation: float) -> None:
 
 @settings(max_examples=200, deadline=None)
 @given(st.data())
-def test_whatever_happens_few_are_given_up_at_once_never_as_important_as_who_waits_and_each_ends_once(
+def test_revocations_are_few_at_once_less_important_than_what_waits_and_never_repeated(
     data: Any,
 ) -> None:
-    """Three workers, each looking at the others' standings as they are."""
+    """Three workers; each one sees the present standings of the others."""
     workers = [Worker(slow=data.draw(st.booleans())) for _ in range(3)]
     priorities: dict[str, int] = {}
     now, names, serving = 0.0, 0, {}
@@ -275,12 +292,12 @@ def test_whatever_happens_few_are_given_up_at_once_never_as_important_as_who_wai
             assert [len(w.revoked) for w in workers if w is not worker] == [
                 n for w, n in zip(workers, before, strict=True) if w is not worker
             ]
-            given_up = worker.revoked[before[workers.index(worker)] :]
-            assert len(given_up) == step.revoked <= REVOCATIONS_MAX
-            assert all(priorities[name] < min(0, demand) for name in given_up)
-            if given_up:
+            revoked = worker.revoked[before[workers.index(worker)] :]
+            assert len(revoked) == step.revoked <= REVOCATIONS_MAX
+            assert all(priorities[name] < min(0, demand) for name in revoked)
+            if revoked:
                 assert best is not None
-                assert priorities[given_up[0]] == best[0]
+                assert priorities[revoked[0]] == best[0]
     for worker in workers:
         assert len(worker.revoked) == len(set(worker.revoked))
         assert len(worker.victims) == sum(victim is not None and victim.here for victim in worker.tracked.values())

@@ -1,10 +1,11 @@
-"""One comparison orders bands everywhere: -1, 0 and 5 in dispatch, in displacement and in eviction."""
+"""One comparison orders bands everywhere: the priorities -1, 0 and 5 in dispatch, in displacement and in eviction."""
 
 from epp.flow.eviction import Victims
 from epp.flows import FlowKey, rank
 from epp.plugin import NoParams
 from epp.plugins.eviction.priority_then_time import PriorityThenTime
-from tests.epp.flow.shards import Shard, band, plan
+from tests.epp.flow.policies import band, plan
+from tests.epp.flow.shards import Shard
 
 ARRIVE = (0, 5, -1)
 MOST_IMPORTANT_FIRST = [5, 0, -1]
@@ -36,7 +37,7 @@ def evicted() -> list[int]:
     return order
 
 
-def test_dispatch_displacement_and_eviction_see_one_order() -> None:
+def test_dispatch_displacement_and_eviction_use_the_same_order() -> None:
     assert sorted(ARRIVE, key=rank) == MOST_IMPORTANT_FIRST
     assert dispatched() == MOST_IMPORTANT_FIRST
     assert displaced() == MOST_IMPORTANT_FIRST[::-1]

@@ -1,4 +1,4 @@
-"""What each ending is called, what it is caught as, and what the client sees of it."""
+"""The label of each outcome, the classes that catch it, and what the client sees of it."""
 
 import json
 
@@ -59,17 +59,17 @@ CAUGHT_AS = {
 
 
 @pytest.mark.parametrize(("kind", "label", "caught_as", "status", "reason", "message"), TABLE)
-def test_an_ending_has_its_label_its_causes_and_its_answer(
+def test_an_outcome_has_its_label_its_causes_and_its_answer(
     kind: type[Undispatched], label: str, caught_as: set[type], status: int, reason: str | None, message: str
 ) -> None:
     raised = kind(retry_after_s=7)
     assert raised.outcome is Outcome(label)
     assert {each for each in CAUGHT_AS if isinstance(raised, each)} == caught_as
-    given = answer(raised)
-    assert given.status == status
-    assert given.headers.get(DROP_REASON) == reason
-    assert given.headers[RETRY_AFTER] == "7"
-    assert json.loads(given.body)["error"]["message"] == f"inference error: {message}"
+    error_answer = answer(raised)
+    assert error_answer.status == status
+    assert error_answer.headers.get(DROP_REASON) == reason
+    assert error_answer.headers[RETRY_AFTER] == "7"
+    assert json.loads(error_answer.body)["error"]["message"] == f"inference error: {message}"
 
 
 def test_the_table_is_complete() -> None:
@@ -82,11 +82,11 @@ def test_the_table_is_complete() -> None:
     assert {each.outcome for each in concrete} == set(Outcome) - {Outcome.DISPATCHED}
 
 
-def test_without_a_known_time_there_is_no_retry_after() -> None:
+def test_an_unknown_time_gives_no_retry_after() -> None:
     assert RETRY_AFTER not in answer(RejectedCapacity()).headers
 
 
-def test_a_fault_says_more() -> None:
+def test_a_fault_adds_its_detail() -> None:
     assert (
         b"request rejected pre-queue: an item of -1 bytes" in answer(RejectedFault(detail="an item of -1 bytes")).body
     )

@@ -1,24 +1,25 @@
-"""Bands and flows come and go by configuration and by use, and no request is lost by either."""
+"""Bands and flows come and go by configuration and by use, and neither loses a request."""
 
 import pytest
 
 from epp.flow import registry as module
 from epp.flow.registry import IDLE_S, OVERFLOW, Registry
 from epp.flows import FlowKey
-from tests.epp.flow.shards import Board, BoardPeers, Shard, band, plan
+from tests.epp.flow.policies import band, plan
+from tests.epp.flow.shards import Board, BoardPeers, Shard
 
 
 def priorities(shard: Shard) -> list[int]:
     return [each.priority for each in shard.controller._registry.order]
 
 
-def test_the_bands_of_the_plan_and_band_zero_exist_from_the_start_in_the_order_of_rank() -> None:
+def test_the_bands_of_the_plan_and_band_zero_exist_from_the_start_ordered_by_rank() -> None:
     shard = Shard(plan(band(-3), band(7)))
     assert priorities(shard) == [7, 0, -3]
     assert shard.gate.priorities == (7, 0, -3)
 
 
-def test_other_bands_are_made_of_the_templates_when_objectives_name_them() -> None:
+def test_the_templates_create_other_bands_when_objectives_name_them() -> None:
     made = plan(band(7), template=band(99, max_requests=11), negative_template=band(99, max_requests=22))
     shard = Shard(made)
     shard.controller.provision([4, -4])
@@ -27,20 +28,20 @@ def test_other_bands_are_made_of_the_templates_when_objectives_name_them() -> No
     assert shard.gate.priorities == (7, 4, 0, -4)
 
 
-def test_without_a_negative_template_the_other_one_serves() -> None:
+def test_without_a_negative_template_the_other_template_is_used() -> None:
     made = plan(template=band(0, max_requests=11))
     assert made.band(-4).max_requests == made.band(4).max_requests == 11
     assert made.band(-4).priority == -4
 
 
-def test_an_empty_band_that_nobody_names_any_more_goes_at_once() -> None:
+def test_an_empty_band_that_is_no_longer_named_is_removed_at_once() -> None:
     shard = Shard()
     shard.controller.provision([4])
     shard.controller.provision([])
     assert priorities(shard) == [0]
 
 
-def test_a_band_that_is_wanted_no_more_serves_what_waits_in_it_and_takes_nothing_in() -> None:
+def test_a_leaving_band_dispatches_what_waits_in_it_and_accepts_nothing_new() -> None:
     shard = Shard()
     shard.controller.provision([4])
     waits = shard.call(priority=4)
@@ -54,7 +55,7 @@ def test_a_band_that_is_wanted_no_more_serves_what_waits_in_it_and_takes_nothing
 
 
 @pytest.mark.parametrize("how", ["leaves", "expires", "shuts down"])
-def test_a_leaving_band_goes_with_its_last_request_however_that_ends(how: str) -> None:
+def test_a_leaving_band_is_removed_with_its_last_request_however_that_ends(how: str) -> None:
     shard = Shard()
     shard.controller.provision([4])
     waits = shard.call(priority=4)
@@ -68,7 +69,7 @@ def test_a_leaving_band_goes_with_its_last_request_however_that_ends(how: str) -
     assert priorities(shard) == [0]
 
 
-def test_a_leaving_band_that_is_wanted_again_comes_back_as_it_was() -> None:
+def test_a_leaving_band_that_is_named_again_returns_unchanged() -> None:
     shard = Shard()
     shard.controller.provision([4])
     first = shard.call(priority=4)
@@ -81,7 +82,7 @@ def test_a_leaving_band_that_is_wanted_again_comes_back_as_it_was() -> None:
     assert priorities(shard) == [4, 0]
 
 
-def test_a_flow_is_made_on_first_use_and_given_up_when_it_was_idle_for_long() -> None:
+def test_a_flow_is_created_on_first_use_and_removed_after_its_idle_time() -> None:
     shard = Shard()
     registry = shard.controller._registry
     call = shard.call("x")
@@ -93,7 +94,7 @@ def test_a_flow_is_made_on_first_use_and_given_up_when_it_was_idle_for_long() ->
     assert registry.flows == 0
 
 
-def test_a_flow_is_not_given_up_while_a_request_refers_to_it() -> None:
+def test_a_flow_is_not_removed_while_a_request_refers_to_it() -> None:
     shard = Shard(plan(request_ttl_s=1e9, no_endpoint_ttl_s=1e9))
     call = shard.call("x")
     shard.after(100 * IDLE_S)
@@ -102,7 +103,7 @@ def test_a_flow_is_not_given_up_while_a_request_refers_to_it() -> None:
     assert call.outcome == "Dispatched"
 
 
-def test_use_makes_an_idle_flow_young_again() -> None:
+def test_use_restarts_the_idle_time_of_a_flow() -> None:
     shard = Shard()
     shard.call("x").leave()
     shard.after(IDLE_S - 1)
@@ -111,7 +112,7 @@ def test_use_makes_an_idle_flow_young_again() -> None:
     assert shard.controller._registry.flows == 1
 
 
-def test_beyond_the_most_the_longest_idle_flow_makes_way(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_beyond_the_maximum_the_flow_that_is_idle_longest_is_removed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "FLOWS_MAX", 2)
     shard = Shard()
     shard.call("old").leave()
@@ -121,7 +122,7 @@ def test_beyond_the_most_the_longest_idle_flow_makes_way(monkeypatch: pytest.Mon
     assert set(known) == {FlowKey("young", 0), FlowKey("new", 0)}
 
 
-def test_when_none_is_idle_further_flows_share_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_further_flows_share_one_if_no_flow_is_idle(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "FLOWS_MAX", 2)
     shard = Shard()
     calls = [shard.call(f"t{i}") for i in range(6)]

@@ -1,17 +1,18 @@
-"""Several shards over one board: limits, displacement and order among them, and what a shard's death leaves."""
+"""Several shards over one board: limits, displacement and order among them, and the effects of a shard's death."""
 
 import pytest
 
 from epp.flow.gate import PoolGate
-from epp.flow.neighbours import PATIENCE_S, REPEAT_S, YIELDING_S
+from epp.flow.shard_order import PATIENCE_S, REPEAT_S, YIELDING_S
 from epp.flows import FlowView
 from epp.plugin import Ledger, NoParams
 from epp.plugins.fairness.token_weighted import TokenWeighted
-from tests.epp.flow.shards import Board, Clock, FakePool, InTurn, Shard, ToTheCeiling, Turns, band, plan
+from tests.epp.flow.policies import InTurn, ToTheCeiling, Turns, band, plan
+from tests.epp.flow.shards import Board, Clock, FakePool, Shard
 
 
 def shards(count: int = 2, made: object = None, **pool: int) -> tuple[list[Shard], FakePool]:
-    """Shards with one clock and one pool, which takes one request unless said otherwise."""
+    """Shards with one clock and one pool. The pool takes one request by default."""
     board, clock = Board(count), Clock()
     servers = FakePool(board, **{"pods": 1, "each": 1, **pool})
     made = made or plan(band(-1), band(5))
@@ -36,7 +37,7 @@ def wakes(shard: Shard) -> list[int]:
     return woken
 
 
-def test_a_band_is_full_when_all_shards_together_hold_as_much() -> None:
+def test_the_limit_of_a_band_counts_all_shards() -> None:
     (one, two), pool = shards(made=plan(band(0, max_requests=3)))
     full(pool)
     calls = [one.call(), two.call(), one.call()]
@@ -53,7 +54,7 @@ def test_the_limits_over_all_bands_count_all_shards() -> None:
     assert one.call(priority=5).outcome == ""
 
 
-def test_the_victims_of_an_arrival_give_way_in_whichever_shard_holds_them() -> None:
+def test_the_victims_of_an_arrival_are_displaced_in_the_shard_that_holds_them() -> None:
     (one, two), pool = shards(made=plan(band(-1), band(5), max_requests=3))
     full(pool)
     low = [two.call(priority=-1) for _ in range(3)]
@@ -64,21 +65,21 @@ def test_the_victims_of_an_arrival_give_way_in_whichever_shard_holds_them() -> N
     assert [call.outcome for call in low] == ["", "", "EvictedDisplaced"]
     assert one.board.outstanding(1, -1) == (0, 0)
     two.controller.woken()
-    assert [call.outcome for call in low].count("") == 2, "asked once, done once"
+    assert [call.outcome for call in low].count("") == 2, "demanded once, done once"
 
 
-def test_what_was_asked_for_already_is_not_counted_on_again() -> None:
+def test_what_is_already_demanded_is_not_demanded_again() -> None:
     (one, two, three), pool = shards(3, plan(band(-1), band(5), max_requests=2))
     full(pool)
     low = [two.call(priority=-1), two.call(priority=-1)]
     assert one.call(priority=5).outcome == ""
     assert three.call(priority=5).outcome == ""
-    assert one.call(priority=5).outcome == "RejectedCapacity", "both are promised to others"
+    assert one.call(priority=5).outcome == "RejectedCapacity", "both victims are already demanded"
     two.controller.woken()
     assert [call.outcome for call in low] == ["EvictedDisplaced"] * 2
 
 
-def test_nobody_gives_way_anywhere_if_all_that_is_lower_is_not_enough() -> None:
+def test_nothing_is_displaced_in_any_shard_if_all_lower_bands_are_not_enough() -> None:
     (one, two), pool = shards(made=plan(band(-1), band(5), max_bytes=100))
     full(pool)
     low, own = two.call(priority=-1, size=30), one.call(priority=-1, size=30)
@@ -97,7 +98,7 @@ def test_the_lowest_band_of_any_shard_gives_way_before_the_next() -> None:
     assert (own.outcome, elsewhere.outcome) == ("", "EvictedDisplaced")
 
 
-def test_who_was_asked_evicts_nobody_when_it_is_not_needed_any_more() -> None:
+def test_a_demand_that_is_no_longer_needed_evicts_nothing() -> None:
     (one, two), pool = shards(made=plan(band(-1), band(5), max_requests=2))
     full(pool)
     low = [two.call(priority=-1), two.call(priority=-1)]
@@ -108,7 +109,7 @@ def test_who_was_asked_evicts_nobody_when_it_is_not_needed_any_more() -> None:
     assert one.board.outstanding(1, -1) == (0, 0)
 
 
-def test_a_shard_that_dies_gives_its_capacity_back_at_once_and_owes_nothing() -> None:
+def test_a_shard_that_dies_frees_its_share_of_the_limits_and_its_demands() -> None:
     (one, two), pool = shards(made=plan(band(-1), band(5), max_requests=2))
     full(pool)
     two.call(priority=-1)
@@ -117,24 +118,24 @@ def test_a_shard_that_dies_gives_its_capacity_back_at_once_and_owes_nothing() ->
     one.board.die(1)
     assert one.call(priority=5).outcome == ""
     one.board.successor(1)
-    assert one.board.outstanding(1, -1) == (0, 0), "its successor is not asked for what it never had"
+    assert one.board.outstanding(1, -1) == (0, 0), "the successor has no demand for requests that it never had"
     assert one.call(priority=5).outcome == "RejectedCapacity"
 
 
-def test_a_request_does_not_pass_straight_through_while_others_wait_elsewhere() -> None:
+def test_a_request_does_not_take_the_fast_path_while_others_wait_elsewhere() -> None:
     (one, two), pool = shards()
     full(pool)
     early = two.call()
     one.clock.now += 1.0
     free(pool)
     late = one.call()
-    assert late.outcome == "", "the place is left to who waits longer"
+    assert late.outcome == "", "the room is left to the request that waits longer"
     assert wakes(one) == [1]
     two.controller.woken()
     assert early.outcome == "Dispatched"
 
 
-def test_minus_one_zero_and_five_in_three_shards_go_by_rank_whoever_looks_first() -> None:
+def test_priorities_minus_one_zero_and_five_in_three_shards_go_by_rank_whichever_shard_looks_first() -> None:
     made, pool = shards(3)
     full(pool)
     calls = [shard.call(priority=priority) for shard, priority in zip(made, (-1, 0, 5), strict=True)]
@@ -149,7 +150,7 @@ def test_minus_one_zero_and_five_in_three_shards_go_by_rank_whoever_looks_first(
         made[0].clock.now += 0.001
 
 
-def test_a_shard_that_does_not_move_is_passed_over_after_ten_milliseconds() -> None:
+def test_a_shard_that_does_not_move_is_ignored_after_ten_milliseconds() -> None:
     (one, two), pool = shards()
     full(pool)
     low, high = one.call(priority=-1), two.call(priority=5)
@@ -164,22 +165,22 @@ def test_a_shard_that_does_not_move_is_passed_over_after_ten_milliseconds() -> N
     assert (low.outcome, high.outcome) == ("Dispatched", "")
 
 
-@pytest.mark.parametrize("goes_on", [True, False])
-def test_who_leaves_the_room_to_one_that_hangs_has_time_to_find_that_out(goes_on: bool) -> None:
-    (low, middle, hangs), pool = shards(3, made=plan(band(-1), band(0), band(5)))
+@pytest.mark.parametrize("recovers", [True, False])
+def test_a_shard_that_yields_to_a_stuck_shard_has_time_to_find_that_out(recovers: bool) -> None:
+    (low, middle, stuck), pool = shards(3, made=plan(band(-1), band(0), band(5)))
     full(pool)
     lowest, next_one = low.call(priority=-1), middle.call(priority=0)
-    hangs.call(priority=5)
+    stuck.call(priority=5)
     free(pool)
     low.controller.woken()
     low.clock.now += PATIENCE_S * 1.1
-    low.controller.woken()  # now it knows of the one that hangs, and waits for the middle one
+    low.controller.woken()  # now it ignores the stuck shard and waits for the middle one
     low.clock.now += PATIENCE_S * 0.1
     middle.controller.woken()
     low.clock.now += PATIENCE_S
     low.controller.woken()
     assert (lowest.outcome, next_one.outcome) == ("", "")
-    if goes_on:
+    if recovers:
         low.clock.now += PATIENCE_S * 0.1
         middle.controller.woken()
         assert (lowest.outcome, next_one.outcome) == ("", "Dispatched")
@@ -189,7 +190,7 @@ def test_who_leaves_the_room_to_one_that_hangs_has_time_to_find_that_out(goes_on
         assert (lowest.outcome, next_one.outcome) == ("Dispatched", "")
 
 
-def test_patience_begins_anew_when_there_was_no_room_meanwhile() -> None:
+def test_patience_starts_again_after_a_time_without_room() -> None:
     (one, two), pool = shards()
     full(pool)
     low = one.call(priority=-1)
@@ -201,7 +202,7 @@ def test_patience_begins_anew_when_there_was_no_room_meanwhile() -> None:
     one.controller.woken()
     free(pool)
     one.controller.woken()
-    assert low.outcome == "", "the other one had no room either"
+    assert low.outcome == "", "the other shard had no room either"
 
 
 def test_a_shard_without_a_heartbeat_is_not_waited_for() -> None:
@@ -229,7 +230,7 @@ def test_a_wake_is_not_repeated_while_it_is_not_answered() -> None:
     assert wakes(one) == [1]
 
 
-def test_a_response_that_ends_where_nothing_waits_wakes_who_has_the_best_claim() -> None:
+def test_a_response_that_ends_where_nothing_waits_wakes_the_shard_with_the_best_claim() -> None:
     (one, two, three), pool = shards(3)
     full(pool)
     two.call(priority=0)
@@ -239,7 +240,7 @@ def test_a_response_that_ends_where_nothing_waits_wakes_who_has_the_best_claim()
     assert wakes(one) == [2]
 
 
-def test_who_has_nothing_left_passes_the_room_on() -> None:
+def test_a_shard_with_nothing_left_wakes_another_one() -> None:
     (one, two), pool = shards(each=2)
     full(pool)
     high, low = one.call(priority=5), two.call(priority=-1)
@@ -256,14 +257,14 @@ def test_within_a_band_the_older_claim_goes_first_with_a_tolerance(isolates: boo
     (one, two), pool = shards()
     for shard in (one, two):
         for each in shard.controller._registry.order:
-            each.plan.fairness.isolates = isolates  # type: ignore[misc]
+            each.plan.fairness.isolates = isolates
     full(pool)
     older = two.call()
     one.clock.now += 0.015
     newer = one.call()
     free(pool)
     one.controller.woken()
-    assert newer.outcome == "Dispatched", "15 ms are no difference"
+    assert newer.outcome == "Dispatched", "15 ms are within the tolerance"
     one.controller.settled(placed=True)
     full(pool)
     one.clock.now += 0.010
@@ -275,7 +276,7 @@ def test_within_a_band_the_older_claim_goes_first_with_a_tolerance(isolates: boo
     assert older.outcome == "Dispatched"
 
 
-def test_where_flows_are_kept_apart_a_backlog_elsewhere_does_not_hold_up_another_tenant() -> None:
+def test_with_isolated_flows_a_backlog_elsewhere_does_not_delay_another_tenant() -> None:
     (one, two), pool = shards()
     full(pool)
     backlog = [one.call("greedy") for _ in range(5)]
@@ -285,7 +286,7 @@ def test_where_flows_are_kept_apart_a_backlog_elsewhere_does_not_hold_up_another
     assert backlog[0].outcome == "Dispatched"
     one.controller.settled(placed=True)
     full(pool)
-    small = two.call("small")  # the backlog is 10 s old, but its flow was served just now
+    small = two.call("small")  # the backlog is 10 s old, but its flow was just served
     free(pool)
     two.controller.woken()
     assert small.outcome == "Dispatched"
@@ -293,7 +294,7 @@ def test_where_flows_are_kept_apart_a_backlog_elsewhere_does_not_hold_up_another
 
 
 class Named(InTurn):
-    """Ranks: whose name comes first in the alphabet goes first, over all shards."""
+    """Ranks flows by name over all shards: the first in the alphabet goes first."""
 
     ranks = True
     tolerance = 0.5
@@ -304,7 +305,7 @@ class Named(InTurn):
 
 class NamedTurns(Turns):
     def meet(self, ledger: Ledger) -> None:
-        """Names are known without."""
+        """Names need no ledger."""
 
     def pick(self, now: float) -> FlowView | None:
         return min(self.waiting.values(), key=self.claim, default=None)
@@ -313,7 +314,7 @@ class NamedTurns(Turns):
         return float(ord(flow.key.fairness_id))
 
 
-def test_a_policy_that_ranks_says_who_goes_first_over_all_shards_however_old_the_others_are() -> None:
+def test_a_policy_that_ranks_decides_over_all_shards_whatever_the_age_of_the_requests() -> None:
     (one, two), pool = shards(made=plan(band(0, fairness=Named("named", NoParams()))))
     full(pool)
     early = one.call("b")
@@ -326,7 +327,7 @@ def test_a_policy_that_ranks_says_who_goes_first_over_all_shards_however_old_the
     assert late.outcome == "Dispatched"
 
 
-def test_a_new_flow_whose_turn_is_earlier_is_shown_at_once() -> None:
+def test_a_new_flow_with_an_earlier_claim_is_shown_at_once() -> None:
     (one, two), pool = shards(made=plan(band(0, fairness=Named("named", NoParams()))))
     full(pool)
     two.call("c")
@@ -334,13 +335,13 @@ def test_a_new_flow_whose_turn_is_earlier_is_shown_at_once() -> None:
     second = one.call("b")
     free(pool)
     one.controller.woken()
-    assert (first.outcome, second.outcome) == ("", ""), "the place is left to who is before it"
+    assert (first.outcome, second.outcome) == ("", ""), "the room is left to the earlier claim"
     two.controller.woken()
     assert first.outcome == "Dispatched"
 
 
 @pytest.mark.parametrize("broken", ["claim", "meet"])
-def test_a_policy_that_cannot_rank_is_counted_and_its_band_is_served(
+def test_a_policy_that_fails_to_rank_is_counted_and_its_band_is_dispatched(
     broken: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def raises(*_: object) -> float:
@@ -361,7 +362,7 @@ def test_a_policy_that_cannot_rank_is_counted_and_its_band_is_served(
     assert {name for name, _ in (*one.seen.failures, *two.seen.failures)} == {"named"}
 
 
-def test_a_claim_that_is_no_number_is_a_failure_of_the_policy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_claim_that_is_not_a_number_is_a_failure_of_the_policy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(NamedTurns, "claim", lambda self, flow: float("nan"))
     (one, two), pool = shards(made=plan(band(0, fairness=Named("named", NoParams()))))
     full(pool)
@@ -382,7 +383,7 @@ def test_a_tenant_in_one_shard_gets_as_many_tokens_as_one_in_all_of_them() -> No
     for _ in range(100):
         free(pool)
         before = pool.dispatched()
-        for shard in [*made, *made]:  # who leaves the room to others looks again
+        for shard in [*made, *made]:  # a shard that yielded looks again
             if pool.dispatched() == before:
                 shard.controller.woken()
         for shard in made:

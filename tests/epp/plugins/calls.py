@@ -1,4 +1,4 @@
-"""Filters and scorers by type name, with parameters as a configuration writes them, called as a profile run calls them."""
+"""Makes filters and scorers by type name, with parameters as in a configuration, and calls them as a profile run does."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -6,8 +6,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from epp import registry
 from epp.candidates import Candidates
+from epp.config import registry
 from epp.plugin import Plugin, Profile
 from epp.plugins import pickers
 from epp.plugins.pickers.max_score import MaxScore
@@ -22,7 +22,7 @@ def profile(name: str) -> Profile:
 
 
 def made(type_name: str, **parameters: Any) -> Any:
-    """Parameters in camelCase."""
+    """A started plugin. The parameters are in camelCase."""
     cls = registry.find(type_name)
     plugin: Plugin = cls(type_name, msgspec.convert(parameters, cls.Params))
     plugin.start(FakeServices())
@@ -35,7 +35,7 @@ def score(scorer: Any, c: Candidates, r: Request | None = None, profile: Profile
 
 
 def kept(filter: Any, c: Candidates, r: Request | None = None) -> list[int]:
-    """Indices of those who stay."""
+    """Indices of the endpoints that stay."""
     mask = filter.keep(r or request(), c, PROFILE)
     assert mask.dtype == np.bool_
     assert mask.shape == (len(c),)

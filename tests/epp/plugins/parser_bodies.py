@@ -1,4 +1,4 @@
-"""Request bodies as clients of each API write them, and what a parser makes of them."""
+"""Request bodies as clients of each API write them, and the results of parsing them."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,7 @@ from epp.request import Request
 
 
 def parsed(parser: type[Parser], path: str, body: bytes | Mapping[str, Any]) -> Request:
-    """A request as `parser` fills it."""
+    """A request that `parser` has filled."""
     request = Request(id="r", path=path, headers={}, now=0.0)
     text = body if isinstance(body, bytes) else json.dumps(body).encode()
     parser("p", NoParams()).parse(request, path, text)
@@ -19,7 +19,7 @@ def parsed(parser: type[Parser], path: str, body: bytes | Mapping[str, Any]) -> 
 
 
 def refusal(parser: type[Parser], path: str, body: bytes | Mapping[str, Any]) -> str:
-    """The text that the client gets instead of an answer; empty: there is no refusal."""
+    """The error text that the client gets; empty if the request is not refused."""
     try:
         parsed(parser, path, body)
     except Refused as refused:

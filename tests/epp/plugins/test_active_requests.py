@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from epp.candidates import Candidates
-from epp.config import ConfigErrors, load
+from epp.config.load import ConfigErrors, load
 from tests.epp.plugins.calls import PROFILE, made, only, permuted, score
 from tests.fakes import candidates, request
 
@@ -22,31 +22,31 @@ def in_flight(*counts: float) -> Any:
     [
         # (most - count) / most with most = 4
         ({}, [0, 1, 2, 4], [1.0, 0.75, 0.5, 0.0]),
-        # the same times 0.5, but for the idle one
+        # the same times 0.5, except for the idle one
         ({"maxBusyScore": 0.5}, [0, 1, 2, 4], [1.0, 0.375, 0.25, 0.0]),
-        # up to 2 is idle; (8 - 4) / 8
+        # an endpoint with at most 2 is idle; (8 - 4) / 8
         ({"idleThreshold": 2}, [0, 2, 4, 8], [1.0, 1.0, 0.5, 0.0]),
         ({"idleThreshold": 2, "maxBusyScore": 0}, [2, 4, 8], [1.0, 0.0, 0.0]),
         ({"idleThreshold": -1}, [0, 4], [1.0, 0.0]),
         ({}, [0, 0], [1.0, 1.0]),
         ({}, [3, 3], [0.0, 0.0]),
         ({"idleThreshold": 3}, [3, 1], [1.0, 1.0]),
-        # out of range stands for 1
+        # a value out of range means 1
         ({"maxBusyScore": 7}, [2, 4], [0.5, 0.0]),
         ({"maxBusyScore": -0.1}, [2, 4], [0.5, 0.0]),
     ],
 )
-def test_idle_endpoints_score_one_and_busy_ones_by_their_share_of_the_most(
+def test_idle_endpoints_score_one_and_busy_ones_by_their_share_of_the_largest_count(
     parameters: dict[str, float], counts: list[float], expected: list[float]
 ) -> None:
     assert score(made("active-request-scorer", **parameters), in_flight(*counts)) == expected
 
 
-def test_the_most_is_that_of_the_candidates_that_are_left() -> None:
+def test_only_the_remaining_candidates_determine_the_largest_count() -> None:
     assert score(made("active-request-scorer"), only(in_flight(100, 2, 4), 1, 2)) == [0.5, 0.0]
 
 
-def test_whole_numbers_as_the_lanes_count_them_give_float_scores() -> None:
+def test_integer_counts_from_the_lanes_give_float_scores() -> None:
     c = in_flight(0, 0, 0)
     counted = Candidates(c.snapshot, np.array([0, 1, 4]))  # type: ignore[arg-type]
     scores = made("active-request-scorer").score(request(), counted, PROFILE)
@@ -54,14 +54,14 @@ def test_whole_numbers_as_the_lanes_count_them_give_float_scores() -> None:
     assert scores.tolist() == [1.0, 0.75, 0.0]
 
 
-def test_what_has_no_effect_is_said() -> None:
-    said = made("active-request-scorer", maxBusyScore=1.5, requestTimeout="2m").without_effect
-    assert [text.partition(":")[0] for text in said] == ["maxBusyScore", "requestTimeout"]
+def test_parameters_without_effect_are_reported() -> None:
+    remarks = made("active-request-scorer", maxBusyScore=1.5, requestTimeout="2m").without_effect
+    assert [text.partition(":")[0] for text in remarks] == ["maxBusyScore", "requestTimeout"]
     assert not made("active-request-scorer", maxBusyScore=0.5).without_effect
 
 
 @given(st.lists(st.integers(0, 500), min_size=1, max_size=40), st.integers(0, 20), st.floats(0, 1), st.randoms())
-def test_scores_are_in_range_and_follow_their_endpoints(counts: list[int], idle: int, busy: float, rng: Any) -> None:
+def test_scores_are_in_range_and_move_with_their_endpoints(counts: list[int], idle: int, busy: float, rng: Any) -> None:
     scorer = made("active-request-scorer", idleThreshold=idle, maxBusyScore=busy)
     order = list(range(len(counts)))
     rng.shuffle(order)
@@ -80,7 +80,7 @@ schedulingProfiles: [{{name: default, plugins: [{{pluginRef: {scorer}}}]}}]
 
 
 @pytest.mark.parametrize("scorer", ["active-request-scorer", "token-load-scorer"])
-def test_a_load_producer_that_is_named_must_exist(scorer: str) -> None:
+def test_a_named_load_producer_must_exist(scorer: str) -> None:
     with pytest.raises(ConfigErrors) as caught:
         load(CONFIG.format(scorer=scorer, more=""), "c.yaml")
     (error,) = caught.value.errors

@@ -1,4 +1,4 @@
-"""Prefix affinity by what was sent: whose blocks are learned, and taken back when a server did not compute them."""
+"""Prefix affinity from sent prompts: which blocks are learned, and which are taken back if a server did not compute them."""
 
 import tracemalloc
 from collections.abc import Mapping
@@ -32,7 +32,7 @@ POOL = candidates({"waiting_requests": [0.0] * 3})
 
 
 class World:
-    """One worker's producer and an index."""
+    """The producer of one worker, with an index."""
 
     def __init__(self, **params: object) -> None:
         self.services = FakeServices()
@@ -51,7 +51,7 @@ class World:
         return r, decision
 
     def answered(self, sent: tuple[Request, Decision], status: int) -> None:
-        """As the server does for plugins that are told of failures only."""
+        """Reports the answer as the server does to plugins that only hear of failures."""
         assert self.producer.failures_only
         if not 0 < status < 400:
             self.producer.response_complete(*sent, Response(status))
@@ -69,7 +69,7 @@ def prompt(*letters: str) -> bytes:
     return b"".join(letter.encode() * BLOCK for letter in letters)
 
 
-def test_salts_keep_prompts_apart_and_long_ones_are_not_remembered() -> None:
+def test_salts_separate_prompts_and_long_salts_are_not_cached() -> None:
     world = World()
     salts = [f"{n}{'s' * 50_000}" for n in range(20)]
     for salt in ("", *salts[:10]):
@@ -85,7 +85,7 @@ def test_salts_keep_prompts_apart_and_long_ones_are_not_remembered() -> None:
 
 
 @pytest.mark.parametrize(("status", "kept"), [(200, True), (204, True), (302, True), (400, False), (503, False)])
-def test_what_was_learned_is_taken_back_when_the_server_answers_with_an_error(status: int, kept: bool) -> None:
+def test_learned_blocks_are_taken_back_if_the_server_answers_with_an_error(status: int, kept: bool) -> None:
     world = World()
     sent = world.send(prompt("a", "b"), 1)
     assert world.held(prompt("a", "b")) == [0, 2, 0]
@@ -93,15 +93,15 @@ def test_what_was_learned_is_taken_back_when_the_server_answers_with_an_error(st
     assert world.held(prompt("a", "b")) == ([0, 2, 0] if kept else None)
 
 
-def test_it_is_taken_back_when_there_was_no_answer_at_all() -> None:
+def test_learned_blocks_are_taken_back_if_there_is_no_answer() -> None:
     world = World()
     world.answered(world.send(prompt("a"), 2), 0)
     assert world.held(prompt("a")) is None
 
 
-def test_only_what_the_failed_request_added_is_taken_back() -> None:
+def test_only_blocks_that_the_failed_request_added_are_taken_back() -> None:
     world = World()
-    for turn in range(2 * REFRESH_EVERY):  # refreshed now and then, whatever the turn
+    for turn in range(2 * REFRESH_EVERY):  # the result is the same on the turns that refresh
         letter = chr(ord("c") + turn)
         world.answered(world.send(prompt("a", "b"), 1), 200)
         world.answered(world.send(prompt("a", "b", letter, "y"), 1), 500)
@@ -109,7 +109,7 @@ def test_only_what_the_failed_request_added_is_taken_back() -> None:
         assert world.held(prompt("a", "b", letter, "y")) == [0, 2, 0]
 
 
-def test_a_long_prompt_is_taken_back_whole() -> None:
+def test_a_long_prompt_is_taken_back_as_a_whole() -> None:
     world = World()
     letters = [chr(ord("A") + n // 10) + str(n % 10) for n in range(300)]
     world.answered(world.send(b"".join(x.encode() * (BLOCK // 2) for x in letters), 1), 500)
@@ -132,7 +132,7 @@ def tokenised(*prompts: str) -> Request:
     return r
 
 
-def test_of_several_prompts_each_is_taken_back_as_far_as_it_was_new() -> None:
+def test_each_of_several_prompts_is_taken_back_as_far_as_it_was_new() -> None:
     world = World()
     world.answered(world.send(tokenised("ab", "p"), 1), 200)
     before = {block for block, owners in world.services.held.items() if owners}
@@ -162,10 +162,10 @@ def test_each_of_several_prompts_is_found_alone_and_in_any_order(several: list[s
     assert world.held_of(completions(*longer)) == [0, sent[MATCH].total, 0]
 
 
-def test_what_another_request_shares_with_a_failed_one_stays() -> None:
+def test_blocks_that_another_request_shares_with_a_failed_one_stay() -> None:
     world = World()
     one = world.send(prompt("a", "b", "c"), 1)
-    other = world.send(prompt("a", "b", "d"), 1)  # finds a and b on their way
+    other = world.send(prompt("a", "b", "d"), 1)  # finds a and b, which the first request has added
     world.answered(one, 503)
     assert world.held(prompt("a", "b", "c")) == [0, 2, 0]
     assert world.held(prompt("a", "b", "d")) == [0, 3, 0]
@@ -174,12 +174,12 @@ def test_what_another_request_shares_with_a_failed_one_stays() -> None:
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0)])
-def test_when_all_requests_with_a_new_prefix_fail_nothing_of_it_stays(order: tuple[int, ...]) -> None:
+def test_if_all_requests_with_a_new_prefix_fail_none_of_its_blocks_stays(order: tuple[int, ...]) -> None:
     world = World()
     learn, world.services.learn = world.services.learn, lambda hashes, owner: later.append((hashes, owner))  # type: ignore[method-assign]
     later: list[tuple[np.ndarray, int]] = []
     sent = [world.send(prompt("a", "b", letter), 1) for letter in "cde"]
-    for hashes, owner in later:  # nobody saw the others' blocks in the index
+    for hashes, owner in later:  # when they were sent, no request saw the blocks of the others in the index
         learn(hashes, owner)
     for number in order[:-1]:
         world.answered(sent[number], 500)
@@ -188,14 +188,14 @@ def test_when_all_requests_with_a_new_prefix_fail_nothing_of_it_stays(order: tup
     assert not any(world.services.held.values())
 
 
-def test_equal_requests_to_other_servers_do_not_keep_what_failed() -> None:
+def test_equal_requests_to_other_servers_do_not_keep_the_blocks_of_a_failed_one() -> None:
     world = World()
     failed, _ = world.send(prompt("a"), 1), world.send(prompt("a"), 2)
     world.answered(failed, 500)
     assert world.held(prompt("a")) == [0, 0, 1]
 
 
-def test_only_so_many_requests_are_remembered() -> None:
+def test_a_bounded_number_of_requests_is_remembered() -> None:
     world = World()
     failed = world.send(prompt("a"), 1)
     world.send(prompt("a", "b"), 1)
@@ -205,7 +205,7 @@ def test_only_so_many_requests_are_remembered() -> None:
     assert world.held(prompt("a")) is None
 
 
-def test_of_long_prompts_fewer_are_remembered() -> None:
+def test_fewer_long_prompts_are_remembered() -> None:
     world = World()
     for turn in range(40):
         world.send(prompt(*[f"{turn:02}{n:06}" for n in range(8 * LONG_BLOCKS)])[: 8 * LONG_BLOCKS * BLOCK], 1)
@@ -216,7 +216,7 @@ def test_of_long_prompts_fewer_are_remembered() -> None:
     assert world.held(prompt("a")) == [0, 1, 0]
 
 
-def test_very_many_prompts_that_fail_are_compared_with_a_bounded_number_of_others(
+def test_many_failed_prompts_are_compared_with_a_bounded_number_of_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     compared: list[object] = []
@@ -232,30 +232,30 @@ def test_very_many_prompts_that_fail_are_compared_with_a_bounded_number_of_other
     assert not any(world.services.held.values())
 
 
-def test_pictures_in_tokenised_prompts_are_told_apart() -> None:
-    def asked(content: str) -> Request:
+def test_tokenised_prompts_with_different_images_differ() -> None:
+    def showing(content: str) -> Request:
         r = request(b"x")
         ids = np.full(256, 9, np.uint32)
         r[TOKENS] = TokenizedPrompt([PromptTokens(ids, [Feature("image", content, 64, 64)])])
         return r
 
     world = World()
-    world.send(asked("cat"), 1)
-    assert world.held_of(asked("cat")) == [0, 4, 0]
-    assert world.held_of(asked("dog")) == [0, 1, 0]
+    world.send(showing("cat"), 1)
+    assert world.held_of(showing("cat")) == [0, 4, 0]
+    assert world.held_of(showing("dog")) == [0, 1, 0]
 
 
 @pytest.mark.parametrize(
     ("params", "columns"),
     [({}, (CACHE_BLOCK_SIZE, CACHE_NUM_BLOCKS)), ({"auto_tune": False}, ())],
 )
-def test_the_size_of_servers_caches_is_wanted_for_tuning_only(
+def test_the_cache_sizes_of_servers_are_read_only_for_tuning(
     params: Mapping[str, object], columns: tuple[object, ...]
 ) -> None:
     assert tuple(World(**params).producer.consumes) == columns
 
 
-def test_no_parameter_is_without_effect_and_prompts_match_in_full_length_by_default() -> None:
+def test_all_parameters_have_an_effect_and_by_default_a_prompt_matches_in_full_length() -> None:
     assert list(World(auto_tune=False, lru_capacity_per_server=5).producer.without_effect) == []
     world = World()
     long = bytes(range(256)) * 4000
@@ -273,7 +273,7 @@ def test_no_parameter_is_without_effect_and_prompts_match_in_full_length_by_defa
         ({"block_size_tokens": 128, "max_prefix_tokens_to_match": 640}, 5),
     ],
 )
-def test_a_limit_on_what_is_matched_is_one_however_short(params: Mapping[str, object], blocks: int) -> None:
+def test_a_limit_on_the_matched_length_keeps_at_least_one_block(params: Mapping[str, object], blocks: int) -> None:
     r, _ = World(**params).send(bytes(range(256)) * 40, 1)
     assert r[MATCH].total == blocks
 
@@ -282,21 +282,21 @@ def test_a_limit_on_what_is_matched_is_one_however_short(params: Mapping[str, ob
     ("params", "remarks"),
     [
         ({}, []),
-        ({"block_size_tokens": 32}, ["blockSizeTokens: blocks have at least 64 tokens, so have these"]),
-        ({"block_size": 16, "block_size_tokens": 128}, ["blockSize: has no effect beside blockSizeTokens"]),
+        ({"block_size_tokens": 32}, ["blockSizeTokens: 32 is below the minimum; blocks have 64 tokens"]),
+        ({"block_size": 16, "block_size_tokens": 128}, ["blockSize: has no effect because blockSizeTokens is set"]),
         (
             {"max_prefix_tokens_to_match": 640, "max_prefix_blocks_to_match": 5},
-            ["maxPrefixBlocksToMatch: has no effect beside maxPrefixTokensToMatch"],
+            ["maxPrefixBlocksToMatch: has no effect because maxPrefixTokensToMatch is set"],
         ),
     ],
 )
-def test_parameters_that_others_overrule_are_told(params: Mapping[str, object], remarks: list[str]) -> None:
+def test_parameters_that_others_override_are_reported(params: Mapping[str, object], remarks: list[str]) -> None:
     producer = World(**params).producer
     assert list(producer.without_effect) == remarks
-    assert list(producer.deprecated) == []
+    assert not producer.deprecated
 
 
-def test_the_older_name_of_the_block_size_works_and_is_told() -> None:
+def test_the_older_name_of_the_block_size_works_and_is_reported_as_deprecated() -> None:
     producer = World(block_size=128).producer
     assert producer.block_tokens == 128
-    assert list(producer.deprecated) == ["blockSize: is deprecated; write blockSizeTokens"]
+    assert producer.deprecated == {"blockSize": "blockSizeTokens"}

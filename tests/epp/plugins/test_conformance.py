@@ -1,4 +1,4 @@
-"""The plugins of conformance tests: the test names the endpoint, and hears who served."""
+"""The plugins for conformance tests: the test names the endpoint, and learns which endpoint served."""
 
 from typing import Any
 
@@ -27,11 +27,11 @@ def pool() -> Candidates:
 
 
 def selected(header: str | None) -> list[str]:
-    """Who is kept, best first."""
+    """The addresses of the endpoints that are kept, best first."""
     plugin, candidates, profile = HeaderSelection("s", NoParams()), pool(), Any
-    asked = request(headers={} if header is None else {SELECTION: header})
-    left = candidates.keep(plugin.keep(asked, candidates, profile))  # type: ignore[arg-type]
-    scores = plugin.score(asked, left, profile)  # type: ignore[arg-type]
+    tested = request(headers={} if header is None else {SELECTION: header})
+    left = candidates.keep(plugin.keep(tested, candidates, profile))  # type: ignore[arg-type]
+    scores = plugin.score(tested, left, profile)  # type: ignore[arg-type]
     assert scores is not None
     return [left.endpoint(int(row)).address for row in np.argsort(-scores)]
 
@@ -62,7 +62,7 @@ def test_the_endpoints_that_the_header_lists_are_kept_in_its_order(header: str |
 
 
 @pytest.mark.parametrize(
-    ("gateway", "said"),
+    ("gateway", "reported"),
     [
         ({SERVED: "10.0.0.1:8000"}, "10.0.0.1:8000"),
         ({}, "fail: missing destination endpoint served metadata"),
@@ -70,9 +70,9 @@ def test_the_endpoints_that_the_header_lists_are_kept_in_its_order(header: str |
         (None, "fail: missing envoy lb metadata"),
     ],
 )
-def test_the_client_hears_who_served_or_what_the_gateway_left_out(gateway: Any, said: str) -> None:
+def test_the_client_learns_which_endpoint_served_or_which_metadata_is_missing(gateway: Any, reported: str) -> None:
     response = Response(200)
     response.gateway = gateway
     candidates = pool()
     ServedVerifier("v", NoParams()).response_received(request(), Decision(candidates.endpoints[:1], {}, ""), response)
-    assert response.set_headers == {RESULT: said}
+    assert response.set_headers == {RESULT: reported}

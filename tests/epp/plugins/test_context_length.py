@@ -50,7 +50,7 @@ def test_a_range_scores_by_width_and_room_or_by_distance(label: str | None, coun
     assert score(made("context-length-aware"), labelled(label), tokens(count)) == pytest.approx([expected])
 
 
-def test_as_a_filter_it_keeps_what_is_in_range_and_what_has_no_label() -> None:
+def test_the_filter_keeps_endpoints_in_range_and_endpoints_without_the_label() -> None:
     c = labelled("0-100", "100-200", "101-200", None, "nonsense", "0-99", "100-100")
     on = made("context-length-aware", enableFiltering=True)
     assert kept(on, c, tokens(100)) == [0, 1, 3, 6]
@@ -58,11 +58,11 @@ def test_as_a_filter_it_keeps_what_is_in_range_and_what_has_no_label() -> None:
     assert kept(on, c, tokens(10**6)) == [3]
 
 
-def test_it_filters_only_when_told_to() -> None:
+def test_it_filters_only_if_it_is_enabled() -> None:
     assert kept(made("context-length-aware"), labelled("0-1", "nonsense"), tokens(100)) == [0, 1]
 
 
-def test_the_label_is_configured_and_a_new_roster_is_read_anew() -> None:
+def test_the_label_is_configurable_and_a_new_roster_is_read() -> None:
     scorer = made("context-length-aware", label="len")
     assert score(scorer, labelled("3-3", None, key="len"), tokens(3)) == [1.0, 0.5]
     assert score(scorer, labelled(None, "3-3", key="len"), tokens(3)) == [0.5, 1.0]
@@ -78,7 +78,7 @@ RANGES = st.one_of(
 
 
 @given(st.lists(RANGES, min_size=1, max_size=10), st.integers(0, 50_000), st.randoms())
-def test_in_range_beats_out_of_range_and_scores_follow_their_endpoints(
+def test_endpoints_in_range_beat_those_out_of_range_and_scores_move_with_their_endpoints(
     labels: list[str | None], count: int, rng: Any
 ) -> None:
     scorer = made("context-length-aware", enableFiltering=True)

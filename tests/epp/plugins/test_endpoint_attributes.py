@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from epp.config import ConfigErrors, EffectiveConfig, load
+from epp.config.load import ConfigErrors, EffectiveConfig, load
 from epp.data import KV_USAGE, RUNNING, WAITING, Column
 from tests.epp.plugins.calls import kept, made, only, permuted, score
 from tests.fakes import candidates
@@ -35,36 +35,36 @@ def threshold(operator: str = "LessThan", value: float = 10, attribute: str = "p
         (scorer(HIGHER), [-4, -4], [1.0, 1.0]),
         (scorer(HIGHER), [-1.7e308, 0, 1.7e308], [0.0, 0.5, 1.0]),
         (scorer(LOWER), [7], [1.0]),
-        # missing: 0, and it does not count for the range
+        # missing: scores 0 and does not affect the range
         (scorer(LOWER), [10, NAN, 30], [1.0, 0.0, 0.0]),
         (scorer(LOWER), [10, NAN, 10], [1.0, 0.0, 1.0]),
         (scorer(HIGHER), [NAN, NAN], [0.0, 0.0]),
-        # fixed: (x + 10) / 20, cut to 0..1
+        # fixed: (x + 10) / 20, clipped to [0, 1]
         (scorer(HIGHER, fixedRange={"min": -10, "max": 10}), [-10, -5, 0, 10, 99, -99], [0, 0.25, 0.5, 1, 1, 0]),
         (scorer(LOWER, fixedRange={"min": -10, "max": 10}), [-10, -5, 0, 10, 99, -99], [1, 0.75, 0.5, 0, 0, 1]),
         (scorer(LOWER, fixedRange={"max": 10}), [NAN, 5], [0, 0.5]),
     ],
 )
-def test_a_value_scores_by_its_place_in_the_range(one: Any, values: list[float], expected: list[float]) -> None:
+def test_a_value_scores_by_its_position_in_the_range(one: Any, values: list[float], expected: list[float]) -> None:
     assert score(one, candidates({"power": values})) == expected
 
 
 @pytest.mark.parametrize("better", [LOWER, HIGHER])
-def test_a_stale_endpoint_scores_as_the_worst_fresh_one_and_one_never_scraped_as_missing(better: str) -> None:
+def test_a_stale_endpoint_scores_as_the_worst_fresh_one_and_an_unknown_one_as_missing(better: str) -> None:
     c = candidates({"power": [0, 50, 100, 3]}, fresh=[True, True, False, False], known=[True, True, True, False])
     fresh = {LOWER: [1.0, 0.0], HIGHER: [0.0, 1.0]}[better]
     assert score(scorer(better), c) == [*fresh, 0.0, 0.0]
-    # fixed: 0.2 and 0.7 of the way; the worse of both, then missing
+    # fixed: 0.2 and 0.7 of the range; then the worse of both, and missing
     ranged = score(scorer(better, fixedRange={"min": -20, "max": 80}), c)
     assert ranged[2:] == [min(ranged[:2]), 0.0]
 
 
-def test_while_no_endpoint_is_fresh_all_that_reported_are_alike() -> None:
+def test_while_no_endpoint_is_fresh_all_that_reported_score_the_same() -> None:
     c = candidates({"power": [1, 2, NAN]}, fresh=[False] * 3)
     assert score(scorer(), c) == [1.0, 1.0, 0.0]
 
 
-def test_an_attribute_that_no_table_has_is_missing_everywhere() -> None:
+def test_an_attribute_without_a_column_is_missing_everywhere() -> None:
     c = candidates({"other": [1, 2]})
     assert score(scorer(), c) == [0.0, 0.0]
     assert kept(threshold(), c) == [0, 1]
@@ -82,7 +82,7 @@ def test_an_attribute_that_no_table_has_is_missing_everywhere() -> None:
         ("NotEqual", [0, 2]),
     ],
 )
-def test_endpoints_are_kept_where_the_comparison_is_true(operator: str, rows: list[int]) -> None:
+def test_endpoints_are_kept_if_the_comparison_is_true(operator: str, rows: list[int]) -> None:
     assert kept(threshold(operator), candidates({"power": [9, 10, 11]})) == rows
 
 
@@ -96,19 +96,19 @@ def test_missing_values_pass_or_fail_as_configured(more: dict[str, str], rows: l
 
 
 @pytest.mark.parametrize("on_missing", ["Pass", "Fail"])
-def test_staleness_alone_drops_nobody(on_missing: str) -> None:
+def test_staleness_alone_drops_no_endpoint(on_missing: str) -> None:
     c = candidates({"power": [99, 99, 99]}, fresh=[True, False, False], known=[True, True, False])
     assert kept(threshold(onMissing=on_missing), c) == ([1, 2] if on_missing == "Pass" else [1])
 
 
-def test_everyone_stays_when_nobody_would_if_configured() -> None:
+def test_all_endpoints_stay_if_none_passes_and_the_fallback_is_configured() -> None:
     c = candidates({"power": [99, 99]})
     assert kept(threshold(), c) == []
     assert kept(threshold(fallbackOnEmpty=True), c) == [0, 1]
     assert kept(threshold(fallbackOnEmpty=True), candidates({"power": [99, 1]})) == [1]
 
 
-def test_filtered_candidates_are_judged_among_themselves() -> None:
+def test_only_the_remaining_candidates_determine_scores_and_masks() -> None:
     c = only(candidates({"power": [0, 10, NAN, 30]}), 1, 2, 3)
     assert score(scorer(HIGHER), c) == [0.0, 0.0, 1.0]
     assert kept(threshold("Equal", 30, onMissing="Fail"), c) == [2]
@@ -124,7 +124,7 @@ def test_filtered_candidates_are_judged_among_themselves() -> None:
     st.sampled_from([{}, {"fixedRange": {"min": -5, "max": 5}}]),
     st.randoms(),
 )
-def test_scores_are_in_range_and_follow_their_endpoints(
+def test_scores_are_in_range_and_move_with_their_endpoints(
     rows: list[tuple[float, bool, bool]], better: str, normalization: dict[str, Any], rng: Any
 ) -> None:
     def scores(of: list[tuple[float, bool, bool]]) -> list[float]:
@@ -138,7 +138,7 @@ def test_scores_are_in_range_and_follow_their_endpoints(
     assert scores(permuted(rows, order)) == permuted(straight, order)
 
 
-# Which attribute, and whose
+# Which attribute, and which producer
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def test_scores_are_in_range_and_follow_their_endpoints(
         ("power", Column("power", float)),
     ],
 )
-def test_an_attribute_is_a_column_by_the_fields_name_or_by_ours(name: str, column: Column[Any]) -> None:
+def test_an_attribute_is_a_column_by_the_reference_name_or_by_ours(name: str, column: Column[Any]) -> None:
     assert scorer(attribute=name).consumes == (column,)
     assert threshold(attribute=name).consumes == (column,)
 
@@ -166,11 +166,11 @@ def test_an_attribute_is_a_column_by_the_fields_name_or_by_ours(name: str, colum
         ({"algorithm": {}}, "required field `type`"),
         (
             {"algorithm": {"type": LOWER, "normalization": {"fixedRange": {"min": 1, "max": 1}}}},
-            "^algorithm.normalization.fixedRange: min 1 is not less than max 1",
+            "^algorithm.normalization.fixedRange: min 1 must be less than max 1",
         ),
         (
             {"algorithm": {"type": LOWER, "normalization": {"fixedRange": {"min": -1e308, "max": 1e308}}}},
-            "^algorithm.normalization.fixedRange: min -1e.308 is not less than max 1e.308, or too far from it",
+            "^algorithm.normalization.fixedRange: min -1e.308 must be less than max 1e.308, by a finite difference",
         ),
         (
             {"algorithm": {"type": LOWER, "normalization": {"fixedRange": {"max": 1}, "adaptiveRange": {}}}},
@@ -178,7 +178,7 @@ def test_an_attribute_is_a_column_by_the_fields_name_or_by_ours(name: str, colum
         ),
     ],
 )
-def test_a_scorer_refuses_what_it_cannot_read(changed: dict[str, Any], message: str) -> None:
+def test_a_scorer_refuses_invalid_parameters(changed: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         made("endpoint-attribute-scorer", **{"attributeKey": "power", "algorithm": {"type": LOWER}} | changed)
 
@@ -193,7 +193,7 @@ def test_a_scorer_refuses_what_it_cannot_read(changed: dict[str, Any], message: 
         ({"algorithm": {"type": "threshold", "threshold": {"operator": "Less"}}}, "Invalid enum value 'Less'"),
     ],
 )
-def test_a_filter_refuses_what_it_cannot_read(changed: dict[str, Any], message: str) -> None:
+def test_a_filter_refuses_invalid_parameters(changed: dict[str, Any], message: str) -> None:
     good = {"attribute": "power", "algorithm": {"type": "threshold", "threshold": {"operator": "Equal"}}}
     with pytest.raises(ValueError, match=message):
         made("endpoint-attribute-filter", **good | changed)

@@ -1,12 +1,13 @@
-"""Usage limits, displacement and in-flight eviction: who is held back, and who gives way."""
+"""Usage limits, displacement and in-flight eviction: which bands are held back, and which requests give way."""
 
 from typing import Any
 
 import msgspec
 import pytest
 
-from epp.config import load
-from epp.findings import ConfigErrors
+from epp.config.findings import ConfigErrors
+from epp.config.load import load
+from epp.config.registry import find, stability
 from epp.flows import FlowKey
 from epp.plugins.displacement.largest import Largest
 from epp.plugins.displacement.newest import Newest
@@ -18,7 +19,6 @@ from epp.plugins.ordering.fcfs import FirstCome
 from epp.plugins.usage_limits.priority_holdback import PriorityHoldback
 from epp.plugins.usage_limits.soft_reflective import SoftReflective
 from epp.plugins.usage_limits.static import Static
-from epp.registry import find, stability
 from tests.contract.waiting import Band, Waits, made
 
 
@@ -38,12 +38,12 @@ def test_all_bands_have_the_static_ceiling() -> None:
         ("rank", [], []),
     ],
 )
-def test_a_lower_band_is_held_back_by_its_rank_or_by_its_value(
+def test_the_ceiling_of_a_band_falls_with_its_rank_or_its_value(
     domain: str, priorities: list[int], ceilings: list[float]
 ) -> None:
     policy = made(PriorityHoldback, minCeiling=0.5, maxCeiling=0.9, domain=domain)
     assert policy.ceilings(0.0, priorities) == pytest.approx(ceilings)
-    assert policy.ceilings(0.0, [3, 1]) == pytest.approx([0.9, 0.5]), "bands come and go"
+    assert policy.ceilings(0.0, [3, 1]) == pytest.approx([0.9, 0.5]), "bands may change"
 
 
 @pytest.mark.parametrize(
@@ -60,12 +60,12 @@ def test_a_lower_band_is_held_back_by_its_rank_or_by_its_value(
         (SoftReflective, {"threshold": 1}),
     ],
 )
-def test_parameters_that_make_no_sense_are_refused(cls: Any, parameters: dict[str, Any]) -> None:
+def test_invalid_parameters_are_refused(cls: Any, parameters: dict[str, Any]) -> None:
     with pytest.raises(msgspec.ValidationError):
         made(cls, **parameters)
 
 
-def test_the_lowest_ceiling_must_be_said_and_be_below_the_highest() -> None:
+def test_the_lowest_ceiling_is_required_and_must_be_below_the_highest() -> None:
     with pytest.raises(msgspec.ValidationError, match="minCeiling"):
         msgspec.convert({}, PriorityHoldback.Params)
     with pytest.raises(ValueError, match=r"^minCeiling: 0.5 is not below maxCeiling 0.5"):
@@ -81,14 +81,14 @@ def test_between_its_line_and_a_full_pool_a_band_is_served_at_some_readings() ->
     assert [list(policy.ceilings(0.65, bands)) for _ in range(2)] == [
         [1, 1, 0],
         [1, 1, 1],
-    ]  # .65 is below the second's line
+    ]  # .65 is below the line of the second band
     assert list(policy.ceilings(1.0, bands)) == [1, 0, 0]
     assert list(policy.ceilings(0.9999999999, bands)) == [1, 0, 0]
     assert list(policy.ceilings(0.9, [0])) == [1]
 
 
 def full(displacement: Any, *items: Waits, ordering: Any = FirstCome) -> list[Waits]:
-    """Those who give way, in order."""
+    """All displaced items, in order."""
     band = Band(made(RoundRobin), made(ordering))
     for item in items:
         band.offer(item)
@@ -99,24 +99,24 @@ def full(displacement: Any, *items: Waits, ordering: Any = FirstCome) -> list[Wa
     return victims
 
 
-def test_the_newest_of_the_flow_with_the_most_bytes_gives_way() -> None:
+def test_the_newest_item_of_the_flow_with_the_most_bytes_gives_way() -> None:
     a1, a2, b1, b2, b3 = Waits("a", bytes=30), Waits("a", bytes=30), *(Waits("b", bytes=25) for _ in range(3))
     assert full(made(Newest), a1, b1, a2, b2, b3) == [b3, a2, b2, a1, b1]
 
 
-def test_by_deadline_the_item_that_would_leave_last_gives_way() -> None:
+def test_in_a_queue_by_deadline_the_item_that_would_leave_last_gives_way() -> None:
     late, soon = Waits(arrival=1, ttl_s=100), Waits(arrival=2, ttl_s=1)
     assert full(made(Newest), late, soon, ordering=EarliestDeadline) == [late, soon]
 
 
-def test_the_largest_of_the_flow_with_the_most_bytes_gives_way_and_of_equals_the_newest() -> None:
+def test_the_largest_item_of_the_flow_with_the_most_bytes_gives_way_and_among_equals_the_newest() -> None:
     small, old, new = Waits(bytes=1), Waits(arrival=1, bytes=50), Waits(arrival=2, bytes=50)
     other = Waits("b", bytes=60)
     assert full(made(Largest), small, old, new, other) == [new, other, old, small]
 
 
-def test_of_many_flows_the_heaviest_give_way_and_all_do_in_the_end() -> None:
-    """More than are looked at for each victim."""
+def test_among_many_flows_the_heaviest_give_way_first_and_in_the_end_all_do() -> None:
+    """There are more flows than the policy looks at for each victim."""
     items = [Waits(f"u{number}", bytes=number) for number in range(200) for _ in range(2)]
     victims = full(made(Newest), *items)
     assert len(victims) == 400
@@ -125,7 +125,7 @@ def test_of_many_flows_the_heaviest_give_way_and_all_do_in_the_end() -> None:
     assert heaviest[0] == 199 and sum(heaviest[:200]) > 0.7 * sum(heaviest)
 
 
-def test_the_least_important_is_given_up_first_and_then_what_was_sent_last() -> None:
+def test_the_least_important_request_is_evicted_first_and_among_equals_the_one_sent_last() -> None:
     sent = [(-1, 5.0), (-2, 1.0), (-1, 9.0), (-2, 3.0)]
     key = made(PriorityThenTime).key
     ordered = sorted(sent, key=lambda one: key(FlowKey("a", one[0]), one[1]))
@@ -134,14 +134,14 @@ def test_the_least_important_is_given_up_first_and_then_what_was_sent_last() -> 
 
 
 @pytest.mark.parametrize("name", ["sheddable-eviction-filter", "eviction-sheddable-filter"])
-def test_an_experimental_type_needs_its_flag_whatever_name_it_is_written_by(name: str) -> None:
+def test_an_experimental_type_needs_the_flag_under_each_of_its_names(name: str) -> None:
     text = f"plugins: [{{type: {name}}}, {{type: queue-scorer}}]\nschedulingProfiles: [{{name: a, plugins: [{{pluginRef: queue-scorer}}]}}]"
     with pytest.raises(ConfigErrors, match="is experimental"):
         load(text, "c.yaml")
     load(text, "c.yaml", allow_experimental=True)
 
 
-def test_types_have_the_names_and_the_stability_of_the_field() -> None:
+def test_types_have_the_names_and_the_stability_of_the_reference_picker() -> None:
     for name in ("priority-holdback-policy", "soft-reflective-ceiling-policy", "eviction-sheddable-filter"):
         assert stability(find(name)) == "experimental"
     for name in ("static-usage-limit-policy", "utilization-detector", "concurrency-detector", "program-aware-fairness"):

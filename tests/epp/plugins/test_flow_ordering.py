@@ -1,4 +1,4 @@
-"""What goes first within one flow."""
+"""Which request of a flow goes first."""
 
 from typing import Any
 
@@ -39,7 +39,7 @@ def test_without_a_ttl_there_is_no_deadline(none: float) -> None:
     ]
 
 
-def test_the_first_token_that_is_due_first_goes_first() -> None:
+def test_the_request_with_the_earliest_due_first_token_goes_first() -> None:
     policy = made(SloDeadline)
     items = (
         slo(1.0, x_llm_d_slo_ttft_ms="500"),
@@ -68,7 +68,7 @@ def test_the_first_token_that_is_due_first_goes_first() -> None:
         "0x10",
     ],
 )
-def test_what_is_no_objective_goes_behind_those_that_have_one(value: str) -> None:
+def test_a_request_with_an_invalid_objective_goes_behind_all_with_a_valid_one(value: str) -> None:
     policy = made(SloDeadline)
     far = slo(1.0, x_llm_d_slo_ttft_ms="9223372036854")  # the largest that counts
     assert order(policy, slo(0.0, x_llm_d_slo_ttft_ms=value), far, slo(0.5)) == [1, 0, 2]
@@ -81,7 +81,7 @@ def test_the_current_header_hides_the_older_one() -> None:
     ) == [1, 0]
 
 
-def test_what_waits_may_lead_to_the_request_by_one_step_more() -> None:
+def test_the_request_is_found_through_one_more_object() -> None:
     class Handed:
         request = slo(1.0, x_llm_d_slo_ttft_ms="5").request
 

@@ -27,7 +27,7 @@ def test_a_label_that_equals_the_header_scores_one(headers: dict[str, str], expe
     assert score(scorer(), ZONES, request(headers=headers)) == expected
 
 
-def test_filtered_candidates_read_their_own_labels() -> None:
+def test_filtered_candidates_score_by_their_own_labels() -> None:
     assert score(scorer(), only(ZONES, 1, 2, 3), request(headers={"x-zone": "a"})) == [0, 0, 1]
 
 
@@ -37,12 +37,12 @@ def test_labels_of_a_new_roster_are_read() -> None:
     assert score(one, candidates(count=2, labels=[{}, {"zone": "a"}]), r) == [0, 1]
 
 
-def test_an_empty_label_is_not_the_absent_header() -> None:
+def test_an_empty_label_does_not_match_a_missing_header() -> None:
     c = candidates(count=2, labels=[{"zone": ""}, {}])
     assert score(scorer(), c, request(headers={})) == [0, 0]
 
 
 @pytest.mark.parametrize("changed", [{"headerName": ""}, {"labelKey": ""}])
-def test_both_names_are_needed(changed: dict[str, str]) -> None:
+def test_both_names_are_required(changed: dict[str, str]) -> None:
     with pytest.raises(ValueError, match="length >= 1"):
         scorer(**changed)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from epp.config import ConfigErrors, load
+from epp.config.load import ConfigErrors, load
 from tests.epp.plugins.calls import kept, made, only
 from tests.fakes import candidates
 
@@ -43,29 +43,29 @@ def need(key: str, operator: str, *values: str) -> dict[str, Any]:
         ({"matchLabels": {"a": "1"}, "matchExpressions": [need("b", "DoesNotExist")]}, [0]),
     ],
 )
-def test_a_selector_keeps_what_kubernetes_would_select(selector: dict[str, Any], rows: list[int]) -> None:
+def test_a_selector_keeps_the_endpoints_that_kubernetes_would_select(selector: dict[str, Any], rows: list[int]) -> None:
     assert kept(made("label-selector-filter", **selector), PODS) == rows
 
 
 @pytest.mark.parametrize(
     ("selector", "message"),
     [
-        ({"matchLabels": {"a b": "1"}}, "matchLabels: 'a b' is no label key: a name is 1 to 63 letters"),
-        ({"matchLabels": {"": "1"}}, "matchLabels: '' is no label key"),
-        ({"matchLabels": {"/a": "1"}}, "matchLabels: '/a' is no label key: what is before the '/'"),
-        ({"matchLabels": {"A.io/a": "1"}}, "matchLabels: 'A.io/a' is no label key: what is before the '/'"),
-        ({"matchLabels": {"x/y/z": "1"}}, "matchLabels: 'x/y/z' is no label key"),
-        ({"matchLabels": {"x/": "1"}}, "matchLabels: 'x/' is no label key: a name"),
-        ({"matchLabels": {"a" * 64: "1"}}, "is no label key"),
-        ({"matchLabels": {"d" * 254 + "/a": "1"}}, "is no label key"),
-        ({"matchLabels": {"a": "-1"}}, "matchLabels: '-1' is no label value: it is empty, or 1 to 63"),
-        ({"matchLabels": {"a": "v" * 64}}, "is no label value"),
-        ({"matchExpressions": [need("a", "Exists"), need("?", "Exists")]}, "matchExpressions[1].key: '?' is no"),
+        ({"matchLabels": {"a b": "1"}}, "matchLabels: 'a b' is not a label key: a name is 1 to 63 letters"),
+        ({"matchLabels": {"": "1"}}, "matchLabels: '' is not a label key"),
+        ({"matchLabels": {"/a": "1"}}, "matchLabels: '/a' is not a label key: the part before the '/'"),
+        ({"matchLabels": {"A.io/a": "1"}}, "matchLabels: 'A.io/a' is not a label key: the part before the '/'"),
+        ({"matchLabels": {"x/y/z": "1"}}, "matchLabels: 'x/y/z' is not a label key"),
+        ({"matchLabels": {"x/": "1"}}, "matchLabels: 'x/' is not a label key: a name"),
+        ({"matchLabels": {"a" * 64: "1"}}, "is not a label key"),
+        ({"matchLabels": {"d" * 254 + "/a": "1"}}, "is not a label key"),
+        ({"matchLabels": {"a": "-1"}}, "matchLabels: '-1' is not a label value: it must be empty, or 1 to 63"),
+        ({"matchLabels": {"a": "v" * 64}}, "is not a label value"),
+        ({"matchExpressions": [need("a", "Exists"), need("?", "Exists")]}, "matchExpressions[1].key: '?' is not"),
         ({"matchExpressions": [need("a", "In")]}, "matchExpressions[0].values: operator In needs at least one"),
         ({"matchExpressions": [need("a", "NotIn")]}, "matchExpressions[0].values: operator NotIn needs"),
         ({"matchExpressions": [need("a", "Exists", "1")]}, "matchExpressions[0].values: operator Exists takes no"),
         ({"matchExpressions": [need("a", "DoesNotExist", "")]}, "operator DoesNotExist takes no values"),
-        ({"matchExpressions": [need("a", "In", "1", "!")]}, "matchExpressions[0].values[1]: '!' is no label value"),
+        ({"matchExpressions": [need("a", "In", "1", "!")]}, "matchExpressions[0].values[1]: '!' is not a label value"),
         ({"matchExpressions": [need("a", "in", "1")]}, "Invalid enum value 'in'"),
         ({"matchExpressions": [{"operator": "Exists"}]}, "missing required field `key`"),
         ({"matchNothing": {}}, "unknown field `matchNothing`"),
@@ -77,7 +77,7 @@ def test_a_selector_that_kubernetes_refuses_is_refused(selector: dict[str, Any],
 
 
 @pytest.mark.parametrize("key", ["a", "A-b_c.d", "llm-d.ai/role", "a" * 63, "x.y-z.io/" + "b" * 63])
-def test_keys_that_kubernetes_takes_are_taken(key: str) -> None:
+def test_label_keys_that_kubernetes_accepts_are_accepted(key: str) -> None:
     assert kept(made("label-selector-filter", matchLabels={key: "v"}), with_labels({key: "v"}, {})) == [0]
 
 
@@ -92,7 +92,7 @@ plugins:
 """
 
 
-def test_a_selectors_errors_stand_at_their_lines_with_the_nearest_operator() -> None:
+def test_errors_of_a_selector_have_their_line_and_the_nearest_operator() -> None:
     with pytest.raises(ConfigErrors) as caught:
         load(CONFIG % "label-selector-filter", "c.yaml")
     (error,) = caught.value.errors
@@ -102,9 +102,9 @@ def test_a_selectors_errors_stand_at_their_lines_with_the_nearest_operator() -> 
     assert [(error.line, error.rule) for error in caught.value.errors] == [(6, "bad-parameter")]
 
 
-def test_the_older_name_works_with_a_warning() -> None:
+def test_the_older_type_name_works_with_a_warning() -> None:
     config = load("plugins: [{type: by-label-selector}, {type: random-picker}]", "c.yaml")
-    assert [warning.rule for warning in config.warnings] == ["deprecated-type"]
+    assert [warning.rule for warning in config.warnings] == ["deprecated"]
 
 
 @pytest.mark.parametrize(
@@ -131,16 +131,16 @@ def test_by_label_keeps_listed_values_and_if_allowed_endpoints_without_the_label
         ({"validValues": ["1"]}, "required field `label`"),
     ],
 )
-def test_by_label_refuses_what_no_endpoint_could_pass(parameters: dict[str, Any], message: str) -> None:
+def test_by_label_refuses_parameters_with_which_no_endpoint_can_pass(parameters: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         made("by-label", **parameters)
 
 
-def test_by_label_is_deprecated_and_a_type_of_its_own() -> None:
+def test_by_label_is_deprecated_and_a_separate_type() -> None:
     text = "plugins: [{type: by-label, parameters: {label: a, validValues: ['1']}}, {type: random-picker}]"
     config = load(text, "c.yaml")
-    assert [(warning.rule, warning.hint) for warning in config.warnings] == [
-        ("deprecated-type", "use 'label-selector-filter'")
+    assert [(warning.rule, warning.message) for warning in config.warnings] == [
+        ("deprecated", "plugin type 'by-label' (line 1) is now 'label-selector-filter'")
     ]
 
 
@@ -165,15 +165,15 @@ def test_a_role_filter_keeps_the_roles_that_serve_its_stage(stage: str) -> None:
     assert kept(made(f"{stage}-filter"), c) == expected
 
 
-def test_labels_are_read_once_per_roster_and_cut_to_the_candidates() -> None:
+def test_labels_are_matched_once_per_roster_and_the_mask_is_narrowed_to_the_candidates() -> None:
     decode = made("decode-filter")
-    asked: list[Mapping[str, str]] = []
+    matched: list[Mapping[str, str]] = []
     matches = decode.matches
-    decode.matches = lambda labels: asked.append(labels) or matches(labels)
+    decode.matches = lambda labels: matched.append(labels) or matches(labels)
     c = with_labels({ROLE: "decode"}, {ROLE: "prefill"}, {})
     assert kept(decode, c) == [0, 2]
     assert kept(decode, only(c, 1, 2)) == [1]
-    assert len(asked) == 3
+    assert len(matched) == 3
     assert kept(decode, with_labels({ROLE: "prefill"}, {ROLE: "both"})) == [1]
 
 
@@ -181,7 +181,7 @@ LABELS = st.dictionaries(st.sampled_from("abc"), st.sampled_from(["", "x", "y"])
 
 
 @given(st.lists(LABELS, min_size=1, max_size=8), st.sets(st.sampled_from(["", "x", "y"]), min_size=1))
-def test_in_and_not_in_share_the_endpoints_between_them(labels: list[dict[str, str]], values: set[str]) -> None:
+def test_in_and_not_in_together_keep_every_endpoint_once(labels: list[dict[str, str]], values: set[str]) -> None:
     c = with_labels(*labels)
     inside, outside = (
         kept(made("label-selector-filter", matchExpressions=[need("a", operator, *values)]), c)

@@ -25,22 +25,22 @@ def pool(limits: list[float]) -> Candidates:
 
 
 def test_each_case_of_the_formula() -> None:
-    # pod-0 has it active; pod-1 has 1 of 2 places taken; pod-2 is full and a waits there; pod-3 reports no adapters at all.
+    # pod-0 has it active; pod-1 uses 1 of 2 places; pod-2 is full and `a` waits there; pod-3 does not report max_lora.
     c = pool([2, 2, 2, NAN])
     assert scorer().score(request(target_model="a"), c, PROFILE).tolist() == [1.0, 0.8, 0.6, 0.0]
     assert scorer().score(request(target_model="z"), c, PROFILE).tolist() == [0.8, 0.8, 0.0, 0.0]
 
 
-def test_scores_follow_the_scrapes_and_the_candidates() -> None:
-    lora, asked = scorer(), request(target_model="a")
+def test_scores_follow_scrapes_and_candidates() -> None:
+    lora, r = scorer(), request(target_model="a")
     first, second = pool([2, 2, 2, 2]), pool([1, 1, 2, 0])
-    assert lora.score(asked, first, PROFILE).tolist() == [1.0, 0.8, 0.6, 0.8]
-    assert lora.score(asked, second, PROFILE).tolist() == [1.0, 0.0, 0.6, 0.0]
+    assert lora.score(r, first, PROFILE).tolist() == [1.0, 0.8, 0.6, 0.8]
+    assert lora.score(r, second, PROFILE).tolist() == [1.0, 0.0, 0.6, 0.0]
     cut = second.keep(np.array([False, True, True, False]))
-    assert lora.score(asked, cut, PROFILE).tolist() == [0.0, 0.6]
+    assert lora.score(r, cut, PROFILE).tolist() == [0.0, 0.6]
 
 
-def test_any_number_of_models_needs_bounded_memory() -> None:
+def test_the_cache_of_scores_is_bounded_for_any_number_of_models() -> None:
     lora, c = scorer(), pool([2, 2, 2, 2])
     for number in range(3 * MODELS_MAX):
         lora.score(request(target_model=str(number)), c, PROFILE)

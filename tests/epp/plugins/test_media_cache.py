@@ -1,4 +1,4 @@
-"""Requests go where their images were encoded before."""
+"""Requests go to endpoints that encoded their images before."""
 
 import msgspec
 import numpy as np
@@ -28,7 +28,7 @@ def producer(services: FakeServices, **params: object) -> MediaCache:
 
 
 def showing(*prompts: str) -> Request:
-    """A request whose prompts show these images, a letter each."""
+    """A request with these images in its prompts, one letter per image."""
     r = request()
     r[TOKENS] = TokenizedPrompt(
         [PromptTokens(None, [Feature("image", image, 0, 1) for image in prompt]) for prompt in prompts]
@@ -47,7 +47,7 @@ def matched(plugin: MediaCache, r: Request, c: Candidates | None = None) -> Medi
     return r[MATCH]
 
 
-def test_where_an_image_was_sent_it_is_found_again_by_every_worker() -> None:
+def test_every_worker_finds_where_an_image_was_sent() -> None:
     shared = FakeServices()
     one, other = producer(shared), producer(shared)
     first = showing("ab")
@@ -57,14 +57,14 @@ def test_where_an_image_was_sent_it_is_found_again_by_every_worker() -> None:
     assert again.held.tolist() == [0.0, 2.0, 0.0] and again.total == 3
 
 
-def test_an_image_that_is_shown_twice_counts_once_and_one_without_a_hash_never() -> None:
+def test_a_repeated_image_counts_once_and_an_image_without_a_hash_never() -> None:
     assert matched(producer(FakeServices()), showing("aa", "a")).total == 1
     nothing = request()
     nothing[TOKENS] = TokenizedPrompt([PromptTokens(None, [Feature("image", "", 0, 1)])])
     assert matched(producer(FakeServices()), nothing) is NO_MEDIA
 
 
-def test_modalities_that_clients_make_up_are_counted_as_one() -> None:
+def test_unknown_modalities_are_counted_under_one_label() -> None:
     services = FakeServices()
     plugin, r = producer(services), request()
     r[TOKENS] = TokenizedPrompt([PromptTokens(None, [Feature(f"m{n}", f"{n}", n, 1) for n in range(9)])])
@@ -83,7 +83,7 @@ def test_an_item_counts_as_one_block_of_its_endpoint() -> None:
     assert len(services.held) == 26 and not any(learned & WIDE for learned in services.held)
 
 
-def test_requests_without_media_say_and_learn_nothing() -> None:
+def test_a_request_without_media_has_no_match_and_adds_nothing() -> None:
     services = FakeServices()
     plugin, r = producer(services), request()
     assert matched(plugin, r) is NO_MEDIA
@@ -92,7 +92,7 @@ def test_requests_without_media_say_and_learn_nothing() -> None:
     assert services.held == {}
 
 
-def test_all_targets_learn_and_the_chosen_one_is_counted() -> None:
+def test_all_targets_are_learned_and_hits_are_counted_for_the_first_one() -> None:
     services = FakeServices()
     plugin = producer(services)
     first = showing("ab")
@@ -106,7 +106,7 @@ def test_all_targets_learn_and_the_chosen_one_is_counted() -> None:
     assert services.measured["encoder_cache_hit_ratio"].values == [0.0, 2 / 3]
 
 
-def test_an_owner_that_has_left_is_left_out() -> None:
+def test_an_owner_without_an_endpoint_is_ignored() -> None:
     services = FakeServices()
     plugin, first = producer(services), showing("a")
     matched(plugin, first)
@@ -114,20 +114,20 @@ def test_an_owner_that_has_left_is_left_out() -> None:
     assert matched(plugin, showing("a"), candidates(count=2)).held is None
 
 
-def test_only_so_many_items_are_looked_up(monkeypatch) -> None:
+def test_a_bounded_number_of_items_is_looked_up(monkeypatch) -> None:
     monkeypatch.setattr(media_cache, "ITEMS_MAX", 2)
     assert matched(producer(FakeServices()), showing("abc")).total == 2
 
 
-def test_a_cache_size_is_said_to_have_no_effect() -> None:
+def test_a_configured_cache_size_is_reported_as_without_effect() -> None:
     assert list(producer(FakeServices(), cacheSizeInMBPerServer=4096).without_effect) == []
-    (said,) = producer(FakeServices(), cacheSizeInMBPerServer=100).without_effect
-    assert said.startswith("cacheSizeInMBPerServer: has no effect here: ")
+    (remark,) = producer(FakeServices(), cacheSizeInMBPerServer=100).without_effect
+    assert remark.startswith("cacheSizeInMBPerServer: has no effect here: ")
 
 
 def scores(r: Request, c: Candidates, **params: str) -> list[float] | None:
-    given = MediaCacheScorer("s", msgspec.convert(params, MediaCacheScorer.Params)).score(r, c, PROFILE)
-    return None if given is None else given.tolist()
+    result = MediaCacheScorer("s", msgspec.convert(params, MediaCacheScorer.Params)).score(r, c, PROFILE)
+    return None if result is None else result.tolist()
 
 
 def test_the_score_is_the_share_of_items_that_an_endpoint_holds() -> None:

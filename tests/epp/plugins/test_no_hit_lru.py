@@ -16,7 +16,7 @@ from tests.fakes import candidates, request
 NEUTRAL = 0.5
 
 
-def someone(size: int = 4) -> Candidates:
+def endpoints(size: int = 4) -> Candidates:
     return candidates(count=size)
 
 
@@ -27,7 +27,7 @@ def hitting(*blocks: float) -> Request:
 
 
 def sent(scorer: Any, c: Candidates, row: int, r: Request | None = None, **others: int) -> None:
-    """Scored, then sent to the candidate at `row`; `others` are further profiles and their targets."""
+    """Scores a request, then sends it to the candidate at `row`. `others` are further profiles with their targets."""
     r = r or request()
     score(scorer, c, r)
     runs: dict[str, ProfileRun | None] = {"default": ProfileRun(c, c.zeros(), (row,))}
@@ -37,8 +37,8 @@ def sent(scorer: Any, c: Candidates, row: int, r: Request | None = None, **other
     scorer.before_send(r, Decision(primary.targets, runs, "default"))
 
 
-def test_never_used_endpoints_come_first_in_their_order_then_the_oldest() -> None:
-    scorer, c = made("no-hit-lru-scorer"), someone()
+def test_endpoints_never_used_come_first_in_candidate_order_then_the_least_recently_used() -> None:
+    scorer, c = made("no-hit-lru-scorer"), endpoints()
     # ranks 0, 1, 2, 3 of n - 1 = 3
     assert score(scorer, c) == pytest.approx([1, 2 / 3, 1 / 3, 0])
     sent(scorer, c, 2)
@@ -49,12 +49,12 @@ def test_never_used_endpoints_come_first_in_their_order_then_the_oldest() -> Non
     assert score(scorer, c) == pytest.approx([0, 1, 1 / 3, 2 / 3])
     for row in (1, 3, 2):
         sent(scorer, c, row)
-    # oldest first: 0, 1, 3, 2
+    # least recently used first: 0, 1, 3, 2
     assert score(scorer, c) == pytest.approx([1, 2 / 3, 0, 1 / 3])
 
 
-def test_cold_requests_go_around() -> None:
-    scorer, c, turns = made("no-hit-lru-scorer"), someone(3), []
+def test_cold_requests_rotate_over_the_endpoints() -> None:
+    scorer, c, turns = made("no-hit-lru-scorer"), endpoints(3), []
     for _ in range(6):
         best = int(np.argmax(score(scorer, c)))
         turns.append(best)
@@ -64,30 +64,30 @@ def test_cold_requests_go_around() -> None:
 
 @pytest.mark.parametrize("r", [request(), hitting(0, 0, 0, 0)])
 def test_a_single_candidate_scores_one(r: Request) -> None:
-    assert score(made("no-hit-lru-scorer"), only(someone(), 2), r) == [1.0]
+    assert score(made("no-hit-lru-scorer"), only(endpoints(), 2), r) == [1.0]
 
 
-def test_a_hit_at_any_candidate_makes_all_alike_and_leaves_the_order() -> None:
-    scorer, c = made("no-hit-lru-scorer"), someone(3)
+def test_a_hit_at_any_candidate_scores_all_the_same_and_keeps_the_order() -> None:
+    scorer, c = made("no-hit-lru-scorer"), endpoints(3)
     before = score(scorer, c)
     assert score(scorer, c, hitting(0, 2, 0)) == [NEUTRAL] * 3
     sent(scorer, c, 0, hitting(0, 2, 0))
     assert score(scorer, c) == before
 
 
-def test_a_hit_at_an_endpoint_that_was_filtered_out_does_not_count() -> None:
-    assert score(made("no-hit-lru-scorer"), only(someone(3), 0, 2), hitting(0, 2, 0)) == [1.0, 0.0]
+def test_a_hit_at_an_endpoint_that_was_filtered_out_is_ignored() -> None:
+    assert score(made("no-hit-lru-scorer"), only(endpoints(3), 0, 2), hitting(0, 2, 0)) == [1.0, 0.0]
 
 
-def test_the_target_of_the_prefill_profile_is_used_too_and_no_other() -> None:
-    scorer, c = made("no-hit-lru-scorer"), someone(4)
+def test_only_the_targets_of_the_primary_and_the_prefill_profile_count_as_used() -> None:
+    scorer, c = made("no-hit-lru-scorer"), endpoints(4)
     sent(scorer, c, 1, prefill=3, encode=0)
     # never used: 0, 2; then 1, 3
     assert score(scorer, c) == pytest.approx([1, 1 / 3, 2 / 3, 0])
 
 
-def test_what_a_shadow_profile_saw_does_not_count() -> None:
-    scorer, c, r = made("no-hit-lru-scorer"), someone(3), request()
+def test_the_match_that_a_shadow_profile_saw_is_ignored() -> None:
+    scorer, c, r = made("no-hit-lru-scorer"), endpoints(3), request()
     score(scorer, c, r)
     r[prefix_match(APPROXIMATE)] = hitting(1, 0, 0)[prefix_match(APPROXIMATE)]
     score(scorer, c, r, profile("shadow"))
@@ -96,8 +96,8 @@ def test_what_a_shadow_profile_saw_does_not_count() -> None:
     assert score(scorer, c) == [0.0, 1.0, 0.5]
 
 
-def test_a_profile_without_a_target_and_a_request_that_was_not_scored_use_nobody() -> None:
-    scorer, c = made("no-hit-lru-scorer"), someone(2)
+def test_a_request_without_a_score_and_a_profile_without_a_target_use_no_endpoint() -> None:
+    scorer, c = made("no-hit-lru-scorer"), endpoints(2)
     run = ProfileRun(c, c.zeros(), (0,))
     scorer.before_send(request(), Decision(run.targets, {"default": run}, "default"))
     assert score(scorer, c) == [1.0, 0.0]
@@ -107,21 +107,21 @@ def test_a_profile_without_a_target_and_a_request_that_was_not_scored_use_nobody
     assert score(scorer, c) == [0.0, 1.0]
 
 
-def test_the_order_survives_a_new_roster_and_an_endpoint_that_is_gone() -> None:
+def test_the_order_survives_a_new_roster_and_a_removed_endpoint() -> None:
     scorer = made("no-hit-lru-scorer")
     for row in (2, 0, 1):
-        sent(scorer, someone(3), row)
-    # oldest first: 2, 0, 1; endpoint 3 is new
-    assert score(scorer, someone(4)) == pytest.approx([1 / 3, 0, 2 / 3, 1])
-    assert score(scorer, someone(2)) == [1.0, 0.0]
-    assert score(scorer, someone(3)) == [0.5, 0.0, 1.0]
+        sent(scorer, endpoints(3), row)
+    # least recently used first: 2, 0, 1; endpoint 3 is new
+    assert score(scorer, endpoints(4)) == pytest.approx([1 / 3, 0, 2 / 3, 1])
+    assert score(scorer, endpoints(2)) == [1.0, 0.0]
+    assert score(scorer, endpoints(3)) == [0.5, 0.0, 1.0]
 
 
-def test_the_endpoint_used_longest_ago_is_forgotten_at_the_limit() -> None:
-    scorer, c = made("no-hit-lru-scorer", lruSize=2), someone(3)
+def test_at_the_limit_the_least_recently_used_endpoint_is_forgotten() -> None:
+    scorer, c = made("no-hit-lru-scorer", lruSize=2), endpoints(3)
     for row in (0, 1, 2):
         sent(scorer, c, row)
-    # 0 counts as never used; the rest oldest first
+    # 0 counts as never used; then the least recently used
     assert score(scorer, c) == [1.0, 0.5, 0.0]
     for row in (2, 0, 2, 1):
         sent(scorer, c, row)
@@ -130,23 +130,23 @@ def test_the_endpoint_used_longest_ago_is_forgotten_at_the_limit() -> None:
 
 
 @pytest.mark.parametrize("size", [0, -4])
-def test_no_size_is_the_default_size(size: int) -> None:
+def test_a_size_of_0_or_less_means_the_default(size: int) -> None:
     assert made("no-hit-lru-scorer", lruSize=size)._size == 1024
 
 
-def test_whose_matches_are_read_is_configured_and_the_older_words_have_no_effect() -> None:
+def test_the_producer_of_the_matches_is_configurable_and_older_parameters_have_no_effect() -> None:
     assert made("no-hit-lru-scorer").consumes == (prefix_match(APPROXIMATE),)
     assert made("no-hit-lru-scorer", prefixMatchInfoProducerName="").consumes == (prefix_match(APPROXIMATE),)
     assert made("no-hit-lru-scorer", prefixMatchInfoProducerName="p").consumes == (prefix_match("p"),)
-    said = made("no-hit-lru-scorer", prefixPluginType="a", prefixPluginName="b").without_effect
-    assert [text.partition(":")[0] for text in said] == ["prefixPluginType", "prefixPluginName"]
+    remarks = made("no-hit-lru-scorer", prefixPluginType="a", prefixPluginName="b").without_effect
+    assert [text.partition(":")[0] for text in remarks] == ["prefixPluginType", "prefixPluginName"]
 
 
 @given(st.lists(st.integers(0, 7), max_size=30), st.sets(st.integers(0, 7), min_size=1), st.randoms())
 def test_used_endpoints_score_by_age_alone_and_all_scores_differ(
     history: Sequence[int], left: set[int], rng: Any
 ) -> None:
-    scorer, c = made("no-hit-lru-scorer"), someone(8)
+    scorer, c = made("no-hit-lru-scorer"), endpoints(8)
     for row in (*range(8), *history):
         sent(scorer, c, row)
     scores = score(scorer, only(c, *left))

@@ -1,4 +1,4 @@
-"""Bodies of very many small things: what is looked at one by one is bounded, and prompts that begin alike stay alike behind each bound."""
+"""Bodies with very many small values: individual processing is bounded, and prompts with equal beginnings stay equal behind each bound."""
 
 import json
 from collections.abc import Callable
@@ -51,7 +51,7 @@ def test_a_crowded_body_without_messages_is_refused_like_any_other(path: str, me
     assert refusal(Anthropic if "messages" in path else OpenAI, path, body).startswith("invalid")
 
 
-def test_code_and_tools_make_no_crowd_but_objects_in_lists_do() -> None:
+def test_code_and_tools_do_not_make_a_body_crowded_but_objects_in_lists_do() -> None:
     code = "if (x) {\n  call({a: 1}, () => {});\n}\n" * 20_000
     assert not crowded(chat([{"role": "user", "content": code.replace("{}", "{ return }").replace("{ ", "{")}]))
     tools = [
@@ -64,14 +64,14 @@ def test_code_and_tools_make_no_crowd_but_objects_in_lists_do() -> None:
     assert crowded(b'{"messages":[' + b"{}," * MANY + b"{}]}")
 
 
-def test_a_crowd_of_items_keeps_its_bytes_when_it_grows() -> None:
+def test_a_crowded_list_of_items_that_grows_keeps_all_its_bytes() -> None:
     items = [{"role": "user", "content": f"turn {n}"} for n in range(MANY)]
     one = canonical(json.dumps({"model": "m", "input": items}).encode(), "/v1/responses")
     other = canonical(json.dumps({"model": "m", "input": [*items, {"role": "user"}]}).encode(), "/v1/responses")
     assert other.startswith(one)
 
 
-def test_very_many_prompts_count_as_their_json_and_one_that_is_alone_as_its_text() -> None:
+def test_very_many_prompts_count_as_their_json_and_a_single_one_as_its_text() -> None:
     texts = [f"prompt {n}" for n in range(TEXTS_MAX * 4)]
     made = canonical(json.dumps({"model": "m", "prompt": texts}).encode(), "/v1/completions")
     assert made.startswith(b"prompt 0") and made.endswith(b"prompt %d" % (len(texts) - 1))
@@ -102,12 +102,12 @@ def by_grpc(ids: list[int]) -> tuple[bytes, list[int]]:
 
 @pytest.mark.parametrize("by", [by_openai, by_vllm, by_sglang, by_grpc])
 @pytest.mark.parametrize("count", [IDS_MAX - 1, IDS_MAX, IDS_MAX + 1, 3 * IDS_MAX])
-def test_of_many_token_ids_the_first_are_words_and_who_tokenises_gets_all(
+def test_the_first_of_many_token_ids_are_hashed_as_words_and_the_parts_have_all(
     by: Callable[[list[int]], tuple[bytes, list[int]]], count: int
 ) -> None:
     ids = [(n * 7919) % 150_000 for n in range(count)]
-    made, told = by(ids)
-    assert told == ids
+    made, all_ids = by(ids)
+    assert all_ids == ids
     head = np.array(ids[:IDS_MAX], "<u4").tobytes()
     assert made.startswith(head)
     longer, _ = by([*ids, 5])
@@ -116,7 +116,7 @@ def test_of_many_token_ids_the_first_are_words_and_who_tokenises_gets_all(
         assert longer.startswith(made)
 
 
-def test_a_wrong_id_among_the_first_is_refused() -> None:
+def test_an_invalid_id_among_the_first_is_refused() -> None:
     ids = ",".join(["1"] * 100 + ["-1"] + ["1"] * (2 * IDS_MAX))
     assert "integer" in refusal(SglangHttp, "/generate", b'{"input_ids":[%b]}' % ids.encode())
     assert refusal(OpenAI, "/v1/completions", b'{"model":"m","prompt":[%b]}' % ids.encode())
@@ -124,7 +124,7 @@ def test_a_wrong_id_among_the_first_is_refused() -> None:
 
 
 @pytest.mark.parametrize("word", ["\\u0068ello ", "\\u4f60\\u597d", "\\ud83d\\ude00"])
-def test_of_a_long_text_the_beginning_is_shortened_and_growth_keeps_it(word: str) -> None:
+def test_only_the_beginning_of_a_long_text_is_shortened_and_growth_keeps_it(word: str) -> None:
     text = word * (2 * SHORTENED_BYTES // len(word))
     body = b'{"model":"m","prompt":"%b"}'
     one = canonical(body % text.encode(), "/v1/completions")
@@ -134,20 +134,20 @@ def test_of_a_long_text_the_beginning_is_shortened_and_growth_keeps_it(word: str
     assert one.startswith(short) and b"\\u" not in short and one.endswith(word.encode())
 
 
-def test_parts_of_unknown_types_cost_their_own_bytes_even_when_they_cannot_be_read() -> None:
+def test_unreadable_parts_of_unknown_types_add_only_their_own_bytes() -> None:
     parts = ",".join(['{"type":"x","y":[1,2]}'] * 500 + ['{"type":"x","y":"\xff","cache_control":{}}'])
     body = b'{"model":"m","messages":[{"role":"user","content":[%b]}]}' % parts.encode("latin-1")
     assert len(canonical(body)) < 3 * len(body)
 
 
-def test_only_so_much_is_sorted() -> None:
+def test_a_bounded_number_of_bytes_is_sorted() -> None:
     members = {f"key{n}": n for n in range(SORTED_BYTES)}
     body = chat([{"role": "user", "content": dict(reversed(members.items()))}])
     assert json.dumps(dict(reversed(members.items()))).encode() in canonical(body)
 
 
 @pytest.mark.parametrize("value", ["[]", "1", '""'])
-def test_a_part_with_very_many_values_counts_as_its_json_and_keeps_what_is_before_it(value: str) -> None:
+def test_a_part_with_very_many_values_counts_as_its_json_and_keeps_the_bytes_before_it(value: str) -> None:
     def body(values: int, more: str = "") -> bytes:
         image = '{"type":"image_url","image_url":{"x":[' + ",".join([value] * values) + "]}}"
         return chat([{"role": "user", "content": "hi"}]).replace(b"}]}", b'},{"role":"user","content":[%b%b]}]}') % (

@@ -1,4 +1,4 @@
-"""What each parser reads of a request, and what it refuses with which words."""
+"""What each parser reads from a request, and which requests it refuses with which text."""
 
 import gzip
 import json
@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from epp import registry
-from epp.assembly import DEFAULT_PARSERS
+from epp.config import registry
+from epp.config.defaults import DEFAULT_PARSERS
 from epp.errors import Cause, Refused
 from epp.model_rewrite import MODEL_CHARS_MAX
 from epp.plugin import NoParams, Parser
@@ -44,10 +44,10 @@ def scanner(request: Request) -> type[Any] | None:
     return None if answer is None else answer.scanner
 
 
-# What they have in common.
+# All parsers.
 
 
-def test_every_parser_of_the_default_list_is_there() -> None:
+def test_every_parser_of_the_default_list_is_registered() -> None:
     assert set(DEFAULT_PARSERS) <= set(registry.known())
 
 
@@ -61,14 +61,14 @@ def test_every_parser_of_the_default_list_is_there() -> None:
         (VllmHttp, VLLM, {"model": "m", "token_ids": IDS}),
     ],
 )
-def test_a_list_or_an_object_where_one_value_belongs_is_refused(
+def test_a_list_or_an_object_instead_of_a_single_value_is_refused(
     parser: type[Parser], path: str, body: Any, value: Any
 ) -> None:
     for name in ("model", "stream"):
         assert "got `" in refusal(parser, path, body | {name: value})
 
 
-def test_hundreds_of_media_are_more_than_is_looked_at() -> None:
+def test_the_features_of_too_many_media_are_ignored() -> None:
     places = [{"offset": n, "length": 1} for n in range(3000)]
     features = {"mm_hashes": {"image": ["a"] * 3000}, "mm_placeholders": {"image": places}}
     prompt = parsed(VllmHttp, VLLM, {"model": "m", "token_ids": IDS, "features": features}).prompt
@@ -90,7 +90,9 @@ def test_hundreds_of_media_are_more_than_is_looked_at() -> None:
         (Passthrough, set(), ()),
     ],
 )
-def test_each_claims_its_paths_and_protocols(parser: type[Parser], paths: set[str], protocols: tuple[str, ...]) -> None:
+def test_each_parser_claims_its_paths_and_protocols(
+    parser: type[Parser], paths: set[str], protocols: tuple[str, ...]
+) -> None:
     assert set(parser.paths) == paths and parser.app_protocols == protocols
 
 
@@ -102,14 +104,14 @@ BAD_JSON = [b"", b"{", b"[]", b"null", b'{"a":}', b"\xff", b"[" * 5000, b'{"mess
     ("parser", "path"),
     [(OpenAI, "/v1/completions"), (Anthropic, MESSAGES), (VllmHttp, VLLM), (SglangHttp, "/generate")],
 )
-def test_what_is_no_request_in_json_is_a_bad_request(parser: type[Parser], path: str, body: bytes) -> None:
+def test_a_body_that_is_not_a_request_in_json_is_refused(parser: type[Parser], path: str, body: bytes) -> None:
     assert refusal(parser, path, body)
 
 
 @pytest.mark.parametrize(
-    ("value", "found"), [(7, 7), (0, 0), (7.0, 7), (-1, None), (1.5, None), ("7", None), (True, None)]
+    ("value", "read"), [(7, 7), (0, 0), (7.0, 7), (-1, None), (1.5, None), ("7", None), (True, None)]
 )
-def test_the_most_output_tokens_are_a_whole_number_from_0_on(value: object, found: int | None) -> None:
+def test_the_limit_of_output_tokens_is_a_whole_number_of_0_or_more(value: object, read: int | None) -> None:
     bodies: list[tuple[type[Parser], str, dict[str, Any]]] = [
         (OpenAI, "/v1/completions", {"model": "m", "prompt": "x", "max_tokens": value}),
         (OpenAI, "/v1/responses", {"model": "m", "input": "x", "max_output_tokens": value}),
@@ -118,10 +120,10 @@ def test_the_most_output_tokens_are_a_whole_number_from_0_on(value: object, foun
         (SglangHttp, "/generate", {"input_ids": [1], "sampling_params": {"max_new_tokens": value}}),
     ]
     for parser, path, body in bodies:
-        assert parsed(parser, path, body).max_tokens == found
+        assert parsed(parser, path, body).max_tokens == read
 
 
-def test_chat_asks_for_completion_tokens_before_tokens() -> None:
+def test_max_completion_tokens_of_a_chat_precedes_max_tokens() -> None:
     body = {"model": "m", "messages": HELLO, "max_tokens": 5, "max_completion_tokens": 3}
     assert parsed(OpenAI, "/v1/chat/completions", body).max_tokens == 3
     assert parsed(OpenAI, "/v1/chat/completions", body | {"max_completion_tokens": -3}).max_tokens == 5
@@ -145,20 +147,22 @@ def test_chat_asks_for_completion_tokens_before_tokens() -> None:
         ("/v1/images/generations", {"prompt": ""}, "invalid images generations request: must have prompt field"),
     ],
 )
-def test_openai_says_which_field_is_missing(path: str, body: dict[str, object], text: str) -> None:
+def test_openai_names_the_missing_field(path: str, body: dict[str, object], text: str) -> None:
     assert refusal(OpenAI, path, {"model": "m", **body}) == text
-    assert refusal(OpenAI, path, body) == text  # before it misses the model
+    assert refusal(OpenAI, path, body) == text  # this check comes before the check of the model
 
 
 @pytest.mark.parametrize("prompt", [["a", 1], [1, "a"], [[1], 2], [1, [2]], [["a"]], [-1], [2**32], [1.5], {"a": 1}, 7])
-def test_openai_refuses_mixed_and_foreign_prompts(prompt: object) -> None:
+def test_openai_refuses_mixed_prompts_and_prompts_of_other_types(prompt: object) -> None:
     text = refusal(OpenAI, "/v1/completions", {"model": "m", "prompt": prompt})
     assert text.startswith("invalid completions request: prompt: ")
 
 
 @pytest.mark.parametrize("parser_path", [(OpenAI, "/v1/completions"), (Anthropic, MESSAGES), (VllmHttp, VLLM)])
 @pytest.mark.parametrize("model", [None, "", 5])
-def test_who_forwards_by_the_models_name_needs_one(parser_path: tuple[type[Parser], str], model: object) -> None:
+def test_parsers_that_forward_by_the_models_name_require_it(
+    parser_path: tuple[type[Parser], str], model: object
+) -> None:
     with pytest.raises(Refused) as refused:
         parsed(*parser_path, {"prompt": "x", "messages": HELLO, "token_ids": [1], "model": model})
     assert refused.value.cause is Cause.MODEL_MISSING
@@ -168,10 +172,10 @@ def test_who_forwards_by_the_models_name_needs_one(parser_path: tuple[type[Parse
     ("parser", "path"),
     [(OpenAI, "/v1/completions"), (Anthropic, MESSAGES), (VllmHttp, VLLM), (VertexAi, VERTEX + "ChatCompletions")],
 )
-def test_a_models_name_is_no_document(parser: type[Parser], path: str) -> None:
+def test_the_length_of_a_models_name_is_bounded(parser: type[Parser], path: str) -> None:
     def body(model: str) -> Any:
-        said = {"prompt": "x", "messages": HELLO, "token_ids": [1], "model": model}
-        return vertex(said) if parser is VertexAi else said
+        members = {"prompt": "x", "messages": HELLO, "token_ids": [1], "model": model}
+        return vertex(members) if parser is VertexAi else members
 
     assert len(parsed(parser, path, body("m" * MODEL_CHARS_MAX)).model) == MODEL_CHARS_MAX
     text = refusal(parser, path, body("m" * (MODEL_CHARS_MAX + 1)))
@@ -191,7 +195,7 @@ def test_anthropic_messages_are_read() -> None:
 
 
 @pytest.mark.parametrize("path", ["/v1/messages/count_tokens", "/proxy/v1/messages/count_tokens/"])
-def test_anthropic_counts_of_tokens_pass_unread_and_unseen(path: str) -> None:
+def test_anthropic_requests_that_count_tokens_pass_unread_and_so_do_their_answers(path: str) -> None:
     request = parsed(Anthropic, path, b"\0 whatever")
     answer = request[ANSWER]
     assert answer is not None and answer.skip and request.model == "" and request.prompt.canonical == b""
@@ -209,7 +213,7 @@ def test_anthropic_refuses(path: str, body: dict[str, object], text: str) -> Non
     assert refusal(Anthropic, path, body) == text
 
 
-def test_anthropic_messages_become_a_chat_for_who_tokenises() -> None:
+def test_anthropic_messages_become_a_chat_in_the_parts() -> None:
     image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}}
     body = {
         "model": "m",
@@ -252,7 +256,7 @@ def test_vllm_generate_is_read() -> None:
     assert (request.model, request.max_tokens, request.streaming, request.cache_salt) == ("m", 4, True, "s")
     assert request.prompt.canonical == WORDS
     assert [list(ids) for ids in request.prompt.parts().token_ids] == [IDS]
-    assert scanner(request) is None  # as OpenAI's
+    assert scanner(request) is None  # answers have OpenAI's format
 
 
 @pytest.mark.parametrize("token_ids", [None, []])
@@ -266,11 +270,11 @@ def test_vllm_generate_needs_token_ids(token_ids: object) -> None:
     [{"token_ids": [-1]}, {"token_ids": [2**32]}, {"token_ids": ["a"]}, {"token_ids": [1.5]}, {"token_ids": [[1]]}, {"cache_salt": 5},
      {"features": {"mm_hashes": ["a"]}}, {"features": {"mm_placeholders": {"image": [{"offset": -1}]}}}],
 )  # fmt: skip
-def test_vllm_generate_refuses_what_has_another_shape(more: dict[str, object]) -> None:
+def test_vllm_generate_refuses_values_of_another_shape(more: dict[str, object]) -> None:
     assert refusal(VllmHttp, VLLM, {"model": "m", "token_ids": [1], **more}).startswith("invalid generate request: ")
 
 
-def test_media_stand_in_the_hashed_tokens_by_their_content() -> None:
+def test_media_are_hashed_by_their_content_in_place_of_their_tokens() -> None:
     def canonical(known: str) -> bytes:
         features = {"mm_hashes": {"image": [known]}, "mm_placeholders": {"image": [{"offset": 2, "length": 3}]}}
         body = {"model": "m", "token_ids": [1, 2, 9, 9, 9, 3], "features": features}
@@ -282,7 +286,7 @@ def test_media_stand_in_the_hashed_tokens_by_their_content() -> None:
     assert len(one) == 24
 
 
-def test_media_among_token_ids_are_told_to_who_reads_tokens() -> None:
+def test_media_among_token_ids_are_features_of_the_parts() -> None:
     features = {"mm_hashes": {"image": ["cat", None]}, "mm_placeholders": {"image": [{"offset": 1, "length": 2}, {}]}}
     parts = parsed(VllmHttp, VLLM, {"model": "m", "token_ids": IDS, "features": features}).prompt.parts()
     assert list(parts.token_ids[0]) == IDS and parts.features == [Feature("image", "cat", 1, 2)]
@@ -290,14 +294,14 @@ def test_media_among_token_ids_are_told_to_who_reads_tokens() -> None:
     assert parsed(VllmGrpc, GENERATE, frame(tokenized(IDS) + field(7, media))).prompt.parts() == parts
 
 
-def test_placeholders_upon_each_other_cost_no_more_than_the_prompt() -> None:
+def test_overlapping_placeholders_do_not_make_the_hashed_bytes_longer() -> None:
     features = {
         "mm_hashes": {"image": [str(n) for n in range(9)]},
         "mm_placeholders": {"image": [{"offset": 0, "length": 10**6}] * 9},
     }
     made, one = (
-        parsed(VllmHttp, VLLM, {"model": "m", "token_ids": IDS, "features": given}).prompt.canonical
-        for given in (features, {name: {"image": several["image"][:1]} for name, several in features.items()})  # type: ignore[index]
+        parsed(VllmHttp, VLLM, {"model": "m", "token_ids": IDS, "features": several}).prompt.canonical
+        for several in (features, {name: {"image": many["image"][:1]} for name, many in features.items()})  # type: ignore[index]
     )
     assert made == one != WORDS
 
@@ -351,7 +355,7 @@ def test_vllm_grpc_token_ids_are_read() -> None:
     assert scanner(request) is VllmGenerateScanner
 
 
-def test_vllm_grpc_texts_are_read_and_are_the_prompts_of_http() -> None:
+def test_vllm_grpc_texts_give_the_same_prompt_as_over_http() -> None:
     request = parsed(VllmGrpc, GENERATE, frame(field(3, 'say "hé"\n')))
     assert (
         request.prompt.canonical
@@ -372,7 +376,7 @@ def test_vllm_grpc_embeddings_are_read() -> None:
     assert request.prompt.canonical == WORDS and scanner(request) is VllmEmbedScanner
 
 
-def test_vllm_grpc_media_stand_by_their_hashes() -> None:
+def test_vllm_grpc_media_are_hashed_by_their_hashes() -> None:
     def canonical(known: str) -> bytes:
         media = field(5, field(1, 1) + field(2, 2)) + field(6, known)
         return parsed(VllmGrpc, GENERATE, frame(tokenized([1, 9, 9, 2]) + field(7, media))).prompt.canonical
@@ -380,7 +384,7 @@ def test_vllm_grpc_media_stand_by_their_hashes() -> None:
     assert canonical("a") == canonical("a") != canonical("b") and len(canonical("a")) == 16
 
 
-def test_compressed_grpc_messages_are_understood() -> None:
+def test_compressed_grpc_messages_are_read() -> None:
     message = gzip.compress(tokenized(IDS))
     assert parsed(VllmGrpc, GENERATE, frame(message, flag=1)).prompt.canonical == WORDS
 
@@ -403,7 +407,7 @@ def test_vllm_grpc_refuses(path: str, body: bytes, text: str) -> None:
     assert refusal(VllmGrpc, path, body) == text
 
 
-def test_other_methods_pass_unread_and_unseen() -> None:
+def test_other_grpc_methods_pass_unread_and_so_do_their_answers() -> None:
     for parser in (VllmGrpc, VertexAi):
         answer = parsed(parser, "/vllm.grpc.engine.VllmEngine/Abort", frame(b"\xff"))[ANSWER]
         assert answer is not None and answer.skip
@@ -423,7 +427,7 @@ def test_vertex_raw_predictions_are_openai_responses(method: str) -> None:
     assert (request.model, request.max_tokens) == ("m", 3) and scanner(request) is HttpBodyScanner
 
 
-def test_vertex_chats_need_no_model() -> None:
+def test_vertex_chats_do_not_need_a_model() -> None:
     request = parsed(VertexAi, VERTEX + "ChatCompletions", vertex({"messages": HELLO, "stream": True}))
     expected = parsed(OpenAI, "/chat/completions", {"model": "m", "messages": HELLO})
     assert request.prompt.canonical == expected.prompt.canonical
@@ -433,7 +437,7 @@ def test_vertex_chats_need_no_model() -> None:
 @pytest.mark.parametrize(
     ("method", "body", "text"),
     [
-        ("ChatCompletions", b"", "invalid or unsupported gRPC payload: 0 bytes are no gRPC message"),
+        ("ChatCompletions", b"", "invalid or unsupported gRPC payload: 0 bytes are too few for a gRPC message"),
         ("ChatCompletions", frame(field(1, "e")), "ChatCompletionsRequest has no HttpBody"),
         ("RawPredict", frame(field(2, 5)), "unmarshaling RawPredictRequest: a number where a message belongs"),
         ("RawPredict", vertex({}), "parsing RawPredictRequest: invalid responses request: must have input field"),

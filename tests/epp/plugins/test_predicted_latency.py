@@ -1,4 +1,4 @@
-"""The latency predictor: what it is asked and taught, what becomes of its answers, and what happens without them."""
+"""The latency predictor: its questions and samples, the use of its answers, and requests without an answer."""
 
 import json
 from typing import Any
@@ -17,6 +17,7 @@ from epp.plugins.producers.predicted_latency import PredictedLatency
 from epp.prefix.match import APPROXIMATE, PrefixMatch, prefix_match
 from epp.request import Request
 from tests.fakes import FakeCall, FakeServices, candidates, request
+from tests.reports import Reports
 
 PREDICTED = latency_predictions("")
 TTFT, TPOT = "x-llm-d-slo-ttft-ms", "x-llm-d-slo-tpot-ms"
@@ -24,12 +25,12 @@ COLUMNS = {"kv_cache_usage": [0.25, 0.5, 1.5], "waiting_requests": [0.0, 2.0, 4.
 C = candidates(COLUMNS, inflight=[1, 2, 3], tokens=[100, 200, 300])
 
 
-def asked_for(headers: dict[str, str] | None = None, *, prompt: bytes = b"x" * 400, now: float = 0.0) -> Request:
+def asking(headers: dict[str, str] | None = None, *, prompt: bytes = b"x" * 400, now: float = 0.0) -> Request:
     return request(prompt, headers=headers or {}, now=now)
 
 
 class Site:
-    """A producer and its predictor, for which the test answers."""
+    """A producer with a predictor that the test plays."""
 
     def __init__(self, environment: dict[str, str] | None = None, **params: object) -> None:
         self.services = FakeServices()
@@ -44,7 +45,7 @@ class Site:
         return self.plugin.produce(r, c)
 
     def close_window(self) -> FakeCall:
-        """The call that goes out when the window is over."""
+        """Ends the window and returns the call that goes out."""
         _, pause = self.services.pauses[-1]
         pause.finish()
         return self.services.asked[-1]
@@ -52,9 +53,9 @@ class Site:
     def predicted(self, r: Request, *rows: tuple[float, float], c: Candidates = C) -> LatencyPredictions:
         self.ask(r, c)
         answer(self.close_window(), *rows)
-        found = r[PREDICTED]
-        assert found is not None
-        return found
+        predictions = r[PREDICTED]
+        assert predictions is not None
+        return predictions
 
     def taught(self) -> list[dict[str, Any]]:
         self.flush()
@@ -92,7 +93,7 @@ def respond(
     tokens: int | None = None,
     **more: Any,
 ) -> None:
-    """The rest of a request's life; times in seconds, it was sent at 10."""
+    """The rest of a request's life. Times are in seconds; the request was sent at 10."""
     r.sent_at = 10.0
     site.plugin.before_send(r, decision)
     if first:
@@ -105,12 +106,12 @@ def respond(
     site.plugin.response_complete(r, decision, response)
 
 
-# What is asked
+# Questions
 
 
-def test_all_candidates_are_asked_about_in_one_call_with_what_the_request_finds() -> None:
+def test_one_call_asks_about_all_candidates_with_the_state_that_the_request_finds() -> None:
     site = Site()
-    r = asked_for()
+    r = asking()
     r[prefix_match(APPROXIMATE)] = PrefixMatch(np.array([0.0, 1.0, 3.0]), np.zeros(4, np.uint64), 64)
     site.ask(r)
     call = site.close_window()
@@ -129,7 +130,7 @@ def test_all_candidates_are_asked_about_in_one_call_with_what_the_request_finds(
             **common,
             **media,
         }
-        # Nothing was in flight at the scrape, so what is now has come since, and counts as waiting: 0 + 1, 2 + 2, 4 + 3.
+        # Nothing was in flight at the scrape, so everything now in flight came later and counts as waiting: 0 + 1, 2 + 2, 4 + 3.
         for kv, waiting, running, prefix, load in [
             (0.25, 1, 1, 0.0, 100),
             (0.5, 4, 2, 0.25, 200),
@@ -138,10 +139,10 @@ def test_all_candidates_are_asked_about_in_one_call_with_what_the_request_finds(
     ]
 
 
-def test_roles_and_media_are_told_where_they_are_configured() -> None:
+def test_roles_and_media_are_sent_if_they_are_configured() -> None:
     site = Site(endpointRoleLabel="role", useEncoderCacheFeatures=True)
     c = candidates(COLUMNS, labels=[{"role": "prefill"}, {"role": "decode"}, {}])
-    r = asked_for()
+    r = asking()
     r[media_match("")] = MediaMatch(np.array([0.0, 2.0, 3.0]), 3)
     site.ask(r, c.keep(np.array([True, False, True])))
     rows = json.loads(site.close_window().body)["requests"]
@@ -153,7 +154,7 @@ def test_roles_and_media_are_told_where_they_are_configured() -> None:
 
 def test_requests_of_one_window_share_a_call_and_each_gets_its_own_predictions() -> None:
     site = Site()
-    first, other = asked_for(), asked_for({TTFT: "100"})
+    first, other = asking(), asking({TTFT: "100"})
     narrow = C.keep(np.array([False, True, False]))
     waiting = site.ask(first)
     assert site.ask(other, narrow) is waiting
@@ -165,45 +166,45 @@ def test_requests_of_one_window_share_a_call_and_each_gets_its_own_predictions()
     assert np.isnan(two.ttft_ms).tolist() == [True, False, True]
     assert (two.ttft_ms[1], two.ttft_headroom[1]) == (40, 60)
     assert two.known().tolist() == [False, True, False]
-    assert site.ask(asked_for()) is not waiting, "the window is over"
+    assert site.ask(asking()) is not waiting, "the window is over"
     assert site.services.measured["request_ttft_prediction_duration_seconds"].values == [0.002, 0.002]
 
 
 def test_without_a_window_each_request_has_its_own_call() -> None:
     site = Site({"LATENCY_COALESCE_WINDOW_MS": "0"})
-    site.ask(asked_for())
-    site.ask(asked_for())
+    site.ask(asking())
+    site.ask(asking())
     assert len(site.services.asked) == 2 and site.services.pauses == []
 
 
-def test_a_call_has_so_many_rows_at_most() -> None:
+def test_the_rows_of_one_call_are_bounded() -> None:
     site = Site({"LATENCY_MAX_COALESCED_ROWS": "7"})
-    waits = [site.ask(asked_for()) for _ in range(3)]  # of 3 rows each
+    waits = [site.ask(asking()) for _ in range(3)]  # of 3 rows each
     assert waits[0] is waits[1] is not waits[2]
 
 
-def test_while_too_many_calls_are_under_way_a_batch_stays_open() -> None:
+def test_a_batch_stays_open_while_too_many_calls_are_under_way() -> None:
     site = Site({"LATENCY_MAX_CONCURRENT_DISPATCHES": "1"})
-    site.ask(asked_for())
+    site.ask(asking())
     first = site.close_window()
-    waiting = site.ask(asked_for())
-    assert site.close_window() is first, "the second waits for its turn"
-    assert site.ask(asked_for()) is waiting
+    waiting = site.ask(asking())
+    assert site.close_window() is first, "the second call waits"
+    assert site.ask(asking()) is waiting
     answer(first, (1, 1), (1, 1), (1, 1))
     assert len(json.loads(site.close_window().body)["requests"]) == 6
 
 
-def test_prediction_servers_take_turns_at_random() -> None:
+def test_prediction_servers_are_chosen_at_random() -> None:
     site = Site({"PREDICTION_SERVER_URL": "http://a:1/, http://b:2", "LATENCY_COALESCE_WINDOW_MS": "0"})
     for _ in range(30):
-        site.ask(asked_for())
+        site.ask(asking())
     assert {call.url for call in site.services.asked} == {
         "http://a:1/predict/bulk/strict",
         "http://b:2/predict/bulk/strict",
     }
 
 
-# What becomes of the answers
+# Answers
 
 
 @pytest.mark.parametrize(
@@ -216,33 +217,33 @@ def test_prediction_servers_take_turns_at_random() -> None:
         (True, {}, [-80, -120], [-20, -40]),
     ],
 )
-def test_headroom_is_the_objective_less_the_prediction(
+def test_headroom_is_the_objective_minus_the_prediction(
     streaming: bool, headers: dict[str, str], ttft: list[float], tpot: list[float]
 ) -> None:
     c = candidates({"waiting_requests": [0, 0]})
-    found = Site(streamingMode=streaming).predicted(asked_for(headers), (80, 20), (120, 40), c=c)
-    assert found.ttft_headroom.tolist() == ttft and found.tpot_headroom.tolist() == tpot
+    predictions = Site(streamingMode=streaming).predicted(asking(headers), (80, 20), (120, 40), c=c)
+    assert predictions.ttft_headroom.tolist() == ttft and predictions.tpot_headroom.tolist() == tpot
 
 
-def test_time_per_token_says_nothing_of_servers_that_only_prefill() -> None:
+def test_tpot_is_ignored_for_servers_that_only_prefill() -> None:
     site = Site(streamingMode=True, endpointRoleLabel="role")
     c = candidates({"waiting_requests": [0, 0]}, labels=[{"role": "prefill"}, {"role": "decode"}])
-    assert site.predicted(asked_for(), (80, 20), (80, 20), c=c).tpot_headroom.tolist() == [0, -20]
+    assert site.predicted(asking(), (80, 20), (80, 20), c=c).tpot_headroom.tolist() == [0, -20]
 
 
-def test_the_objective_per_token_is_limited_by_the_smallest_that_runs_there() -> None:
+def test_the_tpot_objective_is_limited_by_the_smallest_one_running_on_the_endpoint() -> None:
     site = Site(streamingMode=True, sloBufferFactor=0.5)
     c = candidates({"waiting_requests": [0, 0]})
-    running = [asked_for({TPOT: text}) for text in ("50", "20", "80")]
+    running = [asking({TPOT: text}) for text in ("50", "20", "80")]
     for r in running:
         site.predicted(r, (1, 1), (1, 1), c=c)
         site.plugin.before_send(r, decided(c, 1))
-    site.predicted(none := asked_for(), (1, 1), (1, 1), c=c)
-    site.plugin.before_send(none, decided(c, 1))  # without an objective: it limits nobody
+    site.predicted(none := asking(), (1, 1), (1, 1), c=c)
+    site.plugin.before_send(none, decided(c, 1))  # has no objective, so it limits no other request
 
     def limits() -> list[float]:
-        """The headroom of an objective of 60 ms at 1 ms predicted: half of the least, less 1."""
-        return site.predicted(asked_for({TPOT: "60"}), (1, 1), (1, 1), c=c).tpot_headroom.tolist()
+        """The headrooms of an objective of 60 ms, with 1 ms predicted: half of the smallest objective, minus 1."""
+        return site.predicted(asking({TPOT: "60"}), (1, 1), (1, 1), c=c).tpot_headroom.tolist()
 
     assert limits() == [29, 9]
     site.plugin.response_complete(running[1], decided(c, 1), Response(0))
@@ -252,34 +253,34 @@ def test_the_objective_per_token_is_limited_by_the_smallest_that_runs_there() ->
     assert limits() == [29, 29] and site.plugin._running == {}
 
 
-def test_training_alone_asks_nothing() -> None:
+def test_a_producer_that_only_trains_asks_nothing() -> None:
     site = Site(predictInProduce=False)
-    assert site.ask(asked_for()) is None
+    assert site.ask(asking()) is None
     assert site.services.asked == [] and site.services.works[1:] == []
 
 
-# What goes wrong
+# Failures
 
 
 @pytest.mark.parametrize(
-    ("said", "message"),
+    ("result", "message"),
     [
         ((b"busy", 503), "answered 503: busy"),
         ((b"[]", 200), "no predictions"),
-        ((b'{"predictions":[]}', 200), "answered 0 of 3 predictions"),
+        ((b'{"predictions":[]}', 200), "has 0 predictions for 3 rows"),
         (OSError("POST http://localhost:8001/x: refused"), "refused"),
         (TimeoutError("POST http://localhost:8001/x: not done within 0.38 s"), "not done"),
     ],
 )
-def test_without_predictions_the_producer_fails_and_the_datum_has_its_default(said: Any, message: str) -> None:
+def test_without_predictions_the_producer_fails_and_the_datum_has_its_default(result: Any, message: str) -> None:
     site = Site()
-    r = asked_for()
+    r = asking()
     waiting = site.ask(r)
     call = site.close_window()
-    if isinstance(said, Exception):
-        call.finish(problem=said)
+    if isinstance(result, Exception):
+        call.finish(problem=result)
     else:
-        call.answer(*said)
+        call.answer(*result)
 
     async def decide() -> None:
         await waiting
@@ -290,30 +291,30 @@ def test_without_predictions_the_producer_fails_and_the_datum_has_its_default(sa
 
 
 def fail(site: Site, now: float) -> None:
-    site.ask(asked_for(now=now))
+    site.ask(asking(now=now))
     site.close_window().finish(problem=OSError("refused"))
 
 
-def test_a_predictor_that_keeps_failing_is_left_alone_for_a_while_then_tried_by_one_batch() -> None:
+def test_a_predictor_that_keeps_failing_is_not_called_for_a_while_then_one_batch_tries_it() -> None:
     site = Site()
     for number in range(FAILURES_MAX):
         fail(site, float(number))
     rested = FAILURES_MAX - 1 + REST_S
-    with pytest.raises(ProducerFailed, match="left alone"):
-        site.ask(asked_for(now=rested - 0.1))
-    waiting = site.ask(asked_for(now=rested))
+    with pytest.raises(ProducerFailed, match="is not called"):
+        site.ask(asking(now=rested - 0.1))
+    waiting = site.ask(asking(now=rested))
     call = site.close_window()
-    with pytest.raises(ProducerFailed, match="left alone"):
-        site.ask(asked_for(now=rested))
+    with pytest.raises(ProducerFailed, match="is not called"):
+        site.ask(asking(now=rested))
     answer(call, (1, 1), (1, 1), (1, 1))
     outcome(waiting)
-    assert site.ask(asked_for(now=rested)) is not None
+    assert site.ask(asking(now=rested)) is not None
 
 
-def test_requests_that_leave_say_nothing_about_the_predictor() -> None:
+def test_requests_that_are_cancelled_do_not_count_as_failures_of_the_predictor() -> None:
     site = Site()
     for _ in range(FAILURES_MAX + 1):
-        waiting = site.ask(asked_for())
+        waiting = site.ask(asking())
         site.services.pauses[-1][1].finish()
 
         async def decide(waiting: Any = waiting) -> None:
@@ -323,22 +324,22 @@ def test_requests_that_leave_say_nothing_about_the_predictor() -> None:
         client.send(None)
         client.close()
         assert site.services.asked[-1].left
-    assert site.ask(asked_for()) is not None
+    assert site.ask(asking()) is not None
 
 
-def test_the_predictor_is_greeted_and_silence_is_said() -> None:
+def test_the_predictor_is_contacted_at_start_and_a_missing_answer_is_logged() -> None:
     site = Site()
     assert site.status.url == "http://localhost:8001/status"
     site.status.finish(problem=OSError("refused"))
-    assert site.services.warned == ["the predictor does not answer yet: refused"]
+    assert site.services.warned == ["the predictor does not answer yet reason=refused"]
 
 
-# What is taught
+# Samples
 
 
-def test_a_whole_answer_teaches_how_long_it_took() -> None:
+def test_an_answer_teaches_its_latency() -> None:
     site = Site()
-    r = asked_for({TTFT: "1000"})
+    r = asking({TTFT: "1000"})
     r[prefix_match(APPROXIMATE)] = PrefixMatch(np.array([0.0, 2.0, 0.0]), np.zeros(4, np.uint64), 64)
     site.predicted(r, (900, 1), (1200, 1), (1300, 1))
     respond(site, r, decided(C, 1), end=11.5)
@@ -363,9 +364,9 @@ def test_a_whole_answer_teaches_how_long_it_took() -> None:
     assert site.services.counted["request_slo_violation_total"].values == {("m", "m", "ttft"): 1}
 
 
-def test_a_streamed_answer_teaches_the_first_token_and_the_time_per_token() -> None:
+def test_a_streamed_answer_teaches_ttft_and_tpot() -> None:
     site = Site(streamingMode=True)
-    r = asked_for({TTFT: "1000", TPOT: "40"})
+    r = asking({TTFT: "1000", TPOT: "40"})
     site.predicted(r, (1, 1), (300, 30), (1, 1))
     # 0.25 s to the first token, 2 s for the 40 others: 50 ms each.
     respond(site, r, decided(C, 1), first=10.25, end=12.25, tokens=41)
@@ -376,9 +377,9 @@ def test_a_streamed_answer_teaches_the_first_token_and_the_time_per_token() -> N
     assert site.services.counted["request_slo_violation_total"].values == {("m", "m", "tpot"): 1}
 
 
-def test_the_first_token_is_taught_as_the_prefill_server_s_and_the_others_as_the_target_s() -> None:
+def test_ttft_is_a_sample_of_the_prefill_server_and_tpot_of_the_target() -> None:
     site = Site(streamingMode=True, predictInProduce=False)
-    r = asked_for()
+    r = asking()
     site.ask(r)
     respond(site, r, decided(C, 0, prefill=2), first=10.5, end=11.5, tokens=11)
     first, each = site.taught()
@@ -386,10 +387,10 @@ def test_the_first_token_is_taught_as_the_prefill_server_s_and_the_others_as_the
     assert (each["num_request_running"], each["actual_tpot_ms"]) == (1, 100.0)
 
 
-def test_candidates_that_were_narrowed_keep_their_own_rows() -> None:
+def test_narrowed_candidates_keep_their_rows() -> None:
     site = Site(predictInProduce=False)
     narrow = C.keep(np.array([False, True, True]))
-    r = asked_for()
+    r = asking()
     site.ask(r, narrow)
     respond(site, r, decided(narrow, 1), end=11.0)
     assert site.taught()[0]["num_request_running"] == 3
@@ -398,7 +399,7 @@ def test_candidates_that_were_narrowed_keep_their_own_rows() -> None:
 @pytest.mark.parametrize("ending", [{"status": 503}, {"whole": False}, {"status": 0, "whole": False}])
 def test_a_failed_answer_teaches_nothing(ending: dict[str, Any]) -> None:
     site = Site(predictInProduce=False)
-    r = asked_for()
+    r = asking()
     site.ask(r)
     respond(site, r, decided(C, 1), end=11.0, **ending)
     site.flush()
@@ -406,31 +407,31 @@ def test_a_failed_answer_teaches_nothing(ending: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(("first", "tokens", "count"), [(0.0, 9, 0), (10.5, None, 1), (10.5, 1, 1), (10.5, 2, 2)])
-def test_in_streaming_mode_only_what_was_streamed_teaches(first: float, tokens: int | None, count: int) -> None:
+def test_in_streaming_mode_only_streamed_answers_teach(first: float, tokens: int | None, count: int) -> None:
     site = Site(streamingMode=True, predictInProduce=False)
-    r = asked_for()
+    r = asking()
     site.ask(r)
     respond(site, r, decided(C, 1), first=first, end=11.0, tokens=tokens)
     assert len(site.plugin._predictor._samples) == count
 
 
-def test_more_samples_than_are_sent_are_sampled_evenly() -> None:
+def test_too_many_samples_are_sampled_evenly() -> None:
     site = Site({"LATENCY_MAX_SAMPLE_SIZE": "10"}, predictInProduce=False)
     for number in range(1000):
-        r = asked_for()
+        r = asking()
         site.ask(r)
         respond(site, r, decided(C, 1), end=11.0 + number)
     taught = [entry["actual_ttft_ms"] for entry in site.taught()]
     assert len(taught) == 10 and max(taught) > 200_000.0
     site.flush()
-    assert len(site.services.asked) == 1, "nothing is left"
+    assert len(site.services.asked) == 1, "no sample is left"
 
 
-def test_while_a_flush_is_under_way_samples_wait_and_lost_ones_are_said() -> None:
+def test_while_a_flush_is_under_way_samples_wait_and_lost_ones_are_logged() -> None:
     site = Site(predictInProduce=False)
 
     def learn() -> None:
-        r = asked_for()
+        r = asking()
         site.ask(r)
         respond(site, r, decided(C, 1), end=11.0)
 
@@ -441,7 +442,7 @@ def test_while_a_flush_is_under_way_samples_wait_and_lost_ones_are_said() -> Non
     (call,) = site.services.asked
     call.answer(b"", status=500)
     assert site.services.warned == [
-        "1 samples for the predictor are lost: http://localhost:8000/add_training_data_bulk answered 500"
+        "samples for the predictor are lost count=1 reason=http://localhost:8000/add_training_data_bulk answered 500"
     ]
     site.flush()
     assert len(site.services.asked) == 2
@@ -453,8 +454,8 @@ def test_while_a_flush_is_under_way_samples_wait_and_lost_ones_are_said() -> Non
 
 
 def test_settings_come_from_the_environment() -> None:
-    wrong: list[str] = []
-    found = settings(
+    warned = Reports()
+    read = settings(
         {
             "TRAINING_SERVER_URL": "http://t:1/",
             "PREDICTION_SERVER_URL": " http://a:1 ,http://b:2/ ,",
@@ -465,21 +466,24 @@ def test_settings_come_from_the_environment() -> None:
             "LATENCY_MAX_COALESCED_ROWS": "50",
             "LATENCY_MAX_CONCURRENT_DISPATCHES": "2",
         },
-        wrong.append,
+        warned,
     )
-    assert found == Settings("http://t:1", ("http://a:1", "http://b:2"), 5, 3, 7, 0.02, 50, 2)
-    assert wrong == []
-    assert settings({}, wrong.append) == Settings()
+    assert read == Settings("http://t:1", ("http://a:1", "http://b:2"), 5, 3, 7, 0.02, 50, 2)
+    assert warned == []
+    assert settings({}, warned) == Settings()
 
 
 @pytest.mark.parametrize("text", ["x", "-1", "0", "1.5", str(SAMPLES_MAX + 1)])
-def test_a_setting_that_is_no_number_in_its_range_is_named_and_has_its_default(text: str) -> None:
-    wrong: list[str] = []
-    assert settings({"LATENCY_MAX_SAMPLE_SIZE": text}, wrong.append).samples == 1000
-    assert wrong == [f"LATENCY_MAX_SAMPLE_SIZE={text!r} is no whole number from 1 to {SAMPLES_MAX}: 1000 is used"]
+def test_an_invalid_setting_is_reported_and_has_its_default(text: str) -> None:
+    warned = Reports()
+    assert settings({"LATENCY_MAX_SAMPLE_SIZE": text}, warned).samples == 1000
+    assert warned == [
+        f"invalid setting: its default is used variable=LATENCY_MAX_SAMPLE_SIZE value={text} default=1000 "
+        f"reason=not a whole number from 1 to {SAMPLES_MAX}"
+    ]
 
 
-def test_parameters_without_an_effect_are_said() -> None:
+def test_parameters_without_effect_are_reported() -> None:
     params = {
         "contextTTL": 1,
         "samplingMean": 1,

@@ -1,4 +1,4 @@
-"""Requests that may be shed are refused the more often the fuller the pool is."""
+"""Sheddable requests are refused with a probability that grows with the saturation of the pool."""
 
 import msgspec
 import pytest
@@ -41,15 +41,15 @@ def test_saturation_is_the_mean_of_each_endpoints_worse_figure() -> None:
 
 
 @given(situation=situations())
-def test_saturation_is_that_of_the_utilization_detector(situation: Candidates) -> None:
+def test_saturation_equals_that_of_the_utilization_detector(situation: Candidates) -> None:
     assert made().saturation(situation) == detector("utilization-detector").saturation(situation)
 
 
-def test_a_request_that_is_not_admitted_gets_the_admitters_own_answer() -> None:
+def test_a_request_that_is_not_admitted_gets_status_429() -> None:
     with pytest.raises(Refused) as refused:
         made().admit(request(priority=-1), pool([100], [1]))
-    said = answer(refused.value)
-    assert (said.status, said.headers["x-llm-d-request-dropped-reason"]) == (429, "rejected-saturated")
+    response = answer(refused.value)
+    assert (response.status, response.headers["x-llm-d-request-dropped-reason"]) == (429, "rejected-saturated")
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_the_probability_is_a_power_of_saturation(
     assert made(**params).probability(saturation) == pytest.approx(probability)
 
 
-def test_requests_are_refused_as_often_as_computed_and_others_never() -> None:
+def test_sheddable_requests_are_refused_with_the_computed_probability_and_others_never() -> None:
     c = pool([1.25], [0.0])  # saturation .25: probability .293
     assert 235 < refusals(made(), c, priority=-1) < 351  # 4 deviations are 58
     assert refusals(made(), c, priority=0) == 0
@@ -78,7 +78,7 @@ def test_requests_are_refused_as_often_as_computed_and_others_never() -> None:
 
 
 @given(st.floats(0, 1e9), st.floats(0, 1e9))
-def test_the_probability_is_one_and_grows_with_saturation(a: float, b: float) -> None:
+def test_the_probability_is_in_0_to_1_and_grows_with_saturation(a: float, b: float) -> None:
     low, high = (made().probability(s) for s in sorted((a, b)))
     assert 0 <= low <= high <= 1
 

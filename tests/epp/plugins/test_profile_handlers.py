@@ -11,9 +11,9 @@ from epp.errors import Cause, Refused
 from epp.plugin import Profile
 from epp.plugins import pickers
 from epp.plugins.pickers.max_score import MaxScore
-from epp.plugins.profiles._ranks import RANK_HEADER
 from epp.plugins.profiles.by_header import HeaderProfile
 from epp.plugins.profiles.data_parallel import DataParallel
+from epp.sidecar import RANK_HEADER
 from tests.fakes import candidates, request
 
 
@@ -65,25 +65,27 @@ def test_the_chosen_profile_runs_once_and_its_targets_are_the_result() -> None:
 
 
 @pytest.mark.parametrize(("runs", "cause"), [({}, Cause.UNKNOWN_PROFILE), ({"decode": None}, Cause.NO_ENDPOINT_LEFT)])
-def test_no_such_profile_is_the_client_s_mistake_and_nobody_left_is_not(runs: dict[str, None], cause: Cause) -> None:
+def test_an_unknown_profile_is_the_clients_mistake_and_a_missing_endpoint_is_not(
+    runs: dict[str, None], cause: Cause
+) -> None:
     with pytest.raises(Refused) as refused:
         made(HeaderProfile).result(request(), runs)
     assert refused.value.cause is cause
 
 
-def test_the_client_is_told_which_header_named_what() -> None:
-    asked = request()
-    asked.headers = {"epp-profile": "fast"}
+def test_the_client_learns_which_header_has_which_unknown_name() -> None:
+    r = request()
+    r.headers = {"epp-profile": "fast"}
     with pytest.raises(Refused, match="header epp-profile names 'fast', which is no scheduling profile"):
-        made(HeaderProfile).result(asked, {})
+        made(HeaderProfile).result(r, {})
 
 
-def test_a_default_that_is_no_profile_stops_the_start_if_it_was_named() -> None:
+def test_an_unknown_default_profile_stops_the_start_if_it_is_configured() -> None:
     assert made(HeaderProfile).check(["a", "b"]) is None  # every request may bring the header
     assert made(HeaderProfile, defaultProfile="a").check(["a", "b"]) is None
     assert made(HeaderProfile, defaultProfile="c").check(["a"]) is None
-    why = made(HeaderProfile, defaultProfile="c").check(["a", "b"])
-    assert why == "defaultProfile of plugin 'header-profile-handler' is 'c', but the profiles are: a, b"
+    problem = made(HeaderProfile, defaultProfile="c").check(["a", "b"])
+    assert problem == "defaultProfile of plugin 'header-profile-handler' is 'c', but the profiles are: a, b"
 
 
 # data-parallel-profile-handler
@@ -105,7 +107,7 @@ def test_a_rewritten_target_is_counted_at_the_rank_that_was_picked() -> None:
     assert rank.port == 8000
 
 
-def test_port_0_leaves_the_ranks_own() -> None:
+def test_port_0_keeps_the_port_of_the_rank() -> None:
     decision = made(DataParallel, primaryPort=0).result(request(), {"default": run(1)})
     assert decision.targets[0].address == decision.headers[RANK_HEADER] == "10.0.0.2:8000"
 

@@ -1,4 +1,4 @@
-"""How full the pool is, and who has room: by what servers report, and by what is in flight."""
+"""How full the pool is, and which endpoints have room: by the reports of servers, and by the load in flight."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ def pool(waiting: list[float], kv: list[float], **more: Any) -> Candidates:
     return candidates({"waiting_requests": waiting, "kv_cache_usage": kv}, **more)
 
 
-# What servers report
+# By the reports of servers
 
 
 def test_saturation_is_the_mean_of_each_endpoints_worse_ratio() -> None:
@@ -31,24 +31,43 @@ def test_saturation_is_the_mean_of_each_endpoints_worse_ratio() -> None:
     assert made(Utilization).saturation(only(c, 0, 1)) == pytest.approx(1.75 / 2)
 
 
-def test_thresholds_say_what_full_is() -> None:
+def test_thresholds_define_what_is_full() -> None:
     detector = made(Utilization, queueDepthThreshold=10, kvCacheUtilThreshold=0.5)
     assert detector.saturation(pool([5, 1], [0.1, 0.4])) == pytest.approx((0.5 + 0.8) / 2)
 
 
-def test_what_was_sent_since_the_scrape_waits_too() -> None:
+def test_requests_sent_since_the_scrape_count_as_waiting() -> None:
     c = pool([2, 2], [0.0, 0.0], inflight=[9, 1], inflight_at_scrape=[6, 6])
     assert made(Utilization).saturation(c) == pytest.approx((5 / 5 + 2 / 5) / 2)
 
 
-def test_a_stale_or_unknown_endpoint_counts_by_what_is_in_flight_alone() -> None:
+def test_a_stale_or_unknown_endpoint_counts_by_its_load_in_flight_alone() -> None:
     c = pool([50, 50, 1], [0.9, 0.9, 0.0], fresh=[False, False, True], known=[True, False, True], inflight=[0, 4, 0])
     detector = made(Utilization)
     assert detector.saturation(c) == pytest.approx((0 + 4 / 5 + 1 / 5) / 3)
     assert (detector.stale(c), detector.stale(only(c, 0, 2))) == (2, 1)
 
 
-def test_a_value_that_an_engine_does_not_report_counts_by_what_is_in_flight_alone() -> None:
+@pytest.mark.parametrize(
+    ("policy", "mixed", "all_stale", "step"),
+    [
+        ("saturated", (1 + 1 + 1 / 5) / 3, 1.0, 1 / 15),  # as in the reference picker: a stale endpoint is full
+        ("ignore", 1 / 5, 0.0, 1 / 5),  # as there: the mean of the fresh ones
+    ],
+)
+def test_the_staleness_policy_says_what_a_stale_or_unknown_endpoint_counts_as(
+    policy: str, mixed: float, all_stale: float, step: float
+) -> None:
+    c = pool([50, 50, 1], [0.9, 0.9, 0.0], fresh=[False, False, True], known=[True, False, True], inflight=[0, 4, 0])
+    detector = made(Utilization, stalenessPolicy=policy)
+    assert detector.saturation(c) == pytest.approx(mixed)
+    assert detector.saturation(only(c, 0, 1)) == all_stale
+    assert detector.saturation(only(c)) == 1.0
+    assert detector.step(c) == pytest.approx(step)
+    assert (detector.stale(c), kept(detector, c)) == (2, kept(made(Utilization), c))
+
+
+def test_a_value_that_an_engine_does_not_report_counts_by_the_load_in_flight_alone() -> None:
     c = pool([NAN, NAN, 3], [0.4, NAN, NAN], inflight=[1, 2, 0])
     assert made(Utilization).saturation(c) == pytest.approx((0.4 / 0.8 + 2 / 5 + 3 / 5) / 3)
     assert made(Utilization).saturation(candidates({}, count=2, inflight=[5, 5])) == 1.0
@@ -62,20 +81,20 @@ def test_a_value_that_an_engine_does_not_report_counts_by_what_is_in_flight_alon
         ([9.0, 9.0], (1 / 5 + 3 / 5) / 2),
     ],
 )
-def test_a_threshold_of_its_own_replaces_the_pickers_limit(ages: list[float], saturation: float) -> None:
+def test_the_detectors_staleness_threshold_replaces_the_pickers_limit(ages: list[float], saturation: float) -> None:
     c = pool([5, 0], [0.0, 0.0], ages=ages, inflight=[1, 3], inflight_at_scrape=[1, 3])
     detector = made(Utilization, metricsStalenessThreshold="200ms")
     assert detector.saturation(c) == pytest.approx(saturation)
     assert made(Utilization).saturation(c) == 0.5
     late = made(Utilization, metricsStalenessThreshold="10s")
     stale = pool([5, 0], [0.0, 0.0], ages=[9.0, 9.0], fresh=[False] * 2, inflight=[2, 3], inflight_at_scrape=[1, 3])
-    assert late.saturation(stale) == pytest.approx((6 / 5 + 0) / 2), "longer than the picker's: its scrape still counts"
+    assert late.saturation(stale) == pytest.approx((6 / 5 + 0) / 2), "above the picker's limit, so its scrape counts"
     unknown = pool([5, 0], [0.0, 0.0], ages=[0.0, 0.0], fresh=[False] * 2, known=[False] * 2, inflight=[1, 0])
-    assert late.saturation(unknown) == pytest.approx(1 / 5 / 2), "never scraped is never fresh"
+    assert late.saturation(unknown) == pytest.approx(1 / 5 / 2), "an unknown endpoint is never fresh"
 
 
-def test_an_interval_above_the_threshold_slows_to_counting_and_never_stops() -> None:
-    """Scrapes every second, a threshold of 200 ms: most of the time everything is stale."""
+def test_a_scrape_interval_above_the_threshold_slows_dispatch_and_never_stops_it() -> None:
+    """Scrapes come every second, the threshold is 200 ms. Most of the time everything is stale."""
     detector = made(Utilization, metricsStalenessThreshold="200ms")
     room = 0
     for age in np.arange(0.0, 1.0, 0.05):
@@ -86,7 +105,7 @@ def test_an_interval_above_the_threshold_slows_to_counting_and_never_stops() -> 
                 break
             in_flight += 1
         room += in_flight > 0
-        assert in_flight <= 5, "and it does not let everything through"
+        assert in_flight <= 5, "the limit still holds"
     assert room == 20
 
 
@@ -107,33 +126,33 @@ def test_a_threshold_is_a_duration_above_0(text: str) -> None:
         {"threshold": 1},
     ],
 )
-def test_thresholds_that_make_no_sense_are_refused(parameters: dict[str, Any]) -> None:
+def test_invalid_thresholds_are_refused(parameters: dict[str, Any]) -> None:
     with pytest.raises(msgspec.ValidationError):
         made(Utilization, **parameters)
 
 
-def test_the_filter_keeps_who_is_below_both_thresholds() -> None:
+def test_the_filter_keeps_endpoints_below_both_thresholds() -> None:
     c = pool([4, 5, 0, 0], [0.0, 0.0, 0.79, 0.8])
     assert kept(made(Utilization), c) == [0, 2]
     assert kept(made(Utilization, headroom=0.2), c) == [0, 1, 2, 3]
     assert kept(made(Utilization), only(c, 1, 2)) == [1]
 
 
-def test_the_filter_keeps_everyone_when_nobody_is_left() -> None:
+def test_the_filter_keeps_all_endpoints_if_none_is_below_the_thresholds() -> None:
     assert kept(made(Utilization), pool([5, 9], [0.0, 0.9])) == [0, 1]
 
 
-def test_the_filter_looks_at_stale_endpoints_by_what_is_in_flight() -> None:
+def test_the_filter_judges_stale_endpoints_by_their_load_in_flight() -> None:
     c = pool([0, 50, 50], [0.0, 0.9, 0.9], fresh=[True, False, False], inflight=[0, 4, 5])
     assert kept(made(Utilization), c) == [0, 1]
 
 
-def test_a_new_snapshot_is_looked_at_anew() -> None:
+def test_a_new_snapshot_is_read() -> None:
     detector = made(Utilization)
     assert [detector.saturation(pool([n], [0.0])) for n in (0, 5, 10)] == [0.0, 1.0, 2.0]
 
 
-# What is in flight
+# By the load in flight
 
 
 @pytest.mark.parametrize(
@@ -144,7 +163,7 @@ def test_a_new_snapshot_is_looked_at_anew() -> None:
         ("hybrid", (0.9 + 1.5) / 2),
     ],
 )
-def test_saturation_is_what_is_in_flight_of_what_may_be(mode: str, saturation: float) -> None:
+def test_saturation_is_the_load_in_flight_divided_by_its_limit(mode: str, saturation: float) -> None:
     detector = made(Concurrency, concurrencyMode=mode, maxTokenConcurrency=1000)
     c = candidates({}, count=2, inflight=[50, 150], tokens=[900, 0])
     assert detector.saturation(c) == pytest.approx(saturation)
@@ -152,18 +171,18 @@ def test_saturation_is_what_is_in_flight_of_what_may_be(mode: str, saturation: f
 
 
 @pytest.mark.parametrize(("mode", "indices"), [("requests", [0, 1]), ("tokens", [0, 3]), ("hybrid", [0])])
-def test_the_filter_keeps_who_is_below_its_limit_with_headroom_rounded_down(mode: str, indices: list[int]) -> None:
+def test_the_filter_keeps_endpoints_below_their_limit_with_headroom_rounded_down(mode: str, indices: list[int]) -> None:
     detector = made(Concurrency, concurrencyMode=mode, maxConcurrency=3, maxTokenConcurrency=10, headroom=0.5)
     c = candidates({}, count=4, inflight=[3, 3, 4, 4], tokens=[14, 15, 20, 0])
     assert kept(detector, c) == indices
 
 
-def test_nobody_may_be_left() -> None:
+def test_the_filter_may_keep_no_endpoint() -> None:
     c = candidates({}, count=2, inflight=[100, 101])
     assert kept(made(Concurrency), c) == []
 
 
-def test_it_reads_what_its_mode_needs() -> None:
+def test_the_detector_reads_only_what_its_mode_needs() -> None:
     assert made(Concurrency).consumes == (INFLIGHT_REQUESTS,)
     assert INFLIGHT_TOKENS in made(Concurrency, concurrencyMode="tokens").consumes
     assert INFLIGHT_TOKENS in made(Concurrency, concurrencyMode="hybrid").consumes
@@ -171,7 +190,7 @@ def test_it_reads_what_its_mode_needs() -> None:
     assert not made(Concurrency, inFlightLoadProducerName="inflight-load-producer").needs
 
 
-def test_one_more_request_adds_a_request_or_as_many_tokens_as_those_in_flight_have() -> None:
+def test_a_step_is_one_request_or_the_mean_tokens_of_those_in_flight() -> None:
     c = candidates({}, count=2, inflight=[3, 1], tokens=[300, 100])
     assert made(Utilization).step(c) == pytest.approx(1 / 5 / 2)
     assert made(Concurrency).step(c) == pytest.approx(1 / 100 / 2)
@@ -184,6 +203,6 @@ def test_one_more_request_adds_a_request_or_as_many_tokens_as_those_in_flight_ha
     "parameters",
     [{"concurrencyMode": "both"}, {"maxConcurrency": 0}, {"maxTokenConcurrency": 0}, {"headroom": -1}, {"max": 1}],
 )
-def test_limits_that_make_no_sense_are_refused(parameters: dict[str, Any]) -> None:
+def test_invalid_limits_are_refused(parameters: dict[str, Any]) -> None:
     with pytest.raises(msgspec.ValidationError):
         made(Concurrency, **parameters)

@@ -1,4 +1,4 @@
-"""Scorers, pickers and producers, one behaviour each."""
+"""Scorers, pickers and producers, one behaviour per test."""
 
 from collections import Counter
 
@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from epp.decision import Decision, ProfileRun
+from epp.decision import Decision, ProfileRun, Response
 from epp.plugin import NoParams, Plugin, Profile
 from epp.plugins import pickers
 from epp.plugins.pickers.max_score import MaxScore
@@ -41,12 +41,12 @@ def score(scorer: Plugin, c: object, r: object = None) -> list[float]:
     ("scorer", "column"),
     [(QueueDepth("q", NoParams()), "waiting_requests"), (RunningRequests("r", NoParams()), "running_requests")],
 )
-def test_fewest_is_best_and_equal_is_one_for_all(scorer: Plugin, column: str) -> None:
+def test_the_fewest_requests_score_best_and_equal_numbers_score_one(scorer: Plugin, column: str) -> None:
     assert score(scorer, candidates({column: [4, 0, 2]})) == [0.0, 1.0, 0.5]
     assert score(scorer, candidates({column: [3, 3]})) == [1.0, 1.0]
 
 
-def test_most_free_kv_cache_is_best() -> None:
+def test_the_most_free_kv_cache_scores_best() -> None:
     assert score(KvUtilization("k", NoParams()), candidates({"kv_cache_usage": [0.25, 1.0, 1.5]})) == [0.75, 0.0, 0.0]
 
 
@@ -65,7 +65,7 @@ def matched(blocks: list[float] | None, total: int) -> object:
     return r
 
 
-def test_the_longest_prefix_scores_its_share_of_the_prompt() -> None:
+def test_a_cached_prefix_scores_its_share_of_the_prompt() -> None:
     scorer = PrefixCache("p", PrefixCache.Params())
     c = candidates({"waiting_requests": [0, 0, 0]})
     assert score(scorer, c, matched([0, 5, 10], 10)) == [0.0, 0.5, 1.0]
@@ -73,13 +73,13 @@ def test_the_longest_prefix_scores_its_share_of_the_prompt() -> None:
     assert score(scorer, c, request()) == [0.0, 0.0, 0.0]
 
 
-def test_match_length_can_count_beside_the_share() -> None:
+def test_the_length_of_a_match_can_count_besides_its_share() -> None:
     scorer = PrefixCache("p", PrefixCache.Params(match_length_weight=0.5, match_length_scale_tokens=1280))
     c = candidates({"waiting_requests": [0, 0]})
     assert score(scorer, c, matched([10, 20], 20)) == pytest.approx([0.5 * 0.25 + 0.5 * 0.5, 1.0])
 
 
-def test_a_narrowed_candidate_set_reads_its_own_matches() -> None:
+def test_narrowed_candidates_score_by_their_own_matches() -> None:
     c = candidates({"waiting_requests": [0, 0, 0]}).keep(np.array([True, False, True]))
     assert score(PrefixCache("p", PrefixCache.Params()), c, matched([1, 2, 4], 4)) == [0.25, 1.0]
 
@@ -96,13 +96,13 @@ def test_max_score_picks_the_best_and_breaks_ties_at_random() -> None:
     assert set(counts) == {1, 2, 3} and min(counts.values()) > 800
 
 
-def test_max_score_names_fallbacks_best_first() -> None:
+def test_max_score_picks_fallbacks_best_first() -> None:
     picker = started(MaxScore("m", pickers.Parameters(max_num_of_endpoints=3)))
     assert pick(picker, [1, 3, 2, 0]) == [1, 2, 0]
     assert Counter(pick(picker, [1, 1, 9])[1] for _ in range(1000)).keys() == {0, 1}
 
 
-def test_random_picker_ignores_scores_and_top_k_bounds_it() -> None:
+def test_the_random_picker_ignores_scores_except_for_top_k() -> None:
     assert {
         pick(started(RandomChoice("r", pickers.DrawParameters()), FakeServices(s)), [9, 0, 0])[0] for s in range(60)
     } == {0, 1, 2}
@@ -149,7 +149,7 @@ def decision_for(index: int, size: int = 3) -> Decision:
     return Decision(run.targets, {"default": run}, "default")
 
 
-def test_what_was_sent_somewhere_is_found_there_again() -> None:
+def test_a_prompt_is_found_at_the_endpoint_that_it_was_sent_to() -> None:
     services = FakeServices()
     producer = started(ApproximatePrefix(APPROXIMATE, ApproximatePrefix.Params()), services)
     first, longer, other = (request(p) for p in (b"a" * 1024, b"a" * 1024 + b"b" * 512, b"c" * 1024))
@@ -166,7 +166,7 @@ def test_what_was_sent_somewhere_is_found_there_again() -> None:
     assert services.measured["prefix_indexer_hit_ratio"].values[-1] == pytest.approx(4 / 6)
 
 
-def test_prompts_match_up_to_the_configured_length_only() -> None:
+def test_prompts_match_only_up_to_the_configured_length() -> None:
     producer = started(ApproximatePrefix(APPROXIMATE, ApproximatePrefix.Params(max_prefix_tokens_to_match=128)))
     r = request(b"a" * 4096)
     producer.produce(r, candidates({"waiting_requests": [0]}))  # type: ignore[attr-defined]
@@ -190,12 +190,12 @@ def test_tokens_in_flight_are_released_once_at_the_first_chunk_or_the_end() -> N
     assert services.tokens == {2: 100}
     load.response_streaming(r, decision)  # type: ignore[attr-defined]
     load.response_streaming(r, decision)  # type: ignore[attr-defined]
-    load.response_complete(r, decision, None)  # type: ignore[attr-defined]
+    load.response_complete(r, decision, Response())  # type: ignore[attr-defined]
     assert services.tokens == {2: 0}
 
 
 @pytest.mark.parametrize("estimated", [False, True])
-def test_tokens_of_a_prefill_target_go_at_the_first_chunk_whatever_is_estimated(estimated: bool) -> None:
+def test_tokens_of_a_prefill_target_are_released_at_the_first_chunk_in_any_case(estimated: bool) -> None:
     services = FakeServices()
     params = InflightLoad.Params(add_estimated_output_tokens=estimated, output_ratio=0)
     load = started(InflightLoad("i", params), services)
@@ -207,7 +207,7 @@ def test_tokens_of_a_prefill_target_go_at_the_first_chunk_whatever_is_estimated(
     for _ in range(2):
         load.response_streaming(r, decision)  # type: ignore[attr-defined]
         assert services.tokens == {0: 100 if estimated else 0, 2: 0}
-    load.response_complete(r, decision, None)  # type: ignore[attr-defined]
+    load.response_complete(r, decision, Response())  # type: ignore[attr-defined]
     assert services.tokens == {0: 0, 2: 0}
 
 
@@ -218,5 +218,5 @@ def test_estimated_output_tokens_stay_until_the_end() -> None:
     load.before_send(r, decision_for(0))  # type: ignore[attr-defined]
     load.response_streaming(r, decision_for(0))  # type: ignore[attr-defined]
     assert services.tokens == {0: 120}
-    load.response_complete(r, decision_for(0), None)  # type: ignore[attr-defined]
+    load.response_complete(r, decision_for(0), Response())  # type: ignore[attr-defined]
     assert services.tokens == {0: 0}

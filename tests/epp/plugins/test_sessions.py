@@ -19,8 +19,11 @@ from epp.plugins.sessions.identifier import SessionId, cookie
 from epp.plugins.sessions.scorer import SessionAffinityScorer
 from epp.prefix.blocks import WIDE
 from epp.request import Request
-from shm.prefix_index import IndexReader, IndexSchema, IndexWriter
+from shm.prefix_index import IndexSchema
+from shm.prefix_reader import IndexReader
+from shm.prefix_writer import IndexWriter
 from tests.fakes import FakeServices, candidates, request
+from tests.modes import interpreted_only
 from tests.shm.memory import region_for
 
 PROFILE = Profile("default", (), (), MaxScore("p", pickers.Parameters()))
@@ -59,7 +62,7 @@ def kept(plugin: SessionAffinityFilter, r: Request, c: Candidates) -> list[str]:
 
 
 def goes(plugin: SessionAffinityFilter, r: Request, c: Candidates, index: int) -> list[str]:
-    """One request through the filter and to the candidate at `index`; who was kept."""
+    """Sends one request through the filter and to the candidate at `index`. Returns the names of the kept endpoints."""
     names = kept(plugin, r, c)
     plugin.before_send(r, sent_to(c, index))
     return names
@@ -80,12 +83,12 @@ def test_the_answer_names_the_endpoint_and_the_next_request_goes_there() -> None
     assert kept(plugin, request(headers=response.set_headers), four()) == ["pod-2"]
 
 
-def test_two_workers_give_the_same_answer_to_a_token() -> None:
+def test_two_workers_resolve_a_token_to_the_same_endpoint() -> None:
     for _ in range(2):
         assert kept(made(SessionAffinityFilter), request(headers={"x-session-token": TOKEN}), four()) == ["pod-2"]
 
 
-def test_the_scorer_gives_the_pinned_endpoint_all_and_the_others_nothing() -> None:
+def test_the_scorer_gives_the_pinned_endpoint_1_and_the_others_0() -> None:
     scorer = made(SessionAffinityScorer)
     assert scorer.score(request(), four(), PROFILE) is None
     scores = scorer.score(request(headers={"x-session-token": TOKEN}), four(), PROFILE)
@@ -95,7 +98,7 @@ def test_the_scorer_gives_the_pinned_endpoint_all_and_the_others_nothing() -> No
 @pytest.mark.parametrize(
     "token", ["", "!", "not base64", TOKEN[:-1], "/w==", base64.b64encode(b"default/pod-9").decode()]
 )
-def test_a_token_that_names_nobody_means_no_affinity(token: str) -> None:
+def test_an_invalid_or_unknown_token_means_no_affinity(token: str) -> None:
     assert kept(made(SessionAffinityFilter), request(headers={"x-session-token": token}), four()) == ALL
 
 
@@ -106,12 +109,12 @@ def test_a_pinned_endpoint_that_was_filtered_out_or_is_down_does_not_pin() -> No
     assert kept(plugin, r, four(down=[False, False, True, False])) == ALL
 
 
-def test_the_header_may_have_another_name_in_any_case() -> None:
+def test_the_headers_name_is_configurable_in_any_case() -> None:
     plugin = made(SessionAffinityFilter, encodedEndpointHeaderConfig={"header": " X-Mine "})
     assert kept(plugin, request(headers={"x-mine": TOKEN}), four()) == ["pod-2"]
 
 
-def test_a_profile_by_name_is_the_one_that_is_pinned() -> None:
+def test_the_target_of_a_named_profile_can_be_pinned() -> None:
     c, response = four(), Response(200)
     prefill = ProfileRun(only(c, 1, 3), np.zeros(2), (1,))
     plugin = made(SessionAffinityFilter, profileName="prefill")
@@ -122,7 +125,7 @@ def test_a_profile_by_name_is_the_one_that_is_pinned() -> None:
     assert nothing.set_headers == {}
 
 
-def test_a_changed_roster_is_noticed() -> None:
+def test_a_new_roster_is_read() -> None:
     plugin, r = made(SessionAffinityFilter), request(headers={"x-session-token": TOKEN})
     assert kept(plugin, r, four()) == ["pod-2"]
     assert kept(plugin, r, candidates(count=2)) == ["pod-0", "pod-1"]
@@ -131,7 +134,7 @@ def test_a_changed_roster_is_noticed() -> None:
 # Bindings
 
 
-def test_a_session_is_bound_to_where_its_first_request_went_and_others_are_free() -> None:
+def test_a_session_is_bound_to_the_target_of_its_first_request_and_others_are_free() -> None:
     plugin, c = by_id(), four()
     assert goes(plugin, of("a"), c, 1) == ALL
     assert goes(plugin, of("a"), c, 1) == ["pod-1"]
@@ -139,7 +142,7 @@ def test_a_session_is_bound_to_where_its_first_request_went_and_others_are_free(
     assert kept(plugin, request(now=1000.0), c) == ALL
 
 
-def test_what_one_worker_bound_all_others_follow() -> None:
+def test_all_workers_follow_a_binding_of_one_worker() -> None:
     shared = FakeServices()
     one, other = by_id(services=shared), by_id(services=shared)
     goes(one, of("a"), four(), 3)
@@ -155,24 +158,24 @@ def test_a_binding_counts_as_one_block_of_its_endpoint() -> None:
     assert len(shared.held) == 64 and not any(learned & WIDE for learned in shared.held)
 
 
-def test_what_is_kept_of_a_request_is_declared() -> None:
+def test_the_data_that_is_kept_of_a_request_is_declared() -> None:
     plugin, r = by_id(), of("a")
     goes(plugin, r, four(), 1)
     assert set(r.data) == {datum.name for datum in plugin.keeps}
 
 
-def test_scorer_and_filter_of_one_profile_share_their_bindings() -> None:
+def test_scorer_and_filter_for_one_profile_share_their_bindings() -> None:
     shared = FakeServices()
     goes(by_id(services=shared), of("a"), four(), 3)
     scores = by_id(SessionAffinityScorer, shared).score(of("a"), four(), PROFILE)
     assert scores.tolist() == [0.0, 0.0, 0.0, 1.0]
 
 
-def test_a_session_bound_twice_at_once_is_where_all_workers_agree() -> None:
+def test_all_workers_agree_on_a_session_that_was_bound_twice_at_once() -> None:
     shared = FakeServices()
     workers = [by_id(services=shared) for _ in range(3)]
     requests = [of("a") for _ in workers]
-    for worker, r in zip(workers, requests, strict=True):  # none has heard of the others
+    for worker, r in zip(workers, requests, strict=True):  # no worker knows the others' bindings yet
         assert kept(worker, r, four()) == ALL
     for index, (worker, r) in enumerate(zip(workers, requests, strict=True)):
         worker.before_send(r, sent_to(four(), index))
@@ -180,14 +183,14 @@ def test_a_session_bound_twice_at_once_is_where_all_workers_agree() -> None:
     assert len(agreed) == 1 and len(agreed.pop()) == 1
 
 
-def test_a_session_moves_only_when_its_endpoint_is_absent_and_all_workers_follow() -> None:
+def test_a_session_moves_only_if_its_endpoint_is_absent_and_all_workers_follow() -> None:
     shared = FakeServices()
     one, other = by_id(services=shared), by_id(services=shared)
     goes(one, of("a"), four(), 2)
     overruled = of("a")
     kept(one, overruled, four())
     one.before_send(overruled, sent_to(four(), 0))
-    assert kept(other, of("a"), four()) == ["pod-2"]  # the picker's choice binds nobody
+    assert kept(other, of("a"), four()) == ["pod-2"]  # picking another endpoint does not move the binding
     without = only(four(), 0, 1)
     assert goes(one, of("a"), without, 1) == ["pod-0", "pod-1"]
     assert kept(other, of("a"), without) == ["pod-1"]
@@ -210,7 +213,7 @@ def test_a_down_endpoint_counts_as_absent() -> None:
 
 
 @pytest.mark.parametrize(("idle_s", "bound"), [(99.0, True), (100.0, True), (151.0, False)])
-def test_a_binding_lives_one_to_one_and_a_half_times_its_time_without_use(idle_s: float, bound: bool) -> None:
+def test_an_unused_binding_lives_for_1_to_1_5_times_its_time_to_live(idle_s: float, bound: bool) -> None:
     shared = FakeServices()
     for start in (1000.0, 1010.0, 1049.0):
         one, other = (by_id(services=shared, evictionTtlSeconds=100) for _ in range(2))
@@ -227,7 +230,7 @@ def test_use_keeps_a_binding_alive() -> None:
         assert goes(one, of("a", float(now)), four(), 1) == ["pod-1"]
 
 
-def test_a_worker_knows_its_own_bindings_when_the_index_lost_them() -> None:
+def test_a_worker_uses_its_own_bindings_if_the_index_lost_them() -> None:
     shared = FakeServices()
     plugin = by_id(services=shared)
     goes(plugin, of("a", 1000.0), four(), 1)
@@ -236,11 +239,11 @@ def test_a_worker_knows_its_own_bindings_when_the_index_lost_them() -> None:
     assert kept(plugin, of("a", 1301.0), four()) == ALL
 
 
-def test_an_owner_id_that_is_used_again_is_another_endpoint() -> None:
+def test_a_reused_owner_id_is_another_endpoint() -> None:
     shared = FakeServices()
     plugin, c = by_id(services=shared), candidates(count=1)
     goes(plugin, of("a"), c, 0)
-    shared.held.clear()  # as the sweep does when the endpoint leaves
+    shared.held.clear()  # as the sweep of the index does when the endpoint leaves
     newcomer = Roster(
         [Endpoint(name=n, namespace="x", host=h, port=1, owner=o) for n, h, o in (("n", "h", 1), ("m", "i", 2))]
     )
@@ -249,7 +252,8 @@ def test_an_owner_id_that_is_used_again_is_another_endpoint() -> None:
     assert kept(plugin, of("a"), Candidates(later, np.zeros(2))) == ["n", "m"]
 
 
-def test_own_bindings_are_swept_and_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+@interpreted_only("the test lowers a limit")
+def test_local_bindings_are_swept_and_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_affinity, "SESSIONS_MAX", 3)
     services = FakeServices()
     plugin = by_id(services=services, evictionTtlSeconds=100, evictionSweepSeconds=7)
@@ -258,12 +262,12 @@ def test_own_bindings_are_swept_and_bounded(monkeypatch: pytest.MonkeyPatch) -> 
     assert len(plugin.strategy) == 3
     ((period, sweep),) = services.periodic
     assert period == 7
-    goes(plugin, of("late", 1103.5), four(), 0)  # s3 is 100.5 s old then, s4 99.5
+    goes(plugin, of("late", 1103.5), four(), 0)  # now s3 is 100.5 s old, s4 99.5 s
     sweep()
     assert len(plugin.strategy) == 2
 
 
-def test_profiles_of_different_names_bind_apart() -> None:
+def test_bindings_for_different_profiles_are_separate() -> None:
     shared = FakeServices()
     decode = made(SessionAffinityFilter, shared, strategy="session_id")
     prefill = made(SessionAffinityFilter, shared, strategy="session_id", profileName="prefill")
@@ -279,7 +283,7 @@ def test_profiles_of_different_names_bind_apart() -> None:
     assert kept(prefill, of("a"), c) == ["pod-3"]
 
 
-def test_sources_are_asked_in_order_and_attributes_are_declared() -> None:
+def test_sources_are_tried_in_order_and_attributes_are_declared() -> None:
     sources = [
         {"header": "X-First"},
         {"attribute": "SessionIDDataKey", "producer": "p"},
@@ -303,39 +307,39 @@ def test_sources_are_asked_in_order_and_attributes_are_declared() -> None:
 def test_a_source_is_a_header_or_an_attribute(source: dict[str, str]) -> None:
     with pytest.raises(ValueError, match=r"^sessionIdConfig\.sources\[1\]: give exactly one of header and attribute$"):
         by_id(sources=[{"header": "x"}, source])
-    made(SessionAffinityFilter, sessionIdConfig={"sources": [source]})  # not this strategy's business
+    made(SessionAffinityFilter, sessionIdConfig={"sources": [source]})  # the part of the other strategy is not checked
 
 
-def test_zero_times_are_the_usual_ones() -> None:
+def test_times_of_0_mean_the_defaults() -> None:
     services = FakeServices()
     by_id(services=services, evictionTtlSeconds=0, evictionSweepSeconds=0)
     assert services.periodic[0][0] == 10.0
 
 
-def test_the_filter_for_several_clusters_is_the_same() -> None:
+def test_the_filter_for_several_clusters_does_the_same() -> None:
     assert kept(made(MultiClusterSessionAffinityFilter), request(headers={"x-session-token": TOKEN}), four()) == [
         "pod-2"
     ]
 
 
-def test_bindings_ask_for_one_epoch_when_the_session_is_in_use() -> None:
-    asked = []
+def test_a_session_in_use_needs_one_look_up_in_the_index() -> None:
+    lookups = []
 
     class Counting(FakeServices):
         def match(self, hashes):
-            asked.append(hashes)
+            lookups.append(hashes)
             return super().match(hashes)
 
     plugin = by_id(services=Counting())
     assert isinstance(plugin.strategy, Bindings)
     goes(plugin, of("a"), four(), 1)
-    asked.clear()
+    lookups.clear()
     kept(plugin, of("a"), four())
-    assert len(asked) == 1
+    assert len(lookups) == 1
 
 
 class WithIndex(FakeServices):
-    """Services over the shared index itself; what is learned arrives at once."""
+    """Services with a real index. What is learned is visible at once."""
 
     def __init__(self, owners: int) -> None:
         super().__init__()
@@ -351,7 +355,7 @@ class WithIndex(FakeServices):
         self._writer.insert(hashes, owner, 0)
 
 
-def test_bindings_stand_in_the_shared_index_and_a_restarted_worker_finds_them() -> None:
+def test_a_restarted_worker_finds_the_bindings_in_the_shared_index() -> None:
     shared = WithIndex(4)
     roster = Roster(
         [
@@ -370,10 +374,10 @@ def test_bindings_stand_in_the_shared_index_and_a_restarted_worker_finds_them() 
     ]
 
 
-# Where the id comes from
+# The source of the id
 
 
-def test_the_session_is_a_header_or_a_cookie() -> None:
+def test_the_session_id_is_the_value_of_a_header_or_a_cookie() -> None:
     by_header, by_cookie = (
         SessionId("h", SessionId.Params(header_name=" X-Sid ")),
         SessionId("c", SessionId.Params(cookie_name="sid")),
@@ -390,11 +394,11 @@ def test_the_session_is_a_header_or_a_cookie() -> None:
 @pytest.mark.parametrize(
     ("header", "value"), [("", ""), ("sid", ""), ("xsid=1; si=2", ""), (" sid = 1", ""), ("sid=1", "1"), ("a;sid=", "")]
 )
-def test_cookies_are_read_pair_by_pair(header: str, value: str) -> None:
+def test_cookies_are_parsed_as_pairs(header: str, value: str) -> None:
     assert cookie(header, "sid") == value
 
 
 @pytest.mark.parametrize("params", [{}, {"headerName": " "}, {"headerName": "a", "cookieName": "b"}])
-def test_exactly_one_place_of_the_id_is_given(params: dict[str, str]) -> None:
+def test_exactly_one_source_of_the_id_is_required(params: dict[str, str]) -> None:
     with pytest.raises(msgspec.ValidationError, match=r"^give exactly one of headerName and cookieName"):
         msgspec.convert(params, SessionId.Params)

@@ -1,4 +1,4 @@
-"""The token producer: the estimate's numbers, vLLM's render endpoints, and the prefix producer that reads tokens."""
+"""The token producer: the estimate, vLLM's render endpoints, and the prefix producer with tokens."""
 
 import base64
 import json
@@ -53,14 +53,14 @@ def tokens(plugin: Tokens, r: Request) -> TokenizedPrompt | None:
 
 
 def packed(text: bytes) -> list[int]:
-    """4 bytes are a token, the last padded with zeros."""
+    """The tokens of a text: 4 bytes each, the last one padded with zeros."""
     text += bytes(-len(text) % 4)
     return list(struct.unpack(f"<{len(text) // 4}I", text))
 
 
-def only(found: TokenizedPrompt | None) -> tuple[list[int], list[Feature]]:
-    assert found is not None
-    (prompt,) = found.prompts
+def only(tokenized: TokenizedPrompt | None) -> tuple[list[int], list[Feature]]:
+    assert tokenized is not None
+    (prompt,) = tokenized.prompts
     assert prompt.token_ids is not None and prompt.token_ids.dtype == np.uint32
     return prompt.token_ids.tolist(), list(prompt.features)
 
@@ -68,7 +68,7 @@ def only(found: TokenizedPrompt | None) -> tuple[list[int], list[Feature]]:
 # The estimate
 
 
-def test_a_chat_is_its_tools_as_json_then_roles_and_texts_without_separators() -> None:
+def test_a_chat_is_its_tools_as_json_followed_by_roles_and_texts_without_separators() -> None:
     r = parsed(
         CHAT,
         tools=[{"b": 1, "a": "x"}],
@@ -79,9 +79,9 @@ def test_a_chat_is_its_tools_as_json_then_roles_and_texts_without_separators() -
         ],
         cache_salt="s",
     )
-    found = tokens(made(), r)
-    assert only(found)[0] == packed('[{"a":"x","b":1}]systembe briefuserhéllo!assistant'.encode())
-    assert found is not None and found.cache_salt == "s"
+    result = tokens(made(), r)
+    assert only(result)[0] == packed('[{"a":"x","b":1}]systembe briefuserhéllo!assistant'.encode())
+    assert result is not None and result.cache_salt == "s"
 
 
 @pytest.mark.parametrize(
@@ -103,14 +103,16 @@ def test_a_chat_is_its_tools_as_json_then_roles_and_texts_without_separators() -
         ("/v1/images/generations", {"prompt": "a cat"}, [packed(b"a cat")]),
     ],
 )
-def test_other_requests_by_their_kind(path: str, body: dict[str, object], prompts: list[list[int]]) -> None:
-    found = tokens(made(), parsed(path, **body))
-    assert found is not None
-    assert [prompt.token_ids.tolist() for prompt in found.prompts if prompt.token_ids is not None] == prompts
-    assert found.count == sum(map(len, prompts))
+def test_requests_of_other_apis_have_their_own_texts(
+    path: str, body: dict[str, object], prompts: list[list[int]]
+) -> None:
+    result = tokens(made(), parsed(path, **body))
+    assert result is not None
+    assert [prompt.token_ids.tolist() for prompt in result.prompts if prompt.token_ids is not None] == prompts
+    assert result.count == sum(map(len, prompts))
 
 
-def test_a_parser_that_does_not_say_what_it_found_leaves_the_canonical_bytes() -> None:
+def test_without_parts_from_the_parser_the_canonical_bytes_are_estimated() -> None:
     r = request(b"hello")
     assert only(tokens(made(), r))[0] == packed(b"hello")
     assert token_count(r) == 2 and token_count(request(b"12345")) == 2
@@ -119,7 +121,7 @@ def test_a_parser_that_does_not_say_what_it_found_leaves_the_canonical_bytes() -
 def test_media_start_at_a_whole_token_and_repeat_the_low_bits_of_their_hash() -> None:
     url = "https://pictures/1.png"
     hashed = xxh64_intdigest(url.encode())
-    # user + a = 5 bytes -> 2 tokens; 640 * 360 // 1024 = 225 tokens of the image; b is one more.
+    # user + a = 5 bytes -> 2 tokens; 640 * 360 // 1024 = 225 tokens for the image; b is one more.
     content = [
         {"type": "text", "text": "a"},
         {"type": "image_url", "image_url": {"url": url}},
@@ -155,7 +157,7 @@ def data_url(data: bytes, kind: str = "png") -> str:
 
 
 @pytest.mark.parametrize("picture", [png, gif, jpeg])
-def test_the_size_of_a_picture_stands_in_its_header(picture: Any) -> None:
+def test_the_size_of_an_image_is_read_from_its_header(picture: Any) -> None:
     assert image_size(data_url(picture(320, 64))) == (320, 64)
     block = {"type": "image_url", "image_url": {"url": data_url(picture(320, 64))}}
     assert only(tokens(made(), chat([block])))[1][0].length == 320 * 64 // 1024
@@ -164,12 +166,12 @@ def test_the_size_of_a_picture_stands_in_its_header(picture: Any) -> None:
 @pytest.mark.parametrize(
     "url", ["", "https://a/b.png", "data:image/png;base64,", "data:image/png,x", data_url(b"?" * 30)]
 )
-def test_a_picture_without_a_readable_header_has_no_size(url: str) -> None:
+def test_an_image_without_a_readable_header_has_no_size(url: str) -> None:
     assert image_size(url) is None
 
 
 @given(st.binary(max_size=300))
-def test_no_picture_header_breaks_the_estimate(data: bytes) -> None:
+def test_no_image_header_breaks_the_estimate(data: bytes) -> None:
     for start in (b"", b"\xff\xd8", b"\xff\xd8\xff\xe0\x00\x00", b"GIF89a", b"\x89PNG\r\n\x1a\n\0\0\0\x0dIHDR"):
         size = image_size(data_url(start + data))
         assert size is None or min(size) > 0
@@ -186,7 +188,7 @@ def test_no_picture_header_breaks_the_estimate(data: bytes) -> None:
         ({"defaultResolution": {"width": 1, "height": 1}}, 1),
     ],
 )
-def test_image_parameters(image: dict[str, object], count: int) -> None:
+def test_image_parameters_determine_the_tokens_of_an_image(image: dict[str, object], count: int) -> None:
     block = {"type": "image_url", "image_url": {"url": "https://a/b.png"}}
     assert only(tokens(made(estimate={"image": image}), chat([block])))[1][0].length == count
 
@@ -209,7 +211,7 @@ def test_image_parameters(image: dict[str, object], count: int) -> None:
         ({}, {"x-llm-d-video-duration-seconds": "inf", "x-llm-d-video-fps": "nan"}, 20 * 225),
     ],
 )
-def test_video_parameters_and_what_the_request_says(
+def test_video_parameters_and_request_headers_determine_the_tokens_of_a_video(
     video: dict[str, object], headers: dict[str, str], count: int
 ) -> None:
     r = chat([{"type": "video_url", "video_url": {"url": "https://a/b.mp4"}}])
@@ -217,7 +219,7 @@ def test_video_parameters_and_what_the_request_says(
     assert only(tokens(made(estimate={"video": video}), r))[1][0].length == count
 
 
-def test_media_of_one_request_are_bounded() -> None:
+def test_the_media_tokens_of_one_request_are_bounded() -> None:
     block = {"type": "video_url", "video_url": {"url": "https://a/b.mp4"}}
     r = chat([block] * 20)
     r.headers = {"x-llm-d-video-duration-seconds": "1e9"}
@@ -233,13 +235,13 @@ def test_media_of_one_request_are_bounded() -> None:
     [
         ({"udsTokenizerConfig": {"socketFile": "/x"}}, "udsTokenizerConfig: a tokenizer behind a Unix socket is not"),
         ({"vllm": {}}, "vllm: 'modelName' must name the model"),
-        ({"estimate": {}, "modelName": "m"}, "estimate: 'estimate' excludes 'vllm' and 'modelName'"),
+        ({"estimate": {}, "modelName": "m"}, "estimate: cannot be combined with 'vllm' or 'modelName'"),
         ({"modelName": "m", "vllm": {"timeout": "5"}}, "vllm.timeout: '5' is not a duration"),
-        ({"modelName": "m", "vllm": {"mmTimeout": "0s"}}, "vllm.mmTimeout: '0s' leaves no time"),
+        ({"modelName": "m", "vllm": {"mmTimeout": "0s"}}, "vllm.mmTimeout: '0s' is not above 0"),
         ({"modelName": "m", "vllm": {"url": "unix:///x"}}, "vllm.url: 'unix:///x' is not a URL"),
     ],
 )
-def test_parameters_that_are_refused(params: dict[str, object], message: str) -> None:
+def test_invalid_parameters_are_refused(params: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Tokens("t", msgspec.convert(params, Tokens.Params))
 
@@ -248,7 +250,7 @@ def test_parameters_that_are_refused(params: dict[str, object], message: str) ->
 
 
 class Vllm:
-    """A producer with a server that the test answers for."""
+    """A producer with a server that the test plays."""
 
     def __init__(self, **vllm: str) -> None:
         self.services = FakeServices()
@@ -256,17 +258,17 @@ class Vllm:
         (self.warm_up,) = self.services.asked
         del self.services.asked[:]
 
-    def asked(self, r: Request) -> FakeCall:
+    def call(self, r: Request) -> FakeCall:
         self.waiting = self.plugin.produce(r, C)
         assert self.waiting is not None
         (call,) = self.services.asked
         return call
 
 
-def test_a_chat_is_rendered_as_it_came_but_for_the_model() -> None:
+def test_a_chat_is_rendered_unchanged_except_for_the_model() -> None:
     vllm = Vllm(url="http://render:8000/")
     r = chat("hello", chat_template_kwargs={"x": 1.50}, cache_salt="s")
-    call = vllm.asked(r)
+    call = vllm.call(r)
     assert (call.method, call.url, call.timeout_s) == ("POST", "http://render:8000/v1/chat/completions/render", 5.0)
     sent = json.loads(call.body)
     assert sent.pop("model") == "base-model"
@@ -284,26 +286,26 @@ def test_a_chat_is_rendered_as_it_came_but_for_the_model() -> None:
         [5, 6, 4294967295],
         [Feature("image", "b", 0, 1), Feature("image", "a", 9, 2)],
     )
-    found = r[TOKENS]
-    assert found is not None and found.cache_salt == "s"
+    result = r[TOKENS]
+    assert result is not None and result.cache_salt == "s"
 
 
-def test_messages_of_several_parts_may_take_longer() -> None:
+def test_messages_with_parts_have_a_longer_timeout() -> None:
     vllm = Vllm(timeout="1s", mmTimeout="1m30s")
-    assert vllm.asked(chat("a", [{"type": "text", "text": "b"}])).timeout_s == 90.0
+    assert vllm.call(chat("a", [{"type": "text", "text": "b"}])).timeout_s == 90.0
 
 
-def test_completions_have_a_prompt_each() -> None:
+def test_each_prompt_of_a_completion_is_rendered() -> None:
     vllm = Vllm()
     r = parsed(COMPLETIONS, prompt=["a", "b"])
-    call = vllm.asked(r)
+    call = vllm.call(r)
     assert call.url == "http://localhost:8000/v1/completions/render"
     call.answer(b'[{"token_ids":[1,2]},{"token_ids":[3]}]')
-    found = r[TOKENS]
-    assert found is not None and found.count == 3 and len(found.prompts) == 2
+    result = r[TOKENS]
+    assert result is not None and result.count == 3 and len(result.prompts) == 2
 
 
-def test_tokens_that_are_there_are_not_asked_for_and_what_nothing_renders_has_none() -> None:
+def test_token_ids_in_the_request_are_used_and_a_request_that_cannot_be_rendered_has_none() -> None:
     vllm = Vllm()
     assert only(tokens(vllm.plugin, parsed(COMPLETIONS, prompt=[1, 2])))[0] == [1, 2]
     assert tokens(vllm.plugin, parsed("/v1/embeddings", input="a")) is None
@@ -313,17 +315,17 @@ def test_tokens_that_are_there_are_not_asked_for_and_what_nothing_renders_has_no
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
-        ((b"cannot make anything of 'hello'", 422), "answered 422$"),  # not what it repeats of a prompt
-        ((b"{}", 200), "no rendered prompt"),
-        ((b'{"token_ids":[-1]}', 200), "no rendered prompt"),
+        ((b"cannot make anything of 'hello'", 422), "answered 422$"),  # the error text may quote the prompt
+        ((b"{}", 200), "not a rendered prompt"),
+        ((b'{"token_ids":[-1]}', 200), "not a rendered prompt"),
         (OSError("POST http://localhost:8000/x: refused"), "refused"),
         (TimeoutError("POST http://localhost:8000/x: not done within 5 s"), "not done within 5 s"),
     ],
 )
-def test_what_goes_wrong_fails_the_producer_and_leaves_no_tokens(answer: Any, message: str) -> None:
+def test_a_failed_call_fails_the_producer_and_leaves_no_tokens(answer: Any, message: str) -> None:
     vllm = Vllm()
     r = chat("hello")
-    call = vllm.asked(r)
+    call = vllm.call(r)
     if isinstance(answer, Exception):
         call.finish(problem=answer)
     else:
@@ -338,7 +340,7 @@ def test_what_goes_wrong_fails_the_producer_and_leaves_no_tokens(answer: Any, me
     assert r[TOKENS] is None
 
 
-def test_it_warms_up_until_the_server_answers_then_with_a_picture_once() -> None:
+def test_it_sends_warm_ups_until_the_server_answers_then_one_with_an_image() -> None:
     vllm = Vllm()
     ((seconds, again),) = vllm.services.periodic
     assert seconds == 5.0
@@ -348,13 +350,13 @@ def test_it_warms_up_until_the_server_answers_then_with_a_picture_once() -> None
     second.answer(b'{"token_ids":[1]}')
     picture = vllm.services.asked[1]
     assert b"image_url" in picture.body and picture.timeout_s == 30.0
-    picture.finish(problem=OSError("no eyes"))
+    picture.finish(problem=OSError("no image support"))
     again()
     assert len(vllm.services.asked) == 2
     assert vllm.services.warned == []
 
 
-def test_it_gives_up_warming_up_and_says_so() -> None:
+def test_it_stops_sending_warm_ups_after_some_tries_and_logs_it() -> None:
     vllm = Vllm()
     ((_, again),) = vllm.services.periodic
     vllm.warm_up.finish(problem=OSError("refused"))
@@ -364,10 +366,10 @@ def test_it_gives_up_warming_up_and_says_so() -> None:
             if not call.done:
                 call.finish(problem=OSError("refused"))
     assert len(vllm.services.asked) == WARM_UP_TRIES - 1
-    assert len(vllm.services.warned) == 1 and f"{WARM_UP_TRIES} times" in vllm.services.warned[0]
+    assert len(vllm.services.warned) == 1 and f"tries={WARM_UP_TRIES}" in vllm.services.warned[0]
 
 
-def test_what_the_server_says_of_our_own_prompt_is_told() -> None:
+def test_the_servers_error_about_a_warm_up_is_logged() -> None:
     vllm = Vllm()
     ((_, again),) = vllm.services.periodic
     vllm.warm_up.answer(b"no such model", 404)
@@ -388,7 +390,7 @@ def decided(c: Candidates, index: int) -> Decision:
 
 
 class Prefixes:
-    """A prefix producer over one index."""
+    """A prefix producer with an index."""
 
     def __init__(self) -> None:
         self.services = FakeServices()
@@ -405,22 +407,22 @@ class Prefixes:
 def tokenized(*prompts: list[int]) -> Request:
     tokenised = parsed(COMPLETIONS, prompt=list(prompts))
     made().produce(tokenised, C)
-    r = request(b"the same bytes for everybody")
+    r = request(b"the same bytes for all")
     r[TOKENS] = tokenised[TOKENS]  # type: ignore[assignment]
     return r
 
 
-def test_prefixes_go_by_tokens_where_there_are_some() -> None:
+def test_prefixes_are_matched_by_tokens_if_there_are_some() -> None:
     prefixes = Prefixes()
     first = tokenized(list(range(200)))
     assert prefixes.matched(first) == ([0, 0], 4)  # 64 + 64 + 64 + 8 tokens
     prefixes.plugin.before_send(first, decided(C, 1))
     assert prefixes.matched(tokenized([*range(128), 7, 8])) == ([0, 2], 3)
     assert prefixes.matched(tokenized([9, *range(199)])) == ([0, 0], 4)
-    assert prefixes.matched(request(b"the same bytes for everybody")) == ([0, 0], 1)
+    assert prefixes.matched(request(b"the same bytes for all")) == ([0, 0], 1)
 
 
-def test_prompts_of_one_request_match_one_by_one_and_add_up() -> None:
+def test_prompts_of_one_request_match_separately_and_add_up() -> None:
     prefixes = Prefixes()
     one, other = list(range(128)), list(range(1000, 1128))
     both = tokenized(one, other)

@@ -42,18 +42,18 @@ def test_any_metric_over_its_limit_drops_an_endpoint(conditions: dict[str, float
     assert kept(limits(**conditions), c) == rows
 
 
-def test_of_two_limits_for_one_metric_the_lower_counts() -> None:
+def test_the_lower_of_two_limits_for_one_metric_counts() -> None:
     listed = [{"metric": metric, "maxValue": most} for metric in METRICS[:2] for most in (9, 4)]
     c = candidates({"running_requests": [4, 5, 0]}, inflight=[4, 0, 5])
     assert kept(made("utilization-filter", conditions=listed), c) == [0]
 
 
-def test_what_was_sent_since_the_scrape_counts_as_queue() -> None:
+def test_requests_sent_since_the_scrape_count_as_waiting() -> None:
     c = candidates({"waiting_requests": [2, 2]}, inflight=[4, 9], inflight_at_scrape=[4, 4])
     assert kept(limits(waiting_queue=5), c) == [0]
 
 
-def test_a_missing_or_stale_value_drops_nobody_and_requests_in_flight_still_count() -> None:
+def test_a_missing_or_stale_value_drops_no_endpoint_but_requests_in_flight_still_count() -> None:
     c = candidates(
         {"kv_cache_usage": [0.99, NAN, 0.99, 0.99]},
         fresh=[True, True, False, False],
@@ -65,14 +65,14 @@ def test_a_missing_or_stale_value_drops_nobody_and_requests_in_flight_still_coun
     assert kept(limits(running_requests=0), c) == [0, 1, 2, 3]
 
 
-def test_everyone_stays_when_nobody_would_if_configured() -> None:
+def test_all_endpoints_stay_if_none_is_left_and_the_fallback_is_configured() -> None:
     c = only(candidates(BUSY), 0, 3)
     assert kept(limits(kv_cache_utilization=0), c) == []
     assert kept(limits(True, kv_cache_utilization=0), c) == [0, 1]
     assert kept(limits(True, kv_cache_utilization=0.9), c) == [0]
 
 
-def test_only_what_is_limited_is_read() -> None:
+def test_only_limited_metrics_are_read() -> None:
     assert limits(active_requests=1, waiting_queue=1).consumes == (INFLIGHT_REQUESTS, WAITING)
     assert limits(running_requests=1, kv_cache_utilization=1).consumes == (RUNNING, KV_USAGE)
 
@@ -90,12 +90,12 @@ def test_only_what_is_limited_is_read() -> None:
         ),
     ],
 )
-def test_limits_that_make_no_sense_are_refused(conditions: list[Any], message: str) -> None:
+def test_invalid_limits_are_refused(conditions: list[Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         made("utilization-filter", conditions=conditions)
 
 
-def test_a_load_producer_that_is_named_is_needed_for_active_requests_only() -> None:
+def test_a_named_load_producer_is_needed_only_for_active_requests() -> None:
     def needs(metric: str) -> bool:
         condition = {"metric": metric, "maxValue": 1}
         return bool(made("utilization-filter", conditions=[condition], inFlightLoadProducerName="mine").needs)
@@ -107,7 +107,7 @@ VALUES = st.one_of(st.floats(0, 1), st.just(NAN))
 
 
 @given(st.lists(st.tuples(VALUES, VALUES, st.booleans()), min_size=1, max_size=10), st.floats(0, 1), st.floats(0, 1))
-def test_exactly_those_who_said_lately_that_they_are_over_a_limit_leave(
+def test_exactly_the_endpoints_with_a_fresh_value_above_a_limit_are_dropped(
     rows: list[tuple[float, float, bool]], running: float, kv: float
 ) -> None:
     c = candidates(

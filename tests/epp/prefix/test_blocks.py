@@ -1,4 +1,4 @@
-"""Block hashes: one definition, two ways to compute it."""
+"""Block hashes: two ways to compute them give the same numbers."""
 
 import numpy as np
 from hypothesis import given
@@ -33,7 +33,7 @@ def test_a_prompt_that_grows_keeps_all_its_whole_blocks(prompt: bytes, more: byt
     assert (before[:whole] == after[:whole]).all()
 
 
-def test_another_model_salt_or_secret_shares_nothing() -> None:
+def test_different_models_salts_and_secrets_share_no_hash() -> None:
     prompt = b"x" * 1024
     starts = [
         root("m", "", SECRET),
@@ -46,11 +46,11 @@ def test_another_model_salt_or_secret_shares_nothing() -> None:
     assert sum(len(c) for c in chains) == len(set().union(*chains))
 
 
-def test_model_and_salt_cannot_be_shifted_into_each_other() -> None:
+def test_the_border_between_model_and_salt_matters() -> None:
     assert root("ab", "c", SECRET) != root("a", "bc", SECRET)
 
 
-def test_a_hash_says_for_how_many_blocks_the_index_keeps_it() -> None:
+def test_a_hash_says_how_many_blocks_it_stands_for() -> None:
     from shm import index_capacity
 
     assert (blocks.WIDE, STRIDE) == (index_capacity.WIDE, index_capacity.WIDE_BLOCKS)
@@ -72,14 +72,14 @@ def test_landmarks_lose_less_than_a_stride_of_any_shared_prefix(one: int, other:
     assert not one or one in learned
 
 
-def test_landmarks_stand_where_long_prompts_are_probed() -> None:
+def test_landmarks_include_the_blocks_that_are_probed_for_long_prompts() -> None:
     learned = set(landmarks(np.arange(2000, dtype=np.uint64)).tolist())
     assert learned.issuperset(range(0, 2000, 32)) and 1999 in learned
     assert len(learned) < 2000 // 3
 
 
 @given(st.integers(0, 1000), st.data())
-def test_landmarks_of_a_rest_are_those_of_the_whole_behind_its_start(count: int, data: st.DataObject) -> None:
+def test_landmarks_from_a_start_are_the_landmarks_of_the_whole_from_there(count: int, data: st.DataObject) -> None:
     chain = np.arange(count, dtype=np.uint64)
     start = data.draw(st.integers(0, count))
     assert landmarks(chain, start).tolist() == [block for block in landmarks(chain).tolist() if block >= start]

@@ -1,4 +1,4 @@
-"""What a decision predicted to be cached."""
+"""The predicted number of cached tokens."""
 
 import numpy as np
 
@@ -37,37 +37,37 @@ def decided(**runs: ProfileRun | None) -> Decision:
     return Decision(primary.targets if primary is not None else (), runs, name)
 
 
-def test_it_is_what_the_picked_endpoint_holds_in_whole_blocks() -> None:
+def test_the_prediction_is_what_the_picked_endpoint_holds_in_whole_blocks() -> None:
     assert [predicted_tokens(match(1, 5, 0), decided(default=run(i))) for i in range(3)] == [64, 320, 0]
 
 
-def test_it_is_nothing_where_no_endpoint_holds_any() -> None:
+def test_the_prediction_is_zero_if_no_endpoint_holds_blocks() -> None:
     assert predicted_tokens(match(), decided(default=run(0))) == 0
 
 
-def test_an_endpoint_is_found_although_others_were_filtered_out() -> None:
+def test_the_prediction_uses_the_right_row_after_filters() -> None:
     left = candidates(count=3).keep(np.array([False, True, True]))
     assert predicted_tokens(match(1, 2, 3), decided(default=run(1, left))) == 192
 
 
-def test_where_another_server_computes_the_prompt_nothing_is_predicted() -> None:
+def test_nothing_is_predicted_if_another_server_computes_the_prompt() -> None:
     assert predicted_tokens(match(1, 2, 3), decided(decode=run(1), prefill=run(0))) is None
     assert predicted_tokens(match(1, 2, 3), decided(decode=run(1), prefill=None)) == 128
     assert predicted_tokens(match(1, 2, 3), decided(decode=run(1), encode=run(0))) == 128
 
 
-def test_without_a_primary_run_nothing_is_predicted() -> None:
+def test_nothing_is_predicted_without_a_primary_run() -> None:
     assert predicted_tokens(match(1, 2, 3), Decision(run(0).targets, {}, "")) is None
 
 
-def test_in_the_servers_tokens_it_is_the_same_share_of_the_prompt_and_no_more_than_all_of_it() -> None:
+def test_in_server_tokens_the_prediction_is_the_same_share_of_the_prompt_and_at_most_all_of_it() -> None:
     thousand = PrefixMatch(None, np.zeros(16, np.uint64), 64, 1000)
     assert [as_reported(250, thousand, prompt) for prompt in (400, 1000, 3000)] == [100, 250, 750]
     assert [as_reported(predicted, thousand, 500) for predicted in (0, 1000, 1024)] == [0, 500, 500]
     assert as_reported(512, PrefixMatch(None, np.zeros(16, np.uint64), 64), 500) == 250
 
 
-def test_the_match_that_scorers_read_is_compared_and_else_the_first() -> None:
+def test_the_match_that_scorers_read_is_compared_or_else_the_first() -> None:
     producers = [Produces("a"), Produces("b")]
     assert compared_match(producers, [Reads("b")]) == prefix_match("b")
     assert compared_match(producers, []) == prefix_match("a")

@@ -1,4 +1,4 @@
-"""Frames on the bus: what goes in comes out, and nothing else is believed."""
+"""Frames on the bus: updates survive encoding and decoding, and any other bytes are refused."""
 
 import pytest
 from hypothesis import given
@@ -29,7 +29,9 @@ def pairs(sent: list[tuple[int, bytes]]) -> list[tuple[int, bytes]]:
 
 
 @given(st.sampled_from([LEARN, FORGET]), updates)
-def test_any_updates_come_back_in_order_from_frames_that_fit(kind: int, sent: list[tuple[int, bytes]]) -> None:
+def test_updates_survive_encoding_and_decoding_in_order_and_frames_fit(
+    kind: int, sent: list[tuple[int, bytes]]
+) -> None:
     received: list[tuple[int, bytes]] = []
     for data in frames(kind, sent):
         assert len(data) <= FRAME_BYTES_MAX
@@ -44,7 +46,7 @@ def test_any_updates_come_back_in_order_from_frames_that_fit(kind: int, sent: li
 
 
 @given(owners, short)
-def test_a_single_update_is_the_same_frame_by_either_way(owner: int, data: bytes) -> None:
+def test_both_encoders_give_the_same_frame_for_a_single_update(owner: int, data: bytes) -> None:
     assert [single(owner, data)] == list(frames(LEARN, [(owner, data)]))
 
 
@@ -54,14 +56,14 @@ def test_the_longest_single_update_fills_a_frame() -> None:
     assert len(list(frames(LEARN, [(1, data)]))) == 1
 
 
-def test_as_few_frames_as_hold_them() -> None:
+def test_updates_use_the_smallest_number_of_frames() -> None:
     assert len(list(frames(LEARN, [(n, bytes(HASH_BYTES)) for n in range(RECORDS_MAX)]))) == 1
     assert len(list(frames(LEARN, [(n, bytes(HASH_BYTES)) for n in range(RECORDS_MAX + 1)]))) == 2
     assert len(list(frames(LEARN, [(1, bytes(1600 * HASH_BYTES))]))) == 4
 
 
 @given(updates.filter(lambda sent: any(data for _, data in sent)), st.data())
-def test_a_changed_byte_is_noticed(sent: list[tuple[int, bytes]], data: st.DataObject) -> None:
+def test_a_changed_byte_is_refused(sent: list[tuple[int, bytes]], data: st.DataObject) -> None:
     frame = bytearray(next(iter(frames(LEARN, sent))))
     at = data.draw(st.integers(0, len(frame) - 1))
     frame[at] ^= data.draw(st.integers(1, 255))
@@ -70,13 +72,13 @@ def test_a_changed_byte_is_noticed(sent: list[tuple[int, bytes]], data: st.DataO
 
 
 @given(st.binary(max_size=FRAME_BYTES_MAX + 10))
-def test_any_other_bytes_are_refused_and_nothing_else_happens(data: bytes) -> None:
+def test_arbitrary_bytes_are_refused(data: bytes) -> None:
     with pytest.raises(CorruptFrame):
         decode(data)
 
 
 @given(short, st.integers(1, 60))
-def test_a_frame_that_was_cut_or_glued_is_refused(data: bytes, extra: int) -> None:
+def test_a_truncated_or_extended_frame_is_refused(data: bytes, extra: int) -> None:
     frame = single(7, data)
     with pytest.raises(CorruptFrame):
         decode(frame[:-extra])
@@ -88,7 +90,7 @@ def test_a_frame_that_was_cut_or_glued_is_refused(data: bytes, extra: int) -> No
     ("version", "kind", "count", "why"),
     [(2, 1, 1, "version 2"), (1, 3, 1, "kind 3"), (1, 1, 0, "0 records"), (1, 1, 9, "do not fit")],
 )
-def test_frames_with_a_good_checksum_but_other_contents_are_refused(
+def test_frames_with_a_good_checksum_and_invalid_content_are_refused(
     version: int, kind: int, count: int, why: str
 ) -> None:
     from struct import pack
@@ -99,7 +101,7 @@ def test_frames_with_a_good_checksum_but_other_contents_are_refused(
         decode(pack("=I", crc32(content)) + content)
 
 
-def test_records_that_announce_other_than_what_follows_are_refused() -> None:
+def test_records_that_announce_another_number_of_hashes_are_refused() -> None:
     from struct import pack
     from zlib import crc32
 

@@ -1,4 +1,4 @@
-"""Envoy's messages, judged by the protobuf library."""
+"""The codec of Envoy's messages, compared with the protobuf library."""
 
 from typing import Any
 
@@ -9,14 +9,15 @@ from hypothesis import strategies as st
 from epp.errors import ProtocolViolation
 from epp.protocol import codec
 from epp.protocol.codec import Kind
+from epp.protocol.codec.envelope import SUBSET_ENTRIES_MAX
 from epp.protocol.proto import ext_proc_pb2 as pb
 
-names = st.text(st.characters(min_codepoint=0x61, max_codepoint=0x7A), min_size=1, max_size=150)
+names = st.text("abcxyzAXZ-", min_size=1, max_size=150)
 values = st.binary(max_size=300)
 
 
 def unframed(data: bytes) -> list[pb.ProcessingResponse]:
-    """All messages of framed bytes, decoded."""
+    """Decodes all messages of framed bytes."""
     found, at = [], 0
     while at < len(data):
         assert data[at] == 0
@@ -38,11 +39,11 @@ def test_headers_are_read_as_the_protobuf_library_reads_them(
     for name, value, raw in pairs:
         if raw:
             request.request_headers.headers.headers.add(key=name, raw_value=value)
-            expected[name] = value.decode("latin-1")
+            expected[name.lower()] = value.decode("latin-1")
         else:
             text = value.decode("ascii", "ignore")
             request.request_headers.headers.headers.add(key=name, value=text)
-            expected[name] = text
+            expected[name.lower()] = text
     if metadata:
         request.metadata_context.filter_metadata["x"].update({"a": 1})
     message = request.SerializeToString()
@@ -51,8 +52,24 @@ def test_headers_are_read_as_the_protobuf_library_reads_them(
     assert codec.headers(message, start, end) == (expected, last)
 
 
+@given(st.sampled_from(["x-request-id", "X-Request-Id", "X-REQUEST-ID", "x-rEQUEST-iD"]), st.booleans())
+def test_a_header_is_found_and_mentioned_in_any_case_and_its_value_stays(name: str, raw: bool) -> None:
+    message = pb.HttpHeaders()
+    message.headers.headers.add(key="Accept", raw_value=b"*/*")
+    if raw:
+        message.headers.headers.add(key=name, raw_value=b"Mixed Case")
+    else:
+        message.headers.headers.add(key=name, value="Mixed Case")
+    encoded = message.SerializeToString()
+    found = codec.Headers(encoded, 0, len(encoded))
+    assert found.find(codec.needle("x-request-id")) == found["x-request-id"] == "Mixed Case"
+    assert found.mentions(b"x-request-id") and found.mentions(b"mixed") and not found.mentions(b"x-llm-d-")
+    hidden = codec.Unseen(encoded, 0, len(encoded), ["x-request-id"])
+    assert hidden.find(codec.needle("x-request-id")) is None and dict(hidden) == {"accept": "*/*"}
+
+
 @given(st.binary(max_size=70_000), st.booleans(), st.booleans(), st.sampled_from(["request_body", "response_body"]))
-def test_a_body_piece_is_found_and_answered_as_it_came(body: bytes, last: bool, metadata: bool, which: str) -> None:
+def test_a_body_piece_is_found_and_answered_unchanged(body: bytes, last: bool, metadata: bool, which: str) -> None:
     request = pb.ProcessingRequest()
     piece = getattr(request, which)
     piece.SetInParent()
@@ -71,7 +88,7 @@ def test_a_body_piece_is_found_and_answered_as_it_came(body: bytes, last: bool, 
 
 @given(st.integers(0, 200_000), st.booleans(), st.booleans())
 @settings(max_examples=30)
-def test_large_bodies_are_cut_into_pieces_that_envoy_takes(size: int, last: bool, request: bool) -> None:
+def test_large_bodies_are_divided_into_pieces_that_envoy_accepts(size: int, last: bool, request: bool) -> None:
     body = bytes(size)
     which = "request_body" if request else "response_body"
     pieces = [
@@ -111,8 +128,16 @@ def hint(value: Any, namespace: str = codec.SUBSET_NAMESPACE) -> bytes:
         (b"\x22\x02\x10\x01", None),
     ],
 )
-def test_the_subset_hint_is_a_list_or_there_is_none(message: bytes, expected: list[str] | None) -> None:
+def test_only_a_list_is_a_subset_hint(message: bytes, expected: list[str] | None) -> None:
     assert codec.subset(message) == expected
+
+
+def test_a_subset_hint_has_a_limit() -> None:
+    most = codec.subset(hint(["a"] * SUBSET_ENTRIES_MAX))
+    assert most is not None
+    assert len(most) == SUBSET_ENTRIES_MAX
+    with pytest.raises(ProtocolViolation, match="subset hint of 8193 endpoints: at most 8192 are read"):
+        codec.subset(hint(["a"] * (SUBSET_ENTRIES_MAX + 1)))
 
 
 @given(
@@ -138,7 +163,7 @@ def test_an_immediate_answer_has_status_headers_and_body() -> None:
     ]
 
 
-def test_constant_answers_are_what_they_say() -> None:
+def test_constant_answers_have_the_right_kind() -> None:
     (headers,) = unframed(codec.RESPONSE_HEADERS_ANSWER)
     (request_trailers,) = unframed(codec.REQUEST_TRAILERS_ANSWER)
     (response_trailers,) = unframed(codec.RESPONSE_TRAILERS_ANSWER)
@@ -150,7 +175,7 @@ def test_constant_answers_are_what_they_say() -> None:
 
 
 @given(st.binary(max_size=300))
-@example(b"(\x00")  # a body's number with the wire type of a scalar
+@example(b"(\x00")  # the field number of a body with the wire type of a scalar
 @settings(max_examples=500)
 def test_arbitrary_bytes_are_a_violation_or_a_message(data: bytes) -> None:
     try:
@@ -166,7 +191,7 @@ def test_arbitrary_bytes_are_a_violation_or_a_message(data: bytes) -> None:
 
 @given(st.integers(0, 70_000))
 @settings(max_examples=400)
-def test_the_form_of_a_lone_body_piece_follows_from_the_size_of_its_message(size: int) -> None:
+def test_the_layout_of_a_lone_body_piece_follows_from_the_size_of_its_message(size: int) -> None:
     body = b"x" * size
     message = pb.ProcessingRequest(response_body=pb.HttpBody(body=body)).SerializeToString()
     codec.learn_chunk(len(message))
@@ -181,3 +206,9 @@ def test_the_form_of_a_lone_body_piece_follows_from_the_size_of_its_message(size
     assert response.response_body.response.body_mutation.streamed_response.body == body
     last = pb.ProcessingRequest(response_body=pb.HttpBody(body=body[2:], end_of_stream=True)).SerializeToString()
     assert len(last) != len(message) or not last.startswith(chunk.head)
+
+
+@pytest.mark.parametrize("message", [b"\x0a\x08\x0a\x06\x0a\x01a", b"\x0a\x7f", b"\x0a\xff\xff\x01\x18\x01"])
+def test_a_header_map_that_is_longer_than_its_message_is_a_violation(message: bytes) -> None:
+    with pytest.raises(ProtocolViolation):
+        codec.headers(message, 0, len(message))

@@ -1,4 +1,4 @@
-"""The finder against the client library's parser, and on what servers send by mistake."""
+"""The finder compared with the client library's parser, and on malformed pages of servers."""
 
 import math
 
@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from epp.protocol import exposition
-from epp.protocol.exposition import Finder, Malformed, Selector, labels_of, parse_selector
+from epp.protocol.exposition import FAMILY_BYTES_MAX, SERIES_MAX, Finder, Malformed, Selector, labels_of, parse_selector
 
 FAMILIES = ("a", "ab", "vllm:x", "vllm:x_total", "lora_info")
 TEXT = st.text(st.sampled_from('ab"\\\n{},= #\u00e9'), max_size=6)
@@ -102,7 +101,7 @@ def test_a_family_that_moved_on_the_next_page_is_found_again() -> None:
     assert finder.find(PAGE) == (b'engine="0"', 3.0)
 
 
-def test_a_new_series_in_front_of_the_remembered_one_is_noticed() -> None:
+def test_a_new_series_before_the_remembered_one_is_noticed() -> None:
     untyped = PAGE.replace(b"# TYPE queue gauge\n", b"")
     for page in (PAGE, untyped):
         finder = Finder(Selector("queue"))
@@ -113,7 +112,7 @@ def test_a_new_series_in_front_of_the_remembered_one_is_noticed() -> None:
         )
 
 
-def test_a_new_series_with_a_later_timestamp_behind_the_remembered_one_is_noticed() -> None:
+def test_a_new_series_with_a_later_timestamp_after_the_remembered_one_is_noticed() -> None:
     finder = Finder(Selector("queue"))
     finder.find(PAGE)
     later = PAGE.replace(b"} 3\n", b'} 3 5\nqueue{engine="1"} 8 6\n')
@@ -121,14 +120,14 @@ def test_a_new_series_with_a_later_timestamp_behind_the_remembered_one_is_notice
 
 
 @pytest.mark.parametrize("between", [b"# a word\n", b"\n", b"\r\n", b"#\n"])
-def test_a_new_series_behind_a_line_that_says_nothing_is_noticed(between: bytes) -> None:
+def test_a_new_series_after_a_line_without_a_sample_is_noticed(between: bytes) -> None:
     finder = Finder(Selector("info"), by_value=True)
     one, other = b'# TYPE info gauge\ninfo{n="a"} 1\n', b'info{n="b"} 2\n'
     assert finder.find(one) == (b'n="a"', 1.0)
     assert finder.find(one + between + other) == (b'n="b"', 2.0)
 
 
-def test_the_largest_value_counts_for_info_metrics_whose_value_is_a_time() -> None:
+def test_the_largest_value_counts_for_info_metrics_with_a_time_as_value() -> None:
     finder = Finder(Selector("lora"), by_value=True)
     assert finder.find(b'lora{a="1"} 1.7e9\nlora{a="2"} 1.8e9\nlora{a="3"} 1.6e9\n') == (
         b'a="2"',
@@ -184,28 +183,27 @@ def test_labels_that_cannot_be_read_are_malformed(text: bytes) -> None:
         labels_of(text)
 
 
-def test_a_family_with_too_many_series_is_malformed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exposition, "SERIES_MAX", 3)
+def test_a_family_with_too_many_series_is_malformed() -> None:
     finder = Finder(Selector("q"))
-    assert finder.find(b"q 1\n" * 3) == (b"", 1.0)
-    with pytest.raises(Malformed, match="more than 3 series"):
-        finder.find(b"q 1\n" * 4)
+    assert finder.find(b"q 1\n" * SERIES_MAX) == (b"", 1.0)
+    with pytest.raises(Malformed, match=f"more than {SERIES_MAX} series"):
+        finder.find(b"q 1\n" * (SERIES_MAX + 1))
 
 
 @pytest.mark.parametrize(
     "line",
     [b"q 1\n", b"# a word\n", b"\n", b"\r\n", b'q{a="' + b"x" * 500 + b'"} 1\n', b'q{a="' + b"x" * 2000 + b'"} 1\n'],
 )
-def test_a_family_with_too_many_bytes_is_malformed(line: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exposition, "FAMILY_BYTES_MAX", 1000)
-    few = 900 // len(line)
+def test_a_family_with_too_many_bytes_is_malformed(line: bytes) -> None:
+    few = min((FAMILY_BYTES_MAX - 100) // len(line), SERIES_MAX - 1)
+    many = 2 * FAMILY_BYTES_MAX // len(line)
     assert Finder(Selector("q")).find(b"q 1\n" + line * few + b"z 1\n") is not None
-    with pytest.raises(Malformed, match=r"more than 1000 bytes|cannot be read"):
-        Finder(Selector("q")).find(b"q 1\n" + line * 1000 + b"z 1\n")
-    assert Finder(Selector("z")).find(line * 1000 + b"z 1\n") == (b"", 1.0)
+    with pytest.raises(Malformed, match=rf"more than ({FAMILY_BYTES_MAX} bytes|{SERIES_MAX} series)|cannot be read"):
+        Finder(Selector("q")).find(b"q 1\n" + line * many + b"z 1\n")
+    assert Finder(Selector("z")).find(line * many + b"z 1\n") == (b"", 1.0)
 
 
-def test_very_many_labels_are_read_at_the_cost_of_their_bytes() -> None:
+def test_reading_many_labels_takes_linear_time() -> None:
     assert labels_of(b'a="b",' * 300_000 + b" \t") == {b"a": b"b"}
     with pytest.raises(Malformed):
         labels_of(b'a="b",' * 300_000 + b"x")
@@ -226,13 +224,13 @@ def test_selectors_are_read_with_and_without_quotes(text: str, selector: Selecto
 
 
 @pytest.mark.parametrize("text", ["", "1a", "a b", "a{l", "a{l}", "a{l!=v}", "a{l=~v}", "a{=v}", "a-b"])
-def test_a_wrong_selector_is_refused_by_its_text(text: str) -> None:
+def test_an_invalid_selector_is_refused_with_its_text(text: str) -> None:
     with pytest.raises(ValueError, match="'"):
         parse_selector(text)
 
 
 @pytest.mark.parametrize("value", [b"x", b"1_0", b""])
-def test_a_remembered_series_whose_value_is_no_number_any_more_is_malformed(value: bytes) -> None:
+def test_a_remembered_series_is_malformed_if_its_value_is_no_longer_a_number(value: bytes) -> None:
     finder = Finder(Selector("queue"))
     finder.find(PAGE)
     with pytest.raises(Malformed):

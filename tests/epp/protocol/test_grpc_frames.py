@@ -1,4 +1,4 @@
-"""gRPC messages are found however a body is cut."""
+"""gRPC messages are found whatever the chunk borders of a body."""
 
 import gzip
 import itertools
@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from epp.protocol import grpc_frames
-from epp.protocol.grpc_frames import ANSWER_BYTES_MAX, Frames, only
+from epp.protocol.grpc_frames import ANSWER_BYTES_MAX, MESSAGE_BYTES_MAX, Frames, only
 from epp.protocol.inflate import FREE_BYTES, RATIO_MAX
 from tests.epp.plugins.parser_bodies import frame
 
@@ -30,7 +29,7 @@ def test_all_messages_are_found_whatever_the_chunk_borders(messages: list[tuple[
     assert feed(data, list(range(len(data)))) == [m for m, _ in messages]
 
 
-def test_a_message_that_is_too_long_is_passed_over_at_bounded_memory() -> None:
+def test_a_message_that_is_too_long_is_skipped_with_bounded_memory() -> None:
     frames = Frames()
     data = frame(bytes(3 * ANSWER_BYTES_MAX)) + frame(b"after")
     found: list[bytes] = []
@@ -40,7 +39,7 @@ def test_a_message_that_is_too_long_is_passed_over_at_bounded_memory() -> None:
     assert found == [b"after"]
 
 
-def test_a_long_message_in_very_small_pieces_takes_the_memory_of_its_bytes() -> None:
+def test_a_long_message_in_tiny_pieces_takes_memory_in_proportion_to_its_size() -> None:
     data = frame(bytes(ANSWER_BYTES_MAX // 4))
     frames = Frames()
     tracemalloc.start()
@@ -53,33 +52,32 @@ def test_a_long_message_in_very_small_pieces_takes_the_memory_of_its_bytes() -> 
     assert list(map(len, frames.feed(data[at + 2 :]))) == [len(data) - 5]
 
 
-def test_after_nonsense_nothing_is_found() -> None:
+def test_nothing_is_found_after_an_invalid_message() -> None:
     frames = Frames()
     assert list(frames.feed(frame(b"x", flag=7) + frame(b"y"))) == []
     assert list(frames.feed(frame(b"z"))) == []
 
 
-def test_a_message_that_unpacks_to_too_much_is_nonsense() -> None:
+def test_a_message_that_unpacks_to_too_much_is_invalid() -> None:
     assert feed(frame(gzip.compress(bytes(ANSWER_BYTES_MAX + 1)), flag=1), []) == []
 
 
-def test_messages_unpack_to_no_more_together_than_one_may_by_itself() -> None:
+def test_all_messages_together_have_one_limit_for_unpacking() -> None:
     bomb = frame(gzip.compress(bytes(ANSWER_BYTES_MAX)), flag=1)
     found = list(Frames().feed(bomb * 50))
     assert sum(map(len, found)) <= FREE_BYTES + RATIO_MAX * 50 * len(bomb) < 4 * ANSWER_BYTES_MAX
-    text = frame(gzip.compress(b"a text that is no bomb " * 2), flag=1)
+    text = frame(gzip.compress(b"an ordinary short text " * 2), flag=1)
     assert len(list(Frames().feed(text * 3000))) == 3000
 
 
-def test_of_a_request_the_first_message_counts() -> None:
+def test_the_first_message_of_a_request_counts() -> None:
     assert bytes(only(frame(b"one") + b"more")) == b"one"
     assert bytes(only(memoryview(frame(gzip.compress(b"one"), flag=1)))) == b"one"
 
 
-def test_a_request_never_unpacks_to_more_than_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grpc_frames, "MESSAGE_BYTES_MAX", 1000)
-    with pytest.raises(ValueError, match="more than 1000 bytes"):
-        only(frame(gzip.compress(bytes(1001)), flag=1))
+def test_a_request_never_unpacks_to_more_than_the_limit() -> None:
+    with pytest.raises(ValueError, match=f"more than {MESSAGE_BYTES_MAX} bytes"):
+        only(frame(gzip.compress(bytes(MESSAGE_BYTES_MAX + 1), compresslevel=0), flag=1))
 
 
 @given(st.lists(st.binary(max_size=60), max_size=20))

@@ -1,7 +1,7 @@
-"""The generated messages against bytes that Envoy's own and gRPC's own definitions produce for the same content.
+"""The generated messages compared with bytes from the original definitions of Envoy and gRPC.
 
-The literals were encoded from envoy.service.ext_proc.v3 and grpc.health.v1, so a wrong field number or type in our `.proto`
-files shows here. The last test holds the table complete: no field of ours is without such bytes.
+The literals were encoded with envoy.service.ext_proc.v3 and grpc.health.v1, so these tests find a wrong field number or type in our
+`.proto` files. One test checks that the table covers every field of our messages.
 """
 
 import subprocess
@@ -113,21 +113,20 @@ WIRE: list[tuple[str, Message]] = [
 
 
 @pytest.mark.parametrize(("wire", "message"), WIRE)
-def test_foreign_bytes_parse_to_our_message(wire: str, message: Message) -> None:
+def test_original_bytes_parse_to_our_message(wire: str, message: Message) -> None:
     assert type(message).FromString(bytes.fromhex(wire)) == message
 
 
 @pytest.mark.parametrize(("wire", "message"), WIRE)
-def test_our_bytes_are_as_long_as_the_foreign_ones_and_parse_back(wire: str, message: Message) -> None:
+def test_our_bytes_are_as_long_as_the_original_ones_and_parse_back(wire: str, message: Message) -> None:
     ours = message.SerializeToString()
     assert len(ours) == len(bytes.fromhex(wire))
     assert type(message).FromString(ours) == message
 
 
-def test_fields_we_left_out_do_not_disturb_the_others() -> None:
-    attributes_and_protocol_config = (
-        "4a0f0a016e120a0a080a016b12031a01765a02080422060a0278791001"  # fields 9 and 11 of Envoy's
-    )
+def test_omitted_fields_do_not_disturb_the_others() -> None:
+    # Envoy's fields 9 and 11.
+    attributes_and_protocol_config = "4a0f0a016e120a0a080a016b12031a01765a02080422060a0278791001"
     request = ext_proc.ProcessingRequest.FromString(bytes.fromhex(attributes_and_protocol_config))
     assert request.WhichOneof("request") == "request_body"
     assert request.request_body == HTTP_BODY
@@ -149,7 +148,7 @@ def used_fields(message: Message) -> Iterator[FieldDescriptor]:
             yield from used_fields(inner)
 
 
-def test_every_field_of_our_messages_is_covered_by_foreign_bytes() -> None:
+def test_every_field_of_our_messages_is_covered_by_original_bytes() -> None:
     used = {field.full_name for _, message in WIRE for field in used_fields(message)}
     descriptors: list[Descriptor] = [
         descriptor for module in (ext_proc, health) for descriptor in module.DESCRIPTOR.message_types_by_name.values()
@@ -159,8 +158,8 @@ def test_every_field_of_our_messages_is_covered_by_foreign_bytes() -> None:
 
 
 @pytest.mark.parametrize("module", [ext_proc, health])
-def test_the_committed_classes_are_those_of_the_proto_file(module: ModuleType, tmp_path: Path) -> None:
-    """`make proto` makes them anew."""
+def test_the_committed_classes_match_the_proto_file(module: ModuleType, tmp_path: Path) -> None:
+    """`make proto` generates them again."""
     proto = Path(module.DESCRIPTOR.name)
     command = [sys.executable, "-m", "grpc_tools.protoc", "--proto_path=.", f"--python_out={tmp_path}"]
     subprocess.run([*command, f"--pyi_out={tmp_path}", str(proto)], cwd=ROOT, check=True, timeout=50)

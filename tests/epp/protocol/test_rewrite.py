@@ -1,4 +1,4 @@
-"""A model's name is replaced and nothing else: against json, on any JSON; and given back however an answer is cut."""
+"""Only the name of the model is replaced, compared with the json module; and restored whatever the chunk borders of an answer."""
 
 import itertools
 import json
@@ -31,7 +31,7 @@ blanks = st.text(" \t\r\n", max_size=3)
 
 @st.composite
 def written(draw: Any) -> tuple[bytes, int]:
-    """A JSON object in any spelling, and how many top-level members `model` it has."""
+    """A JSON object in any spelling, and the number of its top-level members `model`."""
     members = draw(st.lists(st.tuples(keys, values), max_size=5))
     ascii_only = draw(st.booleans())
     parts = []
@@ -46,27 +46,27 @@ def written(draw: Any) -> tuple[bytes, int]:
 
 
 def pairs(body: bytes) -> list[tuple[str, Any]]:
-    made: list[tuple[str, Any]] = json.loads(body, object_pairs_hook=list)
-    return made
+    members: list[tuple[str, Any]] = json.loads(body, object_pairs_hook=list)
+    return members
 
 
 @given(written(), names)
 @settings(max_examples=400, deadline=None)
 @example((b'{"model":"a","b":{"model":1}}', 1), 'q"\\\n')
-def test_json_reads_the_new_name_and_everything_else_as_before(case: tuple[bytes, int], name: str) -> None:
+def test_json_reads_the_new_name_and_all_else_unchanged(case: tuple[bytes, int], name: str) -> None:
     body, count = case
     try:
         body.decode()
         name.encode()
     except UnicodeError:
-        return  # no JSON that a parser would have let through
+        return  # not JSON that a parser would accept
     if count > MODELS_MAX:
         with pytest.raises(Refused):
             with_model(body, name)
         return
-    made = with_model(memoryview(b"xx" + body)[2:], name)
+    rewritten = with_model(memoryview(b"xx" + body)[2:], name)
     expected = [(key, name) if key == "model" else (key, value) for key, value in pairs(body)]
-    assert pairs(made) == (expected if count else [("model", name), *expected])
+    assert pairs(rewritten) == (expected if count else [("model", name), *expected])
 
 
 @given(written(), names)
@@ -81,15 +81,15 @@ def test_no_byte_outside_of_the_values_changes(case: tuple[bytes, int], name: st
     if not 0 < count <= MODELS_MAX:
         return
     spans = model_spans(body)
-    made, value, at = with_model(body, name), json.dumps(name, ensure_ascii=False).encode(), 0
+    rewritten, value, at = with_model(body, name), json.dumps(name, ensure_ascii=False).encode(), 0
     assert len(spans) == count
     kept = [
         body[a:b]
         for a, b in zip([0, *(end for _, end in spans)], [*(start for start, _ in spans), len(body)], strict=True)
     ]
     for piece in kept:
-        at = made.index(piece, at) + len(piece)
-    assert made.startswith(kept[0]) and made.endswith(kept[-1])
+        at = rewritten.index(piece, at) + len(piece)
+    assert rewritten.startswith(kept[0]) and rewritten.endswith(kept[-1])
     assert json.loads(value) == name
 
 
@@ -109,7 +109,7 @@ def test_no_byte_outside_of_the_values_changes(case: tuple[bytes, int], name: st
         (b'{"prompt":"x"}', b'{"model":"B","prompt":"x"}'),
     ],
 )
-def test_the_value_of_the_top_level_member_is_all_that_changes(body: bytes, expected: bytes) -> None:
+def test_only_the_value_of_the_top_level_member_changes(body: bytes, expected: bytes) -> None:
     assert with_model(body, "B") == expected
 
 
@@ -120,15 +120,15 @@ def test_a_name_is_written_as_json() -> None:
 @pytest.mark.parametrize(
     "body", [b"", b"[]", b'"model"', b'{"model":', b'\xef\xbb\xbf{"model":"a"}', b'{"model":"a"} {}']
 )
-def test_what_is_no_json_object_is_refused(body: bytes) -> None:
+def test_a_body_that_is_no_json_object_is_refused(body: bytes) -> None:
     with pytest.raises(Refused) as refused:
         with_model(body, "b")
     assert refused.value.cause is Cause.INVALID_BODY
 
 
-def test_a_model_that_is_given_too_often_is_refused_with_the_limit() -> None:
+def test_too_many_models_are_refused_with_the_limit() -> None:
     body = b"{" + b",".join([b'"model":"a"'] * (MODELS_MAX + 1)) + b"}"
-    with pytest.raises(Refused, match="'model' is given more than 2 times"):
+    with pytest.raises(Refused, match="'model' occurs more than 2 times"):
         with_model(body, "b")
 
 
@@ -138,7 +138,7 @@ RESTORED = EVENT.replace(b'"model":"target",', b'"model":"asked",')
 
 @given(st.lists(st.integers(0, 3 * len(EVENT)), max_size=8), st.sampled_from([b":", b": "]))
 @settings(max_examples=300)
-def test_an_answer_has_the_name_that_was_asked_for_however_it_is_cut(cuts: list[int], colon: bytes) -> None:
+def test_an_answer_has_the_requested_name_whatever_the_chunk_borders(cuts: list[int], colon: bytes) -> None:
     whole = (EVENT * 3).replace(b'"model":"target",', b'"model"' + colon + b'"target",')
     restorer = ModelRestorer("target", "asked")
     borders = sorted({0, len(whole), *(cut for cut in cuts if cut < len(whole))})
@@ -148,7 +148,7 @@ def test_an_answer_has_the_name_that_was_asked_for_however_it_is_cut(cuts: list[
 
 @given(st.binary(max_size=60), st.lists(st.integers(0, 60), max_size=5))
 @settings(max_examples=300)
-def test_bytes_without_the_name_pass_whole(data: bytes, cuts: list[int]) -> None:
+def test_bytes_without_the_name_pass_unchanged(data: bytes, cuts: list[int]) -> None:
     restorer = ModelRestorer("target", "asked")
     borders = sorted({0, len(data), *(cut for cut in cuts if cut < len(data))})
     assert b"".join(restorer.feed(data[a:b]) for a, b in itertools.pairwise(borders)) + restorer.rest() == data
@@ -168,7 +168,7 @@ def test_an_ordinary_end_of_an_event_holds_nothing_back() -> None:
     assert ModelRestorer("target", "asked").feed(EVENT) == RESTORED
 
 
-def test_names_are_remembered_unless_they_are_long() -> None:
+def test_names_are_cached_unless_they_are_long() -> None:
     before = rewrite._kept.cache_info()
     for _ in range(2):
         assert (

@@ -19,7 +19,7 @@ from epp.protocol.usage import (
     SUSPECT,
     UNSEEN,
     USAGE_BYTES_MAX,
-    Answer,
+    AnswerHandling,
     AnthropicScanner,
     HttpBodyScanner,
     Scanner,
@@ -75,14 +75,14 @@ def test_the_last_usage_that_is_not_null_wins() -> None:
     assert feed(data, []) == Usage(1, 2, None)
 
 
-def test_of_very_many_usages_in_one_piece_the_last_counts() -> None:
+def test_the_last_of_many_usages_in_one_piece_counts() -> None:
     events = b"".join(
         b'data: {"usage":{"prompt_tokens":1,"completion_tokens":%d}}\n\n' % n for n in range(2 * KEYS_MAX)
     )
     assert feed(events, []) == feed(events, list(range(0, len(events), 100))) == Usage(1, 2 * KEYS_MAX - 1, None)
 
 
-def test_an_object_that_is_longer_than_a_usage_is_none_in_one_piece_or_several() -> None:
+def test_an_object_that_is_too_long_is_no_usage_in_one_piece_or_several() -> None:
     data = b'{"usage":{"prompt_tokens":1,"x":"%b","completion_tokens":2}}' % (b"y" * USAGE_BYTES_MAX)
     assert feed(data, []) is feed(data, [100, 3000]) is None
 
@@ -101,7 +101,7 @@ def test_an_endless_usage_object_costs_bounded_memory() -> None:
 
 
 class Read:
-    """A pattern that counts the bytes that it is given."""
+    """A pattern that counts the bytes that it reads."""
 
     def __init__(self, pattern: re.Pattern[bytes], seen: list[int]) -> None:
         self._pattern = pattern
@@ -132,7 +132,7 @@ def test_an_object_that_comes_byte_by_byte_is_read_once(
     assert sum(seen) < 3 * len(data)
 
 
-def test_blanks_around_a_colon_are_few() -> None:
+def test_blanks_around_a_colon_are_limited() -> None:
     def spaced(before: int, after: int) -> bytes:
         return b'{"usage"%b:%b{"prompt_tokens":1}}' % (b" " * before, b"\n" * after)
 
@@ -178,7 +178,7 @@ SGLANG_SSE = (
 
 
 def generated(kind: int, *numbers: int) -> bytes:
-    """GenerateResponse: of kind 1 a chunk with numbers from field 2 on, of kind 2 the whole with numbers from field 3 on."""
+    """GenerateResponse: kind 1 is a chunk with numbers from field 2 on, kind 2 is complete with numbers from field 3 on."""
     tokens = packed(1, [1, 2, 300])
     return frame(field(kind, tokens + b"".join(field(kind + 1 + n, number) for n, number in enumerate(numbers))))
 
@@ -202,7 +202,7 @@ OTHERS = [
 
 
 def read(scanner: Scanner, data: bytes, cuts: list[int]) -> Usage | None:
-    """As the server feeds it: chunks are left out where that is allowed."""
+    """Feeds a scanner like the server, which skips chunks where that is allowed."""
     borders = [0, *sorted(cut % (len(data) + 1) for cut in cuts), len(data)]
     for a, b in itertools.pairwise(borders):
         chunk = data[a:b]
@@ -226,11 +226,11 @@ def test_usage_of_other_apis_is_found_byte_by_byte(scanner: type[Any], data: byt
 
 @pytest.mark.parametrize("data", [PLAIN, SSE, RESPONSES])
 @given(cuts=st.lists(st.integers(0, 10_000), max_size=60))
-def test_chunks_that_may_be_left_out_hold_nothing_of_the_usage(data: bytes, cuts: list[int]) -> None:
+def test_skipped_chunks_hold_no_part_of_the_usage(data: bytes, cuts: list[int]) -> None:
     assert read(UsageScanner(), data, cuts) == Usage(11, 7, 4)
 
 
-def test_the_usage_of_an_answer_cut_short_is_what_was_said_so_far() -> None:
+def test_the_usage_of_a_truncated_answer_is_what_was_reported_so_far() -> None:
     assert read(AnthropicScanner(), ANTHROPIC_SSE[:200], []) == Usage(11, 1, 4)
     assert read(SglangScanner(), SGLANG_SSE[:150], []) is None
     assert read(VllmGenerateScanner(), VLLM_GRPC_STREAM[:-1], []) == Usage(11, 6, 4)
@@ -242,15 +242,15 @@ def test_embeddings_over_grpc_report_their_prompt() -> None:
     assert read(VllmEmbedScanner(), frame(field(3, 16)), []) is None
 
 
-def test_numbers_that_are_zero_or_missing_are_no_usage_over_grpc() -> None:
+def test_zero_or_missing_numbers_are_no_usage_over_grpc() -> None:
     assert read(VllmGenerateScanner(), generated(1) + generated(2, 0, 0, 4), []) is None
 
 
-def test_a_request_for_answers_that_nobody_reads_says_so() -> None:
+def test_a_request_can_mark_its_answer_as_not_to_be_read() -> None:
     request = Request(id="r", path="/", headers={}, now=0.0)
     assert request[ANSWER] is None
     request[ANSWER] = UNSEEN
-    assert request[ANSWER] == Answer(None, skip=True)
+    assert request[ANSWER] == AnswerHandling(None, skip=True)
 
 
 @pytest.mark.parametrize(
@@ -265,7 +265,7 @@ def test_arbitrary_answers_are_harmless(scanner: type[Any], chunks: list[bytes])
 
 
 @given(name=st.text(st.sampled_from('a"\\{}'), max_size=12), cuts=st.lists(st.integers(0, 10_000), max_size=10))
-def test_strings_within_the_object_may_have_anything_in_them(name: str, cuts: list[int]) -> None:
+def test_strings_inside_the_object_may_contain_anything(name: str, cuts: list[int]) -> None:
     usage = {
         "tier": {name: name},
         "prompt_tokens": 11,

@@ -1,4 +1,4 @@
-"""Protobuf read without generated classes agrees with protobuf, and survives anything."""
+"""Reading protobuf without generated classes agrees with the protobuf library, and survives arbitrary bytes."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ UINT32 = st.integers(0, 2**32 - 1)
 
 
 @given(st.binary(max_size=300), st.booleans())
-def test_messages_that_protobuf_writes_are_read(body: bytes, last: bool) -> None:
+def test_messages_of_the_protobuf_library_are_read(body: bytes, last: bool) -> None:
     message = pb.HttpBody(body=body, end_of_stream=last).SerializeToString()
     found = {number: value if isinstance(value, int) else bytes(value) for number, value in wire.fields(message)}
     assert found == ({1: body} if body else {}) | ({2: 1} if last else {})
@@ -26,12 +26,12 @@ def test_repeated_numbers_are_read_packed_one_by_one_or_both(numbers: list[int],
     assert found.dtype == np.uint32 and found.tolist() == numbers
 
 
-def test_numbers_above_32_bits_are_cut_as_protobuf_does() -> None:
+def test_numbers_above_32_bits_are_truncated_like_in_protobuf() -> None:
     assert wire.uint32s(list(dict(wire.fields(packed(1, [2**64 - 1, 2**40 + 5]))).values())).tolist() == [2**32 - 1, 5]
     assert wire.number(2**40 + 5) == 5
 
 
-def test_fixed_fields_are_passed_over() -> None:
+def test_fixed_fields_are_skipped() -> None:
     message = varint(3 << 3 | 1) + bytes(8) + varint(4 << 3 | 5) + bytes(4) + field(5, 9)
     assert [number for number, _ in wire.fields(message)] == [3, 4, 5]
 
@@ -49,31 +49,31 @@ def test_fixed_fields_are_passed_over() -> None:
     ],
     ids=["bytes", "varint", "long varint", "group", "zero", "fixed", "many"],
 )
-def test_what_is_malformed_is_said(message: bytes, problem: str) -> None:
+def test_malformed_messages_are_refused_with_the_problem(message: bytes, problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
         list(wire.fields(message))
 
 
-def test_fields_of_messages_inside_count_too() -> None:
+def test_fields_of_nested_messages_count_too() -> None:
     walk = wire.Walk()
-    inside = [value for number, value in walk.fields(field(1, field(2, 7) * wire.FIELDS_MAX))]
+    nested = [value for number, value in walk.fields(field(1, field(2, 7) * wire.FIELDS_MAX))]
     with pytest.raises(ValueError, match="more than"):
-        list(walk.fields(wire.submessage(inside[0])))
+        list(walk.fields(wire.submessage(nested[0])))
 
 
-def test_numbers_packed_in_parts_are_not_joined_across_a_cut() -> None:
+def test_packed_parts_are_not_joined_in_the_middle_of_a_number() -> None:
     with pytest.raises(ValueError, match="cut off"):
         wire.uint32s([memoryview(b"\x01\x80"), memoryview(b"\x01")])
     assert wire.uint32s([memoryview(b"\x01"), memoryview(b""), memoryview(b"\x80\x01")]).tolist() == [1, 128]
 
 
 @pytest.mark.parametrize("data", [b"\x80", b"\x01\x80", b"\x80" * 10 + b"\x01"])
-def test_packed_numbers_that_are_cut_or_endless_are_refused(data: bytes) -> None:
+def test_truncated_or_endless_packed_numbers_are_refused(data: bytes) -> None:
     with pytest.raises(ValueError, match="a number"):
         wire.uint32s([memoryview(data)])
 
 
-def test_a_field_of_another_kind_is_refused() -> None:
+def test_a_field_of_another_type_is_refused() -> None:
     for read, value in ((wire.text, 5), (wire.submessage, 5), (wire.number, memoryview(b"x"))):
         with pytest.raises(ValueError, match="belongs"):
             read(value)  # type: ignore[operator]

@@ -1,11 +1,11 @@
-// client holds an endpoint picker's ext_proc port to what gRPC expects of a server: ordinary streams of grpc-go, and the negative cases that
-// no gRPC library sends (GOAWAY, RST_STREAM at every point of a stream, PING between all frames, one stream too many).
-// It prints one line per case, "ok" or "FAILED", and ends with the number of cases that failed.
+// client tests an endpoint picker's ext_proc port: ordinary streams of grpc-go, and the negative cases that no gRPC library sends
+// (GOAWAY, RST_STREAM at every point of a stream, PING between all frames, one stream too many). It prints one line per case, "ok" or
+// "FAILED", and exits with the number of failed cases.
 //
 //	client -addr 127.0.0.1:9002 [-tls] [-drain]
 //
-// With -drain it holds one stream open, says "open", waits for a line on its standard input while the picker is told to leave, and expects
-// the stream to end well.
+// With -drain it holds one stream open, prints "open", waits for a line on its standard input while the picker gets SIGTERM, and expects
+// that the stream ends normally.
 package main
 
 import (
@@ -18,8 +18,8 @@ import (
 
 var (
 	addr   = flag.String("addr", "127.0.0.1:9002", "the picker's ext_proc address")
-	useTLS = flag.Bool("tls", false, "speak TLS; the certificate is not verified")
-	drain  = flag.Bool("drain", false, "hold one stream through a graceful shutdown, nothing else")
+	useTLS = flag.Bool("tls", false, "use TLS; the certificate is not verified")
+	drain  = flag.Bool("drain", false, "only hold one stream through a graceful shutdown")
 )
 
 const patience = 10 * time.Second
@@ -37,7 +37,7 @@ func main() {
 	flag.Parse()
 	checks := append(rawChecks, grpcChecks...)
 	if *drain {
-		checks = []check{{"a stream that is open when the picker leaves", drainCheck}}
+		checks = []check{{"a stream that is open when the picker stops", drainCheck}}
 	}
 	failed := 0
 	for _, c := range checks {

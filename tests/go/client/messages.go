@@ -18,8 +18,8 @@ func headers(pairs ...string) *extproc.HttpHeaders {
 }
 
 func requestHeaders() *extproc.ProcessingRequest {
-	said := headers(":method", "POST", ":path", "/v1/completions", "content-type", "application/json")
-	return &extproc.ProcessingRequest{Request: &extproc.ProcessingRequest_RequestHeaders{RequestHeaders: said}}
+	fields := headers(":method", "POST", ":path", "/v1/completions", "content-type", "application/json")
+	return &extproc.ProcessingRequest{Request: &extproc.ProcessingRequest_RequestHeaders{RequestHeaders: fields}}
 }
 
 func requestBody(body string, last bool) *extproc.ProcessingRequest {
@@ -28,8 +28,8 @@ func requestBody(body string, last bool) *extproc.ProcessingRequest {
 }
 
 func responseHeaders() *extproc.ProcessingRequest {
-	said := headers(":status", "200", "content-type", "application/json")
-	return &extproc.ProcessingRequest{Request: &extproc.ProcessingRequest_ResponseHeaders{ResponseHeaders: said}}
+	fields := headers(":status", "200", "content-type", "application/json")
+	return &extproc.ProcessingRequest{Request: &extproc.ProcessingRequest_ResponseHeaders{ResponseHeaders: fields}}
 }
 
 func responseBody(body string, last bool) *extproc.ProcessingRequest {
@@ -37,7 +37,7 @@ func responseBody(body string, last bool) *extproc.ProcessingRequest {
 	return &extproc.ProcessingRequest{Request: &extproc.ProcessingRequest_ResponseBody{ResponseBody: part}}
 }
 
-// kind names an answer.
+// kind returns the name of an answer's kind.
 func kind(answer *extproc.ProcessingResponse) string {
 	switch answer.Response.(type) {
 	case *extproc.ProcessingResponse_RequestHeaders:
@@ -51,10 +51,10 @@ func kind(answer *extproc.ProcessingResponse) string {
 	case *extproc.ProcessingResponse_ImmediateResponse:
 		return fmt.Sprintf("error %v", answer.GetImmediateResponse().GetStatus().GetCode())
 	}
-	return "nothing known"
+	return "an unknown answer"
 }
 
-// destination is the endpoint that was picked.
+// destination returns the picked endpoint.
 func destination(answer *extproc.ProcessingResponse) string {
 	for _, set := range answer.GetRequestHeaders().GetResponse().GetHeaderMutation().GetSetHeaders() {
 		if set.GetHeader().GetKey() == "x-gateway-destination-endpoint" {

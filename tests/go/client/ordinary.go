@@ -22,12 +22,13 @@ import (
 
 var grpcChecks = []check{
 	{"grpc-go: 200 streams, 50 at a time, over one connection", many},
-	{"grpc-go: a large body in pieces comes back as it was sent", largeBody},
+	{"grpc-go: a large body in pieces comes back unchanged", largeBody},
 	{"grpc-go: messages compressed with gzip", compressed},
-	{"grpc-go: cancelled streams leave the connection as it was", cancelled},
-	{"grpc-go: a deadline ends a stream that waits", deadline},
+	{"grpc-go: cancelled streams do not harm the connection", cancelled},
+	{"grpc-go: a deadline ends a waiting stream", deadline},
 	{"grpc-go: an unknown method is UNIMPLEMENTED", unknownMethod},
 	{"grpc-go: a message above the limit is RESOURCE_EXHAUSTED", tooLarge},
+	{"grpc-go: NGINX Gateway Fabric, a connection for each of 400 requests", fabric},
 }
 
 func dial() (*grpc.ClientConn, error) {
@@ -38,7 +39,7 @@ func dial() (*grpc.ClientConn, error) {
 	return grpc.NewClient(*addr, grpc.WithTransportCredentials(creds))
 }
 
-// expect reads one answer of that kind.
+// expect reads one answer of the wanted kind.
 func expect(stream extproc.ExternalProcessor_ProcessClient, want string) (*extproc.ProcessingResponse, error) {
 	answer, err := stream.Recv()
 	if err != nil {
@@ -138,18 +139,18 @@ func largeBody() error {
 	if _, err := expect(stream, "request headers"); err != nil {
 		return err
 	}
-	var came strings.Builder
+	var received strings.Builder
 	for last := false; !last; {
 		answer, err := expect(stream, "request body")
 		if err != nil {
 			return err
 		}
 		part := answer.GetRequestBody().GetResponse().GetBodyMutation().GetStreamedResponse()
-		came.Write(part.GetBody())
+		received.Write(part.GetBody())
 		last = part.GetEndOfStream()
 	}
-	if came.String() != body {
-		return fmt.Errorf("%d bytes came back of %d, or others", came.Len(), len(body))
+	if received.String() != body {
+		return fmt.Errorf("got %d bytes back for %d, or different ones", received.Len(), len(body))
 	}
 	return responsePhase(stream)
 }

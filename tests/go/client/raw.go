@@ -19,17 +19,17 @@ import (
 const method = "/envoy.service.ext_proc.v3.ExternalProcessor/Process"
 
 var rawChecks = []check{
-	{"goaway: a client that leaves gets what it has begun", goaway},
+	{"goaway: a client that sent GOAWAY gets the answer to its open stream", goaway},
 	{"rst after header", func() error { return resets(nil) }},
 	{"rst during data", func() error { return resets(framed(requestHeaders())[:20]) }},
 	{"rst after data", func() error {
 		return resets(append(framed(requestHeaders()), framed(requestBody(completion, true))...))
 	}},
-	{"ping: between all frames, each answered with its own bytes", pings},
+	{"ping: between all frames, each answered with the same bytes", pings},
 	{"max streams: one too many is refused, the others are answered", maxStreams},
 }
 
-// peer speaks HTTP/2 frame by frame.
+// peer sends and reads single HTTP/2 frames.
 type peer struct {
 	*http2.Framer
 	connection net.Conn
@@ -71,7 +71,7 @@ func connect() (*peer, error) {
 	}
 }
 
-// open begins a stream.
+// open opens a stream.
 func (p *peer) open() uint32 {
 	number := p.next
 	p.next += 2
@@ -89,7 +89,7 @@ func framed(message proto.Message) []byte {
 	return append(binary.BigEndian.AppendUint32([]byte{0}, uint32(len(payload))), payload...)
 }
 
-// outcome is what came of the streams: their messages, gRPC statuses and resets; pings that were answered.
+// outcome has the results of all streams: their messages, gRPC statuses and resets; and the answered pings.
 type outcome struct {
 	data   map[uint32][]byte
 	status map[uint32]string
@@ -102,7 +102,7 @@ func (o *outcome) ended(number uint32) bool {
 	return reset || o.status[number] != ""
 }
 
-// read goes on until the condition holds.
+// read reads frames until the condition holds.
 func (p *peer) read(until func(*outcome) bool) (*outcome, error) {
 	o := &outcome{map[uint32][]byte{}, map[uint32]string{}, map[uint32]http2.ErrCode{}, nil}
 	for !until(o) {
@@ -137,20 +137,20 @@ func (p *peer) read(until func(*outcome) bool) (*outcome, error) {
 	return o, nil
 }
 
-// kinds are those of the gRPC messages in the data of a stream.
-func kinds(data []byte) (found []string) {
+// kinds returns the kinds of the gRPC messages in the data of a stream.
+func kinds(data []byte) (names []string) {
 	for len(data) >= 5 {
 		end := 5 + binary.BigEndian.Uint32(data[1:])
 		answer := &extproc.ProcessingResponse{}
 		if proto.Unmarshal(data[5:end], answer) != nil {
-			return append(found, "garbage")
+			return append(names, "garbage")
 		}
-		found, data = append(found, kind(answer)), data[end:]
+		names, data = append(names, kind(answer)), data[end:]
 	}
-	return found
+	return names
 }
 
-// exchange is a request phase from its headers to the half-close, in one write or several.
+// exchange sends a request phase, headers and body, cut into small DATA frames. It calls between before each frame and at the end.
 func (p *peer) exchange(number uint32, between func()) {
 	for _, part := range [][]byte{framed(requestHeaders()), framed(requestBody(completion[:9], false)), framed(requestBody(completion[9:], true))} {
 		between()
@@ -161,7 +161,7 @@ func (p *peer) exchange(number uint32, between func()) {
 	between()
 }
 
-// finish sends a request on a stream, and expects it to be answered.
+// finish sends a request on a stream and expects its answer.
 func (p *peer) finish(number uint32) error {
 	p.exchange(number, func() {})
 	if _, err := p.read(func(o *outcome) bool { return len(kinds(o.data[number])) > 0 }); err != nil {
@@ -195,7 +195,7 @@ func goaway() error {
 	return nil
 }
 
-// resets opens streams, sends so much of a request, and takes them back; then a whole request is served on the same connection.
+// resets opens streams, sends a part of a request, and resets them. Then it expects a whole exchange on the same connection.
 func resets(sent []byte) error {
 	p, err := connect()
 	if err != nil {
@@ -243,7 +243,7 @@ func maxStreams() error {
 	}
 	defer p.connection.Close()
 	if p.streamsMax == 0 {
-		return fmt.Errorf("no limit of streams was advertised")
+		return fmt.Errorf("the server advertised no limit of streams")
 	}
 	numbers := []uint32{}
 	for range p.streamsMax {

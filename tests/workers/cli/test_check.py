@@ -6,18 +6,17 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from epp.config import load
-from epp.findings import ERRORS, WARNINGS
+from epp.config.findings import ERRORS, WARNINGS
+from epp.config.load import load
 from workers.cli import COMMANDS, main
 from workers.cli import configuration as configuration_module
-from workers.cli.configuration import load_config
+from workers.cli.configuration import check_endpoints, load_config, with_one_worker
 from workers.cli.flags import BadConfiguration
-from workers.cli.options import Options
-from workers.cli.serve import check_endpoints
-from workers.exit_codes import ExitCode
+from workers.host.exit_codes import ExitCode
+from workers.host.options import Options
 
 GOOD = "plugins: [{type: queue-scorer}, {type: file-discovery, name: f, parameters: {path: e.yaml}}]\n"
-GOOD += "dataLayer: {discovery: {pluginRef: f}}\n"
+GOOD += "dataLayer: {discovery: {endpoints: {pluginRef: f}}}\n"
 BAD = "plugins:\n- type: queue-scorr\n- type: nothing-like-it\n"
 WARNS = "plugins: [{type: queue-scorer, parameters: {a: 1}}]\n"
 
@@ -34,7 +33,7 @@ def test_a_valid_file_prints_the_effective_configuration_and_exits_0(tmp_path: P
     assert load(result.stdout, "again").as_yaml() == result.stdout
 
 
-def test_all_errors_are_printed_like_a_compiler_s_and_the_exit_code_is_78(tmp_path: Path) -> None:
+def test_all_errors_are_printed_like_compiler_messages_and_the_exit_code_is_78(tmp_path: Path) -> None:
     file = tmp_path / "c.yaml"
     file.write_text(BAD)
     result = check(str(file))
@@ -42,7 +41,7 @@ def test_all_errors_are_printed_like_a_compiler_s_and_the_exit_code_is_78(tmp_pa
     assert result.stdout == ""
     assert result.stderr.splitlines() == [
         f"{file}:2:9: error[unknown-type]: plugin type 'queue-scorr' is not registered (did you mean 'queue-scorer'?)",
-        f"{file}:3:9: error[unknown-type]: plugin type 'nothing-like-it' is not registered ('epp plugins' lists those that are)",
+        f"{file}:3:9: error[unknown-type]: plugin type 'nothing-like-it' is not registered ('epp plugins' lists the available types)",
     ]
 
 
@@ -77,6 +76,40 @@ def test_json_has_all_findings_in_the_order_of_the_text_and_the_effective_config
     }  # fmt: skip
 
 
+def test_migrate_prints_the_file_in_its_current_form_and_the_findings_about_that(tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text(
+        "apiVersion: llm-d.ai/v1alpha1  # old\n" + GOOD.replace("endpoints: {pluginRef: f}", "pluginRef: f")
+    )
+    result = check("--migrate", "--strict", str(tmp_path / "c.yaml"))
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert result.stdout.startswith("apiVersion: llm-d.ai/v1  # old\n")
+    assert "dataLayer: {discovery: {endpoints: {pluginRef: f}}}" in result.stdout
+    stays = check(
+        "--migrate",
+        "-",
+        stdin="plugins: [{type: by-label, parameters: {label: a, validValues: [''], allowsNoLabel: true}}]",
+    )
+    assert "<stdin>: not migrated: plugin type 'by-label' stays" in stays.stderr
+    assert check("--migrate", "-", stdin="a: [").exit_code == 78
+
+
+@pytest.mark.parametrize(
+    ("flag", "code"),
+    [
+        ("--allow-experimental-plugins", 0),
+        ("--allow-experimental-plugins=true", 0),
+        ("--allow-experimental-plugins=1", 0),
+        ("--allow-experimental-plugins=false", 78),
+        ("-q", 78),
+    ],
+)
+def test_experimental_types_are_accepted_as_the_flag_says_and_the_file_is_never_taken_for_its_value(
+    tmp_path: Path, flag: str, code: int
+) -> None:
+    (tmp_path / "c.yaml").write_text("plugins: [{type: session-affinity-scorer}, {type: queue-scorer}]\n")
+    assert check(flag, str(tmp_path / "c.yaml")).exit_code == code
+
+
 def test_strict_counts_warnings_as_errors() -> None:
     result = check("--strict", "-", stdin=WARNS)
     assert (result.exit_code, result.stdout) == (78, "")
@@ -86,7 +119,7 @@ def test_strict_counts_warnings_as_errors() -> None:
     assert json.loads(check("--strict", "--json", "-", stdin=WARNS).stdout)["effective"] is not None
 
 
-def test_all_rules_are_printed_with_what_they_say_and_no_file_is_needed() -> None:
+def test_all_rules_are_printed_with_their_meanings_and_no_file_is_needed() -> None:
     result = check("--rules")
     assert result.exit_code == 0
     lines = [line.split(maxsplit=2) for line in result.stdout.splitlines()]
@@ -94,50 +127,50 @@ def test_all_rules_are_printed_with_what_they_say_and_no_file_is_needed() -> Non
     assert {rule: text for severity, rule, text in lines if severity == "warning"} == WARNINGS
 
 
-def test_what_flags_will_say_at_the_start_is_taken_into_account() -> None:
+def test_lint_uses_the_flags_for_epp_serve() -> None:
     text = GOOD + "flowControl: {maxBytes: 40Mi}\n"
     assert "limit-below-body" not in check("-", stdin=text).stderr
     assert "limit-below-body" in check("--body-limit", "64MiB", "-", stdin=text).stderr
 
 
-def test_what_may_wait_is_measured_against_the_memory_that_there_will_be() -> None:
+def test_the_limit_on_waiting_bytes_is_compared_with_the_memory_limit() -> None:
     text = GOOD + "featureGates: [flowControl]\nflowControl: {maxBytes: 400Mi}\n"
     assert "limit-above-memory" not in check("-", stdin=text).stderr
     assert "limit-above-memory" not in check("--memory-limit", "1GiB", "-", stdin=text).stderr
     assert "limit-above-memory" in check("--memory-limit", "256MiB", "-", stdin=text).stderr
 
 
-def test_a_file_that_cannot_be_read_is_bad_configuration_with_its_path(tmp_path: Path) -> None:
+def test_an_unreadable_file_is_a_configuration_error_with_its_path(tmp_path: Path) -> None:
     result = check(str(tmp_path / "none.yaml"))
     assert (result.exit_code, result.stderr) == (
         78,
         f"{tmp_path}/none.yaml: error[unreadable]: No such file or directory\n",
     )
     assert check(str(tmp_path)).stderr == f"{tmp_path}: error[unreadable]: Is a directory\n"
-    assert check("-", stdin=b"a: \xff").stderr == "-: error[unreadable]: not UTF-8 at byte 3\n"
+    assert check("-", stdin=b"a: \xff").stderr == "<stdin>: error[unreadable]: not UTF-8 at byte 3\n"
 
 
-def test_a_file_that_cannot_be_read_is_a_finding_for_programs_too(tmp_path: Path) -> None:
+def test_an_unreadable_file_is_a_finding_in_json_too(tmp_path: Path) -> None:
     result = check("--json", str(tmp_path))
     (finding,) = json.loads(result.stdout)["findings"]
     assert (result.exit_code, finding["rule"], finding["file"]) == (78, "unreadable", str(tmp_path))
 
 
-def test_a_byte_order_mark_is_no_part_of_the_text() -> None:
+def test_a_byte_order_mark_is_ignored() -> None:
     assert check("-q", "-", stdin=b"\xef\xbb\xbf" + GOOD.encode()).exit_code == 0
 
 
-def test_a_file_that_is_too_long_is_refused_without_reading_all_of_it() -> None:
+def test_a_file_that_is_too_long_is_not_read_to_its_end() -> None:
     result = check("-", stdin="#" * (5 << 20))
     assert result.exit_code == 78
     assert "error[too-large]" in result.stderr
 
 
-def test_a_broken_plugin_module_is_a_fault_of_the_installation(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broken_plugin_module_is_an_error_of_the_installation(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_args: object, **_kwargs: object) -> None:
         raise configuration_module.PluginImportError("plugin module epp.plugins.x cannot be imported: SyntaxError")
 
-    monkeypatch.setattr("epp.registry.find", broken)
+    monkeypatch.setattr("epp.config.registry.find", broken)
     result = check("-", stdin=GOOD)
     assert result.exit_code == ExitCode.FAULT
     assert "epp.plugins.x" in result.stderr
@@ -166,15 +199,15 @@ def test_without_a_configuration_the_built_in_one_is_used() -> None:
     assert sorted(weight for _, weight in (*profile.scorers, *profile.static_scorers)) == [1.0, 1.0, 1.0, 1.0, 256.0]
 
 
-def test_endpoints_come_from_exactly_one_place() -> None:
+def test_endpoints_must_have_exactly_one_source() -> None:
     assert "give --endpoints host:port,..., a file-discovery plugin" in refused(Options())
-    assert "from --endpoints and from plugin 'f' of --config-text" in refused(
-        Options(config_text=GOOD, endpoints="a:1")
+    assert "from plugin 'f' of --config-text and from --endpoint-selector" in refused(
+        Options(config_text=GOOD, endpoint_selector="a")
     )
     assert "from --endpoints and from --endpoint-selector" in refused(Options(endpoints="a:1", endpoint_selector="a"))
 
 
-def test_a_pool_is_a_place_for_endpoints_and_beside_another_just_a_name() -> None:
+def test_a_pool_is_a_source_of_endpoints_or_just_a_name_beside_another_source() -> None:
     assert load_config(Options(pool_given=True)).discovery is None
     assert load_config(Options(endpoint_selector="a")).discovery is None
     assert load_config(Options(pool_given=True, endpoints="a:1")).discovery is None
@@ -182,7 +215,7 @@ def test_a_pool_is_a_place_for_endpoints_and_beside_another_just_a_name() -> Non
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "message"),
     [
         ({"pool_given": True, "pool_namespace": "a/b"}, "--pool-namespace 'a/b': a namespace has"),
         ({"endpoint_selector": "a", "pool_namespace": "A"}, "--pool-namespace 'A': a namespace has"),
@@ -192,15 +225,15 @@ def test_a_pool_is_a_place_for_endpoints_and_beside_another_just_a_name() -> Non
         ({"pool_given": True, "pool_name": "a" * 254}, "a pool's name has"),
     ],
 )
-def test_names_that_nothing_in_kubernetes_has_are_refused(given: dict[str, Any], said: str) -> None:
-    assert said in refused(Options(**given))
+def test_names_with_an_invalid_form_for_kubernetes_are_refused(given: dict[str, Any], message: str) -> None:
+    assert message in refused(Options(**given))
     load_config(Options(**{**given, "endpoint_selector": ""}, endpoints="a:1"))
 
 
 @pytest.mark.parametrize(
     ("given", "place"), [({"endpoints": "a:1"}, "--endpoints"), ({"config_text": GOOD}, "plugin 'f'")]
 )
-def test_without_kubernetes_leader_election_is_refused_and_reviews_of_tokens_get_a_warning(
+def test_without_kubernetes_leader_election_is_refused_and_token_reviews_get_a_warning(
     given: dict[str, str], place: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     text = refused(Options(**given, ha_enable_leader_election=True))
@@ -213,7 +246,33 @@ def test_without_kubernetes_leader_election_is_refused_and_reviews_of_tokens_get
     assert capsys.readouterr().err == ""
 
 
-def test_what_kubernetes_needs_is_looked_for_before_anything_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_endpoints_replace_the_discovery_plugin_of_a_configuration_with_a_notice(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    options = Options(config_text=GOOD, endpoints="a:1")
+    config = load_config(options)
+    assert "notice: --endpoints replaces plugin 'f' of --config-text, which is not read" in capsys.readouterr().err
+    check_endpoints(options, config)  # does not look for the plugin's file
+    with pytest.raises(BadConfiguration, match=r"deploy/endpoints.yaml is a sample .* and --endpoints .* replaces it"):
+        check_endpoints(Options(config_text=GOOD), config)
+
+
+def test_a_plugin_that_keeps_its_state_in_one_worker_gets_one_with_a_notice(capsys: pytest.CaptureFixture[str]) -> None:
+    text = GOOD.replace("[{type", "[{type: thunder-agent, name: thunder}, {type", 1) + "featureGates: [flowControl]\n"
+    text += (
+        "flowControl: {saturationDetector: {pluginRef: thunder}, defaultPriorityBand: {fairnessPolicyRef: thunder}}\n"
+    )
+    options = Options(config_text=text, workers=4, workers_max=8, allow_experimental_plugins=True)
+    alone = with_one_worker(options, load_config(options))
+    assert (alone.workers, alone.workers_max) == (1, 1)
+    told = capsys.readouterr().err
+    assert "notice: plugin 'thunder' keeps its state in one worker: the picker runs with 1 worker instead of 4" in told
+    plain = Options(config_text=GOOD, workers=4)
+    assert with_one_worker(plain, load_config(plain)) is plain
+    assert capsys.readouterr().err == ""
+
+
+def test_the_needs_of_kubernetes_are_checked_before_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     options, config = Options(pool_given=True), load_config(Options(pool_given=True))
     monkeypatch.setenv("KUBECONFIG", "/none")
     with pytest.raises(BadConfiguration, match="KUBECONFIG /none: no such file"):
@@ -229,7 +288,7 @@ def test_a_bad_configuration_ends_serve_with_all_errors() -> None:
     assert len(refused(Options(config_text=BAD)).splitlines()) == 2
 
 
-def test_the_commands_that_are_promised_can_be_checked_by_help() -> None:
+def test_help_lists_all_commands() -> None:
     result = CliRunner().invoke(main, ["--help"])
     assert result.exit_code == 0
     assert all(f"  {name} " in result.stdout for name in COMMANDS)
@@ -249,12 +308,12 @@ def test_objects_are_checked_with_the_configuration(tmp_path: Path) -> None:
     assert "a.yaml:4: InferenceModelRewrite 'r': spec.rules[0].targets[0].weight: '0' is not" in found.stderr
 
 
-def test_what_has_no_effect_in_objects_is_a_warning(tmp_path: Path) -> None:
+def test_parts_of_objects_without_effect_get_warnings(tmp_path: Path) -> None:
     text = "apiVersion: llm-d.ai/v1alpha2\nkind: InferenceObjective\nmetadata: {name: gold}\nspec: {priorty: 10}\n"
     (tmp_path / "a.yaml").write_text(text + "---\napiVersion: llm-d.ai/v1alpha2\nkind: InferenceObjectiv\n")
     found = check("-", f"--objects-dir={tmp_path}", stdin=GOOD)
     assert found.exit_code == 0
     assert "warning[odd-object]" in found.stderr
-    assert "a.yaml:1: InferenceObjective 'gold': spec.priorty is no field that is known here" in found.stderr
+    assert "a.yaml:1: InferenceObjective 'gold': spec.priorty is not a known field" in found.stderr
     assert "objects of kind InferenceObjectiv of llm-d.ai/v1alpha2 are not read here" in found.stderr
     assert check("-", "--strict", f"--objects-dir={tmp_path}", stdin=GOOD).exit_code == 78

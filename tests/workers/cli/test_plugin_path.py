@@ -1,4 +1,4 @@
-"""The example in deploy/plugins, loaded as `--plugin-path` does, and what is said of a folder that cannot be."""
+"""The example in deploy/plugins, loaded as by `--plugin-path`, and the errors about unusable folders."""
 
 import json
 import sys
@@ -9,16 +9,17 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
-from epp import registry
 from epp.candidates import Candidates, Roster, Snapshot
-from epp.config import load
+from epp.config import registry
+from epp.config.load import load
 from epp.decide import schedule
-from epp.plugin import REGISTERED
+from epp.plugin_registration import REGISTERED
 from tests.fakes import FakeServices, candidates, endpoints, request
 from workers.cli import main
 from workers.cli.configuration import load_config
 from workers.cli.flags import BadConfiguration
-from workers.cli.options import Options, serve_options
+from workers.cli.serve_options import serve_options
+from workers.host.options import Options
 
 FOLDER = Path(__file__).parents[3] / "deploy" / "plugins"
 TEXT = "plugins: [{type: same-zone-scorer}]\n"
@@ -41,7 +42,7 @@ def epp(*args: str, stdin: str = "") -> Result:
 
 
 def zones(*names: str) -> Candidates:
-    """One endpoint a zone, all alike but for that."""
+    """Endpoints that differ only in their zones."""
     plain = candidates({"waiting_requests": [0] * len(names)}).snapshot
     roster = Roster(endpoints(len(names), [{"zone": name} for name in names]))
     made = Snapshot(
@@ -62,7 +63,7 @@ def test_the_example_routes_to_the_zone_of_the_request(zone: str) -> None:
     assert [endpoint.labels["zone"] for endpoint in made.targets] == [zone]
 
 
-def test_check_plugins_and_schema_know_the_types_of_the_folder() -> None:
+def test_check_plugins_and_schema_accept_the_types_of_the_folder() -> None:
     assert epp("check", "-q", "--plugin-path", str(FOLDER), "-", stdin=TEXT).exit_code == 0
     assert "same-zone-scorer  [Scorer, external]" in afresh("plugins", f"--plugin-path={FOLDER}").stdout
     one = afresh("plugins", f"--plugin-path={FOLDER}", "same-zone-scorer").stdout
@@ -72,7 +73,7 @@ def test_check_plugins_and_schema_know_the_types_of_the_folder() -> None:
 
 
 def afresh(*args: str) -> Result:
-    """Another command is another process: what the one before registered is not there."""
+    """Runs a command as in a process of its own, without types that an earlier command registered."""
     for name in [name for name, cls in REGISTERED.items() if cls.__module__.startswith(registry.FOLDER_PACKAGE)]:
         del REGISTERED[name]
     return epp(*args)
@@ -82,7 +83,7 @@ def test_without_the_folder_the_type_is_unknown() -> None:
     assert "plugin type 'same-zone-scorer' is not registered" in epp("check", "-", stdin=TEXT).stderr
 
 
-def test_a_folder_that_is_none_ends_every_command_with_its_path(tmp_path: Path) -> None:
+def test_a_missing_folder_ends_every_command_with_its_path(tmp_path: Path) -> None:
     gone = str(tmp_path / "gone")
     for result in (epp("check", f"--plugin-path={gone}", "-"), epp("plugins", f"--plugin-path={gone}")):
         assert (result.exit_code, result.stderr) == (78, f"--plugin-path {gone}: No such file or directory\n")
@@ -96,27 +97,27 @@ def test_a_file_that_cannot_be_imported_ends_the_start_with_78(tmp_path: Path) -
     assert f"--plugin-path: plugin file {tmp_path}/mine.py:2 cannot be imported: NameError" in caught.value.message
 
 
-def test_a_thread_that_is_begun_before_the_fork_ends_the_start_with_78(tmp_path: Path) -> None:
+def test_a_plugin_that_starts_a_thread_before_the_fork_ends_the_start_with_78(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         "import threading\nended = threading.Event()\nthreading.Thread(target=ended.wait, name='poller').start()\n"
         + (FOLDER / "same_zone.py").read_text().replace("same-zone", "same-rack")
     )
-    with pytest.raises(BadConfiguration, match=r"error\[thread\]: a plugin has started a thread \(poller\)") as caught:
+    with pytest.raises(BadConfiguration, match=r"error\[thread\]: a plugin started a thread \(poller\)") as caught:
         load_config(Options(config_text=TEXT, endpoints="h:1", plugin_path=str(tmp_path)))
     next(m for m in sys.modules.values() if getattr(m, "__file__", "") == str(tmp_path / "mine.py")).ended.set()
     assert caught.value.exit_code == 78
 
 
-def test_a_type_by_its_path_needs_no_folder() -> None:
+def test_a_type_as_a_class_path_needs_no_folder() -> None:
     assert load("plugins: [{type: 'tests.epp.config_plugins:Plain'}]", "c.yaml").pipeline
 
 
 def test_serve_takes_the_folder_from_the_command_line_or_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     @click.command()
     @serve_options
-    def told(options: Options) -> None:
+    def command(options: Options) -> None:
         click.echo(options.plugin_path)
 
-    assert CliRunner().invoke(told, ["--plugin-path=/etc/epp/plugins"]).stdout == "/etc/epp/plugins\n"
+    assert CliRunner().invoke(command, ["--plugin-path=/etc/epp/plugins"]).stdout == "/etc/epp/plugins\n"
     monkeypatch.setenv("EPP_PLUGIN_PATH", "/from/environment")
-    assert CliRunner().invoke(told, []).stdout == "/from/environment\n"
+    assert CliRunner().invoke(command, []).stdout == "/from/environment\n"

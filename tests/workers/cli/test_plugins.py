@@ -5,7 +5,7 @@ import msgspec
 import pytest
 from click.testing import CliRunner, Result
 
-from epp import registry
+from epp.config import registry
 from epp.data import INFLIGHT_REQUESTS, Datum
 from epp.plugin import Scorer
 from workers.cli import main
@@ -37,19 +37,25 @@ def test_json_has_a_schema_of_the_parameters_and_both_ends_of_each_datum() -> No
     assert prefix["schema"]["$defs"]
     assert prefix["stability"] == "stable"
     (path,) = [p for p in entries["file-discovery"]["parameters"] if p["name"] == "path"]
-    assert path == {"name": "path", "required": True, "type": "string", "range": "at least 1 characters"}
+    assert path == {
+        "name": "path",
+        "required": True,
+        "type": "string",
+        "range": "at least 1 characters",
+        "description": "The path of the file.",
+    }
     (emitted,) = entries["approx-prefix-cache-producer"]["emits"]
     assert "prefix-cache-scorer" in emitted["readers"]
 
 
-def test_whatever_is_read_by_default_has_a_producer_but_for_types_that_do_not_exist_here() -> None:
+def test_data_that_defaults_read_have_producers_except_of_types_that_do_not_exist_here() -> None:
     entries = json.loads(plugins("--json").stdout)
     gone = registry.REFERENCE_TYPES - registry.known().keys()
     alone = [(e["type"], r["key"]) for e in entries for r in e["reads"] if not (r["producers"] or r.get("optional"))]
     assert [(name, key) for name, key in alone if key.rpartition("/")[2] not in gone] == []
 
 
-def test_one_type_is_told_with_all_that_its_class_says() -> None:
+def test_one_type_is_shown_with_the_docstring_of_its_class() -> None:
     result = plugins("prefix-cache-scorer")
     assert result.exit_code == 0
     assert "module: epp.plugins.scorers.prefix_cache" in result.stdout
@@ -58,7 +64,7 @@ def test_one_type_is_told_with_all_that_its_class_says() -> None:
     assert json.loads(plugins("--json", "prefix-cache-scorer").stdout)["type"] == "prefix-cache-scorer"
 
 
-def test_one_type_is_told_with_the_metrics_that_it_brings() -> None:
+def test_one_type_is_shown_with_its_metrics() -> None:
     text = plugins("disagg-profile-handler").stdout
     assert "    counter: llm_d_epp_disagg_decision_total{plugin_name,plugin_type,model_name,decision_type}\n" in text
     assert (
@@ -67,23 +73,24 @@ def test_one_type_is_told_with_the_metrics_that_it_brings() -> None:
     )
 
 
-def test_a_type_with_required_parameters_is_listed_with_what_it_emits_too() -> None:
+def test_a_type_with_required_parameters_is_listed_with_the_data_that_it_produces() -> None:
     assert "    emits: SessionIDDataKey/session-id-producer (" in plugins("session-id-producer").stdout
 
 
-def test_one_type_tells_what_empty_values_stand_for_and_the_fields_within_its_parameters() -> None:
+def test_one_type_is_shown_with_the_meaning_of_empty_values_and_with_nested_fields() -> None:
     text = plugins("active-request-scorer").stdout
-    assert "    maxBusyScore = 1.0  (number)\n" in text
-    assert "\nParameters: `idleThreshold`: up to so many requests an endpoint is idle" in text
+    assert "    maxBusyScore = 1.0  (number)\n        The highest possible score of a busy endpoint" in text
+    assert "\nParameters: Limits of the score.\n" in text
     text = plugins("disagg-profile-handler").stdout
     assert (
-        '\nStageProfiles: Scheduling profiles of the stages; empty is the default.\n    decode = ""  (string)\n' in text
+        '\nStageProfiles: Scheduling profiles of the stages; empty means the default name.\n    decode = ""  (string)\n'
+        in text
     )
     assert '    mode = "dynamic"  (one of "", dynamic, static)\n' in plugins("token-producer").stdout
     assert plugins("queue-scorer").stdout.endswith("linear between.\n")
 
 
-def test_a_queue_says_what_it_can_and_a_policy_what_it_needs_of_one() -> None:
+def test_a_queue_is_shown_with_its_capabilities_and_a_policy_with_its_needs() -> None:
     assert "    can: head, tail, scan\n" in plugins("fifo-queue").stdout
     assert "    needs of its queue: head, priority order\n" in plugins("edf-ordering-policy").stdout
     entries = {entry["type"]: entry for entry in json.loads(plugins("--json").stdout)}
@@ -91,7 +98,7 @@ def test_a_queue_says_what_it_can_and_a_policy_what_it_needs_of_one() -> None:
     assert entries["queue-scorer"]["queue"] == {}
 
 
-def test_an_unknown_type_is_told_with_the_nearest() -> None:
+def test_an_unknown_type_is_an_error_with_a_hint() -> None:
     result = plugins("queue-scorr")
     assert result.exit_code == 1
     assert "plugin type 'queue-scorr' is not registered (did you mean 'queue-scorer'?)" in result.stderr
@@ -117,7 +124,7 @@ class Sample(Scorer):
     type_name = "new-name"
     aliases = ("old-name",)
     Params = Parameters
-    consumes = (INFLIGHT_REQUESTS, Datum("nobody", int))
+    consumes = (INFLIGHT_REQUESTS, Datum("missing", int))
     optional = (Datum("perhaps", int),)
 
 
@@ -133,12 +140,12 @@ def test_a_type_with_aliases_is_listed_once_with_all_kinds_of_parameters_and_dat
     text = _text(entry)
     assert "new-name  [Scorer, external]\n    One line.\n    aliases: old-name\n" in text
     assert "reads: inflight_requests (from the picker)" in text
-    assert "reads: nobody (from no registered type)" in text
+    assert "reads: missing (from no registered type)" in text
     assert "reads: perhaps (from no registered type, optional)" in text
     assert '    names = ["a"]  (array of string)\n    anything = null\n' in text
 
 
-def test_a_broken_plugin_module_is_a_fault_of_the_installation(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broken_plugin_module_is_an_error_of_the_installation(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken() -> None:
         raise registry.PluginImportError("plugin module epp.plugins.x cannot be imported")
 

@@ -3,8 +3,8 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from epp import registry
-from epp.schema import schema
+from epp.config import registry
+from epp.config.schema import schema
 from workers.cli import main
 
 
@@ -14,7 +14,7 @@ def test_the_schema_is_printed_with_all_types() -> None:
     assert json.loads(result.stdout) == schema(registry.known())
 
 
-def test_a_broken_plugin_module_is_a_fault_of_the_installation(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broken_plugin_module_is_an_error_of_the_installation(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken() -> None:
         raise registry.PluginImportError("plugin module epp.plugins.x cannot be imported")
 

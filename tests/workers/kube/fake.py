@@ -1,6 +1,7 @@
-"""An API server that is a few dictionaries, and a loop whose time is a variable.
+"""A fake API server in memory, and an event loop with virtual time.
 
-It keeps a history, forgets it, pages, selects by label and name, sends bookmarks, and fails in the ways that servers and networks do.
+The server keeps a history and can forget it. It pages lists, selects by label and name, sends bookmarks, and fails in the ways in which
+servers and networks fail.
 """
 
 import asyncio
@@ -9,8 +10,9 @@ import json
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mapping
 from typing import Any, NamedTuple, TypeVar, cast
 
-from workers.kube.api import EMPTY, ApiError, Resource, Unreachable
-from workers.kube.pool import POOL_GROUP
+from workers.host.options import POOL_GROUP
+from workers.kube.api import EMPTY, Resource
+from workers.kube.errors import ApiError, Unreachable
 from workers.kube.selector import parse
 
 BOOKMARK_S = 60.0
@@ -21,7 +23,7 @@ PODS = Resource("", "v1", "pods", "space")
 
 
 class Clocked(asyncio.SelectorEventLoop):
-    """Time passes only where somebody sleeps, and then at once."""
+    """An event loop with virtual time: it jumps to the next timer when nothing else is to do."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -39,13 +41,13 @@ class Clocked(asyncio.SelectorEventLoop):
 
 
 def in_virtual_time(main: Callable[[], Coroutine[Any, Any, R]]) -> R:
-    """Run it; no second of it is one."""
+    """Runs `main` in virtual time."""
     with asyncio.Runner(loop_factory=Clocked) as runner:
         return runner.run(main())
 
 
 class Moment(NamedTuple):
-    """One step of the history: what an object was, and what it became."""
+    """One step of the history: an object before and after a change."""
 
     version: int
     name: str
@@ -62,21 +64,21 @@ class Collection:
 
 
 class FakeApi:
-    """`request` and `lines` as `workers.kube.api.Api` has them."""
+    """A server with `request` and `lines` as in `workers.kube.api.Api`."""
 
     def __init__(self) -> None:
         self.version = 10
-        self.forgotten = 0  # watches from before it are 410
-        self.failure: Exception | None = None  # of everything that is asked
+        self.forgotten = 0  # a watch from an earlier version gets 410
+        self.failure: Exception | None = None  # raised by every request
         self.forbidden: set[str] = set()  # verbs
-        self.empty_lists = False  # lists lie
-        self.deaf = False  # watches bring nothing, not even bookmarks
+        self.empty_lists = False  # lists are wrongly empty
+        self.silent = False  # watches send nothing, not even bookmarks
         self.closes_at_once = False
         self.answer: bytes | None = None  # to every list
-        self.misrouted = False  # a load balancer says "not found" to everything
+        self.misrouted = False  # a load balancer answers every request with "not found"
         self.gone_in_stream = False
-        self.page = 0  # items in a page; 0: as many as are asked for
-        self.asked: list[tuple[str, str]] = []  # verb, query's selector
+        self.page = 0  # items in a page; 0: as many as the request asks for
+        self.requests: list[tuple[str, str]] = []  # the verb and the selector
         self.watching = 0
         self._collections: dict[str, Collection] = {}
         self._moved: list[asyncio.Event] = []
@@ -92,25 +94,25 @@ class FakeApi:
         del self._collections[resource.path]
 
     def put(self, resource: Resource, name: str, thing: Object | None = None) -> None:
-        """Create or change; an object that is new has a new UID."""
+        """Creates or changes an object. A new object gets a new UID."""
         collection = self.install(resource)
         before = collection.objects.get(name)
         uid = before["metadata"]["uid"] if before else f"uid-{next(self._uids)}"
-        given = thing or {}
-        metadata = {"namespace": resource.namespace, **given.get("metadata", {}), "name": name, "uid": uid}
-        self._step(collection, name, {**given, "metadata": metadata})
+        fields = thing or {}
+        metadata = {"namespace": resource.namespace, **fields.get("metadata", {}), "name": name, "uid": uid}
+        self._step(collection, name, {**fields, "metadata": metadata})
 
     def delete(self, resource: Resource, name: str) -> None:
         self._step(self.install(resource), name, None)
 
     def forget(self) -> None:
-        """Compaction: no watch can begin at what is past."""
+        """Compacts the history: no watch can begin at an earlier version."""
         self.forgotten = self.version
         for collection in self._collections.values():
             collection.history.clear()
 
     def restore(self, version: int) -> None:
-        """The server's history is an older one from now on."""
+        """Replaces the server's history by an older one."""
         self.version = version
         self.forget()
         self.forgotten = 0
@@ -135,7 +137,7 @@ class FakeApi:
         assert (verb, body, content_type) == ("GET", None, "application/json")
         if path == "/apis" and not self.misrouted:
             return b'{"kind":"APIGroupList","groups":[]}'
-        self.asked.append(("list", query.get("labelSelector", query.get("fieldSelector", ""))))
+        self.requests.append(("list", query.get("labelSelector", query.get("fieldSelector", ""))))
         await asyncio.sleep(0.001)
         collection = self._found(path, "list")
         if self.answer is not None:
@@ -154,7 +156,7 @@ class FakeApi:
         return json.dumps({"metadata": metadata, "items": items}).encode()
 
     async def lines(self, path: str, *, query: Mapping[str, str], idle_s: float) -> AsyncGenerator[bytes, None]:
-        self.asked.append(("watch", query.get("labelSelector", query.get("fieldSelector", ""))))
+        self.requests.append(("watch", query.get("labelSelector", query.get("fieldSelector", ""))))
         await asyncio.sleep(0.001)
         collection = self._found(path, "watch")
         at = int(query["resourceVersion"])
@@ -175,7 +177,7 @@ class FakeApi:
             idle_at = loop.time() + idle_s
             while True:
                 for line, version in list(_events(collection, query, at)):
-                    if not self.deaf:
+                    if not self.silent:
                         at, idle_at = version, loop.time() + idle_s
                         yield line
                 wait = min(idle_at, ends, loop.time() + BOOKMARK_S) - loop.time()
@@ -184,11 +186,11 @@ class FakeApi:
                     async with asyncio.timeout(wait):
                         await moved.wait()
                 except TimeoutError:
-                    if loop.time() >= ends and not self.deaf:
+                    if loop.time() >= ends and not self.silent:
                         return
                     if loop.time() >= idle_at:
                         raise Unreachable("nothing came") from None
-                    if not self.deaf:
+                    if not self.silent:
                         idle_at = loop.time() + idle_s
                         at = max(at, self.version) if not list(_events(collection, query, at)) else at
                         yield _line("BOOKMARK", {"metadata": {"resourceVersion": str(self.version)}})
@@ -248,10 +250,10 @@ def _selects(query: Mapping[str, str], thing: Object) -> bool:
 
 
 def pod(ip: str = "10.0.0.1", *, app: str = "vllm", ready: bool = True, **metadata: Any) -> Object:
-    said = "True" if ready else "False"
+    status = "True" if ready else "False"
     return {
         "metadata": {"labels": {"app": app}, **metadata},
-        "status": {"podIP": ip, "conditions": [{"type": "Ready", "status": said}]},
+        "status": {"podIP": ip, "conditions": [{"type": "Ready", "status": status}]},
     }
 
 

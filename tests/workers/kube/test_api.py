@@ -1,4 +1,4 @@
-"""The client against a server on loopback that answers as it is told, with credentials of every kind."""
+"""The Kubernetes client against a scripted server on loopback, with credentials of every kind."""
 
 import asyncio
 import contextlib
@@ -17,7 +17,8 @@ import pytest
 
 from tests.workers.authority import Authority, write_pair
 from workers.kube import api as module
-from workers.kube.api import Access, Api, ApiError, Resource, Unreachable, access, place, ready_to_connect
+from workers.kube.api import Api, Resource, kubeconfig_files, ready_to_connect
+from workers.kube.errors import Access, ApiError, Unreachable, access
 
 pytest.importorskip("kubernetes_asyncio")
 from aiohttp import web
@@ -30,7 +31,7 @@ Answering = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 @contextlib.asynccontextmanager
 async def serving(answer: Answering, tls: ssl.SSLContext | None = None) -> AsyncIterator[str]:
-    """A server; its URL."""
+    """Runs a server that answers by `answer`. Yields its URL."""
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", answer)
     runner = web.AppRunner(app, shutdown_timeout=0.05)
@@ -52,7 +53,7 @@ def server_tls(folder: Path) -> ssl.SSLContext:
 
 
 def kubeconfig(folder: Path, server: str, **user: Any) -> dict[str, str]:
-    """An environment whose kubeconfig names this server and user."""
+    """An environment with a kubeconfig that has this server and user."""
     config = {
         "current-context": "c",
         "contexts": [{"name": "c", "context": {"cluster": "k", "user": "u"}}],
@@ -96,22 +97,22 @@ async def echo(request: web.Request) -> web.Response:
 
 def test_a_request_carries_the_token_the_query_and_the_body(tmp_path: Path) -> None:
     async def main(client: Api) -> None:
-        said = json.loads(await client.request("GET", PODS, query={"labelSelector": "a in (b, c)"}))
-        assert said["method"] == "GET"
-        assert (said["path"], said["query"]) == (PODS, {"labelSelector": "a in (b, c)"})
-        assert (said["token"], said["coding"], said["body"]) == ("Bearer tok", "identity", "")
+        received = json.loads(await client.request("GET", PODS, query={"labelSelector": "a in (b, c)"}))
+        assert received["method"] == "GET"
+        assert (received["path"], received["query"]) == (PODS, {"labelSelector": "a in (b, c)"})
+        assert (received["token"], received["coding"], received["body"]) == ("Bearer tok", "identity", "")
         patch = "application/merge-patch+json"
-        said = json.loads(await client.request("PATCH", PODS + "/x", body=b'{"a":1}', content_type=patch))
-        assert (said["method"], said["body"], said["type"]) == ("PATCH", '{"a":1}', patch)
+        received = json.loads(await client.request("PATCH", PODS + "/x", body=b'{"a":1}', content_type=patch))
+        assert (received["method"], received["body"], received["type"]) == ("PATCH", '{"a":1}', patch)
         assert client.host.startswith("http://127.0.0.1:")
 
     scenario(tmp_path, echo, main, token="tok")
 
 
-def test_an_error_says_what_was_asked_and_what_the_server_said(tmp_path: Path) -> None:
+def test_an_error_has_the_request_and_the_answer_of_the_server(tmp_path: Path) -> None:
     async def answer(request: web.Request) -> web.Response:
-        said = {"kind": "Status", "reason": "TooManyRequests", "message": "slow down"}
-        return web.json_response(said, status=429, headers={"Retry-After": "7"})
+        status = {"kind": "Status", "reason": "TooManyRequests", "message": "slow down"}
+        return web.json_response(status, status=429, headers={"Retry-After": "7"})
 
     async def main(client: Api) -> None:
         with pytest.raises(ApiError, match="the API server refused to list pods in namespace space") as caught:
@@ -124,7 +125,7 @@ def test_an_error_says_what_was_asked_and_what_the_server_said(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("verb", ["list", "watch"])
-def test_a_refusal_by_rbac_names_the_rule_that_is_missing(tmp_path: Path, verb: str) -> None:
+def test_a_refusal_by_rbac_names_the_missing_rule(tmp_path: Path, verb: str) -> None:
     async def answer(request: web.Request) -> web.Response:
         return web.json_response({"kind": "Status", "reason": "Forbidden", "message": "no"}, status=403)
 
@@ -142,7 +143,7 @@ def test_a_refusal_by_rbac_names_the_rule_that_is_missing(tmp_path: Path, verb: 
     scenario(tmp_path, answer, main)
 
 
-def test_a_page_of_a_proxy_is_an_error_too(tmp_path: Path) -> None:
+def test_an_error_page_of_a_proxy_is_an_api_error(tmp_path: Path) -> None:
     async def answer(request: web.Request) -> web.Response:
         return web.Response(text="<html>bad gateway</html>", status=502)
 
@@ -153,7 +154,7 @@ def test_a_page_of_a_proxy_is_an_error_too(tmp_path: Path) -> None:
     scenario(tmp_path, answer, main)
 
 
-def test_who_does_not_answer_in_time_or_at_all_is_unreachable(tmp_path: Path) -> None:
+def test_a_server_that_does_not_answer_in_time_or_at_all_is_unreachable(tmp_path: Path) -> None:
     async def answer(request: web.Request) -> web.Response:
         await asyncio.sleep(30)
         raise AssertionError
@@ -175,7 +176,7 @@ def test_who_does_not_answer_in_time_or_at_all_is_unreachable(tmp_path: Path) ->
     asyncio.run(refused())
 
 
-def test_an_answer_without_end_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_endless_answer_is_aborted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "ANSWER_BYTES_MAX", 1000)
 
     async def answer(request: web.Request) -> web.Response:
@@ -189,7 +190,7 @@ def test_an_answer_without_end_is_given_up(tmp_path: Path, monkeypatch: pytest.M
 
 
 def watched(*chunks: bytes | float, end: bool = True) -> Answering:
-    """A watch that sends these pieces; a number is a pause."""
+    """A watch that sends these pieces. A number is a pause in seconds."""
 
     async def answer(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse()
@@ -206,7 +207,7 @@ def watched(*chunks: bytes | float, end: bool = True) -> Answering:
     return answer
 
 
-def test_a_watch_is_a_line_for_each_event_however_they_are_cut(tmp_path: Path) -> None:
+def test_a_watch_yields_a_line_per_event_for_any_split_into_chunks(tmp_path: Path) -> None:
     async def main(client: Api) -> None:
         assert [line async for line in client.lines(PODS, query={"watch": "1"}, idle_s=5)] == [
             b"", b'{"a":1}', b'{"b":2}', b'{"c":3}',
@@ -218,13 +219,14 @@ def test_a_watch_is_a_line_for_each_event_however_they_are_cut(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("answer", "why"),
     [
-        (watched(b"{}\n", 30.0), "nothing came for 0.2 s in a watch of"),
-        (watched(b"{}\n", *(40 * (b" ", 0.05))), "nothing came for 0.2 s in a watch of"),
+        (watched(b"{}\n", 30.0), "nothing came for 1 s in a watch of"),
+        (watched(b"{}\n", *(200 * (b" ", 0.05))), "nothing came for 1 s in a watch of"),
         (watched(b"{}\n", b"{", end=False), ""),
         (watched(b"{}\n", b"x" * 3000), "is longer than 2000 bytes"),
     ],
+    ids=["silence", "blanks", "cut", "long line"],
 )
-def test_a_watch_that_breaks_is_unreachable_after_what_it_brought(
+def test_a_watch_that_breaks_raises_unreachable_after_its_events(
     tmp_path: Path, answer: Answering, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "LINE_BYTES_MAX", 2000)
@@ -232,7 +234,7 @@ def test_a_watch_that_breaks_is_unreachable_after_what_it_brought(
     async def main(client: Api) -> None:
         lines = []
         with pytest.raises(Unreachable) as caught:
-            async for line in client.lines(PODS, query={}, idle_s=0.2):
+            async for line in client.lines(PODS, query={}, idle_s=1.0 if "nothing" in why else 30.0):
                 lines.append(line)
         assert lines == [b"", b"{}"]
         assert why in str(caught.value)
@@ -240,7 +242,7 @@ def test_a_watch_that_breaks_is_unreachable_after_what_it_brought(
     scenario(tmp_path, answer, main)
 
 
-def test_credentials_that_were_renewed_are_used_when_the_old_ones_are_refused(tmp_path: Path) -> None:
+def test_renewed_credentials_are_used_when_the_server_refuses_the_old_ones(tmp_path: Path) -> None:
     token = tmp_path / "token"
     token.write_text("old\n")
     seen = []
@@ -254,7 +256,7 @@ def test_credentials_that_were_renewed_are_used_when_the_old_ones_are_refused(tm
             await client.request("GET", PODS)
         assert caught.value.status == 401
         token.write_text("new")
-        with pytest.raises(ApiError):  # not again so soon
+        with pytest.raises(ApiError):  # too soon to load them again
             await client.request("GET", PODS)
         client._renewed_at -= 10
         await client.request("GET", PODS)
@@ -264,7 +266,7 @@ def test_credentials_that_were_renewed_are_used_when_the_old_ones_are_refused(tm
     scenario(tmp_path, answer, main, tokenFile=str(token))
 
 
-def test_an_exec_plugin_gives_the_token(tmp_path: Path) -> None:
+def test_the_token_can_come_from_an_exec_plugin(tmp_path: Path) -> None:
     plugin = tmp_path / "plugin.py"
     credential = {
         "apiVersion": "client.authentication.k8s.io/v1",
@@ -276,11 +278,11 @@ def test_an_exec_plugin_gives_the_token(tmp_path: Path) -> None:
     async def main(client: Api) -> None:
         assert json.loads(await client.request("GET", PODS))["token"] == "Bearer fresh"
 
-    called = {"apiVersion": credential["apiVersion"], "command": sys.executable, "args": [str(plugin)]}
-    scenario(tmp_path, echo, main, exec=called)
+    command = {"apiVersion": credential["apiVersion"], "command": sys.executable, "args": [str(plugin)]}
+    scenario(tmp_path, echo, main, exec=command)
 
 
-def test_an_exec_plugin_that_hangs_is_given_up_and_ended(
+def test_an_exec_plugin_that_hangs_is_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     from workers.kube import session
@@ -295,14 +297,14 @@ def test_an_exec_plugin_that_hangs_is_given_up_and_ended(
         async with asyncio.timeout(10):
             while written.exists() and os.path.exists(f"/proc/{written.read_text()}"):
                 await asyncio.sleep(0.01)
-        await asyncio.sleep(0.1)  # for the loop to hear of it
+        await asyncio.sleep(0.1)  # the loop has to notice the end of the process
 
-    called = {"apiVersion": "client.authentication.k8s.io/v1", "command": sys.executable, "args": [str(plugin)]}
-    scenario(tmp_path, echo, main, exec=called)
+    command = {"apiVersion": "client.authentication.k8s.io/v1", "command": sys.executable, "args": [str(plugin)]}
+    scenario(tmp_path, echo, main, exec=command)
     assert capfd.readouterr().err == ""
 
 
-def test_what_a_failing_exec_plugin_says_is_in_the_failure_alone(
+def test_the_output_of_a_failing_exec_plugin_is_in_the_exception_and_not_on_stderr(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     async def main(client: Api) -> None:
@@ -310,13 +312,13 @@ def test_what_a_failing_exec_plugin_says_is_in_the_failure_alone(
             await client.request("GET", PODS)
 
     code = "import sys; sys.stderr.write('no entry'); sys.exit(3)"
-    called = {"apiVersion": "client.authentication.k8s.io/v1", "command": sys.executable, "args": ["-c", code]}
-    scenario(tmp_path, echo, main, exec=called)
+    command = {"apiVersion": "client.authentication.k8s.io/v1", "command": sys.executable, "args": ["-c", code]}
+    scenario(tmp_path, echo, main, exec=command)
     assert capfd.readouterr().err == ""
 
 
 @pytest.mark.parametrize("config", ["{", "[]", "{}", '{"current-context": "x", "contexts": [], "clusters": []}'])
-def test_a_kubeconfig_that_cannot_be_read_is_unreachable_until_it_can(tmp_path: Path, config: str) -> None:
+def test_a_server_with_a_bad_kubeconfig_is_unreachable_until_the_file_is_good(tmp_path: Path, config: str) -> None:
     async def main() -> None:
         async with serving(echo) as url, connected(kubeconfig(tmp_path, url)) as client:
             good = (tmp_path / "config").read_text()
@@ -329,7 +331,7 @@ def test_a_kubeconfig_that_cannot_be_read_is_unreachable_until_it_can(tmp_path: 
     asyncio.run(main())
 
 
-def test_a_pods_token_and_certificate_are_those_of_its_service_account_and_the_token_is_read_again(
+def test_a_pod_uses_the_token_and_certificate_of_its_service_account_and_reads_the_token_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from kubernetes_asyncio.config import incluster_config
@@ -351,8 +353,8 @@ def test_a_pods_token_and_certificate_are_those_of_its_service_account_and_the_t
                 (tmp_path / "ca.crt").write_bytes(authority.pem)
                 for text in ("first", "second\n"):
                     token.write_text(text)
-                    said = json.loads(await client.request("GET", PODS))
-                    assert said["token"] == f"Bearer {text.strip()}"
+                    received = json.loads(await client.request("GET", PODS))
+                    assert received["token"] == f"Bearer {text.strip()}"
                 token.write_text("")
                 with pytest.raises(Unreachable, match="token cannot be read"):
                     await client.request("GET", PODS)
@@ -360,7 +362,7 @@ def test_a_pods_token_and_certificate_are_those_of_its_service_account_and_the_t
     asyncio.run(main())
 
 
-def test_a_server_that_cannot_be_trusted_is_unreachable_and_its_new_authority_is_found(tmp_path: Path) -> None:
+def test_a_server_with_an_unknown_authority_is_unreachable_until_the_new_authority_is_loaded(tmp_path: Path) -> None:
     authority = Authority()
     tls = server_tls(write_pair(tmp_path, authority.pair()))
     (tmp_path / "ca").write_bytes(Authority("another").pem)
@@ -382,21 +384,21 @@ def test_a_server_that_cannot_be_trusted_is_unreachable_and_its_new_authority_is
     asyncio.run(main())
 
 
-def test_where_the_server_is_comes_from_kubeconfig_the_pod_or_the_home_folder(tmp_path: Path) -> None:
+def test_the_server_comes_from_kubeconfig_the_pod_or_the_home_folder(tmp_path: Path) -> None:
     (tmp_path / ".kube").mkdir()
     (tmp_path / ".kube" / "config").write_text("{}")
     (tmp_path / "other").write_text("{}")
     home, pod = {"HOME": str(tmp_path)}, {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}
-    assert place({**home, **pod, "KUBECONFIG": f"/none:{tmp_path}/other"}) == f"/none:{tmp_path}/other"
-    assert place({**home, **pod}) == ""
-    assert place(home) == f"{tmp_path}/.kube/config"
+    assert kubeconfig_files({**home, **pod, "KUBECONFIG": f"/none:{tmp_path}/other"}) == f"/none:{tmp_path}/other"
+    assert kubeconfig_files({**home, **pod}) == ""
+    assert kubeconfig_files(home) == f"{tmp_path}/.kube/config"
     with pytest.raises(ValueError, match="KUBECONFIG /none: no such file"):
-        place({**pod, "KUBECONFIG": "/none"})
+        kubeconfig_files({**pod, "KUBECONFIG": "/none"})
     with pytest.raises(ValueError, match="no Kubernetes API server is known"):
-        place({})
+        kubeconfig_files({})
 
 
-def test_without_the_library_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_library_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"pip install 'endpoint-picker\[k8s\]'"):
         ready_to_connect({"KUBERNETES_SERVICE_HOST": "x"})
@@ -424,7 +426,7 @@ def test_without_the_library_the_extra_is_named(monkeypatch: pytest.MonkeyPatch)
         ("DELETE", "/api", Access("delete", "", "")),
     ],
 )
-def test_what_a_request_is_to_rbac(verb: str, path: str, expected: Access) -> None:
+def test_a_request_maps_to_the_access_that_rbac_checks(verb: str, path: str, expected: Access) -> None:
     assert access(verb, path) == expected
 
 
@@ -433,7 +435,7 @@ def test_cluster_wide_resources_need_a_cluster_role() -> None:
     assert 'add to a ClusterRole of this service account: {apiGroups: ["authentication.k8s.io"]' in str(error)
 
 
-def test_a_resource_knows_its_path_and_its_name() -> None:
+def test_a_resource_has_a_path_and_a_name() -> None:
     thing = Resource("example.com", "v2", "things", "space")
     assert (thing.path, str(thing)) == ("/apis/example.com/v2/namespaces/space/things", "things.example.com")
     assert (Resource("", "v1", "pods", "n").path, str(Resource("", "v1", "pods", "n"))) == (
@@ -442,9 +444,9 @@ def test_a_resource_knows_its_path_and_its_name() -> None:
     )
 
 
-def test_nothing_of_the_client_is_imported_before_the_first_request() -> None:
+def test_the_client_library_is_not_imported_before_the_first_request() -> None:
     code = (
-        "import sys, workers.cli, workers.supervisor, workers.worker, workers.parent, workers.cli.serve\n"
+        "import sys, workers.cli, workers.supervisor.main, workers.worker.main, workers.process.parent, workers.cli.serve\n"
         "found = {'kubernetes_asyncio', 'aiohttp'} & set(sys.modules)\n"
         "sys.exit(str(found) if found else 0)"
     )
@@ -452,7 +454,7 @@ def test_nothing_of_the_client_is_imported_before_the_first_request() -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_the_clients_generated_models_are_not_loaded_and_can_be_later() -> None:
+def test_the_generated_models_of_the_client_library_are_not_loaded_but_can_be_imported_later() -> None:
     code = (
         "import sys, workers.kube.session\n"
         "generated = [name for name in sys.modules if name.startswith('kubernetes_asyncio.client.models.')]\n"

@@ -1,4 +1,4 @@
-"""Leader election by a Lease, with the real driver in virtual time against an API server that forgets, hangs and goes away."""
+"""Leader election by a Lease: the real driver in virtual time, with a fake API server that loses answers, hangs and goes away."""
 
 import asyncio
 import contextlib
@@ -13,16 +13,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from workers.kube.api import ApiError, Unreachable
+from workers.kube.election import NEVER, TIMES, Election, Lease, Write
+from workers.kube.errors import ApiError, Unreachable
 from workers.kube.lease import RESIGN_S, Candidacy, clock, decoded, encoded, lease_name, micro_time
-from workers.leader import NEVER, TIMES, Election, Lease, Write
 
 COLLECTION = "/apis/coordination.k8s.io/v1/namespaces/ns/leases"
 NAME = "epp-ns-pool.llm-d.ai"
 
 
 class _Jump(selectors.SelectSelector):
-    """Waits for nothing: time goes on instead."""
+    """A selector that advances virtual time instead of waiting."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class _Jump(selectors.SelectSelector):
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """An event loop whose time passes only while nothing is to be done."""
+    """An event loop in which time passes only while nothing is to do."""
 
     def __init__(self) -> None:
         self._jump = _Jump()
@@ -59,7 +59,7 @@ def now() -> float:
 
 
 class ApiServer:
-    """One lease with optimistic concurrency, watches, and what may go wrong."""
+    """A server with one lease: optimistic concurrency, watches and faults."""
 
     def __init__(self, seed: int = 0) -> None:
         self.lease: dict[str, Any] | None = None
@@ -68,12 +68,12 @@ class ApiServer:
         self.away = False
         self.watched = True
         self.refuses: ApiError | None = None
-        self.lost = 0.0  # chance that an answer does not come
-        self.asked: list[tuple[float, str]] = []
+        self.lost = 0.0  # chance that an answer is lost
+        self.requests: list[tuple[float, str]] = []
         self.watches: set[asyncio.Queue[bytes]] = set()
 
     async def request(self, verb: str, path: str, *, body: bytes | None = None, timeout_s: float = 10.0) -> bytes:
-        self.asked.append((now(), verb))
+        self.requests.append((now(), verb))
         try:
             async with asyncio.timeout(timeout_s):
                 return await self._answer(verb, path, body)
@@ -133,7 +133,7 @@ class ApiServer:
 
 
 class Picker:
-    """A candidate that runs, and what it has kept for a successor."""
+    """A running candidate. `kept` is the value for a successor."""
 
     def __init__(self, api: ApiServer, identity: str, leads_until: float = NEVER, wall: float = 1.7e9) -> None:
         self.kept = leads_until
@@ -156,15 +156,15 @@ class Picker:
             await self.task
 
 
-def test_the_lease_is_named_as_the_fields_other_pickers_name_it() -> None:
+def test_the_lease_has_the_same_name_as_in_the_go_picker() -> None:
     assert lease_name("ns", "pool") == NAME
 
 
-def test_the_clock_goes_on_while_a_machine_is_suspended_and_never_back() -> None:
+def test_the_clock_never_goes_back() -> None:
     assert clock() <= clock()
 
 
-def test_the_first_takes_the_lease_at_once_and_the_second_says_who_holds_it() -> None:
+def test_the_first_picker_takes_the_lease_at_once_and_the_second_names_the_holder() -> None:
     async def scenario() -> None:
         api = ApiServer()
         one = Picker(api, "one")
@@ -182,7 +182,7 @@ def test_the_first_takes_the_lease_at_once_and_the_second_says_who_holds_it() ->
     virtual(scenario)
 
 
-def test_what_is_written_is_what_the_field_writes() -> None:
+def test_the_written_lease_has_the_fields_that_other_clients_write() -> None:
     async def scenario() -> None:
         api = ApiServer()
         one = Picker(api, "one")
@@ -201,7 +201,7 @@ def test_what_is_written_is_what_the_field_writes() -> None:
 
 
 @pytest.mark.parametrize("watched", [True, False])
-def test_a_killed_leader_is_followed_within_the_lease(watched: bool) -> None:
+def test_another_picker_replaces_a_killed_leader_within_the_lease(watched: bool) -> None:
     async def scenario() -> None:
         api = ApiServer()
         api.watched = watched
@@ -221,7 +221,7 @@ def test_a_killed_leader_is_followed_within_the_lease(watched: bool) -> None:
     virtual(scenario)
 
 
-def test_who_resigns_is_followed_at_once() -> None:
+def test_another_picker_replaces_a_leader_that_resigns_at_once() -> None:
     async def scenario() -> None:
         api = ApiServer()
         one = Picker(api, "one")
@@ -231,7 +231,7 @@ def test_who_resigns_is_followed_at_once() -> None:
         begun = now()
         one.candidacy.resign()
         assert (one.leads, one.kept) == (False, NEVER)
-        assert one.candidacy.missing() == "not the leader: it has given the lease back"
+        assert one.candidacy.missing() == "not the leader: this picker has given the lease back"
         await one.candidacy.given_back()
         await two.candidacy.elected()
         assert now() - begun < 0.1
@@ -241,11 +241,11 @@ def test_who_resigns_is_followed_at_once() -> None:
     virtual(scenario)
 
 
-def test_who_resigns_while_the_lease_is_being_taken_gives_it_back_too() -> None:
+def test_a_picker_that_resigns_while_it_takes_the_lease_gives_it_back() -> None:
     async def scenario() -> None:
         api = ApiServer()
         one = Picker(api, "one")
-        await asyncio.sleep(0.007)  # the lease is being made
+        await asyncio.sleep(0.007)  # the lease is being created
         one.candidacy.resign()
         await one.candidacy.given_back()
         assert (api.version, api.holder) == (2, "")
@@ -254,7 +254,7 @@ def test_who_resigns_while_the_lease_is_being_taken_gives_it_back_too() -> None:
     virtual(scenario)
 
 
-def test_a_resignation_that_nobody_hears_takes_no_longer_than_its_time() -> None:
+def test_a_resignation_without_an_answer_ends_after_its_time() -> None:
     async def scenario() -> None:
         api = ApiServer()
         one = Picker(api, "one")
@@ -269,7 +269,7 @@ def test_a_resignation_that_nobody_hears_takes_no_longer_than_its_time() -> None
     virtual(scenario)
 
 
-def test_a_standby_that_is_told_to_stop_leaves_the_lease_alone() -> None:
+def test_a_standby_that_stops_does_not_touch_the_lease() -> None:
     async def scenario() -> None:
         api = ApiServer()
         one = Picker(api, "one")
@@ -285,7 +285,7 @@ def test_a_standby_that_is_told_to_stop_leaves_the_lease_alone() -> None:
     virtual(scenario)
 
 
-def test_a_successor_of_a_killed_supervisor_goes_on_leading_without_a_gap() -> None:
+def test_the_successor_of_a_killed_supervisor_continues_to_lead_without_a_gap() -> None:
     async def scenario() -> None:
         api = ApiServer()
         one = Picker(api, "one")
@@ -306,7 +306,7 @@ def test_a_successor_of_a_killed_supervisor_goes_on_leading_without_a_gap() -> N
     virtual(scenario)
 
 
-def test_while_the_api_is_away_the_leader_leads_until_its_deadline_and_says_why_not_after() -> None:
+def test_while_the_api_is_away_the_leader_leads_until_its_deadline_and_then_gives_the_reason() -> None:
     async def scenario() -> None:
         api = ApiServer()
         with capture_logs() as lines:
@@ -327,14 +327,14 @@ def test_while_the_api_is_away_the_leader_leads_until_its_deadline_and_says_why_
             assert one.leads
         events = [line["event"] for line in lines]
         assert events.count("this picker leads") == 2
-        assert events.count("this picker leads no more") == 1
-        assert len(api.asked) < 60
+        assert events.count("this picker does not lead any more") == 1
+        assert len(api.requests) < 60
         await one.kill()
 
     virtual(scenario)
 
 
-def test_a_picker_without_the_right_to_the_lease_names_the_rule_that_is_missing() -> None:
+def test_a_picker_without_access_to_the_lease_names_the_missing_rule() -> None:
     async def scenario() -> None:
         api = ApiServer()
         api.refuses = ApiError(403, "Forbidden", "no", "get", f"{COLLECTION}/{NAME}")
@@ -343,13 +343,13 @@ def test_a_picker_without_the_right_to_the_lease_names_the_rule_that_is_missing(
             await asyncio.sleep(30)
         rule = '{apiGroups: ["coordination.k8s.io"], resources: ["leases"], verbs: ["get"]}'
         assert rule in one.candidacy.missing()
-        assert [rule in line["event"] for line in lines] == [True, True, True]  # one each ten seconds
+        assert [rule in line["last"] for line in lines] == [True, True, True]  # one every ten seconds
         await one.kill()
 
     virtual(scenario)
 
 
-def test_a_lease_that_somebody_deletes_is_made_again_by_its_leader() -> None:
+def test_the_leader_creates_a_deleted_lease_again() -> None:
     async def scenario() -> None:
         api = ApiServer()
         one = Picker(api, "one")
@@ -367,7 +367,7 @@ def test_a_lease_that_somebody_deletes_is_made_again_by_its_leader() -> None:
     virtual(scenario)
 
 
-def test_wall_clocks_that_are_years_apart_change_nothing() -> None:
+def test_wall_clocks_that_are_years_apart_have_no_effect() -> None:
     async def scenario() -> None:
         api = ApiServer()
         one = Picker(api, "one", wall=0.0)
@@ -381,16 +381,16 @@ def test_wall_clocks_that_are_years_apart_change_nothing() -> None:
     virtual(scenario)
 
 
-def test_a_candidate_costs_the_api_server_few_requests_and_a_leader_one_in_two_seconds() -> None:
+def test_a_leader_sends_a_request_every_two_seconds_and_a_candidate_only_few() -> None:
     async def scenario() -> None:
         api = ApiServer()
         one = Picker(api, "one")
         await asyncio.sleep(100)
-        assert len(api.asked) <= 53
+        assert len(api.requests) <= 53
         two = Picker(api, "two")
-        api.asked.clear()
+        api.requests.clear()
         await asyncio.sleep(100)
-        assert len(api.asked) <= 50 + 105
+        assert len(api.requests) <= 50 + 105
         for picker in (one, two):
             await picker.kill()
 
@@ -399,7 +399,9 @@ def test_a_candidate_costs_the_api_server_few_requests_and_a_leader_one_in_two_s
 
 @settings(max_examples=25)
 @given(seed=st.integers(0, 2**32), lost=st.sampled_from((0.0, 0.1, 0.4)), watched=st.booleans())
-def test_at_most_one_driver_leads_whatever_is_lost_killed_or_away(seed: int, lost: float, watched: bool) -> None:
+def test_at_most_one_picker_leads_with_lost_answers_killed_pickers_and_outages(
+    seed: int, lost: float, watched: bool
+) -> None:
     async def scenario() -> None:
         api = ApiServer(seed)
         api.lost, api.watched = lost, watched
@@ -412,8 +414,8 @@ def test_at_most_one_driver_leads_whatever_is_lost_killed_or_away(seed: int, los
             old = pickers[place]
             if draw.random() < 0.03:
                 await old.kill()
-                with_word = draw.random() < 0.5
-                pickers[place] = Picker(api, old.identity, old.kept) if with_word else Picker(api, f"p{place}-{turn}")
+                inherits = draw.random() < 0.5
+                pickers[place] = Picker(api, old.identity, old.kept) if inherits else Picker(api, f"p{place}-{turn}")
             elif draw.random() < 0.02:
                 old.candidacy.resign()
                 await old.candidacy.given_back()
@@ -431,7 +433,7 @@ def test_at_most_one_driver_leads_whatever_is_lost_killed_or_away(seed: int, los
         virtual(scenario)
 
 
-def test_a_lease_is_read_whatever_is_missing_in_it() -> None:
+def test_a_lease_with_missing_fields_is_decoded() -> None:
     assert decoded(b'{"metadata": {"resourceVersion": "5"}}') == Lease("5")
     assert decoded(
         b'{"metadata": {"resourceVersion": "5"}, "spec": {"holderIdentity": null, "leaseDurationSeconds": -3}}'
@@ -441,11 +443,11 @@ def test_a_lease_is_read_whatever_is_missing_in_it() -> None:
         b'"leaseDurationSeconds": 15, "leaseTransitions": 2, "acquireTime": "a", "renewTime": "r", "strategy": null}}'
     )
     assert decoded(full) == Lease("5", "h", 15.0, 2, "a", "r")
-    with pytest.raises(Unreachable, match="is no Lease"):
+    with pytest.raises(Unreachable, match="is not a Lease"):
         decoded(b"<html>")
 
 
-def test_a_lease_that_is_given_back_has_no_holder_and_the_time_of_its_end() -> None:
+def test_a_lease_that_is_given_back_has_no_holder_and_the_time_of_the_change() -> None:
     before = Lease("5", "me", 15.0, 2, "a", "r")
     spec = json.loads(encoded(Write(before, "", 1.0, 2), "n", 0.5))["spec"]
     assert spec == {

@@ -1,4 +1,4 @@
-"""Selectors mean what they mean to an API server."""
+"""Label selectors have the same meaning as for an API server."""
 
 import re
 
@@ -30,7 +30,9 @@ from workers.kube.selector import of_labels, parse
         ("in in (in)", [{"in": "in"}], [{}]),
     ],
 )
-def test_labels_match_or_do_not(text: str, matches: list[dict[str, str]], does_not: list[dict[str, str]]) -> None:
+def test_a_selector_matches_the_right_labels(
+    text: str, matches: list[dict[str, str]], does_not: list[dict[str, str]]
+) -> None:
     selector = parse(text)
     assert all(selector.matches(labels) for labels in matches)
     assert not any(selector.matches(labels) for labels in does_not)
@@ -42,23 +44,23 @@ def test_labels_match_or_do_not(text: str, matches: list[dict[str, str]], does_n
         ("a=b,", "ends with a comma"),
         ("a in b", "'(' is expected, not 'b'"),
         ("a in (b", "')' is expected, not 'the end'"),
-        ("a b", "'b' after 'a' is no operator"),
-        ("a>b", "only integers are compared"),
+        ("a b", "'b' after 'a' is not an operator"),
+        ("a>b", "only integers can be compared"),
         ("a>", "ends too early"),
         ("!", "ends too early"),
-        (",a", "',' is no label key"),
+        (",a", "',' is not a label key"),
         ("-a=b", "'-' has no meaning"),
         ("a=b c", "',' is expected, not 'c'"),
-        ("a/b/c", "'a/b/c' is no label key"),
-        ("UP/b", "'UP/b' is no label key"),
-        ("a=b/c", "'b/c' is no label value"),
-        ("a=" + "x" * 64, "is no label value"),
-        ("x" * 64, "is no label key"),
+        ("a/b/c", "'a/b/c' is not a label key"),
+        ("UP/b", "'UP/b' is not a label key"),
+        ("a=b/c", "'b/c' is not a label value"),
+        ("a=" + "x" * 64, "is not a label value"),
+        ("x" * 64, "is not a label key"),
         ("a=b;c", "';' has no meaning"),
         (",".join(f"k{n}" for n in range(65)), "more than 64 requirements"),
     ],
 )
-def test_what_is_no_selector_is_refused_with_its_fault(text: str, why: str) -> None:
+def test_an_invalid_selector_is_refused_with_the_reason(text: str, why: str) -> None:
     with pytest.raises(ValueError, match=re.escape(why)):
         parse(text)
 
@@ -69,7 +71,7 @@ LABELS = st.dictionaries(
 
 
 @given(LABELS, LABELS)
-def test_match_labels_are_a_selector_of_equalities(wanted: dict[str, str], labels: dict[str, str]) -> None:
+def test_match_labels_become_a_selector_of_equalities(wanted: dict[str, str], labels: dict[str, str]) -> None:
     selector = of_labels(wanted)
     assert selector.matches(labels) == (wanted.items() <= labels.items())
     assert parse(selector.text).requirements == selector.requirements
@@ -77,7 +79,7 @@ def test_match_labels_are_a_selector_of_equalities(wanted: dict[str, str], label
 
 
 @given(st.text("ab=!,() in<>notin/-.", max_size=20))
-def test_any_text_is_a_selector_or_is_refused(text: str) -> None:
+def test_any_text_is_either_a_selector_or_refused_with_a_reason(text: str) -> None:
     try:
         parse(text).matches({"a": "b"})
     except ValueError as refused:

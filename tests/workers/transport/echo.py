@@ -1,9 +1,9 @@
-"""An ext_proc echo on the transport: what the transport alone costs, and a server for tests.
+"""An ext_proc echo on the transport: measures what the transport alone costs, and is a server for tests.
 
     python -m tests.workers.transport.echo PORT [--tls]
 
-Answers like a picker in FULL_DUPLEX_STREAMED mode whose choice is always the same: request headers and body when the body is
-whole, everything of the response phase at once. Bodies are never decoded.
+It answers like a picker in FULL_DUPLEX_STREAMED mode that always picks the same endpoint: request headers and body when the body is
+complete, everything of the response phase at once. It never decodes bodies.
 """
 
 import asyncio
@@ -84,7 +84,7 @@ class Echo:
                 if byte < 128:
                     break
                 shift += 7
-        body = message[at : at + length]  # Envoy writes more fields behind it
+        body = message[at : at + length]  # Envoy writes more fields after it
         if kind == RESPONSE_BODY:
             self._stream.send_raw(body_answer(0x22, body))
         elif kind == REQUEST_BODY:
@@ -105,7 +105,7 @@ class Echo:
 
 
 class Mirror:
-    """Sends every message back as it came, for tests of the transport alone."""
+    """Sends every message back unchanged, for tests of the transport alone."""
 
     def __init__(self, stream: Stream) -> None:
         self._stream = stream

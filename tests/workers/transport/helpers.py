@@ -1,4 +1,4 @@
-"""Peers for tests of the engine: a hand that writes raw frames, and a correct client made of the h2 library."""
+"""Peers for tests of the engine: functions that write raw frames, and a correct client over the h2 library."""
 
 from collections.abc import Callable
 
@@ -8,10 +8,10 @@ import h2.events
 import hpack
 from hyperframe.frame import Frame
 
-from workers.transport.http2 import PREFACE, Connection
+from workers.transport.frames import FRAME, PREFACE
+from workers.transport.http2 import Connection
 from workers.transport.interface import Handler, Metadata, Stream
 from workers.transport.limits import Budget, Limits
-from workers.transport.stream import FRAME
 
 DATA, HEADERS, PRIORITY, RST, SETTINGS, PUSH, PING, GOAWAY, WINDOW, CONTINUATION = range(10)
 
@@ -42,7 +42,7 @@ def setting(name: int, value: int) -> bytes:
 
 
 def block(headers=REQUEST, **changes: str) -> bytes:
-    """A header block that changes no table; `content_type="x"` changes a field, None removes it."""
+    """A header block that doesn't change the HPACK table. `content_type="x"` changes a field, None removes it."""
     named = {name.replace("_", "-"): value for name, value in changes.items()}
     out = []
     for name, value in headers:
@@ -54,7 +54,7 @@ def block(headers=REQUEST, **changes: str) -> bytes:
 
 
 class Recorder:
-    """A handler that notes what it is told; `on_message` may answer."""
+    """A handler that records its calls. `on_message` may answer."""
 
     def __init__(self, path: str, metadata: Metadata, stream: Stream) -> None:
         self.path, self.metadata, self.stream = path, metadata, stream
@@ -95,7 +95,7 @@ class Echo(Recorder):
 
 
 class Engine:
-    """A connection with its application, fed with raw bytes."""
+    """A connection and its application. Tests feed it with raw bytes."""
 
     def __init__(
         self,
@@ -131,6 +131,7 @@ class Engine:
         """The frames that the engine answers with."""
         self.connection.receive(data)
         while self.connection.behind:
+            self.connection.now = max(self.connection.now, self.connection.slow_until)
             self.connection.go_on()
         return self.output()
 
@@ -183,7 +184,7 @@ def payload(frames: list[Frame], number: int = 1) -> bytes:
 
 
 class Client:
-    """A client that keeps all rules, and raises when the engine doesn't."""
+    """A client that obeys HTTP/2, and raises when the engine doesn't."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
@@ -193,7 +194,7 @@ class Client:
         self.exchange()
 
     def exchange(self) -> list[h2.events.Event]:
-        """Carry bytes back and forth until both are silent; returns the new events."""
+        """Carries bytes back and forth until neither side sends. Returns the new events."""
         events: list[h2.events.Event] = []
         while True:
             to_server = self.h2.data_to_send()

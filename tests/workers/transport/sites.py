@@ -1,4 +1,4 @@
-"""A server of either transport on real loopback sockets, in the thread of its own loop, and grpcio clients for it."""
+"""A server of either transport on real loopback sockets, in the thread of its loop, and grpcio clients for it."""
 
 import asyncio
 import socket
@@ -12,7 +12,7 @@ import grpc
 import uvloop
 
 from tests.workers.transport.echo import application
-from workers.instance import hold
+from workers.process.sockets import hold
 from workers.transport import grpcio, native
 from workers.transport.interface import Application, Handler, Metadata, Stream
 
@@ -21,26 +21,26 @@ PATH = "/test/Hold"
 
 
 class Held:
-    """A handler that notes what it is told, and answers only when its test says so."""
+    """A handler that records its calls, and answers only when its test does so."""
 
     def __init__(self, stream: Stream) -> None:
         self.stream = stream
-        self.told: list[str] = []
+        self.events: list[str] = []
         self.messages: list[bytes] = []
 
     def message(self, message: bytes) -> None:
-        self.told.append("message")
+        self.events.append("message")
         self.messages.append(message)
 
     def half_closed(self) -> None:
-        self.told.append("half_closed")
+        self.events.append("half_closed")
 
     def closed(self) -> None:
-        self.told.append("closed")
+        self.events.append("closed")
 
 
 class Site:
-    """`transport` is native or grpcio; `held` has the handlers of `/test/Hold`, the other methods are those of the echo."""
+    """`transport`: native or grpcio. `held` has the handlers of `/test/Hold`; the echo serves the other methods."""
 
     def __init__(
         self, transport: str = "grpcio", certificates: Any = None, beside: Self | None = None, **options: Any
@@ -49,7 +49,7 @@ class Site:
         self.errors: list[BaseException] = []
         self.abuses: list[str] = []
         self.serves: Application = application
-        self.streams = 0  # that were opened
+        self.streams = 0  # opened so far
         self.loop = uvloop.new_event_loop()
         self.thread = threading.Thread(target=self.loop.run_forever)
         self.thread.start()
@@ -78,7 +78,7 @@ class Site:
         self.socket.close()
 
     def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Run in the loop's thread and return its result."""
+        """Calls the function in the loop's thread and returns its result."""
 
         async def run() -> Any:
             return function(*arguments)
@@ -92,7 +92,7 @@ class Site:
             time.sleep(0.002)
 
     def channel(self, *, credentials: grpc.ChannelCredentials | None = None) -> grpc.Channel:
-        """A connection of its own."""
+        """A channel with a separate connection."""
         address = f"127.0.0.1:{self.port}"
         options = [
             ("grpc.max_receive_message_length", -1),
@@ -103,9 +103,9 @@ class Site:
             return grpc.insecure_channel(address, options=options)
         return grpc.secure_channel(address, credentials, options=options)
 
-    def told(self, *events: str) -> None:
-        """Wait until the only handler that is held was told just this."""
-        self.until(lambda: [held.told for held in self.held] == [list(events)])
+    def expect(self, *events: str) -> None:
+        """Waits until the only held handler has had exactly these calls."""
+        self.until(lambda: [held.events for held in self.held] == [list(events)])
 
     def _application(self, path: str, metadata: Metadata, stream: Stream) -> Handler | None:
         self.streams += 1

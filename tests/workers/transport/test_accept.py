@@ -1,13 +1,18 @@
-"""Whose turn it is to accept, and when a full connection may carry more; with a loop and sockets that are made up."""
+"""Which worker accepts, and when the limit of a full connection rises. The loop and the sockets are fakes."""
 
 import errno
 import heapq
 import itertools
+import socket
 
 import pytest
 
-from workers.transport.accept import FullConnections, Gate
+from tests.reports import Reports
+from workers.transport import accept
+from workers.transport.accept import AT_ONCE, LONG_QUEUE, QUEUE_SHARE, FullConnections, Gate
 from workers.transport.headers import ClientKind
+
+LOOPBACK = "127.0.0.1"
 
 
 class FakeLoop:
@@ -32,7 +37,7 @@ class FakeLoop:
         return timer
 
     def turn(self, sockets, seconds=0.001):
-        """One turn of the loop: due timers, then readable sockets."""
+        """Runs one turn of the loop: due timers, then readable sockets."""
         self.now += seconds
         while self.timers and self.timers[0][0] <= self.now:
             timer = heapq.heappop(self.timers)[2]
@@ -83,10 +88,19 @@ class Worker:
         self.serving = True
         self.age = 0.0
         self.taken = 0
-        self.failures = []
+        self.failures = Reports()
         self.fleet = fleet
         fleet.append(self)
-        self.gate = Gate(self.loop, listening, lambda: self.load, self.others, self.take, room, self.failures.append)
+        self.gate = Gate(
+            self.loop,
+            listening,
+            lambda: self.load,
+            self.others,
+            self.take,
+            room,
+            self.failures,
+            queued=lambda listening: listening.waiting,
+        )
         self.gate.open()
 
     def others(self):
@@ -98,6 +112,44 @@ class Worker:
 
     def turn(self, seconds=0.001):
         self.loop.turn([self.listening], seconds)
+
+
+def test_a_long_queue_is_accepted_by_all_workers_several_connections_per_turn():
+    listening, fleet = FakeListening(10 * LONG_QUEUE), []
+    for _ in range(2):
+        Worker(listening, fleet)
+    fleet[0].load = 1000  # it would not accept while the other one has less load
+    fleet[0].turn()
+    assert fleet[0].taken == AT_ONCE
+    left = listening.waiting
+    fleet[1].turn()
+    assert fleet[1].taken == min(left // QUEUE_SHARE, AT_ONCE)
+    while listening.waiting >= LONG_QUEUE:
+        fleet[0].turn()
+    taken = fleet[0].taken
+    fleet[0].turn()
+    assert fleet[0].taken == taken  # the queue is short again
+
+
+def test_a_long_queue_fills_no_more_than_the_room():
+    listening, fleet = FakeListening(10 * LONG_QUEUE), []
+    places = 3
+    worker = Worker(listening, fleet, room=lambda: int(worker.taken < places))
+    for _ in range(5):
+        worker.turn()
+    assert worker.taken == places
+
+
+def test_the_kernel_tells_how_many_connections_wait():
+    with socket.create_server((LOOPBACK, 0), backlog=LONG_QUEUE) as listening:
+        listening.setblocking(False)
+        assert accept._queued(listening) == 0
+        clients = [socket.create_connection(listening.getsockname()) for _ in range(5)]
+        assert accept._queued(listening) == 5
+        for client in clients:
+            listening.accept()[0].close()
+            client.close()
+        assert accept._queued(listening) == 0
 
 
 @pytest.mark.parametrize(("workers", "connections"), [(4, 17), (2, 5), (8, 40)])
@@ -124,7 +176,7 @@ def test_a_worker_leaves_connections_to_one_with_less_load():
 
 
 @pytest.mark.parametrize(("serving", "age"), [(False, 0.0), (True, 0.3)])
-def test_workers_that_do_not_serve_or_show_no_heartbeat_are_not_waited_for(serving, age):
+def test_a_worker_does_not_wait_for_others_that_do_not_serve_or_have_no_fresh_heartbeat(serving, age):
     listening, fleet = FakeListening(1), []
     busy, other = Worker(listening, fleet), Worker(listening, fleet)
     busy.load, other.serving, other.age = 100, serving, age
@@ -144,12 +196,12 @@ def test_a_stopped_worker_cannot_starve_connections_longer_than_20_ms():
     assert busy.taken == 1
 
 
-def test_patience_starts_anew_with_each_connection():
+def test_the_wait_of_20_ms_starts_again_with_each_connection():
     listening, fleet = FakeListening(1), []
     busy, other = Worker(listening, fleet), Worker(listening, fleet)
     busy.load = 100
     busy.turn()
-    other.turn()  # took it
+    other.turn()  # accepts it
     for _ in range(10):
         busy.turn(0.1)
     listening.waiting, other.load = 1, 0
@@ -157,7 +209,7 @@ def test_patience_starts_anew_with_each_connection():
     assert busy.taken == 0
 
 
-def test_a_connection_that_another_took_is_no_error():
+def test_a_connection_that_another_worker_accepted_is_no_error():
     listening, fleet = FakeListening(1), []
     worker = Worker(listening, fleet)
     listening.waiting = 0
@@ -165,7 +217,7 @@ def test_a_connection_that_another_took_is_no_error():
     assert worker.taken == 0
 
 
-def test_out_of_descriptors_backs_off_and_logs_now_and_then():
+def test_without_descriptors_the_gate_backs_off_and_logs_at_a_limited_rate():
     listening, fleet = FakeListening(1), []
     worker = Worker(listening, fleet)
     listening.error = errno.EMFILE
@@ -183,7 +235,7 @@ def test_out_of_descriptors_backs_off_and_logs_now_and_then():
     assert worker.taken == 1
 
 
-def test_errors_nobody_expects_are_raised():
+def test_unexpected_errors_are_raised():
     listening, fleet = FakeListening(1), []
     worker = Worker(listening, fleet)
     listening.error = errno.EBADF
@@ -191,7 +243,7 @@ def test_errors_nobody_expects_are_raised():
         worker.turn()
 
 
-def test_without_room_nothing_is_accepted_and_nothing_spins():
+def test_without_room_the_gate_accepts_nothing_and_does_not_spin():
     listening, fleet = FakeListening(1), []
     room = [False]
     worker = Worker(listening, fleet, lambda: room[0])
@@ -204,7 +256,7 @@ def test_without_room_nothing_is_accepted_and_nothing_spins():
     assert worker.taken == 1
 
 
-def test_a_closed_gate_accepts_no_more_even_while_it_was_pausing():
+def test_a_gate_that_was_closed_during_a_pause_accepts_no_more():
     listening, fleet = FakeListening(1), []
     busy, _idle = Worker(listening, fleet), Worker(listening, fleet)
     busy.load = 5
@@ -242,7 +294,7 @@ class Accepts:
         return self.count
 
 
-def test_a_connection_that_stays_full_may_carry_more():
+def test_the_limit_of_a_connection_that_stays_full_is_raised():
     full, connection = FullConnections(Accepts()), FakeConnection(1.0)
     assert full.note(connection)
     assert not full.note(connection)
@@ -252,7 +304,7 @@ def test_a_connection_that_stays_full_may_carry_more():
     assert connection.raised == 1
 
 
-def test_a_connection_is_not_raised_while_new_ones_arrive():
+def test_no_limit_is_raised_while_new_connections_arrive():
     accepts = Accepts()
     full, connection = FullConnections(accepts), FakeConnection(1.0)
     full.note(connection)
@@ -263,7 +315,7 @@ def test_a_connection_is_not_raised_while_new_ones_arrive():
     assert connection.raised == 1
 
 
-def test_a_connection_that_got_room_or_was_lost_is_forgotten():
+def test_a_connection_that_has_room_again_or_was_lost_is_forgotten():
     full = FullConnections(Accepts())
     relaxed, lost = FakeConnection(1.0), FakeConnection(1.0)
     full.note(relaxed)
@@ -284,7 +336,7 @@ def test_a_connection_that_got_room_or_was_lost_is_forgotten():
         (ClientKind.POOLS, "b", False, 1),
     ],
 )
-def test_only_a_client_that_has_nowhere_else_to_go_is_raised(client, host, more, raised):
+def test_only_the_limit_of_a_client_that_can_only_wait_is_raised(client, host, more, raised):
     full, connection = FullConnections(Accepts()), FakeConnection(1.0, "a", client)
     full.note(connection)
     full.check(1.02, [connection, FakeConnection(None, host)], more)

@@ -1,4 +1,4 @@
-"""Deadlines of open streams come due once and in order; those of ended streams don't pile up."""
+"""Deadlines of open streams come due once and in order. Deadlines of ended streams don't accumulate."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -7,7 +7,7 @@ from workers.transport.deadlines import SLACK, Deadlines
 
 
 class Stream:
-    """Stands for one that is open."""
+    """Stands for an open stream."""
 
 
 @given(st.lists(st.tuples(st.floats(0, 100), st.booleans()), max_size=60), st.floats(0, 100))
@@ -26,7 +26,7 @@ def test_open_streams_come_due_in_the_order_of_their_times(given_, now):
 
 
 @given(st.integers(0, 50), st.integers(0, 2000))
-def test_what_is_kept_is_bounded_by_the_streams_that_are_open(open_, ended):
+def test_the_number_of_entries_is_bounded_by_the_open_streams(open_, ended):
     streams = {-number: Stream() for number in range(1, open_ + 1)}
     deadlines = Deadlines(streams)
     for number in streams:

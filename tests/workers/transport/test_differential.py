@@ -1,16 +1,16 @@
-"""The native engine and grpc.aio under the same clients: the same answers, byte for byte, and the same gRPC status.
+"""The native engine and grpc.aio with the same clients: the same answers, byte for byte, and the same gRPC status.
 
     script of streams ─▶ sync grpcio client ─▶ native | grpcio ─▶ App on a fake pool
-                                                                   └ what handlers were told and sent, and the App's counters
+                                                                   └ the calls of handlers, what they sent, and the App's counters
 
-Each script is played once through each transport, with a new App. What is compared: the answers, status code and text
-that the client got; what each handler was told; the counters and loads of the lane afterwards. Two things differ by nature. A
-message that is over the transport's limit is refused by each in its own words. And what is under way when a client cancels
-may be lost, so the client cancels when the server has seen all, and its answers are not compared.
+Each script runs once through each transport, with a new App. The test compares: the answers, status code and text that the client
+got; the calls of each handler; the counters and loads of the lane at the end. Two things differ by nature. The transports refuse
+a message over their limit with different texts. And bytes on their way may be lost when a client cancels, so the client cancels only
+after the server has seen all messages, and its answers are not compared.
 
-A state machine does the same step by step: streams open, speak, half-close and are cancelled in any order beside each other.
+A state machine does the same step by step: concurrent streams open, send, half-close and are cancelled in any order.
 
-EPP_DIFFERENTIAL_EXAMPLES sets how many scripts are generated (60), and a third as many runs of the machine.
+EPP_DIFFERENTIAL_EXAMPLES sets the number of generated scripts (60). The state machine runs a third as often.
 """
 
 import os
@@ -27,10 +27,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from epp.protocol.codec import SUBSET_KEY, SUBSET_NAMESPACE
 from epp.protocol.proto import ext_proc_pb2 as pb
 from tests.pair import Pair
-from tests.workers.test_server import BODY, USAGE, pair
+from tests.workers.extproc.streams import BODY, USAGE, pair
 from tests.workers.transport.sites import WAIT, Site
-from workers.app import App
-from workers.server import PATH, open_stream
+from workers.extproc.app import App
+from workers.extproc.stream import PATH, open_stream
 from workers.transport.interface import Handler, Metadata, Stream
 from workers.transport.limits import Limits
 
@@ -42,7 +42,7 @@ HALF_CLOSE, CANCEL = "half close", "cancel"
 
 
 class Script(NamedTuple):
-    """What one stream's client sends, and how it ends."""
+    """What the client of one stream sends, and how it ends the stream."""
 
     messages: Sequence[bytes]
     ending: str = HALF_CLOSE
@@ -50,20 +50,20 @@ class Script(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What one stream's client saw, and what its handler was told."""
+    """What the client of one stream got, and the calls of its handler."""
 
     answers: Sequence[bytes]
     code: grpc.StatusCode
     text: str
-    told: Sequence[str]
+    events: Sequence[str]
 
 
-class Told:
-    """Between a transport and a handler: notes what the handler is told, and that it ended its stream."""
+class Recorded:
+    """Stands between a transport and a handler: records the calls of the handler, and the end of the stream."""
 
     def __init__(self, app: App, path: str, metadata: Metadata, stream: Stream) -> None:
         self._stream = stream
-        self.told: list[str] = []
+        self.events: list[str] = []
         self.over = False
         self.send, self.send_raw = stream.send, stream.send_raw
         self.hold, self.release = stream.hold, stream.release
@@ -72,20 +72,20 @@ class Told:
         self._handler: Handler = handler
 
     def message(self, message: bytes) -> None:
-        self.told.append("message")
+        self.events.append("message")
         self._handler.message(message)
 
     def half_closed(self) -> None:
-        self.told.append("half_closed")
+        self.events.append("half_closed")
         self._handler.half_closed()
 
     def closed(self) -> None:
-        self.told.append("closed")
+        self.events.append("closed")
         self.over = True
         self._handler.closed()
 
     def end(self, status: int = 0, text: str = "") -> None:
-        self.told.append(f"ends with {status}")
+        self.events.append(f"ends with {status}")
         self.over = True
         self._stream.end(status, text)
 
@@ -98,7 +98,7 @@ class Player:
         self.site.serves = self._open
         self._channel = self.site.channel()
         self._pair: Pair
-        self._handlers: list[Told] = []
+        self._handlers: list[Recorded] = []
         self.faults: list[BaseException] = []
 
     def close(self) -> None:
@@ -106,11 +106,11 @@ class Player:
         self.site.__exit__(None, None, None)
 
     def begin(self) -> None:
-        """A new App without streams."""
+        """Creates a new App without streams."""
         self._handlers, self._pair = [], pair(body_bytes_max=BODY_MAX)
 
     def open(self, *, compressed: bool) -> "Live":
-        """One more stream."""
+        """Opens one more stream."""
         number = len(self._handlers)
         played = Played(self._channel, Script((), compressed=compressed))
         self.site.until(lambda: len(self._handlers) > number)
@@ -123,33 +123,35 @@ class Player:
         return list(lane.counters), lane.inflight.tolist(), [type(fault) for fault in self._pair.faults]
 
     def play(self, scripts: Sequence[Script]) -> tuple[list[Outcome], Any]:
-        """All streams are opened before any ends; their messages take turns."""
+        """Opens all streams before any ends. Their messages take turns."""
         self.begin()
         streams = []
         for number, script in enumerate(scripts):
             streams.append(Played(self._channel, script))
-            self.site.until(lambda number=number: len(self._handlers) > number)  # handlers are numbered as streams are
+            self.site.until(
+                lambda number=number: len(self._handlers) > number
+            )  # so that handlers have the numbers of their streams
         for turn in range(max(len(script.messages) for script in scripts)):
             for played, handler in zip(streams, self._handlers, strict=True):
                 self._take_turn(played, handler, turn)
         outcomes = [played.end() for played in streams]
         self.site.until(lambda: self.site.server.streams == 0)
-        told = [Outcome(*o[:3], tuple(h.told)) for o, h in zip(outcomes, self._handlers, strict=True)]
-        return told, self.left()
+        outcomes = [Outcome(*o[:3], tuple(h.events)) for o, h in zip(outcomes, self._handlers, strict=True)]
+        return outcomes, self.left()
 
-    def _take_turn(self, played: "Played", handler: Told, turn: int) -> None:
-        """Say one message, and wait until it was heard, so that turns are the same on both transports."""
+    def _take_turn(self, played: "Played", handler: Recorded, turn: int) -> None:
+        """Sends one message, and waits until the handler got it, so that turns are the same on both transports."""
         if turn < len(played.script.messages) and not handler.over:
             played.say(played.script.messages[turn])
-            self.site.until(lambda: len(handler.told) > turn or handler.over)
+            self.site.until(lambda: len(handler.events) > turn or handler.over)
 
     def _open(self, path: str, metadata: Metadata, stream: Stream) -> Handler | None:
-        self._handlers.append(Told(self._pair.app, path, metadata, stream))
+        self._handlers.append(Recorded(self._pair.app, path, metadata, stream))
         return self._handlers[-1]
 
 
 class Played:
-    """A stream, its client's side."""
+    """The client's side of a stream."""
 
     def __init__(self, channel: grpc.Channel, script: Script) -> None:
         self.script = script
@@ -162,7 +164,7 @@ class Played:
         self._says.put(message)
 
     def end(self) -> Outcome:
-        """Half-close or cancel, and read to the end."""
+        """Half-closes or cancels the stream, and reads to its end."""
         answers: list[bytes] = []
         if self.script.ending == CANCEL:
             self.call.cancel()
@@ -184,9 +186,9 @@ class Played:
 
 
 class Live:
-    """A stream that is driven step by step, both of its sides."""
+    """Both sides of a stream that the test drives step by step."""
 
-    def __init__(self, site: Site, played: Played, handler: Told) -> None:
+    def __init__(self, site: Site, played: Played, handler: Recorded) -> None:
         self._site, self._played, self._handler = site, played, handler
 
     @property
@@ -194,15 +196,15 @@ class Live:
         return self._handler.over
 
     def say(self, message: bytes) -> None:
-        heard = len(self._handler.told)
+        heard = len(self._handler.events)
         self._played.say(message)
-        self._site.until(lambda: len(self._handler.told) > heard or self._handler.over)
+        self._site.until(lambda: len(self._handler.events) > heard or self._handler.over)
 
     def end(self, ending: str) -> Outcome:
         self._played.script = self._played.script._replace(ending=ending)
         outcome = self._played.end()
         self._site.until(lambda: self._handler.over)
-        return outcome._replace(told=tuple(self._handler.told))
+        return outcome._replace(events=tuple(self._handler.events))
 
 
 @pytest.fixture(scope="module")
@@ -260,7 +262,7 @@ PIECES = [prompt(150_000)[at : at + 40_000] for at in range(0, 150_024, 40_000)]
 
 
 def same(players: list[Player], *scripts: Script) -> list[Outcome]:
-    """Play them through each transport; what both gave."""
+    """Plays the scripts through each transport, and compares the outcomes. Returns them."""
     (native, lane), (grpcio, other_lane) = (player.play(scripts) for player in players)
     assert native == grpcio
     assert lane == other_lane
@@ -269,9 +271,9 @@ def same(players: list[Player], *scripts: Script) -> list[Outcome]:
     return native
 
 
-RECORDED = {  # messages -> gRPC status and how many answers
+RECORDED = {  # name -> messages, gRPC status, number of answers
     "an unstreamed request": (UNSTREAMED, 0, 4),
-    "a streamed one": (STREAMED, 0, 25),
+    "a streamed request": (STREAMED, 0, 25),
     "a body in pieces": (
         (headers(), *(body(piece, last=piece is PIECES[-1]) for piece in PIECES), *UNSTREAMED[2:]),
         0,
@@ -288,7 +290,7 @@ RECORDED = {  # messages -> gRPC status and how many answers
     "headers twice": ((headers(), headers()), 3, 0),
     "garbage": ((b"\xff\xff\xff",), 3, 0),
     "an empty message": ((b"",), 3, 0),
-    "all said twice": ((*UNSTREAMED, *UNSTREAMED), 3, 4),
+    "everything twice": ((*UNSTREAMED, *UNSTREAMED), 3, 4),
     "a message over the limit": ((headers(), body(b"p" * MESSAGE_MAX)), 8, 0),
     "nothing": ((), 0, 0),
 }
@@ -296,16 +298,18 @@ RECORDED = {  # messages -> gRPC status and how many answers
 
 @pytest.mark.parametrize("name", RECORDED)
 @pytest.mark.parametrize("compressed", [False, True])
-def test_a_known_stream_is_answered_alike(players: list[Player], name: str, compressed: bool) -> None:
+def test_both_transports_answer_a_recorded_stream_alike(players: list[Player], name: str, compressed: bool) -> None:
     messages, code, answers = RECORDED[name]
     (outcome,) = same(players, Script(messages, compressed=compressed))
     assert (outcome.code.value[0], len(outcome.answers)) == (code, answers)
 
 
 @pytest.mark.parametrize("count", range(len(UNSTREAMED) + 1))
-def test_a_stream_cancelled_anywhere_is_closed_alike_and_releases_all(players: list[Player], count: int) -> None:
+def test_a_stream_that_is_cancelled_at_any_point_is_closed_alike_and_releases_everything(
+    players: list[Player], count: int
+) -> None:
     (outcome,) = same(players, Script(UNSTREAMED[:count], CANCEL))
-    assert outcome.told == (*["message"] * count, "closed")
+    assert outcome.events == (*["message"] * count, "closed")
 
 
 sizes = st.one_of(st.integers(0, 200), st.sampled_from([16_379, 16_380, 62_000, 62_001, 65_535, 150_000]))
@@ -348,7 +352,7 @@ scripts = st.builds(Script, messages, st.sampled_from([HALF_CLOSE, HALF_CLOSE, C
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large],
 )
-def test_any_streams_are_answered_alike(players: list[Player], played: list[Script]) -> None:
+def test_both_transports_answer_any_streams_alike(players: list[Player], played: list[Script]) -> None:
     same(players, *played)
 
 
@@ -386,7 +390,7 @@ def named_headers(path: str, named: dict[str, str], *, last: bool) -> bytes:
 
 
 class Streams(RuleBasedStateMachine):
-    """Streams of one connection through both transports at once; each step is heard before the next."""
+    """Streams of one connection through both transports at once. The handlers see each step before the next one."""
 
     players: list[Player]
 
@@ -403,19 +407,19 @@ class Streams(RuleBasedStateMachine):
 
     @rule(data=st.data(), message=st.one_of(plain_headers, any_headers, any_message))
     @precondition(lambda self: self.live)
-    def one_says_anything(self, data: st.DataObject, message: bytes) -> None:
+    def a_stream_sends_any_message(self, data: st.DataObject, message: bytes) -> None:
         self._say(data.draw(st.sampled_from(self.live)), message)
 
-    @rule(data=st.data(), said=st.one_of(legal, cut))
+    @rule(data=st.data(), legal_messages=st.one_of(legal, cut))
     @precondition(lambda self: self.live)
-    def one_says_what_is_legal(self, data: st.DataObject, said: tuple[bytes, ...]) -> None:
+    def a_stream_sends_legal_messages(self, data: st.DataObject, legal_messages: tuple[bytes, ...]) -> None:
         pair_ = data.draw(st.sampled_from(self.live))
-        for message in said[:5]:
+        for message in legal_messages[:5]:
             self._say(pair_, message)
 
     @rule(data=st.data(), ending=st.sampled_from([HALF_CLOSE, CANCEL]))
     @precondition(lambda self: self.live)
-    def one_ends_beside_the_others(self, data: st.DataObject, ending: str) -> None:
+    def a_stream_ends(self, data: st.DataObject, ending: str) -> None:
         pair_ = data.draw(st.sampled_from(self.live))
         self.live.remove(pair_)
         self._end(pair_, ending)
@@ -428,7 +432,7 @@ class Streams(RuleBasedStateMachine):
 
     def _end(self, pair_: list[Live], ending: str) -> None:
         if pair_[0].over:
-            ending = HALF_CLOSE  # who is told of the end first is chance
+            ending = HALF_CLOSE  # after a cancel, it is random which side learns first that the stream has ended
         native, grpcio = (stream.end(ending) for stream in pair_)
         assert native == grpcio
 
@@ -441,7 +445,7 @@ class Streams(RuleBasedStateMachine):
         assert native[2] == []
 
 
-def test_streams_that_live_beside_each_other_are_answered_alike(players: list[Player]) -> None:
+def test_both_transports_answer_concurrent_streams_alike(players: list[Player]) -> None:
     class Machine(Streams):
         pass
 

@@ -1,4 +1,4 @@
-"""grpc.aio as a transport: real sockets, a server in a loop's thread, sync grpcio clients."""
+"""The transport over grpc.aio: real sockets, a server in the thread of its loop, synchronous grpcio clients."""
 
 import contextlib
 import itertools
@@ -18,9 +18,10 @@ import pytest
 from tests.workers.transport.echo import application
 from tests.workers.transport.helpers import DATA, HEADERS, SETTINGS, block, frame, framed, setting
 from tests.workers.transport.sites import PATH, WAIT, Site
-from workers.instance import StartError, hold, listen
+from workers.process.errors import StartError
+from workers.process.sockets import hold, listen
 from workers.transport import grpcio
-from workers.transport.http2 import PREFACE
+from workers.transport.frames import PREFACE
 from workers.transport.interface import Clock, Stream
 from workers.transport.limits import Budget, Limits
 from workers.transport.tls import Material, self_signed
@@ -41,7 +42,7 @@ def stream(channel: grpc.Channel, path: str = "/test/Mirror") -> Any:
 
 
 def ended(call: Any) -> tuple[list[bytes], grpc.StatusCode, str]:
-    """All answers, and how it ended."""
+    """All answers of a call, its status and its text."""
     answers: list[bytes] = []
     try:
         answers.extend(call)
@@ -51,7 +52,7 @@ def ended(call: Any) -> tuple[list[bytes], grpc.StatusCode, str]:
 
 
 class Sends:
-    """What a client sends, when its test says so; half-closes at the end of the block."""
+    """Sends messages of a client when its test calls it. Half-closes at the end of the block."""
 
     def __init__(self) -> None:
         self._queue: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
@@ -72,11 +73,11 @@ class Sends:
 
 @contextlib.contextmanager
 def opened(site: Site) -> Iterator[tuple[Any, Sends]]:
-    """A stream that is held, after its first message."""
+    """A stream that the server holds open, after its first message."""
     with site.channel() as channel, Sends() as sends:
         call = stream(channel, PATH)(iter(sends), timeout=WAIT)
         sends(b"x")
-        site.told("message")
+        site.expect("message")
         yield call, sends
 
 
@@ -88,7 +89,7 @@ def test_messages_of_any_size_come_back_in_order(site: Site) -> None:
     assert (code, text) == (grpc.StatusCode.OK, "")
 
 
-def test_what_carries_its_prefixes_already_is_taken_apart(site: Site) -> None:
+def test_messages_that_have_their_prefixes_already_are_split(site: Site) -> None:
     with opened(site) as (call, _):
 
         def answer() -> None:
@@ -104,23 +105,23 @@ def test_what_carries_its_prefixes_already_is_taken_apart(site: Site) -> None:
     assert answers == [b"one", b"", b"three" * 30_000, b"four"]
     assert (code, text) == (grpc.StatusCode.FAILED_PRECONDITION, "50 % of \u00e9\n")
     site.until(lambda: site.server.streams == 0)
-    assert site.held[0].told == ["message"], "it ended the stream itself"
+    assert site.held[0].events == ["message"], "it ended the stream itself"
 
 
-def test_the_end_of_what_the_client_sends_is_told_after_the_last_message(site: Site) -> None:
+def test_half_closed_is_called_after_the_last_message(site: Site) -> None:
     with site.channel() as channel:
         call = stream(channel, PATH)(iter([b"1", b"2"]), timeout=WAIT)
-        site.told("message", "message", "half_closed")
+        site.expect("message", "message", "half_closed")
         assert site.held[0].messages == [b"1", b"2"]
         site.call(site.held[0].stream.end)
         assert ended(call) == ([], grpc.StatusCode.OK, "")
 
 
-def test_a_client_that_cancels_has_not_half_closed(site: Site) -> None:
+def test_half_closed_is_not_called_when_a_client_cancels(site: Site) -> None:
     for _ in range(30):
         with opened(site) as (call, _):
             call.cancel()
-            site.told("message", "closed")
+            site.expect("message", "closed")
         site.held.clear()
     assert site.server.streams == site.server.connections == 0
 
@@ -128,9 +129,9 @@ def test_a_client_that_cancels_has_not_half_closed(site: Site) -> None:
 def test_a_client_may_cancel_after_it_half_closed(site: Site) -> None:
     with site.channel() as channel:
         call = stream(channel, PATH)(iter([b"x"]), timeout=WAIT)
-        site.told("message", "half_closed")
+        site.expect("message", "half_closed")
         call.cancel()
-        site.told("message", "half_closed", "closed")
+        site.expect("message", "half_closed", "closed")
 
 
 def test_a_lost_connection_closes_its_streams(site: Site) -> None:
@@ -139,11 +140,11 @@ def test_a_lost_connection_closes_its_streams(site: Site) -> None:
         site.until(lambda: site.held)
         assert site.call(site.server.handlers) == site.held
         assert site.server.connections == site.server.streams == 1
-    site.told("closed")
+    site.expect("closed")
     site.until(lambda: site.server.connections == site.server.streams == 0)
 
 
-def test_an_unknown_method_and_one_that_fails_are_answered_as_by_the_native_engine() -> None:
+def test_an_unknown_method_and_a_failing_application_are_answered_as_by_the_native_engine() -> None:
     def breaks(path: str, metadata: Any, stream: Any) -> None:
         if path == "/test/Breaks":
             raise ZeroDivisionError
@@ -159,7 +160,7 @@ def test_an_unknown_method_and_one_that_fails_are_answered_as_by_the_native_engi
     assert [code for _, code, _ in answers[0]] == [grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.INTERNAL]
 
 
-def test_a_handler_that_fails_ends_its_stream_and_is_told() -> None:
+def test_a_failing_handler_ends_its_stream_and_gets_closed() -> None:
     def fail(message: bytes) -> None:
         raise ZeroDivisionError
 
@@ -167,11 +168,11 @@ def test_a_handler_that_fails_ends_its_stream_and_is_told() -> None:
         site.held[0].message = fail  # type: ignore[method-assign]
         sends(b"y")
         assert ended(call)[1:] == (grpc.StatusCode.INTERNAL, "the handler of this stream failed")
-    assert site.held[0].told == ["message", "closed"]
+    assert site.held[0].events == ["message", "closed"]
     assert [type(error) for error in site.errors] == [ZeroDivisionError]
 
 
-def test_the_clock_is_set_before_a_handler_is_told_anything() -> None:
+def test_the_clock_is_set_before_any_call_of_a_handler() -> None:
     clock, times, seen = Clock(), itertools.count(1), []
 
     class Looks:
@@ -187,7 +188,7 @@ def test_the_clock_is_set_before_a_handler_is_told_anything() -> None:
             self.stream.end()
 
         def closed(self) -> None:
-            """Nothing to look at."""
+            """Nothing to record."""
 
     with Site(clock=clock, now=lambda: float(next(times))) as site, site.channel() as channel:
         site.serves = Looks
@@ -199,46 +200,48 @@ def test_a_message_over_the_limit_ends_its_stream() -> None:
     with Site(limits=Limits(message=100_000)) as site, site.channel() as channel:
         call = stream(channel, PATH)(iter([b"x" * 100_000, b"x" * 100_001]), timeout=WAIT)
         assert ended(call)[1] is grpc.StatusCode.RESOURCE_EXHAUSTED
-        site.told("message", "closed")
+        site.expect("message", "closed")
 
 
 def peer_that_reads_nothing(site: Site) -> socket.socket:
-    """It asked for a stream, and has a window for none of the answer."""
+    """A peer that has opened a stream and gives no window for the answer."""
     peer = socket.create_connection(("127.0.0.1", site.port), WAIT)
     peer.sendall(PREFACE + frame(SETTINGS, 0, 0, setting(4, 0)) + frame(SETTINGS, 1, 0))
     peer.sendall(frame(HEADERS, 4, 1, block(path=PATH)) + frame(DATA, 0, 1, framed(b"x")))
-    site.told("message")
+    site.expect("message")
     return peer
 
 
 @pytest.mark.parametrize("more", [{"limits": Limits(stream_output=200_000)}, {"budget": Budget(200_000)}])
-def test_a_peer_that_takes_no_answers_costs_bounded_memory(more: dict[str, Any]) -> None:
+def test_a_peer_that_reads_no_answers_costs_bounded_memory(more: dict[str, Any]) -> None:
     with Site(**more) as site, peer_that_reads_nothing(site):
         for _ in range(3):
             site.call(site.held[0].stream.send, b"x" * 90_000)
-        site.told("message", "closed")
+        site.expect("message", "closed")
         site.call(site.held[0].stream.send, b"x" * 90_000)
-        assert site.abuses == ["output_limit"]
+        (abuse,) = site.abuses
+        assert abuse.startswith("output_limit: from ipv4:127.0.0.1:")
         assert site.server.budget.used == 0
         site.until(lambda: site.server.streams == 0)
 
 
-def test_a_peer_that_takes_nothing_for_long_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_stream_of_a_peer_that_reads_nothing_for_long_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grpcio, "TICK", 0.01)
     with Site(limits=Limits(stall_seconds=0.05)) as site, peer_that_reads_nothing(site):
         site.call(site.held[0].stream.send, b"x" * 90_000)
-        site.told("message", "closed")
-        assert site.abuses == ["output_stalled"]
+        site.expect("message", "closed")
+        (abuse,) = site.abuses
+        assert abuse.startswith("output_stalled: from ipv4:127.0.0.1:")
         assert site.server.budget.used == 0
 
 
-def test_draining_serves_open_streams_to_their_end_and_no_new_ones(site: Site) -> None:
+def test_a_drain_serves_open_streams_to_their_end_and_refuses_new_ones(site: Site) -> None:
     with opened(site) as (call, sends), site.channel() as late:
         site.call(site.server.stop_accepting)
         site.call(site.server.drain)
         assert ended(stream(late)(iter([b"x"]), timeout=WAIT))[1] is grpc.StatusCode.UNAVAILABLE
         sends(b"2")
-        site.told("message", "message")
+        site.expect("message", "message")
         assert site.server.connections == 1
         site.call(site.held[0].stream.send, b"bye")
         site.call(site.held[0].stream.end)
@@ -246,12 +249,12 @@ def test_draining_serves_open_streams_to_their_end_and_no_new_ones(site: Site) -
         site.until(lambda: site.server.connections == 0)
 
 
-def test_aborting_cuts_open_streams_and_tells_them(site: Site) -> None:
+def test_an_abort_cuts_open_streams_and_closes_their_handlers(site: Site) -> None:
     with opened(site) as (call, _):
         site.call(site.server.drain)
         site.call(site.server.abort)
         assert ended(call)[1] in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
-        site.told("message", "closed")
+        site.expect("message", "closed")
 
 
 # The port.
@@ -266,7 +269,7 @@ def test_several_workers_serve_one_port_and_both_get_connections() -> None:
         assert sorted((first.streams > 0, second.streams > 0)) == [True, True]
 
 
-def test_a_port_that_is_held_is_for_children_of_this_user_only() -> None:
+def test_a_held_port_accepts_no_connections_and_cannot_be_bound_without_sharing() -> None:
     with hold(0, "--grpc-port") as held:
         port = held.getsockname()[1]
         with pytest.raises(ConnectionRefusedError):
@@ -277,12 +280,12 @@ def test_a_port_that_is_held_is_for_children_of_this_user_only() -> None:
 
 
 @pytest.mark.parametrize("share", [False, True])
-def test_a_port_where_another_listens_is_not_held(share: bool) -> None:
+def test_a_port_where_another_process_listens_is_not_held(share: bool) -> None:
     with socket.create_server(("127.0.0.1", 0), reuse_port=share) as other, pytest.raises(StartError, match="in use"):
         hold(other.getsockname()[1], "--grpc-port")
 
 
-def test_a_port_that_another_took_is_an_error_that_names_it(site: Site) -> None:
+def test_the_error_for_a_port_in_use_names_the_address(site: Site) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         server = grpcio.Server(site.loop)
         with pytest.raises(OSError, match=f"grpc cannot bind .*:{other.getsockname()[1]}"):
@@ -290,9 +293,9 @@ def test_a_port_that_another_took_is_an_error_that_names_it(site: Site) -> None:
         site.call(server.abort)
 
 
-def test_what_the_parent_imports_brings_no_grpc() -> None:
+def test_the_parent_does_not_import_grpc() -> None:
     script = (
-        "import sys, workers.cli.serve, workers.parent, workers.supervisor, workers.worker\n"
+        "import sys, workers.cli.serve, workers.process.parent, workers.supervisor.main, workers.worker.main\n"
         "assert not [name for name in sys.modules if name.partition('.')[0] == 'grpc']"
     )
     environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
@@ -303,14 +306,14 @@ def test_what_the_parent_imports_brings_no_grpc() -> None:
 
 
 class Certificates:
-    """What `workers.certificates` keeps up to date."""
+    """Stands for `workers.process.certificates`."""
 
     def __init__(self, material: Material) -> None:
         self.material = material
 
 
 def shown(site: Site) -> str:
-    """The certificate of a new connection."""
+    """The certificate that a new connection gets."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     context.set_alpn_protocols(["h2"])
@@ -320,7 +323,7 @@ def shown(site: Site) -> str:
         return ssl.DER_cert_to_PEM_cert(secure.getpeercert(binary_form=True) or b"")
 
 
-def test_new_connections_see_the_certificate_that_took_the_place_of_another() -> None:
+def test_new_connections_see_a_replaced_certificate() -> None:
     first, second = Material(*self_signed()), Material(*self_signed())
     certificates = Certificates(first)
     with Site(certificates=certificates) as site:
@@ -334,7 +337,7 @@ def test_new_connections_see_the_certificate_that_took_the_place_of_another() ->
             assert ended(stream(channel)(iter([b"x"]), timeout=WAIT))[0] == [b"x"]
 
 
-def test_a_client_without_a_certificate_of_the_ca_is_not_let_in() -> None:
+def test_a_client_without_a_certificate_of_the_ca_is_refused() -> None:
     client = self_signed()
     server = Material(*self_signed(), client_ca=client[0])
     with Site(certificates=Certificates(server)) as site:
@@ -346,7 +349,7 @@ def test_a_client_without_a_certificate_of_the_ca_is_not_let_in() -> None:
             assert ended(stream(channel)(iter([b"x"]), timeout=WAIT))[0] == [b"x"]
 
 
-def test_what_handlers_keep_counts_until_they_release_it_or_end() -> None:
+def test_bytes_that_handlers_keep_count_until_they_release_them_or_end() -> None:
     budget = Budget(100)
     with Site(budget=budget) as site, site.channel() as channel:
         calls = [stream(channel, "/test/Hold")(iter([b"x"]), timeout=WAIT) for _ in range(2)]

@@ -1,4 +1,4 @@
-"""Buckets fill by time and by useful work; limits that make no sense are refused."""
+"""Time and useful work refill token buckets. Senseless limits are refused."""
 
 import pytest
 
@@ -17,7 +17,7 @@ def test_a_bucket_never_holds_more_than_its_burst():
     assert [bucket.take(1000.0) for _ in range(3)] == [True, True, False]
 
 
-def test_work_earns_tokens():
+def test_useful_work_earns_tokens():
     bucket = Bucket(1, 0.0, 0.0)
     assert [bucket.take(0.0, earned) for earned in (0, 1, 2, 2)] == [True, True, True, False]
 
@@ -28,7 +28,7 @@ def test_senseless_limits_are_refused(bad):
         Limits(**bad)
 
 
-def test_a_fifth_of_the_open_files_allowed_stays_free_for_others():
+def test_a_fifth_of_the_allowed_open_files_stays_free_for_other_uses():
     assert connections_allowed(1 << 20, 100) == CONNECTIONS_MAX
     assert connections_allowed(500, 100) == 300
     assert connections_allowed(64, 60) == CONNECTIONS_MIN

@@ -1,4 +1,4 @@
-"""The engine on real sockets: a sync grpcio client in its own process' threads against a server in a loop's thread."""
+"""The engine on real sockets: a synchronous grpcio client, and a server in the thread of its loop."""
 
 import asyncio
 import socket
@@ -11,17 +11,19 @@ import pytest
 import uvloop
 
 from tests.workers.transport.echo import application
-from tests.workers.transport.helpers import DATA, HEADERS, SETTINGS, block, frame, framed, parse, setting
-from workers.transport.http2 import PREFACE
+from tests.workers.transport.helpers import DATA, HEADERS, PING, SETTINGS, block, frame, framed, parse, setting
+from workers.transport.frames import PREFACE
+from workers.transport.handshakes import BURST, GAP_S, PER_SECOND, WAIT_S_MAX
 from workers.transport.limits import Limits
 from workers.transport.native import Server
 from workers.transport.tls import server_context
+from workers.transport.wrong_protocol import PLAINTEXT_PEER
 
 WAIT = 20.0
 
 
 class Held:
-    """A handler that answers only when its test says so."""
+    """A handler that answers only when its test does so."""
 
     def __init__(self, stream, all_held):
         self.stream = stream
@@ -40,7 +42,7 @@ class Held:
 
 
 class Site:
-    """A server in a thread of its own."""
+    """A server in a separate thread."""
 
     def __init__(self, ssl_context=None, limits=None, **options):
         self.held = []
@@ -58,7 +60,7 @@ class Site:
         return Held(stream, self.held) if path == "/test/Hold" else application(path, metadata, stream)
 
     def call(self, function, *args):
-        """Run in the loop's thread and return its result."""
+        """Calls the function in the loop's thread and returns its result."""
 
         async def run():
             return function(*args)
@@ -109,6 +111,13 @@ def raw(site):
     return peer
 
 
+def busy(site):
+    """A connection with an open stream."""
+    peer = raw(site)
+    peer.sendall(frame(HEADERS, 4, 1, block(path="/test/Hold")))
+    return peer
+
+
 def read_all(peer):
     data = b""
     while chunk := peer.recv(65536):
@@ -136,19 +145,21 @@ def test_grpcio_gets_its_messages_back_over_tls():
 
 
 @pytest.mark.parametrize("hello", [bytes(16), b"PRI * HTTP/2.0\r\n\r\n"])
-def test_a_peer_that_speaks_no_tls_harms_nobody(hello):
+def test_a_peer_that_speaks_no_tls_does_not_disturb_others(hello):
     site = Site(server_context(None))
     try:
         with socket.create_connection(("127.0.0.1", site.port), WAIT) as peer:
             peer.sendall(hello)
             read_all(peer)
         site.until(lambda: site.server.connections == 0)
-        assert [cause.partition(":")[0] for cause in site.abuses] == ["handshake failed"]
+        (abuse,) = site.abuses
+        assert abuse.startswith("handshake failed: ")
+        assert (abuse == f"{PLAINTEXT_PEER}, from 127.0.0.1") == hello.startswith(b"PRI")
     finally:
         site.close()
 
 
-def test_http_without_tls_is_told_that_the_port_speaks_tls():
+def test_plain_http_gets_an_answer_that_the_port_speaks_tls():
     site = Site(server_context(None))
     try:
         with socket.create_connection(("127.0.0.1", site.port), WAIT) as peer:
@@ -156,11 +167,12 @@ def test_http_without_tls_is_told_that_the_port_speaks_tls():
             answer = read_all(peer)
         assert answer.startswith(b"HTTP/1.1 400 ") and b"HTTP/2 within TLS" in answer
         site.until(lambda: site.server.connections == 0)
+        assert site.abuses == [f"{PLAINTEXT_PEER}, from 127.0.0.1"]
     finally:
         site.close()
 
 
-def test_http1_inside_tls_gets_an_answer_too():
+def test_http1_within_tls_gets_an_answer_too():
     site = Site(server_context(None))
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
@@ -171,6 +183,12 @@ def test_http1_inside_tls_gets_an_answer_too():
             assert read_all(peer).startswith(b"HTTP/1.1 400 ")
     finally:
         site.close()
+
+
+def test_a_handler_knows_the_address_of_its_peer(site):
+    with busy(site):
+        site.until(lambda: site.held)
+        assert site.held[0].stream.peer() == "127.0.0.1"
 
 
 def test_grpcio_may_compress(site):
@@ -206,7 +224,7 @@ def test_200_streams_held_open_over_one_connection_are_all_answered(site):
         site.until(lambda: site.server.streams == 0)
 
 
-def test_handlers_learn_once_that_a_client_cancelled_or_left(site):
+def test_handlers_are_closed_once_when_a_client_cancels_or_leaves(site):
     channel = connect(site)
     calls = [hold(channel).future(iter([b"x"]), timeout=WAIT) for _ in range(4)]
     site.until(lambda: len(site.held) == 4)
@@ -247,7 +265,7 @@ def test_a_plain_get_is_answered_and_closed(site):
         assert read_all(peer).startswith(b"HTTP/1.1 400 ")
 
 
-def test_a_call_ends_at_its_deadline_though_its_client_keeps_silent(site):
+def test_a_call_ends_at_its_deadline_even_if_its_client_sends_nothing(site):
     with raw(site) as peer:
         fields = [*HEADERS_OF_MIRROR, ("grpc-timeout", "100m")]
         peer.sendall(frame(HEADERS, 4, 1, block([(n, "/test/Hold" if n == ":path" else v) for n, v in fields])))
@@ -260,7 +278,7 @@ def test_a_call_ends_at_its_deadline_though_its_client_keeps_silent(site):
 
 
 def test_a_peer_that_does_not_read_costs_bounded_memory(site):
-    """Its own writes stall at last, since nobody reads from who doesn't read."""
+    """At last the writes of the peer stall, because the server stops reading from a peer that doesn't read."""
     with raw(site) as peer:
         peer.sendall(frame(SETTINGS, 0, 0, setting(4, (1 << 31) - 1)) + frame(8, 0, 0, b"\x7f\xff\x00\x00"))
         peer.sendall(frame(HEADERS, 4, 1, block([*HEADERS_OF_MIRROR])))
@@ -320,8 +338,8 @@ def test_a_slow_reader_gets_everything_in_order(site):
 def test_at_the_limit_of_connections_the_next_one_waits_for_a_place():
     site = Site(connections_max=2)
     try:
-        first, second = raw(site), raw(site)
-        site.until(lambda: site.server.connections == 2)
+        first, second = busy(site), busy(site)
+        site.until(lambda: site.server.streams == 2)
         with raw(site) as third:
             third.settimeout(0.2)
             with pytest.raises(TimeoutError):
@@ -335,7 +353,7 @@ def test_at_the_limit_of_connections_the_next_one_waits_for_a_place():
 
 
 @pytest.mark.parametrize("greets", [True, False])
-def test_at_the_limit_connections_that_were_never_used_make_room(greets):
+def test_at_the_limit_unused_connections_are_closed(greets):
     site = Site(connections_max=2)
     try:
         address = ("127.0.0.1", site.port)
@@ -343,14 +361,29 @@ def test_at_the_limit_connections_that_were_never_used_make_room(greets):
         site.until(lambda: site.server.connections == 2)
         with connect(site) as channel:
             assert list(mirror(channel)(iter([b"x"]), timeout=WAIT)) == [b"x"]
-        site.until(lambda: "connections" in site.abuses)
+        site.until(lambda: "connections: from 127.0.0.1" in site.abuses)
         for peer in unused:
             peer.close()
     finally:
         site.close()
 
 
-def test_at_the_limit_a_connection_that_is_idle_makes_room_in_peace():
+def test_a_host_that_takes_all_places_keeps_no_connection_of_another_waiting():
+    site = Site(connections_max=4)
+    address = ("127.0.0.1", site.port)
+    try:
+        crowd = [socket.create_connection(address, WAIT, ("127.0.0.2", 0)) for _ in range(40)]
+        with connect(site) as channel:
+            assert list(mirror(channel)(iter([b"x"]), timeout=WAIT)) == [b"x"]
+        assert "connections: from 127.0.0.2" in site.abuses
+        assert "connections: from 127.0.0.1" not in site.abuses
+        for peer in crowd:
+            peer.close()
+    finally:
+        site.close()
+
+
+def test_at_the_limit_an_idle_connection_is_drained():
     site = Site(connections_max=1)
     try:
         with connect(site) as first, connect(site) as second:
@@ -362,7 +395,7 @@ def test_at_the_limit_a_connection_that_is_idle_makes_room_in_peace():
         site.close()
 
 
-def test_at_the_limit_handshakes_that_do_not_proceed_make_room():
+def test_at_the_limit_slow_handshakes_are_cancelled():
     site = Site(server_context(None), connections_max=2)
     try:
         stuck = [socket.create_connection(("127.0.0.1", site.port), WAIT) for _ in range(2)]
@@ -377,7 +410,48 @@ def test_at_the_limit_handshakes_that_do_not_proceed_make_room():
         site.close()
 
 
-def test_load_counts_a_connection_as_what_it_was_invited_to_bring(site):
+def test_a_gateway_that_opens_a_connection_for_each_request_is_not_a_flood():
+    """NGINX Gateway Fabric does so (`realExtProcClientFactory` in cmd/gateway/endpoint_picker.go of its repository)."""
+    time_ = [10.0]
+    site = Site(server_context(None), now=lambda: time_[0])
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    context.set_alpn_protocols(["h2"])
+    request = PREFACE + frame(SETTINGS, 0, 0) + frame(HEADERS, 5, 1, block(path="/test/Nothing"))
+    connections = BURST + int(PER_SECOND * WAIT_S_MAX)
+    try:
+        for _ in range(2 * connections):
+            time_[0] += GAP_S
+            with (
+                socket.create_connection(("127.0.0.1", site.port), WAIT) as plain,
+                context.wrap_socket(plain) as gateway,
+            ):
+                gateway.sendall(request + frame(PING, 0, 0, b"all-read"))
+                answer = b""
+                while b"all-read" not in answer:
+                    answer += gateway.recv(1 << 16) or pytest.fail("the connection was closed")
+        assert site.abuses == []
+    finally:
+        site.close()
+
+
+def test_a_flood_of_handshakes_is_refused_by_name_and_another_host_is_served():
+    site = Site(server_context(None), now=lambda: 10.0)  # time stands still: no pace recovers
+    flood = []
+    try:
+        while not site.abuses:
+            flood.append(socket.create_connection(("127.0.0.1", site.port), WAIT, source_address=("127.0.0.3", 0)))
+        refused, allowed = "handshakes: 127.0.0.3 begins too many TLS connections", BURST + WAIT_S_MAX * PER_SECOND
+        assert all(abuse.startswith(refused) for abuse in site.abuses)
+        assert allowed <= site.server.accepted <= allowed + 1
+        assert ssl.get_server_certificate(("127.0.0.1", site.port))
+    finally:
+        for peer in flood:
+            peer.close()
+        site.close()
+
+
+def test_the_load_counts_a_connection_as_at_least_its_first_stream_limit(site):
     with connect(site) as channel:
         calls = [hold(channel).future(iter([b"x"]), timeout=WAIT) for _ in range(11)]
         site.until(lambda: len(site.held) == 11)
@@ -388,12 +462,12 @@ def test_load_counts_a_connection_as_what_it_was_invited_to_bring(site):
             call.cancel()
 
 
-def test_floods_are_named_and_cut():
+def test_a_flood_is_reported_by_name_and_cut():
     site = Site(limits=Limits(burst=10))
     try:
         with raw(site) as peer:
             peer.sendall(frame(6, 0, 0, bytes(8)) * 50)
             assert parse(read_all(peer))[-1].error_code == 11
-        assert site.abuses == ["pings"]
+        assert site.abuses == ["pings: from 127.0.0.1"]
     finally:
         site.close()

@@ -1,4 +1,4 @@
-"""TLS contexts: the self-signed certificate, the operator's, clients' CAs, and what is said about bad ones."""
+"""TLS contexts: the self-signed certificate, the operator's certificate, client CAs, and errors for bad files."""
 
 import ssl
 import warnings
@@ -23,7 +23,7 @@ def anyone() -> ssl.SSLContext:
 
 
 def handshake(context: ssl.SSLContext, client_context: ssl.SSLContext | None = None) -> ssl.SSLObject:
-    """A handshake in memory; returns the client's side. Raises SSLError of the side that refuses."""
+    """Does a handshake in memory. Returns the client's side. Raises the SSLError of the side that refuses."""
     to_client, to_server = ssl.MemoryBIO(), ssl.MemoryBIO()
     client = (client_context or anyone()).wrap_bio(to_client, to_server, server_hostname="localhost")
     server = context.wrap_bio(to_server, to_client, server_side=True)
@@ -36,7 +36,7 @@ def handshake(context: ssl.SSLContext, client_context: ssl.SSLContext | None = N
     return client
 
 
-def test_without_a_directory_the_certificate_signs_itself() -> None:
+def test_without_a_directory_the_certificate_is_self_signed() -> None:
     client = handshake(server_context())
     assert client.selected_alpn_protocol() == "h2"
     assert client.version() == "TLSv1.3"
@@ -55,7 +55,7 @@ def test_the_operators_pair_is_used(tmp_path: Path, rsa_key: bool) -> None:
     assert client.selected_alpn_protocol() == "http/1.1"
 
 
-def test_a_chain_is_shown_whole(tmp_path: Path) -> None:
+def test_the_server_sends_the_whole_chain(tmp_path: Path) -> None:
     root = Authority("root")
     between = Authority("between", above=root)
     pair = between.pair()
@@ -81,13 +81,13 @@ def test_a_missing_file_is_named(tmp_path: Path, missing: str) -> None:
         (self_signed()[0][:200], "not a usable pair"),
     ],
 )
-def test_what_is_no_pair_is_refused(tmp_path: Path, certificate: bytes, why: str) -> None:
+def test_files_that_are_no_pair_are_refused(tmp_path: Path, certificate: bytes, why: str) -> None:
     write_pair(tmp_path, Pair(certificate, self_signed()[1]))
     with pytest.raises(TlsError, match=why):
         server_context(Settings(tmp_path))
 
 
-def test_an_encrypted_key_is_refused_and_never_asked_about(tmp_path: Path) -> None:
+def test_an_encrypted_key_is_refused_without_a_password_prompt(tmp_path: Path) -> None:
     certificate, key = self_signed()
     private = serialization.load_pem_private_key(key, None)
     encrypted = private.private_bytes(
@@ -114,7 +114,7 @@ def test_versions_and_ciphers_are_checked() -> None:
 @pytest.mark.parametrize(("lowest", "spoken"), [("1.2", "TLSv1_1"), ("1.3", "TLSv1_2")])
 def test_a_client_with_an_older_version_is_refused(lowest: str, spoken: str) -> None:
     old = anyone()
-    old.set_ciphers("ALL:@SECLEVEL=0")  # else the client would not even try
+    old.set_ciphers("ALL:@SECLEVEL=0")  # otherwise the client would not even try
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         old.minimum_version = old.maximum_version = ssl.TLSVersion[spoken]
@@ -123,7 +123,7 @@ def test_a_client_with_an_older_version_is_refused(lowest: str, spoken: str) -> 
         handshake(context, old)
 
 
-def test_the_wall_time_of_a_certificate_is_that_of_the_first_in_its_chain(tmp_path: Path) -> None:
+def test_the_validity_is_that_of_the_first_certificate_in_the_chain(tmp_path: Path) -> None:
     pair = Authority().pair(days=3.0)
     expired_root = Authority().pair(days=-3.0).chain
     found = read(Settings(write_pair(tmp_path, Pair(pair.chain + expired_root, pair.key)))).validity()
@@ -143,7 +143,7 @@ def test_text_between_the_cas_may_be_in_any_language(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("trusted", ["root", "between", "both"])
-def test_clients_certified_by_any_of_the_cas_are_let_in(tmp_path: Path, trusted: str) -> None:
+def test_clients_with_a_certificate_of_any_of_the_cas_are_accepted(tmp_path: Path, trusted: str) -> None:
     root = Authority("root")
     between = Authority("between", above=root)
     cas = {"root": root.pem, "between": between.pem, "both": Authority().pem + root.pem}[trusted]
@@ -186,7 +186,7 @@ def test_all_other_clients_are_refused(tmp_path: Path, shown: str, why: str) -> 
         (self_signed()[1], "ca.pem: not usable"),
     ],
 )
-def test_a_ca_file_that_is_none_is_refused(tmp_path: Path, content: bytes | None, why: str) -> None:
+def test_a_file_that_has_no_ca_is_refused(tmp_path: Path, content: bytes | None, why: str) -> None:
     settings = client_settings(tmp_path, Authority().pair(), content or b"")
     if content is None:
         (tmp_path / "ca.pem").unlink()

@@ -4,7 +4,7 @@ import pytest
 from epp.plugins.discovery.file import FileDiscovery
 
 
-def test_a_path_is_needed_and_watching_is_off_unless_asked_for() -> None:
+def test_a_path_is_required_and_watching_is_off_by_default() -> None:
     made = FileDiscovery("f", msgspec.convert({"path": "e.yaml"}, FileDiscovery.Params))
     assert (made.path, made.watch) == ("e.yaml", False)
     watched = msgspec.convert({"path": "e.yaml", "watchFile": True}, FileDiscovery.Params)

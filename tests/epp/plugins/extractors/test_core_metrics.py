@@ -1,4 +1,4 @@
-"""Five engines' pages, custom engines, and pages that cannot be taken."""
+"""Pages of five engines, custom engines, and pages that are rejected."""
 
 import msgspec
 import pytest
@@ -77,7 +77,7 @@ def vllm(wanted: tuple[Column, ...] = WANTED) -> Extraction:
         ("triton", TRITON, "queues"),
     ],
 )
-def test_each_engines_page_gives_the_columns_that_it_reports(engine: str, page: bytes, columns: str) -> None:
+def test_each_engines_page_yields_the_columns_that_it_reports(engine: str, page: bytes, columns: str) -> None:
     values = {WAITING: 3.0, RUNNING: 7.0, KV_USAGE: 0.25, MAX_LORA: 4.0}
     values |= {CACHE_BLOCK_SIZE: 16.0, CACHE_NUM_BLOCKS: 20000.0}
     absent = {"all": (), "no lora": (MAX_LORA,), "queues": CORE[2:]}[columns]
@@ -90,14 +90,14 @@ def test_each_engines_page_gives_the_columns_that_it_reports(engine: str, page: 
         assert got.names["active_models"] == adapters
 
 
-def test_values_stand_in_the_order_in_which_columns_are_wanted_and_names_only_if_wanted() -> None:
+def test_values_are_in_the_order_of_the_wanted_columns_and_names_only_if_wanted() -> None:
     got = vllm((KV_USAGE, WAITING_MODELS, Column("unheard_of", float), WAITING)).extract(VLLM)
     assert got.values == (0.25, 0.0, 3.0)
     assert got.present == 0b101
     assert got.names == {"waiting_models": frozenset({"c"})}
 
 
-def test_only_what_is_wanted_must_be_on_the_page() -> None:
+def test_only_wanted_metrics_must_be_on_the_page() -> None:
     assert vllm((WAITING,)).extract(b"vllm:num_requests_waiting 2\n").values == (2.0,)
 
 
@@ -154,7 +154,7 @@ def test_custom_metrics_are_produced_as_columns_of_their_attribute_key() -> None
 @pytest.mark.parametrize(
     ("params", "field"),
     [
-        ({"defaultEngine": "nosuch"}, "defaultEngine: no engine 'nosuch'; there are sglang"),
+        ({"defaultEngine": "nosuch"}, "defaultEngine: unknown engine 'nosuch'; known: sglang"),
         (
             {"engineConfigs": [{"name": "default"}]},
             r"engineConfigs\[0\].name: 'default' is reserved",
@@ -189,7 +189,7 @@ def test_custom_metrics_are_produced_as_columns_of_their_attribute_key() -> None
         ),
     ],
 )
-def test_a_wrong_parameter_is_refused_by_the_name_of_its_field(params: dict[str, object], field: str) -> None:
+def test_an_error_names_the_field_with_the_wrong_parameter(params: dict[str, object], field: str) -> None:
     with pytest.raises(ValueError, match=field):
         extractor(**params)
 
@@ -205,7 +205,7 @@ def test_empty_names_and_keys_are_refused(empty: str) -> None:
 
 @pytest.mark.parametrize("value", [b"NaN", b"+Inf", b"-Inf", b"-1", b"1e17", b"x", b""])
 @pytest.mark.parametrize("family", [b"num_requests_waiting", b"num_requests_running"])
-def test_a_count_that_is_none_fails_the_whole_page_and_is_named(family: bytes, value: bytes) -> None:
+def test_an_invalid_count_rejects_the_whole_page_and_the_error_names_the_metric(family: bytes, value: bytes) -> None:
     before, _, rest = VLLM.partition(b"vllm:" + family + b"{")
     after = rest.partition(b"\n")[2]
     reader = vllm()
@@ -234,7 +234,7 @@ def test_adapters_and_cache_configuration_may_be_absent_and_come_back(family: by
     assert reader.extract(VLLM) == whole
 
 
-def test_an_engine_that_does_not_know_its_cache_size_yet_leaves_it_absent() -> None:
+def test_an_engine_that_does_not_know_its_cache_size_yet_makes_the_column_absent() -> None:
     page = VLLM.replace(b'num_gpu_blocks="20000"', b'num_gpu_blocks="None"')
     got = vllm().extract(page)
     assert got.present == 0b011111
@@ -250,7 +250,7 @@ def test_an_engine_that_does_not_know_its_cache_size_yet_leaves_it_absent() -> N
         (b'"a, b,"', b'"' + b"x" * 600 + b'"', "a name over 512 bytes"),
     ],
 )
-def test_labels_out_of_range_fail_the_page(old: bytes, new: bytes, named: str) -> None:
+def test_labels_out_of_range_reject_the_page(old: bytes, new: bytes, named: str) -> None:
     with pytest.raises(ExtractError, match=named):
         vllm().extract(VLLM.replace(old, new))
 

@@ -8,7 +8,7 @@ def source(**params: object) -> MetricsDataSource:
     return MetricsDataSource("s", msgspec.convert(params, MetricsDataSource.Params))
 
 
-def test_the_defaults_scrape_plain_http_at_metrics_with_the_flags_period() -> None:
+def test_by_default_it_scrapes_plain_http_at_metrics_with_the_period_of_the_flag() -> None:
     ours = source()
     assert (ours.scheme, ours.path, ours.port, ours.interval_s) == ("http", "/metrics", None, None)
     assert ours.insecure_skip_verify
@@ -23,22 +23,22 @@ def test_intervals_are_durations(text: str, seconds: float) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "5", "-1s", "1 s", "s", "1d"])
-def test_what_is_no_duration_is_refused(text: str) -> None:
+def test_an_invalid_duration_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="interval: "):
         parse_interval(text)
 
 
-def test_an_interval_of_nothing_is_the_flags_period() -> None:
+def test_an_interval_of_zero_means_the_period_of_the_flag() -> None:
     assert source(interval="0").interval_s is None
     assert source(interval="0s").interval_s is None
 
 
-def test_a_period_in_which_everything_grows_stale_is_refused() -> None:
+def test_an_interval_so_long_that_all_values_become_stale_is_refused() -> None:
     with pytest.raises(ValueError, match="interval: 2h is above the maximum, 600s"):
         source(interval="2h")
 
 
-def test_a_path_gets_its_slash_and_may_not_carry_a_second_header() -> None:
+def test_a_path_gets_a_leading_slash_and_cannot_inject_a_header() -> None:
     assert source(path="stats").path == "/stats"
     with pytest.raises(ValueError, match="path: "):
         source(path="/a HTTP/1.1\r\nX: y")

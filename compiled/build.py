@@ -1,0 +1,236 @@
+"""`python -m compiled.build` compiles the request path: the modules of `compiled.modules` with mypyc, and the kernels
+(`compiled/kernels/*.c`). It uses the C compiler with which Python was built.
+
+The result is a folder `compiled/built/<key>`. The key is the hash of the sources (`compiled.finder`), so a build that exists is not
+repeated. Object files are cached by content in .cache/compiled, so after a change of one function little more than its module is compiled.
+If there is no C compiler, no Python headers or no mypy, nothing is built, a line says why, and the exit code is 0, because everything works
+interpreted.
+"""
+
+import contextlib
+import hashlib
+import io
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from compiled.finder import BUILT, LIBRARY, REASON, ROOT, SUFFIX, key, module_name
+from compiled.modules import KERNEL_SOURCES, KERNELS, PATHS
+
+CACHE: Final = ROOT / ".cache" / "compiled"
+OBJECTS_MAX: Final = 600
+BUILDS_MAX: Final = 4  # older builds that are kept, so that a change to another branch and back builds nothing
+FLAGS: Final = ("-O2", "-g0", "-fPIC", "-fvisibility=hidden", "-fno-strict-overflow", "-DNDEBUG", "-w")
+KERNEL_FLAGS: Final = (*FLAGS, "-O3", "-ffp-contract=off")  # a fused multiplication would give other numbers than NumPy
+MYPY_SETTINGS: Final = "[mypy]\nfollow_imports = silent\nignore_missing_imports = true\n"
+PLUGIN_CLASS: Final = re.compile(r"^@(?:plugin\(.*\)|subclassed)\nclass (\w+)", re.MULTILINE)
+STRUCT: Final = re.compile(r"^class \w+\(.*\bStruct\b", re.MULTILINE)
+
+
+class Unbuildable(Exception):
+    """Raised if something that the build needs is missing. The text names it."""
+
+
+def compiler() -> list[str]:
+    """Returns the command of the C compiler. Raises Unbuildable if there is none, or no Python.h."""
+    header = Path(sysconfig.get_path("include"), "Python.h")
+    if not header.exists():
+        raise Unbuildable(f"Python's headers are missing ({header}; on Debian: apt install python3-dev)")
+    for command in (os.environ.get("CC"), sysconfig.get_config_var("CC"), "cc", "gcc", "clang"):
+        words = shlex.split(command or "")
+        if words and shutil.which(words[0]):
+            return words
+    raise Unbuildable("there is no C compiler (on Debian: apt install gcc)")
+
+
+def struct_faults() -> list[str]:
+    """Returns an error for each compiled module that defines a msgspec Struct: mypyc drops its annotations silently, so all fields would be
+    lost.
+    """
+    return [
+        f"{path} defines a msgspec Struct: move it to a module that is not compiled"
+        for path in PATHS
+        if STRUCT.search((ROOT / path).read_text())
+    ]
+
+
+def generate(target: Path) -> tuple[list[Path], list[str]]:
+    """Writes the C sources of the library to `target`. Returns the sources and the folders of headers. Raises Unbuildable."""
+    try:
+        from mypyc.build import include_dir, mypyc_build
+        from mypyc.common import RUNTIME_C_FILES
+        from mypyc.options import CompilerOptions
+    except ImportError as error:
+        raise Unbuildable(f"the Python module {error.name} is missing (pip install mypy setuptools)") from error
+    settings = target / "mypy.ini"
+    settings.write_text(MYPY_SETTINGS)
+    options = CompilerOptions(
+        multi_file=True,
+        include_runtime_files=False,
+        target_dir=str(target),
+        group_name=LIBRARY.removesuffix("__mypyc"),
+    )
+    arguments = [f"--config-file={settings}", f"--python-executable={sys.executable}", "--no-incremental", *PATHS]
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(said):
+            _groups, ((files, _headers),), dependencies = mypyc_build(arguments, options)
+    except SystemExit:  # mypyc ends the process on errors
+        raise SystemExit(said.getvalue()) from None
+    runtime = [*RUNTIME_C_FILES, *(dependency.path for dependency in dependencies)]
+    folders = [str(target), include_dir(), *(str(Path(include_dir(), f)) for d in dependencies for f in d.include_dirs)]
+    sources = [Path(file) for file in files] + [Path(include_dir(), file) for file in runtime if file.endswith(".c")]
+    return sources, folders
+
+
+def admit_subclasses(target: Path) -> None:
+    """Lets interpreted classes inherit from compiled plugins.
+
+    mypyc takes for granted that a class without compiled subclasses has none, and compares types by identity. That is wrong for plugins
+    and for classes that are marked as `subclassed`. They are plain Python classes with compiled methods: in the C sources, their checks
+    become checks of the inheritance.
+    """
+    for path in PATHS:
+        names = PLUGIN_CLASS.findall((ROOT / path).read_text())
+        if not names:
+            continue
+        identity = re.compile(rf"Py_TYPE\((\w+)\) == (CPyType_\w+___(?:{'|'.join(names)})\b)")
+        for file in target.rglob("*.c"):
+            text = file.read_text()
+            if changed := identity.sub(r"PyObject_TypeCheck(\1, \2)", text):
+                file.write_text(changed)
+
+
+def shim(target: Path, module: str) -> Path:
+    """Writes the C source of one module, which takes its initialisation from the library. Returns its path."""
+    from mypyc.build import generate_c_extension_shim
+
+    last = module.rpartition(".")[2]
+    return Path(generate_c_extension_shim(module, last, str(target), LIBRARY.removesuffix("__mypyc")))
+
+
+class Cached:
+    """Compiles C files. Caches the objects by the hash of everything that influences them."""
+
+    def __init__(
+        self, command: Sequence[str], folders: Sequence[str], headers_in: Path, flags: Sequence[str] = FLAGS
+    ) -> None:
+        includes = [*folders, sysconfig.get_path("include"), sysconfig.get_path("platinclude")]
+        self._command = [*command, *flags, *(f"-I{folder}" for folder in dict.fromkeys(includes))]
+        self._objects = CACHE / "objects"
+        self._objects.mkdir(parents=True, exist_ok=True)
+        headers = b"".join(file.read_bytes() for file in sorted(headers_in.rglob("*.h")))
+        named = "\0".join((*command, *flags, sys.version, _mypy_version(), np.__version__))
+        self._base = hashlib.sha256(named.encode() + headers)
+
+    def compiled(self, source: Path) -> Path:
+        """Returns the object file of a C file, compiled or from the cache. Raises CalledProcessError."""
+        digest = self._base.copy()
+        digest.update(source.read_bytes())
+        found = self._objects / f"{digest.hexdigest()}.o"
+        if found.exists():
+            found.touch()
+            return found
+        with tempfile.NamedTemporaryFile(dir=self._objects, suffix=".tmp") as unfinished:
+            _run([*self._command, "-c", str(source), "-o", unfinished.name])
+            shutil.copyfile(unfinished.name, f"{unfinished.name}.o")
+            os.replace(f"{unfinished.name}.o", found)
+        return found
+
+    def prune(self) -> None:
+        """Removes the objects that have not been used for the longest time, all but OBJECTS_MAX."""
+        oldest_last = sorted(self._objects.glob("*.o"), key=lambda file: file.stat().st_mtime, reverse=True)
+        for file in oldest_last[OBJECTS_MAX:]:
+            file.unlink(missing_ok=True)
+
+
+def build(jobs: int | None = None) -> bool:
+    """Builds unless the build exists. Returns whether it has built. Raises Unbuildable and CalledProcessError."""
+    folder = BUILT / key()
+    if folder.is_dir():
+        return False
+    command = compiler()
+    if faults := struct_faults():
+        raise SystemExit("\n".join(faults))
+    print(
+        "compiling the request path: a few minutes the first time; make and pip skip it with EPP_COMPILED=0", flush=True
+    )
+    os.chdir(ROOT)  # module names come from relative paths
+    BUILT.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory() as scratch:
+        generated = Path(scratch)
+        sources, folders = generate(generated)
+        admit_subclasses(generated)
+        shims = [shim(generated, module_name(path)) for path in PATHS]
+        cached = Cached(command, folders, generated)
+        kernels = Cached(command, [np.get_include()], ROOT / "compiled" / "kernels", KERNEL_FLAGS)
+        with ThreadPoolExecutor(jobs or os.cpu_count() or 1) as pool:
+            objects = list(pool.map(cached.compiled, sources))
+            small = list(pool.map(cached.compiled, shims))
+            numeric = list(pool.map(kernels.compiled, (ROOT / path for path in KERNEL_SOURCES)))
+            ready = Path(tempfile.mkdtemp(dir=BUILT, prefix=".unfinished-"))
+            links = [(LIBRARY, objects), (KERNELS, numeric)]
+            links += [(module_name(path), [obj]) for path, obj in zip(PATHS, small, strict=True)]
+            list(pool.map(lambda link: _link(command, ready, *link), links))
+        cached.prune()
+    ready.chmod(0o755)
+    try:
+        os.rename(ready, folder)
+    except OSError:  # another build was faster: keep its result
+        shutil.rmtree(ready)
+    (BUILT / REASON).unlink(missing_ok=True)
+    _forget_others(folder)
+    return True
+
+
+def _link(command: Sequence[str], folder: Path, name: str, objects: Sequence[Path]) -> None:
+    _run([*command, "-shared", *map(str, objects), "-o", str(folder / f"{name}{SUFFIX}")])
+
+
+def _forget_others(kept: Path) -> None:
+    folders = [path for path in BUILT.iterdir() if path.is_dir() and path != kept]
+    for folder in sorted(folders, key=lambda path: path.stat().st_mtime, reverse=True)[BUILDS_MAX:]:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _run(command: Sequence[str]) -> None:
+    finished = subprocess.run(command, capture_output=True, text=True)
+    if finished.returncode:
+        print(finished.stderr[-4000:], file=sys.stderr)
+        finished.check_returncode()
+
+
+def _mypy_version() -> str:
+    from mypy.version import __version__
+
+    return __version__
+
+
+def main() -> None:
+    """Builds, or prints why it cannot."""
+    began = time.monotonic()
+    try:
+        done = build()
+    except Unbuildable as error:
+        BUILT.mkdir(exist_ok=True)
+        (BUILT / REASON).write_text(str(error))
+        print(f"the request path is not compiled: {error}; everything works interpreted", file=sys.stderr)
+        return
+    if done:
+        print(f"compiled the request path in {time.monotonic() - began:.0f} s")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,13 @@
+"""Marks the classes of compiled modules from which interpreted classes may inherit."""
+
+from typing import TypeVar
+
+C = TypeVar("C", bound=type)
+
+
+def subclassed(cls: C) -> C:
+    """Keeps a class of a compiled module a plain Python class with compiled methods, as every plugin is.
+
+    mypyc makes native classes, from which interpreted classes cannot inherit. A class that has a decorator, such as this one, stays plain.
+    """
+    return cls

@@ -1,0 +1,151 @@
+"""Imports compiled modules in place of their source, if they were built from exactly this source.
+
+`choose` runs once per process, when the first package of ours is imported. The folder of a build is named by a hash of the sources of all
+compiled modules, this machine's binary interface, and the builder's version. So after a change of a file, no older build is found, and
+everything runs interpreted. The environment variable EPP_COMPILED can override this: 0 always runs interpreted, 1 refuses to run
+interpreted.
+"""
+
+import ast
+import functools
+import hashlib
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import inspect
+import os
+import sys
+import sysconfig
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Final, NamedTuple
+
+from compiled.modules import KERNELS, PATHS, SOURCES
+
+ROOT: Final = Path(__file__).parent.parent
+BUILT: Final = Path(__file__).parent / "built"
+VARIABLE: Final = "EPP_COMPILED"
+LIBRARY: Final = "epp_request_path__mypyc"  # has the code of all modules; the files of the modules only point there
+BUILDER: Final = "4"  # raise it when `compiled.build` changes what it makes from the same source
+SUFFIX: Final = ".so"
+REASON: Final = "not-built.txt"  # a file in BUILT that says why there is no build
+
+
+class Mode(NamedTuple):
+    """Whether the request path is compiled, and if not, why."""
+
+    compiled: bool
+    reason: str
+
+    def __str__(self) -> str:
+        return "compiled" if self.compiled else f"interpreted ({self.reason})"
+
+
+class NotCompiled(SystemExit):
+    """Ends the process with its text. Raised for EPP_COMPILED=1 if there is no build of this source, and for an unknown value."""
+
+
+class LibraryLoader(importlib.machinery.ExtensionFileLoader):
+    """Loads the library. Sets its `__file__` to a path beside the packages, because its modules derive their own `__file__` from it."""
+
+    def exec_module(self, module: ModuleType) -> None:
+        super().exec_module(module)
+        module.__file__ = str(ROOT / f"{LIBRARY}{SUFFIX}")
+
+
+class Finder(importlib.abc.MetaPathFinder):
+    """Finds the compiled modules in the folder of one build."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._loaders: Mapping[str, type[importlib.machinery.ExtensionFileLoader]] = {
+            **{module_name(path): importlib.machinery.ExtensionFileLoader for path in PATHS},
+            LIBRARY: LibraryLoader,
+            KERNELS: importlib.machinery.ExtensionFileLoader,
+        }
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        make = self._loaders.get(fullname)
+        if make is None:
+            return None
+        file = str(self._folder / f"{fullname}{SUFFIX}")
+        return importlib.util.spec_from_file_location(fullname, file, loader=make(fullname, file))
+
+
+def module_name(path: str) -> str:
+    """Returns the name of the module in a file. `path`: relative to the root."""
+    return path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+
+
+def source(module: str) -> str | None:
+    """Returns the path of a module's Python source, whether it is compiled or not; None if it has none or is not imported."""
+    return _SOURCES.get(module) or getattr(sys.modules.get(module), "__file__", None)
+
+
+def docstring(cls: type) -> str:
+    """Returns the docstring of a class. Compiled plugins have no docstring at run time, so it is read from the source."""
+    if cls.__module__ not in _SOURCES or not choose().compiled:
+        return inspect.cleandoc(cls.__doc__ or "")
+    for node in ast.parse(Path(_SOURCES[cls.__module__]).read_text()).body:
+        if isinstance(node, ast.ClassDef) and node.name == cls.__name__:
+            return ast.get_docstring(node) or ""
+    return ""
+
+
+def key(root: Path = ROOT) -> str:
+    """Returns the name of the folder in which a build of the sources in `root` is found."""
+    digest = hashlib.sha256()
+    for part in (sysconfig.get_config_var("SOABI") or sys.version, BUILDER):
+        digest.update(f"{part}\0".encode())
+    for path in SOURCES:
+        content = (root / path).read_bytes()
+        digest.update(f"{path}\0{len(content)}\0".encode())
+        digest.update(content)
+    return digest.hexdigest()[:32]
+
+
+def decided(wanted: str | None, built: Path = BUILT, root: Path = ROOT) -> tuple[Mode, Path]:
+    """Decides whether to import compiled modules. Returns the mode and the folder of the build. `wanted`: the value of EPP_COMPILED; None:
+    unset.
+
+    Raises NotCompiled.
+    """
+    folder = built / key(root)
+    if wanted not in (None, "", "0", "1"):
+        raise NotCompiled(
+            f"{VARIABLE}={wanted}: write 0 (interpreted), 1 (compiled, or refuse to start), or leave it out"
+        )
+    if wanted == "0":
+        return Mode(False, f"{VARIABLE}=0"), folder
+    if (folder / f"{LIBRARY}{SUFFIX}").exists():
+        return Mode(True, ""), folder
+    reason = _missing(built)
+    if wanted == "1":
+        raise NotCompiled(
+            f"{VARIABLE}=1, but the request path is not compiled ({reason}): run python -m compiled.build"
+        )
+    return Mode(False, reason), folder
+
+
+def _missing(built: Path) -> str:
+    """Returns why there is no build of the present source."""
+    if not built.is_dir():
+        return "it was never built"
+    if (note := built / REASON).exists():
+        return note.read_text()
+    return "the source changed since it was built"
+
+
+_SOURCES: Final[Mapping[str, str]] = {module_name(path): str(ROOT / path) for path in PATHS}
+
+
+@functools.cache
+def choose() -> Mode:
+    """Decides once for this process, and makes the compiled modules importable if there are any. Raises NotCompiled."""
+    mode, folder = decided(os.environ.get(VARIABLE))
+    if mode.compiled:
+        sys.meta_path.insert(0, Finder(folder))
+    return mode

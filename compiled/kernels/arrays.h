@@ -1,0 +1,56 @@
+/* Gives kernels access to NumPy arrays. A kernel checks type, layout and length once, and then loops over plain pointers. */
+#ifndef EPP_KERNELS_ARRAYS_H
+#define EPP_KERNELS_ARRAYS_H
+
+#define PY_SSIZE_T_CLEAN
+#define NPY_NO_DEPRECATED_API NPY_1_7_API_VERSION
+#define PY_ARRAY_UNIQUE_SYMBOL epp_kernels_array_api
+#ifndef EPP_KERNELS_MODULE
+#define NO_IMPORT_ARRAY
+#endif
+#include <Python.h>
+#include <numpy/arrayobject.h>
+#include <stdint.h>
+
+#define DATA(type, array) ((type *)PyArray_DATA(array))
+
+/* Returns the values of `object` as a contiguous, aligned array of this type: the object itself, or a copy.
+   Returns a new reference, or NULL with an exception (TypeError if the values do not fit the type). */
+static inline PyArrayObject *input(PyObject *object, int type) {
+    if (PyArray_Check(object)) {
+        PyArrayObject *array = (PyArrayObject *)object;
+        if (PyArray_TYPE(array) == type && PyArray_ISCARRAY_RO(array)) {
+            Py_INCREF(object);
+            return array;
+        }
+    }
+    return (PyArrayObject *)PyArray_FROM_OTF(object, type, NPY_ARRAY_IN_ARRAY);
+}
+
+/* Checks an array that a kernel reads or writes in place, such as shared memory. Returns a borrowed reference, or NULL with a TypeError. */
+static inline PyArrayObject *in_place(PyObject *object, int type, int dimensions, int written, const char *name) {
+    PyArrayObject *array = (PyArrayObject *)object;
+    if (!PyArray_Check(object) || PyArray_TYPE(array) != type || PyArray_NDIM(array) != dimensions ||
+        !(written ? PyArray_ISCARRAY(array) : PyArray_ISCARRAY_RO(array))) {
+        PyErr_Format(PyExc_TypeError, "%s: a kernel needs a contiguous%s array of its own type and dimensions", name,
+                     written ? " writable" : "");
+        return NULL;
+    }
+    return array;
+}
+
+/* Creates an array of one dimension, without initialising it. */
+static inline PyArrayObject *output(npy_intp count, int type) {
+    return (PyArrayObject *)PyArray_EMPTY(1, &count, type, 0);
+}
+
+/* Returns 1 if a function got the right number of arguments. Otherwise sets TypeError and returns 0. */
+static inline int arguments(const char *name, Py_ssize_t given, Py_ssize_t wanted) {
+    if (given == wanted) return 1;
+    PyErr_Format(PyExc_TypeError, "%s takes %zd arguments, not %zd", name, wanted, given);
+    return 0;
+}
+
+#define KERNEL(name) PyObject *name(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count)
+
+#endif

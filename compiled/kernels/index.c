@@ -1,0 +1,348 @@
+/* Looks up and inserts blocks in the prefix index (`shm.prefix_index` has the layout and the terms). */
+#include "index.h"
+
+#define OWNER_LIVE 1
+#define OWNER_RETIRED 2
+#define WIDE_BLOCKS 4
+#define NONE (-1)
+#define PROBE_STRIDE 32
+#define DENSE_BLOCKS 64
+
+#define BLOCKS(entry) ((entry) >> 16 & 1 ? WIDE_BLOCKS : 1)
+
+/* The result of one match. The arrays are static because they are large. Python's lock guards them, because no kernel releases it. */
+static uint32_t deepest[OWNERS]; /* owner -> place of its deepest block in the chain + 1; all 0 between two matches */
+static uint16_t owners_found[OWNERS];
+static int owners_count;
+
+static inline void hit(uint64_t owner, uint32_t depth) {
+    if (deepest[owner] == 0) owners_found[owners_count++] = (uint16_t)owner;
+    if (depth > deepest[owner]) deepest[owner] = depth;
+}
+
+/* Records the owners of one block. `depth`: its place in the chain + 1. */
+static inline void look_up(const uint64_t *entries, uint64_t buckets, uint64_t hash, uint32_t depth) {
+    const uint64_t *near[2] = {entries + WAYS * scaled(hash & 0xFFFFFFFF, buckets), entries + WAYS * scaled(hash >> 32, buckets)};
+    int far = 0;
+    for (int way = 0; way < NEAR_WAYS; way++) {
+        uint64_t entry = load(near[way >> 3] + (way & 7));
+        if ((entry ^ hash) >= SAME_TAG) continue;
+        far |= OWNER(entry) == FAR_MARK;
+        hit(OWNER(entry), depth);
+    }
+    if (!far) return;
+    const uint64_t *first = entries + WAYS * scaled(hash >> 16 & 0xFFFFFFFF, buckets - FAR_BUCKETS + 1);
+    for (int at = 0; at < FAR_BUCKETS * WAYS; at++) {
+        uint64_t entry = load(first + at);
+        if ((entry ^ hash) < SAME_TAG) hit(OWNER(entry), depth);
+    }
+}
+
+/* Looks up every block of a short chain. In a long chain, looks up every 32nd block and the last one, as `shm.prefix_reader` does,
+   and then the blocks between the deepest hits and the next probe. Returns 0, or -1 with an exception. */
+static int match_chain(const uint64_t *entries, uint64_t buckets, const uint64_t *hashes, npy_intp count) {
+    if (count <= DENSE_BLOCKS) {
+        for (npy_intp i = 0; i < count; i++) look_up(entries, buckets, hashes[i], (uint32_t)i + 1);
+        return 0;
+    }
+    npy_intp last = count - 1, gaps = last / PROBE_STRIDE + 1;
+    uint8_t *open = PyMem_Calloc(gaps, 1); /* gap -> whether it begins with the deepest hit of an owner */
+    if (open == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    for (npy_intp i = 0; i < last; i += PROBE_STRIDE) look_up(entries, buckets, hashes[i], (uint32_t)i + 1);
+    look_up(entries, buckets, hashes[last], (uint32_t)count);
+    for (int i = 0; i < owners_count; i++)
+        if (deepest[owners_found[i]] < count) open[(deepest[owners_found[i]] - 1) / PROBE_STRIDE] = 1;
+    for (npy_intp gap = 0; gap < gaps; gap++) {
+        if (!open[gap]) continue;
+        npy_intp begin = gap * PROBE_STRIDE, end = begin + PROBE_STRIDE < last ? begin + PROBE_STRIDE : last;
+        for (npy_intp i = begin + 1; i < end; i++) look_up(entries, buckets, hashes[i], (uint32_t)i + 1);
+    }
+    PyMem_Free(open);
+    return 0;
+}
+
+/* match(entries, hashes): returns a dict: owner -> place of its deepest block in the chain + 1. `entries`: uint64, shape (buckets, 8). */
+KERNEL(match) {
+    if (!arguments("match", count, 2)) return NULL;
+    PyArrayObject *table = in_place(args[0], NPY_UINT64, 2, 0, "match");
+    if (table == NULL) return NULL;
+    if (PyArray_DIM(table, 1) != WAYS || PyArray_DIM(table, 0) < FAR_BUCKETS)
+        return PyErr_Format(PyExc_ValueError, "match: a table has at least %d buckets of %d entries", FAR_BUCKETS, WAYS);
+    PyArrayObject *hashes = input(args[1], NPY_UINT64);
+    if (hashes == NULL) return NULL;
+    int failed = match_chain(DATA(uint64_t, table), PyArray_DIM(table, 0), DATA(uint64_t, hashes), PyArray_SIZE(hashes));
+    Py_DECREF(hashes);
+    PyObject *found = failed ? NULL : PyDict_New();
+    for (int i = 0; i < owners_count; i++) {
+        uint16_t owner = owners_found[i];
+        if (found != NULL && owner != 0 && owner != FAR_MARK) { /* 0: a tag of only zeros equals an empty entry */
+            PyObject *key = PyLong_FromLong(owner), *depth = PyLong_FromUnsignedLong(deepest[owner]);
+            if (key == NULL || depth == NULL || PyDict_SetItem(found, key, depth) < 0) Py_CLEAR(found);
+            Py_XDECREF(key);
+            Py_XDECREF(depth);
+        }
+        deepest[owner] = 0;
+    }
+    owners_count = 0;
+    return found;
+}
+
+typedef struct {
+    uint64_t *entries, buckets;
+    uint32_t *ages, age;
+    const uint8_t *states;
+    int64_t *held;
+    int near_owners, spills;
+    int retired;                              /* there are retired owners, whose entries count as empty */
+    Py_ssize_t added, evicted, gone, dropped; /* what `insert` returns */
+} Index;
+
+static inline int is_empty(const Index *index, uint64_t entry) {
+    return entry == 0 || (index->retired && index->states[OWNER(entry)] == OWNER_RETIRED);
+}
+
+static inline void store(Index *index, uint64_t place, uint64_t entry) {
+    uint64_t before = index->entries[place];
+    __atomic_store_n(index->entries + place, entry, __ATOMIC_RELAXED);
+    index->ages[place] = index->age;
+    index->held[OWNER(entry)] += BLOCKS(entry);
+    if (before == 0) {
+        index->added++;
+        return;
+    }
+    index->held[OWNER(before)] -= BLOCKS(before);
+    if (is_empty(index, before)) index->gone++;
+    else index->evicted++;
+}
+
+static inline uint64_t first_far(const Index *index, uint64_t hash) {
+    return scaled(hash >> 16 & 0xFFFFFFFF, index->buckets - FAR_BUCKETS + 1);
+}
+
+/* Returns the place in the entry's far bucket that has this value: the entry itself, or 0 for an empty place; NONE without one. */
+static int64_t in_far(const Index *index, uint64_t entry, uint64_t value) {
+    uint64_t place = WAYS * (first_far(index, entry) + FAR_BUCKET(OWNER(entry)));
+    for (int way = 0; way < WAYS; way++)
+        if (index->entries[place + way] == value) return place + way;
+    return NONE;
+}
+
+/* Returns 1 if an entry may move from this place to its far bucket. */
+static int movable(const Index *index, uint64_t place) {
+    uint64_t entry = index->entries[place];
+    if (OWNER(entry) == FAR_MARK || place / WAYS == first_far(index, entry) + FAR_BUCKET(OWNER(entry))) return 0;
+    return in_far(index, entry, 0) != NONE;
+}
+
+/* Moves entries of one hash from two full buckets to its far buckets, and leaves a far mark (`shm.index_spill`). The hash is the one that
+   frees most places, or the first of several. Returns an empty place, or NONE. Readers see a moved entry in one of the two places, or in
+   both. */
+static int64_t spill(Index *index, const uint64_t *first) {
+    uint64_t places[NEAR_WAYS], moved[NEAR_WAYS];
+    int best = 0, chosen = NONE, marked = 0, count = 0;
+    for (int i = 0; i < NEAR_WAYS; i++) places[i] = first[i >> 3] + (i & 7);
+    int ways = first[0] == first[1] ? WAYS : NEAR_WAYS;
+    for (int i = 0; i < ways; i++) {
+        int gain = -1, mark = 0;
+        for (int j = 0; j < ways; j++) {
+            if ((index->entries[places[j]] ^ index->entries[places[i]]) >= SAME_TAG) continue;
+            if (OWNER(index->entries[places[j]]) == FAR_MARK) mark = 1;
+            gain += movable(index, places[j]);
+        }
+        if (gain + mark > best) {
+            best = gain + mark;
+            chosen = i;
+            marked = mark;
+        }
+    }
+    if (chosen == NONE) return NONE;
+    uint64_t tag = index->entries[places[chosen]] & ~(SAME_TAG - 1);
+    for (int i = 0; i < ways; i++) {
+        if ((index->entries[places[i]] ^ tag) >= SAME_TAG || !movable(index, places[i])) continue;
+        int64_t to = in_far(index, index->entries[places[i]], 0);
+        index->ages[to] = index->ages[places[i]];
+        __atomic_store_n(index->entries + to, index->entries[places[i]], __ATOMIC_RELAXED);
+        moved[count++] = places[i];
+    }
+    if (!marked) {
+        __atomic_store_n(index->entries + moved[0], tag | FAR_MARK, __ATOMIC_RELEASE);
+        index->ages[moved[0]] = index->age;
+        index->held[FAR_MARK] += BLOCKS(tag);
+        index->added++;
+    }
+    for (int i = !marked; i < count; i++) __atomic_store_n(index->entries + moved[i], 0, __ATOMIC_RELEASE);
+    return count > !marked ? (int64_t)moved[!marked] : NONE;
+}
+
+/* Refreshes an entry. If it is new, writes it to an empty way of its emptier near bucket. If both buckets are full, makes room (`spill`) or
+   overwrites the oldest entry. Returns 0 if so many owners have this hash that the entry belongs into a far bucket. */
+static int insert_near(Index *index, uint64_t hash, uint64_t entry) {
+    const uint64_t first[2] = {WAYS * scaled(hash & 0xFFFFFFFF, index->buckets), WAYS * scaled(hash >> 32, index->buckets)};
+    int known = 0, tagged = 0, room[2] = {0, 0};
+    uint64_t empty[2] = {0, 0}, oldest = first[0];
+    int64_t mark = NONE, far;
+    uint32_t oldest_age = UINT32_MAX;
+    for (int way = 0; way < NEAR_WAYS; way++) {
+        int bucket = way >> 3;
+        uint64_t place = first[bucket] + (way & 7), present = index->entries[place];
+        if (present == entry) {
+            index->ages[place] = index->age;
+            known = 1;
+        } else if (is_empty(index, present)) {
+            if (room[bucket]++ == 0) empty[bucket] = place;
+        }
+        if ((present ^ entry) < SAME_TAG) {
+            tagged++;
+            if (OWNER(present) == FAR_MARK) mark = place;
+        }
+        uint32_t age = index->ages[place] - (index->age + 1); /* so the current age is the largest, even after the counter has wrapped */
+        if (age < oldest_age) {
+            oldest_age = age;
+            oldest = place;
+        }
+    }
+    if (known) return 1;
+    if (mark != NONE && (far = in_far(index, entry, entry)) != NONE) {
+        index->ages[far] = index->ages[mark] = index->age;
+        return 1;
+    }
+    if (tagged >= index->near_owners) return 0;
+    int64_t place = room[1] > room[0] ? empty[1] : empty[0];
+    if (!room[0] && !room[1] && (!index->spills || (place = spill(index, first)) == NONE)) place = oldest;
+    store(index, place, entry);
+    return 1;
+}
+
+/* Inserts all hashes, one after the other. Returns an array with the places of those that belong into far buckets, or NULL with an
+   exception. */
+static PyArrayObject *insert_all(Index *index, const uint64_t *hashes, npy_intp count, const uint16_t *owners, npy_intp step) {
+    npy_intp *crowded = PyMem_Malloc((count ? count : 1) * sizeof(npy_intp)), found = 0;
+    if (crowded == NULL) return (PyArrayObject *)PyErr_NoMemory();
+    for (npy_intp i = 0; i < count; i++) {
+        uint16_t owner = owners[i * step];
+        if (index->states[owner] != OWNER_LIVE) index->dropped++;
+        else if (!insert_near(index, hashes[i], (hashes[i] & ~(SAME_TAG - 1)) | owner)) crowded[found++] = i;
+    }
+    PyArrayObject *left = output(found, NPY_INTP);
+    if (left != NULL) memcpy(PyArray_DATA(left), crowded, found * sizeof(npy_intp));
+    PyMem_Free(crowded);
+    return left;
+}
+
+/* The owners of some hashes: `ids[i * step]` is that of hash i. `array`: NULL, or a reference that the caller gives back. */
+typedef struct {
+    const uint16_t *ids;
+    npy_intp step;
+    uint16_t one;
+    PyArrayObject *array;
+} Owners;
+
+/* Reads one owner for all hashes, or one per hash. Returns 1, or 0 with an exception. */
+static int owners_for(PyObject *object, PyArrayObject *hashes, Owners *owners, const char *name) {
+    owners->array = NULL;
+    if (PyLong_Check(object)) {
+        owners->one = (uint16_t)PyLong_AsUnsignedLongMask(object);
+        owners->ids = &owners->one;
+        owners->step = 0;
+        return !PyErr_Occurred();
+    }
+    owners->array = (PyArrayObject *)PyArray_FROM_OTF(object, NPY_UINT16, NPY_ARRAY_IN_ARRAY | NPY_ARRAY_FORCECAST);
+    if (owners->array == NULL) return 0;
+    if (PyArray_SIZE(owners->array) != PyArray_SIZE(hashes)) {
+        PyErr_Format(PyExc_ValueError, "%s: hashes and owners differ in length", name);
+        Py_DECREF(owners->array);
+        return 0;
+    }
+    owners->ids = DATA(uint16_t, owners->array);
+    owners->step = 1;
+    return 1;
+}
+
+/* insert(entries, ages, states, held, hashes, owners, age, near_owners, spills, retired): records for each block that its owner holds it.
+   `owners`: one for all hashes, or one per hash. `spills`: whether full buckets give entries to far buckets. Returns the numbers of entries added, live entries evicted, retired entries replaced, and
+   blocks dropped because their owner is not live, and the places in `hashes` of the blocks that belong into far buckets. */
+KERNEL(insert) {
+    if (!arguments("insert", count, 10)) return NULL;
+    PyArrayObject *table = in_place(args[0], NPY_UINT64, 2, 1, "insert: entries"),
+                  *ages = in_place(args[1], NPY_UINT32, 2, 1, "insert: ages"),
+                  *states = in_place(args[2], NPY_UINT8, 1, 0, "insert: states"),
+                  *held = in_place(args[3], NPY_INT64, 1, 1, "insert: held");
+    if (table == NULL || ages == NULL || states == NULL || held == NULL) return NULL;
+    if (PyArray_DIM(table, 1) != WAYS || PyArray_DIM(table, 0) < FAR_BUCKETS || PyArray_SIZE(ages) != PyArray_SIZE(table) ||
+        PyArray_SIZE(states) != OWNERS || PyArray_SIZE(held) != OWNERS)
+        return PyErr_Format(PyExc_ValueError, "insert: the arrays are not those of one index");
+    Index index = {.entries = DATA(uint64_t, table), .buckets = PyArray_DIM(table, 0), .ages = DATA(uint32_t, ages),
+                   .age = (uint32_t)PyLong_AsUnsignedLongLongMask(args[6]), .states = DATA(uint8_t, states),
+                   .held = DATA(int64_t, held), .near_owners = (int)PyLong_AsLong(args[7]), .spills = PyObject_IsTrue(args[8]),
+                   .retired = PyObject_IsTrue(args[9])};
+    Owners owners;
+    PyArrayObject *left = NULL, *hashes = PyErr_Occurred() ? NULL : input(args[4], NPY_UINT64);
+    if (hashes == NULL) return NULL;
+    if (owners_for(args[5], hashes, &owners, "insert")) {
+        left = insert_all(&index, DATA(uint64_t, hashes), PyArray_SIZE(hashes), owners.ids, owners.step);
+        Py_XDECREF(owners.array);
+    }
+    Py_DECREF(hashes);
+    if (left == NULL) return NULL;
+    return Py_BuildValue("nnnnN", index.added, index.evicted, index.gone, index.dropped, left);
+}
+
+/* Empties the places of a bucket that have this entry, unless it was inserted after `before`. Returns how many there were. */
+static Py_ssize_t forget_in(Index *index, uint64_t bucket, uint64_t entry, int aged, uint32_t before) {
+    Py_ssize_t freed = 0;
+    for (uint64_t place = bucket * WAYS; place < (bucket + 1) * WAYS; place++) {
+        if (index->entries[place] != entry || (aged && (int32_t)(index->ages[place] - before) > 0)) continue;
+        __atomic_store_n(index->entries + place, 0, __ATOMIC_RELAXED);
+        index->held[OWNER(entry)] -= BLOCKS(entry);
+        freed++;
+    }
+    return freed;
+}
+
+/* Returns 1 if a hash has entries in its far buckets. */
+static int any_far(const Index *index, uint64_t hash) {
+    const uint64_t *first = index->entries + WAYS * first_far(index, hash);
+    for (int at = 0; at < FAR_BUCKETS * WAYS; at++)
+        if ((first[at] ^ hash) < SAME_TAG && OWNER(first[at]) != FAR_MARK) return 1;
+    return 0;
+}
+
+/* forget(entries, ages, held, hashes, owners, before): removes the entries that say that the owners hold these blocks, and far marks of
+   hashes without further far entries. `owners`: one for all hashes, or one per hash. `before`: None, or an age; entries that were inserted later stay. Returns the number of removed entries. */
+KERNEL(forget) {
+    if (!arguments("forget", count, 6)) return NULL;
+    PyArrayObject *table = in_place(args[0], NPY_UINT64, 2, 1, "forget: entries"),
+                  *ages = in_place(args[1], NPY_UINT32, 2, 0, "forget: ages"),
+                  *held = in_place(args[2], NPY_INT64, 1, 1, "forget: held");
+    if (table == NULL || ages == NULL || held == NULL) return NULL;
+    if (PyArray_DIM(table, 1) != WAYS || PyArray_DIM(table, 0) < FAR_BUCKETS || PyArray_SIZE(ages) != PyArray_SIZE(table) ||
+        PyArray_SIZE(held) != OWNERS)
+        return PyErr_Format(PyExc_ValueError, "forget: the arrays are not those of one index");
+    Index index = {.entries = DATA(uint64_t, table), .buckets = PyArray_DIM(table, 0), .ages = DATA(uint32_t, ages),
+                   .held = DATA(int64_t, held)};
+    int aged = args[5] != Py_None;
+    uint32_t before = aged ? (uint32_t)PyLong_AsUnsignedLongLongMask(args[5]) : 0;
+    Owners owners;
+    PyArrayObject *hashes = PyErr_Occurred() ? NULL : input(args[3], NPY_UINT64);
+    if (hashes == NULL) return NULL;
+    int valid = owners_for(args[4], hashes, &owners, "forget");
+    Py_ssize_t freed = 0;
+    for (npy_intp i = 0; valid && i < PyArray_SIZE(hashes); i++) {
+        uint64_t hash = DATA(uint64_t, hashes)[i], owner = owners.ids[i * owners.step];
+        uint64_t entry = (hash & ~(SAME_TAG - 1)) | owner;
+        uint64_t one = scaled(hash & 0xFFFFFFFF, index.buckets), two = scaled(hash >> 32, index.buckets);
+        Py_ssize_t far = forget_in(&index, first_far(&index, hash) + FAR_BUCKET(owner), entry, aged, before);
+        freed += far + forget_in(&index, one, entry, aged, before) + forget_in(&index, two, entry, aged, before);
+        if (far && !any_far(&index, hash)) {
+            uint64_t mark = (hash & ~(SAME_TAG - 1)) | FAR_MARK;
+            freed += forget_in(&index, one, mark, 0, 0) + forget_in(&index, two, mark, 0, 0);
+        }
+    }
+    Py_DECREF(hashes);
+    if (!valid) return NULL;
+    Py_XDECREF(owners.array);
+    return PyLong_FromSsize_t(freed);
+}

@@ -1,0 +1,77 @@
+/* Sums words over lanes, copies rows, and fills histograms (`shm.lanes`, `shm.seqlock` and `shm.series` have the layouts). */
+#include "arrays.h"
+
+/* lane_sums(lanes, serving, at, slots): returns `slots` sums, of the words from `at` on, over the lanes whose `serving` word is not 0. */
+KERNEL(lane_sums) {
+    if (!arguments("lane_sums", count, 4)) return NULL;
+    PyArrayObject *lanes = in_place(args[0], NPY_INT64, 2, 0, "lane_sums: lanes"),
+                  *serving = in_place(args[1], NPY_INT64, 1, 0, "lane_sums: serving");
+    if (lanes == NULL || serving == NULL) return NULL;
+    npy_intp at = PyLong_AsSsize_t(args[2]), slots = PyLong_AsSsize_t(args[3]);
+    if (PyErr_Occurred()) return NULL;
+    npy_intp workers = PyArray_DIM(lanes, 0), width = PyArray_DIM(lanes, 1);
+    if (at < 0 || slots < 0 || at > width - slots || PyArray_SIZE(serving) != workers)
+        return PyErr_Format(PyExc_ValueError, "lane_sums: %zd+%zd is outside lanes of %zd words", at, slots, width);
+    PyArrayObject *sums = (PyArrayObject *)PyArray_ZEROS(1, &slots, NPY_INT64, 0);
+    if (sums == NULL) return NULL;
+    int64_t *out = DATA(int64_t, sums);
+    for (npy_intp lane = 0; lane < workers; lane++) {
+        if (!__atomic_load_n(DATA(int64_t, serving) + lane, __ATOMIC_RELAXED)) continue;
+        const int64_t *words = DATA(int64_t, lanes) + lane * width + at;
+        for (npy_intp i = 0; i < slots; i++) out[i] += __atomic_load_n(words + i, __ATOMIC_RELAXED);
+    }
+    return (PyObject *)sums;
+}
+
+/* read_rows(rows): returns a copy of the rows, and one word per row that is not 0 if the row was torn while it was copied.
+   `rows`: uint64 of shape (n, words); the first word of a row is its version, the last one makes the XOR of all words equal to it. */
+KERNEL(read_rows) {
+    if (!arguments("read_rows", count, 1)) return NULL;
+    PyArrayObject *rows = in_place(args[0], NPY_UINT64, 2, 0, "read_rows");
+    if (rows == NULL) return NULL;
+    npy_intp n = PyArray_DIM(rows, 0), width = PyArray_DIM(rows, 1);
+    if (width < 1) return PyErr_Format(PyExc_ValueError, "read_rows: a row begins with its version");
+    PyArrayObject *copy = (PyArrayObject *)PyArray_EMPTY(2, PyArray_DIMS(rows), NPY_UINT64, 0), *torn = output(n, NPY_UINT64);
+    if (copy == NULL || torn == NULL) {
+        Py_XDECREF(copy);
+        Py_XDECREF(torn);
+        return NULL;
+    }
+    for (npy_intp i = 0; i < n; i++) {
+        const uint64_t *row = DATA(uint64_t, rows) + i * width;
+        uint64_t *out = DATA(uint64_t, copy) + i * width, all = 0, before = __atomic_load_n(row, __ATOMIC_ACQUIRE);
+        for (npy_intp word = 0; word < width; word++) all ^= out[word] = __atomic_load_n(row + word, __ATOMIC_RELAXED);
+        __atomic_thread_fence(__ATOMIC_ACQUIRE);
+        uint64_t after = __atomic_load_n(row, __ATOMIC_RELAXED);
+        DATA(uint64_t, torn)[i] = (before ^ after) | (before ^ all) | (before & 1);
+    }
+    return Py_BuildValue("NN", copy, torn);
+}
+
+static inline npy_intp bin(const double *bounds, npy_intp count, double value) {
+    npy_intp low = 0, high = count;
+    while (low < high) {
+        npy_intp middle = (low + high) >> 1;
+        if (bounds[middle] < value) low = middle + 1;
+        else high = middle;
+    }
+    return low;
+}
+
+/* observe(cells, bounds, sum_at, value): adds a value to the sum of a histogram, and counts it in the first bucket whose bound is not
+   below it. The sum is at `sum_at` in `cells`, and the buckets follow it. */
+KERNEL(observe) {
+    if (!arguments("observe", count, 4)) return NULL;
+    PyArrayObject *cells = in_place(args[0], NPY_INT64, 1, 1, "observe: cells"),
+                  *bounds = in_place(args[1], NPY_DOUBLE, 1, 0, "observe: bounds");
+    if (cells == NULL || bounds == NULL) return NULL;
+    npy_intp at = PyLong_AsSsize_t(args[2]), buckets = PyArray_SIZE(bounds);
+    double value = PyFloat_AsDouble(args[3]);
+    if (PyErr_Occurred()) return NULL;
+    if (at < 0 || at > PyArray_SIZE(cells) - buckets - 2)
+        return PyErr_Format(PyExc_ValueError, "observe: a histogram at %zd is outside its lane", at);
+    int64_t *words = DATA(int64_t, cells) + at;
+    words[1 + bin(DATA(double, bounds), buckets, value)] += 1;
+    *(double *)words += value;
+    Py_RETURN_NONE;
+}

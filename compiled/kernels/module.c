@@ -1,0 +1,21 @@
+/* Defines the module `compiled.kernels.native`. For each function, `compiled/kernels/reference.py` has one with the same name and
+   the same results. For the index, links, chains and histograms, that function is where they are used, in `shm` and `epp/prefix/blocks.py`. */
+#define EPP_KERNELS_MODULE
+#include "arrays.h"
+
+#define FUNCTIONS(each)                                                                                                        \
+    each(add_scaled) each(by_row) each(chain) each(fewest) each(forget) each(held) each(highest) each(insert) each(lane_sums) \
+        each(match) each(observe) each(read_rows) each(remove_links) each(share) each(store_links) each(token_load) each(waiting)
+
+#define DECLARED(name) KERNEL(name);
+FUNCTIONS(DECLARED)
+
+#define METHOD(name) {#name, (PyCFunction)(void (*)(void))name, METH_FASTCALL, NULL},
+static PyMethodDef methods[] = {FUNCTIONS(METHOD){NULL, NULL, 0, NULL}};
+
+static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "native", NULL, -1, methods, NULL, NULL, NULL, NULL};
+
+PyMODINIT_FUNC PyInit_native(void) {
+    import_array();
+    return PyModule_Create(&definition);
+}

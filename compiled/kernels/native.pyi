@@ -1,0 +1,56 @@
+"""The kernels in C. The functions that `compiled.kernels.reference` has, too, are described there; the others beside their C code."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compiled.kernels.reference import Floats
+
+Hashes = NDArray[np.uint64]
+Ints = NDArray[np.int64]
+
+def add_scaled(totals: Floats, scores: NDArray[Any], weight: float, /) -> None: ...
+def by_row(depths: Mapping[int, int], row_of: Mapping[int, int], rows: int, /) -> Floats: ...
+def chain(prompt: bytes, block_bytes: int, start: int, seed: int, rest: int, /) -> Hashes: ...
+def fewest(values: Floats, /) -> Floats: ...
+def forget(
+    entries: Hashes,
+    ages: NDArray[np.uint32],
+    held: Ints,
+    hashes: Hashes,
+    owners: int | NDArray[Any],
+    before: int | None,
+    /,
+) -> int: ...
+def held(
+    entries: Hashes, hashes: Hashes, row_of: Ints, weight_of: NDArray[np.int32], rows: int, /
+) -> tuple[list[int], list[int]]: ...
+def highest(totals: Floats, /) -> list[int]: ...
+def insert(
+    entries: Hashes,
+    ages: NDArray[np.uint32],
+    states: NDArray[np.uint8],
+    held: Ints,
+    hashes: Hashes,
+    owners: int | NDArray[Any],
+    age: int,
+    near_owners: int,
+    spills: bool,
+    retired: bool,
+    /,
+) -> tuple[int, int, int, int, Ints]: ...
+def lane_sums(lanes: Ints, serving: Ints, at: int, slots: int, /) -> Ints: ...
+def match(entries: Hashes, hashes: Hashes, /) -> dict[int, int]: ...
+def observe(cells: Ints, bounds: Floats, sum_at: int, value: float, /) -> None: ...
+def read_rows(rows: Hashes, /) -> tuple[Hashes, Hashes]: ...
+def remove_links(
+    table: Hashes, live: NDArray[np.uint8], hashes: Hashes, owner: int, tier: int, /
+) -> tuple[Hashes, int, int, int]: ...
+def share(blocks: Floats, total: int, /) -> Floats: ...
+def store_links(
+    table: Hashes, live: NDArray[np.uint8], hashes: Hashes, owner: int, tier: int, links: Hashes, /
+) -> tuple[Hashes, int, int]: ...
+def token_load(ahead: Floats, tokens: int, held: Floats | None, block_tokens: float, threshold: float, /) -> Floats: ...
+def waiting(inflight: NDArray[Any], before: Floats, scraped: Floats, /) -> Floats: ...

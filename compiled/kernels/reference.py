@@ -1,0 +1,96 @@
+"""The kernels in NumPy and plain Python. They define what the kernels in C compute, and run where those are not built.
+
+For up to `FEW` numbers, plain Python is faster than NumPy.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+FEW: Final = 32
+
+
+def fewest(values: Floats) -> Floats:
+    """Returns scores from 0 to 1, the highest for the lowest value: (max - x) / (max - min). If all values are equal, all scores are 1.
+
+    If one value is NaN, all scores are NaN.
+    """
+    if len(values) == 0:
+        return np.empty(0)
+    if len(values) <= FEW:
+        plain = values.tolist()
+        low, high = (math.nan, math.nan) if math.isnan(sum(plain)) else (min(plain), max(plain))
+    else:
+        low, high = np.minimum.reduce(values), np.maximum.reduce(values)
+    if low == high:
+        return np.ones(len(values))
+    scores: Floats = (high - values) / (high - low)
+    return scores
+
+
+def waiting(inflight: NDArray[Any], before: Floats, scraped: Floats) -> Floats:
+    """Returns max(scraped, inflight - before), one number per endpoint."""
+    since: Floats = inflight - before
+    return np.maximum(since, scraped, out=since)
+
+
+def add_scaled(totals: Floats, scores: NDArray[Any], weight: float) -> None:
+    """Adds weight * scores to `totals`, in place. A single score counts for all. Raises ValueError if the lengths differ."""
+    totals += scores if weight == 1.0 else weight * scores
+
+
+def share(blocks: Floats, total: int) -> Floats:
+    """Returns blocks / total."""
+    return blocks / total
+
+
+def token_load(ahead: Floats, tokens: int, held: Floats | None, block_tokens: float, threshold: float) -> Floats:
+    """Returns 1 - t / threshold. t is ahead + max(tokens - held * block_tokens, 0), limited to the range from 0 to the threshold.
+
+    If `held` is None, t is ahead + tokens, limited in the same way.
+    """
+    if len(ahead) <= FEW:
+        loads = ahead.tolist()
+        if held is None:
+            loads = [load + tokens for load in loads]
+        else:
+            left = [max(tokens - blocks * block_tokens, 0.0) for blocks in held.tolist()]
+            loads = [load + more for load, more in zip(loads, left, strict=True)]
+        return np.array([1.0 - max(min(load, threshold), 0.0) / threshold for load in loads])
+    load: Floats = ahead + (float(tokens) if held is None else np.maximum(tokens - held * block_tokens, 0.0))
+    np.minimum(load, threshold, out=load)
+    np.maximum(load, 0.0, out=load)
+    load /= -threshold
+    load += 1.0
+    return load
+
+
+def highest(totals: Floats) -> list[int]:
+    """Returns the indices of the largest total. NaN counts as less than every number. If all totals are NaN, returns all indices."""
+    if len(totals) <= FEW:
+        values = totals.tolist()
+        best = max(values, default=0.0)
+        if not math.isnan(best):
+            return [index for index, value in enumerate(values) if value == best]
+    numbers = totals == totals
+    if not numbers.any():
+        return list(range(len(totals)))
+    found: list[int] = np.flatnonzero(totals == np.maximum.reduce(totals, where=numbers, initial=-np.inf)).tolist()
+    return found
+
+
+def by_row(depths: Mapping[int, int], row_of: Mapping[int, int], rows: int) -> Floats:
+    """Turns a mapping from owner to depth into an array with one number per row. Leaves out owners without a row. Rows without an owner get
+    0.
+    """
+    found = [0.0] * rows  # filling a list is faster: 1.3 us for eight owners, against 3.9 us for storing into an array
+    for owner, depth in depths.items():
+        row = row_of.get(owner)
+        if row is not None:
+            found[row] = depth
+    return np.array(found, dtype=np.float64)

@@ -1,0 +1,65 @@
+"""Lists the compiled modules and the C sources of the kernels. This is the only such list.
+
+The list has the request path, and what the kv-events process does per message. The modules are compiled together, so a call from one to
+another is a call in C. `LEFT_OUT` has the modules of the request path that are not compiled, each with the reason.
+"""
+
+from collections.abc import Mapping
+from typing import Final
+
+_PATHS = """
+    epp/admission epp/candidates epp/client_headers epp/data epp/decide epp/decision epp/guard epp/intake
+    epp/paths epp/pressure epp/renaming epp/request epp/response_phase epp/tokens
+    epp/flow/controller epp/flow/gate epp/flow/rate epp/flow/registry
+    epp/metrics/label_caps
+    epp/plugins/deciders/prefix_based
+    epp/plugins/extractors/_core_page
+    epp/plugins/fairness/token_weighted
+    epp/plugins/filters/__init__
+    epp/plugins/parsers/_canonical epp/plugins/parsers/_openai epp/plugins/parsers/openai
+    epp/plugins/parsers/passthrough epp/plugins/parsers/vllm_grpc
+    epp/plugins/pickers/max_score
+    epp/plugins/producers/approx_prefix epp/plugins/producers/inflight
+    epp/plugins/profiles/__init__ epp/plugins/profiles/_stages epp/plugins/profiles/disagg
+    epp/plugins/saturation/utilization
+    epp/plugins/scorers/active_requests epp/plugins/scorers/kv_utilization epp/plugins/scorers/prefix_cache
+    epp/plugins/scorers/queue_depth epp/plugins/scorers/running_requests epp/plugins/scorers/token_load
+    epp/plugins/sessions/_affinity epp/plugins/sessions/scorer
+    epp/plugins/usage_limits/static
+    epp/prefix/blocks epp/prefix/held epp/prefix/kv_events epp/prefix/match epp/prefix/prediction epp/prefix/updates
+    epp/protocol/exposition epp/protocol/grpc_frames epp/protocol/inflate epp/protocol/refusals epp/protocol/rewrite epp/protocol/stream
+    epp/protocol/usage epp/protocol/wire
+    epp/protocol/codec/answers epp/protocol/codec/bodies epp/protocol/codec/envelope epp/protocol/codec/fields
+    epp/protocol/codec/header_map
+    shm/flow_lanes shm/held_reader shm/held_writer shm/index_capacity shm/index_spill shm/lanes shm/layout shm/link_table
+    shm/prefix_index shm/prefix_reader shm/prefix_writer shm/seqlock shm/series shm/stream_marks shm/table
+    workers/endpoints/freshness workers/endpoints/http_client workers/endpoints/index_limits workers/endpoints/scrape
+    workers/extproc/app workers/extproc/pipelines workers/extproc/pool workers/extproc/request_phase
+    workers/extproc/response_phase workers/extproc/shedding workers/extproc/shell workers/extproc/stream
+    workers/extproc/tried_stream
+    workers/flow/flow_control workers/flow/metrics workers/flow/peers workers/flow/probe
+    workers/kv_events/followed workers/kv_events/holdings workers/kv_events/sockets workers/kv_events/stream
+    workers/shared/bus workers/shared/decisions workers/shared/query_of_death
+    workers/telemetry/cache_prediction workers/telemetry/call_timing workers/telemetry/request_metrics
+    workers/telemetry/request_telemetry workers/telemetry/stream_metrics workers/telemetry/tracing
+    workers/transport/abuse workers/transport/control_frames workers/transport/deadlines workers/transport/frames
+    workers/transport/header_blocks workers/transport/headers workers/transport/http2 workers/transport/interface
+    workers/transport/link workers/transport/native workers/transport/output workers/transport/room workers/transport/session
+    workers/transport/stream workers/transport/timeouts workers/transport/turn workers/transport/wrong_protocol
+    workers/worker/plugin_handles
+"""
+PATHS: Final = tuple(f"{path}.py" for path in _PATHS.split())
+
+KERNELS: Final = "compiled.kernels.native"  # the module that the C sources make
+KERNEL_SOURCES: Final = tuple(
+    f"compiled/kernels/{name}.c" for name in ("chain", "held", "index", "lanes", "links", "module", "scores")
+)
+KERNEL_HEADERS: Final = ("compiled/kernels/arrays.h", "compiled/kernels/index.h")
+SOURCES: Final = (*PATHS, *KERNEL_SOURCES, *KERNEL_HEADERS)  # the files that determine a build
+
+# Modules (or module:function) that requests call although they are not compiled -> the reason.
+LEFT_OUT: Final[Mapping[str, str]] = {
+    "epp.flow_points:SaturationDetector.stage_saturation": "a base of foreign plugins; called at most once per millisecond",
+    "shm.documents": "the version of a document is read once per snapshot of the endpoints, at most once per millisecond",
+    "workers.shared.documents": "the same; and it defines msgspec structs",
+}

@@ -1,0 +1,136 @@
+"""Writes the effective configuration: a checked configuration with all its defaults.
+
+`as_yaml` writes it as text. Loading that text gives the same configuration again.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from epp.config import yaml_nodes
+from epp.config.assembly import Assembly, Scraped
+from epp.config.findings import ConfigWarning
+from epp.config.flow_assembly import IMPLIED
+from epp.config.schema import API_VERSION, KIND
+from epp.config.written import WrittenConfig
+from epp.flow.plan import BandPlan, FlowPlan
+from epp.pipeline import Pipeline
+from epp.plugin import Discovery, Plugin, SaturationDetector, Scorer
+from epp.response_phase import FULL
+
+
+@dataclass(frozen=True, slots=True)
+class EffectiveConfig:
+    """Holds a checked configuration with all its defaults.
+
+    `sources` (empty: nothing is scraped) and `discovery` are for the supervisor; `pipeline.plugins` has these instances, too.
+    `document` is the effective configuration as plain values.
+    """
+
+    source: str
+    pipeline: Pipeline
+    sources: tuple[Scraped, ...]
+    discovery: Discovery | None
+    parameters: Mapping[str, msgspec.Struct]
+    gates: Mapping[str, bool]
+    warnings: tuple[ConfigWarning, ...]
+    document: Mapping[str, Any]
+    response_phase: str = FULL
+    saturation: SaturationDetector | None = None  # None only in tests that build this value themselves
+    flow: FlowPlan | None = None  # None: flow control is off
+
+    def as_yaml(self) -> str:
+        """Returns the configuration with all defaults, as YAML text."""
+        return yaml_nodes.dump(self.document)
+
+
+def as_document(written: WrittenConfig, assembly: Assembly) -> dict[str, Any]:
+    """Returns the configuration with all defaults, as plain values. Loading them gives the same configuration again."""
+    data_layer: dict[str, Any] = {
+        "injectDefaults": written.inject_defaults,
+        "sources": [
+            {"pluginRef": scraped.source.name, "extractors": [_ref(e.name) for e in scraped.extractors]}
+            for scraped in assembly.sources
+        ],
+    }
+    if assembly.discovery is not None:
+        data_layer["discovery"] = {"endpoints": _ref(assembly.discovery.name)}
+    effective: dict[str, Any] = {
+        "apiVersion": API_VERSION,
+        "kind": KIND,
+        "featureGates": [f"{name}={str(value).lower()}" for name, value in written.gates.items()],
+        "plugins": [_plugin(name, assembly) for name in assembly.plugins if name not in IMPLIED],
+        "schedulingProfiles": [
+            {"name": wired.name, "plugins": [_member(plugin, weight) for plugin, weight in wired.members]}
+            | ({"shadow": True} if wired.shadow else {})
+            for wired in assembly.profiles
+        ],
+        "dataLayer": data_layer,
+        "requestHandler": {
+            "parsers": [_ref(parser.name) for parser in assembly.parsers],
+            "responsePhase": written.response_phase,
+        },
+    }
+    section = {} if assembly.flow is None else _flow_section(assembly.flow)
+    if (
+        assembly.saturation is not None and assembly.saturation.name in assembly.plugins
+    ):  # otherwise the detector is the default, which the file does not list
+        section = {"saturationDetector": _ref(assembly.saturation.name)} | section
+    if section:
+        effective["flowControl"] = section
+    return effective
+
+
+def _ref(name: str) -> dict[str, Any]:
+    return {"pluginRef": name}
+
+
+def _member(plugin: Plugin, weight: float) -> dict[str, Any]:
+    if not isinstance(plugin, Scorer):
+        return _ref(plugin.name)
+    return _ref(plugin.name) | {"weight": int(weight) if weight.is_integer() else weight}
+
+
+def _plugin(name: str, assembly: Assembly) -> dict[str, Any]:
+    entry: dict[str, Any] = {"name": name, "type": assembly.types[name]}
+    if parameters := msgspec.to_builtins(assembly.plugins[name].params):
+        entry["parameters"] = parameters
+    return entry
+
+
+def _flow_section(plan: FlowPlan) -> dict[str, Any]:
+    """Returns the section `flowControl`, without the saturation detector."""
+    section: dict[str, Any] = {
+        "maxBytes": plan.max_bytes,
+        "maxRequests": plan.max_requests,
+        "defaultRequestTTL": duration(plan.request_ttl_s),
+        "noEndpointRequestTTL": duration(plan.no_endpoint_ttl_s),
+        "defaultPriorityBand": _band_section(plan.template),
+    }
+    if plan.negative_template is not None:
+        section["defaultNegativePriorityBand"] = _band_section(plan.negative_template)
+    section["priorityBands"] = [{"priority": band.priority} | _band_section(band) for band in plan.bands]
+    section["usageLimitPolicyPluginRef"] = plan.usage_limits.name
+    section["enableEviction"] = plan.eviction
+    return section
+
+
+def _band_section(band: BandPlan) -> dict[str, Any]:
+    ttl = {} if band.request_ttl_s is None else {"defaultRequestTTL": duration(band.request_ttl_s)}
+    return {
+        "maxBytes": band.max_bytes,
+        "maxRequests": band.max_requests,
+        **ttl,
+        "fairnessPolicyRef": band.fairness.name,
+        "orderingPolicyRef": band.ordering.name,
+        "queueRef": band.queue.name,
+        "displacementPolicyRef": band.displacement.name,
+    }
+
+
+def duration(seconds: float) -> str:
+    """Writes seconds as a Go duration. Infinity becomes 0s, which means no limit."""
+    return "0s" if math.isinf(seconds) else f"{seconds:.9f}".rstrip("0").rstrip(".") + "s"

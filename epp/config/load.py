@@ -1,0 +1,108 @@
+"""Loads a configuration: compiles its text into everything that runs, or raises all of its errors at once.
+
+`load` is the entry point. Its result is immutable and can write itself as YAML (`epp.config.effective`).
+"""
+
+from epp.config import reader, yaml_nodes
+from epp.config.assembler import assemble
+from epp.config.assembly import Assembly
+from epp.config.effective import EffectiveConfig, as_document
+from epp.config.findings import WHOLE, ConfigError, ConfigErrors, ConfigWarning, Findings
+from epp.config.lint import DEFAULT_SURROUNDINGS, Surroundings, lint
+from epp.config.schema import API_VERSION, KIND
+from epp.pipeline import Pipeline, Recipe, compile_pipeline
+
+__all__ = [
+    "ConfigError",
+    "ConfigErrors",
+    "ConfigWarning",
+    "EffectiveConfig",
+    "Surroundings",
+    "load",
+]
+
+DEFAULT_NAME = "built-in default configuration"
+# One point of a score stands for 1,024 tokens of prefill. `python -m tests.bench.routing` has the figures.
+DEFAULT_TEXT = f"""\
+apiVersion: {API_VERSION}
+kind: {KIND}
+featureGates: [flowControl]
+plugins:
+- {{type: token-load-scorer, parameters: {{queueThresholdTokens: 262144}}}}
+- type: queue-scorer
+- type: running-requests-size-scorer
+- type: kv-cache-utilization-scorer
+- type: prefix-cache-scorer
+- type: token-weighted-fairness-policy
+- {{type: utilization-detector, parameters: {{queueDepthThreshold: 32}}}}
+schedulingProfiles:
+- name: default
+  plugins:
+  - {{pluginRef: token-load-scorer, weight: 256}}
+  - {{pluginRef: queue-scorer, weight: 1}}
+  - {{pluginRef: running-requests-size-scorer, weight: 1}}
+  - {{pluginRef: kv-cache-utilization-scorer, weight: 1}}
+  - {{pluginRef: prefix-cache-scorer, weight: 1}}
+flowControl:
+  maxRequests: 5k
+  maxBytes: 1G
+  noEndpointRequestTTL: 1s
+  saturationDetector: {{pluginRef: utilization-detector}}
+  defaultPriorityBand: {{fairnessPolicyRef: token-weighted-fairness-policy}}
+"""
+
+
+def load(
+    text: str | None,
+    source: str,
+    *,
+    allow_experimental: bool = False,
+    surroundings: Surroundings = DEFAULT_SURROUNDINGS,
+) -> EffectiveConfig:
+    """Loads a configuration from YAML or JSON text. `source` names it in messages. Raises ConfigErrors.
+
+    `text` None: load the built-in default configuration. A text without a document is an error: if a file was cut off, the picker must not
+    start with a configuration other than the one it contained. Lint compares the configuration with `surroundings`.
+    """
+    if text is None:
+        return load(DEFAULT_TEXT, source or DEFAULT_NAME, surroundings=surroundings)
+    findings = Findings(source)
+    root = yaml_nodes.read(text, findings)
+    if not findings.errors and (root is None or root.value is None):
+        why = "there is no document: the text is empty or has only comments"
+        hint = "a ConfigMap that was cut off looks like this; for the built-in configuration, name no file"
+        findings.error(WHOLE, "no-document", why, hint)
+    if root is None or root.value is None:
+        findings.raise_errors()
+    assert root is not None
+    written = reader.read(root, findings)
+    assembly = assemble(written, findings, allow_experimental=allow_experimental)
+    lint(written, assembly, findings, surroundings)
+    findings.raise_errors()
+    return EffectiveConfig(
+        source=source,
+        pipeline=_compiled(assembly),
+        sources=tuple(assembly.sources),
+        discovery=assembly.discovery,
+        parameters={name: plugin.params for name, plugin in assembly.plugins.items()},
+        gates=written.gates,
+        warnings=findings.sorted_warnings(),
+        document=as_document(written, assembly),
+        response_phase=written.response_phase,
+        saturation=assembly.saturation,
+        flow=assembly.flow,
+    )
+
+
+def _compiled(assembly: Assembly) -> Pipeline:
+    assert assembly.handler is not None
+    return compile_pipeline(
+        Recipe(
+            plugins=tuple(assembly.plugins.values()),
+            parsers=tuple(assembly.parsers),
+            handler=assembly.handler,
+            profiles=tuple(assembly.profiles),
+            producers=tuple(assembly.producers),
+            columns=tuple(assembly.columns),
+        )
+    )

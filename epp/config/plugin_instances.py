@@ -1,0 +1,253 @@
+"""Makes the plugin instances of one configuration, by name: the plugins that it lists and the defaults that it needs.
+
+This module resolves references and notes errors. A plugin that could not be made is `broken`. A name that refers to no plugin, or
+to one of the wrong kind, is `unresolved`. Later checks skip both, so that one mistake is reported once.
+"""
+
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import TypeVar
+
+import msgspec
+
+from epp.config import registry
+from epp.config.findings import WHOLE, Findings, Place, nearest, similar
+from epp.config.parameters import decode
+from epp.config.written import PluginEntry, Ref
+from epp.config.yaml_nodes import Node
+from epp.plugin import (
+    Admitter,
+    DataProducer,
+    DataSource,
+    Decider,
+    Discovery,
+    DisplacementPolicy,
+    EvictionFilter,
+    EvictionOrder,
+    Extractor,
+    FairnessPolicy,
+    Filter,
+    FlowQueue,
+    NoParams,
+    OrderingPolicy,
+    Parser,
+    Picker,
+    Plugin,
+    ProfileHandler,
+    RequestHeader,
+    SaturationDetector,
+    Scorer,
+    Screener,
+    Syncer,
+    UsageLimitPolicy,
+    foreign,
+)  # fmt: skip
+
+_KIND_WORDS: Mapping[type[Plugin], str] = {
+    Parser: "a parser", RequestHeader: "a request-header plugin", Screener: "a screener", Admitter: "an admitter",
+    Decider: "a decider", DataProducer: "a data producer", ProfileHandler: "a profile handler", Filter: "a filter",
+    Scorer: "a scorer", Picker: "a picker", DataSource: "a data source", Extractor: "an extractor",
+    Discovery: "a discovery plugin", Syncer: "a syncer", SaturationDetector: "a saturation detector", FlowQueue: "a queue",
+    OrderingPolicy: "an ordering policy", FairnessPolicy: "a fairness policy", DisplacementPolicy: "a displacement policy",
+    UsageLimitPolicy: "a usage-limit policy", EvictionFilter: "an eviction filter", EvictionOrder: "an eviction order",
+}  # fmt: skip
+_FIELD = re.compile(r"([A-Za-z]\w*(?:\[\d+\]|\.\w+)*):")
+
+K = TypeVar("K", bound=Plugin)
+
+
+class PluginInstances:
+    """Makes and finds plugin instances.
+
+    `plugins` has them by name, in the order in which they were made. `types` has their types as a configuration should name them.
+    """
+
+    def __init__(
+        self,
+        entries: Sequence[PluginEntry],
+        findings: Findings,
+        *,
+        allow_experimental: bool,
+        unread: Collection[str] = (),
+    ) -> None:
+        self.findings = findings
+        self.entries = {entry.name: entry for entry in entries}
+        self.plugins: dict[str, Plugin] = {}
+        self.listed: tuple[Plugin, ...] = ()  # the plugins that the configuration lists
+        self.types: dict[str, str] = {}
+        self.broken: set[str] = set(unread)
+        self.misspelt: set[str] = set()  # unknown types, and the known names that their author probably meant
+        self.unresolved: set[str] = set()
+        self.allow_experimental = allow_experimental
+
+    def make(self) -> None:
+        """Makes all plugins that the configuration lists."""
+        specs = [spec for entry in self.entries.values() if (spec := self.spec(entry))]
+        plugins, failed = registry.instances(specs)
+        for name, why in failed:
+            entry = self.entries[name]
+            self.findings.error(
+                _place_in(entry.parameters, why, entry.place), "bad-parameter", f"plugin '{name}': {why}"
+            )
+        for name, plugin in plugins.items():
+            entry = self.entries[name]
+            for remark in plugin.without_effect:
+                place = _place_in(entry.parameters, remark, entry.place)
+                self.findings.warning(place, "without-effect", f"plugin '{name}': {remark}")
+            for old, current in plugin.deprecated.items():
+                place = _place_in(entry.parameters, f"{old}:", entry.place)
+                self.findings.deprecated(place, f"parameter '{old}' of plugin '{name}'", f"'{current}'")
+        self.plugins.update(plugins)
+        self.listed = tuple(plugins.values())
+        self.broken.update(self.entries.keys() - plugins.keys())
+
+    def spec(self, entry: PluginEntry) -> registry.Spec | None:
+        try:
+            cls = registry.find(entry.type)
+        except registry.UnknownType as unknown:
+            self.findings.error(entry.type_place, unknown.rule, str(unknown), unknown.hint)
+            if entry.name == entry.type:
+                self.misspelt |= {entry.type, *similar(entry.type, registry.names())}
+            return None
+        self.types[entry.name] = entry.type if ":" in entry.type else cls.type_name
+        if replacement := registry.DEPRECATED_TYPES.get(entry.type):
+            self.findings.deprecated(entry.type_place, f"plugin type '{entry.type}'", f"'{replacement}'")
+        # Check the registered name, because the file may give an alias.
+        if not self.allowed(cls.type_name or entry.type, entry.type_place):
+            return None
+        params = self.params(cls, entry)
+        return registry.Spec(entry.name, cls, params) if params is not None else None
+
+    def allowed(self, type_name: str, place: Place) -> bool:
+        """Returns whether this configuration may use a type. Notes an error if not."""
+        if self.allow_experimental or type_name not in registry.EXPERIMENTAL_TYPES:
+            return True
+        why = f"plugin type '{type_name}' is experimental"
+        self.findings.error(place, "experimental-type", why, "start with --allow-experimental-plugins")
+        return False
+
+    def params(self, cls: type[Plugin], entry: PluginEntry) -> msgspec.Struct | None:
+        node = entry.parameters
+        if cls.Params is NoParams and node is not None and isinstance(node.value, dict) and node.value:
+            self.findings.warning(
+                node.place,
+                "parameters-ignored",
+                f"plugin '{entry.name}': type '{entry.type}' takes no parameters; they are ignored",
+                "remove them",
+            )
+            node = None
+        return decode(cls.Params, node, f"plugin '{entry.name}'", entry.place, self.findings)
+
+    def add(self, type_name: str, *, experimental: bool = False) -> Plugin | None:
+        """Adds a default plugin with the name of its type and without parameters. Returns None if that is not possible.
+
+        `experimental` allows an experimental type without the flag: the plugin belongs to a feature that the configuration turns on.
+        """
+        if type_name in self.broken or type_name not in registry.names():
+            return None
+        if type_name in self.plugins:
+            entry = self.entries.get(type_name)
+            self.findings.error(
+                entry.place if entry else WHOLE,
+                "name-taken",
+                f"plugin '{type_name}' of type '{self.types[type_name]}' has the name of a default plugin that is needed",
+                "give it another name",
+            )
+            return None
+        if not experimental and not self.allowed(type_name, WHOLE):
+            self.broken.add(type_name)
+            return None
+        cls = registry.find(type_name)
+        try:
+            params = msgspec.convert({}, cls.Params)
+        except msgspec.ValidationError:
+            return None  # it has required parameters, so it cannot be a default
+        plugins, failed = registry.instances([registry.Spec(type_name, cls, params)])
+        for name, why in failed:
+            self.findings.error(WHOLE, "bad-parameter", f"default plugin '{name}': {why}")
+        self.plugins.update(plugins)
+        self.types[type_name] = type_name
+        added = plugins.get(type_name)
+        if added is not None:
+            self.call_foreign(added, added.meet, self.listed)
+        return added
+
+    def call_foreign(self, plugin: Plugin, call: Callable[..., object], *arguments: object) -> None:
+        """Calls a method of a plugin. An exception of a foreign plugin becomes an error of the configuration; so does a ValueError.
+
+        The text `parameter: reason` of a ValueError names the parameter's place in the file, as in a constructor.
+        """
+        try:
+            call(*arguments)
+        except ValueError as problem:
+            place = self.place_of(plugin.name, str(problem).partition(":")[0])
+            self.findings.error(place, "bad-parameter", f"plugin '{plugin.name}': {problem}")
+        except Exception as problem:
+            if not foreign(type(plugin)):
+                raise
+            why = f"plugin '{plugin.name}': {type(problem).__name__}: {problem}"
+            self.findings.error(self.place(plugin.name), "bad-parameter", why)
+
+    def discard(self, name: str) -> None:
+        """Removes a default that is not used."""
+        del self.plugins[name], self.types[name]
+
+    def resolve(self, ref: Ref, kind: type[K], what: str) -> K | None:
+        """Returns the plugin that a reference names, if it is of that kind. Notes an error if not."""
+        plugin = self.lookup(ref, what)
+        if plugin is None or isinstance(plugin, kind):
+            return plugin
+        self.unresolved.add(ref.name)
+        self.findings.error(
+            ref.place, "wrong-kind", f"{what}: plugin '{ref.name}' is {kinds_of(plugin)}, not {_KIND_WORDS[kind]}"
+        )
+        return None
+
+    def lookup(self, ref: Ref, what: str) -> Plugin | None:
+        """Returns the plugin that a reference names, of any kind. Notes an error if there is none."""
+        plugin = self.plugins.get(ref.name)
+        if plugin is None and ref.name in self.misspelt:
+            self.unresolved.add(ref.name)
+        elif plugin is None and ref.name not in self.broken:
+            hint = nearest(ref.name, self.entries) or "list it in plugins"
+            if ref.name in registry.names():
+                hint = f"add '- type: {ref.name}' to plugins"
+            self.unresolved.add(ref.name)
+            self.findings.error(
+                ref.place, "unknown-ref", f"{what} references undefined plugin '{ref.name[:128]}'", hint
+            )
+        return plugin
+
+    def of_kind(self, kind: type[K]) -> list[K]:
+        return [plugin for plugin in self.plugins.values() if isinstance(plugin, kind)]
+
+    def place_of(self, name: str, parameter: str) -> Place:
+        """Returns the place of a plugin's parameter, or of the plugin if the parameter is not given."""
+        entry = self.entries.get(name)
+        return _place_in(entry.parameters, f"{parameter}: ", entry.place) if entry else WHOLE
+
+    def place(self, name: str) -> Place:
+        """Returns the place of a plugin. A default has none: its place is WHOLE."""
+        return self.entries[name].place if name in self.entries else WHOLE
+
+
+def kinds_of(plugin: Plugin) -> str:
+    """Names the kinds of a plugin in words, such as `a filter and a scorer`."""
+    words = [word for kind, word in _KIND_WORDS.items() if isinstance(plugin, kind)]
+    return " and ".join(words) or "a request hook"
+
+
+def _place_in(parameters: Node | None, why: str, default: Place) -> Place:
+    """Returns the place of the parameter that a constructor's message (`a.b[0].c: ...`) names at its start; `default` if it names none."""
+    match = _FIELD.match(why)
+    node, place = parameters, default
+    for step in re.findall(r"\w+", match[1]) if match else ():
+        value = node.value if node else None
+        if node and isinstance(value, dict) and step in value:
+            node, place = value[step], node.keys[step]
+        elif isinstance(value, list) and step.isdigit() and int(step) < len(value):
+            node = value[int(step)]
+            place = node.place
+        else:
+            break
+    return place

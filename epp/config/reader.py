@@ -1,0 +1,440 @@
+"""Reads the nodes of an `EndpointPickerConfig` into a `WrittenConfig` and notes every error of form.
+
+This module knows no plugin: references are text, and `parameters` stay a node. Unknown fields are
+refused at every level. A null means that the field is not given. Deprecated fields are read as the
+fields that replace them, with a warning.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from epp.config import schema
+from epp.config.findings import WHOLE, Findings, Place, nearest
+from epp.config.schema import API_VERSION, API_VERSIONS_DEPRECATED, KIND, names
+from epp.config.written import (
+    FLOW_CONTROL_GATE,
+    GATES,
+    Amount,
+    BandEntry,
+    FlowControlEntry,
+    PluginEntry,
+    ProfileEntry,
+    Ref,
+    SourceEntry,
+    WrittenConfig,
+)
+from epp.config.yaml_nodes import Node
+from epp.quantities import parse_bool, parse_duration, parse_quantity
+from epp.response_phase import PHASES
+
+GATES_REMOVED = frozenset(("dataLayer", "enableLegacyMetrics", "prepareDataPlugins"))
+PRIORITY_END = 1 << 31
+
+_ROOT = names(schema.Configuration)
+_DATA_LAYER = names(schema.DataLayer)
+_DISCOVERING = names(schema.Discovering)
+_CROSS_REPLICA = names(schema.CrossReplica)
+_FLOW_CONTROL = names(schema.FlowControl)
+_BAND = names(schema.Band)
+_PLUGIN = names(schema.PluginEntry)
+_PROFILE = names(schema.ProfileEntry)
+_MEMBER = names(schema.ProfileMember)
+_SOURCE = names(schema.SourceEntry)
+_HANDLER = names(schema.RequestHandler)
+_REF = names(schema.PluginRef)
+
+
+def read(root: Node, findings: Findings) -> WrittenConfig:
+    """Reads a configuration from its root node. Leaves out what it cannot read and notes an error for it."""
+    reader = _Reader(findings)
+    written = WrittenConfig()
+    fields = reader.mapping(root, "the configuration", _ROOT)
+    reader.header(fields)
+    written.is_bare = isinstance(root.value, dict) and root.value.keys() <= {"apiVersion", "kind"}
+    _gates(reader, fields.get("featureGates"), written)
+    for index, node in enumerate(reader.sequence(fields.get("plugins"), "plugins")):
+        _plugin(reader, node, f"plugins[{index}]", written)
+    for index, node in enumerate(reader.sequence(fields.get("schedulingProfiles"), "schedulingProfiles")):
+        _profile(reader, node, f"schedulingProfiles[{index}]", written)
+    _data_layer(reader, fields.get("dataLayer"), written)
+    _flow_control(reader, fields.get("flowControl"), written, root.keys.get("flowControl", WHOLE))
+    handler = reader.mapping(fields.get("requestHandler"), "requestHandler", _HANDLER)
+    written.parsers = reader.refs(handler.get("parsers"), "requestHandler.parsers")
+    _response_phase(reader, handler.get("responsePhase"), written)
+    if (priority := handler.get("propagatePriority")) and reader.boolean(
+        priority, "requestHandler.propagatePriority", False
+    ):
+        why = (
+            "requestHandler.propagatePriority is not supported by this version: bodies keep the priority that they have"
+        )
+        findings.error(
+            priority.place, "unsupported", why, "remove it; servers then do not reorder what the picker has ordered"
+        )
+    _deprecated(reader, root, fields, written)
+    return written
+
+
+class _Reader:
+    """Reads the values of nodes by type. Notes an error for a wrong value and treats it as not given."""
+
+    def __init__(self, findings: Findings) -> None:
+        self.findings = findings
+        self.version = ""  # the apiVersion that the file names; empty if none
+
+    def moved(self, place: Place, old: str, new: str) -> None:
+        """Notes that a field has moved. That is an error in a file of the current version, which lacks the old place, else a warning."""
+        what = f"the field '{old}'"
+        if self.version == API_VERSION:
+            why = f"{what} is not part of {API_VERSION}"
+            self.findings.error(place, "unknown-field", why, f"write '{new}'; epp check --migrate does it")
+        else:
+            self.findings.deprecated(place, what, f"'{new}'")
+
+    def mapping(self, node: Node | None, what: str, known: Sequence[str]) -> dict[str, Node]:
+        """Returns the fields that are given. Notes an error for each unknown field."""
+        value = self._typed(node, what, dict, "a mapping")
+        if node is None or value is None:
+            return {}
+        for name in value:
+            if name not in known:
+                self.findings.error(
+                    node.keys[name], "unknown-field", f"{what}: unknown field '{name[:128]}'", nearest(name, known)
+                )
+        return {name: child for name, child in value.items() if name in known and child.value is not None}
+
+    def sequence(self, node: Node | None, what: str) -> list[Node]:
+        return self._typed(node, what, list, "a list") or []
+
+    def text(self, node: Node | None, what: str) -> str:
+        """Returns the text, or '' if it is not given."""
+        return self._typed(node, what, str, "text") or ""
+
+    def boolean(self, node: Node | None, what: str, default: bool) -> bool:
+        value = self._typed(node, what, bool, "true or false")
+        return default if value is None else bool(value)
+
+    def number(self, node: Node | None, what: str, kinds: tuple[type, ...] = (int, float)) -> float | None:
+        value = self._typed(node, what, kinds, "an integer" if float not in kinds else "a number")
+        return None if value is None else float(value)
+
+    def ref(self, node: Node | None, what: str, at: Place) -> Ref | None:
+        """Reads a mapping with a `pluginRef`."""
+        if node is None:
+            return None
+        fields = self.mapping(node, what, _REF)
+        return self.ref_in(fields, what, at) if isinstance(node.value, dict) else None
+
+    def refs(self, node: Node | None, what: str) -> list[Ref]:
+        refs = (self.ref(n, f"{what}[{i}]", n.place) for i, n in enumerate(self.sequence(node, what)))
+        return [ref for ref in refs if ref is not None]
+
+    def ref_in(self, fields: Mapping[str, Node], what: str, at: Place) -> Ref | None:
+        name = self.text(fields.get("pluginRef"), f"{what}.pluginRef")
+        if not name:
+            if "pluginRef" not in fields or fields["pluginRef"].value == "":
+                self.findings.error(at, "missing-field", f"{what}: 'pluginRef' is required")
+            return None
+        return Ref(name, fields["pluginRef"].place)
+
+    def member(self, node: Node, what: str) -> Ref | None:
+        """Reads a member of a profile: a reference with an optional weight."""
+        fields = self.mapping(node, what, _MEMBER)
+        if not isinstance(node.value, dict):
+            if node.value is None:
+                self.findings.error(node.place, "missing-field", f"{what}: 'pluginRef' is required")
+            return None
+        weight = self.number(fields.get("weight"), f"{what}.weight")
+        ref = self.ref_in(fields, what, node.place)
+        if ref is None or weight is None:
+            return ref
+        return Ref(ref.name, ref.place, weight, fields["weight"].place)
+
+    def quantity(self, node: Node | None, what: str) -> Amount | None:
+        """Reads a Kubernetes quantity of 0 or more, as text or number."""
+        value = self._typed(node, what, (str, int, float), "a quantity such as 500M or 1Gi")
+        return self._parsed(node, what, "bad-quantity", parse_quantity, None if value is None else _digits(value))
+
+    def duration(self, node: Node | None, what: str) -> Amount | None:
+        """Reads a Go duration of 0 or more, in seconds."""
+        value = self._typed(node, what, str, "a duration such as 200ms or 1m30s")
+        return self._parsed(node, what, "bad-duration", parse_duration, value)
+
+    def _parsed(
+        self, node: Node | None, what: str, rule: str, parse: Callable[[str], float], text: str | None
+    ) -> Amount | None:
+        if node is None or text is None:
+            return None
+        try:
+            amount = parse(text)
+        except ValueError as error:
+            self.findings.error(node.place, rule, f"{what}: {error}")
+            return None
+        if amount < 0:
+            self.findings.error(node.place, rule, f"{what}: '{text}' is negative; give 0 or more")
+            return None
+        return Amount(amount, node.place)
+
+    def optional_ref(self, node: Node | None, what: str) -> Ref | None:
+        """Reads a reference that is a plain name, without a mapping around it."""
+        name = self.text(node, what)
+        return Ref(name, node.place) if node is not None and name else None
+
+    def _typed(self, node: Node | None, what: str, kind: Any, expected: str) -> Any:
+        if node is None or node.value is None:
+            return None
+        wrong = isinstance(node.value, bool) and kind is not bool
+        if wrong or not isinstance(node.value, kind):
+            quote = "put it in quotes" if expected == "text" and not isinstance(node.value, (dict, list)) else ""
+            self.findings.error(node.place, "wrong-type", f"{what}: expected {expected}, got {node.kind()}", quote)
+            return None
+        return node.value
+
+    def header(self, fields: Mapping[str, Node]) -> None:
+        """Checks `apiVersion` and `kind`. Both are optional."""
+        version, kind = fields.get("apiVersion"), fields.get("kind")
+        text = self.version = self.text(version, "apiVersion")
+        if version and text in API_VERSIONS_DEPRECATED:
+            self.findings.deprecated(version.place, f"apiVersion '{text}'", f"'{API_VERSION}'")
+        elif version and text and text != API_VERSION:
+            self.findings.error(
+                version.place,
+                "api-version",
+                f"apiVersion '{text[:128]}' is not supported",
+                nearest(text, (API_VERSION,)),
+            )
+        text = self.text(kind, "kind")
+        if kind and text and text != KIND:
+            self.findings.error(kind.place, "kind", f"kind '{text[:128]}' is not supported", nearest(text, (KIND,)))
+
+
+def _digits(value: str | float) -> str:
+    if isinstance(value, str):
+        return value
+    return str(int(value)) if float(value).is_integer() and abs(value) < 1e18 else repr(value)
+
+
+def _gates(reader: _Reader, node: Node | None, written: WrittenConfig) -> None:
+    """Reads entries of the form `name` or `name=bool`. The last entry for a name wins."""
+    for index, entry in enumerate(reader.sequence(node, "featureGates")):
+        text = reader.text(entry, f"featureGates[{index}]")
+        if not text and entry.value != "":
+            continue
+        name, equals, setting = text.partition("=")
+        value = True
+        if equals:
+            try:
+                value = parse_bool(setting)
+            except ValueError as error:
+                reader.findings.error(entry.place, "feature-gate", f"feature gate '{name}': {error}")
+                continue
+        if name in GATES_REMOVED:
+            why = f"feature gate '{name}' no longer exists and has no effect"
+            reader.findings.warning(entry.place, "removed-gate", why, "remove it")
+        elif name not in GATES:
+            reader.findings.error(
+                entry.place, "feature-gate", f"unknown feature gate '{name[:128]}'", nearest(name, GATES)
+            )
+        else:
+            written.gates[name] = value
+            written.gate_places[name] = entry.place
+
+
+def _plugin(reader: _Reader, node: Node, what: str, written: WrittenConfig) -> None:
+    fields = reader.mapping(node, what, _PLUGIN)
+    type_name = reader.text(fields.get("type"), f"{what}.type")
+    name = reader.text(fields.get("name"), f"{what}.name") or type_name
+    if not type_name:
+        written.unread.add(name)
+        if isinstance(node.value, dict) and ("type" not in fields or fields["type"].value == ""):
+            named = f" '{name}'" if name else ""
+            reader.findings.error(node.place, "missing-field", f"{what}: plugin{named} is missing a type")
+        elif node.value is None:
+            reader.findings.error(node.place, "missing-field", f"{what}: plugin is missing a type")
+        return
+    first = next((entry for entry in written.plugins if entry.name == name), None)
+    if first is not None:
+        place = fields["name"].place if "name" in fields else fields["type"].place
+        hint = f"first in line {first.place.line}; give one of them another name"
+        reader.findings.error(place, "duplicate-name", f"duplicate plugin name '{name}'", hint)
+        return
+    entry = PluginEntry(name, type_name, fields.get("parameters"), node.place, fields["type"].place)
+    written.plugins.append(entry)
+
+
+def _profile(reader: _Reader, node: Node, what: str, written: WrittenConfig) -> None:
+    fields = reader.mapping(node, what, _PROFILE)
+    name = reader.text(fields.get("name"), f"{what}.name")
+    if not name and ("name" not in fields or fields["name"].value == ""):
+        reader.findings.error(node.place, "missing-field", f"{what} is missing a name")
+    if name and any(profile.name == name for profile in written.profiles):
+        why = f"duplicate profile name '{name}'"
+        reader.findings.error(fields["name"].place, "duplicate-name", why, "give one of them another name")
+        return
+    nodes = reader.sequence(fields.get("plugins"), f"{what}.plugins")
+    members = (reader.member(child, f"{what}.plugins[{i}]") for i, child in enumerate(nodes))
+    shadow = reader.boolean(fields.get("shadow"), f"{what}.shadow", False)
+    written.profiles.append(ProfileEntry(name, tuple(m for m in members if m), node.place, shadow))
+
+
+def _data_layer(reader: _Reader, node: Node | None, written: WrittenConfig) -> None:
+    fields = reader.mapping(node, "dataLayer", _DATA_LAYER)
+    written.inject_defaults = reader.boolean(fields.get("injectDefaults"), "dataLayer.injectDefaults", True)
+    for index, source in enumerate(reader.sequence(fields.get("sources"), "dataLayer.sources")):
+        what = f"dataLayer.sources[{index}]"
+        members = reader.mapping(source, what, _SOURCE)
+        ref = reader.ref_in(members, what, source.place)
+        extractors = reader.refs(members.get("extractors"), f"{what}.extractors")
+        if ref is not None:
+            written.sources.append(SourceEntry(ref, tuple(extractors)))
+    _discovery(reader, node, fields, written)
+    _cross_replica(reader, node, fields, written)
+
+
+def _discovery(reader: _Reader, node: Node | None, fields: Mapping[str, Node], written: WrittenConfig) -> None:
+    """Reads how endpoints and peers are found. If both places of a field are given, the new one wins."""
+    what = "dataLayer.discovery"
+    discovery = fields.get("discovery")
+    found = reader.mapping(discovery, what, _DISCOVERING)
+    if discovery is not None and "pluginRef" in found:
+        reader.moved(discovery.keys["pluginRef"], f"{what}.pluginRef", f"{what}.endpoints.pluginRef")
+        written.discovery = reader.ref_in(found, what, discovery.place)
+    elif discovery is not None and isinstance(discovery.value, dict) and not found:
+        reader.findings.error(discovery.place, "missing-field", f"{what}: 'endpoints' is required")
+    if endpoints := found.get("endpoints"):
+        written.discovery = reader.ref(endpoints, f"{what}.endpoints", endpoints.place)
+    if (older := fields.get("peerDiscovery")) and node is not None:
+        reader.moved(node.keys["peerDiscovery"], "dataLayer.peerDiscovery", f"{what}.peers")
+    for peers in (found.get("peers"), older):
+        if peers is not None:
+            reader.mapping(peers, f"{what}.peers", _REF)
+            reader.findings.warning(peers.place, "no-effect", f"{what}.peers has no effect", "remove it")
+
+
+def _cross_replica(reader: _Reader, node: Node | None, fields: Mapping[str, Node], written: WrittenConfig) -> None:
+    """Reads the section `crossReplica`, and its fields under their older names."""
+    section = reader.mapping(fields.get("crossReplica"), "dataLayer.crossReplica", _CROSS_REPLICA)
+    for name in _CROSS_REPLICA:
+        older = f"crossReplica{name[0].upper()}{name[1:]}"
+        if node is not None and older in fields:
+            reader.moved(node.keys[older], f"dataLayer.{older}", f"dataLayer.crossReplica.{name}")
+            section.setdefault(name, fields[older])
+    what = "dataLayer.crossReplica"
+    written.syncer = reader.optional_ref(section.get("syncerPluginRef"), f"{what}.syncerPluginRef")
+    for name in ("syncInterval", "publishTimeout"):
+        if (amount := reader.duration(section.get(name), f"{what}.{name}")) is None:
+            continue
+        if name == "publishTimeout" and not amount.value:
+            why = f"{what}.{name}: it must be above 0"
+            reader.findings.error(amount.place, "bad-duration", why, "write for example 2s, or omit it")
+        else:
+            why = f"{what}.{name} has no effect: replicas of this picker share no state"
+            reader.findings.warning(amount.place, "no-effect", why, "remove it")
+
+
+def _flow_control(reader: _Reader, node: Node | None, written: WrittenConfig, at: Place) -> None:
+    """Reads the section `flowControl`. Without the feature gate, reads only its saturation detector."""
+    fields = reader.mapping(node, "flowControl", _FLOW_CONTROL)
+    if detector := fields.get("saturationDetector"):
+        written.saturation = _detector(reader, detector, "flowControl.saturationDetector")
+    if not set(fields) - {"saturationDetector"}:
+        return
+    usage = "usageLimitPolicyPluginRef"
+    written.flow_control = FlowControlEntry(
+        place=at,
+        bytes_max=reader.quantity(fields.get("maxBytes"), "flowControl.maxBytes"),
+        requests_max=reader.quantity(fields.get("maxRequests"), "flowControl.maxRequests"),
+        ttl=reader.duration(fields.get("defaultRequestTTL"), "flowControl.defaultRequestTTL"),
+        ttl_without_endpoint=reader.duration(fields.get("noEndpointRequestTTL"), "flowControl.noEndpointRequestTTL"),
+        default_band=_band(reader, fields.get("defaultPriorityBand"), "flowControl.defaultPriorityBand"),
+        negative_band=_band(
+            reader, fields.get("defaultNegativePriorityBand"), "flowControl.defaultNegativePriorityBand"
+        ),
+        bands=_bands(reader, fields.get("priorityBands")),
+        usage_limit=reader.optional_ref(fields.get(usage), f"flowControl.{usage}"),
+        eviction=reader.boolean(fields.get("enableEviction"), "flowControl.enableEviction", False),
+    )
+    misspelt = any(finding.rule == "feature-gate" for finding in reader.findings.errors)
+    if not written.gates[FLOW_CONTROL_GATE] and not misspelt:
+        why = f"flowControl has no effect without the feature gate '{FLOW_CONTROL_GATE}', except for its saturationDetector"
+        reader.findings.warning(at, "gate-missing", why, f"add '{FLOW_CONTROL_GATE}' to featureGates")
+
+
+def _response_phase(reader: _Reader, node: Node | None, written: WrittenConfig) -> None:
+    what = "requestHandler.responsePhase"
+    phase = reader.text(node, what)
+    if node is None or not phase:
+        return
+    if phase not in PHASES:
+        reader.findings.error(
+            node.place, "response-phase", f"{what}: '{phase[:128]}' is not known", nearest(phase, PHASES)
+        )
+        return
+    written.response_phase, written.response_phase_place = phase, node.place
+
+
+def _bands(reader: _Reader, node: Node | None) -> tuple[BandEntry, ...]:
+    bands: list[BandEntry] = []
+    read: list[
+        BandEntry
+    ] = []  # bands without an error; a band with an unreadable priority is left out, because its priority 0 would look like a duplicate
+    for index, child in enumerate(reader.sequence(node, "flowControl.priorityBands")):
+        what = f"flowControl.priorityBands[{index}]"
+        before = len(reader.findings.errors)
+        band = _band(reader, child, what) or BandEntry(what, place=child.place)
+        bands.append(band)
+        if len(reader.findings.errors) > before:
+            continue
+        first = next((b for b in read if b.priority == band.priority), None)
+        if first is not None:
+            twice = f"{what}: priority {band.priority} is given twice; first in line {first.place.line}"
+            reader.findings.error(child.place, "duplicate-priority", twice)
+        read.append(band)
+    return tuple(bands)
+
+
+def _band(reader: _Reader, node: Node | None, what: str) -> BandEntry | None:
+    if node is None:
+        return None
+    fields = reader.mapping(node, what, _BAND)
+    return BandEntry(
+        what,
+        _priority(reader, fields.get("priority"), f"{what}.priority"),
+        reader.quantity(fields.get("maxBytes"), f"{what}.maxBytes"),
+        reader.quantity(fields.get("maxRequests"), f"{what}.maxRequests"),
+        reader.optional_ref(fields.get("fairnessPolicyRef"), f"{what}.fairnessPolicyRef"),
+        reader.optional_ref(fields.get("orderingPolicyRef"), f"{what}.orderingPolicyRef"),
+        node.place,
+        reader.duration(fields.get("defaultRequestTTL"), f"{what}.defaultRequestTTL"),
+        reader.optional_ref(fields.get("queueRef"), f"{what}.queueRef"),
+        reader.optional_ref(fields.get("displacementPolicyRef"), f"{what}.displacementPolicyRef"),
+    )
+
+
+def _priority(reader: _Reader, node: Node | None, what: str) -> int:
+    """Reads a priority: an integer of 32 bits, as in an InferenceObjective."""
+    priority = int(reader.number(node, what, (int,)) or 0)
+    if node is not None and not -PRIORITY_END <= priority < PRIORITY_END:
+        why = f"{what}: {priority} is out of range; give {-PRIORITY_END} to {PRIORITY_END - 1}"
+        reader.findings.error(node.place, "bad-priority", why)
+        return 0
+    return priority
+
+
+def _detector(reader: _Reader, node: Node, what: str) -> Ref | None:
+    """Reads a reference to a saturation detector. Its `pluginRef` is optional."""
+    fields = reader.mapping(node, what, _REF)
+    name = reader.text(fields.get("pluginRef"), f"{what}.pluginRef")
+    return Ref(name, fields["pluginRef"].place) if name else None
+
+
+def _deprecated(reader: _Reader, root: Node, fields: Mapping[str, Node], written: WrittenConfig) -> None:
+    """Reads top-level fields that have moved. If both places are given, the new one wins."""
+    moved = {"saturationDetector": "flowControl.saturationDetector", "parser": "requestHandler.parsers"}
+    for old, new in moved.items():
+        if node := fields.get(old):
+            reader.moved(root.keys[old], old, new)
+            if old == "parser":
+                ref = reader.ref(node, old, node.place)
+                written.parsers = written.parsers or ([ref] if ref else [])
+            else:
+                written.saturation = written.saturation or _detector(reader, node, old)

@@ -1,0 +1,119 @@
+"""Holds the content of a configuration's text as values with places, before any default is added.
+
+`epp.config.reader` makes these values; the assembler and lint read them. A reference is only text here: the plugin that
+it names has not been looked up.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from epp.config.findings import WHOLE, Place
+from epp.config.yaml_nodes import Node
+from epp.response_phase import FULL
+
+GATES: Mapping[str, bool] = {"flowControl": False, "haPopulateNonLeaderDatastore": True}
+FLOW_CONTROL_GATE, STANDBY_GATE = GATES
+
+
+@dataclass(frozen=True, slots=True)
+class Ref:
+    """Refers to a plugin by name. Only members of a scheduling profile have a `weight`; None if it is not given."""
+
+    name: str
+    place: Place = WHOLE
+    weight: float | None = None
+    weight_place: Place = WHOLE
+
+
+@dataclass(frozen=True, slots=True)
+class PluginEntry:
+    """Holds one entry of `plugins`."""
+
+    name: str
+    type: str
+    parameters: Node | None = None
+    place: Place = WHOLE
+    type_place: Place = WHOLE
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileEntry:
+    """Holds one entry of `schedulingProfiles`."""
+
+    name: str
+    members: tuple[Ref, ...]
+    place: Place = WHOLE
+    shadow: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SourceEntry:
+    """Holds one entry of `dataLayer.sources`."""
+
+    source: Ref
+    extractors: tuple[Ref, ...]
+
+
+class Amount(NamedTuple):
+    """Holds a quantity, or a duration in seconds, with its place."""
+
+    value: float
+    place: Place
+
+
+@dataclass(frozen=True, slots=True)
+class BandEntry:
+    """Holds one band of `flowControl`. A field that is not given is None."""
+
+    what: str  # the path of the band in the file, for messages
+    priority: int = 0
+    bytes_max: Amount | None = None
+    requests_max: Amount | None = None
+    fairness: Ref | None = None
+    ordering: Ref | None = None
+    place: Place = WHOLE
+    ttl: Amount | None = None
+    queue: Ref | None = None
+    displacement: Ref | None = None
+
+
+@dataclass(slots=True)
+class FlowControlEntry:
+    """Holds the section `flowControl`, without the saturation detector. A field that is not given is None."""
+
+    place: Place = WHOLE
+    bytes_max: Amount | None = None
+    requests_max: Amount | None = None
+    ttl: Amount | None = None
+    ttl_without_endpoint: Amount | None = None
+    default_band: BandEntry | None = None
+    negative_band: BandEntry | None = None
+    bands: tuple[BandEntry, ...] = ()
+    usage_limit: Ref | None = None
+    eviction: bool = False
+
+    def all_bands(self) -> list[BandEntry]:
+        """Returns the bands for single priorities, then the templates."""
+        return [*self.bands, *(band for band in (self.default_band, self.negative_band) if band is not None)]
+
+
+@dataclass(slots=True)
+class WrittenConfig:
+    """Holds a whole configuration as it is written."""
+
+    gates: dict[str, bool] = field(default_factory=lambda: dict(GATES))
+    gate_places: dict[str, Place] = field(default_factory=dict)  # places of the gates that the file gives
+    plugins: list[PluginEntry] = field(default_factory=list)
+    unread: set[str] = field(default_factory=set)  # names of entries in `plugins` that could not be read
+    is_bare: bool = False  # whether it has no field except apiVersion and kind
+    profiles: list[ProfileEntry] = field(default_factory=list)
+    inject_defaults: bool = True
+    sources: list[SourceEntry] = field(default_factory=list)
+    discovery: Ref | None = None
+    syncer: Ref | None = None
+    parsers: list[Ref] = field(default_factory=list)
+    response_phase: str = FULL
+    response_phase_place: Place = WHOLE
+    flow_control: FlowControlEntry | None = None
+    saturation: Ref | None = None

@@ -1,0 +1,82 @@
+"""Decides which shard goes first when there is room for one request and several workers hold waiting ones.
+
+Room is global, so without an order the shard that looks first would take it. Before a shard serves a request, it looks at the others'
+fronts (most important band, claim). Another shard goes first if it has a more important band, or if it has the same band with a claim
+that is
+smaller by more than the band's tolerance; this shard then wakes it and leaves the room to it. The band defines the unit of a claim
+(`Band.claim`): seconds of waiting, or a position among flows.
+
+Two limits keep room from staying unused. A shard that lets nothing through for `PATIENCE_S` after it was woken is *stuck*, and is
+ignored until it moves again. A shard that yields to a third shard counts as stuck only after `YIELDING_S`. A shard that does not
+answer a wake gets another one after `REPEAT_S`.
+"""
+
+from epp.flow.ports import Front, Peers
+from epp.flows import rank
+
+PATIENCE_S = 0.010
+YIELDING_S = 0.025  # PATIENCE_S of the shard that yields, and three of its looks, which are 5 ms apart
+REPEAT_S = 0.005
+FORGOTTEN_S = 0.020  # if another shard was not ahead of this one for this long, it gets its full PATIENCE_S again
+
+
+class _Watched:
+    """Remembers what this shard knows of another shard since it left room to that shard."""
+
+    __slots__ = ("progress", "seen", "since", "woken_at", "yields")
+
+    def __init__(self, progress: int, yields: int, now: float) -> None:
+        self.progress = progress
+        self.yields = yields
+        self.since = self.seen = now
+        self.woken_at = float("-inf")
+
+
+class ShardOrder:
+    """Decides whether this shard or another one goes first."""
+
+    def __init__(self, peers: Peers) -> None:
+        self._peers = peers
+        self._watched: dict[int, _Watched] = {}
+
+    def ahead(self, priority: int, claim: float, tolerance: float, now: float) -> bool:
+        """Returns whether another shard goes first. If so, wakes that shard."""
+        own, clearly = rank(priority), claim - tolerance
+        first = [f for f in self._peers.fronts() if (rank(f.priority), f.claim) < (own, clearly)]
+        for front in sorted(first, key=lambda f: (rank(f.priority), f.claim)):
+            if not self._stuck(front.shard, now):
+                self._wake(front.shard, now)
+                self._peers.yielded()
+                return True
+        return False
+
+    def invite(self, now: float) -> None:
+        """Wakes the shard with the best claim. Call it when there is room that this shard does not need."""
+        fronts = self._peers.fronts()
+        if fronts:
+            best: Front = min(fronts, key=lambda f: (rank(f.priority), f.claim))
+            self._look_at(best.shard, now)
+            self._wake(best.shard, now)
+
+    def no_room(self) -> None:
+        """Notes that the pool has no room for any shard. So a shard that did not move is not stuck: all get their full PATIENCE_S again."""
+        self._watched.clear()
+
+    def _look_at(self, shard: int, now: float) -> _Watched:
+        progress = self._peers.progress(shard)
+        other = self._watched.get(shard)
+        if other is None or other.progress != progress or now - other.seen > FORGOTTEN_S:
+            other = self._watched[shard] = _Watched(progress, self._peers.yields(shard), now)
+        other.seen = now
+        return other
+
+    def _stuck(self, shard: int, now: float) -> bool:
+        other = self._look_at(shard, now)
+        lasted = now - other.since
+        return lasted >= PATIENCE_S and (lasted >= YIELDING_S or self._peers.yields(shard) == other.yields)
+
+    def _wake(self, shard: int, now: float) -> None:
+        other = self._watched[shard]
+        if now - other.woken_at >= REPEAT_S:
+            other.woken_at = now
+            self._peers.wake(shard)

@@ -1,0 +1,67 @@
+"""Declarations of all metrics: names, labels, buckets, help texts, and older names for existing dashboards.
+
+Names, labels and buckets follow the reference picker, so that its dashboards carry over. Each module has the families that keep their
+values in the same way:
+
+    lanes          in lanes of shared memory; label values are known before the fork, or there are no labels
+    series         in tables of shared memory; label values come with the requests, one block of values per label tuple
+    flow_control   the series of flow control, and families computed when the page is read
+    computed       computed when the page is read: pool, endpoints, index, workers
+
+`catalogue` lists them all. A plugin declares its own families with `Metric`. Clients choose the values of some labels, so `label_caps`
+bounds their number: values beyond the limit count as `OTHER`.
+
+May import: no other module of epp. Imported by: the rows of epp above it, and workers.
+"""
+
+from typing import Final, Literal, NamedTuple
+
+PREFIX: Final = "llm_d_epp_"
+OTHER: Final = "other"
+PLUGIN_LABELS: Final = ("plugin_name", "plugin_type")
+
+
+class Metric(NamedTuple):
+    """Declares one metric family.
+
+    `name`: without the prefix; a counter's name ends in `_total`. `help`: one line. `buckets`: the upper bounds of a histogram's
+    buckets, ascending, without infinity. A plugin's metrics get the labels `PLUGIN_LABELS`. `labels`: more labels of a plugin's counter or
+    gauge, whose values come from `Count.add` or `Gauge.set`. `over_workers`: how the page combines the workers' values of a plugin's gauge.
+    """
+
+    name: str
+    kind: Literal["counter", "histogram", "gauge"]
+    help: str
+    buckets: tuple[float, ...] = ()
+    labels: tuple[str, ...] = ()
+    over_workers: Literal["sum", "mean"] = "sum"
+
+
+class Group(NamedTuple):
+    """Joins metrics with the same labels. There are at most `blocks` label tuples, each with one block of values.
+
+    Gauges are stored as whole numbers of `1 / parts`. With `weighed`, the group has two gauges: the page shows the first divided by the
+    second, for label tuples where the second is not 0.
+    """
+
+    name: str
+    labels: tuple[str, ...]
+    gauges: tuple[Metric, ...] = ()
+    counters: tuple[Metric, ...] = ()
+    histograms: tuple["Labelled", ...] = ()
+    blocks: int = 1024
+    parts: int = 1
+    weighed: bool = False
+
+
+class Labelled(NamedTuple):
+    """Names a histogram of a group. Several histograms of one metric differ in one more label, `label`, with the fixed value `value`."""
+
+    metric: Metric
+    label: str = ""
+    value: str = ""
+
+    @property
+    def key(self) -> str:
+        """Returns a name that is unique in the group."""
+        return f"{self.metric.name}@{self.value}" if self.label else self.metric.name

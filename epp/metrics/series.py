@@ -1,0 +1,204 @@
+"""Metric families with label values from requests: one `Group` per set of labels.
+
+Writers address values by the groups here, and the histograms of `REQUEST` by their indices. Counters that plugins declare get groups,
+too (`epp.metrics.catalogue.plugin_groups`).
+"""
+
+from epp.metrics import PLUGIN_LABELS, Group, Labelled, Metric, buckets
+
+
+def _histogram(name: str, help: str, bounds: tuple[float, ...]) -> Labelled:
+    return Labelled(Metric(name, "histogram", help, bounds))
+
+
+REQUEST_LABELS = ("model_name", "target_model_name", "fairness_id", "priority")
+REQUEST_TOTAL = Metric("request_total", "counter", "Inference requests that got an endpoint.")
+REQUEST_RUNNING = Metric("request_running", "gauge", "Requests that got an endpoint and have not ended.")
+REQUEST_ERRORS = Metric("request_error_total", "counter", "Requests that failed, in the picker or at the model server.")
+SCHEDULER_ATTEMPTS = Metric("scheduler_attempts_total", "counter", "Decisions, by outcome and endpoint.")
+TIME_TO_FIRST = Metric(
+    "request_ttft_seconds",
+    "histogram",
+    "Time from the request to the first piece of the response's body.",
+    buckets.FIRST_TOKEN_S,
+)
+
+(
+    DURATION, REQUEST_BYTES, RESPONSE_BYTES, INPUT_TOKENS, OUTPUT_TOKENS, CACHED_TOKENS, PER_OUTPUT_TOKEN,
+    TTFT_STREAMING, TTFT_WHOLE, STREAMING_PER_TOKEN, BETWEEN_CHUNKS,
+) = range(11)  # fmt: skip
+REQUEST = Group(
+    "request",
+    REQUEST_LABELS,
+    gauges=(REQUEST_RUNNING,),
+    counters=(REQUEST_TOTAL,),
+    histograms=(
+        _histogram("request_duration_seconds", "Time from the request to the end of its response.", buckets.LATENCY_S),
+        _histogram("request_size_bytes", "Bytes of the request's body.", buckets.REQUEST_BYTES),
+        _histogram("response_size_bytes", "Bytes of the response's body.", buckets.RESPONSE_BYTES),
+        _histogram("request_input_tokens", "Prompt tokens, as the model server reports them.", buckets.INPUT_TOKENS),
+        _histogram("request_output_tokens", "Output tokens, as the model server reports them.", buckets.OUTPUT_TOKENS),
+        _histogram(
+            "request_cached_tokens",
+            "Cached prompt tokens, as the model server reports them.",
+            buckets.INPUT_TOKENS,
+        ),
+        _histogram("request_ntpot_seconds", "Duration of the request per output token.", buckets.NORMALIZED_TOKEN_S),
+        Labelled(TIME_TO_FIRST, "streaming", "true"),
+        Labelled(TIME_TO_FIRST, "streaming", "false"),
+        _histogram(
+            "request_streaming_tpot_seconds",
+            "Time per output token after the first, of streamed responses.",
+            buckets.TOKEN_S,
+        ),
+        _histogram(
+            "request_streaming_itl_seconds",
+            "Time between two chunks of a streamed response's body.",
+            buckets.CHUNK_GAP_S,
+        ),
+    ),
+)
+ERROR = Group("error", (*REQUEST_LABELS, "error_code"), counters=(REQUEST_ERRORS,))
+ATTEMPTS = Group(
+    "attempts", ("status", "target_model_name", "endpoint_name", "namespace", "port"), counters=(SCHEDULER_ATTEMPTS,)
+)
+PREDICTION_CHECKED = Metric(
+    "prefix_checked_requests_total",
+    "counter",
+    "Requests with cached prompt tokens both predicted by the picker and reported by the model server.",
+)
+PREDICTION_UNREPORTED = Metric(
+    "prefix_unreported_requests_total",
+    "counter",
+    "Requests with a prediction, served by a model server that has never reported cached prompt tokens.",
+)
+PREDICTION_MISSED = Metric(
+    "prefix_unreported_hits_total",
+    "counter",
+    "Unreported requests with more than a quarter of the prompt predicted to be cached.",
+)
+PREDICTION_PROMPT_TOKENS = Metric(
+    "prefix_checked_prompt_tokens_total",
+    "counter",
+    "Prompt tokens of checked requests, as the model server reports them.",
+)
+PREDICTED_TOKENS = Metric(
+    "prefix_predicted_tokens_total",
+    "counter",
+    "Prompt tokens of checked requests that the picker predicted to be cached: the predicted share of the reported prompt tokens.",
+)
+REPORTED_TOKENS = Metric(
+    "prefix_reported_tokens_total",
+    "counter",
+    "Cached prompt tokens of checked requests, as the model server reports them.",
+)
+OVERPREDICTED_TOKENS = Metric(
+    "prefix_overpredicted_tokens_total",
+    "counter",
+    "Predicted minus reported cached tokens, over checked requests with more predicted.",
+)
+UNDERPREDICTED_TOKENS = Metric(
+    "prefix_underpredicted_tokens_total",
+    "counter",
+    "Reported minus predicted cached tokens, over checked requests with more reported.",
+)
+PREDICTION = Group(
+    "prefix_prediction",
+    ("endpoint_name", "namespace", "port"),
+    counters=(
+        PREDICTION_CHECKED,
+        PREDICTION_UNREPORTED,
+        PREDICTION_PROMPT_TOKENS,
+        PREDICTED_TOKENS,
+        REPORTED_TOKENS,
+        OVERPREDICTED_TOKENS,
+        UNDERPREDICTED_TOKENS,
+        PREDICTION_MISSED,
+    ),
+)
+SHADOW_DECISIONS = Metric(
+    "shadow_decisions_total",
+    "counter",
+    "Decisions of shadow profiles, by whether they agree with the real decision.",
+)
+SHADOWS = Group("shadows", ("profile", "outcome"), counters=(SHADOW_DECISIONS,), blocks=64)
+PEER_FAULTS = Metric(
+    "abuse_total",
+    "counter",
+    "Connections closed, or streams ended, because a peer of the ext_proc port exceeded a limit, by cause.",
+)
+ABUSE = Group("abuse", ("cause",), counters=(PEER_FAULTS,), blocks=64)
+PLUGIN_LEFT_OUT = Metric(
+    "plugin_left_out", "gauge", "Whether the plugin is left out of the pipeline because it failed repeatedly."
+)
+PLUGIN_FAULTS = Metric("plugin_faults_total", "counter", "Exceptions of the plugin; each cost at most one request.")
+PLUGIN_EXCLUSIONS = Metric("plugin_exclusions_total", "counter", "How often the plugin was left out.")
+ISOLATION = Group(
+    "isolation", PLUGIN_LABELS, gauges=(PLUGIN_LEFT_OUT,), counters=(PLUGIN_FAULTS, PLUGIN_EXCLUSIONS), blocks=256
+)
+MODEL_REWRITE_DECISIONS = Metric(
+    "model_rewrite_decisions_total",
+    "counter",
+    "Requests with a model chosen by a rule, by the InferenceModelRewrite that has the rule.",
+)
+MODEL_REWRITES = Group(
+    "model_rewrites", ("model_rewrite_name", "model_name", "target_model"), counters=(MODEL_REWRITE_DECISIONS,)
+)
+TRYOUT_REQUESTS = Metric(
+    "tryout_requests_total",
+    "counter",
+    "Requests that ended while a candidate configuration was tried, by the configuration that decided them.",
+)
+TRYOUT_ERRORS = Metric(
+    "tryout_errors_total",
+    "counter",
+    "Requests of tryout_requests_total that failed, in the picker or at the model server.",
+)
+TRYOUT_PROMPT_TOKENS = Metric(
+    "tryout_prompt_tokens_total",
+    "counter",
+    "Prompt tokens that model servers reported for requests of tryout_requests_total.",
+)
+TRYOUT_CACHED_TOKENS = Metric(
+    "tryout_cached_prompt_tokens_total",
+    "counter",
+    "Prompt tokens that model servers reported as cached for requests of tryout_requests_total.",
+)
+TRYOUT_FIRST_TOKEN, TRYOUT_DECISION = range(2)
+TRYOUT = Group(
+    "tryout",
+    ("configuration",),
+    counters=(TRYOUT_REQUESTS, TRYOUT_ERRORS, TRYOUT_PROMPT_TOKENS, TRYOUT_CACHED_TOKENS),
+    histograms=(
+        _histogram(
+            "tryout_ttft_seconds",
+            "Time from the request to the first piece of the response's body, while a candidate configuration is tried.",
+            buckets.TRYOUT_FIRST_TOKEN_S,
+        ),
+        _histogram(
+            "tryout_decision_seconds",
+            "Time from the request's arrival to the picker's answer, while a candidate configuration is tried; for a shadow: duration of "
+            "its decision.",
+            buckets.DECISION_S,
+        ),
+    ),
+    blocks=8,
+)
+TRYOUT_COMPARED = Metric(
+    "tryout_compared_total",
+    "counter",
+    "Decisions of a candidate configuration that is tried as a shadow, by whether they agree with the real decision.",
+)
+TRYOUT_SHADOWS = Group("tryout_shadows", ("outcome",), counters=(TRYOUT_COMPARED,), blocks=8)
+GROUPS = (
+    REQUEST,
+    ERROR,
+    ATTEMPTS,
+    PREDICTION,
+    SHADOWS,
+    ABUSE,
+    ISOLATION,
+    MODEL_REWRITES,
+    TRYOUT,
+    TRYOUT_SHADOWS,
+)

@@ -1,0 +1,263 @@
+"""The base class of all plugins, and the services that `start` gets. Plugin authors import these names from `epp.plugin`."""
+
+import random
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple, Protocol
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from epp.candidates import Endpoint, Mask, Roster
+from epp.data import Datum, Key
+from epp.metrics import Metric
+
+Hashes = NDArray[np.uint64]
+
+
+class NoParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Is the `Params` of a plugin without parameters."""
+
+
+class LoadCounts(Protocol):
+    """Counts tokens in flight per endpoint. A worker writes its own counts; the column INFLIGHT_TOKENS is the sum over all workers."""
+
+    def add_tokens(self, endpoint: Endpoint, tokens: int) -> None:
+        """Adds `tokens` to this worker's count of an endpoint. To release tokens, add the negative number.
+
+        The endpoint may have left the pool since the decision.
+        """
+
+
+class PrefixIndex(Protocol):
+    """Knows which endpoint caches which blocks of prompts. All workers share the index.
+
+    `hashes` is a chain of block hashes: uint64, one per block, each over its block and all blocks before it (`epp.prefix`).
+    `owner` is `Endpoint.owner`.
+    """
+
+    def match(self, hashes: Hashes) -> Mapping[int, int]:
+        """Maps each owner to how many leading blocks of the chain it caches, at least 1. Never waits."""
+
+    def learn(self, hashes: Hashes, owner: int) -> None:
+        """Records that `owner` will cache these blocks. Never waits.
+
+        The update is queued; if there is no room, it is dropped and counted.
+        """
+
+    def forget(self, hashes: Hashes, owner: int) -> None:
+        """Undoes `learn`: `owner` does not cache these blocks after all. Never waits."""
+
+
+class HeldView(NamedTuple):
+    """Says which endpoints of a roster are precise at this moment.
+
+    `sizes`: the block sizes of the precise endpoints, the most frequent first; empty: none is precise. `precise`: bool, shape (endpoints,).
+    `block_tokens`: per endpoint, 0 if unknown. `why`: per endpoint, why it is not precise; "" if it is. `adapters`: the names of known
+    adapters.
+    """
+
+    sizes: Sequence[int]
+    precise: Mask
+    block_tokens: Sequence[int]
+    why: Sequence[str]
+    adapters: frozenset[int]
+
+
+class HeldBlocks(Protocol):
+    """Knows what the model servers say they hold (`Services.held_blocks`). `hashes`: keys of whole blocks (`epp.prefix.held`), uint64."""
+
+    def view(self, roster: Roster, now: float) -> HeldView:
+        """Returns which endpoints are precise. `now`: monotonic seconds."""
+
+    def match(self, view: HeldView, hashes: Hashes, block_tokens: int) -> tuple[list[int], list[int]]:
+        """Returns, per endpoint of the roster, how many leading blocks it holds, and the sum of their weights in thousandths.
+
+        Both are 0 for an endpoint that is not precise or has another block size than `block_tokens`.
+        """
+
+    def measure(self, latency: "Measure") -> None:
+        """Makes every later `match` report its duration in seconds to `latency`."""
+
+    def expect(self, hashes: Hashes, owner: int, block_tokens: int) -> None:
+        """Records that the endpoint with this owner id (`Endpoint.owner`) will hold these blocks soon. Never waits.
+
+        Has no effect if the endpoint's blocks have another size than `block_tokens`.
+        """
+
+
+class Measure(Protocol):
+    """Records values of a histogram that a plugin declares in `metrics`."""
+
+    def observe(self, value: float) -> None:
+        """Adds one value, in the unit of the metric's buckets."""
+
+
+class Count(Protocol):
+    """Increments a counter that a plugin declares in `metrics`."""
+
+    def add(self, *labels: str, n: int = 1) -> None:
+        """Adds `n` to the counter. `labels` are the values of `Metric.labels`, in that order."""
+
+
+class Gauge(Protocol):
+    """Sets a gauge that a plugin declares in `metrics`. The metrics page combines the workers' values by `Metric.over_workers`."""
+
+    def set(self, value: float, *labels: str, weight: float = 1.0) -> None:
+        """Sets this worker's value. `labels` are the values of `Metric.labels`, in that order. Digits below 0.000001 are lost.
+
+        `weight`: how much the value counts in the mean over the workers; 0 takes it from the page.
+        """
+
+
+class Waiting(Protocol):
+    """Stands for a result that is not available yet. Only `Services` makes one.
+
+    `await` returns the result of the work or raises its exception. Several requests may await the same object. If all of them leave
+    before the work is done, the work is cancelled.
+    """
+
+    def __await__(self) -> Any: ...
+    def add_done_callback(self, call: Callable[[Any], object], /) -> Any: ...
+
+
+class HttpAnswer(NamedTuple):
+    """Holds the result of `Services.http`."""
+
+    status: int
+    headers: Mapping[str, str]  # names in lower case
+    body: bytes
+    seconds: float = 0.0  # from the start of the request to the last byte of the response
+
+
+class Services(Protocol):
+    """Gives a plugin, in `start`, what it may use. All methods must be called on the worker's event loop; none blocks.
+
+    `rng`: the source of randomness of this worker. `load`: tokens in flight. `prefix_index`: see `PrefixIndex`; `prefix_seed`: the
+    seed of its hashes, the same in all workers. `held_blocks`: what model servers say they hold, only with a producer that reads their
+    events. `environment`: the process's environment variables.
+    """
+
+    rng: random.Random
+    load: LoadCounts
+    prefix_index: PrefixIndex
+    prefix_seed: int
+    held_blocks: HeldBlocks
+    environment: Mapping[str, str]
+
+    def of(self, plugin: "Plugin") -> "Services":
+        """Returns the same services for one plugin. The log names the plugin if its work fails. The runtime calls this before `start`."""
+
+    def measure(self, plugin: "Plugin", metric: Metric) -> Measure:
+        """Returns the handle of a histogram. Raises PluginFault if the plugin's class does not declare it in `metrics`."""
+
+    def count(self, plugin: "Plugin", metric: Metric) -> Count:
+        """Returns the handle of a counter. Raises PluginFault if the plugin's class does not declare it in `metrics`."""
+
+    def gauge(self, plugin: "Plugin", metric: Metric) -> Gauge:
+        """Returns the handle of a gauge. Raises PluginFault if the plugin's class does not declare it in `metrics`."""
+
+    def warn(self, plugin: "Plugin", event: str, **fields: object) -> None:
+        """Logs a warning: at most one line per plugin in 10 seconds, with the number of suppressed lines.
+
+        `event` must be the same text each time. Put counts, names and reasons into `fields`.
+        """
+
+    def spawn(self, work: Coroutine[Any, Any, Any], timeout_s: float) -> Waiting:
+        """Runs a coroutine beside the requests. After `timeout_s` it is cancelled, and awaiting it raises TimeoutError.
+
+        Work that is never awaited runs to its end; its exception is logged. Raises ProducerFailed if too many coroutines are running,
+        or the worker is ending.
+        """
+
+    def http(
+        self, method: str, url: str, headers: Mapping[str, str] | None = None, body: bytes = b"", *, timeout_s: float
+    ) -> Waiting:
+        """Sends one HTTP request. Awaiting the result gives an `HttpAnswer`, whatever its status.
+
+        Awaiting raises TimeoutError after `timeout_s`, and OSError if there is no complete response. Redirects are not followed. The
+        call itself raises ProducerFailed, as `spawn` does.
+        """
+
+    def after(self, seconds: float) -> Waiting:
+        """Returns a wait that ends after `seconds`. The call raises ProducerFailed, as `spawn` does."""
+
+    def every(self, seconds: float, act: Callable[[], object]) -> None:
+        """Calls `act` every `seconds` until the worker ends. `act` must not block; its exceptions are logged, and calls go on."""
+
+
+class Plugin:
+    """The base class of all extension points. An instance is made from one entry of the configuration.
+
+    Class attributes:
+        type_name, aliases   set by `@plugin`
+        Params               the parameters: a frozen msgspec struct with forbid_unknown_fields
+        metrics              counters, gauges, and histograms without labels, that the plugin fills (`Services.count`, `gauge`, `measure`)
+        one_worker           whether all requests must share its state: the picker then runs with a single worker
+
+    Attributes that the class or the constructor sets; the data that the plugin may use (`epp.data`):
+        consumes             keys that it reads. Another plugin or the scraper must produce them, else the picker does not start
+        optional             data that it reads if a plugin produces them; else it gets their defaults
+        produces             data that it writes for other plugins
+        keeps                data that it writes and reads itself, between its calls for one request
+
+    Attributes that the constructor sets, each logged or checked at start:
+        without_effect       texts `parameter: why it has no effect`
+        renamed              older parameters -> their current names, both with `.` between levels, for `epp check --migrate` (set by the
+        class)
+        deprecated           the older parameters of `renamed` that the configuration gives
+        needs                plugins that parameters name; they must exist and be of the given kind. `resolve` gets them
+
+    Order of calls: constructor, `meet`, `resolve` (before the fork), `start` (in each worker), after a reload `take_over`, then the
+    extension points.
+    """
+
+    type_name: ClassVar[str] = ""
+    aliases: ClassVar[tuple[str, ...]] = ()
+    Params: ClassVar[type[msgspec.Struct]] = NoParams
+    metrics: ClassVar[tuple[Metric, ...]] = ()
+    one_worker: ClassVar[bool] = False
+    consumes: Sequence[Key[Any]] = ()
+    produces: Sequence[Key[Any]] = ()
+    optional: Sequence[Datum[Any]] = ()
+    keeps: Sequence[Datum[Any]] = ()
+    without_effect: Sequence[str] = ()
+    renamed: ClassVar[Mapping[str, str]] = {}
+    deprecated: Mapping[str, str] = {}
+    needs: Mapping[str, "Need"] = {}
+
+    def __init__(self, name: str, params: Any) -> None:
+        """`name`: the instance's name in the configuration. `params`: an instance of `Params`.
+
+        Runs before the fork: no event loop, thread, socket or randomness. An exception refuses the configuration; a ValueError with
+        the text `parameter: reason` names the parameter's place in the file.
+        """
+        self.name = name
+        self.params = params
+
+    def meet(self, plugins: Sequence["Plugin"]) -> None:
+        """Gets all plugins that the configuration lists, so that it can adapt its declarations to them. Called once, before the fork."""
+
+    def resolve(self, found: Mapping[str, "Plugin"]) -> None:
+        """Gets the plugins of `needs`, under the same keys. Called once, before the fork."""
+
+    def start(self, services: Services) -> None:
+        """Called once in each worker, after the fork and before the first request. An exception ends the worker's start."""
+
+    def take_over(self, predecessor: "Plugin") -> None:
+        """Called after `start` when the configuration is reloaded. Takes over what the predecessor has learnt in this worker.
+
+        `predecessor` has the same name and type, but maybe other parameters, and another class if the plugin's file has changed. It
+        still serves the requests that began with it. What plugins keep in shared memory (`Services`) needs no takeover.
+        """
+
+
+class Need(NamedTuple):
+    """Refers to a plugin that a parameter names.
+
+    `parameter`: the path of the parameter, as in `deciders.prefill`. `name`: its value. `kind`: the class that the plugin must have.
+    """
+
+    parameter: str
+    name: str
+    kind: type[Plugin]

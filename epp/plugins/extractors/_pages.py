@@ -1,0 +1,46 @@
+"""Defines what all extractors of pages share: the values of a page, why a page is rejected, and the reader of one server's pages."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple, Protocol
+
+from epp.data import Column
+from epp.plugin import Extractor
+
+METRICS, MODELS = "metrics", "models"  # kinds of pages: Prometheus text; the JSON answer of /v1/models
+
+
+class ExtractError(Exception):
+    """Says why a page is rejected. The text names the metric and the rule."""
+
+
+class Extracted(NamedTuple):
+    """Holds the values of one page.
+
+    `values` has one number for each wanted numeric column, in order, never NaN. Bit i of `present` is set if the page reported value
+    i. `names` has the values of the wanted columns that are sets of names. While the server reports the same text, the sets stay the same
+    objects.
+    """
+
+    values: tuple[float, ...]
+    present: int
+    names: Mapping[str, frozenset[str]]
+
+
+class Reader(Protocol):
+    """Reads the pages of one server."""
+
+    def extract(self, page: bytes) -> Extracted:
+        """Returns the page's values. Raises ExtractError if the page is rejected."""
+
+
+class PageExtractor(Extractor):
+    """Base of the extractors whose readers turn pages into columns. `pages`: the kind of pages that it reads."""
+
+    pages: ClassVar[str] = METRICS
+
+    def extraction(self, labels: Mapping[str, str], wanted: Sequence[Column[Any]], pod: str = "") -> Reader:
+        """Returns a reader for the pages of one server. Make a new one when the server's labels change.
+
+        `wanted`: the columns of the endpoint table; a reader reports those that its extractor produces. `pod`: the server's name.
+        """
+        raise NotImplementedError

@@ -1,0 +1,93 @@
+"""Reads the averages of a cluster's pool from the metrics page of its picker."""
+
+from collections.abc import Mapping, Sequence
+from math import isfinite
+from typing import Any
+
+import msgspec
+
+from epp.data import Column
+from epp.plugin import plugin
+from epp.plugins.extractors._pages import Extracted, ExtractError, PageExtractor
+from epp.protocol.exposition import Finder, Malformed, Selector, parse_selector
+
+CLUSTER_KV_USAGE = Column("llm-d.ai/multicluster-kv-cache-utilization", float)
+CLUSTER_QUEUE = Column("llm-d.ai/multicluster-queue-size", float)
+KV_METRIC = "llm_d_epp_average_kv_cache_utilization"
+QUEUE_METRIC = "llm_d_epp_average_queue_size"
+
+
+class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
+    """The metrics to read, as in `engineConfigs`: a name, or a name with labels in braces. Empty means the default.
+
+    kv_cache_utilization_metric: The average utilization of the pool's KV caches, from 0 to 1.
+    queue_size_metric: The average number of waiting requests of the pool's endpoints.
+    """
+
+    kv_cache_utilization_metric: str = msgspec.field(default=KV_METRIC, name="kvCacheUtilizationMetric")
+    queue_size_metric: str = QUEUE_METRIC
+
+
+@plugin("multicluster-metrics-extractor")
+class MulticlusterMetricsExtractor(PageExtractor):
+    """Emits a pool's average KV-cache utilization and average queue, for the multicluster scorers.
+
+    A page without one of the two metrics still gives the other one; a page without both is rejected.
+    """
+
+    Params = Parameters
+    produces = (CLUSTER_KV_USAGE, CLUSTER_QUEUE)
+
+    def __init__(self, name: str, params: Parameters) -> None:
+        super().__init__(name, params)
+        self._selectors = (
+            (CLUSTER_KV_USAGE, _selector("kvCacheUtilizationMetric", params.kv_cache_utilization_metric or KV_METRIC)),
+            (CLUSTER_QUEUE, _selector("queueSizeMetric", params.queue_size_metric or QUEUE_METRIC)),
+        )
+
+    def extraction(self, labels: Mapping[str, str], wanted: Sequence[Column[Any]], pod: str = "") -> "Averages":
+        return Averages(self._selectors, wanted)
+
+
+class Averages:
+    """Reads the pages of one cluster."""
+
+    __slots__ = ("_finders", "_zeros")
+
+    def __init__(self, selectors: Sequence[tuple[Column[float], Selector]], wanted: Sequence[Column[Any]]) -> None:
+        numeric = [column.name for column in wanted if column.type is not frozenset]
+        self._zeros = [0.0] * len(numeric)
+        self._finders = [
+            (Finder(selector), numeric.index(column.name) if column.name in numeric else -1)
+            for column, selector in selectors
+        ]
+
+    def extract(self, page: bytes) -> Extracted:
+        """Returns the page's values. Raises ExtractError if the page is rejected."""
+        if page[-1:] != b"\n":
+            raise ExtractError("the page does not end with a newline: it is empty or truncated")
+        values, present, found = self._zeros.copy(), 0, 0
+        for finder, at in self._finders:
+            try:
+                series = finder.find(page)
+            except Malformed as wrong:
+                raise ExtractError(f"{finder.selector}: {wrong}") from None
+            if series is None:
+                continue
+            if not isfinite(series[1]) or series[1] < 0.0:
+                raise ExtractError(f"{finder.selector}: {series[1]} is not a number of 0 or more")
+            found += 1
+            if at >= 0:
+                values[at] = series[1]
+                present |= 1 << at
+        if not found:
+            names = " nor ".join(str(finder.selector) for finder, _ in self._finders)
+            raise ExtractError(f"the page has neither {names}")
+        return Extracted(tuple(values), present, {})
+
+
+def _selector(parameter: str, text: str) -> Selector:
+    try:
+        return parse_selector(text)
+    except ValueError as wrong:
+        raise ValueError(f"{parameter}: {wrong}") from None

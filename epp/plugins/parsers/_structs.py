@@ -1,0 +1,121 @@
+"""Declares the JSON of request bodies. Not compiled: msgspec reads annotations at run time."""
+
+from typing import Annotated, Final, TypeAlias
+
+import msgspec
+
+Raw = msgspec.Raw
+
+
+EMPTY: Final = Raw()
+
+
+class Message(msgspec.Struct):
+    """Decodes a message of a chat, or an item of the input of a response."""
+
+    role: Raw = EMPTY
+    content: Raw = EMPTY
+    tool_calls: Raw = EMPTY
+    tool_call_id: Raw = EMPTY
+    name: Raw = EMPTY
+    reasoning_content: Raw = EMPTY
+    reasoning: Raw = EMPTY
+    function_call: Raw = EMPTY
+    refusal: Raw = EMPTY
+
+
+class Part(msgspec.Struct):
+    """Decodes a part of a message's content, in any of the APIs."""
+
+    type: str | None = None
+    text: Raw = EMPTY
+    refusal: Raw = EMPTY
+    thinking: Raw = EMPTY
+    data: Raw = EMPTY
+    image_url: Raw = EMPTY
+    video_url: Raw = EMPTY
+    audio_url: Raw = EMPTY
+    input_audio: Raw = EMPTY
+    source: Raw = EMPTY
+    file: Raw = EMPTY
+    uuid: Raw = EMPTY
+    id: Raw = EMPTY
+    tool_use_id: Raw = EMPTY
+    name: Raw = EMPTY
+    input: Raw = EMPTY
+    content: Raw = EMPTY
+    is_error: Raw = EMPTY
+
+
+class Source(msgspec.Struct):
+    """Decodes where the content of a medium is."""
+
+    url: Raw = EMPTY
+    data: Raw = EMPTY
+    file_data: Raw = EMPTY
+    file_id: Raw = EMPTY
+    format: Raw = EMPTY
+    media_type: Raw = EMPTY
+
+
+TokenId = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
+
+
+Scalar: TypeAlias = (
+    str | int | float | bool | None
+)  # one value only: a list or object could block the event loop while it is decoded
+
+
+class Body(msgspec.Struct):
+    """Decodes the fields that all kinds of bodies have."""
+
+    model: Scalar = None
+    stream: Scalar = None
+    cache_salt: Scalar = None
+
+
+class Completion(Body):
+    prompt: Raw = EMPTY
+    max_tokens: Scalar = None
+
+
+class Embedding(Body):
+    input: Raw = EMPTY
+
+
+class Front(Body):
+    """Decodes, for conversations, what a template puts before the messages, or uses for all of them."""
+
+    chat_template: Raw = EMPTY
+    chat_template_kwargs: Raw = EMPTY
+    documents: Raw = EMPTY
+    tools: Raw = EMPTY
+
+
+class Chat(Front):
+    messages: list[Message] | None = None
+    max_completion_tokens: Scalar = None
+    max_tokens: Scalar = None
+
+
+class Crowd(Front):
+    messages: Raw = EMPTY
+    max_completion_tokens: Scalar = None
+    max_tokens: Scalar = None
+
+
+class Responses(Front):
+    input: Raw = EMPTY
+    instructions: Raw = EMPTY
+    previous_response_id: Raw = EMPTY
+    conversation: Raw = EMPTY
+    prompt: Raw = EMPTY
+    max_output_tokens: Scalar = None
+
+
+class Conversation(Body):
+    items: Raw = EMPTY
+
+
+class Image(Body):
+    prompt: Raw = EMPTY

@@ -1,0 +1,22 @@
+"""The parameters of `epp.plugins.producers.inflight`. Not compiled: msgspec reads annotations at run time."""
+
+from typing import Annotated
+
+import msgspec
+
+
+class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
+    """Says how many tokens a request adds to the load of its endpoint.
+
+    add_estimated_output_tokens: Count the tokens of the answer, too.
+    output_ratio: Tokens of an answer per token of its prompt.
+    max_estimated_output_tokens: The most tokens that an answer counts. Default: no limit.
+    prefix_match_info_producer_name: The producer of the prefix matches to read.
+    sync_cross_replica_state: Without effect with a single replica.
+    """
+
+    add_estimated_output_tokens: bool = False
+    output_ratio: Annotated[float, msgspec.Meta(ge=0)] = 1.5
+    max_estimated_output_tokens: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    prefix_match_info_producer_name: str = ""
+    sync_cross_replica_state: bool = True

@@ -1,0 +1,28 @@
+"""The parameters of `approx-prefix-cache-producer`. Not compiled: msgspec reads annotations at run time."""
+
+from typing import Annotated, Final
+
+import msgspec
+
+BLOCK_TOKENS_MAX: Final = 1 << 20  # with larger blocks, no prompt would have a whole block
+BLOCK_TOKENS_DEFAULT: Final = 16  # the reference picker's default; means BLOCK_TOKENS_MIN here
+LRU_CAPACITY: Final = 31250
+
+
+class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
+    """As in the reference picker, except that blocks have at least 64 tokens. A limit of 0 means no limit, which is the default.
+
+    auto_tune: Hold as many blocks for a server as the server's own metrics say, else `lru_capacity_per_server`.
+    block_size_tokens: Tokens that are hashed as a unit.
+    block_size: Deprecated: use `block_size_tokens`.
+    max_prefix_tokens_to_match: How much of a prompt is matched, in tokens, at least one block. Overrides `max_prefix_blocks_to_match`.
+    max_prefix_blocks_to_match: How much of a prompt is matched, in blocks.
+    lru_capacity_per_server: Blocks that a server is believed to hold.
+    """
+
+    auto_tune: bool = True
+    block_size_tokens: Annotated[int, msgspec.Meta(ge=1, le=BLOCK_TOKENS_MAX)] = BLOCK_TOKENS_DEFAULT
+    block_size: Annotated[int, msgspec.Meta(ge=0, le=BLOCK_TOKENS_MAX)] = 0
+    max_prefix_tokens_to_match: Annotated[int, msgspec.Meta(ge=0)] = 0
+    max_prefix_blocks_to_match: Annotated[int, msgspec.Meta(ge=0)] = 0
+    lru_capacity_per_server: Annotated[int, msgspec.Meta(ge=1)] = LRU_CAPACITY

@@ -1,0 +1,173 @@
+"""Observe how long each endpoint takes to the first token, and at which load, without asking it.
+
+This is for hubs, where an endpoint is the gateway of a cluster and shows no metrics. Only answers that are streamed and succeed count,
+because other answers say nothing about the first token. Each worker observes its own requests. The percentiles are computed when a
+request comes and those in use are older than the interval.
+"""
+
+from typing import Annotated
+
+import msgspec
+import numpy as np
+
+from epp.candidates import Candidates, Floats, Roster
+from epp.data import INFLIGHT_REQUESTS, Datum
+from epp.decision import Decision, Response
+from epp.plugin import DataProducer, DataSource, PreRequest, ResponseReceived, ResponseStreaming, plugin
+from epp.plugins.producers._observations import Observations, Point, Rules
+from epp.quantities import parse_duration
+from epp.request import Request
+from epp.ttft import TtftPercentiles, ttft_percentiles
+
+Count = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
+Percentile = Annotated[int, msgspec.Meta(ge=1, le=99)]
+
+
+class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
+    """Which requests count, and for how long. As in the reference picker.
+
+    interval_duration: The time between two computations of the percentiles.
+    max_observation_age: How old a recent request may be.
+    max_requests: How many of the newest requests are recent; at most windowSize.
+    min_requests: Requests from which on an endpoint is no longer cold, and recent ones from which on its load points count.
+    low_percentile: The percentile of the point of low load; below typicalPercentile.
+    typical_percentile: The percentile of the point of typical load.
+    window_size: How many requests are remembered per endpoint.
+    bucket_duration: The time of which the 10th percentile joins the history of the floor; best at most maxObservationAge.
+    bucket_history_size: How many of these the history holds; then it gives up the largest.
+    in_flight_load_producer_name: Accepted, without effect: the picker counts the load in flight itself.
+    """
+
+    interval_duration: str = "1s"
+    max_observation_age: str = "3m"
+    max_requests: Count = 100
+    min_requests: Count = 10
+    low_percentile: Percentile = 25
+    typical_percentile: Percentile = 50
+    window_size: Count = 5000
+    bucket_duration: str = "1m"
+    bucket_history_size: Annotated[int, msgspec.Meta(ge=2, le=1_000_000)] = 1000
+    in_flight_load_producer_name: str = ""
+
+
+class Sent:
+    """Holds one request from its decision to its first token: the load of each candidate, and later only that of its target."""
+
+    __slots__ = ("counts", "load", "owner", "rows")
+
+    def __init__(self, candidates: Candidates) -> None:
+        self.rows = candidates.rows
+        self.load: Floats = candidates[INFLIGHT_REQUESTS]
+        self.owner = -1
+        self.counts = False
+
+
+@plugin("latency-observer-producer-hub")
+class LatencyObserver(DataSource, DataProducer, PreRequest, ResponseReceived, ResponseStreaming):
+    """Emits three points of each endpoint's curve of the time to the first token over its requests in flight.
+
+    The floor is the 10th percentile of a long history, and the points of low and typical load are percentiles of recent requests, each
+    with the mean load around it. It may be listed in `dataLayer.sources`, as the reference picker demands, but works without that.
+    """
+
+    Params = Parameters
+    scrapes = False
+    takes_extractors = False
+    replaces_default = True
+    first_chunk_only = True
+    consumes = (INFLIGHT_REQUESTS,)
+
+    def __init__(self, name: str, params: Parameters) -> None:
+        super().__init__(name, params)
+        if params.max_requests > params.window_size:
+            raise ValueError(
+                f"maxRequests: {params.max_requests} is more than windowSize, {params.window_size}; lower it, or raise windowSize"
+            )
+        if params.low_percentile >= params.typical_percentile:
+            raise ValueError(
+                f"lowPercentile: {params.low_percentile} is not below typicalPercentile, {params.typical_percentile}"
+            )
+        self._interval_s = _seconds("intervalDuration", params.interval_duration)
+        self._rules = Rules(
+            params.window_size,
+            _seconds("maxObservationAge", params.max_observation_age),
+            params.max_requests,
+            params.min_requests,
+            params.low_percentile / 100,
+            params.typical_percentile / 100,
+            _seconds("bucketDuration", params.bucket_duration),
+            params.bucket_history_size,
+        )
+        if params.in_flight_load_producer_name:
+            self.without_effect = ["inFlightLoadProducerName: has no effect here"]
+        self._percentiles = ttft_percentiles(name)
+        self._sent = Datum(f"ttft_sent/{name}", Sent)
+        self.produces = (self._percentiles,)
+        self.keeps = (self._sent,)
+        # Owner -> what was observed; the number of endpoints in the roster bounds it.
+        self._observed: dict[int, Observations] = {}
+        self._roster = Roster(())
+        self._due = 0.0
+        self._published = _arrays([])
+
+    def produce(self, request: Request, candidates: Candidates) -> None:
+        roster = candidates.snapshot.roster
+        if roster is not self._roster or request.now >= self._due:
+            self._publish(roster, request.now)
+        request[self._percentiles] = self._published
+        request[self._sent] = Sent(candidates)
+
+    def before_send(self, request: Request, decision: Decision) -> None:
+        sent, primary = request[self._sent], decision.runs.get(decision.primary)
+        if sent is None or primary is None:
+            return
+        at = primary.row if sent.rows is None else int(np.searchsorted(sent.rows, primary.row))
+        sent.owner = primary.targets[0].owner
+        sent.load = sent.load[at : at + 1]  # drop the loads of the other endpoints, which are not needed any more
+
+    def response_received(self, request: Request, decision: Decision, response: Response) -> None:
+        sent = request[self._sent]
+        if sent is not None:
+            sent.counts = 200 <= response.status < 300 and response.streaming
+
+    def response_streaming(self, request: Request, decision: Decision) -> None:
+        sent = request[self._sent]
+        if sent is None or not sent.counts or sent.owner not in self._roster.row_of_owner:
+            return
+        observed = self._observed.get(sent.owner)
+        if observed is None:
+            observed = self._observed[sent.owner] = Observations(self._rules, request.now)
+        observed.add(request.now, max(0.0, request.now - request.sent_at), float(sent.load[0]))
+
+    def _publish(self, roster: Roster, now: float) -> None:
+        if roster is not self._roster:
+            self._observed = {owner: each for owner, each in self._observed.items() if owner in roster.row_of_owner}
+            self._roster = roster
+        observed = self._observed
+        self._published = _arrays(
+            [observed[e.owner].point(now) if e.owner in observed else Point() for e in roster.endpoints]
+        )
+        self._due = now + self._interval_s
+
+
+def _arrays(points: list[Point]) -> TtftPercentiles:
+    of = np.array(points, dtype=np.float64).reshape(len(points), len(Point._fields))
+    floor, low, low_load, typical, typical_load, recent = of.T
+    return TtftPercentiles(
+        floor_s=floor,
+        low_s=low,
+        low_load=low_load,
+        typical_s=typical,
+        typical_load=typical_load,
+        recent=recent > 0.0,
+    )
+
+
+def _seconds(parameter: str, text: str) -> float:
+    try:
+        seconds = parse_duration(text)
+    except ValueError as problem:
+        raise ValueError(f"{parameter}: {problem}") from None
+    if seconds <= 0.0:
+        raise ValueError(f"{parameter}: '{text}' is not above 0; write for example 1s, or omit it")
+    return seconds

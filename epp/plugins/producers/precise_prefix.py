@@ -1,0 +1,233 @@
+"""Precise prefix affinity: routes by what the model servers say they hold, and by the approximate match where they do not say it.
+
+The model servers publish their KV events. The kv-events process follows them and keeps an index of the blocks that each endpoint holds.
+`produce` looks up the prompt's tokens in that index, for the endpoints with a whole event stream. Other endpoints get the match of the
+approximate producer. So a lost stream costs precision but no affinity. Without tokens, all endpoints get the approximate match.
+"""
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from epp.candidates import Candidates, Floats, Scores
+from epp.data import Datum
+from epp.decision import Decision
+from epp.metrics import Metric, buckets
+from epp.plugin import (
+    Count,
+    DataProducer,
+    HeldBlocks,
+    HeldView,
+    Plugin,
+    PreRequest,
+    Profile,
+    Scorer,
+    Services,
+    plugin,
+)
+from epp.plugins.producers._precise_params import RENAMED, Parameters, Settings, deprecated, settings, without_effect
+from epp.prefix.blocks import Hashes
+from epp.prefix.deciding import ScoresOwnMatches
+from epp.prefix.held import BASE_MODEL, adapter_word, held_links, held_root, index_keys, request_extras
+from epp.prefix.match import APPROXIMATE, PrefixMatch, prefix_match
+from epp.prefix.streams import WEIGHT_ONE
+from epp.request import Request
+from epp.tokens import TOKENS, PromptTokens
+
+PROMPTS_MAX = 64  # prompts of one request
+TOKENS_MAX = 2 << 20  # tokens of one prompt that are looked up: no server caches more
+# Blocks of one prompt: without this bound, a server with blocks of one token would cost 0.3 us per token.
+BLOCKS_MAX = 1 << 15
+ROOTS_MAX = 4096
+BLOCK_TOKENS = 16  # the block size that an empty match states
+NO_KEYS: Hashes = np.empty(0, dtype=np.uint64)
+
+# These metrics are counted only with `enableMetrics`.
+LOOKUPS = Metric("kv_cache_index_lookup_requests_total", "counter", "Prompts that were looked up in the index.")
+LOOKUP_HITS = Metric(
+    "kv_cache_index_lookup_hits_total",
+    "counter",
+    "Blocks of looked-up prompts that the best endpoint holds without a gap.",
+)
+MOST_HITS = Metric(
+    "kv_cache_index_max_pod_hit_count_total",
+    "counter",
+    "The same as lookup_hits_total, as the reference picker has both.",
+)
+LOOKUP_LATENCY = Metric(
+    "kv_cache_index_lookup_latency_seconds", "histogram", "Time of a look-up in the index.", buckets.LOOKUP_S
+)
+
+Keys = dict[int, Hashes]  # block size -> keys of all prompts
+
+
+class _Precise(DataProducer, PreRequest):
+    """Base of the producer and of its older form."""
+
+    Params = Parameters
+    renamed = RENAMED
+    metrics = (LOOKUPS, LOOKUP_HITS, MOST_HITS, LOOKUP_LATENCY)
+
+    def __init__(self, name: str, params: Parameters) -> None:
+        super().__init__(name, params)
+        self.settings = settings(params)
+        self.deprecated = deprecated(params)
+        self.without_effect = without_effect(params)
+        self._match = prefix_match(name)
+        self._approximate = prefix_match(APPROXIMATE)
+        self._keys: Datum[Keys] = Datum(f"held_keys/{name}", dict)
+        self.consumes = (TOKENS, self._approximate)
+        self.produces = (self._match,)
+        self.keeps = (self._keys,)
+        self._counts = self.settings.index_metrics
+        self._lookups: Count
+        self._hits: tuple[Count, Count]
+        self._speculates = self.settings.speculative_s > 0
+        self._roots: dict[tuple[str, int], int] = {}
+        self._held: HeldBlocks
+        self._secret: int
+
+    def start(self, services: Services) -> None:
+        self._held = services.held_blocks
+        self._secret = services.prefix_seed
+        if self._counts:
+            self._lookups = services.count(self, LOOKUPS)
+            self._hits = services.count(self, LOOKUP_HITS), services.count(self, MOST_HITS)
+            self._held.measure(services.measure(self, LOOKUP_LATENCY))
+
+    def produce(self, request: Request, candidates: Candidates) -> None:
+        approximate, tokenized = request[self._approximate], request[TOKENS]
+        view = self._held.view(candidates.snapshot.roster, request.now)
+        prompts = (
+            [p for p in tokenized.prompts[:PROMPTS_MAX] if p.token_ids is not None] if tokenized is not None else []
+        )
+        if view.sizes and prompts:
+            match = self._matched(request, view, prompts, approximate)
+        elif approximate is not None:
+            match = approximate.with_reasons(view.why)
+        else:
+            match = PrefixMatch(None, NO_KEYS, BLOCK_TOKENS, request.prompt.tokens or 1, why=view.why)
+        request[self._match] = match
+
+    def before_send(self, request: Request, decision: Decision) -> None:
+        if not self._speculates or not (by_size := request[self._keys]):
+            return
+        runs = (decision.runs.get(decision.primary), decision.runs.get(decision.prefill))
+        for endpoint in {run.candidates.snapshot.endpoints[run.row] for run in runs if run is not None}:
+            for size in by_size:
+                self._held.expect(by_size[size], endpoint.owner, size)
+
+    def _matched(
+        self, request: Request, view: HeldView, prompts: Sequence[PromptTokens], approximate: PrefixMatch | None
+    ) -> PrefixMatch:
+        """Returns the precise match for precise endpoints and the approximate one for the others, both in blocks of one size."""
+        adapter = request.target_model
+        if adapter_word(adapter, self._secret) not in view.adapters:
+            adapter = BASE_MODEL
+        by_size: Keys = {}
+        unit = view.sizes[0]
+        thousandths = np.zeros(len(view.why))
+        cached = np.zeros(len(view.why))
+        for size in view.sizes:
+            start = self._root(adapter, size)
+            chains = [self._chain(prompt, request.cache_salt, size, start) for prompt in prompts]
+            by_size[size] = chains[0] if len(chains) == 1 else np.concatenate(chains)
+            for chain in chains:
+                blocks, weighted = self._held.match(view, chain, size)
+                thousandths += np.array(weighted) * size
+                cached += np.array(blocks) * size
+                if self._counts:
+                    self._count(blocks)
+        request[self._keys] = by_size
+        total = len(by_size[unit])
+        if not total:  # the prompt is shorter than a block
+            return PrefixMatch(None, NO_KEYS, unit, sum(map(_length, prompts)) or 1, why=view.why)
+        held: Floats = thousandths // (WEIGHT_ONE * unit)
+        cached //= unit
+        if approximate is not None and approximate.blocks is not None and not view.precise.all():
+            guessed = np.minimum(approximate.blocks * approximate.block_tokens // unit, total)
+            held, cached = np.where(view.precise, held, guessed), np.where(view.precise, cached, guessed)
+        tokens = sum(map(_length, prompts))
+        found = held if held.any() else None
+        return PrefixMatch(
+            found, by_size[unit], unit, tokens, cached=cached if found is not None else None, why=view.why
+        )
+
+    def _count(self, blocks: Sequence[int]) -> None:
+        """Counts look-ups and hits."""
+        self._lookups.add()
+        most = max(blocks, default=0)
+        for count in self._hits:
+            count.add(n=most)
+
+    def _chain(self, prompt: PromptTokens, cache_salt: str, size: int, start: int) -> Hashes:
+        assert prompt.token_ids is not None
+        tokens = prompt.token_ids[: min(TOKENS_MAX, BLOCKS_MAX * size)]
+        extras = request_extras(prompt.features, cache_salt, size, len(tokens) // size)
+        return index_keys(held_links(tokens, size, start, self._secret, extras))
+
+    def _root(self, adapter: str, size: int) -> int:
+        key = (adapter, size)
+        start = self._roots.get(key)
+        if start is None:
+            if len(self._roots) >= ROOTS_MAX:
+                self._roots.clear()
+            start = self._roots[key] = held_root(adapter, size, self._secret)
+        return start
+
+
+def _length(prompt: PromptTokens) -> int:
+    return len(prompt.token_ids) if prompt.token_ids is not None else 0
+
+
+@plugin("precise-prefix-cache-producer")
+class PrecisePrefix(_Precise):
+    """Emits how many leading blocks of the prompt each endpoint holds (`PrefixMatch`), by the KV events that the endpoints publish.
+
+    The blocks of a match are weighted by tier and rounded down. An endpoint without a whole event stream gets the approximate match.
+    """
+
+
+@plugin("precise-prefix-cache-scorer")
+class PreciseScorer(_Precise, ScoresOwnMatches, Scorer):
+    """The older form of precise-prefix-cache-producer: also scores endpoints by the share of the prompt that they hold.
+
+    Beside a precise-prefix-cache-producer it only scores, by that producer's matches.
+    """
+
+    def __init__(self, name: str, params: Parameters) -> None:
+        super().__init__(name, params)
+        self._only_scores = False
+
+    def producer(self, plugins: Sequence[Plugin]) -> str:
+        return next((other.name for other in plugins if isinstance(other, PrecisePrefix)), self.name)
+
+    def meet(self, plugins: Sequence[Plugin]) -> None:
+        producers = [other for other in plugins if isinstance(other, PrecisePrefix)]
+        if producers:
+            self._only_scores = True
+            self._match = prefix_match(self.producer(plugins))
+            self.consumes, self.produces, self.keeps = (self._match,), (), ()
+            self.without_effect = [f"parameters: have no effect; plugin '{producers[0].name}' produces the matches"] * (
+                self.params != Parameters()
+            )
+
+    def produce(self, request: Request, candidates: Candidates) -> None:
+        if not self._only_scores:
+            super().produce(request, candidates)
+
+    def before_send(self, request: Request, decision: Decision) -> None:
+        if not self._only_scores:
+            super().before_send(request, decision)
+
+    def score(self, request: Request, candidates: Candidates, profile: Profile) -> Scores | None:
+        match = request[self._match]
+        if match is None or match.blocks is None:
+            return None
+        share: Scores = candidates.narrow(match.blocks) / match.total
+        return np.minimum(share, 1.0)
+
+
+def kv_settings(plugins: Iterable[Plugin]) -> Settings | None:
+    """Returns what the precise producers of a configuration require of the kv-events process; None: there is no such producer."""
+    return next((plugin.settings for plugin in plugins if isinstance(plugin, _Precise) and plugin.produces), None)

@@ -1,0 +1,103 @@
+"""Prefer endpoints whose first token is expected soonest at their present load, from observed responses alone."""
+
+import random
+from typing import Annotated
+
+import msgspec
+import numpy as np
+
+from epp.candidates import Candidates, Floats, Mask, Scores
+from epp.data import INFLIGHT_REQUESTS
+from epp.plugin import Profile, Scorer, Services, plugin
+from epp.request import Request
+from epp.ttft import ttft_percentiles
+
+
+class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
+    """How far the curve is trusted, and how often other endpoints are tried. As in the reference picker.
+
+    exploration_rate: The probability that an endpoint of which too little is known gets the best score.
+    min_inflight_gap: How many requests in flight must lie between the points of low and typical load for the former to count.
+    round_ttft_step: Predictions are rounded to multiples of so many seconds; 0: not at all.
+    ttft_percentiles_producer_name: The producer of the percentiles to read.
+    in_flight_load_producer_name: Accepted, without effect: the picker counts the load in flight itself.
+    """
+
+    exploration_rate: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.1
+    min_inflight_gap: Annotated[float, msgspec.Meta(gt=0)] = 2.0
+    round_ttft_step: Annotated[float, msgspec.Meta(ge=0)] = msgspec.field(default=0.0, name="roundTTFTStep")
+    ttft_percentiles_producer_name: str = ""
+    in_flight_load_producer_name: str = ""
+
+
+@plugin("latency-observation-scorer-hub")
+class LatencyObservation(Scorer):
+    """Scores (longest - predicted) / (longest - shortest) of the times to the first token predicted at the present load.
+
+    A curve through the observed points predicts: from the floor at load 0 to the point of low load, from there to the point of typical
+    load and on. If the low point is too close to the other one, or not between floor and typical time, the curve goes straight from the
+    floor to the typical point. With too few recent requests, the prediction is the floor. A cold endpoint counts as the fastest.
+    If all are cold, all score 1.
+
+    Each endpoint without a curve is tried: with probability `explorationRate` it scores 1, else 0 if another endpoint has a curve.
+    """
+
+    Params = Parameters
+
+    def __init__(self, name: str, params: Parameters) -> None:
+        super().__init__(name, params)
+        self._percentiles = ttft_percentiles(params.ttft_percentiles_producer_name)
+        self.consumes = (self._percentiles, INFLIGHT_REQUESTS)
+        if params.in_flight_load_producer_name:
+            self.without_effect = ["inFlightLoadProducerName: has no effect here"]
+        self._rng: random.Random
+
+    def start(self, services: Services) -> None:
+        self._rng = services.rng
+
+    def score(self, request: Request, candidates: Candidates, profile: Profile) -> Scores:
+        observed = request[self._percentiles]
+        if observed is None:
+            return candidates.ones()
+        floor: Floats = candidates.narrow(observed.floor_s)
+        warm = floor > 0.0
+        if not warm.any():
+            return candidates.ones()
+        low, typical = candidates.narrow(observed.low_s), candidates.narrow(observed.typical_s)
+        low_load, typical_load = candidates.narrow(observed.low_load), candidates.narrow(observed.typical_load)
+        recent = observed.recent if candidates.rows is None else observed.recent[candidates.rows]
+        trusted: Mask = warm & recent & (typical_load > 0.0) & (typical > floor)
+        bends = (
+            (typical_load - low_load >= self.params.min_inflight_gap)
+            & (typical > low)
+            & (low > floor)
+            & (low_load > 0.0)
+        )
+        load: Floats = candidates[INFLIGHT_REQUESTS]
+        with np.errstate(divide="ignore", invalid="ignore"):  # rows with a 0 are not selected
+            below = floor + load * (low - floor) / low_load
+            above = low + (load - low_load) * (typical - low) / (typical_load - low_load)
+            straight = floor + load * (typical - floor) / typical_load
+        curve = np.where(bends, np.where(load < low_load, below, above), straight)
+        return self._scored(np.where(trusted, np.maximum(curve, floor), floor), warm, trusted)
+
+    def _scored(self, predicted: Floats, warm: Mask, trusted: Mask) -> Scores:
+        step: float = self.params.round_ttft_step
+        if step > 0.0:
+            predicted = np.floor(predicted / step + 0.5) * step
+        shortest, longest = predicted[warm].min(), predicted[warm].max()
+        if longest > shortest:
+            scores: Scores = (longest - np.where(warm, predicted, shortest)) / (longest - shortest)
+        else:
+            scores = np.ones(len(predicted))
+        if self.params.exploration_rate > 0.0 and not trusted.all():
+            self._explore(scores, trusted)
+        return scores
+
+    def _explore(self, scores: Scores, trusted: Mask) -> None:
+        others = bool(trusted.any())
+        for row in np.flatnonzero(~trusted).tolist():
+            if self._rng.random() < self.params.exploration_rate:
+                scores[row] = 1.0
+            elif others:
+                scores[row] = 0.0

@@ -1,0 +1,92 @@
+"""Let replicas that share nothing agree on where new prefixes go, without a message: by rendezvous hashing.
+
+A replica does not know what the others have sent where. If each places a new prefix by load alone, the prefix is computed once per
+replica. This scorer names two endpoints for a prefix, by the hash of its first block that hardly any endpoint holds. Hashes follow from
+prompt and secret, so every replica with the same secret names the same two (--prefix-secret-file).
+
+A block that two endpoints hold may be held there because both were named for it. So the block that counts is the first one that at most
+two endpoints hold. A shared system prompt spreads to more endpoints when the named ones are busy. Once three hold it, the next block
+decides, so conversations get endpoints of their own. Two hashed choices per prefix are the idea of DualMap (arXiv 2602.06502).
+"""
+
+from typing import Final
+
+import msgspec
+import numpy as np
+from xxhash import xxh3_64_intdigest
+
+from epp.candidates import Candidates, Roster, Scores
+from epp.data import RUNNING, WAITING
+from epp.plugin import Hashes, Profile, Scorer, Services, plugin
+from epp.prefix.match import APPROXIMATE, FollowsMatches, PrefixMatch, prefix_match
+from epp.request import Request
+
+NAMED: Final = 2
+# A busier endpoint is not named. By what servers report, because this replica does not know what the others have in flight.
+BUSY_SHARE: Final = 1.5  # of the mean of all candidates
+BUSY_MORE: Final = 1.0  # requests; with hardly any requests, one more is no imbalance
+# The finaliser of SplitMix64: every bit of block and endpoint affects every bit of the rank.
+MIX_1: Final = np.uint64(0xBF58476D1CE4E5B9)
+MIX_2: Final = np.uint64(0x94D049BB133111EB)
+SHIFT_1, SHIFT_2, SHIFT_3 = np.uint64(30), np.uint64(27), np.uint64(31)
+
+
+class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
+    """What is read.
+
+    prefix_match_info_producer_name: The producer of the prefix matches to read.
+    """
+
+    prefix_match_info_producer_name: str = ""
+
+
+@plugin("prefix-rendezvous-scorer")
+class PrefixRendezvous(FollowsMatches, Scorer):
+    """Scores 1 for the two endpoints named for the first block of the prompt that at most two candidates hold; 0 for the others.
+
+    The weight says how much worse than the best endpoint the better of the two may be. A named endpoint scores 0 while it has more
+    running and waiting requests than 1.5 times the mean plus 1. The last block counts only if it is whole. No scores if no block is left,
+    or with fewer than three candidates.
+    """
+
+    Params = Parameters
+
+    def __init__(self, name: str, params: Parameters) -> None:
+        super().__init__(name, params)
+        self._match = prefix_match(params.prefix_match_info_producer_name or APPROXIMATE)
+        self.consumes = (self._match, RUNNING, WAITING)
+        self._secret: int
+        self._roster = Roster(())
+        self._ids: Hashes = np.empty(0, np.uint64)  # hashes of the endpoints' addresses, by row of the roster
+
+    def start(self, services: Services) -> None:
+        self._secret = services.prefix_seed
+
+    def score(self, request: Request, candidates: Candidates, profile: Profile) -> Scores | None:
+        match: PrefixMatch | None = request[self._match]
+        if match is None or len(candidates) <= NAMED:
+            return None
+        block = 0
+        if match.blocks is not None:
+            block = int(np.partition(candidates.narrow(match.blocks), ~NAMED)[~NAMED])
+        if block >= min(match.total, match.tokens // match.block_tokens):  # only a part of a long prompt is hashed
+            return None
+        if candidates.snapshot.roster is not self._roster:
+            self._follow(candidates.snapshot.roster)
+        ids = self._ids if candidates.rows is None else self._ids[candidates.rows]
+        named = np.argpartition(_ranks(ids ^ match.hashes[block]), -NAMED)[-NAMED:]
+        busy = candidates[RUNNING] + candidates[WAITING]
+        scores = candidates.zeros()
+        scores[named[busy[named] <= BUSY_SHARE * busy.mean() + BUSY_MORE]] = 1.0
+        return scores
+
+    def _follow(self, roster: Roster) -> None:
+        self._roster = roster
+        addresses = (endpoint.address.encode() for endpoint in roster.endpoints)
+        self._ids = np.array([xxh3_64_intdigest(address, self._secret) for address in addresses], np.uint64)
+
+
+def _ranks(words: Hashes) -> Hashes:
+    words = (words ^ (words >> SHIFT_1)) * MIX_1
+    words = (words ^ (words >> SHIFT_2)) * MIX_2
+    return words ^ (words >> SHIFT_3)

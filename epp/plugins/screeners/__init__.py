@@ -1,0 +1,1 @@
+"""Screeners restrict the candidates of all profiles."""

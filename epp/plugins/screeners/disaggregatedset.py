@@ -1,0 +1,280 @@
+"""Keeps a request on one revision of a DisaggregatedSet during a rollout.
+
+Prefill and decode servers of different revisions may not understand each other's KV cache.
+
+Rules, names and defaults are those of the reference picker. Only pods of the pool count. A pod with several ports counts once. A pod
+that is down counts only if no revision has all required roles otherwise.
+"""
+
+import random
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Annotated, ClassVar, Literal
+
+import msgspec
+import numpy as np
+
+from epp.candidates import Candidates, Endpoint, Mask, Roster, Snapshot
+from epp.decision import Decision, Response
+from epp.label_selectors import parsed
+from epp.metrics import Metric
+from epp.plugin import Count, Gauge, ResponseReceived, Screener, Services, plugin
+from epp.request import Request
+
+REVISION_LABEL = "disaggregatedset.x-k8s.io/revision"
+ROLE_LABEL = "disaggregatedset.x-k8s.io/role"
+
+NO_MATCH = Metric(
+    "disaggregatedset_strict_header_no_match_total",
+    "counter",
+    "Requests with a strict header that no endpoint matched.",
+    labels=("selector",),
+)
+
+SHARE = Metric(
+    "disaggregatedset_revision_gating_share",
+    "gauge",
+    "Share of requests that each revision gets; 0 while it lacks a role.",
+    labels=("mode", "revision"),
+    over_workers="mean",
+)
+
+Name = Annotated[str, msgspec.Meta(min_length=1)]
+
+
+class Scope(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
+    """The pods that count.
+
+    label_selector: A label selector of Kubernetes as text, such as `disaggregatedset.x-k8s.io/name=my-set`.
+    """
+
+    label_selector: Name
+
+
+class HeaderSelector(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
+    """A header and the label that it stands for. The response gets the header with the label of the chosen endpoint.
+
+    name: The value of the metric's label.
+    header_name: The header, in any case.
+    label_key: The label.
+    mode: `strict` keeps only endpoints with the value that the request's header names; `prefer` leaves the choice to a scorer.
+    """
+
+    name: Name
+    header_name: Name
+    label_key: Name
+    mode: Literal["strict", "prefer"]
+
+
+class RequireRoles(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
+    """The older form of `required_roles`.
+
+    values: The roles.
+    """
+
+    values: tuple[Name, ...] = ()
+
+
+class RevisionGating(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
+    """How a revision is chosen for a request without a strict header.
+
+    mode: `max-role` weighs revisions by their pods of the role that has most pods, `sum` by their pods of all roles.
+    required_roles: The roles of which a revision must have a pod.
+    require_roles: The older form of `required_roles`.
+    revision_label_key: The label with a pod's revision.
+    role_label_key: The label with a pod's role.
+    """
+
+    mode: Literal["sum", "max-role", "disabled"]
+    required_roles: tuple[Name, ...] = ()
+    require_roles: RequireRoles | None = None
+    revision_label_key: str = REVISION_LABEL
+    role_label_key: str = ROLE_LABEL
+
+
+class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
+    """Which pods count, which headers choose endpoints, and how a revision is chosen.
+
+    scope: The pods that count.
+    revision_gating: How a revision is chosen.
+    header_selectors: Headers that choose endpoints.
+    """
+
+    scope: Scope
+    revision_gating: RevisionGating
+    header_selectors: tuple[HeaderSelector, ...] = ()
+
+
+class Labelled:
+    """Knows which endpoints of a roster have which value of a label: value -> bool, shape (endpoints,)."""
+
+    __slots__ = ("_key", "_roster", "_rows")
+
+    def __init__(self, key: str) -> None:
+        self._key = key
+        self._roster = Roster(())
+        self._rows: dict[str, Mask] = {}
+
+    def masks(self, roster: Roster) -> Mapping[str, Mask]:
+        """Returns the masks of all values that are not empty."""
+        if roster is not self._roster:
+            rows: dict[str, Mask] = {}
+            for row, endpoint in enumerate(roster.endpoints):
+                if value := endpoint.labels.get(self._key):
+                    rows.setdefault(value, np.zeros(len(roster.endpoints), dtype=bool))[row] = True
+            self._rows, self._roster = rows, roster
+        return self._rows
+
+    def among(self, candidates: Candidates, value: str) -> Mask:
+        """Returns which candidates have this value: bool, shape (candidates,)."""
+        mask = self.masks(candidates.snapshot.roster).get(value)
+        if mask is None:
+            return np.zeros(len(candidates), dtype=bool)
+        return mask if candidates.rows is None else mask[candidates.rows]
+
+
+@plugin("disaggregatedset-rollout-screener")
+class RolloutScreener(Screener, ResponseReceived):
+    """Gives all profiles the endpoints of one revision of a DisaggregatedSet, drawn by the revisions' numbers of pods.
+
+    A revision without a pod of each required role gets no request. A request with a strict header gets the endpoints that its header
+    names, from revisions with all required roles. If none is left, the request is refused with 503.
+    """
+
+    Params = Parameters
+    renamed: ClassVar[Mapping[str, str]] = {"revisionGating.requireRoles.values": "revisionGating.requiredRoles"}
+    metrics = (NO_MATCH, SHARE)
+
+    def __init__(self, name: str, params: Parameters) -> None:
+        super().__init__(name, params)
+        gating = params.revision_gating
+        try:
+            self._in_scope = parsed(params.scope.label_selector)
+        except ValueError as problem:
+            raise ValueError(f"scope.labelSelector: {problem}") from None
+        self._roles = _roles(gating)
+        if gating.require_roles is not None:
+            self.deprecated = self.renamed
+        self._mode: str = gating.mode
+        self._gates = gating.mode != "disabled"
+        self._by_largest = gating.mode == "max-role"
+        self._revision_label = gating.revision_label_key or REVISION_LABEL
+        self._role_label = gating.role_label_key or ROLE_LABEL
+        self._revisions = Labelled(self._revision_label)
+        _check_unique([(s.name, s.header_name.lower()) for s in params.header_selectors])
+        self._stamps = [(s.header_name.lower(), s.label_key) for s in params.header_selectors]
+        self._strict = [
+            (s.name, s.header_name.lower(), Labelled(s.label_key))
+            for s in params.header_selectors
+            if s.mode == "strict"
+        ]
+        self._counted: Roster | Snapshot | None = None  # the roster or snapshot for which `_shares` was computed
+        self._shares: dict[str, float] = {}
+        self._rng: random.Random
+        self._no_match: Count
+        self._shown: Gauge
+        self._seen: set[str] = set()  # the revisions on the metrics page
+
+    def start(self, services: Services) -> None:
+        self._rng = services.rng
+        self._no_match = services.count(self, NO_MATCH)
+        self._shown = services.gauge(self, SHARE)
+
+    def screen(self, request: Request, candidates: Candidates) -> Mask:
+        wanted = [(s, labels, value) for s, header, labels in self._strict if (value := request.headers.get(header))]
+        mask = self._gated(candidates, pick=not wanted) if self._gates else np.ones(len(candidates), dtype=bool)
+        for selector, labels, value in wanted:
+            if not mask.any():
+                break
+            mask = mask & labels.among(candidates, value)
+            if not mask.any():
+                self._no_match.add(selector)
+        return mask
+
+    def _gated(self, candidates: Candidates, *, pick: bool) -> Mask:
+        """Returns the candidates of one drawn revision; with `pick` False, those of all revisions that have their roles."""
+        shares = self.shares(candidates.snapshot)
+        served = {r: mask for r in shares if (mask := self._revisions.among(candidates, r)).any()}
+        if not served:
+            return np.zeros(len(candidates), dtype=bool)
+        if pick:
+            names = sorted(served)
+            return served[self._rng.choices(names, [shares[name] for name in names])[0]]
+        covered: Mask = np.logical_or.reduce(list(served.values()))
+        return covered
+
+    def shares(self, snapshot: Snapshot) -> Mapping[str, float]:
+        """Returns the share of requests of each revision that has a pod of each required role.
+
+        The shares sum to 1; empty: there is none.
+        """
+        counted = snapshot if snapshot.any_down else snapshot.roster
+        if counted is not self._counted:
+            up = [e for e, down in zip(snapshot.endpoints, snapshot.down.tolist(), strict=True) if not down]
+            self._shares = self._weighed(up) or self._weighed(snapshot.endpoints)
+            self._counted = counted
+            self._show(snapshot.endpoints)
+        return self._shares
+
+    def _show(self, endpoints: Sequence[Endpoint]) -> None:
+        seen = {
+            revision
+            for endpoint in endpoints
+            if (revision := endpoint.labels.get(self._revision_label)) and self._in_scope(endpoint.labels)
+        }
+        for revision in seen | self._seen:
+            self._shown.set(
+                self._shares.get(revision, 0.0), self._mode, revision, weight=1.0 if revision in seen else 0.0
+            )
+        self._seen = seen
+
+    def _weighed(self, endpoints: Iterable[Endpoint]) -> dict[str, float]:
+        hosts: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))  # revision -> role -> hosts
+        for endpoint in endpoints:
+            labels = endpoint.labels
+            revision, role = labels.get(self._revision_label), labels.get(self._role_label)
+            if revision and role and self._in_scope(labels):
+                hosts[revision][role].add(endpoint.host)
+        pods = {r: {role: len(of.get(role, ())) for role in self._roles} for r, of in hosts.items()}
+        pods = {revision: counts for revision, counts in pods.items() if all(counts.values())}
+        weighing = self._roles
+        if self._by_largest:
+            totals = Counter[str]()
+            for counts in pods.values():
+                totals.update(counts)
+            # The role with the most pods; the first one if several have as many.
+            weighing = (max(self._roles, key=lambda role: totals[role]),)
+        weights = {revision: sum(counts[role] for role in weighing) for revision, counts in pods.items()}
+        total = sum(weights.values())
+        return {revision: weight / total for revision, weight in weights.items()}
+
+    def response_received(self, request: Request, decision: Decision, response: Response) -> None:
+        served = response.served
+        chosen = next((target for target in decision.targets if target.address == served), decision.targets[0])
+        for header, label in self._stamps:
+            if value := chosen.labels.get(label):
+                response.set_headers[header] = value
+
+
+def _roles(gating: RevisionGating) -> tuple[str, ...]:
+    where, roles = "requiredRoles", gating.required_roles
+    if gating.require_roles is not None:
+        if roles:
+            raise ValueError("revisionGating.requireRoles: is given beside requiredRoles, its current form; remove it")
+        where, roles = "requireRoles.values", gating.require_roles.values
+    if gating.mode != "disabled" and not roles:
+        raise ValueError(f"revisionGating.{where}: is empty; mode {gating.mode} needs at least one role")
+    if len(set(roles)) < len(roles):
+        raise ValueError(f"revisionGating.{where}: names a role twice; name each role once")
+    return roles
+
+
+def _check_unique(selectors: Sequence[tuple[str, str]]) -> None:
+    for at, field in enumerate(("name", "headerName")):
+        seen: set[str] = set()
+        for index, selector in enumerate(selectors):
+            if selector[at] in seen:
+                raise ValueError(
+                    f"headerSelectors[{index}].{field}: '{selector[at]}' is given twice; give each selector its own"
+                )
+            seen.add(selector[at])

@@ -1,0 +1,1 @@
+"""Syncers share state between the replicas of a picker."""

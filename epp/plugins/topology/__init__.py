@@ -1,0 +1,31 @@
+"""Plugins that prefer endpoints close to the server of the stage before, and the code they share."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from epp.candidates import Endpoint
+from epp.data import Datum
+from epp.plugin import Extractor, Need, Plugin
+from epp.topology import Places
+
+PEER = Datum("peer-endpoint", Endpoint, per_profile=True)
+
+
+class FollowsPeer(Plugin):
+    """Finds the places of endpoints by the labels that the topology-extractor `topology_producer_name` names, or by those of Kubernetes."""
+
+    optional = (PEER,)
+
+    def __init__(self, name: str, params: Any) -> None:
+        super().__init__(name, params)
+        self.places = Places()
+        if params.topology_producer_name:
+            self.needs = {"labels": Need("topologyProducerName", params.topology_producer_name, Extractor)}
+
+    def meet(self, plugins: Sequence[Plugin]) -> None:
+        if not self.needs:
+            self.places = Places.of(plugins)
+
+    def resolve(self, found: Mapping[str, Plugin]) -> None:
+        if found:
+            self.places = Places.named(found["labels"])

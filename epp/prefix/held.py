@@ -1,0 +1,113 @@
+"""Computes the keys of blocks that model servers say they hold, both from events and from requests.
+
+    event    tokens, adapter, extra keys  ─┐
+                                           ├─▶ one key per whole block ─▶ the index of held blocks
+    request  tokens, model, media, salt   ─┘
+
+A key is a link of a chain (`epp.prefix.blocks`) over the blocks' token ids. The engine's own hashes only connect events to each other,
+so engine and picker need not agree on a hash. An engine's block size belongs to its keys: prompts are cut as the engine cuts them, so
+no size divides another. Extra keys (hashes of media, the cache salt of the first block) belong to the content of their block, in any
+order. The root of a chain stands for the adapter; the base model is "", whatever name the request uses for it.
+"""
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+from xxhash import xxh3_64_intdigest, xxh3_128_digest
+
+from epp.prefix.blocks import MEDIA_MAX, NARROW, Hashes, links
+from epp.request import Feature
+
+TOKEN_BYTES: Final = 4
+BASE_MODEL: Final = ""
+BLOCK_TOKENS_MAX: Final = 1 << 16
+NAME_BYTES_MAX: Final = 128  # bytes of an extra key; enough, because engines use hashes and short salts
+NAMES_CACHED: Final = 64
+
+Extras = Mapping[int, Sequence[str]]  # block -> its extra keys
+NO_EXTRAS: Final[Extras] = {}
+
+_NARROW = np.uint64(NARROW)
+
+
+def held_root(adapter: str, block_tokens: int, secret: int) -> int:
+    """Returns the start of the chain of an adapter's blocks of `block_tokens` tokens. `secret`: 64 bits."""
+    name = adapter.encode("utf-8", "surrogatepass")
+    return xxh3_64_intdigest(b"held:%d:%d:%b" % (block_tokens, len(name), name), secret)
+
+
+def adapter_word(adapter: str, secret: int) -> int:
+    """Returns 64 bits that stand for the name of an adapter; never 0."""
+    return xxh3_64_intdigest(b"adapter:" + adapter.encode("utf-8", "surrogatepass"), secret) or 1
+
+
+def held_links(
+    tokens: NDArray[np.uint32], block_tokens: int, start: int, secret: int, extras: Extras = NO_EXTRAS
+) -> Hashes:
+    """Returns the chain over the whole blocks of `tokens`: uint64, shape (len(tokens) // block_tokens,).
+
+    `start`: the root, or the link of the block before. `extras`: extra keys by the number of the block, which counts from 0. Extra keys
+    beyond the last whole block are ignored.
+    """
+    count = len(tokens) // block_tokens
+    words = np.ascontiguousarray(tokens[: count * block_tokens], dtype="<u4")
+    blocks: list[bytes] = words.view(f"V{block_tokens * TOKEN_BYTES}").tolist() if count else []
+    known: dict[tuple[str, ...], bytes] = {}  # cache of encoded extra keys, because a medium overlaps many blocks
+    for block, names in extras.items():
+        if names and 0 <= block < count:
+            key = tuple(names)
+            more = known.get(key)
+            if more is None:
+                more = known[key] = _extra_bytes(names)
+            blocks[block] += more
+    return links(blocks, start, secret)
+
+
+def index_keys(chain: Hashes) -> Hashes:
+    """Returns the keys under which the index has these blocks: the links without the bit that means several blocks elsewhere."""
+    return chain & _NARROW
+
+
+def request_extras(features: Sequence[Feature], cache_salt: str, block_tokens: int, blocks: int) -> Extras:
+    """Returns the extra keys of a prompt's first `blocks` blocks.
+
+    Each medium belongs to the blocks that its placeholder overlaps, the salt to block 0.
+
+    Offsets and lengths may be any numbers: clients send them. Only the first MEDIA_MAX media count, and none after media that overlap
+    more blocks together than media side by side can, so that the work stays bounded.
+    """
+    if not features and not cache_salt:
+        return NO_EXTRAS
+    extras: dict[int, list[str]] = {}
+    room = blocks + MEDIA_MAX
+    for feature in features[:MEDIA_MAX]:
+        first = feature.offset // block_tokens
+        stop = min(-(-(feature.offset + feature.length) // block_tokens), blocks)
+        if not feature.hash or feature.length <= 0 or first >= stop:
+            continue
+        room -= stop - first
+        if room < 0:
+            break
+        for block in range(first, stop):
+            extras.setdefault(block, []).append(feature.hash)
+    if cache_salt:
+        extras.setdefault(0, []).append(cache_salt)
+    return extras
+
+
+def _extra_bytes(names: Sequence[str]) -> bytes:
+    encoded = sorted(map(_name_bytes, names))
+    return b"".join(b"%d:%b" % (len(name), name) for name in encoded)
+
+
+@lru_cache(NAMES_CACHED)
+def _name_bytes(name: str) -> bytes:
+    """Encodes a name. A long name is replaced by its hash, after a byte that no name contains.
+
+    The encoding must be short, because one name may belong to every block of a prompt.
+    """
+    encoded = name.encode("utf-8", "surrogatepass")
+    return encoded if len(encoded) <= NAME_BYTES_MAX else b"\xff%b" % xxh3_128_digest(encoded)

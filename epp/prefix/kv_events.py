@@ -1,0 +1,267 @@
+"""Decodes the KV events that vLLM, SGLang and their simulators publish. Pure: bytes in, events out.
+
+    message   topic | sequence: 8 bytes, big-endian | payload: msgpack
+    payload   [timestamp, [event, …], rank?] or a map {ts, events, data_parallel_rank}
+    event     [tag, field, …] with trailing fields that may be missing, or a map with `type`; one payload may have both
+
+Source: `vllm/distributed/kv_events.py` and `sglang/srt/disaggregation/kv_events.py`, and events recorded from them. A hash is an integer
+of any width or bytes, of which the last 8 count. A malformed or unknown event is skipped and counted; the others of its payload count.
+"""
+
+from array import array
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from epp.prefix.held import BLOCK_TOKENS_MAX
+
+GPU: Final = "gpu"
+TIER_NAMES: Final[Mapping[str, str]] = {"cpu_pinned": "cpu"}  # engine's name of a tier -> our name
+FULL_ATTENTION: Final = frozenset({"full_attention", "mla_attention", "sink_full_attention"})
+PAYLOAD_BYTES_MAX: Final = 8 << 20
+EVENTS_MAX: Final = 1 << 16  # events of one payload; one takes up to 30 us to apply
+BLOCKS_MAX: Final = 1 << 16  # blocks that the events of one payload name
+CLEARED_MAX: Final = 16  # such events of one payload: only what follows the last one counts
+GROUP_MAX: Final = 63
+NAME_CHARS_MAX: Final = 1024
+EXTRAS_MAX: Final = 4096  # extra keys of one block
+SEQUENCE_BYTES: Final = 8
+REPLAY_END: Final = b"\xff" * SEQUENCE_BYTES
+SEQUENCE_MAX: Final = (1 << 63) - 1
+
+_HASH_MASK: Final = (1 << 64) - 1
+_STORED_FIELDS: Final = (
+    "block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id", "medium", "lora_name", "extra_keys",
+    "group_idx", "kv_cache_spec_kind",
+)  # fmt: skip
+_REMOVED_FIELDS: Final = ("block_hashes", "medium", "group_idx")
+
+Tokens = NDArray[np.uint32]
+
+
+class Stored(NamedTuple):
+    """Says that blocks are held from now on. Without tokens: known blocks are held in another tier, too.
+
+    `parent`: the engine's hash of the block before the first one; None: there is none. `adapter`: "" is the base model.
+    `extras`: per block its extra keys; empty: none. `group`: None: the engine has no groups. `kind`: of the group; "" if not given.
+    """
+
+    hashes: Sequence[int]
+    parent: int | None
+    tokens: Tokens | None
+    block_tokens: int
+    adapter: str
+    tier: str
+    extras: Sequence[Sequence[str]]
+    group: int | None
+    kind: str
+
+
+class Removed(NamedTuple):
+    """Says that blocks are not held in this tier any more."""
+
+    hashes: Sequence[int]
+    tier: str
+    group: int | None
+
+
+class Cleared(NamedTuple):
+    """Says that the endpoint holds no blocks any more, in any tier."""
+
+
+Event = Stored | Removed | Cleared
+
+
+class Batch(NamedTuple):
+    """Holds the events of one message. `malformed`: how many were skipped. `rank`: the data-parallel rank; None: not given."""
+
+    events: Sequence[Event]
+    malformed: int
+    rank: int | None
+
+
+class MalformedBatch(Exception):
+    """Says that the payload is no batch of events. The text says why."""
+
+
+class _Malformed(Exception):
+    """Says that one event is not as the protocol demands."""
+
+
+_decode = msgspec.msgpack.Decoder().decode
+
+
+def sequence_of(frame: bytes) -> int | None:
+    """Returns the number of a message; None: the frame is no number that a publisher can have reached."""
+    number = int.from_bytes(frame, "big")
+    return number if len(frame) == SEQUENCE_BYTES and number <= SEQUENCE_MAX else None
+
+
+def topic_parts(topic: bytes) -> tuple[str, str]:
+    """Returns pod and model of a topic `kv@pod@model`; empty if the topic does not name them."""
+    prefix, _, rest = topic.decode("utf-8", "replace").partition("@")
+    pod, _, model = rest.partition("@")
+    return (pod[:NAME_CHARS_MAX], model[:NAME_CHARS_MAX]) if prefix else ("", "")
+
+
+def decode(payload: bytes) -> Batch:
+    """Returns the events of a payload. Raises MalformedBatch."""
+    if len(payload) > PAYLOAD_BYTES_MAX:
+        raise MalformedBatch(f"{len(payload)} bytes are above the limit, {PAYLOAD_BYTES_MAX}")
+    try:
+        value = _decode(payload)
+    except (msgspec.MsgspecError, ValueError, RecursionError, TypeError) as problem:
+        raise MalformedBatch(f"not msgpack: {problem}") from None
+    if isinstance(value, list):
+        listed: Any = value[1] if len(value) > 1 else None
+        rank = value[2] if len(value) > 2 else None
+    elif isinstance(value, dict):
+        listed = value.get("events")
+        rank = value.get("data_parallel_rank", value.get("attn_dp_rank"))
+    else:
+        raise MalformedBatch(f"neither an array nor a map, but {type(value).__name__}")
+    if not isinstance(listed, list):
+        raise MalformedBatch("without a list of events")
+    if len(listed) > EVENTS_MAX:
+        raise MalformedBatch(f"{len(listed)} events are above the limit, {EVENTS_MAX}")
+    events: list[Event] = []
+    malformed = blocks = cleared = 0
+    for item in listed:
+        try:
+            event = _event(item)
+        except _Malformed:
+            malformed += 1
+            continue
+        if isinstance(event, Cleared):
+            cleared += 1
+        else:
+            blocks += len(event.hashes)
+        if blocks > BLOCKS_MAX or cleared > CLEARED_MAX:
+            raise MalformedBatch(f"it names more than {BLOCKS_MAX} blocks, or clears more than {CLEARED_MAX} times")
+        events.append(event)
+    return Batch(events, malformed, rank if type(rank) is int else None)
+
+
+def _event(item: Any) -> Event:
+    if isinstance(item, list) and item:
+        tag, values = item[0], item[1:]
+        if tag == "BlockStored":
+            return _stored(dict(zip(_STORED_FIELDS, values, strict=False)))
+        if tag == "BlockRemoved":
+            return _removed(dict(zip(_REMOVED_FIELDS, values, strict=False)))
+    elif isinstance(item, dict):
+        tag = item.get("type")
+        if tag == "BlockStored":
+            return _stored(item)
+        if tag == "BlockRemoved":
+            return _removed(item)
+    else:
+        raise _Malformed
+    if tag == "AllBlocksCleared":
+        return Cleared()
+    raise _Malformed
+
+
+def _stored(fields: Mapping[Any, Any]) -> Stored:
+    hashes = _hashes(fields.get("block_hashes"))
+    tokens = _tokens(fields.get("token_ids"))
+    block_tokens = fields.get("block_size") or 0
+    if (
+        type(block_tokens) is not int
+        or not 0 <= block_tokens <= BLOCK_TOKENS_MAX
+        or (tokens is not None and not block_tokens)
+    ):
+        raise _Malformed
+    parent = fields.get("parent_block_hash")
+    name: Any = fields.get("lora_name")
+    salt = fields.get("cache_salt")
+    if isinstance(name, dict):  # older SGLang has a map of metadata where vLLM has the adapter's name
+        name, salt = None, name.get("cache_salt")
+    lora_id, kind = fields.get("lora_id"), fields.get("kv_cache_spec_kind")
+    if type(lora_id) not in (int, str, type(None)) or type(kind) not in (str, type(None)):
+        raise _Malformed
+    adapter = _name(name) or (f"lora_id:{_name(str(lora_id))}" if lora_id is not None else "")
+    first = parent in (None, 0)
+    extras = _extras(fields.get("extra_keys"), adapter, len(hashes))
+    if first and salt and hashes:
+        extras = extras or [()] * len(hashes)
+        extras = [(*extras[0], _name(salt)), *extras[1:]]
+    return Stored(
+        hashes, None if first else _hash(parent), tokens, block_tokens, adapter, _tier(fields.get("medium")), extras,
+        _group(fields.get("group_idx")), kind or "",
+    )  # fmt: skip
+
+
+def _removed(fields: Mapping[Any, Any]) -> Removed:
+    return Removed(_hashes(fields.get("block_hashes")), _tier(fields.get("medium")), _group(fields.get("group_idx")))
+
+
+def _hashes(values: Any) -> list[int]:
+    if not isinstance(values, list):
+        raise _Malformed
+    return [_hash(value) for value in values]
+
+
+def _hash(value: Any) -> int:
+    if type(value) is int:
+        return value & _HASH_MASK
+    if type(value) is bytes and value:
+        return int.from_bytes(value[-8:], "big")
+    raise _Malformed
+
+
+def _tokens(values: Any) -> Tokens | None:
+    """Returns token ids as uint32; None: there are none."""
+    if values is None or values == []:
+        return None
+    if not isinstance(values, list):
+        raise _Malformed
+    try:
+        return np.frombuffer(
+            array("I", values), np.uint32
+        )  # convert numbers only: if one of them is a long text, NumPy would convert all to texts
+    except (OverflowError, TypeError):
+        raise _Malformed from None
+
+
+def _tier(medium: Any) -> str:
+    if medium is None:
+        return GPU
+    name = _name(medium).lower()
+    return TIER_NAMES.get(name, name)
+
+
+def _name(value: Any) -> str:
+    if value is None:
+        return ""
+    if type(value) is not str or len(value) > NAME_CHARS_MAX:
+        raise _Malformed
+    return value
+
+
+def _group(value: Any) -> int | None:
+    if value is None or (type(value) is int and 0 <= value <= GROUP_MAX):
+        return value
+    raise _Malformed
+
+
+def _extras(values: Any, adapter: str, count: int) -> Sequence[Sequence[str]]:
+    """Returns extra keys per block, without the adapter's name. An element is a string or [string, offset]; others are ignored."""
+    if values is None:
+        return ()
+    if not isinstance(values, list):
+        raise _Malformed
+    extras = [_names(block, adapter) for block in values[:count]]
+    if not any(extras):
+        return ()
+    return [*extras, *[()] * (count - len(extras))]
+
+
+def _names(values: Any, adapter: str) -> Sequence[str]:
+    if not isinstance(values, list):
+        return ()
+    heads = [value[0] if isinstance(value, list) and value else value for value in values[:EXTRAS_MAX]]
+    return [head for head in heads if type(head) is str and head != adapter]

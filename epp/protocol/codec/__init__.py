@@ -1,0 +1,126 @@
+"""Converts Envoy's ext_proc messages from and to the values that a stream needs. Only here `epp` uses Envoy's message classes.
+
+Source: envoy/service/ext_proc/v3/external_processor.proto. Request messages are read in place: only header maps are decoded, and
+only the gateway's metadata go through the protobuf library.
+
+    fields       varints, fields, gRPC frames
+    envelope     ProcessingRequest: its kind and its metadata
+    header_map   HttpHeaders
+    bodies       HttpBody and its answer
+    modes        body modes of the gateway's filter
+    answers      ProcessingResponse: answers to headers and trailers, and immediate answers
+"""
+
+from epp.protocol.codec.answers import (
+    DESTINATION,
+    NEVER_PASSED,
+    REQUEST_TRAILERS_ANSWER,
+    RESPONSE_HEADERS_ANSWER,
+    RESPONSE_TRAILERS_ANSWER,
+    Destination,
+    buffered_answer,
+    immediate_answer,
+    request_headers_answer,
+    response_headers_answer,
+)
+from epp.protocol.codec.bodies import (
+    PIECE_BYTES_MAX,
+    Chunk,
+    as_body,
+    body,
+    body_pieces,
+    chunk_of_size,
+    last_pieces,
+    learn_chunk,
+    request_body_answer,
+    response_body_answer,
+)
+from epp.protocol.codec.envelope import (
+    REQUEST_BODY,
+    REQUEST_HEADERS,
+    REQUEST_TRAILERS,
+    RESPONSE_BODY,
+    RESPONSE_HEADERS,
+    RESPONSE_TRAILERS,
+    SUBSET_KEY,
+    SUBSET_NAMESPACE,
+    Kind,
+    gateway_metadata,
+    split,
+    subset,
+)
+from epp.protocol.codec.fields import (
+    field,
+    varint,
+)
+from epp.protocol.codec.header_map import (
+    Headers,
+    Unseen,
+    end_of_stream,
+    headers,
+    headers_of,
+    needle,
+)
+from epp.protocol.codec.modes import (
+    ALL_DUPLEX,
+    BUFFERED,
+    BUFFERED_PARTIAL,
+    DUPLEX,
+    BodyMode,
+    body_modes,
+    headers_passed,
+    mode_name,
+    response_body_passed,
+)
+
+__all__ = [
+    "ALL_DUPLEX",
+    "BUFFERED",
+    "BUFFERED_PARTIAL",
+    "DESTINATION",
+    "DUPLEX",
+    "NEVER_PASSED",
+    "PIECE_BYTES_MAX",
+    "REQUEST_BODY",
+    "REQUEST_HEADERS",
+    "REQUEST_TRAILERS",
+    "REQUEST_TRAILERS_ANSWER",
+    "RESPONSE_BODY",
+    "RESPONSE_HEADERS",
+    "RESPONSE_HEADERS_ANSWER",
+    "RESPONSE_TRAILERS",
+    "RESPONSE_TRAILERS_ANSWER",
+    "SUBSET_KEY",
+    "SUBSET_NAMESPACE",
+    "BodyMode",
+    "Chunk",
+    "Destination",
+    "Headers",
+    "Kind",
+    "Unseen",
+    "as_body",
+    "body",
+    "body_modes",
+    "body_pieces",
+    "buffered_answer",
+    "chunk_of_size",
+    "end_of_stream",
+    "field",
+    "gateway_metadata",
+    "headers",
+    "headers_of",
+    "headers_passed",
+    "immediate_answer",
+    "last_pieces",
+    "learn_chunk",
+    "mode_name",
+    "needle",
+    "request_body_answer",
+    "request_headers_answer",
+    "response_body_answer",
+    "response_body_passed",
+    "response_headers_answer",
+    "split",
+    "subset",
+    "varint",
+]

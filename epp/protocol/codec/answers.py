@@ -1,0 +1,147 @@
+"""Writes ProcessingResponse: answers to headers and trailers, and immediate answers, framed for gRPC."""
+
+import struct
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Final
+
+from epp.decision import SERVED
+from epp.protocol.codec.envelope import METADATA_NAMESPACE, SUBSET_KEY
+from epp.protocol.codec.fields import field, framed, varint
+
+DESTINATION: Final = "x-gateway-destination-endpoint"
+SCORES: Final = "x-gateway-destination-endpoint-scores"
+# Gateway and picker exchange these as metadata. As headers they can only come from a client, so every answer to request headers
+# removes them, whatever their case and number. The header with the destination is overwritten.
+NEVER_PASSED: Final = (SUBSET_KEY, SERVED, SCORES)
+
+
+def _set_header(name: str, value: bytes) -> bytes:
+    """Encodes HeaderMutation.set_headers with one HeaderValueOption{header{key, raw_value}}."""
+    return field(1, field(1, field(1, name.encode()) + field(3, value)))
+
+
+_CONTENT_LENGTH: Final = field(1, b"content-length")
+_CLEAR_ROUTE_CACHE: Final = b"\x28\x01"
+
+
+@lru_cache(maxsize=64)  # the configuration determines the names
+def _remove_headers(names: tuple[str, ...]) -> bytes:
+    """Encodes HeaderMutation.remove_headers."""
+    return b"".join([field(2, name.encode()) for name in names])
+
+
+_NEVER_PASSED: Final = _remove_headers(NEVER_PASSED)
+
+
+class Destination:
+    """Writes the answer to request headers for one list of targets. Caches the bytes around its only variable part, the content length."""
+
+    __slots__ = ("_around", "_entry", "metadata", "option")
+
+    def __init__(self, addresses: str) -> None:
+        target = addresses.encode()
+        self.option = _set_header(DESTINATION, target)
+        self._entry = _entry(DESTINATION, field(3, target))  # google.protobuf.Value.string_value
+        self.metadata = _dynamic_metadata(self._entry)
+        self._around: dict[int, tuple[bytes, bytes]] = {}  # number of digits -> before, after
+
+    def answer(self, content_length: int) -> bytes:
+        """Returns the whole framed answer. A content_length of 0 sets no such header."""
+        if not content_length:
+            return self.compose(b"")
+        digits = b"%d" % content_length
+        around = self._around.get(len(digits))
+        if around is None:
+            before, _, after = self.compose(_content_length(b"#" * len(digits))).partition(b"#" * len(digits))
+            around = self._around[len(digits)] = (before, after)
+        return around[0] + digits + around[1]
+
+    def with_scores(self, scores: Mapping[str, float]) -> bytes:
+        """Returns the dynamic metadata, extended by the score of each address."""
+        numbers = b"".join([_entry(address, b"\x11" + struct.pack("<d", score)) for address, score in scores.items()])
+        return _dynamic_metadata(self._entry + _entry(SCORES, field(5, numbers)))
+
+    def compose(self, more: bytes, metadata: bytes | None = None) -> bytes:
+        """Encodes ProcessingResponse{request_headers{response{header_mutation}}, dynamic_metadata}; `more` extends the mutation."""
+        return framed(field(1, self._response(more, b"")) + (metadata or self.metadata))
+
+    def with_body(self, more: bytes, metadata: bytes | None, body: bytes | None) -> bytes:
+        """Encodes ProcessingResponse{request_body{…}} in the same way, for a gateway that buffers.
+
+        `body` replaces the body; None: unchanged.
+        """
+        changed = b"" if body is None else field(3, field(1, body))
+        return framed(field(3, self._response(more, changed)) + (metadata or self.metadata))
+
+    def _response(self, more: bytes, changed: bytes) -> bytes:
+        """Encodes CommonResponse{header_mutation, body_mutation, clear_route_cache} as field 1."""
+        options = self.option + more + _NEVER_PASSED
+        return field(1, field(2, options) + changed + _CLEAR_ROUTE_CACHE)
+
+
+def _entry(key: str, value: bytes) -> bytes:
+    """Encodes Struct.fields{key, Value}."""
+    return field(1, field(1, key.encode()) + field(2, value))
+
+
+def _dynamic_metadata(entries: bytes) -> bytes:
+    """Encodes ProcessingResponse.dynamic_metadata{METADATA_NAMESPACE: entries}."""
+    return field(8, _entry(METADATA_NAMESPACE, field(5, entries)))
+
+
+def _content_length(digits: bytes) -> bytes:
+    header = _CONTENT_LENGTH + field(3, digits)
+    return field(1, field(1, header))
+
+
+def request_headers_answer(
+    destination: Destination,
+    content_length: int,
+    extra: Mapping[str, str],
+    scores: Mapping[str, float] | None = None,
+    removed: tuple[str, ...] = (),
+) -> bytes:
+    """Returns the framed answer that routes the request. Raises ValueError for a header value that is not Latin-1."""
+    if not extra and not removed and scores is None:
+        return destination.answer(content_length)
+    more = _content_length(b"%d" % content_length) if content_length else b""
+    metadata = destination.with_scores(scores) if scores is not None else None
+    added = b"".join([_set_header(n, v.encode("latin-1")) for n, v in extra.items()])
+    return destination.compose(more + added + _remove_headers(removed), metadata)
+
+
+def buffered_answer(
+    destination: Destination,
+    body: bytes | None,
+    extra: Mapping[str, str],
+    scores: Mapping[str, float] | None = None,
+    removed: tuple[str, ...] = (),
+) -> bytes:
+    """Returns the framed answer to a buffered body that routes the request. `body` replaces the body; None: unchanged."""
+    metadata = destination.with_scores(scores) if scores is not None else None
+    added = b"".join([_set_header(n, v.encode("latin-1")) for n, v in extra.items()])
+    return destination.with_body(added + _remove_headers(removed), metadata, body)
+
+
+def response_headers_answer(set_headers: Mapping[str, str], removed: tuple[str, ...] = ()) -> bytes:
+    """Returns the framed answer to response headers that changes them. Raises ValueError for a value that is not Latin-1."""
+    mutation = b"".join([_set_header(n, v.encode("latin-1")) for n, v in set_headers.items()]) + _remove_headers(
+        removed
+    )
+    return framed(field(2, field(1, field(2, mutation))))
+
+
+RESPONSE_HEADERS_ANSWER: Final = framed(field(2, field(1, b"")))
+REQUEST_TRAILERS_ANSWER: Final = framed(field(5, b""))
+RESPONSE_TRAILERS_ANSWER: Final = framed(field(6, b""))
+
+
+def immediate_answer(status: int, headers_: Mapping[str, str], body_: bytes) -> bytes:
+    """Returns the framed ProcessingResponse{immediate_response}; the stream ends after it."""
+    mutation = b"".join(_set_header(name, value.encode("latin-1")) for name, value in headers_.items())
+    payload = field(1, b"\x08" + varint(status))
+    if mutation:
+        payload += field(2, mutation)
+    payload += field(3, body_)
+    return framed(field(7, payload))

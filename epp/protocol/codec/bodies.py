@@ -1,0 +1,155 @@
+"""Reads HttpBody (pieces of a body, which are never decoded) and writes the answers that pass them on.
+
+`HttpBody{body, end_of_stream}` has the same bytes as the `StreamedBodyResponse` that answers it. So the answer is the received slice
+after new length prefixes.
+"""
+
+import struct
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+from google.protobuf.struct_pb2 import Struct
+
+from epp.errors import ProtocolViolation
+from epp.protocol.codec.fields import field, framed, read_varint, varint, walk
+
+PIECE_BYTES_MAX: Final = 62_000  # Envoy accepts streamed body pieces of up to 64 KiB
+END_OF_STREAM: Final = b"\x10\x01"
+_REQUEST_BODY: Final = b"\x1a"
+_RESPONSE_BODY: Final = b"\x22"
+_PREFIXES_MAX: Final = 4096
+# Size -> prefix (for request bodies the key is the size's complement); cached, because answers repeat their sizes.
+_prefixes: dict[int, bytes] = {}
+
+
+def body(message: bytes, start: int, end: int) -> tuple[int, int, bool]:
+    """Returns, for an HttpBody, (where its bytes start, where they end, end_of_stream)."""
+    if start == end:
+        return start, start, False
+    try:
+        if message[start] == 0x0A:
+            length = message[start + 1]
+            at = start + 2
+            if length > 0x7F:
+                length, at = read_varint(message, start + 1)
+            stop = at + length
+            if stop == end:
+                return at, stop, False
+            if stop + 2 == end and message[stop:end] == END_OF_STREAM:
+                return at, stop, True
+        elif message[start:end] == END_OF_STREAM:
+            return start, start, True
+    except IndexError:
+        raise ProtocolViolation("malformed body: it is cut off") from None
+    return _body_slowly(message, start, end)
+
+
+def _body_slowly(message: bytes, start: int, end: int) -> tuple[int, int, bool]:
+    begin = stop = start
+    last = False
+    for tag, at, until in walk(message, start, end):
+        if tag == 0x0A:
+            begin, stop = at, until
+        elif tag == 0x10:
+            last = message[at] != 0
+    return begin, stop, last
+
+
+def _prefix(tag: bytes, size: int) -> bytes:
+    """Returns all bytes before a StreamedBodyResponse of `size` bytes, including the gRPC frame header."""
+    inner = b"\x1a" + varint(size)
+    inner = b"\x1a" + varint(len(inner) + size) + inner
+    inner = b"\x0a" + varint(len(inner) + size) + inner
+    inner = tag + varint(len(inner) + size) + inner
+    return b"\0" + struct.pack(">I", len(inner) + size) + inner
+
+
+def _remember(key: int, tag: bytes, size: int) -> bytes:
+    if len(_prefixes) >= _PREFIXES_MAX:
+        _prefixes.clear()
+    prefix = _prefixes[key] = _prefix(tag, size)
+    return prefix
+
+
+class Chunk(NamedTuple):
+    """Describes the layout of a ProcessingRequest of one size that holds only a piece of a response body, and of its answer."""
+
+    head: bytes  # tags and lengths before the piece, which fills the rest of the message
+    prefix: bytes  # what the answer has before its piece
+    start: int  # where the HttpBody starts in the message
+    begin: int  # where the piece's bytes start in the message
+
+
+_chunks: dict[int, Chunk | None] = {}
+chunk_of_size: Final = _chunks.get
+
+
+def learn_chunk(size: int) -> None:
+    """Stores the layout of whole messages of `size` bytes, because streamed answers repeat their sizes."""
+    if size in _chunks:
+        return
+    if len(_chunks) >= _PREFIXES_MAX:
+        _chunks.clear()
+    outer = _head_of(size)
+    payload = size - outer
+    inner = _head_of(payload)
+    if not outer or not inner or payload > PIECE_BYTES_MAX:
+        _chunks[size] = None
+        return
+    head = b"\x2a" + varint(payload) + b"\x0a" + varint(payload - inner)
+    _chunks[size] = Chunk(head, _prefix(_RESPONSE_BODY, payload), outer, outer + inner)
+
+
+def _head_of(size: int) -> int:
+    """Returns how many bytes tag and length take if one field fills `size` bytes; 0: no field can fill them."""
+    return next((n for n in range(2, 6) if size >= n and 1 + len(varint(size - n)) == n), 0)
+
+
+def response_body_answer(message: bytes, start: int, end: int) -> bytes:
+    """Returns the framed answer that passes on the HttpBody at start..end, of at most PIECE_BYTES_MAX bytes, without changes."""
+    size = end - start
+    prefix = _prefixes.get(size) or _remember(size, _RESPONSE_BODY, size)
+    return prefix + message[start:end]
+
+
+def request_body_answer(message: bytes, start: int, end: int) -> bytes:
+    """Does what `response_body_answer` does, for request bodies."""
+    size = end - start
+    prefix = _prefixes.get(~size) or _remember(~size, _REQUEST_BODY, size)
+    return prefix + message[start:end]
+
+
+def as_body(data: bytes, end_of_stream: bool) -> tuple[bytes, int]:
+    """Returns (an HttpBody of these bytes, encoded as a gateway encodes it; where the bytes start in it)."""
+    head = b"\x0a" + varint(len(data))
+    return head + data + (END_OF_STREAM if end_of_stream else b""), len(head)
+
+
+def body_pieces(data: bytes | memoryview, end_of_stream: bool, *, request: bool) -> bytes:
+    """Returns framed answers that send `data` in pieces of at most PIECE_BYTES_MAX. With `end_of_stream`, the last one ends the stream."""
+    tag = _REQUEST_BODY if request else _RESPONSE_BODY
+    size = len(data)
+    if not size:
+        return _prefix(tag, 2) + END_OF_STREAM if end_of_stream else _prefix(tag, 0)
+    parts: list[bytes | memoryview] = []
+    view = memoryview(data)
+    for at in range(0, size, PIECE_BYTES_MAX):
+        piece = view[at : at + PIECE_BYTES_MAX]
+        ends = end_of_stream and at + PIECE_BYTES_MAX >= size
+        head = b"\x0a" + varint(len(piece))
+        parts += (_prefix(tag, len(head) + len(piece) + (2 if ends else 0)) + head, piece)
+        if ends:
+            parts.append(END_OF_STREAM)
+    return b"".join(parts)
+
+
+def last_pieces(data: bytes | memoryview, metadata: Mapping[str, Mapping[str, object]]) -> bytes:
+    """Writes the end of a response body with dynamic metadata.
+
+    The result has the bytes, then an empty piece that ends the stream and has the metadata.
+    """
+    struct_ = Struct()
+    struct_.update(dict(metadata))  # type: ignore[arg-type]  # the stub knows no nested mappings
+    ending = field(1, field(3, field(3, END_OF_STREAM)))  # CommonResponse.body_mutation.streamed_response
+    last = framed(field(4, ending) + field(8, struct_.SerializeToString()))
+    return body_pieces(data, False, request=False) + last if len(data) else last

@@ -1,0 +1,183 @@
+"""Reads HttpHeaders: decodes names and values at the first read. One header can be found without decoding the others."""
+
+from collections.abc import Collection, Iterator, Mapping
+from typing import Final
+
+from google.protobuf.message import DecodeError
+
+from epp.errors import ProtocolViolation
+from epp.protocol.codec.fields import read_varint
+from epp.protocol.proto import ext_proc_pb2 as pb
+
+HEADERS_MAX: Final = 1000  # headers in one message; Envoy accepts 100 by default
+SURE_BYTES: Final = 2 * HEADERS_MAX  # fewer bytes cannot hold too many headers
+
+
+def headers(message: bytes, start: int, end: int) -> tuple[dict[str, str], bool]:
+    """Returns, for HttpHeaders, (names in lower case -> values as Latin-1 text, end_of_stream). The last duplicate wins.
+
+    Raises ProtocolViolation.
+    """
+    # The byte 0x0A is two of the tags of each header and may be two of its lengths. No value contains it.
+    if end - start > SURE_BYTES and message.count(b"\x0a", start, end) > 4 * HEADERS_MAX:
+        raise ProtocolViolation(f"malformed headers: more than {HEADERS_MAX}")
+    try:
+        if message[start] == 0x0A:
+            length, at = read_varint(message, start + 1)
+            stop = at + length
+            if stop == end or (stop < end and message[stop:end] == b"\x18\x01"):
+                found = _header_map(message, at, stop)
+                if found is not None:
+                    return found, stop < end
+    except IndexError:
+        pass
+    return _headers_slowly(message[start:end])
+
+
+class Headers(Mapping[str, str]):
+    """Holds a message's headers, decoded at the first read: names in lower case -> values as Latin-1 text.
+
+    `find` looks for one header without decoding the others. Malformed headers read as empty, and the first read sets `problem`,
+    which has to end the stream.
+    """
+
+    __slots__ = ("_end", "_found", "_lowered", "_message", "_start", "problem")
+
+    def __init__(self, message: bytes, start: int, end: int) -> None:
+        self._message = message
+        self._start = start
+        self._end = end
+        self._found: dict[str, str] | None = None
+        self._lowered: bytes | None = None
+        self.problem: ProtocolViolation | None = None
+
+    def find(self, needle: bytes) -> str | None:
+        """Returns the value of one header; None: there is none. `needle`: the result of `needle(name)`."""
+        message = self._message
+        key = message.find(needle, self._start, self._end)
+        if key >= 2:
+            at = key + len(needle)
+            size = message[at] if at < self._end else 0x80
+            # The length of the entry proves that this is a header: tag, length, key, tag, length, value.
+            if size < 0x80 and message[key - 2] == 0x0A and message[key - 1] == len(needle) + 1 + size:
+                return message[at + 1 : at + 1 + size].decode("latin-1")
+        return self._all().get(needle[2:-1].decode())
+
+    def mentions(self, text: bytes) -> bool:
+        """Returns whether names and values contain this text anywhere, in any case: a cheap check before an expensive one.
+
+        `text` is in lower case.
+        """
+        lowered = self._lowered
+        if lowered is None:  # made once, because it costs 0.4 us for 0.5 KB
+            lowered = self._lowered = self._message[self._start : self._end].lower()
+        return text in lowered
+
+    def _all(self) -> dict[str, str]:
+        found = self._found
+        if found is None:
+            found = self._found = self._decoded()
+        return found
+
+    def _decoded(self) -> dict[str, str]:
+        try:
+            return headers(self._message, self._start, self._end)[0]
+        except ProtocolViolation as problem:
+            self.problem = problem
+            return {}
+
+    def __getitem__(self, name: str) -> str:
+        return self._all()[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._all())
+
+    def __len__(self) -> int:
+        return len(self._all())
+
+
+class Unseen(Headers):
+    """Hides some headers, as if the client had not sent them."""
+
+    __slots__ = ("_hidden",)
+
+    def __init__(self, message: bytes, start: int, end: int, hidden: Collection[str]) -> None:
+        super().__init__(message, start, end)
+        self._hidden = hidden
+
+    def find(self, needle: bytes) -> str | None:
+        return self._all().get(needle[2:-1].decode())
+
+    def _all(self) -> dict[str, str]:
+        found = self._found
+        if found is None:
+            decoded = self._decoded()
+            found = self._found = {name: value for name, value in decoded.items() if name not in self._hidden}
+        return found
+
+
+def headers_of(values: Mapping[str, str]) -> Headers:
+    """Makes headers from names and values, encoded as a gateway encodes them. A value that is not Latin-1 is encoded as UTF-8."""
+    message = pb.HttpHeaders()
+    for name, value in values.items():
+        try:
+            raw = value.encode("latin-1")
+        except UnicodeEncodeError:
+            raw = value.encode()
+        message.headers.headers.add(key=name.lower(), raw_value=raw)
+    encoded = message.SerializeToString()
+    return Headers(encoded, 0, len(encoded))
+
+
+def needle(name: str) -> bytes:
+    """Returns the bytes before the length and value of a header in a HeaderMap: its key, and the tag of raw_value."""
+    return b"\x0a" + bytes((len(name),)) + name.encode() + b"\x1a"
+
+
+def end_of_stream(message: bytes, start: int, end: int) -> bool:
+    """Returns whether HttpHeaders announce that no body follows. Raises ProtocolViolation."""
+    if start == end or (message[start] == 0x0A and message[end - 2 : end] != b"\x18\x01"):
+        return False  # the flag, if present, stands behind the headers
+    return headers(message, start, end)[1]
+
+
+def _header_map(message: bytes, at: int, end: int) -> dict[str, str] | None:
+    """Reads a HeaderMap as Envoy writes it: each entry is a key of up to 127 bytes, then a value. None: it has another form."""
+    text = message.decode("latin-1")
+    names = message.lower().decode("latin-1")
+    found: dict[str, str] = {}
+    while at < end:
+        if message[at] != 0x0A:
+            return None
+        length = message[at + 1]
+        if length < 0x80:
+            at += 2
+        else:
+            length, at = read_varint(message, at + 1)
+        stop = at + length
+        value = at + 2 + message[at + 1]
+        if message[at] != 0x0A or message[at + 1] > 0x7F or stop > end or value > stop:
+            return None
+        if value == stop:
+            found[names[at + 2 : value]] = ""
+        else:
+            tag = message[value]
+            size = message[value + 1]
+            if size < 0x80:
+                begin = value + 2
+            else:
+                size, begin = read_varint(message, value + 1)
+            if tag not in (0x12, 0x1A) or begin + size != stop:
+                return None
+            found[names[at + 2 : value]] = text[begin:stop]
+        at = stop
+    return found
+
+
+def _headers_slowly(payload: bytes) -> tuple[dict[str, str], bool]:
+    try:
+        decoded = pb.HttpHeaders.FromString(payload)
+    except DecodeError as error:
+        raise ProtocolViolation(f"malformed headers: {error}") from None
+    pairs = {h.key.lower(): (h.raw_value or h.value.encode()).decode("latin-1") for h in decoded.headers.headers}
+    return pairs, decoded.end_of_stream

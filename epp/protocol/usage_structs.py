@@ -1,0 +1,43 @@
+"""Declares the JSON of token usage in answers. Not compiled: msgspec reads annotations at run time."""
+
+from typing import Annotated, Any, Final
+
+import msgspec
+
+# uint32, as in the gRPC APIs. Larger numbers are ignored, because their sums would overflow the words in shared memory.
+Tokens = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
+
+
+class Details(msgspec.Struct):
+    cached_tokens: Tokens | None = None
+
+
+class UsageObject(msgspec.Struct):
+    prompt_tokens: Tokens | None = None
+    completion_tokens: Tokens | None = None
+    input_tokens: Tokens | None = None
+    output_tokens: Tokens | None = None
+    prompt_tokens_details: Details | None = None
+    input_tokens_details: Details | None = None
+
+
+USAGE: Final = msgspec.json.Decoder(UsageObject, strict=False)  # numbers may come as strings
+
+
+class AnthropicUsage(msgspec.Struct):
+    input_tokens: Tokens | None = None
+    output_tokens: Tokens | None = None
+    cache_read_input_tokens: Tokens | None = None
+
+
+ANTHROPIC_USAGE: Final = msgspec.json.Decoder(AnthropicUsage, strict=False)
+
+
+class MetaInfo(msgspec.Struct):
+    finish_reason: Any = None
+    prompt_tokens: Tokens | None = None
+    completion_tokens: Tokens | None = None
+    cached_tokens: Tokens | None = None
+
+
+META_INFO: Final = msgspec.json.Decoder(MetaInfo, strict=False)

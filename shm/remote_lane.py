@@ -1,0 +1,97 @@
+"""The remote lane: what other replicas of the picker have in flight and in queues, as sums. The supervisor writes it, workers add it.
+
+    | beat | replicas | 0 ... |
+    | band 0: waiting requests | bytes | band 1 ... |
+    | requests in flight, one per slot |
+    | tokens in flight, one per slot |
+Each line of the drawing starts on its own cache line. Every cell is one 8-byte word: int64, except the beat (monotonic seconds), which
+is float64. Readers ignore the lane when its beat is older than 1 s, so when its writer has ended or hangs. It exists only with a replica
+store.
+"""
+
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from shm.layout import CACHE_LINE, WORD, aligned, layout_hash
+from shm.segment import Region
+
+FRESH_S: Final = 1.0
+BEAT: Final = 0
+REPLICAS: Final = 1
+LINE: Final = CACHE_LINE // WORD
+
+Ints = npt.NDArray[np.int64]
+
+
+class RemoteSchema:
+    """Lays out the remote lane for a number of slots and bands: the position of each word."""
+
+    def __init__(self, slots: int, bands: int) -> None:
+        if slots < 1 or bands < 1:
+            raise ValueError(f"the remote lane needs at least one slot and one band, not {slots}, {bands}")
+        self.slots, self.bands = slots, bands
+        self.requests_at = aligned((LINE + 2 * bands) * WORD) // WORD
+        self.tokens_at = aligned((self.requests_at + slots) * WORD) // WORD
+        self.bytes = aligned((self.tokens_at + slots) * WORD)
+        self.layout_hash = layout_hash("remote 1", slots, bands)
+
+    def describe(self) -> dict[str, Any]:
+        return {"kind": "remote", "slots": self.slots, "bands": self.bands}
+
+
+class RemoteLane:
+    """Reads and writes the remote lane. Only the supervisor writes."""
+
+    def __init__(self, schema: RemoteSchema, region: Region) -> None:
+        self.schema = schema
+        self.requests_at = schema.requests_at
+        self.words: memoryview = region.bytes.cast("q")
+        self.floats: memoryview[float] = region.bytes.cast("d")
+        self.requests: Ints = region.array(np.int64, schema.requests_at * WORD, schema.slots)
+        self.tokens: Ints = region.array(np.int64, schema.tokens_at * WORD, schema.slots)
+
+    def fresh(self, now: float) -> bool:
+        """Whether the lane counts at `now` (monotonic seconds)."""
+        return self.age(now) <= FRESH_S
+
+    def age(self, now: float) -> float:
+        """Seconds since the last beat."""
+        return now - self.floats[BEAT]
+
+    @property
+    def replicas(self) -> int:
+        """How many other replicas the sums include."""
+        return self.words[REPLICAS]
+
+    def set(self, slot: int, requests: int, tokens: int) -> None:
+        """Store the sum of one endpoint."""
+        self.words[self.schema.requests_at + slot] = requests
+        self.words[self.schema.tokens_at + slot] = tokens
+
+    def set_band(self, band: int, requests: int, size: int) -> None:
+        """Store what waits in one band: requests and bytes."""
+        at = LINE + 2 * band
+        self.words[at] = requests
+        self.words[at + 1] = size
+
+    def band(self, band: int) -> tuple[int, int]:
+        """Requests and bytes that wait in one band."""
+        at = LINE + 2 * band
+        return self.words[at], self.words[at + 1]
+
+    def waiting(self) -> tuple[int, int]:
+        """Requests and bytes that wait in all bands."""
+        words, end = self.words, LINE + 2 * self.schema.bands
+        return sum(words[LINE:end:2].tolist()), sum(words[LINE + 1 : end : 2].tolist())
+
+    def clear(self) -> None:
+        """Store 0 for all endpoints. Bands stay."""
+        self.requests[:] = 0
+        self.tokens[:] = 0
+
+    def beat(self, now: float, replicas: int) -> None:
+        """Record that the sums are those of `now` (monotonic seconds). `now` 0: readers ignore the sums."""
+        self.words[REPLICAS] = replicas
+        self.floats[BEAT] = now

@@ -1,0 +1,91 @@
+"""How far the reader of the model servers' event streams has come: one row per slot of the endpoint table, and its beat.
+
+    control  | beat (float64, monotonic seconds) | applying | 0 ... |             one cache line
+    row      | position | check | heard (float64, monotonic seconds) | messages | held | dropped | 0 | 0 |   one cache line per slot
+
+- `position` is one more than the number of the last message that was applied; 0: none. `check` is the CRC of its payload, by which a
+  successor recognizes a publisher that has started again.
+- `applying` is 1 while a batch of messages changes index and links. A successor that finds 1 starts from empty ones.
+- One process writes. Every value is one word, so readers need no version. The values of a row need not belong together.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from shm.layout import CACHE_LINE, WORD, aligned, layout_hash
+from shm.segment import Region
+
+BEAT, APPLYING = range(2)
+POSITION, CHECK, HEARD, MESSAGES, HELD, DROPPED = range(6)
+ROW_WORDS = CACHE_LINE // WORD
+
+
+class MarksSchema:
+    """The number of rows: the slots of the endpoint table."""
+
+    def __init__(self, slots: int) -> None:
+        self.slots = slots
+        self.bytes = aligned(CACHE_LINE * (1 + slots))
+        self.layout_hash = layout_hash("stream marks 1", slots)
+
+    def describe(self) -> dict[str, Any]:
+        return {"kind": "marks", "slots": self.slots}
+
+
+class Mark(NamedTuple):
+    """Holds one row. `heard`: when the last message came, in monotonic seconds; 0: never. `held`: blocks in all tiers."""
+
+    position: int
+    check: int
+    heard: float
+    messages: int
+    held: int
+    dropped: int
+
+
+class Marks:
+    """Reads and writes the rows. Only the reader of the event streams may call `write`, `forget`, `beat` and set `applying`."""
+
+    def __init__(self, schema: MarksSchema, region: Region) -> None:
+        self.schema = schema
+        self._words = region.words
+        self._floats: npt.NDArray[np.float64] = region.array(np.float64, 0, schema.bytes // WORD)
+
+    @property
+    def last_beat(self) -> float:
+        """Return when the reader of the event streams last beat, in monotonic seconds; 0: never."""
+        return float(self._floats[BEAT])
+
+    def beat(self, now: float) -> None:
+        self._floats[BEAT] = now
+
+    @property
+    def applying(self) -> bool:
+        return self._words[APPLYING] != 0
+
+    @applying.setter
+    def applying(self, value: bool) -> None:
+        self._words[APPLYING] = int(value)
+
+    def read(self, slot: int) -> Mark:
+        """The row of a slot."""
+        at = (1 + slot) * ROW_WORDS
+        words = self._words
+        return Mark(
+            words[at + POSITION],
+            words[at + CHECK],
+            float(self._floats[at + HEARD]),
+            words[at + MESSAGES],
+            words[at + HELD],
+            words[at + DROPPED],
+        )
+
+    def write(self, slot: int, mark: Mark) -> None:
+        """Replaces the row of a slot."""
+        at = (1 + slot) * ROW_WORDS
+        words = self._words
+        words[at + POSITION], words[at + CHECK] = mark.position, mark.check
+        self._floats[at + HEARD] = mark.heard
+        words[at + MESSAGES], words[at + HELD], words[at + DROPPED] = mark.messages, mark.held, mark.dropped

@@ -1,0 +1,419 @@
+"""The kernels in C against their references in NumPy and Python, and both against plain definitions."""
+
+import math
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from compiled import kernels
+from compiled.kernels import reference
+from epp.prefix.blocks import XXH3_SHORT_MAX, block_hashes, reference_hashes
+from shm.held_reader import HeldReader, Owners
+from shm.held_writer import HeldWriter, schemas
+from shm.lanes import Lanes, LaneSchema
+from shm.prefix_index import FAR_WAYS, NEAR_OWNERS, IndexSchema
+from shm.prefix_reader import IndexReader
+from shm.prefix_writer import IndexWriter
+from shm.seqlock import read_rows
+from tests.pair import lanes
+from tests.shm.memory import region_for
+
+native_only = pytest.mark.skipif(not kernels.NATIVE, reason="the kernels in C are not built")
+
+COUNTS = (0, 1, 2, 8, reference.FEW, reference.FEW + 1, 300, 1024)
+NUMBER = st.floats(-1e9, 1e9) | st.sampled_from([0.0, -0.0, 1.0, math.inf, -math.inf, math.nan])
+
+
+@st.composite
+def columns(draw: st.DrawFn, count: int) -> list[np.ndarray]:
+    """`count` arrays of one length: of a few drawn numbers, or long ones of repeated draws."""
+    size = draw(st.sampled_from(COUNTS))
+    arrays = []
+    for _ in range(count):
+        few = draw(st.lists(NUMBER, min_size=1, max_size=12))
+        values = np.array([random.Random(size).choice(few) if i >= len(few) else few[i] for i in range(size)])
+        arrays.append(laid_out(values.astype(np.float64), draw(st.sampled_from(LAYOUTS))))
+    return arrays
+
+
+def laid_out(values: np.ndarray, layout: str) -> np.ndarray:
+    """The same values, in another layout in memory."""
+    if layout == "strided":
+        wide = np.zeros(2 * len(values), values.dtype)
+        wide[::2] = values
+        return wide[::2]
+    if layout == "unaligned":
+        raw = bytearray(values.nbytes + 1)
+        view = np.frombuffer(raw, np.uint8)[1:].view(values.dtype)
+        view[:] = values
+        return view
+    if layout == "swapped":
+        return values.astype(values.dtype.newbyteorder())
+    if layout == "read-only":
+        copy = values.copy()
+        copy.flags.writeable = False
+        return copy
+    return values
+
+
+LAYOUTS = ("plain", "strided", "unaligned", "swapped", "read-only")
+
+
+def same(one: Callable[..., Any], other: Callable[..., Any], *arguments: Any) -> Any:
+    """What both functions return for these arguments; it must be equal to the last bit, NaN like NaN."""
+    with np.errstate(all="ignore"):
+        first, second = one(*arguments), other(*arguments)
+    np.testing.assert_array_equal(np.asarray(first), np.asarray(second))
+    return first
+
+
+# Scores
+
+
+@native_only
+@given(columns(1))
+def test_fewest_is_equal(arrays: list[np.ndarray]) -> None:
+    same(kernels.fewest, reference.fewest, *arrays)
+
+
+@native_only
+@given(columns(3), st.booleans())
+def test_waiting_is_equal(arrays: list[np.ndarray], counted: bool) -> None:
+    inflight, *more = arrays
+    if counted:
+        inflight = np.nan_to_num(inflight, posinf=9, neginf=-9).astype(np.int64)
+    same(kernels.waiting, reference.waiting, inflight, *more)
+
+
+@native_only
+@given(columns(2), st.sampled_from([0.0, 1.0, -2.5, 1e300, math.nan]))
+def test_add_scaled_is_equal(arrays: list[np.ndarray], weight: float) -> None:
+    totals, scores = arrays
+    if not totals.flags.writeable:
+        with pytest.raises(ValueError, match=r"read-?only|writeable"):
+            kernels.add_scaled(totals, scores, weight)
+        return
+    expected = totals.copy()
+    with np.errstate(all="ignore"):
+        reference.add_scaled(expected, scores, weight)
+        kernels.add_scaled(totals, scores, weight)
+    np.testing.assert_array_equal(totals, expected)
+
+
+@pytest.mark.parametrize("scores", [np.array([1, 2]), np.array([True, False]), np.ones(2, np.float32), np.array([3.0])])
+def test_add_scaled_takes_other_numbers_and_one_score_for_all(scores: np.ndarray) -> None:
+    totals = np.array([10.0, 20.0])
+    kernels.add_scaled(totals, scores, 2.0)
+    assert totals.tolist() == (np.array([10.0, 20.0]) + 2.0 * scores).tolist()
+
+
+def test_add_scaled_refuses_scores_of_another_length() -> None:
+    with pytest.raises(ValueError, match=r"differ in length|broadcast"):
+        kernels.add_scaled(np.zeros(3), np.zeros(2), 1.0)
+
+
+@native_only
+@given(columns(1), st.integers(1, 10_000))
+def test_share_is_equal(arrays: list[np.ndarray], total: int) -> None:
+    same(kernels.share, reference.share, *arrays, total)
+
+
+@native_only
+@given(columns(2), st.booleans(), st.integers(0, 1 << 40), st.sampled_from([1.0, 49.0, 4096.0, 262144.0]))
+def test_token_load_is_equal(arrays: list[np.ndarray], known: bool, tokens: int, threshold: float) -> None:
+    ahead, held = arrays
+    same(kernels.token_load, reference.token_load, ahead, tokens, held if known else None, 64.0, threshold)
+
+
+@native_only
+@given(columns(1))
+def test_highest_is_equal(arrays: list[np.ndarray]) -> None:
+    same(kernels.highest, reference.highest, *arrays)
+
+
+@pytest.mark.parametrize("count", [3, reference.FEW + 3])
+def test_nan_is_never_the_highest_unless_all_are(count: int) -> None:
+    totals = np.full(count, math.nan)
+    assert kernels.highest(totals) == list(range(count))
+    totals[1] = -math.inf
+    assert kernels.highest(totals) == [1]
+    totals[[0, 2]] = 5.0
+    assert kernels.highest(totals) == [0, 2]
+
+
+def test_nothing_has_no_scores_and_no_highest() -> None:
+    nothing = np.empty(0)
+    assert kernels.highest(nothing) == []
+    for scores in (kernels.fewest(nothing), kernels.waiting(nothing, nothing, nothing), kernels.share(nothing, 3)):
+        assert scores.shape == (0,)
+
+
+@native_only
+@given(
+    st.dictionaries(st.integers(0, 40), st.integers(0, 9999)), st.dictionaries(st.integers(0, 40), st.integers(0, 7))
+)
+def test_by_row_is_equal(depths: dict[int, int], row_of: dict[int, int]) -> None:
+    same(kernels.by_row, reference.by_row, depths, row_of, 8)
+
+
+def test_a_row_outside_the_array_is_refused() -> None:
+    for row in (8, 1 << 40):
+        with pytest.raises(IndexError):
+            kernels.by_row({1: 1}, {1: row}, 8)
+
+
+# Hashes
+
+
+@native_only
+@given(
+    st.integers(0, 9000),
+    st.sampled_from([241, 256, 300, 1024, 1025, 4096]),
+    st.integers(0, 2**64 - 1),
+    st.integers(0, 2**64 - 1),
+)
+@example(256 * 64, 256, 1, 0)
+@example(256 * 65, 256, 1, 2**64 - 1)
+@example(256 * 1600 + 1, 256, 2**64 - 1, 1)
+def test_a_chain_is_equal(size: int, block_bytes: int, start: int, secret: int) -> None:
+    prompt = random.Random(size).randbytes(size)
+    same(block_hashes, reference_hashes, prompt, block_bytes, start, secret)
+
+
+@native_only
+def test_the_kernel_refuses_blocks_that_xxh3_hashes_in_another_way() -> None:
+    with pytest.raises(ValueError, match=f"more than {XXH3_SHORT_MAX} bytes"):
+        kernels.chain(b"x" * 1000, XXH3_SHORT_MAX, 0, 0, 0)
+
+
+# Lanes, rows and histograms
+
+
+@native_only
+@given(st.lists(st.booleans(), min_size=1, max_size=5), st.integers(0, 16))
+def test_sums_over_lanes_count_the_lanes_that_serve(serving: list[bool], slots: int) -> None:
+    every = lanes(16, workers=len(serving))
+    expected = np.zeros(slots, np.int64)
+    for index, serves in enumerate(serving, start=1):
+        every.set_serving(index, serves)
+        words = every.lane(index).inflight
+        for slot in range(16):
+            words[slot] = index * 100 + slot
+        if serves:
+            expected += index * 100 + np.arange(slots)
+    assert every.inflight(slots).tolist() == expected.tolist()
+
+
+@native_only
+def test_words_outside_the_lanes_are_refused() -> None:
+    words, serving = np.zeros((2, 16), np.int64), np.ones(2, np.int64)
+    for at, slots in ((10, 7), (-1, 2), (0, -1), (1 << 62, 1 << 62)):
+        with pytest.raises(ValueError, match="outside"):
+            kernels.lane_sums(words, serving, at, slots)
+
+
+@native_only
+@given(st.integers(1, 9), st.integers(0, 6), st.randoms(use_true_random=False))
+def test_rows_and_whether_they_are_torn_are_equal(width: int, count: int, rng: random.Random) -> None:
+    rows = np.array([[rng.randrange(4) for _ in range(width)] for _ in range(count)], np.uint64).reshape(count, width)
+    for array in (rows, rows.copy()):
+        array.flags.writeable = array is rows
+        for one, other in zip(kernels.read_rows(array), read_rows(array), strict=True):
+            assert (one != 0).tolist() == (other != 0).tolist()
+    np.testing.assert_array_equal(kernels.read_rows(rows)[0], rows)
+
+
+@given(NUMBER, st.sampled_from([(1.0,), (0.0, 1.0, 2.5), tuple(float(i) for i in range(40))]))
+def test_a_value_counts_in_the_first_bucket_whose_bound_is_not_below_it(
+    value: float, bounds: tuple[float, ...]
+) -> None:
+    schema = LaneSchema(1, (), (), (("before", (1.0,)), ("values", bounds), ("after", (1.0,))), lanes=1)
+    lane = OneLane(schema)
+    lane.observe(1, value)
+    expected = next((place for place, bound in enumerate(bounds) if not bound < value), len(bounds))
+    counts, total = lane.histograms()["values"]
+    assert [place for place, n in enumerate(counts) if n] == [expected]
+    np.testing.assert_array_equal(total, value + 0.0)
+    assert sum(map(sum, (lane.histograms()[name][0] for name in ("before", "after")))) == 0
+
+
+class OneLane:
+    """One lane and its reader."""
+
+    def __init__(self, schema: LaneSchema) -> None:
+        self._lanes = Lanes(schema, region_for(schema))
+        self.observe = self._lanes.lane(0).observe
+        self.histograms = self._lanes.histograms
+
+
+@native_only
+def test_a_histogram_outside_its_lane_is_refused() -> None:
+    for at in (-1, 8, 1 << 62):
+        with pytest.raises(ValueError, match="outside its lane"):
+            kernels.observe(np.zeros(10, np.int64), np.array([1.0]), at, 1.0)
+
+
+# The index
+
+
+class Index:
+    def __init__(self, entries: int = FAR_WAYS) -> None:
+        schema = IndexSchema(entries)
+        region = region_for(schema)
+        self.writer, self.reader = IndexWriter(schema, region), IndexReader(schema, region)
+        self.owners = [self.writer.new_owner() for _ in range(2 * NEAR_OWNERS)]
+
+
+STEPS = st.lists(
+    st.tuples(st.integers(0, 5), st.integers(1, 130), st.integers(0, 2 * NEAR_OWNERS - 1), st.integers(0, 2**32 + 5)),
+    max_size=12,
+)
+
+
+@native_only
+@given(STEPS, st.integers(0, 5), st.integers(0, 130))
+def test_an_index_made_by_the_kernel_says_the_same_as_one_made_in_rounds(
+    steps: list[tuple[int, int, int, int]], asked: int, count: int
+) -> None:
+    one, other = Index(40_000), Index(40_000)
+    chains = [np.random.default_rng(seed).integers(1 << 16, 2**64, 130, dtype=np.uint64) for seed in range(6)]
+    for seed, length, owner, age in steps:
+        one.writer.insert(chains[seed][:length], one.owners[owner], age)
+        other.writer.reference_insert(chains[seed][:length], other.owners[owner], age)
+    assert one.writer.size() == other.writer.size()
+    assert [one.writer.held(o) for o in one.owners] == [other.writer.held(o) for o in other.owners]
+    assert one.writer.freed() == other.writer.freed()
+    found = one.reader.match(chains[asked][:count])
+    assert found == other.reader.match(chains[asked][:count]) == one.reader.reference_match(chains[asked][:count])
+
+
+@native_only
+@given(STEPS, st.lists(st.tuples(st.integers(0, 5), st.integers(0, 129), st.integers(1, 40)), max_size=4))
+def test_where_blocks_are_missing_the_kernel_finds_what_a_look_at_every_block_finds(
+    steps: list[tuple[int, int, int, int]], gaps: list[tuple[int, int, int]]
+) -> None:
+    index = Index(40_000)
+    chains = [np.random.default_rng(seed).integers(1 << 16, 2**64, 130, dtype=np.uint64) for seed in range(6)]
+    held: dict[tuple[int, int], set[int]] = {}
+    for seed, length, owner, age in steps:
+        index.writer.insert(chains[seed][:length], index.owners[owner], age)
+        held.setdefault((seed, index.owners[owner]), set()).update(range(length))
+    for seed, first, length in gaps:
+        for (chain, owner), blocks in held.items():
+            if chain == seed:
+                index.writer.forget(chains[seed][first : first + length], owner)
+                blocks.difference_update(range(first, first + length))
+    for seed, hashes in enumerate(chains):
+        exact = {o: max(b) + 1 for (chain, o), b in held.items() if chain == seed and b and max(b) < 64}
+        found = index.reader.match(hashes[:64])
+        assert {o: d for o, d in found.items() if o in exact} == exact
+        for owner, depth in index.reader.reference_match(hashes[:64]).items():
+            assert found[owner] >= depth
+
+
+@native_only
+@given(STEPS, STEPS, st.booleans(), st.none() | st.integers(0, 2**32 + 5))
+def test_the_kernel_forgets_what_the_reference_forgets(
+    steps: list[tuple[int, int, int, int]], forgotten: list[tuple[int, int, int, int]], each: bool, before: int | None
+) -> None:
+    one, other = Index(40_000), Index(40_000)
+    chains = [np.random.default_rng(seed).integers(1 << 16, 2**64, 130, dtype=np.uint64) for seed in range(6)]
+    for seed, length, owner, age in steps:
+        for index in (one, other):
+            index.writer.insert(chains[seed][:length], index.owners[owner], age)
+    for seed, length, owner, _ in forgotten:
+        hashes = chains[seed][:length]
+        owners = np.full(length, one.owners[owner], np.uint16) if each else one.owners[owner]
+        one.writer.forget(hashes, owners, before)
+        other.writer.reference_forget(hashes, owners, before)
+        assert one.writer.copy(0, one.writer.schema.buckets) == other.writer.copy(0, one.writer.schema.buckets)
+        assert (one.writer.size(), one.writer.freed()) == (other.writer.size(), other.writer.freed())
+        assert [one.writer.held(o) for o in one.owners] == [other.writer.held(o) for o in other.owners]
+
+
+@native_only
+@pytest.mark.parametrize("load", [0.57, 0.9, 1.5, 4.0])
+def test_an_index_that_is_filled_entry_by_entry_loses_no_more_than_one_filled_in_rounds(load: float) -> None:
+    entries = 8_000
+    rng = np.random.default_rng(int(load * 100))
+    prompts = [rng.integers(1 << 16, 2**64, 40, dtype=np.uint64) for _ in range(int(load * entries / 40))]
+    kept = {}
+    for way in ("insert", "reference_insert"):
+        index = Index(entries)
+        for age, hashes in enumerate(prompts):
+            getattr(index.writer, way)(hashes, index.owners[age % 8], age)
+        recent = prompts[-int(0.5 * entries / 40) :]
+        kept[way] = sum(sum(index.reader.match(block[None]) != {} for block in hashes) for hashes in recent)
+        evicted = index.writer.evictions
+        assert index.writer.size() + evicted == 40 * len(prompts), "every block has its entry or evicted another"
+        kept[way, "evictions"] = evicted
+    assert kept["insert"] >= 0.995 * kept["reference_insert"]
+    assert kept["insert", "evictions"] <= 1.02 * kept["reference_insert", "evictions"] + 8
+
+
+@native_only
+def test_the_arrays_of_another_index_are_refused() -> None:
+    entries, ages = np.zeros((32, 8), np.uint64), np.zeros((32, 8), np.uint32)
+    states, held, hashes = np.ones(1 << 16, np.uint8), np.zeros(1 << 16, np.int64), np.full(3, 1 << 20, np.uint64)
+    good = (entries, ages, states, held, hashes, 2, 1, NEAR_OWNERS, False, False)
+    assert kernels.insert(*good)[:4] == (1, 0, 0, 0)
+    for place, bad in enumerate((entries[:31], ages[:31], states[:9], held[:9])):
+        with pytest.raises(ValueError, match=r"not those of one index"):
+            kernels.insert(*good[:place], bad, *good[place + 1 :])
+    for place, bad in enumerate((entries[::2], ages.astype(np.int64), states.tolist(), held.astype(np.int32))):
+        with pytest.raises(TypeError, match="contiguous"):
+            kernels.insert(*good[:place], bad, *good[place + 1 :])
+    with pytest.raises(ValueError, match="differ in length"):
+        kernels.insert(*good[:5], np.zeros(2, np.uint16), *good[6:])
+    with pytest.raises(ValueError, match="differ in length"):
+        kernels.forget(entries, ages, held, hashes, np.zeros(2, np.uint16), None)
+    with pytest.raises(ValueError, match="not those of one index"):
+        kernels.forget(entries, ages[:31], held, hashes, 2, None)
+    with pytest.raises(TypeError, match="takes 10 arguments, not 2"):
+        kernels.insert(entries, ages)
+    for table in (np.zeros((31, 8), np.uint64), np.zeros((32, 7), np.uint64)):
+        with pytest.raises(ValueError, match="at least 32 buckets of 8"):
+            kernels.match(table, hashes)
+
+
+# Held blocks
+
+
+@native_only
+@given(
+    st.integers(0, 3_000), st.lists(st.tuples(st.integers(0, 2_999), st.integers(0, 70)), max_size=20), st.booleans()
+)
+def test_held_is_equal(count: int, gaps: list[tuple[int, int]], weighted: bool) -> None:
+    index, links = schemas(1 << 14)
+    memory, linked = region_for(index), region_for(links)
+    writer, reader = HeldWriter(index, memory, links, linked), HeldReader(index, memory)
+    rng = np.random.default_rng(count)
+    keys = rng.integers(1, 2**63, count, dtype=np.uint64) << np.uint64(1) & np.uint64(~(1 << 16) & (2**64 - 1))
+    rows = 70 if count < 200 else 3  # many holders of one block need far buckets
+    owners = Owners(rows)
+    for row in range(rows):
+        owner = writer.new_owner()
+        owners.add(owner, row, (1000, 800, 300)[row % 3] if weighted else 1000)
+        missing = {block for block, gap in gaps if gap % rows == row}
+        writer.insert(keys[[block for block in range(count) if block not in missing]], owner, 1)
+    assert reader.held(keys, owners) == reader.reference_held(keys, owners)
+
+
+@native_only
+def test_held_refuses_arrays_that_are_not_an_index() -> None:
+    table = np.zeros((64, 8), dtype=np.uint64)
+    row_of, weight_of = np.zeros(1 << 16, dtype=np.int64), np.zeros(1 << 16, dtype=np.int32)
+    hashes = np.ones(3, dtype=np.uint64)
+    assert kernels.held(table, hashes, row_of, weight_of, 2) == ([0, 0], [0, 0])
+    for bad in ((table[:8], row_of, weight_of, 2), (table, row_of[:5], weight_of, 2), (table, row_of, weight_of, -2)):
+        with pytest.raises(ValueError, match="not those of one index"):
+            kernels.held(bad[0], hashes, *bad[1:])
+    with pytest.raises(TypeError, match="contiguous"):
+        kernels.held(table, hashes, weight_of, weight_of, 2)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="takes 5 arguments, not 1"):
+        kernels.held(table)  # type: ignore[call-arg]

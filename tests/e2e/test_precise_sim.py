@@ -1,0 +1,71 @@
+"""The picker's index equals what simulated servers of every dialect hold, also after faults, and requests go where their prompt is."""
+
+from tests.e2e.cluster import Cluster, eventually
+from tests.e2e.precise_world import SimWorld
+
+DIALECTS = "vllm,vllm-map,sglang,sglang-map"
+
+
+def text(seed: int) -> str:
+    return f"conversation {seed:03} " * 60
+
+
+def test_servers_of_every_dialect_are_followed_exactly(cluster: Cluster) -> None:
+    world = SimWorld(cluster, 4, "--kv-dialect", DIALECTS, "--kv-old-replay", "--kv-first", "1")
+    before = [world.chat(text(seed)).server for seed in range(16)]
+    assert len(set(before)) == 4
+    assert eventually(lambda: world.held() == world.cached())
+    assert eventually(world.all_precise)
+    answers = [world.chat(text(seed), "and more") for seed in range(16)]
+    assert [answer.server for answer in answers] == before
+    assert min(answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"] for answer in answers) > 250
+    assert eventually(lambda: world.held() == world.cached())
+    seen = world.top()
+    assert [endpoint["not_precise"] for endpoint in seen] == [""] * 4
+    assert [endpoint["held_blocks"] for endpoint in seen] == world.cached()
+    counter = world.picker.counter
+    assert counter("kv_cache_index_lookup_requests_total") >= 16
+    assert counter("kv_cache_index_lookup_hits_total") >= 16 * 16
+
+
+def test_evicted_blocks_are_not_matched(cluster: Cluster) -> None:
+    world = SimWorld(cluster, 2, "--kv-blocks", "64", "--cpu-blocks", "40")
+    for seed in range(24):
+        assert world.chat(text(seed)).status == 200
+    assert eventually(world.all_precise)
+    counters = world.picker.counter
+    assert eventually(lambda: counters("kv_cache_index_evictions_total") > 100)
+    assert counters("kv_cache_events_removals_skipped_total") == 0
+    assert counters("kv_cache_events_stores_skipped_total") == 0
+
+
+def test_faults_of_a_publisher_cost_precision_for_a_while_and_no_request(cluster: Cluster) -> None:
+    world = SimWorld(cluster, 2)
+    for seed in range(6):
+        world.chat(text(seed))
+    assert eventually(world.all_precise)
+    for kind in ("kv-lost", "kv-jump", "kv-garbage"):
+        for server in range(2):
+            world.fault(server, kind)
+        assert {world.chat(f"{kind} {text(seed)}").status for seed in range(6)} == {200}
+        for server in range(2):
+            world.fault(server, "none")
+    assert {world.chat(f"again {text(seed)}").status for seed in range(6)} == {200}
+    assert eventually(world.all_precise)
+    counter = world.picker.counter
+    assert eventually(lambda: counter("kv_cache_events_gaps_total") > 0)
+    assert eventually(lambda: counter("kv_cache_events_malformed_total") > 0)
+
+
+def test_a_server_that_starts_again_holds_nothing(cluster: Cluster) -> None:
+    world = SimWorld(cluster, 2)
+    for seed in range(8):
+        world.chat(text(seed))
+    assert eventually(lambda: world.all_precise() and world.held() == world.cached())
+    world.fault(1, "vanish")
+    assert eventually(lambda: world.precise() == [True, False])
+    world.fault(1, "none")
+    assert eventually(lambda: world.cached()[1] == 0 and world.held()[1] == 0)
+    for seed in range(8):
+        assert world.chat(f"after {text(seed)}").status == 200
+    assert eventually(lambda: world.all_precise() and world.held() == world.cached())

@@ -1,0 +1,1 @@
+"""The dated list of what the reference picker offers, its page, and what the code has of it."""

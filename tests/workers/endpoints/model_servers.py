@@ -1,0 +1,98 @@
+"""Real servers on loopback that answer scrapes as a test wants."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
+
+import uvloop
+
+from tests.workers.endpoints.scraping import Seen, reader
+from workers.endpoints.http_client import Dialer
+from workers.endpoints.scrape import Scraper
+
+Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+def run(test: Coroutine[Any, Any, None]) -> None:
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(asyncio.wait_for(test, 20))
+
+
+async def until(condition: Callable[[], bool], what: str) -> None:
+    for _ in range(1000):
+        if condition():
+            return
+        await asyncio.sleep(0.005)
+    raise AssertionError(f"not within 5 s: {what}")
+
+
+def serving(*pieces: bytes, then: str = "keep", pause_s: float = 0.0) -> Serve:
+    """A server that answers every request with these pieces."""
+
+    async def serve(incoming: asyncio.StreamReader, out: asyncio.StreamWriter) -> None:
+        try:
+            while await incoming.readuntil(b"\r\n\r\n"):
+                for piece in pieces:
+                    out.write(piece)
+                    await asyncio.sleep(pause_s)
+                if then == "close":
+                    break
+                if then == "hang":
+                    await asyncio.sleep(3600)
+                while then == "flood":
+                    out.write(b"x" * 65536)
+                    await out.drain()
+        except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
+            pass
+        finally:
+            out.close()
+
+    return serve
+
+
+class Servers:
+    """Servers on free ports, and a scraper for all of them."""
+
+    def __init__(self) -> None:
+        self.seen = Seen()
+        self.servers: list[asyncio.Server] = []
+        self.tasks: set[asyncio.Task[Any]] = set()
+        loop = asyncio.get_running_loop()
+        self.scraper = Scraper(
+            loop,
+            interval_s=0.05,
+            connect=Dialer(loop).dial,
+            inflight=lambda slot: 0,
+            sink=self.seen,
+        )
+        self.scraper.start()
+
+    async def add(self, tag: str, serve: Serve) -> asyncio.Server:
+        async def tracked(incoming: asyncio.StreamReader, out: asyncio.StreamWriter) -> None:
+            task = asyncio.current_task()
+            assert task is not None
+            self.tasks.add(task)
+            await serve(incoming, out)
+
+        server = await asyncio.start_server(tracked, "127.0.0.1", 0)
+        self.servers.append(server)
+        self.scraper.add(tag, 0, server.sockets[0].getsockname()[:2], reader())
+        return server
+
+    def good(self, tag: str) -> int:
+        return sum(entry[0] == tag for entry in self.seen.good)
+
+    def causes(self, tag: str) -> set[str]:
+        return {cause for name, cause, _ in self.seen.bad if name == tag}
+
+    async def close(self) -> None:
+        self.scraper.close()
+        for server in self.servers:
+            server.close()
+        for task in self.tasks:
+            task.cancel()
+        await asyncio.gather(*self.tasks, return_exceptions=True)
+        await asyncio.sleep(0.02)
+        assert asyncio.all_tasks() == {asyncio.current_task()} | {
+            task for task in asyncio.all_tasks() if "wait_for" in repr(task)
+        }

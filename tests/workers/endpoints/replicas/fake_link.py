@@ -1,0 +1,52 @@
+"""A link to a store of one test, without a network: it keeps what is published, and hears what the test says."""
+
+import asyncio
+from typing import Any
+
+from workers.endpoints.replicas.store import Names, StoreError
+
+
+class FakeLink:
+    """`refusing`: why the store refuses a count of the epoch and a secret, if it does. `echoes`: whether own messages come back."""
+
+    def __init__(self, *, refusing: str = "", echoes: bool = True) -> None:
+        self.names = Names("p", cluster=False)
+        self.refusing, self.echoes = refusing, echoes
+        self.published: list[tuple[str, bytes]] = []
+        self.heard_next: asyncio.Queue[Any] = asyncio.Queue()
+        self.numbers: list[int] = []
+
+    async def epoch(self, least: int) -> int:
+        self.numbers.append(least)
+        if self.refusing:
+            raise StoreError(self.refusing, "refused by the test")
+        return max(1, least)
+
+    async def agree(self, offered: bytes) -> bytes:
+        if self.refusing:
+            raise StoreError(self.refusing, "refused by the test")
+        return offered
+
+    async def publish(self, channel: str, data: bytes) -> None:
+        self.published.append((channel, data))
+        if self.echoes:
+            self.heard_next.put_nowait((channel, data))
+
+    async def heard(self) -> tuple[str, bytes]:
+        said = await self.heard_next.get()
+        if isinstance(said, Exception):
+            raise said
+        return said  # type: ignore[no-any-return]
+
+    async def close(self) -> None:
+        pass
+
+
+def links(*made: FakeLink) -> Any:
+    """Returns an `open_link` that gives these, one after the other, and the last one again."""
+    left = list(made)
+
+    async def open_link(_: str) -> FakeLink:
+        return left.pop(0) if len(left) > 1 else left[0]
+
+    return open_link

@@ -1,0 +1,270 @@
+"""Several replicas in one process, and a real store."""
+
+import asyncio
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import uvloop
+
+from tests.redis_server import RedisServer, needs_redis
+from tests.workers.endpoints.replicas.live import HASHES, Replica, becomes, running
+from tests.workers.endpoints.replicas.messages import message
+from workers.endpoints.replicas.address import secret_of
+from workers.endpoints.replicas.taught import BACKLOG_BYTES, Taught
+from workers.endpoints.replicas.wire import Blocks
+
+pytestmark = needs_redis
+X, Y = "10.0.0.1:8000", "10.0.0.2:8000"
+
+
+def run(test: Coroutine[Any, Any, None]) -> None:
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(test)
+
+
+def pair(url: str) -> tuple[Replica, Replica]:
+    return Replica(url, "a", {X: 0, Y: 1}), Replica(url, "b", {Y: 2, X: 5})
+
+
+def test_load_in_flight_is_visible_to_others_and_ends_there_too(tmp_path: Path) -> None:
+    async def test(server: RedisServer) -> None:
+        a, b = pair(server.unix_url)
+        async with running(a, b):
+            a.serve(X, 3, 300)
+            b.serve(Y, 1, 10)
+            await becomes(lambda: b.of_others(X) == (3, 300) and a.of_others(Y) == (1, 10))
+            assert (a.of_others(X), b.of_others(Y)) == ((0, 0), (0, 0))
+            a.serve(X, 0)
+            await becomes(lambda: b.of_others(X) == (0, 0))
+
+    with RedisServer(tmp_path) as server:
+        run(test(server))
+
+
+def test_an_endpoint_that_is_found_later_has_the_load_of_others_at_once(tmp_path: Path) -> None:
+    async def test(server: RedisServer) -> None:
+        a, b = pair(server.unix_url)
+        b.know(Y)
+        async with running(a, b):
+            a.serve(X, 3)
+            a.serve(Y, 1)
+            await becomes(lambda: b.of_others(Y) == (1, 0))
+            b.know(X, Y)
+            await becomes(lambda: b.of_others(X) == (3, 0))
+            b.know(X)
+            await becomes(lambda: b.of_others(Y) == (0, 0))
+
+    with RedisServer(tmp_path) as server:
+        run(test(server))
+
+
+def test_a_replica_that_ends_stops_counting(tmp_path: Path) -> None:
+    async def test(server: RedisServer) -> None:
+        a, b = pair(server.unix_url)
+        async with running(b):
+            async with running(a):
+                a.serve(X, 3)
+                await becomes(lambda: b.of_others(X) == (3, 0))
+            await becomes(lambda: b.of_others(X) == (0, 0))
+            assert b.remote.replicas == 0
+
+    with RedisServer(tmp_path) as server:
+        run(test(server))
+
+
+def test_without_the_store_each_goes_on_alone_and_recovers_when_it_is_back(tmp_path: Path) -> None:
+    async def test(server: RedisServer) -> None:
+        a, b = pair(server.unix_url)
+        async with running(a, b):
+            a.serve(X, 3)
+            await becomes(lambda: b.of_others(X) == (3, 0))
+            server.kill()
+            await becomes(lambda: b.of_others(X) == (0, 0))
+            assert not b.exchange.connected
+            server.start()
+            await becomes(lambda: b.of_others(X) == (3, 0))
+            assert len(b.reports) == 1, b.reports
+            assert b.exchange.failures["unreachable"] >= 1
+
+    with RedisServer(tmp_path) as server:
+        run(test(server))
+
+
+def test_a_store_that_hangs_is_given_up_and_used_again(tmp_path: Path) -> None:
+    async def test(server: RedisServer) -> None:
+        a, b = pair(server.unix_url)
+        async with running(a, b):
+            a.serve(X, 3)
+            await becomes(lambda: b.of_others(X) == (3, 0))
+            server.pause()
+            await becomes(lambda: b.of_others(X) == (0, 0))
+            a.serve(X, 4)
+            server.resume()
+            await becomes(lambda: b.of_others(X) == (4, 0))
+
+    with RedisServer(tmp_path) as server:
+        run(test(server))
+
+
+def test_a_full_store_still_passes_messages_on(tmp_path: Path) -> None:
+    async def test(server: RedisServer) -> None:
+        a, b = pair(server.unix_url)
+        async with running(a, b):
+            a.serve(X, 3)
+            await becomes(lambda: b.of_others(X) == (3, 0))
+            assert a.exchange.failures["full"] == 1
+
+    with RedisServer(tmp_path, "maxmemory 1kb", "maxmemory-policy noeviction") as server:
+        run(test(server))
+
+
+def test_what_one_replica_teaches_its_index_the_others_learn(tmp_path: Path) -> None:
+    async def test(server: RedisServer) -> None:
+        a, b = pair(server.unix_url)
+        async with running(a, b):
+            await becomes(lambda: a.exchange.others.live and b.exchange.others.live)
+            a.teach(X)
+            await becomes(lambda: b.holds(X) == a.holds(X) > 0)
+            assert b.holds(Y) == 0
+            before = b.holds(X)
+            a.taught.forget(HASHES[:3], a.owners[X])
+            await becomes(lambda: b.holds(X) == a.holds(X) < before)
+
+    with RedisServer(tmp_path) as server:
+        run(test(server))
+
+
+def test_blocks_under_another_secret_are_not_learned(tmp_path: Path) -> None:
+    async def test(server: RedisServer) -> None:
+        a, _ = pair(server.unix_url)
+        b = Replica(server.unix_url, "b", {Y: 2, X: 5}, secret=2)
+        async with running(a, b):
+            await becomes(lambda: a.exchange.others.live and b.exchange.others.live)
+            a.teach(X)
+            await becomes(lambda: b.exchange.foreign_blocks == 1)
+            assert b.holds(X) == 0
+            assert "different secrets" in b.reports[0]
+
+    with RedisServer(tmp_path) as server:
+        run(test(server))
+
+
+def test_a_store_that_comes_back_empty_gets_the_secret_of_block_hashes_again(tmp_path: Path) -> None:
+    async def test(server: RedisServer) -> None:
+        a = Replica(server.unix_url, "a", {X: 0}, secret=7)
+        async with running(a):
+            await becomes(lambda: secret_of(7) in server.command("GET", "p:1:secret"))
+            server.kill()
+            server.start()
+            await becomes(lambda: secret_of(7) in server.command("GET", "p:1:secret"))
+
+    with RedisServer(tmp_path) as server:
+        run(test(server))
+
+
+@pytest.mark.parametrize(("held", "why"), [(secret_of(8), "different secrets"), (b"other", "no secret")])
+def test_a_replica_reports_a_store_with_another_secret_and_leaves_it(tmp_path: Path, held: bytes, why: str) -> None:
+    async def test(server: RedisServer) -> None:
+        server.command("SET", "p:1:secret", held)
+        a = Replica(server.unix_url, "a", {X: 0}, secret=7)
+        async with running(a):
+            await becomes(lambda: a.reports)
+            assert why in a.reports[0]
+            await becomes(lambda: a.exchange.connected)
+            assert held in server.command("GET", "p:1:secret")
+
+    with RedisServer(tmp_path) as server:
+        run(test(server))
+
+
+def test_the_earlier_of_two_replicas_with_one_name_reports_it_and_is_silent(tmp_path: Path) -> None:
+    async def test(server: RedisServer) -> None:
+        first, second = Replica(server.unix_url, "a", {X: 0}), Replica(server.unix_url, "a", {X: 0})
+        third = Replica(server.unix_url, "c", {X: 0})
+        async with running(first, third):
+            first.serve(X, 1)
+            await becomes(lambda: third.of_others(X) == (1, 0))
+            second.serve(X, 5)
+            async with running(second):
+                await becomes(lambda: third.of_others(X) == (5, 0))
+                await becomes(lambda: first.reports)
+                assert "started later: this one is silent" in first.reports[0]
+            await becomes(lambda: third.of_others(X) == (1, 0))
+
+    with RedisServer(tmp_path) as server:
+        run(test(server))
+
+
+def test_a_store_that_lies_leaves_the_picker_running(tmp_path: Path) -> None:
+    async def test(server: RedisServer) -> None:
+        a, b = pair(server.unix_url)
+        async with running(a, b):
+            await becomes(lambda: b.exchange.others.live)
+            lies = [
+                b"",
+                b"\xff" * 100,
+                b"\x91\x02",
+                b"x" * ((1 << 20) + 1),
+                message("a", 1 << 60),
+                message("z", 1, {1: (-1, 5)}),
+            ]
+            for lie in lies:
+                await asyncio.to_thread(server.command, "PUBLISH", "p:1:all", lie)
+            a.serve(X, 2)
+            await becomes(lambda: b.of_others(X) == (2, 0))
+            assert {"malformed", "form", "long"} <= b.exchange.others.refused.keys()
+
+    with RedisServer(tmp_path) as server:
+        run(test(server))
+
+
+def test_updates_that_nobody_takes_are_bounded_and_the_oldest_are_dropped() -> None:
+    a = Replica("unix:///none", "a", {X: 0})
+    a.exchange.parts.places.refresh()
+    many = np.arange(1, BACKLOG_BYTES // 8, dtype=np.uint64)
+    for _ in range(3):
+        a.taught.insert(many, np.full(len(many), a.owners[X], np.uint16), 1)
+    taken: list[Blocks] = []
+    while part := a.taught.take():
+        taken += part
+    assert sum(len(update.hashes) for update in taken) <= BACKLOG_BYTES
+    assert a.taught.dropped > 0
+    assert taken[-1].hashes == many[-(len(taken[-1].hashes) // 8) :].tobytes()
+    assert isinstance(a.taught, Taught)
+
+
+def test_a_joining_replica_gets_a_copy_of_the_index(tmp_path: Path) -> None:
+    async def test(server: RedisServer) -> None:
+        a, b = pair(server.unix_url)
+        c = Replica(server.unix_url, "c", {X: 3, Y: 4})
+        a.exchange._wants = b.exchange._wants = False  # both have run for long
+        async with running(a, b):
+            await becomes(lambda: a.exchange.others.live and b.exchange.others.live)
+            a.teach(X)
+            await becomes(lambda: b.holds(X) == a.holds(X))
+            async with running(c):
+                await becomes(lambda: c.holds(X) == a.holds(X) > 0)
+                assert c.holds(Y) == 0
+                assert c.index.size() == a.index.size()
+
+    with RedisServer(tmp_path) as server:
+        run(test(server))
+
+
+def test_what_waits_in_a_band_counts_in_the_same_band_of_others(tmp_path: Path) -> None:
+    async def test(server: RedisServer) -> None:
+        a = Replica(server.unix_url, "a", {X: 0}, priorities=(0, 5))
+        b = Replica(server.unix_url, "b", {X: 0}, priorities=(-1, 0, 5))  # other places
+        async with running(a, b):
+            lane = a.flow.lane(0)
+            lane.publish(1, 3, 300, 1.0)
+            await becomes(lambda: b.remote.band(2) == (3, 300))
+            assert (b.remote.band(1), b.remote.waiting()) == ((0, 0), (3, 300))
+            lane.publish(1, 0, 0, 0.0)
+            await becomes(lambda: b.remote.waiting() == (0, 0))
+
+    with RedisServer(tmp_path) as server:
+        run(test(server))

@@ -1,0 +1,98 @@
+"""What a link makes of a store that lies: a server that answers each command with what the test says."""
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from workers.endpoints.replicas.address import parse_address
+from workers.endpoints.replicas.replies import REPLY_BYTES_MAX
+from workers.endpoints.replicas.store import Link, Names, StoreError
+
+SUBSCRIBED = b"*3\r\n$9\r\nsubscribe\r\n$1\r\nx\r\n:1\r\n"
+MESSAGE = b"*3\r\n$7\r\nmessage\r\n$1\r\nx\r\n$2\r\nhi\r\n"
+
+
+def asked(folder: Path, use: Callable[[Link], Awaitable[Any]], answer: bytes, heard: bytes = b"") -> Any:
+    """Returns what `use` returns with a store that answers INCR and INCRBY with `answer`, and sends `heard` to listeners."""
+
+    served: list[asyncio.Task[Any] | None] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        served.append(asyncio.current_task())
+        with contextlib.suppress(OSError, asyncio.IncompleteReadError):
+            while words := await command(reader):
+                if words[0] == b"SUBSCRIBE":
+                    writer.write(SUBSCRIBED + (heard if words[1].endswith(b"to:a") else b""))
+                else:
+                    writer.write(answer)
+        writer.transport.abort()
+
+    async def test() -> Any:
+        path = folder / "lies"
+        server = await asyncio.start_unix_server(serve, path)
+        try:
+            link = await Link.open(parse_address(f"unix://{path}"), Names("p", cluster=False), "", "a")
+            try:
+                return await use(link)
+            finally:
+                await link.close()
+        finally:
+            server.close()
+            await asyncio.gather(*(task for task in served if task))
+            await asyncio.sleep(0)  # lets the transports close
+
+    return asyncio.run(test())
+
+
+async def command(reader: asyncio.StreamReader) -> list[bytes]:
+    words = []
+    head = await reader.readline()
+    for _ in range(int(head[1:] or 0)):
+        size = int((await reader.readline())[1:])
+        words.append((await reader.readexactly(size + 2))[:-2])
+    return words
+
+
+LIES = [
+    b"*3\r\n$7\r\nmessage\r\n:5\r\n$1\r\nx\r\n",
+    b"-MOVED x\r\n",
+    b"-ASK x\r\n",
+    b"*4294967295\r\n$-1\r\n:x\r\n",
+    b"*1\r\n" * 5000,
+    b":" + b"9" * 5000 + b"\r\n",
+    b">2\r\n+push\r\n+x\r\n",
+    b">0\r\n",
+    b"$-2\r\n",
+    b"?\r\n",
+    b"+" + b"x" * 200_000,
+    b"$%d\r\n" % (REPLY_BYTES_MAX + 1),
+    b"$9000000000\r\n",
+    b"*1000000\r\n" + b":1\r\n" * 1_000_000,
+]
+
+
+@pytest.mark.parametrize("lie", LIES, ids=lambda lie: str(lie[:20]))
+def test_an_answer_of_a_lying_store_is_a_store_error(tmp_path: Path, lie: bytes) -> None:
+    with pytest.raises(StoreError) as failed:
+        asked(tmp_path, lambda link: link.heard(), b"", heard=lie)
+    assert failed.value.why == "error"
+    with pytest.raises(StoreError) as failed:
+        asked(tmp_path, lambda link: link.epoch(0), lie)
+    assert failed.value.why == "error"
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [b"$1\r\n5\r\n", b":-3\r\n", b":9223372036854775807\r\n", b"$-1\r\n", b"-ERR value is not an integer\r\n"],
+)
+def test_an_epoch_that_is_no_number_of_the_picker_is_reported_with_its_key(tmp_path: Path, answer: bytes) -> None:
+    with pytest.raises(StoreError, match="p:1:epoch in the store is not a number of this picker: delete the key"):
+        asked(tmp_path, lambda link: link.epoch(0), answer)
+
+
+def test_an_answer_to_subscribe_between_messages_is_passed_over(tmp_path: Path) -> None:
+    assert asked(tmp_path, lambda link: link.heard(), b"", heard=SUBSCRIBED + MESSAGE) == ("x", b"hi")

@@ -1,0 +1,99 @@
+import contextlib
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.workers.endpoints.replicas.messages import message, rows_of
+from workers.endpoints.replicas.wire import (
+    EPOCH_MAX,
+    MESSAGE_BYTES_MAX,
+    REQUESTS_MAX,
+    ROWS_MAX,
+    TOKENS_MAX,
+    Blocks,
+    Message,
+    NotUsable,
+    decode,
+    encode,
+    endpoint_key,
+    packed,
+    rows,
+    secret_key,
+)
+
+NUMBERS = st.integers(0, (1 << 63) - 1)
+
+
+def refusal(data: bytes) -> str:
+    with pytest.raises(NotUsable) as refused:
+        decode(data)
+    return refused.value.why
+
+
+@given(
+    st.from_regex("[A-Za-z0-9._-]{1,50}", fullmatch=True), st.integers(0, EPOCH_MAX), NUMBERS, st.booleans(),
+    st.dictionaries(NUMBERS, st.tuples(st.integers(0, REQUESTS_MAX), st.integers(0, TOKENS_MAX)), max_size=20),
+    st.lists(st.tuples(NUMBERS, st.binary(max_size=64).map(lambda b: b[: len(b) & ~7]), st.booleans()), max_size=5),
+)  # fmt: skip
+def test_a_message_survives_the_wire(
+    name: str,
+    epoch: int,
+    sequence: int,
+    whole: bool,
+    loads: dict[int, tuple[int, int]],
+    blocks: list[tuple[int, bytes, bool]],
+) -> None:
+    updates = [Blocks(*update) for update in blocks]
+    sent = Message(1, name, epoch, 3, sequence, whole, 5, rows_of(loads), None, updates)
+    read = decode(encode(sent))
+    assert read == sent
+    assert {key: (requests, tokens) for key, requests, tokens in rows(read.loads)} == loads
+
+
+@given(st.binary(max_size=300))
+def test_any_bytes_are_a_message_or_are_refused(data: bytes) -> None:
+    with contextlib.suppress(NotUsable):
+        decode(data)
+
+
+@given(st.data())
+def test_a_changed_message_is_a_message_or_is_refused(data: st.DataObject) -> None:
+    sent = bytearray(message(loads={1: (2, 3), 4: (5, 6)}))
+    for _ in range(data.draw(st.integers(1, 5))):
+        sent[data.draw(st.integers(0, len(sent) - 1))] = data.draw(st.integers(0, 255))
+    try:
+        read = decode(bytes(sent))
+    except NotUsable:
+        return
+    assert all(0 <= requests <= REQUESTS_MAX and 0 <= tokens <= TOKENS_MAX for _, requests, tokens in rows(read.loads))
+
+
+def test_a_message_of_another_version_is_told_from_a_malformed_one() -> None:
+    assert refusal(encode((2, {"anything": 1}))) == "form"
+    assert refusal(encode(Message(2, "a", 1, 1, 1))) == "form"
+    assert refusal(b"\x00\x01") == "malformed"
+    assert refusal(b"") == "malformed"
+
+
+def test_sizes_are_bounded() -> None:
+    assert refusal(b"x" * (MESSAGE_BYTES_MAX + 1)) == "long"
+    assert refusal(encode(Message(1, "a" * 301, 1, 1, 1))) == "malformed"
+    assert refusal(encode(Message(1, "a\n", 1, 1, 1))) == "malformed"
+    assert refusal(encode(Message(1, "a", 1, 1, 1, loads=b"x" * 21))) == "malformed"
+    assert refusal(encode(Message(1, "a", 1, 1, 1, loads=b"x" * 20 * (ROWS_MAX + 1)))) == "malformed"
+    assert refusal(encode(Message(1, "a", 1, 1, 1, blocks=[Blocks(1, b"1234567")]))) == "malformed"
+    assert refusal(encode(Message(1, "a", -1, 1, 1))) == "malformed"
+
+
+def test_numbers_out_of_range_are_brought_into_it() -> None:
+    data = packed(np.array([1, 2], np.uint64), np.array([-5, 1 << 40]), np.array([-1, 1 << 60]))
+    assert rows(data) == [(1, 0, 0), (2, REQUESTS_MAX, TOKENS_MAX)]
+    assert rows(b"\xff" * 20) == [((1 << 64) - 1, REQUESTS_MAX, TOKENS_MAX)]
+
+
+def test_endpoints_and_secrets_are_named_by_hashes() -> None:
+    assert endpoint_key("a") != endpoint_key("b")
+    assert secret_key(1) != secret_key(2)
+    assert 0 < secret_key(3) < 1 << 63

@@ -1,0 +1,94 @@
+"""The limits of endpoints in the prefix index."""
+
+import pytest
+
+from epp.config.load import ConfigErrors, load
+from epp.data import CACHE_BLOCK_SIZE, CACHE_NUM_BLOCKS, WAITING
+from epp.plugins.extractors.core_metrics import Extracted
+from epp.plugins.producers._prefix_parameters import LRU_CAPACITY
+from epp.plugins.producers.approx_prefix import ApproximatePrefix
+from workers.endpoints.index_limits import IndexLimits, PrefixUse, prefix_use
+
+WANTED = (CACHE_BLOCK_SIZE, CACHE_NUM_BLOCKS, WAITING)
+TUNED = PrefixUse(64, True, LRU_CAPACITY)
+
+
+class Index:
+    def __init__(self) -> None:
+        self.limits: list[tuple[int, int]] = []
+
+    def limit(self, owner: int, blocks: int) -> None:
+        self.limits.append((owner, blocks))
+
+
+def page(size: float = 0.0, count: float = 0.0, present: int = 0b111) -> Extracted:
+    return Extracted((size, count, 5.0), present, {})
+
+
+def producer(name: str = "approx-prefix-cache-producer", **params: object) -> ApproximatePrefix:
+    return ApproximatePrefix(name, ApproximatePrefix.Params(**params))  # type: ignore[arg-type]
+
+
+def test_the_cache_size_of_a_server_sets_its_limit_in_blocks_of_the_index_once() -> None:
+    index = Index()
+    limits = IndexLimits(index, TUNED, WANTED)
+    for _ in range(3):
+        limits.scraped(7, page(16, 10_000))
+    limits.scraped(8, page(16, 500))
+    assert index.limits == [(7, 2500), (8, 125)]
+    limits.scraped(7, page(16, 20_000))
+    assert index.limits[-1] == (7, 5000)
+
+
+@pytest.mark.parametrize("reported", [page(present=0b100), page(16, 500, 0b101), page(0, 500), page(16, 2)])
+def test_a_server_without_cache_metrics_gets_the_configured_limit(reported: Extracted) -> None:
+    index = Index()
+    IndexLimits(index, PrefixUse(64, True, 77), WANTED).scraped(3, reported)
+    assert index.limits == [(3, 77)]
+
+
+def test_without_auto_tune_all_servers_get_the_configured_limit() -> None:
+    index = Index()
+    limits = IndexLimits(index, PrefixUse(64, False, 900), WANTED)
+    limits.appeared(3)
+    limits.scraped(3, page(16, 10_000))
+    assert index.limits == [(3, 900)]
+
+
+def test_a_new_endpoint_has_the_configured_limit_until_its_first_scrape_and_failures_change_no_limit() -> None:
+    index = Index()
+    limits = IndexLimits(index, TUNED, WANTED)
+    limits.appeared(3)
+    limits.scraped(3, page(16, 400))
+    limits.appeared(3)
+    assert index.limits == [(3, LRU_CAPACITY), (3, 100)]
+    limits.left(3)
+    limits.appeared(3)
+    assert index.limits[-1] == (3, LRU_CAPACITY)
+
+
+def test_without_a_producer_no_endpoint_has_a_limit() -> None:
+    index = Index()
+    limits = IndexLimits(index, None, (WAITING,))
+    limits.appeared(3)
+    limits.scraped(3, Extracted((1.0,), 1, {}))
+    assert index.limits == []
+
+
+def test_the_requirements_of_several_producers_are_combined() -> None:
+    assert prefix_use([]) is None
+    assert prefix_use([producer()]) == TUNED
+    both = [producer(auto_tune=False, lru_capacity_per_server=50_000), producer("other", block_size_tokens=64)]
+    assert prefix_use(both) == PrefixUse(64, True, 50_000)
+
+
+def test_two_block_sizes_are_a_configuration_error() -> None:
+    text = """\
+plugins:
+- {type: approx-prefix-cache-producer, name: coarse, parameters: {blockSizeTokens: 256}}
+- {type: approx-prefix-cache-producer, name: fine}
+- {type: prefix-cache-scorer, name: one, parameters: {prefixMatchInfoProducerName: coarse}}
+- {type: prefix-cache-scorer, name: two, parameters: {prefixMatchInfoProducerName: fine}}
+"""
+    with pytest.raises(ConfigErrors, match=r"c.yaml:2:3: error\[block-sizes\]: 'coarse' .*has blocks of 256 tokens"):
+        load(text, "c.yaml")

@@ -1,0 +1,65 @@
+"""The commit of the running program."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from workers.host import build
+from workers.host.build import commit
+
+A, B = "a" * 40, "b" * 40
+
+
+@pytest.fixture(autouse=True)
+def from_no_repository(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "_installed", lambda: "")
+
+
+def checkout(root: Path, head: str, **files: str) -> Path:
+    (root / ".git/refs/heads").mkdir(parents=True)
+    (root / ".git/HEAD").write_text(head)
+    for name, text in files.items():
+        (root / ".git" / name.replace("__", "/").replace("_", "-")).write_text(text)
+    return root
+
+
+@pytest.mark.parametrize(
+    ("head", "files", "expected"),
+    [
+        ("ref: refs/heads/main\n", {"refs__heads__main": f"{A}\n"}, A),
+        ("ref: refs/heads/main\n", {"packed_refs": f"# pack-refs\n{B} refs/heads/other\n{A} refs/heads/main\n"}, A),
+        ("ref: refs/heads/main\n", {"refs__heads__main": A, "packed_refs": f"{B} refs/heads/main\n"}, A),
+        (f"{A}\n", {}, A),
+        ("ref: refs/heads/unborn\n", {}, ""),
+        ("not a commit", {}, ""),
+    ],
+)
+def test_a_checkout_names_its_commit(tmp_path: Path, head: str, files: dict[str, str], expected: str) -> None:
+    assert commit({}, checkout(tmp_path, head, **files)) == expected
+
+
+def test_the_image_comes_before_the_checkout_and_nothing_is_an_empty_commit(tmp_path: Path) -> None:
+    assert commit({}, tmp_path) == ""
+    assert commit({"EPP_COMMIT": B}, checkout(tmp_path, A)) == B
+
+
+@pytest.mark.parametrize(
+    ("origin", "expected"),
+    [
+        (f'{{"url": "u", "vcs_info": {{"vcs": "git", "commit_id": "{A}"}}}}', A),
+        ('{"dir_info": {}}', ""),
+        (None, ""),
+        ("{", ""),
+    ],
+)
+def test_an_installation_from_a_repository_names_its_commit(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, origin: str | None, expected: str
+) -> None:
+    class Installed:
+        def read_text(self, _name: str) -> Any:
+            return origin
+
+    monkeypatch.undo()
+    monkeypatch.setattr(build, "distribution", lambda _name: Installed())
+    assert commit({}, tmp_path) == expected

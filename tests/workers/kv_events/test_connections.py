@@ -1,0 +1,57 @@
+"""The connection of an event stream: when it counts as lost."""
+
+from collections.abc import Iterator
+
+import pytest
+import zmq
+
+from loadtest.kv_publisher import KvPublisher
+from workers.kv_events import sockets
+from workers.kv_events.sockets import LOST, OPENED, Subscription
+
+HOST = "tcp://127.0.0.1"
+SILENT_MS = 1500  # longer than ZeroMQ would wait for an answer to a ping
+
+
+@pytest.fixture
+def context() -> Iterator["zmq.Context[zmq.Socket[bytes]]"]:
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    yield context
+    context.destroy(0)
+
+
+def opened(subscription: Subscription) -> bool:
+    subscription.monitor.poll(5_000)
+    return list(subscription.changes()) == [OPENED]
+
+
+def test_a_full_socket_keeps_its_connection(
+    context: "zmq.Context[zmq.Socket[bytes]]", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sockets, "RECEIVED_MAX", 1)
+    publisher = KvPublisher(context, f"{HOST}:*")
+    address = publisher.address
+    subscription = Subscription(context, address, "kv@")
+    assert opened(subscription)
+    while not subscription.socket.poll(20):  # until the publisher knows of the subscription
+        publisher.publish_bytes(b"first")
+    for _ in range(2_000):
+        publisher.publish_bytes(bytes(10_000))
+    assert subscription.monitor.poll(SILENT_MS) == 0  # no change
+    received = 0
+    while subscription.socket.poll(200):
+        received += sum(1 for _ in subscription.messages())
+    assert received > 100
+    assert list(subscription.changes()) == []
+    subscription.close()
+    publisher.close()
+
+
+def test_a_closed_publisher_is_noticed(context: "zmq.Context[zmq.Socket[bytes]]") -> None:
+    publisher = KvPublisher(context, f"{HOST}:*")
+    subscription = Subscription(context, publisher.address, "kv@")
+    assert opened(subscription)
+    publisher.close()
+    assert subscription.monitor.poll(5_000)
+    assert LOST in list(subscription.changes())
+    subscription.close()

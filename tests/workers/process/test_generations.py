@@ -1,0 +1,65 @@
+"""The files of generations: what is offered is what is read, and the kept ones are never overwritten."""
+
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from workers.process.generations import KEPT, SLOTS, Bundle, GenerationLost, Generations, Offer, Slots
+from workers.process.layout import Names
+from workers.process.resources import Words
+
+
+def bundle(number: int, text: str | None = "text", **plugins: bytes) -> Bundle:
+    return Bundle(number, "c.yaml", text, "", plugins, Names(columns=("waiting",)), 12.5)
+
+
+@pytest.fixture
+def generations() -> Iterator[Generations]:
+    made = Generations(Words())
+    yield made
+    made.close()
+
+
+def test_the_current_generation_is_the_one_that_was_published(generations: Generations) -> None:
+    generations.offer(0, Offer(1, "", bundle(1)))
+    generations.offer(3, Offer(2, "a warning", bundle(2, None, mine=b"code")))
+    generations.publish(0, 1)
+    assert (generations.number, generations.current()) == (1, bundle(1))
+    generations.publish(3, 2)
+    assert (generations.number, generations.current()) == (2, bundle(2, None, mine=b"code"))
+
+
+def test_a_file_that_was_cleared_torn_or_used_again_is_not_taken_for_the_generation(generations: Generations) -> None:
+    generations.offer(1, Offer(7, "refused"))
+    assert generations.offered(1) == Offer(7, "refused")
+    generations.clear(1)
+    assert generations.offered(1) is None
+    generations.offer(2, Offer(1, "", bundle(4)))
+    generations.publish(2, 3)
+    with pytest.raises(GenerationLost):
+        generations.current()
+
+
+def test_equal_configurations_have_equal_hashes_whatever_their_numbers() -> None:
+    assert bundle(1).hash == bundle(2).hash
+    assert len({bundle(1).hash, bundle(1, "other").hash, bundle(1, None).hash, bundle(1, "text", a=b"").hash}) == 4
+
+
+def test_an_offer_that_is_too_large_is_refused(generations: Generations) -> None:
+    with pytest.raises(ValueError, match="at most"):
+        generations.offer(0, Offer(1, "", bundle(1, "x" * (17 << 20))))
+
+
+@given(st.integers(1, 100))
+def test_a_trial_never_gets_the_file_of_a_kept_generation_nor_that_of_the_last_one(rounds: int) -> None:
+    slots = Slots(1)
+    for number in range(2, 2 + rounds):
+        slot = slots.free()
+        assert slot not in {kept for _, kept in slots.kept}
+        assert 0 <= slot < SLOTS
+        slots.add(number, slot)
+        assert len(slots.kept) <= KEPT
+        assert slots.kept[-1] == (number, slot)
+        assert slots.before() == slots.kept[-2]

@@ -1,0 +1,95 @@
+"""The first contact with a store over TLS, in a cluster, and behind Sentinel."""
+
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import trustme
+
+from tests.redis_server import RedisServer, needs_redis, program
+from workers.cli.demo.children import free_ports
+from workers.host.options import Options
+from workers.process import fork
+from workers.process.errors import StartError
+from workers.process.first_contact import agreed_secret
+
+OFFERED = b"a" * 16
+WAIT_S = 30.0
+
+pytestmark = needs_redis
+
+
+@pytest.fixture(autouse=True)
+def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fork, "threads", lambda: 1)  # the test runner has more
+
+
+def options(url: str) -> Options:
+    return Options(replica_store=url, replica_store_prefix="p")
+
+
+def eventually(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_a_store_with_tls_must_have_a_certificate_of_the_ca_for_its_host(tmp_path: Path) -> None:
+    ca, other = trustme.CA(), trustme.CA()
+    cert, key, roots, others = (tmp_path / name for name in ("cert.pem", "key.pem", "ca.pem", "other.pem"))
+    issued = ca.issue_cert("127.0.0.1")
+    issued.cert_chain_pems[0].write_to_path(cert)
+    issued.private_key_pem.write_to_path(key)
+    ca.cert_pem.write_to_path(roots)
+    other.cert_pem.write_to_path(others)
+    (port,) = free_ports(1)
+    tls = (f"tls-port {port}", f"tls-cert-file {cert}", f"tls-key-file {key}", f"tls-ca-cert-file {roots}")
+    with RedisServer(tmp_path, *tls):  # it also asks for the client's certificate
+        url = f"rediss://127.0.0.1:{port}?ca={roots}&cert={cert}&key={key}"
+        assert agreed_secret(options(url), OFFERED) == OFFERED
+        with pytest.raises(StartError, match="certificate verify failed"):
+            agreed_secret(options(url.replace("ca.pem", "other.pem")), OFFERED)
+        with pytest.raises(StartError, match="cannot be used"):
+            agreed_secret(options(f"rediss://127.0.0.1:{port}?ca={roots}"), OFFERED)
+        with pytest.raises(StartError, match="cannot be used"):
+            agreed_secret(options(url.replace("127.0.0.1", "localhost")), OFFERED)
+
+
+def test_a_cluster_is_used_by_the_node_that_has_the_keys(tmp_path: Path) -> None:
+    with RedisServer(tmp_path, "cluster-enabled yes", "cluster-announce-ip 127.0.0.1") as server:
+        server.command("CLUSTER", "ADDSLOTSRANGE", "0", "16383")
+        eventually(lambda: b"cluster_state:ok" in server.command("CLUSTER", "INFO"))
+        url = f"redis://127.0.0.1:{server.port}?cluster=true"
+        assert agreed_secret(options(url), OFFERED) == OFFERED
+        assert OFFERED in server.command("GET", "{p}:1:secret")
+
+
+def test_sentinel_names_the_server(tmp_path: Path) -> None:
+    (port,) = free_ports(1)
+    with RedisServer(tmp_path) as server:
+        configuration = tmp_path / "sentinel.conf"
+        configuration.write_text(
+            f"port {port}\nbind 127.0.0.1\ndir {tmp_path}\nsentinel monitor mymaster 127.0.0.1 {server.port} 1\n"
+        )
+        path = program()
+        assert path is not None
+        with (tmp_path / "sentinel.log").open("ab") as output:
+            sentinel = subprocess.Popen([path, str(configuration), "--sentinel"], stdout=output, stderr=output)
+        try:
+            url = f"redis+sentinel://127.0.0.1:{port}/mymaster"
+
+            def agrees() -> bool:
+                try:
+                    return agreed_secret(options(url), OFFERED) == OFFERED
+                except StartError:
+                    return False
+
+            eventually(agrees)
+            with pytest.raises(StartError, match="cannot be used"):
+                agreed_secret(options(url.replace("mymaster", "another")), OFFERED)
+        finally:
+            sentinel.kill()
+            sentinel.wait()

@@ -1,0 +1,60 @@
+"""The roll of children: pids, ends by cause, and the CPU time of those that have ended."""
+
+import os
+import signal
+
+import pytest
+
+from workers.host.exit_codes import ExitCode
+from workers.process.roll import Cause, Roll, cause_of
+
+
+@pytest.mark.parametrize(
+    ("code", "hung", "cause"),
+    [
+        (ExitCode.OK, False, Cause.DONE),
+        (ExitCode.OK, True, Cause.DONE),
+        (ExitCode.RECYCLED, False, Cause.MEMORY),
+        (ExitCode.BOOT_FAILED, False, Cause.BOOT_FAILED),
+        (ExitCode.FAULT, False, Cause.FAULT),
+        (200, False, Cause.FAULT),
+        (-signal.SIGSEGV, False, Cause.SIGNAL),
+        (-signal.SIGKILL, False, Cause.SIGNAL),
+        (-signal.SIGKILL, True, Cause.HUNG),
+        (-signal.SIGABRT, True, Cause.HUNG),
+    ],
+)
+def test_each_end_has_a_cause(code: int, hung: bool, cause: Cause) -> None:
+    assert cause_of(code, hung=hung) is cause
+
+
+def test_a_successor_adds_to_the_counts_of_its_predecessor_and_other_seats_keep_theirs() -> None:
+    roll = Roll(3)
+    roll.started(1, 70)
+    assert (roll.pid(1), roll.pid(0), roll.pid(2)) == (70, 0, 0)
+    roll.ended(1, Cause.SIGNAL, 1.5)
+    assert roll.pid(1) == 0
+    roll.started(1, 71)
+    roll.ended(1, Cause.SIGNAL, 0.25)
+    roll.started(1, 72)
+    roll.ended(1, Cause.DONE, 0.25)
+    assert roll.ended_cpu_s(1) == 2.0
+    assert roll.ends(1) == dict.fromkeys(Cause, 0) | {Cause.SIGNAL: 2, Cause.DONE: 1}
+    assert not any(roll.ends(0).values()) and not any(roll.ends(2).values())
+
+
+def test_a_child_reads_what_the_parent_notes_after_the_fork() -> None:
+    roll = Roll(2)
+    reader, writer = os.pipe()
+    noted, note = os.pipe()
+    child = os.fork()
+    if not child:
+        os.read(noted, 1)
+        os.write(writer, f"{roll.pid(1)} {roll.parent_pid}".encode())
+        os._exit(0)
+    roll.started(1, 123)
+    os.write(note, b"x")
+    os.waitpid(child, 0)
+    assert os.read(reader, 64).decode() == f"123 {os.getpid()}"
+    for descriptor in (reader, writer, noted, note):
+        os.close(descriptor)

@@ -1,0 +1,230 @@
+"""Tests of the last decisions of workers: question, answers and the page that shows them."""
+
+import asyncio
+import json
+import tracemalloc
+from collections.abc import Callable
+from http import HTTPStatus
+from typing import Any
+
+import pytest
+
+from shm.documents import DocumentReader, DocumentWriter
+from shm.lanes import Lanes, LaneSchema
+from shm.segment import Region
+from tests.pair import Pair
+from tests.workers.extproc.streams import BODY, pair
+from workers.pages.decisions import DecisionsPage, decoded
+from workers.pages.page import Pause, Request
+from workers.shared.decisions import KEPT, SCALARS, Asking, Publisher, Recent, by_request, schema
+
+
+class Site:
+    """A supervisor and two workers in one process. `woken` lists the workers that the supervisor woke up."""
+
+    def __init__(self) -> None:
+        lane_schema = LaneSchema(4, SCALARS, (), (), lanes=3)
+        self.lanes = Lanes(lane_schema, Region(memoryview(bytearray(lane_schema.bytes))))
+        self.documents = schema(2)
+        self.region = Region(memoryview(bytearray(self.documents.bytes)))
+        self.time = 1000.0
+        self.woken: list[int] = []
+        self.pairs = [pair(), pair()]
+        self.publishers = [self.publisher(index, p) for index, p in enumerate(self.pairs)]
+        for seat in (1, 2):
+            self.lanes.set_serving(seat, True)
+        reader = DocumentReader(self.documents, self.region)
+        self.asking = Asking(self.lanes.lane(0), self.lanes, reader, self.woken.append, lambda: self.time)
+
+    def publisher(self, index: int, p: Pair) -> Publisher:
+        recent = p.app.telemetry.recent = Recent(index, lambda: self.time)
+        writer = DocumentWriter(self.documents, self.region)
+        return Publisher(recent, self.lanes, self.lanes.lane(index + 1), writer, index)
+
+    def decide(self, index: int, request_id: str) -> None:
+        self.pairs[index].time = self.time
+        envoy = self.pairs[index].open()
+        envoy.headers(**{"x-request-id": request_id})
+        envoy.body(BODY)
+
+    def answer(self, *indices: int) -> None:
+        """Let these workers wake up and answer."""
+
+        async def scenario() -> None:
+            loop = asyncio.get_running_loop()
+            for index in indices:
+                self.publishers[index].woken(loop)
+            for _ in range(2 * KEPT + 4):
+                await asyncio.sleep(0)
+
+        asyncio.run(scenario())
+
+
+def test_a_question_wakes_all_workers_and_their_answers_come_newest_first() -> None:
+    site = Site()
+    site.decide(0, "old")
+    site.time += 1
+    site.decide(1, "middle")
+    site.time += 1
+    site.decide(0, "new")
+    number = site.asking.ask()
+    assert site.woken == [0, 1] and not site.asking.answered(number)
+    site.answer(0)
+    assert not site.asking.answered(number)
+    site.answer(1)
+    assert site.asking.answered(number)
+    explanations = site.asking.read()
+    assert [(e.request_id, e.worker, e.ago_s) for e in explanations] == [
+        ("new", 0, 0.0),
+        ("middle", 1, 1.0),
+        ("old", 0, 2.0),
+    ]
+    middle = by_request(explanations, "middle")
+    assert middle is not None and middle.targets == ["10.0.0.2:8000"]
+    assert by_request(explanations, "unknown") is None
+
+
+def test_a_worker_keeps_the_last_decisions_only() -> None:
+    site = Site()
+    for number in range(KEPT + 5):
+        site.decide(0, str(number))
+    site.asking.ask()
+    site.answer(0, 1)
+    assert [e.request_id for e in site.asking.read()] == [str(n) for n in range(KEPT + 4, 4, -1)]
+
+
+def test_refusals_are_kept_with_their_cause() -> None:
+    site = Site()
+    envoy = site.pairs[0].open()
+    envoy.headers(**{"x-request-id": "r"})
+    envoy.body(b"{")
+    site.asking.ask()
+    site.answer(0, 1)
+    (refused,) = site.asking.read()
+    assert refused.refused.startswith("invalid-body") and refused.targets == []
+
+
+@pytest.mark.parametrize("wrong", ["no endpoint", "no model", "no JSON"])
+def test_a_refused_request_is_kept_without_its_body(wrong: str) -> None:
+    site = Site()
+    end = {"no endpoint": b'","model":"m"}', "no model": b'"}', "no JSON": b""}[wrong]
+    tracemalloc.start()
+    try:
+        envoy = site.pairs[0].open()
+        envoy.headers()
+        (answer,) = envoy.body(b'{"prompt":"' + b"p" * 1_000_000 + end, subset=[])
+        assert answer.immediate_response.status.code >= 400
+        del envoy
+        assert len(site.pairs[0].app.telemetry.recent.kept) == 1
+        assert tracemalloc.get_traced_memory()[0] < 100_000
+    finally:
+        tracemalloc.stop()
+
+
+def test_the_supervisor_does_not_wait_for_a_worker_that_does_not_serve() -> None:
+    site = Site()
+    site.lanes.set_serving(2, False)
+    number = site.asking.ask()
+    site.answer(0)
+    assert site.asking.answered(number) and site.woken == [0]
+
+
+def test_a_second_question_during_an_answer_is_answered_too() -> None:
+    site = Site()
+    site.decide(0, "a")
+
+    async def scenario() -> None:
+        loop = asyncio.get_running_loop()
+        site.asking.ask()
+        site.publishers[0].woken(loop)
+        number = site.asking.ask()
+        site.publishers[0].woken(loop)
+        site.lanes.set_serving(2, False)
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert site.asking.answered(number)
+
+    asyncio.run(scenario())
+
+
+def test_a_successor_of_the_supervisor_asks_with_a_new_number() -> None:
+    site = Site()
+    first = site.asking.ask()
+    site.answer(0, 1)
+    site.lanes.lane(0).take_over()
+    site.time += 5
+    second = site.asking.ask()
+    assert second > first and not site.asking.answered(second)
+
+
+def page(site: Site, *, remote: bool = False, answers: Callable[[], None] = lambda: None, **request: Any) -> Any:
+    decisions_page = DecisionsPage(site.asking, lambda: site.time, remote=remote)
+    defaults = {"method": "GET", "path": "/debug/decisions", "peer": "127.0.0.1"}
+    answer = decisions_page(Request(**(defaults | request)))
+    if isinstance(answer.body, bytes):
+        return answer
+    body = b""
+    for turn, piece in enumerate(answer.body):
+        body += b"" if isinstance(piece, Pause) else piece
+        if turn == 2:
+            answers()
+        site.time += 0.01
+    return answer._replace(body=body)
+
+
+def test_the_page_waits_for_the_workers_and_shows_their_explanations() -> None:
+    site = Site()
+    site.decide(0, "a")
+    site.decide(1, "b")
+    answer = page(site, answers=lambda: site.answer(0, 1))
+    assert answer.content_type == "application/json"
+    assert {e.request_id for e in decoded(answer.body)} == {"a", "b"}
+    answer = page(site, query="request_id=b", answers=lambda: site.answer(0, 1))
+    assert [e["request_id"] for e in json.loads(answer.body)["decisions"]] == ["b"]
+    assert len(decoded(page(site, query="n=1", answers=lambda: site.answer(0, 1)).body)) == 1
+
+
+def test_the_page_omits_a_worker_that_hangs() -> None:
+    site = Site()
+    site.decide(0, "a")
+    answer = page(site, answers=lambda: site.answer(0))
+    assert [e.request_id for e in decoded(answer.body)] == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("peer", "remote", "status"),
+    [
+        ("127.0.0.1", False, HTTPStatus.OK),
+        ("::1", False, HTTPStatus.OK),
+        ("10.0.0.9", False, HTTPStatus.FORBIDDEN),
+        ("", False, HTTPStatus.FORBIDDEN),
+        ("10.0.0.9", True, HTTPStatus.OK),
+    ],
+)
+def test_only_loopback_peers_get_the_page_unless_remote_peers_are_allowed(
+    peer: str, remote: bool, status: HTTPStatus
+) -> None:
+    site = Site()
+    assert page(site, remote=remote, peer=peer, answers=lambda: site.answer(0, 1)).status == status
+
+
+def test_a_limit_that_is_not_a_number_is_refused() -> None:
+    assert page(Site(), query="n=x").status == HTTPStatus.BAD_REQUEST
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("", 200),
+        ("localhost:9090", 200),
+        ("LOCALHOST", 200),
+        ("127.0.0.1:9090", 200),
+        ("[::1]:9090", 200),
+        ("evil.example:9090", 403),
+        ("localhost.evil.example", 403),
+        ("127.0.0.1.evil.example", 403),
+    ],
+)
+def test_a_browser_that_another_name_has_led_here_gets_no_decisions(host: str, status: int) -> None:
+    assert page(Site(), host=host).status == status
+    assert page(Site(), remote=True, host=host).status == 200

@@ -1,0 +1,106 @@
+"""The supervisor warns once if requests wait because metrics cannot be read."""
+
+import asyncio
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+from shm.table import State
+from tests.reports import Reports
+from tests.workers.flow_world import world
+from workers.supervisor.flow_watch import AGAIN_S, LONG_S, BlindWatch, Unseen, blind_watch
+
+STEP_S = 5.0
+LOOKS = int(LONG_S / STEP_S) + 1
+
+
+class Looks:
+    """A watch, the values that it reads at each look, and its warnings."""
+
+    def __init__(self) -> None:
+        self.now = 1_000.0
+        self.waiting = 3
+        self.unseen = Unseen(2, 3)
+        self.warnings = Reports()
+        self._watch = BlindWatch("detector", lambda: self.waiting, lambda: self.unseen, self.warnings)
+
+    def look(self, times: int = 1) -> int:
+        """Looks `times` more times. Returns the number of warnings so far."""
+        for _ in range(times):
+            self._watch.look(self.now)
+            self.now += STEP_S
+        return len(self.warnings)
+
+
+def test_there_is_one_warning_if_requests_wait_for_long_while_most_endpoints_have_no_metrics() -> None:
+    looks = Looks()
+    assert looks.look(LOOKS - 1) == 0
+    assert looks.look() == 1
+    assert looks.look(1000) == 1
+    assert looks.warnings[0].startswith(
+        "requests wait because metrics are missing seconds=30 waiting=3 endpoints=3 without_metrics=2 reason=detector counts"
+    )
+
+
+@pytest.mark.parametrize(
+    ("waiting", "unseen"), [(0, Unseen(3, 3)), (9, Unseen(1, 2)), (9, Unseen(0, 0))], ids=["none", "half", "empty pool"]
+)
+def test_there_is_no_warning_while_no_request_waits_or_half_of_the_endpoints_have_metrics(
+    waiting: int, unseen: Unseen
+) -> None:
+    looks = Looks()
+    looks.waiting, looks.unseen = waiting, unseen
+    assert looks.look(100) == 0
+
+
+def test_an_interruption_restarts_the_time_and_the_next_warning_comes_after_a_pause() -> None:
+    looks = Looks()
+    for waiting in interrupted(LOOKS - 1, 5):
+        looks.waiting = waiting
+        assert looks.look() == 0
+    looks.waiting = 1
+    assert looks.look(LOOKS) == 1
+    looks.waiting = 0
+    looks.look()
+    looks.waiting = 1
+    assert looks.look(LOOKS) == 1
+    assert looks.look(int(AGAIN_S / STEP_S)) == 2
+
+
+def interrupted(each: int, times: int) -> Iterable[int]:
+    for _ in range(times):
+        yield from [1] * each
+        yield 0
+
+
+def test_the_watch_of_an_instance_sees_waiting_requests_and_endpoints_without_metrics(tmp_path: Path) -> None:
+    async def test() -> None:
+        unread = "{type: utilization-detector, parameters: {queueDepthThreshold: 1}}"
+        async with world(tmp_path, "", unread, detector="utilization-detector") as w:
+            warnings = Reports()
+            watch = blind_watch(w.instance, warnings)
+            assert watch is not None
+            w.shards[0].ask("held")
+            assert w.shards[0].ask("waits").waits
+            start = time.monotonic()
+            watch.look(start)
+            watch.look(start + LONG_S)
+            assert warnings == [], "the endpoint is fresh"
+            w.mark_all(State.UNKNOWN)
+            await asyncio.sleep(0.06)  # until the cached snapshot of the pool expires
+            watch.look(start + 2 * LONG_S)
+            watch.look(start + 3 * LONG_S)
+            assert len(warnings) == 1
+            assert "waiting=1 endpoints=1 without_metrics=1" in warnings[0]
+
+    asyncio.run(test())
+
+
+def test_there_is_no_watch_without_flow_control(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with world(tmp_path, gate=False) as w:
+            assert blind_watch(w.instance, print) is None
+
+    asyncio.run(test())

@@ -1,0 +1,22 @@
+"""What works but breaks the contract is logged once per plugin."""
+
+from structlog.testing import capture_logs
+
+from epp.plugin import NoParams
+from epp.plugins.scorers.queue_depth import QueueDepth
+from shm.lanes import Lanes, LaneSchema
+from shm.segment import Region
+from workers.worker.faults import Faults
+
+
+def test_remarks_and_blocking_calls_are_logged_once_per_plugin() -> None:
+    schema = LaneSchema(1, (), (), (), lanes=1)
+    faults = Faults(Lanes(schema, Region(memoryview(bytearray(schema.bytes)))).lane(0))
+    with capture_logs() as lines:
+        for name in ("a", "a", "b"):
+            plugin = QueueDepth(name, NoParams())
+            faults.remark(plugin, "odd")
+            faults.blocked(plugin, "Scorer", 0.0624)
+    told = [(line["event"], line["plugin"], line.get("ms")) for line in lines]
+    odd, blocks = "plugin breaks its contract", "plugin blocks the worker"
+    assert told == [(odd, "a", None), (blocks, "a", 62), (odd, "b", None), (blocks, "b", 62)]

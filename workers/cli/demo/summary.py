@@ -1,0 +1,106 @@
+"""Summarises one or several runs of users: computes figures, and shows them as a table or as JSON.
+
+Runs are compared over the requests that all of them finished, so that all columns are about the same work. Only the numbers of requests
+and errors are those of the whole run.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rich.table import Table
+
+from workers.cli.demo.traffic import Key, Result, Run
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """The figures of one run. Times are in milliseconds. `cached_share`: the share of prompt tokens from a cache, from 0 to 1.
+
+    `predicted_share`: the share that the picker predicted as cached, over all requests of the run; None without a picker.
+    """
+
+    requests: int
+    errors: int
+    compared: int
+    requests_per_s: float
+    first_token_p50_ms: float
+    first_token_p95_ms: float
+    total_p50_ms: float
+    total_p95_ms: float
+    cached_share: float
+    predicted_share: float | None
+
+
+ROWS = (
+    ("requests", "requests", "{:.0f}"),
+    ("errors", "errors", "{:.0f}"),
+    ("requests per second", "requests_per_s", "{:.1f}"),
+    ("time to first token p50", "first_token_p50_ms", "{:.0f} ms"),
+    ("time to first token p95", "first_token_p95_ms", "{:.0f} ms"),
+    ("end to end p50", "total_p50_ms", "{:.0f} ms"),
+    ("end to end p95", "total_p95_ms", "{:.0f} ms"),
+    ("prompt tokens from cache", "cached_share", "{:.0%}"),
+    ("predicted by the picker", "predicted_share", "{:.0%}"),
+)
+UNKNOWN = "–"
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """Returns a percentile by the nearest rank. `share`: from 0 to 1; 0.5 is the median. Returns 0 without values."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0
+
+
+def finished(results: Iterable[Result]) -> dict[Key, Result]:
+    """Returns the results without an error, by key."""
+    return {result.key: result for result in results if not result.error}
+
+
+def figures(run: Run, keys: Iterable[Key] | None = None) -> Figures:
+    """Computes the figures of a run. `keys` limits times and shares to these requests."""
+    results, answers = run.results, finished(run.results)
+    of = [answers[key] for key in (answers if keys is None else keys)]
+    prompt = sum(result.prompt_tokens for result in of)
+    first = [result.first_token_s * 1e3 for result in of]
+    total = [result.total_s * 1e3 for result in of]
+    return Figures(
+        requests=len(results),
+        errors=len(results) - len(answers),
+        compared=len(of),
+        requests_per_s=len(answers) / run.seconds if run.seconds > 0 else 0.0,
+        first_token_p50_ms=percentile(first, 0.5),
+        first_token_p95_ms=percentile(first, 0.95),
+        total_p50_ms=percentile(total, 0.5),
+        total_p95_ms=percentile(total, 0.95),
+        cached_share=sum(result.cached_tokens for result in of) / prompt if prompt else 0.0,
+        predicted_share=run.predicted_share,
+    )
+
+
+def columns(runs: Mapping[str, Run]) -> dict[str, Figures]:
+    """Returns the figures of all runs, over the requests that every run finished. Leaves out runs without a result."""
+    seen = {name: run for name, run in runs.items() if run.results}
+    if not seen:
+        return {}
+    keys = sorted(set.intersection(*(set(finished(run.results)) for run in seen.values())))
+    return {name: figures(run, keys) for name, run in seen.items()}
+
+
+def table(shown: Mapping[str, Figures]) -> Table:
+    """Returns the figures as a table for the terminal."""
+    compared = next(iter(shown.values())).compared
+    over = f"over the {compared} requests that both finished" if len(shown) > 1 else f"{compared} requests"
+    drawn = Table(caption=f"times and shares {over}", caption_justify="left")
+    drawn.add_column("")
+    for name in shown:
+        drawn.add_column(name, justify="right")
+    for title, field, form in ROWS:
+        values = (getattr(each, field) for each in shown.values())
+        drawn.add_row(title, *(UNKNOWN if value is None else form.format(value) for value in values))
+    return drawn
+
+
+def as_json(shown: Mapping[str, Figures]) -> dict[str, Any]:
+    """Returns the figures as JSON values, with the names of `Figures`."""
+    return {name.replace(" ", "_").replace("-", "_"): asdict(each) for name, each in shown.items()}

@@ -1,0 +1,209 @@
+"""`epp doctor --kv-events`: connects to one endpoint as the picker does, reads some KV events, or says what is wrong."""
+
+import socket
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+import click
+
+from epp.config.lint import DEFAULT_SURROUNDINGS
+from epp.plugins.producers._precise_params import PORT as EVENTS_PORT
+from epp.plugins.producers.precise_prefix import kv_settings
+from epp.plugins.producers.tokenizer import Tokens
+from workers.cli import missing
+from workers.cli.configuration import add_plugins, load_text, plugin_path_option, read_file, shown_path
+from workers.cli.flags import DURATION, PORT, Whole, WithArguments
+from workers.cli.kv_diagnosis import Heard, Wanted, shown
+from workers.host.exit_codes import ExitCode
+
+if TYPE_CHECKING:
+    from workers.kv_events.sockets import ReplayRequest, Subscription
+
+CONNECT_S = 3.0
+HANDSHAKE_S = 3.0
+REPLAY_S = 3.0
+LOOK_MS = 50
+TOPIC = "kv@"
+
+
+class Trouble(Exception):
+    """The KV events of the endpoint cannot be followed. The text says why, and what to do."""
+
+
+@click.command("doctor", cls=WithArguments)
+@click.option(
+    "--kv-events", "address", required=True, metavar="HOST[:PORT]", help="The endpoint whose KV events to read."
+)
+@click.option(
+    "--config-file", "-c", default="", help="Take ports, topic, block size and model from this configuration."
+)
+@click.option("--replay-port", type=PORT, default=None, help="The port of its replay socket. [default: not asked]")
+@click.option("--topic", default=None, help=f"The beginning of its topics. [default: {TOPIC}]")
+@click.option("--block-size", type=Whole(1, 65536), default=None, help="The block size to expect.")
+@click.option("--model", default=None, help="The model to expect in its topics.")
+@click.option("--events", type=Whole(1, 10_000), default=10, show_default=True, help="Events to read.")
+@click.option("--timeout", type=DURATION, default="10s", show_default=True, help="How long to wait for them.")
+@plugin_path_option
+def command(
+    address: str,
+    config_file: str,
+    replay_port: int | None,
+    topic: str | None,
+    block_size: int | None,
+    model: str | None,
+    events: int,
+    timeout: float,
+    plugin_path: str,
+) -> None:
+    """Connect to an endpoint's event socket, read some KV events, or say what is wrong.
+
+    Give the server requests meanwhile: an idle server publishes nothing. With a replay socket, messages that it has kept count, too.
+
+    Exit code 0: the picker can follow this endpoint; 1: it cannot, and stderr says why.
+    """
+    add_plugins(plugin_path)
+    port, replay, wanted = EVENTS_PORT, 0, Wanted(topic=TOPIC, events=events)
+    if config_file:
+        port, replay, wanted = _configured(config_file, events)
+    wanted = Wanted(
+        topic=wanted.topic if topic is None else topic,
+        block_tokens=wanted.block_tokens if block_size is None else block_size,
+        model=wanted.model if model is None else model,
+        events=events,
+    )
+    host, port = _parts(address, port)
+    try:
+        heard = _read(host, port, replay if replay_port is None else replay_port, wanted, timeout)
+    except Trouble as trouble:
+        click.echo(f"problem: {trouble}", err=True)
+        sys.exit(ExitCode.FAULT)
+    problems = heard.problems()
+    for problem in problems:
+        click.echo(f"problem: {problem}", err=True)
+    click.echo(heard.summary())
+    sys.exit(ExitCode.FAULT if problems else ExitCode.OK)
+
+
+def _configured(file: str, events: int) -> tuple[int, int, Wanted]:
+    """Reads a configuration. Returns the event port, the replay port, and what the picker expects of the events."""
+    config = load_text(read_file(file), shown_path(file), allow_experimental=True, surroundings=DEFAULT_SURROUNDINGS)
+    plugins = config.pipeline.plugins.values()
+    settings = kv_settings(plugins)
+    if settings is None:
+        raise click.ClickException(f"{shown_path(file)} has no precise-prefix-cache-producer, so no KV events are read")
+    model = next((plugin.params.model_name for plugin in plugins if isinstance(plugin, Tokens)), "")
+    return (
+        settings.port,
+        settings.replay_port,
+        Wanted(topic=settings.topic, block_tokens=settings.block_tokens, model=model, events=events),
+    )
+
+
+def _parts(address: str, port: int) -> tuple[str, int]:
+    """Splits HOST, HOST:PORT, [HOST]:PORT or tcp://HOST:PORT into host and port. `port`: the default."""
+    text = address.removeprefix("tcp://")
+    host, colon, number = text.rpartition(":")
+    if not colon or text.endswith("]") or (text.count(":") > 1 and not text.startswith("[")):
+        host, number = text, str(port)
+    host = host.removeprefix("[").removesuffix("]")
+    if not host or not number.isascii() or not number.isdigit() or not 0 < int(number) <= 65535:
+        raise click.UsageError(f"--kv-events is '{shown(address)}': write HOST or HOST:PORT, IPv6 in brackets")
+    return host, int(number)
+
+
+def _read(host: str, port: int, replay_port: int, wanted: Wanted, timeout_s: float) -> Heard:
+    """Reads events until there are enough, or `timeout_s` seconds have passed. Raises Trouble if there are none."""
+    try:
+        import zmq
+
+        from workers.kv_events.sockets import ReplayRequest, Subscription, tcp
+    except ModuleNotFoundError as error:
+        raise missing("doctor", error.name or "zmq") from error
+    _reach(host, port, "the event port", "compare it with the port of the server's kv-events-config")
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    heard = Heard(wanted)
+    try:
+        with closing(Subscription(context, tcp(host, port), "")) as subscription:
+            _shake_hands(subscription, host, port)
+            click.echo(f"connected to {subscription.address}")
+            kept = 0
+            if replay_port:
+                _reach(
+                    host, replay_port, "the replay port", "compare replaySocketPort with the server's replay_endpoint"
+                )
+                with closing(ReplayRequest(context, tcp(host, replay_port), 0)) as request:
+                    kept = _replay(request, heard, f"{host}:{replay_port}")
+            deadline = time.monotonic() + timeout_s
+            while not heard.enough and (left := deadline - time.monotonic()) > 0:
+                subscription.socket.poll(min(LOOK_MS, max(1, int(left * 1e3))))
+                for topic, number, payload in subscription.messages():
+                    _show(heard.take(topic, number, payload))
+    finally:
+        context.destroy(0)
+    if not heard.messages:
+        raise Trouble(_silent(timeout_s, asked=bool(replay_port), kept=kept))
+    return heard
+
+
+def _reach(host: str, port: int, what: str, fix: str) -> None:
+    """Raises Trouble unless the port accepts connections. `what` and `fix`: for the error text."""
+    try:
+        socket.create_connection((host, port), CONNECT_S).close()
+    except ConnectionRefusedError:
+        raise Trouble(f"refused: nothing listens on {what} {host}:{port}; {fix}") from None
+    except TimeoutError:
+        raise Trouble(
+            f"no answer from {what} {host}:{port} in {CONNECT_S:.0f} s; a firewall may be in between"
+        ) from None
+    except OSError as problem:
+        raise Trouble(f"{what} {host}:{port} cannot be reached: {problem.strerror or problem}") from None
+
+
+def _shake_hands(subscription: "Subscription", host: str, port: int) -> None:
+    deadline = time.monotonic() + HANDSHAKE_S
+    while not any(subscription.changes()):
+        if time.monotonic() > deadline:
+            raise Trouble(
+                f"{host}:{port} accepts connections but does not speak ZeroMQ; it may be the port of another service"
+            )
+        subscription.monitor.poll(LOOK_MS)
+
+
+def _replay(request: "ReplayRequest", heard: Heard, where: str) -> int:
+    """Reads the messages that the server has kept for replays. Returns their number. Raises Trouble if the server does not answer."""
+    deadline = time.monotonic() + REPLAY_S
+    first = last = -1
+    kept = 0
+    while True:
+        request.socket.poll(LOOK_MS)
+        for answer in request.answers():
+            if answer is None:
+                span = f", numbers {first} to {last}" if kept else ""
+                click.echo(f"replay from {where}: {kept} messages{span}")
+                return kept
+            number, payload = answer
+            deadline = time.monotonic() + REPLAY_S
+            first, last, kept = (number if first < 0 else first), number, kept + 1
+            enough, lines = heard.enough, heard.take(None, number, payload)
+            if not enough:
+                _show(lines)
+        if time.monotonic() > deadline:
+            raise Trouble(
+                f"the replay port {where} does not answer; compare replaySocketPort with the server's replay_endpoint"
+            )
+
+
+def _show(lines: Sequence[str]) -> None:
+    for line in lines:
+        click.echo(line)
+
+
+def _silent(timeout_s: float, *, asked: bool, kept: int) -> str:
+    replay = " and none to replay" if asked and not kept else ""
+    return (
+        f"no events in {timeout_s:g} s{replay}; send the server a new prompt meanwhile, and check that its kv-events-config has "
+        "enable_kv_cache_events true and publisher zmq"
+    )

@@ -1,0 +1,464 @@
+"""Defines the values of the Helm chart as types, with its defaults.
+
+A value has the name that it has in the reference's chart if it means the same. Values of the reference's chart that would have no effect
+here are accepted. Unknown names and wrong types are refused, all at once. `values.yaml` of the chart has the same defaults, and the
+chart's JSON Schema is generated from these types. Values come in layers, from files and options. A later layer overrides an earlier
+one: mappings are merged, everything else is replaced.
+"""
+
+import difflib
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Annotated, Any, Final, Literal, NamedTuple, get_args
+
+import msgspec
+import yaml
+
+Json = dict[str, Any]
+Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
+Seconds = Annotated[int, msgspec.Meta(ge=0, le=86_400)]
+Scalar = str | bool | int | float
+
+INSTEAD: Final[Mapping[str, str]] = {  # values of the reference's charts that are refused -> what to do instead
+    "inferenceExtension": "write router.epp",
+    "inferencePool": "write router.inferencePool and router.modelServers",
+    "inferenceObjectives": "write router.inferenceObjectives",
+    "experimentalHttpRoute": "write httpRoute",
+    "router.latencyPredictor": "this chart installs no predictor; name a running one in predicted-latency-producer",
+    "router.monitoring.provider": "only the Prometheus operator is supported; remove it",
+    "router.proxy": "the Envoy in the picker's pod has its own settings; remove it",
+    "provider.gke": "this chart has no objects for GKE; remove it, and apply them beside it",
+}
+_AT = re.compile(r"(.*?)(?: - at `\$(.*)`)?")
+_STEP = re.compile(r"((?:\\.|[^.\[\]\\])+)|\[(\d+)\]")
+
+
+class _Section(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
+    """One level of the values."""
+
+
+def _section(kind: type[msgspec.Struct]) -> Any:
+    return msgspec.field(default_factory=kind)
+
+
+def only(value: Any) -> Any:
+    """Returns the metadata of a type that allows only `value`, because another value would have no effect."""
+    return msgspec.Meta(extra_json_schema={"const": value})
+
+
+Off = Annotated[bool, only(False)]
+
+
+class Image(_Section, frozen=True, kw_only=True):
+    registry: str = ""
+    repository: str = "endpoint-picker"
+    tag: str = ""  # empty: the version of this package
+    pull_policy: Literal["Always", "IfNotPresent", "Never"] = "IfNotPresent"
+
+
+class Resources(_Section, frozen=True, kw_only=True):
+    requests: dict[str, str | int | float] = msgspec.field(default_factory=lambda: {"cpu": "2", "memory": "1Gi"})
+    limits: dict[str, str | int | float] = msgspec.field(default_factory=lambda: {"memory": "2Gi"})
+
+
+class MetricsDataSource(_Section, frozen=True, kw_only=True):
+    scheme: Literal["http", "https"] = "http"
+    path: str = "/metrics"
+    insecure_skip_verify: bool = True
+
+
+class Budget(_Section, frozen=True, kw_only=True):
+    enabled: bool = True
+    max_unavailable: int | str = 1
+
+
+class SharedMemory(_Section, frozen=True, kw_only=True):
+    size_limit: str = ""  # empty: computed
+
+
+class StoreTls(_Section, frozen=True, kw_only=True):
+    existing_secret: str = ""  # has ca.crt, and tls.crt and tls.key if the store asks for a certificate
+    client_certificate: bool = False
+
+
+class ReplicaStore(_Section, frozen=True, kw_only=True):
+    """The Redis or Valkey through which replicas act as one picker."""
+
+    url: str = ""  # empty: replicas share nothing
+    existing_secret: str = ""  # has the key `password`
+    tls: StoreTls = _section(StoreTls)
+
+
+class Epp(_Section, frozen=True, kw_only=True):
+    replicas: Annotated[int, msgspec.Meta(ge=0, le=100)] = 1
+    replica_store: ReplicaStore = _section(ReplicaStore)
+    image: Image = _section(Image)
+    ext_proc_port: Port = 9002
+    grpc_health_port: Port = 9003
+    parsers: list[str] = []
+    metrics_data_source: MetricsDataSource = _section(MetricsDataSource)
+    flags: dict[str, Scalar] = {}
+    env: list[Json] = []
+    plugins_config_file: str = "default-plugins.yaml"
+    plugins_custom_config: dict[str, str] = {}
+    extra_container_ports: list[Json] = []
+    resources: Resources = _section(Resources)
+    affinity: Json = {}
+    tolerations: list[Json] = []
+    node_selector: dict[str, str] = {}
+    priority_class_name: str = ""
+    pod_annotations: dict[str, str] = {}
+    image_pull_secrets: list[Json] = []
+    pod_security_context: Json = {}  # each given field replaces the default's
+    security_context: Json = {}  # of the container
+    deployment_strategy: Json = {}  # empty: by leader election
+    volumes: list[Json] = []
+    volume_mounts: list[Json] = []
+    pre_stop_sleep_seconds: Seconds | None = None  # none: 10, and 0 with leader election
+    drain_timeout_seconds: Seconds = 110
+    termination_grace_period_seconds: Seconds = 130
+    shared_memory: SharedMemory = _section(SharedMemory)
+    pod_disruption_budget: Budget = _section(Budget)
+
+
+def _proxy_resources() -> Resources:
+    return Resources(requests={"cpu": "2", "memory": "1Gi"}, limits={"memory": "4Gi"})
+
+
+class Proxy(_Section, frozen=True, kw_only=True):
+    enabled: bool | None = None  # none: router.mode decides
+    proxy_type: Literal["envoy"] = "envoy"
+    mode: Literal["sidecar"] = "sidecar"
+    name: str = "envoy-proxy"
+    image: str = "docker.io/envoyproxy/envoy:distroless-v1.40.0"
+    image_pull_policy: Literal["Always", "IfNotPresent", "Never"] = "IfNotPresent"
+    port: Port = 8081
+    metrics_port: Port = 19001
+    resources: Resources = msgspec.field(default_factory=_proxy_resources)
+
+
+def _any_pod() -> list[Json]:
+    """Returns the peers of a network policy that admits all pods of the cluster."""
+    return [{"namespaceSelector": {}}]
+
+
+class NetworkPolicy(_Section, frozen=True, kw_only=True):
+    enabled: bool = True
+    gateway: list[Json] = msgspec.field(default_factory=_any_pod)  # peers of a network policy; empty: every client
+    monitoring: list[Json] = msgspec.field(default_factory=_any_pod)
+    extra_ingress: list[Json] = []
+    restrict_egress: bool = False
+    extra_egress: list[Json] = []
+
+
+class MetricsAuth(_Section, frozen=True, kw_only=True):
+    enabled: bool = True
+    secret_name: str = "inference-gateway-sa-metrics-reader-secret"
+
+
+class Prometheus(_Section, frozen=True, kw_only=True):
+    enabled: bool = False
+    auth: MetricsAuth = _section(MetricsAuth)
+    extra_labels: dict[str, str] = {}
+
+
+class Gmp(_Section, frozen=True, kw_only=True):
+    autopilot: Off = False
+
+
+class MonitoringProvider(_Section, frozen=True, kw_only=True):
+    name: Literal["", "prometheusoperator"] = ""
+    gmp: Gmp = _section(Gmp)
+
+
+class Monitoring(_Section, frozen=True, kw_only=True):
+    interval: str = "10s"
+    provider: MonitoringProvider = _section(MonitoringProvider)
+    prometheus: Prometheus = _section(Prometheus)
+
+
+class Sampling(_Section, frozen=True, kw_only=True):
+    sampler: str = "parentbased_traceidratio"
+    sampler_arg: str = "0.1"
+
+
+class Tracing(_Section, frozen=True, kw_only=True):
+    enabled: bool = False
+    otel_exporter_endpoint: str = "http://localhost:4317"
+    sampling: Sampling = _section(Sampling)
+
+
+class InferencePool(_Section, frozen=True, kw_only=True):
+    create: bool | None = None  # none: in gateway mode
+    failure_mode: Literal["FailOpen", "FailClose"] = "FailOpen"
+
+
+class Objective(_Section, frozen=True, kw_only=True):
+    name: str
+    priority: Annotated[int, msgspec.Meta(ge=-(2**31), lt=2**31)]
+
+
+class TargetPort(_Section, frozen=True, kw_only=True):
+    number: Port
+
+
+class ModelServers(_Section, frozen=True, kw_only=True):
+    type: Literal["vllm", "sglang", "triton-tensorrt-llm", "trtllm-serve", "triton"] = "vllm"
+    protocol: Literal["http", "grpc"] = "http"
+    target_ports: Annotated[list[TargetPort], msgspec.Meta(min_length=1, max_length=8)] = msgspec.field(
+        default_factory=lambda: [TargetPort(number=8000)]
+    )
+    match_labels: dict[str, str] = {}
+
+
+class RenderImage(_Section, frozen=True, kw_only=True):
+    registry: str = "docker.io"
+    repository: str = "vllm/vllm-openai-cpu"
+    tag: str = "v0.19.1"
+    pull_policy: Literal["Always", "IfNotPresent", "Never"] = "IfNotPresent"
+
+
+def _hub_token() -> list[Json]:
+    reference = {"name": "llm-d-hf-token", "key": "HF_TOKEN", "optional": True}
+    return [{"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": reference}}]
+
+
+def _render_resources() -> Resources:
+    return Resources(requests={"cpu": "4", "memory": "8Gi"}, limits={})
+
+
+def _render_probe() -> Json:
+    asked = {"httpGet": {"path": "/health", "port": "render-http"}}
+    return asked | {"initialDelaySeconds": 30, "periodSeconds": 10, "timeoutSeconds": 5, "failureThreshold": 60}
+
+
+class Tokenizer(_Section, frozen=True, kw_only=True):
+    """The render sidecar."""
+
+    enabled: bool = False
+    model_name: str = ""
+    image: RenderImage = _section(RenderImage)
+    port: Port = 8000
+    command: list[str] = []  # empty: vllm launch render
+    args: list[str] = []  # empty: the model's name and the port
+    extra_args: list[str] = []
+    init_containers: list[Json] = []
+    env: list[Json] = msgspec.field(default_factory=_hub_token)
+    resources: Resources = msgspec.field(default_factory=_render_resources)
+    volumes: list[Json] = []
+    volume_mounts: list[Json] = []
+    readiness_probe: Json = msgspec.field(default_factory=_render_probe)
+
+
+class KvEvents(_Section, frozen=True, kw_only=True):
+    """Ports of the model servers' KV events, as the configuration of the picker has them."""
+
+    server_ports: Annotated[list[Port], msgspec.Meta(max_length=32)] = []
+    bind_port: Port | None = None
+
+
+class Disabled(_Section, frozen=True, kw_only=True):
+    """A part of the reference's chart that this one does not have."""
+
+    enabled: Off = False
+
+
+class Router(_Section, frozen=True, kw_only=True):
+    mode: Literal["gateway", "standalone"] = "gateway"
+    cluster_domain: str = "cluster.local"
+    tokenizer: Tokenizer = _section(Tokenizer)
+    kv_events: KvEvents = _section(KvEvents)
+    latency_predictor: Disabled = _section(Disabled)
+    epp: Epp = _section(Epp)
+    metrics_port: Port = 9090
+    extra_service_ports: list[Json] = []
+    proxy: Proxy = _section(Proxy)
+    network_policy: NetworkPolicy = _section(NetworkPolicy)
+    monitoring: Monitoring = _section(Monitoring)
+    tracing: Tracing = _section(Tracing)
+    inference_pool: InferencePool = _section(InferencePool)
+    inference_objectives: list[Objective] = []
+    model_servers: ModelServers = _section(ModelServers)
+
+
+class DestinationRule(_Section, frozen=True, kw_only=True):
+    host: str = ""  # empty: that of the picker's Service
+    traffic_policy: Json = {}
+
+
+class Istio(_Section, frozen=True, kw_only=True):
+    destination_rule: DestinationRule = _section(DestinationRule)
+
+
+class Gke(_Section, frozen=True, kw_only=True):
+    preferred_backends: Disabled = _section(Disabled)
+
+
+class Provider(_Section, frozen=True, kw_only=True):
+    name: Literal["none", "istio"] = "none"
+    gke: Gke = _section(Gke)
+    istio: Istio = _section(Istio)
+
+
+class HttpRoute(_Section, frozen=True, kw_only=True):
+    create: bool = False
+    inference_gateway_name: str = "inference-gateway"
+    inference_gateway_namespace: str = ""
+    base_model: str = ""
+    request_timeout: str = "300s"
+    header_matches: dict[str, str] = {}
+
+
+class Values(_Section, frozen=True, kw_only=True):
+    router: Router = _section(Router)
+    provider: Provider = _section(Provider)
+    http_route: HttpRoute = _section(HttpRoute)
+
+
+class BadValues(ValueError):
+    """Values or options are wrong. The text has one line per error, with the value, the rule and the fix."""
+
+
+class Layer(NamedTuple):
+    """Some values, and the file name or the option with which the user gave them."""
+
+    source: str
+    values: Json
+
+
+def checked(layers: Sequence[Layer]) -> Json:
+    """Merges the layers. Raises BadValues with all unknown names and wrong types."""
+    values = merged(layer.values for layer in layers)
+    if wrong := list(faults(Values, values)):
+        raise BadValues("\n".join(with_source(line, layers) for line in wrong))
+    return values
+
+
+def with_source(line: str, layers: Sequence[Layer]) -> str:
+    """Adds to an error line the file name or the option with which the user gave the value. `line` begins with the path of the value."""
+    steps = line.partition(":")[0].split(".")
+    source = next((layer.source for layer in reversed(layers) if _has(layer.values, steps)), "")
+    return f"{line} (given by {source})" if source else line
+
+
+def _has(values: Any, steps: Sequence[str]) -> bool:
+    """Returns whether these values have a value at a path. A step of the path may contain dots, and end with an index."""
+    if not steps:
+        return True
+    if not isinstance(values, dict):
+        return False
+    for length in range(1, len(steps) + 1):
+        name = ".".join(steps[:length]).partition("[")[0]
+        if name in values and _has(values[name], steps[length:]):
+            return True
+    return False
+
+
+def faults(kind: type[msgspec.Struct], values: Any, at: str = "") -> Iterator[str]:
+    """Yields a line for each unknown name and for each value of a wrong type. `at`: the path of `values`."""
+    if not isinstance(values, dict):
+        yield f"{at or 'values'}: expected a mapping, got {_shown(values)}"
+        return
+    fields = {field.encode_name: field for field in msgspec.structs.fields(kind)}
+    for name, value in values.items():
+        path = f"{at}.{name}" if at else str(name)
+        field = fields.get(name)
+        if field is None:
+            yield f"{path}: {_unknown(path)}"
+        elif isinstance(field.type, type) and issubclass(field.type, msgspec.Struct):
+            yield from faults(field.type, value, path)
+        elif wrong := _misfit(value, field.type):
+            yield f"{path}{wrong}"
+
+
+def _misfit(value: Any, kind: Any) -> str:
+    """Returns what is wrong with a value, as the part of an error line that follows the path. Returns "" if nothing is wrong."""
+    try:
+        msgspec.convert(value, kind)
+    except msgspec.ValidationError as wrong:
+        match = _AT.fullmatch(str(wrong))
+        assert match is not None
+        told = match[1].replace("`", "'")
+        return f"{match[2] or ''}: {told[:1].lower()}{told[1:]}"
+    for meta in get_args(kind)[1:]:
+        if isinstance(meta, msgspec.Meta) and value != (constant := (meta.extra_json_schema or {}).get("const", value)):
+            return f": only {_shown(constant)} is supported; remove it"
+    return ""
+
+
+def _shown(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else repr(value)
+
+
+def read(text: str, source: str) -> Json:
+    """Parses a values file. Raises BadValues."""
+    try:
+        found = yaml.safe_load(text)
+    except yaml.YAMLError as wrong:
+        raise BadValues(f"{source}: not YAML: {wrong}") from wrong
+    if found is None:
+        return {}
+    if not isinstance(found, dict):
+        raise BadValues(
+            f"{source}: values are a mapping with router, provider or httpRoute; this is a {type(found).__name__}"
+        )
+    return found
+
+
+def merged(layers: Iterable[Mapping[str, Any]]) -> Json:
+    """Merges layers of values. A later layer overrides an earlier one: mappings are merged, everything else is replaced."""
+    result: Json = {}
+    for layer in layers:
+        for key, value in layer.items():
+            under = result.get(key)
+            both = isinstance(under, dict) and isinstance(value, dict)
+            result[key] = merged((under, value)) if both else value  # type: ignore[arg-type]
+    return result
+
+
+def assigned(text: str) -> Json:
+    """Parses `--set a.b[0].c=value` as helm does, but without helm's lists in braces and its commas. Raises BadValues."""
+    path, equals, value = text.partition("=")
+    steps = [(name, index) for name, index in _STEP.findall(path)]
+    if not equals or not path or not steps or steps[0][1]:
+        raise BadValues(f"--set {text}: write name.name=value, for example router.epp.replicas=2")
+    result: Any = _scalar(value)
+    for name, index in reversed(steps):
+        result = {re.sub(r"\\(.)", r"\1", name): result} if name else _at(int(index), result, text)
+    assert isinstance(result, dict)
+    return result
+
+
+def _at(index: int, value: Any, text: str) -> list[Any]:
+    if index:
+        raise BadValues(f"--set {text}: lists are set as a whole or by [0]; use a file with --values for longer ones")
+    return [value]
+
+
+def _scalar(text: str) -> Any:
+    if text in ("true", "false"):
+        return text == "true"
+    if text == "null":
+        return None
+    return int(text) if re.fullmatch(r"0|-?[1-9][0-9]{0,17}", text) else text
+
+
+def _unknown(path: str) -> str:
+    """Returns why there is no such value. Names what replaces a value of the reference's chart, or else the nearest name."""
+    steps = path.split(".")
+    above = (".".join(steps[:length]) for length in range(len(steps), 0, -1))
+    if instead := next((INSTEAD[name] for name in above if name in INSTEAD), ""):
+        return f"not supported: {instead}"
+    near = difflib.get_close_matches(path, _paths(Values), n=1, cutoff=0.6)
+    return "there is no such value; " + (f"did you mean {near[0]}?" if near else "see values.yaml of the chart")
+
+
+def _paths(kind: type[msgspec.Struct], at: str = "") -> list[str]:
+    """Returns the dotted paths of all values."""
+    found = []
+    for field in msgspec.structs.fields(kind):
+        path = f"{at}.{field.encode_name}" if at else field.encode_name
+        found.append(path)
+        if isinstance(field.type, type) and issubclass(field.type, msgspec.Struct):
+            found += _paths(field.type, path)
+    return found

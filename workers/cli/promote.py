@@ -1,0 +1,20 @@
+"""`epp promote`: puts the configuration in force that a running picker tries."""
+
+import click
+
+from workers.cli.flags import WithArguments
+from workers.cli.reload import changed, in_force, of_picker
+from workers.process.asks import Ask
+
+
+@click.command("promote", cls=WithArguments)
+@of_picker
+def command(metrics_port: int, instance: str, run_dir: str, timeout: float) -> None:
+    """End the trial of a candidate (`epp try`): it is in force from now on. No request is lost.
+
+    Put it into the picker's configuration file, too: the next reload or start reads that.
+
+    Exit code 0: all workers use it; 1: no such picker, or no result in time; 78: none is tried, or it could not be taken over.
+    """
+    result, workers = changed(metrics_port, instance, run_dir, timeout, Ask("promote"))
+    click.echo(in_force(result, workers))

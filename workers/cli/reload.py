@@ -1,0 +1,157 @@
+"""`epp reload`: makes a running picker on this machine load its configuration again, and waits for the result."""
+
+import contextlib
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
+
+import click
+
+from shm import observe
+from shm.documents import DocumentReader
+from shm.lanes import Lanes, LaneSchema
+from shm.observe import Seen
+from shm.segment import SegmentError, recorded
+from workers.cli.flags import DURATION, PORT, WithArguments, flag
+from workers.host.exit_codes import ExitCode
+from workers.process.asks import Ask, Refused, put
+from workers.process.layout import CANDIDATE, GENERATION
+from workers.shared import reload_status
+from workers.shared.reload_status import ReloadStatus
+
+LOOK_S: Final = 0.02
+PART: Final = "reload"
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Watched:
+    """Reads the state of one picker's reloads from its shared memory. Raises SegmentError if the memory cannot be read."""
+
+    def __init__(self, seen: Seen, run_dir: str) -> None:
+        """`run_dir`: where the picker keeps its file."""
+        self._run_dir = run_dir
+        self._attach(seen)
+
+    def _attach(self, seen: Seen) -> None:
+        segments, parts = observe.attach(seen.segments)
+        lanes = next((part for part in parts.values() if isinstance(part.schema, LaneSchema)), None)
+        if (
+            PART not in parts
+            or lanes is None
+            or not isinstance(lanes.schema, LaneSchema)
+            or CANDIDATE not in lanes.schema.scalar
+        ):
+            raise SegmentError(f"instance {seen} is of another version: it cannot reload")
+        self._seen, self._segments = seen, segments
+        self._reader = DocumentReader(reload_status.SCHEMA, parts[PART].region)
+        self._lanes = Lanes(lanes.schema, lanes.region)
+
+    def renew(self) -> None:
+        """Looks at the picker's present segments. Another version of the program may have made some of them anew."""
+        present = next((each for each in recorded(self._run_dir) if each.name == self._seen.name), None)
+        if present is not None and (names := tuple(present.info["segments"])) != self._seen.segments:
+            with contextlib.suppress(SegmentError):  # it is making them at this moment
+                self._attach(self._seen._replace(segments=names))
+
+    def status(self) -> ReloadStatus | None:
+        """Returns the present state; None if the picker has just been started."""
+        return reload_status.read(self._reader)
+
+    def generations(self) -> list[int]:
+        """Returns the number of the configuration that each serving worker uses."""
+        used = self._lanes.scalars(GENERATION)
+        return [number for seat, number in enumerate(used) if seat and self._lanes.serving(seat)]
+
+    def close(self) -> None:
+        for segment in self._segments:
+            segment.close()
+
+
+def of_picker(command: F) -> F:
+    """Adds the flags that choose a picker on this machine, and how long to wait for it."""
+    waiting = click.option(
+        "--timeout", type=DURATION, default="30s", show_default=True, help="How long to wait for the result."
+    )
+    command = waiting(command)
+    command = flag("run-dir", str, observe.RUN_DIR, "Folder in which the picker keeps its file.")(command)
+    command = flag("instance", str, "", "The picker on this machine with this name, whatever its ports are.")(command)
+    return flag("metrics-port", PORT, observe.METRICS_PORT, "The picker on this machine with this metrics port.")(
+        command
+    )
+
+
+@click.command("reload", cls=WithArguments)
+@click.option("--exec", "program", is_flag=True, help="Replace the program of the picker by the installed one, too.")
+@of_picker
+def command(program: bool, metrics_port: int, instance: str, run_dir: str, timeout: float) -> None:
+    """Load the configuration of a running picker again: its file, and the files of --plugin-path. No request is lost.
+
+    The picker tries the configuration in a process of its own first. If that fails, it keeps the one that it has. Flags of `epp serve`
+    stay as they are: to change those, restart the picker. A candidate that is being tried (`epp try`) is taken back.
+
+    With --exec, the installed version of the program goes on with the picker, under the configuration in force: on the same sockets and
+    the same shared memory. It replaces the processes one by one; a worker ends with its last stream, so give --timeout time for that.
+
+    Exit code 0: all workers use the configuration; 1: no such picker, or no result in time; 78: the configuration, or the installed
+    version, was refused.
+    """
+    if program:
+        result, workers = changed(metrics_port, instance, run_dir, timeout, Ask("exec"))
+        click.echo(f"the installed version runs in {workers} workers, with {in_force(result, workers)}")
+        return
+    result, workers = changed(metrics_port, instance, run_dir, timeout)
+    click.echo(in_force(result, workers))
+
+
+def in_force(result: ReloadStatus, workers: int) -> str:
+    """Returns the text that a command prints after a change."""
+    return f"generation {result.generation} ({result.hash}) is in force in {workers} workers"
+
+
+def changed(
+    metrics_port: int, instance: str, run_dir: str, timeout: float, ask: Ask | None = None
+) -> tuple[ReloadStatus, int]:
+    """Gives a picker a command and waits for the result. `ask`: None for a reload. `timeout`: in seconds. Prints findings.
+
+    Returns the picker's state afterwards, and the number of its workers. Ends this command if there is no such picker or if it refuses.
+    """
+    try:
+        seen = observe.find(run_dir, metrics_port=metrics_port, name=instance)
+        with contextlib.closing(Watched(seen, run_dir)) as watched:
+            result = _after(seen, watched, run_dir, ask, time.monotonic() + timeout)
+            workers = len(watched.generations())
+    except (SegmentError, Refused) as refused:
+        raise click.ClickException(str(refused)) from refused
+    except OSError as refused:
+        raise click.ClickException(
+            f"the picker cannot be given a command ({refused.strerror}): run this beside it, as its user"
+        ) from refused
+    if result is None:
+        raise click.ClickException(f"the picker has given no result within {timeout:g} s; see its log")
+    if result.text:
+        click.echo(result.text, err=True)
+    if not result.successful:
+        click.echo(f"refused: {seen.name} keeps generation {result.generation} ({result.hash})", err=True)
+        sys.exit(ExitCode.CONFIG)
+    return result, workers
+
+
+def _after(seen: Seen, watched: Watched, run_dir: str, ask: Ask | None, until: float) -> ReloadStatus | None:
+    """Gives the command to the picker and returns its state after the next attempt. Returns None if the attempt does not end in time."""
+    before = watched.status()
+    done = before.finished if before is not None else 0
+    wanted = done + 1 + (before.busy if before is not None else 0)  # an attempt under way may have read older files
+    if ask is not None:
+        put(run_dir, seen.name, ask)
+    os.kill(seen.pid, signal.SIGHUP)
+    while time.monotonic() < until:
+        watched.renew()
+        status = watched.status()
+        if status is not None and status.finished >= wanted and not status.busy:
+            return status
+        time.sleep(LOOK_S)
+    return None

@@ -1,0 +1,26 @@
+"""`epp sim`: becomes the process of the simulated model servers (`loadtest.sim`).
+
+This module passes all arguments on: the simulator parses them, because the picker's modules do not know its flags.
+"""
+
+import importlib.util
+import os
+import sys
+
+import click
+
+from workers.cli.demo.children import environment, python
+
+SETTINGS = {"ignore_unknown_options": True, "help_option_names": []}
+
+
+@click.command("sim", context_settings=SETTINGS, add_help_option=False)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def command(arguments: tuple[str, ...]) -> None:
+    """Run simulated model servers until SIGTERM or SIGINT."""
+    if importlib.util.find_spec("loadtest") is None:
+        raise click.ClickException("'epp sim' is not part of this installation")
+    sys.stdout.flush()
+    sys.stderr.flush()
+    argv = python("loadtest.sim", *arguments)
+    os.execve(argv[0], argv, environment())

@@ -1,0 +1,141 @@
+"""`epp top`: shows the endpoints, workers and prefix index of a running picker, from its shared memory."""
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import closing
+
+import click
+import msgspec
+
+from shm import observe
+from shm.segment import SegmentError
+from workers.cli import missing
+from workers.cli.flags import DURATION, PORT, flag
+from workers.cli.top.figures import Figures, Instance, Look, figures, life
+from workers.cli.top.source import Source
+from workers.cli.top.terminal import Terminal
+
+INTERVAL_MIN_S = 0.1
+INTERVAL_MAX_S = 3600.0
+WIDTH = 120  # without a terminal
+
+
+@click.command("top")
+@flag("metrics-port", PORT, observe.METRICS_PORT, "Show the picker with this metrics port.")
+@flag("instance", str, "", "Show the picker with this name, whatever its ports are.")
+@flag("run-dir", str, observe.RUN_DIR, "Folder in which the picker keeps its file.")
+@click.option(
+    "--interval", type=DURATION, default="1s", show_default=True, help="Time between two looks, 100ms or more."
+)
+@click.option("--once", is_flag=True, help="Print one table, about the first interval, and exit.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON: a line per interval, or one document with --once.")
+def command(metrics_port: int, instance: str, run_dir: str, interval: float, once: bool, as_json: bool) -> None:
+    """Show the endpoints, workers and prefix index of a running picker, until q, Ctrl-C or the end of the picker.
+
+    This command only reads the picker's shared memory and does not disturb the picker. Run it as the picker's user and
+    with the picker's /dev/shm, that is, in the same container.
+
+    \b
+    JSON keys; null = unknown, times in seconds, shares 0..1:
+      instance     name pid ports life uptime_s
+      interval_s   between the two looks that rates, quantiles and traffic_share come from
+      requests     per_s errors_per_s processing_p50_s processing_p99_s
+                   in_flight tokens_in_flight cached_share
+                   predicted_share reported_share
+      supervisor   serving beat_age_s starts
+      workers[]    worker state beat_age_s starts streams connections accepted_share
+                   loop_lag_s requests_per_s in_flight gauges{}
+      workers_serving
+      endpoints[]  name namespace address state age_s scraped{} in_flight
+                   tokens_in_flight picks_per_s traffic_share index_entries
+                   predicted_share reported_share
+                   not_precise events_age_s held_blocks
+      index        entries used used_share estimated owners_live owners_retired
+                   evictions dropped
+      bus_drops
+      bands[]      with flow control, waiting requests by priority, else null: priority, requests, bytes, oldest_age_s
+      others       with a replica store, what other replicas have, else null: replicas, requests, tokens, waiting, age_s
+      left_out{}   plugins that failed too often: the number of workers that leave them out
+      configuration  generation hash workers last_reload_failed tryout{}
+      counters{}   all counters, each summed over all processes
+
+    Exit code 0: ended by you or with the picker; 1: no such picker, or it cannot be read; 2: wrong flags.
+    """
+    if not INTERVAL_MIN_S <= interval <= INTERVAL_MAX_S:
+        raise click.UsageError(f"--interval must be from {INTERVAL_MIN_S * 1e3:.0f}ms to {INTERVAL_MAX_S:.0f}s")
+    try:
+        source = Source(observe.find(run_dir, metrics_port=metrics_port, name=instance), run_dir)
+        with closing(source), Terminal(keys=not (once or as_json)) as terminal:
+            looks = Looks(source, terminal, interval, once)
+            ended = _print_json(looks, once) if as_json else _print_tables(looks, once)
+    except SegmentError as refused:
+        raise click.ClickException(str(refused)) from refused
+    if ended and once:
+        raise click.ClickException(ended)
+    if ended:
+        click.echo(ended, err=True)
+
+
+class Looks:
+    """Yields figures until the picker ends or the user ends the view. Rates come from the difference of two looks.
+
+    `ended`: afterwards, why there are no more figures; "" if the user ended the view.
+    """
+
+    def __init__(self, source: Source, terminal: Terminal, interval: float, once: bool) -> None:
+        self._source = source
+        self._terminal = terminal
+        self._interval = interval
+        self._once = once
+        self._before: Look | None = None
+        self.ended = ""
+
+    def __iter__(self) -> Iterator[Figures]:
+        """Yields figures after each interval. The first figures come at once and have no rates. With `once`, leaves them out."""
+        first = self._figures()
+        if not self._once:
+            yield first
+        while not self._terminal.wait(self._interval):
+            self.ended = self._source.ended(time.monotonic())
+            if self.ended:
+                return
+            yield self._figures()
+            if self._once:
+                return
+
+    def _figures(self) -> Figures:
+        seen = self._source.seen
+        look, before = self._source.look(time.monotonic()), self._before
+        self._before = look
+        up = max(0.0, time.time() - seen.started_at)
+        instance = Instance(name=seen.name, pid=seen.pid, ports=seen.ports, life=life(look), uptime_s=up)
+        return figures(instance, look, before)
+
+
+def _print_json(looks: Looks, once: bool) -> str:
+    for found in looks:
+        text = msgspec.json.encode(found)
+        click.echo(msgspec.json.format(text, indent=2) if once else text)
+    return looks.ended
+
+
+def _print_tables(looks: Looks, once: bool) -> str:
+    try:
+        from rich.console import Console
+        from rich.live import Live
+
+        from workers.cli.top.view import screen
+    except ModuleNotFoundError as error:
+        raise missing("top", error.name or str(error)) from error
+    console = Console(highlight=False)
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = WIDTH
+    if once or not console.is_terminal:
+        for found in looks:
+            console.print(screen(found, console.width, None), end="" if once else "\n")
+        return looks.ended
+    with Live(console=console, screen=True, auto_refresh=False) as live:
+        for found in looks:
+            live.update(screen(found, console.width, console.height), refresh=True)
+    return looks.ended

@@ -1,0 +1,473 @@
+"""Computes figures from a look at shared memory and the look before it. Does no I/O.
+
+Rates and quantiles describe the time between two looks, so they are unknown (None) after the first look. Counters never fall while an
+instance lives. Quantiles are interpolated linearly between the bounds of their bucket, as dashboards do. A quantile beyond the last
+bound counts as that bound.
+
+`Figures` is also the JSON document of `epp top --json`: its keys never change, but new keys may be added.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Final
+
+import msgspec
+
+from epp.metrics.lanes import REQUEST_PROCESSING
+from shm.observe import SILENT_S
+from shm.table import DOWN, DRAINING, EJECTED, State
+from workers.cli.top.tried import TryoutFigures
+from workers.host.memory import Leaving
+
+SUPERVISOR_SILENT_S: Final = 1.0  # a row is not fresh if its values and the supervisor's beat are both older than this
+REQUESTS: Final = ("picks_total", "refusals_total", "faults_total")
+ENDED: Final[Mapping[int, str]] = {
+    Leaving.LEAVES: "removed",
+    Leaving.DRAINS: "ended",
+}  # gauge of a worker that ended as intended -> state
+ERRORS: Final = ("refusals_total", "faults_total")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaneLook:
+    """The lane of one process. The age of the beat is infinite before the first beat."""
+
+    serving: bool
+    beat_age_s: float
+    starts: int
+    gauges: Mapping[str, int]
+    counters: Mapping[str, int]
+    inflight: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CachedLook:
+    """Counts prompt tokens of an endpoint, in requests for which both a prediction and the server's report are known.
+
+    `prompt`: all tokens. `predicted`: those that the picker predicted as cached. `reported`: those that the server reported as cached.
+    """
+
+    prompt: int
+    predicted: int
+    reported: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamLook:
+    """The event stream of one endpoint. `why`: why the endpoint's prefix matches are not precise; "" if they are.
+
+    `age_s`: seconds since the last message; None before the first one.
+    """
+
+    why: str
+    age_s: float | None
+    held: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndpointLook:
+    """The row of one endpoint. `picks`: decisions so far; None if the picker does not count them per endpoint.
+
+    `cached`: None if no prediction was compared. `stream`: None if the picker follows no event streams.
+    """
+
+    name: str
+    namespace: str
+    address: str
+    state: int
+    flags: int
+    age_s: float | None
+    scraped: Mapping[str, float]
+    inflight_requests: int
+    inflight_tokens: int
+    index_entries: int
+    picks: int | None
+    cached: CachedLook | None = None
+    stream: StreamLook | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IndexLook:
+    """The prefix index. `used`: entries in use, extrapolated from a sample if `estimated` is true."""
+
+    entries: int
+    used: int
+    estimated: bool
+    owners_live: int
+    owners_retired: int
+    evictions: int
+    dropped: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BandLook:
+    """The waiting requests of one band of flow control over all workers. `oldest_age_s` is None without waiting requests."""
+
+    priority: int
+    requests: int
+    bytes: int
+    oldest_age_s: float | None
+
+
+class Configuration(msgspec.Struct, frozen=True, kw_only=True):
+    """The configuration in force. `workers`: how many workers use it. `last_reload_failed`: the findings of the last reload if it failed.
+
+    `tryout`: None if no candidate is tried.
+    """
+
+    generation: int
+    hash: str
+    workers: int
+    last_reload_failed: str = ""
+    tryout: TryoutFigures | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """The values in shared memory at time `at`. Lane 0 is the supervisor's.
+
+    Histograms are counts per bucket; the last bucket counts the values above all bounds.
+    """
+
+    at: float
+    lanes: Sequence[LaneLook]
+    counters: Mapping[str, int]
+    histograms: Mapping[str, Sequence[int]]
+    bounds: Mapping[str, Sequence[float]]
+    endpoints: Sequence[EndpointLook]
+    index: IndexLook
+    bands: Sequence[BandLook] | None = None  # None without flow control
+    others: "Others | None" = None  # other replicas; None without a replica store
+    configuration: Configuration | None = None
+    left_out: Mapping[str, int] = field(default_factory=dict)  # by plugin: the number of workers that leave it out
+
+
+class Instance(msgspec.Struct, frozen=True, kw_only=True):
+    """The instance. `uptime_s`: the time since its segments were created. `life`: starting, running, draining or silent."""
+
+    name: str
+    pid: int
+    ports: Mapping[str, int]
+    life: str
+    uptime_s: float
+
+
+class Requests(msgspec.Struct, frozen=True, kw_only=True):
+    """Requests over all workers. Errors are requests that the picker refused or failed.
+
+    Shares are of prompt tokens since the start: `cached_share` of all prompt tokens. `predicted_share` and `reported_share` are the
+    tokens that the picker predicted as cached and that servers reported as cached, in requests for which both are known.
+    """
+
+    per_s: float | None
+    errors_per_s: float | None
+    processing_p50_s: float | None
+    processing_p99_s: float | None
+    in_flight: int
+    tokens_in_flight: int
+    cached_share: float | None
+    predicted_share: float | None
+    reported_share: float | None
+
+
+class Supervisor(msgspec.Struct, frozen=True, kw_only=True):
+    """The supervisor. `beat_age_s` is None before the first beat."""
+
+    serving: bool
+    beat_age_s: float | None
+    starts: int
+
+
+class Worker(msgspec.Struct, frozen=True, kw_only=True):
+    """The worker of one seat. `accepted_share` is its share of all connections since the start; `gauges` has all gauges of its lane."""
+
+    worker: int
+    state: str
+    beat_age_s: float | None
+    starts: int
+    streams: int
+    connections: int
+    accepted_share: float | None
+    loop_lag_s: float | None
+    requests_per_s: float | None
+    in_flight: int
+    gauges: Mapping[str, int]
+
+
+class EndpointFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """One endpoint. `scraped`: the columns that it reports. `traffic_share`: its share of the decisions since the last look.
+
+    `predicted_share` and `reported_share`: as in `Requests`. The last three fields are None if the picker follows no event streams:
+    why the endpoint's matches are not precise ("" if they are), seconds since its last message, and the number of blocks that it holds.
+    """
+
+    name: str
+    namespace: str
+    address: str
+    state: str
+    age_s: float | None
+    scraped: Mapping[str, float]
+    in_flight: int
+    tokens_in_flight: int
+    picks_per_s: float | None
+    traffic_share: float | None
+    index_entries: int
+    predicted_share: float | None
+    reported_share: float | None
+    not_precise: str | None = None
+    events_age_s: float | None = None
+    held_blocks: int | None = None
+
+
+class PrefixIndex(msgspec.Struct, frozen=True, kw_only=True):
+    """The prefix index. `used` counts all entries, also those of retired owners. `estimated`: `used` is extrapolated from a sample."""
+
+    entries: int
+    used: int
+    used_share: float
+    estimated: bool
+    owners_live: int
+    owners_retired: int
+    evictions: int
+    dropped: int
+
+
+class BandFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """The waiting requests of one band over all workers. `oldest_age_s` is None without waiting requests."""
+
+    priority: int
+    requests: int
+    bytes: int
+    oldest_age_s: float | None
+
+
+class Others(msgspec.Struct, frozen=True, kw_only=True):
+    """What other replicas have in flight and in queues. `age_s`: the age of these figures; above a second they do not count."""
+
+    replicas: int
+    requests: int
+    tokens: int
+    waiting: int
+    age_s: float
+
+
+class Figures(msgspec.Struct, frozen=True, kw_only=True):
+    """All figures of one moment. `interval_s` is the time since the look before, None for the first look.
+
+    `bands` is None without flow control, `others` without a replica store. `left_out` has the plugins that failed too often, with the
+    number of workers that leave them out.
+    """
+
+    instance: Instance
+    interval_s: float | None
+    requests: Requests
+    supervisor: Supervisor
+    workers: Sequence[Worker]
+    workers_serving: int
+    endpoints: Sequence[EndpointFigures]
+    index: PrefixIndex
+    bus_drops: int
+    counters: Mapping[str, int]
+    bands: Sequence[BandFigures] | None = None
+    left_out: Mapping[str, int] = {}
+    configuration: Configuration | None = None
+    others: Others | None = None
+
+
+def figures(instance: Instance, look: Look, before: Look | None) -> Figures:
+    """Computes all figures. Seats that never had a worker are left out. Endpoints are in the order of their names."""
+    elapsed = look.at - before.at if before is not None and look.at > before.at else None
+    workers = _workers(look, before, elapsed)
+    index = look.index
+    return Figures(
+        instance=instance,
+        interval_s=elapsed,
+        requests=_requests(look, before, elapsed),
+        supervisor=_supervisor(look.lanes[0]),
+        workers=workers,
+        workers_serving=sum(worker.state == "serving" for worker in workers),
+        endpoints=_endpoints(look, before, elapsed),
+        index=PrefixIndex(
+            entries=index.entries,
+            used=index.used,
+            used_share=index.used / index.entries,
+            estimated=index.estimated,
+            owners_live=index.owners_live,
+            owners_retired=index.owners_retired,
+            evictions=index.evictions,
+            dropped=index.dropped,
+        ),
+        bus_drops=look.counters.get("bus_drops_total", 0),
+        counters=look.counters,
+        bands=_bands(look.bands),
+        left_out=look.left_out,
+        configuration=look.configuration,
+        others=look.others,
+    )
+
+
+def _bands(bands: Sequence[BandLook] | None) -> list[BandFigures] | None:
+    """Returns the figures of the bands, the most important band first."""
+    if bands is None:
+        return None
+    return [
+        BandFigures(priority=b.priority, requests=b.requests, bytes=b.bytes, oldest_age_s=b.oldest_age_s)
+        for b in sorted(bands, key=lambda b: b.priority, reverse=True)
+    ]
+
+
+def life(look: Look) -> str:
+    """Returns the state of an instance by the most recent beat of its processes: running, draining, starting or silent."""
+    age = min(lane.beat_age_s for lane in look.lanes)
+    if age < SILENT_S:
+        draining = any(lane.gauges.get("leaving") == Leaving.DRAINS for lane in look.lanes[1:])
+        return "draining" if draining else "running"
+    return "starting" if age == math.inf else "silent"
+
+
+def quantile(q: float, bounds: Sequence[float], counts: Sequence[int]) -> float | None:
+    """Returns the quantile `q` of a histogram; None if the histogram is empty.
+
+    `counts`: one count per bucket; the last bucket counts the values above all `bounds`.
+    """
+    rank = q * sum(counts)
+    if not rank:
+        return None
+    lower = 0.0
+    for bound, count, reached in zip(bounds, counts, accumulate(counts), strict=False):
+        if reached >= rank:
+            return lower + (bound - lower) * (rank - (reached - count)) / count
+        lower = bound
+    return lower
+
+
+def state(endpoint: EndpointLook, *, supervised: bool) -> str:
+    """Returns the state of an endpoint from the state and the flags of its row.
+
+    `supervised`: whether the supervisor is alive. If it is not, a row with old values is stale.
+    """
+    if endpoint.flags & DRAINING:
+        return "draining"
+    if endpoint.flags & DOWN:
+        return "down"
+    if endpoint.flags & EJECTED:
+        return "ejected" if endpoint.flags == EJECTED else "on trial"
+    if endpoint.state == State.FRESH and not supervised and (endpoint.age_s or 0.0) > SUPERVISOR_SILENT_S:
+        return "stale"
+    return State(endpoint.state).name.lower()
+
+
+def _requests(look: Look, before: Look | None, elapsed: float | None) -> Requests:
+    then: Mapping[str, int] = before.counters if before is not None else {}
+    name = REQUEST_PROCESSING.name
+    new: list[int] = []
+    if before is not None:
+        new = [max(0, n - b) for n, b in zip(look.histograms[name], before.histograms[name], strict=True)]
+    prompt, cached = (look.counters.get(f"{kind}prompt_tokens_total", 0) for kind in ("", "cached_"))
+    predicted_share, reported_share = _shares([e.cached for e in look.endpoints])
+    return Requests(
+        per_s=_rate(look.counters, then, REQUESTS, elapsed),
+        errors_per_s=_rate(look.counters, then, ERRORS, elapsed),
+        processing_p50_s=quantile(0.5, look.bounds[name], new),
+        processing_p99_s=quantile(0.99, look.bounds[name], new),
+        in_flight=sum(endpoint.inflight_requests for endpoint in look.endpoints),
+        tokens_in_flight=sum(endpoint.inflight_tokens for endpoint in look.endpoints),
+        cached_share=cached / prompt if prompt else None,
+        predicted_share=predicted_share,
+        reported_share=reported_share,
+    )
+
+
+def _shares(looks: Sequence[CachedLook | None]) -> tuple[float | None, float | None]:
+    """Returns the predicted and the reported share of the prompt tokens; None if no prediction was compared."""
+    known = [look for look in looks if look is not None]
+    prompt = sum(look.prompt for look in known)
+    if not prompt:
+        return None, None
+    return sum(look.predicted for look in known) / prompt, sum(look.reported for look in known) / prompt
+
+
+def _supervisor(lane: LaneLook) -> Supervisor:
+    return Supervisor(serving=lane.serving, beat_age_s=_beat_age(lane), starts=lane.starts)
+
+
+def _workers(look: Look, before: Look | None, elapsed: float | None) -> list[Worker]:
+    accepted = look.counters.get("connections_total", 0)
+    found = []
+    for seat, lane in enumerate(look.lanes[1:], 1):
+        if not lane.starts and not lane.serving:
+            continue
+        then: Mapping[str, int] = before.lanes[seat].counters if before is not None else {}
+        lag = lane.gauges.get("loop_lag_us")
+        found.append(
+            Worker(
+                worker=seat - 1,
+                state=_worker_state(lane),
+                beat_age_s=None if _worker_state(lane) in ENDED.values() else _beat_age(lane),
+                starts=lane.starts,
+                streams=lane.gauges.get("streams", 0),
+                connections=lane.gauges.get("connections", 0),
+                accepted_share=lane.counters.get("connections_total", 0) / accepted if accepted else None,
+                loop_lag_s=None if lag is None else lag / 1e6,
+                requests_per_s=_rate(lane.counters, then, REQUESTS, elapsed),
+                in_flight=lane.inflight,
+                gauges=lane.gauges,
+            )
+        )
+    return found
+
+
+def _worker_state(lane: LaneLook) -> str:
+    leaving = lane.gauges.get("leaving")
+    if not lane.serving:
+        return ENDED.get(leaving or 0, "not serving")
+    if leaving == Leaving.DRAINS:
+        return "draining"
+    return "leaving" if leaving else "serving"
+
+
+def _endpoints(look: Look, before: Look | None, elapsed: float | None) -> list[EndpointFigures]:
+    earlier = {(e.name, e.namespace, e.address): e.picks for e in before.endpoints} if before is not None else {}
+    new = [_new_picks(e, earlier) for e in look.endpoints]
+    total = sum(picks or 0 for picks in new)
+    shares = [_shares([e.cached]) for e in look.endpoints]
+    supervised = look.lanes[0].beat_age_s <= SUPERVISOR_SILENT_S
+    found = [
+        EndpointFigures(
+            name=e.name,
+            namespace=e.namespace,
+            address=e.address,
+            state=state(e, supervised=supervised),
+            age_s=e.age_s,
+            scraped=e.scraped,
+            in_flight=e.inflight_requests,
+            tokens_in_flight=e.inflight_tokens,
+            picks_per_s=picks / elapsed if elapsed and picks is not None else None,
+            traffic_share=picks / total if elapsed and total and picks is not None else None,
+            index_entries=e.index_entries,
+            predicted_share=predicted,
+            reported_share=reported,
+            not_precise=e.stream.why if e.stream is not None else None,
+            events_age_s=e.stream.age_s if e.stream is not None else None,
+            held_blocks=e.stream.held if e.stream is not None else None,
+        )
+        for e, picks, (predicted, reported) in zip(look.endpoints, new, shares, strict=True)
+    ]
+    return sorted(found, key=lambda e: (e.name, e.namespace, e.address))
+
+
+def _new_picks(endpoint: EndpointLook, earlier: Mapping[tuple[str, str, str], int | None]) -> int | None:
+    then = earlier.get((endpoint.name, endpoint.namespace, endpoint.address))
+    return None if endpoint.picks is None or then is None else max(0, endpoint.picks - then)
+
+
+def _rate(now: Mapping[str, int], then: Mapping[str, int], names: Sequence[str], elapsed: float | None) -> float | None:
+    if elapsed is None:
+        return None
+    return max(0, sum(now.get(name, 0) - then.get(name, 0) for name in names)) / elapsed
+
+
+def _beat_age(lane: LaneLook) -> float | None:
+    return lane.beat_age_s if lane.beat_age_s != math.inf else None

@@ -1,0 +1,128 @@
+"""Runs the trial child of a reload: reads the configuration, checks it as `epp serve` does, tries it, and offers it to the parent."""
+
+import contextlib
+import io
+import os
+import resource
+import time
+from typing import Final
+
+import msgspec
+
+from epp.tryout import Share
+from shm.segment import SegmentError
+from workers.cli.configuration import STDIN, check_endpoints, load_config, plugin_files, read_given
+from workers.cli.flags import BadConfiguration
+from workers.host.memory import cgroup_limit, share
+from workers.host.proc import data_bytes
+from workers.process.errors import StartError
+from workers.process.generations import Attempt, Bundle, GenerationLost, Generations, Offer
+from workers.process.handover import Handover, execute, gathered
+from workers.process.instance import Instance
+from workers.process.layout import Layout
+from workers.process.loading import Given, current, in_force
+from workers.process.resources import Words
+from workers.worker.trial import Unproven, prove
+
+ROOM_BYTES: Final = 1 << 30  # the memory of a trial if that of workers has no limit
+ROOM_BYTES_MIN: Final = 256 << 20  # never less: the limit also counts memory that a process reserves and does not use
+
+
+def run(instance: Instance, attempt: Attempt) -> int:
+    """Writes the offer of this trial: a configuration, or why it is refused. Returns the exit code of the child."""
+    pid = os.getpid()
+    said = io.StringIO()
+    bound_memory(instance)
+    try:
+        if attempt.ask is not None and attempt.ask.what == "exec":
+            layout = Layout(instance.options, current(instance).config, attempt.names)
+            execute(gathered(instance, layout.described(), names=attempt.names, slot=attempt.slot))
+        with contextlib.redirect_stderr(said):
+            bundle = tried(instance, attempt)
+        offer = Offer(pid, said.getvalue().strip(), bundle)
+    except BadConfiguration as refused:
+        offer = Offer(pid, refused.message)
+    except (StartError, SegmentError, Unproven) as refused:
+        offer = Offer(pid, str(refused))
+    except MemoryError:
+        offer = Offer(pid, "error[trial]: the configuration took more memory in the trial than a worker may use")
+    if os.getpid() != pid:  # this process is a copy that a plugin has forked, and it must not write the offer
+        return 1
+    try:
+        instance.generations.offer(attempt.slot, offer)
+    except ValueError as too_large:
+        instance.generations.offer(attempt.slot, Offer(pid, f"error[too-large]: {too_large}"))
+    return 0
+
+
+def take_over(instance: Instance, handover: Handover) -> int:
+    """Tries whether this program can take over an instance of another version. Writes the result as an offer. Returns the exit code."""
+    pid = os.getpid()
+    try:
+        bundle = instance.generations.current()
+        prove(instance.under(instance.config, bundle, copied=True).with_scrape_tls())
+        offer = Offer(pid, "", bundle, handover.layouts)
+    except (StartError, SegmentError, GenerationLost, Unproven) as refused:
+        offer = Offer(pid, f"error[exec]: the installed program cannot take over: {refused}")
+    offer_to_earlier(handover, offer)
+    return 0
+
+
+def offer_to_earlier(handover: Handover, offer: Offer) -> None:
+    """Writes an offer where the earlier program looks for it."""
+    Generations(Words(handover.words), handover.files).offer(handover.slot, offer)
+
+
+def bound_memory(instance: Instance) -> None:
+    """Limits the memory of this process to that of a worker and a private copy of the shared memory. More raises MemoryError."""
+    options = instance.options
+    room = max(ROOM_BYTES_MIN, share(options.worker_memory_limit, cgroup_limit(), options.workers) or ROOM_BYTES)
+    limit = data_bytes() + sum(instance.layout.needs().values()) + room
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    if hard == resource.RLIM_INFINITY or limit < hard:
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
+
+
+def tried(instance: Instance, attempt: Attempt) -> Bundle:
+    """Tries the picker's present files, or the candidate in `attempt`, and returns the configuration if it is good.
+
+    Raises the error with which the configuration is refused.
+    """
+    options, ask = instance.options, attempt.ask
+    if ask is not None:
+        present = in_force(instance)
+        given = Given(ask.text, ask.source, plugin_files(options.plugin_path))
+    else:
+        if options.config_file == STDIN:
+            raise BadConfiguration(
+                "the configuration came from standard input, which cannot be read again: give --config-file a file"
+            )
+        given = read_given(options)
+    config = load_config(options, given)
+    check_endpoints(options, config)
+    bundle = Bundle(
+        attempt.number,
+        given.source,
+        given.text,
+        options.plugin_path,
+        given.plugins,
+        attempt.names,
+        time.time(),
+        followed=ask is None,
+        share=ask.share if ask is not None else Share(),
+    )
+    view = instance.under(config, bundle, copied=True).with_scrape_tls()
+    if ask is not None:
+        check_columns(present, view)
+    prove(view)
+    return msgspec.structs.replace(bundle, names=view.layout.names)
+
+
+def check_columns(present: Instance, view: Instance) -> None:
+    """Raises BadConfiguration if a candidate reads metrics of endpoints that the configuration in force does not scrape."""
+    scraped = {column.name for column in present.layout.wanted}
+    if missing := sorted(column.name for column in view.layout.wanted if column.name not in scraped):
+        raise BadConfiguration(
+            f"error[candidate-data]: plugins of the candidate read {', '.join(missing)} of endpoints, which nothing reads in the "
+            "configuration in force, so nothing scrapes it: reload with the candidate instead of trying it"
+        )

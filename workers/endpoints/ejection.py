@@ -1,0 +1,179 @@
+"""Ejects endpoints whose requests fail, and lets them return. Pure code: every result depends only on the calls and their `now`.
+
+    in use ─ POINTS_TO_EJECT without a success ─▶ ejected ─ back-off ─▶ on trial ─ its request succeeds ─▶ in use
+                                                     ▲ ◀─ its request fails, back-off doubles ──┘
+
+- Each worker counts per slot in its own lane (`shm.lanes`): requests that were served, and failure points. A request that could not be sent
+  adds CONNECTION_POINTS, an answer 5xx of the model server adds 1. So two failed connections in a row or five 5xx in a row eject the
+  endpoint. With 1 % random errors, five in a row come once in ten billion requests.
+- If the last scrape of the endpoint was refused, too, the first failure ejects it.
+- At most half of the pool is ejected at a time.
+- A trial is given to one worker, which sends one request. If that worker has no request to send, the next worker gets the trial after
+  TRIAL_S.
+
+The flags in the endpoint's table row tell the workers what to do: EJECTED, or during a trial the lane of the chosen worker and the number
+of the trial (`shm.table.trial`). Only the supervisor writes them. A supervisor that replaces another begins with no endpoint ejected.
+"""
+
+import enum
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Protocol, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from shm.table import EJECTED, trial
+
+CONNECTION_POINTS = 3
+POINTS_TO_EJECT = 5
+BACK_OFF_S = 1.0
+BACK_OFF_S_MAX = 30.0
+CALM_S = 60.0  # after this time without an ejection, the next back-off is the shortest again
+TRIAL_S = 0.5
+SHARE_MAX = 0.5  # the part of the pool that may be ejected
+
+Ints = npt.NDArray[np.int64]
+
+
+class Step(enum.Enum):
+    """A change in the ejection of one endpoint."""
+
+    EJECTED = "ejected"
+    TRIAL = "trial"
+    RETURNED = "returned"
+
+
+class Scraped(Protocol):
+    """The part of an endpoint's state that comes from scrapes."""
+
+    @property
+    def refuses(self) -> bool:
+        """Whether the server refused the last scrape."""
+
+    @property
+    def is_down(self) -> bool:
+        """Whether the endpoint is down. It then gets no requests, so a trial would be useless."""
+
+
+class Ejected:
+    """The state of an endpoint that was ejected at least once."""
+
+    __slots__ = ("back_off_s", "ejected", "flags", "handed_at", "until")
+
+    def __init__(self) -> None:
+        self.ejected = False
+        self.flags = 0
+        self.back_off_s = 0.0
+        self.until = 0.0  # the time at which the back-off ends; after a good trial: at which the back-off is forgotten
+        self.handed_at = 0.0  # the time at which a worker got the trial
+
+    @property
+    def on_trial(self) -> bool:
+        return self.ejected and self.flags != EJECTED
+
+
+class Ejections:
+    """Decides which endpoints are ejected, on trial, or back in use. Identifies endpoints by their slots."""
+
+    def __init__(
+        self,
+        outcomes: Callable[[], tuple[Ints, Ints]],
+        workers: Callable[[], Sequence[int]],
+        inflight: Callable[[int], int],
+    ) -> None:
+        """`outcomes` returns two arrays with a cell per slot, summed over all workers: served requests, and failure points. Both only grow.
+        They may end after the last slot in use.
+
+        `workers` returns the lanes of the serving workers. `inflight(slot)` returns the number of requests in flight at a slot.
+        """
+        self._outcomes = outcomes
+        self._workers = workers
+        self._inflight = inflight
+        self._served, self._failed = (counts.copy() for counts in outcomes())
+        self._points: dict[int, int] = {}  # slot -> points since the last success
+        self._known: dict[int, Ejected] = {}
+        self._turn = 0
+        self.total = 0
+
+    @classmethod
+    def of_none(cls, slots: int) -> Self:
+        """Creates an object that never ejects an endpoint."""
+        nothing = np.zeros(slots, dtype=np.int64)
+        return cls(lambda: (nothing, nothing), tuple, lambda slot: 0)
+
+    def flags(self, slot: int) -> int:
+        """Returns the bits about ejection for the flags of the slot's row; 0 if the endpoint is in use."""
+        known = self._known.get(slot)
+        return 0 if known is None else known.flags
+
+    def forget(self, slot: int) -> None:
+        """Forgets what it knows of a slot, because its endpoint has changed or left."""
+        self._points.pop(slot, None)
+        self._known.pop(slot, None)
+
+    def count(self) -> int:
+        """Returns the number of endpoints that are ejected or on trial."""
+        return sum(known.ejected for known in self._known.values())
+
+    def sweep(self, now: float, pool: Mapping[int, Scraped]) -> Iterator[tuple[int, Step]]:
+        """Yields each slot whose ejection flags have changed, with the change. `pool`: all endpoints by slot."""
+        served, failed = self._outcomes()
+        if len(failed) != len(self._failed):
+            self._served, self._failed = _fitted(self._served, served), _fitted(self._failed, failed)
+        moved = (failed != self._failed).any() or bool(self._points) or bool(self._known)
+        if moved:
+            yield from self._judge(now, served - self._served, failed - self._failed, pool)
+            yield from self._advance(now, pool)
+        self._served, self._failed = served, failed
+
+    def _judge(self, now: float, served: Ints, failed: Ints, pool: Mapping[int, Scraped]) -> Iterator[tuple[int, Step]]:
+        """Counts the successes and failures since the last sweep. Ends good trials and ejects endpoints."""
+        for slot in [slot for slot in self._points if served[slot] > 0]:
+            del self._points[slot]
+        for slot, tried in self._known.items():
+            if tried.on_trial and served[slot] > 0:
+                tried.ejected, tried.flags, tried.until = False, 0, now + CALM_S
+                yield slot, Step.RETURNED
+        for slot in np.flatnonzero(failed).tolist():
+            if served[slot] > 0 or slot not in pool:
+                continue
+            self._points[slot] = points = self._points.get(slot, 0) + int(failed[slot])
+            known = self._known.get(slot)
+            if (known is not None and known.on_trial) or (
+                (known is None or not known.ejected)
+                and (points >= POINTS_TO_EJECT or pool[slot].refuses)
+                and self.count() + 1 <= SHARE_MAX * len(pool)
+            ):
+                self._eject(slot, now)
+                yield slot, Step.EJECTED
+
+    def _eject(self, slot: int, now: float) -> None:
+        known = self._known.setdefault(slot, Ejected())
+        known.back_off_s = min(2 * known.back_off_s, BACK_OFF_S_MAX) if known.back_off_s else BACK_OFF_S
+        known.ejected, known.flags, known.until = True, EJECTED, now + known.back_off_s
+        self._points.pop(slot, None)
+        self.total += 1
+
+    def _advance(self, now: float, pool: Mapping[int, Scraped]) -> Iterator[tuple[int, Step]]:
+        """Begins trials, passes a trial that was not used to the next worker, and forgets back-offs that are over."""
+        for slot, known in list(self._known.items()):
+            if now < known.until:
+                continue
+            if not known.ejected:
+                del self._known[slot]
+            elif (
+                not pool[slot].is_down
+                and not self._inflight(slot)
+                and (not known.on_trial or now - known.handed_at >= TRIAL_S)
+            ):
+                workers = self._workers()
+                if workers:
+                    self._turn += 1
+                    known.handed_at = now
+                    known.flags = trial(workers[self._turn % len(workers)], self._turn)
+                    yield slot, Step.TRIAL
+
+
+def _fitted(before: Ints, now: Ints) -> Ints:
+    """Fits the counts `before` to the length of `now`. A slot that is new in `now` counts as unchanged."""
+    return np.concatenate((before[: len(now)], now[len(before) :]))

@@ -1,0 +1,102 @@
+"""Decides which endpoints are fresh, stale, unknown or down. Pure code: every result depends only on the calls and their `now`."""
+
+from collections.abc import Callable, Hashable
+from typing import Generic, TypeVar
+
+from shm.table import State
+
+FRESH_INTERVALS = 4
+FRESH_S_MIN = 2.0  # servers answer slowly under load: with a limit of 0.2 s, pages that took 0.3 s left the routing without values
+SCRAPE_S_MAX = 1.0
+REFUSALS_TO_DOWN = 2
+
+Member = TypeVar("Member", bound=Hashable)
+
+
+def fresh_for(interval_s: float, threshold_s: float = 0.0) -> float:
+    """Returns how long the values of a good scrape count as fresh, in seconds. `threshold_s`: --metrics-staleness-threshold."""
+    return max(FRESH_INTERVALS * interval_s, FRESH_S_MIN, threshold_s)
+
+
+def believed_for(fresh_s: float) -> float:
+    """Returns how long readers of the table believe the mark FRESH if nothing renews it, in seconds.
+
+    The supervisor takes the mark away after `fresh_s`, or, if a scrape is under way then, when that scrape ends. So this limit matters only
+    if there is no supervisor.
+    """
+    return fresh_s + SCRAPE_S_MAX
+
+
+class Health:
+    """The state of one endpoint as its scrapes show it. `seen_at`: the time of the last good scrape."""
+
+    __slots__ = ("down", "refusals", "seen_at", "state")
+
+    def __init__(self, state: State = State.UNKNOWN, seen_at: float = 0.0) -> None:
+        self.state = state
+        self.seen_at = seen_at
+        self.down = False
+        self.refusals = 0
+
+
+class Freshness(Generic[Member]):
+    """Keeps the states of all endpoints. Values older than `limit_s` are stale, unless a scrape that may renew them is under way."""
+
+    def __init__(self, limit_s: float) -> None:
+        self.limit_s = limit_s
+        self._members: dict[Member, Health] = {}
+        self._fresh: dict[Member, None] = {}  # ordered by the time of the last good scrape, oldest first
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    def add(self, member: Member) -> Health:
+        """Adds an endpoint that was never scraped."""
+        health = self._members[member] = Health()
+        return health
+
+    def adopt(self, member: Member, *, scraped: bool, down: bool, now: float) -> Health:
+        """Adds an endpoint from a predecessor. If it was scraped, its values count as fresh until `limit_s` from now."""
+        health = self._members[member] = Health(State.FRESH if scraped else State.UNKNOWN, now)
+        health.down = down
+        if scraped:
+            self._fresh[member] = None
+        return health
+
+    def forget(self, member: Member) -> None:
+        """Removes an endpoint."""
+        self._members.pop(member, None)
+        self._fresh.pop(member, None)
+
+    def good(self, member: Member, now: float) -> Health:
+        """Records a good scrape."""
+        health = self._members[member]
+        health.state, health.seen_at = State.FRESH, now
+        health.down, health.refusals = False, 0
+        self._fresh.pop(member, None)
+        self._fresh[member] = None
+        return health
+
+    def failed(self, member: Member, *, refused: bool) -> bool:
+        """Records a failed scrape. Returns whether the endpoint has become down by it."""
+        health = self._members[member]
+        health.refusals = health.refusals + 1 if refused else 0
+        newly_down = health.refusals >= REFUSALS_TO_DOWN and not health.down
+        health.down |= newly_down
+        return newly_down
+
+    def newly_stale(self, now: float, renewing: Callable[[Member], bool]) -> list[Member]:
+        """Returns the endpoints that have become stale since the last call. `renewing(member)`: whether the first scrape after a good one
+        is under way.
+        """
+        stale: list[Member] = []
+        for member in self._fresh:
+            health = self._members[member]
+            if now - health.seen_at < self.limit_s:
+                break
+            if not renewing(member):
+                health.state = State.STALE
+                stale.append(member)
+        for member in stale:
+            del self._fresh[member]
+        return stale

@@ -1,0 +1,148 @@
+"""What the parent needs to know of the replica store: reads its URL. No function here shows a password.
+
+redis://[user[:password]@]host[:port][/database]     Redis or Valkey; the port is 6379 by default
+rediss://...                                         the same over TLS
+unix://[user[:password]@]/path/of/socket[?db=N]
+redis+sentinel://[user[:password]@]host[:port],.../service[/database]
+
+?cluster=true                a Redis Cluster: the host is one of its nodes (redis:// and rediss://)
+?ca=FILE&cert=FILE&key=FILE  TLS: CAs of the server, certificate and key of the picker (rediss://, or with tls=true for Sentinel)
+"""
+
+import re
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+import msgspec
+
+SCHEMES = ("redis", "rediss", "unix", "redis+sentinel")
+PORT, SENTINEL_PORT = 6379, 26379
+HOSTS_MAX = 16
+OPTIONS = {
+    "redis": ("cluster",),
+    "rediss": ("cluster", "ca", "cert", "key"),
+    "unix": ("db",),
+    "redis+sentinel": ("tls", "ca", "cert", "key"),
+}
+PASSWORD_VARIABLE = "EPP_REPLICA_STORE_PASSWORD"
+_KNOWN = frozenset(option for options in OPTIONS.values() for option in options)
+_TRUE = {"true": True, "false": False}
+_HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\s:\[\],]+)(?::([0-9]{1,5}))?")
+
+
+class Address(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the store is. `str` shows it without user and password."""
+
+    scheme: str
+    hosts: tuple[tuple[str, int], ...] = ()
+    path: str = ""
+    user: str = ""
+    password: str = ""
+    database: int = 0
+    service: str = ""  # of Sentinel
+    cluster: bool = False
+    tls: bool = False
+    ca: str = ""
+    cert: str = ""
+    key: str = ""
+
+    def __str__(self) -> str:
+        if self.path:
+            return f"{self.scheme}://{self.path}"
+        hosts = ",".join(f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in self.hosts)
+        return f"{self.scheme}://{hosts}" + (f"/{self.service}" if self.service else "")
+
+    def __repr__(self) -> str:
+        return f"Address({self})"
+
+
+class Answer(msgspec.Struct, array_like=True, frozen=True):
+    """What the first contact has found. `why`: empty if the store can be used. `secret`: the common one, if it was asked for."""
+
+    why: str = ""
+    text: str = ""
+    permanent: bool = False  # another start does not help
+    secret: bytes = b""
+
+
+def secret_of(seed: int) -> bytes:
+    """Returns what the store keeps of a 64-bit seed of block hashes: 16 hexadecimal digits."""
+    return f"{seed:016x}".encode()
+
+
+def parse_address(url: str) -> Address:
+    """Reads a URL. Raises ValueError; the text names the rule, and shows nothing of user and password."""
+    scheme, separator, rest = url.partition("://")
+    if not separator or scheme not in SCHEMES:
+        raise ValueError(f"the URL must begin with one of {', '.join(f'{name}://' for name in SCHEMES)}")
+    try:
+        parts = urlsplit(f"//{rest}")
+    except ValueError:
+        raise ValueError("the host is malformed; write an IPv6 address in brackets") from None
+    if "@" in parts.path + parts.query + parts.fragment:
+        raise ValueError(
+            "the URL has an '@' behind the host; in a password write ? as %3F, / as %2F, # as %23; elsewhere @ as %40"
+        )
+    if parts.fragment:
+        raise ValueError("the URL has a '#'; write it as %23 in a password")
+    credentials, _, places = parts.netloc.rpartition("@")
+    user, _, password = credentials.partition(":")
+    fields: dict[str, object] = {
+        "scheme": scheme,
+        "user": unquote(user),
+        "password": unquote(password),
+        "tls": scheme == "rediss",
+        **_options(scheme, parts.query),
+    }
+    path = unquote(parts.path)
+    if scheme == "unix":
+        if places or not path.strip("/"):
+            raise ValueError("unix:// needs the path of a socket: unix:///run/valkey.sock")
+        return msgspec.convert(fields | {"path": path}, Address)
+    fields["hosts"] = _hosts(places, SENTINEL_PORT if scheme == "redis+sentinel" else PORT)
+    if scheme == "redis+sentinel":
+        fields["service"], _, path = path.strip("/").partition("/")
+        if not fields["service"]:
+            raise ValueError("redis+sentinel:// needs the name of the service: redis+sentinel://host:26379/mymaster")
+    elif len(_hosts(places, PORT)) != 1:
+        raise ValueError(f"{scheme}:// takes one host")
+    fields["database"] = _database(path.strip("/"))
+    if fields.get("cluster") and fields["database"]:
+        raise ValueError("a cluster has only database 0")
+    return msgspec.convert(fields, Address)
+
+
+def _options(scheme: str, query: str) -> dict[str, object]:
+    fields: dict[str, object] = {}
+    for name, value in parse_qsl(query, keep_blank_values=True):
+        if name not in OPTIONS[scheme]:
+            option = f"option '{name}'" if name in _KNOWN else "an option"  # another text could be part of a password
+            raise ValueError(f"{option} is not known for {scheme}://; it has {', '.join(OPTIONS[scheme])}")
+        if name in ("cluster", "tls"):
+            if value not in _TRUE:
+                raise ValueError(f"write {name}=true or {name}=false")
+            fields[name] = _TRUE[value]
+        elif name == "db":
+            fields["database"] = _database(value)
+        else:
+            fields[name] = value
+    if fields.get("key") and not fields.get("cert"):
+        raise ValueError("key needs cert, the certificate of the same key")
+    return fields
+
+
+def _hosts(text: str, port: int) -> tuple[tuple[str, int], ...]:
+    hosts = []
+    for part in text.split(","):
+        match = _HOST.fullmatch(part)
+        if match is None or not 0 < int(match[2] or port) < 1 << 16:
+            raise ValueError("the host is missing or malformed; write host or host:port, and IPv6 in brackets")
+        hosts.append((match[1].strip("[]"), int(match[2] or port)))
+    if len(hosts) > HOSTS_MAX:
+        raise ValueError(f"more than {HOSTS_MAX} hosts")
+    return tuple(hosts)
+
+
+def _database(text: str) -> int:
+    if text and (not text.isascii() or not text.isdecimal() or len(text) > 4):
+        raise ValueError("the database is a number, such as redis://host:6379/0")
+    return int(text or 0)

@@ -1,0 +1,97 @@
+"""Copies of the prefix index for a replica that joins: slices of buckets, as messages on its own channel.
+
+    slice   | form | secret | buckets | first bucket | owners | keys | tick | entries, compressed | ages, compressed |
+
+A replica that has just connected says that it wants a copy. Of the replicas that have one, that with the first name sends it, one slice
+per tick, so that neither the store nor the event loop is busy for long. The buckets of a hash follow from the hash alone, so a slice
+fits every index of the same size; with another size it is ignored, and the index fills as usual. Owners are named by the keys of
+their endpoints; entries of endpoints that the joining replica does not know are left out. Ages become those of its own clock.
+"""
+
+import zlib
+from collections.abc import Iterator
+from typing import Annotated, Final
+
+import msgspec
+import numpy as np
+from msgspec import Meta
+
+from shm.prefix_index import FAR_MARK, OWNER_WORD_MASK, WAYS
+from shm.prefix_writer import IndexWriter
+from workers.endpoints.replicas.places import Places
+from workers.endpoints.replicas.wire import FORM, MESSAGE_BYTES_MAX, Count, NotUsable
+
+SLICE_BUCKETS: Final = 2048
+ENTRY_BYTES, AGE_BYTES = 8, 4
+OWNERS_MAX: Final = 1 << 16
+
+
+class Slice(msgspec.Struct, array_like=True, frozen=True):
+    """Some buckets of the sender's index. `owners` and `keys` name the endpoints of its entries; `tick` is the sender's clock."""
+
+    form: int
+    secret: Count
+    buckets: Count
+    first: Count
+    owners: Annotated[list[int], Meta(max_length=OWNERS_MAX)]
+    keys: Annotated[list[Count], Meta(max_length=OWNERS_MAX)]
+    tick: Count
+    entries: bytes
+    ages: bytes
+
+
+_decoder = msgspec.msgpack.Decoder(Slice)
+_encode = msgspec.msgpack.Encoder().encode
+
+
+def slices(index: IndexWriter, places: Places, secret: int, tick: int) -> Iterator[bytes]:
+    """Yields the slices that have entries."""
+    buckets = index.schema.buckets
+    for first in range(0, buckets, SLICE_BUCKETS):
+        entries, ages = index.copy(first, SLICE_BUCKETS)
+        held = np.unique(np.frombuffer(entries, np.uint64) & OWNER_WORD_MASK).tolist()
+        keys = places.keys
+        owners = [owner for owner in held if owner in keys]
+        if owners:
+            yield _encode(
+                Slice(
+                    FORM, secret, buckets, first, owners, [keys[owner] for owner in owners], tick,
+                    zlib.compress(entries, 1), zlib.compress(ages, 1),
+                )
+            )  # fmt: skip
+
+
+def merge(data: bytes, index: IndexWriter, places: Places, secret: int, tick: int) -> int:
+    """Adds the entries of a slice to the index. Returns how many. Raises NotUsable: "long", "malformed" or "copy" (it does not fit)."""
+    if len(data) > MESSAGE_BYTES_MAX:
+        raise NotUsable("long")
+    try:
+        part = _decoder.decode(data)
+        buckets = min(SLICE_BUCKETS, index.schema.buckets - part.first)
+        entries = _unpacked(part.entries, buckets * WAYS * ENTRY_BYTES)
+        ages = _unpacked(part.ages, buckets * WAYS * AGE_BYTES)
+    except (msgspec.DecodeError, zlib.error, RecursionError, MemoryError):
+        raise NotUsable("malformed") from None
+    if part.form != FORM or part.secret != secret or part.buckets != index.schema.buckets:
+        raise NotUsable("copy")
+    if len(part.owners) != len(part.keys) or not all(FAR_MARK < owner < OWNERS_MAX for owner in part.owners):
+        raise NotUsable("malformed")
+    ours = np.zeros(OWNERS_MAX, np.uint64)
+    ours[FAR_MARK] = FAR_MARK
+    for owner, key in zip(part.owners, part.keys, strict=True):
+        ours[owner] = places.owners.get(key, 0)
+    theirs = np.frombuffer(entries, np.uint64).reshape(buckets, WAYS)
+    whose = ours[(theirs & OWNER_WORD_MASK).view(np.int64)]
+    mapped = np.where(whose != 0, (theirs & ~OWNER_WORD_MASK) | whose, np.uint64(0))
+    shifted = np.frombuffer(ages, np.uint32).reshape(buckets, WAYS) + np.uint32((tick - part.tick) & 0xFFFFFFFF)
+    return index.merge(part.first, mapped, shifted)
+
+
+def _unpacked(data: bytes, size: int) -> bytes:
+    """Returns the bytes, which must be `size`. Never makes more of them. Raises zlib.error."""
+    if size <= 0:
+        raise zlib.error("no such bucket")
+    content = zlib.decompressobj().decompress(data, size + 1)
+    if len(content) != size:
+        raise zlib.error("wrong size")
+    return content

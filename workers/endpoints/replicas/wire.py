@@ -1,0 +1,137 @@
+"""The messages between replicas: what they contain, their bytes, and their limits.
+
+    message   | form | name | epoch | origin | sequence | whole | secret | loads | flow | blocks | wants |      msgpack, an array
+    loads     | endpoint u64 | requests u32 | tokens u64 | ...       the values of now, so a repeated row changes nothing
+    flow      | (priority, requests, bytes) | ...                    what waits in each band
+    blocks    | (endpoint, hashes) | ...                             what the sender's workers have taught its prefix index
+
+- An endpoint is named by a hash of its address, because slots differ between replicas. All numbers are little-endian.
+- A message is *whole* if it has the loads of all endpoints that have any. Any other message has the rows that changed.
+- `epoch` is the number that the store gave to the sender's connection; `origin` is random and decides between equal epochs.
+- `secret` is a fingerprint of the seed of block hashes. Blocks under another seed mean nothing.
+- Nothing here is trusted: `decode` bounds each size, and each number is brought into its range.
+"""
+
+import hashlib
+from typing import Annotated, Final
+
+import msgspec
+import numpy as np
+import xxhash
+from msgspec import Meta
+from numpy.typing import NDArray
+
+FORM: Final = 1
+MESSAGE_BYTES_MAX: Final = 1 << 20
+ROWS_MAX: Final = 1 << 14
+REQUESTS_MAX: Final = 1 << 20  # in flight at one endpoint, by one replica
+TOKENS_MAX: Final = 1 << 40
+UPDATES_MAX: Final = 1 << 12  # updates of the prefix index in one message
+BANDS_MAX: Final = 64
+HASH_MASK: Final = (1 << 63) - 1
+LOAD: Final = np.dtype([("endpoint", "<u8"), ("requests", "<u4"), ("tokens", "<u8")])
+
+EPOCH_MAX: Final = (1 << 62) - 1
+
+Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9._-]{1,300}\Z")]  # the rule of --replica-name; it goes into logs
+Count = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]  # also a hash of 63 bits
+
+
+class NotUsable(Exception):
+    """Says that a message is not used. `why` is a label of the metric that counts it."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(why)
+        self.why = why
+
+
+class Band(msgspec.Struct, array_like=True, frozen=True):
+    """What waits in one band."""
+
+    priority: Annotated[int, Meta(ge=-(1 << 31), le=(1 << 31) - 1)]
+    requests: Count
+    bytes: Count
+
+
+class Flow(msgspec.Struct, array_like=True, frozen=True):
+    """What waits in the flow control of the sender, over its workers."""
+
+    bands: Annotated[list[Band], Meta(max_length=BANDS_MAX)]
+
+
+class Blocks(msgspec.Struct, array_like=True, frozen=True):
+    """One update of the prefix index: the endpoint holds these blocks (u64 each), or does not hold them after all."""
+
+    endpoint: Count
+    hashes: bytes
+    forget: bool = False
+
+
+class Message(msgspec.Struct, array_like=True, frozen=True):
+    """What one replica tells the others. `flow` is None if its flow control has nothing new."""
+
+    form: int
+    name: Name
+    epoch: Annotated[int, Meta(ge=0, le=EPOCH_MAX)]
+    origin: Count
+    sequence: Count
+    whole: bool = False
+    secret: Count = 0
+    loads: Annotated[bytes, Meta(max_length=ROWS_MAX * LOAD.itemsize)] = b""
+    flow: Flow | None = None
+    blocks: Annotated[list[Blocks], Meta(max_length=UPDATES_MAX)] = []
+    wants: bool = False  # a copy of the prefix index
+
+
+_decoder = msgspec.msgpack.Decoder(Message)
+encode = msgspec.msgpack.Encoder().encode
+
+
+def decode(data: bytes) -> Message:
+    """Reads a message. Raises NotUsable: "long", "form" (of another version) or "malformed"."""
+    if len(data) > MESSAGE_BYTES_MAX:
+        raise NotUsable("long")
+    try:
+        message = _decoder.decode(data)
+    except (msgspec.DecodeError, RecursionError, MemoryError, UnicodeError):
+        raise NotUsable("form" if _other_form(data) else "malformed") from None
+    if message.form != FORM:
+        raise NotUsable("form")
+    if len(message.loads) % LOAD.itemsize:
+        raise NotUsable("malformed")
+    if any(len(update.hashes) % 8 for update in message.blocks):
+        raise NotUsable("malformed")
+    return message
+
+
+def _other_form(data: bytes) -> bool:
+    """Whether this is the beginning of a message of another version: an array that begins with a number that is not ours."""
+    return len(data) > 1 and (0x90 <= data[0] <= 0x9F) and data[1] < 0x80 and data[1] != FORM
+
+
+def rows(loads: bytes) -> list[tuple[int, int, int]]:
+    """Returns (endpoint, requests, tokens) of each row, within the limits."""
+    table = np.frombuffer(loads, LOAD)
+    requests = np.minimum(table["requests"], REQUESTS_MAX)
+    tokens = np.minimum(table["tokens"], TOKENS_MAX)
+    return list(zip(table["endpoint"].tolist(), requests.tolist(), tokens.tolist(), strict=True))
+
+
+def packed(endpoints: NDArray[np.uint64], requests: NDArray[np.int64], tokens: NDArray[np.int64]) -> bytes:
+    """Returns the rows of these endpoints, one number each per array. Brings the numbers into their range."""
+    table = np.empty(len(endpoints), LOAD)
+    table["endpoint"] = endpoints
+    table["requests"] = requests.clip(0, REQUESTS_MAX)
+    table["tokens"] = tokens.clip(0, TOKENS_MAX)
+    return table.tobytes()
+
+
+def endpoint_key(address: str) -> int:
+    """Returns the number that names an endpoint in messages. `address`: `host:port`."""
+    return xxhash.xxh3_64_intdigest(address.encode(errors="replace")) & HASH_MASK
+
+
+def secret_key(seed: int) -> int:
+    """Returns a fingerprint of the seed of block hashes, from which nobody can compute the seed."""
+    digest = hashlib.blake2b(seed.to_bytes(8, "little"), digest_size=8, person=b"replicas").digest()
+    return int.from_bytes(digest, "little") & HASH_MASK or 1

@@ -1,0 +1,496 @@
+"""Scrapes the metrics page of every endpoint once per interval.
+
+One `Scraper` serves all endpoints of one data source, without a task per endpoint or per scrape. A wheel of buckets turns once per
+interval. An endpoint stays in one bucket until it is removed, and each tick starts the scrapes of one bucket. Each bucket first takes up to
+`TOGETHER` endpoints. When all buckets have so many, they fill evenly. So the scrapes of many endpoints are spread over the interval. A few
+endpoints share one bucket: their answers arrive together, wake up the process once, and change the table once.
+
+    wheel   | bucket 0 | bucket 1 | ... | bucket n-1 |      one bucket per tick, n ticks = interval
+    timer   at the next tick that has work: a bucket with endpoints, connections to open, or the sweep after `SWEEP_S`
+    target  idle -> (connecting ->) waiting -> idle         `began` is set except when idle
+    sweep   ends scrapes that are over their limit: oldest first, stops at the first one within its limit, so it is cheap
+
+- If a scrape is still under way when its bucket's turn comes again, no new one starts, and the turn counts as late.
+- Connections are opened in the order of the requests, at most a fixed number per tick. So a large number of unreachable servers delays only
+  the attempts to reach these servers.
+- A slow, failing or malformed answer affects no other scrape: nothing here waits for a server.
+- When an idle connection breaks, the scraper connects to the server again at once, but only once per turn. So it detects a killed server
+  after two attempts, not after two intervals.
+- After an endpoint was removed, nothing is reported about it.
+
+What this does not do: choose endpoints, interpret pages, or write shared memory; `discovery`, the extractor and the sink do that.
+"""
+
+import asyncio
+import errno
+import math
+import ssl
+import time
+from collections import Counter
+from collections.abc import Callable, Hashable
+from itertools import islice
+from typing import Final, NamedTuple, Protocol, Self, TypeVar
+
+from epp.plugins.extractors._pages import Extracted, ExtractError
+from epp.plugins.extractors.metrics_source import MetricsDataSource
+from workers.endpoints.freshness import SCRAPE_S_MAX
+from workers.endpoints.http_client import (
+    REFUSED,
+    Attempt,
+    Connect,
+    Connected,
+    Dialer,
+    HttpError,
+    get_request,
+)
+
+INTERVAL_S_MIN: Final = 0.05
+CONNECT_S_MAX: Final = 0.2  # limit for opening a TCP connection; with TLS, the limit of the whole scrape applies
+TICK_S_MIN: Final = 0.005
+TICK_S_MAX: Final = 0.025
+TICKS_PER_INTERVAL: Final = 10
+TOGETHER: Final = 8  # endpoints per bucket; with a page of 32 KB each, they keep the loop busy for half a millisecond
+SWEEP_S: Final = 0.025  # how late the sink's `sweep` may come
+LATER_S: Final = 0.001  # added to timers: event loops count in milliseconds, and a timer that fires too early wakes up the process in vain
+SPREAD: Final = 0.618  # distance between a bucket and the next one to be filled, as a share of all buckets
+# So many attempts take a fifth of a core. Without a limit, 5,000 unreachable endpoints would take more than one core.
+DIALS_PER_S_MAX: Final = 6400
+
+# A server that keeps refusing is tried less often, because a connection attempt costs more than a scrape.
+REFUSALS_TO_PAUSE: Final = 20
+PAUSE_S: Final = 0.25
+FLOOD_PAUSE_S: Final = 1.0
+# A page that takes long to parse is scraped less often, so that the other pages get their time.
+# Shorter pages are not measured, because reading the CPU clock twice takes 1.5 us of a scrape's 50.
+LARGE_PAGE_BYTES: Final = 1 << 17
+COSTLY_S: Final = 0.02
+COSTLY_PAUSE: Final = 10.0  # the pause is this multiple of the page's CPU time, up to FLOOD_PAUSE_S
+
+Member = TypeVar("Member", bound=Hashable)
+
+
+class Failure(NamedTuple):
+    """Why a scrape failed."""
+
+    cause: str  # one word
+    text: str
+    refused: bool = False  # no process listens at the address
+    again: bool = False  # the next try comes at once, not at the next turn
+
+
+class PageReader(Protocol):
+    """Parses the pages of one server."""
+
+    def extract(self, page: bytes) -> Extracted: ...
+
+
+class Sink(Protocol):
+    """Receives the results of scrapes, in calls from the event loop. `tag`: the object with which the endpoint was added."""
+
+    def scraped(self, tag: object, extracted: Extracted, inflight_at_scrape: int, now: float) -> None: ...
+
+    def failed(self, tag: object, failure: Failure, now: float) -> None: ...
+
+    def sweep(self, now: float) -> None: ...
+
+
+class ScrapeCounters:
+    """Counts of the scraper since its start. No count ever falls.
+
+    Each scrape ends as taken, poll error or extract error, unless its endpoint is removed before. `late` counts the turns at which a scrape
+    was due while the previous one was still under way. Such a turn starts no scrape.
+    """
+
+    def __init__(self) -> None:
+        self.scrapes = 0
+        self.taken = 0
+        self.late = 0
+        self.extract_errors = 0
+        self.poll_errors: Counter[str] = Counter()
+
+
+class Target:
+    """The scrape state of one endpoint. It is also the `Caller` of the endpoint's connection."""
+
+    __slots__ = (
+        "_scraper",
+        "attempt",
+        "began",
+        "bucket",
+        "connection",
+        "host",
+        "inflight",
+        "not_before",
+        "port",
+        "reader",
+        "refusals",
+        "request",
+        "retried",
+        "seconds",
+        "server",
+        "slot",
+        "tag",
+    )
+
+    def __init__(
+        self,
+        scraper: "Scraper",
+        tag: object,
+        slot: int,
+        address: tuple[str, int],
+        reader: PageReader,
+        server: str,
+    ) -> None:
+        self._scraper = scraper
+        self.tag = tag
+        self.slot = slot
+        self.reader = reader
+        self.bucket: dict[Target, None] = {}
+        self.connection: Connected | None = None
+        self.attempt: Attempt | None = None
+        self.began = -1.0
+        self.inflight = 0
+        self.not_before = 0.0
+        self.refusals = 0
+        self.retried = False
+        self.seconds = -1.0  # duration of the last scrape, good or failed
+        self.move(address, server)
+
+    @property
+    def under_way(self) -> bool:
+        """Whether a scrape of the endpoint is under way."""
+        return self.began >= 0.0
+
+    def move(self, address: tuple[str, int], server: str) -> None:
+        self.host = address[0]
+        self.port = self._scraper.port or address[1]
+        self.server = server
+        self.request = get_request(server or self.host, self.port, self._scraper.path)
+
+    def connected(self, connection: Connected) -> None:
+        self._scraper.connected(self, connection)
+
+    def unreachable(self, failure: OSError) -> None:
+        self._scraper.unreachable(self, failure)
+
+    def answered(self, connection: Connected, page: bytes) -> None:
+        self._scraper.answered(self, connection, page)
+
+    def garbled(self, connection: Connected, failure: HttpError) -> None:
+        self._scraper.garbled(self, connection, failure)
+
+    def lost(self, connection: Connected, failure: Exception | None) -> None:
+        self._scraper.lost(self, connection, failure)
+
+
+class Scraper:
+    """Scrapes all endpoints of one data source."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        interval_s: float,
+        path: str = "/metrics",
+        port: int | None = None,
+        connect: Connect,
+        connect_s_max: float = CONNECT_S_MAX,
+        inflight: Callable[[int], int],
+        sink: Sink,
+        scrapes: bool = True,
+        now: Callable[[], float] = time.monotonic,
+        spent: Callable[[], float] = time.thread_time,
+    ) -> None:
+        """`inflight(slot)` returns the number of requests in flight at a slot. `now` returns the time in seconds.
+
+        `scrapes`: if False, endpoints are added but not scraped. The sink's `sweep` runs all the same.
+
+        `spent` returns the CPU time of the thread in seconds. With wall time, a page that only waited for the CPU would look costly.
+        """
+        self.interval_s = max(interval_s, INTERVAL_S_MIN)
+        self.path = path
+        self.port = port
+        self.counters = ScrapeCounters()
+        self._loop = loop
+        self._connect = connect
+        self._connect_s_max = connect_s_max
+        self._inflight = inflight
+        self._sink = sink
+        self._scrapes = scrapes
+        self._now = now
+        self._spent = spent
+        self._tick_s = min(max(self.interval_s / TICKS_PER_INTERVAL, TICK_S_MIN), TICK_S_MAX)
+        buckets = max(1, round(self.interval_s / self._tick_s))
+        self._wheel: list[dict[Target, None]] = [{} for _ in range(buckets)]
+        self._order = _spread(buckets)
+        self._idle_ticks = max(1, int(SWEEP_S / self._tick_s))  # at least one turn comes in so many ticks
+        self._dials_per_tick = math.ceil(DIALS_PER_S_MAX * self._tick_s)
+        self._to_dial: dict[Target, None] = {}  # targets that wait for a connection, in the order of their requests
+        self._connecting: dict[Target, float] = {}  # target -> when the attempt began; oldest first, as in `_under_way`
+        self._under_way: dict[Target, None] = {}
+        self._started_at = 0.0
+        self._turns = 0
+        self._timer: asyncio.TimerHandle | None = None
+
+    @classmethod
+    def of(
+        cls,
+        source: MetricsDataSource,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        interval_s: float,
+        tls: ssl.SSLContext | None,
+        inflight: Callable[[int], int],
+        sink: Sink,
+        scrapes: bool = True,
+    ) -> Self:
+        """Creates the scraper of a configured data source. `tls`: the result of `source_tls`."""
+        return cls(
+            loop,
+            interval_s=interval_s,
+            path=source.path,
+            port=source.port,
+            connect=Dialer(loop, tls).dial,
+            connect_s_max=SCRAPE_S_MAX if tls else CONNECT_S_MAX,
+            inflight=inflight,
+            sink=sink,
+            scrapes=scrapes,
+        )
+
+    def __len__(self) -> int:
+        return sum(map(len, self._wheel))
+
+    def next_try_s(self, target: Target, now: float) -> float:
+        """Returns the time until the target's next scrape, in seconds. Includes the pause after failures."""
+        place = next(number for number, bucket in enumerate(self._wheel) if bucket is target.bucket)
+        turn = self._turns + (place - self._turns) % len(self._wheel)
+        due = self._started_at + (turn + 1) * self._tick_s
+        round_s = len(self._wheel) * self._tick_s
+        pauses = math.ceil(max(target.not_before - due, 0.0) / round_s)
+        return max(due + pauses * round_s - now, 0.0)
+
+    def start(self) -> None:
+        """Starts the wheel."""
+        self._started_at = self._now()
+        self._plan(self._started_at)
+
+    def close(self) -> None:
+        """Stops the wheel and closes all connections."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        for bucket in self._wheel:
+            for target in list(bucket):
+                self.remove(target)
+
+    def add(self, tag: object, slot: int, address: tuple[str, int], reader: PageReader, server: str = "") -> Target:
+        """Adds an endpoint. Its first scrape begins within a few ticks. `server`: the name in its certificate; "" means the address."""
+        target = Target(self, tag, slot, address, reader, server)
+        if not self._scrapes:
+            return target
+        target.bucket = self._bucket()
+        target.bucket[target] = None
+        self._dial_soon(target)
+        return target
+
+    def change(self, target: Target, address: tuple[str, int], reader: PageReader, server: str = "") -> None:
+        """Changes the address or the page reader of an endpoint."""
+        self._drop(target)
+        target.reader = reader
+        target.move(address, server)
+        target.not_before = 0.0
+        if self._scrapes:
+            self._dial_soon(target)
+
+    def remove(self, target: Target) -> None:
+        """Removes an endpoint."""
+        target.bucket.pop(target, None)
+        self._drop(target)
+
+    def _drop(self, target: Target) -> None:
+        self._end(target)
+        self._to_dial.pop(target, None)
+        if target.attempt is not None:
+            target.attempt.cancel()
+            target.attempt = None
+        if target.connection is not None:
+            target.connection.close()
+            target.connection = None
+
+    def _tick(self) -> None:
+        now = self._now()
+        try:
+            self.turn(now, int((now - self._started_at) / self._tick_s))
+        finally:
+            self._plan(now)
+
+    def _plan(self, now: float) -> None:
+        """Sets the timer to the next tick that has work to do."""
+        ticks = self.ticks_to_wait()
+        due = self._started_at + (self._turns + ticks) * self._tick_s - now
+        self._timer = self._loop.call_later(max(due, 0.0) + LATER_S, self._tick)
+
+    def ticks_to_wait(self) -> int:
+        """Returns the number of ticks between the last turn and the next one that has work to do."""
+        if self._to_dial:
+            return 1
+        for ticks in range(1, self._idle_ticks):
+            if self._wheel[(self._turns + ticks - 1) % len(self._wheel)]:
+                return ticks
+        return self._idle_ticks
+
+    def _bucket(self) -> dict[Target, None]:
+        """Returns the bucket for a new endpoint."""
+        wheel = self._wheel
+        for place in self._order:
+            if len(wheel[place]) < TOGETHER:
+                return wheel[place]
+        return min(wheel, key=len)
+
+    def _dial_soon(self, target: Target) -> None:
+        """Opens a connection at the next tick. If the timer is set to a later tick, moves it there."""
+        if not self._to_dial and self._timer is not None:
+            self._timer.cancel()
+            self._timer = self._loop.call_later(self._tick_s, self._tick)
+        self._to_dial[target] = None
+
+    def turn(self, now: float, turns: int) -> None:
+        """Does the work of all ticks before tick number `turns`. Does that of each bucket at most once."""
+        self._give_up(now)
+        wheel = self._wheel
+        for number in range(max(self._turns, turns - len(wheel)), turns):
+            for target in wheel[number % len(wheel)]:
+                self._due(target, now)
+        self._turns = max(turns, self._turns)
+        for target in list(islice(self._to_dial, self._dials_per_tick)):
+            del self._to_dial[target]
+            self._begin(target, now)
+        self._sink.sweep(now)
+
+    def _due(self, target: Target, now: float) -> None:
+        if target.began >= 0.0:
+            self.counters.late += 1
+        elif now >= target.not_before:
+            target.retried = False
+            if target.connection is None:
+                self._to_dial[target] = None
+            else:
+                self._begin(target, now)
+
+    def _begin(self, target: Target, now: float) -> None:
+        target.began = now
+        self._under_way[target] = None
+        self.counters.scrapes += 1
+        if target.connection is not None:
+            self._send(target, target.connection)
+        else:
+            self._dial(target, now)
+
+    def _dial(self, target: Target, now: float) -> None:
+        self._connecting[target] = now
+        target.attempt = self._connect(target.host, target.port, target)
+
+    def _send(self, target: Target, connection: Connected) -> None:
+        target.inflight = self._inflight(target.slot)
+        connection.get(target.request)
+
+    def _end(self, target: Target) -> None:
+        target.began = -1.0
+        self._under_way.pop(target, None)
+        self._connecting.pop(target, None)
+
+    def _give_up(self, now: float) -> None:
+        hanging = []
+        for target, since in self._connecting.items():
+            if now - since < self._connect_s_max:
+                break
+            text = f"no connection within {self._connect_s_max} s"
+            hanging.append((target, Failure("connect-timeout", text)))
+        for target in self._under_way:
+            if now - target.began < SCRAPE_S_MAX:
+                break
+            hanging.append((target, Failure("timeout", f"no complete page within {SCRAPE_S_MAX} s")))
+        for target, failure in hanging:
+            if target.began >= 0.0:
+                began = target.began
+                self._drop(target)
+                self._fail(target, failure, began, now)
+
+    def _fail(self, target: Target, failure: Failure, began: float, now: float) -> None:
+        self._end(target)
+        target.seconds = now - began
+        self.counters.poll_errors[failure.cause] += 1
+        target.refusals = target.refusals + 1 if failure.refused else 0
+        if target.refusals >= REFUSALS_TO_PAUSE:
+            target.not_before = now + PAUSE_S
+        elif failure.cause == "too-large":
+            target.not_before = now + FLOOD_PAUSE_S
+        self._sink.failed(target.tag, failure, now)
+
+    def connected(self, target: Target, connection: Connected) -> None:
+        """Sends the request of the scrape, now that its connection is open."""
+        target.attempt = None
+        target.connection = connection
+        self._connecting.pop(target, None)
+        self._send(target, connection)
+
+    def unreachable(self, target: Target, failure: OSError) -> None:
+        """Ends the scrape as failed, because its connection could not be opened."""
+        target.attempt = None
+        refused = failure.errno in REFUSED or failure.errno == errno.ECONNRESET
+        cause = "refused" if refused else "unreachable"
+        self._fail(target, Failure(cause, str(failure), refused), target.began, self._now())
+
+    def answered(self, target: Target, connection: Connected, page: bytes) -> None:
+        """Ends the scrape: parses the complete page and gives its values to the sink."""
+        now = self._now()
+        target.seconds = now - target.began
+        self._end(target)
+        target.refusals = 0
+        if not connection.usable:
+            target.connection = None
+        large = len(page) > LARGE_PAGE_BYTES
+        before = self._spent() if large else 0.0
+        try:
+            extracted = target.reader.extract(page)
+        except ExtractError as failure:
+            self.counters.extract_errors += 1
+            self._sink.failed(target.tag, Failure("extract", str(failure)), now)
+            return
+        finally:
+            if large and (took := self._spent() - before) > COSTLY_S:
+                target.not_before = now + min(took * COSTLY_PAUSE, FLOOD_PAUSE_S)
+        self.counters.taken += 1
+        self._sink.scraped(target.tag, extracted, target.inflight, now)
+
+    def garbled(self, target: Target, connection: Connected, failure: HttpError) -> None:
+        """Closes the connection, because the answer is malformed or came without a request. Ends the scrape as failed."""
+        target.connection = None
+        connection.close()
+        if target.began >= 0.0:
+            self._fail(target, Failure(failure.cause, str(failure)), target.began, self._now())
+
+    def lost(self, target: Target, connection: Connected, failure: Exception | None) -> None:
+        """Handles a broken connection. If it had been used before, connects again at once, to find out whether the server is gone."""
+        now = self._now()
+        target.connection = None
+        may_retry = connection.answers > 0 and not target.retried
+        target.retried = True
+        if target.began >= 0.0:
+            if may_retry and not connection.started:
+                self._dial(target, now)  # the server closed the connection while the request was being sent
+                return
+            reset = isinstance(failure, ConnectionResetError)
+            refused = reset and connection.answers == 0 and not connection.started
+            inside = "inside" if connection.started else "before"
+            text = f"the connection ended {inside} the answer" + (f": {failure}" if str(failure or "") else "")
+            cause = "refused" if refused else "closed"
+            self._fail(target, Failure(cause, text, refused, may_retry and now >= target.not_before), target.began, now)
+        if may_retry and now >= target.not_before:
+            self._begin(target, now)
+
+
+def _spread(buckets: int) -> list[int]:
+    """Returns all buckets in an order in which the first few are far from each other."""
+    step = next(n for n in range(max(round(SPREAD * buckets), 1), 2 * buckets) if math.gcd(n, buckets) == 1)
+    return [place * step % buckets for place in range(buckets)]

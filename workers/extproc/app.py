@@ -1,0 +1,119 @@
+"""What all ext_proc streams of one worker share. `workers.worker.setup` creates it after the fork. It keeps no state of single requests."""
+
+import random
+from collections.abc import Callable, Collection, Mapping
+from typing import Final, Protocol
+
+from epp.admission import OPEN, Admission
+from epp.decide import EndpointPool
+from epp.decision import Decision
+from epp.intake import Intake
+from epp.protocol import codec
+from shm.lanes import Lane
+from workers.extproc.pipelines import Pipelines
+from workers.flow.eviction import Evictions
+from workers.shared.query_of_death import Deciding
+from workers.telemetry.request_telemetry import Telemetry
+from workers.transport.interface import Clock
+
+DESTINATIONS_MAX: Final = 16384
+# For lists of several targets. Every order of the same targets is another list, and each entry takes 4 KB.
+SEVERAL_MAX: Final = 1024
+
+
+class StreamPool(EndpointPool, Protocol):
+    """The endpoints as streams see them: `workers.extproc.pool.SharedPool`, or a stand-in."""
+
+    @property
+    def trials(self) -> Mapping[int, int]:
+        """The trials that wait for a request of this worker: slot of the ejected endpoint -> number of the trial."""
+
+    def tried(self, slot: int) -> None:
+        """Tells the pool that a request is on its way to an endpoint on trial."""
+
+
+class Guards:
+    """The means by which a worker protects itself from requests and plugins.
+
+    `body_bytes_max`: the longest body in bytes. `hidden_headers`: request headers to ignore, because clients may have set them.
+    `deciding`: records the request that is decided now, in case it crashes the worker.
+    `on_fault`: receives exceptions of plugins and of our own code.
+    """
+
+    def __init__(
+        self,
+        *,
+        body_bytes_max: int,
+        deciding: Deciding,
+        on_fault: Callable[[BaseException], None],
+        hidden_headers: Collection[str] = (),
+    ) -> None:
+        self.body_bytes_max = body_bytes_max
+        self.deciding = deciding
+        self.on_fault = on_fault
+        self.hidden_headers = frozenset(hidden_headers)
+
+
+class App:
+    """Holds what all streams of one worker share."""
+
+    def __init__(
+        self,
+        pipelines: Pipelines,
+        pool: StreamPool,
+        lane: Lane,
+        telemetry: Telemetry,
+        guards: Guards,
+        *,
+        clock: Clock,
+        now: Callable[[], float],
+        soon: Callable[..., object],
+        rng: random.Random,
+        admission: Admission = OPEN,
+        evictions: Evictions | None = None,
+        intake: Intake | None = None,
+        emit_scores: bool = False,
+        request_phase_only: bool = False,
+    ) -> None:
+        """`soon(call, *arguments)` schedules a call for a later turn of the event loop. `evictions`: None without in-flight eviction.
+
+        `request_phase_only`: if True, a stream ends with the answer to its request.
+        """
+        self.pipelines = pipelines
+        self.pool = pool
+        self.trials: Mapping[int, int] = pool.trials  # the trials of ejected endpoints, see `SharedPool.trials`
+        self.lane = lane
+        self.telemetry = telemetry
+        self.guards = guards
+        self.clock = clock
+        self.now = now
+        self.soon = soon
+        self.rng = rng
+        self.admission = admission
+        self.evictions = evictions
+        self.intake = intake if intake is not None else Intake()
+        self.emit_scores = emit_scores
+        self.request_phase_only = request_phase_only
+        self._destinations: dict[str, codec.Destination] = {}
+        self._several: dict[str, codec.Destination] = {}
+
+    def scores(self, decision: Decision) -> Mapping[str, float] | None:
+        """Returns the total score of each candidate of the primary profile, by address; None if that profile did not run."""
+        run = decision.runs.get(decision.primary)
+        if run is None:
+            return None
+        return dict(zip([e.address for e in run.candidates.endpoints], run.totals.tolist(), strict=True))
+
+    def destination(self, decision: Decision) -> codec.Destination:
+        """Returns the part of the answer that is the same for all requests with the same targets."""
+        targets = decision.targets
+        if len(targets) == 1:
+            addresses, known, most = targets[0].address, self._destinations, DESTINATIONS_MAX
+        else:
+            addresses, known, most = ",".join(t.address for t in targets), self._several, SEVERAL_MAX
+        destination = known.get(addresses)
+        if destination is None:
+            if len(known) >= most:
+                known.clear()
+            destination = known[addresses] = codec.Destination(addresses)
+        return destination

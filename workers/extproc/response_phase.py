@@ -1,0 +1,359 @@
+"""The response phase of a stream: passes the model server's answer on, calls plugins, and releases what the request holds.
+
+    routed ─▶ headers ─▶ chunks ─▶ last chunk or trailers ─▶ finish: release, usage, ResponseComplete plugins
+                           └ `ExtProcStream.message` passes most streamed chunks on without this module
+
+A fault of a plugin here does not disturb the answer: the fault is counted, and the answer continues.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from epp.decision import SERVED, Decision, Response, Usage
+from epp.errors import blame
+from epp.flow.eviction import Victim
+from epp.pipeline import Pipeline
+from epp.plugin import Parser
+from epp.protocol import codec
+from epp.protocol.codec import PIECE_BYTES_MAX, learn_chunk
+from epp.protocol.rewrite import ModelRestorer
+from epp.protocol.stream import DONE
+from epp.protocol.usage import ANSWER, Scanner, UsageScanner
+from epp.renaming import UNSIZED, restorable
+from epp.request import Request
+from workers.endpoints.ejection import CONNECTION_POINTS
+from workers.extproc.app import App
+from workers.extproc.shell import Shell
+from workers.telemetry.request_metrics import Exchange
+
+STATUS_NEEDLE: Final = codec.needle(":status")
+STATUS_OK: Final = STATUS_NEEDLE + b"\x03200"
+EVENT_STREAM: Final = b"text/event-stream"
+MODEL_SERVER_ERROR: Final = "ModelServerError"
+ERRORS_FROM: Final = 400
+STATUS_DIGITS: Final = 3
+OK: Final = 200
+SERVER_ERRORS_FROM: Final = 500
+NOT_IMPLEMENTED: Final = 501
+DATE: Final = b"\x0a\x04date"
+ERROR_STATUS: Final = "4"  # compared as text: a status of three digits is an error if it is not less
+# If a message has only its payload, the bytes before it are a tag and a length: 2 to 6 bytes.
+SHORTEST_ENVELOPE: Final = 6
+
+
+class Reservation:
+    """Counts the load that one routed request adds to its endpoints, in this worker's lane, until `release`.
+
+    `secondary`: the slots of the endpoints that the profiles beside the primary one have picked. They work for the request until the first
+    piece of the answer comes.
+    """
+
+    __slots__ = ("_app", "_slot", "secondary", "ticket", "victim")
+
+    def __init__(self, app: App, decision: Decision) -> None:
+        self._app = app
+        self._slot = slot = decision.targets[0].slot
+        self.secondary: tuple[int, ...] = ()
+        self.ticket = decision.ticket
+        self.victim: Victim | None = None  # the request's entry in in-flight eviction; None if it cannot be evicted
+        inflight = app.lane.inflight
+        inflight[slot] += 1
+        if app.trials and slot in app.trials:
+            app.pool.tried(slot)
+        if len(decision.runs) > 1:
+            runs = [run for name, run in decision.runs.items() if run is not None and name != decision.primary]
+            self.secondary = tuple(run.candidates.endpoint(run.picked[0]).slot for run in runs)
+            for other in self.secondary:
+                inflight[other] += 1
+        if self.ticket is not None:
+            self.ticket.placed()
+
+    def move(self, slot: int) -> None:
+        """Moves the load to another endpoint, which really serves the request."""
+        inflight = self._app.lane.inflight
+        inflight[self._slot] -= 1
+        inflight[slot] += 1
+        self._slot = slot
+
+    def outcome(self, status: int, *, sent: bool) -> None:
+        """Counts the answer's status for the endpoint. `sent`: whether the answer comes from the model server, not from the gateway."""
+        lane = self._app.lane
+        if status < SERVER_ERRORS_FROM or status == NOT_IMPLEMENTED:
+            lane.served[self._slot] += 1
+        else:
+            lane.failed[self._slot] += 1 if sent else CONNECTION_POINTS
+
+    def passed_over(self) -> None:
+        """Counts a failed connection for the endpoint: the gateway could not reach it, and another endpoint serves the request."""
+        self._app.lane.failed[self._slot] += CONNECTION_POINTS
+
+    def free_secondary(self) -> None:
+        """Releases the load of the secondary endpoints, because their work for the request is done."""
+        slots, self.secondary = self.secondary, ()
+        for slot in slots:
+            self._app.lane.inflight[slot] -= 1
+        if slots and self.ticket is not None:
+            self.ticket.freed()
+
+    def release(self) -> None:
+        """Releases all load, because the request is no longer in flight. Its ticket ends later, after the ResponseComplete plugins."""
+        if self.secondary:
+            self.free_secondary()
+        self._app.lane.inflight[self._slot] -= 1
+        if self.victim is not None and self._app.evictions is not None:
+            self._app.evictions.ended(self.victim)
+
+
+class ResponsePhase:
+    """Handles one answer. Without arguments: an answer of the gateway itself, to a request that was not routed."""
+
+    __slots__ = (
+        "_begun_at", "_decision", "_parser", "_pipeline", "_request", "_reservation", "_response", "_restorer", "_streaming",
+        "exchange", "scanner", "taken",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        request: Request | None = None,
+        decision: Decision | None = None,
+        pipeline: Pipeline | None = None,
+        parser: Parser | None = None,
+        reservation: Reservation | None = None,
+        restorer: ModelRestorer | None = None,
+    ) -> None:
+        self._request = request
+        self._decision = decision
+        self._pipeline = pipeline
+        self._parser = parser
+        self._reservation = reservation
+        self._restorer = restorer
+        self._response: Response | None = None
+        self._begun_at = 0.0
+        self._streaming: tuple[
+            Callable[[Request, Decision], None], ...
+        ] = ()  # calls of the plugins that see the next chunk
+        self.exchange: Exchange | None = None
+        self.scanner: Scanner | None = None
+        self.taken = 0.0  # the time that this process has spent on chunks, in seconds
+
+    # Messages.
+
+    def on_headers(self, stream: Shell, message: bytes, start: int, end: int) -> None:
+        self._begun_at = stream.app.clock.now
+        last = codec.end_of_stream(message, start, end)
+        set_headers: Mapping[str, str] | None = None
+        removed: tuple[str, ...] = ()
+        decision, request = self._decision, self._request
+        if decision is not None and request is not None:
+            gateway = None
+            if start > SHORTEST_ENVELOPE or end != len(message):
+                gateway = self._served_by(codec.gateway_metadata(message), decision)
+            if self._restorer is not None and not last:
+                if restorable(codec.Headers(message, start, end)):
+                    removed = UNSIZED
+                else:
+                    self._restorer = None
+            if self._parser is not None and self._parser.reads_usage:
+                answer = request[ANSWER]
+                self.scanner = UsageScanner() if answer is None or answer.scanner is None else answer.scanner()
+            if message.find(EVENT_STREAM, start, end) >= 0:
+                request.streaming = True
+                if self.exchange is not None:
+                    self.exchange.streaming = True
+            reads = self._pipeline is not None and self._pipeline.reads_response
+            if reads or message.find(STATUS_OK, start, end) < 0:
+                headers = codec.Headers(message, start, end)
+                set_headers = self._read_headers(stream, headers, request, decision, gateway)
+            elif self._reservation is not None:
+                self._reservation.outcome(OK, sent=True)
+        stream.send(
+            codec.response_headers_answer(set_headers or {}, removed)
+            if set_headers or removed
+            else codec.RESPONSE_HEADERS_ANSWER
+        )
+        if last:
+            self._complete(stream)
+            stream.state = DONE
+            return
+        if decision is not None and self._pipeline is not None:
+            self._streaming = self._pipeline.response_streaming
+        secondary = self._reservation is not None and self._reservation.secondary
+        stream.passing = stream.duplex and not (self._streaming or secondary or self._restorer)
+
+    def _served_by(self, gateway: Mapping[str, object] | None, decision: Decision) -> Mapping[str, object] | None:
+        """Moves the reservation if the gateway names another endpoint that serves the request.
+
+        Returns `gateway`, the gateway's metadata.
+        """
+        address = gateway.get(SERVED) if gateway is not None else None
+        if not isinstance(address, str) or address == decision.targets[0].address:
+            return gateway
+        run = decision.runs.get(decision.primary)
+        endpoints = decision.targets if run is None else (*decision.targets, *run.candidates.snapshot.endpoints)
+        served = next((endpoint for endpoint in endpoints if endpoint.address == address), None)
+        if served is not None and self._reservation is not None:
+            self._reservation.passed_over()
+            self._reservation.move(served.slot)
+            decision.targets = (served, *(target for target in decision.targets if target is not served))
+        return gateway
+
+    def _read_headers(
+        self,
+        stream: Shell,
+        headers: codec.Headers,
+        request: Request,
+        decision: Decision,
+        gateway: Mapping[str, object] | None,
+    ) -> Mapping[str, str] | None:
+        """Returns the headers that plugins add to the response; None if no plugin was called. Raises ProtocolViolation."""
+        status = headers.find(STATUS_NEEDLE) or ""
+        if headers.problem is not None:
+            raise headers.problem
+        if status >= ERROR_STATUS:
+            stream.error = MODEL_SERVER_ERROR
+        number = int(status) if len(status) == STATUS_DIGITS and status.isascii() and status.isdecimal() else 0
+        if self._reservation is not None and number:
+            # A server dates its answers (RFC 9110, 6.6.1). When a connection fails, the gateway answers by itself, and its answer has no
+            # date here.
+            sent = number < SERVER_ERRORS_FROM or headers.mentions(DATE)
+            self._reservation.outcome(number, sent=sent)
+        response = self._response = Response(number, headers, streaming=request.streaming)
+        response.gateway = gateway
+        pipeline = self._pipeline
+        if pipeline is None or not pipeline.reads_response:
+            return None
+        request.now = self._begun_at
+        for received in pipeline.response_received:
+            try:
+                received(request, decision, response)
+            except Exception as problem:  # the answer continues without this plugin
+                self._fault(stream, received, problem)
+        return response.set_headers
+
+    def on_body(self, stream: Shell, message: bytes, start: int, end: int) -> None:
+        now = stream.app.now
+        begun = now()
+        begin, stop, last = codec.body(message, start, end)
+        empty = begin == stop
+        if not empty:
+            if self._reservation is not None and self._reservation.secondary:
+                self._reservation.free_secondary()
+                stream.passing = stream.duplex and not (self._streaming or self._restorer)
+            if self.exchange is not None:
+                self.exchange.chunk(stop - begin)
+        if self.scanner is not None:
+            self.scanner.feed(message[begin:stop])
+        self.taken += now() - begun
+        if last:  # plugins are called first, because the metadata that they set goes with the last piece
+            self._complete(stream)
+            stream.state = DONE
+        self._pass_on(stream, message, (start, end), (begin, stop), last)
+        if last:
+            return
+        learn_chunk(len(message))
+        if self._streaming:
+            self._chunk_seen(stream, empty=empty)
+
+    def _pass_on(
+        self, stream: Shell, message: bytes, payload: tuple[int, int], data: tuple[int, int], last: bool
+    ) -> None:
+        """Sends one piece of the answer on. It stays unchanged unless the model was renamed or plugins have set metadata."""
+        (start, end), (begin, stop) = payload, data
+        metadata = self._response.metadata if last and self._response is not None else None
+        restorer = self._restorer
+        if restorer is not None:
+            piece: bytes | memoryview = restorer.feed(memoryview(message)[begin:stop])
+            if last:
+                piece = bytes(piece) + restorer.rest()
+        else:
+            piece = memoryview(message)[begin:stop]
+        if not stream.duplex:
+            stream.send(codec.response_body_passed(bytes(piece) if restorer is not None else None, metadata))
+        elif metadata:
+            stream.send(codec.last_pieces(piece, metadata))
+        elif restorer is not None:
+            if last or piece:
+                stream.send(codec.body_pieces(piece, last, request=False))
+        elif end - start <= PIECE_BYTES_MAX:
+            stream.send(codec.response_body_answer(message, start, end))
+        else:
+            stream.send(codec.body_pieces(piece, last, request=False))
+
+    def _chunk_seen(self, stream: Shell, *, empty: bool) -> None:
+        """Calls the streaming plugins for a chunk. After the first chunk that is not empty, only those that want every chunk are called."""
+        pipeline, request, decision = self._pipeline, self._request, self._decision
+        assert pipeline is not None
+        assert request is not None
+        assert decision is not None
+        request.now = stream.app.clock.now
+        for streaming in pipeline.every_chunk if empty else self._streaming:
+            try:
+                streaming(request, decision)
+            except Exception as problem:  # the answer continues without this plugin
+                self._fault(stream, streaming, problem)
+        if not empty:
+            self._streaming = pipeline.every_chunk
+            stream.passing = stream.duplex and not (self._streaming or self._restorer)
+
+    def on_trailers(self, stream: Shell) -> None:
+        if self._restorer is not None and (rest := self._restorer.rest()) and stream.duplex:
+            stream.send(codec.body_pieces(rest, False, request=False))
+        self._complete(stream)
+        stream.send(codec.RESPONSE_TRAILERS_ANSWER)
+
+    # The end.
+
+    def _complete(self, stream: Shell) -> None:
+        """Finishes the response after its last piece or its trailers."""
+        exchange = self.exchange
+        if exchange is not None:
+            exchange.whole = True
+            if self.scanner is not None:
+                exchange.usage = self.scanner.usage
+        if self._response is not None:
+            self._response.whole = True
+        stream.finish()
+
+    def finish(self, stream: Shell) -> None:
+        """Releases what the request holds, and calls the ResponseComplete plugins. A second call has no effect."""
+        exchange, self.exchange = self.exchange, None
+        if exchange is not None:
+            exchange.close()
+        reservation, self._reservation = self._reservation, None
+        if reservation is None:
+            return
+        reservation.release()
+        if self._request is not None and self._decision is not None and self._pipeline is not None:
+            self._answered(stream, self._request, self._decision, self._pipeline)
+        if reservation.ticket is not None:
+            reservation.ticket.done()
+
+    def _answered(self, stream: Shell, request: Request, decision: Decision, pipeline: Pipeline) -> None:
+        """Counts the end of a request that was sent to an endpoint, and calls the ResponseComplete plugins."""
+        app = stream.app
+        usage: Usage | None = self.scanner.usage if self.scanner is not None else None
+        # A streamed answer counts the time that its chunks took in this process, without the time that the model server took.
+        taken = self.taken if request.streaming else app.now() - self._begun_at
+        app.telemetry.answered(request, decision, usage, taken if self._begun_at else None)
+        complete = pipeline.response_complete
+        if pipeline.response_failed and self._failed():
+            complete += pipeline.response_failed
+        if not complete:
+            return
+        request.now = app.now()
+        response = self._response = self._response or Response()
+        response.usage = usage
+        for call in complete:
+            try:
+                call(request, decision, response)
+            except Exception as problem:  # the other plugins must still release what they hold
+                self._fault(stream, call, problem)
+
+    def _failed(self) -> bool:
+        """Whether the model server sent no answer, or an error."""
+        return not self._begun_at or (self._response is not None and self._response.status >= ERRORS_FROM)
+
+    def _fault(self, stream: Shell, call: object, problem: Exception) -> None:
+        if self._pipeline is not None:
+            blame(problem, self._pipeline.owner(call))
+        stream.fault(problem)

@@ -1,0 +1,43 @@
+"""Admission without flow control: refuses a request with a priority below 0 while all endpoints that it may use are full.
+
+All other requests pass. No request waits.
+"""
+
+from typing import Final, Protocol
+
+from epp.admission import HOLDS_NOTHING
+from epp.candidates import Candidates
+from epp.decision import Ticket
+from epp.errors import Cause, Refused
+from epp.plugin import SaturationDetector
+from epp.request import Request, Subset
+
+FULL: Final = 1.0
+
+
+class Pool(Protocol):
+    """The endpoints that may be picked."""
+
+    def candidates(self, subset: Subset | None) -> Candidates: ...
+
+
+class Shedding:
+    """Refuses requests of low priority under load. Implements `epp.admission.Admission`."""
+
+    def __init__(self, pool: Pool, detector: SaturationDetector) -> None:
+        self._pool = pool
+        self._detector = detector
+
+    async def enter(self, request: Request) -> Ticket:
+        if request.priority < 0:
+            self.check(request)
+        return HOLDS_NOTHING
+
+    def passed(self) -> Ticket:
+        return HOLDS_NOTHING
+
+    def check(self, request: Request) -> None:
+        """Raises Refused if the endpoints that this request may use are full. No endpoints count as full."""
+        candidates = self._pool.candidates(request.subset)
+        if not len(candidates) or self._detector.saturation(candidates) >= FULL:
+            raise Refused(Cause.SHED)

@@ -1,0 +1,156 @@
+"""In-flight eviction in one worker: publishes its best victim in its lane, and ends requests while others cannot be dispatched.
+
+    ExtProcStream  ── track, ended ──▶ Evictions ── VictimCell ──▶ flow lane   (one writer: this worker)
+    flow control   ── blocked ──────▶     │ ◀────── VictimCells ── flow lanes  (of all serving workers)
+                                          ├─ revoke: the victim's stream answers its client and ends
+                                          └─ wake: the worker with the best victim, by its eventfd
+
+`epp.flow.eviction` decides which worker acts and how many requests it ends. This module joins it with lanes and clock. The words of a lane
+do not change together. A reader that sees half of a change wakes the wrong worker once, or waits one cycle longer.
+
+A request that the configured filter rejects costs only the call of `track`.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
+
+from epp.flow.eviction import NOTHING, Reclamation, RevocationObserver, Standing, Step, Victim, Victims
+from epp.flows import FlowKey
+from epp.metrics.flow_control import REVOCATIONS_ISSUED_TOTAL, REVOCATIONS_TOTAL
+from epp.plugin import EvictionFilter, EvictionOrder
+from epp.request import Request
+from shm.flow_lanes import EVICTABLE, FlowLanes, VictimCell
+from shm.series import SeriesWriter
+
+CONFIRMED, TIMED_OUT = "confirmed", "timed_out"
+
+
+class PoolState(Protocol):
+    """The load of the pool, and the bands that have waiting requests in any worker."""
+
+    def saturation(self) -> float: ...
+    def bands(self) -> Sequence[tuple[int, float, bool]]:
+        """Returns (priority, ceiling, whether a request waits) for every band, the most important first."""
+
+    def in_flight(self) -> int:
+        """Returns the number of requests at all model servers."""
+
+
+class Evictions:
+    """Does one worker's part of in-flight eviction."""
+
+    def __init__(
+        self,
+        accepts: EvictionFilter,
+        order: EvictionOrder,
+        grace_s: float,
+        *,
+        pool: PoolState,
+        lanes: FlowLanes,
+        worker: int,
+        now: Callable[[], float],
+        wake: Callable[[int], None],
+        observer: RevocationObserver,
+    ) -> None:
+        """`wake(worker)` makes another worker call its `blocked`. `grace_s`: how long a revocation may take, in seconds."""
+        self._victims = Victims(accepts.evictable, order.key)
+        self._reclamation = Reclamation(self._victims, grace_s, observer=observer)
+        self._pool = pool
+        self._lanes = lanes
+        self._lane = lanes.lane(worker)
+        self._worker = worker
+        self._now = now
+        self._wake = wake
+        self._published = Standing()
+
+    def use(self, accepts: EvictionFilter, order: EvictionOrder, grace_s: float) -> None:
+        """Continues with the policies of a later configuration."""
+        self._victims.use(accepts.evictable, order.key)
+        self._reclamation.grace_s = grace_s
+        self._publish()
+
+    def stop(self) -> None:
+        """Stops evicting. Called when a later configuration has switched in-flight eviction off."""
+        self._victims.use(lambda _flow: False, lambda _flow, at: at)
+        self._publish()
+
+    def track(self, request: Request, now: float, revoke: Callable[[], bool]) -> Victim | None:
+        """Adds a request that was sent to a server. Returns None if it cannot be evicted. `revoke` ends it with an answer to its client."""
+        victim = self._victims.track(FlowKey(request.fairness_id, request.priority), now, revoke)
+        if victim is not None:
+            self._publish()
+        return victim
+
+    def ended(self, victim: Victim) -> None:
+        """Removes a tracked request at the end of its stream."""
+        self._reclamation.ended(victim, self._now())
+        self._publish()
+
+    def blocked(self) -> Step:
+        """Reacts to requests that wait, in any worker, without room for them. Ends requests of this worker, or wakes a worker with better
+        victims.
+        """
+        if not self._lanes.total(EVICTABLE):
+            return NOTHING
+        pool = self._pool
+        standings = self._other_standings()
+        step = self._reclamation.look(self._now(), pool.saturation(), pool.bands(), standings, pool.in_flight())
+        if step.wake >= 0:
+            self._wake(step.wake)
+        self._publish()
+        return step
+
+    def _other_standings(self) -> Iterable[tuple[int, Standing]]:
+        lanes = self._lanes
+        for worker in lanes.serving():
+            if worker != self._worker:
+                yield worker, Standing(*lanes.victim(worker))
+
+    def _publish(self) -> None:
+        reclamation = self._reclamation
+        standing = reclamation.standing()
+        if standing == self._published:
+            return
+        self._published = standing
+        self._lane.show_reclaim(reclamation.pending, reclamation.target)
+        self._lane.show_victim(VictimCell(*standing))
+
+
+class RevocationMetrics(RevocationObserver):
+    """Counts revocations in this worker's series."""
+
+    def __init__(self, pool: str, issued: SeriesWriter, ended: SeriesWriter, confirmations: SeriesWriter) -> None:
+        """The writers belong to the groups in `epp.metrics.flow_control.REVOKED`, in that order."""
+        self._pool = pool
+        self._issued, self._ended, self._confirmations = issued, ended, confirmations
+
+    def issued(self, priority: int, count: int) -> None:
+        series = self._issued
+        block = series.block((str(priority), self._pool))
+        series.words[block + series.counter_at[REVOCATIONS_ISSUED_TOTAL.name]] += count
+
+    def confirmed(self, seconds: float) -> None:
+        self._end(CONFIRMED)
+        series = self._confirmations
+        series.observe(series.block((self._pool,)), 0, seconds)
+
+    def timed_out(self) -> None:
+        self._end(TIMED_OUT)
+
+    def _end(self, outcome: str) -> None:
+        series = self._ended
+        series.words[series.block((outcome, self._pool)) + series.counter_at[REVOCATIONS_TOTAL.name]] += 1
+
+
+def reclaiming(lanes: FlowLanes, now: float) -> tuple[float, float]:
+    """Returns (pending, target) over all serving workers. `pending`: the saturation that evictions under way have yet to free, as a sum.
+
+    `target`: the largest excess of the saturation over the ceiling at a worker's last decision.
+    """
+    pending = target = 0.0
+    for worker in lanes.serving():
+        unconfirmed, wanted = lanes.reclaim(worker)
+        if lanes.victim(worker).busy_until > now:
+            pending += unconfirmed
+        target = max(target, wanted)
+    return pending, target

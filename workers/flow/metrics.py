@@ -1,0 +1,117 @@
+"""Counts requests in flow control by their labels, in this worker's series.
+
+A request that does not wait costs one look-up and four words, because `Cells` caches the positions of its counters. A request that waits
+counts under its own labels, even if it waits in the queue of another flow.
+"""
+
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+from epp.flow.outcomes import Outcome
+from epp.metrics import Group
+from epp.metrics.flow_control import (
+    FLOW_DURATIONS,
+    FLOW_ENQUEUES,
+    FLOW_QUEUE_BYTES,
+    FLOW_QUEUE_SIZE,
+    FLOW_QUEUES,
+    FLOW_REQUESTS,
+    FLOW_REQUESTS_TOTAL,
+)
+from epp.request import Request
+from shm.series import SeriesWriter
+
+KEPT_MAX: Final = 4096
+NOT_FINALIZED: Final = "NotYetFinalized"
+DURATION = ENQUEUE = 0  # index of the histogram in its group; each group has only one
+
+
+class Cells(NamedTuple):
+    """Where the counters for one set of labels are: offsets in words. For requests that do not wait."""
+
+    requests: int
+    durations: int
+    enqueues: int
+
+
+class FlowMetrics:
+    """Counts the requests of one worker in flow control."""
+
+    def __init__(self, series: dict[Group, SeriesWriter], pool: str, fold: Callable[[str], str]) -> None:
+        """`series`: the writers of `epp.metrics.flow_control.FLOW_GROUPS`. `fold(id)`: the label under which a fairness id counts."""
+        self._pool = pool
+        self._fold = fold
+        self._requests = series[FLOW_REQUESTS]
+        self._durations = series[FLOW_DURATIONS]
+        self._enqueues = series[FLOW_ENQUEUES]
+        self._queues = series[FLOW_QUEUES]
+        self._total = self._requests.counter_at[FLOW_REQUESTS_TOTAL.name]
+        self._size = self._queues.gauge_at[FLOW_QUEUE_SIZE.name]
+        self._bytes = self._queues.gauge_at[FLOW_QUEUE_BYTES.name]
+        self._cells: dict[tuple[str, int, str, str], Cells] = {}
+
+    def passed(self, request: Request, seconds: float) -> None:
+        """Counts a request that did not wait. `seconds`: the time that it spent in flow control."""
+        key = (request.fairness_id, request.priority, request.model, request.target_model)
+        at = self._cells.get(key)
+        if at is None:
+            at = self._new_cells(request)
+        self._requests.words[at.requests] += 1
+        self._durations.observe(at.durations, DURATION, seconds)
+        self._enqueues.observe(at.enqueues, ENQUEUE, seconds)
+
+    def enters(self, request: Request, size: int, seconds: float) -> int:
+        """Counts a request that begins to wait. `seconds`: the time that queueing it took. Returns the block that `leaves` needs."""
+        fairness_id = self._fold(request.fairness_id)
+        block = self._queues.block(
+            (fairness_id, str(request.priority), self._pool, request.model, request.target_model)
+        )
+        words = self._queues.words
+        words[block + self._size] += 1
+        words[block + self._bytes] += size
+        enqueues = self._enqueues
+        enqueues.observe(enqueues.block((fairness_id, str(request.priority), NOT_FINALIZED)), ENQUEUE, seconds)
+        return block
+
+    def leaves(self, block: int, size: int) -> None:
+        """Counts that a request no longer waits. `block`: the result of `enters`."""
+        words = self._queues.words
+        words[block + self._size] -= 1
+        words[block + self._bytes] -= size
+
+    def ended(self, request: Request, outcome: Outcome, waited_s: float) -> None:
+        """Counts the outcome of a request that waited or was refused."""
+        priority, name = str(request.priority), outcome.value
+        requests, durations = self._requests, self._durations
+        requests.words[requests.block((name, priority, self._pool)) + self._total] += 1
+        labels = (self._fold(request.fairness_id), priority, name, self._pool, request.model, request.target_model)
+        durations.observe(durations.block(labels), DURATION, waited_s)
+
+    def refused(self, request: Request, outcome: Outcome, seconds: float) -> None:
+        """Counts a request that was refused at once."""
+        self.ended(request, outcome, seconds)
+        enqueues = self._enqueues
+        labels = (self._fold(request.fairness_id), str(request.priority), outcome.value)
+        enqueues.observe(enqueues.block(labels), ENQUEUE, seconds)
+
+    def _new_cells(self, request: Request) -> Cells:
+        """Returns the cells for labels that are not in the cache. Caches them under the folded fairness id."""
+        fairness_id = self._fold(request.fairness_id)
+        key = (fairness_id, request.priority, request.model, request.target_model)
+        at = self._cells.get(key)
+        if at is None:
+            at = self._find_cells(request, fairness_id)
+            self._cells[key] = at
+        return at
+
+    def _find_cells(self, request: Request, fairness_id: str) -> Cells:
+        if len(self._cells) >= KEPT_MAX:  # bounded, because labels come from clients
+            self._cells.clear()
+        priority, name = str(request.priority), Outcome.DISPATCHED.value
+        # The queue length of a flow without waiting requests must be reported as 0, not be absent, because autoscalers read it.
+        self._queues.block((fairness_id, priority, self._pool, request.model, request.target_model))
+        return Cells(
+            self._requests.block((name, priority, self._pool)) + self._total,
+            self._durations.block((fairness_id, priority, name, self._pool, request.model, request.target_model)),
+            self._enqueues.block((fairness_id, priority, name)),
+        )

@@ -1,0 +1,275 @@
+"""Joins one shard of flow control with the other shards, through the lanes: implements `epp.flow.ports.Peers` over `shm.flow_lanes`.
+
+Flow control names a band by its priority. The lanes number it by its place. A priority keeps its place until another priority gets the
+place. So a band that was removed is still served until it is empty. A place is reused only when no worker shows a request there.
+
+With a replica store, the sums of bands include what waits in other replicas, so limits hold over all of them.
+"""
+
+import contextlib
+import os
+from collections.abc import Callable, Mapping, Sequence
+
+import xxhash
+
+from epp.flow.ports import Front, Held, Wanted
+from epp.flows import FlowKey
+from shm.flow_lanes import (
+    BACKLOGGED,
+    DISPATCHED,
+    END,
+    MARK_MAX,
+    PENDING,
+    REQUESTS,
+    TIME,
+    WAITING,
+    WAITING_BYTES,
+    YIELDED,
+    FlowLanes,
+)
+from shm.lanes import Lanes
+
+FRESH_S = 0.5  # seconds; no shard waits for a worker whose beat is older
+NOTHING: Sequence[Wanted] = ()
+
+
+class LanePeers:
+    """Reads what the other shards show, and writes what one worker shows to them. `worker`: the worker's number, from 0."""
+
+    def __init__(
+        self,
+        flow: FlowLanes,
+        lanes: Lanes,
+        worker: int,
+        places: Mapping[int, int],
+        *,
+        wakeups: Sequence[int],
+        now: Callable[[], float],
+    ) -> None:
+        self._flow = flow
+        self._lanes = lanes
+        self._worker = worker
+        self._lane = flow.lane(worker)
+        self._base = flow.base(worker)
+        self._words = flow.words
+        self._bases: tuple[int, ...] = ()
+        self._other_bases: tuple[int, ...] = ()
+        self._shards: tuple[int, ...] = ()
+        self._wakeups = wakeups
+        self._now = now
+        self._answered_up_to = flow.asked_ever(worker)
+        self._places: dict[int, int] = {}
+        self._priorities: dict[int, int] = {}
+        self.know(places)
+
+    def know(self, places: Mapping[int, int]) -> None:
+        """Sets the places of bands (priority -> place). A band that is not named keeps its place, unless a named band takes it."""
+        for priority, place in places.items():
+            before = self._priorities.get(place)
+            if before is not None and before != priority:
+                del self._places[before]
+            moved_from = self._places.get(priority)
+            if moved_from is not None and moved_from != place:
+                del self._priorities[moved_from]
+            self._places[priority] = place
+            self._priorities[place] = priority
+
+    # What the other shards show.
+
+    def _look(self) -> tuple[int, ...]:
+        """Returns the offsets, in words, at which the lanes of the other shards begin."""
+        bases = self._flow.serving_bases()
+        if bases is not self._bases:
+            self._bases = bases
+            self._other_bases = tuple(base for base in bases if base != self._base)
+            self._shards = tuple(worker for worker in self._flow.serving() if worker != self._worker)
+        return self._other_bases
+
+    def waiting(self) -> int:
+        total, words = 0, self._words
+        for base in self._look():
+            total += words[base + WAITING]
+        return total
+
+    def totals(self) -> tuple[int, int]:
+        words, bases = self._words, self._look()
+        requests, size = (
+            sum(words[base + WAITING] for base in bases),
+            sum(words[base + WAITING_BYTES] for base in bases),
+        )
+        if (remote := self._lanes.added) is not None:
+            more, more_bytes = remote.waiting()
+            return requests + more, size + more_bytes
+        return requests, size
+
+    def band(self, priority: int) -> tuple[int, int]:
+        requests = size = 0
+        for shard in self.shards():
+            held = self.held(shard, priority)
+            requests += held.requests
+            size += held.bytes
+        if (remote := self._lanes.added) is not None and (place := self._places.get(priority)) is not None:
+            more, more_bytes = remote.band(place)
+            return requests + more, size + more_bytes
+        return requests, size
+
+    def shards(self) -> Sequence[int]:
+        self._look()
+        return self._shards
+
+    def held(self, shard: int, priority: int) -> Held:
+        place = self._places.get(priority)
+        return Held() if place is None else Held(*self._flow.cell(shard, place))
+
+    def fronts(self) -> Sequence[Front]:
+        shown = [(shard, cell) for shard in self.shards() if (cell := self._flow.front(shard)) is not None]
+        if not shown:
+            return ()
+        ages = self._lanes.ages(self._now())
+        return [Front(shard, cell.priority, cell.claim) for shard, cell in shown if ages[shard + 1] < FRESH_S]
+
+    def ledger(self, priority: int) -> "BandLedger":
+        return BandLedger(self._look, self._flow, self._worker, self._places, priority)
+
+    def progress(self, shard: int) -> int:
+        count: int = self._words[self._flow.base(shard) + DISPATCHED]
+        return count
+
+    def yields(self, shard: int) -> int:
+        count: int = self._words[self._flow.base(shard) + YIELDED]
+        return count
+
+    def asked(self, shard: int, priority: int) -> tuple[int, int]:
+        place = self._places.get(priority)
+        return (0, 0) if place is None else self._flow.asked(shard, place)
+
+    def demands(self) -> Sequence[Wanted]:
+        ever = self._flow.asked_ever(self._worker)
+        if ever == self._answered_up_to:
+            return NOTHING
+        wanted = [Wanted(p, *self._flow.asked(self._worker, place)) for p, place in self._places.items()]
+        wanted = [each for each in wanted if each.requests or each.bytes]
+        if not wanted:
+            self._answered_up_to = ever
+        return wanted
+
+    # What this shard shows and sends.
+
+    def publish(self, priority: int, requests: int, bytes: int, oldest: float) -> None:
+        place = self._places.get(priority)
+        if place is not None:
+            self._lane.publish(place, requests, bytes, oldest)
+
+    def front(self, priority: int | None, claim: float) -> None:
+        if priority is None:
+            self._lane.no_front()
+        else:
+            self._lane.front(priority, claim)
+
+    def let_through(self, pending: int) -> None:
+        words, base = self._words, self._base
+        words[base + PENDING] = pending
+        words[base + DISPATCHED] += 1
+
+    def pending(self, count: int) -> None:
+        self._words[self._base + PENDING] = count
+
+    def yielded(self) -> None:
+        self._words[self._base + YIELDED] += 1
+
+    def demand(self, shard: int, wanted: Wanted) -> None:
+        place = self._places.get(wanted.priority)
+        if place is not None:
+            self._lane.ask(shard, place, wanted.requests, wanted.bytes)
+
+    def answered(self, wanted: Wanted) -> None:
+        place = self._places.get(wanted.priority)
+        if place is not None:
+            self._lane.answer(place, wanted.requests, wanted.bytes)
+
+    def wake(self, shard: int) -> None:
+        with contextlib.suppress(OSError):
+            os.eventfd_write(self._wakeups[shard], 1)
+
+
+class BandLedger:
+    """Implements `epp.plugin.Ledger` for one band, over the lanes. A band without a place shows nothing, and reads 0 from other shards."""
+
+    def __init__(
+        self,
+        other_bases: Callable[[], tuple[int, ...]],
+        flow: FlowLanes,
+        worker: int,
+        places: Mapping[int, int],
+        priority: int,
+    ) -> None:
+        self._other_bases = other_bases  # returns the offsets, in words, at which the lanes of the other shards begin
+        self._flow = flow
+        self._lane = flow.lane(worker)
+        self._band_at = flow.schema.band_at
+        self._words = flow.words
+        self._floats = flow.floats
+        self._places = places
+        self._priority = priority
+
+    def served(self) -> int:
+        words, total = self._words, 0
+        for base in self._other_bases():
+            total += words[base + DISPATCHED]
+        return total
+
+    def mark(self, flow: FlowKey) -> int:
+        """Returns the hash of the flow and the place of its band.
+
+        It includes the place, because only positions of one band are comparable.
+        """
+        name = f"{self._places.get(self._priority, -1)}/{flow.fairness_id}".encode(errors="replace")
+        return (xxhash.xxh3_64_intdigest(name) & MARK_MAX) or 1
+
+    def position(self, mark: int) -> float:
+        return self._flow.position(mark, self._other_bases())
+
+    def time(self) -> float:
+        return self._furthest(TIME)
+
+    def end(self) -> float:
+        return self._furthest(END)
+
+    def _furthest(self, word: int) -> float:
+        place = self._places.get(self._priority)
+        if place is None:
+            return 0.0
+        floats, furthest, at = self._floats, 0.0, self._band_at(place) + word
+        for base in self._other_bases():
+            position = floats[base + at]
+            if position > furthest:
+                furthest = position
+        return furthest
+
+    def backlogged(self) -> int:
+        return self._most(BACKLOGGED)
+
+    def alone(self) -> bool:
+        words, waiting = self._words, 0
+        for base in self._other_bases():
+            waiting += words[base + WAITING]
+        return not waiting or not self._most(REQUESTS)
+
+    def _most(self, word: int) -> int:
+        place = self._places.get(self._priority)
+        if place is None:
+            return 0
+        words, most, at = self._words, 0, self._band_at(place) + word
+        for base in self._other_bases():
+            count = words[base + at]
+            if count > most:
+                most = count
+        return most
+
+    def move(self, mark: int, position: float) -> None:
+        self._lane.move(mark, position)
+
+    def show(self, time: float, end: float, backlogged: int) -> None:
+        place = self._places.get(self._priority)
+        if place is not None:
+            self._lane.show_time(place, time, end, backlogged)

@@ -1,0 +1,81 @@
+"""Measures for flow control how full the pool is: the saturation of its fullest stage of disaggregated inference.
+
+The role label says to which stage an endpoint belongs: *prefill*, *decode*, or both. Endpoints that only encode belong to neither.
+If no endpoint belongs to a stage, the detector gets all endpoints.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import numpy as np
+
+from epp.candidates import Candidates, Endpoint, Mask, Roster
+from epp.flow.ports import PoolLoad
+from epp.plugin import SaturationDetector
+from epp.plugins.filters.roles import ROLE_LABEL, DecodeFilter, PrefillFilter
+from shm.flow_lanes import DISPATCHED, PENDING, FlowLanes
+
+EMPTY: Final = PoolLoad(1.0, empty=True)
+PREFILL: Final = "prefill"
+DECODE: Final = "decode"
+EFFECTIVE: Final = "effective"  # the label of the fullest stage in metrics
+
+
+class PoolProbe:
+    """Measures the saturation of the pool. Implements `epp.flow.ports.Probe` over the pool and the lanes."""
+
+    def __init__(self, candidates: Callable[[None], Candidates], detector: SaturationDetector, flow: FlowLanes) -> None:
+        self._candidates = candidates
+        self._detector = detector
+        self._flow = flow
+        self._roster: Roster | None = None
+        # Stages with their masks; a mask None means all endpoints.
+        self._stages: tuple[tuple[str, Mask | None], ...] = ()
+
+    def load(self) -> PoolLoad:
+        candidates = self._candidates(None)
+        if not len(candidates):
+            return EMPTY
+        roster = candidates.snapshot.roster
+        if roster is not self._roster:
+            self._roster = roster
+            self._stages = stages(roster)
+        detector = self._detector
+        if len(self._stages) == 1:
+            ((name, mask),) = self._stages
+            stage = candidates if mask is None else candidates.keep(mask)
+            saturation = detector.stage_saturation(stage, name)
+            return PoolLoad(saturation, step=detector.step(stage), stages={name: saturation} if name else {})
+        saturations: dict[str, float] = {}
+        step = 0.0
+        for name, mask in self._stages:
+            stage = candidates if mask is None else candidates.keep(mask)
+            saturations[name] = detector.stage_saturation(stage, name)
+            step = max(step, detector.step(stage))
+        return PoolLoad(max(saturations.values()), step=step, stages=saturations)
+
+    def dispatched(self) -> int:
+        return self._flow.total(DISPATCHED)
+
+    def pending(self) -> int:
+        return self._flow.total(PENDING)
+
+    def stale(self) -> int:
+        """Returns the number of endpoints with stale metrics. The detector judges them only by the requests in flight there."""
+        return self._detector.stale(self._candidates(None))
+
+
+def stages(roster: Roster) -> tuple[tuple[str, Mask | None], ...]:
+    """Returns the stages that have endpoints, with their masks. If no endpoint has a stage, returns one stage with the name ""."""
+    masks = {
+        PREFILL: np.array([_serves(PrefillFilter, e) for e in roster.endpoints], dtype=bool),
+        DECODE: np.array([_serves(DecodeFilter, e) for e in roster.endpoints], dtype=bool),
+    }
+    served = tuple((name, None if mask.all() else mask) for name, mask in masks.items() if mask.any())
+    return served or (("", None),)
+
+
+def _serves(stage: type[PrefillFilter] | type[DecodeFilter], endpoint: Endpoint) -> bool:
+    labels: Mapping[str, str] = endpoint.labels
+    role = labels.get(ROLE_LABEL)
+    return stage.unlabelled if role is None else role in stage.roles

@@ -1,0 +1,49 @@
+"""Finds the Git commit from which the running program was built."""
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+
+DISTRIBUTION = "endpoint-picker"
+SOURCE = Path(__file__).parents[2]
+COMMIT = re.compile(r"[0-9a-f]{40}([0-9a-f]{24})?")
+
+
+def commit(environ: Mapping[str, str] = os.environ, source: Path = SOURCE) -> str:
+    """Returns the commit as hexadecimal digits: from the variable EPP_COMMIT, which images set, else from pip, else from the checkout.
+
+    Returns "" if none of them has it.
+    """
+    return environ.get("EPP_COMMIT", "") or _installed() or _checked_out(source / ".git")
+
+
+def _installed() -> str:
+    """Returns the commit that pip recorded when it installed the program from a repository (direct_url.json, PEP 610)."""
+    try:
+        origin = json.loads(distribution(DISTRIBUTION).read_text("direct_url.json") or "{}")
+    except (PackageNotFoundError, ValueError):
+        return ""
+    return str(origin.get("vcs_info", {}).get("commit_id", ""))
+
+
+def _checked_out(git: Path) -> str:
+    """Reads the commit of a checkout from its `.git` folder. The file HEAD has a commit, or it names a branch.
+
+    The commit of a branch is in a file of its own or in the file packed-refs.
+    """
+    head = _text(git / "HEAD").strip()
+    branch = head.removeprefix("ref: ")
+    if branch != head:
+        packed = (line.partition(" ") for line in _text(git / "packed-refs").splitlines())
+        head = _text(git / branch).strip() or next((found for found, _, name in packed if name == branch), "")
+    return head if COMMIT.fullmatch(head) else ""
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text(errors="replace")
+    except OSError:
+        return ""

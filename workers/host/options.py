@@ -1,0 +1,87 @@
+"""The options of `epp serve`: one frozen value that every process of the picker reads.
+
+`workers.cli.serve_options` creates it from flags and environment variables. Every package may import this module, so it
+imports no other module of `workers`.
+"""
+
+import msgspec
+
+from epp.client_headers import GROUPS
+
+POOL_GROUP = "inference.networking.k8s.io"  # the default API group of an InferencePool
+SCRAPE_INTERVAL_MIN_S = 0.05
+
+
+class TracingOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """The settings of the standard OTEL_* variables (`workers.telemetry.tracing_settings`)."""
+
+    exporter: str
+    ratio: float = 0.1
+    parent_based: bool = True  # if the client sends a traceparent header, its sampled flag decides
+    timeout_s: float = 10.0
+    compression: str = "none"
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """The options of `epp serve`. Times are in seconds, sizes in bytes."""
+
+    config_file: str = ""
+    config_text: str = ""
+    allow_experimental_plugins: bool = False
+    plugin_path: str = ""
+    config_watch: bool = False
+    endpoints: str = ""
+    objects_dir: str = ""
+    grpc_port: int = 9002
+    grpc_health_port: int = 9003
+    metrics_port: int = 9090
+    transport: str = "native"
+    secure_serving: bool = True
+    cert_path: str = ""
+    tls_min_version: str = ""
+    tls_cipher_suites: tuple[str, ...] = ()
+    enable_cert_reload: bool = False
+    client_ca_file: str = ""
+    metrics_cert_dir: str = ""
+    metrics_client_ca_file: str = ""
+    metrics_endpoint_auth: bool | None = None  # whether clients of the metrics port need a token; None: in Kubernetes
+    health_checking: bool = False
+    workers: int = 1
+    workers_max: int = 0  # 0: twice `workers`
+    worker_memory_limit: int | None = None  # bytes; None: a share of the cgroup's limit; 0: no limit
+    drain_timeout_s: float = 30.0
+    body_bytes_max: int = 32 << 20
+    message_bytes_max: int = 33 << 20
+    max_endpoints: int = 1024
+    index_entries: int = 1 << 19
+    kv_index_blocks: int = 1 << 19
+    prefix_secret_file: str = ""
+    state_dir: str = ""
+    replica_store: str = ""  # URL, perhaps with a password: never log it. Empty: replicas share nothing
+    replica_store_password_file: str = ""
+    replica_store_required: bool = True
+    replica_store_prefix: str = ""  # begins all keys and channels; empty only without a store
+    replica_name: str = ""  # empty: the instance's identity
+    replicas_max: int = 8  # other replicas that count
+    run_dir: str = "/dev/shm/epp"
+    instance: str = "epp-9002"
+    scrape_interval_s: float = SCRAPE_INTERVAL_MIN_S
+    metrics_staleness_threshold_s: float = 2.0
+    enable_grpc_stream_metrics: bool = False
+    metrics_legacy_names: bool = True
+    plugin_metrics: bool = True
+    emit_endpoint_scores: bool = False
+    debug_remote: bool = False
+    enable_pprof: bool = True
+    disable_endpoint_subset_filter: bool = False
+    trust_client_headers: tuple[str, ...] = tuple(GROUPS)
+    pool_name: str = "epp"
+    pool_given: bool = False  # --pool-name is set: it names the source of endpoints if there is no other source
+    pool_namespace: str = "default"
+    pool_group: str = POOL_GROUP
+    endpoint_selector: str = ""  # selects pods instead of a pool. Each selected pod has one endpoint per target port
+    endpoint_target_ports: tuple[int, ...] = ()
+    ha_enable_leader_election: bool = False
+    log_level: str = "info"
+    log_format: str = "auto"
+    tracing: TracingOptions | None = None  # None: no traces

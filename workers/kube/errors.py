@@ -1,0 +1,68 @@
+"""The errors of requests to a Kubernetes API server, and the access that a request needs by RBAC."""
+
+from http import HTTPStatus
+from typing import Final, NamedTuple
+
+MESSAGE_CHARS_MAX: Final = 512
+
+
+class Unreachable(Exception):
+    """The server gave no complete answer: the connection or TLS failed, the credentials cannot be read, or the time-out passed."""
+
+
+class ApiError(Exception):
+    """The server answered with an error. `verb`: the verb of Kubernetes (get, list, watch, create, ...). `path`: the path of the request.
+
+    `retry_after_s`: the pause that the server asked for, in seconds; 0: none.
+    """
+
+    def __init__(
+        self, status: int, reason: str, message: str, verb: str, path: str, *, retry_after_s: float = 0.0
+    ) -> None:
+        self.status = status
+        self.reason = reason
+        self.message = message
+        self.verb = verb
+        self.path = path
+        self.retry_after_s = retry_after_s
+        super().__init__(self._text())
+
+    def _text(self) -> str:
+        needed = access(self.verb, self.path)
+        what = f"{needed.verb} {needed.resource}" + (f" in namespace {needed.namespace}" if needed.namespace else "")
+        answer = f"{self.reason or self.status}: {self.message[:MESSAGE_CHARS_MAX]}"
+        if self.status == HTTPStatus.FORBIDDEN:
+            kind = f"a Role in namespace {needed.namespace}" if needed.namespace else "a ClusterRole"
+            return f"not allowed to {what}; add to {kind} of this service account: {needed.rule()} ({answer})"
+        return f"the API server refused to {what}: {answer}"
+
+
+class Access(NamedTuple):
+    """The access that a request needs, in the terms of Kubernetes RBAC."""
+
+    verb: str
+    group: str
+    resource: str
+    namespace: str = ""
+
+    def rule(self) -> str:
+        """Returns the rule of a Role that grants this access, as YAML."""
+        return f'{{apiGroups: ["{self.group}"], resources: ["{self.resource}"], verbs: ["{self.verb}"]}}'
+
+
+VERBS: Final = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
+
+
+def access(verb: str, path: str, *, watch: bool = False) -> Access:
+    """The access that a request needs. `verb` is an HTTP method or a verb of Kubernetes."""
+    parts = path.strip("/").split("/")
+    grouped = parts[0] == "apis"
+    group = parts[1] if grouped and len(parts) > 1 else ""
+    rest = parts[3:] if grouped else parts[2:]
+    namespace = ""
+    if len(rest) > 2 and rest[0] == "namespaces":
+        namespace, rest = rest[1], rest[2:]
+    resource = "/".join([*rest[:1], *rest[2:3]])
+    if verb in ("GET", "HEAD"):
+        verb = "watch" if watch else "get" if len(rest) > 1 else "list"
+    return Access(VERBS.get(verb, verb), group, resource, namespace)

@@ -1,0 +1,109 @@
+"""Reads what the kv-events process has published, for the metrics page and for `epp top`."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final, NamedTuple
+
+import msgspec
+
+from epp.candidates import Endpoint
+from epp.metrics import Metric
+from epp.metrics import kv_events as names
+from epp.prefix.streams import BEAT_S_MAX, NO_READER, NO_STREAM, StreamRecord, StreamsRecord
+from shm.documents import DocumentReader
+from shm.stream_marks import Marks
+from workers.process.instance import Instance
+from workers.process.kv_memory import COUNTS, STREAMS, KvCounts
+
+_streams = msgspec.msgpack.Decoder(StreamsRecord)
+_counts = msgspec.msgpack.Decoder(KvCounts)
+
+TOTALS: Final[Mapping[Metric, str]] = {
+    names.SUBSCRIBERS: "subscribers",
+    names.RECONNECTIONS: "reconnections",
+    names.MESSAGES: "messages",
+    names.MALFORMED: "malformed",
+    names.DROPPED: "dropped",
+    names.GAPS: "gaps",
+    names.RESTARTS: "restarts",
+    names.REPLAYS_FAILED: "replays_failed",
+    names.STORES_SKIPPED: "stores_skipped",
+    names.REMOVALS_SKIPPED: "removals_skipped",
+    names.SUPPRESSED: "suppressed",
+    names.FORWARDED: "forwarded",
+    names.ERRORS: "errors",
+    names.QUEUE_DEPTH: "waiting",
+}
+INDEX_TOTALS: Final[Mapping[Metric, str]] = {
+    names.ADMISSIONS: "stored",
+    names.OVERWRITTEN: "evictions",
+    names.ENTRIES: "entries",
+}
+
+
+class StreamFigures(NamedTuple):
+    """The state of one endpoint's stream. `age_s`: seconds since its last message; None: there was none.
+
+    `why`: why its matches are not precise; "" if they are.
+    """
+
+    why: str
+    remark: str
+    age_s: float | None
+    held: int
+
+
+NOT_FOLLOWED: Final = StreamFigures(NO_STREAM, "", None, 0)
+Labels = tuple[str, ...]
+Row = tuple[Labels, float]
+
+
+class KvFigures:
+    """Reads the memory of the kv-events process."""
+
+    def __init__(self, documents: DocumentReader, marks: Marks, *, index_metrics: bool = True) -> None:
+        self._index_metrics = index_metrics
+        self._documents = documents
+        self._marks = marks
+
+    def streams(self, now: float) -> dict[int, StreamFigures]:
+        """Returns slot -> stream of the endpoint."""
+        left = self._documents.read(STREAMS)
+        records: list[StreamRecord] = _streams.decode(left[1]).streams if left is not None and left[1] else []
+        dead = NO_READER if now - self._marks.last_beat > BEAT_S_MAX else ""
+        found = {}
+        for record in records:
+            mark = self._marks.read(record.slot)
+            age_s = now - mark.heard if mark.heard else None
+            found[record.slot] = StreamFigures(dead or record.why, record.remark, age_s, mark.held)
+        return found
+
+    def families(
+        self, pool: str, endpoints: Sequence[Endpoint], now: float
+    ) -> Iterator[tuple[Metric, Labels, list[Row]]]:
+        """Yields all metrics with their labels and rows. Leaves out those of the index unless the configuration enables them."""
+        left = self._documents.read(COUNTS)
+        counts = _counts.decode(left[1]) if left is not None and left[1] else KvCounts()
+        for metric, field in (*TOTALS.items(), *(INDEX_TOTALS.items() if self._index_metrics else ())):
+            yield metric, (), [((), float(getattr(counts, field)))]
+        yield names.CAPACITY, (), [((), 1.0)]
+        if self._index_metrics:
+            yield names.EVICTIONS, (), [((), float(counts.removed + counts.evictions))]
+        streams = self.streams(now)
+        found = [(endpoint.name, streams.get(endpoint.slot, NOT_FOLLOWED)) for endpoint in endpoints]
+        labels = ("name", "pod_identifier")
+        yield names.PRECISE, labels, [((pool, name), float(not stream.why)) for name, stream in found]
+        ages = [(name, stream.age_s) for name, stream in found]
+        yield names.STREAM_AGE, labels, [((pool, name), age) for name, age in ages if age is not None]
+        yield names.HELD, labels, [((pool, name), float(stream.held)) for name, stream in found]
+        reasons = Counter(stream.why for _, stream in found if stream.why)
+        yield names.NOT_PRECISE, names.NOT_PRECISE.labels, [((why,), float(n)) for why, n in sorted(reasons.items())]
+
+
+def kv_figures_of(instance: Instance) -> KvFigures | None:
+    """Returns the figures of an instance; None if it has no kv-events process."""
+    memory, settings = instance.memory.kv_events, instance.sources.kv_events
+    if memory is None or settings is None:
+        return None
+    documents = DocumentReader(memory.layout.documents, memory.documents)
+    return KvFigures(documents, memory.marks, index_metrics=settings.index_metrics)

@@ -1,0 +1,79 @@
+"""Defines a page of the metrics port: a function from a Request to a PageAnswer. A Guard decides which requests may get the page.
+
+These are plain values. `http_messages` translates them from and to HTTP, and `connection` serves them on a socket.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from http import HTTPStatus
+from typing import NamedTuple
+
+PLAIN = "text/plain; charset=utf-8"
+
+Fields = tuple[tuple[str, str], ...]  # header fields: names and values
+
+
+class Pause(NamedTuple):
+    """A page yields it instead of a piece if it has nothing to send for so many seconds. It keeps its place among the pages under way."""
+
+    seconds: float
+
+
+Piece = bytes | Pause
+
+
+class PageAnswer(NamedTuple):
+    """What a page returns. `body`: the whole body, or an iterator of its pieces."""
+
+    body: bytes | Iterator[Piece]
+    content_type: str = PLAIN
+    status: HTTPStatus = HTTPStatus.OK
+    fields: Fields = ()
+
+
+class Token(str):
+    """A bearer token. Its `repr` hides it, so that a printed request does not show it."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return "<token>"
+
+
+NO_TOKEN = Token()
+
+
+class Request(NamedTuple):
+    """The head of a request.
+
+    `accept`: the Accept header. `token`: from `Authorization: Bearer`. `peer`: the client's address; that of an IPv4 client is an IPv4
+    address even on an IPv6 socket. `gzip`: whether the client accepts a body with this encoding. `host`: the Host header.
+    """
+
+    method: str
+    path: str
+    accept: str = ""
+    query: str = ""
+    peer: str = ""
+    gzip: bool = False
+    token: Token = NO_TOKEN
+    host: str = ""
+
+
+class Verdict(NamedTuple):
+    """Says whether a request may get its page. Any status but OK refuses the request, with this text and these header fields."""
+
+    status: HTTPStatus
+    text: str = ""
+    fields: Fields = ()
+
+
+ALLOWED = Verdict(HTTPStatus.OK)
+
+Page = Callable[[Request], PageAnswer]
+Guard = Callable[[Request], "Verdict | asyncio.Future[Verdict]"]
+
+
+def allow_all(_request: Request) -> Verdict:
+    """Admits every request: the guard of a port that any client may use."""
+    return ALLOWED

@@ -1,0 +1,80 @@
+"""Computes the figures of the picker's processes for the metrics page: memory, CPU time, ends by cause, and certificates."""
+
+from collections.abc import Callable, Iterator, Sequence
+
+from epp.metrics import Metric
+from epp.metrics.computed import (
+    CERTIFICATE_EXPIRY,
+    PROCESS_CPU,
+    PROCESS_EXITS,
+    PROCESS_MEMORY,
+    SUPERVISOR_STARTS,
+)
+from shm.lanes import SUPERVISOR_LANE, Lanes
+from workers.host.proc import ProcessUse, process_use
+from workers.process.layout import CERTIFICATE_UNTIL
+from workers.process.restart import seat_name
+from workers.process.roll import Roll
+
+Row = tuple[tuple[str, ...], float]
+PARENT = "parent"
+
+
+class ProcessFigures:
+    """Reads the figures from the parent's roll of children, from /proc, and from the lanes."""
+
+    def __init__(
+        self,
+        lanes: Lanes,
+        roll: Roll,
+        *,
+        metrics_certificate: Callable[[], float] | None = None,
+        use: Callable[[int], ProcessUse | None] = process_use,
+    ) -> None:
+        """`metrics_certificate`: returns the end of the metrics port's certificate in seconds since the epoch; None without TLS.
+
+        `use`: returns what a process uses, by its id.
+        """
+        self._lanes = lanes
+        self._roll = roll
+        self._metrics_certificate = metrics_certificate
+        self._use = use
+        self._cpu_s: dict[str, float] = {}  # process name -> CPU time on the last page
+
+    def families(self) -> Iterator[tuple[Metric, tuple[str, ...], Sequence[Row]]]:
+        """Yields each metric with its label names and rows."""
+        roll, seats = self._roll, self._lanes.schema.lanes
+        yield SUPERVISOR_STARTS, (), [((), self._lanes.successions()[SUPERVISOR_LANE])]
+        memory: list[Row] = []
+        cpu: list[Row] = []
+        exits: list[Row] = []
+        self._add_use(PARENT, roll.parent_pid, 0.0, memory, cpu)
+        for seat in range(roll.seats):
+            ends, pid = roll.ends(seat), roll.pid(seat)
+            if not pid and not any(ends.values()):
+                continue
+            name = seat_name(seat, seats)
+            self._add_use(name, pid, roll.ended_cpu_s(seat), memory, cpu)
+            exits += [((name, cause.name.lower()), count) for cause, count in ends.items()]
+        yield PROCESS_MEMORY, PROCESS_MEMORY.labels, memory
+        yield PROCESS_CPU, PROCESS_CPU.labels, cpu
+        yield PROCESS_EXITS, PROCESS_EXITS.labels, exits
+        yield CERTIFICATE_EXPIRY, CERTIFICATE_EXPIRY.labels, list(self._certificates())
+
+    def _add_use(self, name: str, pid: int, ended_s: float, memory: list[Row], cpu: list[Row]) -> None:
+        use = self._use(pid) if pid else None
+        if use is not None:
+            memory.append(((name,), use.resident_bytes))
+        # After a child has ended and before the parent has recorded it, neither /proc nor the roll has its time. The counter must not fall.
+        shown = max(self._cpu_s.get(name, 0.0), ended_s + (use.cpu_s if use is not None else 0.0))
+        self._cpu_s[name] = shown
+        cpu.append(((name,), shown))
+
+    def _certificates(self) -> Iterator[Row]:
+        lanes = self._lanes
+        until = lanes.scalars(CERTIFICATE_UNTIL)
+        # A worker that cannot read the new files still shows the old certificate: the earliest end counts.
+        if ends := [until[seat] for seat in range(1, len(until)) if until[seat] and lanes.serving(seat)]:
+            yield ("ext_proc",), min(ends)
+        if self._metrics_certificate is not None:
+            yield ("metrics",), self._metrics_certificate()

@@ -1,0 +1,110 @@
+"""Limits the share of a process's time that a port may use, and orders the port's work.
+
+The supervisor also scrapes and sends heartbeats, so clients of the metrics port must not keep its event loop busy. All work for them is
+divided into short acts. `Turns` runs one act per turn of the loop and measures it. A `Share` is a bucket of seconds that fills with a
+fraction of the time. While it is empty, the acts wait, and the process does its other work.
+
+    prompt acts     heads of requests, and short answers; hosts take turns, so that a probe waits for one act of each other host
+    patient acts    pieces of long pages: one after every four prompt acts
+
+The caller limits the number of waiting acts: a connection and a page have at most one each.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Final, Protocol
+
+SHARE: Final = 1 / 4  # the share of the process's time that all pages together may take
+BURST_S: Final = 0.05
+PROMPT_IN_A_ROW: Final = 4
+
+Act = Callable[[], None]
+
+
+class Loop(Protocol):
+    """The part of an event loop that `Turns` uses."""
+
+    def call_soon(self, callback: Act) -> Any: ...
+    def call_later(self, delay: float, callback: Act) -> Any: ...
+
+
+class Share:
+    """A bucket of seconds: it fills with `fraction` seconds per second up to `burst_s`, and work empties it."""
+
+    __slots__ = ("_burst_s", "_clock", "_fraction", "_left_s", "_seen_at")
+
+    def __init__(self, fraction: float, burst_s: float, clock: Callable[[], float]) -> None:
+        self._fraction = fraction
+        self._burst_s = burst_s
+        self._clock = clock
+        self._left_s = burst_s
+        self._seen_at = clock()
+
+    def spend(self, seconds: float) -> None:
+        """Takes the seconds that an act took out of the bucket."""
+        self._left_s -= seconds
+
+    def wait_s(self) -> float:
+        """Returns the seconds until the next act may run; 0: now."""
+        now = self._clock()
+        self._left_s = min(self._burst_s, self._left_s + (now - self._seen_at) * self._fraction)
+        self._seen_at = now
+        return 0.0 if self._left_s > 0 else (0.001 - self._left_s) / self._fraction
+
+
+class Turns:
+    """Runs acts one by one, within a share of the time."""
+
+    def __init__(self, loop: Loop, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._loop = loop
+        self._clock = clock
+        self.share = Share(SHARE, BURST_S, clock)
+        self._prompt: dict[str, deque[Act]] = {}  # by host, the next one in turn first
+        self._patient: deque[Act] = deque()
+        self._in_a_row = 0
+        self._timer: Any = None  # starts the next turn
+
+    def prompt(self, act: Act, host: str = "") -> None:
+        """Runs a short act for a client at this host soon."""
+        self._prompt.setdefault(host, deque()).append(act)
+        self._schedule()
+
+    def patient(self, act: Act) -> None:
+        """Runs an act later. Prompt acts may come before it."""
+        self._patient.append(act)
+        self._schedule()
+
+    def close(self) -> None:
+        """Drops all acts."""
+        self._prompt.clear()
+        self._patient.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _schedule(self) -> None:
+        if self._timer is None and (self._prompt or self._patient):
+            wait_s = self.share.wait_s()
+            self._timer = self._loop.call_later(wait_s, self._turn) if wait_s else self._loop.call_soon(self._turn)
+
+    def _turn(self) -> None:
+        self._timer = None
+        begun = self._clock()
+        try:
+            self._next()()
+        finally:
+            self.share.spend(self._clock() - begun)
+            self._schedule()
+
+    def _next(self) -> Act:
+        if self._prompt and (not self._patient or self._in_a_row < PROMPT_IN_A_ROW):
+            self._in_a_row += 1
+            host = next(iter(self._prompt))
+            acts = self._prompt.pop(host)
+            act = acts.popleft()
+            if acts:
+                self._prompt[host] = acts  # last
+            return act
+        self._in_a_row = 0
+        return self._patient.popleft()

@@ -1,0 +1,113 @@
+"""Reads secrets and certificates. The parent does this before the first fork, so a wrong file makes the start fail."""
+
+import hashlib
+import os
+import ssl
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from epp.plugins.extractors.metrics_source import MetricsDataSource
+from workers.endpoints.prefix_secret import SECRET_BYTES, kept_secret
+from workers.endpoints.source_tls import source_tls
+from workers.process.errors import Unusable
+
+if TYPE_CHECKING:
+    from workers.host.options import Options
+    from workers.process.certificates import Certificates
+
+
+class Credentials(NamedTuple):
+    """The picker's secrets, and the certificates that it shows to peers. The certificates of a port without TLS are None."""
+
+    prefix_seed: int
+    scrape_tls: Mapping[str, ssl.SSLContext | None]  # by the name of the data source; None: it scrapes without TLS
+    ext_proc: "Certificates | None"
+    metrics: "Certificates | None"
+
+    @classmethod
+    def read(
+        cls, options: "Options", sources: Sequence[MetricsDataSource], configuration: str, seed: int | None = None
+    ) -> "Credentials":
+        """Reads all files. `sources`: the data sources. `configuration`: the name of the file that configures them.
+
+        `seed`: that of prefix hashes; None reads it. Raises StartError.
+        """
+        if seed is None:
+            seed = prefix_seed(options)
+        try:
+            scrape_tls = {source.name: source_tls(source) for source in sources}
+        except ValueError as wrong:
+            raise Unusable(f"{configuration}: {wrong}") from wrong
+        return cls(seed, scrape_tls, *certificates(options))
+
+    def reading(self, sources: Sequence[MetricsDataSource], configuration: str) -> "Credentials":
+        """Returns a copy with the TLS contexts of other data sources, which it reads from their files. Raises Unusable."""
+        try:
+            return self._replace(scrape_tls={source.name: source_tls(source) for source in sources})
+        except ValueError as wrong:
+            raise Unusable(f"{configuration}: {wrong}") from wrong
+
+    @property
+    def ext_proc_context(self) -> ssl.SSLContext | None:
+        """The TLS context of the ext_proc port; None without TLS."""
+        return self.ext_proc.context if self.ext_proc else None
+
+
+def tls_in_words(options: "Options") -> str:
+    """Describes the TLS of the ext_proc port: off, with a self-signed certificate, or with the operator's."""
+    if not options.secure_serving:
+        return "off: the gateway must speak plaintext"
+    return f"on, certificate of {options.cert_path}" if options.cert_path else "on, self-signed certificate"
+
+
+def prefix_seed(options: "Options") -> int:
+    """Returns the 64-bit seed of prefix hashes: from --prefix-secret-file, else from the replica store, else from the secret in
+    --state-dir, else random.
+
+    Raises StartError.
+    """
+    given = _given_secret(options) if options.prefix_secret_file else b""
+    if not options.replica_store:
+        return _seed(given or _own_secret(options))
+    from workers.endpoints.replicas.address import secret_of
+    from workers.process.first_contact import agreed_secret  # only replicas that share need it
+
+    seed = _seed(given or _own_secret(options))
+    agreed = agreed_secret(options, b"" if given else secret_of(seed))  # checks the store in any case
+    return int(agreed, 16) if agreed else seed
+
+
+def _own_secret(options: "Options") -> bytes:
+    return kept_secret(options.state_dir) if options.state_dir else os.urandom(SECRET_BYTES).hex().encode()
+
+
+def _given_secret(options: "Options") -> bytes:
+    try:
+        with open(options.prefix_secret_file, "rb") as file:
+            secret = file.read().strip()
+    except OSError as refused:
+        raise Unusable(
+            f"--prefix-secret-file {options.prefix_secret_file} cannot be read: {refused.strerror}"
+        ) from refused
+    if len(secret) < 16:
+        raise Unusable(
+            f"--prefix-secret-file {options.prefix_secret_file} has {len(secret)} bytes: give a secret of at least 16"
+        )
+    return secret
+
+
+def _seed(secret: bytes) -> int:
+    return int.from_bytes(hashlib.blake2b(secret, digest_size=8).digest(), "little")
+
+
+def certificates(options: "Options") -> tuple["Certificates | None", "Certificates | None"]:
+    """The certificates of the ext_proc port and of the metrics port; None without TLS. Raises Unusable."""
+    if not (options.secure_serving or options.metrics_cert_dir):
+        return None, None
+    from workers.process.certificates import of_ext_proc, of_metrics  # takes much memory, and only TLS needs it
+    from workers.transport.tls import TlsError
+
+    try:
+        return of_ext_proc(options), of_metrics(options)
+    except TlsError as refused:
+        raise Unusable(str(refused)) from refused

@@ -1,0 +1,80 @@
+"""Asks the replica store at the start, in a child process (`workers.endpoints.replicas.contact`)."""
+
+import os
+import select
+import signal
+import time
+from typing import TYPE_CHECKING
+
+import msgspec
+import structlog
+
+from workers.endpoints.replicas.address import Answer
+from workers.process import fork
+from workers.process.errors import StartError, Unusable
+
+if TYPE_CHECKING:
+    from workers.host.options import Options
+
+WAIT_S = 10.0
+ANSWER_BYTES_MAX = 1 << 16
+OWN_SECRET = (
+    "this replica hashes with a secret of its own: if the store has another one later, it shares load but no prefixes. Restart it then, "
+    "or give all replicas the same --prefix-secret-file"
+)
+
+log = structlog.get_logger()
+
+
+def agreed_secret(options: "Options", offered: bytes) -> bytes:
+    """Checks the store, and returns the secret of block hashes that all replicas share; empty if `offered` is, or if the store is away.
+
+    Raises StartError, or Unusable if another start would not help. With --replica-store-required=false, logs a warning instead. The
+    replica keeps its own secret until it ends, because its workers hash with it from the start.
+    """
+    answer = _asked(options, offered)
+    if not answer.why:
+        return answer.secret
+    text = f"--replica-store cannot be used: {answer.text}"
+    if not options.replica_store_required:
+        later = OWN_SECRET if offered else "once the store can be used, this replica shares everything"
+        log.warning("the replica store cannot be used: this replica starts alone", why=answer.text, later=later)
+        return b""
+    wrong: type[StartError] = Unusable if answer.permanent else StartError
+    raise wrong(f"{text}; repair it, or start alone with --replica-store-required=false")
+
+
+def _asked(options: "Options", offered: bytes) -> Answer:
+    reader, writer = os.pipe2(os.O_CLOEXEC)
+
+    def send(found: Answer) -> None:
+        os.write(writer, msgspec.msgpack.encode(found))
+
+    def child() -> int:
+        from workers.endpoints.replicas.contact import contact
+
+        send(contact(options, offered))
+        return 0
+
+    def failed(text: str) -> None:
+        send(Answer("error", text))
+
+    pid = fork.spawn(f"{fork.TITLE}store", child, closed=[reader], failed=failed)
+    os.close(writer)
+    try:
+        return _read(reader)
+    finally:
+        os.close(reader)
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
+def _read(reader: int) -> Answer:
+    """Reads the child's answer. A child that ends or hangs without one is an answer, too."""
+    deadline, data = time.monotonic() + WAIT_S, b""
+    while (left := deadline - time.monotonic()) > 0 and select.select([reader], [], [], left)[0]:
+        part = os.read(reader, ANSWER_BYTES_MAX)
+        if not part:
+            break
+        data += part
+    return msgspec.msgpack.decode(data, type=Answer) if data else Answer("slow", "no answer")

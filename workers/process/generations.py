@@ -1,0 +1,209 @@
+"""Keeps the configurations of a running picker: the one in force, the last ones before it, and a candidate that is tried beside it.
+
+    trial child ─ offer ─▶ a file in memory ◀─ read ─ workers, supervisor, kv-events
+    parent ─ publish ─▶ a word: the number of the configuration in force, and that of its file
+             try_out ─▶ a word: the same two numbers of the candidate
+
+Each configuration that was ever in force has a number, its *generation*. A file holds everything that a process needs to use it: the
+text, the plugin files, and the names that have places in shared memory (`workers.process.layout.Names`). So all processes use the same
+bytes, even if the files on disk change meanwhile. The files have no names (memfd). The parent creates them before the first fork, and
+children inherit them.
+
+The parent changes the configuration of the picker with one store to a word in shared memory. So every process finds the old or the new
+number, never a mixture, even if the parent is killed. A trial child writes only a file that no word names yet.
+"""
+
+import hashlib
+import os
+import zlib
+from typing import Final, NamedTuple
+
+import msgspec
+
+from epp.tryout import Share
+from workers.process.asks import Ask
+from workers.process.layout import Described, Names
+from workers.process.resources import Words
+
+# The configuration in force, KEPT - 1 before it, a candidate, one under trial, and one that a slow process may still read
+SLOTS: Final = 8
+KEPT: Final = 5
+BUNDLE_BYTES_MAX: Final = 16 << 20
+SLOT_BITS: Final = 8
+SUM_BYTES: Final = 4
+
+
+class Bundle(msgspec.Struct, frozen=True, array_like=True):
+    """One configuration. `text`: its YAML; None stands for the built-in configuration. `plugins`: the files in `plugin_path` by name.
+
+    `followed`: whether it was read from the files that the picker follows. False for a candidate, and for an earlier configuration that
+    is in force again. `share`: the requests that it decides while it is a candidate.
+    """
+
+    number: int
+    source: str
+    text: str | None
+    plugin_path: str
+    plugins: dict[str, bytes]
+    names: Names
+    at: float  # when the picker accepted it, in seconds since the epoch
+    followed: bool = True
+    share: Share = Share()
+
+    @property
+    def hash(self) -> str:
+        """Identifies the text and the plugin files. Two configurations with the same ones have the same hash, whatever their numbers."""
+        digest = hashlib.blake2b(msgspec.msgpack.encode([self.text, sorted(self.plugins.items())]), digest_size=6)
+        return digest.hexdigest()
+
+
+class Offer(msgspec.Struct, frozen=True, array_like=True):
+    """The result of a trial. `bundle`: the configuration, None if it is refused. `text`: the errors or warnings.
+
+    `pid`: the process id of the trial child. `layouts`: of a trial of another version of the program: how the memory is laid out now
+    (`Layout.described`).
+    """
+
+    pid: int
+    text: str
+    bundle: Bundle | None = None
+    layouts: dict[str, Described] = {}
+
+
+class Attempt(NamedTuple):
+    """What a trial child gets. `slot`: the number of the file into which it writes its offer. `number`: the number that the
+
+    configuration gets if it is good. `names`: the names that have places in shared memory. `ask`: the candidate to try; None: the child
+    reads the files of the picker again.
+    """
+
+    slot: int
+    number: int
+    names: Names
+    ask: Ask | None = None
+
+
+class GenerationLost(Exception):
+    """The file of a generation no longer holds it, because a later generation uses the file."""
+
+
+class Generations:
+    """Reads and writes the files, and the words that name those of the current configuration and of the candidate."""
+
+    def __init__(self, words: Words, files: list[int] | None = None) -> None:
+        """`files`: the descriptors of an earlier program of this process; None: creates new files."""
+        self._words = words
+        new = [os.memfd_create(f"epp generation {slot}", os.MFD_CLOEXEC) for slot in range(0 if files else SLOTS)]
+        self.files = files or new
+
+    @property
+    def number(self) -> int:
+        """The number of the configuration that is in force. 0 before the first `publish`."""
+        return self._words.generation >> SLOT_BITS
+
+    @property
+    def candidate_number(self) -> int:
+        """The number of the candidate that is tried beside the configuration in force; 0: none."""
+        return self._words.candidate >> SLOT_BITS
+
+    def current(self) -> Bundle:
+        """Returns the configuration in force. Raises GenerationLost."""
+        return self._named(self._words.generation)
+
+    def candidate(self) -> Bundle:
+        """Returns the candidate that is tried. Raises GenerationLost."""
+        return self._named(self._words.candidate)
+
+    def _named(self, word: int) -> Bundle:
+        offer = self.offered(word & (1 << SLOT_BITS) - 1)
+        if offer is None or offer.bundle is None or offer.bundle.number != word >> SLOT_BITS:
+            raise GenerationLost(f"generation {word >> SLOT_BITS} is gone")
+        return offer.bundle
+
+    def offer(self, slot: int, offer: Offer) -> None:
+        """Stores an offer in a file. Raises ValueError if it is too large."""
+        blob = msgspec.msgpack.encode(offer)
+        if len(blob) > BUNDLE_BYTES_MAX:
+            raise ValueError(
+                f"configuration and plugin files have {len(blob)} bytes together; at most {BUNDLE_BYTES_MAX} are possible"
+            )
+        file = self.files[slot]
+        os.ftruncate(file, 0)
+        os.pwrite(file, zlib.crc32(blob).to_bytes(SUM_BYTES, "little"), 0)
+        written = 0
+        while written < len(blob):
+            written += os.pwrite(file, blob[written:], SUM_BYTES + written)
+
+    def offered(self, slot: int) -> Offer | None:
+        """Returns the offer in a file. Returns None if the file is empty, or was written in part."""
+        file = self.files[slot]
+        size = os.fstat(file).st_size
+        if not SUM_BYTES < size <= BUNDLE_BYTES_MAX + SUM_BYTES:
+            return None
+        data = os.pread(file, size, 0)
+        blob = data[SUM_BYTES:]
+        if zlib.crc32(blob).to_bytes(SUM_BYTES, "little") != data[:SUM_BYTES]:
+            return None
+        try:
+            return msgspec.msgpack.decode(blob, type=Offer)
+        except msgspec.MsgspecError:
+            return None
+
+    def renamed(self, names: Names) -> "Generations":
+        """Returns new files with the same configurations, for memory in which `names` have places. The words stay the same."""
+        renamed = Generations(self._words)
+        for slot in range(SLOTS):
+            offer = self.offered(slot)
+            if offer is not None and offer.bundle is not None:
+                bundle = msgspec.structs.replace(offer.bundle, names=names)
+                renamed.offer(slot, msgspec.structs.replace(offer, bundle=bundle))
+        return renamed
+
+    def clear(self, slot: int) -> None:
+        """Empties a file."""
+        os.ftruncate(self.files[slot], 0)
+
+    def publish(self, slot: int, number: int) -> None:
+        """Makes the configuration in file `slot` the one in force. Only the parent calls this."""
+        self._words.generation = number << SLOT_BITS | slot
+
+    def try_out(self, slot: int, number: int) -> None:
+        """Makes the configuration in file `slot` the candidate. Only the parent calls this."""
+        self._words.candidate = number << SLOT_BITS | slot
+
+    def withdraw(self) -> None:
+        """Ends the use of the candidate. Only the parent calls this."""
+        self._words.candidate = 0
+
+    def close(self) -> None:
+        """Closes the files in this process."""
+        for file in self.files:
+            os.close(file)
+
+
+class Slots:
+    """Notes for the parent which file holds which good generation. It reads and writes no file itself."""
+
+    def __init__(self, first: int) -> None:
+        self.kept: list[tuple[int, int]] = [(first, 0)]  # (number, slot), the current one last
+        self.candidate: int | None = None  # the file of the candidate
+        self.highest = first  # the highest number so far; the next one is higher, so no number is used twice
+
+    def free(self) -> int:
+        """Returns the file to use next: the next one in turn that holds neither a kept generation nor the candidate."""
+        used = {*(slot for _, slot in self.kept), self.candidate}
+        last = self.kept[-1][1]
+        return next(slot for slot in ((last + 1 + n) % SLOTS for n in range(SLOTS)) if slot not in used)
+
+    def add(self, number: int, slot: int) -> None:
+        """Makes this the current generation. Forgets the oldest one if there are more than KEPT."""
+        self.kept = [*self.kept, (number, slot)][-KEPT:]
+        self.highest = max(self.highest, number)
+
+    def hold(self, number: int, slot: int) -> None:
+        """Notes that the file holds the candidate, so that `free` does not return it."""
+        self.candidate, self.highest = slot, max(self.highest, number)
+
+    def before(self) -> tuple[int, int] | None:
+        """Returns (number, slot) of the generation before the current one; None if there is none."""
+        return self.kept[-2] if len(self.kept) > 1 else None

@@ -1,0 +1,190 @@
+"""Creates an instance: everything that outlives a child. The parent does this before the first fork, and children inherit it.
+
+    sources       where endpoints, metrics and objects come from    follows from options and configuration
+    layout        the parts of shared memory and their positions    follows from options and configuration
+    lock          the locked file of the running instance           names each segment before it is created
+    memory        segments of shared memory
+    sockets       ext_proc, health, metrics
+    pipes         bus, reports, life, family, wakeups
+    words         parent -> children
+    generations   the configuration in force and those before it
+    reports       children -> parent
+    credentials   secrets and certificates
+
+Children inherit descriptors and mappings. They open none of these by name. After the fork, a child closes the descriptors that its
+process must not hold (`not_for_worker` and the other `not_for_...` methods).
+
+This module runs no process.
+"""
+
+import contextlib
+import importlib.util
+import os
+import socket
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import structlog
+
+from compiled.finder import choose
+from epp import response_phase
+from shm.segment import InstanceLock, check_room, sweep
+from workers.process.credentials import Credentials
+from workers.process.errors import StartError
+from workers.process.generations import Bundle, Generations, Offer
+from workers.process.layout import Layout
+from workers.process.reports import Reports
+from workers.process.resources import Memory, Pipes, Words, enough_descriptors
+from workers.process.roll import Roll
+from workers.process.sockets import Sockets
+from workers.process.sources import Sources
+
+if TYPE_CHECKING:
+    from epp.config.effective import EffectiveConfig
+    from workers.host.options import Options
+
+FEWER = "reduce the need with a lower --workers-max, --max-endpoints, --index-entries or --kv-index-blocks"
+
+log = structlog.get_logger()
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Instance:
+    """Holds what all processes of one picker share. Attributes are set once; a later configuration makes a new object (`under`)."""
+
+    options: "Options"
+    config: "EffectiveConfig"
+    sources: Sources
+    layout: Layout
+    lock: InstanceLock
+    memory: Memory
+    sockets: Sockets
+    pipes: Pipes
+    words: Words
+    generations: Generations
+    number: int = 1  # the number of the configuration (`workers.process.generations`)
+    roll: Roll
+    reports: Reports
+    credentials: Credentials
+    identity: str  # the name of this picker in leader election, unique among replicas
+    parent_pid: int
+
+    @classmethod
+    def create(cls, options: "Options", config: "EffectiveConfig") -> "Instance":
+        """Creates everything. Raises StartError, SegmentError or OSError, and then leaves nothing behind."""
+        sources, layout = Sources(options, config), Layout(options, config)
+        if sources.kv_events is not None and importlib.util.find_spec("zmq") is None:
+            raise StartError(
+                "a precise prefix producer needs the package pyzmq, which is not installed: pip install 'endpoint-picker[kv-events]'"
+            )
+        enough_descriptors(layout.workers_max)
+        lock = _claim(options)
+        with contextlib.ExitStack() as undo:
+            undo.callback(_release, lock)
+            check_room(layout.needs(), FEWER)
+            sockets = Sockets.bind(options)
+            lock.record(ports=sockets.ports())
+            memory = Memory.create(layout, options.instance, lock)
+            undo.callback(memory.unlink)
+            words = Words()
+            speculates = sources.kv_events is not None and sources.kv_events.speculative_s > 0
+            pipes = Pipes(layout.workers_max, speculates=speculates)
+            instance = cls(
+                options=options,
+                config=config,
+                sources=sources,
+                layout=layout,
+                lock=lock,
+                memory=memory,
+                sockets=sockets,
+                pipes=pipes,
+                words=words,
+                generations=Generations(words),
+                roll=Roll(layout.seats + (sources.kv_events is not None)),
+                reports=Reports(pipes.reports),
+                credentials=Credentials.read(options, sources.all, config.source),
+                identity=f"{os.environ.get('POD_NAME') or socket.gethostname()}_{os.urandom(8).hex()}",
+                parent_pid=os.getpid(),
+            )
+            undo.pop_all()
+        instance._log_settings()
+        return instance
+
+    def begin(self, bundle: Bundle) -> None:
+        """In the parent, before the first fork: records the configuration with which this instance was created."""
+        self.generations.offer(0, Offer(0, "", bundle))
+        self.generations.publish(0, bundle.number)
+
+    def under(self, config: "EffectiveConfig", bundle: Bundle, *, copied: bool = False) -> "Instance":
+        """Returns this instance with a later configuration. `copied`: whether it gets a private copy of the memory.
+
+        Raises StartError if the configuration needs a restart.
+        """
+        sources, layout = Sources(self.options, config), Layout(self.options, config, bundle.names)
+        if (sources.kv_events is None) != (self.sources.kv_events is None):
+            raise StartError(
+                "a precise prefix producer is added or removed, and the memory and the process for it exist from the start or never: "
+                "restart the picker with this configuration"
+            )
+        if sources.in_kubernetes != self.sources.in_kubernetes:
+            raise StartError(
+                "the source of endpoints changes between Kubernetes and a discovery plugin: restart the picker with this configuration"
+            )
+        memory = self.memory.copied(layout) if copied else self.memory.under(layout)
+        return replace(self, config=config, sources=sources, layout=layout, memory=memory, number=bundle.number)
+
+    def with_scrape_tls(self) -> "Instance":
+        """Returns this instance with the TLS contexts of its data sources, read from their files. Raises Unusable."""
+        return replace(self, credentials=self.credentials.reading(self.sources.all, self.config.source))
+
+    def not_for_worker(self, index: int) -> list[int]:
+        """Descriptors that worker `index` must not hold."""
+        return [*self.pipes.not_for_worker(index), *self.sockets.not_for_worker()]
+
+    def not_for_supervisor(self) -> list[int]:
+        """Descriptors that the supervisor must not hold."""
+        return [*self.pipes.not_for_supervisor(), *self.sockets.not_for_supervisor()]
+
+    def not_for_kv_events(self) -> list[int]:
+        """Descriptors that the kv-events process must not hold."""
+        return [*self.pipes.not_for_kv_events(), *self.sockets.not_for_kv_events()]
+
+    @property
+    def outdated(self) -> bool:
+        """Whether another configuration is in force."""
+        return self.generations.number not in (0, self.number)  # 0: the parent reloads nothing
+
+    def not_for_trial(self) -> list[int]:
+        """Descriptors that a trial child must not hold: with them, a process that a plugin starts could keep the pipes open."""
+        pipes = self.pipes
+        ends = (pipes.life.writer, pipes.family.writer, pipes.reports.reader, *pipes.bus_readers, *pipes.bus_writers)
+        return [*ends, *self.sockets.not_for_kv_events()]
+
+    def unlink(self) -> None:
+        """Removes all names: those of the segments, then the file that records them. Processes that have mapped a segment keep it."""
+        self.memory.unlink()
+        _release(self.lock)
+
+    def _log_settings(self) -> None:
+        use = self.sources.prefix_use
+        blocks = {"block_tokens": use.block_tokens} if use is not None else {}
+        log.info("request path", code=str(choose()))
+        log.info("prefix index", entries=self.layout.index.entries, **blocks)
+        if (held := self.layout.kv_events) is not None:
+            mib = round(self.layout.needs()["kv"] / (1 << 20), 1)
+            log.info("kv events: index of held blocks", blocks=held.blocks, shared_memory_mib=mib)
+        log.info("response phase", **response_phase.parts(self.config.pipeline.recipe, self.config.response_phase))
+
+
+def _claim(options: "Options") -> InstanceLock:
+    """Removes the files and segments of killed instances, then takes the lock of this instance. Raises SegmentError."""
+    for name in sweep(options.run_dir):
+        log.warning("removed a file or segment of a killed instance", name=name)
+    lock = InstanceLock.acquire(options.run_dir, options.instance)
+    lock.record(pid=os.getpid())
+    return lock
+
+
+def _release(lock: InstanceLock) -> None:
+    with contextlib.suppress(OSError):  # a child may have released the lock already
+        lock.release()

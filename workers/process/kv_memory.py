@@ -1,0 +1,87 @@
+"""Describes the shared memory that the kv-events process writes: index of held blocks, links, marks and documents.
+
+part           content                                                  read by
+kv_index       which endpoint holds which block, in which tier          workers
+kv_links       engine's hash of a block -> picker's key of it           only a successor of the process
+kv_marks       how far each stream has come, the process's beat         workers, parent, pages
+kv_documents   streams: which endpoints are precise, and why; counts    workers, pages
+"""
+
+from collections.abc import Mapping
+from typing import Final
+
+import msgspec
+
+from shm.documents import DocumentSchema
+from shm.held_writer import HeldWriter, schemas
+from shm.layout import Schema
+from shm.segment import Region
+from shm.stream_marks import Marks, MarksSchema
+
+STREAMS, COUNTS = range(2)  # documents
+STREAM_BYTES: Final = 1024  # per endpoint
+ADAPTERS_BYTES: Final = 64 << 10
+COUNTS_BYTES: Final = 4 << 10
+CURRENT: Final = 4  # fields of `KvCounts` that are current numbers
+
+
+class KvCounts(msgspec.Struct, array_like=True, frozen=True):
+    """What the kv-events process and its predecessors have counted since the start of the picker.
+
+    The last CURRENT fields are numbers of the present, such as `entries`.
+    """
+
+    messages: int = 0
+    malformed: int = 0
+    stored: int = 0
+    removed: int = 0
+    stores_skipped: int = 0
+    removals_skipped: int = 0
+    suppressed: int = 0
+    forwarded: int = 0
+    evictions: int = 0
+    reconnections: int = 0
+    gaps: int = 0
+    restarts: int = 0
+    replays_failed: int = 0
+    dropped: int = 0
+    errors: int = 0
+    waiting: int = 0
+    subscribers: int = 0
+    entries: int = 0
+    links: int = 0
+
+    def plus(self, other: "KvCounts") -> "KvCounts":
+        """Returns the sums of both. The last CURRENT fields are those of `other`."""
+        mine, theirs = msgspec.structs.astuple(self), msgspec.structs.astuple(other)
+        sums = [a + b for a, b in zip(mine, theirs, strict=True)]
+        return KvCounts(*sums[:-CURRENT], *theirs[-CURRENT:])
+
+
+class KvLayout:
+    """Computes the schemas of the parts. `blocks`: the room of the index and of the links in blocks. `slots`: rows of endpoints."""
+
+    def __init__(self, blocks: int, slots: int) -> None:
+        self.blocks = blocks
+        self.index, self.links = schemas(blocks)
+        self.marks = MarksSchema(slots)
+        self.documents = DocumentSchema((STREAM_BYTES * slots + ADAPTERS_BYTES, COUNTS_BYTES))
+
+    @property
+    def parts(self) -> Mapping[str, Schema]:
+        return {"kv_index": self.index, "kv_links": self.links, "kv_marks": self.marks, "kv_documents": self.documents}
+
+
+class KvMemory:
+    """Gives access to the mapped parts."""
+
+    def __init__(self, layout: KvLayout, parts: Mapping[str, Region]) -> None:
+        self.layout = layout
+        self.index = parts["kv_index"]
+        self.documents = parts["kv_documents"]
+        self.marks = Marks(layout.marks, parts["kv_marks"])
+        self._links = parts["kv_links"]
+
+    def writer(self) -> HeldWriter:
+        """Returns the writer of the index and the links, for the kv-events process."""
+        return HeldWriter(self.layout.index, self.index, self.layout.links, self._links)

@@ -1,0 +1,440 @@
+"""Computes the layout of an instance's shared memory: its segments, their parts, and their sizes.
+
+    segment   parts                                         written by
+    state     table | documents | reload status             the supervisor; reload status: the parent
+    lanes     lanes | series ... | decisions | profiles |   each process its own part
+              flow lanes | remote lane                      remote lane: the supervisor; it exists with a replica store
+    index     prefix index                                  the supervisor
+    kv        held blocks | links | marks | documents       the kv-events process, if there is one
+
+The layout follows from options and configuration. This module creates and opens nothing. So `epp size`, `epp manifests` and tests use
+it, too.
+
+A later configuration uses the same memory (`Names`). Its new columns, and the new histograms and counters of its plugins, take spare
+room. Nothing that has a place ever moves, so processes with the old and the new configuration read and write the same words.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+
+import msgspec
+
+from epp import guard
+from epp.data import COUNTED, SHOWN, Column
+from epp.metrics import PLUGIN_LABELS, Group, Metric
+from epp.metrics.catalogue import plugin_groups
+from epp.metrics.flow_control import FLOW_CYCLE, FLOW_GROUPS
+from epp.metrics.lanes import (
+    EXTRACT_ERRORS,
+    PLUGIN_DURATION,
+    POLL_ERRORS,
+    STREAM_COUNTERS,
+    STREAM_DURATION,
+    STREAMS_INFLIGHT,
+    SUPERVISOR_COUNTERS,
+    WORKER_COUNTERS,
+    WORKER_GAUGES,
+    WORKER_HISTOGRAMS,
+)
+from epp.metrics.series import GROUPS
+from epp.pipeline import Pipeline
+from shm.documents import DocumentSchema
+from shm.flow_lanes import BANDS_MAX, FlowSchema
+from shm.lanes import LaneSchema
+from shm.layout import WORD, Plan, Schema
+from shm.prefix_index import IndexSchema
+from shm.remote_lane import RemoteSchema
+from shm.segment import footprint
+from shm.series import SeriesSchema
+from shm.table import COLUMNS_MAX, TableSchema
+from workers.process.errors import StartError
+from workers.process.kv_memory import KvLayout
+from workers.process.sources import Sources
+from workers.shared import decisions, profiles, query_of_death, reload_status
+
+if TYPE_CHECKING:
+    from epp.config.effective import EffectiveConfig
+    from workers.host.options import Options
+
+DOCUMENT_BYTES_PER_ENDPOINT: Final = 1024
+OBJECTIVES_BYTES: Final = 512 << 10
+REWRITES_BYTES: Final = 512 << 10
+BANDS_BYTES: Final = 4 << 10  # instead of OBJECTIVES_BYTES, if there are no objectives
+COLUMNS_USUAL: Final = 6  # numeric columns of a usual configuration
+# Spare room for columns, histograms and counters that only later configurations name
+SPARE_COLUMNS: Final = 8
+SPARE_HISTOGRAM_WORDS: Final = 4096  # per lane; one histogram takes 16 or 24 words
+SPARE_TABLES: Final = 4  # for counters with labels that plugins declare; one table per counter
+SPARE_BLOCKS: Final = 256  # label sets for which a spare table has room
+SPARE_LABELS: Final = 8
+UNUSED: Final = Group("unused", (), counters=(Metric("unused_total", "counter", "Of a spare table without an owner."),))
+# Gauges of the supervisor. LOADED: 1 after the first endpoints are known. LEADS_UNTIL: the end of its lease in milliseconds on the
+# clock of `workers.kube.lease`; 0: it does not lead
+LOADED: Final = "loaded"
+LEADS_UNTIL: Final = "leads_until_ms"
+# Gauge of a worker: whether it stays or leaves, as a number of `workers.host.memory.Leaving`
+LEAVING: Final = "leaving"
+# Gauge of a worker: the end of its certificate's validity in seconds since the epoch; 0: it has none
+CERTIFICATE_UNTIL: Final = "certificate_until_s"
+# Gauge of a worker and of the supervisor: the number of the configuration that the process uses
+GENERATION: Final = "config_generation"
+# Gauge of a worker: the number of the candidate that it tries; 0: none
+CANDIDATE: Final = "config_candidate"
+OWN_GAUGES: Final = (
+    GENERATION,
+    CANDIDATE,
+    LOADED,
+    LEADS_UNTIL,
+    LEAVING,
+    CERTIFICATE_UNTIL,
+    query_of_death.DECIDING,
+    *decisions.SCALARS,
+    *profiles.SCALARS,
+)
+
+
+class Family(NamedTuple):
+    """One histogram in the lanes. If it belongs to a plugin, its labels name the plugin.
+
+    If it has the durations of the plugin's calls, its labels also name the extension point.
+    """
+
+    metric: Metric
+    plugin_name: str = ""
+    plugin_type: str = ""
+    extension_point: str = ""
+
+    @property
+    def key(self) -> str:
+        parts = (self.metric.name, self.extension_point, self.plugin_name, self.plugin_type)
+        return "@".join(part for part in parts if part)
+
+    @property
+    def labels(self) -> dict[str, str]:
+        if self.extension_point:
+            return {
+                "extension_point": self.extension_point,
+                "plugin_type": self.plugin_type,
+                "plugin_name": self.plugin_name,
+            }
+        return {"plugin_name": self.plugin_name, "plugin_type": self.plugin_type} if self.plugin_name else {}
+
+
+FIXED: Final = (*(Family(metric) for metric in (*WORKER_HISTOGRAMS, STREAM_DURATION)), Family(FLOW_CYCLE))
+CYCLES: Final = FIXED[-1]  # the metrics page leaves it out without flow control
+RETIRED: Final = "retired "
+
+
+class Names(msgspec.Struct, frozen=True, array_like=True):
+    """The names that have places in an instance's shared memory, in the order of these places. All configurations so far gave them.
+
+    `columns`: of the endpoint table. `families`: the histograms. `groups`: the counters of plugins; the first `own` have tables that
+    were made for them, and the others have spare tables. `width`: columns of a table row. `lane_end`: the size of a lane in words.
+    With a `width` of 0 the table is laid out anew, with a `lane_end` of 0 the lanes and all tables of counters.
+    """
+
+    columns: tuple[str, ...] = ()
+    families: tuple[Family, ...] = ()
+    groups: tuple[Group, ...] = ()
+    width: int = 0
+    lane_end: int = 0
+    own: int = 0
+
+
+N = TypeVar("N")
+
+
+def _joined(known: Sequence[N], more: Sequence[N]) -> tuple[N, ...]:
+    """Returns `known`, and then each item of `more` that is not in `known`, once."""
+    return (*known, *(each for each in dict.fromkeys(more) if each not in known))
+
+
+def _check_names(members: Sequence[Family], groups: Sequence[Group]) -> None:
+    """Raises StartError if two metrics of plugins have the same name but different labels, buckets or help texts."""
+    first: dict[str, object] = {}
+    for name, declared in (*((family.key, family) for family in members), *((group.name, group) for group in groups)):
+        if first.setdefault(name, declared) != declared:
+            raise StartError(
+                f"the metric {name} has other labels, buckets or another help text than before: give it another name, or restart the picker"
+            )
+
+
+Described = tuple[int, dict[str, dict[str, Any]]]  # the layout hash of a segment, and the description of each part
+
+
+class UnitBytes(NamedTuple):
+    """Bytes of shared memory per unit, for a picker with API objects and flow control."""
+
+    entry: int  # per entry of the prefix index
+    endpoint: int
+    worker: int  # without counters that plugins declare
+    fixed: int  # what a picker takes without entries, endpoints and workers
+
+
+class Layout:
+    """Has the schema of every part and the plan of every segment, by name. Raises StartError for a metric that no lane can hold.
+
+    `shown` and `shown_groups`: the metrics of the present configuration. `names`: the names of all configurations so far.
+    """
+
+    def __init__(self, options: "Options", config: "EffectiveConfig", before: Names | None = None) -> None:
+        """`before`: the names of all configurations before this one; None for the first one."""
+        pipeline, flow = config.pipeline, config.flow is not None
+        plugins = pipeline.recipe.plugins
+        self.workers_max = options.workers_max or 2 * options.workers  # `options.workers` of them run at the start
+        self.seats = 1 + self.workers_max  # the supervisor's seat, and the seats of workers, empty or not
+        shown = families(pipeline, timed=options.plugin_metrics)
+        self.plugin_groups = plugin_groups((*(m for p in plugins for m in p.metrics), *guard.declared(plugins)))
+        self.wanted = tuple(scraped_columns(pipeline))
+        numeric = tuple(c.name for c in self.wanted if c.type is not frozenset)
+        known = before or Names()
+        self.families = (*FIXED, *_joined(known.families, shown[len(FIXED) - 1 :]))
+        groups = _joined(known.groups, self.plugin_groups)
+        own = known.own if known.lane_end else len(groups)
+        _check_names(self.families, groups)
+
+        self.table = table_schema_of(
+            _joined(known.columns, numeric), slots=options.max_endpoints, width=known.width or room_for(numeric)
+        )
+        self.lanes = lane_schema_of(
+            self.families, slots=options.max_endpoints, lanes=self.seats, end=known.lane_end, spare=not known.lane_end
+        )
+        self.names = Names(
+            self.table.columns, self.families[len(FIXED) :], groups, self.table.width, self.lanes.end, own
+        )
+        self._check_room(known)
+        self.shown = shown if not flow else (*shown, CYCLES)
+        self.shown_groups = (*GROUPS, *(FLOW_GROUPS if flow else ()), *self.plugin_groups)
+        self.groups = (*GROUPS, *FLOW_GROUPS, *groups)
+
+        self.documents = document_schema_of(
+            options.max_endpoints, objects=bool(options.objects_dir or options.pool_given)
+        )
+        self.index = IndexSchema(options.index_entries)
+        self.spares = {group.name: f"spare {number}" for number, group in enumerate(groups[own:])}
+        self.series = {group.name: self._series_of(group) for group in self.groups}
+        self.decisions = decisions.schema(self.workers_max)
+        self.profiles = profiles.schema(self.workers_max)
+        self.flow = FlowSchema(BANDS_MAX, self.workers_max)
+        self.remote = RemoteSchema(options.max_endpoints, BANDS_MAX) if options.replica_store else None
+        settings = Sources(options, config).kv_events
+        self.kv_events: KvLayout | None = None
+        if settings is not None:
+            self.kv_events = KvLayout(
+                min(settings.blocks_max or options.kv_index_blocks, options.kv_index_blocks), options.max_endpoints
+            )
+        self._parts = self._parts_of_segments()
+        self.plans: Mapping[str, Plan] = {segment: Plan(parts) for segment, parts in self._parts.items()}
+
+    def _check_room(self, before: Names) -> None:
+        """Raises StartError if the spare room is too small for the new names of this configuration."""
+        names = self.names
+        missing = [
+            (0 < before.width < names.width, f"{len(names.columns)} columns of metrics, and a row has {before.width}"),
+            (0 < before.lane_end < names.lane_end, f"{len(names.families)} histograms of plugins"),
+            (
+                len(names.groups) - names.own > SPARE_TABLES,
+                f"{len(names.groups) - names.own} counters of plugins besides the first ones, and there is room for {SPARE_TABLES}",
+            ),
+        ]
+        if lacking := [text for lacks, text in missing if lacks]:
+            raise StartError(
+                f"the shared memory has no room for all that the configurations since the start have named: {'; '.join(lacking)}; "
+                "restart the picker with this configuration"
+            )
+
+    def _series_of(self, group: Group) -> SeriesSchema:
+        if group.name not in self.spares:
+            return series_schema_of(group, lanes=self.workers_max)
+        if len(group.labels) > SPARE_LABELS:
+            raise StartError(
+                f"the counter {group.name} has {len(group.labels) - len(PLUGIN_LABELS)} labels; in a configuration that is loaded while "
+                f"the picker runs, a counter has at most {SPARE_LABELS - len(PLUGIN_LABELS)}"
+            )
+        return spare_schema(group.name, group, lanes=self.workers_max)
+
+    @property
+    def table_columns(self) -> list[Column[Any]]:
+        """The columns that the supervisor scrapes: the numeric ones in the order of the table, then the others.
+
+        A column that is no longer wanted keeps its place under a name that no page has, so it is never filled.
+        """
+        wanted = {column.name: column for column in self.wanted if column.type is not frozenset}
+        numeric = [wanted.get(name) or Column(f"{RETIRED}{name}", float) for name in self.table.columns]
+        return [*numeric, *(column for column in self.wanted if column.type is frozenset)]
+
+    @property
+    def measures(self) -> dict[tuple[str, str], int]:
+        """(plugin name, metric name) -> index of the histogram that the plugin declares."""
+        members = [family for family in self.shown if family.plugin_name and not family.extension_point]
+        return {(family.plugin_name, family.metric.name): self.families.index(family) for family in members}
+
+    @property
+    def timers(self) -> dict[tuple[str, str], int]:
+        """(extension point, plugin name) -> index of the histogram of the plugin's calls."""
+        members = [family for family in self.shown if family.extension_point]
+        return {(family.extension_point, family.plugin_name): self.families.index(family) for family in members}
+
+    @property
+    def lasting(self) -> dict[str, Schema]:
+        """The parts that a later version of this program continues even if it lays them out in another way, by name.
+
+        The others have what single processes do at the moment.
+        """
+        series = {name: schema for name, schema in self.series.items() if name not in self.spares}
+        state: dict[str, Schema] = {"table": self.table, "documents": self.documents, "reload": reload_status.SCHEMA}
+        return {**state, "lanes": self.lanes, **series}
+
+    def needs(self) -> dict[str, int]:
+        """Segment -> bytes of shared memory that `epp serve` takes."""
+        return {segment: footprint(plan) for segment, plan in self.plans.items()}
+
+    def described(self) -> dict[str, Described]:
+        """Segment -> its layout hash and its parts, for a version of this program that may lay it out in another way."""
+        described: dict[str, Described] = {}
+        for segment, plan in self.plans.items():
+            parts = {
+                name: {
+                    "at": plan.offsets[name],
+                    "size": plan.sizes[name],
+                    "hash": schema.layout_hash,
+                    **schema.describe(),
+                }
+                for name, schema in self._parts[segment].items()
+            }
+            described[segment] = plan.layout_hash, parts
+        return described
+
+    def _parts_of_segments(self) -> dict[str, Mapping[str, Schema]]:
+        lanes: dict[str, Schema] = {"lanes": self.lanes}
+        lanes |= {name: schema for name, schema in self.series.items() if name not in self.spares}
+        for number in range(SPARE_TABLES):
+            lanes[f"spare {number}"] = spare_schema(f"spare {number}", UNUSED, lanes=self.workers_max)
+        lanes |= {"decisions": self.decisions, "profiles": self.profiles, "flow": self.flow}
+        if self.remote is not None:
+            lanes["remote"] = self.remote
+        parts: dict[str, Mapping[str, Schema]] = {
+            "state": {"table": self.table, "documents": self.documents, "reload": reload_status.SCHEMA},
+            "lanes": lanes,
+            "index": {"index": self.index},
+        }
+        if self.kv_events is not None:
+            parts["kv"] = self.kv_events.parts
+        return parts
+
+
+def scraped_columns(pipeline: Pipeline) -> list[Column[Any]]:
+    """Returns the columns to fill from model servers' pages, sorted by name: plugins read them, or the metrics page shows them."""
+    columns: list[Column[Any]] = [*SHOWN, *pipeline.columns]
+    wanted = {c.name: c for c in columns if c.name not in COUNTED}
+    return [wanted[name] for name in sorted(wanted)]
+
+
+def families(pipeline: Pipeline, *, timed: bool = True) -> tuple[Family, ...]:
+    """Returns all histograms of a lane: those of workers, those that plugins declare, and if `timed`, one per call of a plugin.
+
+    Raises StartError if a plugin declares a gauge, or a histogram with labels.
+    """
+    members = list(FIXED[:-1])
+    points = pipeline.timed_points() if timed else ()
+    members += [Family(PLUGIN_DURATION, plugin.name, plugin.type_name, point) for point, plugin in points]
+    for plugin in pipeline.plugins.values():
+        for metric in plugin.metrics:
+            if metric.kind == "histogram" and metric.labels:
+                raise StartError(
+                    f"plugin '{plugin.name}' declares {metric.name} as {metric.kind} with labels {metric.labels}: "
+                    "plugins can have counters and gauges, and histograms without labels"
+                )
+            if metric.kind == "histogram":
+                members.append(Family(metric, plugin.name, plugin.type_name))
+    return tuple(members)
+
+
+def room_for(columns: Sequence[str]) -> int:
+    """Returns the number of columns for which a table row has room. `columns`: those of the first configuration."""
+    return min(COLUMNS_MAX, len(columns) + SPARE_COLUMNS)
+
+
+def table_schema_of(columns: Sequence[str], *, slots: int, width: int) -> TableSchema:
+    """Returns the schema of the endpoint table: one row per endpoint, with its numeric columns. Raises StartError for too many columns."""
+    if len(columns) > COLUMNS_MAX:
+        raise StartError(f"the configuration reads {len(columns)} metrics of endpoints; a row holds {COLUMNS_MAX}")
+    return TableSchema(tuple(columns), slots, width)
+
+
+def document_schema_of(endpoints: int, *, objects: bool) -> DocumentSchema:
+    """Returns the schema of the supervisor's documents, in the order of `workers.shared.documents`.
+
+    `objects`: whether objectives and model rewrites can come from files or from the API.
+    """
+    listed = DOCUMENT_BYTES_PER_ENDPOINT * endpoints
+    return DocumentSchema(
+        (listed, listed, OBJECTIVES_BYTES if objects else BANDS_BYTES, REWRITES_BYTES if objects else 1)
+    )
+
+
+def lane_schema_of(
+    members: Sequence[Family], *, slots: int, lanes: int, end: int = 0, spare: bool = False
+) -> LaneSchema:
+    """Returns the schema of the lanes, in which each process publishes its own numbers.
+
+    `end`: see `LaneSchema`. `spare`: whether to leave room for histograms of later configurations.
+    """
+    gauges = (*(metric.name for metric in (*WORKER_GAUGES, STREAMS_INFLIGHT)), *OWN_GAUGES)
+    plain = tuple(metric.name for metric in (*WORKER_COUNTERS, *SUPERVISOR_COUNTERS))
+    counters = (*plain, *STREAM_COUNTERS, *POLL_ERRORS, *EXTRACT_ERRORS)
+    histograms = tuple((family.key, family.metric.buckets) for family in members)
+    schema = LaneSchema(slots, gauges, counters, histograms, lanes=lanes, end=end)
+    if not spare:
+        return schema
+    return LaneSchema(slots, gauges, counters, histograms, lanes=lanes, end=schema.used + SPARE_HISTOGRAM_WORDS)
+
+
+def spare_schema(name: str, values: Group, *, lanes: int) -> SeriesSchema:
+    """Returns the schema of a spare table. It takes a plugin's counter or gauge with labels that only a later configuration has."""
+    labels = tuple(f"label_{number}" for number in range(SPARE_LABELS))
+    gauges, counters = (tuple(metric.name for metric in metrics) for metrics in (values.gauges, values.counters))
+    return SeriesSchema(name, labels, gauges, counters, blocks=SPARE_BLOCKS, lanes=lanes)
+
+
+def series_schema_of(group: Group, *, lanes: int) -> SeriesSchema:
+    """Returns the schema of a group's series, in which each worker publishes metrics with the labels of requests."""
+    return SeriesSchema(
+        group.name,
+        group.labels,
+        tuple(metric.name for metric in group.gauges),
+        tuple(metric.name for metric in group.counters),
+        tuple((histogram.key, histogram.metric.buckets) for histogram in group.histograms),
+        blocks=group.blocks,
+        lanes=lanes,
+    )
+
+
+def unit_bytes(columns: int = COLUMNS_USUAL) -> UnitBytes:
+    """Computes how many bytes the segments grow per unit. `columns`: the numeric columns of an endpoint."""
+    entries, endpoints = 1 << 16, 1 << 10
+    few, many = IndexSchema(entries).bytes, IndexSchema(2 * entries).bytes
+    entry = (many - few) // entries
+    names = [str(column) for column in range(columns)]
+    table = table_schema_of(names, slots=endpoints, width=room_for(names)).bytes
+    listed, alone = (document_schema_of(count, objects=True).bytes for count in (endpoints, 1))
+    series = sum(series_schema_of(group, lanes=1).lane_bytes for group in (*GROUPS, *FLOW_GROUPS))
+    bare = LaneSchema(endpoints, (), (), (), lanes=1).lane_bytes
+    lane = bare + SPARE_HISTOGRAM_WORDS * WORD
+    spares = SPARE_TABLES * spare_schema("spare", UNUSED, lanes=1).lane_bytes
+    return UnitBytes(
+        entry=entry,
+        endpoint=(table + listed - alone) // (endpoints - 1),
+        worker=series
+        + spares
+        + decisions.schema(1).bytes
+        + profiles.schema(1).bytes
+        + FlowSchema(BANDS_MAX, 1).lane_bytes
+        + lane,
+        fixed=reload_status.SCHEMA.bytes
+        + alone
+        + few
+        - entry * entries
+        + lane
+        + bare,  # the supervisor's lane, and histograms
+    )

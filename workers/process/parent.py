@@ -1,0 +1,449 @@
+"""The parent: forks, reaps and restarts children, forwards signals, and removes the shared resources at the end.
+
+The parent always has one thread and no event loop, so it stays safe to fork. It waits in `poll` for a signal, a child's report, or
+the next deadline of the policy (`restart`). Signal handlers only count; the main loop acts. It handles pending signals before exits.
+So a child that drained because of a signal to the whole process group gets no successor.
+
+    stop           set the word `stopping` (not ready) -> SIGTERM to the workers -> they drain for at most `drain_timeout_s` plus
+                   `GRACE_S` -> the supervisor sees the end of life and family, and ends -> remove names -> exit 0
+    second stop    set the word `hurry`: within `HURRY_S`, workers refuse waiting requests and cut open streams
+    halt           like stop, but without draining; exit 1
+    truncated      another program truncated a segment: kill the children -> remove names -> exit 1. Any access to such memory ends
+                   a process by SIGBUS, so the parent checks the sizes after each wait, before it touches the memory
+    parent killed  workers see the end of `life` and drain; the supervisor ends last and removes the names
+    SIGHUP         reload the configuration (`reload`), or obey a command that waits (`asks`)
+    SIGTTIN        one worker more, up to `--workers-max`
+    SIGTTOU        one worker fewer, down to one; the worker in the highest seat drains
+    SIGUSR1, SIGUSR2, SIGALRM    ignored: tools that rotate logs or measure send them, and the default is to end
+
+The kernel merges signals of one kind that arrive faster than they are handled: a hundred SIGTTIN in a millisecond may count as one.
+
+The parent writes only these shared words: `serving` per worker, `stopping`, `hurry`, the number of an earlier program's workers
+(`upgrade`), the list of deadly requests, the roll of children (`roll`), and the numbers of the configuration in force and of the
+candidate (`generations`).
+"""
+
+import contextlib
+import math
+import os
+import resource
+import select
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from functools import partial
+from types import FrameType
+
+import structlog
+
+from workers.host.exit_codes import INTENDED, ExitCode, ending
+from workers.process import fork
+from workers.process.credentials import tls_in_words
+from workers.process.handover import Handover
+from workers.process.instance import Instance
+from workers.process.reload import Reloads, Trial
+from workers.process.restart import SUPERVISOR, Abort, Action, Drain, Halt, Kill, Policy, Spawn, seat_name
+from workers.process.roll import cause_of
+from workers.process.upgrade import Upgrade
+from workers.shared.query_of_death import DECIDING, LISTED_S, Suspects, crashed
+
+GRACE_S = 2.0
+LEAVE_GRACE_S = 10.0  # long: a worker that leaves may first wait for its successor, and no process waits for its end
+HURRY_S = 1.0
+SUPERVISOR_END_S = 5.0
+HALT_END_S = 1.0
+POLL_MAX_S = 0.5
+CAUGHT = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD, signal.SIGTTIN, signal.SIGTTOU)
+
+ChildMain = Callable[[Instance, int], int]
+
+log = structlog.get_logger()
+
+
+@contextlib.contextmanager
+def signals_held() -> Iterator[None]:
+    """Blocks signals while names are created. A signal that came before `run` would end the process and leave the names behind."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, CAUGHT)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, CAUGHT)
+
+
+def run(
+    instance: Instance,
+    *,
+    supervisor: Callable[[Instance], int],
+    worker: ChildMain,
+    kv_events: Callable[[Instance], int] | None = None,
+    trial: Trial | None = None,
+    handover: Handover | None = None,
+) -> int:
+    """Runs the instance to its end and returns the exit code. Removes the names in every case.
+
+    `supervisor`, `worker`, `kv_events`, `trial`: the main functions of the children. `kv_events`: None if there is no such process.
+    `trial`: None if the configuration cannot be reloaded. `handover`: what an earlier program of this process has left; its children
+    go on.
+    """
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core dump would contain prompts
+    try:
+        return Parent(instance, supervisor, worker, kv_events, trial, handover).run()
+    finally:
+        instance.unlink()
+
+
+class TruncatedError(Exception):
+    """Another program has truncated a segment. The text names it."""
+
+
+class Parent:
+    """Runs the children: acts on their reports and ends, on signals, and on what the restart policy decides."""
+
+    def __init__(
+        self,
+        instance: Instance,
+        supervisor: Callable[[Instance], int],
+        worker: ChildMain,
+        kv_events: Callable[[Instance], int] | None = None,
+        trial: Trial | None = None,
+        handover: Handover | None = None,
+    ) -> None:
+        self._instance = instance
+        self._reloads = Reloads(instance, trial, handover) if trial is not None else None
+        self._mains: list[Callable[[], int]] = [
+            lambda: supervisor(instance),
+            *(partial(worker, instance, i) for i in range(instance.layout.workers_max)),
+            *([lambda: kv_events(instance)] if kv_events is not None else []),
+        ]
+        self._policy = Policy(
+            instance.layout.seats,
+            instance.options.workers,
+            leave_s=instance.options.drain_timeout_s + LEAVE_GRACE_S,
+            helpers=kv_events is not None,
+        )
+        self._pids: dict[int, int] = {}  # pid -> seat
+        self._hung: set[int] = set()  # pids of children that got SIGABRT or SIGKILL because they did not answer or end
+        self._suspects = Suspects(instance.words.deadly)
+        self._error_texts: dict[int, str] = {}  # pid -> why the child cannot start or ends, by its own report
+        self._pending: Counter[int] = Counter()
+        self._deadline: float | None = None  # the time by which workers must have ended; None until a signal to stop
+        self._halt: Halt | None = None
+        self._ready: set[int] = set()
+        self._announced = False
+        self._woken, self._wakes = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._poll = select.poll()
+        self._upgrade = Upgrade(instance, self._policy, self._pids, self._reloads, CAUGHT)
+        if handover is not None:
+            self._ready, self._announced = self._upgrade.take_over(handover), True
+
+    def run(self) -> int:
+        """Runs until the picker is stopped or halts. Returns the exit code."""
+        self._catch_signals()
+        fork.prepare()
+        try:
+            return self._run()
+        except TruncatedError as truncated:
+            return self._end_truncated(str(truncated))
+
+    def _run(self) -> int:
+        for descriptor in (self._woken, self._instance.pipes.reports.reader):
+            self._poll.register(descriptor, select.POLLIN)
+        while self._deadline is None:
+            self._turn()
+            if self._deadline is None and self._halt is None:
+                self._apply_policy()
+            if self._halt is not None:
+                return self._end_halted(self._halt)
+        return self._end_stopped()
+
+    def _turn(self) -> None:
+        """Waits for an event, then handles all pending events."""
+        now = time.monotonic()
+        self._wait(
+            min(self._policy.next_deadline(now), self._reloads.next_deadline(now) if self._reloads else POLL_MAX_S)
+        )
+        self._handle_signals()
+        self._handle_reports()
+        self._reap()
+        self._handle_signals()  # a signal that arrived with an exit must count before the policy reacts to the exit
+
+    def _wait(self, seconds: float) -> None:
+        self._poll.poll(min(seconds, POLL_MAX_S) * 1000.0)
+        with contextlib.suppress(BlockingIOError):
+            while os.read(self._woken, 4096):
+                pass
+        if name := self._instance.memory.truncated():
+            raise TruncatedError(f"another program has truncated the shared memory {name}: find it, then start again")
+
+    def _apply_policy(self) -> None:
+        now = time.monotonic()
+        self._suspects.look(now)
+        if self._reloads is not None:
+            self._reloads.look(now, [*self._instance.not_for_trial(), self._woken, self._wakes])
+        for action in self._policy.decide(now, self._beat_ages(now)):
+            self._act(action)
+        self._upgrade.look(now)
+
+    def _act(self, action: Action) -> None:
+        match action:
+            case Spawn(seat):
+                self._spawn(seat)
+            case Drain(seat):
+                log.info("child gets SIGTERM: it drains", child=self._name(seat))
+                self._signal(seat, signal.SIGTERM)
+            case Abort(seat, reason):
+                log.error(
+                    "child hangs, SIGABRT makes it print its stacks and end", child=self._name(seat), reason=reason
+                )
+                self._hung.update(self._pids_in(seat))
+                self._signal(seat, signal.SIGABRT)
+            case Kill(seat, reason):
+                log.error("child killed", child=self._name(seat), reason=reason)
+                self._hung.update(self._pids_in(seat))
+                self._signal(seat, signal.SIGKILL)
+            case Halt():
+                self._halt = action
+
+    def _spawn(self, seat: int) -> None:
+        instance = self._instance
+        if seat == SUPERVISOR:
+            closed = instance.not_for_supervisor()
+        else:
+            closed = instance.not_for_worker(seat - 1) if self._is_worker(seat) else instance.not_for_kv_events()
+        self._policy.spawned(seat, time.monotonic())
+        try:
+            pid = fork.spawn(
+                f"{fork.TITLE}{self._name(seat)}",
+                self._mains[seat],
+                closed=[*closed, self._woken, self._wakes],
+                failed=lambda text: instance.reports.failed(seat, text),
+            )
+        except OSError as refused:  # no memory or too many processes: other children serve on, the policy tries again
+            log.error("child cannot be started", child=self._name(seat), why=str(refused))
+            self._policy.exited(seat, ExitCode.FAULT, time.monotonic(), f"fork: {refused}")
+            return
+        self._pids[pid] = seat
+        instance.roll.started(seat, pid)
+        log.info("child started", child=self._name(seat), child_pid=pid)
+
+    def _handle_signals(self) -> None:
+        pending, self._pending = self._pending, Counter()
+        if pending[signal.SIGHUP]:
+            log.info("SIGHUP")
+            if self._reloads is not None:
+                self._reloads.hang_up()
+        change = pending[signal.SIGTTIN] - pending[signal.SIGTTOU]
+        if change and self._deadline is None:
+            self._resize(change)
+        stops = pending[signal.SIGTERM] + pending[signal.SIGINT]
+        if not stops:
+            return
+        now = time.monotonic()
+        if self._deadline is None:
+            self._instance.words.stop()
+            self._deadline = now + self._instance.options.drain_timeout_s + GRACE_S
+            log.info(
+                "stopping: workers drain",
+                drain_timeout_s=self._instance.options.drain_timeout_s,
+                open_streams=sum(self._instance.memory.lanes.scalars("streams")),
+            )
+            stops -= 1
+            self._signal_workers(signal.SIGTERM)
+        if stops and now + HURRY_S < self._deadline:
+            self._deadline = now + HURRY_S
+            self._instance.words.hurry()
+            log.warning("second signal to stop: open streams are cut", within_s=HURRY_S)
+
+    def _resize(self, change: int) -> None:
+        """Changes the number of wanted workers by `change`. Logs a warning if a limit is reached."""
+        policy = self._policy
+        before, wanted = policy.workers, policy.workers + change
+        policy.resize(wanted, time.monotonic())
+        if policy.workers != before:
+            log.info("number of workers changed", workers=policy.workers, before=before)
+        if wanted > policy.workers:
+            log.warning(
+                "SIGTTIN has no effect",
+                workers=policy.workers,
+                why="--workers-max allows no more: restart with a higher one",
+            )
+        elif wanted < policy.workers:
+            log.warning(
+                "SIGTTOU has no effect", workers=policy.workers, why="the last worker stays; SIGTERM ends the picker"
+            )
+
+    def _handle_reports(self) -> None:
+        for report in self._instance.reports.received():
+            if self._pids.get(report.pid) != report.seat or self._upgrade.ignores(report):
+                continue  # a predecessor in this seat wrote the report
+            if self._reloads is not None and self._reloads.heard(report, self._name(report.seat)):
+                continue
+            if report.text:
+                self._error_texts[report.pid] = report.text
+                continue
+            if report.leaving:
+                self._policy.leaving(report.seat, time.monotonic())
+                continue
+            self._policy.ready(report.seat, time.monotonic())
+            self._set_serving(report.seat, True)
+            log.info("child ready", child=self._name(report.seat), child_pid=report.pid)
+            self._ready.add(report.seat)
+            if not self._announced and SUPERVISOR in self._ready and any(map(self._is_worker, self._ready)):
+                self._announced = True
+                log.info(
+                    "the picker serves", **self._instance.sockets.ports(), tls=tls_in_words(self._instance.options)
+                )
+            if self._deadline is not None and self._is_worker(report.seat):
+                self._signal(report.seat, signal.SIGTERM)  # again: the child ignored the first one while it started
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status, use = os.wait4(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            self._handle_reports()  # a child sends its last report before it ends
+            if self._reloads is not None and self._reloads.ended(
+                pid, os.waitstatus_to_exitcode(status), time.monotonic()
+            ):
+                continue
+            seat = self._pids.pop(pid, None)
+            if seat is not None:  # None: the pid of an orphan that this process inherited as process 1 of a container
+                self._ended(seat, pid, os.waitstatus_to_exitcode(status), use.ru_utime + use.ru_stime)
+
+    def _ended(self, seat: int, pid: int, code: int, cpu_s: float) -> None:
+        # Only the lane of a child that served is its own: before that, the lane has the predecessor's numbers.
+        served = self._has_lane(seat) and self._instance.memory.lanes.serving(seat)
+        self._set_serving(seat, False)
+        error_text = self._error_texts.pop(pid, "")
+        self._policy.exited(seat, code, time.monotonic(), error_text)
+        hung = pid in self._hung
+        self._hung.discard(pid)
+        cause = cause_of(code, hung=hung)
+        self._instance.roll.ended(seat, cause, cpu_s)
+        said = {"said": error_text} if error_text and code not in INTENDED else {}
+        write = log.info if code in INTENDED else log.error
+        write(
+            "child ended",
+            child=self._name(seat),
+            child_pid=pid,
+            ending=ending(code),
+            cause=cause.name.lower(),
+            **said,
+        )
+        if served and (hung or crashed(code)):
+            self._suspect(seat)
+        if self._reloads is not None:
+            self._reloads.lost(self._name(seat), code, hung=hung)
+
+    def _suspect(self, seat: int) -> None:
+        """Counts a crash against the request that the child was deciding when it ended."""
+        deciding = self._instance.memory.lanes.scalars(DECIDING)[seat]
+        if deciding and self._suspects.ended(deciding, time.monotonic()):
+            log.error(
+                "a request has ended two workers: if it is sent again, it gets 400",
+                fingerprint=f"{deciding & (1 << 64) - 1:016x}",
+                for_s=LISTED_S,
+            )
+
+    def _end_stopped(self) -> int:
+        """Lets workers drain until the deadline, then ends the supervisor."""
+        if self._reloads is not None:
+            self._reloads.stop()
+        while self._workers() and (left := self._left()) > 0:
+            self._wait(left)
+            self._handle_signals()
+            self._handle_reports()
+            self._reap()
+        self._end_all(SUPERVISOR_END_S)
+        return ExitCode.OK
+
+    def _end_halted(self, halt: Halt) -> int:
+        log.critical("giving up", reason=halt.reason)
+        self._instance.words.stop()
+        self._deadline = time.monotonic() + HALT_END_S
+        self._signal_workers(signal.SIGTERM)
+        while self._workers() and (left := self._left()) > 0:
+            self._wait(left)
+            self._handle_reports()
+            self._reap()
+        self._end_all(HALT_END_S)
+        return ExitCode.FAULT
+
+    def _end_truncated(self, reason: str) -> int:
+        """Kills all children, without access to the shared memory."""
+        log.critical("giving up", reason=reason)
+        for pid in self._pids:
+            with contextlib.suppress(ProcessLookupError, ChildProcessError):
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+        return ExitCode.FAULT
+
+    def _end_all(self, supervisor_s: float) -> None:
+        """Kills the remaining workers. Waits `supervisor_s` seconds for the other children to end, then kills them, too."""
+        for seat in self._workers():
+            log.error("worker did not drain in time, it gets SIGKILL", child=self._name(seat))
+            self._signal(seat, signal.SIGKILL)
+        self._instance.pipes.release_children()
+        self._deadline = time.monotonic() + supervisor_s
+        while self._pids and (left := self._left()) > 0:
+            self._wait(left)
+            self._reap()
+        for pid in self._pids:
+            os.kill(pid, signal.SIGKILL)
+        while self._pids:
+            self._wait(POLL_MAX_S)
+            self._reap()
+
+    def _left(self) -> float:
+        assert self._deadline is not None
+        return self._deadline - time.monotonic()
+
+    def _workers(self) -> list[int]:
+        return [seat for seat in self._pids.values() if self._is_worker(seat)]
+
+    def _is_worker(self, seat: int) -> bool:
+        return SUPERVISOR < seat < self._instance.layout.seats
+
+    def _has_lane(self, seat: int) -> bool:
+        return seat < self._instance.layout.seats
+
+    def _set_serving(self, seat: int, serving: bool) -> None:
+        if self._has_lane(seat):
+            self._instance.memory.lanes.set_serving(seat, serving)
+
+    def _name(self, seat: int) -> str:
+        return seat_name(seat, self._instance.layout.seats)
+
+    def _beat_ages(self, now: float) -> list[float]:
+        """Returns, by seat, the seconds since the last beat of the child; infinite before its first beat."""
+        ages = self._instance.memory.lanes.ages(now)
+        if (held := self._instance.memory.kv_events) is not None:
+            beat = held.marks.last_beat
+            ages.append(now - beat if beat else math.inf)
+        return self._upgrade.excused(ages)
+
+    def _signal_workers(self, number: int) -> None:
+        for seat in self._workers():
+            self._signal(seat, number)
+
+    def _signal(self, seat: int, number: int) -> None:
+        for pid in self._pids_in(seat):  # the child was not reaped yet, so no other process has its pid
+            os.kill(pid, number)
+
+    def _pids_in(self, seat: int) -> list[int]:
+        return [pid for pid, taken in self._pids.items() if taken == seat]
+
+    def _catch_signals(self) -> None:
+        signal.set_wakeup_fd(self._wakes, warn_on_full_buffer=False)
+        for number in CAUGHT:
+            signal.signal(number, self._on_signal)
+        for number in fork.MEANINGLESS:
+            signal.signal(number, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, CAUGHT)  # signals that arrived before are delivered now
+
+    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
+        self._pending[number] += 1

@@ -1,0 +1,396 @@
+"""Changes the configuration of a running picker, in the parent. Makes one attempt at a time.
+
+    asked ─▶ trial: a child reads, loads and proves it ─▶ publish: one word ─▶ spread: children take over ─▶ done
+               │ refused, or TRIAL_S are over                                     │ one cannot, or SPREAD_S are over
+               ▼                                                                  ▼
+             the configuration stays                                            publish the one before
+
+The parent runs no code of the configuration, which could hang or crash it. It forks the trial child, reads the child's offer, and stores
+the number. If a child dies during the spread, its successor loads the configuration in force before it serves.
+A candidate goes through the same steps, but its number goes into a second word: workers then use it beside the configuration in force
+(`tryout`). To promote the candidate, the parent publishes it. To roll it back, the parent clears the second word.
+If children crash CRASHES times within WATCH_S after a change, the parent takes the change back. If several reloads are asked for during
+an attempt, the parent makes one attempt for all of them afterwards.
+"""
+
+import math
+import os
+import signal
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+import structlog
+
+from shm.documents import DocumentReader, DocumentWriter
+from workers.host.exit_codes import INTENDED, ending
+from workers.process import asks, fork
+from workers.process.asks import Ask
+from workers.process.generations import Attempt, Bundle, Generations, Offer, Slots
+from workers.process.handover import Handover, gathered
+from workers.process.instance import Instance
+from workers.process.layout import CANDIDATE, GENERATION, Described, Names
+from workers.process.reports import Report
+from workers.process.tryout import Tryout
+from workers.shared import reload_status
+from workers.shared.reload_status import TEXT_MAX, ReloadStatus
+
+TRIAL_S: Final = 10.0
+SPREAD_S: Final = 10.0  # long, because a busy machine loads slowly. Beats show earlier which children hang
+WATCH_S: Final = 10.0
+CRASHES: Final = 2
+ASKS_MAX: Final = 8
+EXEC_S: Final = 30.0  # a program starts, and proves that it can take over
+
+Trial = Callable[[Instance, Attempt], int]  # the main function of a trial child: writes its offer into `Attempt.slot`
+
+log = structlog.get_logger()
+
+
+class Reloads:
+    """Makes attempts to change the configuration, one at a time. `trial`: runs in a child of its own."""
+
+    def __init__(self, instance: Instance, trial: Trial, handover: Handover | None = None) -> None:
+        """`handover`: of an earlier program of this process."""
+        self._instance = instance
+        self._trial = trial
+        self._generations: Generations = instance.generations
+        self._slots = Slots(self._generations.number)
+        self._status = DocumentWriter(reload_status.SCHEMA, instance.memory.reload)
+        self._tryout = Tryout(instance)
+        self._names = instance.layout.names
+        self._asked = False
+        self._asks: deque[Ask] = deque()
+        self._attempt: Attempt | None = None  # what the trial child tries
+        self._pid = 0  # the trial child; 0: none runs
+        self._late = False  # whether the trial took longer than TRIAL_S
+        self._deadline = 0.0  # of the trial, or of the spread
+        self._spreading = ""  # the gauge that must show the new number in all children; "": nothing spreads
+        self._watched_until = 0.0  # crashes until then count against the configuration
+        self._crashes = 0
+        self._last = ReloadStatus(0, "", "", 0.0)
+        self._upgrading = handover is not None
+        self.layouts: dict[str, Described] | None = None  # set when another version of the program can take over
+        if handover is not None:
+            self._slots.kept, self._slots.highest = handover.kept, handover.highest
+            self._deadline = math.inf
+            self._last = reload_status.read(DocumentReader(reload_status.SCHEMA, instance.memory.reload)) or self._last
+        if self._generations.number:
+            self._say(busy=self._upgrading)
+
+    def ask(self) -> None:
+        """Asks for an attempt with the picker's files as they are now. It begins at once, or after the present attempt."""
+        self._asked = True
+
+    def hang_up(self) -> None:
+        """Acts on SIGHUP: queues the command that waits (`asks`). If none waits, asks for a reload of the files."""
+        options = self._instance.options
+        try:
+            command = asks.take(options.run_dir, options.instance)
+        except asks.Refused as refused:
+            log.error("command is not obeyed", why=str(refused))
+            return
+        if command is None:
+            log.info("the configuration is loaded again")
+            self.ask()
+        elif len(self._asks) < ASKS_MAX:
+            log.info("command", what=command.what, **({"source": command.source} if command.source else {}))
+            self._asks.append(command)
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._pid or self._spreading or self._upgrading or self.layouts is not None)
+
+    def next_deadline(self, now: float) -> float:
+        """Returns the seconds until `look` must be called, even if no event comes before."""
+        if self._pid or self._spreading:
+            return max(0.0, self._deadline - now)
+        if self.busy:
+            return math.inf
+        return 0.0 if self._asked or self._asks else self._tryout.next_deadline(now)
+
+    def look(self, now: float, closed: list[int]) -> None:
+        """Ends a trial or a spread that has taken too long, and begins the next attempt.
+
+        `closed`: the descriptors that a trial child closes.
+        """
+        if self._pid and now >= self._deadline:
+            self._kill()  # `ended` does the rest when the parent reaps the child
+            self._late, self._deadline = True, now + TRIAL_S
+        if self._spreading:
+            self._look_at_children(now)
+        if (why := self._tryout.look(now)) is not None and not self.busy:
+            if why:
+                self._take_back(f"it is worse: {why}")
+            else:
+                self._say()
+        if self._asked and not self.busy:
+            self._asked = False
+            self._begin(None, now, closed)
+        elif self._asks and not self.busy:
+            self._obey(self._asks.popleft(), now, closed)
+
+    def ended(self, pid: int, code: int, now: float) -> bool:
+        """Acts on the end of a child, which the parent has reaped. Returns whether it was the trial child."""
+        attempt = self._attempt
+        if pid != self._pid or attempt is None:
+            return False
+        self._kill()  # ends the processes that a plugin may have left in the trial's process group
+        self._pid, self._attempt = 0, None
+        offer = self._generations.offered(attempt.slot)
+        if offer is None or offer.pid != pid:
+            why = (
+                f"it took more than {seconds_for(attempt.ask):g} s"
+                if self._late
+                else f"its process ended before it was done: {ending(code)}"
+            )
+            offer = Offer(pid, f"error[trial]: the configuration was tried in a process of its own, and {why}")
+        if offer.bundle is None:
+            self._finish(successful=False, text=offer.text)
+        elif attempt.ask is not None and attempt.ask.what == "exec":
+            self.layouts = offer.layouts
+        elif attempt.ask is not None:
+            self._try_out(offer.bundle, attempt.slot, offer.text, now)
+        else:
+            self._publish(offer.bundle, attempt.slot, offer.text, now)
+        return True
+
+    def heard(self, report: Report, child: str) -> bool:
+        """Acts on the report of a child. `child`: its name. Returns whether the report was about the configuration."""
+        if report.changed:
+            self.ask()
+        elif report.generation and report.text:
+            why = f"{child} cannot use it: {report.text}"
+            if report.generation == self._generations.number:
+                self._go_back(why, time.monotonic())
+            elif report.generation == self._tryout.number:
+                self._take_back(why)
+        return report.changed or report.generation > 0
+
+    def lost(self, child: str, code: int, *, hung: bool) -> None:
+        """Counts the end of a child against a new configuration or the candidate, if it crashed or hung.
+
+        A SIGKILL that the parent did not send does not count, because it says nothing about the configuration.
+        """
+        now = time.monotonic()
+        if code in INTENDED or (code == -signal.SIGKILL and not hung):
+            return
+        if now < self._watched_until:
+            self._crashes += 1
+            if self._crashes >= CRASHES:
+                self._go_back(f"{self._crashes} processes ended with it, the last one was {child}", now)
+        elif self._tryout.crashed(now, WATCH_S) >= CRASHES:
+            self._take_back(f"{CRASHES} processes ended while it was tried, the last one was {child}")
+
+    def stop(self) -> None:
+        """Ends a running trial, because the picker ends."""
+        if self._pid:
+            self._kill()
+
+    def handed_over(self, workers: int) -> Handover:
+        """Returns what the next program of this process takes over. Withdraws the candidate, if one is tried."""
+        if self._tryout.number:
+            log.info("candidate is taken back", generation=self._tryout.number, why="the program is replaced")
+            self._end_tryout()
+        return gathered(
+            self._instance,
+            self.layouts or {},
+            kept=self._slots.kept,
+            highest=self._slots.highest,
+            names=self._names,
+            workers=workers,
+        )
+
+    def upgraded(self, *, successful: bool, text: str) -> None:
+        """The program was replaced, and its children; or not."""
+        self._upgrading, self.layouts = False, None
+        self._finish(successful=successful, text=text)
+
+    def _obey(self, command: Ask, now: float, closed: list[int]) -> None:
+        bundle = self._tryout.bundle
+        if command.what in ("try", "exec"):
+            self._begin(command, now, closed)
+        elif command.what == "rollback" and bundle is None:
+            self._go_back("epp rollback", now, successful=True)
+        elif command.what == "rollback":
+            self._take_back("epp rollback", successful=True)
+        elif bundle is None:
+            text = "error[no-candidate]: no configuration is tried: `epp try FILE` begins to try one"
+            self._finish(successful=False, text=text)
+        else:
+            self._publish(bundle, self._tryout.slot, "", now)
+
+    def _begin(self, command: Ask | None, now: float, closed: list[int]) -> None:
+        if command is not None and command.what == "exec":  # it takes the sockets over
+            closed = [number for number in closed if number not in {sock.fileno() for sock in self._instance.sockets}]
+        attempt = Attempt(self._slots.free(), self._slots.highest + 1, self._names, command)
+        self._generations.clear(attempt.slot)
+        self._late, self._deadline = False, now + seconds_for(command)
+        try:
+            self._pid = fork.spawn(
+                f"{fork.TITLE}trial",
+                lambda: self._try(attempt),
+                closed=closed,
+                failed=lambda text: self._generations.offer(attempt.slot, Offer(os.getpid(), f"error[trial]: {text}")),
+            )
+        except OSError as refused:  # no memory, or too many processes
+            self._finish(successful=False, text=f"the trial cannot be started: {refused}")
+            return
+        self._attempt = attempt
+        self._say(busy=True)
+
+    def _try(self, attempt: Attempt) -> int:
+        fork.end_with(self._instance.parent_pid)  # with a plugin that hangs, it would keep the lock of the instance
+        os.setpgid(0, 0)  # so that the parent can also end the processes that a plugin starts
+        return self._trial(self._instance, attempt)
+
+    def _kill(self) -> None:
+        for kill in (os.killpg, os.kill):
+            try:
+                kill(self._pid, signal.SIGKILL)
+            except (ProcessLookupError, PermissionError):
+                continue
+
+    def _publish(self, bundle: Bundle, slot: int, text: str, now: float) -> None:
+        replaced = self._tryout.number not in (0, bundle.number)
+        self._slots.add(bundle.number, slot)
+        if replaced:
+            text = "\n".join(filter(None, (text, self._no_longer(text="the configuration in force changes"))))
+            self._end_tryout()
+        self._names = bundle.names
+        # Comes before the end of the tryout: so a worker that is promoting the candidate goes on with the pipeline that it has.
+        self._generations.publish(slot, bundle.number)
+        if not replaced:
+            self._end_tryout()
+        self._watched_until, self._crashes = now + WATCH_S, 0
+        self._spread(GENERATION, text, now)
+
+    def _try_out(self, bundle: Bundle, slot: int, text: str, now: float) -> None:
+        """Lets workers use this candidate from now on. Another candidate that is tried is withdrawn."""
+        self._end_tryout()
+        self._slots.hold(bundle.number, slot)
+        self._names = bundle.names
+        self._tryout.begin(bundle, slot, now)
+        self._generations.try_out(slot, bundle.number)
+        self._spread(CANDIDATE, text, now)
+
+    def _spread(self, gauge: str, text: str, now: float) -> None:
+        self._spreading, self._deadline = gauge, now + SPREAD_S
+        self._last = self._last_with(text=text)
+        self._say(busy=True)
+        self._wake()
+
+    def _wake(self) -> None:
+        for wakeup in self._instance.pipes.wakeups:
+            os.eventfd_write(wakeup, 1)
+
+    def _look_at_children(self, now: float) -> None:
+        lanes, tries = self._instance.memory.lanes, self._spreading == CANDIDATE
+        number = self._generations.candidate_number if tries else self._generations.number
+        used = lanes.scalars(self._spreading)
+        first = 1 if tries else 0  # leaves out the supervisor, which uses no candidate
+        behind = [seat for seat in range(first, len(used)) if lanes.serving(seat) and used[seat] != number]
+        if not behind:
+            self._spreading = ""
+            log.info(
+                "candidate is tried in all workers" if tries else "configuration in force in all processes",
+                generation=number,
+            )
+            self._finish(successful=self._last.successful, text=self._last.text)
+        elif now >= self._deadline:
+            why = f"processes in seats {behind} do not use it after {SPREAD_S:g} s"
+            self._take_back(why) if tries else self._go_back(why, now)
+
+    def _go_back(self, why: str, now: float, *, successful: bool = False) -> None:
+        """Publishes the configuration before the present one, under a new number.
+
+        `successful`: whether an operator asked for it. Otherwise the status shows a failed reload.
+        """
+        before = self._slots.before()
+        number = self._generations.number
+        text = f"{'' if successful else 'error[rolled-back]: '}generation {number} is taken back: {why}"
+        self._spreading, self._watched_until = "", 0.0
+        offer = self._generations.offered(before[1]) if before is not None else None
+        if before is None or offer is None or offer.bundle is None:
+            text = f"error[no-generation]: generation {number} stays: there is no good one before it ({why})"
+            self._finish(successful=False, text=text)
+            return
+        (log.info if successful else log.error)("configuration is taken back", generation=number, why=why)
+        bundle = restored(offer.bundle, self._slots.highest + 1, self._names)
+        slot = self._slots.free()
+        self._generations.offer(slot, Offer(os.getpid(), "", bundle))
+        self._slots.kept = [kept for kept in self._slots.kept if kept[0] not in (number, before[0])]
+        self._publish(bundle, slot, text, now)
+        self._watched_until = 0.0  # crashes do not count against a configuration that was good before
+        self._last = self._last_with(successful=successful)
+
+    def _take_back(self, why: str, *, successful: bool = False) -> None:
+        """Withdraws the candidate. `successful`: whether an operator asked for it. Otherwise the status shows a failure."""
+        text = self._no_longer(why)
+        (log.info if successful else log.error)("candidate is taken back", generation=self._tryout.number, why=why)
+        self._end_tryout()
+        self._wake()
+        if self._pid:  # an attempt is running, and its result follows
+            self._say(busy=True)
+            return
+        self._finish(successful=successful, text=text if successful else f"error[rolled-back]: {text}")
+
+    def _no_longer(self, text: str) -> str:
+        return f"candidate {self._tryout.number} is taken back: {text}"
+
+    def _end_tryout(self) -> None:
+        self._generations.withdraw()
+        self._tryout.end()
+        self._slots.candidate = None
+        if self._spreading == CANDIDATE:
+            self._spreading = ""
+
+    def _finish(self, *, successful: bool, text: str) -> None:
+        last = self._last_with(successful=successful, text=text)
+        self._last = msgspec.structs.replace(last, finished=last.finished + 1, busy=False, at=time.time())
+        write = log.info if successful else log.error
+        write(
+            "reload", successful=successful, generation=self._generations.number, **({"findings": text} if text else {})
+        )
+        self._say()
+
+    def _last_with(self, *, successful: bool = True, text: str | None = None) -> ReloadStatus:
+        kept = self._last.text if text is None else text[:TEXT_MAX]
+        return msgspec.structs.replace(self._last, successful=successful, text=kept)
+
+    def _say(self, *, busy: bool = False) -> None:
+        bundle = self._generations.current()
+        self._last = msgspec.structs.replace(
+            self._last,
+            generation=bundle.number,
+            hash=bundle.hash,
+            source=bundle.source,
+            since=bundle.at,
+            busy=busy,
+            tryout=self._tryout.status(),
+        )
+        self._status.write(0, reload_status.encode(self._last))
+
+
+def seconds_for(command: Ask | None) -> float:
+    """How long a trial may take. Another program needs time to start."""
+    return EXEC_S if command is not None and command.what == "exec" else TRIAL_S
+
+
+def restored(before: Bundle, number: int, names: Names) -> Bundle:
+    """Returns an earlier configuration under a new number.
+
+    `names`: the present names, because places in shared memory that later configurations have taken stay taken.
+    """
+    return Bundle(
+        number,
+        before.source,
+        before.text,
+        before.plugin_path,
+        before.plugins,
+        names,
+        time.time(),
+        followed=False,
+    )

@@ -1,0 +1,69 @@
+"""Passes reports from children to the parent: one packet per report, over a pipe that all children share."""
+
+import contextlib
+import os
+
+import msgspec
+
+from workers.process.resources import Pipe
+
+REPORT_BYTES_MAX = 4096
+
+
+class Report(msgspec.Struct, array_like=True, frozen=True):
+    """One report of a child. If no field but `seat` and `pid` is set, the child is ready.
+
+    `text`: why it cannot start or ends; with `generation`, why it cannot use this configuration. `leaving`: it has begun to leave.
+    `generation`: the number of the configuration that it uses now, or cannot use; 0: none. `changed`: files of the configuration changed.
+    """
+
+    seat: int
+    pid: int
+    text: str = ""
+    leaving: bool = False
+    generation: int = 0
+    changed: bool = False
+
+
+class Reports:
+    """Writes and reads reports. The parent calls `received`; children call the other methods."""
+
+    def __init__(self, pipe: Pipe) -> None:
+        self._pipe = pipe
+
+    def ready(self, seat: int) -> None:
+        """In a child: reports that it serves."""
+        self._send(Report(seat, os.getpid()))
+
+    def failed(self, seat: int, text: str) -> None:
+        """In a child: reports why it cannot start, or why it ends."""
+        self._send(Report(seat, os.getpid(), text[: REPORT_BYTES_MAX // 8] or "no reason given"))
+
+    def leaving(self, seat: int) -> None:
+        """In a worker: reports that it has begun to leave without a signal from the parent."""
+        self._send(Report(seat, os.getpid(), leaving=True))
+
+    def adopted(self, seat: int, generation: int) -> None:
+        """In a child: reports that it uses this configuration now."""
+        self._send(Report(seat, os.getpid(), generation=generation))
+
+    def refused(self, seat: int, generation: int, text: str) -> None:
+        """In a child: reports why it cannot use this configuration, and keeps the one that it has."""
+        self._send(Report(seat, os.getpid(), text[: REPORT_BYTES_MAX // 8] or "no reason given", generation=generation))
+
+    def changed(self, seat: int) -> None:
+        """In the supervisor: reports that files of the configuration have changed."""
+        self._send(Report(seat, os.getpid(), changed=True))
+
+    def received(self) -> list[Report]:
+        """In the parent: returns the reports since the last call."""
+        reports = []
+        with contextlib.suppress(BlockingIOError):
+            while data := os.read(self._pipe.reader, REPORT_BYTES_MAX):
+                with contextlib.suppress(msgspec.DecodeError):  # a child that dies inside a write leaves a torn report
+                    reports.append(msgspec.msgpack.decode(data, type=Report))
+        return reports
+
+    def _send(self, report: Report) -> None:
+        with contextlib.suppress(OSError):
+            os.write(self._pipe.writer, msgspec.msgpack.encode(report))

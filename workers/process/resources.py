@@ -1,0 +1,296 @@
+"""Creates the resources that children inherit from the parent: memory, pipes, eventfds, words. This happens before the first fork.
+
+    Memory    the segments of `layout`; the instance's file records their names before they are created
+    Pipes     bus: one pipe for each worker, worker -> supervisor
+              reports: children -> parent
+              life: EOF = the parent has ended | family: EOF = parent and workers have ended
+              wakeups: one eventfd for each worker
+    Words     parent -> children, in a file without a name: stopping, hurry, generation, candidate, earlier
+              workers, deadly requests
+
+A pipe shows EOF only when no process holds its writing end. So each child closes the descriptors of other processes, which the
+`not_for_...` methods list.
+"""
+
+import contextlib
+import fcntl
+import mmap
+import os
+import resource
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import structlog
+
+from epp.metrics import Group
+from epp.metrics.label_caps import LabelCaps
+from shm.flow_lanes import FlowLanes
+from shm.lanes import Lanes
+from shm.layout import WORD
+from shm.remote_lane import RemoteLane
+from shm.segment import InstanceLock, Region, Segment
+from shm.series import SeriesReader, SeriesWriter
+from workers.process.errors import StartError
+from workers.process.kv_memory import KvMemory
+from workers.process.layout import Layout
+from workers.shared import query_of_death
+
+GENERATION_AT = 8  # bytes into the page of the parent's words
+CANDIDATE_AT = 16  # bytes into the page of the parent's words
+EARLIER_AT = 24  # bytes into the page of the parent's words
+DEADLY_AT = 64  # bytes into the page of the parent's words
+DESCRIPTORS_PER_WORKER = 3  # both ends of its bus pipe, and its eventfd
+DESCRIPTORS_OTHER = 32  # sockets, other pipes, those of an event loop, and some for the first connections
+PIPE_BYTES = 1 << 20
+PIPE_BYTES_MIN = 1 << 16
+
+log = structlog.get_logger()
+
+
+class Memory:
+    """Holds the mapped segments and their parts. A part is a region, under the name of its schema in `Layout`."""
+
+    def __init__(self, layout: Layout, segments: Mapping[str, Segment], parts: Mapping[str, Region]) -> None:
+        """`segments`, `parts`: the segments and the regions in them, by the names in `layout.plans`."""
+        self.segments = segments
+        self.state_name = segments["state"].name if "state" in segments else ""  # the segment with table and documents
+        self._regions = parts
+        self.table: Region = parts["table"]
+        self.documents: Region = parts["documents"]
+        self.reload: Region = parts["reload"]
+        self.index: Region = parts["index"]
+        self.decisions: Region = parts["decisions"]
+        self.profiles: Region = parts["profiles"]
+        remote = None if layout.remote is None else RemoteLane(layout.remote, parts["remote"])
+        self.lanes = Lanes(layout.lanes, parts["lanes"], remote)
+        self.kv_events: KvMemory | None = None  # None: no plugin uses KV events
+        if layout.kv_events is not None:
+            self.kv_events = KvMemory(layout.kv_events, parts)
+        self.flow = FlowLanes(layout.flow, parts["flow"], self.lanes)
+        self._series = {name: (schema, parts[layout.spares.get(name, name)]) for name, schema in layout.series.items()}
+
+    @classmethod
+    def create(
+        cls, layout: Layout, instance: str, lock: InstanceLock, kept: Mapping[str, Segment] | None = None
+    ) -> "Memory":
+        """Creates all segments but those of `kept`, which exist. Raises SegmentError, and then leaves none that it has created."""
+        segments: dict[str, Segment] = {}
+        with contextlib.ExitStack() as undo:
+            for part, plan in layout.plans.items():
+                if kept is not None and part in kept:
+                    segments[part] = kept[part]
+                    continue
+                name = f"/{instance}-{os.urandom(6).hex()}-{part}"
+                lock.record(segments=[name])
+                segments[part] = Segment.create_planned(name, plan)
+                undo.callback(segments[part].unlink)
+                log.info("shared memory", segment=name, mib=round(plan.bytes / (1 << 20), 2))
+            undo.pop_all()
+        return cls.within(layout, segments)
+
+    @classmethod
+    def within(cls, layout: Layout, segments: Mapping[str, Segment]) -> "Memory":
+        """Returns the memory in these segments; segments that are missing are replaced by private memory."""
+        parts: dict[str, Region] = {}
+        for segment, plan in layout.plans.items():
+            found = segments.get(segment)
+            for name in plan.offsets:
+                parts[name] = found.planned(plan, name) if found is not None else private(plan.sizes[name])
+        return cls(layout, segments, parts)
+
+    def part(self, name: str) -> Region:
+        """Returns the region of a part, by its name in `layout.plans`."""
+        return self._regions[name]
+
+    def under(self, layout: Layout) -> "Memory":
+        """Returns this memory with the layout of a later configuration, which has the same sizes."""
+        return Memory(layout, self.segments, self._regions)
+
+    def copied(self, layout: Layout) -> "Memory":
+        """Returns a private copy of this memory (`Segment.private_copy`). No other process sees what is written there."""
+        copies = dict(self._regions)  # those without a segment are private already
+        for name, segment in self.segments.items():
+            copy, plan = segment.private_copy(), layout.plans[name]
+            copies |= {part: copy.part(plan.offsets[part], plan.sizes[part]) for part in plan.offsets}
+        return Memory(layout, self.segments, copies)
+
+    def series_writer(self, group: Group, index: int, caps: LabelCaps | None = None) -> SeriesWriter:
+        """Returns the writer of a group's series for worker `index`, which must call `take_over` next.
+
+        `caps`: the limits of label values that all groups of this worker share.
+        """
+        schema, region = self._series[group.name]
+        every = group._replace(
+            labels=(*group.labels, *schema.labels[len(group.labels) :])
+        )  # a spare table has more labels
+        return SeriesWriter(schema, schema.lane(region, index), fold=(caps or LabelCaps()).fold(every))
+
+    def series_reader(self, group: Group) -> SeriesReader:
+        """Returns the reader of a group's series, over all workers."""
+        schema, region = self._series[group.name]
+        return SeriesReader(schema, region, serving=lambda index: self.lanes.serving(index + 1))
+
+    def truncated(self) -> str:
+        """Returns the name of a segment that another program has truncated. Returns "" if there is none."""
+        return next((each.name for each in self.segments.values() if each.is_truncated()), "")
+
+    def unlink(self) -> None:
+        """Removes the names. Processes that have mapped the segments keep them."""
+        for segment in self.segments.values():
+            segment.unlink()
+
+
+def private(size: int) -> Region:
+    """Returns memory of this process alone, filled with zeros. `size`: in bytes."""
+    return Region(memoryview(mmap.mmap(-1, size)))
+
+
+class Pipe(NamedTuple):
+    """Both ends of a packet pipe, as file descriptors."""
+
+    reader: int
+    writer: int
+
+
+Inherited = tuple[list[Pipe], list[Pipe], list[Pipe], list[int]]  # life, family and reports; bus; kv_bus; wakeups
+
+
+class Pipes:
+    """Pipes and eventfds between parent and children."""
+
+    def __init__(self, workers_max: int, *, speculates: bool = False, inherited: Inherited | None = None) -> None:
+        """`speculates`: whether workers report to the kv-events process. `inherited`: those of an earlier program."""
+        if inherited is not None:
+            (self.life, self.family, self.reports), self.bus, self.kv_bus, self.wakeups = inherited
+            return
+        self.life, self.family, self.reports = packet_pipe(), packet_pipe(), packet_pipe()
+        self.bus = [packet_pipe(PIPE_BYTES) for _ in range(workers_max)]
+        self.kv_bus = [packet_pipe(PIPE_BYTES) for _ in range(workers_max if speculates else 0)]
+        self.wakeups = [os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC) for _ in range(workers_max)]
+
+    @property
+    def bus_readers(self) -> Sequence[int]:
+        """The reading ends of all workers' bus pipes, for the supervisor."""
+        return [pipe.reader for pipe in self.bus]
+
+    @property
+    def bus_writers(self) -> Sequence[int]:
+        """The writing ends of the bus pipes, one for each worker."""
+        return [pipe.writer for pipe in self.bus]
+
+    @property
+    def kv_bus_readers(self) -> Sequence[int]:
+        """The reading ends of the pipes from workers to the kv-events process."""
+        return [pipe.reader for pipe in self.kv_bus]
+
+    @property
+    def _kv_bus_writers(self) -> Sequence[int]:
+        return [pipe.writer for pipe in self.kv_bus]
+
+    def not_for_worker(self, index: int) -> list[int]:
+        """Descriptors that worker `index` must not hold."""
+        other_writers = [pipe.writer for pipes in (self.bus, self.kv_bus) for i, pipe in enumerate(pipes) if i != index]
+        readers = [*self.bus_readers, *self.kv_bus_readers]
+        return [self.life.writer, self.family.reader, self.reports.reader, *readers, *other_writers]
+
+    def not_for_supervisor(self) -> list[int]:
+        """Descriptors that the supervisor must not hold."""
+        kv_bus = [*self.kv_bus_readers, *self._kv_bus_writers]
+        return [self.life.writer, self.family.writer, self.reports.reader, *self.bus_writers, *kv_bus]
+
+    def not_for_kv_events(self) -> list[int]:
+        """Descriptors that the kv-events process must not hold."""
+        bus = [*self.bus_readers, *self.bus_writers, *self._kv_bus_writers]
+        return [self.life.writer, self.family.writer, self.reports.reader, *bus, *self.wakeups]
+
+    def release_children(self) -> None:
+        """In the parent, after all workers have ended: closes *life* and *family*, so that the supervisor ends."""
+        for descriptor in (self.life.writer, self.family.writer):
+            with contextlib.suppress(OSError):
+                os.close(descriptor)
+
+
+class Words:
+    """Words in shared memory that the parent writes and children read."""
+
+    def __init__(self, file: int | None = None) -> None:
+        """`file`: the descriptor of the words of an earlier program of this process; None: creates new ones."""
+        if file is None:
+            file = os.memfd_create("epp words", os.MFD_CLOEXEC)
+            os.ftruncate(file, mmap.PAGESIZE)
+        self.file = file
+        self._page = mmap.mmap(file, mmap.PAGESIZE)
+        self._numbers = memoryview(self._page).cast("q")
+        deadly = memoryview(self._page)[DEADLY_AT:][: WORD * query_of_death.WORDS]
+        self.deadly = deadly.cast("q")  # the list of deadly requests (`workers.shared.query_of_death`)
+
+    @property
+    def stopping(self) -> bool:
+        """Whether the parent has received a signal to stop."""
+        return self._page[0] != 0
+
+    def stop(self) -> None:
+        """In the parent: tells children that the picker stops and is no longer ready."""
+        self._page[0] = 1
+
+    @property
+    def generation(self) -> int:
+        """The word that names the configuration in force and its file (`workers.process.generations`)."""
+        return self._numbers[GENERATION_AT // WORD]
+
+    @generation.setter
+    def generation(self, word: int) -> None:
+        self._numbers[GENERATION_AT // WORD] = word
+
+    @property
+    def candidate(self) -> int:
+        """The word that names the candidate and its file, in the form of `generation`; 0: none is tried."""
+        return self._numbers[CANDIDATE_AT // WORD]
+
+    @candidate.setter
+    def candidate(self, word: int) -> None:
+        self._numbers[CANDIDATE_AT // WORD] = word
+
+    @property
+    def earlier_workers(self) -> int:
+        """The number of workers of an earlier program that serve, but have no lanes in this program's memory."""
+        return self._numbers[EARLIER_AT // WORD]
+
+    @earlier_workers.setter
+    def earlier_workers(self, count: int) -> None:
+        self._numbers[EARLIER_AT // WORD] = count
+
+    @property
+    def hurrying(self) -> bool:
+        """Whether the parent has received a second signal to stop."""
+        return self._page[1] != 0
+
+    def hurry(self) -> None:
+        """In the parent: tells workers to stop without draining."""
+        self._page[1] = 1
+
+
+def packet_pipe(size: int = 0) -> Pipe:
+    """Creates a pipe that keeps each write of up to 4,096 bytes as one packet.
+
+    `size`: the wanted size of its buffer in bytes; the machine may allow less. 0: the system's default.
+    """
+    pipe = Pipe(*os.pipe2(os.O_DIRECT | os.O_NONBLOCK | os.O_CLOEXEC))
+    while size > PIPE_BYTES_MIN:
+        try:
+            fcntl.fcntl(pipe.writer, fcntl.F_SETPIPE_SZ, size)
+            break
+        except OSError:  # more than /proc/sys/fs/pipe-max-size or the user's quota allows
+            size //= 2
+    return pipe
+
+
+def enough_descriptors(workers_max: int) -> None:
+    """Raises StartError if the limit of open files is too low for the files that are open before the first connection."""
+    allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = DESCRIPTORS_PER_WORKER * workers_max + DESCRIPTORS_OTHER
+    if allowed != resource.RLIM_INFINITY and allowed < needed:
+        raise StartError(
+            f"this process may have {allowed} open files, and a picker of up to {workers_max} workers needs {needed}, "
+            "plus one for each connection: raise the limit (`ulimit -n`, or LimitNOFILE=), or set a lower --workers-max"
+        )

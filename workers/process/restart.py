@@ -1,0 +1,277 @@
+"""Holds the restart policy: decides how the parent reacts to children that exit, hang or do not start, and to a change of their number.
+
+A *seat* is a numbered position for one child. Seat 0 belongs to the supervisor, seats from 1 to workers; lanes have the same numbers.
+There are more seats than workers. The parent refills a *wanted* seat when its child ends. The child in a seat that is no longer wanted
+drains and gets no successor. The parent reports events (`spawned`, `ready`, `leaving`, `exited`, `resize`) and calls `decide`, which
+returns actions. The policy itself starts no process, sends no signal and reads no clock.
+
+- The seat of the kv-events process, if there is one, follows those of the workers. It is always wanted.
+- A seat is refilled only after `exited`, that is, after its child was reaped.
+- `resize` adds the lowest free seats, or gives up the highest ones.
+- If a worker leaves by itself (`leaving`), a free seat becomes wanted instead of its seat. So its successor serves while it drains.
+  If no seat is free, its own seat is refilled after it has ended.
+- Back-off: after a child that was ready for `STABLE_S`, the delay is `BACKOFF_FIRST_S`. Each child that was ready for less time doubles
+  the delay, up to `BACKOFF_MAX_S`. After an intended end there is no delay.
+- Start and run have separate deadlines. The start ends with the child's ready report. From then on, the child gets SIGABRT when its
+  beat is older than `BEAT_ABORT_S` (it prints its stacks and ends), and SIGKILL at `BEAT_KILL_S`. A child that leaves has `leave_s` to
+  end.
+- If the parent itself did not run (stopped, suspended machine, no CPU), beats look too old. So after a gap between two calls of
+  `decide`, the age of beats counts from the second call.
+- Halt: this rule is about seats that were wanted at the first start and never had a ready child. Such a seat halts the picker at once if
+  its child reports that it cannot start, and after `BOOT_FAILURES_MAX` failures of another kind. Other seats are retried without limit
+  while any child is ready.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from workers.host.exit_codes import INTENDED, ExitCode, ending
+
+BACKOFF_FIRST_S = 0.1
+BACKOFF_MAX_S = 10.0
+STABLE_S = 2.0
+BOOT_DEADLINE_S = 30.0
+BOOT_FAILURES_MAX = 5
+BEAT_ABORT_S = 3.0
+BEAT_KILL_S = 5.0
+ABORT_TO_KILL_S = BEAT_KILL_S - BEAT_ABORT_S
+DECIDE_PERIOD_S = 0.5
+STALL_S = 2 * DECIDE_PERIOD_S
+SUPERVISOR = 0
+
+
+class Spawn(NamedTuple):
+    """Tells the parent to start a child in the seat."""
+
+    seat: int
+
+
+class Drain(NamedTuple):
+    """Tells the parent to send SIGTERM: the seat is no longer wanted, and its child ends after its streams."""
+
+    seat: int
+
+
+class Abort(NamedTuple):
+    """Tells the parent to send SIGABRT: the child prints its stacks, which show where it hangs, and ends."""
+
+    seat: int
+    reason: str
+
+
+class Kill(NamedTuple):
+    """Tells the parent to send SIGKILL."""
+
+    seat: int
+    reason: str
+
+
+class Halt(NamedTuple):
+    """Tells the parent to give up: to end all children and the picker, for this reason."""
+
+    reason: str
+
+
+Action = Spawn | Drain | Abort | Kill | Halt
+
+
+class _Seat:
+    """The state of one seat; `started` is None while it is empty. All times are in monotonic seconds."""
+
+    __slots__ = ("aborted", "boot_failures", "failures", "leaving", "proven", "ready", "retry", "started", "wanted")
+
+    def __init__(self, wanted: bool) -> None:
+        self.wanted = wanted
+        self.started: float | None = None
+        self.ready: float | None = None
+        self.leaving: float | None = None
+        self.aborted: float | None = None
+        self.retry = 0.0
+        self.failures = 0
+        self.boot_failures = 0
+        self.proven = False  # whether it had a ready child or was added later. If so, a child that cannot start does not halt the picker
+
+    def want(self, now: float) -> None:
+        """Makes the seat wanted from now on. If its child is still leaving, a successor follows after the child's end."""
+        self.wanted, self.proven = True, True
+        self.retry, self.failures, self.boot_failures = now, 0, 0
+
+
+class Policy:
+    """Keeps the state of all seats, and decides what the parent does. The parent calls `decide` at least every `DECIDE_PERIOD_S`.
+
+    At the start, the seats of the supervisor and of `workers` workers are wanted; all seats if `workers` is None.
+    """
+
+    def __init__(self, seats: int, workers: int | None = None, *, leave_s: float = math.inf, helpers: int = 0) -> None:
+        """`seats`: the supervisor's and those of workers. `leave_s`: seconds that a child has to end after it began to leave.
+
+        `helpers`: the number of other children, such as the kv-events process. Their seats come after those of the workers.
+        """
+        wanted = seats if workers is None else 1 + workers
+        self._seats = [_Seat(number < wanted) for number in range(seats)]
+        self._for_workers = self._seats[1:]
+        self._seats += [_Seat(True) for _ in range(helpers)]
+        self._leave_s = leave_s
+        self._halt: Halt | None = None
+        self._called = math.inf
+        self._trusted_since = -math.inf
+
+    @property
+    def workers(self) -> int:
+        """The number of wanted workers."""
+        return sum(place.wanted for place in self._for_workers)
+
+    @property
+    def workers_max(self) -> int:
+        return len(self._for_workers)
+
+    @property
+    def missing(self) -> bool:
+        """Whether a wanted seat has no child that serves. One that drains still serves its streams."""
+        return any(place.wanted and place.ready is None for place in self._seats)
+
+    @property
+    def crowded(self) -> bool:
+        """Whether a successor must wait for a child that drains: in its own seat, or because no other seat is free."""
+        others = [place for place in self._for_workers if not place.wanted]
+        taken = bool(others) and all(place.started is not None for place in others)
+        return taken or any(place.wanted and place.leaving is not None for place in self._seats)
+
+    def take_over(self, children: Mapping[int, bool], workers: int, now: float) -> None:
+        """Goes on with the children of an earlier program: seat -> whether it leaves. `workers` are wanted."""
+        for number, place in enumerate(self._seats):
+            leaves = children.get(number)
+            if place in self._for_workers:
+                place.wanted = leaves is False
+            if leaves is not None:
+                place.started = place.ready = now
+                place.leaving = now if leaves else None
+                place.proven = True
+        self.resize(workers, now)
+
+    def resize(self, workers: int, now: float) -> None:
+        """Sets the number of wanted workers: at least one, at most one per seat."""
+        target = min(max(workers, 1), self.workers_max)
+        while self.workers < target:
+            free = [place for place in self._for_workers if not place.wanted]
+            next((place for place in free if place.started is None), free[0]).want(now)
+        while self.workers > target:
+            next(place for place in reversed(self._for_workers) if place.wanted).wanted = False
+
+    def spawned(self, seat: int, now: float) -> None:
+        """Records that the seat has a child."""
+        place = self._seats[seat]
+        place.started, place.ready, place.leaving, place.aborted = now, None, None, None
+
+    def ready(self, seat: int, now: float) -> None:
+        """Records that the seat's child serves."""
+        place = self._seats[seat]
+        place.ready, place.proven, place.boot_failures = now, True, 0
+
+    def leaving(self, seat: int, now: float) -> None:
+        """Records that the seat's child has begun to leave. If the seat was wanted, a free seat becomes wanted instead."""
+        place = self._seats[seat]
+        if place.leaving is not None:
+            return
+        place.leaving = now
+        free = next((p for p in self._for_workers if not p.wanted and p.started is None), None)
+        if place.wanted and free is not None:
+            place.wanted = False
+            free.want(now)
+
+    def exited(self, seat: int, code: int, now: float, message: str = "") -> None:
+        """Records that the seat's child was reaped. `code` is negative for a signal; `message` is the child's last error report."""
+        place = self._seats[seat]
+        ready, place.started, place.ready, place.aborted = place.ready, None, None, None
+        place.leaving = None
+        if not place.wanted:
+            return
+        if ready is None:
+            self._boot_failed(seat, code, message)
+        elif code in INTENDED:
+            place.failures, place.retry = 0, now
+            return
+        stable = ready is not None and now - ready >= STABLE_S
+        place.failures = 1 if stable else place.failures + 1
+        place.retry = now + min(BACKOFF_MAX_S, BACKOFF_FIRST_S * 2.0 ** min(place.failures - 1, 30))
+
+    def decide(self, now: float, beat_ages: Sequence[float]) -> list[Action]:
+        """Returns the actions to take now. `beat_ages[seat]`: seconds since the child's last beat; infinite before the first beat."""
+        if now - self._called > STALL_S:
+            self._trusted_since = now
+        self._called = now
+        if self._halt is not None:
+            return [self._halt]
+        actions: list[Action] = []
+        for number, place in enumerate(self._seats):
+            if place.started is None:
+                if place.wanted and now >= place.retry:
+                    actions.append(Spawn(number))
+            elif (action := self._judge(number, place, now, beat_ages[number])) is not None:
+                actions.append(action)
+        return actions
+
+    def next_deadline(self, now: float) -> float:
+        """Returns the seconds until `decide` must be called again, if no event happens before."""
+        retries = [place.retry - now for place in self._seats if place.wanted and place.started is None]
+        return max(0.0, min([DECIDE_PERIOD_S, *retries]))
+
+    def _judge(self, number: int, place: _Seat, now: float, beat_age: float) -> Action | None:
+        assert place.started is not None
+        if place.aborted is not None:
+            if now - place.aborted >= ABORT_TO_KILL_S:
+                return Kill(number, f"it did not end within {ABORT_TO_KILL_S:g} s of SIGABRT")
+            return None
+        trusted = now - self._trusted_since
+        if place.ready is None:
+            if min(now - place.started, trusted) < BOOT_DEADLINE_S:
+                return None
+            reason = f"it was not ready within {BOOT_DEADLINE_S:g} s"
+        else:
+            age = min(beat_age, now - place.ready, trusted)
+            if age < BEAT_ABORT_S:
+                return self._judge_leaving(number, place, now)
+            reason = f"its event loop has not turned for {age:.1f} s"
+        place.aborted = now
+        return Abort(number, reason)
+
+    def _judge_leaving(self, number: int, place: _Seat, now: float) -> Action | None:
+        if place.leaving is None:
+            if place.wanted:
+                return None
+            place.leaving = now
+            return Drain(number)
+        if now - place.leaving < self._leave_s:
+            return None
+        return Kill(number, f"it did not end within {self._leave_s:g} s after it began to leave")
+
+    def _boot_failed(self, seat: int, code: int, message: str) -> None:
+        place = self._seats[seat]
+        place.boot_failures += 1
+        why = f": {message}" if message else ""
+        if not place.proven and code == ExitCode.BOOT_FAILED:
+            self._halt = Halt(f"{self._name(seat)} cannot start{why}")
+        elif place.boot_failures >= BOOT_FAILURES_MAX and not (place.proven and self._any_ready()):
+            self._halt = Halt(
+                f"{self._name(seat)} ended {place.boot_failures} times in a row before it was ready; the last time: {ending(code)}{why}"
+            )
+
+    def _any_ready(self) -> bool:
+        return any(place.ready is not None for place in self._seats)
+
+    def _name(self, seat: int) -> str:
+        return seat_name(seat, len(self._for_workers) + 1)
+
+
+def kv_events_seat(seats: int) -> int:
+    """Returns the number of the kv-events process's seat. `seats`: the number of the other seats, which come before it."""
+    return seats
+
+
+def seat_name(seat: int, seats: int) -> str:
+    """Returns the name of a seat in logs and in process names. `seats`: the number of seats of the supervisor and of workers."""
+    if seat >= seats:
+        return "kv-events"
+    return "supervisor" if seat == SUPERVISOR else f"worker {seat - 1}"

@@ -1,0 +1,85 @@
+"""Keeps the roll of children: which process has a seat now, and how its predecessors ended. The parent writes, the metrics page reads.
+
+    per seat    pid (0: empty) | CPU time of ended children in us | children that ended, one word per cause
+
+The words are in a file without a name that children inherit. They live as long as the picker, so no count falls when a child ends.
+"""
+
+import enum
+import mmap
+import os
+
+from shm.layout import WORD
+from workers.host.exit_codes import INTENDED, ExitCode
+
+PID, CPU_US, FIRST_CAUSE = range(3)
+US_PER_S = 1_000_000
+
+
+class Cause(enum.IntEnum):
+    """Why a child ended."""
+
+    DONE = 0  # the parent told it to end, and it had nothing left to do
+    MEMORY = 1  # it used more than its share of memory, and had no streams left
+    BOOT_FAILED = 2  # it could not start
+    FAULT = 3  # another exit code: an exception that nothing caught
+    SIGNAL = 4  # a crash, the kernel's lack of memory, or a kill by hand
+    HUNG = 5  # the parent ended it, because it did not answer
+
+
+CAUSES = {ExitCode.OK: Cause.DONE, ExitCode.RECYCLED: Cause.MEMORY, ExitCode.BOOT_FAILED: Cause.BOOT_FAILED}
+
+
+def cause_of(code: int, *, hung: bool) -> Cause:
+    """Returns why a child ended. `code`: the result of `os.waitstatus_to_exitcode`.
+
+    `hung`: whether the parent had sent SIGABRT or SIGKILL, because the child did not answer.
+    """
+    if hung and code not in INTENDED:
+        return Cause.HUNG
+    if code < 0:
+        return Cause.SIGNAL
+    return CAUSES.get(ExitCode(code), Cause.FAULT) if code in set(ExitCode) else Cause.FAULT
+
+
+class Roll:
+    """Reads and writes the words of all seats."""
+
+    def __init__(self, seats: int, file: int | None = None) -> None:
+        """`seats`: the number of all seats, including that of the kv-events process.
+
+        `file`: the words of an earlier program of this process; None: creates new ones.
+        """
+        self._width = FIRST_CAUSE + len(Cause)
+        size = WORD * seats * self._width
+        if file is None:
+            file = os.memfd_create("epp roll", os.MFD_CLOEXEC)
+            os.ftruncate(file, size)
+        self.file = file
+        self._words = memoryview(mmap.mmap(file, size)).cast("q")
+        self.seats = seats
+        self.parent_pid = os.getpid()
+
+    def started(self, seat: int, pid: int) -> None:
+        """In the parent: records that process `pid` has the seat."""
+        self._words[seat * self._width + PID] = pid
+
+    def ended(self, seat: int, cause: Cause, cpu_s: float) -> None:
+        """In the parent: records that the child in the seat was reaped. `cpu_s`: the CPU time that it had used, in seconds."""
+        at = seat * self._width
+        self._words[at + CPU_US] += round(cpu_s * US_PER_S)
+        self._words[at + PID] = 0
+        self._words[at + FIRST_CAUSE + cause] += 1
+
+    def pid(self, seat: int) -> int:
+        """Returns the id of the process in the seat; 0: none."""
+        return self._words[seat * self._width + PID]
+
+    def ended_cpu_s(self, seat: int) -> float:
+        """Returns the seconds of CPU time that the ended children of the seat had used."""
+        return self._words[seat * self._width + CPU_US] / US_PER_S
+
+    def ends(self, seat: int) -> dict[Cause, int]:
+        """Returns how many children of the seat have ended, by cause."""
+        at = seat * self._width + FIRST_CAUSE
+        return dict(zip(Cause, self._words[at : at + len(Cause)], strict=True))

@@ -1,0 +1,113 @@
+"""Binds the listening sockets. The parent does this before the first fork. Each child closes the sockets that it does not use.
+
+ext_proc   for workers: all of them accept from this socket, or each worker binds the same port itself (`hold`)
+health     for the supervisor
+metrics    for the supervisor
+"""
+
+import contextlib
+import errno
+import socket
+from typing import TYPE_CHECKING, NamedTuple
+
+from workers.process.errors import StartError
+
+if TYPE_CHECKING:
+    from workers.host.options import Options
+
+BACKLOG = 4096  # connections that wait for `accept`; the kernel takes at most net.core.somaxconn
+
+
+class Sockets(NamedTuple):
+    """The sockets on which the picker listens."""
+
+    ext_proc: socket.socket
+    health: socket.socket
+    metrics: socket.socket
+
+    @classmethod
+    def bind(cls, options: "Options") -> "Sockets":
+        """Binds all three. Raises StartError, and then leaves none bound."""
+        with contextlib.ExitStack() as undo:
+            serve = listen if options.transport == "native" else hold
+            sockets = cls(
+                undo.enter_context(serve(options.grpc_port, "--grpc-port")),
+                undo.enter_context(listen(options.grpc_health_port, "--grpc-health-port")),
+                undo.enter_context(listen(options.metrics_port, "--metrics-port")),
+            )
+            undo.pop_all()
+        return sockets
+
+    def ports(self) -> dict[str, int]:
+        """Returns name ("grpc", "health", "metrics") -> port number."""
+        named = {"grpc": self.ext_proc, "health": self.health, "metrics": self.metrics}
+        return {name: bound.getsockname()[1] for name, bound in named.items()}
+
+    def not_for_worker(self) -> list[int]:
+        """Descriptors that a worker must not hold."""
+        return [self.health.fileno(), self.metrics.fileno()]
+
+    def not_for_kv_events(self) -> list[int]:
+        """Descriptors that the kv-events process must not hold."""
+        return [self.ext_proc.fileno(), self.health.fileno(), self.metrics.fileno()]
+
+    def not_for_supervisor(self) -> list[int]:
+        """Descriptors that the supervisor must not hold."""
+        return [self.ext_proc.fileno()]
+
+
+def listen(port: int, flag: str) -> socket.socket:
+    """Opens a listening socket for all addresses of this machine. It does not share its port, so a second picker is refused.
+
+    Raises StartError."""
+    return _bound_to_all(port, flag, listening=True)
+
+
+def hold(port: int, flag: str) -> socket.socket:
+    """Opens a socket that reserves a port. Children listen there with their own sockets and SO_REUSEPORT. Raises StartError.
+
+    The bind does not share the port, so a port in use is refused. Afterwards the socket shares its port. From then on, only sockets of
+    this user with SO_REUSEPORT get the port, even while no child listens."""
+    reserved = _bound_to_all(port, flag, listening=False)
+    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
+    return reserved
+
+
+def _bound_to_all(port: int, flag: str, *, listening: bool) -> socket.socket:
+    try:
+        return _bound(socket.AF_INET6, "::", port, listening)
+    except OSError as refused:
+        if refused.errno in (errno.EADDRINUSE, errno.EACCES):
+            raise StartError(_not_bound(port, flag, refused)) from refused
+    try:
+        return _bound(socket.AF_INET, "0.0.0.0", port, listening)  # a machine without IPv6
+    except OSError as refused:
+        raise StartError(_not_bound(port, flag, refused)) from refused
+
+
+def _bound(family: int, address: str, port: int, listening: bool) -> socket.socket:
+    bound = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections in TIME_WAIT do not block the port
+        if family == socket.AF_INET6:
+            bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        bound.bind((address, port))
+        if listening:
+            bound.listen(BACKLOG)
+        bound.setblocking(False)
+    except OSError:
+        bound.close()
+        raise
+    return bound
+
+
+def _not_bound(port: int, flag: str, refused: OSError) -> str:
+    if refused.errno == errno.EADDRINUSE:
+        return (
+            f"port {port} ({flag}) is in use: another picker listens there, perhaps one that still drains, or another program "
+            f"(`ss -ltnp 'sport = :{port}'` names it); end it, or give {flag} another port"
+        )
+    if refused.errno == errno.EACCES:
+        return f"port {port} ({flag}): this user may not listen there; give {flag} a port above 1023"
+    return f"port {port} ({flag}): the system refuses to bind it: {refused}"

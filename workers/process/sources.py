@@ -1,0 +1,88 @@
+"""Derives from options and configuration where endpoints, metrics and API objects come from."""
+
+import functools
+from typing import TYPE_CHECKING
+
+from epp.config.defaults import DEFAULT_EXTRACTOR, DEFAULT_SOURCE
+from epp.plugins.extractors._pages import PageExtractor
+from epp.plugins.extractors.core_metrics import CoreMetricsExtractor
+from epp.plugins.extractors.metrics_source import MetricsDataSource
+from epp.plugins.producers._precise_params import Settings
+from epp.plugins.producers.precise_prefix import kv_settings
+from workers.endpoints.freshness import believed_for, fresh_for
+from workers.endpoints.index_limits import PrefixUse, prefix_use
+
+if TYPE_CHECKING:
+    from epp.config.effective import EffectiveConfig
+    from workers.host.options import Options
+
+
+class Sources:
+    """Says where the picker reads its data, how often it scrapes, and how long values are fresh (`workers.endpoints.freshness`)."""
+
+    def __init__(self, options: "Options", config: "EffectiveConfig") -> None:
+        self._options = options
+        self._config = config
+        self.prefix_use: PrefixUse | None = prefix_use(config.pipeline.plugins.values())
+        self.kv_events: Settings | None = kv_settings(config.pipeline.plugins.values())
+        own = self.scraped[0].interval_s if self.scrapes else None
+        self.scrape_interval_s: float = own or options.scrape_interval_s
+        self.fresh_for_s: float = fresh_for(self.scrape_interval_s, options.metrics_staleness_threshold_s)
+        self.believed_for_s: float = believed_for(self.fresh_for_s)
+
+    @property
+    def scrapes(self) -> bool:
+        """Whether there is a data source. Without one, the picker uses endpoints, but knows no metrics of them."""
+        return bool(self._pairs)
+
+    @functools.cached_property
+    def scraped(self) -> tuple[MetricsDataSource, PageExtractor]:
+        """The source that fills the endpoint table, and the extractor that reads its pages. Default ones if nothing is scraped.
+
+        The source is the first one that shows the endpoints' health. If none does, it is the first of all.
+        """
+        if not self.scrapes:
+            source = MetricsDataSource(DEFAULT_SOURCE, MetricsDataSource.Params())
+            return source, CoreMetricsExtractor(DEFAULT_EXTRACTOR, CoreMetricsExtractor.Params())
+        return next((pair for pair in self._pairs if pair[0].shows_health), self._pairs[0])
+
+    @functools.cached_property
+    def further(self) -> tuple[tuple[MetricsDataSource, PageExtractor, float], ...]:
+        """The other sources with values that a plugin reads. Each has its extractor and its interval in seconds."""
+        read = {column.name for column in self._config.pipeline.columns}
+        return tuple(
+            (source, extractor, source.interval_s or self._options.scrape_interval_s)
+            for source, extractor in self._pairs
+            if source is not self.scraped[0] and any(key.name in read for key in extractor.produces)
+        )
+
+    @property
+    def all(self) -> tuple[MetricsDataSource, ...]:
+        """All sources that are scraped."""
+        return (self.scraped[0], *(source for source, _, _ in self.further))
+
+    @functools.cached_property
+    def _pairs(self) -> list[tuple[MetricsDataSource, PageExtractor]]:
+        return [
+            (each.source, extractor)
+            for each in self._config.sources
+            for extractor in each.extractors
+            if isinstance(each.source, MetricsDataSource) and isinstance(extractor, PageExtractor)
+        ]
+
+    @property
+    def in_kubernetes(self) -> bool:
+        """Whether endpoints come from Kubernetes: the options name a pool or a selector, and there is no other source of endpoints."""
+        options = self._options
+        pool_or_selector = options.pool_given or bool(options.endpoint_selector)
+        return pool_or_selector and not options.endpoints and self._config.discovery is None
+
+    @property
+    def asks_objects(self) -> bool:
+        """Whether objectives and model rewrites come from the Kubernetes API. They belong to an InferencePool."""
+        return self.in_kubernetes and not self._options.endpoint_selector
+
+    @property
+    def has_objects(self) -> bool:
+        """Whether there is any source of objectives and model rewrites."""
+        return bool(self._options.objects_dir) or self.asks_objects

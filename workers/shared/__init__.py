@@ -1,0 +1,4 @@
+"""Data that processes exchange: documents, the bus to the index writer, objectives, recent decisions, deadly requests.
+
+May import: transport and all below it. Imported by: telemetry and all above it.
+"""

@@ -1,0 +1,177 @@
+"""Keeps the last decisions of each worker. The worker explains them when it is asked.
+
+    worker      keeps references in a deque of (time, request, decision or refusal): 0.2 us per decision, without any computation
+    supervisor  increments ASKED in its lane and wakes each worker through its eventfd
+    worker      explains one decision per turn of its event loop, publishes all as its document, and then sets ANSWERED in its lane
+    supervisor  reads the documents of all workers that answered, newest first
+
+A worker keeps KEPT decisions. Its document is limited to DOCUMENT_BYTES, so the oldest decisions may be left out. A worker that is killed
+loses its decisions, but the document that it published last stays until its successor answers.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Final, Protocol
+
+import msgspec
+
+from epp.decision import Decision
+from epp.errors import Refused
+from epp.explain import Explanation, explain
+from epp.pipeline import Pipeline
+from epp.request import Request
+from epp.tokens import drop_prompt
+from shm.documents import DocumentReader, DocumentSchema, DocumentWriter
+from shm.lanes import SUPERVISOR_LANE, Lane, Lanes
+
+if TYPE_CHECKING:
+    import asyncio
+
+KEPT: Final = 32  # with more, data that requests need would leave the CPU's caches
+DOCUMENT_BYTES: Final = 128 << 10
+ASKED: Final = "explain_asked"
+ANSWERED: Final = "explain_answered"
+SCALARS: Final = (ASKED, ANSWERED)
+
+_encoder: Final = msgspec.msgpack.Encoder()
+_decoder: Final = msgspec.msgpack.Decoder(list[msgspec.Raw])
+_explanation: Final = msgspec.msgpack.Decoder(Explanation)
+
+
+def schema(workers: int) -> DocumentSchema:
+    """Returns the schema of the documents: one document per worker."""
+    return DocumentSchema((DOCUMENT_BYTES,) * workers)
+
+
+class Used(Protocol):
+    """The pipeline that made a decision, and the names of the plugins that were left out of it."""
+
+    @property
+    def pipeline(self) -> Pipeline: ...
+    @property
+    def left_out(self) -> Sequence[str]: ...
+
+
+Entry = tuple[float, Request, Decision | None, Refused | None, Used]
+
+
+class Recent:
+    """Keeps a worker's last decisions. `log`: if given, it gets the explanation of each decision at once."""
+
+    def __init__(self, worker: int, now: Callable[[], float], log: Callable[[Explanation], None] | None = None) -> None:
+        self.kept: deque[Entry] = deque(maxlen=KEPT)
+        self._worker = worker
+        self._now = now
+        self._log = log
+
+    def add(
+        self,
+        now: float,
+        request: Request,
+        decision: Decision | None,
+        refused: Refused | None = None,
+        *,
+        used: Used,
+    ) -> None:
+        """Records that a request was decided or refused. `now`: monotonic seconds. `used`: the pipeline that made the decision."""
+        if refused is not None:  # drop the traceback, too, because its frames hold the body
+            drop_prompt(request)
+            refused = Refused(refused.cause, refused.detail)
+        entry = (now, request, decision, refused, used)
+        self.kept.append(entry)
+        if self._log is not None:
+            self._log(self._explained(entry))
+
+    def explained(self) -> Iterator[Explanation]:
+        """Yields the explanations of all kept decisions, newest first."""
+        for entry in reversed(tuple(self.kept)):
+            yield self._explained(entry)
+
+    def _explained(self, entry: Entry) -> Explanation:
+        at, request, decision, refused, used = entry
+        ago_s, left_out = self._now() - at, used.left_out
+        return explain(used.pipeline, request, decision, refused, ago_s=ago_s, worker=self._worker, left_out=left_out)
+
+
+class Publisher:
+    """The worker's side: publishes explanations when the supervisor asks for them."""
+
+    def __init__(self, recent: Recent, lanes: Lanes, lane: Lane, documents: DocumentWriter, index: int) -> None:
+        self._recent = recent
+        self._lanes = lanes
+        self._lane = lane
+        self._documents = documents
+        self._index = index
+        self._answered = lane.schema.scalar[ANSWERED]
+        self._answering: Iterator[Explanation] | None = None
+        self._parts: list[bytes] = []
+        self._size = 0
+        self._asked = 0
+
+    def woken(self, loop: "asyncio.AbstractEventLoop") -> None:
+        """Starts an answer if the supervisor has asked. Call this after each wake-up."""
+        asked = self._lanes.scalars(ASKED)[SUPERVISOR_LANE]
+        if asked == self._lane.scalars[self._answered] or self._answering is not None:
+            return
+        self._asked = asked
+        self._parts, self._size = [], 0
+        self._answering = self._recent.explained()
+        loop.call_soon(self._step, loop)
+
+    def _step(self, loop: "asyncio.AbstractEventLoop") -> None:
+        """Explains one decision, then lets the event loop turn, because in a large pool one explanation takes a millisecond."""
+        assert self._answering is not None
+        explained = next(self._answering, None)
+        if explained is not None:
+            part = _encoder.encode(explained)
+            self._size += len(part)
+            if self._size + 16 <= DOCUMENT_BYTES:
+                self._parts.append(part)
+                loop.call_soon(self._step, loop)
+                return
+        self._answering = None
+        self._documents.write(self._index, _encoder.encode([msgspec.Raw(part) for part in self._parts]))
+        self._lane.scalars[self._answered] = self._asked
+        self.woken(loop)  # the supervisor may have asked again meanwhile
+
+
+class Asking:
+    """The supervisor's side: asks all workers for explanations and reads their answers."""
+
+    def __init__(
+        self, lane: Lane, lanes: Lanes, documents: DocumentReader, wake: Callable[[int], None], now: Callable[[], float]
+    ) -> None:
+        self._lane = lane
+        self._lanes = lanes
+        self._documents = documents
+        self._wake = wake
+        self._now = now
+        self._asked = lane.schema.scalar[ASKED]
+
+    def ask(self) -> int:
+        """Asks all workers. Returns the number of the question."""
+        # The number is taken from the clock, so that it is above all numbers of a predecessor.
+        number = max(self._lane.scalars[self._asked] + 1, int(self._now() * 1000))
+        self._lane.scalars[self._asked] = number
+        for lane in self._lanes.serving_workers():
+            self._wake(lane - 1)
+        return number
+
+    def answered(self, number: int) -> bool:
+        """Whether every serving worker has answered question `number`."""
+        answers = self._lanes.scalars(ANSWERED)
+        return all(answers[lane] >= number for lane in self._lanes.serving_workers())
+
+    def read(self) -> list[Explanation]:
+        """Returns the explanations that the workers have published, newest first."""
+        explanations = []
+        for index in range(self._lanes.schema.lanes - 1):
+            document = self._documents.read(index)
+            if document is not None and document[1]:
+                explanations += [_explanation.decode(part) for part in _decoder.decode(document[1])]
+        return sorted(explanations, key=lambda explanation: explanation.ago_s)
+
+
+def by_request(explanations: Sequence[Explanation], request_id: str) -> Explanation | None:
+    """Returns the newest explanation with this request id; None if there is none. `explanations`: newest first."""
+    return next((explanation for explanation in explanations if explanation.request_id == request_id), None)

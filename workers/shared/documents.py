@@ -1,0 +1,116 @@
+"""The documents that the supervisor publishes: their records, and views that decode each version once."""
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from epp.candidates import Endpoint
+from shm.documents import DocumentReader
+
+ENDPOINTS = 0
+NAMES = 1
+OBJECTIVES = 2
+REWRITES = 3
+DOCUMENT_NAMES = ("endpoints", "names", "objectives", "model rewrites")
+
+Identity = tuple[str, str, str, int, str]  # namespace, name, host, port, uid: these identify a server
+
+
+class EndpointRecord(msgspec.Struct, array_like=True, frozen=True):
+    """The record of one endpoint, as the supervisor publishes it."""
+
+    namespace: str
+    name: str
+    host: str
+    port: int
+    labels: dict[str, str]
+    slot: int
+    generation: int
+    owner: int
+    uid: str = ""  # identifies the server for a later supervisor; see EndpointSpec
+
+
+class NamesRecord(msgspec.Struct, array_like=True, frozen=True):
+    """The names that an endpoint reports, by column: its active and its waiting LoRA adapters."""
+
+    slot: int
+    generation: int
+    columns: dict[str, list[str]]
+
+
+_encoder = msgspec.msgpack.Encoder()
+_endpoints = msgspec.msgpack.Decoder(list[EndpointRecord])
+_names = msgspec.msgpack.Decoder(list[NamesRecord])
+
+
+def encode(records: Sequence[EndpointRecord] | Sequence[NamesRecord]) -> bytes:
+    """Encodes the records as a document."""
+    return _encoder.encode(records)
+
+
+def decode_endpoints(blob: bytes) -> list[EndpointRecord]:
+    """Decodes the records of an endpoints document. Raises msgspec.DecodeError."""
+    return _endpoints.decode(blob)
+
+
+class EndpointsView:
+    """Reads the endpoints document. Keeps the last version if the current one cannot be read."""
+
+    def __init__(self, reader: DocumentReader) -> None:
+        self._reader = reader
+        self.version = -1
+        self._endpoints: tuple[Endpoint, ...] = ()
+        self._records: list[EndpointRecord] = []
+        self.slots: NDArray[np.intp] = np.zeros(0, np.intp)
+        self.generations: NDArray[np.uint64] = np.zeros(0, np.uint64)
+
+    def identities(self) -> list[Identity]:
+        """Returns what identifies each server over restarts of the picker, in the order of `current`."""
+        return [(r.namespace, r.name, r.host, r.port, r.uid) for r in self._records]
+
+    def current(self) -> Sequence[Endpoint]:
+        """Returns the endpoints in the document's order. `slots` and `generations` have the same order and length."""
+        if self._reader.version(ENDPOINTS) == self.version:
+            return self._endpoints
+        document = self._reader.read(ENDPOINTS)
+        if document is not None and document[0] != self.version:
+            self.version = document[0]
+            self._records = records = _endpoints.decode(document[1]) if document[1] else []
+            self._endpoints = tuple(_endpoint(r) for r in records)
+            self.slots = np.array([r.slot for r in records], dtype=np.intp)
+            self.generations = np.array([r.generation for r in records], dtype=np.uint64)
+        return self._endpoints
+
+
+class NamesView:
+    """Reads the names document. Keeps the last version if the current one cannot be read."""
+
+    def __init__(self, reader: DocumentReader) -> None:
+        self._reader = reader
+        self._version = -1
+        self._names: dict[tuple[int, int], Mapping[str, frozenset[str]]] = {}
+
+    def current(self) -> Mapping[tuple[int, int], Mapping[str, frozenset[str]]]:
+        """Returns the names by (slot, generation) of the endpoint, then by column."""
+        if self._reader.version(NAMES) != self._version:
+            document = self._reader.read(NAMES)
+            if document is not None:
+                self._version = document[0]
+                records = _names.decode(document[1]) if document[1] else []
+                self._names = {(r.slot, r.generation): {c: frozenset(n) for c, n in r.columns.items()} for r in records}
+        return self._names
+
+
+def _endpoint(r: EndpointRecord) -> Endpoint:
+    return Endpoint(
+        name=r.name,
+        namespace=r.namespace,
+        host=r.host,
+        port=r.port,
+        labels=r.labels,
+        slot=r.slot,
+        generation=r.generation,
+        owner=r.owner,
+    )

@@ -1,0 +1,163 @@
+"""Objectives and bands: the priority of a request that names an objective, and the place of its band in the lanes.
+
+    supervisor   directory ─ Folder ─▶ priorities by name ─ BandPlaces ─▶ document OBJECTIVES
+    worker       document ─ ObjectivesView ─▶ priority of a request; priority -> place of its band
+
+A band's place is a number below `places`. Configured bands and band 0 have fixed places, which all processes compute in the same way.
+Another band gets a place when the first objective with its priority appears, and frees it when the last such objective disappears.
+A place is assigned to another priority only if it has been free for REUSE_AFTER_S, so that every worker knows this, and if no request
+waits there in any worker. A priority without a place has no band: its requests wait in band 0.
+
+This module does not create bands or move requests.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Final
+
+import msgspec
+
+from epp import client_headers
+from epp.flow.plan import FlowPlan
+from shm.documents import DocumentReader
+from workers.shared.documents import OBJECTIVES
+
+REUSE_AFTER_S: Final = 5.0
+
+
+class ObjectivesRecord(msgspec.Struct, array_like=True, frozen=True):
+    """The content of the document. `priorities`: objective name -> priority. `places`: priority of a band -> its place."""
+
+    priorities: dict[str, int]
+    places: dict[int, int]
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(ObjectivesRecord).decode
+
+
+def encode(record: ObjectivesRecord) -> bytes:
+    """Encodes the record as a document."""
+    return _encode(record)
+
+
+def decode(blob: bytes) -> ObjectivesRecord:
+    """Decodes the record of a document. Raises msgspec.DecodeError."""
+    return _decode(blob)
+
+
+def static_bands(plan: FlowPlan | None) -> Collection[int]:
+    """Returns the priorities of the bands that exist whatever objectives there are. Returns none without flow control."""
+    return plan.static() if plan is not None else ()
+
+
+def first_places(static: Collection[int]) -> dict[int, int]:
+    """Returns the fixed places by priority."""
+    return {priority: place for place, priority in enumerate(sorted(static))}
+
+
+class BandPlaces:
+    """Assigns places to bands. Only the supervisor has one."""
+
+    def __init__(self, static: Collection[int], places: int, *, empty: Callable[[int], bool], now: float) -> None:
+        """`empty(place)`: whether no request waits at the place, in any worker. `now`: monotonic seconds."""
+        self._fixed: Mapping[int, int] = first_places(static)
+        self._empty = empty
+        self._since = now
+        self.places = dict(self._fixed)
+        # Free place -> the priority that had it before (None: no priority), and since when the place is free.
+        self._free: dict[int, tuple[int | None, float]] = dict.fromkeys(range(len(self._fixed), places), (None, now))
+        self.waiting: frozenset[int] = frozenset()  # priorities that have no place yet
+
+    def adopt(self, places: Mapping[int, int]) -> None:
+        """Takes over the places that a predecessor assigned."""
+        every = (*self._free, *self.places.values())
+        kept = {priority: place for priority, place in places.items() if place in every}
+        free = sorted(set(every) - set(kept.values()))
+        for priority in self._fixed:
+            if priority not in kept and free:
+                kept[priority] = free.pop(0)
+        self.places, self._free = kept, dict.fromkeys(free, (None, self._since))
+
+    def fix(self, static: Collection[int], now: float) -> None:
+        """Sets the bands that always exist. Bands that exist keep their places. Frees the places of other bands that no objective needs."""
+        self._fixed = dict.fromkeys(static, 0)
+        self.want((priority for priority in self.places if priority not in self._fixed), now)
+
+    def want(self, priorities: Iterable[int], now: float) -> bool:
+        """Sets the priorities that need a place beside the fixed ones. Returns whether a place has changed.
+
+        Call it again while `waiting` is not empty.
+        """
+        wanted = frozenset(priorities) | self._fixed.keys()
+        before = dict(self.places)
+        for priority in [p for p in self.places if p not in wanted and p not in self._fixed]:
+            self._free[self.places.pop(priority)] = (priority, now)
+        waiting = []
+        for priority in sorted(wanted - self.places.keys(), reverse=True):
+            place = self._place(priority, now)
+            if place is None:
+                waiting.append(priority)
+            else:
+                del self._free[place]
+                self.places[priority] = place
+        self.waiting = frozenset(waiting)
+        return self.places != before
+
+    def _place(self, priority: int, now: float) -> int | None:
+        """Returns the place that the priority had before; else the reusable place that has been free longest; None if there is none."""
+        reusable = None
+        for place, (former, since) in self._free.items():
+            if former == priority:
+                return place
+            if reusable is None and (former is None or now - since >= REUSE_AFTER_S) and self._empty(place):
+                reusable = place
+        return reusable
+
+
+class ObjectivesView:
+    """Reads the objectives document in a worker. Keeps the last version if the current one cannot be read."""
+
+    def __init__(self, reader: DocumentReader, static: Collection[int]) -> None:
+        self._reader = reader
+        self._version = 0
+        self._priorities: Mapping[str, int] = {}
+        self.places: Mapping[int, int] = first_places(static)
+
+    def priority(self, objective: str) -> int | None:
+        """Returns the priority of the objective; None if the objective is unknown."""
+        if self._reader.version(OBJECTIVES) != self._version:
+            self.look()
+        return self._priorities.get(objective)
+
+    def look(self) -> bool:
+        """Reads the document if it has changed. Returns whether it had changed."""
+        if self._reader.version(OBJECTIVES) == self._version:
+            return False
+        document = self._reader.read(OBJECTIVES)
+        if document is None or document[0] == self._version:
+            return False
+        self._version, blob = document
+        record = _decode(blob)
+        self._priorities, self.places = record.priorities, record.places
+        return True
+
+
+class Priorities:
+    """Finds the priority of a request by the objective that its headers name. Calls `unknown` for an unknown objective."""
+
+    def __init__(self, view: ObjectivesView, unknown: Callable[[], None]) -> None:
+        self._priority = view.priority
+        self._unknown = unknown
+
+    def of(self, headers: Mapping[str, str]) -> int:
+        """Returns the priority of a request with these headers; 0 without a known objective. Call it only if the objective header is
+        present.
+        """
+        objective = client_headers.objective(headers)
+        if not objective:
+            return 0
+        priority = self._priority(objective)
+        if priority is None:
+            self._unknown()
+            return 0
+        return priority

@@ -1,0 +1,188 @@
+"""CPU profiles of workers: how the supervisor asks for one, and how the worker answers.
+
+    supervisor  writes a question into its lane and wakes the worker through its eventfd
+    worker      samples its stack for so many seconds (`workers.worker.profiler`), publishes the profile as its document, and then
+                copies the question into its lane as the answered one
+    supervisor  reads the document
+
+Only one profile is made at a time. Until it is answered or has failed, further questions are refused. A worker that is not asked does
+nothing. A question is one word, so that no process reads half of it. It holds the time of the question, the worker, and the seconds.
+"""
+
+import zlib
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+import msgspec
+
+from shm.documents import DocumentReader, DocumentSchema, DocumentWriter
+from shm.lanes import SUPERVISOR_LANE, Lane, Lanes
+
+ASKED: Final = "profile_asked"
+ANSWERED: Final = "profile_answered"
+SCALARS: Final = (ASKED, ANSWERED)
+# The limit of a compressed profile. From a longer one, the stacks with the fewest samples are left out.
+DOCUMENT_BYTES: Final = 32 << 10
+SECONDS_MAX: Final = 60
+HERTZ: Final = 100  # samples per second of CPU time, as in Go's profiles
+LATE_S: Final = 2.0  # a worker ignores a question that is older, because the supervisor has given it up
+GRACE_S: Final = 5.0  # the time that a worker has to begin and to publish, beside the profile's seconds
+_SECONDS_BITS: Final = 8
+_WORKER_BITS: Final = 12
+
+
+class Function(NamedTuple):
+    """One Python function: `module.qualified name`, its file, and its first line."""
+
+    name: str
+    file: str
+    line: int
+
+
+class Profile(msgspec.Struct, frozen=True):
+    """The samples of one worker. `stacks`: functions from the outermost to the innermost, as indices into `functions`, and the number of
+    samples.
+
+    `left_out`: the number of samples whose stacks did not fit into the document.
+    """
+
+    worker: int
+    seconds: int
+    functions: list[Function]
+    stacks: list[tuple[list[int], int]]
+    left_out: int = 0
+
+
+class Question(NamedTuple):
+    """A question for a profile. `asked_ms`: milliseconds of the monotonic clock, which all processes share.
+
+    `worker`: its number, from 0.
+    """
+
+    asked_ms: int
+    worker: int
+    seconds: int
+
+    @property
+    def word(self) -> int:
+        return (self.asked_ms << _WORKER_BITS | self.worker) << _SECONDS_BITS | self.seconds
+
+    @classmethod
+    def of(cls, word: int) -> "Question":
+        """Decodes a question from its word."""
+        rest, seconds = divmod(word, 1 << _SECONDS_BITS)
+        return cls(rest >> _WORKER_BITS, rest & (1 << _WORKER_BITS) - 1, seconds)
+
+
+class Busy(Exception):
+    """Raised while another profile is under way. `seconds`: the most that it still takes."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(f"a profile is under way, for {seconds:.0f} s at most")
+        self.seconds = seconds
+
+
+class NotServing(Exception):
+    """Raised for a worker that does not serve. The text names the workers that do."""
+
+
+_encoder: Final = msgspec.msgpack.Encoder()
+_decoder: Final = msgspec.msgpack.Decoder(Profile)
+
+
+def schema(workers: int) -> DocumentSchema:
+    """Returns the schema of the documents: one document per worker."""
+    return DocumentSchema((DOCUMENT_BYTES,) * workers)
+
+
+def packed(profile: Profile) -> bytes:
+    """Encodes a profile as a document. While it is too long, drops the half of its stacks that has the fewest samples."""
+    while len(data := zlib.compress(_encoder.encode(profile))) > DOCUMENT_BYTES:
+        often_first = sorted(profile.stacks, key=lambda stack: -stack[1])
+        kept, dropped = often_first[: len(often_first) // 2], often_first[len(often_first) // 2 :]
+        numbers = {number: place for place, number in enumerate(sorted({n for stack, _ in kept for n in stack}))}
+        profile = Profile(
+            profile.worker,
+            profile.seconds,
+            [profile.functions[number] for number in numbers],
+            [([numbers[number] for number in stack], count) for stack, count in kept],
+            profile.left_out + sum(count for _, count in dropped),
+        )
+    return data
+
+
+def unpacked(data: bytes) -> Profile:
+    """Decodes the profile in a document."""
+    return _decoder.decode(zlib.decompress(data))
+
+
+class Asking:
+    """The supervisor's side: asks one worker for a profile and reads the answer."""
+
+    def __init__(
+        self, lane: Lane, lanes: Lanes, documents: DocumentReader, wake: Callable[[int], None], now: Callable[[], float]
+    ) -> None:
+        self._lane = lane
+        self._lanes = lanes
+        self._documents = documents
+        self._wake = wake
+        self._now = now
+        self._until = 0.0  # the time at which the present profile is given up; 0 without one
+
+    def serving(self) -> list[int]:
+        """Returns the numbers of the workers that can be asked."""
+        return [lane - 1 for lane in self._lanes.serving_workers()]
+
+    def ask(self, worker: int, seconds: int) -> Question:
+        """Asks a worker for a profile of so many seconds. Raises Busy or NotServing."""
+        now = self._now()
+        if now < self._until:
+            raise Busy(self._until - now)
+        if worker not in (serving := self.serving()):
+            raise NotServing(f"worker {worker} does not serve; these do: {', '.join(map(str, serving)) or 'none'}")
+        question = Question(int(now * 1000), worker, seconds)
+        self._lane.scalars[self._lane.schema.scalar[ASKED]] = question.word
+        self._until = now + seconds + GRACE_S
+        self._wake(worker)
+        return question
+
+    def answer(self, question: Question) -> Profile | None:
+        """Returns the profile if it has arrived, else None. Raises TimeoutError when it is overdue."""
+        if self._lanes.scalars(ANSWERED)[1 + question.worker] == question.word:
+            document = self._documents.read(question.worker)
+            if document is not None:
+                self._until = 0.0
+                return unpacked(document[1])
+        if self._now() >= question.asked_ms / 1000 + question.seconds + GRACE_S:
+            raise TimeoutError(f"worker {question.worker} has not answered; it may have ended meanwhile")
+        return None
+
+
+class Answering:
+    """A worker's side: finds out whether the worker is asked, and publishes its answer."""
+
+    def __init__(
+        self, lanes: Lanes, lane: Lane, documents: DocumentWriter, index: int, now: Callable[[], float]
+    ) -> None:
+        self._lanes = lanes
+        self._lane = lane
+        self._documents = documents
+        self._index = index
+        self._now = now
+
+    def question(self) -> Question | None:
+        """Returns the question that this worker has to answer; None if there is none."""
+        word = self._lanes.scalars(ASKED)[SUPERVISOR_LANE]
+        question = Question.of(word)
+        if (
+            question.worker != self._index
+            or word == self._lane.scalars[self._lane.schema.scalar[ANSWERED]]
+            or self._now() - question.asked_ms / 1000 > LATE_S
+        ):
+            return None
+        return question
+
+    def publish(self, question: Question, profile: Profile) -> None:
+        """Publishes the answer to the question."""
+        self._documents.write(self._index, packed(profile))
+        self._lane.scalars[self._lane.schema.scalar[ANSWERED]] = question.word

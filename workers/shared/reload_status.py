@@ -1,0 +1,64 @@
+"""The state of configuration reloads: the parent publishes it, and pages and commands read it."""
+
+from typing import Final
+
+import msgspec
+
+from epp.tryout import Share, Side
+from shm.documents import DocumentReader, DocumentSchema
+
+STATUS_BYTES: Final = 64 << 10
+TEXT_MAX: Final = 16 << 10
+SCHEMA: Final = DocumentSchema((STATUS_BYTES,))
+
+
+class TryoutStatus(msgspec.Struct, frozen=True, array_like=True):
+    """The candidate that is tried beside the configuration in force, and the counts since the trial began.
+
+    `in_force`, `candidate`: the counts of each configuration. `agreed`, `differed`, `failed`: numbers of shadow decisions.
+    """
+
+    generation: int
+    hash: str
+    source: str
+    share: Share
+    since: float
+    in_force: Side = Side()
+    candidate: Side = Side()
+    agreed: int = 0
+    differed: int = 0
+    failed: int = 0
+
+
+class ReloadStatus(msgspec.Struct, frozen=True, array_like=True):
+    """The configuration in force, and the last attempt to change it. Times are in seconds since the epoch.
+
+    `finished`: how many attempts have ended. `busy`: an attempt is under way. `text`: the findings of the last attempt.
+    `tryout`: the candidate that is tried; None without one. Trying, promoting and rolling back a candidate count as attempts, too.
+    """
+
+    generation: int
+    hash: str
+    source: str
+    since: float
+    finished: int = 0
+    busy: bool = False
+    successful: bool = True
+    at: float = 0.0
+    text: str = ""
+    tryout: TryoutStatus | None = None
+
+
+encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(ReloadStatus).decode
+
+
+def read(reader: DocumentReader) -> ReloadStatus | None:
+    """Returns the present status; None if there is none yet, or if it was written by another version of this program."""
+    found = reader.read(0)
+    if found is None:
+        return None
+    try:
+        return _decode(found[1])
+    except msgspec.MsgspecError:
+        return None

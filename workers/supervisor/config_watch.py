@@ -1,0 +1,101 @@
+"""Watches the files of the configuration: the file itself, the files of --plugin-path, and the CA files of data sources.
+
+Each check compares inodes, times, sizes, and where symbolic links lead. So it notices an editor that writes a file, an editor that
+renames another file over it, and the kubelet, which swaps one symbolic link of a mounted ConfigMap. Events of inotify only make the
+check come sooner. Some folders have no events, such as those on a network, so every folder is checked every LOOK_EVERY_S.
+
+A change counts after the files have stayed the same for SETTLE_S: an editor may write a file in parts, and copying files takes a while.
+"""
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from workers.endpoints.discovery import LOOK_EVERY_S
+from workers.host.directory import changes
+from workers.process.generations import GenerationLost
+from workers.process.instance import Instance
+from workers.process.loading import PLUGIN_FILES_MAX, SUFFIX, UnreadablePlugins, read_plugins
+
+SETTLE_S: Final = 0.05
+
+Seen = tuple[tuple[str, int, int, int], ...]  # per file: real path, inode, size, time of the last change
+
+
+def seen(files: Sequence[str], plugin_path: str) -> Seen:
+    """Returns the present state of `files` and of the plugin files in `plugin_path`. A missing file has zeros.
+
+    Empty names in `files`, and an empty `plugin_path`, are left out.
+    """
+    paths = list(filter(None, files))
+    if plugin_path:
+        with contextlib.suppress(OSError):
+            names = sorted(name for name in os.listdir(plugin_path) if name.endswith(SUFFIX))
+            paths += [os.path.join(plugin_path, name) for name in names[: PLUGIN_FILES_MAX + 1]]
+    found = []
+    for path in paths:
+        real = os.path.realpath(path)
+        try:
+            stat = os.stat(real)
+            found.append((real, stat.st_ino, stat.st_size, stat.st_mtime_ns))
+        except OSError:
+            found.append((real, 0, 0, 0))
+    return tuple(found)
+
+
+class ConfigWatch:
+    """Calls `changed` after each change of the files."""
+
+    def __init__(self, instance: Instance, changed: Callable[[], None]) -> None:
+        options = instance.options
+        self._instance = instance
+        # The files to which the configuration refers.
+        self._others = [path for source in instance.sources.all for path in source.files]
+        self._config_file = options.config_file
+        self._plugin_path = options.plugin_path
+        self._changed = changed
+        self._known = self._seen()
+
+    async def run(self) -> None:
+        """Watches until it is cancelled."""
+        if self._differs():  # the files changed while no supervisor watched
+            self._changed()
+        async with changes(self._folders()) as next_change:
+            while True:
+                await next_change(LOOK_EVERY_S)
+                await self.look()
+
+    async def look(self) -> None:
+        """Checks the files. If they have changed, waits until they change no more, and calls `changed` once."""
+        present = self._seen()
+        if present == self._known:
+            return
+        while True:
+            await asyncio.sleep(SETTLE_S)
+            settled = self._seen()
+            if settled == present:
+                break
+            present = settled
+        self._known = present
+        self._changed()
+
+    def _folders(self) -> list[str]:
+        folders = {os.path.dirname(os.path.abspath(path)) for path in (self._config_file, *self._others) if path}
+        return sorted(folders | ({self._plugin_path} if self._plugin_path else set()))
+
+    def _differs(self) -> bool:
+        """Whether the files differ from the configuration in force. False if they cannot be read."""
+        try:
+            in_force = self._instance.generations.current()
+            if not in_force.followed:  # a promoted candidate, or an earlier configuration that was taken up again
+                return False
+            with open(self._config_file, encoding="utf-8-sig") as file:
+                text = file.read()
+            return (text, read_plugins(self._plugin_path)) != (in_force.text, in_force.plugins)
+        except (OSError, ValueError, UnreadablePlugins, GenerationLost):
+            return False
+
+    def _seen(self) -> Seen:
+        return seen([self._config_file, *self._others], self._plugin_path)

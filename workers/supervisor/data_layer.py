@@ -1,0 +1,216 @@
+"""Scrapes the endpoints' metrics pages into the endpoint table, and counts the scrapes.
+
+    discovery ─ apply ─▶ EndpointTable ─▶ Scraper ─ pages ─▶ EndpointTable ─▶ shared memory: table and documents
+
+`DataLayer` continues with the endpoints and counters of a predecessor. `configured_endpoints` or `kubernetes` find the endpoints and
+call `apply` of the table.
+"""
+
+import asyncio
+import contextlib
+import functools
+import time
+from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
+
+from epp.metrics.lanes import EXTRACT_ERRORS, OVERWRITTEN, POLL_ERRORS
+from shm.documents import DocumentReader, DocumentWriter
+from shm.lanes import Lane
+from shm.prefix_writer import IndexWriter
+from shm.table import TableReader, TableWriter
+from workers.endpoints.ejection import Ejections
+from workers.endpoints.endpoint_log import EndpointLog, Snapshots
+from workers.endpoints.endpoints import EndpointTable
+from workers.endpoints.further_pages import FurtherPages, page_address
+from workers.endpoints.index_limits import IndexLimits
+from workers.endpoints.scrape import Scraper
+from workers.process.instance import Instance
+from workers.shared.documents import (
+    DOCUMENT_NAMES,
+    ENDPOINTS,
+    EndpointsView,
+    Identity,
+    NamesView,
+    decode_endpoints,
+)
+
+SCRAPE_COUNTERS = (
+    "scrapes_total",
+    "scrapes_skipped_total",
+    "datalayer_poll_errors_total",
+    "datalayer_extract_errors_total",
+    "endpoint_ejections_total",
+)
+
+
+CULPRIT = "only another program of the same user or root writes there: find it"
+
+
+class OverwrittenError(Exception):
+    """Another program has overwritten shared memory that this supervisor writes. The text names the part."""
+
+
+class DataLayer:
+    """Joins the endpoint table, its scrapers and the ejections. `start` begins to scrape."""
+
+    def __init__(
+        self,
+        instance: Instance,
+        lane: Lane,
+        index: IndexWriter,
+        report: Callable[..., None],
+        *,
+        remembered: Mapping[Identity, int] | None,
+    ) -> None:
+        """`lane`: the supervisor's. `remembered`: endpoint -> owner id for the endpoints in the index snapshot; None without a snapshot."""
+        loop = asyncio.get_running_loop()
+        self._instance = instance
+        self._lane = lane
+        self._debug = instance.options.log_level == "debug"
+        lanes = instance.memory.lanes
+        self._writer = writer = TableWriter(instance.layout.table, instance.memory.table)
+        self._documents = DocumentWriter(instance.layout.documents, instance.memory.documents)
+        self._repaired(writer.overwritten, self._documents.repair(), report)
+        self.ejections = Ejections(lambda: lanes.outcomes(writer.used), lanes.serving_workers, lanes.slot_inflight)
+        self.further = self._further_pages(loop, report)
+        self.table = self._table(loop, writer, index, report, remembered)
+        self.scraper = Scraper.of(
+            instance.sources.scraped[0],
+            loop,
+            interval_s=instance.sources.scrape_interval_s,
+            tls=instance.credentials.scrape_tls[instance.sources.scraped[0].name],
+            inflight=instance.memory.lanes.slot_load,
+            sink=self.table,
+            scrapes=instance.sources.scrapes,
+        )
+        further = [source.scraper for source in self.further]
+        self._counts = ScrapeCounts(lane, self.scraper, self.ejections, further)
+
+    def start(self, cleanup: contextlib.ExitStack) -> None:
+        """Takes over a predecessor's endpoints and starts to scrape. At log level debug, also logs all endpoints regularly."""
+        instance = self._instance
+        documents = DocumentReader(instance.layout.documents, instance.memory.documents)
+        table = TableReader(instance.layout.table, instance.memory.table)
+        left = documents.read(ENDPOINTS)
+        self.table.start(
+            self.scraper,
+            predecessor=decode_endpoints(left[1]) if left is not None and left[1] else (),
+            copy=table.copy(),
+            now=time.monotonic(),
+        )
+        for scraper in (self.scraper, *(pages.scraper for pages in self.further)):
+            scraper.start()
+            cleanup.callback(scraper.close)
+        if self._debug:
+            views = EndpointsView(documents), NamesView(documents)
+            snapshots = Snapshots(asyncio.get_running_loop(), table, *views, now=time.monotonic)
+            snapshots.start()
+            cleanup.callback(snapshots.close)
+
+    def publish_counts(self) -> None:
+        """Copies the scraper's counts into the lane."""
+        self._counts.copy()
+
+    def overwritten(self) -> str:
+        """Returns which part of the state segment another program has overwritten; "" if there is none."""
+        if not self._writer.intact(self.table.handles()):
+            return "endpoint table"
+        return "documents" if self._documents.overwritten() else ""
+
+    def _repaired(self, rows: int, documents: Sequence[int], report: Callable[..., None]) -> None:
+        """Counts and reports what another program has overwritten while no supervisor ran. Endpoints in it are claimed again."""
+        if rows or documents:
+            self._lane.add(self._lane.schema.counter[OVERWRITTEN.name])
+            report(
+                "shared memory was overwritten: endpoints and objects are published again",
+                segment=self._instance.memory.state_name,
+                rows=rows,
+                documents=[DOCUMENT_NAMES[index] for index in documents],
+                reason=CULPRIT,
+            )
+
+    def _table(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        table: TableWriter,
+        index: IndexWriter,
+        report: Callable[..., None],
+        remembered: Mapping[Identity, int] | None,
+    ) -> EndpointTable:
+        instance = self._instance
+        wanted = instance.layout.table_columns
+        return EndpointTable(
+            loop,
+            table=table,
+            documents=self._documents,
+            owners=index,
+            slot_inflight=instance.memory.lanes.slot_inflight,
+            extractor=instance.sources.scraped[1],
+            wanted=wanted,
+            fresh_for_s=instance.sources.fresh_for_s,
+            report=report,
+            log=EndpointLog(debug=self._debug),
+            limits=IndexLimits(index, instance.sources.prefix_use, wanted),
+            remembered=remembered,
+            ejections=self.ejections,
+            address=functools.partial(page_address, instance.sources.scraped[0]),
+            further=self.further,
+        )
+
+    def _further_pages(self, loop: asyncio.AbstractEventLoop, report: Callable[..., None]) -> list[FurtherPages]:
+        instance = self._instance
+        wanted = instance.layout.table_columns
+        return [
+            FurtherPages(
+                loop,
+                source,
+                extractor,
+                wanted=wanted,
+                interval_s=interval_s,
+                tls=instance.credentials.scrape_tls[source.name],
+                report=report,
+            )
+            for source, extractor, interval_s in instance.sources.further
+        ]
+
+
+def read_by(instance: Instance) -> list[object]:
+    """Returns the parts of a configuration on which the data layer depends. If a reload leaves them equal, the data layer stays."""
+    sources = instance.sources
+    used = [
+        sources.scraped,
+        *((source, extractor) for source, extractor, _ in sources.further),
+    ]
+    discovery = instance.config.discovery
+    return [
+        [(plugin.name, type(plugin), plugin.params) for pair in used for plugin in pair],
+        [(column.name, column.type) for column in instance.layout.table_columns],
+        (sources.scrapes, sources.scrape_interval_s, sources.fresh_for_s, sources.prefix_use),
+        # A new object equals no other one: with certificate files, every reload makes a new data layer, which reads them again.
+        object() if any(source.files for source in sources.all) else None,
+        (type(discovery), discovery.params if discovery is not None else None),
+    ]
+
+
+class ScrapeCounts:
+    """Copies the counts of the scrapers into the lane, and adds them to the counts of predecessors there."""
+
+    def __init__(self, lane: Lane, scraper: Scraper, ejections: Ejections, further: Sequence[Scraper]) -> None:
+        self._lane = lane
+        self._counters = scraper.counters
+        self._further = [each.counters for each in further]
+        self._ejections = ejections
+        of_further = (name for pair in zip(POLL_ERRORS, EXTRACT_ERRORS, strict=True) for name in pair)
+        names = (*SCRAPE_COUNTERS, *islice(of_further, 2 * len(further)))
+        self._places = [lane.schema.counter[name] for name in names]
+        self._before = [lane.counters[place] for place in self._places]
+
+    def copy(self) -> None:
+        """Copies all counts. A counter never falls."""
+        counters = self._counters
+        failed = sum(counters.poll_errors.values())
+        counts = [counters.taken, counters.late, failed, counters.extract_errors, self._ejections.total]
+        for further in self._further:
+            counts += (sum(further.poll_errors.values()), further.extract_errors)
+        for place, before, count in zip(self._places, self._before, counts, strict=True):
+            self._lane.counters[place] = max(self._lane.counters[place], before + count)

@@ -1,0 +1,85 @@
+"""Writes the prefix index. The supervisor is its only writer.
+
+    workers ─ bus ─▶ BusReader ─▶ IndexWriter ─▶ shared memory, which workers read
+                                       ▲ ▼
+                                  IndexState       a snapshot on disk, only with --state-dir
+
+A killed supervisor leaves the index in shared memory, and its successor continues to write it. The snapshot is for a restart of the
+whole picker.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Mapping
+
+from shm.prefix_writer import IndexWriter
+from workers.endpoints.index_state import IndexState
+from workers.process.instance import Instance
+from workers.shared.bus import AGE_TICKS, BusReader, IndexWriting
+from workers.shared.documents import Identity
+from workers.supervisor.background import Background
+
+SWEEP_S = 0.1
+SWEEP_BUCKETS = 16384
+
+Owners = Callable[[], Mapping[Identity, int]]
+
+
+class IndexKeeper:
+    """Writes the prefix index and saves it. Call `load` first, then `start`, and `save` at the end."""
+
+    def __init__(self, instance: Instance) -> None:
+        self._instance = instance
+        self.writer = IndexWriter(instance.layout.index, instance.memory.index)
+        self.snapshot = _snapshot(instance, self.writer)  # None without --state-dir
+        self.taught: IndexWriting = self.writer  # what the bus writes to; other replicas may get a copy
+        self.bus: BusReader
+
+    @property
+    def lost(self) -> int:
+        """The number of entries that were freed because their bucket, or their endpoint's share of the index, was full."""
+        return self.writer.evictions + self.writer.over_capacity
+
+    def load(self) -> Mapping[Identity, int] | None:
+        """Fills the index from the snapshot.
+
+        Returns the owner ids of the endpoints that the snapshot has entries of; None without --state-dir.
+        """
+        return self.snapshot.load() if self.snapshot is not None else None
+
+    def start(self, background: Background, cleanup: contextlib.ExitStack) -> None:
+        """Starts to read the bus, and to free the entries of endpoints that are gone, some at a time."""
+        self.bus = BusReader(
+            asyncio.get_running_loop(), self._instance.pipes.bus_readers, self.taught, now=time.monotonic
+        )
+        cleanup.callback(self.bus.close)
+        self.bus.start()
+        background.every(SWEEP_S, self._sweep)
+
+    def save_regularly(self, background: Background, owners: Owners) -> None:
+        """Starts to save snapshots, including one when the picker begins to stop. `owners` returns the owner id of each endpoint."""
+        if self.snapshot is not None:
+            background.keep(self.snapshot.run(owners, lambda: self._instance.words.stopping))
+
+    async def save(self, owners: Owners) -> None:
+        """Saves the last snapshot, including everything that workers have sent."""
+        if self.snapshot is not None:
+            self.bus.drain()
+            await self.snapshot.close(owners)
+
+    def _sweep(self) -> None:
+        self.writer.sweep_step(SWEEP_BUCKETS)
+
+
+def _snapshot(instance: Instance, writer: IndexWriter) -> IndexState | None:
+    folder, use = instance.options.state_dir, instance.sources.prefix_use
+    if not folder:
+        return None
+    return IndexState(
+        folder,
+        writer,
+        seed=instance.credentials.prefix_seed,
+        block_tokens=use.block_tokens if use is not None else 0,
+        ticks=lambda: int(time.monotonic() * AGE_TICKS),
+    )

@@ -1,0 +1,194 @@
+"""Follows the Kubernetes API for the supervisor. It is used only if the endpoints come from Kubernetes.
+
+    InferencePool, its pods                     ─▶ endpoint table
+    InferenceObjective, InferenceModelRewrite   ─▶ ObjectsWatch
+    Lease                                       ◀▶ Candidacy            only with --ha-enable-leader-election
+    Event on the pool                           ◀─ ReloadEvents         what became of each change of the configuration
+
+Each part adds a condition to the readiness: endpoints, objects, leadership. If the feature gate `haPopulateNonLeaderDatastore` is off,
+a picker that does not lead follows the pool and the objects only after it has led for the first time.
+A successor uses its predecessor's endpoints until the API answers. It also continues to lead: the lane has the time until which the
+predecessor was the leader.
+"""
+
+import asyncio
+import contextlib
+import functools
+import os
+import random
+import socket
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import structlog
+
+from epp.config.written import STANDBY_GATE
+from shm.documents import DocumentReader
+from shm.lanes import Lane
+from workers.endpoints.endpoints import EndpointTable
+from workers.kube.api import Api
+from workers.kube.discovery import KubernetesDiscovery, wanted
+from workers.kube.election import NEVER, Election
+from workers.kube.events import Events
+from workers.kube.lease import Candidacy
+from workers.kube.object_kinds import PoolName
+from workers.kube.object_watch import KubeObjects
+from workers.kube.pool import protocol_mismatch
+from workers.kube.reflect import Outage
+from workers.process.instance import Instance
+from workers.process.layout import LEADS_UNTIL
+from workers.shared import reload_status
+from workers.supervisor.background import Background
+from workers.supervisor.objects_watch import ObjectsWatch
+from workers.supervisor.predecessor import Predecessor
+from workers.supervisor.readiness import Readiness
+from workers.supervisor.reload_events import LOOK_S, ReloadEvents
+
+RESIGN_LOOK_S = 0.1
+GOODBYE_S = 2.0
+
+log = structlog.get_logger()
+
+
+class Kubernetes:
+    """Follows endpoints and objects, and takes part in the election of a leader.
+
+    Call `start` and `connect` first, then the `follow_...` methods, and `leave` at the end.
+    """
+
+    def __init__(
+        self,
+        instance: Instance,
+        lane: Lane,
+        predecessor: Predecessor,
+        readiness: Readiness,
+        background: Background,
+        report: Callable[..., None],
+    ) -> None:
+        """`lane` is the supervisor's."""
+        self._instance = instance
+        self._predecessor = predecessor
+        self._readiness = readiness
+        self._background = background
+        self._report = report
+        self._outage = Outage(report)
+        self.api: Api | None = None  # until `connect`
+        self._discovery: KubernetesDiscovery | None = None
+        self.candidacy: Candidacy | None = None  # without leader election
+        if instance.options.ha_enable_leader_election:
+            self.candidacy = _candidacy(instance, lane, predecessor)
+            readiness.require(self.candidacy.missing)
+
+    def start(self) -> None:
+        """Starts to check whether the picker stops. It then resigns at once, so that another picker leads while these workers drain."""
+        if self.candidacy is not None:
+            self._background.every(RESIGN_LOOK_S, self._resign_if_leaving)
+
+    async def connect(self) -> None:
+        """Connects to the API server and joins the election. Raises ValueError if there is no API server or no client library."""
+        self.api = await Api.connect(os.environ)
+        if self.candidacy is not None:
+            self._background.keep(self.candidacy.run(self.api))
+
+    def follow_objects(self, watch: ObjectsWatch) -> None:
+        """Gives the pool's objectives and model rewrites to `watch`. A picker with only a pod selector has none."""
+        instance = self._instance
+        if not instance.sources.asks_objects:
+            return
+        options = instance.options
+        objects = KubeObjects(
+            self._connected(),
+            options.pool_namespace,
+            PoolName(options.pool_name, options.pool_group),
+            changed=watch.set_api_objects,
+            report=self._report,
+            outage=self._outage,
+            expects=watch.expects,
+        )
+        self._background.keep(self._once_allowed(objects.run))
+        if not self._predecessor.knew_endpoints:  # otherwise the predecessor's objects serve until the API answers
+            self._readiness.require(objects.missing)
+
+    def follow_endpoints(self, present: Callable[[], EndpointTable]) -> None:
+        """Keeps the endpoints in the present table equal to the pods of the pool."""
+        if self._predecessor.existed:
+            present().resume()
+        instance, readiness = self._instance, self._readiness
+        parsers = [(p.name, p.app_protocols) for p in instance.config.pipeline.recipe.parsers]
+        discovery = self._discovery = KubernetesDiscovery(
+            self._connected(),
+            wanted(instance.options),
+            apply=lambda specs, **more: present().apply(specs, **more),
+            state_changed=functools.partial(self._pool_state_changed, present),
+            mismatch=functools.partial(protocol_mismatch, parsers=parsers),
+            report=self._report,
+            outage=self._outage,
+            successor=self._predecessor.existed,
+        )
+        # A successor counts as loaded until the API server gives another answer.
+        readiness.require(lambda: "" if readiness.loaded else discovery.missing())
+        self._background.keep(self._once_allowed(discovery.run))
+
+    def tell_reloads(self) -> None:
+        """Reports on the pool what becomes of each change of the configuration. A picker with only a pod selector has no pool."""
+        instance, options = self._instance, self._instance.options
+        if not instance.sources.asks_objects:
+            return
+        events = Events(
+            options.pool_namespace,
+            PoolName(options.pool_name, options.pool_group),
+            reporter=os.environ.get("POD_NAME") or socket.gethostname(),
+            uid=lambda: self._discovery.pool_uid if self._discovery is not None else "",
+            report=self._report,
+        )
+        status = DocumentReader(reload_status.SCHEMA, instance.memory.reload)
+        reloads = ReloadEvents(functools.partial(reload_status.read, status), events)
+        self._background.every(LOOK_S, reloads.look)
+        self._background.keep(events.run(self._connected()))
+
+    async def leave(self) -> None:
+        """Gives the lease back if the whole picker ends, cancels every request to the API, and closes the connections."""
+        if self.candidacy is not None and self._readiness.leaving:
+            self.candidacy.resign()
+            await self.candidacy.given_back()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(GOODBYE_S):
+                await self._background.cancel_tasks()
+                await self._connected().close()
+
+    def _connected(self) -> Api:
+        assert self.api is not None, "`connect` comes first"
+        return self.api
+
+    def _resign_if_leaving(self) -> None:
+        if self.candidacy is not None and self._readiness.leaving:
+            self.candidacy.resign()
+
+    async def _once_allowed(self, follow: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Runs `follow` at once. If the feature gate is off, a picker that does not lead first waits until it has been elected."""
+        standby_follows = self._predecessor.knew_endpoints or self._instance.config.gates[STANDBY_GATE]
+        if self.candidacy is not None and not standby_follows:
+            await self.candidacy.elected()
+        await follow()
+
+    def _pool_state_changed(self, present: Callable[[], EndpointTable], missing: str) -> None:
+        """Notes that the pool or its pods have changed. `missing`: why they are not enough to serve; "" if they are."""
+        self._readiness.loaded = not missing
+        if missing:
+            log.warning("not ready", why=missing)
+        else:
+            log.info("endpoints are known", endpoints=len(present()))
+
+
+def _candidacy(instance: Instance, lane: Lane, predecessor: Predecessor) -> Candidacy:
+    """Creates this picker's part in the election of a leader. It leads from the start if its predecessor did."""
+    options, leads_until_ms = instance.options, predecessor.leads_until_ms
+    scalars, place = lane.scalars, lane.schema.scalar[LEADS_UNTIL]
+
+    def keep(leads_until: float) -> None:
+        scalars[place] = max(0, int(max(leads_until, 0.0) * 1e3))
+
+    leads_until = leads_until_ms / 1e3 if leads_until_ms else NEVER
+    election = Election(instance.identity, leads_until=leads_until, random=random.random)
+    keep(leads_until)
+    return Candidacy(election, options.pool_namespace, options.pool_name, keep=keep)

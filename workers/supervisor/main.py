@@ -1,0 +1,315 @@
+"""The supervisor, a child process: it discovers and scrapes endpoints, answers probes, and serves the metrics port.
+
+It is the only writer of the endpoint table, the documents and the prefix index in shared memory. After a killed predecessor, it takes
+over the table, the index, and the counters of the lane. While no supervisor runs, workers decide by the last table and by the requests
+in flight, and probes wait in the listening sockets, which the parent holds.
+
+    Readiness            whether requests may come here     `readiness`
+    IndexKeeper          prefix index, bus, snapshot        `index_keeper`
+    DataLayer            endpoint table and scraper         `data_layer`
+    Kubernetes           pool, pods, objects, lease         `kubernetes`; without it `configured_endpoints`
+    Exchange             other replicas, through a store    `replication`; only with --replica-store
+    PagePort             metrics and debug pages            `page_port`
+    Background           timers and tasks of all of them    `background`
+
+How it ends:
+
+    SIGTERM, SIGINT      Ignored. The whole process group gets them, but probes need answers until the last worker has drained.
+    end of `life`        The parent is gone: the picker is not ready any more.
+    end of `family`      The parent is gone or has released its children, and no worker is left: the supervisor ends. If the parent
+                         died, the supervisor also removes the names of shared memory.
+
+It reports ready to the parent after the first load of endpoints, or as soon as it follows Kubernetes. A bad endpoints file ends the
+picker at its first start. A successor instead keeps the endpoints that its predecessor knew, as it does while the Kubernetes API is
+away.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import structlog
+import uvloop
+
+from epp.metrics.lanes import FILE_CHANGES, OVERWRITTEN
+from shm.lanes import SUPERVISOR_LANE, Lane
+from workers.extproc.health import Health
+from workers.host.exit_codes import ExitCode
+from workers.host.log import error_text
+from workers.host.yaml_files import DiscoveryError
+from workers.process.errors import StartError
+from workers.process.instance import Instance
+from workers.process.layout import GENERATION
+from workers.process.loading import in_force
+from workers.shared.objectives import static_bands
+from workers.supervisor.background import Background
+from workers.supervisor.config_watch import ConfigWatch
+from workers.supervisor.configured_endpoints import follow_configured
+from workers.supervisor.data_layer import CULPRIT, DataLayer, OverwrittenError, read_by
+from workers.supervisor.index_keeper import IndexKeeper
+from workers.supervisor.kubernetes import Kubernetes
+from workers.supervisor.objects_watch import ObjectsWatch, flow_lanes, objects_watch
+from workers.supervisor.page_port import PagePort
+from workers.supervisor.predecessor import take_over
+from workers.supervisor.readiness import Readiness
+from workers.supervisor.watches import WATCH_EVERY_S, watches
+from workers.transport.limits import Limits
+from workers.transport.native import Server
+from workers.worker.adoption import Loading
+
+if TYPE_CHECKING:
+    from workers.endpoints.replicas.exchange import Exchange
+
+BEAT_S = 0.1
+INTACT_EVERY_S = 1.0
+HEALTH_MESSAGE_BYTES_MAX = 16 * 1024
+ORPHANED_GRACE_S = 5.0
+SEAT = SUPERVISOR_LANE  # the supervisor's number among the parent's children
+
+log = structlog.get_logger()
+
+
+def run(instance: Instance) -> int:
+    """Runs the supervisor until the parent and all workers are gone. Returns the exit code."""
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(Supervisor(in_force(instance)).serve())
+
+
+class Supervisor:
+    """One supervisor process. The constructor takes over from a predecessor; `serve` runs to the end."""
+
+    def __init__(self, instance: Instance) -> None:
+        self.instance = instance
+        self.predecessor = take_over(instance.memory.lanes)
+        self.lane: Lane = instance.memory.lanes.lane(SEAT)
+        self.background = Background()
+        self.readiness = Readiness(instance, self.lane)
+        self.index = IndexKeeper(instance)
+        self.exchange: Exchange | None = None
+        if instance.options.replica_store:
+            from workers.supervisor.replication import (
+                exchange_of,
+            )  # its imports take memory, and few pickers have a store
+
+            self.exchange = exchange_of(instance, self.index.writer, report)
+            self.index.taught = self.exchange.parts.taught
+        self.kubernetes: Kubernetes | None = None
+        if instance.sources.in_kubernetes:
+            self.kubernetes = Kubernetes(instance, self.lane, self.predecessor, self.readiness, self.background, report)
+        self.data: DataLayer
+        self.pages: PagePort
+        self._of_data = contextlib.ExitStack()  # stops the scrapers of the data layer
+        self._objects: ObjectsWatch | None = None
+        self._checks: list[Callable[[], None]] = []
+        self._following: list[asyncio.Task[Any]] = []  # the tasks that follow endpoints without Kubernetes
+        self._loading: Loading | None = None
+        self._failed = 0  # the number of the configuration that this supervisor could not take over; 0: none
+        self._show()
+
+    async def serve(self) -> int:
+        """Runs the process: starts every component, waits for the end, and stops every component. Returns the exit code.
+
+        Raises the exception of a background task that failed, after everything has stopped.
+        """
+        with contextlib.ExitStack() as cleanup:
+            self._watch_parent(cleanup)
+            self._start(cleanup)
+            if self.kubernetes is not None:
+                await self.kubernetes.connect()
+            try:
+                self._follow_objects()
+                await self._follow_endpoints()
+            except DiscoveryError as failure:
+                self.instance.reports.failed(SEAT, str(failure))
+                return ExitCode.BOOT_FAILED
+            self.instance.reports.ready(SEAT)
+            self.index.save_regularly(self.background, self.data.table.owners)
+            await self.background.ended()
+            await self._stop()
+        self.background.raise_fault()
+        # Does not ask `getppid`: it may still name the dead parent.
+        if self.readiness.orphaned and not self.instance.words.stopping:
+            self.instance.unlink()
+        return ExitCode.OK
+
+    def _watch_parent(self, cleanup: contextlib.ExitStack) -> None:
+        """Watches two pipes: one ends when the parent is gone, the other when all workers are also gone."""
+        loop, instance = asyncio.get_running_loop(), self.instance
+        loop.set_exception_handler(_log_fault)
+        for descriptor, gone in (
+            (instance.pipes.family.reader, self._family_gone),
+            (instance.pipes.life.reader, self._parent_gone),
+        ):
+            loop.add_reader(descriptor, gone)
+            cleanup.callback(loop.remove_reader, descriptor)
+
+    def _start(self, cleanup: contextlib.ExitStack) -> None:
+        """Starts the parts that need no list of endpoints: heartbeat, scraper, index, checks, probes and pages."""
+        instance, background = self.instance, self.background
+        cleanup.callback(background.close)
+        remembered = None if self.predecessor.existed else self.index.load()
+        self.data = DataLayer(instance, self.lane, self.index.writer, report, remembered=remembered)
+        cleanup.callback(lambda: self._of_data.close())
+        self.data.start(self._of_data)
+        background.every(BEAT_S, self._beat)
+        self.index.start(background, cleanup)
+        if self.exchange is not None:
+            background.keep(self.exchange.run())
+        self._checks = watches(instance, self.index, report)
+        background.every(WATCH_EVERY_S, self._check)
+        background.every(INTACT_EVERY_S, self._check_memory)
+        if instance.options.config_watch:
+            background.keep(ConfigWatch(instance, lambda: instance.reports.changed(SEAT)).run())
+        if self.kubernetes is not None:
+            self.kubernetes.start()
+        self._answer_probes(cleanup)
+        self.pages = PagePort(
+            instance,
+            self.lane,
+            self.readiness,
+            index=self.index,
+            table=self.data.table,
+            kubernetes=self.kubernetes,
+            exchange=self.exchange,
+            report=report,
+        )
+        self.pages.open(cleanup)
+
+    def _answer_probes(self, cleanup: contextlib.ExitStack) -> None:
+        """Serves gRPC health checks."""
+        readiness = self.readiness
+        elects = self.kubernetes is not None and self.kubernetes.candidacy is not None
+        server = Server(asyncio.get_running_loop(), Limits(message=HEALTH_MESSAGE_BYTES_MAX))
+        server.serve(
+            self.instance.sockets.health, Health(readiness.ready, elects=elects, missing=readiness.missing).open
+        )
+        cleanup.callback(server.abort)
+
+    def _follow_objects(self) -> None:
+        """Starts to publish objectives, their bands and model rewrites. Raises DiscoveryError for a bad file at the first start."""
+        watch = self._objects = objects_watch(self.instance, report)
+        if watch is None:
+            return
+        watch.start(successor=self.predecessor.existed or self.instance.number > 1)
+        self.background.keep(watch.run())
+        if self.kubernetes is not None:
+            self.kubernetes.follow_objects(watch)
+
+    async def _follow_endpoints(self) -> None:
+        """Starts to follow endpoints. Raises DiscoveryError for a bad flag or file at the first start."""
+        if self.kubernetes is not None:
+            self.kubernetes.follow_endpoints(lambda: self.data.table)
+            self.kubernetes.tell_reloads()
+            return
+        self._following = await follow_configured(
+            self.instance,
+            self.data.table,
+            self.background,
+            report,
+            self._file_changed,
+            successor=self.predecessor.existed,
+        )
+        self.readiness.loaded = True
+
+    def _file_changed(self) -> None:
+        """Counts a change of the endpoints file."""
+        self.lane.add(self.lane.schema.counter[FILE_CHANGES.name])
+
+    # Later configurations.
+
+    def _look_for_another(self) -> None:
+        """Begins to load the configuration in force, unless this supervisor already uses it."""
+        instance = self.instance
+        if instance.outdated and instance.generations.number != self._failed and self._loading is None:
+            self._loading = Loading(instance, self._loaded)
+
+    def _loaded(self, loading: Loading, found: Instance | BaseException) -> None:
+        self._loading = None
+        if isinstance(found, Instance):
+            try:
+                found = found.with_scrape_tls()
+                self.background.keep(self._use(found))
+            except StartError as unusable:
+                found = unusable
+        if isinstance(found, BaseException):
+            self._failed = loading.number
+            log.error("configuration cannot be taken over", generation=loading.number, error=error_text(found))
+            self.instance.reports.refused(SEAT, loading.number, error_text(found))
+
+    async def _use(self, instance: Instance) -> None:
+        """Takes over a later configuration. Endpoints, their metrics, and the connections of the metrics port stay."""
+        before, self.instance = self.instance, instance
+        if read_by(before) != read_by(instance):
+            self.data.publish_counts()
+            self._of_data.close()
+            self._of_data = contextlib.ExitStack()
+            self.data = DataLayer(instance, self.lane, self.index.writer, report, remembered=None)
+            self.data.start(self._of_data)
+            for task in self._following:
+                task.cancel()
+            if self.kubernetes is not None:
+                self.data.table.resume()
+            else:
+                self._following = await follow_configured(
+                    instance, self.data.table, self.background, report, self._file_changed, successor=True
+                )
+        self._use_bands()
+        self._checks = watches(instance, self.index, report)
+        self.pages.use(instance, self.data.table)
+        self._show()
+        instance.reports.adopted(SEAT, instance.number)
+
+    def _use_bands(self) -> None:
+        if self._objects is not None:
+            self._objects.use(static_bands(self.instance.config.flow), flow_lanes(self.instance))
+        else:
+            self._follow_objects()
+
+    def _show(self) -> None:
+        self.lane.scalars[self.lane.schema.scalar[GENERATION]] = self.instance.number
+
+    def _check(self) -> None:
+        for look in self._checks:
+            look()
+
+    def _check_memory(self) -> None:
+        """Ends this supervisor if another program has overwritten its part of shared memory. A successor repairs it."""
+        if part := self.data.overwritten():
+            self.lane.add(self.lane.schema.counter[OVERWRITTEN.name])
+            name = self.instance.memory.state_name
+            self.background.fail(OverwrittenError(f"another program has overwritten the {part} in {name}: {CULPRIT}"))
+
+    async def _stop(self) -> None:
+        """Saves the index and gives the lease back."""
+        self.data.scraper.close()  # comes first: scrapes of thousands of endpoints would leave no time for the other steps
+        await self.index.save(self.data.table.owners)
+        if self.kubernetes is not None:
+            await self.kubernetes.leave()
+
+    def _beat(self) -> None:
+        self.lane.beat(time.monotonic())
+        self.data.publish_counts()
+        self._look_for_another()
+
+    def _parent_gone(self) -> None:
+        """Makes the picker not ready. The supervisor ends after the drain time-out at the latest."""
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(self.instance.pipes.life.reader)
+        self.readiness.orphaned = True
+        loop.call_later(self.instance.options.drain_timeout_s + ORPHANED_GRACE_S, self.background.end)
+
+    def _family_gone(self) -> None:
+        asyncio.get_running_loop().remove_reader(self.instance.pipes.family.reader)
+        self.background.end()
+
+
+def report(event: str, **fields: Any) -> None:
+    """Logs a problem that a component has found."""
+    log.warning(event, **fields)
+
+
+def _log_fault(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Logs an exception in a callback. The loop continues."""
+    log.error("fault in the event loop", what=context["message"], exc_info=context.get("exception"))

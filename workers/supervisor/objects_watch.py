@@ -1,0 +1,218 @@
+"""Publishes objectives and model rewrites for the workers: merges their sources, assigns places to bands, and writes the documents.
+
+    directory ─ Folder ───────────────┐
+                                      ├─ merge ─▶ Objects ─▶ documents OBJECTIVES and REWRITES
+    API server ─ set_api_objects ─────┘
+
+At the first start, a bad file ends the instance, as a bad endpoints file does. A successor keeps the places of its predecessor. Until
+every source has answered, it also keeps what its predecessor published: new priorities are added, and rewrites stay unchanged.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Collection, Mapping
+from typing import Final
+
+import msgspec
+
+from epp.model_rewrite import Rules, compiled
+from shm.documents import DocumentReader, DocumentTooLarge, DocumentWriter
+from shm.flow_lanes import BANDS_MAX, FlowLanes
+from workers.endpoints.discovery import LOOK_EVERY_S
+from workers.host.directory import changes
+from workers.kube.object_files import ANY_POOL, Folder
+from workers.kube.object_kinds import OBJECTIVE, REWRITE, Found, Once, PoolName, merge
+from workers.process.instance import Instance
+from workers.shared.documents import OBJECTIVES, REWRITES
+from workers.shared.objectives import BandPlaces, ObjectivesRecord, decode, encode, static_bands
+from workers.worker import rewrites
+
+RETRY_S: Final = 1.0  # how often to try again while a band waits for a free place
+WARN_EVERY_S: Final = 60.0
+NAMED_MAX: Final = 8
+NOTHING: Final = Found()
+
+
+class ObjectsWatch:
+    """Merges and publishes objectives and rewrites. Call `start` first, then `run`.
+
+    If objects have no source, publishes only the bands of the configuration.
+    """
+
+    def __init__(
+        self,
+        folder: str,
+        reader: DocumentReader,
+        writer: DocumentWriter,
+        static: Collection[int],
+        flow: FlowLanes | None,
+        *,
+        report: Callable[..., None],
+        now: Callable[[], float],
+        pool: PoolName = ANY_POOL,
+        api: bool = False,
+    ) -> None:
+        """`folder`: the directory with objects, "" if there is none. `static`: the priorities of the bands in the configuration.
+
+        `flow`: the lanes of flow control, None if it is off. `api`: whether an API server also gives objects (`set_api_objects`).
+        """
+        self._path = folder
+        self._folder = Folder(folder, report, pool=pool)
+        self._reader = reader
+        self._flow = flow
+        self._report = report
+        self._once = Once(report)
+        self._now = now
+        self._directory: Found | None = None if folder else NOTHING  # None: not read yet
+        self._api = NOTHING
+        self._api_complete = not api
+        self._left: Mapping[str, int] = {}  # priorities that a predecessor has published
+        self._inherited = False  # whether the document may have rules of a predecessor
+        self._objectives = Published(writer, OBJECTIVES, "objectives", report)
+        self._rewrites = Published(writer, REWRITES, "model rewrites", report)
+        self._bands = BandPlaces(
+            static, flow.schema.bands if flow is not None else BANDS_MAX, empty=self._is_empty, now=now()
+        )
+        self._warned: frozenset[int] = frozenset()  # the waiting bands of the last warning
+        self._warn_at = now()
+
+    def use(self, static: Collection[int], flow: FlowLanes | None) -> None:
+        """Takes over the bands of a later configuration. Bands that exist keep their places."""
+        self._flow = flow
+        self._bands.fix(static, self._now())
+        self._publish()
+
+    def start(self, *, successor: bool) -> None:
+        """Publishes the first state. Raises DiscoveryError for a bad file, unless this is a successor."""
+        self._inherited = successor
+        if successor and (left := self._of_predecessor()) is not None:
+            self._bands.adopt(left.places)
+            self._left = left.priorities
+        if self._path:
+            self._directory = self._folder.reload() if successor else self._folder.load()
+        self._publish()
+
+    @property
+    def expects(self) -> Collection[str]:
+        """The kinds of objects that the API server must have given to a predecessor.
+
+        These are the kinds of published objects that are not in the directory.
+        """
+        if not self._inherited:
+            return ()
+        directory = self._directory or NOTHING
+        found = self._reader.read(REWRITES)
+        rules = rewrites.decode(found[1]) if found is not None else Rules()
+        left = {
+            OBJECTIVE: self._left.keys() - directory.objectives,
+            REWRITE: {choice.rewrite for choice in rules.choices} - directory.rewrites.keys(),
+        }
+        return [kind for kind, names in left.items() if names]
+
+    async def run(self) -> None:
+        """Follows the directory until it is cancelled."""
+        async with changes([self._path] if self._path else []) as next_change:
+            while True:
+                await next_change(RETRY_S if self._bands.waiting else LOOK_EVERY_S)
+                # In a thread: to read a thousand long files takes seconds, and the event loop must keep its heartbeat.
+                self._use_directory(await asyncio.to_thread(self._folder.reload) if self._path else None)
+
+    def look(self) -> None:
+        """Reads the directory again and publishes the changes."""
+        self._use_directory(self._folder.reload() if self._path else None)
+
+    def _use_directory(self, found: Found | None) -> None:
+        """Publishes the changes. `found`: the objects of the directory; None if it is unchanged."""
+        if found is not None:
+            self._directory = found
+        self._publish()
+
+    def set_api_objects(self, found: Found, complete: bool) -> None:
+        """Publishes the present objects of the API server. `complete` is False as long as some are not known yet."""
+        self._api, self._api_complete = found, complete
+        self._publish()
+
+    def _of_predecessor(self) -> ObjectivesRecord | None:
+        found = self._reader.read(OBJECTIVES)
+        if found is None or not found[1]:
+            return None
+        try:
+            return decode(found[1])
+        except msgspec.MsgspecError:
+            return None
+
+    def _is_empty(self, place: int) -> bool:
+        return self._flow is None or self._flow.empty(place)
+
+    def _publish(self) -> None:
+        objects = merge(self._directory or NOTHING, self._api, self._once)
+        complete = self._directory is not None and self._api_complete
+        if complete:
+            self._left, self._inherited = {}, False
+        priorities = {**self._left, **objects.priorities}
+        if self._flow is not None:
+            self._provide_bands(priorities.values(), self._flow)
+        self._objectives.write(encode(ObjectivesRecord(priorities, self._bands.places)))
+        if not self._inherited:
+            rules = compiled(objects.rewrites)
+            if rules.choices or self._reader.version(REWRITES):  # read() is None for a document that was overwritten
+                self._rewrites.write(rewrites.encode(rules))
+
+    def _provide_bands(self, priorities: Collection[int], flow: FlowLanes) -> None:
+        now = self._now()
+        self._bands.want(priorities, now)
+        waiting = self._bands.waiting
+        if not waiting:
+            self._warned = waiting
+        elif waiting != self._warned and now >= self._warn_at:
+            self._warned, self._warn_at = waiting, now + WARN_EVERY_S
+            self._report(
+                "requests wait in band 0 until a place of a band is free",
+                count=len(waiting),
+                priorities=sorted(waiting, reverse=True)[:NAMED_MAX],
+                reason=f"all {flow.schema.bands} places of bands are taken; use fewer different priorities",
+            )
+
+
+def flow_lanes(instance: Instance) -> FlowLanes | None:
+    """Returns the lanes of flow control. Returns None if it is off."""
+    return instance.memory.flow if instance.config.flow is not None else None
+
+
+def objects_watch(instance: Instance, report: Callable[..., None]) -> ObjectsWatch | None:
+    """Returns the watch of this instance. Returns None if it has neither flow control nor a source of objects."""
+    options, flow = instance.options, flow_lanes(instance)
+    if flow is None and not instance.sources.has_objects:
+        return None
+    return ObjectsWatch(
+        options.objects_dir,
+        DocumentReader(instance.layout.documents, instance.memory.documents),
+        DocumentWriter(instance.layout.documents, instance.memory.documents),
+        static_bands(instance.config.flow),
+        flow,
+        report=report,
+        now=time.monotonic,
+        pool=PoolName(options.pool_name, options.pool_group) if options.pool_given else ANY_POOL,
+        api=instance.sources.asks_objects,
+    )
+
+
+class Published:
+    """Writes one document if it has changed."""
+
+    def __init__(self, writer: DocumentWriter, index: int, what: str, report: Callable[..., None]) -> None:
+        self._writer = writer
+        self._index = index
+        self._what = what
+        self._report = report
+        self._last = b""
+
+    def write(self, blob: bytes) -> None:
+        """Writes `blob` unless it equals the blob of the last call. If it is too large, reports that and keeps the written document."""
+        if blob == self._last:
+            return
+        self._last = blob
+        try:
+            self._writer.write(self._index, blob)
+        except DocumentTooLarge as failure:
+            self._report("workers keep the last document", document=self._what, reason=str(failure))

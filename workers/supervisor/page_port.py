@@ -1,0 +1,202 @@
+"""The metrics port: /metrics, /healthz, /readyz, /debug/decisions and profiles of workers over HTTP.
+
+In Kubernetes, a client needs a bearer token with access to the page, unless --metrics-endpoint-auth=false. The first scrape imports the
+module of the metrics page: its imports take memory, which a picker saves if no client scrapes it.
+"""
+
+import asyncio
+import contextlib
+import functools
+import os
+import time
+from collections.abc import Callable
+from http import HTTPStatus
+from typing import TYPE_CHECKING
+
+from epp.plugins.producers.inflight import InflightLoad
+from shm.documents import DocumentReader
+from shm.lanes import Lane
+from shm.table import TableReader
+from workers.endpoints.endpoints import EndpointTable
+from workers.kube.review import Reviewer
+from workers.pages.admin import AdminServer
+from workers.pages.decisions import DecisionsPage
+from workers.pages.page import Guard, Page, PageAnswer, Request, allow_all
+from workers.pages.profile import COLLAPSED, PPROF, ProfilePage
+from workers.process.instance import Instance
+from workers.shared import profiles, reload_status
+from workers.shared.decisions import Asking
+from workers.shared.documents import EndpointsView
+from workers.supervisor.index_keeper import IndexKeeper
+from workers.supervisor.kubernetes import Kubernetes
+from workers.supervisor.readiness import Readiness
+
+if TYPE_CHECKING:
+    from workers.endpoints.replicas.exchange import Exchange
+    from workers.pages.metrics import IndexFigures, MetricsPage
+
+METRICS_PORT_ABUSE = "metrics_port_abuse_total"
+
+
+class PagePort:
+    """Serves the pages of the metrics port."""
+
+    def __init__(
+        self,
+        instance: Instance,
+        lane: Lane,
+        readiness: Readiness,
+        *,
+        index: IndexKeeper,
+        table: EndpointTable,
+        kubernetes: Kubernetes | None,
+        exchange: "Exchange | None",
+        report: Callable[..., None],
+    ) -> None:
+        """`lane`: the supervisor's. The pages show the counts of `index` and `table`. `kubernetes`: None outside Kubernetes.
+
+        `exchange`: with other replicas; None without a replica store.
+        """
+        self._instance = instance
+        self._lane = lane
+        self._readiness = readiness
+        self._index = index
+        self._table = table
+        self._kubernetes = kubernetes
+        self._exchange = exchange
+        self._report = report
+        self._status = DocumentReader(reload_status.SCHEMA, instance.memory.reload)
+
+    def use(self, instance: Instance, table: EndpointTable) -> None:
+        """Shows a later configuration and its table. Connections stay open."""
+        self._instance, self._table = instance, table
+        self.__dict__.pop("_metrics", None)  # the next scrape makes the page again
+
+    def open(self, cleanup: contextlib.ExitStack) -> None:
+        """Serves the pages until `cleanup` closes the port."""
+        guard = self._guard(cleanup)
+        server = AdminServer(
+            {
+                "/metrics": lambda request: self._metrics.page(request),
+                "/healthz": lambda _: PageAnswer(b"ok\n"),
+                "/readyz": self._readyz,
+                "/debug/decisions": self._decisions(),
+                **self._profiles(guarded=guard is not allow_all),
+            },
+            self._report,
+            guard,
+            functools.partial(self._lane.add, self._lane.schema.counter[METRICS_PORT_ABUSE]),
+        )
+        certificates = self._instance.credentials.metrics
+        if certificates is not None:
+            certificates.follow(asyncio.get_running_loop(), speaks=True)
+            cleanup.callback(certificates.close)
+        server.serve(self._instance.sockets.metrics, certificates.context if certificates else None)
+        cleanup.callback(server.close)
+
+    def _guard(self, cleanup: contextlib.ExitStack) -> Guard:
+        kubernetes = self._kubernetes
+        if kubernetes is None or self._instance.options.metrics_endpoint_auth is False:
+            return allow_all
+        reviewer = Reviewer(lambda: kubernetes.api, self._report)
+        cleanup.callback(reviewer.close)
+        return reviewer.guard
+
+    def _readyz(self, _request: Request) -> PageAnswer:
+        if not (why := self._readiness.missing()):
+            return PageAnswer(f"ok\n{self._configuration()}".encode())
+        return PageAnswer(f"not ready: {why}\n".encode(), status=HTTPStatus.SERVICE_UNAVAILABLE)
+
+    def _configuration(self) -> str:
+        """Returns lines that name the configuration in force, the candidate if there is one, and a reload that failed."""
+        status = reload_status.read(self._status)
+        if status is None:
+            return ""
+        lines = [f"configuration {status.generation} ({status.hash})"]
+        if (tried := status.tryout) is not None:
+            lines.append(f"candidate {tried.generation} ({tried.hash}) {tried.share}")
+        if not status.successful:
+            lines.append(f"last reload failed: {status.text}")
+        return "".join(f"{line}\n" for line in lines)
+
+    def _decisions(self) -> DecisionsPage:
+        instance = self._instance
+        asking = Asking(
+            self._lane,
+            instance.memory.lanes,
+            DocumentReader(instance.layout.decisions, instance.memory.decisions),
+            wake=lambda index: os.eventfd_write(instance.pipes.wakeups[index], 1),
+            now=time.monotonic,
+        )
+        return DecisionsPage(asking, time.monotonic, remote=instance.options.debug_remote)
+
+    def _profiles(self, *, guarded: bool) -> dict[str, Page]:
+        """Returns the pages with profiles by path; none if they are turned off. `guarded`: the port admits only clients with a token."""
+        instance = self._instance
+        options = instance.options
+        if not options.enable_pprof:
+            return {}
+        asking = profiles.Asking(
+            self._lane,
+            instance.memory.lanes,
+            DocumentReader(instance.layout.profiles, instance.memory.profiles),
+            wake=lambda index: os.eventfd_write(instance.pipes.wakeups[index], 1),
+            now=time.monotonic,
+        )
+        remote = guarded or bool(options.metrics_client_ca_file) or options.debug_remote
+        forms = {"/debug/pprof/profile": PPROF, "/debug/profile": COLLAPSED}
+        return {path: ProfilePage(asking, form, remote=remote) for path, form in forms.items()}
+
+    @functools.cached_property
+    def _metrics(self) -> "MetricsPage":
+        """The metrics page, created by the first scrape."""
+        from workers.pages.flow import figures_of
+        from workers.pages.kv_events import kv_figures_of
+        from workers.pages.metrics import MetricsPage, Pool
+        from workers.pages.processes import ProcessFigures
+        from workers.pages.replicas import ReplicaFigures
+
+        instance = self._instance
+        certificates = instance.credentials.metrics
+        pool = Pool(
+            TableReader(instance.layout.table, instance.memory.table),
+            EndpointsView(DocumentReader(instance.layout.documents, instance.memory.documents)),
+            name=instance.options.pool_name,
+            fresh_for_s=instance.sources.believed_for_s,
+        )
+        source, extractor = instance.sources.scraped
+        plugins = instance.config.pipeline.plugins
+        candidacy = self._kubernetes.candidacy if self._kubernetes is not None else None
+        return MetricsPage(
+            instance.memory.lanes,
+            instance.layout.shown,
+            pool,
+            self._index_figures(),
+            source_type=source.type_name,
+            extractor_type=extractor.type_name,
+            further_sources=[(s.type_name, e.type_name) for s, e, _ in instance.sources.further],
+            now=time.monotonic,
+            scrape_seconds=self._table.scrape_seconds,
+            series=[(group, instance.memory.series_reader(group)) for group in instance.layout.shown_groups],
+            producer_name=next((name for name, p in plugins.items() if isinstance(p, InflightLoad)), ""),
+            stream_metrics=instance.options.enable_grpc_stream_metrics,
+            legacy_names=instance.options.metrics_legacy_names,
+            flow=figures_of(instance),
+            kv_events=kv_figures_of(instance),
+            replicas=ReplicaFigures(self._exchange) if self._exchange is not None else None,
+            processes=ProcessFigures(
+                instance.memory.lanes,
+                instance.roll,
+                metrics_certificate=(lambda: certificates.valid_until) if certificates is not None else None,
+            ),
+            reload=functools.partial(reload_status.read, self._status),
+            leads=candidacy.by_lease() if candidacy is not None else {},
+        )
+
+    def _index_figures(self) -> "IndexFigures":
+        from workers.pages.metrics import IndexFigures
+
+        index, writer = self._index, self._index.writer
+        return IndexFigures(
+            writer.size, lambda: writer.evictions, lambda: writer.dropped, lambda: index.bus.corrupt, writer.freed
+        )

@@ -1,0 +1,31 @@
+"""Reads what a killed supervisor left in the supervisor's lane. Its successor does this when it takes the lane over."""
+
+import time
+from typing import NamedTuple
+
+from shm.lanes import SUPERVISOR_LANE, Lanes
+from workers.process.layout import LEADS_UNTIL, LOADED
+
+
+class Predecessor(NamedTuple):
+    """The supervisor before this one. At the first start of a picker there is none, and all values are false or 0."""
+
+    existed: bool
+    knew_endpoints: bool
+    leads_until_ms: int  # milliseconds on the clock of `workers.kube.lease`; 0 if it did not lead
+
+
+def take_over(lanes: Lanes) -> Predecessor:
+    """Takes over the supervisor's lane, which clears its gauges, and sends the first heartbeat.
+
+    The gauge LOADED keeps its value: the predecessor's endpoints are still in shared memory, so a probe that waited for this
+    process gets the same answer as before.
+    """
+    existed = lanes.successions()[SUPERVISOR_LANE] > 0
+    lane = lanes.lane(SUPERVISOR_LANE)
+    scalars, place = lane.scalars, lane.schema.scalar
+    loaded, leads_until_ms = scalars[place[LOADED]], scalars[place[LEADS_UNTIL]]
+    lane.take_over()
+    scalars[place[LOADED]] = loaded
+    lane.beat(time.monotonic())
+    return Predecessor(existed, bool(loaded), leads_until_ms)

@@ -1,0 +1,43 @@
+"""Connects the supervisor with other replicas, if there is a replica store."""
+
+import time
+from collections.abc import Callable
+
+from shm.documents import DocumentReader
+from shm.prefix_writer import IndexWriter
+from workers.endpoints.replicas.address import parse_address, secret_of
+from workers.endpoints.replicas.exchange import Exchange, Parts
+from workers.endpoints.replicas.places import OwnLoad, Places
+from workers.endpoints.replicas.store import Link, Names, password_of
+from workers.endpoints.replicas.taught import Taught
+from workers.endpoints.replicas.waiting import Waiting
+from workers.endpoints.replicas.wire import secret_key
+from workers.process.instance import Instance
+from workers.shared.bus import AGE_TICKS
+from workers.shared.documents import EndpointsView
+from workers.shared.objectives import ObjectivesView, static_bands
+
+
+def exchange_of(instance: Instance, index: IndexWriter, report: Callable[..., None]) -> Exchange:
+    """Returns the exchange of this replica, which the caller runs. The instance must have a replica store."""
+    options, lanes = instance.options, instance.memory.lanes
+    assert lanes.remote is not None
+    address = parse_address(options.replica_store)
+    names = Names(options.replica_store_prefix, cluster=address.cluster)
+
+    async def open_link(name: str) -> Link:
+        return await Link.open(address, names, password_of(address, options.replica_store_password_file), name)
+
+    documents = DocumentReader(instance.layout.documents, instance.memory.documents)
+    waiting = Waiting(instance.memory.flow, ObjectivesView(documents, static_bands(instance.config.flow)), lanes.remote)
+    places = Places(EndpointsView(documents))
+    return Exchange(
+        Parts(open_link, lanes.remote, places, OwnLoad(lanes, places), Taught(index, places), index, waiting),
+        name=options.replica_name or instance.identity,
+        most=options.replicas_max,
+        secret=secret_key(instance.credentials.prefix_seed),
+        kept=b"" if options.prefix_secret_file else secret_of(instance.credentials.prefix_seed),
+        now=time.monotonic,
+        ticks=lambda: int(time.monotonic() * AGE_TICKS),
+        report=report,
+    )

@@ -1,0 +1,144 @@
+"""Compares the cached tokens that were predicted with those that model servers report. Each worker counts, the supervisor watches.
+
+    worker      `Comparison.answered` at the end of each answer with usage: adds to counters in the worker's series
+    supervisor  `PredictionWatch.look` every few seconds: sums over all workers and use of the servers' KV caches -> warnings
+
+Some servers omit a figure of 0 (vLLM does). So after an endpoint has reported cached tokens once, a missing figure counts as 0. An endpoint
+that has never reported cached tokens is not compared. Its answers are only counted. If many hits were predicted for them, this also causes
+a warning. Both classes are used only if a prefix producer is configured.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from epp.candidates import Endpoint
+from epp.data import KV_USAGE
+from epp.decision import Decision, Usage
+from epp.metrics.series import PREDICTION
+from epp.pipeline import Recipe
+from epp.plugin import Scorer
+from epp.prefix.divergence import APART, Key, Sums, Watch
+from epp.prefix.prediction import REPORTED, as_reported, compared_match, predicted_tokens
+from epp.request import Request
+from shm.series import SeriesReader, SeriesWriter
+from shm.table import TableReader
+from workers.shared.documents import EndpointsView
+
+LOOK_S: Final = 5.0
+PROMPT_TOKENS_MAX: Final = 1 << 32  # a server that reports more tokens is wrong
+VIEWS_MAX: Final = 4096
+REPORTED_NAME: Final = REPORTED.name
+CHECKED: Final = 0
+UNREPORTED: Final = 1
+PROMPT_SUM: Final = 2
+PREDICTED_SUM: Final = 3
+REPORTED_SUM: Final = 4
+OVER: Final = 5
+UNDER: Final = 6
+MISSED: Final = 7
+# The counters that `Sums` takes, in its order.
+WATCHED: Final = (CHECKED, PROMPT_SUM, PREDICTED_SUM, REPORTED_SUM, MISSED)
+
+
+def match_name(recipe: Recipe) -> str:
+    """Returns the name in `Request.data` of the prefix match that is compared; "" if there is none."""
+    match = compared_match(recipe.producers, recipe.of(Scorer))
+    return "" if match is None else match.name
+
+
+class Comparison:
+    """Counts predicted and reported tokens in one worker. Hot: runs once per answer."""
+
+    __slots__ = ("_match", "_series", "_views")
+
+    def __init__(self, match: str, series: SeriesWriter) -> None:
+        self._match = match
+        self._series = series
+        self._views: dict[Endpoint, memoryview] = {}
+
+    def answered(self, request: Request, decision: Decision, usage: Usage) -> None:
+        """Counts an answer that has ended with this usage."""
+        data, prompt = request.data, usage.prompt
+        match = data.get(self._match)
+        if match is None or not prompt or prompt < 0 or prompt > PROMPT_TOKENS_MAX:
+            return
+        predicted = predicted_tokens(match, decision)
+        if predicted is None:
+            return
+        predicted = as_reported(predicted, match, prompt)
+        data[REPORTED_NAME] = usage
+        target = decision.targets[0]
+        counts = self._views.get(target) or self._view(target)
+        reported = usage.cached
+        if reported is None or reported < 0:
+            if not counts[REPORTED_SUM]:
+                counts[UNREPORTED] += 1
+                if predicted > APART * prompt:
+                    counts[MISSED] += 1
+                return
+            reported = 0
+        counts[CHECKED] += 1
+        counts[PROMPT_SUM] += prompt
+        if predicted:
+            counts[PREDICTED_SUM] += predicted
+        if reported:
+            if reported > prompt:
+                reported = prompt
+            counts[REPORTED_SUM] += reported
+        if predicted > reported:
+            counts[OVER] += predicted - reported
+        elif predicted < reported:
+            counts[UNDER] += reported - predicted
+
+    def _view(self, target: Endpoint) -> memoryview:
+        """Returns a view of an endpoint's counters."""
+        if len(self._views) >= VIEWS_MAX:  # bounded, because endpoints come and go
+            self._views.clear()
+        series = self._series
+        first = series.block((target.name, target.namespace, str(target.port))) + series.schema.values_at
+        view = self._views[target] = series.words[first : first + len(PREDICTION.counters)]
+        return view
+
+
+class PredictionWatch:
+    """Watches the counts of all workers in the supervisor. `report` gets each warning."""
+
+    def __init__(
+        self,
+        series: SeriesReader,
+        table: TableReader,
+        endpoints: EndpointsView,
+        evictions: Callable[[], int],
+        report: Callable[..., None],
+    ) -> None:
+        self._series = series
+        self._table = table
+        self._endpoints = endpoints
+        self._evictions = evictions
+        self._report = report
+        self._watch = Watch()
+        columns = table.schema.columns
+        self._kv = columns.index(KV_USAGE.name)
+
+    def look(self, now: float) -> None:
+        """Evaluates what was counted since the last look. `now`: monotonic seconds."""
+        if self._watch.saw(now, self._kv_usage()):
+            for divergence in self._watch.close(now, sums(self._series), self._evictions()):
+                self._report("prefix cache predictions are wrong", **divergence._asdict())
+
+    def _kv_usage(self) -> Mapping[Key, float]:
+        index = self._kv
+        copy = self._table.copy()
+        rows, column = len(copy.rows), copy.column(index)
+        return {
+            (e.name, e.namespace, str(e.port)): float(column[e.slot])
+            for e in self._endpoints.current()
+            if e.slot < rows and int(copy.generation[e.slot]) == e.generation and int(copy.present[e.slot]) >> index & 1
+        }
+
+
+def sums(series: SeriesReader) -> dict[Key, Sums]:
+    """Returns the sums over all workers since the start, by endpoint. Leaves out endpoints without any count."""
+    labels, ints, _ = series.totals()
+    rows = zip(labels, ints[:, WATCHED].tolist(), strict=True)
+    return {key: Sums(*values) for key, values in rows if any(values)}

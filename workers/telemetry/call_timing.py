@@ -1,0 +1,200 @@
+"""Measures how long the calls of plugins take.
+
+`CallTimers` wraps calls and keeps their durations until the worker's next beat. `Timing` chooses which requests are timed, per beat:
+
+    the first EXACT requests                     timed, with weight 1
+    then every SHARE-th request                  timed, with weight SHARE
+    the SHARE - 1 requests after each of these   not timed
+
+To time all calls of a short request costs 7 us; for one request in eight, this is 1 us on average. The counts are at most SHARE - 1
+requests ahead of the truth. If a plugin is not called for every request, its counts are right on average. A request uses one form of the
+pipeline to its end. So either all calls of a request are timed or none.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from epp.guard import within
+from epp.instrument import C, Point, Wrap
+from epp.pipeline import Pipeline
+from epp.plugin import Plugin
+from shm.lanes import Lane
+
+SHARE: Final = 8
+BLOCKING_S: Final = 0.05  # a call that takes longer keeps all other requests of the worker waiting
+EXACT: Final = 8  # so many requests after each beat of the worker are timed and count once each
+
+Call = Callable[..., Any]
+
+
+# There is one wrapper per number of arguments, because a call with `*args` leaves the interpreter's loop and enters it again, which costs
+# as much as the timing itself. A call that raises is counted, too.
+
+
+def _timed_1(call: Call, now: Callable[[], float], keep: Callable[[float], None]) -> Call:
+    def timed(a: Any) -> Any:
+        start = now()
+        try:
+            return call(a)
+        finally:
+            keep(now() - start)
+
+    return timed
+
+
+def _timed_2(call: Call, now: Callable[[], float], keep: Callable[[float], None]) -> Call:
+    def timed(a: Any, b: Any) -> Any:
+        start = now()
+        try:
+            return call(a, b)
+        finally:
+            keep(now() - start)
+
+    return timed
+
+
+def _timed_3(call: Call, now: Callable[[], float], keep: Callable[[float], None]) -> Call:
+    def timed(a: Any, b: Any, c: Any) -> Any:
+        start = now()
+        try:
+            return call(a, b, c)
+        finally:
+            keep(now() - start)
+
+    return timed
+
+
+def _timed_4(call: Call, now: Callable[[], float], keep: Callable[[float], None]) -> Call:
+    def timed(a: Any, b: Any, c: Any, d: Any) -> Any:
+        start = now()
+        try:
+            return call(a, b, c, d)
+        finally:
+            keep(now() - start)
+
+    return timed
+
+
+# Number of arguments -> wrapper, as `epp.plugin` declares the calls; for producers see `CallTimers._producer`.
+_TIMED: Final = {
+    Point.PARSER: _timed_3,
+    Point.REQUEST_HEADER: _timed_1,
+    Point.SCREENER: _timed_2,
+    Point.ADMITTER: _timed_2,
+    Point.PROFILE_PICKER: _timed_3,
+    Point.PROFILES_RESULT: _timed_2,
+    Point.FILTER: _timed_3,
+    Point.SCORER: _timed_3,
+    Point.PICKER: _timed_4,
+    Point.PRE_REQUEST: _timed_2,
+    Point.RESPONSE_RECEIVED: _timed_3,
+    Point.RESPONSE_STREAMING: _timed_2,
+    Point.RESPONSE_COMPLETE: _timed_3,
+}
+
+
+class CallTimers:
+    """Counts every call of every plugin by its duration. It is a `Wrap`.
+
+    It keeps durations until `store`, which the worker's beat calls. To time a call costs 0.17 us, and to store it with many others 0.05 us.
+    To store each one at once would cost 0.27 us.
+    """
+
+    def __init__(
+        self,
+        lane: Lane,
+        timers: Mapping[tuple[str, str], int],
+        now: Callable[[], float],
+        on_blocking: Callable[[Plugin, str, float], None] = lambda _plugin, _point, _seconds: None,
+    ) -> None:
+        """`on_blocking` gets the plugin, the extension point and the seconds of a call that kept the event loop busy for more than
+        BLOCKING_S.
+        """
+        self._lane = lane
+        self._timers = timers
+        self._now = now
+        self._on_blocking = on_blocking
+        # Histogram -> its plugin and extension point. Producers are missing, because they may wait.
+        self._owners: dict[int, tuple[Plugin, str]] = {}
+        self._kept: dict[int, dict[int, list[float]]] = {}  # weight -> histogram -> durations
+        self._once = self.standing_for(1)
+
+    def __call__(self, point: Point, plugin: Plugin, call: C, /) -> C:
+        return self._once(point, plugin, call)
+
+    def standing_for(self, calls: int) -> Wrap:
+        """Returns a `Wrap` that counts each call as `calls` calls."""
+        kept = self._kept[calls] = {index: [] for index in self._timers.values()}
+
+        def wrap(point: Point, plugin: Plugin, call: C, /) -> C:
+            index = self._timers[point.value, plugin.name]
+            keep = kept[index].append
+            if point is Point.PRODUCER:
+                return self._producer(call, keep, plugin)
+            self._owners[index] = plugin, point.value
+            return _TIMED[point](call, self._now, keep)  # type: ignore[return-value]
+
+        return wrap
+
+    def store(self) -> None:
+        """Stores the kept durations in the lane, and reports calls that were too long."""
+        for weight, histograms in self._kept.items():
+            for index, kept in histograms.items():
+                if kept:
+                    if (longest := max(kept)) > BLOCKING_S and (owner := self._owners.get(index)) is not None:
+                        self._on_blocking(*owner, longest)
+                    self._lane.observe_all(index, kept, weight)
+                    kept.clear()
+
+    def _producer(self, call: C, keep: Callable[[float], None], plugin: Plugin) -> C:
+        """Times a producer. If the producer waits for something, the time ends when that has arrived."""
+        now = self._now
+
+        def timed(*args: Any) -> Any:
+            start = now()
+            waiting = None
+            try:
+                waiting = call(*args)
+            finally:
+                if (spent := now() - start) > BLOCKING_S:
+                    self._on_blocking(plugin, Point.PRODUCER.value, spent)
+                if waiting is None:
+                    keep(spent)
+                else:
+                    waiting.add_done_callback(lambda _: keep(now() - start))
+            return waiting
+
+        return timed  # type: ignore[return-value]
+
+
+class Timing:
+    """Chooses the requests of one worker that are timed. `guarded`: the other wrapper of all calls; `epp.instrument.bare` for none."""
+
+    def __init__(self, timers: CallTimers, guarded: Wrap, pipeline: Pipeline) -> None:
+        """`pipeline`: its calls have both wrappers already: `guarded`, and `timers` with weight 1."""
+        self._timers = timers
+        self._sampled = within(guarded, timers.standing_for(SHARE))
+        self._untimed = guarded
+        self._exact = EXACT
+        self._left = 0  # the number of requests for which the last sample still stands
+        self.use(pipeline)
+
+    def use(self, pipeline: Pipeline) -> None:
+        """Sets the pipeline of later requests. Its calls are timed already."""
+        self._forms = (pipeline, pipeline.wrapped(self._sampled), pipeline.wrapped(self._untimed))
+
+    def turn(self) -> Pipeline:
+        """Returns the form of the pipeline for the next request."""
+        if self._left:
+            self._left -= 1
+            return self._forms[2]
+        if self._exact:
+            self._exact -= 1
+            return self._forms[0]
+        self._left = SHARE - 1
+        return self._forms[1]
+
+    def beat(self) -> None:
+        """Stores the durations. Times the next EXACT requests with weight 1."""
+        self._exact = EXACT
+        self._timers.store()

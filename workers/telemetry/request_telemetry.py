@@ -1,0 +1,135 @@
+"""Records every request: in counters and histograms of the lane, labelled metrics, the last decisions, and comparisons.
+
+The stream reports events (`routed`, `refused`, `answered`, …). Only this module knows where they are counted.
+"""
+
+from collections.abc import Callable
+from typing import Final
+
+from epp.decision import Decision, Usage
+from epp.errors import Cause, Refused
+from epp.isolation import culprit
+from epp.request import Request
+from epp.tokens import drop_prompt
+from shm.lanes import Lane
+from workers.host.log import error_text
+from workers.shared.decisions import Recent, Used
+from workers.telemetry.cache_prediction import Comparison
+from workers.telemetry.request_metrics import Exchange, RequestMetrics
+from workers.telemetry.shadow_agreement import Agreements
+
+NOT_SCHEDULED: Final = frozenset((Cause.NO_CANDIDATES, Cause.NO_ENDPOINT_LEFT))
+
+
+class Counters:
+    """Indices of a worker's counters and histograms in its lane."""
+
+    __slots__ = (
+        "cached_tokens", "completion_tokens", "faults", "picks", "prompt_tokens", "refusals", "request_processing", "response_processing",
+        "scheduler_e2e", "streams", "violations",
+    )  # fmt: skip
+
+    def __init__(self, lane: Lane) -> None:
+        counter, histogram = lane.schema.counter, lane.schema.histogram
+        self.streams = counter["streams_total"]
+        self.picks = counter["picks_total"]
+        self.refusals = counter["refusals_total"]
+        self.faults = counter["faults_total"]
+        self.violations = counter["violations_total"]
+        self.prompt_tokens = counter["prompt_tokens_total"]
+        self.cached_tokens = counter["cached_prompt_tokens_total"]
+        self.completion_tokens = counter["completion_tokens_total"]
+        self.request_processing = histogram["request_processing_duration_seconds"]
+        self.response_processing = histogram["response_processing_duration_seconds"]
+        self.scheduler_e2e = histogram["scheduler_e2e_duration_seconds"]
+
+
+class Telemetry:
+    """Records the requests of one worker. Times are monotonic seconds."""
+
+    def __init__(
+        self,
+        lane: Lane,
+        metrics: RequestMetrics,
+        recent: Recent,
+        *,
+        now: Callable[[], float],
+        comparison: Comparison | None = None,
+        agreements: Agreements | None = None,
+    ) -> None:
+        """`comparison`: None if no plugin predicts cached tokens. `agreements`: None without shadow profiles."""
+        self.metrics = metrics
+        self.recent = recent
+        self.comparison = comparison
+        self.agreements = agreements
+        self._lane = lane
+        self._now = now
+        self._at = Counters(lane)
+
+    def opened(self) -> None:
+        """Records that a stream was opened."""
+        self._lane.counters[self._at.streams] += 1
+
+    def routed(
+        self, request: Request | None, decision: Decision, used: Used | None, received_at: float
+    ) -> Exchange | None:
+        """Records that a request got its endpoint from the pipeline in `used`. Returns None if it is not an inference request."""
+        lane, at = self._lane, self._at
+        now = self._now()
+        lane.counters[at.picks] += 1
+        lane.observe(at.request_processing, now - received_at)
+        if request is None or used is None:
+            return None
+        drop_prompt(request)
+        request.sent_at = now
+        lane.observe(at.scheduler_e2e, now - request.now)
+        exchange = self.metrics.routed(request, decision.targets[0], received_at)
+        self.recent.add(now, request, decision, used=used)
+        if self.agreements is not None:
+            self.agreements.count(decision)
+        return exchange
+
+    def refused(self, request: Request | None, refused: Refused, used: Used | None, received_at: float) -> None:
+        """Records that a request was refused. `used`: None if it had no pipeline yet."""
+        now = self._now()
+        self._lane.add(self._at.refusals)
+        if request is not None:
+            if used is not None:
+                self.recent.add(now, request, None, refused, used=used)
+            if refused.cause in NOT_SCHEDULED:
+                self.metrics.not_scheduled(request.target_model)
+        self._lane.observe(self._at.request_processing, now - received_at)
+
+    def faulted(self, request: Request, problem: Exception, used: Used) -> None:
+        """Records why a request failed before its answer, for `epp explain`. The text contains no part of a prompt."""
+        plugin = culprit(problem)
+        named = f"plugin '{plugin.name}' raised " if plugin is not None else ""
+        self.recent.add(self._now(), request, None, Refused(Cause.INTERNAL, named + error_text(problem)), used=used)
+
+    def violated(self) -> None:
+        """Records that the gateway broke the protocol."""
+        self._lane.add(self._at.violations)
+
+    def fault(self) -> None:
+        """Records that a plugin or the picker itself has raised an exception."""
+        self._lane.add(self._at.faults)
+
+    def failed(self, request: Request | None, error: str) -> None:
+        """Records that a request failed, in the picker or at the model server. `error`: see `epp.protocol.refusals`."""
+        self.metrics.failed(request, error)
+
+    def answered(self, request: Request, decision: Decision, usage: Usage | None, seconds: float | None) -> None:
+        """Records that a request is over. `usage`: what the model server has reported.
+
+        `seconds`: the time that this process has spent on the answer; None if there was no answer.
+        """
+        if seconds is not None:
+            self._lane.observe(self._at.response_processing, seconds)
+        if usage is None:
+            return
+        totals, at = self._lane.counters, self._at
+        totals[at.prompt_tokens] += usage.prompt or 0
+        totals[at.cached_tokens] += usage.cached or 0
+        totals[at.completion_tokens] += usage.completion or 0
+        if self.comparison is not None:
+            self.comparison.answered(request, decision, usage)

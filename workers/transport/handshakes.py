@@ -1,0 +1,50 @@
+"""Decides when a TLS handshake may begin. Hosts that begin too many must wait. Handshakes that would wait too long are refused.
+
+A handshake costs a worker about 2 ms and costs its client nothing, because one fixed message is enough. Handshakes run on the same loop as
+the streams. So each host has a pace: `GAP_S` between two handshakes, and `PER_SECOND` after the first `BURST`. A gateway that opens all its
+connections at once stays within the burst. The pace bounds the share of a worker's time that one host can take.
+
+When a connection that has carried a request closes, its handshake is given back to the burst, because its client has paid for it, too.
+NGINX Gateway Fabric opens a connection for each request, so only the gap limits it.
+
+What this does not do: limit all hosts together. The limit of connections bounds them.
+"""
+
+from typing import Final
+
+GAP_S: Final = 0.005
+PER_SECOND: Final = 50.0
+BURST: Final = 64
+WAIT_S_MAX: Final = 2.0
+HOSTS_MAX: Final = 1024  # all hosts above this number share one pace
+_OTHERS: Final = ""
+
+
+class HandshakePace:
+    """Keeps the paces of all hosts. Times are monotonic seconds."""
+
+    def __init__(self) -> None:
+        # Host -> when its last handshake begins, and when its burst is complete again.
+        self._hosts: dict[str, tuple[float, float]] = {}
+
+    def __len__(self) -> int:
+        return len(self._hosts)
+
+    def wait_s(self, host: str, now: float) -> float | None:
+        """Returns the seconds until the host's next handshake may begin, and counts this handshake. Returns None to refuse it uncounted."""
+        if host not in self._hosts and len(self._hosts) >= HOSTS_MAX:
+            self._hosts = {known: pace for known, pace in self._hosts.items() if max(pace) > now}
+            host = host if len(self._hosts) < HOSTS_MAX else _OTHERS
+        last, whole_at = self._hosts.get(host, (now - GAP_S, now))
+        begin = max(now, last + GAP_S, whole_at - (BURST - 1) / PER_SECOND)
+        if begin - now > WAIT_S_MAX:
+            return None
+        self._hosts[host] = (begin, max(whole_at, begin) + 1 / PER_SECOND)
+        return begin - now
+
+    def give_back(self, host: str) -> None:
+        """Stops counting one handshake of the host, because a connection of it has carried a request."""
+        host = host if host in self._hosts else _OTHERS
+        if host in self._hosts:
+            last, whole_at = self._hosts[host]
+            self._hosts[host] = (last, whole_at - 1 / PER_SECOND)

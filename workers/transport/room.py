@@ -1,0 +1,88 @@
+"""Decides which connections give way when a worker has as many as it may.
+
+    no unused connections   the connection that has been idle for longest is drained
+    unused connections      those that have opened no stream for UNUSED_SECONDS are closed
+    a crowd                 the unused connections of one host take more than half of all places
+
+The oldest connections of a crowd are closed at any age. New ones of its host are closed as soon as they are accepted. A new connection of
+another host displaces one of the crowd.
+
+The kernel hands over connections in the order in which they came. So a client that opens connections without end must not make its own
+connections wait for places, because those of other clients would wait behind them.
+"""
+
+from collections import Counter, deque
+from collections.abc import Callable, Iterable
+from typing import Final, Protocol
+
+from workers.transport.limits import IDLE_SECONDS, UNUSED_SECONDS
+
+LOOK_SECONDS: Final = 0.05
+DISPLACED_AT_ONCE: Final = 16
+ACCEPTED_AT_ONCE: Final = 32  # connections accepted in one call while there is a crowd
+
+
+class Peer(Protocol):
+    """One connection. `idle_since`: monotonic seconds. `used`: it has opened a stream. `busy`: it has open streams, or is closing."""
+
+    @property
+    def host(self) -> str: ...
+    @property
+    def busy(self) -> bool: ...
+    @property
+    def used(self) -> bool: ...
+    @property
+    def idle_since(self) -> float: ...
+    def make_room(self) -> None: ...
+    def drain(self) -> None: ...
+
+
+class Room:
+    """The places for connections in one worker. `most`: their number. `on_refused` gets the host of each refused connection."""
+
+    def __init__(self, most: int, on_refused: Callable[[str], None]) -> None:
+        self.most = most
+        self._on_refused = on_refused
+        self._look_at = 0.0
+        # The unused connections of the host that has too many, oldest first; empty without such a host.
+        self._crowd: deque[Peer] = deque()
+
+    def left(self, count: int, now: float, peers: Iterable[Peer]) -> int:
+        """Returns how many connections may be accepted while `count` are open: one, none, or many of which `admits` refuses most.
+
+        At the limit, makes some connections give way.
+        """
+        if count < self.most:
+            if count <= self.most // 2:
+                self._crowd.clear()
+            return 1
+        if now >= self._look_at:
+            self._look_at = now + LOOK_SECONDS
+            self._make_room(now, [peer for peer in peers if not peer.busy])
+        return ACCEPTED_AT_ONCE if self._crowd else 0
+
+    def admits(self, host: str, count: int) -> bool:
+        """Whether a connection that was just accepted may stay, while `count` others are open."""
+        if count < self.most or not self._crowd:
+            return True
+        if host == self._crowd[0].host:
+            self._on_refused(host)
+            return False
+        while self._crowd:
+            oldest = self._crowd.popleft()
+            if not (oldest.used or oldest.busy):
+                oldest.make_room()
+                break
+        return True
+
+    def _make_room(self, now: float, idle: list[Peer]) -> None:
+        unused = sorted((peer for peer in idle if not peer.used), key=lambda peer: peer.idle_since)
+        [(host, count)] = Counter(peer.host for peer in unused).most_common(1) or [("", 0)]
+        self._crowd = deque(peer for peer in unused if peer.host == host) if count > self.most / 2 else deque()
+        leaving = self._crowd or deque(peer for peer in unused if peer.idle_since <= now - UNUSED_SECONDS)
+        for _ in range(min(DISPLACED_AT_ONCE, len(leaving))):
+            leaving.popleft().make_room()
+        if not unused:
+            longest = min(idle, key=lambda peer: peer.idle_since, default=None)
+            if longest is not None and now - longest.idle_since >= IDLE_SECONDS:
+                longest.drain()

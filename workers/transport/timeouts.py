@@ -1,0 +1,94 @@
+"""Enforces the time limits of one connection: for silent peers, unread answers, and deadlines of streams.
+
+`tick` is called about twice a second. `on_deadline` asks the driver to call `expire` at a shorter beat for as long as it returns True.
+"""
+
+from collections.abc import Callable
+from typing import Final
+
+from workers.transport.deadlines import Deadlines
+from workers.transport.frames import PING, Error
+from workers.transport.interface import Status
+from workers.transport.session import Session
+from workers.transport.stream import ServerStream
+
+KEEPALIVE_PING: Final = b"are you?"
+
+
+class Timeouts:
+    """Enforces the time limits of one connection."""
+
+    __slots__ = ("_asked_at", "_deadlines", "_heard_at", "_hoards", "_on_deadline", "_session")
+
+    def __init__(self, session: Session, deadlines: Deadlines[ServerStream], on_deadline: Callable[[], None]) -> None:
+        self._session = session
+        self._deadlines = deadlines
+        self._on_deadline = on_deadline
+        self._heard_at = session.now
+        # When we sent a keep-alive PING, if the peer has been silent since; else None.
+        self._asked_at: float | None = None
+        # While `unread` is watched: when that began, and the number of bytes of DATA sent until then.
+        self._hoards: tuple[float, int] | None = None
+
+    def tick(self, now: float, *, greeted: bool) -> None:
+        """Ends a connection whose peer does not read or is silent, and sends keep-alive PINGs. `greeted`: the peer's preface has come."""
+        session = self._session
+        limits = session.limits
+        if session.blocked_since is not None:
+            if now - session.blocked_since > limits.stall_seconds:
+                session.abuse("output_stalled", Error.CALM)
+        elif session.drain_until is not None and now >= session.drain_until:
+            session.last_goaway()
+        elif session.heard:
+            session.heard = False
+            self._heard_at, self._asked_at = now, None
+        elif self._asked_at is None:
+            if now - self._heard_at >= limits.keepalive_seconds and greeted:
+                self._asked_at = now
+                session.send_frame(PING, 0, 0, KEEPALIVE_PING)
+        elif now - self._asked_at > limits.keepalive_ack_seconds:
+            session.abuse("dead_peer", Error.NONE)
+
+    def give_up_stalled(self, now: float) -> None:
+        """Resets streams that have been unable to send. Ends a connection that is unable to send at all, or has many such streams."""
+        session = self._session
+        before = now - session.limits.stall_seconds
+        for stream in list(session.streams.values()):
+            if stream.queued and stream.progress < before:
+                if session.window <= 0:
+                    session.abuse("output_stalled", Error.CALM)
+                elif session.charge_stream("output_stalled"):
+                    session.give_up(stream.number, "output_stalled")
+
+    def expire(self, now: float) -> bool:
+        """Ends streams that are past their deadline, and checks a peer that hoards. Returns True if it must be called again soon."""
+        if self._hoards is not None:
+            self.watch_hoarding()
+        session = self._session
+        for stream in self._deadlines.due(now):
+            # Queued bytes wait for the peer, so trailers would not arrive in time either.
+            if stream.ended() or stream.queued:
+                session.cancel(stream)
+            else:
+                stream.fail(Status.DEADLINE_EXCEEDED, "the deadline of this call (grpc-timeout) has passed")
+        return bool(self._deadlines) or self._hoards is not None
+
+    def watch_hoarding(self) -> None:
+        """Ends a connection whose peer leaves much unread and does not read on fast enough. A burst of large answers alone is no fault."""
+        session = self._session
+        limits, sent = session.limits, session.sent()
+        if session.unread <= limits.hoard:
+            self._hoards = None
+            return
+        if self._hoards is None:
+            self._hoards = (session.now, sent)
+            self._on_deadline()
+            return
+        since, before = self._hoards
+        seconds = limits.hoard_seconds if before < limits.hoard_read else limits.hoard_busy_seconds
+        if session.now - since >= seconds:
+            if sent - before >= limits.hoard_read:
+                self._hoards = (session.now, sent)
+            else:
+                self._hoards = None
+                session.abuse("output_limit", Error.CALM)

@@ -1,0 +1,220 @@
+"""Takes over later configurations in a running worker: loads them in a thread, then swaps between two turns of the loop.
+
+    generation word has moved ─▶ thread: files ─▶ configuration ─▶ loop: start plugins, swap ─▶ report to the parent
+
+- The loop serves on while the thread loads. Meanwhile, the interpreter switches between the two every SWITCH_S.
+- A candidate (`tryout`) is loaded in the same way, and used beside the configuration in force. If it is promoted, the worker has it
+  already.
+- An open stream keeps the app of its configuration to its end. At each beat, the worker looks through its open streams. When the last
+  stream of an old configuration has ended, it ends the plugins' work of that configuration.
+- If a step fails, the worker keeps its configuration and reports why. The parent then returns to the old configuration.
+"""
+
+import asyncio
+import gc
+import sys
+import threading
+from collections.abc import Callable, Collection, Iterable
+from typing import Final
+
+import structlog
+
+from epp.metrics.series import TRYOUT, TRYOUT_SHADOWS
+from shm.lanes import Lane
+from workers.extproc.app import App
+from workers.extproc.stream import ExtProcStream, open_stream
+from workers.extproc.tried_stream import Tryout, open_tried
+from workers.host.log import error_text
+from workers.process.instance import Instance
+from workers.process.layout import CANDIDATE, GENERATION
+from workers.process.loading import candidate as load_candidate
+from workers.process.loading import in_force
+from workers.telemetry.tryout_figures import TryoutFigures
+from workers.transport.interface import Metadata, Stream
+from workers.worker.setup import Parts
+
+SWITCH_S: Final = 0.0005  # the interval while a thread loads; the interpreter's default is 5 ms
+FREE_AFTER_S: Final = 1.0  # after the last change. Before, the memory of earlier configurations is not freed
+FREE_AT: Final = 8  # that many earlier configurations are freed at once, even if changes go on
+LOAD_S: Final = 5.0  # a load takes tens of milliseconds; after this time, a load whose plugin hangs is given up
+
+log = structlog.get_logger()
+
+
+class Loading:
+    """Loads a configuration once, in a thread.
+
+    Then calls `then` in the loop, with the instance under that configuration or the exception.
+    """
+
+    def __init__(
+        self,
+        instance: Instance,
+        then: Callable[["Loading", Instance | BaseException], None],
+        *,
+        number: int = 0,
+        load: Callable[[Instance], Instance] = in_force,
+    ) -> None:
+        """`instance`: any instance of this picker. `then` is called once, after LOAD_S at the latest. `number`: 0 for the configuration in
+        force.
+        """
+        self.number = number or instance.generations.number
+        self._instance = instance
+        self._load = load
+        self._then = then
+        self._loop = asyncio.get_running_loop()
+        self._timer = self._loop.call_later(LOAD_S, self._late)
+        self._switch_s = sys.getswitchinterval()
+        sys.setswitchinterval(SWITCH_S)
+        threading.Thread(target=self._run, name="load", daemon=True).start()
+
+    def _run(self) -> None:
+        found: Instance | BaseException
+        try:
+            found = self._load(self._instance)
+        except BaseException as problem:  # whatever a plugin's constructor raises
+            found = problem
+        self._loop.call_soon_threadsafe(self._done, found)
+
+    def _late(self) -> None:
+        self._done(
+            TimeoutError(f"the configuration is not loaded after {LOAD_S:g} s: a constructor of a plugin may hang")
+        )
+
+    def _done(self, found: Instance | BaseException) -> None:
+        then, self._then = self._then, lambda _loading, _found: None
+        self._timer.cancel()
+        sys.setswitchinterval(self._switch_s)
+        then(self, found)
+
+
+class Adoption:
+    """Keeps the configurations of one worker: the current parts, and those that open streams still use."""
+
+    def __init__(self, parts: Parts, lane: Lane, seat: int, streams: Callable[[], Iterable[App]]) -> None:
+        """`lane`: this worker's lane. `streams` returns the apps of all open streams."""
+        self.parts = parts
+        self._lane = lane
+        self._seat = seat
+        self._streams = streams
+        self._loading: Loading | None = None
+        self._failed = 0  # the number of the last configuration that could not be taken over
+        self._candidate: Parts | None = None
+        self._tryout: Tryout | None = None
+        self._retired: list[Parts] = []
+        self._ending: set[asyncio.Task[None]] = set()
+        self._ended = 0  # configurations that have ended and are not freed yet
+        self._changed_at = 0.0  # in the loop's time
+        self._show()
+
+    def look(self) -> None:
+        """Starts to load if the parent has named another configuration. Ends configurations without streams. Called at each beat and
+        wake-up.
+        """
+        if self._loading is None:
+            self._follow()
+        if self._retired:
+            self._retire(frozenset(map(id, self._streams())))
+        if self._ended:
+            self._free()
+
+    def open(self, path: str, metadata: Metadata, stream: Stream) -> ExtProcStream | None:
+        """Returns the handler of a new stream, under the present configuration; None if `path` is not the ext_proc method."""
+        if self._tryout is not None:
+            return open_tried(self._tryout, self.parts.app, path, stream)
+        return open_stream(self.parts.app, path, metadata, stream)
+
+    def every(self) -> list[Parts]:
+        """Returns the current parts, then those of the candidate, then those that open streams still use."""
+        return [self.parts, *([self._candidate] if self._candidate is not None else []), *self._retired]
+
+    def _follow(self) -> None:
+        """Uses the configuration and the candidate that the parent's two words name. Loads them first if they are not here yet."""
+        instance = self.parts.instance
+        number, tried = instance.generations.number, instance.generations.candidate_number
+        candidate = self._candidate
+        if instance.outdated and number != self._failed:
+            if candidate is not None and candidate.instance.number == number:
+                self._promote(candidate)
+            else:
+                self._loading = Loading(instance, self._finish)
+        elif candidate is not None and candidate.instance.number != tried:
+            self._end_tryout()
+            self._retired.append(candidate)
+        if self._loading is None and self._candidate is None and tried not in (0, self._failed):
+            self._loading = Loading(instance, self._finish, number=tried, load=load_candidate)
+
+    def _finish(self, loading: Loading, found: Instance | BaseException) -> None:
+        self._loading = None
+        if isinstance(found, Instance):
+            try:
+                if found.generations.candidate_number == found.number:
+                    self._begin_tryout(found)
+                elif found.generations.number == found.number:
+                    self._swap(found)  # otherwise, yet another configuration is in force already
+            except Exception as problem:
+                found = problem
+        if isinstance(found, BaseException):
+            self._failed = loading.number
+            log.error("configuration cannot be taken over", generation=loading.number, error=error_text(found))
+            self.parts.instance.reports.refused(self._seat, loading.number, error_text(found))
+        self.look()  # another configuration may be in force already
+
+    def _swap(self, instance: Instance) -> None:
+        before = self.parts
+        self.parts = before.under(instance, instance.memory.lanes.lane(self._seat))
+        self._retired.append(before)
+        self._show()
+        instance.reports.adopted(self._seat, instance.number)
+        log.info("configuration in force", generation=instance.number)
+
+    def _begin_tryout(self, instance: Instance) -> None:
+        bundle = instance.generations.candidate()
+        parts = self._candidate = self.parts.under(instance, instance.memory.lanes.lane(self._seat), beside=True)
+        self._tryout = Tryout(
+            parts.app,
+            bundle.share,
+            seed=int(bundle.hash, 16),
+            figures=TryoutFigures(parts.series(TRYOUT), parts.series(TRYOUT_SHADOWS)),
+            later=asyncio.get_running_loop().create_task,
+        )
+        self._show()
+        log.info("candidate is tried", generation=instance.number, share=str(bundle.share))
+
+    def _promote(self, candidate: Parts) -> None:
+        before = self.parts
+        candidate.promote()
+        self._end_tryout()
+        self.parts = candidate
+        self._retired.append(before)
+        self._show()
+        candidate.instance.reports.adopted(self._seat, candidate.instance.number)
+        log.info("configuration in force", generation=candidate.instance.number)
+
+    def _end_tryout(self) -> None:
+        self._candidate = self._tryout = None
+        self._show()
+
+    def _show(self) -> None:
+        self._changed_at = asyncio.get_running_loop().time()
+        scalars, at = self._lane.scalars, self._lane.schema.scalar
+        scalars[at[GENERATION]] = self.parts.instance.number
+        scalars[at[CANDIDATE]] = self._candidate.instance.number if self._candidate is not None else 0
+
+    def _retire(self, used: Collection[int]) -> None:
+        ended = [parts for parts in self._retired if id(parts.app) not in used]
+        if not ended:
+            return
+        self._retired = [parts for parts in self._retired if id(parts.app) in used]
+        for parts in ended:
+            task = asyncio.get_running_loop().create_task(parts.retire())
+            self._ending.add(task)
+            task.add_done_callback(self._ending.discard)
+            self._ended += 1
+
+    def _free(self) -> None:
+        """Frees ended configurations: some milliseconds in which the loop stands still, so not after each of many changes."""
+        quiet = asyncio.get_running_loop().time() - self._changed_at > FREE_AFTER_S
+        if self._ended >= FREE_AT or (quiet and not self._ending):
+            self._ended = 0
+            gc.collect()  # needed because plugins, pipelines and apps refer to each other

@@ -1,0 +1,73 @@
+"""Counts and logs failures in one worker: of requests, plugins, policies of flow control, and shadow profiles."""
+
+import time
+
+import structlog
+
+from epp.errors import ProducerFailed
+from epp.plugin import Plugin, Profile
+from shm.lanes import Lane
+from workers.host.log import error_text, stack
+from workers.worker.services import Warnings
+
+FAULTS_LOGGED_PER_S = 5
+BLOCKS = "all other requests of this worker waited meanwhile: let work that takes long go through `services`"
+
+log = structlog.get_logger()
+
+
+class Faults:
+    """Counts all failures of one worker. Logs at most FAULTS_LOGGED_PER_S stack traces per second."""
+
+    def __init__(self, lane: Lane) -> None:
+        self._lane = lane
+        self._warnings = Warnings(time.monotonic)
+        # (plugin, text) that was logged; bounded, because the configuration bounds the plugins.
+        self._remarked: set[tuple[str, str]] = set()
+        self._logged = (0.0, 0)  # the begin of the current second, and the number of traces logged in it
+
+    def request_failed(self, problem: BaseException) -> None:
+        """Logs an exception that the transport has caught."""
+        self._log("request failed by a fault", problem)
+
+    def plugin_failed(self, problem: BaseException, plugin: str) -> None:
+        """Logs the failure of a request or a response hook. `plugin`: the name of the plugin at fault; "" if there is none."""
+        self._log("fault", problem, **({"plugin": plugin} if plugin else {}))
+
+    def producer_failed(self, producer: Plugin, failure: ProducerFailed) -> None:
+        """Counts and logs a data producer that failed. The request continues without its data."""
+        self._lane.add(self._lane.schema.counter["producer_failures_total"])
+        self._warnings.warn(producer, "data producer failed open", error=error_text(failure))
+
+    def remark(self, plugin: Plugin, text: str) -> None:
+        """Logs that a plugin works, but breaks its contract. Logs each text once per plugin."""
+        if (plugin.name, text) not in self._remarked:
+            self._remarked.add((plugin.name, text))
+            log.warning("plugin breaks its contract", plugin=plugin.name, why=text)
+
+    def blocked(self, plugin: Plugin, point: str, seconds: float) -> None:
+        """Logs that a call of a plugin has kept the event loop busy. Logs this once per plugin."""
+        if (plugin.name, BLOCKS) not in self._remarked:
+            self._remarked.add((plugin.name, BLOCKS))
+            log.warning(
+                "plugin blocks the worker", plugin=plugin.name, point=point, ms=round(seconds * 1e3), why=BLOCKS
+            )
+
+    def policy_failed(self, plugin: str, problem: BaseException) -> None:
+        """Counts and logs a policy of flow control that has raised. The built-in rule has replaced it."""
+        self._lane.add(self._lane.schema.counter["flow_policy_failures_total"])
+        self._log("plugin of flow control failed", problem, plugin=plugin)
+
+    def shadow_failed(self, profile: Profile, problem: BaseException) -> None:
+        """Counts and logs a shadow profile that has raised."""
+        self._lane.add(self._lane.schema.counter["shadow_failures_total"])
+        self._log("shadow profile failed", problem, profile=profile.name)
+
+    def _log(self, event: str, problem: BaseException, **more: str) -> None:
+        second, count = self._logged
+        now = time.monotonic()
+        if now - second > 1:
+            second, count = now, 0
+        self._logged = (second, count + 1)
+        if count < FAULTS_LOGGED_PER_S:
+            log.error(event, error=error_text(problem), exception=stack(problem), **more)

@@ -1,0 +1,129 @@
+"""Creates the flow control of one worker from what the instance shares. Called once, after the fork."""
+
+import asyncio
+import os
+import time
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+
+from epp.flow.eviction import grace_s
+from epp.flow.plan import FlowPlan
+from epp.metrics import Group
+from epp.metrics.flow_control import FLOW_GROUPS, REVOKED
+from epp.metrics.label_caps import LabelCaps
+from shm.flow_lanes import FlowLanes
+from shm.lanes import Lane, Lanes
+from shm.series import SeriesWriter
+from workers.endpoints.freshness import SCRAPE_S_MAX
+from workers.extproc.pool import SharedPool
+from workers.flow.eviction import Evictions, RevocationMetrics
+from workers.flow.flow_control import FlowControl, GatePoolState
+from workers.flow.metrics import FlowMetrics
+from workers.flow.peers import LanePeers
+from workers.flow.probe import PoolProbe
+from workers.process.instance import Instance
+from workers.process.layout import CYCLES
+from workers.shared.objectives import ObjectivesView
+
+COUNTED = "concurrency-detector"  # the type of detector that uses no metrics of servers
+
+
+def flow_control(
+    instance: Instance,
+    worker: int,
+    lane: Lane,
+    pool: SharedPool,
+    objectives: ObjectivesView,
+    series: Callable[[Group], SeriesWriter],
+    caps: LabelCaps,
+    policy_failed: Callable[[str, BaseException], None],
+    before: FlowControl | None = None,
+) -> FlowControl | None:
+    """Creates the flow control of a worker. Returns None if it is off. `worker`: its number, from 0. `series` creates its part of a table.
+
+    `before`: the flow control of an earlier configuration. It continues with this configuration, and requests that wait keep their places.
+    """
+    plan, flow_lanes = instance.config.flow, instance.memory.flow
+    if plan is None:
+        return None
+    now, lanes, wakeups = time.monotonic, instance.memory.lanes, instance.pipes.wakeups
+    probe = PoolProbe(pool.candidates, plan.detector, flow_lanes)
+    if before is not None:
+        before.know(objectives.places)
+        before.use(plan, probe)
+        before.know(objectives.places)
+        _evictions(instance, worker, before, objectives, series)
+        return before
+    peers = LanePeers(flow_lanes, lanes, worker, objectives.places, wakeups=wakeups, now=now)
+    writers = {group: series(group) for group in FLOW_GROUPS}
+    control = FlowControl(
+        plan,
+        probe,
+        peers,
+        FlowMetrics(writers, instance.options.pool_name, caps.fairness_id),
+        loop=asyncio.get_running_loop(),
+        now=now,
+        timed=partial(lane.observe, lane.schema.histogram[CYCLES.key]),
+        policy_failed=policy_failed,
+    )
+    control.know(objectives.places)
+    _evictions(instance, worker, control, objectives, series)
+    return control
+
+
+def _evictions(
+    instance: Instance,
+    worker: int,
+    control: FlowControl,
+    objectives: ObjectivesView,
+    series: Callable[[Group], SeriesWriter],
+) -> None:
+    """Switches in-flight eviction on or off as this configuration says. A worker creates `Evictions` once and uses it to its end."""
+    plan, flow_lanes, wakeups = instance.config.flow, instance.memory.flow, instance.pipes.wakeups
+    assert plan is not None
+    if not plan.eviction or plan.eviction_filter is None or plan.eviction_order is None:
+        if control.evictions is not None:
+            control.evictions.stop()
+        control.evicts = False
+        return
+    control.evicts = True
+    if control.evictions is not None:
+        control.evictions.use(plan.eviction_filter, plan.eviction_order, grace(instance, plan))
+        return
+    control.evictions = Evictions(
+        plan.eviction_filter,
+        plan.eviction_order,
+        grace(instance, plan),
+        pool=GatePoolState(control, _waits(flow_lanes, objectives), _in_flight(instance.memory.lanes)),
+        lanes=flow_lanes,
+        worker=worker,
+        now=time.monotonic,
+        wake=lambda other: os.eventfd_write(wakeups[other], 1),
+        observer=RevocationMetrics(instance.options.pool_name, *(series(group) for group in REVOKED)),
+    )
+
+
+def grace(instance: Instance, plan: FlowPlan) -> float:
+    """Returns the time until the detector sees the effect of an eviction, in seconds."""
+    return grace_s(
+        counted=type(plan.detector).type_name == COUNTED,
+        interval_s=instance.sources.scrape_interval_s,
+        scrape_s=SCRAPE_S_MAX,
+    )
+
+
+def _waits(flow_lanes: FlowLanes, objectives: ObjectivesView) -> Callable[[int], bool]:
+    def waits(priority: int) -> bool:
+        place = objectives.places.get(priority)
+        return place is not None and flow_lanes.band(place).requests > 0
+
+    return waits
+
+
+def _in_flight(lanes: Lanes) -> Callable[[], int]:
+    def in_flight() -> int:
+        return int(np.add.reduce(lanes.inflight(lanes.schema.slots)))
+
+    return in_flight

@@ -1,0 +1,119 @@
+"""Shows a worker's plugins what the model servers say they hold. Reads the shared memory of the kv-events process."""
+
+import time
+from collections import Counter
+from collections.abc import Callable
+
+import msgspec
+import numpy as np
+
+from epp.candidates import Endpoint, Roster
+from epp.plugin import Hashes, HeldView, Measure
+from epp.prefix.streams import BEAT_S_MAX, NO_READER, NO_STREAM, WEIGHT_ONE, StreamRecord, StreamsRecord
+from shm.documents import DocumentReader
+from shm.held_reader import HeldReader, Owners
+from workers.process.kv_memory import STREAMS, KvMemory
+
+_streams = msgspec.msgpack.Decoder(StreamsRecord)
+_NOTHING = StreamsRecord([], [])
+
+
+class SharedHeldBlocks:
+    """Implements `epp.plugin.HeldBlocks`. `expect(keys, owner)` tells the kv-events process that an endpoint will hold these blocks."""
+
+    def __init__(self, memory: KvMemory, expect: Callable[[Hashes, int], None] | None) -> None:
+        self._reader = HeldReader(memory.layout.index, memory.index)
+        self._documents = DocumentReader(memory.layout.documents, memory.documents)
+        self._marks = memory.marks
+        self._send = expect
+        self._version = -1
+        self._streams = _NOTHING
+        self._roster: Roster | None = None
+        self._latency: Measure | None = None
+        self._views: tuple[HeldView, HeldView] | None = None  # (while the kv-events process runs, while it does not)
+        self._owners: dict[int, Owners] = {}  # block size -> owners of endpoints with that size
+        self._sizes: dict[int, int] = {}  # an endpoint's owner id -> its block size
+
+    def view(self, roster: Roster, now: float) -> HeldView:
+        if self._documents.version(STREAMS) != self._version or roster is not self._roster or self._views is None:
+            self._look(roster)
+        assert self._views is not None
+        return self._views[now - self._marks.last_beat > BEAT_S_MAX]
+
+    def match(self, view: HeldView, hashes: Hashes, block_tokens: int) -> tuple[list[int], list[int]]:
+        if self._latency is None:
+            return self._reader.held(hashes, self._owners[block_tokens])
+        began = time.perf_counter()
+        found = self._reader.held(hashes, self._owners[block_tokens])
+        self._latency.observe(time.perf_counter() - began)
+        return found
+
+    def measure(self, latency: Measure) -> None:
+        self._latency = latency
+
+    def expect(self, hashes: Hashes, owner: int, block_tokens: int) -> None:
+        if self._send is not None and self._sizes.get(owner) == block_tokens:
+            self._send(hashes, owner)
+
+    def _look(self, roster: Roster) -> None:
+        """Reads the streams document again if it has changed, and makes the views for this roster."""
+        document = self._documents.read(STREAMS)
+        if document is not None and document[0] != self._version:
+            self._version = document[0]
+            self._streams = _streams.decode(document[1]) if document[1] else _NOTHING
+        self._roster = roster
+        by_identity = {record.identity: record for record in self._streams.streams}
+        records = [by_identity.get(_identity(endpoint)) for endpoint in roster.endpoints]
+        usable = [record is not None and record.precise for record in records]
+        sizes = Counter(record.block_tokens for record, use in zip(records, usable, strict=True) if record and use)
+        self._owners = {size: Owners(len(records)) for size in sizes}
+        self._sizes = {}
+        for row, (record, use) in enumerate(zip(records, usable, strict=True)):
+            if record is not None and use:
+                self._sizes[record.endpoint] = record.block_tokens
+                self._add(self._owners[record.block_tokens], row, record)
+        size = len(records)
+        adapters = frozenset(self._streams.adapters)
+        blocks = tuple(record.block_tokens if record is not None else 0 for record in records)
+        self._views = (
+            HeldView(
+                tuple(s for s, _ in sizes.most_common()),
+                np.array(usable, dtype=bool),
+                blocks,
+                _reasons(records),
+                adapters,
+            ),
+            HeldView((), np.zeros(size, dtype=bool), blocks, (NO_READER,) * size, adapters),
+        )
+
+    def _add(self, owners: Owners, row: int, record: StreamRecord) -> None:
+        for tier in record.tiers:
+            if tier.weight:
+                owners.add(tier.owner, row, tier.weight)
+        owners.add(record.speculative, row, WEIGHT_ONE)
+
+
+class NoHeldBlocks:
+    """Implements `epp.plugin.HeldBlocks` for a picker without a kv-events process: no endpoint holds anything."""
+
+    def view(self, roster: Roster, now: float) -> HeldView:
+        size = len(roster.endpoints)
+        return HeldView((), np.zeros(size, dtype=bool), (0,) * size, (NO_READER,) * size, frozenset())
+
+    def match(self, view: HeldView, hashes: Hashes, block_tokens: int) -> tuple[list[int], list[int]]:
+        size = len(view.why)
+        return [0] * size, [0] * size
+
+    def measure(self, latency: Measure) -> None:
+        """Does nothing: there is nothing to measure."""
+
+    def expect(self, hashes: Hashes, owner: int, block_tokens: int) -> None:
+        """Does nothing."""
+
+
+def _identity(endpoint: Endpoint) -> tuple[int, int, int]:
+    return endpoint.slot, endpoint.generation, endpoint.owner
+
+
+def _reasons(records: list[StreamRecord | None]) -> tuple[str, ...]:
+    return tuple(NO_STREAM if record is None else record.why for record in records)

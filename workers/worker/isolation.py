@@ -1,0 +1,87 @@
+"""Leaves plugins that fail repeatedly out of a worker's pipeline for a while.
+
+`Isolation.fault` gets every fault and counts it for the plugin at fault. The fifth fault within a minute takes the plugin out if the
+pipeline works without it (`epp.isolation`). Open streams keep the pipeline that decided them, so that the plugin releases what it holds for
+them. After a minute the plugin returns on trial: then a single fault takes it out again.
+
+Each worker decides separately.
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+from epp.isolation import PAUSE_S, Faults, culprit, dispensable
+from epp.metrics.series import ISOLATION
+from epp.plugin import Plugin
+from shm.series import SeriesWriter
+from workers.extproc.pipelines import Pipelines
+from workers.host.log import error_text
+
+FAULTS, TIMES = range(len(ISOLATION.counters))
+
+
+class Isolation:
+    """Isolates plugins in one worker. `on_fault` gets every fault with its plugin's name. `warn` logs plugins that leave or return."""
+
+    def __init__(
+        self,
+        pipelines: Pipelines,
+        series: SeriesWriter,
+        *,
+        now: Callable[[], float],
+        later: Callable[[float, Callable[[], None]], object],
+        on_fault: Callable[[BaseException, str], None],
+        warn: Callable[..., object],
+    ) -> None:
+        self._pipelines = pipelines
+        self._series = series
+        self._now = now
+        self._later = later
+        self._on_fault = on_fault
+        self._warn = warn
+        self._faults = Faults()
+        self._out: set[str] = set()
+
+    def fault(self, problem: BaseException) -> None:
+        """Counts an exception of a request or a response hook. Takes the plugin at fault out if it fails too often."""
+        plugin = culprit(problem)
+        self._on_fault(problem, plugin.name if plugin is not None else "")
+        if plugin is None or plugin.name not in self._pipelines.whole.plugins:
+            return
+        self._count(plugin, FAULTS)
+        if plugin.name in self._out or not dispensable(plugin):
+            return
+        if self._faults.too_many(plugin.name, self._now()):
+            self._leave(plugin, problem)
+
+    def _leave(self, plugin: Plugin, problem: BaseException) -> None:
+        self._out.add(plugin.name)
+        self._pipelines.leave_out(self._out)
+        self._count(plugin, TIMES)
+        self._show(plugin, 1)
+        self._warn(
+            "a plugin failed too often: requests are routed without it for a while",
+            plugin=plugin.name,
+            type=plugin.type_name,
+            seconds=PAUSE_S,
+            last=error_text(problem),
+        )
+        self._later(PAUSE_S, partial(self._return, plugin))
+
+    def _return(self, plugin: Plugin) -> None:
+        self._out.discard(plugin.name)
+        self._faults.tried_again(plugin.name, self._now())
+        self._pipelines.leave_out(self._out)
+        self._show(plugin, 0)
+        self._warn("a plugin that had failed is tried again", plugin=plugin.name, type=plugin.type_name)
+
+    def _count(self, plugin: Plugin, which: int) -> None:
+        series = self._series
+        series.words[self._block(plugin) + series.counter_at[ISOLATION.counters[which].name]] += 1
+
+    def _show(self, plugin: Plugin, out: int) -> None:
+        series = self._series
+        series.words[self._block(plugin) + series.gauge_at[ISOLATION.gauges[0].name]] = out
+
+    def _block(self, plugin: Plugin) -> int:
+        return self._series.block((plugin.name, plugin.type_name))

@@ -1,0 +1,111 @@
+"""Decides when and how a worker leaves: because it uses more than its share of memory, or because the parent stops it."""
+
+import asyncio
+import time
+from collections.abc import Callable
+
+import structlog
+
+from shm.lanes import Lane, Lanes
+from workers.flow.flow_control import FlowControl
+from workers.host.memory import LOOK_S, Bursts, Leaving, Usage, Watch, cgroup_limit, share, trim
+from workers.process.instance import Instance
+from workers.process.layout import LEAVING
+from workers.worker.drain import Drain
+from workers.worker.serving import Serving
+
+FRESH_BEAT_S = 0.5  # the beat of a worker that accepts connections is younger
+
+log = structlog.get_logger()
+
+
+class Exit:
+    """Decides when one worker leaves, and drains it. `seat`: the number of its lane; 0 is the supervisor's."""
+
+    def __init__(self, instance: Instance, lane: Lane, seat: int) -> None:
+        self._instance = instance
+        self._lanes: Lanes = instance.memory.lanes
+        self._lane = lane
+        self._seat = seat
+        self.recycled = False  # whether the worker leaves because of its memory
+
+    def leaving(self) -> dict[int, int]:
+        """Returns the `Leaving` states of the other serving workers, by seat."""
+        states = self._lanes.scalars(LEAVING)
+        return {seat: states[seat] for seat in self._lanes.serving_workers() if seat != self._seat}
+
+    def watch_memory(self, loop: asyncio.AbstractEventLoop, stopping: asyncio.Event) -> None:
+        """Returns freed memory to the system after each burst of bodies. Sets `stopping` when this process uses more than its share.
+
+        If a fresh process already exceeds its share, logs this and does not watch the share.
+        """
+        configured, cgroup, usage = self._instance.options.worker_memory_limit, cgroup_limit(), Usage()
+        workers = self._instance.options.workers
+
+        def limit() -> int:
+            return share(configured, cgroup, max(workers, len(self._lanes.serving_workers())))
+
+        watched = limit()
+        if watched and (need := usage.over(watched)):
+            log.error(
+                "memory of workers is not watched",
+                needs_mib=need >> 20,
+                limit_mib=watched >> 20,
+                why="a fresh worker needs more than its share: give the container more memory, or fewer --workers, "
+                "or set --worker-memory-limit",
+            )
+            watched = 0
+        bursts = Bursts(usage.resident, trim, loop.time())
+        watch = Watch(self._seat, now=loop.time(), over=usage.over, trim=trim, say=self._say, others=self.leaving)
+
+        def look() -> None:
+            if stopping.is_set():
+                return
+            bursts.look(loop.time())
+            if watched and (used := watch.look(loop.time(), limit())):
+                log.warning("worker is recycled: memory", used_mib=used >> 20, limit_mib=limit() >> 20)
+                self.recycled = True
+                stopping.set()
+            else:
+                loop.call_later(LOOK_S, look)
+
+        loop.call_later(LOOK_S, look)
+
+    async def drain(
+        self, serving: Serving, flow: Callable[[], FlowControl | None], *, orphaned: Callable[[], bool]
+    ) -> None:
+        """Drains together with all other workers if the picker stops or the parent is gone. Otherwise drains alone."""
+        instance = self._instance
+
+        def refuse_waiting() -> int:  # flow control has its own answer for requests that wait there, and for later ones
+            if (present := flow()) is not None:
+                present.shut_down()
+            return serving.refuse_waiting()
+
+        drain = Drain(
+            serving.server,
+            timeout_s=instance.options.drain_timeout_s,
+            hurried=lambda: instance.words.hurrying,
+            refuse_waiting=refuse_waiting,
+        )
+        if instance.words.stopping or orphaned():
+            self._say(Leaving.DRAINS)
+            await drain.together(lambda: serving.server.streams > 0 or self._others_busy())
+            return
+        self._say(Leaving.LEAVES)
+        instance.reports.leaving(self._seat)
+        await drain.alone(self._relieved)
+
+    def _say(self, state: Leaving) -> None:
+        self._lane.scalars[self._lane.schema.scalar[LEAVING]] = state
+
+    def _others_busy(self) -> bool:
+        """Whether any other worker has a stream, as its lane shows."""
+        streams = self._lanes.scalars("streams")
+        return any(streams[seat] for seat in self._lanes.serving_workers() if seat != self._seat)
+
+    def _relieved(self) -> bool:
+        """Whether another worker accepts connections."""
+        ages = self._lanes.ages(time.monotonic())
+        fresh = any(state != Leaving.LEAVES and ages[i] < FRESH_BEAT_S for i, state in self.leaving().items())
+        return fresh or self._instance.words.stopping

@@ -1,0 +1,191 @@
+"""The main function of a worker process: its event loop, its lane, its streams, its end.
+
+The parent has created everything shared before the fork. A worker writes only its lane and reads the rest. It drains (`leaving`) together
+with the other workers when the parent stops or is gone. It drains alone when it gets SIGTERM for another reason, or uses more than its
+share of memory. In these cases it says so in its lane and to the parent, and the parent starts a successor in another seat at once.
+"""
+
+import asyncio
+import contextlib
+import gc
+import os
+import signal
+import time
+from collections import deque
+from collections.abc import Iterator
+from functools import partial
+
+import structlog
+import uvloop
+
+from epp.metrics.series import ABUSE
+from shm.lanes import SUPERVISOR_LANE, Lane, Lanes
+from workers.extproc.app import App
+from workers.extproc.health import beside
+from workers.extproc.peer_faults import SLOW_BODY
+from workers.host.exit_codes import ExitCode
+from workers.process.instance import Instance
+from workers.process.layout import CERTIFICATE_UNTIL, LOADED
+from workers.process.loading import in_force
+from workers.shared.bus import BusWriter
+from workers.telemetry.stream_metrics import StreamMetrics
+from workers.transport.interface import Application, Clock
+from workers.worker.adoption import Adoption
+from workers.worker.body_timeout import BodyTimeout
+from workers.worker.faults import Faults
+from workers.worker.leaving import Exit
+from workers.worker.serving import Serving
+from workers.worker.setup import Parts
+
+BEAT_S = 0.1
+GC_YOUNGEST = 20_000  # high, because reference counts free a stream's objects, and cycles are rare
+LAG_BEATS = 10  # the loop's lag is the largest of so many beats
+LAG = "loop_lag_us"
+
+log = structlog.get_logger()
+
+
+def run(instance: Instance, index: int) -> int:
+    """Runs a worker until it has to leave. Returns an ExitCode. `index`: the worker's number, from 0; its lane is `index + 1`."""
+    gc.set_threshold(GC_YOUNGEST, 20, 20)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(Worker(in_force(instance), index).serve())
+
+
+class Worker:
+    """One worker process. `index`: the worker's number, from 0."""
+
+    def __init__(self, instance: Instance, index: int) -> None:
+        self.instance = instance
+        self.index = index
+        self.lanes: Lanes = instance.memory.lanes
+        self.lane: Lane = instance.memory.lanes.lane(index + 1)
+        self.lane.take_over()
+        self.faults = Faults(self.lane)
+        self._clock = Clock()
+        self._exit = Exit(instance, self.lane, index + 1)
+        self._lags: deque[float] = deque([0.0], LAG_BEATS)  # how late each of the last beats was, in seconds
+        self._orphaned = False
+        self._adoption: Adoption
+        self._serving: Serving
+
+    async def serve(self) -> int:
+        """Runs the worker from its start to its end. Returns an ExitCode."""
+        loop = asyncio.get_running_loop()
+        bus = self._bus()
+        stopping = asyncio.Event()
+        loop.add_signal_handler(signal.SIGTERM, stopping.set)
+        loop.add_signal_handler(signal.SIGINT, lambda: None)  # ignored: the parent decides when the worker ends
+        loop.add_reader(self.instance.pipes.life.reader, self._parent_gone, loop, stopping)
+        if self.instance.credentials.ext_proc is not None:
+            self.instance.credentials.ext_proc.follow(loop, speaks=self.index == 0, say_until=self._publish_certificate)
+        parts = self.set_up(bus)
+        serving = self._serving = self._create_serving(parts)
+        serving.start(loop, self._application())
+        self._beat(loop, time.monotonic())
+        self._exit.watch_memory(loop, stopping)
+        self._watch_bodies(loop, BodyTimeout())
+        loop.add_reader(self.instance.pipes.wakeups[self.index], self.woken, loop)
+        self.instance.reports.ready(self.index + 1)
+        await stopping.wait()
+        await self._exit.drain(serving, lambda: parts.kept.flow, orphaned=lambda: self._orphaned)
+        loop.remove_reader(self.instance.pipes.wakeups[self.index])
+        current, *before = self._adoption.every()
+        for used in before:
+            await used.retire()
+        await current.close()
+        bus.flush()
+        if parts.kept.traces is not None:
+            await parts.kept.traces.close()
+        return ExitCode.RECYCLED if self._exit.recycled else ExitCode.OK
+
+    def set_up(self, bus: BusWriter) -> Parts:
+        """Creates the worker's app and the other parts for its configuration."""
+        parts = Parts(self.instance, self.index, self.lane, bus=bus, faults=self.faults, clock=self._clock)
+        self._adoption = Adoption(parts, self.lane, self.index + 1, self._apps)
+        return parts
+
+    def _apps(self) -> Iterator[App]:
+        """Returns the apps of all open streams."""
+        return (stream.app for stream in self._serving.streams())
+
+    def _publish_certificate(self, until: float) -> None:
+        self.lane.scalars[self.lane.schema.scalar[CERTIFICATE_UNTIL]] = int(until)
+
+    def woken(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Handles a wake-up: another process has changed its lane and wants this worker to look."""
+        with contextlib.suppress(BlockingIOError):  # the event may have been read by a predecessor
+            os.eventfd_read(self.instance.pipes.wakeups[self.index])
+        kept = self._adoption.parts.kept
+        kept.publisher.woken(loop)
+        kept.profiler.woken()
+        if kept.flow is not None:
+            kept.flow.woken()
+        self._adoption.look()
+
+    def _bus(self) -> BusWriter:
+        counter = self.lane.schema.counter
+        return BusWriter(
+            self.instance.pipes.bus_writers[self.index],
+            partial(self.lane.add, counter["bus_drops_total"]),
+            partial(self.lane.add, counter["bus_frames_total"]),
+        )
+
+    def _create_serving(self, parts: Parts) -> Serving:
+        return Serving(
+            self.instance,
+            self.lane,
+            parts.series(ABUSE),
+            clock=self._clock,
+            on_error=self.faults.request_failed,
+            leaving=self._exit.leaving,
+        )
+
+    def _application(self) -> Application:
+        """Returns the application for the transport: ext_proc, with stream metrics and health checks if they are enabled."""
+        instance = self.instance
+        adoption = self._adoption
+
+        if instance.options.enable_grpc_stream_metrics:
+            return self._with_health(StreamMetrics(self.lane, time.monotonic).around(adoption.open))
+        return self._with_health(adoption.open)
+
+    def _with_health(self, opened: Application) -> Application:
+        """Adds health checks to `opened` if they are enabled."""
+        instance = self.instance
+        if not instance.options.health_checking:
+            return opened
+
+        def ready() -> bool:  # stays True while only this worker leaves, because the picker still serves
+            return not (self._orphaned or instance.words.stopping) and bool(self.lanes.scalars(LOADED)[SUPERVISOR_LANE])
+
+        return beside(opened, ready)
+
+    def _parent_gone(self, loop: asyncio.AbstractEventLoop, stopping: asyncio.Event) -> None:
+        """Begins to stop, because the pipe `life` has ended. The kernel closes a dying process's pipes before getppid() shows its death."""
+        loop.remove_reader(self.instance.pipes.life.reader)
+        self._orphaned = True
+        log.warning(
+            "the parent is gone: this worker ends when all streams have ended",
+            drain_timeout_s=self.instance.options.drain_timeout_s,
+        )
+        stopping.set()
+
+    def _beat(self, loop: asyncio.AbstractEventLoop, due: float) -> None:
+        now = time.monotonic()
+        self.lane.beat(now)
+        self._serving.publish_load()
+        self.lanes.add_remote(now)  # flow control uses these lanes over later configurations, too
+        for parts in self._adoption.every():
+            parts.instance.memory.lanes.add_remote(now)
+            parts.beat()
+        self._adoption.look()
+        self._lags.append(now - due)
+        if (lag := self.lane.schema.scalar.get(LAG)) is not None:
+            self.lane.scalars[lag] = int(max(self._lags) * 1e6)
+        loop.call_later(BEAT_S, self._beat, loop, now + BEAT_S)
+
+    def _watch_bodies(self, loop: asyncio.AbstractEventLoop, timeout: BodyTimeout) -> None:
+        for origin in timeout.look(self._serving.streams()):
+            self._serving.peer_faults(f"{SLOW_BODY}: {origin}")
+        loop.call_later(timeout.seconds / 2, self._watch_bodies, loop, timeout)

@@ -1,0 +1,90 @@
+"""The objects by which a worker's plugins use shared memory: load, prefix index, histograms, counters and gauges."""
+
+from collections.abc import Callable, Mapping
+
+from epp.candidates import Endpoint
+from epp.metrics import Metric
+from epp.metrics.catalogue import GAUGE_PARTS, WEIGHT
+from epp.plugin import Hashes, Plugin
+from shm.lanes import Lane
+from shm.prefix_reader import IndexReader
+from shm.series import SeriesWriter
+from workers.shared.bus import BusWriter
+
+GAUGE_MAX = 1e11  # limit of a value, so that the sum over all workers fits into a word
+
+
+class LaneLoad:
+    """Counts the tokens in flight, in this worker's lane."""
+
+    def __init__(self, lane: Lane) -> None:
+        self._tokens = lane.tokens
+
+    def add_tokens(self, endpoint: Endpoint, tokens: int) -> None:
+        self._tokens[endpoint.slot] += tokens
+
+
+class SharedPrefixIndex:
+    """Matches prefixes in the index in shared memory. Adds to the index through the bus."""
+
+    def __init__(self, reader: IndexReader, bus: BusWriter) -> None:
+        self.match: Callable[[Hashes], Mapping[int, int]] = reader.match
+        self.learn: Callable[[Hashes, int], None] = bus.learn
+        self.forget: Callable[[Hashes, int], None] = bus.forget
+
+
+class LaneMeasure:
+    """Observes values of one histogram in this worker's lane."""
+
+    __slots__ = ("_index", "_lane")
+
+    def __init__(self, lane: Lane, index: int) -> None:
+        self._lane = lane
+        self._index = index
+
+    def observe(self, value: float) -> None:
+        self._lane.observe(self._index, value)
+
+
+class SeriesCount:
+    """Increments one counter that a plugin declares, in this worker's series."""
+
+    __slots__ = ("_at", "_fixed", "_rest", "_series")
+
+    def __init__(self, series: SeriesWriter, plugin: Plugin, metric: Metric) -> None:
+        self._series = series
+        self._fixed = (plugin.name, plugin.type_name)
+        # Empty labels, if the table is a spare one with more labels.
+        self._rest = ("",) * (len(series.schema.labels) - len(self._fixed) - len(metric.labels))
+        self._at = series.counter_at[metric.name]
+
+    def add(self, *labels: str, n: int = 1) -> None:
+        series = self._series
+        series.words[series.block((*self._fixed, *labels, *self._rest)) + self._at] += n
+
+
+class SeriesGauge:
+    """Sets one gauge that a plugin declares, in this worker's series."""
+
+    __slots__ = ("_at", "_fixed", "_rest", "_series", "_weight_at")
+
+    def __init__(self, series: SeriesWriter, plugin: Plugin, metric: Metric) -> None:
+        self._series = series
+        self._fixed = (plugin.name, plugin.type_name)
+        # Empty labels, if the table is a spare one with more labels.
+        self._rest = ("",) * (len(series.schema.labels) - len(self._fixed) - len(metric.labels))
+        self._at = series.gauge_at[metric.name]
+        self._weight_at = series.gauge_at.get(metric.name + WEIGHT, -1)
+
+    def set(self, value: float, *labels: str, weight: float = 1.0) -> None:
+        series = self._series
+        block = series.block((*self._fixed, *labels, *self._rest))
+        if self._weight_at >= 0:
+            value *= weight
+            series.words[block + self._weight_at] = parts_of(weight)
+        series.words[block + self._at] = parts_of(value)
+
+
+def parts_of(value: float) -> int:
+    """Converts a gauge's value to an integer in units of 1 / GAUGE_PARTS. Limits its size. NaN becomes 0."""
+    return round(min(max(value, -GAUGE_MAX), GAUGE_MAX) * GAUGE_PARTS) if value == value else 0

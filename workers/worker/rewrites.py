@@ -1,0 +1,72 @@
+"""Keeps a worker's copy of the model-rewrite rules up to date.
+
+    supervisor   Objects ─ compiled ─▶ Rules ─▶ document REWRITES
+    worker       document ─ RewritesView ─▶ `Intake.rewrite`: the model to request instead; None while there are no rules
+
+The worker reads the document at its beats, so requests do no work for it. Each decision of a rule is counted by the rule's object, the
+requested model and the chosen model. The names in rules come from operators, not from clients. So they always keep their metric labels,
+even if clients request very many models.
+
+`epp.model_rewrite` chooses the rule, `epp.renaming` renames the model.
+"""
+
+from collections.abc import Callable
+
+import msgspec
+
+from epp.metrics.label_caps import LabelCaps
+from epp.metrics.series import MODEL_REWRITE_DECISIONS
+from epp.model_rewrite import Choice, Rules
+from shm.documents import DocumentReader
+from shm.series import SeriesWriter
+from workers.shared.documents import REWRITES
+
+encode = msgspec.msgpack.Encoder().encode
+decode = msgspec.msgpack.Decoder(Rules).decode
+
+Rewriting = Callable[[str], str | None]
+
+
+class RewritesView:
+    """The rewrite rules as one worker sees them. Keeps the last version if the document cannot be read."""
+
+    def __init__(
+        self, reader: DocumentReader, decisions: SeriesWriter, caps: LabelCaps, random: Callable[[], float]
+    ) -> None:
+        """`random` returns a number from [0, 1)."""
+        self._reader = reader
+        self._version = 0
+        self._decisions = decisions
+        self._decided = decisions.counter_at[MODEL_REWRITE_DECISIONS.name]
+        self._caps = caps
+        self._random = random
+        self._exact: dict[str, Choice] = {}
+        self._default: Choice | None = None
+
+    def look(self) -> bool:
+        """Reads the document. Returns whether the rules have changed."""
+        if self._reader.version(REWRITES) == self._version:
+            return False
+        latest = self._reader.read(REWRITES)
+        if latest is None or latest[0] == self._version:
+            return False
+        self._version, blob = latest
+        rules = decode(blob)
+        self._caps.pin(rules.names())
+        self._exact, self._default = rules.by_model(), rules.others()
+        return True
+
+    @property
+    def rewrite(self) -> Rewriting | None:
+        """The present value for `Intake.rewrite`; None if there are no rules."""
+        return self._target if self._exact or self._default is not None else None
+
+    def _target(self, model: str) -> str | None:
+        """Returns the model to request instead of `model`; None if no rule matches."""
+        choice = self._exact.get(model, self._default)
+        if choice is None:
+            return None
+        target = choice.pick(self._random)
+        decisions = self._decisions
+        decisions.words[decisions.block((choice.rewrite, model, target)) + self._decided] += 1
+        return target

@@ -1,0 +1,129 @@
+"""Starts a worker's transport with its limits, and publishes the worker's load for the other workers."""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import structlog
+
+from shm.lanes import Lane
+from shm.series import SeriesWriter
+from workers.extproc.peer_faults import PeerFaults
+from workers.extproc.stream import ExtProcStream
+from workers.host.memory import Leaving, cgroup_limit, share
+from workers.process.instance import Instance
+from workers.transport import native
+from workers.transport.interface import Application, Clock, Handler, Server
+from workers.transport.limits import BUDGET_MAX, Budget, Limits
+from workers.worker.body_timeout import BodyRelief
+
+# The part of a worker's memory for messages that peers do not finish and answers that they do not read.
+PEERS_SHARE = 0.25
+
+log = structlog.get_logger()
+
+
+class Serving:
+    """Runs the server of one worker. `leaving` returns the `Leaving` states of the other serving workers, by seat."""
+
+    def __init__(
+        self,
+        instance: Instance,
+        lane: Lane,
+        abuse: SeriesWriter,
+        *,
+        clock: Clock,
+        on_error: Callable[[BaseException], None],
+        leaving: Callable[[], dict[int, int]],
+    ) -> None:
+        self._instance = instance
+        self._lane = lane
+        self._clock = clock
+        self._on_error = on_error
+        self._leaving = leaving
+        self.peer_faults = PeerFaults(abuse, log.warning, time.monotonic)
+        self._budget = self._create_budget()
+        self.server: Server
+
+    def start(self, loop: asyncio.AbstractEventLoop, application: Application) -> None:
+        """Serves with the configured transport."""
+        instance = self._instance
+        limits = Limits(message=instance.options.message_bytes_max)
+        if instance.options.transport == "grpcio":
+            # This takes 20 MiB, and grpc is not fork-safe: import it only after the fork.
+            from workers.transport import grpcio
+
+            grpcio_server = grpcio.Server(
+                loop,
+                limits,
+                self._budget,
+                on_abuse=self.peer_faults,
+                on_error=self._on_error,
+                clock=self._clock,
+                now=time.monotonic,
+            )
+            grpcio_server.serve(instance.sockets.ext_proc, application, instance.credentials.ext_proc)
+            self.server = grpcio_server
+            return
+        native_server = native.Server(
+            loop,
+            limits,
+            self._budget,
+            on_abuse=self.peer_faults,
+            on_error=self._on_error,
+            on_accept=self._accepted,
+            on_leave=self.publish_load,  # at once, because the next connection must see the true load
+            on_accept_failure=log.error,
+            others=self._other_workers,
+            accepted_anywhere=partial(self._total, "connections_total"),
+            clock=self._clock,
+            now=time.monotonic,
+        )
+        native_server.serve(instance.sockets.ext_proc, application, instance.credentials.ext_proc_context)
+        self.server = native_server
+
+    def streams(self, among: Sequence[Handler] | None = None) -> list[ExtProcStream]:
+        """Returns all open ext_proc streams, or those of the handlers `among`."""
+        # If stream metrics are enabled, each ext_proc handler is wrapped in another handler.
+        handlers = self.server.handlers() if among is None else among
+        innermost = [getattr(handler, "handler", handler) for handler in handlers]
+        return [stream for stream in innermost if isinstance(stream, ExtProcStream)]
+
+    def refuse_waiting(self) -> int:
+        """Refuses every request that has no decision yet. Returns their number."""
+        return sum(stream.refuse_waiting() for stream in self.streams())
+
+    def publish_load(self) -> None:
+        """Publishes in the lane how many streams and connections are open here, for the other workers."""
+        scalars, scalar = self._lane.scalars, self._lane.schema.scalar
+        scalars[scalar["streams"]] = self.server.streams
+        scalars[scalar["connections"]] = self.server.connections
+        scalars[scalar["accept_load"]] = self.server.load()
+
+    def _accepted(self) -> None:
+        self._lane.add(self._lane.schema.counter["connections_total"])
+        self.publish_load()  # at once, because the next connection may arrive together with this one
+
+    def _total(self, counter: str) -> int:
+        return self._instance.memory.lanes.counters()[counter]
+
+    def _create_budget(self) -> Budget:
+        """Creates the budget of bytes that this worker holds for its peers: a part of its share of memory if that is limited.
+
+        The budget always suffices for the largest body of one peer in addition to what the other peers hold.
+        """
+        options = self._instance.options
+        memory = share(options.worker_memory_limit, cgroup_limit(), options.workers)
+        budget = Budget()
+        if memory:
+            budget.limit = max(2 * options.message_bytes_max, min(BUDGET_MAX, int(PEERS_SHARE * memory)))
+        budget.relieve = BodyRelief(budget.limit, self.streams, time.monotonic, self.peer_faults)
+        return budget
+
+    def _other_workers(self) -> list[tuple[bool, int, float]]:
+        """Returns for `Gate`, per other worker: whether it accepts connections, its load, and the age of its last beat in seconds."""
+        lanes = self._instance.memory.lanes
+        ages = lanes.ages(time.monotonic())
+        loads = lanes.scalars("accept_load")
+        return [(state != Leaving.LEAVES, loads[i], ages[i]) for i, state in self._leaving().items()]

@@ -1,0 +1,354 @@
+"""Creates a worker's `App` from what the instance shares. Runs after the fork, in the worker's loop, once per configuration.
+
+    documents ─▶ pool ────────────────────────┐
+    services ─▶ plugins started ─▶ pipelines ─┼─▶ App
+    telemetry, admission, guards, intake ─────┘
+
+Each part of the app has its own method. `Parts` also keeps the objects that the worker uses later.
+"""
+
+import asyncio
+import os
+import random
+import time
+from collections.abc import Callable
+from functools import partial
+
+import msgspec
+import structlog
+
+from epp import guard
+from epp.admission import OPEN, Admission
+from epp.client_headers import untrusted
+from epp.data import Column
+from epp.explain import Explanation
+from epp.instrument import Wrap, bare
+from epp.intake import Intake
+from epp.metrics import Group
+from epp.metrics.label_caps import LabelCaps
+from epp.metrics.series import ATTEMPTS, ERROR, ISOLATION, MODEL_REWRITES, PREDICTION, REQUEST, SHADOWS
+from epp.pipeline import Pipeline
+from epp.plugin import HeldBlocks
+from epp.response_phase import NONE
+from shm.documents import DocumentReader, DocumentWriter
+from shm.lanes import Lane
+from shm.prefix_reader import IndexReader
+from shm.series import SeriesWriter
+from shm.table import TableReader
+from workers.extproc.app import App, Guards
+from workers.extproc.pipelines import Pipelines
+from workers.extproc.pool import SharedPool
+from workers.extproc.shedding import Shedding
+from workers.flow.flow_control import FlowControl
+from workers.process.instance import Instance
+from workers.shared.bus import BusWriter
+from workers.shared.decisions import Publisher, Recent
+from workers.shared.documents import EndpointsView, NamesView
+from workers.shared.objectives import ObjectivesView, Priorities, static_bands
+from workers.shared.profiles import Answering
+from workers.shared.query_of_death import DECIDING, Deciding
+from workers.telemetry.cache_prediction import Comparison, match_name
+from workers.telemetry.call_timing import CallTimers, Timing
+from workers.telemetry.request_metrics import RequestMetrics
+from workers.telemetry.request_telemetry import Telemetry
+from workers.telemetry.shadow_agreement import Agreements
+from workers.telemetry.tracing import Tracer
+from workers.telemetry.tracing_export import Exporter, open_exporter
+from workers.transport.interface import Clock
+from workers.worker.body_turns import BodyTurns
+from workers.worker.faults import Faults
+from workers.worker.flow_setup import flow_control
+from workers.worker.held import NoHeldBlocks, SharedHeldBlocks
+from workers.worker.isolation import Isolation
+from workers.worker.plugin_handles import SharedPrefixIndex
+from workers.worker.profiler import Profiler
+from workers.worker.rewrites import RewritesView
+from workers.worker.services import WorkerServices
+
+log = structlog.get_logger()
+
+
+class Kept:
+    """What a worker keeps to its end, under any configuration: series, counts, views of documents, and the decisions to explain.
+
+    For each part of shared memory that the worker writes, there is one writer here, which all configurations share.
+    """
+
+    def __init__(self, instance: Instance, index: int, lane: Lane, *, clock: Clock) -> None:
+        self.caps = LabelCaps()
+        self.rng = random.Random(int.from_bytes(os.urandom(16), "big"))
+        self.documents = DocumentReader(instance.layout.documents, instance.memory.documents)
+        self.flow: FlowControl | None = None  # the last flow control, even if the present configuration has none
+        self.traces: Exporter | None = None
+        self.rewrites: RewritesView | None = None
+        self.objectives = ObjectivesView(self.documents, static_bands(instance.config.flow))
+        self._index = index
+        self._series: dict[str, SeriesWriter] = {}
+        instance.memory.flow.lane(index).take_over()
+        later = asyncio.get_running_loop().call_later
+        groups = (REQUEST, ERROR, ATTEMPTS)
+        self.metrics = RequestMetrics(clock, later, *(self.series(instance, group) for group in groups))
+        debug = instance.options.log_level == "debug"
+        self.recent = Recent(index, time.monotonic, log_decision if debug else None)
+        published = DocumentWriter(instance.layout.decisions, instance.memory.decisions)
+        self.publisher = Publisher(self.recent, instance.memory.lanes, lane, published, index)
+        answers = DocumentWriter(instance.layout.profiles, instance.memory.profiles)
+        answering = Answering(instance.memory.lanes, lane, answers, index, time.monotonic)
+        self.profiler = Profiler(answering, later)
+
+    def series(self, instance: Instance, group: Group) -> SeriesWriter:
+        """Returns this worker's part of a table of labelled metrics. Creates it at the first call."""
+        series = self._series.get(group.name)
+        if series is None:
+            series = self._series[group.name] = instance.memory.series_writer(group, self._index, self.caps)
+            series.take_over()
+        return series
+
+
+class Parts:
+    """The app of a worker for one configuration, and the parts that the worker beats, wakes or closes."""
+
+    kept: Kept
+    app: App
+
+    def __init__(
+        self,
+        instance: Instance,
+        index: int,
+        lane: Lane,
+        *,
+        bus: BusWriter,
+        faults: Faults,
+        clock: Clock,
+        before: "Parts | None" = None,
+        beside: bool = False,
+    ) -> None:
+        """`index`: the worker's number, from 0. `lane`: its lane. `before`: the parts of the previous configuration.
+
+        `beside`: this is a candidate that is used beside `before`. Then requests use the flow control of `before` until `promote` is
+        called.
+        """
+        self.instance = instance
+        self._index = index
+        self._lane = lane
+        self._faults = faults
+        self._clock = clock
+        self._bus = bus
+        self.kept = before.kept if before is not None else Kept(instance, index, lane, clock=clock)
+        self._rng = self.kept.rng
+        self._documents = self.kept.documents
+        self.services = self._services(bus)
+        configured = instance.config.pipeline
+        configured.start(self.services)
+        if before is not None:
+            take_over(configured, before.app.pipelines.whole)
+        pool = self._pool(configured)
+        if before is not None and isinstance(before.app.pool, SharedPool):
+            pool.take_over(before.app.pool)
+        self.objectives = self.kept.objectives
+        self.objectives.look()
+        pipelines = self._pipelines(configured)
+        self.timing = pipelines.timing
+        telemetry = self._telemetry(pipelines.whole)
+        self.intake: Intake = before.intake if before is not None and beside else self._intake()
+        self._pool_used = pool
+        # Must come last: requests that wait are under the new plan from here on, so nothing after this may fail.
+        self.flow: FlowControl | None = before.flow if before is not None and beside else self._flow(pool)
+        self.app = App(
+            pipelines,
+            pool,
+            lane,
+            telemetry,
+            self._guards(pipelines),
+            clock=clock,
+            now=time.monotonic,
+            soon=BodyTurns(asyncio.get_running_loop().call_soon, time.monotonic).soon,
+            rng=self._rng,
+            admission=before.app.admission if before is not None and beside else self._admission(pool, self.flow),
+            evictions=self.flow.evictions if self.flow is not None and self.flow.evicts else None,
+            intake=self.intake,
+            emit_scores=instance.options.emit_endpoint_scores,
+            request_phase_only=instance.config.response_phase == NONE,
+        )
+
+    def under(self, instance: Instance, lane: Lane, *, beside: bool = False) -> "Parts":
+        """Creates the parts for a later configuration. `lane`: this worker's lane in the layout of that configuration.
+
+        Raises PluginFault if a plugin does not start. Then everything stays as it is.
+        """
+        bus, faults, clock = self._bus, self._faults, self._clock
+        return Parts(instance, self._index, lane, bus=bus, faults=faults, clock=clock, before=self, beside=beside)
+
+    def promote(self) -> None:
+        """Replaces the configuration beside which these parts were used: flow control continues with their configuration."""
+        app = self.app
+        self.flow = self._flow(self._pool_used)
+        app.admission = self._admission(self._pool_used, self.flow)
+        app.evictions = self.flow.evictions if self.flow is not None and self.flow.evicts else None
+
+    @property
+    def publisher(self) -> Publisher:
+        return self.kept.publisher
+
+    def beat(self) -> None:
+        """Reads what the supervisor has published since the last beat, and stores the durations that were measured."""
+        if self.timing is not None:
+            self.timing.beat()
+        if self.objectives.look() and self.kept.flow is not None:
+            self.kept.flow.know(self.objectives.places)
+        rewrites = self.kept.rewrites
+        if rewrites is not None and rewrites.look():
+            self.intake.rewrite = rewrites.rewrite
+
+    def series(self, group: Group) -> SeriesWriter:
+        """Returns this worker's part of a table of labelled metrics."""
+        return self.kept.series(self.instance, group)
+
+    async def retire(self) -> None:
+        """Stores metrics and ends the plugins' work. Called when the last stream of this configuration has ended."""
+        if self.timing is not None:
+            self.timing.beat()
+        await self.services.close()
+
+    async def close(self) -> None:
+        """Stores metrics and ends the plugins' work. Called at the worker's end."""
+        self.kept.profiler.close()
+        self.kept.metrics.ledger.store()
+        await self.retire()
+
+    def _services(self, bus: BusWriter) -> WorkerServices:
+        instance = self.instance
+        return WorkerServices(
+            self._lane,
+            SharedPrefixIndex(IndexReader(instance.layout.index, instance.memory.index), bus),
+            prefix_seed=instance.credentials.prefix_seed,
+            held_blocks=self._held_blocks(),
+            rng=self._rng,
+            measures=instance.layout.measures,
+            labelled={group.name: self.series(group) for group in instance.layout.plugin_groups},
+            now=time.monotonic,
+        )
+
+    def _held_blocks(self) -> HeldBlocks:
+        """Returns what plugins see of the model servers' caches. Without a precise prefix producer, no endpoint holds anything."""
+        instance = self.instance
+        memory = instance.memory.kv_events
+        if memory is None:
+            return NoHeldBlocks()
+        if not instance.pipes.kv_bus:
+            return SharedHeldBlocks(memory, None)
+        drops = partial(self._lane.add, self._lane.schema.counter["bus_drops_total"])
+        return SharedHeldBlocks(memory, BusWriter(instance.pipes.kv_bus[self._index].writer, drops).learn)
+
+    def _pool(self, pipeline: Pipeline) -> SharedPool:
+        instance = self.instance
+        saturation = instance.config.saturation
+        read = saturation.consumes if saturation is not None else ()
+        return SharedPool(
+            TableReader(instance.layout.table, instance.memory.table),
+            EndpointsView(self._documents),
+            NamesView(self._documents),
+            instance.memory.lanes,
+            columns=(*pipeline.columns, *(key for key in read if isinstance(key, Column))),
+            fresh_for_s=instance.sources.believed_for_s,
+            now=time.monotonic,
+            producer_failed=self._faults.producer_failed,
+            scorer_failed=lambda problem: self.app.guards.on_fault(problem),
+            shadow_failed=self._faults.shadow_failed,
+            honour_subsets=not instance.options.disable_endpoint_subset_filter,
+            lane=1 + self._index,
+        )
+
+    def _pipelines(self, configured: Pipeline) -> Pipelines:
+        """Adds guards and timers to the calls of the configured pipeline. Returns it in all its forms."""
+        foreign = guard.declared(configured.recipe.plugins)
+        guarded = wrap = guard.guard(guard.counted(self.services), self._faults.remark) if foreign else bare
+        pipeline, timing = configured, None
+        if self.instance.options.plugin_metrics:
+            calls = CallTimers(self._lane, self.instance.layout.timers, time.perf_counter, self._faults.blocked)
+            wrap = guard.within(guarded, calls)
+            pipeline = configured.wrapped(wrap)
+            timing = Timing(calls, guarded, pipeline)
+        elif foreign:
+            pipeline = configured.wrapped(guarded)
+        return Pipelines(pipeline, wrap, timing=timing, tracer=self._tracer(pipeline, wrap))
+
+    def _tracer(self, pipeline: Pipeline, wrap: Wrap) -> Tracer | None:
+        """Creates the tracer. Returns None, and does not import OpenTelemetry, if traces are off."""
+        options = self.instance.options.tracing
+        if options is None:
+            return None
+        if self.kept.traces is None:
+            self.kept.traces = Exporter(open_exporter(options))
+        return Tracer(
+            pipeline, wrap, self.kept.traces.emit, ratio=options.ratio, parent_based=options.parent_based, rng=self._rng
+        )
+
+    def _telemetry(self, pipeline: Pipeline) -> Telemetry:
+        match = match_name(pipeline.recipe)
+        return Telemetry(
+            self._lane,
+            self.kept.metrics,
+            self.kept.recent,
+            now=time.monotonic,
+            comparison=Comparison(match, self.series(PREDICTION)) if match else None,
+            agreements=Agreements(self.series(SHADOWS)) if pipeline.shadows else None,
+        )
+
+    def _flow(self, pool: SharedPool) -> FlowControl | None:
+        kept, failed = self.kept, self._faults.policy_failed
+        flow = flow_control(
+            self.instance, self._index, self._lane, pool, self.objectives, self.series, kept.caps, failed, kept.flow
+        )
+        kept.flow = flow or kept.flow
+        return flow
+
+    def _admission(self, pool: SharedPool, flow: FlowControl | None) -> Admission:
+        """Returns flow control if it is on. Otherwise returns shedding if the configuration has a saturation detector, else admits all."""
+        if flow is not None:
+            return flow
+        saturation = self.instance.config.saturation
+        return Shedding(pool, saturation) if saturation is not None else OPEN
+
+    def _guards(self, pipelines: Pipelines) -> Guards:
+        instance, lane = self.instance, self._lane
+        isolation = Isolation(
+            pipelines,
+            self.series(ISOLATION),
+            now=time.monotonic,
+            later=asyncio.get_running_loop().call_later,
+            on_fault=self._faults.plugin_failed,
+            warn=log.warning,
+        )
+        at = lane.schema.scalar[DECIDING]
+        refused = partial(lane.add, lane.schema.counter["deadly_requests_total"])
+        return Guards(
+            body_bytes_max=instance.options.body_bytes_max,
+            deciding=Deciding(lane.scalars[at : at + 1], instance.words.deadly, refused),
+            on_fault=isolation.fault,
+            hidden_headers=untrusted(instance.options.trust_client_headers),
+        )
+
+    def _intake(self) -> Intake:
+        """Creates the intake. It reads objectives and model rewrites only if this instance can have any."""
+        if not self.instance.sources.has_objects:
+            return Intake()
+        kept = self.kept
+        if kept.rewrites is None:
+            kept.rewrites = RewritesView(self._documents, self.series(MODEL_REWRITES), kept.caps, self._rng.random)
+        kept.rewrites.look()
+        unknown: Callable[[], None] = partial(self._lane.add, self._lane.schema.counter["objectives_unknown_total"])
+        return Intake(kept.rewrites.rewrite, Priorities(self.objectives, unknown).of)
+
+
+def take_over(configured: Pipeline, before: Pipeline) -> None:
+    """Gives each plugin the knowledge of its predecessor: the plugin with the same name and type in the previous configuration."""
+    for name, plugin in configured.plugins.items():
+        predecessor = before.plugins.get(name)
+        if predecessor is not None and predecessor.type_name == plugin.type_name:
+            plugin.take_over(predecessor)
+
+
+def log_decision(explained: Explanation) -> None:
+    """Logs a decision at level debug."""
+    log.debug("decision", **msgspec.to_builtins(explained))
