@@ -1,4 +1,4 @@
-"""Prefer servers in the caller's zone: `x-zone` of the request against the label `zone` of the endpoint."""
+"""Prefer endpoints in the caller's zone: the request header `x-zone` must equal the endpoint's label `zone`."""
 
 import numpy as np
 
@@ -9,7 +9,7 @@ from epp.request import Request
 
 @plugin("same-zone-scorer")
 class SameZone(Scorer):
-    """1 in the zone that the request names, 0 elsewhere."""
+    """Scores 1 for an endpoint in the zone that the request names, 0 for all others."""
 
     def score(self, request: Request, candidates: Candidates, profile: Profile) -> Scores:
         return np.array([float(e.labels.get("zone") == request.headers.get("x-zone")) for e in candidates.endpoints])

@@ -1,4 +1,4 @@
-{{/* What follows from values, as in workers/manifests/settled.py; a test holds both to the same results. */}}
+{{/* Derived values. files/sizes.json has the constants that `epp size` uses; both compute the same size of /dev/shm. */}}
 
 {{- define "epp.name" -}}
 {{ .Release.Name }}-epp
@@ -18,7 +18,25 @@ app.kubernetes.io/instance: {{ include "epp.name" . }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 {{- end -}}
 
-{{/* Metadata of a namespaced object: list of the root and its name. */}}
+{{/* Labels of pods: also the one that selectors for pods of the reference's chart use. */}}
+{{- define "epp.podLabels" -}}
+{{ include "epp.labels" . }}
+llm-d-router-{{ if include "epp.watchesPool" . }}gateway{{ else }}standalone{{ end }}: {{ include "epp.name" . }}
+{{- end -}}
+
+{{/* A constant of files/sizes.json. The argument is a list of the root and the name. */}}
+{{- define "epp.size" -}}
+{{- get ((index . 0).Files.Get "files/sizes.json" | fromJson) (index . 1) | int64 -}}
+{{- end -}}
+
+{{/* Defaults with given fields in place of theirs. The argument is a list of the defaults as YAML text and the given mapping. */}}
+{{- define "epp.replaced" -}}
+{{- $result := index . 0 | fromYaml -}}
+{{- range $name, $value := index . 1 }}{{ $_ := set $result $name $value }}{{ end -}}
+{{- toYaml $result -}}
+{{- end -}}
+
+{{/* Metadata of a namespaced object. The argument is a list of the root and the name. */}}
 {{- define "epp.metadata" -}}
 {{- $root := index . 0 -}}
 name: {{ index . 1 }}
@@ -27,7 +45,7 @@ labels:
   {{- include "epp.labels" $root | nindent 2 }}
 {{- end -}}
 
-{{/* Booleans are "true" or empty. */}}
+{{/* A true boolean is "true", a false one is empty. */}}
 {{- define "epp.standalone" -}}
 {{- if eq .Values.router.mode "standalone" }}true{{ end -}}
 {{- end -}}
@@ -47,7 +65,32 @@ labels:
 {{- $flags := .Values.router.epp.flags -}}
 {{- if hasKey $flags "ha-enable-leader-election" -}}
 {{- if eq (toString (index $flags "ha-enable-leader-election")) "true" }}true{{ end -}}
-{{- else if gt (int .Values.router.epp.replicas) 1 }}true{{ end -}}
+{{- else if and (gt (int .Values.router.epp.replicas) 1) (not .Values.router.epp.replicaStore.url) }}true{{ end -}}
+{{- end -}}
+
+{{/* The URL of the replica store, with the mounted files of its TLS. */}}
+{{- define "epp.storeUrl" -}}
+{{- $store := .Values.router.epp.replicaStore -}}
+{{- $options := list -}}
+{{- if or $store.tls.existingSecret $store.tls.clientCertificate -}}
+{{- if hasPrefix "redis+sentinel://" $store.url }}{{ $options = append $options "tls=true" }}{{ end -}}
+{{- $options = append $options "ca=/replica-store-tls/ca.crt" -}}
+{{- if $store.tls.clientCertificate }}{{ $options = concat $options (list "cert=/replica-store-tls/tls.crt" "key=/replica-store-tls/tls.key") }}{{ end -}}
+{{- end -}}
+{{- $store.url -}}
+{{- with $options }}{{ ternary "&" "?" (contains "?" $store.url) }}{{ join "&" . }}{{ end -}}
+{{- end -}}
+
+{{/* The ports of the hosts in the URL of the replica store. Behind Sentinel also 6379, on which the store itself usually listens. */}}
+{{- define "epp.storePorts" -}}
+{{- $url := .Values.router.epp.replicaStore.url -}}
+{{- $sentinel := hasPrefix "redis+sentinel://" $url -}}
+{{- $ports := list -}}
+{{- range splitList "," (regexReplaceAll "^[^/]*//([^/?]*).*$" $url "${1}") -}}
+{{- $ports = append $ports (regexFind ":[0-9]+$" . | trimPrefix ":" | default (ternary "26379" "6379" $sentinel) | int) -}}
+{{- end -}}
+{{- if $sentinel }}{{ $ports = append $ports 6379 }}{{ end -}}
+{{- $ports | uniq | toJson -}}
 {{- end -}}
 
 {{- define "epp.secure" -}}
@@ -55,6 +98,10 @@ labels:
 {{- if hasKey $flags "secure-serving" -}}
 {{- if eq (toString (index $flags "secure-serving")) "true" }}true{{ end -}}
 {{- else if not (include "epp.standalone" .) }}true{{ end -}}
+{{- end -}}
+
+{{- define "epp.followsKvEvents" -}}
+{{- if or .Values.router.kvEvents.serverPorts .Values.router.kvEvents.bindPort }}true{{ end -}}
 {{- end -}}
 
 {{- define "epp.authenticates" -}}
@@ -67,16 +114,13 @@ labels:
 {{- end -}}
 
 {{- define "epp.preStop" -}}
-{{- $asked := .Values.router.epp.preStopSleepSeconds -}}
-{{- if not (kindIs "invalid" $asked) }}{{ int $asked }}{{ else if include "epp.elects" . }}0{{ else }}10{{ end -}}
+{{- $seconds := .Values.router.epp.preStopSleepSeconds -}}
+{{- if not (kindIs "invalid" $seconds) }}{{ int $seconds }}{{ else if include "epp.elects" . }}0{{ else }}10{{ end -}}
 {{- end -}}
 
-{{/* A CPU quantity, rounded up. */}}
+{{/* A CPU quantity, rounded up. The checks refuse other forms. */}}
 {{- define "epp.cpus" -}}
 {{- $cpu := toString . -}}
-{{- if not (regexMatch "^([0-9]+m|[0-9]*\\.?[0-9]+)$" $cpu) -}}
-{{- fail (printf "router.epp.resources.requests.cpu: '%s' is no quantity of CPUs; write 2, 0.5 or 500m" $cpu) -}}
-{{- end -}}
 {{- if hasSuffix "m" $cpu -}}
 {{- max 1 (ceil (divf (trimSuffix "m" $cpu | float64) 1000.0)) -}}
 {{- else -}}
@@ -89,21 +133,25 @@ labels:
 {{- if hasKey $flags "workers" }}{{ int $flags.workers }}{{ else }}{{ include "epp.cpus" .Values.router.epp.resources.requests.cpu }}{{ end -}}
 {{- end -}}
 
-{{/* Of /dev/shm: 5/4 of 12 B an index entry, 5 KiB a place, 3,600 KiB a worker that there can be, and 4 MiB; in whole 16 MiB. */}}
+{{/* Size of /dev/shm: a quarter more than index entries, held blocks with KV events, endpoints and possible workers need, plus a fixed part, in whole steps. */}}
 {{- define "epp.sharedMemory" -}}
 {{- $given := .Values.router.epp.sharedMemory.sizeLimit -}}
 {{- if $given }}{{ $given }}{{ else -}}
 {{- $flags := .Values.router.epp.flags -}}
 {{- $most := get $flags "workers-max" | default (mul 2 (include "epp.workers" . | int)) | int -}}
-{{- $places := get $flags "max-endpoints" | default 1024 | int -}}
-{{- $entries := get $flags "index-entries" | default 524288 | int -}}
-{{- $kib := add (div (mul $entries 12) 1024) (mul $places 5) (mul $most 3600) -}}
-{{- $needed := add (div (mul $kib 5) 4) 4096 -}}
-{{- mul (div (add $needed 16383) 16384) 16 -}}Mi
+{{- $sizes := .Files.Get "files/sizes.json" | fromJson -}}
+{{- $places := get $flags "max-endpoints" | default $sizes.maxEndpoints | int64 -}}
+{{- $entries := get $flags "index-entries" | default $sizes.indexEntries | int64 -}}
+{{- $kib := add (div (mul $entries (int64 $sizes.entryBytes)) 1024) (mul $places (int64 $sizes.endpointKib)) (mul $most (int64 $sizes.workerKib)) -}}
+{{- $held := get $flags "kv-index-blocks" | default (ternary $sizes.kvIndexBlocks 0 (eq (include "epp.followsKvEvents" .) "true")) | int64 -}}
+{{- $kib = add $kib (div (mul $held (int64 $sizes.heldBlockBytes)) 1024) -}}
+{{- $needed := add (div (mul $kib 5) 4) (int64 $sizes.fixedKib) -}}
+{{- $step := int64 $sizes.stepKib -}}
+{{- mul (div (add $needed (sub $step 1)) $step) (div $step 1024) -}}Mi
 {{- end -}}
 {{- end -}}
 
-{{/* Of a memory quantity in one of the usual forms, in MiB; empty for others. */}}
+{{/* A memory quantity in MiB, or empty for unusual forms. */}}
 {{- define "epp.mib" -}}
 {{- $quantity := include "epp.text" . -}}
 {{- if regexMatch "^[0-9]+(\\.[0-9]+)?(k|M|G|T|Ki|Mi|Gi|Ti)?$" $quantity -}}
@@ -125,7 +173,7 @@ labels:
 {{- toJson $parsers -}}
 {{- end -}}
 
-{{/* Files of the picker's ConfigMap: a mapping. */}}
+{{/* The files of the picker's ConfigMap, as a mapping. */}}
 {{- define "epp.plugins" -}}
 {{- $epp := .Values.router.epp -}}
 {{- if $epp.pluginsCustomConfig -}}
@@ -159,15 +207,12 @@ labels:
       | replace "@SERVERS_HTTP@" (toJson $http) -}}
 {{- end -}}
 
-{{/* Changes with the files, so that pods are replaced. */}}
+{{/* Changes with Envoy's file, so that a changed file replaces the pods. The picker reloads its own file (--config-watch). */}}
 {{- define "epp.checksum" -}}
-{{- $told := "" -}}
-{{- range $name, $content := printf "%s\n" (include "epp.plugins" .) | fromYaml }}{{ $told = printf "%s%s\n%s\n" $told $name $content }}{{ end -}}
-{{- if include "epp.standalone" . }}{{ $told = printf "%s%s" $told (include "epp.envoy" .) }}{{ end -}}
-{{- $told | sha256sum -}}
+{{- if include "epp.standalone" . }}{{ include "epp.envoy" . | sha256sum }}{{ else }}none{{ end -}}
 {{- end -}}
 
-{{/* Of a flag; helm reads whole numbers of a file as fractions. */}}
+{{/* The text of a flag's value. helm parses whole numbers in a file as floats. */}}
 {{- define "epp.text" -}}
 {{- if and (kindIs "float64" .) (eq (floor .) .) }}{{ int64 . }}{{ else }}{{ toString . }}{{ end -}}
 {{- end -}}
@@ -187,7 +232,71 @@ capabilities:
   drop: [ALL]
 {{- end -}}
 
-{{/* A rule of a NetworkPolicy: list of from or to, peers, ports. */}}
+{{/* The render sidecar. Its root file system is read-only, so its home is the volume of the tokenizer's cache. */}}
+{{- define "epp.tokenizer" -}}
+{{- $tokenizer := .Values.router.tokenizer -}}
+{{- $image := $tokenizer.image -}}
+{{- $named := dict -}}
+{{- range $tokenizer.env }}{{ $_ := set $named .name true }}{{ end -}}
+{{- $args := $tokenizer.args | default (list $tokenizer.modelName (printf "--port=%d" (int $tokenizer.port))) -}}
+- name: vllm-render
+  image: {{ with $image.registry }}{{ . }}/{{ end }}{{ $image.repository }}:{{ $image.tag }}
+  imagePullPolicy: {{ $image.pullPolicy }}
+  restartPolicy: Always # a native sidecar: it renders until the picker has ended
+  command:
+    {{- toYaml ($tokenizer.command | default (list "vllm" "launch" "render")) | nindent 4 }}
+  args:
+    {{- toYaml (concat $args $tokenizer.extraArgs) | nindent 4 }}
+  env:
+  {{- if not (hasKey $named "HOME") }}
+  - name: HOME
+    value: /model-cache
+  {{- end }}
+  {{- with $tokenizer.env }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+  ports:
+  - name: render-http
+    containerPort: {{ $tokenizer.port }}
+  {{- with $tokenizer.readinessProbe }}
+  readinessProbe:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+  resources:
+    {{- toYaml $tokenizer.resources | nindent 4 }}
+  securityContext:
+    {{- include "epp.containerSecurity" . | nindent 4 }}
+  volumeMounts:
+  - name: model-cache
+    mountPath: /model-cache
+  - name: render-tmp
+    mountPath: /tmp
+  {{- with $tokenizer.volumeMounts }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+{{- end -}}
+
+{{- define "epp.podSecurity" -}}
+runAsNonRoot: true
+runAsUser: 65532
+runAsGroup: 65532
+fsGroup: 65532
+seccompProfile:
+  type: RuntimeDefault
+{{- end -}}
+
+{{/* With leader election only the leader is ready. New pods start and old pods stop at the same time, and the leader releases its lease. */}}
+{{- define "epp.strategy" -}}
+{{- if .Values.router.epp.deploymentStrategy -}}
+{{- toYaml .Values.router.epp.deploymentStrategy -}}
+{{- else -}}
+{{- $election := dict "maxSurge" "100%" "maxUnavailable" "100%" -}}
+{{- $rolling := ternary $election (dict "maxSurge" 1 "maxUnavailable" 0) (eq (include "epp.elects" .) "true") -}}
+{{- dict "type" "RollingUpdate" "rollingUpdate" $rolling | toYaml -}}
+{{- end -}}
+{{- end -}}
+
+{{/* A rule of a NetworkPolicy. The argument is a list: "from" or "to", peers, ports. */}}
 {{- define "epp.allowed" -}}
 - ports:
   {{- range index . 2 }}
