@@ -11,6 +11,7 @@ from typing import Self
 import pytest
 import zmq
 
+from epp.prefix.kv_events import BLOCKS_MAX
 from loadtest.kv_dialects import payload
 from loadtest.kv_publisher import KvPublisher
 from tests.e2e.cluster import COMPLETIONS, Cluster, Fleet, ask, completion, eventually
@@ -132,10 +133,10 @@ def test_a_cut_stream_makes_its_endpoint_approximate_soon_and_only_that_one(worl
 
 def test_a_publisher_that_floods_is_named_and_delays_no_other(world: World) -> None:
     publisher, stopped = world.publishers[0], threading.Event()
-    costly = payload([publisher.dialect.removed([1] * 20_000)])  # small on the wire, milliseconds to apply
+    costly = payload([publisher.dialect.removed([1] * BLOCKS_MAX)])  # small on the wire, milliseconds to apply
 
     def flood() -> None:
-        while not stopped.wait(0.004):
+        while not stopped.wait(0.001):
             publisher.publish_bytes(costly)
 
     thread = threading.Thread(target=flood)
@@ -154,7 +155,7 @@ def test_a_publisher_that_floods_is_named_and_delays_no_other(world: World) -> N
         assert clients.more()
     assert clients.failed == []
     assert world.picker.counter("kv_cache_events_messages_received_total") > received
-    assert world.picker.counter("kv_cache_events_removals_skipped_total") >= 20_000
+    assert world.picker.counter("kv_cache_events_removals_skipped_total") >= BLOCKS_MAX
     assert child_pid(world.picker, "kv-events") == before
     assert world.target(prompt(9)) == 1
 
