@@ -37,7 +37,7 @@ TICK: Final = 1.0
 DRAIN_MAX: Final = 1e6  # seconds; the caller of `drain` has a shorter limit
 # Gateways ping idle connections more often than once in 5 minutes, which is grpc's default limit.
 PING_GAP_MS: Final = 1000
-LEAVE_S: Final = 0.002  # when a client leaves, grpc reports the end of its messages this long before it cancels the RPC
+LEAVE_S: Final = 0.01  # when a client leaves, grpc reports the end of its messages this long before it cancels the RPC
 PREFIX: Final = 5
 CANCELLED: Final = 1
 HANDLER_FAILED: Final = "the handler of this stream failed"
