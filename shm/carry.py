@@ -1,12 +1,12 @@
-"""Carries what a part of shared memory holds into a new part, which another version of the program has laid out in another way.
+"""Copies the contents of one part of shared memory into a new part that another version of the program has laid out differently.
 
     table       rows keep their slots; columns are found by name
-    documents   keep their numbers; one that has no room any more is left out
+    documents   keep their numbers; a document for which the new part has no room is left out
     lanes       counters, histograms and the supervisor's gauges are found by name. Other gauges, and what is in flight, stay behind:
                 their processes go on in the old part
     series      only if the layout is the same
 
-A process may write the old part meanwhile. No process may use the new one yet.
+Another process may still write the old part during the copy. No process may use the new part yet.
 """
 
 import contextlib
@@ -22,7 +22,10 @@ from shm.table import COLUMNS, EPOCH, GENERATION, PRESENT, USED, TableReader, Ta
 
 
 def carry(old: Schema, source: Region, new: Schema, target: Region) -> bool:
-    """Fills `target` with what `source` holds. `old`, `new`: their schemas. Returns whether this kind can be carried."""
+    """Copies the contents of `source` into `target`. `old`: the schema of `source`; `new`: that of `target`.
+
+    Returns False, without any change, if parts of this kind cannot be carried.
+    """
     if isinstance(old, TableSchema) and isinstance(new, TableSchema):
         _table(old, source, new, target)
     elif isinstance(old, DocumentSchema) and isinstance(new, DocumentSchema):

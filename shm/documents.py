@@ -5,12 +5,13 @@
     slot 1    | version | length | crc | 0 ... | bytes, padded to a cache line
 
 - Version v lies in slot v & 1. The writer fills the other slot and then increments the version. So a
-  write disturbs a reader only if a second write starts before the read ends. The reader detects this
-  by the slot's version and the CRC (over version, length and bytes), and tries again.
+  write disturbs a reader only if a second write starts before the read ends. The reader notices the
+  second write by the slot's version and the CRC (over version, length and bytes), and tries again.
 - A writer that dies inside a write leaves the current slot whole, so there is nothing to repair.
-- Version 0 means that the document was never written. A successor cannot tell such a document from one that was zeroed.
-- A current slot with a wrong checksum was therefore overwritten by another program, and so was a document whose version
-  decreased. `DocumentWriter.overwritten` finds both, `repair` only the first: it has not seen earlier versions.
+- Version 0 means that the document was never written. A writer that has just started cannot tell such a document from one that
+  another program has zeroed.
+- If the current slot has a wrong checksum, or the version has decreased, another program has overwritten the document.
+  `DocumentWriter.overwritten` finds both. A new writer notices only the checksum, because it has not seen earlier versions.
 
 This module does not know what the bytes mean.
 """
@@ -68,7 +69,7 @@ class DocumentWriter:
         self._bytes = region.bytes
         self._reader = DocumentReader(schema, region)
         self._repaired: set[int] = set()  # overwritten documents that were not written since
-        self._seen = [0] * len(schema.capacities)  # the versions at the last write or look of this writer
+        self._seen = [0] * len(schema.capacities)  # each document's version when this writer last wrote or checked it
         for offset, capacity in zip(schema.offsets, schema.capacities, strict=True):
             self._words[offset // WORD + CAPACITY] = capacity
 
@@ -93,16 +94,17 @@ class DocumentWriter:
         words[at // WORD + VERSION] = self._seen[index] = version
 
     def overwritten(self) -> list[int]:
-        """Returns the documents that another program has overwritten since the last call of `repair`."""
+        """Returns the numbers of the documents that another program has overwritten since the last call of `repair`."""
         broken = self._broken()
         self._seen = [max(seen, self._reader.version(i)) for i, seen in enumerate(self._seen)]
         self._repaired &= broken  # the others were written again
         return sorted(broken - self._repaired)
 
     def repair(self) -> list[int]:
-        """Gives each overwritten document a valid version number; it reads as None until the next write.
+        """Gives each overwritten document a valid version number, and returns the numbers of these documents.
 
-        Returns these documents. Only the process that writes all documents may call it.
+        `DocumentReader.read` returns None for such a document until the next write. Only the process that writes all documents may
+        call this method.
         """
         self._repaired = self._broken()
         for index in self._repaired:
@@ -111,7 +113,7 @@ class DocumentWriter:
         return sorted(self._repaired)
 
     def _broken(self) -> set[int]:
-        """Returns the documents whose version has decreased, or whose slot is not whole."""
+        """Returns the numbers of the documents whose version has decreased, or whose current slot is not whole."""
         reader = self._reader
         versions = [(reader.version(i), seen) for i, seen in enumerate(self._seen)]
         return {i for i, (v, seen) in enumerate(versions) if v < seen or (v and not reader.is_whole(i))}
@@ -131,7 +133,7 @@ class DocumentReader:
         return self._words[self._versions[index]]
 
     def is_whole(self, index: int) -> bool:
-        """Whether the slot of the current version is whole. Another process may see False while the writer writes."""
+        """Whether version, length and CRC of the current slot agree. False in another process may mean that a write is under way."""
         return self._whole(index, self.version(index)) is not None
 
     def read(self, index: int) -> tuple[int, bytes] | None:

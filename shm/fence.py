@@ -10,9 +10,9 @@ x86-64 guarantees all three: it has total store order, and CPython and NumPy cop
 words in units of at least 8 bytes. `tests/shm/hammer.py` checks the latter.
 
 aarch64 guarantees only the first. There the structures *detect* a torn read instead of *preventing*
-it. The last word of a table row is the XOR of its other words, and a document carries a CRC. An
+it: the last word of a table row is the XOR of its other words, and a document carries a CRC. An
 index entry is a single word and needs no order. An XOR misses a torn row if the torn words cancel
-out. That this is rare follows from arithmetic; it was not measured. Nothing here was run on aarch64.
+out; arithmetic says that this is rare, no measurement does. Nothing here was run on aarch64.
 
 This module orders no memory accesses. It rejects machines on which the layouts would be wrong, and
 describes what readers may rely on.
@@ -27,7 +27,7 @@ ATOMIC_WORDS_ONLY = frozenset({"aarch64", "arm64"})
 
 
 def refuse_machine(byteorder: str, pointer_bytes: int) -> str | None:
-    """Return why shared layouts cannot work on a machine with this byte order and pointer size. None: they can."""
+    """Return why shared layouts cannot work on a machine with this byte order and pointer size. None: the layouts work."""
     if byteorder != "little":
         return f"shared layouts are little-endian, this machine is {byteorder}-endian"
     if pointer_bytes != 8:

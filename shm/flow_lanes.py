@@ -1,4 +1,4 @@
-"""Flow lanes: the requests that wait in each worker, and what the workers request of each other. One lane per worker.
+"""Flow lanes: which requests wait in each worker, and what the workers ask of each other. One lane per worker.
 
 A worker writes its own lane; all processes read all lanes.
 
@@ -10,19 +10,22 @@ A worker writes its own lane; all processes read all lanes.
 Each line of the drawing, and each worker's part of the last line, starts on its own cache line. Every cell is one 8-byte word. Moments
 (monotonic seconds, 0 = none), claims, times, ends, positions and reclaims (fractions of the saturation) are float64, the others int64.
 
+- `yielded` counts how often the worker left room to another one. `sent at` is when the best victim got its endpoint, and `busy until`
+  when the worker's evictions are over at the latest.
 - A band is a number here. A document maps bands to priorities.
 - `take_over` clears the gauges (waiting requests, pending, front, victim), because what they counted died with the predecessor.
   `dispatched`, `yielded`, and the asked and answered numbers only grow; successors continue them.
-- A worker may ask another worker to displace requests of a band. The open amount is the sum over all lanes of what was asked, minus
-  what the worker has answered. So there are no acknowledgements, and no word has two writers. A successor counts everything that was
-  asked of its predecessor as answered. `total` is the sum of requests and bytes over all bands. The writer stores it last, so one
-  word per lane shows whether something new was asked.
-- A position is how far a flow has got in its band; `time` is the band's virtual time and `end` the position of its furthest flow. They
-  only grow, over successors too, and the largest value of all lanes counts. A mark identifies a flow: a hash of its name and the
-  number of its band. The mark selects the flow's line, which has four places; a new flow takes the next place in turn. A flow that
-  lost its place is unknown until it moves again. It never gets the position of another flow, unless two 63-bit marks are equal.
-- The lane of a worker that is not serving counts nothing (`Lanes` has the serving words). So the queue of a killed worker
-  disappears for the other workers as soon as the parent has reaped it.
+- A worker may ask another worker to displace requests of a band. What is still to be displaced there is the sum over all lanes of what
+  was asked, minus what that worker has answered. So there are no acknowledgements, and no word has two writers. A successor counts
+  everything that was asked of its predecessor as answered. `total` is the sum of requests and bytes over all bands. The asking worker
+  stores `total` last, so one word per lane shows whether something new was asked.
+- A position is how far a flow has got in its band; `time` is the band's virtual time and `end` the position of its furthest flow. The
+  three only grow, over successors too, and the largest value of all lanes counts. A mark identifies a flow: it is a hash of the flow's
+  name and the number of its band. The mark selects the flow's line, which has four places; a new flow takes the next place in turn. A
+  flow that lost its place is unknown until it moves again. It never gets the position of another flow, unless two 63-bit marks are
+  equal.
+- The lane of a worker that is not serving counts nothing (`Lanes` has the serving words). So other workers no longer count the queue
+  of a killed worker as soon as the parent has reaped that worker.
 - The words of a lane do not change together: a reader may see a band's requests before its bytes.
 
 This module does not know priorities, limits or policies.
@@ -85,7 +88,7 @@ class FlowSchema:
 
 
 class Cell(NamedTuple):
-    """Says how many requests of one band wait. `oldest` is the earliest arrival in monotonic seconds; 0 if no request waits."""
+    """Says how many requests of one band wait, and their bytes. `oldest`: the earliest arrival in monotonic seconds; 0: none waits."""
 
     requests: int
     bytes: int
@@ -100,7 +103,11 @@ class FrontCell(NamedTuple):
 
 
 class VictimCell(NamedTuple):
-    """Says how many requests in flight a worker could evict, and which of them it would evict first."""
+    """Says how many requests in flight a worker could evict, and which of them it would evict first (its best victim).
+
+    `priority` and `sent_at` (when it got its endpoint) describe that victim. `busy_until`: when the worker's evictions are over at the
+    latest. Moments are monotonic seconds.
+    """
 
     evictable: int
     priority: int
@@ -144,20 +151,20 @@ class FlowLanes:
         return self._bases
 
     def total(self, word: int) -> int:
-        """The sum of one word over the serving workers."""
+        """Sums one word over the lanes of the serving workers. `word`: its place in a lane."""
         words, total = self.words, 0
         for base in self.serving_bases():
             total += words[base + word]
         return total
 
     def cell(self, worker: int, band: int) -> Cell:
-        """One band of one worker, serving or not."""
+        """What waits in one band of one worker, whether that worker serves or not."""
         at = self.base(worker) + self.schema.band_at(band)
         words = self.words
         return Cell(words[at + REQUESTS], words[at + BYTES], self.floats[at + OLDEST])
 
     def band(self, band: int) -> Cell:
-        """One band over the serving workers."""
+        """What waits in one band, over all serving workers."""
         at, words, floats = self.schema.band_at(band), self.words, self.floats
         requests = size = 0
         oldest = 0.0
@@ -171,7 +178,7 @@ class FlowLanes:
         return Cell(requests, size, oldest)
 
     def empty(self, band: int) -> bool:
-        """Return whether no request of the band waits in any serving worker, and none is still to be displaced."""
+        """Return whether no request of the band waits in a serving worker, and no worker still has to displace any of this band."""
         return not self.band(band).requests and all(self.asked(worker, band) == (0, 0) for worker in self.serving())
 
     def position(self, mark: int, bases: Sequence[int]) -> float:
@@ -205,7 +212,10 @@ class FlowLanes:
         )
 
     def reclaim(self, worker: int) -> tuple[float, float]:
-        """Return what this worker's evictions have yet to free and what its last decision meant to free, as fractions of the saturation."""
+        """Return what this worker's evictions have yet to free, and what its last decision meant to free.
+
+        Both are fractions of the saturation.
+        """
         base, floats = self.base(worker), self.floats
         return floats[base + RECLAIM_PENDING], floats[base + RECLAIM_TARGET]
 
@@ -220,7 +230,7 @@ class FlowLanes:
         return max(0, requests), max(0, size)
 
     def asked_ever(self, worker: int) -> int:
-        """A counter that grows whenever something is asked of this worker."""
+        """A counter that grows whenever another worker asks something of this one."""
         words, at = self.words, self.schema.asked_of(worker)
         total = 0
         for base in range(0, self.schema.workers * self.schema.lane_words, self.schema.lane_words):

@@ -1,7 +1,8 @@
 """Look-ups in an index of held blocks, in which blocks in the middle of a chain may be missing.
 
-The layout is that of the prefix index (`shm.prefix_index`). There a hit on block i proves the blocks before it. Here it does not,
-because the entries follow what model servers hold. So every block is looked up, up to the first one that no row holds any more.
+The layout is that of the prefix index (`shm.prefix_index`). In the prefix index a hit on block i proves the blocks before it. In an
+index of held blocks it does not, because a model server may drop any block. So every block of a prompt is looked up, until no row is
+left that holds all blocks so far. A row stands for an endpoint.
 """
 
 import numpy as np
@@ -28,7 +29,8 @@ from shm.prefix_index import (
 )
 from shm.segment import Region
 
-# Blocks to look up together if no endpoint holds the last block of the prompt; then four times as many, and so on.
+# The number of blocks of the first look-up if no endpoint holds the last block of the prompt. Each further look-up takes GROWTH times
+# as many, up to BLOCKS_MAX.
 FIRST_BLOCKS = 64
 GROWTH = 4
 BLOCKS_MAX = 2048  # blocks to look up together at most
@@ -38,9 +40,10 @@ _FAR_STEPS = np.arange(FAR_BUCKETS, dtype=np.int64)
 
 
 class Owners:
-    """Maps each owner id to a row and a weight. Call `add` for each, then pass this object to `HeldReader.held`.
+    """Maps owner ids to rows and weights. Call `add` for each id, then pass this object to `HeldReader.held`.
 
-    A weight is an integer above 0; a higher one is better. `rows`: the number of rows.
+    A row is the number of an endpoint, from 0 to `rows` - 1; it may have several owner ids, one per cache tier. A weight is an integer
+    above 0; a higher one is better.
     """
 
     def __init__(self, rows: int) -> None:
@@ -68,11 +71,10 @@ class HeldReader:
         self._differ: Hashes = np.empty((BLOCKS_MAX, NEAR_WAYS), dtype=np.uint64)
 
     def held(self, hashes: Hashes, owners: Owners) -> tuple[list[int], list[int]]:
-        """Return two lists with one number per row: how many of these blocks the row holds without a gap, and the sum of their weights.
+        """Return two lists with one number per row: how many leading blocks the row holds without a gap, and the sum of their weights.
 
-        A block that a row holds under several owners counts with the best of their weights. `hashes`: uint64, one per block of a prompt,
-        from
-        its first block on.
+        `hashes`: uint64, one per block of a prompt, first block first. A block that a row holds under several owner ids counts once, with
+        the best of their weights.
         """
         if kernels.NATIVE:
             return kernels.held(self._table, hashes, owners.row_of, owners.weight_of, owners.rows)
@@ -93,9 +95,9 @@ class HeldReader:
         return blocks, weighted
 
     def _extend(self, hashes: Hashes, start: int, owners: Owners, blocks: list[int], weighted: list[int]) -> bool:
-        """Look up the blocks from `start` on, for the rows that hold all blocks before, and add what they hold to `blocks` and `weighted`.
+        """Look up `hashes`, the blocks from `start` on. Update `blocks` and `weighted` of each row that holds all blocks before `start`.
 
-        Return whether any row holds all of these blocks.
+        Return whether any such row also holds all of these blocks.
         """
         best = self._best(hashes, owners)
         if best is None:
@@ -118,10 +120,10 @@ class HeldReader:
         return further
 
     def _best(self, hashes: Hashes, owners: Owners) -> npt.NDArray[np.uint8] | None:
-        """Return the best weight per row and block: 1 + its place in `owners.weights`, or 0 where the row does not hold the block.
+        """Return the best weight per row and block, as 1 + its place in `owners.weights`; 0: the row does not hold the block.
 
-        The result is flat, of shape (rows + 1) * blocks. The last row collects the owners that belong to no endpoint. None: no block has
-        a holder.
+        The result is a flat array of (rows + 1) * blocks numbers, row by row. The last row is for owner ids that belong to no endpoint.
+        Return None if the index has no entry for any of the blocks.
         """
         count = len(hashes)
         table = self._table.take(near_buckets(hashes, self._buckets), axis=0, out=self._near[:count], mode="clip")
@@ -158,7 +160,7 @@ class HeldReader:
         return found, blocks[at // FAR_WAYS]
 
     def _known(self, hash_: int) -> bool:
-        """Return whether any owner may hold this block."""
+        """Return whether the near buckets have an entry that looks like this block's; a chance match of bytes counts too."""
         table, buckets = self._bytes, self._buckets
         one = ((hash_ & LOW_HALF) * buckets >> 32) * CACHE_LINE
         two = ((hash_ >> 32) * buckets >> 32) * CACHE_LINE

@@ -1,11 +1,11 @@
 """Capacity limits per owner: how many blocks the prefix index holds for an owner, and which entries to remove beyond its capacity.
 
-An owner's *capacity* is the number of blocks that its cache holds. The index may hold 5 % more. Beyond that, the oldest entries are
-removed until 5 % less are left. So the index follows the eviction in the owner's cache. An entry counts as one block, or as
-`WIDE_BLOCKS` if its hash says so, because the writer does not store every block of a long prompt.
+An owner's *capacity* is the number of blocks that its cache holds. The index may hold 5 % more. If it holds more than that, the oldest
+entries are removed until it holds 5 % less than the capacity. So the index follows the eviction in the owner's cache. An entry counts
+as one block, or as `WIDE_BLOCKS` if its hash says so, because the writer does not store every block of a long prompt.
 
-To find an owner's oldest entries, the code must scan the whole table (1 ms for half a million entries). So one scan lists the oldest
-seven eighths of them, oldest first. Later removals take entries from that list first, unless the entries were refreshed since the scan.
+To find an owner's oldest entries, the code must scan the whole table (1 ms for half a million entries). So one scan lists seven eighths
+of the owner's entries, oldest first. Later removals take entries from that list first, except those refreshed since the scan.
 
 The index writer keeps these counts and lists in its own memory. Its successor counts again. This module does not write to the table.
 """
@@ -23,7 +23,7 @@ WIDE_BLOCKS: Final = 4
 SLACK: Final = 20  # how far the held blocks may deviate from the capacity: a twentieth of it
 AGE_MASK: Final = (1 << 32) - 1
 UNLIMITED: Final = 1 << 62
-# Owners that one call of `over` returns: each may need a scan of the whole table, and the writer has other work.
+# The most owners that one call of `over` returns: each may need a scan of the whole table, and the writer has other work.
 OVER_MAX: Final = 4
 # Share of an owner's entries that a scan lists; the youngest eighth can wait for the next scan.
 LISTED_SHARE: Final = 7 / 8
@@ -46,7 +46,10 @@ def blocks_of(entries: Entries) -> Places:
 
 
 class Capacity:
-    """Counts blocks per owner and knows the limits. Takes a table's entries (uint64) and ages (uint32), both as flat arrays."""
+    """Counts the blocks of each owner, and finds the entries that exceed an owner's limit.
+
+    Takes the entries (uint64) and ages (uint32) of an index, both as flat arrays.
+    """
 
     def __init__(self, entries: Entries, ages: npt.NDArray[np.uint32]) -> None:
         self._entries = entries
@@ -90,7 +93,7 @@ class Capacity:
 
     @property
     def counts(self) -> Places:
-        """Blocks per owner, for a kernel that counts while it writes: int64, shape (OWNER_IDS,)."""
+        """The number of blocks of each owner: int64, shape (OWNER_IDS,). A C kernel that writes entries updates it in place."""
         return self._held
 
     def remove(self, entries: Entries) -> None:
@@ -108,7 +111,7 @@ class Capacity:
         self._held[owner] = 0
 
     def over(self) -> list[int]:
-        """A few owners that exceed their limit, those that exceed it by the largest factor first."""
+        """Return owners that exceed their limit: at most OVER_MAX, those that exceed it by the largest factor."""
         held, most = self._held[: self._top], self._most[: self._top]
         owners: list[int] = np.flatnonzero(held > most).tolist()
         if len(owners) > self._over_max:
@@ -116,7 +119,10 @@ class Capacity:
         return owners[: self._over_max]
 
     def surplus(self, owner: int, age: int) -> Places:
-        """The places of the owner's oldest entries beyond its capacity. The caller must empty them at once. `age` is the current age."""
+        """Return the places in the table of the oldest entries by which the owner exceeds its limit. `age`: the current age.
+
+        The caller must empty these places at once.
+        """
         excess = int(self._held[owner] - self._kept[owner])
         listed, since = self._listed.pop(owner, (_NOWHERE, 0))
         freed = [_NOWHERE]
@@ -136,7 +142,10 @@ class Capacity:
         return np.concatenate(freed)
 
     def _oldest(self, owner: int, without: Places, excess: int, age: int) -> Places:
-        """Return the places of the oldest LISTED_SHARE of the owner's entries, or of `excess` entries if that is more; oldest first."""
+        """Return the places of the owner's oldest entries, oldest first: LISTED_SHARE of all its entries, or `excess` if that is more.
+
+        `without`: places to leave out. `age`: the current age.
+        """
         mine = self._owners == owner
         mine[without] = False
         places = np.flatnonzero(mine)
@@ -149,9 +158,9 @@ class Capacity:
         return places[ages.argsort()]
 
     def _split(self, places: Places, excess: int) -> tuple[Places, Places, int]:
-        """Split off the first places that together represent `excess` blocks.
+        """Split `places` after the first entries that together represent `excess` blocks.
 
-        Return them, the other places, and how many blocks are still in excess.
+        Return the places before the split, those after it, and by how many blocks the owner still exceeds its limit.
         """
         blocks = blocks_of(self._entries[places]).cumsum()
         cut = int(blocks.searchsorted(excess)) + 1

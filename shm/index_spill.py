@@ -1,9 +1,9 @@
-"""Makes room in two full buckets of an index: entries of one hash move to its far buckets, and a far mark stays.
+"""Makes room in two full near buckets of an index: entries of one hash move to its far buckets, and a far mark stays.
 
-In an index of held blocks a lost entry ends a match, so full buckets must not cost entries. They are full because the holders of one block
-share its two near buckets. So the entries of the hash with most of them there move. They go to empty places only, each to the far bucket of
-its owner. Readers, who may look at the same moment, see a moved entry in one of its two places or in both. The C kernel `insert` does the
-same.
+In an index of held blocks a lost entry ends a match, so full buckets must not cost entries. Near buckets are full mostly because many
+endpoints hold one block: its entries share two near buckets. So the hash that can give away most entries of the two buckets is chosen.
+Each of its entries moves to the far bucket of its owner, if that bucket has an empty place. A reader that looks at the same moment sees a
+moved entry at its old place, its new place or both. The C kernel `insert` does the same.
 """
 
 from typing import Any
@@ -31,9 +31,10 @@ _TAG_MASK = ((1 << 64) - 1) ^ OWNER_MASK
 def relieve(
     table: Hashes, ages: npt.NDArray[np.uint32], pairs: Ints, seen: Hashes, full: list[int], age: int
 ) -> Hashes:
-    """Make room in pairs of full buckets. Return the entries of the new far marks.
+    """Make room in pairs of near buckets that are full. Return the new far marks, as entries.
 
-    `pairs`: shape (n, 2). `seen`: the contents of each pair, shape (n, 16), which follow. `full`: the full ones.
+    `pairs`: shape (n, 2), the buckets of each pair. `seen`: shape (n, 16), the contents of each pair; updated here. `full`: the rows of
+    `pairs` in which both buckets are full.
     """
     marks = []
     for row in full:
@@ -44,7 +45,7 @@ def relieve(
 
 
 def orphaned_marks(table: Hashes, hashes: Hashes) -> Ints:
-    """The places of the far marks of those hashes that have no entries in their far buckets."""
+    """Return the places of far marks that are of no use: those of the given hashes whose far buckets have no entry of the hash."""
     places = [np.empty(0, dtype=np.int64)]
     for place, first in enumerate(first_far_buckets(hashes, len(table)).tolist()):
         hash_ = hashes[place]
@@ -57,9 +58,10 @@ def orphaned_marks(table: Hashes, hashes: Hashes) -> Ints:
 
 
 def spill(table: Hashes, ages: npt.NDArray[np.uint32], pair: list[int], age: int) -> int | None:
-    """Move entries out of the full buckets `pair`. Return the entry of the new far mark, 0 if there was a mark; None: nothing moved.
+    """Move entries of one hash out of the two full near buckets `pair`. Return the entry of the new far mark.
 
-    `table`: shape (buckets, 8). `ages`: of the same shape. `age`: the present one.
+    Return 0 if the hash had a far mark before, and None if no entry could move. `table` and `ages`: shape (buckets, 8). `age`: the
+    current age, which the new mark gets.
     """
     places = [(bucket, way) for bucket in dict.fromkeys(pair) for way in range(WAYS)]
     entries: list[int] = [int(table[place]) for place in places]
@@ -89,13 +91,16 @@ def spill(table: Hashes, ages: npt.NDArray[np.uint32], pair: list[int], age: int
 
 
 def _of(tag: int, places: list[tuple[int, int]], entries: list[int]) -> list[tuple[tuple[int, int], int]]:
-    """The entries of a tag that are no far mark, with their places."""
+    """Return the entries with this tag and their places, without the tag's far mark."""
     pairs = zip(places, entries, strict=True)
     return [(place, entry) for place, entry in pairs if entry & _TAG_MASK == tag and entry != tag | FAR_MARK]
 
 
 def _far_way(table: Hashes, bucket: int, entry: int) -> tuple[int, Any] | None:
-    """An empty place in the far bucket of an entry that is in `bucket`; None if there is none, or if that is the far bucket."""
+    """Return an empty place, as (bucket, way), in the far bucket of an entry that is now in `bucket`.
+
+    Return None if its far bucket is full, or is `bucket` itself.
+    """
     first = int(first_far_buckets(np.array([entry], dtype=np.uint64), len(table))[0])
     far = first + int(far_bucket(np.array([entry & OWNER_MASK]))[0])
     empty = np.flatnonzero(table[far] == 0)

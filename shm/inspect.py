@@ -33,7 +33,7 @@ SERIES_SHOWN = 1000
 
 
 def names() -> Iterator[str]:
-    """The names of all readable segments on this machine that start with our magic."""
+    """The names of all segments on this machine that this program made (by the magic in their header) and this user may read."""
     for entry in sorted(os.scandir(SHM_DIRECTORY), key=lambda entry: entry.name):
         if entry.is_file() and os.access(entry.path, os.R_OK):
             with open(entry.path, "rb") as segment:
@@ -159,7 +159,10 @@ def _flow(schema: FlowSchema, region: Region, lanes: Part | None) -> Iterator[st
 
 
 def _serving(part: Part | None, series: SeriesSchema) -> Callable[[int], bool]:
-    """Return a function that says whether the gauges of a series' lane count: whether its process serves."""
+    """Return a function that says whether the gauges of a lane of `series` count, that is, whether the lane's process serves.
+
+    `part`: the part with the lanes of all processes. Without one, all gauges count.
+    """
     if part is None or not isinstance(part.schema, LaneSchema):
         return lambda _lane: True
     lanes = Lanes(part.schema, part.region)
@@ -218,7 +221,7 @@ def _print(name: str) -> None:
 
 
 def run(arguments: list[str]) -> int:
-    """Runs `main`. Ends quietly when the reader of the output, such as `head`, wants no more."""
+    """Runs `main`. Ends without an error message when the reader of the output, such as `head`, closes the pipe."""
     try:
         status = main(arguments)
         sys.stdout.flush()

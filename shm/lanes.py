@@ -19,11 +19,11 @@ never share a pair of lines.
   points of failures.
 - In-flight numbers count only while the parent marks the lane as serving. So the numbers that a dead
   worker left in its lane do not count as load of an endpoint.
-- A schema may add histograms after those of another schema and keep the same end. Both then describe the same lanes. So a
-  process can begin to use more histograms while others run.
+- A lane may have room for more histograms at its end. A schema that only adds histograms there describes the same lanes, so a new
+  process can use more histograms while others still use the old schema.
 - The words of one lane do not change together: a reader may see a histogram's bucket before its sum.
 
-This module does not react to the numbers: the reader decides which beat is too old.
+This module does not react to the numbers. For example, the reader of a beat decides whether the beat is too old.
 """
 
 import math
@@ -60,7 +60,7 @@ class LaneSchema:
         lanes: int,
         end: int = 0,
     ) -> None:
-        """`end`: the least size of a lane in words. The words that nothing uses yet are room for more histograms."""
+        """`end`: the least size of a lane in words. If the lane needs fewer words, the others are room for more histograms."""
         if slots < 1 or lanes < 1:
             raise ValueError(f"lanes need at least one slot and one lane, not {slots}, {lanes}")
         self.slots, self.lanes, self.histograms = slots, lanes, histograms
@@ -200,21 +200,21 @@ class Lanes:
         return self._serving.toreadonly()
 
     def set_serving(self, index: int, serving: bool) -> None:
-        """Mark a lane as serving when its process is ready; clear the mark after the process was reaped. Only the parent calls this."""
+        """Store whether a lane's process serves. The parent calls this when the process is ready and after it was reaped."""
         self._serving[index] = int(serving)
 
     def add_remote(self, now: float) -> None:
-        """Decide whether `inflight` and `tokens` include other replicas: yes while the remote lane is fresh. Workers call it regularly."""
+        """Let `inflight` and `tokens` include other replicas if the remote lane is fresh at `now`. Workers call this regularly."""
         remote = self.remote
         self._added = remote if remote is not None and remote.fresh(now) else None
 
     @property
     def added(self) -> RemoteLane | None:
-        """The remote lane, while it counts for this process."""
+        """The remote lane; None if it did not count at the last call of `add_remote`."""
         return self._added
 
     def inflight(self, slots_used: int) -> Ints:
-        """Requests in flight per slot, over all serving workers, and over other replicas if `add_remote` said so."""
+        """Requests in flight per slot, over all serving workers; over other replicas too if the last `add_remote` included them."""
         sums = self._sum(self.schema.inflight_at, slots_used)
         if self._added is not None:
             sums += self._added.requests[:slots_used]
@@ -247,7 +247,10 @@ class Lanes:
         return total
 
     def slot_load(self, slot: int) -> int:
-        """Requests in flight on one slot, over all serving workers and other replicas. For the supervisor, which keeps these fresh."""
+        """Requests in flight on one slot, over all serving workers and other replicas, whether the remote lane is fresh or not.
+
+        Only the supervisor may use it: it writes the remote lane itself.
+        """
         return self.slot_inflight(slot) + (
             0 if self.remote is None else self.remote.words[self.remote.requests_at + slot]
         )

@@ -43,7 +43,7 @@ def aligned(size: int, to: int = CACHE_LINE) -> int:
 
 
 def layout_hash(*parts: object) -> int:
-    """Return a 64-bit hash of the printed form of `parts`. Two layouts are taken to be the same if their hashes are equal."""
+    """Return a 64-bit hash of the printed form of `parts`. Layouts with equal hashes count as the same layout."""
     digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little")
 

@@ -1,4 +1,4 @@
-"""The table that connects an engine's block hashes to keys of the prefix index: flat, of fixed size, with one writer.
+"""The table of links, from an engine's block hashes to keys of the index of held blocks: flat, of fixed size, with one writer.
 
     buckets  | bucket 0: 8 keys | bucket 1: 8 keys | ...      one u64 each, 0 = empty
     links    | link of key 0 | ...                            one u64 each
@@ -6,6 +6,8 @@
 
 - An entry takes 24 bytes. A key has two buckets, by its lower and its upper half, and goes to the emptier one. If both are full, one of
   their keys moves to its other bucket. So nine tenths of the table can be used before `store` refuses the first key.
+- A tier is a kind of memory in which a model server caches blocks, such as GPU memory or host memory. The table counts the copies of
+  a block in each tier.
 - A key mixes the engine's hash with the owner, because two engines may use one hash for different blocks.
 - The C kernels store and remove many blocks at once. Without them, the same is done here, block by block.
 - The table lies in shared memory only so that a successor of its writer can go on. No other process reads it.
@@ -53,7 +55,7 @@ class LinkSchema:
 
 
 class Links(NamedTuple):
-    """Holds entries of the table as columns of equal length. `places`: uint32; `keys`, `links`, `metas`: uint64, as in the table."""
+    """Holds some entries of the table as columns of equal length. `places`: where each entry is, counted from key 0 of bucket 0."""
 
     places: npt.NDArray[np.uint32]
     keys: npt.NDArray[np.uint64]
@@ -79,7 +81,7 @@ def chosen(links: Links, which: npt.NDArray[np.bool_]) -> Links:
 
 
 class LinkTable:
-    """Reads and writes the table. `live[owner]` (uint8, one per owner id) is 1 for owners whose entries count."""
+    """Reads and writes the table. `live`: uint8, one per owner id; 1 says that the entries of that owner count."""
 
     def __init__(self, schema: LinkSchema, region: Region, live: npt.NDArray[np.uint8]) -> None:
         size = schema.entries
@@ -99,7 +101,7 @@ class LinkTable:
         return None if place == _NONE else self._links[place]
 
     def store(self, hashes: Hashes | Sequence[int], owner: int, tier: int, links: Hashes) -> tuple[Hashes, int]:
-        """Count one more copy of each block in a tier. `links`: one per hash.
+        """Count one more copy of each block in a tier, and store the blocks' links (one per hash).
 
         Return the links of the blocks that the tier did not hold before, and the number of blocks for which the table has no room.
         """
@@ -113,8 +115,8 @@ class LinkTable:
     def remove(self, hashes: Hashes | Sequence[int], owner: int, tier: int) -> tuple[Hashes, int, int]:
         """Count one copy less of each block in a tier.
 
-        Return the links of the blocks that the tier does not hold any more, the number of those that it still holds, and the number of
-        those of which no copy was counted.
+        Return the links of the blocks that the tier does not hold any more, the number of blocks that it still holds, and the number of
+        blocks of which no copy was counted before.
         """
         words = np.asarray(hashes, dtype=np.uint64)
         if not kernels.NATIVE:
@@ -177,7 +179,7 @@ class LinkTable:
         self.size = 0
 
     def _store_one(self, hash_: int, owner: int, tier: int, link: int) -> bool | None:
-        """True: it is the first copy in this tier. None: the table has no room for it."""
+        """Count one more copy of a block. Return whether it is the first copy in this tier, or None if the table has no room."""
         key = _mixed(hash_, owner)
         place = self._find(key, owner)
         shift = OWNER_BITS + tier * COUNT_BITS
@@ -198,7 +200,7 @@ class LinkTable:
         return held == 0
 
     def _remove_one(self, hash_: int, owner: int, tier: int) -> tuple[int, bool] | None:
-        """Return the link, and whether it was the last copy in this tier. None: no copy was counted there."""
+        """Count one copy less of a block. Return its link, and whether this was the last copy in the tier; None: no copy was counted."""
         place = self._find(_mixed(hash_, owner), owner)
         if place == _NONE:
             return None
@@ -225,7 +227,11 @@ class LinkTable:
         return _NONE
 
     def _room(self, key: int) -> int:
-        """Return an empty place in the emptier bucket of the key, or the place of an entry whose owner is not live."""
+        """Return a place for a new key in one of its two buckets. Return _NONE if none can be made free.
+
+        Takes an empty place of the emptier bucket. If both buckets are full, takes the place of an owner that is not live, or a place
+        that `_moved` frees.
+        """
         keys = self._keys
         one = ((key & _HALF) * self._buckets >> 32) * WAYS
         two = ((key >> 32) * self._buckets >> 32) * WAYS
@@ -243,9 +249,9 @@ class LinkTable:
         return self._moved(one, two)
 
     def _moved(self, one: int, two: int) -> int:
-        """Move a key out of one of two full buckets to that key's other bucket, if there is an empty place.
+        """Move a key out of one of two full buckets to that key's other bucket. Return the place that became empty.
 
-        Return the place that became empty.
+        Return _NONE if the other bucket of each key is full, too.
         """
         keys, links, metas = self._keys, self._links, self._metas
         for bucket in (one, two):
@@ -265,6 +271,6 @@ class LinkTable:
 
 
 def _mixed(hash_: int, owner: int) -> int:
-    """The key of an engine's hash: well spread, never 0, and different for each owner."""
+    """Return the key of an engine's hash. It is well spread over 64 bits, never 0, and differs between owners."""
     key = (hash_ ^ owner * _OWNER_SPREAD & _MASK) * _SPREAD & _MASK
     return (key ^ key >> 32) or 1

@@ -5,7 +5,7 @@
 
 Nothing here writes or locks. The pages are mapped read-only. The lock of an instance's file is not tested, because a picker that
 starts at that moment would take the test for a running instance. Beats decide whether an instance is alive: it runs if one of its
-processes has beaten within `SILENT_S`. A process id would not do, because it may belong to another container.
+processes has beaten within `SILENT_S`. Its process id alone does not prove this, because another container may use the same id.
 
 This module does not know what columns, counters or documents mean.
 """
@@ -69,7 +69,7 @@ class Seen(NamedTuple):
 
 
 class Part(NamedTuple):
-    """Describes a part of a segment. `at`: its offset in bytes. `schema`: None for a kind that this version does not know."""
+    """Describes a part of a segment. `at`: its offset in bytes. `schema`: its layout; None if this version does not know the kind."""
 
     kind: str
     schema: Schema | None
@@ -106,7 +106,7 @@ SCHEMAS: Mapping[str, Callable[[Description], Schema]] = {
 
 
 def parts(segment: Segment) -> dict[str, Part]:
-    """Return the parts that the segment's description names. Raises LayoutError for a layout that this version would misread."""
+    """Return the parts that the segment's description names, by name. Raises LayoutError if this version would misread one."""
     named: dict[str, Part] = {}
     described: Description = json.loads(segment.description or b"{}")
     for name, part in described.items():
@@ -125,9 +125,9 @@ def parts(segment: Segment) -> dict[str, Part]:
 
 
 def readable(described: Mapping[str, Description], segment: Region) -> dict[str, Part]:
-    """Return the described parts of a segment that this version reads as its creator does, and leave out the others.
+    """Return those described parts of a segment, by name, whose layout is the same in this version and in the creator's.
 
-    `described`: as in a segment's description, and with the layout hash of each part as `hash`.
+    `described`: the segment's description, with the layout hash of each part as `hash`.
     """
     named: dict[str, Part] = {}
     for name, part in described.items():
@@ -172,7 +172,8 @@ def instance(run_dir: str, name: str) -> Seen | None:
 def find(run_dir: str, *, metrics_port: int = METRICS_PORT, name: str = "") -> Seen:
     """Return the live instance with this name or, if `name` is empty, with this metrics port.
 
-    Raises SegmentError unless exactly one runs.
+    A running instance goes before one of another version, that before a silent one, and that before a starting one. Raises SegmentError
+    if no instance is left, or several of the same state.
     """
     known = instances(run_dir)
     wanted = f"with the name {name}" if name else f"with the metrics port {metrics_port}"
@@ -199,7 +200,7 @@ def find(run_dir: str, *, metrics_port: int = METRICS_PORT, name: str = "") -> S
 
 
 def life(pid: int, segments: Iterable[str], now: float) -> Life:
-    """Say whether an instance lives: by the youngest beat in its lanes or, without a recent beat, by its process id.
+    """Return the state of an instance: from the youngest beat in its lanes or, if no beat is recent, from its process id.
 
     `now`: monotonic seconds.
     """

@@ -11,15 +11,17 @@
   Only the writer reads ages. They are ticks of a 32-bit clock that wraps, so only the distance to the current tick has a meaning.
 - A hash has two *near* buckets. They take up to `NEAR_OWNERS` owners of one hash. So a block that all endpoints hold, such as a common
   system prompt, does not push other blocks out. Further owners of that hash go to its *far* buckets, 32 in a row; the owner id selects
-  one of them (`far_bucket`). A near entry with the owner `FAR_MARK` says that there are far entries. It has the age of the youngest of
-  them. Full near buckets of an index of held blocks give entries to far buckets (`shm.index_spill`).
-- Hashes are chained: a hit on block i proves blocks 0..i.
+  one of them (`far_bucket`). A *far mark*, a near entry with `FAR_MARK` as its owner, says that the hash has entries in far buckets; it
+  has the age of the youngest of them. In an index of held blocks, full near buckets give entries to far buckets (`shm.index_spill`).
+- Each hash covers its block and all blocks before it in the prompt. So a hit on block i proves blocks 0..i.
 - The writer (`shm.prefix_writer`) assigns owner ids. It frees the entries of a retired owner step by step, and assigns its id again
   only after `sweep_step` has covered the whole table.
 - An owner may have a capacity (`shm.index_capacity`). If it has more entries, the writer removes the oldest ones.
-- The control words count freed entries. `evictions`: live entries that were overwritten because their buckets were full. `over capacity`:
-  entries beyond their owner's capacity. `gone`: entries of retired owners. `taken back`: entries that `forget` freed.
-- Only one process writes the index. Its successor counts the entries and continues. A retired owner then waits for one more full sweep.
+- The control words count entries that were freed or, `dropped`, never stored. `evictions`: live entries that were overwritten because
+  their buckets were full. `over capacity`: entries beyond their owner's capacity. `gone`: entries of retired owners. `taken back`:
+  entries that `forget` freed.
+- Only one process writes the index. Its successor counts the entries and continues. The id of a retired owner then becomes free only
+  after one more full sweep.
 
 This module does not hash prompts. An entry does not guarantee that the block is still in its owner's cache.
 """
@@ -41,7 +43,7 @@ FAR_SPREAD: Final = 0x9E37  # the golden ratio in 16 bits
 FAR_SHIFT: Final = 11
 
 OWNER_MASK: Final = OWNER_IDS - 1
-FAR_MARK: Final = 1  # this id is low, so that arrays with one element per owner stay short
+FAR_MARK: Final = 1  # the owner id of far marks; it is low, so that arrays with one element per owner stay short
 FIRST_OWNER: Final = 2
 OWNER_FREE: Final = 0
 OWNER_LIVE: Final = 1
@@ -67,7 +69,7 @@ assert WAYS * WORD == CACHE_LINE
 
 
 class IndexSchema:
-    """The number of entries, rounded up to whole buckets. An entry takes 12 bytes with its age."""
+    """Lays out an index for a number of entries, rounded up to whole buckets. An entry takes 12 bytes with its age."""
 
     def __init__(self, entries: int) -> None:
         if entries < FAR_WAYS:
@@ -99,5 +101,8 @@ def first_far_buckets(hashes: Hashes, buckets: int) -> Ints:
 
 
 def far_bucket(owners: Ints) -> Ints:
-    """Which far bucket each owner id has, from 0 to 31: spread evenly over ids at any distance, as endpoints may have several ids each."""
+    """Return which of a hash's far buckets, from 0 to 31, takes the entries of each owner id.
+
+    Ids at any fixed distance spread evenly, because an endpoint may have several ids.
+    """
     return owners * FAR_SPREAD >> FAR_SHIFT & (FAR_BUCKETS - 1)

@@ -1,8 +1,8 @@
 """Look-ups in the prefix index (`shm.prefix_index` has the layout).
 
-`match` returns the deepest hit of each owner, because a hit on block i proves blocks 0..i. It probes every 32nd block and the last one
-first, and then searches between two probes. Eviction by age removes single entries, so one miss proves nothing: there is no match only
-if all probes miss.
+`match` returns the deepest hit of each owner, because a hit on block i proves blocks 0..i. It first probes every 32nd block and the last
+one, and then searches between an owner's last probe that hit and the next probe. The index may lack single entries, because it evicts
+them by age. So a miss proves nothing: an owner has no match only if all probes miss.
 """
 
 import struct
@@ -51,7 +51,7 @@ class IndexReader:
         self._buckets = schema.buckets
         self._table: Hashes = region.array(np.uint64, schema.entries_at, (schema.buckets, WAYS))
         self._table.flags.writeable = False
-        # First block -> the number of blocks at which the last match that began with this block ended.
+        # Hash of a prompt's first block -> how many blocks the last match of such a prompt had.
         self._ends: dict[int, int] = {}
         self._bytes = region.part(schema.entries_at, schema.entries * WORD).bytes.toreadonly()
 
@@ -65,7 +65,7 @@ class IndexReader:
         return self.reference_match(hashes)
 
     def reference_match(self, hashes: Hashes) -> dict[int, int]:
-        """Compute `match` in Python, without the C kernel. It may find less where entries in the middle of a chain were evicted."""
+        """Compute `match` in Python, without the C kernel. It may find less than the kernel where middle blocks were evicted."""
         count = len(hashes)
         if count > DENSE_BLOCKS:
             return self._match_long(hashes, count)
@@ -76,7 +76,7 @@ class IndexReader:
         owners = holders(first)
         end = self._ends.get(first, count)
         if 0 < end < count and not holders(hashes.item(end)) and set(owners) == set(holders(hashes.item(end - 1))):
-            # Taken as found: all matches end where the last match with this first block ended.
+            # A guess, checked above: all matches end where the last match with this first block ended.
             found = dict.fromkeys(owners, end)
         elif count > PROBE_STRIDE + 1:
             return self._match_long(hashes, count)
@@ -105,14 +105,14 @@ class IndexReader:
         return found
 
     def _end(self, hashes: Hashes, count: int, found: dict[int, int]) -> None:
-        """Extend `found` from the last probe that hit to the end of each owner's match."""
+        """Raise each owner's number in `found` from its last probe that hit to the end of its match."""
         open_ends = set(found.values())
         open_ends.discard(count)
         if open_ends:
             self._refine(hashes, sorted(open_ends), found)
 
     def _refine(self, hashes: Hashes, depths: list[int], found: dict[int, int]) -> None:
-        """Search the blocks between each deepest hit and the next probe."""
+        """Search between each deepest hit and the next probe, and update `found`. `depths`: the distinct numbers in `found`, ascending."""
         last = len(hashes) - 1
         gaps = [range(d, min(d - 1 + PROBE_STRIDE, last)) for d in depths]
         if len(gaps) <= BISECTED_GAPS_MAX and len(found) <= BISECTED_OWNERS_MAX and gaps[-1].stop <= DENSE_BLOCKS:
@@ -133,7 +133,7 @@ class IndexReader:
     def _bisect(self, hashes: Hashes, low: int, high: int, owners: set[int], found: dict[int, int]) -> None:
         """Bisect in [low, high) for the first block that each of `owners` does not hold. All of them hold every block before `low`.
 
-        Prompts that share their first block often share as many blocks as the previous prompts did, so the search starts there.
+        The search starts where the last match with the same first block ended, because such prompts often share equally many blocks.
         """
         first = hashes.item(0)
         expected = self._ends.get(first, 0)
@@ -164,7 +164,7 @@ class IndexReader:
         return found
 
     def _holders(self, hash_: int) -> list[int]:
-        """The owners of one block. Copies the buckets first, so no entry changes during the search."""
+        """Return the owners of one block. Copies its buckets first, so that no entry changes during the search."""
         table, buckets = self._bytes, self._buckets
         one = ((hash_ & LOW_HALF) * buckets >> 32) * CACHE_LINE
         two = ((hash_ >> 32) * buckets >> 32) * CACHE_LINE
@@ -189,7 +189,7 @@ class IndexReader:
         return owners
 
     def _gather(self, chosen: Hashes, blocks: Ints) -> dict[int, int]:
-        """Owner -> deepest hit + 1 among these blocks (ascending, with their hashes), with one NumPy look-up for all."""
+        """Owner -> deepest hit + 1 among these blocks (ascending), with one NumPy look-up for all. `chosen`: the hashes of the blocks."""
         near = self._table.take(near_buckets(chosen, self._buckets), axis=0).reshape(-1, NEAR_WAYS)
         same = (near ^ chosen[:, None]) < SAME_TAG
         at = np.flatnonzero(same)

@@ -2,7 +2,7 @@
 
 The C kernel inserts one entry after the other. Without it, NumPy inserts a batch in rounds; in one round a bucket takes one entry.
 
-The writer drops an insert for an owner that is not live, because the sweep that frees a retired owner's entries could miss the new ones.
+The writer drops an insert for an owner that is not live, because the sweep that frees a retired owner's entries could miss new entries.
 `copy` and `load` preserve the index over a restart of the whole picker; `load` shifts all ages to the new clock.
 """
 
@@ -60,7 +60,7 @@ class IndexWriter:
     def __init__(
         self, schema: IndexSchema, region: Region, *, near_owners: int = NEAR_OWNERS, spills: bool = False
     ) -> None:
-        """`near_owners`: how many owners of one hash may have entries in its near buckets. Entries of more owners go to its far buckets.
+        """`near_owners`: how many owners of one hash may have entries in its near buckets; entries of further owners go to far buckets.
 
         `spills`: whether full near buckets give entries to far buckets (`shm.index_spill`) before an entry is overwritten.
         """
@@ -69,7 +69,7 @@ class IndexWriter:
         self._spills = spills
         self._buckets = schema.buckets
         self._words = region.words
-        # An unused index is not read below: each page of shared memory that is read takes memory.
+        # Do not read an unused index below: each page of shared memory that is read takes memory.
         unused = not self._words[BUCKETS]
         self._words[BUCKETS] = schema.buckets
         self._table: Hashes = region.array(np.uint64, schema.entries_at, (schema.buckets, WAYS))
@@ -120,7 +120,7 @@ class IndexWriter:
         }
 
     def size(self) -> int:
-        """The number of entries in use, including far marks and entries of retired owners."""
+        """The number of entries in use, with those of retired owners and far marks (which only say that a hash has far entries)."""
         return self._size
 
     def held(self, owner: int) -> int:
@@ -128,7 +128,7 @@ class IndexWriter:
         return self._capacity.held(owner)
 
     def limit(self, owner: int, blocks: int) -> None:
-        """Limit the blocks that the index holds for this owner to about `blocks`, from the next insert on; 0 is no limit."""
+        """Limit the number of blocks that the index holds for this owner to about `blocks`, from the next insert on. 0: no limit."""
         self._capacity.limit(owner, blocks)
 
     def owners(self) -> list[int]:
@@ -175,9 +175,9 @@ class IndexWriter:
                 self._states[owner] = OWNER_FREE
 
     def insert(self, hashes: Hashes, owners: int | npt.NDArray[Any], age: int) -> None:
-        """Record that each block is held by its owner (one for all, or one per hash). A known entry only gets the new age.
+        """Record that owners hold these blocks, at the time `age`. `owners`: one owner id for all hashes, or one per hash.
 
-        The blocks of one batch see each other's entries, and do not evict each other while there is room.
+        An entry that exists already only gets the new age. Blocks of one batch do not evict each other while their buckets have room.
         """
         if kernels.NATIVE:
             hashes, owners = self._insert_near(np.ascontiguousarray(hashes), owners, age)
@@ -195,9 +195,9 @@ class IndexWriter:
         self.changes += 1
 
     def forget(self, hashes: Hashes, owners: int | npt.NDArray[Any], before: int | None = None) -> None:
-        """Remove the entries that say that these blocks are held by their owner (one for all, or one per hash).
+        """Remove the entries that say that owners hold these blocks. `owners`: one owner id for all hashes, or one per hash.
 
-        `before`: keep the entries that were inserted again after this age.
+        `before`: keep the entries that were inserted or refreshed after this age; None: remove all.
         """
         if kernels.NATIVE:
             freed = kernels.forget(self._table, self._ages, self._capacity.counts, hashes, owners, before)
@@ -217,9 +217,9 @@ class IndexWriter:
         return self._table[part].tobytes(), self._ages[part].tobytes()
 
     def load(self, entries: Hashes, ages: npt.NDArray[np.uint32], owners: Sequence[int], later: int) -> None:
-        """Fill an unused index with the data that `copy` returned for all buckets. Makes `owners` live; skips entries of other owners.
+        """Fill an unused index with the entries and ages that `copy` returned for all buckets. Raises ValueError if the index is in use.
 
-        Adds `later` to all ages, because the clock continued or restarted meanwhile. Raises ValueError if the index is in use.
+        Makes `owners` live, and skips entries of other owners. `later`: added to all ages, because the clock moved since the copy.
         """
         if self._size or self.owners() or self._retired_at:
             raise ValueError("load needs an unused index, this one has entries or owners")
@@ -276,7 +276,7 @@ class IndexWriter:
     def _insert_near(
         self, hashes: Hashes, owners: int | npt.NDArray[Any], age: int
     ) -> tuple[Hashes, int | npt.NDArray[Any]]:
-        """Insert with the C kernel. Return the hashes that belong into far buckets, and their owners."""
+        """Insert with the C kernel, which fills near buckets only. Return the hashes that belong into far buckets, and their owners."""
         added, evicted, gone, dropped, left = kernels.insert(
             self._table, self._ages, self._states, self._capacity.counts, hashes, owners,
             age & AGE_MASK, self._near_owners, self._spills, bool(self._retired_at),
@@ -297,7 +297,7 @@ class IndexWriter:
         self._words[DROPPED] += len(hashes)
 
     def _insert_round(self, hashes: Hashes, entries: Hashes, age: int) -> Ints:
-        """Refresh the known entries and write the new ones that get a bucket. Return the indices of the others."""
+        """Refresh the entries that exist, and write new ones, one per bucket. Return the indices of the entries that got no bucket."""
         pairs = near_buckets(hashes, self._buckets)
         near = self._table.take(pairs, axis=0).reshape(-1, NEAR_WAYS)
         difference = near ^ entries[:, None]
@@ -326,7 +326,7 @@ class IndexWriter:
         return left
 
     def _mark_far(self, hashes: Hashes, pairs: Ints, age: int) -> None:
-        """Tell readers that these hashes have far entries. A mark that gets no bucket is written with a later insert."""
+        """Write or refresh the far marks of these hashes. A mark that gets no bucket now is written by a later insert."""
         marks = (hashes & _TAG_MASK) | np.uint64(FAR_MARK)
         near = self._table.take(pairs, axis=0).reshape(-1, NEAR_WAYS)
         row, way = (near == marks[:, None]).nonzero()
@@ -337,13 +337,13 @@ class IndexWriter:
             self._place(pairs[new], near[new], marks[new], age)
 
     def _insert_far(self, hashes: Hashes, entries: Hashes, age: int) -> Ints:
-        """Do what `_insert_round` does in the far buckets: for hashes with `NEAR_OWNERS` owners in their near buckets."""
+        """Do in far buckets what `_insert_round` does in near ones, for hashes whose near buckets have enough owners already."""
         at = np.flatnonzero(self._unknown_far(hashes, entries, age))
         buckets = _far_buckets(hashes[at], entries[at], self._buckets)
         return at[self._place(buckets, self._table.take(buckets, axis=0).reshape(-1, WAYS), entries[at], age)]
 
     def _unknown_far(self, hashes: Hashes, entries: Hashes, age: int) -> npt.NDArray[np.bool_]:
-        """Refresh the entries that are in their far bucket. Return which are not."""
+        """Refresh those entries that are in their far bucket already. Return a mask of the other entries."""
         buckets = _far_buckets(hashes, entries, self._buckets)
         row, way = (self._table.take(buckets[:, 0], axis=0) == entries[:, None]).nonzero()
         self._flat_ages[buckets[row, 0] * WAYS + way] = age
@@ -354,8 +354,8 @@ class IndexWriter:
     def _place(self, buckets: Ints, seen: Hashes, entries: Hashes, age: int) -> Ints:
         """Write each entry to an empty way of its emptiest bucket, or over the oldest entry of its full buckets.
 
-        `buckets`, shape (n, 1) or (n, 2), has the possible buckets of each entry; `seen` has their contents. If several entries choose
-        the same bucket, one of them gets it. Return the indices of the others.
+        `buckets`: shape (n, 1) or (n, 2), the possible buckets of each entry. `seen`: their contents. If several entries choose the same
+        bucket, one of them gets it. Return the indices of the entries that got none.
         """
         rows = np.arange(len(entries))
         if self._spills and buckets.shape[1] == 2:
@@ -419,9 +419,9 @@ def _found(
     owners: int | npt.NDArray[Any],
     before: int | None,
 ) -> tuple[Ints, Hashes]:
-    """The places of the entries that say that these owners hold these blocks, and the hashes with such an entry in a far bucket.
+    """Find the entries that say that these owners hold these blocks. Return their places, and the hashes with one in a far bucket.
 
-    `before`: leaves out entries that were inserted after this age.
+    `before`: leave out entries that were inserted or refreshed after this age; None: leave out none.
     """
     ids = np.full(len(hashes), owners) if isinstance(owners, int) else owners
     entries = (hashes & _TAG_MASK) | ids.astype(np.uint64)

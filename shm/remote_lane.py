@@ -5,8 +5,8 @@
     | requests in flight, one per slot |
     | tokens in flight, one per slot |
 Each line of the drawing starts on its own cache line. Every cell is one 8-byte word: int64, except the beat (monotonic seconds), which
-is float64. Readers ignore the lane when its beat is older than 1 s, so when its writer has ended or hangs. It exists only with a replica
-store.
+is float64. A beat older than 1 s means that the supervisor has ended or hangs; readers then ignore the lane. The lane exists only with a
+replica store.
 """
 
 from typing import Any, Final
@@ -53,11 +53,11 @@ class RemoteLane:
         self.tokens: Ints = region.array(np.int64, schema.tokens_at * WORD, schema.slots)
 
     def fresh(self, now: float) -> bool:
-        """Whether the lane counts at `now` (monotonic seconds)."""
+        """Whether the last beat is recent enough at `now` (monotonic seconds) for the sums to count."""
         return self.age(now) <= FRESH_S
 
     def age(self, now: float) -> float:
-        """Seconds since the last beat."""
+        """Seconds from the last beat to `now` (monotonic seconds)."""
         return now - self.floats[BEAT]
 
     @property
@@ -66,7 +66,7 @@ class RemoteLane:
         return self.words[REPLICAS]
 
     def set(self, slot: int, requests: int, tokens: int) -> None:
-        """Store the sum of one endpoint."""
+        """Store the requests and tokens that other replicas have in flight on the endpoint of one slot."""
         self.words[self.schema.requests_at + slot] = requests
         self.words[self.schema.tokens_at + slot] = tokens
 
@@ -87,11 +87,11 @@ class RemoteLane:
         return sum(words[LINE:end:2].tolist()), sum(words[LINE + 1 : end : 2].tolist())
 
     def clear(self) -> None:
-        """Store 0 for all endpoints. Bands stay."""
+        """Store 0 requests and tokens for all slots. The sums of the bands stay."""
         self.requests[:] = 0
         self.tokens[:] = 0
 
     def beat(self, now: float, replicas: int) -> None:
-        """Record that the sums are those of `now` (monotonic seconds). `now` 0: readers ignore the sums."""
+        """Record that the sums are of the moment `now` (monotonic seconds). With `now` 0, readers ignore the sums."""
         self.words[REPLICAS] = replicas
         self.floats[BEAT] = now

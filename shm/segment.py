@@ -1,7 +1,7 @@
 """Named shared memory: create and attach segments, and remove the segments of dead instances.
 
-The creator reserves all memory of a segment before it is used. A sparse segment on a full /dev/shm
-would cause a SIGBUS at the first write; the reservation fails with a `SegmentError` at start instead.
+The creator reserves all memory of a segment before it is used. A write to a sparse segment on a full
+/dev/shm would end the process by SIGBUS; a failed reservation is a `SegmentError` at start instead.
 `check_room` checks all segments at once, before the first is created. The creator writes the magic of
 the header last, so a process that attaches sees a complete header or gets an error.
 
@@ -129,7 +129,7 @@ class Segment(Region):
 
     @classmethod
     def attach(cls, name: str, layout_hash: int | None, *, writable: bool) -> Self:
-        """Map an existing segment. A hash of None accepts any layout, for tools that only look. Raises SegmentError."""
+        """Map an existing segment. `layout_hash` None accepts any layout, for tools that only read. Raises SegmentError."""
         _refuse_name(name)
         try:
             handle = posix_ipc.SharedMemory(name, read_only=not writable)
@@ -148,9 +148,10 @@ class Segment(Region):
         return cls(name, mapping, header)
 
     def private_copy(self) -> Region:
-        """Map the payload again, so that no other process sees what this one writes there. Raises SegmentError if the name is gone.
+        """Map the payload a second time, copy-on-write: what this process writes there, no other process sees.
 
-        This takes no time: the system copies a page when this process writes to it. Until then the page shows what others write.
+        The system copies a page when this process first writes to it. Until then the page shows what others write. Raises SegmentError
+        if the segment's name is gone.
         """
         try:
             handle = posix_ipc.SharedMemory(self.name)
@@ -244,12 +245,12 @@ class InstanceLock:
         return self._descriptor
 
     def record(self, **info: object) -> None:
-        """Append facts to the file. `segments` adds names, `forgotten` removes them; other keys replace their former value."""
+        """Append facts to the file. `segments` adds names of segments, `forgotten` removes names; other keys replace their former value."""
         _merge(self.info, info)
         os.write(self._descriptor, json.dumps(info).encode() + b"\n")
 
     def forget(self, names: list[str]) -> None:
-        """Take names of segments back, which the caller unlinks next."""
+        """Remove these names of segments from the file. The caller unlinks the segments next."""
         self.record(forgotten=names)
 
     def release(self) -> None:
@@ -268,7 +269,7 @@ class Recorded(NamedTuple):
 
 
 def recorded(run_dir: str) -> list[Recorded]:
-    """All instances that have a file. Takes no lock, so a line that is being written may be missing."""
+    """The files of all instances in the run directory. Takes no lock, so a line that is being written may be missing."""
     instances: list[Recorded] = []
     for path in _instance_files(run_dir):
         with contextlib.suppress(FileNotFoundError):
@@ -282,7 +283,7 @@ def recorded(run_dir: str) -> list[Recorded]:
 
 
 def sweep(run_dir: str) -> list[str]:
-    """Unlink the segments and files of all instances with a free lock, and return the removed names. Skips other users' files."""
+    """Unlink the segments and files of all dead instances (their lock is free), and return the names. Skips other users' files."""
     removed: list[str] = []
     try:
         paths = list(_instance_files(run_dir))
@@ -338,8 +339,8 @@ def footprint(plan: Plan) -> int:
 def check_room(needs: Mapping[str, int], fewer: str) -> None:
     """Raise SegmentError unless all segments fit into /dev/shm.
 
-    `needs`: segment -> bytes. `fewer`: how the user can reduce the need; it ends the error text. Call this before the first segment
-    is created.
+    `needs`: name of a segment -> its size in bytes. `fewer`: text at the end of the error, which says how the user can reduce the
+    sizes. Call this before the first segment is created.
     """
     disk = os.statvfs(SHM_DIRECTORY)
     free, size = disk.f_bavail * disk.f_frsize, disk.f_blocks * disk.f_frsize

@@ -6,9 +6,9 @@
 - A reader accepts a body only between two equal, even versions. Otherwise the row counts as torn.
 - Versions wrap at 2**64.
 
-The functions accept anything that can be indexed and sliced like a memoryview of words. So the tests
-run exactly this code on memory that runs the other side between any two accesses (`tests/interleave.py`).
-`shm/fence.py` states what order of loads and stores the row versions need.
+The functions accept anything that can be indexed and sliced like a memoryview of words. So tests can
+run this code on memory that lets a reader or a second writer run between any two accesses
+(`tests/interleave.py`). `shm/fence.py` states what order of loads and stores the row versions need.
 """
 
 from typing import Final
@@ -23,7 +23,7 @@ Rows = npt.NDArray[np.uint64]
 
 
 def begin(words: memoryview, at: int) -> int:
-    """Make the row's version odd and return it. The result is correct even if the previous writer died inside the row."""
+    """Make the row's version odd, and return it. This also works if the previous writer died while it wrote the row."""
     odd = ((words[at] + 1) | 1) & VERSION_MASK
     words[at] = odd
     return int(odd)
@@ -42,11 +42,10 @@ def write_row(words: memoryview, at: int, body: memoryview) -> None:
 
 
 def read_rows(rows: Rows) -> tuple[Rows, Rows]:
-    """Copy rows and check each. `rows`: uint64 of shape (n, words), version first, XOR of the other words last.
+    """Copy rows and check each. Return the copy and one word per row, which is nonzero if the row is torn.
 
-    Return the copy and n words; a word is nonzero if its row is torn.
-
-    If the body is whole, the XOR over a row equals its version: the check word cancels all body words.
+    `rows`: uint64, shape (n, words). The first word of a row is its version, the last one the XOR of all words between. So in a whole
+    row the XOR of all words equals the version.
     """
     before = rows[:, 0].copy()
     copy = rows.copy()

@@ -1,12 +1,12 @@
-"""How far the reader of the model servers' event streams has come: one row per slot of the endpoint table, and its beat.
+"""Stream marks: how far the kv-events process has read each model server's stream of KV events. One row per slot, and a beat.
 
     control  | beat (float64, monotonic seconds) | applying | 0 ... |             one cache line
     row      | position | check | heard (float64, monotonic seconds) | messages | held | dropped | 0 | 0 |   one cache line per slot
 
-- `position` is one more than the number of the last message that was applied; 0: none. `check` is the CRC of its payload, by which a
-  successor recognizes a publisher that has started again.
-- `applying` is 1 while a batch of messages changes index and links. A successor that finds 1 starts from empty ones.
-- One process writes. Every value is one word, so readers need no version. The values of a row need not belong together.
+- `position` is one more than the number of the last message that was applied; 0: none. `check` is the CRC of that message's payload. A
+  successor compares it to find out whether the publisher has started again.
+- `applying` is 1 while a batch of messages changes index and links. A successor that finds 1 empties index and links first.
+- One process writes. Every value is one word, so readers need no version. The values of a row may be of different moments.
 """
 
 from typing import Any, NamedTuple
@@ -23,7 +23,7 @@ ROW_WORDS = CACHE_LINE // WORD
 
 
 class MarksSchema:
-    """The number of rows: the slots of the endpoint table."""
+    """Lays out the marks: one row for each of `slots` slots of the endpoint table."""
 
     def __init__(self, slots: int) -> None:
         self.slots = slots
@@ -46,7 +46,7 @@ class Mark(NamedTuple):
 
 
 class Marks:
-    """Reads and writes the rows. Only the reader of the event streams may call `write`, `forget`, `beat` and set `applying`."""
+    """Reads and writes the rows. Only the kv-events process may call `write`, `forget`, `beat` and set `applying`."""
 
     def __init__(self, schema: MarksSchema, region: Region) -> None:
         self.schema = schema
@@ -55,7 +55,7 @@ class Marks:
 
     @property
     def last_beat(self) -> float:
-        """Return when the reader of the event streams last beat, in monotonic seconds; 0: never."""
+        """Return when the kv-events process last beat, in monotonic seconds; 0: never."""
         return float(self._floats[BEAT])
 
     def beat(self, now: float) -> None:

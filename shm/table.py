@@ -5,11 +5,11 @@
              | present | column 0 | ... | column n-1 | room for more | check |         each cell is one 8-byte word
 
 - `version` is the row's seqlock; `check` is the XOR of all words between the two.
-- `used` is one more than the highest slot in use. Readers copy only the rows below it.
+- `used` is one more than the highest slot in use. Readers copy only the rows of lower slots.
 - `epoch` moves once after a batch of writes. A reader that has seen the current epoch copies nothing.
 - A handle is (slot, generation). The generation grows only when a slot is claimed. So the handle of an
   endpoint that left cannot touch the row of the endpoint that took its slot.
-- An ordinary write does not change the generation, the owner, or whether a row is free. A claim stores
+- Only a claim or a release changes the generation, the owner, or whether a row is free. A claim stores
   `state` last and a release stores it first. So if the writer is killed at any store, its successor
   still knows whether the row is claimed, and by which owner. Only the scraped values are lost.
 - Scraped values are float64 (counts are exact below 2**53). Bit i of `present` says that column i
@@ -67,9 +67,9 @@ Floats = npt.NDArray[np.float64]
 
 
 def trial(lane: int, number: int) -> int:
-    """Return the flags of an ejected endpoint to which only the worker of this lane may send one request.
+    """Return the flags of an ejected endpoint on trial: only the worker of this lane may send one request to it.
 
-    `number` differs in each trial.
+    `number` counts the trials, so that a worker can tell a new trial from the one before.
     """
     return EJECTED | lane << TRIAL_LANE_AT | (number & NUMBER_MASK) << TRIAL_NUMBER_AT
 
@@ -92,10 +92,7 @@ class TableSchema:
     """Lays out the table: the columns of a row, and the number of rows."""
 
     def __init__(self, columns: tuple[str, ...], slots: int, width: int = 0) -> None:
-        """`width`: the least number of columns for which a row has room.
-
-        A later schema may add columns at the end, and uses the same rows.
-        """
+        """`width`: the least number of columns for which a row has room. A later schema may use the spare room for more columns."""
         if len(columns) > COLUMNS_MAX or len(set(columns)) != len(columns):
             raise ValueError(f"a table has up to {COLUMNS_MAX} distinct columns, not {columns}")
         if slots < 1:
@@ -127,14 +124,14 @@ class TableWriter:
         self._fields = self._body[:-1]
         self._pack = struct.Struct(f"{_FIXED}{len(schema.columns)}d").pack_into
         self._nothing = (0.0,) * len(schema.columns)
-        # No slot below this one is free; so claiming thousands of slots does not scan the table each time.
+        # No slot below this one is free. `claim` starts to look here, so that thousands of claims do not each scan the whole table.
         self._first_free = 0
         self.overwritten = self._repair()
 
     def claim(self, owner: int, may_reuse: Callable[[int], bool]) -> Handle | None:
-        """Claim the lowest free slot; its state becomes UNKNOWN. None if the table is full.
+        """Claim the lowest free slot; its state becomes UNKNOWN. Return None if there is no slot to claim.
 
-        A slot that another endpoint had before is claimed only if `may_reuse(slot)`.
+        A slot that another endpoint had before is claimed only if `may_reuse(slot)` returns True.
         """
         words = self._words
         first_free: int | None = None
@@ -348,9 +345,9 @@ class TableCopy:
         return self.rows[:, PRESENT]
 
     def standing(self) -> bytes:
-        """Return the parts of all rows that a scrape rarely changes: generation, owner, state, flags, present.
+        """Return generation, owner, state, flags and `present` of all rows: the words that a scrape rarely changes.
 
-        Use them for comparison only.
+        Compare the result with that of another copy; its format has no other use.
         """
         return self.rows[:, GENERATION:UPDATED_AT].tobytes() + self.rows[:, PRESENT].tobytes()
 
@@ -375,7 +372,7 @@ class TableReader:
         return self._words[EPOCH]
 
     def copy(self, previous: TableCopy | None = None) -> TableCopy:
-        """Copy all used rows. A row that stays torn is taken from `previous`; without one it reads as free."""
+        """Copy all used rows. A row that stays torn after all tries is taken from `previous`, or reads as free without `previous`."""
         words = self._words
         epoch, used = words[EPOCH], words[USED]
         if used != self._used:
@@ -388,7 +385,7 @@ class TableReader:
     def _settle(self, rows: Words, torn: Words, previous: TableCopy | None) -> None:
         known = 0 if previous is None else len(previous.rows)
         for number, slot in enumerate(np.flatnonzero(torn).tolist()):
-            # A writer tears few rows during a copy. If more are torn, another program has overwritten the table.
+            # A writer tears few rows during a copy. If more than RETRIED_MAX are torn, another program has overwritten the table.
             for _ in range(seqlock.READ_TRIES_MAX if number < RETRIED_MAX else 0):
                 row, still_torn = seqlock.read_rows(self._part[slot : slot + 1])
                 if not still_torn[0]:
