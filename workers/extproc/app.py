@@ -1,4 +1,8 @@
-"""What all ext_proc streams of one worker share. `workers.worker.setup` creates it after the fork. It keeps no state of single requests."""
+"""What the ext_proc streams of one worker share.
+
+`workers.worker.setup` creates an `App` for the first configuration, after the fork, and one for each later configuration. An `App` keeps no
+state of single requests.
+"""
 
 import random
 from collections.abc import Callable, Collection, Mapping
@@ -16,8 +20,8 @@ from workers.shared.query_of_death import Deciding
 from workers.telemetry.request_telemetry import Telemetry
 from workers.transport.interface import Clock
 
-DESTINATIONS_MAX: Final = 16384
-# For lists of several targets. Every order of the same targets is another list, and each entry takes 4 KB.
+DESTINATIONS_MAX: Final = 16384  # remembered answers with one target
+# Remembered answers with several targets. There are fewer, because every order of the same targets is another entry of 4 KB.
 SEVERAL_MAX: Final = 1024
 
 
@@ -55,7 +59,7 @@ class Guards:
 
 
 class App:
-    """Holds what all streams of one worker share."""
+    """Holds what the streams of one worker share under one configuration."""
 
     def __init__(
         self,

@@ -9,7 +9,7 @@
 List has the ext_proc service, readiness and liveness, because the endpoint picker protocol demands these three.
 
 The supervisor serves health on a separate port, in plaintext. With `--health-checking` each worker also serves it on the ext_proc
-port, with the same TLS. There a worker answers for itself, even while the supervisor is being replaced.
+port, with the same TLS. On that port a worker answers for itself, even while the supervisor is being replaced.
 
 Check and List are implemented, Watch and all other methods are UNIMPLEMENTED. The messages are read and written without generated
 classes: a request is one string, an answer one enum.
@@ -39,7 +39,7 @@ class Health:
     """Serves gRPC health. It is an application of the transport."""
 
     def __init__(self, ready: Callable[[], bool], *, elects: bool = False, missing: Callable[[], str] = str) -> None:
-        """`elects`: whether leader election is on. Then the service name in a request says what the probe asks for.
+        """`elects`: whether leader election is on. If so, the answer to an unknown service name is SERVICE_UNKNOWN.
 
         `missing` returns why the picker is not ready. This text becomes the gRPC message of NOT_SERVING.
         """
@@ -116,9 +116,9 @@ class _Unary:
 
 
 def read_service(request: bytes) -> str:
-    """Returns string field 1 of a message. Its last occurrence counts. Skips other fields.
+    """Returns the service that a HealthCheckRequest names: its string field 1, or "" if it has none.
 
-    Raises ValueError if the message is malformed.
+    If the field occurs several times, the last one counts. Other fields are skipped. Raises ValueError if the message is malformed.
     """
     if len(request) > SERVICE_BYTES_MAX:
         raise ValueError(f"a health check has at most {SERVICE_BYTES_MAX} bytes")

@@ -34,7 +34,7 @@ class Pipelines:
     def __init__(
         self, whole: Pipeline, wrap: Wrap = bare, *, timing: Timing | None = None, tracer: Tracer | None = None
     ) -> None:
-        """`timing` times calls, `tracer` traces requests. With None, no call is timed, or no request traced."""
+        """`timing` times calls; None: no call is timed. `tracer` traces requests; None: no request is traced."""
         self.whole = whole
         self.timing = timing
         self.tracer = tracer

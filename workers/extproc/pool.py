@@ -58,7 +58,7 @@ class SharedPool:
     ) -> None:
         """`lane`: the number of this worker's lane. With 0, this pool takes part in no trial of an ejected endpoint."""
         self._lane = lane
-        # Slot -> number of the trial that is this worker's, while no request is sent for it.
+        # The trials that wait for a request of this worker: slot of the ejected endpoint -> number of the trial.
         self.trials: dict[int, int] = {}
         self._tried: dict[int, int] = {}  # slot -> number of the last trial for which this worker has sent the request
         self._ejected: Mask | None = None
@@ -86,7 +86,7 @@ class SharedPool:
         self._subset_entries = 0
         self._used = 0
         self._slots: Any = slice(0)
-        self._scattered: Any = None  # the slots of the endpoints; None: all slots in use, in order
+        self._scattered: Any = None  # the slots of the endpoints; None if they are all slots in use, in order
         self._snapshot = self._build(now())
         self._built_at = now()
 
@@ -105,7 +105,7 @@ class SharedPool:
         return candidates.keep(self._allowed(subset))
 
     def take_over(self, predecessor: "SharedPool") -> None:
-        """Takes over from another pool of this worker which trials of ejected endpoints have their request already."""
+        """Learns from another pool of this worker for which trials of ejected endpoints the worker has sent the request already."""
         self._tried.update(predecessor._tried)
         self._key = (-1, b"")
         self._snapshot = self._build(self._now())
@@ -234,7 +234,10 @@ def subset_mask(subset: Subset, endpoints: Sequence[Endpoint]) -> Mask:
 
 
 def _canonical(entry: str) -> tuple[str, int | None]:
-    """Returns (host, port or None). Returns NO_ADDRESS for a malformed entry. A bare IPv6 address has colons, but no port."""
+    """Returns (host, port) of a subset's entry; the port is None if the entry has none. Returns NO_ADDRESS if the entry is malformed.
+
+    The colons of an IPv6 address without brackets are no sign of a port.
+    """
     entry = entry.strip()
     if entry.startswith("["):
         host, closed, rest = entry[1:].partition("]")

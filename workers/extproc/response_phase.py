@@ -36,16 +36,16 @@ OK: Final = 200
 SERVER_ERRORS_FROM: Final = 500
 NOT_IMPLEMENTED: Final = 501
 DATE: Final = b"\x0a\x04date"
-ERROR_STATUS: Final = "4"  # compared as text: a status of three digits is an error if it is not less
-# If a message has only its payload, the bytes before it are a tag and a length: 2 to 6 bytes.
+ERROR_STATUS: Final = "4"  # a status of three digits is an error if, compared as text, it is not less
+# The tag and the length before the payload of a message take 2 to 6 bytes. If more bytes precede it, the message has other fields.
 SHORTEST_ENVELOPE: Final = 6
 
 
 class Reservation:
     """Counts the load that one routed request adds to its endpoints, in this worker's lane, until `release`.
 
-    `secondary`: the slots of the endpoints that the profiles beside the primary one have picked. They work for the request until the first
-    piece of the answer comes.
+    `secondary`: the slots of the secondary endpoints, which the profiles beside the primary one have picked. A secondary endpoint works
+    for the request until the first piece of the answer comes.
     """
 
     __slots__ = ("_app", "_slot", "secondary", "ticket", "victim")
@@ -214,7 +214,7 @@ class ResponsePhase:
         number = int(status) if len(status) == STATUS_DIGITS and status.isascii() and status.isdecimal() else 0
         if self._reservation is not None and number:
             # A server dates its answers (RFC 9110, 6.6.1). When a connection fails, the gateway answers by itself, and its answer has no
-            # date here.
+            # date at this point.
             sent = number < SERVER_ERRORS_FROM or headers.mentions(DATE)
             self._reservation.outcome(number, sent=sent)
         response = self._response = Response(number, headers, streaming=request.streaming)
@@ -257,7 +257,7 @@ class ResponsePhase:
     def _pass_on(
         self, stream: Shell, message: bytes, payload: tuple[int, int], data: tuple[int, int], last: bool
     ) -> None:
-        """Sends one piece of the answer on. It stays unchanged unless the model was renamed or plugins have set metadata."""
+        """Sends one piece of the answer on. The piece stays unchanged unless the model was renamed or plugins have set metadata."""
         (start, end), (begin, stop) = payload, data
         metadata = self._response.metadata if last and self._response is not None else None
         restorer = self._restorer

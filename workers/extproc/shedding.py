@@ -37,7 +37,7 @@ class Shedding:
         return HOLDS_NOTHING
 
     def check(self, request: Request) -> None:
-        """Raises Refused if the endpoints that this request may use are full. No endpoints count as full."""
+        """Raises Refused if the endpoints that this request may use are full, or if there are none."""
         candidates = self._pool.candidates(request.subset)
         if not len(candidates) or self._detector.saturation(candidates) >= FULL:
             raise Refused(Cause.SHED)

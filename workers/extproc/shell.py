@@ -1,4 +1,4 @@
-"""The part of an ext_proc stream that its two phases share: its state, the request, and the ways in which it ends.
+"""What the two phases of an ext_proc stream share: the state of the stream, the request, and the ways in which a stream ends.
 
 `workers.extproc.stream` has the subclass. Every exception during the work for a stream goes to `stopped`.
 
@@ -26,8 +26,8 @@ INTERNAL: Final = 13
 
 
 class Shell:
-    """The parts of a stream that its phases use. They set `state`, `passing`, `error`, `request`, `lease`, and the data for times and
-    traces.
+    """The parts of a stream that its phases use. The phases set `state`, `passing`, `error`, `request`, `lease`, and the data for times
+    and traces.
     """
 
     __slots__ = (

@@ -124,8 +124,8 @@ class ExtProcStream(Shell):
             self.stopped(problem)
 
     def half_closed(self) -> None:
-        """Handles the end of the gateway's messages. If the request is complete, the gateway may wait for the answer: NGINX Gateway Fabric
-        does.
+        """Handles the end of the gateway's messages. If the request is complete, the gateway may still wait for the answer, as NGINX
+        Gateway Fabric does.
         """
         if self.state == DECIDING:
             self.half = True
@@ -179,7 +179,7 @@ class ExtProcStream(Shell):
         return self.request_phase.body_bytes + self.transport.gathered() if waits else -1
 
     def unfinished(self) -> int:
-        """Returns how many bytes the request holds while it is incomplete, or waits with a long body; else 0 or less."""
+        """Returns how many bytes the request holds if it is incomplete, or waits with a long body; otherwise -1."""
         if self.state == DECIDING and self.request_phase.kept > LONG_BODY:
             return self.request_phase.kept
         return self.awaited()
@@ -215,8 +215,8 @@ class ExtProcStream(Shell):
     def evict(self) -> bool:
         """Ends the request in favour of a more important one. Returns False if its answer is already over.
 
-        Before the headers of the answer, the client gets our error answer. After them, the gateway cuts the answer off. This also frees the
-        model server.
+        If the answer's headers have not come yet, the client gets our error answer. If they have, the gateway cuts the answer off.
+        Either way the model server stops working for the request.
         """
         if self.state not in (ROUTED, RESPONDING):
             return False

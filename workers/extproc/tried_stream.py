@@ -61,8 +61,9 @@ class Tryout:
         self._bare: tuple[Pipeline, Pipeline] | None = None
 
     def chosen(self, headers: codec.Headers) -> bool:
-        """Whether the candidate decides the request with these headers. The flow of the request decides that, or its id if it names no
-        flow.
+        """Whether the candidate decides the request with these headers.
+
+        The choice follows from the fairness id if the share is by flow; otherwise, or without a fairness id, from the request's id.
         """
         share = self._share
         if not share.millionths:
@@ -72,8 +73,9 @@ class Tryout:
         return share.takes(key, self._seed)
 
     def copy(self, request: Request) -> Request | None:
-        """Copies the request for a shadow decision, before its own decision drops the prompt. Returns None if there is no shadow or it is
-        busy.
+        """Copies the request for a shadow decision. To be called before the real decision is answered, which drops the prompt.
+
+        Returns None if the candidate decides a share itself, and so makes no shadow decisions, or if too many of them are under way.
         """
         if self._share.millionths or self._waiting >= SHADOWS_MAX:
             return None
