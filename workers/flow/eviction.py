@@ -1,4 +1,4 @@
-"""In-flight eviction in one worker: publishes its best victim in its lane, and ends requests while others cannot be dispatched.
+"""In-flight eviction in one worker: shows the worker's best victim in its lane, and ends victims while others cannot be dispatched.
 
     ExtProcStream  ── track, ended ──▶ Evictions ── VictimCell ──▶ flow lane   (one writer: this worker)
     flow control   ── blocked ──────▶     │ ◀────── VictimCells ── flow lanes  (of all serving workers)
@@ -75,7 +75,7 @@ class Evictions:
         self._publish()
 
     def track(self, request: Request, now: float, revoke: Callable[[], bool]) -> Victim | None:
-        """Adds a request that was sent to a server. Returns None if it cannot be evicted. `revoke` ends it with an answer to its client."""
+        """Adds a request that was sent to a server. Returns None if it cannot be evicted. `revoke` ends it and answers its client."""
         victim = self._victims.track(FlowKey(request.fairness_id, request.priority), now, revoke)
         if victim is not None:
             self._publish()
@@ -87,7 +87,7 @@ class Evictions:
         self._publish()
 
     def blocked(self) -> Step:
-        """Reacts to requests that wait, in any worker, without room for them. Ends requests of this worker, or wakes a worker with better
+        """Makes room for requests that cannot be dispatched, in any worker: ends requests of this worker, or wakes a worker with better
         victims.
         """
         if not self._lanes.total(EVICTABLE):
@@ -143,9 +143,10 @@ class RevocationMetrics(RevocationObserver):
 
 
 def reclaiming(lanes: FlowLanes, now: float) -> tuple[float, float]:
-    """Returns (pending, target) over all serving workers. `pending`: the saturation that evictions under way have yet to free, as a sum.
+    """Returns (pending, target) over all serving workers.
 
-    `target`: the largest excess of the saturation over the ceiling at a worker's last decision.
+    `pending`: how much saturation the evictions under way have yet to free, summed over the workers. `target`: by how much the saturation
+    exceeded the ceiling when a worker last decided about evictions; the largest value of any worker.
     """
     pending = target = 0.0
     for worker in lanes.serving():

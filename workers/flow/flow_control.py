@@ -36,7 +36,8 @@ SWEEP_S: Final = 0.1  # the longest time between sweeps while requests wait
 class QueuedRequest:
     """One request in flow control. It is both the item that the controller queues (`epp.flows.Item`) and the ticket that `enter` returns.
 
-    Policies read the request from it. `done` tells the controller that the request has ended, with or without an endpoint.
+    Policies read the request from the item. The ticket's `done` tells the controller that the request has ended, with or without an
+    endpoint.
     """
 
     __slots__ = ("_controller", "_placed", "block", "bytes", "entered_at", "flow", "request", "ttl_s", "waited")
@@ -101,8 +102,9 @@ class Controller(FlowController):
 
 
 class FlowObserver:
-    """Tells eviction when dispatching has stopped. Implements `epp.flow.ports.Observer`. `FlowControl` counts requests itself, because it
-    knows their labels.
+    """Tells eviction when dispatching has stopped. Implements `epp.flow.ports.Observer`.
+
+    Its other calls do nothing: `FlowControl` counts requests itself, because it knows their labels.
     """
 
     def __init__(

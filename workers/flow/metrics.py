@@ -27,7 +27,7 @@ DURATION = ENQUEUE = 0  # index of the histogram in its group; each group has on
 
 
 class Cells(NamedTuple):
-    """Where the counters for one set of labels are: offsets in words. For requests that do not wait."""
+    """The offsets, in words, of the counters for one set of labels. Only requests that do not wait use them."""
 
     requests: int
     durations: int

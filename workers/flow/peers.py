@@ -221,7 +221,7 @@ class BandLedger:
     def mark(self, flow: FlowKey) -> int:
         """Returns the hash of the flow and the place of its band.
 
-        It includes the place, because only positions of one band are comparable.
+        The place is part of the hash, because only positions of one band are comparable.
         """
         name = f"{self._places.get(self._priority, -1)}/{flow.fairness_id}".encode(errors="replace")
         return (xxhash.xxh3_64_intdigest(name) & MARK_MAX) or 1

@@ -1,7 +1,7 @@
-"""Measures for flow control how full the pool is: the saturation of its fullest stage of disaggregated inference.
+"""Measures for flow control how full the pool is: the saturation of the pool's fullest stage, prefill or decode.
 
 The role label says to which stage an endpoint belongs: *prefill*, *decode*, or both. Endpoints that only encode belong to neither.
-If no endpoint belongs to a stage, the detector gets all endpoints.
+If no endpoint belongs to any stage, the detector gets all endpoints.
 """
 
 from collections.abc import Callable, Mapping
@@ -29,7 +29,7 @@ class PoolProbe:
         self._detector = detector
         self._flow = flow
         self._roster: Roster | None = None
-        # Stages with their masks; a mask None means all endpoints.
+        # (name, mask) of each stage. The mask is None if all endpoints belong to the stage.
         self._stages: tuple[tuple[str, Mask | None], ...] = ()
 
     def load(self) -> PoolLoad:
