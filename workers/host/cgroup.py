@@ -1,6 +1,6 @@
 """Finds the folders with the limits of this process's cgroups, in version 1 and 2 of cgroups.
 
-The folders of all parent groups belong to them, because a parent may have the tighter limit.
+The folders of all parent groups are included, because a parent may have the tighter limit.
 """
 
 from collections.abc import Iterator

@@ -2,7 +2,7 @@
 
 The log has JSON lines on stderr, or coloured text if stderr is a terminal. All processes write to the same file, with one write per
 line. A line that cannot be written at once (full pipe, slow reader) is dropped and counted, and the next line that gets through reports
-the number. An event gets at most `LINES_PER_S`, so a storm of one fault leaves room for others.
+the number. Each event gets at most `LINES_PER_S` lines, so a storm of one fault leaves room for others.
 
 A JSON line is always whole. If it would be too long, its longest values lose their middle, and the field `cut` says so.
 

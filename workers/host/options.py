@@ -44,7 +44,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     client_ca_file: str = ""
     metrics_cert_dir: str = ""
     metrics_client_ca_file: str = ""
-    metrics_endpoint_auth: bool | None = None  # whether clients of the metrics port need a token; None: in Kubernetes
+    # Whether clients of the metrics port need a token; None: only in Kubernetes.
+    metrics_endpoint_auth: bool | None = None
     health_checking: bool = False
     workers: int = 1
     workers_max: int = 0  # 0: twice `workers`
@@ -62,7 +63,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     replica_store_required: bool = True
     replica_store_prefix: str = ""  # begins all keys and channels; empty only without a store
     replica_name: str = ""  # empty: the instance's identity
-    replicas_max: int = 8  # other replicas that count
+    replicas_max: int = 8  # how many other replicas count at most
     run_dir: str = "/dev/shm/epp"
     instance: str = "epp-9002"
     scrape_interval_s: float = SCRAPE_INTERVAL_MIN_S
@@ -76,7 +77,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     disable_endpoint_subset_filter: bool = False
     trust_client_headers: tuple[str, ...] = tuple(GROUPS)
     pool_name: str = "epp"
-    pool_given: bool = False  # --pool-name is set: it names the source of endpoints if there is no other source
+    # Whether --pool-name is set. If so, the pool is the source of endpoints, unless there is another one.
+    pool_given: bool = False
     pool_namespace: str = "default"
     pool_group: str = POOL_GROUP
     endpoint_selector: str = ""  # selects pods instead of a pool. Each selected pod has one endpoint per target port

@@ -1,8 +1,11 @@
 """Reads YAML or JSON files into nodes with line numbers, so that error messages can name file and line.
 
-Endpoints files and objects files are read here. Anchors, aliases and merge keys work as in the configuration (`epp.config.yaml_nodes`
-reads that, and returns typed values). The nodes are built from parser events, because PyYAML's composer recurses in C without limit.
-Limits: FILE_BYTES_MAX, DEPTH_MAX levels, and EXPANDED_MAX values for which aliases stand: nested aliases multiply without end.
+Endpoints files and objects files are read here. Anchors, aliases and merge keys work as in the configuration, which
+`epp.config.yaml_nodes` reads into typed values. The nodes are built from parser events, because PyYAML's composer recurses in C without
+limit.
+
+Limits: FILE_BYTES_MAX per file, DEPTH_MAX levels, and EXPANDED_MAX values that the aliases of a document stand for, because nested
+aliases multiply.
 """
 
 import os
