@@ -5,8 +5,8 @@
 
 A band's place is a number below `places`. Configured bands and band 0 have fixed places, which all processes compute in the same way.
 Another band gets a place when the first objective with its priority appears, and frees it when the last such objective disappears.
-A place is assigned to another priority only if it has been free for REUSE_AFTER_S, so that every worker knows this, and if no request
-waits there in any worker. A priority without a place has no band: its requests wait in band 0.
+The freed place goes to another priority only under two conditions: no request waits there, in any worker; and the place has been free for
+REUSE_AFTER_S, which gives every worker time to learn that. A priority without a place has no band: its requests wait in band 0.
 
 This module does not create bands or move requests.
 """
@@ -79,7 +79,7 @@ class BandPlaces:
         self.places, self._free = kept, dict.fromkeys(free, (None, self._since))
 
     def fix(self, static: Collection[int], now: float) -> None:
-        """Sets the bands that always exist. Bands that exist keep their places. Frees the places of other bands that no objective needs."""
+        """Sets the bands that always exist, and gives each a place. Other bands keep their places until the next `want`."""
         self._fixed = dict.fromkeys(static, 0)
         self.want((priority for priority in self.places if priority not in self._fixed), now)
 
