@@ -2,8 +2,8 @@
 
     command ─ put ─▶ <run directory>/<instance>.ask ─ SIGHUP ─▶ parent: take
 
-The file appears whole, and never replaces the file of another command. The parent removes it before it obeys. The parent ignores files
-of other users, and files older than LATE_S, which a command has left behind.
+The file appears whole, and never replaces the file of another command. The parent removes the file before it obeys the command.
+It ignores files of other users, and files older than LATE_S, which a command has left behind.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ What = Literal["try", "promote", "rollback", "exec"]
 
 
 class Ask(msgspec.Struct, frozen=True, array_like=True):
-    """One command. With "try", `text`, `source` and `share` describe the candidate: its YAML, the name of its file, its requests."""
+    """One command. With "try", `text`, `source` and `share` describe the candidate: its YAML, its file, the requests that it decides."""
 
     what: What
     text: str = ""

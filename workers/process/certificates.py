@@ -188,9 +188,9 @@ class Certificates:
 
 
 def signature(files: tuple[Path, ...]) -> Signature:
-    """Returns the state of each file from `stat`; None for a missing file. A state changes if the file or a link to it is replaced,
+    """Returns the state of each file, as `stat` shows it; None for a missing file.
 
-    or if the file is written.
+    A state changes if the file is written, or if the file or a link to it is replaced.
     """
     states: list[tuple[int, ...] | None] = []
     for path in files:

@@ -30,7 +30,7 @@ class Credentials(NamedTuple):
     ) -> "Credentials":
         """Reads all files. `sources`: the data sources. `configuration`: the name of the file that configures them.
 
-        `seed`: that of prefix hashes; None reads it. Raises StartError.
+        `seed`: the seed of prefix hashes; None: it is read, too (`prefix_seed`). Raises StartError.
         """
         if seed is None:
             seed = prefix_seed(options)
@@ -41,7 +41,7 @@ class Credentials(NamedTuple):
         return cls(seed, scrape_tls, *certificates(options))
 
     def reading(self, sources: Sequence[MetricsDataSource], configuration: str) -> "Credentials":
-        """Returns a copy with the TLS contexts of other data sources, which it reads from their files. Raises Unusable."""
+        """Returns a copy with the TLS contexts of these data sources instead, read from their files. Raises Unusable."""
         try:
             return self._replace(scrape_tls={source.name: source_tls(source) for source in sources})
         except ValueError as wrong:

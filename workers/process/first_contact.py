@@ -1,4 +1,4 @@
-"""Asks the replica store at the start, in a child process (`workers.endpoints.replicas.contact`)."""
+"""Checks the replica store at the start, and asks it for the common secret, in a child process (`workers.endpoints.replicas.contact`)."""
 
 import os
 import select
@@ -27,10 +27,11 @@ log = structlog.get_logger()
 
 
 def agreed_secret(options: "Options", offered: bytes) -> bytes:
-    """Checks the store, and returns the secret of block hashes that all replicas share; empty if `offered` is, or if the store is away.
+    """Checks the store, and returns the secret of block hashes that all replicas share. Empty if `offered` is, or if the store fails.
 
-    Raises StartError, or Unusable if another start would not help. With --replica-store-required=false, logs a warning instead. The
-    replica keeps its own secret until it ends, because its workers hash with it from the start.
+    `offered`: the secret to store if the store has none; empty: none is needed. If the store cannot be used, raises StartError, or Unusable
+    if another start would not help. With --replica-store-required=false, logs a warning instead. Then the replica keeps its own secret
+    until it ends, because its workers hash with it from the start.
     """
     answer = _asked(options, offered)
     if not answer.why:

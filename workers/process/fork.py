@@ -4,8 +4,8 @@ The parent must have one thread and no event loop; this module checks that befor
 held during the fork would stay locked in the child for ever. The child starts with default signal handlers, no blocked signal, new
 random seeds, and only the descriptors that it needs. It ends with `os._exit`, so it never returns into the parent's stack.
 
-The child ignores SIGINT and SIGTERM until it sets its own handlers. A terminal or a process manager sends them to the whole process
-group, but the parent decides when a child ends. The child ignores SIGTTIN and SIGTTOU for the same reason. It also ignores SIGUSR1,
+The child ignores SIGINT and SIGTERM until it sets its own handlers. A terminal or a process manager sends these signals to the whole
+process group, but the parent decides when a child ends. The child ignores SIGTTIN and SIGTTOU for the same reason. It also ignores SIGUSR1,
 SIGUSR2 and SIGALRM, which have no meaning in this program. SIGABRT prints the stacks of all threads and ends the child.
 """
 
@@ -54,9 +54,9 @@ def threads() -> int:
 
 
 def prepare() -> None:
-    """Call it once in the parent, after all imports. Then the garbage collectors of children do not write to pages of the parent.
+    """Keeps memory shared with future children: their garbage collectors then do not write to the objects that exist now.
 
-    The kernel would copy such pages.
+    The kernel copies each page to which a child writes (copy-on-write). Call this once in the parent, after all imports.
     """
     gc.collect()
     gc.freeze()
@@ -83,7 +83,7 @@ def spawn(name: str, main: Callable[[], int], *, closed: Iterable[int], failed: 
 
 
 def end_with(parent: int) -> None:
-    """In a child: lets the kernel kill this process when `parent` ends. Ends the process if it has ended already."""
+    """In a child: lets the kernel kill this process when `parent` ends. Exits at once if `parent` has ended already."""
     import ctypes  # only here, because the parent does not need it
 
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -52,7 +52,7 @@ class Bundle(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def hash(self) -> str:
-        """Identifies the text and the plugin files. Two configurations with the same ones have the same hash, whatever their numbers."""
+        """Identifies the text and the plugin files. If both are equal, two configurations have the same hash, whatever their numbers."""
         digest = hashlib.blake2b(msgspec.msgpack.encode([self.text, sorted(self.plugins.items())]), digest_size=6)
         return digest.hexdigest()
 
@@ -60,8 +60,8 @@ class Bundle(msgspec.Struct, frozen=True, array_like=True):
 class Offer(msgspec.Struct, frozen=True, array_like=True):
     """The result of a trial. `bundle`: the configuration, None if it is refused. `text`: the errors or warnings.
 
-    `pid`: the process id of the trial child. `layouts`: of a trial of another version of the program: how the memory is laid out now
-    (`Layout.described`).
+    `pid`: the process id of the trial child. `layouts`: how the memory is laid out now (`Layout.described`), if another version of the
+    program was tried; otherwise empty.
     """
 
     pid: int
@@ -71,10 +71,10 @@ class Offer(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Attempt(NamedTuple):
-    """What a trial child gets. `slot`: the number of the file into which it writes its offer. `number`: the number that the
+    """What a trial child gets.
 
-    configuration gets if it is good. `names`: the names that have places in shared memory. `ask`: the candidate to try; None: the child
-    reads the files of the picker again.
+    `slot`: the number of the file into which it writes its offer. `number`: the number that the configuration gets if it is good.
+    `names`: the names that have places in shared memory. `ask`: the command to carry out; None: to read the picker's files again.
     """
 
     slot: int
@@ -88,7 +88,7 @@ class GenerationLost(Exception):
 
 
 class Generations:
-    """Reads and writes the files, and the words that name those of the current configuration and of the candidate."""
+    """Reads and writes the files of configurations, and the two words: one names the configuration in force, the other the candidate."""
 
     def __init__(self, words: Words, files: list[int] | None = None) -> None:
         """`files`: the descriptors of an earlier program of this process; None: creates new files."""
@@ -182,7 +182,7 @@ class Generations:
 
 
 class Slots:
-    """Notes for the parent which file holds which good generation. It reads and writes no file itself."""
+    """Remembers, for the parent, which file holds which good generation. Reads and writes no file itself."""
 
     def __init__(self, first: int) -> None:
         self.kept: list[tuple[int, int]] = [(first, 0)]  # (number, slot), the current one last

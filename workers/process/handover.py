@@ -1,6 +1,6 @@
 """Upgrades a picker in place: the parent replaces its own program, and keeps its process id, children, sockets and shared memory.
 
-    old parent ─ exec in a trial child ─▶ new program: takes everything over in a private copy, decides requests, offers: it works
+    old parent ─ exec in a trial child ─▶ new program: takes everything over in a private copy, decides requests, says if it works
     old parent ─ exec ─▶ new parent: the same children ─▶ replaces them one by one (`renewal`)
 
 An exec loses the memory of the process, so the old program passes a file in memory: numbers of descriptors, names of segments, how they are

@@ -126,7 +126,7 @@ RETIRED: Final = "retired "
 
 
 class Names(msgspec.Struct, frozen=True, array_like=True):
-    """The names that have places in an instance's shared memory, in the order of these places. All configurations so far gave them.
+    """The names, from all configurations so far, that have places in an instance's shared memory; in the order of these places.
 
     `columns`: of the endpoint table. `families`: the histograms. `groups`: the counters of plugins; the first `own` have tables that
     were made for them, and the others have spare tables. `width`: columns of a table row. `lane_end`: the size of a lane in words.
@@ -279,7 +279,7 @@ class Layout:
     def lasting(self) -> dict[str, Schema]:
         """The parts that a later version of this program continues even if it lays them out in another way, by name.
 
-        The others have what single processes do at the moment.
+        The other parts say what single processes do at the moment, and begin empty in a segment that is made anew.
         """
         series = {name: schema for name, schema in self.series.items() if name not in self.spares}
         state: dict[str, Schema] = {"table": self.table, "documents": self.documents, "reload": reload_status.SCHEMA}
@@ -331,7 +331,7 @@ def scraped_columns(pipeline: Pipeline) -> list[Column[Any]]:
 
 
 def families(pipeline: Pipeline, *, timed: bool = True) -> tuple[Family, ...]:
-    """Returns all histograms of a lane: those of workers, those that plugins declare, and if `timed`, one per call of a plugin.
+    """Returns all histograms of a lane: those of workers, those that plugins declare, and if `timed`, the durations of plugins' calls.
 
     Raises StartError if a plugin declares a gauge, or a histogram with labels.
     """
@@ -391,7 +391,7 @@ def lane_schema_of(
 
 
 def spare_schema(name: str, values: Group, *, lanes: int) -> SeriesSchema:
-    """Returns the schema of a spare table. It takes a plugin's counter or gauge with labels that only a later configuration has."""
+    """Returns the schema of a spare table, for a plugin's counter or gauge with labels that a later configuration brings."""
     labels = tuple(f"label_{number}" for number in range(SPARE_LABELS))
     gauges, counters = (tuple(metric.name for metric in metrics) for metrics in (values.gauges, values.counters))
     return SeriesSchema(name, labels, gauges, counters, blocks=SPARE_BLOCKS, lanes=lanes)

@@ -14,7 +14,7 @@ So a child that drained because of a signal to the whole process group gets no s
     SIGHUP         reload the configuration (`reload`), or obey a command that waits (`asks`)
     SIGTTIN        one worker more, up to `--workers-max`
     SIGTTOU        one worker fewer, down to one; the worker in the highest seat drains
-    SIGUSR1, SIGUSR2, SIGALRM    ignored: tools that rotate logs or measure send them, and the default is to end
+    SIGUSR1, SIGUSR2, SIGALRM    ignored: tools that rotate logs or measure send them, and by default they would end the parent
 
 The kernel merges signals of one kind that arrive faster than they are handled: a hundred SIGTTIN in a millisecond may count as one.
 
@@ -80,7 +80,7 @@ def run(
     trial: Trial | None = None,
     handover: Handover | None = None,
 ) -> int:
-    """Runs the instance to its end and returns the exit code. Removes the names in every case.
+    """Runs the instance to its end and returns the exit code. Removes the names of its shared memory in every case.
 
     `supervisor`, `worker`, `kv_events`, `trial`: the main functions of the children. `kv_events`: None if there is no such process.
     `trial`: None if the configuration cannot be reloaded. `handover`: what an earlier program of this process has left; its children

@@ -53,7 +53,7 @@ class Reloads:
     """Makes attempts to change the configuration, one at a time. `trial`: runs in a child of its own."""
 
     def __init__(self, instance: Instance, trial: Trial, handover: Handover | None = None) -> None:
-        """`handover`: of an earlier program of this process."""
+        """`handover`: what an earlier program of this process has left; None: there was none."""
         self._instance = instance
         self._trial = trial
         self._generations: Generations = instance.generations
@@ -204,7 +204,7 @@ class Reloads:
         )
 
     def upgraded(self, *, successful: bool, text: str) -> None:
-        """The program was replaced, and its children; or not."""
+        """Ends the attempt to upgrade. `successful`: whether the program and its children were replaced. `text`: if not, why."""
         self._upgrading, self.layouts = False, None
         self._finish(successful=successful, text=text)
 

@@ -4,7 +4,7 @@ A worker gets SIGTERM: it leaves, and its successor serves before it drains. The
 so the memory never doubles. The other processes have no streams: they are killed, and their successors take over the same memory. They are
 replaced last, because workers of both programs need them.
 
-If the new program has created segments again (`workers.process.resumption`), its workers need the other processes, so these are the first.
+If the new program has created segments again (`workers.process.resumption`), its workers need the other processes, so these come first.
 If the endpoint table was created again, earlier workers get no more updates. So all are told to leave as soon as successors serve, and do
 not wait for each other's end. If all other seats have workers that still drain, the next worker waits for a seat.
 """

@@ -73,7 +73,7 @@ class Memory:
     def create(
         cls, layout: Layout, instance: str, lock: InstanceLock, kept: Mapping[str, Segment] | None = None
     ) -> "Memory":
-        """Creates all segments but those of `kept`, which exist. Raises SegmentError, and then leaves none that it has created."""
+        """Creates all segments but those of `kept`, which exist already. Raises SegmentError, and then leaves no new segment behind."""
         segments: dict[str, Segment] = {}
         with contextlib.ExitStack() as undo:
             for part, plan in layout.plans.items():
@@ -115,7 +115,7 @@ class Memory:
         return Memory(layout, self.segments, copies)
 
     def series_writer(self, group: Group, index: int, caps: LabelCaps | None = None) -> SeriesWriter:
-        """Returns the writer of a group's series for worker `index`, which must call `take_over` next.
+        """Returns the writer of a group's series for worker `index`. The worker must call the writer's `take_over` first.
 
         `caps`: the limits of label values that all groups of this worker share.
         """
@@ -159,7 +159,7 @@ class Pipes:
     """Pipes and eventfds between parent and children."""
 
     def __init__(self, workers_max: int, *, speculates: bool = False, inherited: Inherited | None = None) -> None:
-        """`speculates`: whether workers report to the kv-events process. `inherited`: those of an earlier program."""
+        """`speculates`: whether workers report to the kv-events process. `inherited`: the pipes of an earlier program of this process."""
         if inherited is not None:
             (self.life, self.family, self.reports), self.bus, self.kv_bus, self.wakeups = inherited
             return

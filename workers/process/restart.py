@@ -129,7 +129,7 @@ class Policy:
 
     @property
     def missing(self) -> bool:
-        """Whether a wanted seat has no child that serves. One that drains still serves its streams."""
+        """Whether a wanted seat has no child that serves. A child that drains still serves its streams, so it counts."""
         return any(place.wanted and place.ready is None for place in self._seats)
 
     @property

@@ -92,7 +92,7 @@ def resumed(
 
 
 def fitted(options: "Options", config: "EffectiveConfig", handover: Handover) -> Layout:
-    """Returns the layout in which every segment that this version can lay out as before has its places as before. Raises StartError."""
+    """Returns this version's layout, in which every segment keeps its places if this version can use them. Raises StartError."""
 
     def laid_out(*anew: str) -> Layout:
         changes = {name: value for segment in anew for name, value in ANEW[segment].items()}
@@ -141,7 +141,7 @@ def _memory(layout: Layout, handover: Handover, instance: str, lock: InstanceLoc
 def _fill(
     memory: Memory, layout: Layout, layouts: Mapping[str, Described], old: Mapping[str, Segment], anew: list[str]
 ) -> list[str]:
-    """Carries over what lasts and can be read. Returns the names of these parts."""
+    """Carries over the lasting parts of the segments `anew`, as far as this version can read them. Returns their names."""
     found = {
         name: part for segment in anew for name, part in observe.readable(layouts[segment][1], old[segment]).items()
     }

@@ -2,7 +2,8 @@
 
     begin ─▶ all workers use it ─▶ counted, watched ─▶ promoted, rolled back by hand, or taken back because it is worse
 
-The workers count (`workers.telemetry.tryout_figures`). The parent reads their sums, and asks the sequential test (`epp.tryout`).
+The workers count (`workers.telemetry.tryout_figures`). The parent reads the sums of all workers, and gives them to the
+sequential test (`epp.tryout`), which says when the candidate is worse.
 """
 
 from typing import Final
@@ -23,7 +24,7 @@ log = structlog.get_logger()
 
 
 class Tryout:
-    """Follows at most one candidate at a time. `bundle`: the candidate; None while none is tried. `slot`: its file."""
+    """Follows at most one candidate at a time. `bundle`: the candidate; None while none is tried. `slot`: the number of its file."""
 
     def __init__(self, instance: Instance) -> None:
         self._sides: SeriesReader = instance.memory.series_reader(TRYOUT)

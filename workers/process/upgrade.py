@@ -1,4 +1,4 @@
-"""Does the parent's part of an upgrade in place: executes the installed program, and takes over the children in that program.
+"""Does the parent's part of an upgrade in place: executes the installed program, which then takes over the children.
 
 `handover` defines what one program passes to the next, `renewal` the order in which children are replaced.
 """
@@ -67,7 +67,7 @@ class Upgrade:
     def excused(self, ages: list[float]) -> list[float]:
         """Returns the ages of beats by seat, with 0 for a process whose beat this program does not see.
 
-        The parent calls this after it has reaped children and before it forks others, because the kernel may give them the same pids.
+        The parent calls this after it has reaped children and before it forks others, because new children may get the pids of reaped ones.
         """
         if not self._of_earlier <= self._pids.keys():
             self._of_earlier &= self._pids.keys()
