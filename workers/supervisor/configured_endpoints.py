@@ -22,11 +22,11 @@ async def follow_configured(
     *,
     successor: bool,
 ) -> list[asyncio.Task[Any]]:
-    """Gives `table` the endpoints. Starts tasks that resolve their names again and, if the plugin says so, watch the file.
+    """Gives `table` the endpoints. Starts tasks that resolve host names again and, if the plugin says so, watch the file.
 
-    Returns these tasks. The watching one calls `on_change` for each change of the file. Raises DiscoveryError for a bad flag or file.
-    `successor`: the supervisor has a predecessor. It then keeps the predecessor's endpoints while the file is bad, and scrapes them at
-    once, even if their names cannot be resolved.
+    Returns these tasks. `on_change` is called for each change of the file. Raises DiscoveryError for a bad flag or file. `successor`:
+    whether the supervisor has a predecessor. If so, it keeps the predecessor's endpoints while the file is bad, and scrapes them at once,
+    even if their names cannot be resolved.
     """
     tasks: list[asyncio.Task[Any]] = []
     discovery = Discovery(lambda specs: table.apply(specs, complete=discovery.complete), report)

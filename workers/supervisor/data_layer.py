@@ -118,7 +118,7 @@ class DataLayer:
         return "documents" if self._documents.overwritten() else ""
 
     def _repaired(self, rows: int, documents: Sequence[int], report: Callable[..., None]) -> None:
-        """Counts and reports what another program has overwritten while no supervisor ran. Endpoints in it are claimed again."""
+        """Counts and reports what another program has overwritten while no supervisor ran. Overwritten endpoints claim slots again."""
         if rows or documents:
             self._lane.add(self._lane.schema.counter[OVERWRITTEN.name])
             report(

@@ -1,7 +1,7 @@
 """Warns if requests wait in flow control because metrics are missing.
 
-Without metrics of an endpoint, the saturation detector knows only its requests in flight, and lets only a few pass at a time. This
-looks like a slow pool, but the cause is a wrong port, path or scrape interval. The supervisor checks every few seconds whether more
+Of an endpoint without metrics, the saturation detector knows only the requests in flight there, and lets only a few pass at a time.
+This looks like a slow pool, but the cause is a wrong port, path or scrape interval. The supervisor checks every few seconds whether more
 than half of the endpoints are without metrics while requests wait. It warns if this has been so for LONG_S. It warns again only after
 the state has ended and AGAIN_S have passed since the last warning.
 """
@@ -18,7 +18,7 @@ AGAIN_S: Final = 600.0
 
 
 class Unseen(NamedTuple):
-    """`stale`: the number of endpoints of which the detector knows only the requests in flight. `endpoints`: the number of all."""
+    """`stale`: of how many endpoints the detector knows only the requests in flight. `endpoints`: the number of all endpoints."""
 
     stale: int
     endpoints: int

@@ -3,7 +3,7 @@
     InferencePool, its pods                     ─▶ endpoint table
     InferenceObjective, InferenceModelRewrite   ─▶ ObjectsWatch
     Lease                                       ◀▶ Candidacy            only with --ha-enable-leader-election
-    Event on the pool                           ◀─ ReloadEvents         what became of each change of the configuration
+    Event on the pool                           ◀─ ReloadEvents         how each change of the configuration ended
 
 Each part adds a condition to the readiness: endpoints, objects, leadership. If the feature gate `haPopulateNonLeaderDatastore` is off,
 a picker that does not lead follows the pool and the objects only after it has led for the first time.
@@ -80,7 +80,7 @@ class Kubernetes:
             readiness.require(self.candidacy.missing)
 
     def start(self) -> None:
-        """Starts to check whether the picker stops. It then resigns at once, so that another picker leads while these workers drain."""
+        """Starts to check whether the picker stops. If so, it resigns at once, so that another picker leads while these workers drain."""
         if self.candidacy is not None:
             self._background.every(RESIGN_LOOK_S, self._resign_if_leaving)
 
@@ -91,7 +91,7 @@ class Kubernetes:
             self._background.keep(self.candidacy.run(self.api))
 
     def follow_objects(self, watch: ObjectsWatch) -> None:
-        """Gives the pool's objectives and model rewrites to `watch`. A picker with only a pod selector has none."""
+        """Gives the pool's objectives and model rewrites to `watch`. Does nothing for a pod selector, which has none."""
         instance = self._instance
         if not instance.sources.asks_objects:
             return
@@ -125,12 +125,12 @@ class Kubernetes:
             outage=self._outage,
             successor=self._predecessor.existed,
         )
-        # A successor counts as loaded until the API server gives another answer.
+        # A successor inherits `loaded` from its predecessor. So it is ready at once, until discovery finds that something is missing.
         readiness.require(lambda: "" if readiness.loaded else discovery.missing())
         self._background.keep(self._once_allowed(discovery.run))
 
     def tell_reloads(self) -> None:
-        """Reports on the pool what becomes of each change of the configuration. A picker with only a pod selector has no pool."""
+        """Reports how each change of the configuration ended, as an event on the pool. Does nothing if there is only a pod selector."""
         instance, options = self._instance, self._instance.options
         if not instance.sources.asks_objects:
             return
@@ -165,7 +165,7 @@ class Kubernetes:
             self.candidacy.resign()
 
     async def _once_allowed(self, follow: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Runs `follow` at once. If the feature gate is off, a picker that does not lead first waits until it has been elected."""
+        """Runs `follow`. If the feature gate is off, first waits until this picker is elected, unless a predecessor knew endpoints."""
         standby_follows = self._predecessor.knew_endpoints or self._instance.config.gates[STANDBY_GATE]
         if self.candidacy is not None and not standby_follows:
             await self.candidacy.elected()

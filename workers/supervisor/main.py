@@ -275,7 +275,7 @@ class Supervisor:
             look()
 
     def _check_memory(self) -> None:
-        """Ends this supervisor if another program has overwritten its part of shared memory. A successor repairs it."""
+        """Ends this supervisor if another program has overwritten its part of shared memory. A successor repairs the memory."""
         if part := self.data.overwritten():
             self.lane.add(self.lane.schema.counter[OVERWRITTEN.name])
             name = self.instance.memory.state_name

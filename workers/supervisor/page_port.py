@@ -131,7 +131,7 @@ class PagePort:
         return DecisionsPage(asking, time.monotonic, remote=instance.options.debug_remote)
 
     def _profiles(self, *, guarded: bool) -> dict[str, Page]:
-        """Returns the pages with profiles by path; none if they are turned off. `guarded`: the port admits only clients with a token."""
+        """Returns the pages with profiles by path; none if they are turned off. `guarded`: whether clients need a token."""
         instance = self._instance
         options = instance.options
         if not options.enable_pprof:

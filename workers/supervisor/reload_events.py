@@ -1,4 +1,4 @@
-"""Turns what becomes of each change of the configuration into an event on the pool (`workers.kube.events`)."""
+"""Reports how each change of the configuration ended, as an event on the pool (`workers.kube.events`)."""
 
 from collections.abc import Callable
 from typing import Final, Protocol
@@ -19,7 +19,10 @@ class Teller(Protocol):
 
 
 class ReloadEvents:
-    """Looks at the state of reloads. The first state is no event: a predecessor has told it, or it is the start."""
+    """Tells how each reload ended, once.
+
+    The state that it finds when it is created causes no event: a predecessor has told it already, or nothing was reloaded yet.
+    """
 
     def __init__(self, read: Callable[[], ReloadStatus | None], events: Teller) -> None:
         self._read = read
@@ -28,7 +31,7 @@ class ReloadEvents:
         self._finished = status.finished if status is not None else 0
 
     def look(self) -> None:
-        """Tells how the last attempt ended, once."""
+        """Tells how the last attempt ended, if it has ended since the last call."""
         status = self._read()
         if status is None or status.busy or status.finished == self._finished:
             return

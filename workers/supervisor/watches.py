@@ -18,8 +18,8 @@ WATCH_EVERY_S = LOOK_S
 def watches(instance: Instance, index: IndexKeeper, report: Callable[[str], None]) -> list[Callable[[], None]]:
     """Returns the checks that this configuration needs. The supervisor calls them every WATCH_EVERY_S.
 
-    With a prefix producer, one checks whether the servers' cached tokens match the predictions. With flow control, one checks whether
-    requests wait because metrics are missing.
+    With a prefix producer, one check compares the servers' cached tokens with the predictions. With flow control, another one finds out
+    whether requests wait because metrics are missing.
     """
     checks: list[Callable[[], None]] = []
     if match_name(instance.config.pipeline.recipe):
