@@ -6,8 +6,8 @@ Time refills the bucket. So does `earned`, a growing total of useful work that m
 streams that have ended properly). The other causes are limits: a peer must not exceed them even once.
 
 A bucket is created when its first token is taken. Only frames of its kind take tokens, so messages on a stream take none.
-Early resets are different, because a gateway relays the resets of one client over the connection of all. They are counted in the same way.
-But if there are too many, the connection is not closed: it is read more slowly (`Session.reset_early`).
+Early resets are counted in the same way. But if there are too many, the connection is not closed, only read more slowly
+(`Session.reset_early`), because a gateway relays the resets of one client over the connection that all its clients share.
 
 What this does not do: count streams that are complete and answered. Too many of these are load, which flow control handles.
 """

@@ -9,10 +9,11 @@ connections in their order. So if LONG_QUEUE of them wait, as in a flood, every 
 connections of a gateway would wait behind the flood, or the kernel would drop them, and they would be tried again after a second.
 
 `FullConnections`: a low limit of streams makes Envoy open more connections, but a client that keeps a single connection waits for a place.
-When a connection has been full for 20 ms and no worker has accepted a new one meanwhile, its limit doubles, unless its client has a pool.
-Envoy has one. It fills one connection before it uses the next, so its full connections stay full while others have room. Raising their
-limits moved 97 streams onto 2 of 4 workers. Envoy is recognised by the headers that it adds. Its limits rise only when no more connections
-can be accepted. The limit of an unknown client rises unless its host has another connection with room in this worker.
+When a connection has been full for 20 ms and no worker has accepted a new one meanwhile, its limit doubles, unless its client has a pool
+of connections. Envoy has a pool. It fills one connection before it uses the next, so its full connections stay full while others have
+room. With raised limits, 97 of its streams went to 2 of 4 workers. Envoy is recognised by the headers that it adds. Its limits rise only
+when no more connections can be accepted. The limit of an unknown client rises unless its host has another connection with room in this
+worker.
 """
 
 import errno
@@ -58,7 +59,8 @@ class Timer(Protocol):
 class Gate:
     """Accepts connections from the shared socket when it is this worker's turn.
 
-    `room` returns how many connections may be accepted. If this is more than one, most of them are refused anyway, so turns do not matter.
+    `room` returns how many connections may be accepted. If it returns more than one, most of them are closed at once (`Room.admits`), so
+    the worker does not wait for its turn.
     """
 
     def __init__(
@@ -195,7 +197,7 @@ class FullConnections:
     def note(self, connection: Limited) -> bool:
         """Notes that the connection is full.
 
-        Returns True if the caller must call `check` in `PATIENCE` seconds; False: a call is planned.
+        Returns True if the caller must call `check` in `PATIENCE` seconds, False if that call is planned already.
         """
         if connection in self._waiting:
             return False
@@ -208,7 +210,7 @@ class FullConnections:
     def check(self, now: float, connections: Iterable[Limited], more: bool) -> bool:
         """Raises the limits that are due. Returns True if the caller must call this again in `PATIENCE` seconds.
 
-        `more`: new connections can be accepted.
+        `more`: whether new connections can be accepted.
         """
         accepted = self._accepted_anywhere()
         with_room = {c.host for c in connections if c.full() is None} if self._waiting else set()

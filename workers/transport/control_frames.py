@@ -20,7 +20,7 @@ from workers.transport.frames import (
 )
 from workers.transport.session import DRAIN_PING, Session
 
-# Bytes of payload, even if the peer accepts more, because streams take turns frame by frame.
+# The most bytes of payload in a frame that we send, even if the peer accepts more, because streams take turns frame by frame.
 SENT_FRAME_MAX: Final = 65536
 
 

@@ -2,8 +2,8 @@
 
     grpc's poller thread ─ socket pair ─▶ loop ─▶ RPC coroutine   calls the application, waits until the stream is over
                                                ├▶ reader task     messages -> handler
-                                               ├▶ reader task     messages -> handler
-└▶ writer task     queue -> grpc, one message at a time; it exists only while the queue has messages
+                                               └▶ writer task     queue -> grpc, one message at a time; exists only while there are any
+
 This module imports grpc, which is not fork-safe. So it must be imported only in a worker, after the fork. grpc.aio cannot use an existing
 listening socket. So each worker binds the port with SO_REUSEPORT, and the kernel spreads connections at random.
 

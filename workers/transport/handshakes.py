@@ -31,7 +31,7 @@ class HandshakePace:
         return len(self._hosts)
 
     def wait_s(self, host: str, now: float) -> float | None:
-        """Returns the seconds until the host's next handshake may begin, and counts this handshake. Returns None to refuse it uncounted."""
+        """Counts a new handshake of the host, and returns the seconds until it may begin. None: it is refused, and not counted."""
         if host not in self._hosts and len(self._hosts) >= HOSTS_MAX:
             self._hosts = {known: pace for known, pace in self._hosts.items() if max(pace) > now}
             host = host if len(self._hosts) < HOSTS_MAX else _OTHERS

@@ -118,7 +118,7 @@ class HeaderDecoder:
         return head
 
     def _like_last(self, fields: list[Field]) -> RequestHead | None:
-        """Returns the head if only the timeout differs from the last request: 1 us instead of 7. Requests of gRPC libraries are so."""
+        """Returns the head if only the timeout differs from the last request, as in a gRPC library's requests: 1 us instead of 7."""
         before, head = self._last
         if head.timeout is None or head.problem or fields[:-1] != before[:-1] or before[-1][0] != b"grpc-timeout":
             return None
@@ -128,7 +128,7 @@ class HeaderDecoder:
         return head.with_timeout(fields[-1])
 
     def _expect(self, block: bytes, fields: list[Field], head: RequestHead) -> None:
-        """Prepares `_repeated`, if all fields but the timeout are one-byte entries of a table, and the timeout names the newest entry."""
+        """Prepares `_repeated`, if one byte stands for every field but the last, and the last is a timeout named after the newest entry."""
         count = len(fields) - 1
         if (
             head.timeout is not None
@@ -140,7 +140,7 @@ class HeaderDecoder:
             self._follow(block[:count])
 
     def _follow(self, before: bytes) -> None:
-        """Sets what the next block begins with.
+        """Sets `_expected`: how the next block begins if only its timeout is new.
 
         The last timeout is now the newest entry, so the index of every other entry grows by one.
         """

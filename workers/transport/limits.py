@@ -24,7 +24,7 @@ DESCRIPTORS_SPARE = 0.2
 HANDSHAKE_SECONDS = 10.0  # for TLS: a distant peer on a slow link needs two round trips
 SLOW_HANDSHAKE_SECONDS = 1.0  # at the limit of connections, a handshake that has taken longer is cancelled
 UNUSED_SECONDS = 0.25  # at the limit of connections, a connection that has opened no stream for this long is closed
-# The same for a connection that had streams. It is drained instead, because its gateway can open another one later.
+# At the limit of connections, one that had streams and has none for this long may be drained: its gateway can open another one later.
 IDLE_SECONDS = 1.0
 # The limit `resets_per_second` for all connections of a process together. A reset costs 60 us.
 RESETS_OF_ALL_PER_SECOND = 3000.0
@@ -43,9 +43,9 @@ class Limits:
     # Bytes queued because the peer does not take them: twice the largest body that is sent back.
     stream_output: int = 64 * MIB
     connection_held: int = 256 * MIB  # queued output, unfinished messages and bytes that handlers keep, together
-    # If a peer leaves more than `hoard` bytes of answers unread (the largest body), it must read `hoard_read` bytes: within
-    # `hoard_seconds` if it has read less than `hoard_read` in total, else within `hoard_busy_seconds`, because an Envoy that was busy with
-    # large bodies read nothing for a second.
+    # A peer that leaves more than `hoard` bytes of answers unread (the largest body) must read `hoard_read` bytes in time. A peer that has
+    # never read so many has `hoard_seconds` for it. Any other has `hoard_busy_seconds`, because an Envoy that was busy with large bodies
+    # read nothing for a second.
     hoard: int = 32 * MIB
     hoard_read: int = MIB
     hoard_seconds: float = 0.25
@@ -86,7 +86,8 @@ class Limits:
             )
 
 
-# Gives up unfinished requests that hold so many bytes together. The handlers restrict this to their streams; None means all streams.
+# Called with (handlers, bytes): gives up unfinished requests of these handlers' streams that hold so many bytes together.
+# With None instead of handlers, chooses among all streams.
 Relief = Callable[[Sequence[Handler] | None, int], None]
 
 

@@ -52,7 +52,7 @@ class Link(ABC):
 
     @abstractmethod
     def provoked(self) -> None:
-        """Counts a stream that an error of the peer ends like a stream that is reset, because the answer costs us as much."""
+        """Counts a stream that ends because of the peer's error. It counts like a reset stream, because the answer costs us as much."""
 
     @abstractmethod
     def blame(self, text: str) -> None:

@@ -211,7 +211,7 @@ class ServerProtocol(asyncio.Protocol):
             self._close()
 
     def _close(self) -> None:
-        """Closes the connection soon. If unread bytes of the peer were left, TCP would send a reset, and the peer could lose our GOAWAY."""
+        """Closes the connection soon. If bytes of the peer were unread then, TCP would send a reset, and the peer could lose our GOAWAY."""
         if not self._lingering:
             self._lingering = True
             self._loop.call_later(LINGER_SECONDS, self._transport.close)

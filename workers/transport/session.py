@@ -81,7 +81,7 @@ class Session(Output):
         self.heard = True  # whether something was read since the last tick
         self.slow_until = 0.0  # the time before which nothing more should be read
         self.last_opened = 0  # the highest number of a stream that the peer has opened
-        # While we have announced GOAWAY and wait for the answer to our PING: the end of the wait.
+        # Until when we wait for the answer to our PING after a first GOAWAY; None if we do not wait.
         self.drain_until: float | None = None
         self._buckets = Buckets(limits)
         self._finished = 0  # number of streams that have ended properly
@@ -262,7 +262,7 @@ class Session(Output):
             self.reset_unknown(number, Error.STREAM_CLOSED)
 
     def reset(self, stream: ServerStream, code: int) -> None:
-        """Ends a stream because of the peer's error. This costs the peer as much as a reset by the peer itself."""
+        """Resets a stream because of the peer's error. Too many such resets end the connection."""
         self.send_frame(RST_STREAM, 0, stream.number, WORD.pack(code))
         self.discard(stream, True)
         self.charge_stream("provoked_resets")

@@ -3,9 +3,9 @@
 Sending has two paths. The direct path serves nearly every message: if a message fits into one frame, the stream's window, the connection's
 window and the connection's `room`, it goes to the connection's output at once. Otherwise `_enqueue` queues it without copying, `pump` cuts
 the queue into frames as far as windows allow, and the connection pumps the rest later. The direct path does not look at the queue. This is
-correct because of an invariant, which all code that changes one of the three keeps: **a stream has queued bytes only while its window, the
-connection's window or the connection's room is used up.** A stream that may send no more has a window of NO_WINDOW, so the direct path
-excludes it, too.
+correct because of an invariant: **a stream has queued bytes only while its window, the connection's window or the connection's room is used
+up.** All code that changes a window or the room keeps this invariant. A stream that may send no more has a window of NO_WINDOW, so the
+direct path excludes it, too.
 
 Receiving: while `deliver` is set, the connection's loop delivers each DATA frame that is exactly one message. All other payloads come to
 `gather`, which collects the pieces of a message in one bytearray. The connection counts these bytes as held.
@@ -87,7 +87,8 @@ class ServerStream:
         self.encoding = b"identity"
         self.head_length = -1  # the request's content-length; -1 without one
         self.refusal = 0  # the HTTP status of the answer to a request that is not gRPC; 0 for gRPC
-        self._gathered: bytearray | None = None  # of a message in pieces: first its prefix, then its body
+        # The bytes so far of a message in pieces: of its prefix; when that is complete, of its body.
+        self._gathered: bytearray | None = None
         self._expected = -1  # length of that body; -1: the prefix is incomplete
         self.compressed = 0  # the compressed flag in that prefix
         self.queue: deque[Buffer] | None = None  # parts of answers that wait for windows
@@ -294,7 +295,10 @@ class ServerStream:
             link.wake()
 
     def enter_ring(self) -> None:
-        """Waits for a turn to send, if there is something to send and a window for it."""
+        """Adds the stream to the connection's ring, whose streams send in turn.
+
+        Does nothing if the stream is in the ring already, has nothing to send, or its HTTP/2 window is used up.
+        """
         if self.queued and self.window > 0 and not self.in_ring:
             self.in_ring = True
             self._link.ring.append(self.number)

@@ -6,7 +6,7 @@ for a hung one.
     a read that comes GAP_SECONDS or more after the last one   may be the first of a turn: its time is noted until the next turn
     a read that comes TURN_SECONDS or more after a noted one   is put off until the next turn
 
-Only such a gap notes a time, so that a turn of short reads costs nothing.
+Times are noted only after such a gap, so that a turn of short reads costs nothing.
 """
 
 from collections.abc import Callable
