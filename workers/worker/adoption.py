@@ -34,8 +34,8 @@ from workers.transport.interface import Metadata, Stream
 from workers.worker.setup import Parts
 
 SWITCH_S: Final = 0.0005  # the interval while a thread loads; the interpreter's default is 5 ms
-FREE_AFTER_S: Final = 1.0  # after the last change. Before, the memory of earlier configurations is not freed
-FREE_AT: Final = 8  # that many earlier configurations are freed at once, even if changes go on
+FREE_AFTER_S: Final = 1.0  # so long after the last change, the memory of ended configurations is freed
+FREE_AT: Final = 8  # so many ended configurations are freed even while changes go on
 LOAD_S: Final = 5.0  # a load takes tens of milliseconds; after this time, a load whose plugin hangs is given up
 
 log = structlog.get_logger()
@@ -55,8 +55,8 @@ class Loading:
         number: int = 0,
         load: Callable[[Instance], Instance] = in_force,
     ) -> None:
-        """`instance`: any instance of this picker. `then` is called once, after LOAD_S at the latest. `number`: 0 for the configuration in
-        force.
+        """`instance`: any instance of this picker. `then` is called once, after LOAD_S at the latest. `number`: the number of the
+        configuration that `load` loads; 0: that of the one in force.
         """
         self.number = number or instance.generations.number
         self._instance = instance
@@ -213,7 +213,7 @@ class Adoption:
             self._ended += 1
 
     def _free(self) -> None:
-        """Frees ended configurations: some milliseconds in which the loop stands still, so not after each of many changes."""
+        """Frees the memory of ended configurations. Not after each of many changes, because the loop stands still for some milliseconds."""
         quiet = asyncio.get_running_loop().time() - self._changed_at > FREE_AFTER_S
         if self._ended >= FREE_AT or (quiet and not self._ending):
             self._ended = 0

@@ -1,12 +1,14 @@
-"""Ends requests whose bodies come too slowly, and, when the budget for unfinished bodies is used up, those that cost most memory.
+"""Ends requests whose bodies come too slowly (`BodyTimeout`), or cost most memory while the budget is used up (`BodyRelief`).
 
 `BodyTimeout`: every `BODY_TIMEOUT_S / 2`, a worker looks at its streams. For each body that is still incomplete, BODY_RATE bytes per second
-must have come since the last look. Otherwise the request is refused: with 408 if an answer is possible, else with a gRPC status. So every
-body may take BODY_TIMEOUT_S / 2 at any speed. Slow decisions and slow answers do not count, because the gateway does not cause them.
+must have come since the last look. Otherwise the request is refused: with 408 if an answer is possible, else with a gRPC status. The first
+look at a body only notes its size, so every body may take BODY_TIMEOUT_S / 2 at any speed. Slow decisions and slow answers do not count,
+because the gateway does not cause them.
 
-`BodyRelief`: a body costs its bytes times the seconds for which they are held. When the budget is used up, the transport asks for relief,
-and the bodies with the highest cost are refused with 429. So a few large or slow bodies do not use up the budget of all others. A complete
-body of more than 1 MiB counts while it waits for its turn or for a decision, together with its unpacked part.
+`BodyRelief`: a body costs its bytes times the seconds for which they are held. When the budget for unfinished bodies is used up, the
+transport asks for relief, and the requests with the highest cost are refused with 429. So a few large or slow bodies do not use up the
+budget of all others. A complete body of more than 1 MiB counts while it waits for its turn or for a decision, together with its unpacked
+part.
 
 The worker remembers nothing about complete requests, and the request path does no work for this.
 """
@@ -19,14 +21,14 @@ from workers.transport.interface import Handler
 BODY_TIMEOUT_S: Final = 30.0
 # Bytes per second. On a link with 10 KB/s a prompt of 400 KB takes 40 s, so a time limit for whole bodies would refuse it.
 BODY_RATE: Final = 1024
-# In addition to the missing bytes, a relief frees this part of the budget (1 / SPARE), so that not every message needs a relief.
+# A relief frees 1 / SPARE of the budget in addition to the missing bytes, so that not every message needs a relief.
 SPARE: Final = 32
 NEW_S: Final = 0.1  # added to the age of a body, so that among new bodies the largest costs most
 GIVEN_UP: Final = "body_given_up"
 
 
 class Waiting(Protocol):
-    """A stream whose request may be incomplete."""
+    """The part of a stream that `BodyTimeout` uses. `awaited`: the bytes of an incomplete request; -1 if it is complete."""
 
     def awaited(self) -> int: ...
     def origin(self) -> str: ...
@@ -58,7 +60,7 @@ class BodyTimeout:
 
 
 class Unfinished(Protocol):
-    """A stream whose request may be incomplete, or waits with a long body."""
+    """The part of a stream that `BodyRelief` uses. `unfinished`: the bytes that giving up the request would free; 0 or less: none."""
 
     received_at: float
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
-SLICE_S: Final = 0.004  # so long takes the work for 1 MiB
+SLICE_S: Final = 0.004  # the work for 1 MiB takes so long
 
 
 class BodyTurns:

@@ -31,7 +31,7 @@ class Faults:
         self._log("request failed by a fault", problem)
 
     def plugin_failed(self, problem: BaseException, plugin: str) -> None:
-        """Logs the failure of a request or a response hook. `plugin`: the name of the plugin at fault; "" if there is none."""
+        """Logs an exception from the work on a request or its answer. `plugin`: the name of the plugin at fault; "" if there is none."""
         self._log("fault", problem, **({"plugin": plugin} if plugin else {}))
 
     def producer_failed(self, producer: Plugin, failure: ProducerFailed) -> None:
@@ -54,12 +54,12 @@ class Faults:
             )
 
     def policy_failed(self, plugin: str, problem: BaseException) -> None:
-        """Counts and logs a policy of flow control that has raised. The built-in rule has replaced it."""
+        """Counts and logs a policy of flow control that raised an exception. A built-in rule has decided in its place."""
         self._lane.add(self._lane.schema.counter["flow_policy_failures_total"])
         self._log("plugin of flow control failed", problem, plugin=plugin)
 
     def shadow_failed(self, profile: Profile, problem: BaseException) -> None:
-        """Counts and logs a shadow profile that has raised."""
+        """Counts and logs a shadow profile that raised an exception."""
         self._lane.add(self._lane.schema.counter["shadow_failures_total"])
         self._log("shadow profile failed", problem, profile=profile.name)
 

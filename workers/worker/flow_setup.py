@@ -41,9 +41,10 @@ def flow_control(
     policy_failed: Callable[[str, BaseException], None],
     before: FlowControl | None = None,
 ) -> FlowControl | None:
-    """Creates the flow control of a worker. Returns None if it is off. `worker`: its number, from 0. `series` creates its part of a table.
+    """Creates the flow control of a worker. Returns None if flow control is off.
 
-    `before`: the flow control of an earlier configuration. It continues with this configuration, and requests that wait keep their places.
+    `worker`: the worker's number, from 0. `series(group)` returns the worker's part of a table of labelled metrics. `before`: the flow
+    control of an earlier configuration. If given, it continues with this configuration, and its waiting requests stay queued.
     """
     plan, flow_lanes = instance.config.flow, instance.memory.flow
     if plan is None:
@@ -80,7 +81,7 @@ def _evictions(
     objectives: ObjectivesView,
     series: Callable[[Group], SeriesWriter],
 ) -> None:
-    """Switches in-flight eviction on or off as this configuration says. A worker creates `Evictions` once and uses it to its end."""
+    """Switches in-flight eviction on or off as this configuration says. A worker creates `Evictions` once and keeps it to its own end."""
     plan, flow_lanes, wakeups = instance.config.flow, instance.memory.flow, instance.pipes.wakeups
     assert plan is not None
     if not plan.eviction or plan.eviction_filter is None or plan.eviction_order is None:

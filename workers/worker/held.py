@@ -19,7 +19,10 @@ _NOTHING = StreamsRecord([], [])
 
 
 class SharedHeldBlocks:
-    """Implements `epp.plugin.HeldBlocks`. `expect(keys, owner)` tells the kv-events process that an endpoint will hold these blocks."""
+    """Implements `epp.plugin.HeldBlocks`.
+
+    `expect(keys, owner)` tells the kv-events process that an endpoint will hold these blocks; None: the kv-events process is told nothing.
+    """
 
     def __init__(self, memory: KvMemory, expect: Callable[[Hashes, int], None] | None) -> None:
         self._reader = HeldReader(memory.layout.index, memory.index)

@@ -43,7 +43,7 @@ class Isolation:
         self._out: set[str] = set()
 
     def fault(self, problem: BaseException) -> None:
-        """Counts an exception of a request or a response hook. Takes the plugin at fault out if it fails too often."""
+        """Counts an exception from the work on a request or its answer. Takes the plugin at fault out if it fails too often."""
         plugin = culprit(problem)
         self._on_fault(problem, plugin.name if plugin is not None else "")
         if plugin is None or plugin.name not in self._pipelines.whole.plugins:

@@ -6,7 +6,8 @@ decoding JSON, counts for the Python function that called it. If the innermost f
 of the stack, because the time passed before it.
 
 Compiled functions have no Python frames. Their time counts for the interpreted function that called them. For most of them that is the
-event loop, so LOOP stands for both. `EPP_COMPILED=0` runs a picker whose profile shows all functions.
+event loop, so LOOP stands in profiles for the event loop and for compiled code. `EPP_COMPILED=0` runs a picker whose profile shows all
+functions.
 
 Without a question, no timer runs and no handler is installed.
 """

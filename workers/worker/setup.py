@@ -125,8 +125,8 @@ class Parts:
     ) -> None:
         """`index`: the worker's number, from 0. `lane`: its lane. `before`: the parts of the previous configuration.
 
-        `beside`: this is a candidate that is used beside `before`. Then requests use the flow control of `before` until `promote` is
-        called.
+        `beside`: whether this is a candidate that is used beside `before`. If so, its requests use the flow control of `before` until
+        `promote` is called.
         """
         self.instance = instance
         self._index = index
@@ -180,7 +180,7 @@ class Parts:
         return Parts(instance, self._index, lane, bus=bus, faults=faults, clock=clock, before=self, beside=beside)
 
     def promote(self) -> None:
-        """Replaces the configuration beside which these parts were used: flow control continues with their configuration."""
+        """Makes these parts of a candidate those of the configuration in force: flow control continues with the candidate's plan."""
         app = self.app
         self.flow = self._flow(self._pool_used)
         app.admission = self._admission(self._pool_used, self.flow)
