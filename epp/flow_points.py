@@ -21,8 +21,8 @@ from epp.plugin_base import Plugin
 class SaturationDetector(Plugin):
     """Measures how full the pool is.
 
-    Called once per reading of flow control's gate, and once per stage of disaggregated inference. The gate usually keeps a reading for
-    1 ms, and for 10 ms while the pool is far from full. Without flow control: called once per sheddable request.
+    With flow control: called when the gate reads the pool, once per stage if inference is disaggregated. The gate usually keeps a reading
+    for 1 ms, or for 10 ms while the pool is far from full. Without flow control: called once per sheddable request.
     """
 
     def saturation(self, candidates: Candidates) -> float:
@@ -33,7 +33,10 @@ class SaturationDetector(Plugin):
         raise NotImplementedError
 
     def stage_saturation(self, candidates: Candidates, stage: str) -> float:
-        """Returns the saturation of one stage of disaggregated inference: `prefill` or `decode`; empty: the endpoints have no stages."""
+        """Returns the saturation of one stage of disaggregated inference.
+
+        `candidates`: the endpoints of this stage. `stage`: `prefill` or `decode`; empty: the endpoints have no stages.
+        """
         return self.saturation(candidates)
 
     def step(self, candidates: Candidates) -> float:
@@ -75,7 +78,7 @@ class Queue(Protocol):
         """Returns the item that leaves next; None: the queue is empty."""
 
     def tail(self) -> Queued | None:
-        """Returns the item that leaves last; None: the queue is empty. Only called with Capability.TAIL."""
+        """Returns the item that leaves last; None: the queue is empty. Called only if the queue has Capability.TAIL."""
 
     def take(self) -> Queued:
         """Removes and returns the head. Raises IndexError if the queue is empty."""
@@ -87,11 +90,11 @@ class Queue(Protocol):
         """Removes the item of a handle if it is still in the queue. Does nothing otherwise."""
 
     def scan(self) -> Iterable[Queued]:
-        """Returns all items, in any order. Only called with Capability.SCAN."""
+        """Returns all items, in any order. Called only if the queue has Capability.SCAN."""
 
 
 class FlowQueue(Plugin):
-    """Makes queues of one type. A band uses the first configured type that has all capabilities its policies need, unless it names one."""
+    """Makes queues of one type. A band that names no type uses the first configured one with all capabilities that its policies need."""
 
     capabilities: ClassVar[Capability]
 
@@ -114,7 +117,7 @@ class OrderingPolicy(Plugin):
 
 
 class FairShare(Protocol):
-    """Decides about turns of the flows in one band of one worker. A `FairnessPolicy` makes it. Times are monotonic seconds."""
+    """Decides which flow of one band of one worker has the next turn. A `FairnessPolicy` makes it. Times are monotonic seconds."""
 
     def changed(self, flow: FlowView) -> None:
         """Called after each change of a flow: its head changed, it became empty, or it is no longer empty."""
@@ -135,12 +138,12 @@ class FairShare(Protocol):
 class Ledger(Protocol):
     """Shares the positions of the flows of one band among all workers. A position is the service that a flow got; it only grows.
 
-    A mark identifies a flow. A read gives the highest value that any *other* worker shows. With very many flows, a flow's entry may be
-    lost. Its position then reads -inf, as for a flow that no other worker knows.
+    A mark identifies a flow. The methods that read return the highest value that any *other* worker shows. With very many flows, a
+    flow's entry may be lost. Its position is then -inf, as for a flow that no other worker knows.
     """
 
     def served(self) -> int:
-        """Returns a number that changes when another worker dispatches a request. While it is unchanged, other values need no new read."""
+        """Returns a number that changes when another worker dispatches a request. While it stays, other values need not be read again."""
 
     def mark(self, flow: FlowKey) -> int:
         """Returns the mark of a flow, the same in all workers."""
@@ -168,7 +171,7 @@ class Ledger(Protocol):
 
 
 class RankedShare(FairShare, Protocol):
-    """Decides about turns that are comparable between workers. A `FairnessPolicy` with `ranks` makes it."""
+    """Is a `FairShare` whose turns can be compared between workers. A `FairnessPolicy` with `ranks` makes it."""
 
     def meet(self, ledger: Ledger) -> None:
         """Gets the band's ledger. Called once, before a request waits."""
@@ -180,11 +183,12 @@ class RankedShare(FairShare, Protocol):
 class FairnessPolicy(Plugin):
     """Chooses the flow of a band that has the next turn. It may also be a ResponseComplete plugin, to learn what requests cost.
 
-    `isolates`: whether one flow cannot starve another.
-    `ranks`: whether its shares are `RankedShare`. If not, workers compare how long flows have waited, or arrival times.
-    `holds`: whether its shares may hold requests back. `FairShare.pick` then returns None although some wait, the next bands get their
-    turns, and `pick` is called again soon. Every request then waits for its turn, even if nothing else waits.
-    `tolerance`: if two claims differ by no more than this, they count as equal. In the unit of `claim`.
+    `isolates`: whether the policy keeps one flow from starving another.
+    `ranks`: whether its shares are `RankedShare`. If not, workers compare how long flows have waited for their turn (with `isolates`), or
+    when the first request of each flow arrived.
+    `holds`: whether its shares may hold requests back. `FairShare.pick` may then return None although requests wait; lower bands get
+    their turns, and `pick` is called again soon. No request skips the queue, even if nothing waits.
+    `tolerance`: two claims of different workers that differ by no more than this count as equal. In the unit of `claim`.
     """
 
     queue_needs: ClassVar[Capability] = Capability.HEAD

@@ -60,7 +60,10 @@ class Queued(Protocol):
 
 
 def original(item: Queued) -> Any:
-    """Returns the waiting request itself (usually an `epp.request.Request`): the attribute `request` of the passed item, or that item."""
+    """Returns the waiting request itself, usually an `epp.request.Request`.
+
+    The `Item` that the caller passed in may have it as its attribute `request`; otherwise that item is the request.
+    """
     passed = item.request
     return getattr(passed, "request", passed)
 

@@ -158,7 +158,7 @@ class Band:
             self._replace_share(problem)
 
     def _ranked(self, item: Queued) -> Any:
-        """Returns the ordering policy's key for an item; an `Unranked` key if the policy fails."""
+        """Returns the ordering policy's key for an item. If the policy raises, returns an `Unranked` key."""
         if not self._ordering_breaker.tripped:
             try:
                 return self._key(item)
@@ -261,10 +261,10 @@ class Band:
     def claim(self, flow: Flow) -> float:
         """Returns the claim of a flow. Shards compare the claims of their flows: the smallest claim goes first.
 
-        A fairness policy that ranks flows computes the claim. If the policy only isolates flows, the claim is the time since which the
-        flow waits for its turn. Then the flow that was served longest ago goes first, whatever the age of its backlog. For any other
-        policy,
-        the claim is the arrival time of the flow's head.
+        The attributes of the fairness policy determine what the claim is:
+        - with `ranks`, a number that the policy computes;
+        - with `isolates` only, when the flow became non-empty or was last served: so the flow that was served longest ago goes first;
+        - otherwise the arrival time of the flow's head.
         """
         fairness = self.plan.fairness
         if fairness.ranks:

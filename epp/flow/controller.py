@@ -20,7 +20,8 @@ Callers:
     settled            the stream, exactly once after Dispatched
     released           the end of any response
     woken              an eventfd from another worker; a timer of 5 ms while something waits
-    sweep              a timer, at the time that the last sweep returned, and at least every 100 ms while something waits
+    sweep              a timer, set to the time that the previous `sweep` returned as its result; while something waits, to at most 100 ms
+                       from then
 
 Everything runs on the worker's loop. Nothing here blocks, logs or opens anything.
 
@@ -70,7 +71,7 @@ def _always() -> bool:
 
 @subclassed
 class FlowController:
-    """Runs flow control in one worker (its shard). `waiting` and `waiting_bytes` count the items that wait in it."""
+    """Runs flow control in one worker (its shard). `waiting` and `waiting_bytes` count the items that wait in this shard."""
 
     def __init__(
         self,
@@ -227,7 +228,7 @@ class FlowController:
             self._peers.answered(wanted)
 
     def _displace(self, wanted: Wanted, now: float, needed: Callable[[], bool] = _always) -> None:
-        """Evicts items of one band until `wanted` is freed, the band is empty, or `needed` returns False."""
+        """Ends waiting items of one band until `wanted` is freed, the band is empty, or `needed` returns False."""
         band = self._registry.find(wanted.priority)
         if band is None:
             return
@@ -277,7 +278,7 @@ class FlowController:
         self._ended(entry, Outcome.DISPATCHED, now)
 
     def _blocked(self, band: Band, now: float) -> None:
-        """Notes that the gate has no room for this band. The band waits, and so do all bands below it."""
+        """Ends a cycle at the first band for which the gate has no room: shows this shard's front and reports the gate's reading."""
         self._shard_order.no_room()
         self._show_front(now)
         reading = self._gate.read()
@@ -302,7 +303,7 @@ class FlowController:
             self._shard_order.invite(self._now())
 
     def woken(self) -> None:
-        """Call this when another shard has a demand or left room, or 5 ms have passed."""
+        """Call this when another shard has woken this one (it demands displacement, or leaves room), or 5 ms have passed."""
         self._gate.freed()
         self._answer(self._now())
         self.cycle()
@@ -310,7 +311,7 @@ class FlowController:
     # Requests leave: not dispatched.
 
     def sweep(self, now: float) -> float:
-        """Evicts requests past their TTL. Returns the latest time for the next call."""
+        """Ends requests that have waited longer than their TTL. Returns the latest time for the next call."""
         self._deadlines.regime(self._gate.read().empty, now)
         outcome = Outcome.EVICTED_NO_ENDPOINTS if self._deadlines.empty else Outcome.EVICTED_TTL
         for entry in self._deadlines.expired(now):
@@ -319,7 +320,7 @@ class FlowController:
         return min(self._deadlines.next(), self._registry.next_idle_end())
 
     def shut_down(self) -> None:
-        """Call this when the drain timeout is over. Evicts everything that waits, and rejects everything that comes later."""
+        """Call this when the drain timeout is over. Ends all requests that wait, and rejects all that come later."""
         self._closed = True
         now = self._now()
         for band in self._registry.order:
@@ -363,10 +364,10 @@ class FlowController:
         self._observer.queued(flow.key, len(flow), flow.bytes)
 
     def _show_front(self, now: float) -> None:
-        """Publishes this shard's front: its most important waiting band and that band's claim. Does nothing while it is the only shard.
+        """Publishes this shard's front: its most important waiting band and that band's claim. Does nothing while there is one shard only.
 
-        The claim also changes when other shards dispatch requests of the same flows. A shard that yields publishes its front again, so that
-        no two shards wait for each other. In other cases an outdated claim costs at most one needless wake.
+        The claim also changes when other shards dispatch requests of the same flows. A shard that leaves room to another one publishes its
+        front again, so that no two shards wait for each other. In other cases an outdated claim costs at most one needless wake.
         """
         if not self._front_moved:
             return
@@ -394,13 +395,14 @@ class FlowController:
     # Configuration.
 
     def provision(self, priorities: Collection[int]) -> None:
-        """Sets the priorities of all objectives. Creates bands for them. Other bands are removed once they are empty."""
+        """Takes over which priorities objectives have, and creates the missing bands. A band that neither the plan nor an objective needs
+        is removed once it is empty."""
         self._provisioned = tuple(priorities)
         self._registry.provision(priorities)
 
     def use(self, plan: FlowPlan, gate: Gate) -> None:
-        """Replaces the plan and its gate. Waiting requests keep arrival and deadline, even above new limits, and join the new bands in the
-        order of their arrival; if the new plan has no band of their priority, they join band 0."""
+        """Replaces the plan and its gate. Waiting requests move to the new bands of their priority, or to band 0 if there is none, in the
+        order of their arrival. They keep their arrival times and deadlines, and stay even if they exceed the new limits."""
         now, old = self._now(), self._registry
         waiting = [entry for band in old.order for entry in band.entries()]
         registry = Registry(plan, self._observer.policy_failed, gate.bands, self._peers.ledger)

@@ -7,9 +7,9 @@ gives each request a full TTL. The total wait is at most the longer TTL plus `GR
 The request TTL is the band's, or else the global one. A request can ask for a shorter TTL, never for a longer one. A shorter TTL that
 a request asks for applies in both regimes.
 
-Each regime has a heap of (earliest possible end, number, entry). The end of an entry can only move to a later time. If an entry reaches
-the top too early, it is pushed again with its present end. A change of the regime touches no entry. A sweep takes a bounded number of
-steps.
+Each regime has a heap of (earliest possible end, number, entry). The end of an entry's TTL can only move to a later time. An entry that
+reaches the top before its TTL has ended is pushed again with its present end. So a change of the regime need not touch the entries. A
+sweep takes a bounded number of steps.
 """
 
 from heapq import heapify, heappop, heappush
@@ -66,7 +66,7 @@ class Deadlines:
                 heapify(heap)
 
     def regime(self, empty: bool, now: float) -> None:
-        """Sets the regime. `empty`: whether the pool has no endpoints."""
+        """Sets the regime that is in force from `now` on. `empty`: whether the pool has no endpoints."""
         if empty != self.empty:
             self.empty = empty
             self._since = now

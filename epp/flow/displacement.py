@@ -1,4 +1,4 @@
-"""Decides about displacement over all shards: which shards free how much for an arrival at the global limits. Evicts nothing itself.
+"""Decides about displacement over all shards: which shards free how much for an arrival at the global limits. Ends no request itself.
 
 Only bands of strictly lower priority give way, the lowest band first. Within a band the shard with the most bytes gives way
 first; there the band's displacement policy chooses the items. If all lower bands together are not enough, nothing gives way.
@@ -26,8 +26,8 @@ class Holding(NamedTuple):
 def giving_way(priority: int, requests: int, size: int, holdings: Iterable[Holding]) -> list[tuple[int, Wanted]] | None:
     """Returns which shards displace how much for an arrival of `priority`. None: too little can be freed.
 
-    The shards must free `requests` requests and `size` bytes. A shard evicts until it has freed both figures of its part, because only that
-    shard knows the size of each item.
+    All shards together must free `requests` requests and `size` bytes. Each shard ends waiting requests until it has freed both figures of
+    its part. How many requests that takes only this shard knows, because only it knows their sizes.
     """
     lower = [h for h in holdings if rank(h.priority) > rank(priority) and h.requests > 0]
     lower.sort(key=lambda h: (-rank(h.priority), -h.bytes, h.shard))

@@ -1,17 +1,17 @@
-"""Decides about eviction: which requests in flight to end for more important ones that wait, when, and how many.
+"""Decides about eviction: which requests in flight to end (*revoke*) for more important ones that wait, when, and how many.
 
     Victims       the requests of one worker that may be revoked, in the order of the policy
-    Reclamation   when one worker revokes (stop and wait), and how many (deficit over mean footprint)
+    Reclamation   when one worker revokes (stop and wait), and how many requests (saturation above the ceiling / mean share of a request)
     demanded      the waiting band that justifies a revocation
 
 A worker revokes only its own requests. The worker that holds the best victim acts; the other workers wake it. Each worker shows a
 `Standing`: its best victim, and until when its revocations are under way. That is enough: workers need no requests and no
 acknowledgements, and a worker that dies does not block the others.
 
-Stop and wait: no worker revokes while an earlier revocation of any worker is unconfirmed (its stream has not ended, for
-`CONFIRM_S` at most) or does not show in the saturation yet (for `grace_s`). A second decision on a reading without the effect of
-the first one would end too many requests. Two workers may decide at the same moment, so at most REVOCATIONS_MAX per worker are
-under way at once.
+Stop and wait: while an earlier revocation of any worker is under way, no worker revokes. A revocation is under way until its stream has
+ended (*confirmed*; at most `CONFIRM_S`), and then until the saturation shows its effect (`grace_s`). A second decision on a reading
+without the effect of the first one would end too many requests. Two workers may decide at the same moment, but each revokes at most
+REVOCATIONS_MAX requests.
 
 This module reads no clock and does no I/O. The worker passes the time in, and each victim brings its own `revoke`.
 """
@@ -23,8 +23,8 @@ from typing import Any, Final, NamedTuple
 
 from epp.flows import FlowKey, rank
 
-REVOCATIONS_MAX: Final = 2  # per decision; few, because the number follows from a mean footprint, which may be far off
-CONFIRM_S: Final = 10.0
+REVOCATIONS_MAX: Final = 2  # per decision; few, because the mean share of a request may be far from that of the victim
+CONFIRM_S: Final = 10.0  # after this time a revocation counts as done although its stream has not ended
 GRACE_COUNTED_S: Final = 0.010  # how long after a revocation to wait if the detector counts requests in flight
 GRACE_MARGIN_S: Final = 0.250  # added to scrape interval and scrape time if the detector reads scraped metrics
 IDLE_ENTRIES: Final = 64  # void heap entries that may pile up before the heap is rebuilt
@@ -135,7 +135,7 @@ def demanded(saturation: float, bands: Iterable[tuple[int, float, bool]], victim
 
 
 def goes_first(standing: Standing) -> tuple[int, float]:
-    """Returns a sort key for the best victims of the workers, smallest first: the least important, then the newest."""
+    """Returns a sort key of a worker's best victim. The smallest is revoked first: the least important, then the newest."""
     return -rank(standing.priority), -standing.dispatched_at
 
 

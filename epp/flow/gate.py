@@ -11,7 +11,8 @@ When the sum reaches a ceiling, the gate reads the pool again. Only such an exac
 know how much one request adds (`step` 0), requests pass one at a time: the next one passes when the previous one is in flight and the
 pool was read again.
 
-A detector or usage limit that raises is counted and fails open: without a reading no overload is visible, and a full stop is worse.
+If the detector or the usage-limit policy raises, that is counted and the gate stays open: to stop all requests would be worse than an
+overload.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -21,9 +22,10 @@ from epp.flow.ports import PoolLoad, Probe, Reading
 from epp.plugin import UsageLimitPolicy
 
 KEPT_S = 0.001
-# If the saturation is far below all ceilings: requests in flight are counted in between, and scrapes come every 50 ms.
+# How long a reading is kept while the saturation is far below all ceilings. That is safe, because dispatched requests are added to the
+# reading, and scraped values change every 50 ms only.
 KEPT_FAR_S = 0.010
-FAR = 0.5
+FAR = 0.5  # a saturation below this share of the lowest ceiling is far below it
 DIGITS = 9  # saturations are sums of fractions; rounding makes an exactly full pool compare as full
 UNKNOWN = PoolLoad(saturation=0.0, step=1e-12)  # a tiny step: 0 would mean "unknown", one request at a time
 
@@ -71,7 +73,7 @@ class PoolGate:
                 return False
         ceiling = self._ceilings[priority]
         full = moved and round(self._base + moved * self._load.step, DIGITS) >= ceiling
-        # If the gate is open, a reading that is too high does no harm.
+        # Requests that ended since the reading matter only if the gate is closed: only then read again because of them.
         if full or (self._freed and (self._load.empty or self._base >= ceiling)):
             self._measure()
             ceiling = self._ceilings[priority]

@@ -1,7 +1,8 @@
 """How a request leaves flow control: exactly one `Outcome`, and one exception class for each outcome but DISPATCHED.
 
-A *rejected* request was never in a queue, an *evicted* one was. The outcome is the metric label. The class that is raised
-inherits from a phase and from one or more causes, so that a caller may catch either:
+A *rejected* request was never in a queue. An *evicted* one, here, left its queue without being dispatched; elsewhere eviction ends
+requests in service. The outcome is the metric label. The class that is raised inherits from a phase and from one or more causes, so that
+a caller may catch either:
 
                        phase      cause
     RejectedCapacity   Rejected   QueueAtCapacity        EvictedTTL               Evicted   TTLExpired

@@ -99,9 +99,10 @@ class Wanted(NamedTuple):
 class Peers(Protocol):
     """Reads what the other serving shards show, and sends them demands. Bands are named by priority; lanes have numbered cells for them.
 
-    Displacement works by counters that continue over a restart. Each shard counts, per other shard and band, how much it has *ever*
-    demanded. Each shard counts, per band, how much of these demands it has *ever* answered. The outstanding demand is the difference of
-    the sums, which all shards can see. When a process takes over a shard, all demands on its predecessor count as answered.
+    Displacement works by counters that continue over a restart. Each shard counts how much it has *ever* demanded of each other shard in
+    each band. Each shard also counts, per band, how much it has *ever* answered of what was demanded of it. All shards can see these
+    counters; the outstanding demand on a shard is the sum of the demands minus what the shard has answered. When a process takes over a
+    shard, all demands on its predecessor count as answered.
     """
 
     # What the other shards show.
@@ -149,19 +150,19 @@ class Peers(Protocol):
         """Counts one more request that was let through here. `pending`: requests without an endpoint, including this one."""
 
     def pending(self, count: int) -> None:
-        """Publishes the number of pending requests after it changed for another reason than `let_through`."""
+        """Publishes the number of pending requests after it fell. (`let_through` publishes it after it rose.)"""
 
     def yielded(self) -> None:
         """Counts that this shard has left room to another one."""
 
     def demand(self, shard: int, wanted: Wanted) -> None:
-        """Adds a demand on a shard.
+        """Adds a demand on another shard.
 
-        Call it after `publish`, so that the shard sees why the demand is needed, and call `wake` afterwards.
+        Call it after `publish`, so that the other shard sees why the demand is needed, and call `wake` afterwards.
         """
 
     def answered(self, wanted: Wanted) -> None:
-        """Notes that this part of `demands` is done, or no longer possible."""
+        """Counts this element of `demands` as answered: it was displaced, or there is nothing left to displace."""
 
     def wake(self, shard: int) -> None:
         """Makes that shard call `FlowController.woken` soon."""

@@ -12,8 +12,7 @@ The path of configuration touches no request:
 
 The two paths share two variables: which band accepts a priority, and the order of the bands. The path of a request reads them, and the
 path of configuration replaces each as a whole. So no change of configuration loses a request. A leaving band accepts no new requests. It
-keeps
-its place in the order until it is empty, and it returns unchanged if it is named again.
+stays in the order until it is empty. If an objective names its priority again before that, the same band accepts requests again.
 
 A flow exists from its first waiting request on. Each waiting request holds a lease of its flow. A flow without leases is idle. It is
 removed after `IDLE_S`, or earlier if there are `FLOWS_MAX` flows. If there are that many and none is idle, all new flows of a band

@@ -1,21 +1,21 @@
 """Decides which shard goes first when there is room for one request and several workers hold waiting ones.
 
-Room is global, so without an order the shard that looks first would take it. Before a shard serves a request, it looks at the others'
-fronts (most important band, claim). Another shard goes first if it has a more important band, or if it has the same band with a claim
-that is
-smaller by more than the band's tolerance; this shard then wakes it and leaves the room to it. The band defines the unit of a claim
-(`Band.claim`): seconds of waiting, or a position among flows.
+Room is global, so without an order the shard that looks first would take it. Before a shard serves a request, it looks at the fronts of
+the other shards (most important band, claim). Another shard goes first if its band is more important. In the same band, another shard
+goes first if its claim is smaller by more than the band's tolerance. The shard that looks then wakes the other one and leaves the room to
+it. A claim is a time in seconds, or a position in the unit of the band's fairness policy (`Band.claim`).
 
-Two limits keep room from staying unused. A shard that lets nothing through for `PATIENCE_S` after it was woken is *stuck*, and is
-ignored until it moves again. A shard that yields to a third shard counts as stuck only after `YIELDING_S`. A shard that does not
-answer a wake gets another one after `REPEAT_S`.
+Room must not stay unused. So a shard that lets nothing through for `PATIENCE_S` after it was woken is *stuck*, and is ignored until it
+lets a request through. A shard that leaves room to a third shard meanwhile counts as stuck only after `YIELDING_S`. A shard that lets
+nothing through after a wake is woken again after `REPEAT_S`.
 """
 
 from epp.flow.ports import Front, Peers
 from epp.flows import rank
 
 PATIENCE_S = 0.010
-YIELDING_S = 0.025  # PATIENCE_S of the shard that yields, and three of its looks, which are 5 ms apart
+# The PATIENCE_S that the shard itself grants the third one, and three of its looks, which are 5 ms apart.
+YIELDING_S = 0.025
 REPEAT_S = 0.005
 FORGOTTEN_S = 0.020  # if another shard was not ahead of this one for this long, it gets its full PATIENCE_S again
 
@@ -59,7 +59,7 @@ class ShardOrder:
             self._wake(best.shard, now)
 
     def no_room(self) -> None:
-        """Notes that the pool has no room for any shard. So a shard that did not move is not stuck: all get their full PATIENCE_S again."""
+        """Notes that the pool has no room. No shard can let requests through then, so all of them get their full PATIENCE_S again."""
         self._watched.clear()
 
     def _look_at(self, shard: int, now: float) -> _Watched:
