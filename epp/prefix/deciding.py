@@ -1,4 +1,4 @@
-"""Which prefix producer decides where requests go, for plugins that count cached tokens. Start-up only."""
+"""Finds the prefix producer that decides where requests go, for plugins that count cached tokens. Runs at the start only."""
 
 from collections.abc import Sequence
 
@@ -7,15 +7,18 @@ from epp.prefix.match import FollowsMatches, only_producer
 
 
 class ScoresOwnMatches(Plugin):
-    """A scorer that does not follow matches as others do: `producer` tells whose it reads."""
+    """Base of scorers that read prefix matches but are not a `FollowsMatches`."""
 
     def producer(self, plugins: Sequence[Plugin]) -> str:
-        """The name of the producer. `plugins`: all that the configuration lists."""
+        """Returns the name of the producer whose matches the scorer reads. `plugins`: all that the configuration lists."""
         raise NotImplementedError
 
 
 class FollowsDecisions(FollowsMatches):
-    """A plugin that counts cached tokens by the matches by which endpoints are chosen, unless a parameter names another producer."""
+    """Base of plugins that count cached tokens.
+
+    They read the matches that decide where requests go, unless the parameter `prefixMatchInfoProducerName` names another producer.
+    """
 
     def meet(self, plugins: Sequence[Plugin]) -> None:
         decides = deciding_producer(plugins)
@@ -23,7 +26,10 @@ class FollowsDecisions(FollowsMatches):
 
 
 def deciding_producer(plugins: Sequence[Plugin]) -> str:
-    """The producer whose matches decide where requests go: that of the first scorer or filter that reads any, else the only one."""
+    """Returns the name of the producer whose matches decide where requests go.
+
+    It is the producer that the first scorer or filter with matches reads, else the only producer, else APPROXIMATE.
+    """
     for plugin in plugins:
         if not isinstance(plugin, Scorer | Filter) or isinstance(plugin, FollowsDecisions):
             continue

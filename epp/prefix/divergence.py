@@ -60,9 +60,10 @@ class Cause(Enum):
 
 
 class Sums(NamedTuple):
-    """Adds up requests with a compared prediction: their number and tokens.
+    """Adds up the requests whose prediction was compared with a report: their number, and their tokens.
 
-    `missed`: requests with a predicted hit at servers that have never reported cached tokens.
+    `prompt`, `predicted`, `reported`: all prompt tokens, those predicted and those reported as cached. `missed`: other requests, with a
+    predicted hit at servers that have never reported cached tokens.
     """
 
     requests: int = 0
@@ -86,8 +87,8 @@ NONE: Final = Sums()
 class Divergence(NamedTuple):
     """Describes a warning: over `minutes`, `requests` were predicted to find the share `predicted` of their prompt tokens cached.
 
-    `reported`: the share that the servers reported. `endpoints` names the first NAMES_MAX of these `servers`. `reason`: the likely
-    cause and what to do.
+    `reported`: the share that the servers reported. `servers`: how many servers that concerns; `endpoints`: the names of the first
+    NAMES_MAX of them. `reason`: the likely cause and what to do.
     """
 
     minutes: float
@@ -147,7 +148,7 @@ class Subject(NamedTuple):
 class Watch:
     """Watches predictions and reports. Call `saw` every few seconds. When it returns True, the slice is over: call `close`.
 
-    A key holds the labels of an endpoint, its name first.
+    A `Key` holds the values of an endpoint's metric labels, its name first.
     """
 
     def __init__(self) -> None:
@@ -208,7 +209,7 @@ class Watch:
         return sum(each.evictions for each in self._slices)
 
     def _fullness(self, those: Sequence[Subject]) -> float:
-        """Returns the mean KV cache usage of these endpoints over the window; 0 if no server reports it."""
+        """Returns the mean KV cache usage of these endpoints over all slices; 0 if no server reports it."""
         keys = [key for subject in those for key in subject.keys]
         shares = [each.kv[key] for each in self._slices for key in keys if key in each.kv]
         return sum(shares) / len(shares) if shares else 0.0

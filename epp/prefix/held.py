@@ -4,10 +4,11 @@
                                            ├─▶ one key per whole block ─▶ the index of held blocks
     request  tokens, model, media, salt   ─┘
 
-A key is a link of a chain (`epp.prefix.blocks`) over the blocks' token ids. The engine's own hashes only connect events to each other,
-so engine and picker need not agree on a hash. An engine's block size belongs to its keys: prompts are cut as the engine cuts them, so
-no size divides another. Extra keys (hashes of media, the cache salt of the first block) belong to the content of their block, in any
-order. The root of a chain stands for the adapter; the base model is "", whatever name the request uses for it.
+A key is one hash of a chain (`epp.prefix.blocks`) over the token ids of the blocks. The engine's own hashes only connect events to each
+other, so engine and picker need not agree on a hash. The picker cuts a prompt into blocks of the engine's size, and the size is part of
+every key, so keys of different block sizes never match. Extra keys (hashes of media, the cache salt of the first block) belong to the
+content of their block, in any order. The root of a chain stands for the LoRA adapter. The base model has the adapter name "", whatever
+name requests use for it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -49,8 +50,8 @@ def held_links(
 ) -> Hashes:
     """Returns the chain over the whole blocks of `tokens`: uint64, shape (len(tokens) // block_tokens,).
 
-    `start`: the root, or the link of the block before. `extras`: extra keys by the number of the block, which counts from 0. Extra keys
-    beyond the last whole block are ignored.
+    `start`: the root, or the hash of the block before. `extras`: block number, from 0 -> its extra keys. Extra keys beyond the last whole
+    block are ignored.
     """
     count = len(tokens) // block_tokens
     words = np.ascontiguousarray(tokens[: count * block_tokens], dtype="<u4")
@@ -67,7 +68,7 @@ def held_links(
 
 
 def index_keys(chain: Hashes) -> Hashes:
-    """Returns the keys under which the index has these blocks: the links without the bit that means several blocks elsewhere."""
+    """Returns the keys under which the index of held blocks has these blocks: their hashes without the bit WIDE (`epp.prefix.blocks`)."""
     return chain & _NARROW
 
 
@@ -76,8 +77,8 @@ def request_extras(features: Sequence[Feature], cache_salt: str, block_tokens: i
 
     Each medium belongs to the blocks that its placeholder overlaps, the salt to block 0.
 
-    Offsets and lengths may be any numbers: clients send them. Only the first MEDIA_MAX media count, and none after media that overlap
-    more blocks together than media side by side can, so that the work stays bounded.
+    Clients send offsets and lengths, so they may be any numbers. To bound the work, only the first MEDIA_MAX media count. The function
+    also stops when the media overlap more blocks in total than media that lie side by side can.
     """
     if not features and not cache_salt:
         return NO_EXTRAS

@@ -24,7 +24,7 @@ FULL_ATTENTION: Final = frozenset({"full_attention", "mla_attention", "sink_full
 PAYLOAD_BYTES_MAX: Final = 8 << 20
 EVENTS_MAX: Final = 1 << 16  # events of one payload; one takes up to 30 us to apply
 BLOCKS_MAX: Final = 1 << 16  # blocks that the events of one payload name
-CLEARED_MAX: Final = 16  # such events of one payload: only what follows the last one counts
+CLEARED_MAX: Final = 16  # `Cleared` events of one payload; one is enough, because only what follows the last one counts
 GROUP_MAX: Final = 63
 NAME_CHARS_MAX: Final = 1024
 EXTRAS_MAX: Final = 4096  # extra keys of one block
@@ -43,10 +43,12 @@ Tokens = NDArray[np.uint32]
 
 
 class Stored(NamedTuple):
-    """Says that blocks are held from now on. Without tokens: known blocks are held in another tier, too.
+    """Says that the endpoint holds these blocks from now on.
 
-    `parent`: the engine's hash of the block before the first one; None: there is none. `adapter`: "" is the base model.
-    `extras`: per block its extra keys; empty: none. `group`: None: the engine has no groups. `kind`: of the group; "" if not given.
+    `hashes`: the engine's hashes of the blocks, in order. `parent`: the engine's hash of the block before the first one; None: there is
+    none. `tokens`: the token ids of all blocks; None: the blocks are known, and are now held in this `tier`, too. `block_tokens`: tokens
+    per block; 0: not given. `adapter`: the name of the LoRA adapter; "": the base model. `extras`: per block its extra keys; empty: none.
+    `group`: the group of KV caches; None: the engine has no groups. `kind`: the group's kind of attention; "": not given.
     """
 
     hashes: Sequence[int]
@@ -61,7 +63,7 @@ class Stored(NamedTuple):
 
 
 class Removed(NamedTuple):
-    """Says that blocks are not held in this tier any more."""
+    """Says that the endpoint does not hold these blocks in this tier any more."""
 
     hashes: Sequence[int]
     tier: str

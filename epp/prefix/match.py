@@ -20,12 +20,13 @@ class CutsPrompts:
 
 
 class PrefixMatch:
-    """Holds a match. `blocks`: leading blocks held per endpoint, float64 of the snapshot's shape. `total`: blocks of the prompt.
+    """Says how much of one prompt each endpoint has in its prefix cache. Arrays: float64 of the snapshot's shape (endpoints,).
 
-
-    `block_tokens`: tokens per block. `tokens`: tokens of the prompt by the picker's count; without a count, the tokens of all its blocks.
-    `cached`: like `blocks`, but before blocks are weighted by their tier. `why`: per endpoint, why its match is not precise, "" if it is;
-    an empty list if this producer gives no precise matches.
+    `hashes`: the chain of block hashes of the prompt; `total`: its length in blocks; `block_tokens`: tokens per block. `tokens`: tokens of
+    the prompt as the picker counts them; if it does not count them, `total` * `block_tokens`.
+    `cached`: how many leading blocks of the prompt each endpoint holds; None: no endpoint holds any. `blocks`: the same, but each block
+    counts by the weight of its tier (GPU memory 1, a slower tier may weigh less), rounded down. Without tiers both are equal.
+    `why`: per endpoint, why its match is not precise, "" if it is; an empty list if this producer gives no precise matches.
     This object lives longer than the text of the prompt.
     """
 
@@ -50,12 +51,12 @@ class PrefixMatch:
         self.why = why
 
     def with_reasons(self, why: Sequence[str]) -> "PrefixMatch":
-        """Returns the same match with reasons why it is not precise."""
+        """Returns the same match with `why`: per endpoint, why the match is not precise."""
         return PrefixMatch(self.blocks, self.hashes, self.block_tokens, self.tokens, cached=self.cached, why=why)
 
 
 def only_producer(plugins: Iterable[Plugin], named: str = "") -> str:
-    """Returns the producer whose matches a plugin reads: the named one, else the only configured one, else the approximate one."""
+    """Returns the name of the producer whose matches a plugin reads: `named` if given, else the only one of `plugins`, else APPROXIMATE."""
     found = [plugin.name for plugin in plugins for key in plugin.produces if key.type is PrefixMatch]
     if named:
         return named
@@ -64,7 +65,10 @@ def only_producer(plugins: Iterable[Plugin], named: str = "") -> str:
 
 @subclassed
 class FollowsMatches(Plugin):
-    """Base of plugins that read the matches of one producer (`_match`), which the parameter `prefixMatchInfoProducerName` may name."""
+    """Base of plugins that read the matches of one producer, which the parameter `prefixMatchInfoProducerName` may name.
+
+    `_match`: the key of these matches. The subclass sets it first, and `meet` replaces it.
+    """
 
     _match: Datum[PrefixMatch]
 

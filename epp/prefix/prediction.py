@@ -1,13 +1,13 @@
 """Defines the prediction of a decision: how many prompt tokens the picked endpoint already holds in its prefix cache.
 
-A prefix producer computes the match of every endpoint at decision time (`PrefixMatch`). The model server reports its figure with the
-answer (REPORTED). Both are kept, so that they can be explained and compared. If several producers match prefixes, the one that
-scorers read is compared.
+A prefix producer computes the match of every endpoint at decision time (`PrefixMatch`). With its answer, the model server reports how
+many prompt tokens were cached (REPORTED). Both are kept, so that they can be explained and compared. If several producers match prefixes,
+the match that a scorer reads is compared.
 
 Without a token producer, the picker assumes 4 bytes per token, which is not what servers count. So the comparison takes the predicted
 share of the prompt and converts it to tokens as the server counts them (`as_reported`).
 
-There is no prediction if another server computes the prompt: the decode server then reports as cached what it received from there.
+There is no prediction if a prefill server computes the prompt, because the decode server reports what it receives from there as cached.
 """
 
 from collections.abc import Iterable, Sequence
@@ -22,7 +22,7 @@ REPORTED: Final = Datum("prefix_reported", Usage)  # the runtime sets it when th
 
 
 def compared_match(producers: Sequence[Plugin], scorers: Iterable[Plugin]) -> Datum[PrefixMatch] | None:
-    """Returns the match to compare with the reported figure; None: no producer of this configuration matches prefixes."""
+    """Returns the key of the match to compare with the reported tokens; None: no producer of this configuration matches prefixes."""
     produced = [key for p in producers for key in p.produces if isinstance(key, Datum) and key.type is PrefixMatch]
     read = {key for scorer in scorers for key in scorer.consumes}
     return next((key for key in produced if key in read), produced[0] if produced else None)

@@ -15,7 +15,11 @@ NO_STREAM: Final = "its event stream is not followed yet"
 
 
 class Tier(msgspec.Struct, array_like=True, frozen=True):
-    """Describes the blocks that an endpoint holds in one tier. `owner`: their id in the index of held blocks. `weight`: thousandths."""
+    """Describes one tier of an endpoint's KV cache, such as GPU memory.
+
+    `owner`: the owner id under which the index of held blocks has the blocks of this tier. `weight`: what a block in this tier counts, in
+    thousandths.
+    """
 
     owner: int
     name: str
@@ -23,12 +27,14 @@ class Tier(msgspec.Struct, array_like=True, frozen=True):
 
 
 class StreamRecord(msgspec.Struct, array_like=True, frozen=True):
-    """Describes the stream of one endpoint. `endpoint`: its owner id in the approximate index; with slot and generation it identifies it.
+    """Describes the event stream of one endpoint.
 
-    `precise`: whether its entries count; `why`: why they do not. `remark`: what else a user should know. `block_tokens`: 0 until an event
-    says it. `links`: its owner id in the table of links. `tiers`: the tiers that it may use, in their order. `speculative`: the owner id of
-    blocks that it will hold soon. `since`: when `precise` changed last, in monotonic seconds. `group`: the group whose blocks count; None:
-    the engine has no groups.
+    `slot`, `generation`, `endpoint` (its owner id in the approximate index): these three identify the endpoint. `address`: `host:port`.
+    `precise`: whether the endpoint is precise; `why`: why it is not. `since`: when `precise` changed last, in monotonic seconds. `remark`:
+    what else a user should know.
+    `block_tokens`: tokens per block; 0 until an event says it. `tiers`: the tiers that the endpoint may use, in order. `speculative`: the
+    owner id of blocks that it will hold soon. `links`: its owner id in the table of links. `group`: the group of KV caches whose blocks
+    count; None: the engine has no groups.
     """
 
     slot: int
