@@ -82,12 +82,13 @@ class Snapshot:
     """Holds a roster and the values scraped from its endpoints, as of one epoch of the endpoint table. Arrays have the shape (endpoints,).
 
     `values[name]`: float64, NaN where the engine does not report the column. `names[name]`: a list of frozensets.
-    `fresh`, `known`, `down`: bool. Fresh: the last good scrape is recent. Known: at least one scrape succeeded.
+    `fresh`, `known`, `down`: bool. Fresh: the last good scrape is recent. Known: at least one scrape succeeded. Down: the server refused
+    connections twice, or the endpoint is ejected.
     `ages`: float64, seconds from the last good scrape to the making of this snapshot, for plugins with their own limit of
     freshness; None: not available.
     `counted_at_scrape`: float64, requests in flight at the last good scrape, however old that is.
-    `ejected`: bool, the endpoints whose requests have failed (they are `down`, too); None: no endpoint.
-    `weights`: float64, how much each stale value still counts (`weights_by_age`); None: not at all.
+    `ejected`: bool, the endpoints that get no requests because earlier ones failed there; None: no endpoint is ejected.
+    `weights`: float64, from 0 to 1, how much each stale value still counts (`weights_by_age`); None: stale values do not count.
     """
 
     __slots__ = (
@@ -149,7 +150,7 @@ class Snapshot:
         return 0.0 if self.weights is None else self.weights
 
     def sent_before(self) -> Floats:
-        """Requests in flight at the scrape minus those that waited then: float64, shape (endpoints,)."""
+        """Returns the requests in flight at the scrape minus those that waited then: float64, shape (endpoints,)."""
         before = self._sent_before
         if before is None:
             before = self._sent_before = self.inflight_at_scrape - self.settled(WAITING, None)
@@ -179,7 +180,7 @@ class Snapshot:
 
 
 def weights_by_age(ages: Floats, limit_s: float) -> Floats:
-    """Returns how much values of these ages count: 1 up to the limit of freshness, then falling to 0 within FADE_LIMITS times it."""
+    """Returns how much values of these ages count: 1 up to `limit_s`, then falling to 0 over the next FADE_LIMITS * `limit_s` seconds."""
     faded: Floats = 1.0 - (ages - limit_s) / (FADE_LIMITS * limit_s)
     return np.clip(faded, 0.0, 1.0, out=faded)
 
@@ -187,7 +188,8 @@ def weights_by_age(ages: Floats, limit_s: float) -> Floats:
 def _settle(values: Floats, fresh: Mask, known: Mask, weights: Floats | None, into: str) -> Floats:
     """Fills the gaps of one column.
 
-    `into`: what stale values fade into: "mean", or the worst value, which is the "high" or the "low" one.
+    `into`: what stale values fade into: the "mean", the highest ("high") or the lowest ("low") of the fresh values.
+    `weights`: how much each stale value still counts, from 0 to 1; None: not at all.
     """
     reported = ~np.isnan(values)
     good = fresh & reported
@@ -254,7 +256,7 @@ class Candidates:
         """Returns the scraped waiting requests plus the requests sent since that scrape, so that a burst between two scrapes counts.
 
         With s scraped, and `then` and `now` in flight at the scrape and now: s + max(0, now - then) = max(s, now - (then - s)).
-        The term in brackets does not change until the next scrape.
+        The term `then - s` does not change until the next scrape.
         """
         waiting = self._made_waiting
         if waiting is None:
@@ -285,7 +287,7 @@ class Candidates:
 
     @property
     def of_others(self) -> Floats | None:
-        """The requests in flight of other replicas, shape (candidates,); None if they do not count."""
+        """The part of INFLIGHT_REQUESTS that other replicas have, shape (candidates,); None without a replica store."""
         return None if self._others is None else self.narrow(self._others)
 
     def narrow(self, values: Floats) -> Floats:

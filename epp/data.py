@@ -1,4 +1,4 @@
-"""Typed keys to data. A key is declared once, and the same object reads the value: there is no second way to the value.
+"""Typed keys to data of endpoints and requests. The object that declares a key is also the only way to read its values.
 
     key      one value per   written by                                         read by
     Column   endpoint        the scraper, or the workers for load in flight     candidates[COLUMN]
@@ -35,7 +35,8 @@ class Key(Generic[T]):
 class Column(Key[T]):
     """Names a value that each endpoint has. `candidates[COLUMN]` reads it: a float64 array for numbers, a list for `frozenset` columns.
 
-    `worst` says which of the fresh values a stale endpoint gets: the "high" one if less is better (queue lengths), else the "low" one.
+    `worst` says what a stale endpoint's value fades into: the highest fresh value ("high", if less is better, as for queue lengths) or
+    the lowest one ("low").
     `absent` is the value of an endpoint that was scraped and does not report the column; None: the mean of the fresh values.
     `epp.candidates` has all rules for endpoints without a fresh value.
     """

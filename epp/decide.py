@@ -44,17 +44,17 @@ class EndpointPool(Protocol):
         """Returns the same candidates with the load in flight at this moment."""
 
     def producer_failed(self, producer: Plugin, failure: ProducerFailed) -> None:
-        """Counts one failure of a data producer. The request goes on without its data."""
+        """Counts one failure of a data producer. The request goes on without the producer's data."""
 
     def scorer_failed(self, problem: Exception) -> None:
-        """Counts one failure of a scorer. The request is routed without it. The exception is tagged with the scorer."""
+        """Counts one failure of a scorer. The request is routed without the scorer. `problem` is tagged with it (`epp.errors.blame`)."""
 
     def shadow_failed(self, profile: Profile, problem: Exception) -> None:
         """Counts a failed run of a shadow profile."""
 
 
 def reraised(problem: Exception) -> None:
-    """Raises the scorer's exception. The default for `failed`, where a run may end because no request depends on it."""
+    """Raises the scorer's exception, which ends the profile run. This is the default of the parameter `failed` below."""
     raise problem
 
 
@@ -137,9 +137,9 @@ def failed_open(pipeline: Pipeline, produce: ProduceCall, failure: ProducerFaile
 
 
 def complete_unsent(pipeline: Pipeline, request: Request, decision: Decision, failed: int) -> None:
-    """Ends a request that is not sent because the call at `failed` of `pre_request` raised.
+    """Calls ResponseComplete for a request that is not sent because the call at index `failed` of `pre_request` raised.
 
-    The calls before that one and that one itself may have recorded the request. ResponseComplete lets their plugins undo this.
+    Up to and including the failed call, plugins may have recorded the request. In ResponseComplete they can undo that.
     """
     for complete in pipeline.completing_unsent(failed):
         with suppress(Exception):  # the caller raises the exception of `pre_request`, not one that is raised here
@@ -169,7 +169,7 @@ def schedule(pipeline: Pipeline, request: Request, candidates: Candidates, faile
 def run(
     profile: Profile, request: Request, candidates: Candidates, failed: ScorerFailed = reraised
 ) -> ProfileRun | None:
-    """Runs one profile: filter, score, pick. Returns None if the filters leave no candidate. `failed`: counts a scorer that raised."""
+    """Runs one profile: filter, score, pick. Returns None if the filters leave no candidate. `failed` gets the exceptions of scorers."""
     request.profile = profile.name
     running: object = None  # the plugin that is being called; an exception is blamed on it
     try:
@@ -203,7 +203,10 @@ def run(
 
 
 def without(profile: Profile, request: Request, score: ScorerCall, problem: Exception, failed: ScorerFailed) -> None:
-    """FAIL-OPEN: a scorer that raises gives no scores for this request. Tells `failed`. Refused is raised on, because it is an answer."""
+    """FAIL-OPEN: passes the exception of a scorer to `failed`, so that the run goes on without that scorer.
+
+    Refused is raised again, because it is an answer to the client.
+    """
     scorer = profile.owners.get(id(score))
     blame(problem, scorer)
     if isinstance(problem, Refused):
@@ -216,8 +219,8 @@ def without(profile: Profile, request: Request, score: ScorerCall, problem: Exce
 def static_totals(profile: Profile, request: Request, candidates: Candidates, failed: ScorerFailed) -> Scores:
     """Returns the weighted sum of the profile's static scorers, as a new array to which the caller may add.
 
-
-    The snapshot caches the sum for all endpoints. The cache applies only if no filter has dropped a candidate, and no scorer failed.
+    The snapshot caches the sum over all endpoints. The cache is used only if no filter has dropped a candidate. A sum that lacks a failed
+    scorer is not cached.
     """
     kept = candidates.snapshot.totals if candidates.rows is None else None
     if kept is not None and (totals := kept.get(profile.name)) is not None:

@@ -47,7 +47,7 @@ class ProfileRun:
 
 
 class Ticket(Protocol):
-    """Stands for what an admitted request holds of flow control (`epp.admission`). The holder calls it as the request proceeds.
+    """Stands for the room that an admitted request takes up in flow control (`epp.admission`). The request's stream calls the methods.
 
     `done` is called exactly once. `placed` is called at most once, before `done`.
     """
@@ -73,7 +73,7 @@ class Decision:
     `runs`: profile name -> its run, for every profile that ran; None: its filters left no candidate.
     `primary`: the profile that chose `targets`. `prefill`: the profile that chose the prefill server, if it ran.
     `headers`: name -> value, added to the request to the model server. Names are tokens, values one line of Latin-1 text.
-    `removed_headers`: names of headers that are removed from that request.
+    `removed_headers`: names of headers that are removed from the request to the model server.
     `shadows`: the runs of shadow profiles. `ticket`: see `Ticket`; None: the request was decided without admission.
     """
 

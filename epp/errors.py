@@ -71,7 +71,7 @@ _PLUGIN = "epp_plugin"
 def blame(problem: BaseException, plugin: object | None) -> None:
     """Tags an exception with the plugin that raised it.
 
-    Code that calls a plugin must call this. If there is a tag already, that one stays.
+    Code that calls a plugin must call this for each exception. An exception that has a tag already keeps that tag.
     """
     if plugin is not None and not hasattr(problem, _PLUGIN):
         setattr(problem, _PLUGIN, plugin)

@@ -91,8 +91,8 @@ class Profiled(msgspec.Struct, frozen=True):
 class Cached(msgspec.Struct, frozen=True):
     """Compares how many prompt tokens the prefix cache of the first target was predicted to hold with what the server reported.
 
-    `predicted`: by the picker, when it decided. `reported`: by the model server, of its `prompt` tokens; None: no report (yet).
-    If `prompt` is known, `predicted` is converted to the server's tokens.
+    `predicted`: cached tokens as the picker predicted them when it decided. `reported`: cached tokens as the model server reported them;
+    None: no report (yet). `prompt`: all prompt tokens as the server reported them; if known, `predicted` is converted to its tokens.
     """
 
     predicted: int
@@ -101,7 +101,7 @@ class Cached(msgspec.Struct, frozen=True):
 
 
 class Explanation(msgspec.Struct, frozen=True, kw_only=True):
-    """Explains one decision. `ago_s`: its age in seconds at that moment. `left_out`: plugins that failed too often and were left out.
+    """Explains one decision. `ago_s`: its age in seconds. `left_out`: plugins that were left out of it because they failed too often.
 
     `refused`: why the request got no endpoint; a cause `internal` is a fault, for which the client gets 500. `unscored`: scorers that
     raised in this request.
@@ -135,7 +135,7 @@ def explain(
     worker: int = 0,
     left_out: Sequence[str] = (),
 ) -> Explanation:
-    """Explains how `pipeline` decided `request`, or why it refused it (`decision` is then None)."""
+    """Explains how `pipeline` decided `request`, or why it refused the request (`decision` is then None)."""
     wired = {profile.name: profile for profile in pipeline.recipe.profiles}
     start = request.considered
     match = _prefix_match(pipeline, request)
@@ -219,7 +219,8 @@ def _filtered(
 ) -> list[Filtered]:
     """Returns one entry per filter, in order: what it kept and what it dropped.
 
-    `scored`: the candidates that were scored. If these are fewer than the filters kept, the runtime dropped those that are down.
+    `scored`: the candidates that were scored; None: none were. If the filters kept more, the runtime dropped those down or ejected, which
+    is one more entry.
     """
     filters = [member.name for member, _ in wired.members if isinstance(member, Filter)]
     if scored is not None and len(scored) < len(passed[-1] if passed else start or ()):
@@ -274,7 +275,7 @@ def _candidates(
 def _scorers(request: Request, wired: WiredProfile, run: ProfileRun) -> list[tuple[str, float, Floats]]:
     """Returns (scorer, weight, its scores) for each scorer, in the profile's order; zeros for a scorer that raised.
 
-    Calls static scorers again: they read scraped values only.
+    Calls static scorers again, because a run does not keep their scores. They read scraped values only, so the scores are the same.
     """
     kept = iter(run.scores)
     scorers = []

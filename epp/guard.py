@@ -1,12 +1,12 @@
 """Guards a request's data: a foreign plugin can read and write only what it declares.
 
-`guard` is a `Wrap` for `Pipeline.wrapped`. During a call `request.data` is a `Scope`. The plugin may read the data that it declares in
-`consumes`, `optional`, `produces` and `keeps`, and write those in the latter two. Any other access is refused and counted: a read
-gives the datum's default, and a write is dropped. A data producer that writes undeclared data fails (it fails open). If a producer
-waits, its scope stays until its work is done. The same wrap checks results and headers (`epp.instrument`).
+`guard` makes a `Wrap` for `Pipeline.wrapped`. During a call `request.data` is a `Scope`. The plugin may read the data that it declares
+in `consumes`, `optional`, `produces` and `keeps`, and write the data in `produces` and `keeps`. Any other access is refused and counted:
+a read gives the datum's default, and a write is dropped. In a data producer, such a write also raises ProducerFailed, so the producer
+fails open. If a producer waits, its scope stays until its work is done. The same wrap checks results and headers (`epp.instrument`).
 
-If a plugin reads a column of the candidates that it does not declare in `consumes`, that is an error of the plugin. If no plugin
-declares the column, its value would be 0 for every candidate.
+Reading a column of the candidates that the plugin does not declare in `consumes` raises PluginFault: a column that no plugin declares
+would be 0 for every candidate.
 
 Shipped plugins are not wrapped and cost nothing: contract tests check them. Not guarded: deciders, which their profile handler calls.
 """
@@ -63,7 +63,7 @@ def within(inner: Wrap, outer: Wrap) -> Wrap:
 
 
 def guard(violated: Violated, remark: Remark = lambda _plugin, _text: None) -> Wrap:
-    """Returns a wrap for foreign plugins. It calls `violated` for each refused access, and `remark` once per plugin with odd results."""
+    """Returns a wrap for foreign plugins. It calls `violated` for each refused access, and `remark` once per scorer with clipped scores."""
 
     def wrap(point: Point, plugin: Plugin, call: C, /) -> C:
         return _guarded(point, plugin, call, violated, remark) if foreign(type(plugin)) else call  # type: ignore[return-value]

@@ -33,8 +33,11 @@ PriorityOf = Callable[[Mapping[str, str]], int]
 class Intake:
     """Reads all requests of one worker.
 
-    `rewrite`: maps a model name to the name to request instead (None: keep it), and takes precedence over a header. `priority_of`: maps
-    headers to the priority of the objective that they name. Either is None if the picker watches no such objects.
+    `rewrite`: a function that maps the model name of a request to the name to request instead; it returns None if no InferenceModelRewrite
+    applies. Its result takes precedence over the header `x-llm-d-model-name-rewrite`. `rewrite` itself is None if the picker does not
+    watch InferenceModelRewrites.
+    `priority_of`: a function that maps request headers to the priority of the InferenceObjective that they name; None if the picker does
+    not watch InferenceObjectives.
     """
 
     def __init__(self, rewrite: Rewrite | None = None, priority_of: PriorityOf | None = None) -> None:
@@ -42,9 +45,10 @@ class Intake:
         self.priority_of = priority_of
 
     def begin(self, headers: codec.Headers, now: float, body_bytes: int, subset: Sequence[str] | None) -> Request:
-        """Creates the request from its headers; `read` adds the body. `now` is in monotonic seconds.
+        """Creates the request from its headers; `read` adds the body.
 
-        The request's path is "" if the gateway names none, as NGINX Gateway Fabric does.
+        `now`: monotonic seconds. `subset`: the endpoints that the gateway allows, `ip:port` or `ip`; None: all.
+        The request's path is "" if the gateway does not tell it; NGINX Gateway Fabric does not.
         """
         path = headers.find(PATH_NEEDLE) or headers.get("x-original-path") or headers.get("x-forwarded-path") or ""
         if "?" in path:
@@ -68,7 +72,7 @@ class Intake:
     def _parsed(
         self, reader: Parser, parse: ParseCall, request: Request, body: bytes | memoryview, *, named: bool
     ) -> Renamed | None:
-        """Parses the body. `named`: a header may rename the model. Raises Refused."""
+        """Parses the body. `named`: whether the request may have the header that renames the model. Raises Refused."""
         if named or self.rewrite is not None:
             return parse_renamed(self.rewrite, reader, parse, request, body, header=named)
         parse(request, request.path, body)
@@ -84,7 +88,7 @@ class Intake:
     ) -> Renamed | None:
         """Reads the body into the request. `parser` is the result of `Parsers.find` for the path.
 
-        Returns the body to send on instead if the model is renamed, else None. Raises Refused.
+        If the model is renamed, returns the body to send on instead and what restores the name in the response; else None. Raises Refused.
         """
         reader, place = parser
         parse = pipeline.parses[place]

@@ -1,4 +1,4 @@
-"""Compiles a configuration into tuples of calls. The result is immutable and behind one reference.
+"""Compiles a configuration into tuples of calls. The result is immutable, and a worker replaces it as a whole.
 
 `compile_pipeline` turns a `Recipe` (wired instances) into a `Pipeline` (calls, in order). To observe calls, pass a `Wrap`: it gets
 each call of each plugin once, with its extension point, and returns the call to use instead. Without a `Wrap` a request pays nothing.
@@ -114,8 +114,7 @@ class Pipeline:
         """Returns the ResponseComplete calls for a request that is not sent because the call at `failed` of `pre_request` raised.
 
         These are all calls of `response_complete` and `response_failed`, except those of plugins whose own call in `pre_request` comes
-        later
-        and therefore did not run.
+        after the failed one and therefore did not run.
         """
         acting = self.recipe.acting(PreRequest)
         not_called = {plugin.name for plugin in acting[len(acting) - (len(self.pre_request) - failed - 1) :]}
@@ -173,7 +172,7 @@ class _Owned:
 
 
 def compile_profile(wired: WiredProfile, wrap: Wrap = instrument.bare) -> Profile:
-    """Compiles one profile. A plugin with several roles (filter, scorer, picker) gets all of them."""
+    """Compiles one profile. A plugin that is several of filter, scorer and picker is called as each of them."""
     owned = wrap = _Owned(wrap)
     members = wired.members
     scorers = [

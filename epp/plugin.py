@@ -1,6 +1,7 @@
 """The interface of plugins: the extension points, in the order in which they run, and the `@plugin` decorator.
 
-This module also exports the extension points of flow control (`epp.flow_points`), and base class and services (`epp.plugin_base`).
+This module also exports the extension points of flow control (`epp.flow_points`), and the base class and the services of plugins
+(`epp.plugin_base`).
 
 A plugin is a class that inherits one or more extension points. `@plugin` registers it under the type name that configurations use:
 
@@ -141,13 +142,13 @@ __all__ = [
 class Parser(Plugin):
     """Reads request bodies. Called once per request, when the whole body has arrived.
 
-    `paths`: path suffixes. The parser with the longest matching suffix reads the request. A parser without `paths` reads all other
-    requests. It gets compressed bodies as they are; for parsers with `paths`, the runtime unpacks them.
-    `app_protocols`: values of the InferencePool's `appProtocol` that it can serve; empty: any.
-    `reads_usage`: whether the runtime searches responses for token usage. If usage is not a JSON object `usage`, `parse` sets
-    `request[ANSWER]` (`epp.protocol.usage`).
-    `names_model`: promises two things, so that the runtime can replace the model's name. Bodies are JSON objects with the name in the
-    member `model`. MODEL_MISSING is the last check of `parse`, because the name may then come from a header or a rule.
+    `paths`: path suffixes. The parser with the longest matching suffix reads the request, and the runtime unpacks compressed bodies for
+    it. A parser without `paths` reads all other requests, and gets compressed bodies as they are.
+    `app_protocols`: values of the InferencePool's `appProtocol` that the parser can serve; empty: any.
+    `reads_usage`: whether the runtime searches responses for token usage. If responses report usage in another form than a JSON object
+    `usage`, `parse` sets `request[ANSWER]` (`epp.protocol.usage`).
+    `names_model`: whether the runtime may replace the model's name. The parser then promises that bodies are JSON objects with the name
+    in the member `model`. It also promises that MODEL_MISSING is the last check of `parse`, because a header or a rule may give the name.
     """
 
     paths: ClassVar[tuple[str, ...]] = ()
@@ -159,7 +160,7 @@ class Parser(Plugin):
         """Sets model, target_model, prompt, streaming, max_tokens and cache_salt of `request`, as far as the body has them.
 
         `path` has no query string. Raises Refused(INVALID_BODY, text) or Refused(MODEL_MISSING). Keep `body` in `request.prompt` only,
-        which is dropped after the decision: a reference to it holds the whole message in memory.
+        which is dropped after the decision: a reference to `body` keeps the whole message in memory.
         """
         raise NotImplementedError
 
@@ -194,9 +195,9 @@ class DataProducer(Plugin):
 
         Values per endpoint have the snapshot's shape (endpoints,), not (candidates,); readers reduce them with `candidates.narrow`.
 
-        Returns None, or a `Waiting` of `services`. In that case its work sets the data, this request waits for it (others do not), and the
-        load in flight is read again afterwards. ProducerFailed and TimeoutError, raised here or by the `Waiting`, fail open: readers get
-        the datum's default.
+        Returns None if the data are set, or a `Waiting` of `services` whose work sets them. Only this request waits for that work; then
+        the load in flight is read again. ProducerFailed and TimeoutError, raised here or by the `Waiting`, fail open: readers get the
+        datum's default.
         """
         raise NotImplementedError
 
@@ -212,8 +213,8 @@ class Admitter(Plugin):
 class ProfileHandler(Plugin):
     """Chooses the profiles to run, and makes the decision from their runs. A configuration has exactly one.
 
-    Per request `pick` is called until it returns no profile (at most 16 times), then `result` once. A handler passes data of earlier
-    runs to the plugins of a later profile: it declares the data in `produces` and sets them in `pick` (`Request.give`). It never gets
+    Per request `pick` is called until it returns no profile (at most 16 times), then `result` once. To pass data of earlier runs to the
+    plugins of a later profile, a handler declares the data in `produces` and sets them in `pick` (`Request.give`). A handler never gets
     shadow profiles.
     """
 
@@ -222,7 +223,7 @@ class ProfileHandler(Plugin):
         return None
 
     def reaches(self, profiles: Sequence[str]) -> Collection[str] | None:
-        """Returns which of these profiles it may ever run; None: unknown. Called once, before the fork."""
+        """Returns which of these profiles the handler may ever run; None: unknown. Called once, before the fork."""
         return None
 
     def idle(self, profiles: Sequence[str]) -> Sequence[str]:
@@ -237,7 +238,7 @@ class ProfileHandler(Plugin):
     ) -> Sequence["Profile"]:
         """Returns the profiles to run in this round, in order; an empty sequence ends the rounds.
 
-        `profiles`: all profiles by name. `runs`: the runs of earlier rounds; None: the profile's filters left no candidate.
+        `profiles`: all profiles by name. `runs`: profile name -> its run in an earlier round, or None if its filters left no candidate.
         """
         raise NotImplementedError
 
@@ -275,11 +276,10 @@ class Scorer(Plugin):
     static: ClassVar[bool] = False
 
     def score(self, request: Request, candidates: Candidates, profile: "Profile") -> Scores | None:
-        """Returns a new float64 array in [0, 1] of shape (candidates,); higher is better. None stands for 0 for all, at no cost.
+        """Returns a new float64 array in [0, 1] of shape (candidates,); higher is better. None: every candidate scores 0.
 
-        The runtime multiplies the array by the weight that the profile gives the scorer. Scores of foreign plugins are clipped to [0, 1],
-        and
-        NaN counts as 0.
+        The runtime multiplies the array by the weight that the profile gives the scorer. If the scorer is a foreign plugin, scores are
+        clipped to [0, 1] and NaN counts as 0.
         """
         raise NotImplementedError
 
@@ -317,13 +317,14 @@ class ResponseReceived(Plugin):
 class ResponseStreaming(Plugin):
     """Follows the response's body. Called once per chunk, except the last. `request.now` is the chunk's time of arrival.
 
-    `first_chunk_only`: called once per response, for the first chunk that is not empty. Other chunks then cost a tenth.
+    `first_chunk_only`: whether the plugin is called only once per response, for the first chunk that is not empty. A chunk for which no
+    plugin is called takes a tenth of the time.
     """
 
     first_chunk_only: ClassVar[bool] = False
 
     def response_streaming(self, request: Request, decision: Decision) -> None:
-        """Gets no content of the chunk. It runs for every chunk, so it must be fast."""
+        """Called when a chunk has arrived; does not get its content. This call runs for every chunk, so it must be fast."""
         raise NotImplementedError
 
 
@@ -332,7 +333,7 @@ class ResponseComplete(Plugin):
 
     One exception: a plugin that is also a PreRequest is not called if its own `before_send` did not run for this request.
 
-    `failures_only`: called only if no response arrived or its status is 400 or more. Other requests then cost nothing.
+    `failures_only`: whether the plugin is called only if no response arrived or its status is 400 or more. Other requests cost nothing.
     `reads_answer`: set it to False if the plugin only needs to know that the request has ended. Status and headers may then be missing.
     """
 
@@ -348,10 +349,10 @@ class ResponseComplete(Plugin):
 
 
 class DataSource(Plugin):
-    """Says how the values of endpoints are fetched. Only the supervisor uses it. It supports `MetricsDataSource` and its subclasses.
+    """Says how the values of endpoints are fetched. Only the supervisor uses data sources: `MetricsDataSource` and its subclasses.
 
-    `scrapes`: False for a source that fetches nothing; a configuration may still list it. `takes_extractors`: whether its entry may name
-    extractors.
+    `scrapes`: False for a source that fetches nothing; a configuration may still list it. `takes_extractors`: whether the source's entry
+    in the configuration may name extractors.
     """
 
     scrapes: ClassVar[bool] = True
@@ -359,7 +360,7 @@ class DataSource(Plugin):
 
 
 class Extractor(Plugin):
-    """Reads columns from the pages of a data source. Only the supervisor uses it. It supports `CoreMetricsExtractor` and its subclasses.
+    """Reads columns from the pages of a data source. Only the supervisor uses extractors: `CoreMetricsExtractor` and its subclasses.
 
     `reads_pages`: False for an extractor that needs no data source, because other plugins read its settings before the start.
     """
@@ -368,11 +369,11 @@ class Extractor(Plugin):
 
 
 class Discovery(Plugin):
-    """Says where the list of endpoints comes from. Only the supervisor uses it. It supports `FileDiscovery` and its subclasses."""
+    """Says where the list of endpoints comes from. Only the supervisor uses discoveries: `FileDiscovery` and its subclasses."""
 
 
 class Syncer(Plugin):
-    """Shares state between the replicas of a picker. A configuration may name one; no call of it exists yet."""
+    """Shares state between the replicas of a picker. A configuration may name a syncer, but the picker never calls it."""
 
 
 EXTENSION_POINTS: tuple[type[Plugin], ...] = (
@@ -392,8 +393,8 @@ PickCall = Callable[[Request, Candidates, Scores, "Profile"], Sequence[int]]
 class Profile:
     """Holds one compiled profile. Plugins read its `name`.
 
-    `filters`, `scorers` (with weights) and `pick` are calls, in order. `static_scorers` are kept apart from `scorers`. `owners` maps
-    `id(call)` to the plugin that the call belongs to.
+    `filters`, `scorers`, `static_scorers` and `pick` are calls, in order; each scorer's call comes with its weight. `scorers` has no static
+    scorer. `owners` maps `id(call)` to the plugin that the call belongs to.
     """
 
     __slots__ = ("filters", "name", "owners", "pick", "picker", "scorers", "static_scorers")

@@ -37,7 +37,7 @@ class PrefixIndex(Protocol):
     """
 
     def match(self, hashes: Hashes) -> Mapping[int, int]:
-        """Maps each owner to how many leading blocks of the chain it caches, at least 1. Never waits."""
+        """Returns owner -> how many leading blocks of the chain it caches, for all owners that cache at least one. Never waits."""
 
     def learn(self, hashes: Hashes, owner: int) -> None:
         """Records that `owner` will cache these blocks. Never waits.
@@ -50,11 +50,12 @@ class PrefixIndex(Protocol):
 
 
 class HeldView(NamedTuple):
-    """Says which endpoints of a roster are precise at this moment.
+    """Says which endpoints of a roster are precise at this moment, that is, the picker knows what they hold (`epp.prefix.streams`).
 
-    `sizes`: the block sizes of the precise endpoints, the most frequent first; empty: none is precise. `precise`: bool, shape (endpoints,).
-    `block_tokens`: per endpoint, 0 if unknown. `why`: per endpoint, why it is not precise; "" if it is. `adapters`: the names of known
-    adapters.
+    `precise`: bool, shape (endpoints,). `why`: per endpoint, why it is not precise; "" if it is.
+    `block_tokens`: per endpoint, the tokens per block; 0 if unknown. `sizes`: the different `block_tokens` of the precise endpoints, the
+    most frequent first; empty: no endpoint is precise.
+    `adapters`: the LoRA adapters that KV events have named, as words (`epp.prefix.held.adapter_word`).
     """
 
     sizes: Sequence[int]
@@ -71,9 +72,10 @@ class HeldBlocks(Protocol):
         """Returns which endpoints are precise. `now`: monotonic seconds."""
 
     def match(self, view: HeldView, hashes: Hashes, block_tokens: int) -> tuple[list[int], list[int]]:
-        """Returns, per endpoint of the roster, how many leading blocks it holds, and the sum of their weights in thousandths.
+        """Returns two lists over the endpoints of the roster: how many leading blocks each holds, and the sum of these blocks' weights.
 
-        Both are 0 for an endpoint that is not precise or has another block size than `block_tokens`.
+        The tier of a block determines its weight, in thousandths. Both numbers are 0 for an endpoint that is not precise or has another
+        block size than `block_tokens`.
         """
 
     def measure(self, latency: "Measure") -> None:
@@ -106,7 +108,7 @@ class Gauge(Protocol):
     def set(self, value: float, *labels: str, weight: float = 1.0) -> None:
         """Sets this worker's value. `labels` are the values of `Metric.labels`, in that order. Digits below 0.000001 are lost.
 
-        `weight`: how much the value counts in the mean over the workers; 0 takes it from the page.
+        `weight`: how much the value counts in the mean over the workers; 0 removes the value from the page.
         """
 
 
@@ -134,8 +136,8 @@ class Services(Protocol):
     """Gives a plugin, in `start`, what it may use. All methods must be called on the worker's event loop; none blocks.
 
     `rng`: the source of randomness of this worker. `load`: tokens in flight. `prefix_index`: see `PrefixIndex`; `prefix_seed`: the
-    seed of its hashes, the same in all workers. `held_blocks`: what model servers say they hold, only with a producer that reads their
-    events. `environment`: the process's environment variables.
+    seed of its hashes, the same in all workers. `held_blocks`: what model servers say they hold; exists only if a configured producer
+    reads KV events. `environment`: the process's environment variables.
     """
 
     rng: random.Random
@@ -146,7 +148,7 @@ class Services(Protocol):
     environment: Mapping[str, str]
 
     def of(self, plugin: "Plugin") -> "Services":
-        """Returns the same services for one plugin. The log names the plugin if its work fails. The runtime calls this before `start`."""
+        """Returns the same services for one plugin, so that the log can name the plugin if its work fails. The runtime calls this."""
 
     def measure(self, plugin: "Plugin", metric: Metric) -> Measure:
         """Returns the handle of a histogram. Raises PluginFault if the plugin's class does not declare it in `metrics`."""
@@ -203,8 +205,8 @@ class Plugin:
 
     Attributes that the constructor sets, each logged or checked at start:
         without_effect       texts `parameter: why it has no effect`
-        renamed              older parameters -> their current names, both with `.` between levels, for `epp check --migrate` (set by the
-        class)
+        renamed              older parameters -> their current names, both with `.` between levels; set by the class, and read by
+                             `epp check --migrate`
         deprecated           the older parameters of `renamed` that the configuration gives
         needs                plugins that parameters name; they must exist and be of the given kind. `resolve` gets them
 
@@ -242,7 +244,7 @@ class Plugin:
         """Gets the plugins of `needs`, under the same keys. Called once, before the fork."""
 
     def start(self, services: Services) -> None:
-        """Called once in each worker, after the fork and before the first request. An exception ends the worker's start."""
+        """Called once in each worker, after the fork and before the first request. If it raises, the worker does not start."""
 
     def take_over(self, predecessor: "Plugin") -> None:
         """Called after `start` when the configuration is reloaded. Takes over what the predecessor has learnt in this worker.

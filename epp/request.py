@@ -53,9 +53,9 @@ class Parts(NamedTuple):
 class Prompt:
     """Holds the prompt that the model server will prefill, as canonical bytes. If two conversations begin alike, their bytes begin alike.
 
-    A parser makes it. `canonical` is computed on first use, because not every configuration reads it. `parts()` is computed at each
-    call; for it the parser sets `body` and `read`. `several`: the canonical bytes of each prompt, if the request has more than one,
-    because a model server computes and caches each prompt separately.
+    A parser makes it. `canonical` is computed on first use, because not every configuration reads it. `body` and `read`: the parser sets
+    both, so that each call of `parts()` can read the parts from the body. `several`: the canonical bytes of each prompt if the request
+    has more than one, else empty; a model server computes and caches each prompt separately.
     """
 
     __slots__ = ("_made", "_make", "body", "read", "several")
@@ -160,7 +160,7 @@ class Request:
         self.runs: Mapping[str, ProfileRun | None] = NOTHING
         self.emptied: Mapping[str, Sequence[Candidates]] = NOTHING
         self.unscored: tuple[str, ...] = ()
-        # A guarded plugin (`epp.guard`) sees this through another mapping.
+        # While a foreign plugin runs, `epp.guard` puts a mapping here that refuses undeclared keys.
         self.data: MutableMapping[str | tuple[str, str], Any] = {}
 
     def __getitem__(self, datum: Datum[T]) -> Any:

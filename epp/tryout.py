@@ -117,8 +117,8 @@ class Side(msgspec.Struct, frozen=True, array_like=True):
 def evidence(candidate: tuple[int, int], in_force: tuple[int, int], margin: float = MARGIN) -> float:
     """Returns the log of the mixture likelihood ratio for "the candidate's share is larger by more than `margin`"; below 0: against it.
 
-    Each argument is (number of events, number of requests). To each, half an event and half a request without the event are added, so
-    that the variance is never 0.
+    `candidate`, `in_force`: (number of events, number of requests). The variance of a share is computed with half an event and half a
+    request without the event more, so that it is never 0.
     """
     (events, requests), (usual, others) = candidate, in_force
     if min(requests, others) < LEAST:
@@ -139,13 +139,13 @@ def _variance(events: int, requests: int) -> float:
 def worse(candidate: tuple[int, int], in_force: tuple[int, int], margin: float = MARGIN) -> bool:
     """Returns whether the candidate's share is larger by more than `margin`.
 
-    However often it is called, it errs with probability ALPHA at most.
+    However often this is called for an equal candidate, the probability that it ever returns True is at most ALPHA.
     """
     return evidence(candidate, in_force, margin) >= -math.log(ALPHA)
 
 
 class Watch:
-    """Runs the sequential test of one candidate. `look` gets what was counted since the candidate began."""
+    """Runs the sequential test of one candidate. Call `look` repeatedly with what was counted since the candidate began."""
 
     def __init__(self) -> None:
         self._slow = -1  # the bucket at whose bound slow requests begin; -1: not known yet
