@@ -1,5 +1,7 @@
-"""Reports a file that changes all the time. Each change is read and published, so a program that rewrites it without end costs the
-supervisor time, and its endpoints may come and go. Routing goes on, and changes that come together are read once.
+"""Reports an endpoints file that changes all the time.
+
+Each change is read and published. So a program that rewrites the file without end costs the supervisor time, and endpoints of the file may
+come and go. Routing goes on meanwhile. Changes that come together are read once.
 """
 
 from collections.abc import Callable
@@ -24,10 +26,10 @@ class Churn:
         self._now = now
         self._since = 0.0
         self._changes = 0
-        self._report_at = 0.0  # not before
+        self._report_at = 0.0  # the earliest time of the next report
 
     def changed(self) -> None:
-        """The file has been read, and it has changed."""
+        """Counts a changed content that was read. If there were MANY in the last WINDOW_S, reports the file."""
         self._count()
         now = self._now()
         if now - self._since > WINDOW_S:

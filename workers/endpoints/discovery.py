@@ -4,9 +4,9 @@
 
 - Namespace and name identify an endpoint. If an identity is given twice, the last entry wins and a remark says so. Unknown fields, and one
   server under two names, also get a remark.
-- At start, a bad file or a single bad entry is refused. The error lists all faults, each with file and line. Later, a bad entry is left
-  out. If the file is bad, or has faults and no good entry, the last good endpoints stay. `endpoints: []` means none. Each new fault is
-  reported once, not again at every reload of the same text.
+- At start, a single bad entry is enough to refuse the file. The error lists all faults, each with file and line.
+- When the file changes later, bad entries are left out. If the file cannot be read, or all its entries are bad, the last good endpoints
+  stay. `endpoints: []` means that there are none. A fault is reported once, not again at every reload.
 - The *directory* is watched, so that a file renamed into place and a swapped symlink are noticed. The file is also read every few
   seconds, in case the watch misses a change.
 - Names are resolved at start and every 30 s. Each address of a name is an endpoint `name-<ip>`. If resolving fails, the last addresses
@@ -105,8 +105,9 @@ class Entry(NamedTuple):
         return tuple(host for host in hosts if not is_address(host))
 
     def at(self, address: str, page: str = "") -> EndpointSpec:
-        """Returns the endpoint at `address`, one of the addresses of `host`. `page`: an address of the metrics page's name; "" if none is
-        known or needed.
+        """Returns the endpoint at `address`, one of the addresses of `host`.
+
+        `page`: an address to which the DNS name of the metrics page was resolved; "" if none is known, or if the page has no DNS name.
         """
         name = self.name if self.is_address else f"{self.name}-{address}"
         written = self.host if self.page is None else self.page[0]
@@ -316,7 +317,7 @@ class Discovery:
         return set(self._specs(self._entries).values())
 
     def resume(self, entries: list[Entry], before: Iterable[EndpointSpec]) -> None:
-        """Uses `entries`. Until their names are resolved, they keep the addresses of `before`, the endpoints of a predecessor."""
+        """Uses `entries` at once. Until a name is resolved, its addresses are those in `before`, the endpoints of a predecessor."""
         found: dict[tuple[str, str], list[str]] = {}
         for spec in before:
             found.setdefault((spec.namespace, spec.name.removesuffix(f"-{spec.host}")), []).append(spec.host)
@@ -329,7 +330,7 @@ class Discovery:
     async def use(self, entries: list[Entry]) -> None:
         """Uses `entries` from now on. Resolves new names first, for at most NAMES_S_MAX.
 
-        After that time, publishes the endpoints that have an address by then. The others follow when their names are resolved.
+        Then publishes the endpoints that have an address. The others follow when their names are resolved.
         """
         self._entries = entries
         names = self._to_resolve()
@@ -429,7 +430,7 @@ class File:
         return None if text is None else self._good(self._parsed(text))
 
     async def reload_beside(self) -> list[Entry] | None:
-        """Does the same without keeping the event loop busy: parses a long file in a thread, because that takes seconds."""
+        """Does the same as `reload`, but parses a long file in a thread. Parsing takes seconds, and would block the event loop."""
         text = self._changed_text()
         if text is None:
             return None

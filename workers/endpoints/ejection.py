@@ -6,7 +6,7 @@
 - Each worker counts per slot in its own lane (`shm.lanes`): requests that were served, and failure points. A request that could not be sent
   adds CONNECTION_POINTS, an answer 5xx of the model server adds 1. So two failed connections in a row or five 5xx in a row eject the
   endpoint. With 1 % random errors, five in a row come once in ten billion requests.
-- If the last scrape of the endpoint was refused, too, the first failure ejects it.
+- If the server has also refused the last scrape, the first failure ejects the endpoint.
 - At most half of the pool is ejected at a time.
 - A trial is given to one worker, which sends one request. If that worker has no request to send, the next worker gets the trial after
   TRIAL_S.
@@ -64,7 +64,7 @@ class Ejected:
         self.ejected = False
         self.flags = 0
         self.back_off_s = 0.0
-        self.until = 0.0  # the time at which the back-off ends; after a good trial: at which the back-off is forgotten
+        self.until = 0.0  # the end of the back-off; after a good trial, the time at which `back_off_s` is forgotten
         self.handed_at = 0.0  # the time at which a worker got the trial
 
     @property
@@ -81,8 +81,8 @@ class Ejections:
         workers: Callable[[], Sequence[int]],
         inflight: Callable[[int], int],
     ) -> None:
-        """`outcomes` returns two arrays with a cell per slot, summed over all workers: served requests, and failure points. Both only grow.
-        They may end after the last slot in use.
+        """`outcomes` returns two arrays with a cell per slot: the served requests and the failure points of all workers. The counts only
+        grow. The arrays may be shorter than the table, but have all slots in use.
 
         `workers` returns the lanes of the serving workers. `inflight(slot)` returns the number of requests in flight at a slot.
         """
@@ -107,7 +107,7 @@ class Ejections:
         return 0 if known is None else known.flags
 
     def forget(self, slot: int) -> None:
-        """Forgets what it knows of a slot, because its endpoint has changed or left."""
+        """Forgets the points and the ejection of a slot, because its endpoint has changed or left."""
         self._points.pop(slot, None)
         self._known.pop(slot, None)
 
@@ -116,7 +116,10 @@ class Ejections:
         return sum(known.ejected for known in self._known.values())
 
     def sweep(self, now: float, pool: Mapping[int, Scraped]) -> Iterator[tuple[int, Step]]:
-        """Yields each slot whose ejection flags have changed, with the change. `pool`: all endpoints by slot."""
+        """Ejects endpoints, begins and ends trials. Yields each slot whose ejection flags have changed, with the change.
+
+        `pool`: all endpoints by slot.
+        """
         served, failed = self._outcomes()
         if len(failed) != len(self._failed):
             self._served, self._failed = _fitted(self._served, served), _fitted(self._failed, failed)

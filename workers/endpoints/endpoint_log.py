@@ -6,7 +6,8 @@
 - An endpoint has one condition: unknown, fresh, stale or down. The line about a change gives the previous condition, how long it lasted,
   and the cause of the last failed scrape. An endpoint that stays unknown gets one line.
 - Each kind of change has a budget of `LINES_MAX` lines, which refills by one line per second. If the budget suffices, each changed endpoint
-  gets a line. Otherwise they share one line with their number and the first names. If the budget is used up, changes are counted and wait.
+  gets a line. Otherwise all changed endpoints share one line, which has their number and the names of the first few. If the budget is used
+  up, changes are counted and wait.
 - So only details can be lost: every change has its own line or is part of a count (`changes`, `suppressed`).
 - A snapshot is split into lines between endpoints, never inside one. Its lines are written one by one over time, because a pipe cannot take
   hundreds of lines at once.
@@ -221,8 +222,9 @@ class EndpointLog:
         self._waiting[kind] = None
 
     def left(self, endpoints: int, usable: int) -> None:
-        """Takes the number of endpoints, and of those that are neither stale nor down. Logs when one of them becomes 0, and when an
-        endpoint can be used again.
+        """Logs when no endpoint is left or none is usable, and when one is usable again.
+
+        `endpoints`: the number of all endpoints. `usable`: the number of those that are neither stale nor down.
         """
         none = "" if usable else GONE if not endpoints else UNUSABLE
         self._any |= endpoints > 0
@@ -237,7 +239,7 @@ class EndpointLog:
             self._log.info("there are endpoints again", endpoints=endpoints, usable=usable)
 
     def flush(self, now: float, members: Collection[Conditioned] = ()) -> None:
-        """Writes the lines that the budget allows. `members`: all endpoints. If a change has left none of them usable, logs that, too."""
+        """Writes the lines that the budget allows. If a change has left no endpoint usable, logs that, too. `members`: all endpoints."""
         if not self._waiting:
             return
         for kind in list(self._waiting):

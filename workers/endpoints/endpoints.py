@@ -13,7 +13,7 @@
   that no endpoint has taken are retired.
 - If the table is full, an endpoint waits for a free slot, and a report names it. If the records do not all fit into their document, the
   longest are left out, and a report names them. So the labels of one pod cannot hide other pods from workers.
-- If an endpoint leaves while requests are in flight there, a log line says when the last of them has ended.
+- If an endpoint leaves while it has requests in flight, a log line says when the last of them has ended.
 
 What this does not do: find endpoints, or decide when values are stale (`freshness` does).
 """
@@ -41,7 +41,7 @@ from workers.shared.documents import EndpointRecord, Identity, NamesRecord
 NAMES_EVERY_S = 0.05
 RETRY_EVERY_S = 1.0
 DRAINED_EVERY_S = 0.25
-FAILURES_TO_LOG = 20  # not sooner, because a server may have no metrics page while it starts
+FAILURES_TO_LOG = 20  # failed scrapes before the first log line: a server may have no metrics page while it starts
 
 
 class Owners(Protocol):
@@ -416,7 +416,7 @@ class EndpointTable:
             self._draining[member.handle.slot] = change, self._now
 
     def _release_unnamed(self) -> None:
-        """Releases the endpoints that only the predecessor or the snapshot knew. Called once discovery is complete."""
+        """Releases the endpoints that only the predecessor or the snapshot of the index knew. Called once discovery is complete."""
         for record, _, _ in self._inherited.values():
             self._table.release(Handle(record.slot, record.generation))
             self._owners.retire(record.owner)

@@ -6,7 +6,7 @@ from typing import Generic, TypeVar
 from shm.table import State
 
 FRESH_INTERVALS = 4
-FRESH_S_MIN = 2.0  # servers answer slowly under load: with a limit of 0.2 s, pages that took 0.3 s left the routing without values
+FRESH_S_MIN = 2.0  # longer than a page takes from a loaded server: if values became stale before it arrives, routing would have none
 SCRAPE_S_MAX = 1.0
 REFUSALS_TO_DOWN = 2
 

@@ -61,7 +61,10 @@ class Chunks:
         self._trailer_bytes = 0
 
     def receive(self, data: bytes, at: int = 0) -> bytes | None:
-        """Takes bytes from `data[at:]`. Returns the body when it is complete, else None. Raises HttpError, also for bytes after it."""
+        """Takes the bytes `data[at:]`. Returns the body when it is complete, else None.
+
+        Raises HttpError if a chunk is malformed, the body is too large, or bytes follow the body.
+        """
         end = len(data)
         while at < end:
             if self._state == DATA:
@@ -148,7 +151,7 @@ class ServerAnswer:
         return self._whole(b"".join(self._parts), len(self._parts[0]))
 
     def end(self) -> bytes:
-        """Returns the page if its answer ends with the connection. Raises HttpError for any other answer. Called at the end."""
+        """Returns the page, now that the connection has ended. Raises HttpError unless the end of the connection ends the answer."""
         if not self._until_close:
             raise HttpError("closed", "the connection ended inside the answer")
         page = self._unpacked(b"".join(self._parts))
@@ -419,7 +422,7 @@ class _Dial:
         if self._task is not None:
             self._task.cancel()
         if self._connection is not None:
-            self._connection.close()  # the loop may complete it before the task gets its cancellation
+            self._connection.close()  # the loop may complete the connection before the task gets its cancellation
         self._drop()
 
     def _writable(self) -> None:

@@ -1,7 +1,8 @@
 """Limits how many blocks each endpoint has in the prefix index: as many as the cache of its server can hold.
 
-Among its metrics, a server reports the number of its cache blocks and the tokens in each. Without these metrics, or without
-has no limit until its first scrape ends, because a wrong guess would free good entries.
+Among its metrics, a server reports the number of its cache blocks and the tokens in each. Without these metrics, or without `autoTune`, the
+limit is `lruCapacityPerServer`. An endpoint that has entries of a predecessor or a snapshot has no limit until its first scrape ends,
+because a wrong guess would free good entries.
 
 What this does not do: free entries (`shm.index_capacity` does, for the index writer).
 """

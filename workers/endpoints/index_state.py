@@ -9,12 +9,12 @@ time.
 
 The supervisor writes a snapshot every `EVERY_S` if the index changed, when the picker begins to stop, and when the supervisor ends. It
 writes to a temporary file, slice by slice (the event loop copies a slice, a thread writes it), then syncs and renames the file. So a
-snapshot is always complete, and the loop never waits for the disk. The buckets of a slice are as of the time of its copy. The snapshot
-contains the owners that belonged to the same endpoint before the first and after the last slice, and no others.
+snapshot is always complete, and the loop never waits for the disk. Each slice shows its buckets at the time of the copy. The list of owners
+has only those that belonged to the same endpoint before the first slice was copied and after the last one was.
 
 The supervisor reads the snapshot before it knows any endpoint, and takes all of it or nothing. It refuses a snapshot that is truncated or
-damaged, has another secret, layout or version, or is older than `AGE_MAX_S`, and logs one line. The ages of entries continue by wall-clock
-time. `EndpointTable` frees the entries of endpoints that discovery does not find again.
+damaged, has another secret, layout or version, or is older than `AGE_MAX_S`, and logs one line. Entries have aged by the wall-clock time
+since the snapshot. `EndpointTable` frees the entries of endpoints that discovery does not find again.
 
 No failure here ends the picker: it starts with an empty index, or runs without snapshots, and logs that once.
 """
@@ -93,14 +93,15 @@ class IndexState:
         self._header = (MAGIC, VERSION, block_tokens, self._schema.layout_hash, self._schema.entries, fingerprint)
         self._ticks = ticks
         self._wall = wall
-        # -1 means not saved: a predecessor may have left entries that it has not saved.
+        # The value of `index.changes` at the last snapshot. -1: the index has entries of a predecessor, which may not have saved them.
         self._saved = -1 if index.size() else index.changes
         self._failed = False
         self._writing = asyncio.Lock()
 
     def load(self) -> dict[Identity, int]:
-        """Fills the index from the snapshot. Returns the owner ids of the endpoints that have entries. If the snapshot is missing, returns
-        {}. If it is unusable, also logs why.
+        """Fills the index from the snapshot. Returns the owner ids of the endpoints in the snapshot.
+
+        Returns {} if there is no snapshot. If the snapshot cannot be used, returns {} and logs why.
         """
         try:
             loaded = self._load()
@@ -168,7 +169,7 @@ class IndexState:
             trailer = msgspec.msgpack.encode(Owners(self._wall(), self._ticks(), same))
             await asyncio.to_thread(finish, descriptor, trailer, checksum)
             await asyncio.to_thread(publish, descriptor, temporary, self._path)
-        # Not after a cancellation: then a thread may still write, and the file is closed when the process ends.
+        # A cancellation does not close the file, because a thread may still write to it. The end of the process closes it.
         except OSError:
             os.close(descriptor)
             with contextlib.suppress(OSError):  # frees the space on a full disk

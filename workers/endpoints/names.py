@@ -20,7 +20,7 @@ def address_of(text: str) -> str | None:
 
 
 def is_address(host: str) -> bool:
-    """Whether a host is an IP address and not a DNS name. `host`: one that was accepted, so the last label of a name is no number."""
+    """Returns whether `host` is an IP address and not a DNS name. `discovery` has refused names whose last label is a number."""
     return ":" in host or host.rpartition(".")[2].isdigit()
 
 

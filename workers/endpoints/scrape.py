@@ -6,9 +6,9 @@ interval. An endpoint stays in one bucket until it is removed, and each tick sta
 endpoints share one bucket: their answers arrive together, wake up the process once, and change the table once.
 
     wheel   | bucket 0 | bucket 1 | ... | bucket n-1 |      one bucket per tick, n ticks = interval
-    timer   at the next tick that has work: a bucket with endpoints, connections to open, or the sweep after `SWEEP_S`
+    timer   at the next tick that has work: a bucket with endpoints, connections to open, or the sink's `sweep` every `SWEEP_S`
     target  idle -> (connecting ->) waiting -> idle         `began` is set except when idle
-    sweep   ends scrapes that are over their limit: oldest first, stops at the first one within its limit, so it is cheap
+    limits  each turn ends the scrapes that take too long: oldest first, up to the first one within its limit, so it is cheap
 
 - If a scrape is still under way when its bucket's turn comes again, no new one starts, and the turn counts as late.
 - Connections are opened in the order of the requests, at most a fixed number per tick. So a large number of unreachable servers delays only
@@ -50,10 +50,10 @@ TICK_S_MIN: Final = 0.005
 TICK_S_MAX: Final = 0.025
 TICKS_PER_INTERVAL: Final = 10
 TOGETHER: Final = 8  # endpoints per bucket; with a page of 32 KB each, they keep the loop busy for half a millisecond
-SWEEP_S: Final = 0.025  # how late the sink's `sweep` may come
+SWEEP_S: Final = 0.025  # the most time between two calls of the sink's `sweep`
 LATER_S: Final = 0.001  # added to timers: event loops count in milliseconds, and a timer that fires too early wakes up the process in vain
 SPREAD: Final = 0.618  # distance between a bucket and the next one to be filled, as a share of all buckets
-# So many attempts take a fifth of a core. Without a limit, 5,000 unreachable endpoints would take more than one core.
+# This many connection attempts take a fifth of a core. Without a limit, 5,000 unreachable endpoints would take more than one core.
 DIALS_PER_S_MAX: Final = 6400
 
 # A server that keeps refusing is tried less often, because a connection attempt costs more than a scrape.
@@ -223,7 +223,7 @@ class Scraper:
         buckets = max(1, round(self.interval_s / self._tick_s))
         self._wheel: list[dict[Target, None]] = [{} for _ in range(buckets)]
         self._order = _spread(buckets)
-        self._idle_ticks = max(1, int(SWEEP_S / self._tick_s))  # at least one turn comes in so many ticks
+        self._idle_ticks = max(1, int(SWEEP_S / self._tick_s))  # the most ticks between two turns of the wheel
         self._dials_per_tick = math.ceil(DIALS_PER_S_MAX * self._tick_s)
         self._to_dial: dict[Target, None] = {}  # targets that wait for a connection, in the order of their requests
         self._connecting: dict[Target, float] = {}  # target -> when the attempt began; oldest first, as in `_under_way`
@@ -348,14 +348,16 @@ class Scraper:
         return min(wheel, key=len)
 
     def _dial_soon(self, target: Target) -> None:
-        """Opens a connection at the next tick. If the timer is set to a later tick, moves it there."""
+        """Queues the endpoint for a connection at the next tick. If the queue was empty, sets the timer to one tick from now, because the
+        timer may be set to a later tick.
+        """
         if not self._to_dial and self._timer is not None:
             self._timer.cancel()
             self._timer = self._loop.call_later(self._tick_s, self._tick)
         self._to_dial[target] = None
 
     def turn(self, now: float, turns: int) -> None:
-        """Does the work of all ticks before tick number `turns`. Does that of each bucket at most once."""
+        """Does all work that is due before tick number `turns`. Visits each bucket at most once, even if several turns of it are due."""
         self._give_up(now)
         wheel = self._wheel
         for number in range(max(self._turns, turns - len(wheel)), turns):
@@ -491,6 +493,6 @@ class Scraper:
 
 
 def _spread(buckets: int) -> list[int]:
-    """Returns all buckets in an order in which the first few are far from each other."""
+    """Returns the numbers of all buckets, in an order in which the first few are far from each other."""
     step = next(n for n in range(max(round(SPREAD * buckets), 1), 2 * buckets) if math.gcd(n, buckets) == 1)
     return [place * step % buckets for place in range(buckets)]

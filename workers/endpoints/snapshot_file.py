@@ -53,7 +53,7 @@ def publish(descriptor: int, temporary: Path, path: Path) -> None:
 
 
 def read(path: Path, header_bytes: int, check_header: Callable[[bytes], None], bytes_max: int) -> bytes:
-    """Returns the content of the whole file. Raises OSError. Raises RefusedSnapshot if it is incomplete or `check_header` raises it."""
+    """Returns the whole content of a file. Raises OSError, and RefusedSnapshot if the file is incomplete or `check_header` refuses it."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     with os.fdopen(descriptor, "rb") as file:
         status = os.fstat(descriptor)
