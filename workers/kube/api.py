@@ -1,7 +1,7 @@
 """A client of one Kubernetes API server: sends a request and returns the answer, or yields the events of a watch.
 
     Api.connect ─▶ chooses the credentials: KUBECONFIG, the pod's, or ~/.kube/config; the first request loads them
-    request     ─▶ bytes of the answer, or ApiError (it answered with an error), or Unreachable (no complete answer)
+    request     ─▶ bytes of the answer, or ApiError (the server answered with an error), or Unreachable (no complete answer)
     lines       ─▶ an empty item when the watch has begun, then one JSON event per item, until the server ends it
 
 - Credentials that expire are loaded again: once when the server answers 401 or when TLS fails, and at most every `RENEW_EVERY_S`.
@@ -80,7 +80,10 @@ def ready_to_connect(environ: Mapping[str, str]) -> None:
 
 
 def kubeconfig_files(environ: Mapping[str, str]) -> str:
-    """Returns the kubeconfig files to use, separated by colons; "" means the pod's service account. Raises ValueError without either."""
+    """Returns the kubeconfig files to use, separated by colons; "" means the pod's service account.
+
+    Raises ValueError if there is neither a kubeconfig file nor a service account.
+    """
     files = environ.get("KUBECONFIG", "")
     if files:
         if not any(os.path.exists(os.path.expanduser(path)) for path in files.split(":") if path):
@@ -155,7 +158,7 @@ class Api:
         """Yields an empty item when the watch has begun, then each event as it arrives. Ends when the server ends the watch.
 
         Raises ApiError if the server refuses the watch, and Unreachable if the connection breaks or no event arrives for `idle_s`.
-        Close it with `contextlib.aclosing`.
+        Close the generator with `contextlib.aclosing`.
         """
         try:
             async with asyncio.timeout(min(START_S, idle_s)):
@@ -221,7 +224,7 @@ class Api:
     async def _current(self, refused: "Session | None") -> "Session":
         """Returns the current session. `refused`: a session whose credentials the server has refused.
 
-        If it is still the current one, loads the credentials again, at most every RENEW_EVERY_S.
+        If `refused` is still the current session, loads the credentials again, at most every RENEW_EVERY_S.
         """
         if self._session is not None and self._session is not refused:
             return self._session

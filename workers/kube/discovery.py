@@ -4,7 +4,7 @@
     pods by selector                                         ─▶ endpoints ─▶ `apply`, all of them, a few times a second at most
 
 - Without a pool there are no endpoints: pods are listed after the pool is known, and deleting the pool removes all endpoints.
-- A new selector or new ports apply at once to the pods that are known. Pods that the new selector adds come with its first list.
+- A new selector or new ports apply at once to the pods that are known. Pods that only the new selector matches come with its first list.
   The picker also checks every pod against the selector, whatever the API server sends.
 - `apply` is first called when the first list of pods is complete: until then the endpoints of a predecessor stay.
 - `state_changed` is called with the reason why the picker is not ready ("" if it is ready), but only after the server has answered.
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from workers.host.options import Options
 
 BATCH_S: Final = 0.005  # changes within this time are applied together
-# The pause after an `apply`, as a multiple of its duration. So it takes about 1/10 of the time: each change is also work for the workers.
+# The pause after an `apply`, as a multiple of its duration. So `apply` takes about 1/10 of the time. Each call is also work for workers.
 APPLY_SHARE: Final = 10.0
 APPLY_S_MAX: Final = 2.0  # the longest that a change waits, with tens of thousands of pods; with a thousand it is 0.1 s
 
@@ -68,8 +68,8 @@ class KubernetesDiscovery:
     ) -> None:
         """`apply` gets all endpoints after a change, and `state_changed` gets each new value of `missing()`.
 
-        `mismatch` says why the parsers do not fit a pool ("" if they do). `successor`: a predecessor knew endpoints.
-        `cpu` measures the work for each watch (`pace`).
+        `mismatch(pool)` returns why the configured parsers do not fit the pool; "" if they do. `successor`: whether a predecessor knew
+        endpoints. `cpu` measures the work for each watch (`pace`).
         """
         self._api = api
         self._wanted = wanted

@@ -44,9 +44,10 @@ TIMES: Final = Times()
 
 
 class Lease(NamedTuple):
-    """The record of a lease. `version`: as the server gave it; "" if the server has no record. `promised_s`: how long the holder promises
+    """The record of a lease.
 
-    to hold it after each renewal. `acquired` and `renewed`: wall time, for people only.
+    `version`: as the server gave it; "" if the server has no record. `promised_s`: how long the holder promises to hold the lease after
+    each renewal, in seconds. `acquired` and `renewed`: wall time, for people only.
     """
 
     version: str = ""

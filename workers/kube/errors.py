@@ -13,7 +13,7 @@ class Unreachable(Exception):
 class ApiError(Exception):
     """The server answered with an error. `verb`: the verb of Kubernetes (get, list, watch, create, ...). `path`: the path of the request.
 
-    `retry_after_s`: the pause that the server asked for, in seconds; 0: none.
+    `retry_after_s`: the pause that the server asked for, in seconds; 0 if it asked for none.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ VERBS: Final = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "
 
 
 def access(verb: str, path: str, *, watch: bool = False) -> Access:
-    """The access that a request needs. `verb` is an HTTP method or a verb of Kubernetes."""
+    """Returns the access that a request needs. `verb`: an HTTP method or a verb of Kubernetes. `watch`: whether a GET is a watch."""
     parts = path.strip("/").split("/")
     grouped = parts[0] == "apis"
     group = parts[1] if grouped and len(parts) > 1 else ""

@@ -1,7 +1,7 @@
-"""Events on the InferencePool: `kubectl describe inferencepool` then says what became of a change of the configuration.
+"""Creates events on the InferencePool, so that `kubectl describe inferencepool` says what became of a change of the configuration.
 
-Each event is one POST. An event that cannot be stored is dropped: the log and the metrics say the same. A picker that may not create
-events says so once in the log, and creates none from then on.
+Each event is one POST. An event that cannot be stored is dropped, because the log and the metrics say the same. A picker that may not
+create events says so once in the log, and creates none from then on.
 """
 
 import asyncio
@@ -44,7 +44,7 @@ class Events:
         report: Callable[..., None],
         wall: Callable[[], float] = time.time,
     ) -> None:
-        """`reporter`: the name of this replica. `uid`: that of the pool; "" while it is not known."""
+        """`reporter`: the name of this replica. `uid` returns the UID of the pool; "" while it is not known."""
         self._namespace = namespace
         self._pool = pool
         self._reporter = reporter

@@ -78,7 +78,7 @@ def clock() -> float:
 
 
 class Candidacy:
-    """Takes part, for one picker, in the election of one pool's leader. `run` takes the lease and renews it; `leads` says who leads now."""
+    """One picker's part in the election of a pool's leader. `run` takes and renews the lease. `leads` says whether this picker leads."""
 
     def __init__(
         self,

@@ -6,7 +6,7 @@
   Kubernetes keeps its own files there in mounted directories. A list (`kind: List`, or a list of these kinds) counts as its items.
 - Objects have the same meaning as those of an API server (`object_kinds`). An object that is given twice in one API group is a fault.
   The namespace is ignored, because the directory belongs to one pool.
-- At start a bad file is refused with all faults at once, each with file and line. Later a bad file keeps its last good objects, and
+- At start, a bad file is refused with all faults at once, each with file and line. Later, the last good objects of a bad file stay, and
   each new fault is reported.
 - Objects of other kinds are reported once per kind.
 

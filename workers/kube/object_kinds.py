@@ -7,7 +7,8 @@
 - Kind and name identify an object. If both API groups have it, the newer group wins.
 - If the pool has a name, `poolRef` must equal the name and group of the pool; its kind is ignored. An object of another pool is left
   out. An object without `poolRef` belongs to the pool of its directory; the API server accepts no such object.
-- If both sources have a name, the directory wins: it belongs to this picker alone, and is readable while the API server is away.
+- If the directory and the API have an object of the same kind and name, that of the directory counts: the directory belongs to this picker
+  alone, and is readable while the API server is away.
 - `creationTimestamp` gives the age of a rewrite. In files it may be missing: then the rewrite counts as older than all that have one.
   Among rewrites of the same age, and among those without a time, the directory comes before the API. Within the directory, the order is
   that of file names and of positions in the file; within the API, that of names.
@@ -52,7 +53,10 @@ class PoolName(NamedTuple):
 
 
 class Objective(NamedTuple):
-    """The priority of the requests that name this objective. `remarks` are warnings: allowed, but probably a mistake."""
+    """The priority of the requests that name this objective. `place`: as in Remark.
+
+    `remarks`: warnings about what is allowed, but probably a mistake.
+    """
 
     name: str
     priority: int
@@ -64,7 +68,7 @@ class Objective(NamedTuple):
 
 
 class ModelRewrite(NamedTuple):
-    """Rules that replace the model that a request names. `remarks` are warnings, as in Objective."""
+    """Rules that replace the model that a request names. The other fields are as in Objective."""
 
     name: str
     rewrite: Rewrite
@@ -298,7 +302,7 @@ def by_name(
 
 
 def merge(directory: Found, api: Found, once: Callable[[Remark], None]) -> Objects:
-    """Merges both sources. Calls `once` with a remark for each name that both have."""
+    """Merges both sources. Calls `once` with a remark for each object that both have."""
     both: list[tuple[Object, Object]] = [
         (directory.objectives[n], api.objectives[n]) for n in directory.objectives.keys() & api.objectives
     ]

@@ -6,12 +6,12 @@
 - Only objects whose `poolRef` equals the pool's name and group count. Objects of other pools are ignored without a report.
 - A bad object is reported once, by the reflector that decodes it, and its last good state stays. An object that is being deleted
   counts as gone.
-- A kind that is not installed has no objects; if it is installed later, it is followed. Names are compared across the groups one by
-  one, so installing the newer group removes no object of the older one. The use of the older group is reported once per kind.
-- `changed` gets all objects `NOTIFY_S` after a change, together with later changes until then. The objects are complete when every
+- A kind that is not installed has no objects; if it is installed later, it is followed. If both groups have an object of one name, only
+  that object of the older group is hidden. The use of the older group is reported once per kind.
+- `changed` gets all objects `NOTIFY_S` after a change, so that changes in this time come together. The objects are complete when every
   list has arrived or was refused by a server that answers (a missing role for one kind does not delay the others).
-- A new picker is not ready before that, so that no request goes to a server under the wrong model name. It waits for `WAIT_S` at
-  most, because one kind that can never be listed must not stop all requests.
+- A new picker is not ready before the objects are complete, so that no request goes to a server under the wrong model name. It waits for
+  `WAIT_S` at most, because one kind that can never be listed must not stop all requests.
 
 What this does not do: list or watch (`reflect` does), or publish anything.
 """
@@ -135,7 +135,7 @@ class KubeObjects:
     ) -> None:
         """`changed`: called with all objects, and with whether they are complete.
 
-        `expects`: the kinds of which a predecessor knew objects. An empty list of such a kind does not count at once.
+        `expects`: the kinds of which a predecessor knew objects. An empty list of such a kind counts only after HOLD_S.
         """
         self._pool = pool
         self._expects = expects
@@ -198,7 +198,9 @@ class KubeObjects:
         self._delivered = self._delivered or not unlisted
 
     def _suspicious(self) -> bool:
-        """Returns whether a kind that had objects seems to have none. After `HOLD_S` this counts, unless the server refuses to list it."""
+        """Returns whether a kind that had objects seems to have none. If so, sets a timer: after HOLD_S, the kind counts as empty, unless
+        the server refuses to list it.
+        """
         known = {reflector.resource.plural for reflector in self._reflectors if reflector.known}
         suspicious = any(PLURALS[kind] not in known for kind in self._expects)
         if suspicious and self._accepting is None and not self._refused():

@@ -1,8 +1,8 @@
 """Limits the share of the process's time that the events of one watch take.
 
-A server may send events faster than the supervisor can use them: bookmarks without end, or thousands of pods that flap. While its share
-is used up, a watch is not read, so the server has to wait. A report names a watch that has waited for SLOWED_S in all, with no pause
-of QUIET_S between two waits.
+A server may send events faster than the supervisor can use them: bookmarks without end, or thousands of pods that flap. A watch that has
+used up its share is not read for a while, so the server has to wait. A watch is reported when its waits add up to SLOWED_S. The sum
+begins anew after QUIET_S without a wait.
 """
 
 import time
@@ -19,7 +19,7 @@ AGAIN_S: Final = 60.0  # between two reports
 
 
 class Pace:
-    """Measures the work for one watch. `begin` comes before an event is used, and `wait_s` after it."""
+    """Measures the work for one watch. Call `begin` before each event is used, and `wait_s` after it was used."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class Pace:
         self._begun = self._cpu()
 
     def wait_s(self, now: float) -> float:
-        """Returns the seconds for which nothing may be read; mostly 0. `now`: seconds of the event loop."""
+        """Returns for how many seconds the watch may not be read; mostly 0. `now`: the time of the event loop, in seconds."""
         self._share.spend(self._cpu() - self._begun)
         wait_s = self._share.wait_s()
         if wait_s == 0.0:

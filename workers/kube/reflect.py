@@ -1,11 +1,11 @@
-"""Follows one resource in one namespace: list it, watch it, and list it again when the history of the watch is gone.
+"""Follows one resource in one namespace: lists it, watches it, and lists it again if the server cannot continue the watch.
 
     list (in pages) ─▶ Known.listed ─▶ Change        replaces all known objects at once
     watch           ─▶ Known.event  ─▶ Change        one object was added, changed or deleted; a bookmark only brings a newer version
 
 - A known object stays known until the server deletes it: no failure of any kind removes an object.
 - A list that is suddenly empty does not count at once. The known objects stay for `HOLD_S`, while deletes in the watch still count.
-  Then the resource is listed again, and that list counts. The same holds if a predecessor knew objects (`expects`).
+  Then the resource is listed again, and that list counts. An empty first list is treated so if a predecessor knew objects (`expects`).
 - After 410 Gone, or after a version that went back (a restored etcd), the resource is listed again. After a broken connection, the
   watch continues from the last version.
 - An object of another namespace, kind or API version, or with an impossible name, is reported once an hour and changes nothing.
@@ -14,7 +14,7 @@
 - Between two tries there is a bounded pause with jitter. After its first break, a watch restarts at once and nothing is reported.
 - A resource that the server does not know (its definition is not installed) has no objects, and is tried again every few seconds.
   If objects of it were known, "not found" counts only if the server lists its API groups: a load balancer may also answer "not found".
-`Known` does no I/O; `Reflector` sends the requests and waits.
+- `Known` does no I/O. `Reflector` sends the requests and waits.
 """
 
 import asyncio
@@ -89,11 +89,11 @@ class Change(NamedTuple, Generic[T]):
 
 
 class Unreadable(Exception):
-    """An answer is not one that an API server gives."""
+    """Raised for an answer that no API server gives."""
 
 
 class Expired(Exception):
-    """The server's history no longer has the version from which the watch continues, so the resource must be listed again."""
+    """Raised if the server's history no longer has the version from which the watch continues. The resource must be listed again."""
 
 
 class _Meta(msgspec.Struct):
@@ -148,7 +148,7 @@ class Known(Generic[T]):
         expects: bool = False,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`expects`: a predecessor knew objects of this resource."""
+        """`expects`: whether a predecessor knew objects of this resource."""
         self.objects: dict[str, T] = {}
         self.version = ""
         self.synced = False
@@ -320,8 +320,8 @@ class Reflector(Generic[T]):
     ) -> None:
         """`labels` and `field` select objects. `decode` turns JSON into a T; it raises ValueError or MsgspecError.
 
-        `changed` gets every change, after `known` has it. `expects`: a predecessor knew objects of this resource. `cpu` measures the
-        work for its events (`pace`).
+        `changed` gets every change, after `known` has it. `expects`: whether a predecessor knew objects of this resource. `cpu` measures
+        the work for each event (`pace`).
         """
         self.resource = resource
         self.absent = False  # whether the server does not know this resource
@@ -344,7 +344,7 @@ class Reflector(Generic[T]):
         return self._known.objects
 
     def unread(self, name: str) -> str:
-        """Why the latest state of the object `name` could not be decoded; "" if it could, or if there is no such object."""
+        """Returns why the latest state of the object `name` could not be decoded; "" if it could be, or if there is no such object."""
         return self._known.unread.get(name, "")
 
     @property
@@ -471,7 +471,7 @@ class Reflector(Generic[T]):
         self._outage.found(self.resource, _now())
 
     async def _failed(self, failure: Exception) -> None:
-        """Reports a failure, unless it is routine, and waits before the next try."""
+        """Waits before the next try. Reports the failure, unless it is the first one in a row and of a kind that is usual for a watch."""
         if not is_away(failure) or _version_unreachable(failure) or (self._failures + 1) % LIST_ANEW_AFTER == 0:
             self._list_next = True
         if isinstance(failure, Expired):
@@ -491,7 +491,7 @@ class Reflector(Generic[T]):
 
 
 def _version_unreachable(failure: Exception) -> bool:
-    """Whether the server will never reach the version of this watch, because it was restored from an older state."""
+    """Returns whether the server will never reach the version of this watch, because the server was restored from an older state."""
     return isinstance(failure, ApiError) and failure.status == HTTPStatus.GATEWAY_TIMEOUT
 
 

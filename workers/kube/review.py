@@ -10,7 +10,7 @@
 - If a review fails, access is denied with 503 and the log says why. A failure on the picker's side (its own RBAC) says nothing about
   the user, so it is never a 401 or 403.
 - A malformed token (empty, too long, not ASCII) is refused without a review.
-- Probes are open to any client. Pages for loopback only (`/debug`) need no token from loopback.
+- Health probes (`OPEN`) need no token. Pages under `/debug` need none if the client is on loopback.
 
 What this does not do: read HTTP (`workers.pages.connection` does).
 """

@@ -78,7 +78,7 @@ def parse(text: str) -> Selector:
 
 
 class _Tokens:
-    """Yields the tokens of a selector. `next`: the next token, None at the end."""
+    """Gives the tokens of a selector one by one. `next`: the next token; None at the end."""
 
     def __init__(self, text: str) -> None:
         self._text = text

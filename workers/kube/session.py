@@ -28,7 +28,7 @@ LOAD_S_MAX = 30.0  # an exec plugin may send requests to another server
 CONNECT_S = 5.0
 CONNECTIONS_MAX = 32
 USER_AGENT = "endpoint-picker"
-# The texts of the library's exceptions repeat what it logs.
+# Drops the library's log lines: the texts of its exceptions say the same.
 logging.getLogger("kubernetes_asyncio").addHandler(logging.NullHandler())
 
 
