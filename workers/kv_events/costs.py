@@ -23,7 +23,7 @@ MEMORY_MAX: Final = 1 << 30
 LOOK_S: Final = 0.25
 REPORT_S: Final = 10.0
 BUSY_SHARE: Final = 0.5  # share of the time; an endpoint that takes more of it delays the others
-# So many gaps and restarts between two reports are logged. Fewer are normal, because publishers restart and messages get lost.
+# Gaps and restarts from which on a report names the endpoint. Fewer are normal, because publishers restart and messages get lost.
 TROUBLES_MIN: Final = 3
 LARGEST: Final = 3  # the number of peers that the log line about memory names
 _INFO_BYTES: Final = 136  # the length of tcp_info up to tcpi_bytes_received (linux/tcp.h)
@@ -52,7 +52,7 @@ class Costs:
         self._give_back = give_back
         self._peers = peers or largest_peers
         self._looked = self._reported = 0.0
-        # At the last report: seconds, malformed messages, gaps and restarts of each endpoint.
+        # What each endpoint had counted at the last report: seconds, malformed messages, and the sum of gaps and restarts.
         self._before: dict[Followed, tuple[float, int, int]] = {}
 
     def too_much(self, now: float) -> bool:
@@ -74,7 +74,7 @@ class Costs:
         return True
 
     def report(self, followed: Sequence[Followed], now: float) -> None:
-        """Logs endpoints that take most of the time, send malformed events, or number their messages in no order."""
+        """Logs endpoints that take most of the time, send malformed events, or whose messages often skip numbers."""
         elapsed = now - self._reported
         if elapsed < REPORT_S:
             return
@@ -104,9 +104,9 @@ class Costs:
 
 
 def largest_peers() -> dict[str, int]:
-    """Returns the peers of those TCP connections of this process that have received most, by address, with their bytes.
+    """Returns the LARGEST peers that have sent most to this process over TCP: address -> bytes.
 
-    The bytes are the kernel's count. It includes data that ZeroMQ holds back, such as the parts of an unfinished message.
+    The kernel counts the bytes. Its count includes data that ZeroMQ holds back, such as the parts of an unfinished message.
     """
     found: dict[str, int] = {}
     for number in map(int, os.listdir("/proc/self/fd")):
@@ -117,7 +117,7 @@ def largest_peers() -> dict[str, int]:
 
 
 def _received_from(number: int) -> dict[str, int]:
-    """Returns the peer of a TCP connection with the bytes from it; {} for another socket. Raises OSError if it is not connected."""
+    """Returns {peer: bytes that it has sent} for a TCP connection; {} for any other socket. Raises OSError if it is not connected."""
     with socket.socket(fileno=os.dup(number)) as connection:
         if connection.family not in (socket.AF_INET, socket.AF_INET6):
             return {}

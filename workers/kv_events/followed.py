@@ -42,7 +42,7 @@ class Followed:
         replay_address: str,
         kept: Kept | None,
     ) -> None:
-        """`kept`: what a snapshot, or a killed process of this kind, tells about the same endpoint; None if nothing is known."""
+        """`kept`: what a predecessor or a snapshot tells about the same endpoint; None if nothing is known."""
         self.endpoint = endpoint
         self.subscription = subscription
         self.replay: ReplayRequest | None = None
@@ -105,7 +105,7 @@ class Followed:
     def receive(self, now: float, ready: Container[object]) -> bool:
         """Reads what has arrived on the endpoint's own sockets, up to their limits. Returns whether something had arrived.
 
-        `ready`: the subscribed sockets that have something. A replay's socket is always read.
+        `ready`: the sockets of subscriptions that have messages. The socket of a replay is always read.
         """
         begun = time.monotonic()
         busy = self._receive(now, ready)
@@ -193,8 +193,8 @@ class Followed:
         self.holder.leave()
 
     def _read_replay(self, replay: ReplayRequest, now: float) -> tuple[bool, bool]:
-        """Reads the answers to a replay. Returns whether there were any, and whether the stream has asked again meanwhile, on another
-        socket.
+        """Reads the answers to a replay. Returns two values: whether there were answers, and whether the stream has meanwhile asked for
+        another replay, on another socket.
         """
         answered = False
         for answer in replay.answers():

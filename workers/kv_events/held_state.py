@@ -137,8 +137,9 @@ class HeldState:
         return loaded
 
     def look(self, now: float, stopping: bool, kept: Callable[[], Trailer]) -> None:
-        """Starts to save if it is time. Call it between two turns of the loop. `kept` returns the trailer; `written_at` and `tiers` are
-        replaced.
+        """Starts to save if it is time. Call it between two turns of the loop.
+
+        `kept` returns the trailer. The `written_at` and `tiers` of that trailer are replaced.
         """
         if not self._due:
             self._due = now + EVERY_S

@@ -65,7 +65,7 @@ class Holdings:
         self._age = 0  # the age of the index at the last flush
         self._pending: list[
             tuple[Hashes, int, bool]
-        ] = []  # links, their owner, whether it holds the blocks; in their order
+        ] = []  # the changes in their order: links, their owner, whether the owner holds the blocks
         self._pending_blocks = 0
 
     def change(self, links: Hashes, owner: int, held: bool) -> None:

@@ -4,8 +4,8 @@
     workers ─▶ bus: blocks that an endpoint will hold soon ─▶ index, for a short time (`speculation`)
 
 In each turn, the loop reads what has arrived, up to a limit per socket, and writes index, marks and document once. So a publisher that
-floods it delays the others by one turn at most. The process ends after the workers, or when it cannot go on. In the second case the parent
-starts a successor, which continues with the same shared memory.
+sends without end delays the others by one turn at most. The process ends after the workers, or when it cannot go on. In the second case the
+parent starts a successor, which continues with the same shared memory.
 """
 
 import math
@@ -36,7 +36,8 @@ from workers.process.restart import kv_events_seat
 from workers.shared.documents import EndpointsView, Identity
 
 WAIT_MS = 50
-BATCH_S = 0.01  # turns begin so far apart at least, so that each finds several messages: an empty one costs 0.3 ms for 100 endpoints
+# The least time between the starts of two turns, so that a turn finds several messages. An empty turn costs 0.3 ms for 100 endpoints.
+BATCH_S = 0.01
 TICK_S = 0.05
 AGE_TICKS = 16  # ticks of the index's clock per second
 SWEEP_SHARE = 1 / 256
@@ -108,7 +109,7 @@ class Follower:
         self._endpoints = EndpointsView(DocumentReader(instance.layout.documents, instance.memory.documents))
         self._seen = -1
         self._refused: set[tuple[int, int, int]] = set()  # endpoints that could not be followed
-        self._again_at = math.inf  # the time at which they are tried again
+        self._again_at = math.inf  # the time at which the endpoints in `_refused` are tried again
         self._ended = instance.pipes.family.reader
         self._poller = zmq.Poller()
         self._poller.register(self._ended, zmq.POLLIN)
@@ -325,7 +326,7 @@ class Follower:
         self.costs.report(list(self.followed.values()), now)
 
     def _forget_restored(self) -> None:
-        """Drops the blocks of snapshot endpoints that have not come back."""
+        """Drops the blocks of those endpoints of the snapshot that have not come back."""
         self._keep_until = math.inf
         if self.restored:
             log.info("kv-events: endpoints of the snapshot have not come back", count=len(self.restored))

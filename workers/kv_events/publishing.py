@@ -73,7 +73,7 @@ class Publishing:
 
 
 def _few_sizes(records: list[StreamRecord]) -> list[StreamRecord]:
-    """Marks records with rare block sizes as not precise. Keeps the SIZES_MAX most frequent sizes, as each costs every request a chain of
+    """Marks records with rare block sizes as not precise. The SIZES_MAX most frequent sizes stay. Each size costs every request a chain of
     keys.
     """
     frequent = Counter(record.block_tokens for record in records if record.precise).most_common()

@@ -123,8 +123,8 @@ class ReplayRequest:
         self.socket.send_multipart([b"", start.to_bytes(SEQUENCE_BYTES, "big")], zmq.NOBLOCK)
 
     def answers(self) -> Iterator[tuple[int, bytes] | None]:
-        """Yields number and payload of each repeated message, and None at the end. Newer engines put the topic before them, older ones do
-        not.
+        """Yields number and payload of each repeated message, and None at the end. Newer engines also send the topic, as the frame before
+        the number.
         """
         for frames in received(self.socket):
             if len(frames) < 2:
@@ -150,7 +150,7 @@ def received(socket: "zmq.Socket[bytes]") -> Iterator[Frames]:
         except zmq.Again:
             return
         frames = [frame.bytes]
-        while frame.more:  # a frame knows it; `recv_multipart` asks the socket, which takes longer
+        while frame.more:  # known to the frame; `recv_multipart` asks the socket, which takes longer
             frame = socket.recv(zmq.NOBLOCK, copy=False)
             frames.append(frame.bytes)
         yield frames
@@ -159,7 +159,7 @@ def received(socket: "zmq.Socket[bytes]") -> Iterator[Frames]:
 
 
 def tcp(host: str, port: int) -> str:
-    """Returns the ZeroMQ address of a port. Raises ValueError for a port above 65535, for which ZeroMQ would take another port."""
+    """Returns the ZeroMQ address of a port. Raises ValueError for a port above 65535, because ZeroMQ would silently use another one."""
     if port > PORT_MAX:
         raise ValueError(f"port {port} is above {PORT_MAX}")
     return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"

@@ -1,7 +1,7 @@
 """Adds blocks that endpoints will hold soon: workers report where they have just sent a prompt. The entries expire after a short time.
 
 Without these entries, requests with the same prefix could go elsewhere until the first event of the earlier request arrives. A later
-request for the same blocks renews their time.
+request for the same blocks makes their entries live longer.
 """
 
 import os
@@ -23,7 +23,7 @@ Hashes = NDArray[np.uint64]
 
 
 class Speculation:
-    """Reads the workers' pipes and adds the blocks to the index. `seconds`: how long an entry lives; 0 switches this off."""
+    """Reads the workers' pipes and adds the reported blocks to the index. `seconds`: how long an entry lives; 0 if workers report none."""
 
     def __init__(self, holdings: Holdings, seconds: float, descriptors: Sequence[int]) -> None:
         self._holdings = holdings
@@ -35,7 +35,7 @@ class Speculation:
         self.corrupt = 0
 
     def know(self, holders: Mapping[int, Holder]) -> None:
-        """Sets the endpoints that can be named. `holders`: owner id of an endpoint -> its blocks."""
+        """Sets the endpoints that workers may name. `holders`: owner id of an endpoint -> its blocks."""
         self._holders = holders
 
     def receive(self, now: float) -> None:

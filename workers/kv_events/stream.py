@@ -9,7 +9,8 @@
   of that message tells whether the publisher is still the same.
 - The messages in a replay are accepted even if the first ones are missing, because a publisher drops old messages from its buffer. Then the
   endpoint's entries are only those that the remaining messages tell.
-- Without a replay, or if it gets no answer, an endpoint is believed again COOL_DOWN_S after the loss, from the live messages alone.
+- An endpoint is *believed* while its entries count. If lost messages are not replayed, it is believed again COOL_DOWN_S after the loss,
+  from the live messages alone.
 
 Pure code: it reads no clock and opens nothing. `Sink` applies messages and asks for replays. Every list is bounded.
 """
@@ -25,7 +26,7 @@ REPLAY_IDLE_S: Final = 2.0
 REPLAY_MAX_S: Final = 120.0
 REPLAY_TRIES: Final = 3  # requests for a replay without progress
 REPLAY_MESSAGES_MAX: Final = 100_000  # ten times what engines keep
-RESTARTS_MAX: Final = 8  # so many gaps and restarts within COOL_DOWN_S stop replays for COOL_DOWN_S
+RESTARTS_MAX: Final = 8  # after this many gaps and restarts within COOL_DOWN_S, there are no replays for COOL_DOWN_S
 BACKLOG_MESSAGES_MAX: Final = 10_000
 BACKLOG_BYTES_MAX: Final = 64 << 20
 FIRST_NUMBER_MAX: Final = 1
@@ -51,7 +52,7 @@ class Sink(Protocol):
 
 
 class _Replay:
-    """A replay under way. `verify`: its first message must be the last one that was applied before."""
+    """A replay under way. `verify`: whether its first message must be the last one that was applied before."""
 
     __slots__ = ("began", "heard", "messages", "progress", "start", "tries", "verify")
 
@@ -111,7 +112,7 @@ class Stream:
             self._ask(max(self.position - 1, 0), now, verify=self.position > 0)
         elif self.position:
             self._unsure = True
-            # True if this process continues the stream of a predecessor or a snapshot.
+            # Both values are unset if this process continues the stream of a predecessor or a snapshot.
             if not self._believed and self._believe_at is None:
                 self._believed = True
         else:
