@@ -147,9 +147,9 @@ class AdminServer:
         self._connect_next()
 
     def _make_room(self, newcomer: str) -> bool:
-        """Ends a connection of the host that has most: the one that has been silent longest. Returns False if none may end.
+        """Frees a place: of the host with the most connections, ends the one that has been silent longest. Returns False if none may end.
 
-        Connections with an answer under way stay. Those that wait for their turn end only if `newcomer` is another host.
+        Connections with an answer under way stay. Connections that wait for their turn end only if `newcomer` is another host.
         """
         candidates = [one for one in (*self._handshakes, *self.connections) if not one.awaits_answer]
         counts = self._line.counts() + Counter(one.host for one in candidates)

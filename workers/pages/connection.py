@@ -1,7 +1,7 @@
 """Serves one connection of the metrics port: reads requests with h11 and answers them one by one.
 
-A request waits for its turn (`turns.Turns`), and the connection reads nothing more until then. These are limited: the bytes that a
-client sends before their turn, its blank lines, its requests, and the time for which it reads nothing of a page. The server disconnects
+A request waits for its turn (`turns.Turns`), and the connection parses nothing more until then. A client is limited in the bytes that it
+sends before their turn has come, in blank lines, in requests, and in the time for which it reads nothing of a page. The server disconnects
 a client that exceeds a limit, and names its address in the log.
 """
 
@@ -143,7 +143,7 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def awaits_answer(self) -> bool:
-        """Whether the answer to a request that was read is not completely sent. It is not if the client leaves the end of it unread."""
+        """Whether a request was read and its answer is not completely sent, perhaps because the client has left the end of it unread."""
         if self._delivery is not None or self._pending is not None:
             return True
         return self._paused and not self._transport.is_closing()
@@ -186,7 +186,7 @@ class Connection(asyncio.BufferedProtocol):
     def broke_off(self, fault: Exception | None, *, begun: bool) -> None:
         """Gives a page up: answers with 500 if no part of it was sent, otherwise ends the connection.
 
-        `fault`: the exception of the page; None: the reader was too slow.
+        `fault`: the exception of the page; None if the page has to make room for others.
         """
         assert self._delivery is not None
         request = self._delivery[1]
@@ -301,7 +301,7 @@ class Connection(asyncio.BufferedProtocol):
         delivery = Delivery(body, self, gzip=request.gzip)
         self._delivery = delivery, request, answer
         self._server.sender.begin(delivery)
-        if self._delivery is not None:  # it may be one too many
+        if self._delivery is not None:  # `begin` breaks a delivery off at once if too many pages wait
             self._look()
 
     def _begin_page(self) -> bytes:

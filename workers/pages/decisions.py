@@ -69,9 +69,10 @@ def decoded(data: bytes) -> list[Explanation]:
 
 
 def is_local(request: Request) -> bool:
-    """Whether a request comes from a client on the loopback interface that means to come here.
+    """Returns whether a request comes from the loopback interface, and its Host header is empty, localhost or an IP address.
 
-    A web page can point its own name to 127.0.0.1 and so make a browser ask for it (DNS rebinding). The Host header then has that name.
+    A web page can point its own DNS name to 127.0.0.1 and so make a browser send requests here (DNS rebinding). Their Host header has that
+    name.
     """
     name = request.host.rpartition(":")[0] if _PORT.search(request.host) else request.host
     meant = name.lower() in ("", "localhost") or _address(name.strip("[]")) is not None

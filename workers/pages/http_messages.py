@@ -17,7 +17,7 @@ CLOSE: Final[Fields] = (("Connection", "close"),)
 
 
 class BadRequest(Exception):
-    """The bytes are not a valid request. `status`: the HTTP status of the answer. The text says what is wrong."""
+    """Raised for bytes that are not a valid request. `status`: the HTTP status of the answer. The text says what is wrong."""
 
     def __init__(self, status: HTTPStatus, text: str) -> None:
         super().__init__(text)
@@ -25,7 +25,7 @@ class BadRequest(Exception):
 
 
 def new_connection() -> h11.Connection:
-    """The state of a connection that has just been accepted."""
+    """Returns the h11 state of a connection that has just been accepted."""
     return h11.Connection(h11.SERVER, max_incomplete_event_size=HEAD_BYTES_MAX)
 
 

@@ -114,7 +114,7 @@ class Line:
         return Counter({host: len(sockets) for host, sockets in self._hosts.items()})
 
     def drop(self, host: str) -> None:
-        """Closes the socket of a host that has waited longest. The host must have one."""
+        """Closes one socket of a host: the one that has waited longest. The host must have a socket in the line."""
         sockets = self._hosts[host]
         sockets.popleft().close()
         if not sockets:

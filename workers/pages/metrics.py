@@ -1,6 +1,6 @@
 """Makes the metrics page: formats lanes, series, table and index as exposition text, with the values at the time of the scrape.
 
-Counters and histograms are sums over all lanes. A successor continues with its predecessor's lane, so they never fall. The averages
+Counters and histograms are sums over all lanes. A successor continues with its predecessor's lane, so the sums never fall. The averages
 of the pool keep their last values while no endpoint is fresh, as dashboards of the Go picker expect. Values that differ by worker have
 the label `worker`; seats that never had a worker are left out. Each metric is followed by its older name (its *twin*), unless legacy
 names are off. A twin with fewer labels has sums over the labels that it lacks.
@@ -193,7 +193,7 @@ class MetricsPage:
 
     `source_type` and `extractor_type`: labels of the data layer's errors. `producer_name`: the plugin that counts tokens in flight.
     `scrape_seconds`: returns endpoint name -> duration of its last scrape. `leads`: lease name -> function that says whether this picker
-    leads. `reload`: returns the state of the configuration; None: it cannot be reloaded.
+    leads. `reload`: returns the state of the configuration; None if it cannot be reloaded.
     """
 
     def __init__(
@@ -470,7 +470,7 @@ def _braced(labels: str) -> str:
 
 
 def _shares(lanes: Lanes, counter: str) -> list[float]:
-    """Returns, by lane, its share in the sum of a counter."""
+    """Returns the share that each lane has in the sum of a counter, ordered by lane."""
     place = lanes.schema.counter[counter]
     counts = [lanes.lane(seat).counters[place] for seat in range(lanes.schema.lanes)]
     return [count / (sum(counts) or 1) for count in counts]

@@ -1,6 +1,6 @@
 """Defines a page of the metrics port: a function from a Request to a PageAnswer. A Guard decides which requests may get the page.
 
-These are plain values. `http_messages` translates them from and to HTTP, and `connection` serves them on a socket.
+Requests and answers are plain values. `http_messages` translates them from and to HTTP, and `connection` serves them on a socket.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ Fields = tuple[tuple[str, str], ...]  # header fields: names and values
 
 
 class Pause(NamedTuple):
-    """A page yields it instead of a piece if it has nothing to send for so many seconds. It keeps its place among the pages under way."""
+    """What a page yields instead of a piece if it has nothing to send for `seconds`. The page keeps its place among the pages under way."""
 
     seconds: float
 

@@ -167,7 +167,9 @@ class RoundRobinSender:
         return max(0.0, next(iter(self._under_way.values())) + FAIR_S - self._loop.time())
 
     def _make_room(self) -> None:
-        """Breaks off the page with the slowest reader, or the oldest page after FAIR_S."""
+        """Breaks off the page whose reader has taken nothing for longest, at least for SLOW_S. Without one, breaks off the oldest page
+        after FAIR_S.
+        """
         self._timer = None
         now = self._loop.time()
         slow = [(since, each) for each in self._under_way if (since := each.full_since) is not None]

@@ -33,7 +33,7 @@ class ProcessFigures:
     ) -> None:
         """`metrics_certificate`: returns the end of the metrics port's certificate in seconds since the epoch; None without TLS.
 
-        `use`: returns what a process uses, by its id.
+        `use(pid)` returns the memory and the CPU time of a process; None if it is gone.
         """
         self._lanes = lanes
         self._roll = roll

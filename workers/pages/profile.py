@@ -35,7 +35,10 @@ class ProfilePage:
     """Makes the profile page of one format. The pages of both formats share one `Asking`."""
 
     def __init__(self, asking: Asking, form: Form, *, remote: bool) -> None:
-        """`form`: the encoder of the profile and its content type. `remote`: whether clients beyond the loopback interface get one."""
+        """`form`: the encoder of the profile, and its content type.
+
+        `remote`: whether clients beyond the loopback interface get a profile.
+        """
         self._asking = asking
         self._encode, self._content_type = form
         self._remote = remote

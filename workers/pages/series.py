@@ -32,7 +32,7 @@ ESCAPES = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
 class Rows:
     """Holds the label tuples of a metric as text, and maps the rows of a table to them.
 
-    It stays from page to page, because a series reader adds label tuples but never moves or removes any.
+    One object serves all pages, because a series reader adds label tuples but never moves or removes any.
     """
 
     def __init__(self, names: Sequence[str], places: Sequence[int]) -> None:

@@ -66,12 +66,12 @@ class Turns:
         self._timer: Any = None  # starts the next turn
 
     def prompt(self, act: Act, host: str = "") -> None:
-        """Runs a short act for a client at this host soon."""
+        """Queues a short act for a client at this host. It runs soon."""
         self._prompt.setdefault(host, deque()).append(act)
         self._schedule()
 
     def patient(self, act: Act) -> None:
-        """Runs an act later. Prompt acts may come before it."""
+        """Queues an act that may wait. Prompt acts may run before it."""
         self._patient.append(act)
         self._schedule()
 
@@ -104,7 +104,7 @@ class Turns:
             acts = self._prompt.pop(host)
             act = acts.popleft()
             if acts:
-                self._prompt[host] = acts  # last
+                self._prompt[host] = acts  # behind the other hosts
             return act
         self._in_a_row = 0
         return self._patient.popleft()
