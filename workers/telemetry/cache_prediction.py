@@ -4,8 +4,8 @@
     supervisor  `PredictionWatch.look` every few seconds: sums over all workers and use of the servers' KV caches -> warnings
 
 Some servers omit a figure of 0 (vLLM does). So after an endpoint has reported cached tokens once, a missing figure counts as 0. An endpoint
-that has never reported cached tokens is not compared. Its answers are only counted. If many hits were predicted for them, this also causes
-a warning. Both classes are used only if a prefix producer is configured.
+that has never reported cached tokens is not compared. Its answers are only counted, and there is also a warning if many hits were predicted
+for them. Both classes are used only if a prefix producer is configured.
 """
 
 from collections.abc import Callable, Mapping

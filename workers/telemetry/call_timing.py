@@ -22,7 +22,7 @@ from shm.lanes import Lane
 
 SHARE: Final = 8
 BLOCKING_S: Final = 0.05  # a call that takes longer keeps all other requests of the worker waiting
-EXACT: Final = 8  # so many requests after each beat of the worker are timed and count once each
+EXACT: Final = 8  # the first requests after each beat of the worker: all are timed and count once each
 
 Call = Callable[..., Any]
 

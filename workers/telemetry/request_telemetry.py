@@ -73,7 +73,10 @@ class Telemetry:
     def routed(
         self, request: Request | None, decision: Decision, used: Used | None, received_at: float
     ) -> Exchange | None:
-        """Records that a request got its endpoint from the pipeline in `used`. Returns None if it is not an inference request."""
+        """Records that a request got its endpoint from the pipeline in `used`.
+
+        `request`: None for a request that is no inference request. Then the result is None, too.
+        """
         lane, at = self._lane, self._at
         now = self._now()
         lane.counters[at.picks] += 1

@@ -1,6 +1,6 @@
 """Measures ext_proc streams: how long they were open and how they ended (`--enable-grpc-stream-metrics`).
 
-It is an `Application` that wraps another one. It is created only with the flag, so it costs nothing without the flag.
+`StreamMetrics.around` wraps the worker's `Application`. Without the flag, nothing is wrapped, so this module costs nothing.
 """
 
 from collections.abc import Callable
@@ -48,7 +48,7 @@ class StreamMetrics:
 
 
 class _Measured:
-    """Stands between transport and handler. Each of them takes it for the other, so it sees how the stream ends."""
+    """Stands between transport and handler: it is the handler for the transport and the stream for the handler, and sees how both end."""
 
     __slots__ = ("_metrics", "_opened_at", "_stream", "gathered", "handler", "hold", "release", "send", "send_raw")
 

@@ -86,7 +86,7 @@ def parse_traceparent(text: str) -> Parent | None:
 class Span:
     """One span. Times are nanoseconds since the epoch. `parent`: a span id; 0 for a root.
 
-    `remote`: the parent belongs to another process.
+    `remote`: whether the parent belongs to another process.
     """
 
     __slots__ = (
@@ -138,7 +138,7 @@ class Tracer:
         self._sampled_below = round(ratio * (1 << 64))
 
     def use(self, pipeline: Pipeline) -> None:
-        """Sets the pipeline that traced requests use. `pipeline`: without tracing."""
+        """Uses `pipeline` from now on: traced requests get a form of it with traced calls."""
         self.pipeline = traced(pipeline, self._timers)
         self.statics = {wired.name: static_scorers(wired) for wired in pipeline.recipe.profiles}
 
@@ -242,7 +242,7 @@ class Trace:
             self.finish()
 
     def between_profiles(self, request: Request) -> None:
-        """Called before each call of the profile handler. Ends a profile whose filters left no endpoint: it is still open."""
+        """Called before each call of the profile handler. Ends the span of a profile that is open because its filters left no endpoint."""
         if not self.about:
             self.about = about(request, "")
         self._leave_profile()
@@ -321,8 +321,8 @@ def static_scorers(wired: WiredProfile) -> list[str]:
 
 
 class TracedCalls:
-    """Adds spans to the calls of requests that have a trace. It is a `Wrap` around another one. Calls without a span get only the other
-    one.
+    """A `Wrap` for the pipeline of traced requests. It applies another one, `inner`, to all calls. Then it adds spans to the calls of
+    profile handlers, filters, scorers and pickers.
     """
 
     def __init__(self, inner: Wrap) -> None:

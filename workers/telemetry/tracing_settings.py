@@ -24,7 +24,7 @@ from workers.host.options import TracingOptions
 
 EXTRA = "endpoint-picker[otel]"
 SAMPLER = "parentbased_traceidratio"
-# The standard samplers -> the share of requests; None: OTEL_TRACES_SAMPLER_ARG has it.
+# Standard sampler -> the share of requests that it samples; None if OTEL_TRACES_SAMPLER_ARG gives the share.
 SAMPLERS: Mapping[str, float | None] = {
     "always_on": 1.0,
     "always_off": 0.0,

@@ -20,7 +20,7 @@ PROMPT_TOKENS_MAX: Final = 1 << 32  # a server that reports more tokens is wrong
 
 
 class TryoutFigures:
-    """Counts requests by configuration. `tried`: whether the candidate decided the request."""
+    """Counts requests by configuration. Its methods take `tried`: whether the candidate made the decision."""
 
     def __init__(self, sides: SeriesWriter, shadows: SeriesWriter) -> None:
         self._sides = sides
@@ -43,7 +43,7 @@ class TryoutFigures:
             words[block + self._cached] += min(max(usage.cached or 0, 0), usage.prompt)
 
     def decided(self, tried: bool, seconds: float) -> None:
-        """Adds the duration of a decision: of a request that got its answer from the picker, or of a shadow decision."""
+        """Adds the duration of a decision in seconds: of the decision for a request, or of a shadow decision."""
         self._sides.observe(self._blocks[tried], TRYOUT_DECISION, seconds)
 
     def compared(self, outcome: str) -> None:
