@@ -44,7 +44,7 @@ MODULES: Mapping[str, str] = (
 )
 DISTRIBUTION = "endpoint-picker"
 EXTRAS: Mapping[str, str] = {"demo": "[demo]", "top": "[top]", "doctor": "[kv-events]"}
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # a full disk; such errors of the output have no file name
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # errors of a full disk; without a file name, they concern the output
 OWN_PACKAGES = frozenset(("epp", "shm", "workers"))
 
 

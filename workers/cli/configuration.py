@@ -42,7 +42,7 @@ def shown_path(path: str) -> str:
 
 
 class Unreadable(BadConfiguration):
-    """A file cannot be read. `finding` is this error as a finding."""
+    """Raised if a file cannot be read. `finding`: the same error as a Finding."""
 
     def __init__(self, path: str, why: str) -> None:
         self.finding = ConfigError(shown_path(path), 0, 0, "unreadable", why)
@@ -158,7 +158,7 @@ def read_given(options: Options) -> Given:
 
 
 def load_config(options: Options, given: Given | None = None) -> EffectiveConfig:
-    """Loads the configuration of `epp serve` and prints its warnings. `given`: the configuration as it was read; None: reads it here.
+    """Loads the configuration of `epp serve` and prints its warnings. `given`: the configuration as it was read; if None, reads it first.
 
     Checks that endpoints come from exactly one source. Raises BadConfiguration.
     """

@@ -30,7 +30,7 @@ TOPIC = "kv@"
 
 
 class Trouble(Exception):
-    """The KV events of the endpoint cannot be followed. The text says why, and what to do."""
+    """Raised if the KV events of the endpoint cannot be followed. The text says why, and what to do."""
 
 
 @click.command("doctor", cls=WithArguments)
@@ -60,7 +60,7 @@ def command(
 ) -> None:
     """Connect to an endpoint's event socket, read some KV events, or say what is wrong.
 
-    Give the server requests meanwhile: an idle server publishes nothing. With a replay socket, messages that it has kept count, too.
+    Give the server requests meanwhile: an idle server publishes nothing. With a replay socket, messages that the server kept count, too.
 
     Exit code 0: the picker can follow this endpoint; 1: it cannot, and stderr says why.
     """

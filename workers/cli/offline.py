@@ -52,7 +52,7 @@ NO_OBJECTS = Objects()
 
 
 class OfflineError(Exception):
-    """A decision cannot be made. The text names the file, line and rule, or the plugin that failed."""
+    """Raised if no decision can be made. The text names the file, line and rule, or the plugin that failed."""
 
 
 class OfflineRequest(NamedTuple):
@@ -64,7 +64,9 @@ class OfflineRequest(NamedTuple):
 
 
 class Known(msgspec.Struct, frozen=True, rename="camel"):
-    """The fields of an entry in the endpoints file that file discovery does not have."""
+    """What an entry of the endpoints file says about an endpoint beyond the fields of file discovery: the scraped values, load and state to
+    assume offline.
+    """
 
     values: dict[str, float | list[str]] = {}
     in_flight: Annotated[int, msgspec.Meta(ge=0)] = 0
@@ -154,7 +156,7 @@ class FilePool:
         raise OfflineError(f"a data producer failed: {failure}")
 
     def scorer_failed(self, problem: Exception) -> None:
-        raise problem  # the author of the scorer wants to see it
+        raise problem  # the author of the scorer wants to see the exception
 
     def shadow_failed(self, profile: Profile, problem: Exception) -> None:
         raise OfflineError(f"shadow profile '{profile.name}' failed: {problem!r}") from problem

@@ -51,10 +51,10 @@ class Watched:
         self._lanes = Lanes(lanes.schema, lanes.region)
 
     def renew(self) -> None:
-        """Looks at the picker's present segments. Another version of the program may have made some of them anew."""
+        """Attaches to the picker's present segments. Another version of the program may have replaced some of them."""
         present = next((each for each in recorded(self._run_dir) if each.name == self._seen.name), None)
         if present is not None and (names := tuple(present.info["segments"])) != self._seen.segments:
-            with contextlib.suppress(SegmentError):  # it is making them at this moment
+            with contextlib.suppress(SegmentError):  # the other version is making them at this moment
                 self._attach(self._seen._replace(segments=names))
 
     def status(self) -> ReloadStatus | None:

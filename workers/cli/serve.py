@@ -56,12 +56,12 @@ def command(options: Options) -> None:
 
 
 def run_parent(instance: Instance, handover: Handover | None = None) -> int:
-    """Runs the parent to the end of the picker. `handover`: of an earlier program of this process."""
+    """Runs the parent to the end of the picker. `handover`: what another version of the program passed on; None at an ordinary start."""
     from workers.supervisor import main as supervisor  # imported once for all children, after the checks
     from workers.worker import main as worker  # imported once for all children, after the checks
 
     kv_events = run_kv_events if instance.layout.kv_events is not None else None
-    from workers.cli import trial  # after the imports of workers, which it needs too
+    from workers.cli import trial  # after the imports of workers, because a trial needs them, too
 
     return parent.run(
         instance,

@@ -2,9 +2,8 @@
 
     command line, environment ─ click ─▶ values ─ collect ─▶ Options (frozen) and warnings
 
-Some flags of the reference picker have no effect here. Such a flag causes a warning if its value makes no difference.
-If ignoring its value would change how the picker serves, it is refused with exit code 78. All errors are reported at once.
-This module reads no files and knows no plugins.
+Some flags of the reference picker have no effect here. If that does not change how the picker serves, such a flag only causes a warning.
+Otherwise it is refused with exit code 78. All errors are reported at once. This module reads no files and knows no plugins.
 """
 
 import functools
@@ -44,7 +43,7 @@ ZAP_LEVELS = {
 }
 TLS_FLAGS = ("cert-path", "tls-min-version", "tls-cipher-suites", "enable-cert-reload")  # for TLS of the ext_proc port
 REPLICA_FLAGS = ("replica-store-password-file", "replica-store-prefix", "replica-name")
-REPLICA_PREFIX = re.compile(r"[A-Za-z0-9._:/{}-]{1,200}")  # no wildcard: ACLs and subscriptions match it
+REPLICA_PREFIX = re.compile(r"[A-Za-z0-9._:/{}-]{1,200}")  # no wildcards: ACLs and subscriptions match names by it
 REPLICA_NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
 TRUST = ("all", "none")
 STDIN = "-"
@@ -245,7 +244,7 @@ def _transport(values: Mapping[str, Any], errors: list[str], warnings: list[str]
 
 
 def _requires_tokens(values: Mapping[str, Any]) -> bool:
-    """Returns whether the metrics port requires tokens. Assumes that the configuration, which was not read yet, finds no endpoints."""
+    """Returns whether the metrics port requires tokens. Assumes that the configuration, which was not read yet, has no discovery plugin."""
     in_kubernetes = (values["pool_name"] or values["endpoint_selector"]) and not values["endpoints"]
     return bool(in_kubernetes) and values["metrics_endpoint_auth"] is not False
 
@@ -295,7 +294,7 @@ def _replicas(values: Mapping[str, Any], environ: Mapping[str, str], errors: lis
 
 
 def _replica_prefix(values: Mapping[str, Any], environ: Mapping[str, str]) -> str:
-    """Returns what begins all names in the store; "" without a store."""
+    """Returns the beginning of all names in the store; "" without a store."""
     if not values["replica_store"]:
         return ""
     pool = values["pool_name"] or _deployment(environ) or "epp"

@@ -114,7 +114,7 @@ CHART: Final[Mapping[str, int]] = {
     "maxEndpoints": _DEFAULT.max_endpoints,
     "indexEntries": _DEFAULT.index_entries,
     "kvIndexBlocks": _DEFAULT.kv_index_blocks,
-    "endSeconds": 10,  # of the grace period, after preStop and drain: to cut streams, end the supervisor, remove names
+    "endSeconds": 10,  # what the grace period has after preStop and drain: to cut streams, end the supervisor, remove names
 }
 REQUEST_MIB: Final = 1024  # the chart's memory request
 LIMIT_MIB: Final = 2048  # the chart's limit: twice the bytes that flow control holds in the built-in configuration

@@ -74,7 +74,7 @@ def offer_to_earlier(handover: Handover, offer: Offer) -> None:
 
 
 def bound_memory(instance: Instance) -> None:
-    """Limits the memory of this process to that of a worker and a private copy of the shared memory. More raises MemoryError."""
+    """Limits the memory of this process to that of a worker plus a private copy of the shared memory. More raises MemoryError."""
     options = instance.options
     room = max(ROOM_BYTES_MIN, share(options.worker_memory_limit, cgroup_limit(), options.workers) or ROOM_BYTES)
     limit = data_bytes() + sum(instance.layout.needs().values()) + room

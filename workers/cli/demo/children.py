@@ -1,9 +1,9 @@
 """Runs the child processes of the demo, and ends each of them by its pid.
 
 A terminal sends Ctrl-C to its foreground process group. Every child has a group of its own, so only the demo gets the signal, and then
-ends the children in order. If the demo is killed, the kernel sends each child SIGTERM (PR_SET_PDEATHSIG), and a child that ends takes
-the processes along that it has forked. The output of the children goes to files in the demo's directory. If a child dies early, the
-last lines of its output are the error message.
+ends the children in order. If the demo is killed, the kernel sends each child SIGTERM (PR_SET_PDEATHSIG), and each child ends the
+processes that it has forked. The output of the children goes to files in the demo's directory. If a child dies early, the error message
+has the last lines of its output.
 
 What this does not do: restart a child.
 """
@@ -31,7 +31,7 @@ _libc = ctypes.CDLL(None)
 
 
 class ChildFailed(Exception):
-    """A child ended early or did not get ready. The text has its name, the cause and its last lines."""
+    """Raised if a child ends early or does not get ready. The text has the child's name, the cause, and the last lines of its output."""
 
 
 class Child:
@@ -110,7 +110,7 @@ class Children:
             await asyncio.sleep(POLL_S)
 
     async def end(self, seconds: float = END_S) -> None:
-        """Ends the children one by one: SIGTERM first, and SIGKILL for the whole group after so many seconds."""
+        """Ends the children one by one: sends SIGTERM to a child, then SIGKILL to its group when it has ended, or after `seconds`."""
         loop = asyncio.get_running_loop()
         for child in reversed(self.all):
             child.signal(signal.SIGTERM)
@@ -141,7 +141,7 @@ def python(*arguments: str) -> list[str]:
 def free_ports(count: int) -> list[int]:
     """Returns different ports on which no process listens now. Raises OSError if there are too few.
 
-    The ports are outside the range for outgoing connections: a connection of another process could take a port in it at any time.
+    The ports are outside the range for outgoing connections, from which a connection of another process could take a port at any time.
     """
     ports: set[int] = set()
     for _ in range(PORT_TRIES_MAX):

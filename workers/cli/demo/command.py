@@ -4,11 +4,11 @@ Simulated model servers, the picker and Envoy run as child processes, the users 
 into two halves with the same conversations: first through the picker, then round-robin over equal servers with cold caches. The
 summary shows both side by side. Without `--seconds`, the demo runs until Ctrl-C.
 
-With `--precise`, the caches of the servers are too small for all conversations. In the first half the picker follows the servers' KV
-events. In the second half another picker, which does not, sends the same conversations to equal servers with cold caches.
+With `--precise`, the caches of the servers are too small for all conversations. In the first half, the picker follows the servers' KV
+events. In the second half, another picker does not follow them, and sends the same conversations to equal servers with cold caches.
 
-With `--replicas`, several pickers serve behind one Envoy, which spreads the requests over them at random. In the first half they share
-what they know through a store (redis-server or valkey-server), in the second half others share nothing.
+With `--replicas`, several pickers serve behind one Envoy, which spreads the requests over them at random. In the first half, the pickers
+share what they know through a store (redis-server or valkey-server). In the second half, other pickers share nothing.
 
 One event loop runs everything. SIGINT, SIGTERM and SIGHUP only set an event. At the end, the children are always terminated and the
 directory is removed. With `--run`, a command replaces the users, for example a load generator.

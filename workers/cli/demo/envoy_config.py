@@ -37,7 +37,7 @@ SERVER_HEADER = "x-served-by"  # the address of the model server that answered
 DESTINATION_HEADER = "x-gateway-destination-endpoint"
 STRIPPED_HEADERS = (DESTINATION_HEADER, *(f"{DESTINATION_HEADER}-{what}" for what in ("subset", "served", "scores")))
 METADATA_NAMESPACE = "envoy.lb"
-RETRIES = 3  # as many as the picker's list can have endpoints besides the first one
+RETRIES = 3  # the number of endpoints that the picker's list can have after the first one
 BODY_BYTES_MAX = 32 << 20  # the picker's limit; by default, Envoy does not retry a body over 1 MiB
 PICKER_CLUSTER = PICKER_FILTER = "endpoint-picker"
 SERVERS_CLUSTER = "model-servers"
@@ -80,7 +80,7 @@ def bootstrap(
 
     `replicas`: further replicas of the picker; each request goes to a random one.
     `round_robin`: a second listener that sends requests to these servers without a picker. `listed`: all model servers, for a gateway
-    that tries the picker's choices one by one. `names_servers`: each answer of the gateway gets the header `SERVER_HEADER`.
+    that tries the picker's choices one by one. `names_servers`: whether each answer of the gateway gets the header `SERVER_HEADER`.
     """
     listeners = [_listener("gateway", listen, SERVERS_CLUSTER, picked=True, retries=bool(listed))]
     if names_servers:

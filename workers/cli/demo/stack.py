@@ -1,9 +1,8 @@
 """Starts the demo's cluster on one machine: two fleets of simulated servers, a picker and an Envoy.
 
-    :port         gateway      Envoy -> picker -> fleet "picked"; with `Plan.replicas`, a random one of several pickers
-    round_robin   gateway      Envoy -> fleet "round robin": no picker, equal servers with caches of their own; if `Plan.compares`
-
-    Unix socket   store        of pickers that share what they know; if `Plan.shares`
+    port               gateway   Envoy -> picker -> fleet "picked"; with `Plan.replicas`, a random one of several pickers
+    round_robin_port   gateway   Envoy -> fleet "round robin": no picker, equal servers with caches of their own; if `Plan.compares`
+    a further port     store     through which the pickers share what they know; if `Plan.shares`
 
 Everything except the picker listens on loopback, and everything is a child of the demo. The fleets write their ports to endpoints
 files, which the configurations of the picker and Envoy use.
@@ -41,7 +40,7 @@ PICKER_CONFIG: dict[str, Any] = yaml.safe_load(DEFAULT_TEXT)
 
 
 class Unavailable(Exception):
-    """The demo cannot run. The text names what is missing, and the fix."""
+    """Raised if the demo cannot run. The text names what is missing, and the fix."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,7 +236,7 @@ def envoy_command(path: str, config: Path, threads: int) -> list[str]:
 def picker_config(endpoints_file: Path, config: Mapping[str, Any] = PICKER_CONFIG, *, watch: bool = False) -> str:
     """Returns a picker configuration (YAML) with endpoints from a file. `config`: the rest of it; by default the built-in one.
 
-    `watch`: the picker follows changes of the file.
+    `watch`: whether the picker follows changes of the file.
     """
     parameters = {"path": str(endpoints_file), "watchFile": watch}
     discovery = {"type": "file-discovery", "parameters": parameters}

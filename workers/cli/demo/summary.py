@@ -1,7 +1,7 @@
 """Summarises one or several runs of users: computes figures, and shows them as a table or as JSON.
 
 Runs are compared over the requests that all of them finished, so that all columns are about the same work. Only the numbers of requests
-and errors are those of the whole run.
+and errors, the requests per second and the predicted share are those of the whole run.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -21,7 +21,7 @@ from workers.cli.demo.summary import percentile
 from workers.cli.demo.traffic import Result
 
 RECENT = 100
-LINE_EVERY = 3  # without a terminal, one line for so many readings
+LINE_EVERY = 3  # without a terminal, every third reading is shown as a line
 STREAMS = re.compile(rb'^llm_d_epp_streams_open\{worker="(\d+)"\} (\S+)$', re.MULTILINE)
 PREDICTED = re.compile(
     rb'^llm_d_epp_prefix_(predicted|checked_prompt)_tokens_total\{[^\n]*,port="(\d+)"\} (\S+)$', re.MULTILINE
@@ -32,9 +32,9 @@ UNKNOWN = "–"
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """The present figures of one simulated server. `predicted_share`: the share of prompt tokens that the picker predicted as cached;
+    """The present figures of one simulated server.
 
-    None if the picker never chose the server.
+    `predicted_share`: the share of prompt tokens that the picker predicted as cached; None if the picker never chose the server.
     """
 
     name: str

@@ -27,7 +27,7 @@ _FOOTER: Final = "Use --debug flag to render out invalid YAML"
 
 
 class NoHelm(Exception):
-    """helm is missing, or it does not work. The text names the fix."""
+    """Raised if helm is missing or does not work. The text names the fix."""
 
 
 def chart() -> Path:
@@ -50,7 +50,7 @@ def program() -> str:
 def rendered(values: Json, pool: str, namespace: str) -> str:
     """Renders the objects as YAML, in the order in which they should be applied. Raises BadValues with one line per error, or NoHelm.
 
-    Checks the names of pool and namespace before, because helm gets them on its command line.
+    Checks the names of pool and namespace first, because helm gets them on its command line.
     """
     wrong = [
         f"{what} '{name}': at most {NAME_CHARS_MAX} lower-case letters, digits and dashes, beginning with a letter"

@@ -1,9 +1,9 @@
 """Defines the values of the Helm chart as types, with its defaults.
 
-A value has the name that it has in the reference's chart if it means the same. Values of the reference's chart that would have no effect
-here are accepted. Unknown names and wrong types are refused, all at once. `values.yaml` of the chart has the same defaults, and the
-chart's JSON Schema is generated from these types. Values come in layers, from files and options. A later layer overrides an earlier
-one: mappings are merged, everything else is replaced.
+The reference is the chart of llm-d-router. A value that means the same as a value there has the same name. Values of the reference that
+would have no effect here are accepted. Unknown names and wrong types are refused, all at once. `values.yaml` of this chart has the same
+defaults, and this chart's JSON Schema is generated from these types. Values come in layers, from files and options. A later layer
+overrides an earlier one: mappings are merged, everything else is replaced.
 """
 
 import difflib
@@ -316,7 +316,7 @@ class Values(_Section, frozen=True, kw_only=True):
 
 
 class BadValues(ValueError):
-    """Values or options are wrong. The text has one line per error, with the value, the rule and the fix."""
+    """Raised for wrong values or options. The text has one line per error, with the value, the rule and the fix."""
 
 
 class Layer(NamedTuple):
@@ -444,7 +444,7 @@ def _scalar(text: str) -> Any:
 
 
 def _unknown(path: str) -> str:
-    """Returns why there is no such value. Names what replaces a value of the reference's chart, or else the nearest name."""
+    """Returns the text of the error about an unknown value: what to write instead, if the reference has that value, or the nearest name."""
     steps = path.split(".")
     above = (".".join(steps[:length]) for length in range(len(steps), 0, -1))
     if instead := next((INSTEAD[name] for name in above if name in INSTEAD), ""):

@@ -92,7 +92,7 @@ class Looks:
         self.ended = ""
 
     def __iter__(self) -> Iterator[Figures]:
-        """Yields figures after each interval. The first figures come at once and have no rates. With `once`, leaves them out."""
+        """Yields figures at once, then after each interval. The first figures have no rates. With `once`, yields only the second ones."""
         first = self._figures()
         if not self._once:
             yield first

@@ -26,7 +26,7 @@ REQUESTS: Final = ("picks_total", "refusals_total", "faults_total")
 ENDED: Final[Mapping[int, str]] = {
     Leaving.LEAVES: "removed",
     Leaving.DRAINS: "ended",
-}  # gauge of a worker that ended as intended -> state
+}  # the gauge `leaving` of a worker that has ended as intended -> the worker's state
 ERRORS: Final = ("refusals_total", "faults_total")
 
 
@@ -157,8 +157,8 @@ class Instance(msgspec.Struct, frozen=True, kw_only=True):
 class Requests(msgspec.Struct, frozen=True, kw_only=True):
     """Requests over all workers. Errors are requests that the picker refused or failed.
 
-    Shares are of prompt tokens since the start: `cached_share` of all prompt tokens. `predicted_share` and `reported_share` are the
-    tokens that the picker predicted as cached and that servers reported as cached, in requests for which both are known.
+    Shares are shares of the prompt tokens since the start. `cached_share`: what servers reported as cached, in all requests.
+    `predicted_share`, `reported_share`: what the picker predicted and what servers reported as cached, in requests with both figures.
     """
 
     per_s: float | None
@@ -199,8 +199,9 @@ class Worker(msgspec.Struct, frozen=True, kw_only=True):
 class EndpointFigures(msgspec.Struct, frozen=True, kw_only=True):
     """One endpoint. `scraped`: the columns that it reports. `traffic_share`: its share of the decisions since the last look.
 
-    `predicted_share` and `reported_share`: as in `Requests`. The last three fields are None if the picker follows no event streams:
-    why the endpoint's matches are not precise ("" if they are), seconds since its last message, and the number of blocks that it holds.
+    `predicted_share` and `reported_share`: as in `Requests`. `not_precise`: why the endpoint's prefix matches are not precise; "" if they
+    are. `events_age_s`: seconds since the last message of its event stream. `held_blocks`: the number of blocks in its cache, as its events
+    tell. These three are None if the picker follows no event streams.
     """
 
     name: str
@@ -222,7 +223,7 @@ class EndpointFigures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PrefixIndex(msgspec.Struct, frozen=True, kw_only=True):
-    """The prefix index. `used` counts all entries, also those of retired owners. `estimated`: `used` is extrapolated from a sample."""
+    """The prefix index. `used`: all entries, also those of retired owners. `estimated`: whether `used` is extrapolated from a sample."""
 
     entries: int
     used: int

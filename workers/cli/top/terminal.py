@@ -48,7 +48,7 @@ class Terminal:
         os.close(self._wakes)
 
     def wait(self, seconds: float) -> bool:
-        """Waits for so many seconds and returns False. Returns True as soon as the user ends the view."""
+        """Waits for `seconds` and returns False. Returns True earlier if the user ends the view."""
         deadline = time.monotonic() + seconds
         while not self._ended and (left := deadline - time.monotonic()) > 0:
             watched = [self._woken, *([] if self._input is None else [self._input])]

@@ -26,9 +26,9 @@ class TriedSide(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TryoutFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """The candidate that is tried. `share`: the share of the requests that it decides. If it is 0, the candidate is a shadow:
+    """The candidate that is tried. `share`: the share of the requests that it decides.
 
-    its decisions are only compared with the real ones, and counted as `agreed`, `differed` or `failed`.
+    If `share` is 0, the decisions of the candidate are only compared with the real ones, and counted as `agreed`, `differed` or `failed`.
     """
 
     generation: int

@@ -40,8 +40,8 @@ Row = TypeVar("Row")
 class Column(NamedTuple, Generic[Row]):
     """A column of a table. `width`: in characters; a column of width 0 gets the width that is left.
 
-    A narrow terminal drops the columns of the highest rank first. A cell that is too long ends in "…"; in a column that is shown
-    `whole`, it continues on the next line.
+    A narrow terminal drops the columns of the highest rank first, and never those of rank 0. A cell that is too long ends in "…"; in a
+    column that is shown `whole`, it continues on the next line.
     """
 
     title: str
