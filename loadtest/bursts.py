@@ -1,4 +1,4 @@
-"""Sends load in bursts: a third of the users of `loadtest/locustfile.py` at all times, and all of them for a quarter of each period.
+"""Sends load in bursts: all users of `loadtest/locustfile.py` in the first quarter of each period, and a third of them in the rest.
 
 Usage: `locust -f loadtest/bursts.py -H http://GATEWAY --run-time 2m -u 60 Chat`; `-u` is the number of users at the peak.
 """

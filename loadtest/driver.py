@@ -1,10 +1,10 @@
 """`python -m loadtest.driver --target 127.0.0.1:9002 --case short`: drives a picker as Envoy does, without Envoy.
 
 A closed loop keeps `--concurrency` streams open. An open loop (`--rate`) begins requests on schedule, however slow the picker is, and
-measures latency from the scheduled time. *Pick* is the time until the whole request came back, *full* the time until the stream ended.
-With `--group` the report charges the CPU time and memory of the picker's process group to the requests.
+measures latency from the scheduled time. *Pick* is the time until the picker has returned the whole request, *full* the time until the
+stream has ended. With `--group` the report has the memory of the picker's process group, and its CPU time per request.
 
-Each process has its own event loop and connections. Their figures are merged.
+Each driver process has its own event loop and connections. The figures of all driver processes are merged.
 """
 
 import argparse
@@ -62,13 +62,13 @@ CASES: Final = {
 
 @dataclass
 class Tally:
-    """The results of requests. Times are in seconds."""
+    """The results of requests. `pick`, `full`: times in seconds (see above) of the requests that succeeded."""
 
     endings: Counter[str] = field(default_factory=Counter)
     errors: list[str] = field(default_factory=list)
     pick: list[float] = field(default_factory=list)
     full: list[float] = field(default_factory=list)
-    late: int = 0  # requests of an open loop that were not begun because OPEN_LOOP_MAX were in flight
+    late: int = 0  # requests of an open loop that were left out because OPEN_LOOP_MAX were in flight
 
     def add(self, other: "Tally") -> None:
         self.endings.update(other.endings)
@@ -122,7 +122,7 @@ class LoadGenerator:
             )
 
     def _begin(self, connection: ClientConnection, start: float, until: float) -> None:
-        """Opens a stream. When the stream ends before `until`, the next one begins."""
+        """Opens a stream. If the stream ends before `until`, opens the next one. `start`: the time from which latency counts."""
         self._under_way += 1
         self._quiet.clear()
         number = self._number = self._number + 1
@@ -162,7 +162,7 @@ class LoadGenerator:
 
 
 async def drive(options: argparse.Namespace) -> Tally:
-    """Runs one process's load. The tally leaves out the warm-up."""
+    """Makes the load of one driver process, after a warm-up. Returns the tally without the warm-up."""
     case = chosen(options)
     connections = [await connect(*options.target, tls=options.tls) for _ in range(case.connections)]
     messages = Messages(case.shape, f"{os.getpid()}-{time.time_ns()}")
@@ -233,7 +233,7 @@ def quantiles(values: Iterable[float]) -> dict[str, float]:
 
 
 def spread(arguments: Sequence[str], options: argparse.Namespace) -> tuple[Tally, float, dict[str, float]]:
-    """Runs the driver processes. Returns the merged tally, the seconds, and the CPU seconds of each picker process in that time."""
+    """Runs the driver processes. Returns the merged tally, how many seconds they ran, and the picker's CPU seconds by process name."""
     command = [sys.executable, "-m", "loadtest.driver", *arguments, "--part"]
     if options.rate:
         command += ["--rate", str(options.rate / options.processes)]

@@ -10,14 +10,14 @@ so a long prompt delays every request, and the time to first token grows under l
 computed whole in one step. A step admits more prompts until it has `step_tokens` prompt tokens.
 
 Admission is first come, first served: the head of the queue waits until enough KV blocks are free,
-and no request overtakes it. One exception: the engine skips requests with a LoRA adapter for which
-there is no slot. From its admission to its end, a request holds the blocks of its prompt and of all
-tokens that it may generate, so the engine never preempts.
+and no request overtakes it. One exception: if a request needs a LoRA adapter and no slot is free for
+the adapter, later requests overtake it. From its admission to its end, a request holds the blocks of
+its prompt and of all tokens that it may generate, so the engine never preempts.
 
 The owner calls `advance(now)` at `next_due()`, and right before each `submit` and `cancel`, so that
-these calls see the engine's state at `now`. `advance` computes steps lazily: while no request streams
-and none can be admitted, it passes many steps in one go. The engine reads no clock, draws no random
-numbers and does not know HTTP. Equal calls give equal results.
+`submit` and `cancel` see the engine's state at `now`. `advance` computes steps lazily: while no
+request streams and no request can be admitted, it passes many steps in one go. The engine reads no
+clock, draws no random numbers and does not know HTTP. Equal calls give equal results.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from loadtest.observations import Observations
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
-    """Size and speed of one server. Times are in engine seconds."""
+    """Size and speed of one server. Times are in seconds of engine time, which runs `time_scale` times as fast as the clock."""
 
     max_running: int = 256
     kv_blocks: int = 20_000
@@ -63,7 +63,7 @@ class Refusal(Exception):
 
 
 class TooLong(Refusal):
-    """The request needs more blocks than the pool has."""
+    """The request needs more blocks than the KV cache has."""
 
 
 class QueueFull(Refusal):
@@ -94,7 +94,7 @@ class Job:
         prompt: bytes = b"",
         salt: str = "",
     ) -> None:
-        """`hashes`: of the prompt's whole blocks. `prompt`, `salt`: the hashed bytes, for engines that publish KV events."""
+        """`hashes`: one per whole block of the prompt. `prompt`, `salt`: what was hashed, for engines that publish KV events."""
         self.hashes = hashes
         self.prompt = prompt
         self.salt = salt
@@ -114,7 +114,8 @@ class Job:
 class LoraSlots:
     """Holds adapters in GPU memory.
 
-    A slot takes another adapter only while no running request uses the slot. The slot that has been unused longest is taken first.
+    A slot takes another adapter only while no running request uses the slot. Among such slots, the one is taken whose adapter was
+    requested longest ago.
     """
 
     def __init__(self, slots: int) -> None:
@@ -123,7 +124,7 @@ class LoraSlots:
 
     @property
     def loaded(self) -> tuple[str, ...]:
-        """Returns the adapters in memory, the longest unused one first."""
+        """Returns the adapters in memory. The adapter whose last request started longest ago comes first."""
         return tuple(self._loaded)
 
     @property
@@ -159,7 +160,7 @@ class Engine:
     def __init__(
         self, settings: EngineSettings, changed: Callable[[Job, Sequence[Change]], None] | None = None
     ) -> None:
-        """`changed`: called with each request that changes the blocks in the pool, and with the changes."""
+        """`changed`: called with a request that changes which blocks the KV cache holds, and with the changes; None: nobody wants them."""
         self.settings = settings
         self.pool = KvPool(settings.kv_blocks, settings.cpu_blocks, logs=changed is not None)
         self._changed = changed
@@ -189,7 +190,7 @@ class Engine:
         return tuple(dict.fromkeys(job.lora for job in self._waiting if job.lora is not None))
 
     def submit(self, job: Job, now: float) -> None:
-        """Queues a new request. Raises Refusal, and then keeps nothing of the request."""
+        """Queues a new request, or raises Refusal and keeps nothing of the request."""
         assert self._is_at(now), "call advance(now) first"
         settings = self.settings
         tokens = job.prompt_tokens + job.max_tokens
@@ -261,7 +262,7 @@ class Engine:
         return min(job.remaining for job in self._running)
 
     def _begin_step(self, at: float) -> None:
-        """Admits requests that fit, and sets the end of the step. Without requests, the engine becomes idle."""
+        """Begins a step at time `at`: admits requests that fit, and sets the end of the step. Without requests, the engine becomes idle."""
         self._admitted = []
         extra = self._admit(at) if self._waiting and not self._blocked else 0.0
         if not self._running:
@@ -272,7 +273,7 @@ class Engine:
         self._step_ends_at = at + self._step_lasts
 
     def _admit(self, at: float) -> float:
-        """Moves waiting requests into the batch. Returns the seconds that this adds to the step."""
+        """Moves waiting requests into the batch. Returns how many seconds longer the step lasts because of these requests."""
         settings = self.settings
         computed = moved = loads = 0
         for job in self._waiting:
@@ -357,7 +358,7 @@ class Engine:
             self.seen.step_tokens.observe(running, steps)
 
     def _skip(self, at: float, now: float) -> None:
-        """Passes many steps in one go: those that have no results for the owner and end by `now`."""
+        """Passes in one go the steps that end by `now` and have no results for the owner. `at`: the time at which the first one began."""
         lasts = self._step_lasts
         steps = self._quiet_steps() - 1
         if lasts > 0:

@@ -1,4 +1,4 @@
-"""Plays one ext_proc stream as Envoy does: sends request headers and body, then a model server's answer. The picker answers each message.
+"""Plays one ext_proc stream as Envoy does: sends the headers and body of a request, then those of a model server's answer.
 
 The messages are built once per case; a request only fills in the parts that make its prompt and its id unique. The exchange checks
 that the picker names a target, returns all bytes of the request, and answers every message.
@@ -44,18 +44,18 @@ class Ending(Enum):
 
 @dataclass(frozen=True)
 class Shape:
-    """The form of the requests in one case: prompt bytes, prompt bytes that all requests share, bytes per message, chunks of the answer."""
+    """The form of the requests and answers in one case."""
 
     prompt_bytes: int = 1000
-    shared_bytes: int = 0
-    piece_bytes: int = 65_536
-    chunks: int = 1
-    streamed: bool = False
+    shared_bytes: int = 0  # the first bytes of the prompt, which are the same in all requests
+    piece_bytes: int = 65_536  # the request's body is sent in messages of this size
+    chunks: int = 1  # messages that make up the answer's body
+    streamed: bool = False  # whether the answer consists of server-sent events
     pace_s: float = 0.0  # pause between chunks of the answer
 
 
 class Messages:
-    """Makes the bytes to send. Builds as little as possible per request."""
+    """Makes the messages to send. Builds as little as possible per request."""
 
     def __init__(self, shape: Shape, tag: str) -> None:
         self.shape = shape
@@ -90,7 +90,7 @@ class Messages:
         return b"%b%012d%b" % (whole[:at], number, whole[at + ID_WIDTH :])
 
     def bodies(self, number: int) -> list[bytes]:
-        """Returns the request's body in messages of `piece_bytes`."""
+        """Returns the body of request `number`, as messages with `piece_bytes` of it each."""
         unique = f"{number}-{self._tag} ".encode()
         rest = self.shape.prompt_bytes - self.shape.shared_bytes
         body = self._before + (unique * (rest // len(unique) + 1))[:rest] + self._after
@@ -129,7 +129,7 @@ def _chunks(shape: Shape) -> tuple[bytes, bytes]:
 class Exchange:
     """The `Caller` of one stream. Calls `on_pick` when the picker has returned the whole request.
 
-    Calls `on_end` exactly once at the end, with how the request ended.
+    Calls `on_end(ending, text)` exactly once, when the stream has ended.
     """
 
     __slots__ = (
@@ -218,7 +218,7 @@ class Exchange:
 
 
 def _kind(message: bytes) -> int:
-    """Returns the kind of an answer whose first field is not the kind: the Go picker writes the metadata first."""
+    """Returns the kind of an answer that does not begin with its kind: the Go picker writes the metadata first."""
     return KINDS.get(pb.ProcessingResponse.FromString(message).WhichOneof("response") or "", 0)
 
 

@@ -1,12 +1,13 @@
-"""Renders the metrics page of a simulated server, in the text format and with the names of vLLM.
+"""Renders the metrics page of a simulated server: in the Prometheus text format, with vLLM's metric names.
 
 A page is a list of parts. Most parts are constant bytes. Each scrape fills in the gauges and totals.
-A histogram is rendered again only if its version moved. So a scrape of an idle server costs little
-more than joining the parts. The format follows prometheus_client: floats, labels sorted by name,
-`_created` beside counters and histograms.
+A histogram is rendered again only if it has changed. So a scrape of an idle server costs little more
+than joining the parts. Details are as prometheus_client writes them: all values are floats, labels
+are sorted by name, and counters and histograms have a `_created` metric beside them.
 
-As in vLLM, `vllm:lora_requests_info` has one series for each combination of adapters so far. Its value
-is the time at which the combination was last in use. The newest LORA_SERIES_MAX series stay.
+As in vLLM, `vllm:lora_requests_info` has one series for each combination of running and waiting
+adapters that a scrape has met. The value of a series is the time of the last such scrape. Only the
+LORA_SERIES_MAX series with the latest times stay.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ def family(name: str, kind: str, text: str) -> str:
 
 
 def sample(name: str, labels: dict[str, str], value: str) -> str:
-    """Returns one sample line. `value`: text, or a %-placeholder."""
+    """Returns one sample line. `value`: text, or a placeholder (INTEGER or FLOAT)."""
     if not labels:
         return f"{name} {value}\n"
     inside = ",".join(f'{key}="{_escape(labels[key])}"' for key in sorted(labels))
@@ -80,7 +81,7 @@ INTEGER, FLOAT = "\0d", "\0f"
 
 
 class _HistogramPart:
-    """Renders one histogram, and renders it again only if its version has changed."""
+    """Renders one histogram. Keeps the result, and renders again only if the histogram has changed."""
 
     def __init__(self, histogram: Histogram, field: str, labels: dict[str, str], born: str) -> None:
         self.histogram = histogram
@@ -184,7 +185,7 @@ FINISHED_REASONS = ("stop", "length", "abort", "error")
 
 
 def _totals(seen: Observations) -> Sequence[int]:
-    """Returns the values of the total lines in their order: those of TOTALS, then one per finished reason."""
+    """Returns the values of all counters in the order of their lines: those of TOTALS, then one per finished reason."""
     tokens = (seen.prompt_tokens, seen.generation_tokens)
     return (
         0,

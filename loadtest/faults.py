@@ -1,8 +1,9 @@
-"""Defines the faults that a simulated server shows when it is told to: for all requests or for one.
+"""Defines the faults that a simulated server shows on request: for all requests, or for one.
 
-A server has at most one fault. It lasts `seconds`, or until a request for `none`. `delay` is the delay
-of the slow kinds. The header `x-sim-fault: KIND` or `KIND;delay=SECONDS` applies only to the request
-that carries it.
+POST /sim/fault orders a fault of the whole server. A server has at most one such fault. It lasts
+`seconds`, or until an order of the kind `none`. `delay` is the delay of the slow kinds, in seconds. The
+header `x-sim-fault: KIND` or `x-sim-fault: KIND;delay=SECONDS` orders a fault of the request that
+carries the header.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class ServerFault(Enum):
     KV_LOST = "kv-lost"  # messages with KV events get numbers but are not sent
     KV_GARBAGE = "kv-garbage"  # messages with KV events that cannot be decoded
     KV_JUMP = "kv-jump"  # each message with KV events skips 1,000 numbers
-    VANISH = "vanish"  # no listening socket and no connections; after the fault the server returns with a cold cache
+    VANISH = "vanish"  # no listening socket and no connections; the server returns after the fault, with a cold cache
 
 
 class RequestFault(Enum):

@@ -1,8 +1,8 @@
 """A minimal gRPC client: many ext_proc streams over one HTTP/2 connection, with little CPU time, so that the picker has the rest.
 
-The client calls a `Caller` with each message, and the caller calls the client to send; no call blocks. Data that exceeds the peer's
-windows, and streams that exceed its limit, wait here in order. The client announces a header table of size 0, so header blocks are never
-indexed: equal blocks mean equal headers and are decoded once.
+The client calls a `Caller` with each message, and the caller calls the client to send; no call blocks. Data beyond the peer's flow-control
+windows, and streams beyond its limit, wait here in order. The client announces a header table of size 0, so no header block depends on
+earlier ones: equal blocks mean equal headers, and each distinct block is decoded once.
 
 Use it only to measure: it trusts the peer, and a broken connection fails all its streams.
 """
@@ -134,7 +134,7 @@ class ClientConnection(asyncio.Protocol):
         self._decoder = hpack.Decoder()
         self._lost: str = ""
 
-    # For callers.
+    # What callers use.
 
     def open(self, caller: Caller) -> "ClientStream | asyncio.Future[ClientStream]":
         """Opens a stream at once. If the peer's limit of streams is reached, returns a future of the stream."""
@@ -158,7 +158,7 @@ class ClientConnection(asyncio.Protocol):
         self._flush()
         self._transport.close()
 
-    # For the loop.
+    # What the event loop calls.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)  # uvloop's class does not inherit from it

@@ -1,6 +1,6 @@
 """Makes KV events as engines write them: in the dialects of vLLM and SGLang, as arrays or as maps. Does no I/O.
 
-`Dialect` makes single events. `events_of` makes the events of one request from the changes of a simulated pool.
+`Dialect` makes single events. `events_of` makes the events of one request from the changes of a simulated KV cache.
 """
 
 from collections.abc import Sequence
@@ -38,7 +38,7 @@ class Dialect:
         extra_keys: Sequence[Any] | None = None,
         cache_salt: str | None = None,
     ) -> Any:
-        """Returns the event that these blocks are stored now. `parent`: the hash of the block before the first one; None: there is none."""
+        """Returns the event that says that these blocks are stored now. `parent`: hash of the block before these; None: there is none."""
         if self.name == "sglang":
             metadata = {"cache_salt": cache_salt} if cache_salt else None
             return ["BlockStored", list(hashes), parent, list(tokens), block_size, None, self._tier(medium), metadata]
@@ -55,14 +55,14 @@ class Dialect:
         return {"type": "BlockStored", **fields} if self._maps else ["BlockStored", *fields.values()]
 
     def removed(self, hashes: Sequence[int | bytes], *, medium: str | None = "GPU") -> Any:
-        """Returns the event that the engine no longer holds these blocks."""
+        """Returns the event that says that the engine no longer holds these blocks."""
         tier = self._tier(medium)
         if self._maps:
             return {"type": "BlockRemoved", "block_hashes": list(hashes), "medium": tier}
         return ["BlockRemoved", list(hashes), tier, *([0] if self.name == "vllm" else [])]
 
     def cleared(self) -> Any:
-        """Returns the event that the engine no longer holds any block."""
+        """Returns the event that says that the engine no longer holds any block."""
         return {"type": "AllBlocksCleared"} if self._maps else ["AllBlocksCleared"]
 
     def _tier(self, medium: str | None) -> str | None:
@@ -75,7 +75,7 @@ def payload(events: Sequence[Any], timestamp: float = 1.0) -> bytes:
 
 
 def events_of(dialect: Dialect, job: Job, changes: Sequence[Change], block_size: int) -> list[Any]:
-    """Returns the events of a request, in the order of the changes. Blocks that leave a tier one after the other share an event."""
+    """Returns the events of a request, in the order of the changes. Successive changes that drop blocks from one tier become one event."""
     events: list[Any] = []
     leaving: list[int] = []
     tier = ""

@@ -3,14 +3,15 @@
 A prompt is cut into blocks. The hash of a block includes its predecessor's hash, so equal hashes mean
 equal prefixes. Running requests use blocks; a block that several requests share counts once. When the
 last user of a hashed block ends, the block becomes *idle*: a later prompt may hit it. A request that
-needs room evicts idle blocks, the longest idle first. Within one prompt the tail becomes idle before
-the head, so that a chain is evicted from its end.
+needs room evicts idle blocks, the longest idle first. Within one prompt the last block becomes idle
+first, so that a prompt's blocks are evicted from its end.
 
-Only the engine that owns the pool writes it. Invariant: in use + idle <= total. Blocks written
+Only the engine that owns the cache writes it. Invariant: in use + idle <= total. Blocks written
 while decoding belong to one request and are not kept for reuse.
 
-A CPU tier keeps evicted blocks. If it is full, it drops the block that was evicted longest ago. If the
-CPU tier has the blocks that follow the hits of a prompt, they are loaded. `log` lists the changes.
+The *CPU tier*, if there is one, keeps evicted blocks. If it is full, it drops the block that was
+evicted or used longest ago. If it has the blocks that follow a prompt's hits, these count as hits, too,
+and have to be loaded. `log` lists the changes of both tiers.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ GPU, CPU = "GPU", "CPU"
 
 
 class Kept(NamedTuple):
-    """A change: the pool now holds the blocks `first` to `last` - 1 of the prompt."""
+    """A change: the GPU tier now holds the blocks `first` to `last` - 1 of the prompt."""
 
     first: int
     last: int
@@ -39,7 +40,7 @@ class Offloaded(NamedTuple):
 
 
 class Dropped(NamedTuple):
-    """A change: the tier no longer holds this block."""
+    """A change: the tier `tier` (GPU or CPU) no longer holds this block."""
 
     block: int
     tier: str
@@ -54,7 +55,7 @@ def token_count(prompt: bytes) -> int:
 
 
 def block_hashes(prompt: bytes, block_size: int, salt: bytes) -> list[int]:
-    """Returns the chained hashes of the whole blocks of `prompt`. Prompts with different salts share no hash."""
+    """Returns the chained hashes of the full blocks of `prompt`. Prompts with different salts have no hash in common."""
     size = block_size * BYTES_PER_TOKEN
     digest = xxhash.xxh3_64_intdigest
     chain = digest(salt)
@@ -69,7 +70,7 @@ class KvPool:
     """Holds the blocks of one server. The engine calls `allocate` when a request starts to run, and `release` when it ends."""
 
     def __init__(self, total: int, cpu_blocks: int = 0, *, logs: bool = False) -> None:
-        """`cpu_blocks`: the size of the CPU tier; 0: there is none. `logs`: whether the pool writes `log`.
+        """`cpu_blocks`: the size of the CPU tier; 0: there is none. `logs`: whether changes are added to `log`; if not, `log` is None.
 
         The owner empties `log` after each call of `allocate`.
         """
@@ -84,17 +85,17 @@ class KvPool:
 
     @property
     def in_use(self) -> int:
-        """Blocks that running requests hold."""
+        """The number of blocks that running requests hold."""
         return len(self._users) + self._private
 
     @property
     def idle(self) -> int:
-        """Blocks that no request holds and that a later prompt may still hit."""
+        """The number of blocks that no request holds and that a later prompt may still hit."""
         return len(self._idle)
 
     @property
     def usage(self) -> float:
-        """The used share of the pool, 0 to 1."""
+        """The share of the blocks that running requests hold, 0 to 1."""
         return self.in_use / self.total
 
     def blocks(self, tier: str = GPU) -> set[int]:
@@ -102,10 +103,11 @@ class KvPool:
         return {*self._users, *self._idle} if tier == GPU else set(self._cpu)
 
     def allocate(self, hashes: Sequence[int], needed: int, hits_max: int) -> int | None:
-        """Takes `needed` blocks. Returns the number of hits, or None if too few blocks are free.
+        """Takes `needed` blocks for a request. Returns the number of hits, or None if too few blocks are free.
 
-        `hashes`: those of the blocks that other requests may share. Leading blocks that are cached are
-        hits, but at most `hits_max`, because the last token of a prompt is always computed.
+        `hashes`: one per whole block of the prompt; other requests may share these blocks. Hits are the
+        leading blocks that are cached, but at most `hits_max`, because the last token of a prompt is
+        always computed.
         """
         users, idle = self._users, self._idle
         hits = from_idle = 0
@@ -116,7 +118,7 @@ class KvPool:
                 break
             hits += 1
         loaded = self._in_cpu(hashes, hits)
-        # After the first miss, hits are rare. Two set operations, which run in C, usually show that there are none.
+        # After the first miss, few further blocks are cached. Two set operations, which run in C, usually show that none is.
         known, rest, present = hashes[:hits], hashes[hits:], hits
         if not (users.keys().isdisjoint(rest) and idle.keys().isdisjoint(rest)):
             known, rest = hashes, ()
@@ -135,7 +137,7 @@ class KvPool:
         return min(hits + loaded, hits_max)
 
     def _in_cpu(self, hashes: Sequence[int], hits: int) -> int:
-        """Returns how many of the blocks that follow the hits are in the CPU tier."""
+        """Returns how many blocks in a row after the hits are in the CPU tier."""
         cpu, loaded = self._cpu, 0
         if cpu:
             while hits + loaded < len(hashes) and hashes[hits + loaded] in cpu:
@@ -144,7 +146,7 @@ class KvPool:
         return loaded
 
     def _log_new(self, hashes: Sequence[int], hits: int) -> None:
-        """Logs the runs of blocks that the pool does not hold yet."""
+        """Logs the runs of blocks after the hits that the GPU tier does not hold yet."""
         assert self.log is not None
         users, idle, first = self._users, self._idle, hits
         for at in range(hits, len(hashes) + 1):
@@ -191,6 +193,6 @@ class KvPool:
         self._private -= needed - len(hashes)
 
     def forget(self) -> None:
-        """Drops every idle block and the blocks of the CPU tier, as a restart does."""
+        """Drops all idle blocks and all blocks of the CPU tier, as a restart does."""
         self._idle.clear()
         self._cpu.clear()

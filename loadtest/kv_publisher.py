@@ -1,7 +1,8 @@
 """Publishes KV events like an inference engine, with a replay socket. `loadtest.kv_dialects` makes the events.
 
-`KvPublisher` numbers its messages and keeps the last ones for replays. It can also misbehave: lose messages, send any bytes, and forget
-its buffer. `answer_replays` must be called regularly.
+`KvPublisher` numbers its messages and keeps the last ones for replays: a subscriber asks on the replay socket for messages that it has
+missed. `KvPublisher` can also misbehave: lose messages, send any bytes, and forget the messages that it keeps. Its owner must call
+`answer_replays` regularly.
 """
 
 from collections import deque
@@ -17,7 +18,7 @@ REPLAY_END: Final = b"\xff" * 8
 
 
 class KvPublisher:
-    """Publishes the events of one engine. `events` and `replay`: addresses to bind, such as tcp://127.0.0.1:5557; `replay` "": none."""
+    """Publishes the events of one engine. `events`, `replay`: addresses to bind, such as tcp://127.0.0.1:5557; `replay` "": no replays."""
 
     def __init__(
         self,
@@ -32,10 +33,10 @@ class KvPublisher:
         replay_topics: bool = True,
         connect: bool = False,
     ) -> None:
-        """`first`: the number of the first message. `kept`: how many messages are kept for replays. `replay_topics`: whether replays
+        """Opens the sockets. Raises zmq.ZMQError if an address cannot be used.
 
+        `first`: the number of the first message. `kept`: how many messages are kept for replays. `replay_topics`: whether replays
         repeat the topic, as newer engines do. `connect`: whether to connect to `events` instead of binding it.
-        Raises zmq.ZMQError if an address cannot be used.
         """
         self.dialect = Dialect(dialect)
         self.topic = topic.encode()
@@ -61,15 +62,15 @@ class KvPublisher:
 
     @property
     def address(self) -> str:
-        """The address on which it publishes. Has the port that the system chose if the given port was `*`."""
+        """The address of the publishing socket. If the given port was `*`, it has the port that the system chose."""
         return self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
 
     def publish(self, events: Sequence[Any], *, timestamp: float = 1.0, lost: bool = False) -> int:
-        """Sends one message and returns its number. `lost`: whether it is only numbered and kept for replays, not sent."""
+        """Sends one message and returns its number. `lost`: give the message a number and keep it for replays, but do not send it."""
         return self.publish_bytes(payload(events, timestamp), lost=lost)
 
     def publish_bytes(self, payload: bytes, *, lost: bool = False) -> int:
-        """Sends any payload with the next number. Returns the number."""
+        """Sends any payload with the next number, and returns the number. `lost`: as for `publish`."""
         number = self.next
         self.next += 1
         self._kept.append((number, payload))
@@ -78,15 +79,15 @@ class KvPublisher:
         return number
 
     def send_frames(self, frames: Sequence[bytes]) -> None:
-        """Sends a message with any frames."""
+        """Sends any frames as they are, without a number, and does not keep them for replays."""
         self._socket.send_multipart(frames)
 
     def forget(self) -> None:
-        """Empties the buffer for replays, as a restart does."""
+        """Forgets the messages that are kept for replays, as a restart does."""
         self._kept.clear()
 
     def answer_replays(self) -> int:
-        """Answers the requests that have arrived. Returns their number."""
+        """Answers the requests for replays that have arrived. Returns how many there were."""
         answered = 0
         while self._replay is not None:
             try:
@@ -115,7 +116,7 @@ class KvPublisher:
 
 
 def blocks_of(tokens: Sequence[int], block_size: int) -> Mapping[int, Sequence[int]]:
-    """Returns hash -> tokens of each whole block. As in an engine, a hash depends on all earlier blocks, but the values differ."""
+    """Returns hash -> tokens of each whole block. Hashes are chained as in an engine, but are other numbers than an engine's."""
     blocks: dict[int, Sequence[int]] = {}
     link = 0
     for at in range(0, len(tokens) - block_size + 1, block_size):

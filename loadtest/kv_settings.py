@@ -1,4 +1,4 @@
-"""Has the settings with which simulated servers publish KV events. Does not import ZeroMQ: servers without events do not need it."""
+"""Settings of simulated servers that publish KV events. Does not import ZeroMQ, so that servers without events do not need ZeroMQ."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,10 +10,11 @@ TOPIC: Final = "kv@{address}@{model}"
 
 @dataclass(frozen=True, slots=True)
 class EventSettings:
-    """How the servers of a process publish. Server n uses the port `port` + n, and for replays `replay_port` + n; 0: it has no such port.
+    """How the servers of a process publish. Server n (from 0) publishes on `port` + n and answers replays on `replay_port` + n.
 
-    `connect`: an address to connect to, instead of listening on a port. `dialects`: one for all servers, or one per server.
-    `first`: the number of the first message. `kept`: how many messages are kept for replays.
+    `port`, `replay_port`: 0: no such port. `connect`: an address to connect to, instead of listening on `port` + n. `dialects`: one for
+    all servers, or one per server. `first`: the number of the first message. `kept`: how many messages are kept for replays.
+    `replay_topics`: whether replays repeat the topic.
     """
 
     port: int = 0

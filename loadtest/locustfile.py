@@ -4,13 +4,13 @@ Each kind of user is a class. Name the classes on the command line; without name
 
     Chat        conversations that grow turn by turn; many share a few system prompts
     Documents   several questions about one long text
-    Tenants     three tenants, with priorities by objective; one sends ten times as much as the smallest
+    Tenants     three tenants, one of them with a lower priority (by its objective); the largest has ten times as many users as the smallest
     Adapters    chats with the base model or one of its LoRA adapters; some adapters are more popular
 
 At the end, a report shows for each task the time to the first token and between tokens, the hit rate of the servers' caches, the share
-of each endpoint, and errors. locust's HTML report contains it, too. The shares need a gateway that names the endpoint in a response
-header, as that of `make load` does. A refusal counts as an error, by its status and drop reason. An incomplete answer also counts as an
-error. `loadtest/bursts.py` sends the same load in bursts.
+of each endpoint, and errors. locust's HTML report contains this report, too. The shares need a gateway that names the endpoint in a
+response header, as the gateway of `make load` does. Refusals count as errors, by status and drop reason. Incomplete answers count as
+errors, too. `loadtest/bursts.py` sends the same load in bursts.
 """
 
 import json
@@ -226,7 +226,7 @@ class Tenants(GatewayUser):
 
 
 class Adapters(GatewayUser):
-    """A user who chats with the base model or with an adapter. The n-th of all these models gets 1/n of the requests of the first."""
+    """A user who chats with the base model or with an adapter. The n-th model of the list gets 1/n of the requests of the first."""
 
     weight = 1
 

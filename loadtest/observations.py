@@ -1,7 +1,7 @@
 """Holds what a simulated engine counts: totals and histograms, with the bucket bounds of vLLM.
 
 The engine counts, and `loadtest.exposition` renders the counts. Each histogram has a version that grows
-with every observation, so that the metrics page renders a histogram again only if it has changed.
+with every observation. By the version, the metrics page finds out whether a histogram has changed.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Histogram:
 
 @dataclass(slots=True)
 class Observations:
-    """All counts of one engine since it started. Times are in engine seconds."""
+    """All counts of one engine since its start. Times are in seconds of engine time, which runs `time_scale` times as fast as the clock."""
 
     prompt_tokens: int = 0
     generation_tokens: int = 0

@@ -27,7 +27,7 @@ def _members(group: int) -> Iterator[_Member]:
 
 
 def cpu_seconds(group: int) -> dict[str, float]:
-    """Returns process name -> seconds of user and system time, including children that the process has reaped.
+    """Returns CPU seconds (user and system) by process name, including the time of children that a process has reaped.
 
     Numbers at the end of names are left out, so all workers count together.
     """

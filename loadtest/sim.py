@@ -1,13 +1,14 @@
 """Simulated model servers: `epp sim --servers 4 --port 8000`.
 
-The process runs any number of OpenAI-compatible servers. They behave like vLLM under load: a queue,
-a batch, a KV cache with prefix reuse, LoRA slots, streamed answers, a metrics page, and faults on
-request (`POST /sim/fault`, header `x-sim-fault`). Servers with a role (`--role prefill,decode`) serve
-disaggregated requests like vLLM behind a routing sidecar. `GET /sim/stats` returns the counts of one
-server, `/sim/stats?all` those of all servers. Every answer has its server in `x-sim-server`, and the
-digest and size of the received body in `x-sim-body-sha256` and `x-sim-body-bytes`. The servers also
-render prompts to token ids, like vLLM. With `--kv-events-port` they publish what their KV caches hold,
-and `--endpoints-file` gives them names that end in -rank-N, from which a picker computes their ports.
+The process runs any number of OpenAI-compatible servers. They behave like vLLM under load: they have
+a queue, a batch, a KV cache with prefix reuse, LoRA slots, streamed answers and a metrics page. They
+show faults on request (`POST /sim/fault`, header `x-sim-fault`). Servers with a role
+(`--role prefill,decode`) serve disaggregated requests like vLLM behind a routing sidecar.
+`GET /sim/stats` returns the counts of one server, `/sim/stats?all` those of all servers. Every answer
+names its server in `x-sim-server`, and has digest and size of the received body in
+`x-sim-body-sha256` and `x-sim-body-bytes`. The servers also render prompts to token ids, like vLLM.
+With `--kv-events-port` they publish KV events; the names in `--endpoints-file` then end in -rank-N,
+from which a picker computes the port of each server's events.
 
 The process prints one line that begins with `ready` when all servers listen. It exits with code 0 on
 SIGTERM and SIGINT. This file is the command line; `loadtest.engine` is the model, `loadtest.sim_server`
@@ -224,7 +225,7 @@ def settings(options: argparse.Namespace) -> ServerSettings:
 
 
 def endpoints_yaml(fleet: Fleet, with_labels: dict[str, str]) -> str:
-    """Returns the servers as a document for file discovery. Every scalar is quoted."""
+    """Returns the servers as a YAML document that pickers can read as their endpoints file. Every scalar is quoted."""
     lines = ["endpoints:"]
     for rank, server in enumerate(fleet.servers):
         name = server.name if server.events is None else f"sim-rank-{rank}"
@@ -245,7 +246,7 @@ def write_whole(path: Path, text: str) -> None:
 
 
 async def serve(where: list[tuple[str, int]], options: argparse.Namespace) -> None:
-    """Listens, prints the ready line, and waits for a signal."""
+    """Starts the servers, prints the ready line, and runs until SIGTERM or SIGINT."""
     ending = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

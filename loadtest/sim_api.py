@@ -1,8 +1,8 @@
 """Implements the four APIs of a simulated model server: request bodies go in, response bytes in the format of vLLM come out.
 
 There is one `Shape` per API. `whole` renders an unstreamed answer; `opening`, `token` and `closing` render the server-sent events of a
-streamed one. Every server generates the same text for the same prompt and seed. Every request generates exactly its max tokens (default
-16), so its finish reason is always `length`. The module does no I/O and reads no clock.
+streamed answer. Every server generates the same text for the same prompt and seed. Every answer has exactly the request's max tokens
+(default 16), so its finish reason is always `length`. The module does no I/O and reads no clock.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def parse(shape: type[Shape], raw: bytes, models: Models) -> Ask:
 
 
 def rendered(shape: type[Shape], raw: bytes, models: Models) -> bytes:
-    """Returns the token ids of a request's prompts, in the form of vLLM's render endpoints. Raises ApiError."""
+    """Returns the token ids of a request's prompts, as JSON like that of vLLM's render endpoints. Raises ApiError."""
     try:
         body = _decoder.decode(raw)
     except msgspec.DecodeError as error:
@@ -75,7 +75,7 @@ def usage(ask: Ask, cached: int) -> dict[str, Any]:
 
 
 def transfer(ask: Ask, number: str) -> dict[str, Any]:
-    """Returns the fields that tell a decode server where the prompt's KV blocks are; nothing unless the request asked for them."""
+    """Returns the fields that tell a decode server where the prompt's KV blocks are; no fields unless the request asked for them."""
     if not ask.remote_decode:
         return {}
     place = {"remote_engine_id": number, "remote_block_ids": list(range(len(ask.hashes))), "remote_host": "sim"}

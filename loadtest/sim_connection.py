@@ -1,8 +1,8 @@
 """Serves one client connection of a simulated server: reads requests, writes answers, and shows faults.
 
-A connection serves one request at a time. It keeps reading during the request, so that it notices a
-client that leaves; it then cancels the request, which frees the request's blocks at once. Pipelined
-requests wait in the reader. The connection stops reading while more than UNREAD_MAX bytes wait there.
+A connection serves one request at a time. It keeps reading during the request, so that it notices when
+the client leaves. It then cancels the request, which frees the request's KV blocks at once. Pipelined
+requests wait in the `RequestReader`. The connection stops reading while more than UNREAD_MAX bytes wait.
 
 The server owns the engine and calls `send_whole` and `send_token`. The connection writes the bytes.
 """
@@ -214,7 +214,10 @@ class Connection(asyncio.Protocol):
         self.answer(error.status, JSON, error.body(), echo)
 
     def _request_fault(self, request: HttpRequest) -> tuple[RequestFault, float]:
-        """Returns the fault that this request asks for, or else the server's fault if it applies to requests; and its delay in seconds."""
+        """Returns the fault of this request and its delay in seconds.
+
+        A fault that the request asks for goes before a fault of the server.
+        """
         header = request.headers.get(b"x-sim-fault")
         if header is not None:
             try:
@@ -245,7 +248,7 @@ class Connection(asyncio.Protocol):
         return SimExchange(self, shape, job, echo)
 
     async def _after_stages(self, exchange: SimExchange, stages: Stages, request: HttpRequest, delay: float) -> None:
-        """Runs the stages before decode, then submits the request. Its task is cancelled if the client leaves."""
+        """Runs the stages before decode, then submits the request to the engine. The server cancels the task if the client leaves."""
         counts = self.server.counts
         try:
             await asyncio.sleep(delay)
@@ -369,7 +372,10 @@ class Connection(asyncio.Protocol):
         self.timer = self.server.loop.call_later(ENDLESS_PERIOD_S, self._pour)
 
     def _dribble(self, rest: bytes, size: int, whole: float) -> None:
-        """Writes the next piece of a page that should take `whole` seconds."""
+        """Writes the next piece of a slow page, and schedules the one after it.
+
+        `rest`: what is left of the page. `size`: the size of a piece. `whole`: how many seconds the whole page should take.
+        """
         if not rest:
             self.timer = None
             self._end_stream()

@@ -1,8 +1,8 @@
 """Publishes which blocks simulated servers hold in their KV caches, as inference engines do: `epp sim --kv-events-port 5557`.
 
-    engine ── changes of the pool ──▶ BlockEvents ── one message per flush ──▶ KvPublisher ──▶ picker
+    engine ── changes of its KV cache ──▶ BlockEvents ── one message per flush ──▶ KvPublisher ──▶ picker
 
-A server that returns after `vanish` is a new publisher: its numbers begin again, and its buffer for replays is empty.
+A server that returns after the fault `vanish` is a new publisher: its numbers begin again, and it has no messages for replays.
 """
 
 from __future__ import annotations
@@ -70,11 +70,11 @@ class BlockEvents:
             self._publisher = None
 
     def take(self, job: Job, changes: Sequence[Change]) -> None:
-        """Collects the events of a request that has changed the blocks in the pool."""
+        """Collects the events of a request that has changed which blocks the KV cache holds."""
         self._events += events_of(self.dialect, job, changes, self._block_size)
 
     def flush(self, fault: ServerFault) -> None:
-        """Sends the events since the last call as one message. `fault`: the server's fault, which may lose or spoil the message."""
+        """Sends the collected events as one message. `fault`: the server's current fault, which may lose or spoil the message."""
         events, self._events = self._events, []
         publisher = self._publisher
         if not events or publisher is None:

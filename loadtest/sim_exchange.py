@@ -1,4 +1,4 @@
-"""Defines a model request that a simulated server works on, and the client connection that waits for the answer."""
+"""Defines the records for a model request that a simulated server works on, and for the client connection that waits for the answer."""
 
 from __future__ import annotations
 

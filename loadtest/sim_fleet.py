@@ -27,7 +27,7 @@ class Fleet:
         roles: Sequence[str] = ("",),
         events: EventSettings | None = None,
     ) -> None:
-        """`roles`: one role for all servers, or one per server. `events`: how they publish KV events; None: they do not."""
+        """`roles`: one role for all servers, or one per server. `events`: how the servers publish KV events; None: they publish none."""
         every = list(roles) * len(addresses) if len(roles) == 1 else roles
         self.servers = [
             SimServer(

@@ -3,8 +3,8 @@
 `RequestReader` takes the bytes of a connection, in pieces of any size, and returns one request at a
 time. Later bytes stay in its buffer until the caller asks for the next request. Bodies have a
 Content-Length or are chunked; trailers are dropped. Heads are limited to HEAD_MAX bytes and bodies to
-BODY_MAX. If the peer breaks a rule, the reader raises `BadHttp`. Its status is the last answer on the
-connection.
+BODY_MAX. If the peer breaks a rule, the reader raises `BadHttp`; the caller answers with the status
+of this exception and then closes the connection.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class RequestReader:
         self._head: _Head | None = None
         self._body = bytearray()
         self._searched = 0
-        # The bytes of the last request without a body, and the request: scrapers send the same bytes again and again.
+        # The last request without a body: its bytes, then the parsed request. Scrapers send the same bytes again and again.
         self._repeat = (b"", HttpRequest(b"", b"", b"", {}, b"", False))
 
     @property
@@ -89,7 +89,7 @@ class RequestReader:
         return head.request.headers.get(b"expect", b"").lower() == b"100-continue"
 
     def receive(self, data: bytes) -> HttpRequest | None:
-        """Adds `data`. Returns the next whole request, or None. Raises BadHttp."""
+        """Adds `data` to the buffer. Returns the next request, or None while it is incomplete. Raises BadHttp."""
         fresh = not self._buffer and self._head is None
         if fresh and data and data == self._repeat[0]:
             return self._repeat[1]
@@ -106,7 +106,7 @@ class RequestReader:
         return request
 
     def hold(self, data: bytes) -> None:
-        """Keeps `data` for a later `receive`."""
+        """Adds `data` to the buffer for a later call of `receive`."""
         self._buffer += data
 
     def _read_head(self) -> _Head | None:
@@ -140,7 +140,7 @@ class RequestReader:
         return HttpRequest(bare.method, bare.path, bare.query, bare.headers, body, http10=bare.http10)
 
     def _read_chunks(self) -> bool:
-        """Moves whole chunks into the body. Returns True after the last chunk and its trailers."""
+        """Moves whole chunks from the buffer into the body. Returns whether the last chunk and its trailers were read."""
         buffer = self._buffer
         while (line_end := buffer.find(b"\r\n", 0, CHUNK_LINE_MAX)) >= 0:
             size = _chunk_size(bytes(buffer[:line_end]))
@@ -215,7 +215,7 @@ def _body_length(headers: dict[bytes, bytes]) -> int | None:
 
 
 def head(status: int, kind: bytes, extra: bytes, *, length: int | None, close: bool) -> bytes:
-    """Returns the head of an answer. `kind`: the content type. `extra`: whole header lines. `length`: of the body; None: it is chunked."""
+    """Returns the head of an answer. `kind`: content type. `extra`: whole header lines. `length`: of the body; None: a chunked body."""
     size = b"Transfer-Encoding: chunked" if length is None else b"Content-Length: %d" % length
     end = b"Connection: close\r\n\r\n" if close else b"\r\n"
     line = b"HTTP/1.1 %d %s\r\nContent-Type: %s\r\n%s\r\n" % (status, REASONS[status], kind, size)

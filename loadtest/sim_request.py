@@ -1,6 +1,6 @@
 """Parses OpenAI request bodies into requests for the engine.
 
-`Body` has the fields of all four APIs. A prompt becomes bytes; their block hashes identify the KV blocks that a server may have cached.
+`Body` has the fields of all four APIs. A prompt becomes bytes; the hashes of their blocks identify the KV blocks of the prompt.
 """
 
 from collections.abc import Sequence
@@ -77,7 +77,10 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Models:
-    """The models of a server: the base model under one or more names, and adapters. `keeps_prompts`: whether `Ask` keeps the prompt."""
+    """The models of a server: the base model under one or more names, and LoRA adapters.
+
+    `block_size`: tokens per KV block. `seed`: for the words of answers. `keeps_prompts`: whether `Ask.prompt` is filled.
+    """
 
     names: tuple[str, ...]
     loras: tuple[str, ...]
@@ -86,7 +89,7 @@ class Models:
     keeps_prompts: bool = False
 
     def resolve(self, requested: str | None) -> tuple[str, str | None]:
-        """Returns (model, adapter) for the name in a request. An empty name means the base model. Raises ApiError."""
+        """Returns (model, adapter or None) for the name in a request. No name or "" means the base model. Raises ApiError."""
         if not requested:
             return self.names[0], None
         if requested in self.names:

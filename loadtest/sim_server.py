@@ -3,8 +3,8 @@
 Hundreds of `SimServer`s share one process and one loop (`loadtest.sim_fleet`). A server has no task, only one timer: for the time at
 which the engine has its next results. The timer's function passes the results to the requests (`SimExchange`).
 
-Engine time is loop time times `time_scale`. Answers are deterministic. Each server numbers its requests.
-A server that returns after `vanish` has a cold cache, but its counters continue.
+Engine time is the event loop's time multiplied by `time_scale`. Answers are deterministic. Each server numbers its requests.
+A server that returns after the fault `vanish` has a cold cache, but its counters continue.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class SimServer:
         role: str = "",
         events: BlockEvents | None = None,
     ) -> None:
-        """`connection`: creates the protocol of an accepted connection. `events`: publishes the KV events; None: there are none."""
+        """`connection`: creates the protocol of an accepted connection. `events`: publishes the KV events; None: none are published."""
         self.name, self.role = name, role
         self.host, self.port = address
         self.fleet = fleet
@@ -194,14 +194,14 @@ class SimServer:
     # Faults
 
     def active_fault(self) -> ServerFault:
-        """Returns the kind of the current fault, and ends a fault that is over."""
+        """Returns the kind of the current fault; NONE without one. Clears a fault whose time has passed."""
         fault = self.fault
         if fault.until is not None and self.loop.time() >= fault.until:
             self.fault = fault = Fault()
         return fault.kind
 
     def order(self, order: FaultOrder) -> None:
-        """Begins or ends a fault."""
+        """Begins the fault that the order names, in place of the current one. The kind NONE only ends the current fault."""
         self.counts["faults"] += 1
         until = None if order.seconds is None else self.loop.time() + order.seconds
         gone = self._listener is None
@@ -231,7 +231,7 @@ class SimServer:
         self.fleet.spawn(self._listen_again())
 
     async def _listen_again(self) -> None:
-        """Listens again after a fault. Retries, because an outgoing connection of another process may use the port for a moment."""
+        """Listens again after the fault `vanish`. Retries, because another process's outgoing connection may use the port for a moment."""
         for _ in range(LISTEN_TRIES):
             try:
                 await self.listen()

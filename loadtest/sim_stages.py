@@ -1,10 +1,10 @@
 """Simulates the routing sidecar of a decode server: lets other servers encode and prefill, before this server decodes.
 
-A request goes first to the servers that its headers name, as through the sidecar in front of a vLLM decode server. Each image (or
-other media item) goes to one of the encoders, in turn. Then the whole request, with one token to generate, goes to the prefill
-server. Its answer says where its KV blocks are (`kv_transfer_params`), and the decode server loads these blocks instead of
-computing the prompt. If the answer has no `kv_transfer_params`, the decode server computes the prompt itself. If a stage fails, its
-error is the answer to the request.
+A request goes first to the servers that its headers name, as through the sidecar in front of a vLLM decode server. The images and other
+media items are distributed over the encoders in turn. Then the whole request, with one token to generate, goes to the prefill server.
+The prefill server's answer says where the KV blocks are (`kv_transfer_params`), and the decode server loads these blocks instead of
+computing the prompt. If the answer has no `kv_transfer_params`, the decode server computes the prompt itself. If a stage fails, the
+request is answered with an error.
 
 Only servers with a decoding role have a sidecar. Other servers ignore the headers. A stage is never retried.
 """
@@ -56,9 +56,9 @@ class StageAnswer(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """The servers that served the stages. `cached_tokens`: prompt tokens that were cached on the prefill server.
+    """The names of the servers that served the stages; `prefiller` "": none did.
 
-    It is None if the decode server computes the prompt.
+    `cached_tokens`: prompt tokens that were cached on the prefill server; None: the decode server computes the prompt.
     """
 
     encoders: tuple[str, ...] = ()
@@ -139,7 +139,7 @@ def media(body: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def one_token(body: dict[str, Any], messages: list[Any] | None = None) -> dict[str, Any]:
-    """Returns the request, but unstreamed and for one token. `messages`: if given, they replace its messages."""
+    """Returns a copy of the request that is unstreamed and generates one token. `messages`: replace the request's; None: keep those."""
     changed = {key: value for key, value in body.items() if key != "stream_options"}
     limits = [key for key in LIMITS if key in body] or LIMITS[:1]
     changed |= {"stream": False} | dict.fromkeys(limits, 1)

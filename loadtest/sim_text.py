@@ -1,6 +1,6 @@
-"""Generates the texts and vectors of simulated answers. They are deterministic: a linear congruential generator makes them from the seed
+"""Generates the texts and vectors of simulated answers.
 
-and the prompt.
+They are deterministic: a linear congruential generator makes them from the seed and the prompt.
 """
 
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Makes the texts of simulated users: plain words, the same for the same seed, long enough that caching them saves time."""
+"""Makes the texts of simulated users: plain words, always the same for a number, and long enough that caching them saves time."""
 
 import random
 from typing import Final

@@ -1,4 +1,4 @@
-"""Reports on a load run, per task: latency, tokens, hit rate, the share of each endpoint, and errors. Makes text and HTML."""
+"""Reports on a load run, as text and HTML. Per task: latency, tokens, hit rate, the share of each endpoint, and errors."""
 
 import html
 from collections import Counter
@@ -16,7 +16,7 @@ ERRORS_SHOWN = 8
 
 @dataclass(slots=True)
 class TaskFigures:
-    """The figures of one task. Times are in seconds. The hit rate is cached ÷ prompt tokens, over the answers that report both."""
+    """The figures of one task. Times are in seconds. Token counts are of the answers that report both; cached ÷ prompt is the hit rate."""
 
     requests: int = 0
     first_token_s: list[float] = field(default_factory=list)
@@ -33,7 +33,7 @@ class TaskFigures:
         return [name, str(self.requests), str(self.errors.total()), *times, hits]
 
     def shares(self) -> str:
-        """Lists the endpoints, the largest share first. A share is that of the answers that name an endpoint."""
+        """Lists the endpoints with their shares, the largest first, out of the answers that name an endpoint."""
         total = self.endpoints.total()
         shown = [f"{name} {count / total:.1%}" for name, count in self.endpoints.most_common(ENDPOINTS_SHOWN)]
         more = len(self.endpoints) - len(shown)
