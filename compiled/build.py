@@ -1,10 +1,10 @@
 """`python -m compiled.build` compiles the request path: the modules of `compiled.modules` with mypyc, and the kernels
 (`compiled/kernels/*.c`). It uses the C compiler with which Python was built.
 
-The result is a folder `compiled/built/<key>`. The key is the hash of the sources (`compiled.finder`), so a build that exists is not
-repeated. Object files are cached by content in .cache/compiled, so after a change of one function little more than its module is compiled.
-If there is no C compiler, no Python headers or no mypy, nothing is built, a line says why, and the exit code is 0, because everything works
-interpreted.
+The result is a folder `compiled/built/<key>`. The key is a hash of the sources (`compiled.finder`), so a build that exists is not
+repeated. Object files are cached in .cache/compiled by a hash of their source, so a change in one module recompiles little more than that
+module. If the C compiler, the Python headers or mypy is missing, nothing is built and a line says why. The exit code is 0 then, too,
+because everything works interpreted.
 """
 
 import contextlib
@@ -56,8 +56,9 @@ def compiler() -> list[str]:
 
 
 def struct_faults() -> list[str]:
-    """Returns an error for each compiled module that defines a msgspec Struct: mypyc drops its annotations silently, so all fields would be
-    lost.
+    """Returns an error for each compiled module that defines a msgspec Struct.
+
+    mypyc silently drops the annotations of a Struct, so it would lose all its fields.
     """
     return [
         f"{path} defines a msgspec Struct: move it to a module that is not compiled"
@@ -67,7 +68,7 @@ def struct_faults() -> list[str]:
 
 
 def generate(target: Path) -> tuple[list[Path], list[str]]:
-    """Writes the C sources of the library to `target`. Returns the sources and the folders of headers. Raises Unbuildable."""
+    """Writes the C sources of the library to `target`. Returns the paths of the sources, and the folders of headers. Raises Unbuildable."""
     try:
         from mypyc.build import include_dir, mypyc_build
         from mypyc.common import RUNTIME_C_FILES
@@ -98,9 +99,9 @@ def generate(target: Path) -> tuple[list[Path], list[str]]:
 def admit_subclasses(target: Path) -> None:
     """Lets interpreted classes inherit from compiled plugins.
 
-    mypyc takes for granted that a class without compiled subclasses has none, and compares types by identity. That is wrong for plugins
-    and for classes that are marked as `subclassed`. They are plain Python classes with compiled methods: in the C sources, their checks
-    become checks of the inheritance.
+    mypyc assumes that a class without compiled subclasses has no subclasses at all, so its C sources check the type of an object by
+    identity. But plugins and classes marked as `subclassed` may have interpreted subclasses. For them, this function replaces the identity
+    checks in the C sources by checks that admit subclasses.
     """
     for path in PATHS:
         names = PLUGIN_CLASS.findall((ROOT / path).read_text())
@@ -114,7 +115,7 @@ def admit_subclasses(target: Path) -> None:
 
 
 def shim(target: Path, module: str) -> Path:
-    """Writes the C source of one module, which takes its initialisation from the library. Returns its path."""
+    """Writes the small C source of one module's file: it only fetches the module from the library. Returns its path."""
     from mypyc.build import generate_c_extension_shim
 
     last = module.rpartition(".")[2]
@@ -150,14 +151,17 @@ class Cached:
         return found
 
     def prune(self) -> None:
-        """Removes the objects that have not been used for the longest time, all but OBJECTS_MAX."""
+        """Keeps the OBJECTS_MAX object files that were used last, and removes all others."""
         oldest_last = sorted(self._objects.glob("*.o"), key=lambda file: file.stat().st_mtime, reverse=True)
         for file in oldest_last[OBJECTS_MAX:]:
             file.unlink(missing_ok=True)
 
 
 def build(jobs: int | None = None) -> bool:
-    """Builds unless the build exists. Returns whether it has built. Raises Unbuildable and CalledProcessError."""
+    """Builds, unless a build of these sources exists. Returns whether it has built. `jobs`: C files compiled at a time; None: one per CPU.
+
+    Raises Unbuildable and CalledProcessError.
+    """
     folder = BUILT / key()
     if folder.is_dir():
         return False
@@ -219,7 +223,7 @@ def _mypy_version() -> str:
 
 
 def main() -> None:
-    """Builds, or prints why it cannot."""
+    """Builds, or prints why nothing can be built."""
     began = time.monotonic()
     try:
         done = build()

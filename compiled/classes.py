@@ -8,6 +8,7 @@ C = TypeVar("C", bound=type)
 def subclassed(cls: C) -> C:
     """Keeps a class of a compiled module a plain Python class with compiled methods, as every plugin is.
 
-    mypyc makes native classes, from which interpreted classes cannot inherit. A class that has a decorator, such as this one, stays plain.
+    mypyc makes native classes, from which interpreted classes cannot inherit. But a class with any decorator, such as this one, stays
+    plain.
     """
     return cls

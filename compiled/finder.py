@@ -1,9 +1,9 @@
 """Imports compiled modules in place of their source, if they were built from exactly this source.
 
-`choose` runs once per process, when the first package of ours is imported. The folder of a build is named by a hash of the sources of all
-compiled modules, this machine's binary interface, and the builder's version. So after a change of a file, no older build is found, and
-everything runs interpreted. The environment variable EPP_COMPILED can override this: 0 always runs interpreted, 1 refuses to run
-interpreted.
+`choose` runs once per process, when the first package of ours is imported. The name of a build's folder is a hash of the sources of all
+compiled modules, the binary interface of this Python, and the builder's version. So after a change of a source, the older build is not
+found, and everything runs interpreted. With EPP_COMPILED=0 in the environment, everything runs interpreted even if there is a build; with
+1, the process refuses to run interpreted.
 """
 
 import ast
@@ -33,7 +33,7 @@ REASON: Final = "not-built.txt"  # a file in BUILT that says why there is no bui
 
 
 class Mode(NamedTuple):
-    """Whether the request path is compiled, and if not, why."""
+    """Says whether the request path is compiled. `reason`: why it is not; empty if it is."""
 
     compiled: bool
     reason: str
@@ -43,11 +43,14 @@ class Mode(NamedTuple):
 
 
 class NotCompiled(SystemExit):
-    """Ends the process with its text. Raised for EPP_COMPILED=1 if there is no build of this source, and for an unknown value."""
+    """Ends the process with its text: EPP_COMPILED is 1 and there is no build of these sources, or it has an unknown value."""
 
 
 class LibraryLoader(importlib.machinery.ExtensionFileLoader):
-    """Loads the library. Sets its `__file__` to a path beside the packages, because its modules derive their own `__file__` from it."""
+    """Loads the library that has the code of all compiled modules.
+
+    Sets its `__file__` to a path beside the packages, because the modules derive their own `__file__` from it.
+    """
 
     def exec_module(self, module: ModuleType) -> None:
         super().exec_module(module)
@@ -81,12 +84,15 @@ def module_name(path: str) -> str:
 
 
 def source(module: str) -> str | None:
-    """Returns the path of a module's Python source, whether it is compiled or not; None if it has none or is not imported."""
+    """Returns the path of a module's Python source, whether the module runs compiled or not.
+
+    Returns None for a module that is neither in the list of compiled modules nor imported from a file.
+    """
     return _SOURCES.get(module) or getattr(sys.modules.get(module), "__file__", None)
 
 
 def docstring(cls: type) -> str:
-    """Returns the docstring of a class. Compiled plugins have no docstring at run time, so it is read from the source."""
+    """Returns the docstring of a class. Reads it from the source if the class is compiled: it then has no docstring at run time."""
     if cls.__module__ not in _SOURCES or not choose().compiled:
         return inspect.cleandoc(cls.__doc__ or "")
     for node in ast.parse(Path(_SOURCES[cls.__module__]).read_text()).body:
@@ -96,7 +102,7 @@ def docstring(cls: type) -> str:
 
 
 def key(root: Path = ROOT) -> str:
-    """Returns the name of the folder in which a build of the sources in `root` is found."""
+    """Returns the name of the folder that a build of the sources in `root` has."""
     digest = hashlib.sha256()
     for part in (sysconfig.get_config_var("SOABI") or sys.version, BUILDER):
         digest.update(f"{part}\0".encode())
@@ -108,10 +114,9 @@ def key(root: Path = ROOT) -> str:
 
 
 def decided(wanted: str | None, built: Path = BUILT, root: Path = ROOT) -> tuple[Mode, Path]:
-    """Decides whether to import compiled modules. Returns the mode and the folder of the build. `wanted`: the value of EPP_COMPILED; None:
-    unset.
+    """Decides whether to import compiled modules. Returns the mode, and the folder that a build has or would have. Raises NotCompiled.
 
-    Raises NotCompiled.
+    `wanted`: the value of EPP_COMPILED; None: not set.
     """
     folder = built / key(root)
     if wanted not in (None, "", "0", "1"):

@@ -1,7 +1,7 @@
 """Lists the compiled modules and the C sources of the kernels. This is the only such list.
 
-The list has the request path, and what the kv-events process does per message. The modules are compiled together, so a call from one to
-another is a call in C. `LEFT_OUT` has the modules of the request path that are not compiled, each with the reason.
+Compiled are the modules that run for each request, and those that the kv-events process runs for each message. They are compiled together,
+so a call from one module to another is a call in C. `LEFT_OUT` has the modules of the request path that are not compiled, with the reason.
 """
 
 from collections.abc import Mapping

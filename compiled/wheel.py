@@ -1,4 +1,4 @@
-"""A hook for hatchling: adds the compiled modules to a wheel if there is a C compiler. Otherwise the wheel is pure Python."""
+"""A build hook for hatchling: adds the compiled modules to a wheel if there is a C compiler. Without one, the wheel is pure Python."""
 
 import os
 import subprocess

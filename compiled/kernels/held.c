@@ -4,7 +4,8 @@
 
 #define AHEAD 8 /* the buckets of a block are fetched so many blocks earlier */
 
-/* The state of one look-up. `best[row]`: the best weight at which the row holds the present block; 0 if none was seen yet. */
+/* The state of one look-up. `best[row]`: the best weight found so far at which the row holds the current block; 0: none.
+   `seen`: the rows whose `best` is not 0. */
 typedef struct {
     const uint64_t *entries;
     uint64_t buckets;
@@ -75,9 +76,9 @@ static PyObject *numbers(const int64_t *values, int64_t count) {
     return list;
 }
 
-/* held(entries, hashes, row_of, weight_of, rows): returns two lists with a number per row: how many blocks the row holds without a gap,
-   and the sum of their best weights. `entries`: uint64, shape (buckets, 8). `row_of`, `weight_of`: by owner id; an owner whose row is
-   outside 0 ... rows - 1 is ignored. */
+/* held(entries, hashes, row_of, weight_of, rows): returns two lists with a number per row: how many leading blocks the row holds without
+   a gap, and the sum of their best weights. `entries`: uint64, shape (buckets, 8). `row_of`, `weight_of`: one element per owner id; an
+   owner whose row is outside 0 ... rows - 1 is ignored. */
 KERNEL(held) {
     if (!arguments("held", count, 5)) return NULL;
     PyArrayObject *table = in_place(args[0], NPY_UINT64, 2, 0, "held: entries"),

@@ -39,7 +39,7 @@ static inline void look_up(const uint64_t *entries, uint64_t buckets, uint64_t h
 }
 
 /* Looks up every block of a short chain. In a long chain, looks up every 32nd block and the last one, as `shm.prefix_reader` does,
-   and then the blocks between the deepest hits and the next probe. Returns 0, or -1 with an exception. */
+   and then all blocks between an owner's deepest hit and the next probe. Returns 0, or -1 with an exception. */
 static int match_chain(const uint64_t *entries, uint64_t buckets, const uint64_t *hashes, npy_intp count) {
     if (count <= DENSE_BLOCKS) {
         for (npy_intp i = 0; i < count; i++) look_up(entries, buckets, hashes[i], (uint32_t)i + 1);
@@ -96,7 +96,7 @@ typedef struct {
     const uint8_t *states;
     int64_t *held;
     int near_owners, spills;
-    int retired;                              /* there are retired owners, whose entries count as empty */
+    int retired;                              /* whether there are retired owners; their entries count as empty */
     Py_ssize_t added, evicted, gone, dropped; /* what `insert` returns */
 } Index;
 
@@ -122,7 +122,7 @@ static inline uint64_t first_far(const Index *index, uint64_t hash) {
     return scaled(hash >> 16 & 0xFFFFFFFF, index->buckets - FAR_BUCKETS + 1);
 }
 
-/* Returns the place in the entry's far bucket that has this value: the entry itself, or 0 for an empty place; NONE without one. */
+/* Searches the entry's far bucket for a value: the entry itself, or 0 to find an empty place. Returns the place, or NONE. */
 static int64_t in_far(const Index *index, uint64_t entry, uint64_t value) {
     uint64_t place = WAYS * (first_far(index, entry) + FAR_BUCKET(OWNER(entry)));
     for (int way = 0; way < WAYS; way++)
@@ -137,9 +137,9 @@ static int movable(const Index *index, uint64_t place) {
     return in_far(index, entry, 0) != NONE;
 }
 
-/* Moves entries of one hash from two full buckets to its far buckets, and leaves a far mark (`shm.index_spill`). The hash is the one that
-   frees most places, or the first of several. Returns an empty place, or NONE. Readers see a moved entry in one of the two places, or in
-   both. */
+/* Moves entries of one hash from two full buckets to its far buckets, and leaves a far mark (`shm.index_spill`). Chooses the hash that
+   frees most places (of several such hashes, the first). Returns an empty place, or NONE. A reader sees a moved entry at its old place,
+   at its new place, or at both. */
 static int64_t spill(Index *index, const uint64_t *first) {
     uint64_t places[NEAR_WAYS], moved[NEAR_WAYS];
     int best = 0, chosen = NONE, marked = 0, count = 0;
@@ -198,7 +198,7 @@ static int insert_near(Index *index, uint64_t hash, uint64_t entry) {
             tagged++;
             if (OWNER(present) == FAR_MARK) mark = place;
         }
-        uint32_t age = index->ages[place] - (index->age + 1); /* so the current age is the largest, even after the counter has wrapped */
+        uint32_t age = index->ages[place] - (index->age + 1); /* makes the current age the largest, even after the counter has wrapped */
         if (age < oldest_age) {
             oldest_age = age;
             oldest = place;
@@ -216,7 +216,7 @@ static int insert_near(Index *index, uint64_t hash, uint64_t entry) {
     return 1;
 }
 
-/* Inserts all hashes, one after the other. Returns an array with the places of those that belong into far buckets, or NULL with an
+/* Inserts all hashes, one after the other. Returns the indices of the hashes that belong into far buckets, as an array, or NULL with an
    exception. */
 static PyArrayObject *insert_all(Index *index, const uint64_t *hashes, npy_intp count, const uint16_t *owners, npy_intp step) {
     npy_intp *crowded = PyMem_Malloc((count ? count : 1) * sizeof(npy_intp)), found = 0;
@@ -232,7 +232,7 @@ static PyArrayObject *insert_all(Index *index, const uint64_t *hashes, npy_intp 
     return left;
 }
 
-/* The owners of some hashes: `ids[i * step]` is that of hash i. `array`: NULL, or a reference that the caller gives back. */
+/* The owners of some hashes: `ids[i * step]` is the owner of hash i. `array`: NULL, or a reference that the caller gives back. */
 typedef struct {
     const uint16_t *ids;
     npy_intp step;
@@ -261,9 +261,10 @@ static int owners_for(PyObject *object, PyArrayObject *hashes, Owners *owners, c
     return 1;
 }
 
-/* insert(entries, ages, states, held, hashes, owners, age, near_owners, spills, retired): records for each block that its owner holds it.
-   `owners`: one for all hashes, or one per hash. `spills`: whether full buckets give entries to far buckets. Returns the numbers of entries added, live entries evicted, retired entries replaced, and
-   blocks dropped because their owner is not live, and the places in `hashes` of the blocks that belong into far buckets. */
+/* insert(entries, ages, states, held, hashes, owners, age, near_owners, spills, retired): records that owners hold these blocks. `owners`:
+   one for all hashes, or one per hash. `spills`: whether full buckets give entries to far buckets. `retired`: whether there are retired
+   owners. Returns five values: how many entries were added, how many live entries were evicted, how many entries of retired owners were
+   replaced, how many blocks were dropped because their owner is not live, and the indices of the hashes that belong into far buckets. */
 KERNEL(insert) {
     if (!arguments("insert", count, 10)) return NULL;
     PyArrayObject *table = in_place(args[0], NPY_UINT64, 2, 1, "insert: entries"),
@@ -290,7 +291,8 @@ KERNEL(insert) {
     return Py_BuildValue("nnnnN", index.added, index.evicted, index.gone, index.dropped, left);
 }
 
-/* Empties the places of a bucket that have this entry, unless it was inserted after `before`. Returns how many there were. */
+/* Empties the places of a bucket that have this entry. Returns how many there were. `aged`: leave out those inserted or refreshed after
+   the age `before`. */
 static Py_ssize_t forget_in(Index *index, uint64_t bucket, uint64_t entry, int aged, uint32_t before) {
     Py_ssize_t freed = 0;
     for (uint64_t place = bucket * WAYS; place < (bucket + 1) * WAYS; place++) {
@@ -310,8 +312,9 @@ static int any_far(const Index *index, uint64_t hash) {
     return 0;
 }
 
-/* forget(entries, ages, held, hashes, owners, before): removes the entries that say that the owners hold these blocks, and far marks of
-   hashes without further far entries. `owners`: one for all hashes, or one per hash. `before`: None, or an age; entries that were inserted later stay. Returns the number of removed entries. */
+/* forget(entries, ages, held, hashes, owners, before): removes the entries that say that owners hold these blocks, and the far marks of
+   those hashes that have no far entries any more. `owners`: one for all hashes, or one per hash. `before`: None, or an age; entries that
+   were inserted or refreshed after it stay. Returns the number of removed entries. */
 KERNEL(forget) {
     if (!arguments("forget", count, 6)) return NULL;
     PyArrayObject *table = in_place(args[0], NPY_UINT64, 2, 1, "forget: entries"),

@@ -1,7 +1,7 @@
 /* Sums words over lanes, copies rows, and fills histograms (`shm.lanes`, `shm.seqlock` and `shm.series` have the layouts). */
 #include "arrays.h"
 
-/* lane_sums(lanes, serving, at, slots): returns `slots` sums, of the words from `at` on, over the lanes whose `serving` word is not 0. */
+/* lane_sums(lanes, serving, at, slots): sums each of the `slots` words from word `at` on, over the lanes whose `serving` word is not 0. */
 KERNEL(lane_sums) {
     if (!arguments("lane_sums", count, 4)) return NULL;
     PyArrayObject *lanes = in_place(args[0], NPY_INT64, 2, 0, "lane_sums: lanes"),
@@ -23,8 +23,8 @@ KERNEL(lane_sums) {
     return (PyObject *)sums;
 }
 
-/* read_rows(rows): returns a copy of the rows, and one word per row that is not 0 if the row was torn while it was copied.
-   `rows`: uint64 of shape (n, words); the first word of a row is its version, the last one makes the XOR of all words equal to it. */
+/* read_rows(rows): returns a copy of the rows, and one word per row, which is not 0 if the row was torn while it was copied. `rows`:
+   uint64, shape (n, words). The first word of a row is its version; the last word makes the XOR of all words equal to the version. */
 KERNEL(read_rows) {
     if (!arguments("read_rows", count, 1)) return NULL;
     PyArrayObject *rows = in_place(args[0], NPY_UINT64, 2, 0, "read_rows");
@@ -58,8 +58,8 @@ static inline npy_intp bin(const double *bounds, npy_intp count, double value) {
     return low;
 }
 
-/* observe(cells, bounds, sum_at, value): adds a value to the sum of a histogram, and counts it in the first bucket whose bound is not
-   below it. The sum is at `sum_at` in `cells`, and the buckets follow it. */
+/* observe(cells, bounds, sum_at, value): adds a value to the sum of a histogram, and counts the value in the first bucket whose bound is
+   at least the value. `sum_at`: the index of the sum in `cells`; the buckets follow the sum. */
 KERNEL(observe) {
     if (!arguments("observe", count, 4)) return NULL;
     PyArrayObject *cells = in_place(args[0], NPY_INT64, 1, 1, "observe: cells"),

@@ -14,13 +14,14 @@
 #define NONE (-1)
 #define AHEAD 4 /* prefetch distance in blocks */
 
-/* Result for one block: refused; one copy more or less; first or last copy. */
+/* The result for one block. REFUSED: no room, or no copy was counted. REPEATED: one copy more or less, and others remain. CHANGED: the
+   first copy came, or the last one went. */
 enum { REFUSED = 0, REPEATED = 1, CHANGED = 2 };
 
 typedef struct {
     uint64_t *keys, *links, *metas, buckets, owner;
     const uint8_t *live;
-    int shift;        /* the place of the tier's count in a meta word */
+    int shift;        /* the lowest bit of the tier's count in a meta word */
     Py_ssize_t added; /* entries added, less entries removed */
 } Table;
 
@@ -34,8 +35,8 @@ static inline uint64_t first_place(const Table *table, uint64_t key) { return ((
 
 static inline uint64_t second_place(const Table *table, uint64_t key) { return ((key >> 32) * table->buckets >> 32) * WAYS; }
 
-/* Returns the place of an entry of this owner, or NONE. A bucket has a key at most once, except for keys of different owners that are
-   equal by chance; then only the first one counts. */
+/* Returns the place of the entry with this key, if it belongs to the table's current owner; otherwise NONE. A bucket has a key twice only
+   if keys of two owners are equal by chance; then only the first one is found. */
 static int64_t find(const Table *table, uint64_t key) {
     const uint64_t first[2] = {first_place(table, key), second_place(table, key)};
     for (int bucket = 0; bucket < 2; bucket++)
@@ -76,7 +77,8 @@ static int64_t moved(Table *table, const uint64_t *first) {
     return NONE;
 }
 
-/* Returns an empty place in the emptier bucket of the key, the place of an entry whose owner is not live, or NONE. */
+/* Returns a place for a new key in one of its two buckets, or NONE: an empty place of the emptier bucket or, if both are full, the place of
+   an entry whose owner is not live, or a place that `moved` frees. */
 static int64_t room(Table *table, uint64_t key) {
     const uint64_t first[2] = {first_place(table, key), second_place(table, key)};
     int64_t at[2];
@@ -141,7 +143,7 @@ static inline void fetch(const Table *table, const uint64_t *hashes, npy_intp at
     __builtin_prefetch(table->keys + second_place(table, key));
 }
 
-/* Returns the first `found` values of an array that is full up to there, and gives the array back. */
+/* Returns an array with the first `found` values of `array`, and releases `array` unless it is returned itself. */
 static PyArrayObject *shortened(PyArrayObject *array, npy_intp found) {
     if (found == PyArray_SIZE(array)) return array;
     PyArrayObject *copy = output(found, NPY_UINT64);
@@ -150,9 +152,9 @@ static PyArrayObject *shortened(PyArrayObject *array, npy_intp found) {
     return copy;
 }
 
-/* store_links(table, live, hashes, owner, tier, links): counts one more copy of each block. Returns the links of those that the tier did
-   not hold before, how many blocks found no room, and how many entries were added. `table`: uint64, shape (3, entries): keys, links,
-   metas. */
+/* store_links(table, live, hashes, owner, tier, links): counts one more copy of each block. Returns the links of the blocks that the tier
+   did not hold before, how many blocks found no room, and how many entries were added. `table`: uint64, shape (3, entries); the rows are
+   keys, links and metas. */
 KERNEL(store_links) {
     if (!arguments("store_links", count, 6)) return NULL;
     Table table;
@@ -179,8 +181,8 @@ end:
     return changed == NULL ? NULL : Py_BuildValue("Nnn", changed, outcomes[REFUSED], table.added);
 }
 
-/* remove_links(table, live, hashes, owner, tier): counts one copy less of each block. Returns the links of those that the tier does not hold
-   any more, how many it holds still, of how many no copy was counted, and how many entries were removed. */
+/* remove_links(table, live, hashes, owner, tier): counts one copy less of each block. Returns the links of the blocks that the tier does
+   not hold any more, how many blocks it still holds, how many blocks had no copy counted, and how many entries were removed. */
 KERNEL(remove_links) {
     if (!arguments("remove_links", count, 5)) return NULL;
     Table table;

@@ -1,5 +1,6 @@
-/* Defines the module `compiled.kernels.native`. For each function, `compiled/kernels/reference.py` has one with the same name and
-   the same results. For the index, links, chains and histograms, that function is where they are used, in `shm` and `epp/prefix/blocks.py`. */
+/* Defines the module `compiled.kernels.native`. Most functions have a counterpart in Python with the same name and the same results, in
+   `compiled/kernels/reference.py`. Those for the index, links, chains and histograms have it beside their calls, in `shm` and in
+   `epp/prefix/blocks.py`. */
 #define EPP_KERNELS_MODULE
 #include "arrays.h"
 

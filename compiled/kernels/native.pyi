@@ -1,4 +1,4 @@
-"""The kernels in C. The functions that `compiled.kernels.reference` has, too, are described there; the others beside their C code."""
+"""The kernels in C. `compiled.kernels.reference` describes the functions that it has, too; the C code describes the others."""
 
 from collections.abc import Mapping
 from typing import Any

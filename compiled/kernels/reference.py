@@ -34,13 +34,13 @@ def fewest(values: Floats) -> Floats:
 
 
 def waiting(inflight: NDArray[Any], before: Floats, scraped: Floats) -> Floats:
-    """Returns max(scraped, inflight - before), one number per endpoint."""
+    """Returns max(scraped, inflight - before), one number per endpoint: how many requests wait, with those sent since the scrape."""
     since: Floats = inflight - before
     return np.maximum(since, scraped, out=since)
 
 
 def add_scaled(totals: Floats, scores: NDArray[Any], weight: float) -> None:
-    """Adds weight * scores to `totals`, in place. A single score counts for all. Raises ValueError if the lengths differ."""
+    """Adds weight * scores to `totals`, in place. A single score is added to all totals. Raises ValueError if the lengths differ."""
     totals += scores if weight == 1.0 else weight * scores
 
 
@@ -85,8 +85,9 @@ def highest(totals: Floats) -> list[int]:
 
 
 def by_row(depths: Mapping[int, int], row_of: Mapping[int, int], rows: int) -> Floats:
-    """Turns a mapping from owner to depth into an array with one number per row. Leaves out owners without a row. Rows without an owner get
-    0.
+    """Turns a mapping from owner to depth into an array with one depth per row, by `row_of` (owner -> row).
+
+    Leaves out owners without a row. A row without an owner in `depths` gets 0.
     """
     found = [0.0] * rows  # filling a list is faster: 1.3 us for eight owners, against 3.9 us for storing into an array
     for owner, depth in depths.items():

@@ -150,8 +150,8 @@ KERNEL(highest) {
     return found;
 }
 
-/* by_row(depths, row_of, rows): turns a mapping from owner to depth into an array with one number per row. Leaves out owners without a
-   row. Rows without an owner get 0. */
+/* by_row(depths, row_of, rows): turns a mapping from owner to depth into an array with one depth per row, by `row_of` (owner -> row).
+   Leaves out owners without a row. A row without an owner in `depths` gets 0. */
 KERNEL(by_row) {
     if (!arguments("by_row", count, 3)) return NULL;
     if (!PyDict_Check(args[0]) || !PyDict_Check(args[1])) return PyErr_Format(PyExc_TypeError, "by_row needs two dicts");
