@@ -1,14 +1,14 @@
 """Scans a page in the Prometheus text format for single metric families, without parsing the rest.
 
 A `Finder` belongs to one selector and to the pages of one server. Pages change little from scrape to scrape. So the finder
-remembers the text before the value and its position: on the next page the text is usually there again, and the value
-costs no scan. The remembered series is used only while it is the only one of its family. Otherwise the finder reads all
-series of the family again.
+remembers the text before the value, and where it stands. On the next page the same text is usually at the same position, and the
+value costs no scan. The finder uses this only while the family has a single series. Otherwise it reads all series of the family
+again.
 
 The finder relies on two rules of the format: the series of a family are adjacent, and the TYPE line, if any, precedes
 them. It skips comments, blank lines, CRLF, exemplars and other families.
 
-It does not judge values: it returns NaN and infinities. If a value is not a number, or labels cannot be read, it raises
+The finder does not judge values: it returns NaN and infinities. If a value is not a number, or labels cannot be read, it raises
 `Malformed`.
 """
 
@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 
 SERIES_MAX: Final = 16_384  # series that are read per metric family; more would only cost time
 FAMILY_BYTES_MAX: Final = 1 << 20  # from the first series of a family to the last
-SHIFT_BYTES_MAX: Final = 256  # if a family moves further than this between two pages, the whole page is searched
+SHIFT_BYTES_MAX: Final = 256  # if a family stands further than this from its old position, the whole page is searched
 
 _SELECTOR: Final = re.compile(r"\s*([a-zA-Z_:][a-zA-Z0-9_:]*)\s*(?:\{(.*)\})?\s*", re.DOTALL)
 _MATCHER: Final = re.compile(r'\s*([a-zA-Z_][a-zA-Z0-9_]*)\s*=\s*(?:"([^"]*)"|([^\s",{}=~]+))\s*(?:,|$)', re.DOTALL)
@@ -97,7 +97,7 @@ def number(token: bytes) -> float:
 class Finder:
     """Finds the series of one selector on the pages of one server.
 
-    If several series match, the one with the latest timestamp counts, or else the first. With `by_value` the one with the
+    If several series match, the one with the latest timestamp counts; without timestamps, the first. With `by_value` the one with the
     largest value counts (for info metrics that have a time as their value).
     """
 

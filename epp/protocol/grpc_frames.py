@@ -35,8 +35,8 @@ def _plain(flag: int, message: bytes | memoryview, limit: int) -> bytes | memory
 class Frames:
     """Yields the complete messages of a body. Feed it all chunks in order. After an invalid message it yields nothing more.
 
-    All compressed messages together may unpack to FREE_BYTES plus RATIO_MAX times their size. With a limit per message only, 60 KB
-    of them could unpack to 60 MiB.
+    All compressed messages of a body together may unpack to FREE_BYTES plus RATIO_MAX times their size. If only each message had a
+    limit, 60 KB of messages could unpack to 60 MiB.
     """
 
     __slots__ = ("_broken", "_free", "_rest", "_skip")

@@ -89,7 +89,7 @@ RULES: Mapping[Cause, _Rule] = {
     Cause.INTERNAL: _Rule(500, "Internal", "{}"),
 }
 
-# The answer to a request that was already sent to a model server. Its body is this text, not JSON in OpenAI's error shape.
+# The answer to a request that is evicted while a model server serves it. The body is plain text, not JSON in OpenAI's error shape.
 EVICTED: Final = ErrorAnswer(429, "ResourceExhausted", {DROP_REASON: "evicted"}, b"request evicted by flow control")
 
 

@@ -5,9 +5,9 @@ and nested members of that name. The bytes around the value are copied. If the m
 because it is unknown which one the model server reads. A body without the member gets it as its first member.
 
 Answer: `"model":"<target>"`, with or without a blank after the colon, becomes `"model":"<requested>"` at any position, however the
-answer is divided into pieces. From one piece to the next at most one such text minus a byte is held back. In a JSON string the
-quotes are escaped, so text that a model writes is not changed. An answer with a content coding passes unchanged. So code that
-rewrites a request has to remove its `accept-encoding` (`REMOVED`).
+answer is divided into pieces. If the end of a piece may be the beginning of such a text, it is held back until the next piece. In a JSON
+string the quotes are escaped, so text that a model writes is not changed. An answer with a content coding (gzip) passes unchanged. So
+code that rewrites a request has to remove its `accept-encoding` (`REMOVED`).
 """
 
 import json
@@ -29,7 +29,7 @@ PAIRS_KEPT: Final = 256  # cached pairs; clients choose the names, so number and
 KEPT_CHARS_MAX: Final = 1024
 _BLANKS: Final = b" \t\r\n"
 _KEY: Final = b'"model"'
-_BEGIN: Final = _KEY[:2]  # searched first, because it is rarer than a quote alone
+_BEGIN: Final = _KEY[:2]  # searched at the end of a piece, because it is rarer than a quote alone
 _ESCAPED: Final = b"\\u006"  # begins each letter of the key if it is escaped
 
 Body = bytes | memoryview
@@ -37,7 +37,7 @@ Span = tuple[int, int]
 
 
 def with_model(body: Body, model: str) -> bytes:
-    """Returns the JSON object `body` with its model replaced. Raises Refused."""
+    """Returns the JSON object `body` with `model` as the value of its member `model`. Raises Refused."""
     name = msgspec.json.encode(model)
     parts: list[Body] = []
     at = 0
@@ -67,7 +67,7 @@ def model_spans(body: Body) -> list[Span]:
 
 
 def _last(text: Body) -> Span | None:
-    """Returns the last member `model`, because that is the one that the decoder returns."""
+    """Returns (start, end) of the value of the last top-level member `model`; None: there is none. The decoder returns the last one."""
     try:
         raw = memoryview(_named.decode(text).model)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -91,7 +91,7 @@ def _with_member(body: bytes, name: bytes) -> bytes:
 
 
 def _pairs(target: str, requested: str) -> tuple[tuple[tuple[bytes, bytes], ...], int]:
-    """Returns ((text to find, its replacement), …) and the length of the longest text to find."""
+    """Returns ((text to find, its replacement), …) and the length of the longest text to find. A target may be spelled with escapes."""
     back = msgspec.json.encode(requested)
     spelled = dict.fromkeys((msgspec.json.encode(target), json.dumps(target).encode()))
     pairs = tuple((_KEY + colon + name, _KEY + colon + back) for name in spelled for colon in (b":", b": "))

@@ -1,4 +1,4 @@
-"""Declares what is read of a body to rename its model. Not compiled: msgspec reads annotations at run time."""
+"""Declares the one member of a body, `model`, that is read to rename the model. Not compiled: msgspec reads annotations at run time."""
 
 from typing import Final
 

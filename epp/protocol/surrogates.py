@@ -1,7 +1,7 @@
 """Replaces half surrogate pairs in JSON text: escapes such as `\\ud83d` without their other half.
 
-JavaScript clients send them after they have cut a text within an emoji. RFC 8259 (section 8.2) leaves open what a reader does. msgspec
-refuses them; Go's reader and Python's accept them, so the model server may, too. For routing, each half counts as U+FFFD.
+JavaScript clients send half pairs after they have cut a text within an emoji. RFC 8259 (section 8.2) leaves open what a JSON reader does.
+msgspec refuses them; Go's reader and Python's accept them, so the model server may, too. For routing, each half counts as U+FFFD.
 """
 
 import re

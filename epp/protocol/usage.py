@@ -1,8 +1,8 @@
 """Reads token usage from a JSON, SSE or gRPC answer in chunks of any size.
 
-`UsageScanner` looks for the key `"usage"` followed by an object, outside of strings (where its quotes would be escaped), and
-decodes only that object. The last one that is not null wins. It keeps at most USAGE_BYTES_MAX bytes. The other scanners are for APIs
-with other formats. A parser chooses the scanner by setting `request[ANSWER]`.
+`UsageScanner` looks for the key `"usage"` followed by an object, outside of strings (where the quotes of the key would be escaped), and
+decodes only that object. If an answer has several, the last one with token counts wins. The scanner keeps at most USAGE_BYTES_MAX bytes.
+The other scanners are for APIs with other formats. A parser chooses the scanner by setting `request[ANSWER]`.
 """
 
 import re
@@ -24,13 +24,16 @@ KEYS_MAX: Final = 64  # only the last keys of one piece are read; an event has o
 _TOKENS: Final = re.compile(rb'"(?:[^"\\]++|\\.)*+"|["{}]', re.DOTALL)
 _QUOTED: Final = re.compile(rb'(?:[^"\\]++|\\.)*+', re.DOTALL)
 BLANKS_MAX: Final = 64  # on either side of a key's colon
-SUSPECT: Final = KEY + b"\\"  # a chunk that ends with one of these may end inside the key, or in an escape before it
+SUSPECT: Final = KEY + b"\\"  # a chunk that ends with one of these bytes may end in the key, or in an escape before it
 _KEY_BYTES: Final = frozenset(bytes((byte,)) for byte in SUSPECT)
 
 
 class Scanner(Protocol):
-    """Reads one answer. While a scanner is not `pending`, its caller may skip a chunk that does not contain KEY and does not end with
-    a byte of SUSPECT. A scanner that looks for another key is always `pending`."""
+    """Reads one answer in chunks. `usage`: the usage found so far; None: none.
+
+    `pending`: whether the scanner needs the next chunk in any case. If not, the caller may skip the chunk, unless it contains KEY or ends
+    with a byte of SUSPECT. A scanner that looks for another key than KEY is always `pending`.
+    """
 
     usage: Usage | None
     pending: bool
@@ -46,7 +49,7 @@ class AnswerHandling(NamedTuple):
     skip: bool = False
 
 
-# Default: the handling that the parser's class names.
+# If a parser with `reads_usage` does not set this, a `UsageScanner` reads the answer.
 ANSWER: Final[Datum[AnswerHandling]] = Datum("answer", AnswerHandling)
 UNSEEN: Final = AnswerHandling(None, skip=True)
 
@@ -55,10 +58,7 @@ UNREADABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
 class UsageScanner:
-    """Reads the usage of JSON and SSE answers. `usage`: the usage found so far.
-
-    Feed it every chunk, or at least: each one while `pending`, each one that contains KEY, and each one that ends with a byte of SUSPECT.
-    """
+    """Reads the usage of JSON and SSE answers, which stands in objects under `key`. Which chunks it needs: see `Scanner`."""
 
     __slots__ = ("_carry", "_object", "_open", "pending", "usage")
     key: ClassVar[bytes] = KEY
@@ -147,7 +147,8 @@ class UsageScanner:
 
 
 class AnthropicScanner(UsageScanner):
-    """Reads Anthropic's usage. In a stream the first event has the input tokens, later ones the output tokens. The last of each counts."""
+    """Reads Anthropic's usage. In a stream the first event has the input tokens, later events have the output tokens. For each figure the
+    last event that has it counts."""
 
     __slots__ = ()
 
@@ -168,7 +169,7 @@ class AnthropicScanner(UsageScanner):
 
 
 class SglangScanner(UsageScanner):
-    """Reads `meta_info`. Every event of a stream has one; the one with a finish reason counts."""
+    """Reads the `meta_info` of SGLang's own API. Every event of a stream has one; the one with a finish reason counts."""
 
     __slots__ = ("_stream",)
     key = b'"meta_info"'
@@ -277,9 +278,9 @@ def _numbers(message: bytes | memoryview, wanted: tuple[int, ...]) -> list[int]:
 
 
 def _value(data: bytes, at: int) -> int | None:
-    """Returns where the value after a key starts; None: it is not in these bytes.
+    """Returns where the value after a key starts; None: the value has not arrived yet. `at`: the end of the key.
 
-    If the key has no value, returns some position that opens no object.
+    If no colon and value follow, the text is not a key. Then returns some position at which no object begins.
     """
     colon = False
     most = at + BLANKS_MAX
@@ -305,8 +306,8 @@ def _plain_end(data: bytes, at: int, most: int) -> int:
 
 
 class _Object:
-    """Finds the brace that closes the object opened at `begin`, before `most`. The bytes may arrive in any pieces, and each is read
-    once. A search from the beginning with every piece took 1.5 s for 4 KB that arrived byte by byte."""
+    """Finds the brace that closes the object opened at `begin`, before `most`. The bytes may arrive in any pieces, and each byte is read
+    once: to search from the beginning with every piece took 1.5 s for 4 KB that arrived byte by byte."""
 
     __slots__ = ("_at", "_depth", "_most", "_quoted", "begin")
 

@@ -1,9 +1,9 @@
 """Reads single fields of protobuf messages without generated classes, for APIs of other projects.
 
-A message is read field by field, and each length is checked against the bytes that exist. A walk ends after FIELDS_MAX fields,
-including those of nested messages. A field may take only two bytes and costs half a microsecond, during which the event loop waits.
-Encoders pack lists of numbers, so messages of these APIs have tens of fields. Malformed input raises ValueError. Nothing is copied:
-submessages are views.
+A message is read field by field, and each length is checked against the bytes that exist. A message with more than FIELDS_MAX fields,
+including those of nested messages, is refused: a field may take only two bytes, and to read it takes half a microsecond, during which the
+event loop waits. Proper messages of these APIs have tens of fields, because encoders pack lists of numbers into one field. Malformed input
+raises ValueError. Nothing is copied: submessages are views.
 """
 
 from collections.abc import Iterator
@@ -29,7 +29,7 @@ class Walk:
         self._left = FIELDS_MAX
 
     def fields(self, message: bytes | memoryview) -> Iterator[tuple[int, int | memoryview]]:
-        """(number, value) of each field, in order. The value is an int for a varint, else its bytes. Raises ValueError."""
+        """Yields (number, value) of each field, in order. The value is an int for a varint, else its bytes. Raises ValueError."""
         view = memoryview(message)
         at, end = 0, len(view)
         while at < end:
@@ -87,7 +87,10 @@ def uint32s(values: list[int | memoryview]) -> NDArray[np.uint32]:
 
 
 def first_uint32s(values: list[int | memoryview], most: int) -> tuple[NDArray[np.uint32], memoryview | None]:
-    """Does what `uint32s` does, but decodes only the first `most` numbers of a long packed list, and returns the bytes of the rest."""
+    """Does what `uint32s` does, but decodes only the first `most` numbers of a long packed list.
+
+    Returns these numbers, and the bytes of the rest; None: there is no rest.
+    """
     only = values[0] if len(values) == 1 else None
     if isinstance(only, memoryview) and len(only) > most:
         reach = only[: most * VARINT_BYTES_MAX]

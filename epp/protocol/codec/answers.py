@@ -35,7 +35,8 @@ _NEVER_PASSED: Final = _remove_headers(NEVER_PASSED)
 
 
 class Destination:
-    """Writes the answer to request headers for one list of targets. Caches the bytes around its only variable part, the content length."""
+    """Writes the answer to request headers for one list of targets. In most answers only the content length varies, so the bytes around it
+    are cached."""
 
     __slots__ = ("_around", "_entry", "metadata", "option")
 
@@ -47,7 +48,7 @@ class Destination:
         self._around: dict[int, tuple[bytes, bytes]] = {}  # number of digits -> before, after
 
     def answer(self, content_length: int) -> bytes:
-        """Returns the whole framed answer. A content_length of 0 sets no such header."""
+        """Returns the whole framed answer. It sets the header content-length, unless `content_length` is 0."""
         if not content_length:
             return self.compose(b"")
         digits = b"%d" % content_length
@@ -63,11 +64,14 @@ class Destination:
         return _dynamic_metadata(self._entry + _entry(SCORES, field(5, numbers)))
 
     def compose(self, more: bytes, metadata: bytes | None = None) -> bytes:
-        """Encodes ProcessingResponse{request_headers{response{header_mutation}}, dynamic_metadata}; `more` extends the mutation."""
+        """Encodes ProcessingResponse{request_headers{response{header_mutation}}, dynamic_metadata}, framed.
+
+        `more`: further encoded options of the mutation. `metadata`: encoded metadata; None: only the destination.
+        """
         return framed(field(1, self._response(more, b"")) + (metadata or self.metadata))
 
     def with_body(self, more: bytes, metadata: bytes | None, body: bytes | None) -> bytes:
-        """Encodes ProcessingResponse{request_body{…}} in the same way, for a gateway that buffers.
+        """Does what `compose` does, but as ProcessingResponse{request_body{…}}: for a gateway that buffers bodies.
 
         `body` replaces the body; None: unchanged.
         """

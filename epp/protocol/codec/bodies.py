@@ -1,7 +1,7 @@
-"""Reads HttpBody (pieces of a body, which are never decoded) and writes the answers that pass them on.
+"""Reads HttpBody messages (pieces of a body) and writes the answers that pass the pieces on.
 
-`HttpBody{body, end_of_stream}` has the same bytes as the `StreamedBodyResponse` that answers it. So the answer is the received slice
-after new length prefixes.
+`HttpBody{body, end_of_stream}` is encoded as the same bytes as the `StreamedBodyResponse` that answers it. So the answer is the received
+slice, not decoded, after new length prefixes.
 """
 
 import struct
@@ -85,7 +85,7 @@ chunk_of_size: Final = _chunks.get
 
 
 def learn_chunk(size: int) -> None:
-    """Stores the layout of whole messages of `size` bytes, because streamed answers repeat their sizes."""
+    """Stores in `_chunks` the layout of messages of `size` bytes (None: no such message), because streamed answers repeat their sizes."""
     if size in _chunks:
         return
     if len(_chunks) >= _PREFIXES_MAX:

@@ -19,7 +19,7 @@ _METADATA_NAMESPACE: Final = METADATA_NAMESPACE.encode()
 
 
 class Kind(enum.IntEnum):
-    """Names the oneof of a ProcessingRequest, by field number."""
+    """Names the kinds of ProcessingRequest: the members of its oneof, by field number."""
 
     REQUEST_HEADERS = 2
     RESPONSE_HEADERS = 3
@@ -39,7 +39,7 @@ RESPONSE_TRAILERS: Final = 7
 
 
 def split(message: bytes) -> tuple[int, int, int]:
-    """Returns (kind, start, end): the oneof that the message holds, and the range of its payload. Raises ProtocolViolation."""
+    """Returns (kind, start, end): a number of `Kind`, and where the payload of this kind is in the message. Raises ProtocolViolation."""
     try:
         tag = message[0]
         length = message[1]

@@ -37,8 +37,8 @@ def headers(message: bytes, start: int, end: int) -> tuple[dict[str, str], bool]
 class Headers(Mapping[str, str]):
     """Holds a message's headers, decoded at the first read: names in lower case -> values as Latin-1 text.
 
-    `find` looks for one header without decoding the others. Malformed headers read as empty, and the first read sets `problem`,
-    which has to end the stream.
+    `find` looks for one header without decoding the others. If the headers are malformed, they read as empty, and the first read sets
+    `problem`; the reader then has to end the stream.
     """
 
     __slots__ = ("_end", "_found", "_lowered", "_message", "_start", "problem")

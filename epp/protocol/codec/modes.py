@@ -34,7 +34,7 @@ class BodyMode(enum.IntEnum):
 DUPLEX: Final = int(BodyMode.FULL_DUPLEX_STREAMED)
 BUFFERED: Final = int(BodyMode.BUFFERED)
 BUFFERED_PARTIAL: Final = int(BodyMode.BUFFERED_PARTIAL)
-ALL_DUPLEX: Final = b"\x5a\x04\x08\x04\x10\x04"  # the end of a message whose gateway has this mode in both directions
+ALL_DUPLEX: Final = b"\x5a\x04\x08\x04\x10\x04"  # the end of a message whose gateway has mode DUPLEX in both directions
 _CONFIG: Final = 0x5A  # the tag of protocol_config
 
 
@@ -54,10 +54,10 @@ def mode_name(mode: int) -> str:
 
 
 def headers_passed(request_mode: int, response_mode: int) -> bytes:
-    """Returns the framed answer to request headers whose body the gateway buffers: it tells the gateway to go on.
+    """Returns the framed answer to request headers whose body the gateway buffers. The answer tells the gateway to go on.
 
-    If the gateway also buffers response bodies, it asks for STREAMED ones: otherwise a client gets a streamed answer all at once. A
-    gateway without `allow_mode_override` ignores that.
+    If the gateway also buffers response bodies, the answer asks for the mode STREAMED: in a buffering mode, a client gets a streamed
+    response all at once. A gateway without `allow_mode_override` ignores that.
     """
     answer = field(1, field(1, b""))
     # An override names all modes; those of headers and trailers stay SEND.
