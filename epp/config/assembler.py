@@ -233,7 +233,7 @@ class Assembler:
     # Unused plugins and data producers
 
     def drop_unused(self) -> None:
-        """Warns of unused plugins, and drops those that do not run without a reference.
+        """Warns of plugins to which nothing refers, and drops those that run only if something refers to them.
 
         After an error it does not warn: the reader may have skipped the part of the configuration that uses the plugin.
         """
@@ -249,7 +249,7 @@ class Assembler:
                 del self.instances.plugins[name]
 
     def used(self) -> set[str]:
-        """Returns the names of all plugins that anything refers to."""
+        """Returns the names of all plugins to which something refers, and of the extractors that need no reference."""
         assembly = self.assembly
         single = (assembly.handler, assembly.discovery, assembly.saturation)
         scraped = (plugin for each in assembly.sources for plugin in (each.source, *each.extractors))

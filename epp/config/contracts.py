@@ -1,4 +1,4 @@
-"""Data contracts: checks before the fork that the data which plugins consume are produced.
+"""Data contracts: checks, before the fork, that a plugin or the runtime produces the data that plugins read.
 
 A consumed `Column` comes from one extractor, or the runtime counts it (`epp.data.COUNTED`). A
 consumed `Datum` comes from one plugin that runs before its reader (STAGES): a RequestHeader plugin,
@@ -84,7 +84,10 @@ def check(plugins: Sequence[Plugin]) -> Checked:
 
 
 def _blocks(cutters: Sequence[Plugin]) -> Iterable[Breach]:
-    """Checks that all use one block size. Reports any other than the last plugin's, since that may be a default that no file lists."""
+    """Checks that all plugins that cut prompts use one block size.
+
+    The error is reported at each plugin with another size than the last one, since the last one may be a default that no file lists.
+    """
     sizes = [cutter.block_tokens for cutter in cutters if isinstance(cutter, CutsPrompts)]
     for cutter, size in zip(cutters, sizes, strict=True):
         if size != sizes[-1]:
@@ -107,7 +110,10 @@ def _metrics(plugins: Sequence[Plugin]) -> Iterable[Breach]:
 
 
 def unread(plugins: Sequence[Plugin]) -> list[Plugin]:
-    """Returns the data producers that do nothing but produce data that no plugin reads. A reader that is itself unread does not count."""
+    """Returns the data producers whose only effect would be data that no plugin reads.
+
+    Plugins that this function returns do not count as readers.
+    """
     kept, dropped = list(plugins), list[Plugin]()
     while True:
         read = {(type(key), key.name) for reader in kept for key in (*reader.consumes, *reader.optional)}
@@ -142,7 +148,7 @@ def described(plugin: Plugin) -> str:
 def _producers_of(
     plugins: Sequence[Plugin], kind: type[Plugin] | tuple[type[Plugin], ...], of: type[Key[Any]], breaches: list[Breach]
 ) -> dict[str, tuple[Plugin, Key[Any]]]:
-    """Maps key names to their producer and its declaration. Adds a breach for every further producer of a key."""
+    """Returns name of a key -> (its producer, the key as the producer declares it). Adds a breach for every further producer of a key."""
     producers: dict[str, tuple[Plugin, Key[Any]]] = {}
     for plugin in plugins:
         for key in plugin.produces if isinstance(plugin, kind) else ():
@@ -172,7 +178,7 @@ def _producers_of(
 
 
 def _reading(reader: Plugin, key: Key[Any], produced: Mapping[str, tuple[Plugin, Key[Any]]]) -> list[Breach]:
-    """Returns the broken contracts between one reader and the producer of a key."""
+    """Returns the broken contracts between one reader of a key and the producer of the key. `produced`: as from `_producers_of`."""
     column = isinstance(key, Column)
     if column and key.name in COUNTED:
         writer, written = "the picker", _RUNTIME[key.name]
@@ -245,7 +251,7 @@ Waits = Callable[[Plugin], list[tuple[str, Plugin]]]
 
 
 def _waiting_for(left: Sequence[Plugin], data: Mapping[str, tuple[Plugin, Key[Any]]]) -> Waits:
-    """Returns a function that lists the keys a plugin still waits for, with their producers."""
+    """Returns a function that lists (key, producer) for the data that a plugin reads of producers that are `left` to be ordered."""
 
     def waits(plugin: Plugin) -> list[tuple[str, Plugin]]:
         keys = (key.name for key in (*plugin.consumes, *plugin.optional) if isinstance(key, Datum) and key.name in data)

@@ -26,8 +26,8 @@ from epp.response_phase import FULL
 class EffectiveConfig:
     """Holds a checked configuration with all its defaults.
 
-    `sources` (empty: nothing is scraped) and `discovery` are for the supervisor; `pipeline.plugins` has these instances, too.
-    `document` is the effective configuration as plain values.
+    `sources` (empty: nothing is scraped) and `discovery` are the plugins that the supervisor uses; `pipeline.plugins` has them, too.
+    `parameters`: name of a plugin -> its parameters. `document` is the effective configuration as plain values.
     """
 
     source: str

@@ -1,10 +1,9 @@
 """Assembles the section `flowControl` into a `FlowPlan`: defaults, policies by name, and a suitable queue for each band.
 
-A queue is suitable if it can do what the policies of the band need. A plan exists only with the feature gate. The saturation detector
-is wired without the gate, too (`epp.config.assembler`). A band that is not configured is made from a template: `defaultPriorityBand`, or
-for
-priorities below 0 `defaultNegativePriorityBand` if that is given. A field that a configured band leaves out gets the default of this
-module, not the template's value.
+A queue is suitable if it can do what the policies of the band need. A plan exists only with the feature gate `flowControl`. The
+saturation detector is wired without the gate, too (`epp.config.assembler`). A band that is not configured is made from a template:
+`defaultPriorityBand`, or `defaultNegativePriorityBand` for priorities below 0 if that is given. A field that a configured band leaves
+out gets the default of this module, not the template's value.
 
 This module reads no text and makes no bands.
 """
@@ -167,7 +166,7 @@ class _Planner:
         return None
 
     def can(self, entry: BandEntry, queue: FlowQueue, needs: Mapping[str, Capability]) -> bool:
-        """Returns whether a named queue can do what the policies need. Notes an error for each policy whose needs it cannot meet."""
+        """Returns whether a named queue can do what the policies need. Notes an error for each policy whose needs the queue cannot meet."""
         assert entry.queue is not None
         fits = True
         for policy, needed in needs.items():

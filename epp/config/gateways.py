@@ -1,4 +1,4 @@
-"""Finds what of a configuration cannot work behind a gateway: `epp check --gateway`.
+"""Finds the parts of a configuration that cannot work behind a certain gateway, for `epp check --gateway`.
 
 Facts about the gateways, from their code of November 2026:
 
@@ -28,7 +28,11 @@ COUNTS_IN_FLIGHT: Final = ("concurrency-detector",)
 
 
 class Gateway(NamedTuple):
-    """Says what a gateway can do with the picker's answers."""
+    """Says what a gateway can do with the picker's answers.
+
+    `lists`: it tries several endpoints in order. `headers`: it sends headers that plugins set to the model server. `responses`: it shows
+    the picker the response. `metadata`: it passes dynamic metadata on.
+    """
 
     title: str
     lists: bool = True
@@ -48,7 +52,7 @@ GATEWAYS: Final[Mapping[str, Gateway]] = {
 
 
 def gateway_findings(config: EffectiveConfig, name: str, source: str) -> list[ConfigWarning]:
-    """Returns the warnings for one of `GATEWAYS`. `source` names the file."""
+    """Returns the warnings for the gateway `name`, a key of `GATEWAYS`. `source` names the file."""
     gateway = GATEWAYS[name]
     found: list[ConfigWarning] = []
 

@@ -1,6 +1,6 @@
 """Lint: warnings about a valid configuration that probably does not do what its author wants.
 
-It runs after everything is wired, since most rules need to know what a plugin is. Lint does not change the configuration.
+Lint runs after everything is wired, since most rules need to know what a plugin is. Lint does not change the configuration.
 Warnings about unused plugins are in `epp.config.wiring_checks`.
 """
 

@@ -22,7 +22,7 @@ __all__ = [
 ]
 
 DEFAULT_NAME = "built-in default configuration"
-# One point of a score stands for 1,024 tokens of prefill. `python -m tests.bench.routing` has the figures.
+# A difference of 1 in the total score stands for 1,024 tokens of prefill. `python -m tests.bench.routing` has the figures.
 DEFAULT_TEXT = f"""\
 apiVersion: {API_VERSION}
 kind: {KIND}
@@ -61,8 +61,8 @@ def load(
 ) -> EffectiveConfig:
     """Loads a configuration from YAML or JSON text. `source` names it in messages. Raises ConfigErrors.
 
-    `text` None: load the built-in default configuration. A text without a document is an error: if a file was cut off, the picker must not
-    start with a configuration other than the one it contained. Lint compares the configuration with `surroundings`.
+    `text` None: load the built-in default configuration. A text without a document is an error, because a file that was cut off may look
+    like this, and the picker must not start with the default configuration instead. `surroundings`: what lint compares with.
     """
     if text is None:
         return load(DEFAULT_TEXT, source or DEFAULT_NAME, surroundings=surroundings)

@@ -1,7 +1,7 @@
-"""Brings a configuration into its current form: `migrate` changes the plain values, `epp.config.edit` writes them into the text.
+"""Brings a configuration into the current form: `migrate` changes the plain values, `epp.config.edit` writes them into the text.
 
-It changes the apiVersion, fields that have moved, plugin types and parameters with newer names, and feature gates that no longer
-exist. It leaves what has no counterpart as it is, and adds a remark that says why. The result means the same as before.
+`migrate` changes the apiVersion, fields that have moved, plugin types and parameters with newer names, and feature gates that no longer
+exist. It leaves a plugin without a current form as it is, and returns a remark that says why. The result means the same as before.
 """
 
 from collections.abc import Mapping

@@ -1,8 +1,8 @@
 """Decodes a plugin's `parameters` into its `Params` struct and notes every error at its line.
 
 msgspec stops at the first error. So the code removes the value that the error names and decodes the
-rest again, at most TRIES_MAX times. A null is removed without an error if the field does not accept
-null: it means the default, as in the reference picker. This module knows no plugin.
+rest again, at most TRIES_MAX times. If a field does not accept null, a null there is removed without
+an error: null means the default, as in the reference picker. This module knows no plugin.
 """
 
 import re
@@ -36,7 +36,7 @@ Step = str | int
 def decode(
     cls: type[msgspec.Struct], node: Node | None, owner: str, place: Place, findings: Findings
 ) -> msgspec.Struct | None:
-    """Returns the parameters, or None if it noted an error. `owner` names the plugin in messages."""
+    """Returns the parameters as an instance of `cls`; None: there is an error, which was noted. `owner` names the plugin in messages."""
     root = node if node is not None and node.value is not None else Node(place, {})
     if not isinstance(root.value, dict):
         findings.error(root.place, "wrong-type", f"parameters of {owner}: expected a mapping, got {root.kind()}")
@@ -74,7 +74,7 @@ class _Attempt:
         self.removed: set[tuple[int, str]] = set()
 
     def remove_cause(self, error: str) -> bool:
-        """Notes one error. Returns True if it removed the cause, so that another try makes sense."""
+        """Notes one error of msgspec and removes the value that causes it. Returns whether it did: only then another try makes sense."""
         match = _PATH.fullmatch(error)
         assert match is not None
         nodes, steps = self._follow(match["path"] or "", error)

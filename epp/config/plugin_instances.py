@@ -173,9 +173,9 @@ class PluginInstances:
         return added
 
     def call_foreign(self, plugin: Plugin, call: Callable[..., object], *arguments: object) -> None:
-        """Calls a method of a plugin. An exception of a foreign plugin becomes an error of the configuration; so does a ValueError.
+        """Calls a method of a plugin. Any exception of a foreign plugin, and any ValueError, becomes an error of the configuration.
 
-        The text `parameter: reason` of a ValueError names the parameter's place in the file, as in a constructor.
+        If a ValueError has the text `parameter: reason`, the error is noted at the parameter's place in the file.
         """
         try:
             call(*arguments)

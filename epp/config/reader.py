@@ -82,7 +82,7 @@ class _Reader:
         self.version = ""  # the apiVersion that the file names; empty if none
 
     def moved(self, place: Place, old: str, new: str) -> None:
-        """Notes that a field has moved. That is an error in a file of the current version, which lacks the old place, else a warning."""
+        """Notes that a field has moved: an error if the file has the current apiVersion, which lacks the `old` field; else a warning."""
         what = f"the field '{old}'"
         if self.version == API_VERSION:
             why = f"{what} is not part of {API_VERSION}"
@@ -291,7 +291,7 @@ def _data_layer(reader: _Reader, node: Node | None, written: WrittenConfig) -> N
 
 
 def _discovery(reader: _Reader, node: Node | None, fields: Mapping[str, Node], written: WrittenConfig) -> None:
-    """Reads how endpoints and peers are found. If both places of a field are given, the new one wins."""
+    """Reads how endpoints and peers are found. A field at its current place takes precedence over the same field at its older place."""
     what = "dataLayer.discovery"
     discovery = fields.get("discovery")
     found = reader.mapping(discovery, what, _DISCOVERING)
@@ -332,7 +332,7 @@ def _cross_replica(reader: _Reader, node: Node | None, fields: Mapping[str, Node
 
 
 def _flow_control(reader: _Reader, node: Node | None, written: WrittenConfig, at: Place) -> None:
-    """Reads the section `flowControl`. Without the feature gate, reads only its saturation detector."""
+    """Reads the section `flowControl`. Warns if more than the saturation detector is given although the feature gate is off."""
     fields = reader.mapping(node, "flowControl", _FLOW_CONTROL)
     if detector := fields.get("saturationDetector"):
         written.saturation = _detector(reader, detector, "flowControl.saturationDetector")
@@ -428,7 +428,7 @@ def _detector(reader: _Reader, node: Node, what: str) -> Ref | None:
 
 
 def _deprecated(reader: _Reader, root: Node, fields: Mapping[str, Node], written: WrittenConfig) -> None:
-    """Reads top-level fields that have moved. If both places are given, the new one wins."""
+    """Reads top-level fields that have moved. A field at its current place takes precedence over the same field at its older place."""
     moved = {"saturationDetector": "flowControl.saturationDetector", "parser": "requestHandler.parsers"}
     for old, new in moved.items():
         if node := fields.get(old):

@@ -5,12 +5,12 @@ and imports nothing: `find` imports the one module that has the type, because al
 5 MiB, and 13 MiB with the libraries that some of them need. `known` imports them all.
 
 Other plugins come from the entry-point group ENTRY_POINTS of installed distributions, from the files
-of a folder (`add_folder`), or from `type: package.module:Class` in a configuration. If one of these modules
+of a folder (`add_sources`), or from `type: package.module:Class` in a configuration. If one of these modules
 cannot be imported, the start fails, so a picker never runs with a part of its plugins. The registry never gives a name to a
 second class, whether the name is built in or another class has registered it.
 
-REFERENCE_TYPES are the names that the reference picker (llm-d-router) knows. An error says so for a
-name that this version lacks, because the name is not a misspelling.
+REFERENCE_TYPES are the names that the reference picker (llm-d-router) knows. If a configuration has one of
+them that this version lacks, the error says that, because the name is not a misspelling.
 """
 
 import functools
@@ -157,7 +157,7 @@ def _import_installed() -> None:
 
 
 def _read_built_in() -> None:
-    """Reads from the sources which module of `epp/plugins` has which type. Imports a module only if its decorators cannot be read."""
+    """Fills BUILT_IN from the source text of `epp/plugins`. Imports a module only if the arguments of its `@plugin` are not plain texts."""
     BUILT_IN.clear()
     for module, file in sorted(_own_modules()):
         with open(file, encoding="utf-8") as source:
@@ -250,7 +250,7 @@ def add_sources(folder: str, sources: Mapping[str, bytes]) -> list[str]:
 
 
 def replace_sources(folder: str, sources: Mapping[str, bytes]) -> None:
-    """Removes the types that earlier calls registered, and adds the types of `sources`. Instances in use keep their classes.
+    """Removes the types that earlier folders have registered, and adds the types of `sources`. Instances in use keep their classes.
 
     Raises PluginImportError; then the earlier types stay registered.
     """

@@ -1,9 +1,9 @@
 """Shapes the JSON Schema for its readers: alternatives that validators can point into, and descriptions from docstrings.
 
-For `anyOf`, a validator only says that no alternative fits, at the place of the whole value. `pointed` replaces it wherever the
-alternatives differ in their types, so that the message names the wrong item. `described` takes the description of a field from the
-docstring of its struct: from `field_name: text` at the beginning of a line, or from a sentence that begins with the name in backquotes
-and a colon.
+For `anyOf`, a validator only says that no alternative fits, at the place of the whole value. `pointed` replaces `anyOf` wherever the
+alternatives differ in their types, so that the validator's message names the wrong item. `described` takes the description of a field
+from the docstring of its struct: from `field_name: text` at the beginning of a line, or from a sentence that begins with the name in
+backquotes and a colon.
 """
 
 import inspect
@@ -101,9 +101,9 @@ def _pointed(node: Any, nullable: set[str]) -> Any:
 
 
 def _merged(options: list[Json]) -> Json | None:
-    """Joins alternatives of different types into one schema, since most keywords apply to one type.
+    """Joins alternatives of different types into one schema, since most keywords apply to one type only.
 
-    None if that would change the meaning.
+    Returns None if that would change the meaning.
     """
     result: Json = {}
     kinds: list[str] = []

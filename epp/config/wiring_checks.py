@@ -59,7 +59,10 @@ EVICTING: Final = (EvictionFilter, EvictionOrder)
 
 
 def check_reference_cycles(instances: PluginInstances, findings: Findings) -> None:
-    """Notes an error if references between plugins form a cycle: plugins that a topological sort cannot place."""
+    """Notes an error if plugins refer to each other in a cycle.
+
+    Repeatedly removes the plugins that refer to no remaining plugin. What cannot be removed is in a cycle, or refers to one.
+    """
     left = {name: {need.name for need in plugin.needs.values()} for name, plugin in instances.plugins.items()}
     while free := [name for name, named in left.items() if not named & left.keys()]:
         for name in free:

@@ -294,9 +294,9 @@ def dump_flow(value: Any) -> str:
 
 
 def composed(text: str) -> Any:
-    """Returns PyYAML's nodes of a text that `read` accepts, for `epp.config.edit`: they have the ends of values, too.
+    """Returns PyYAML's nodes of a text that `read` accepts. They say where values end, which `epp.config.edit` needs and a `Node` does not.
 
-    None if the text is empty or has anchors, with which one place of the text stands for several values.
+    Returns None if the text is empty or has anchors, because with an anchor one place of the text stands for several values.
     """
     if any(getattr(event, "anchor", None) for event in yaml.parse(text, _Loader)):
         return None

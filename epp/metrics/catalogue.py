@@ -17,7 +17,7 @@ def _declared(values: Iterable[object]) -> Iterator[Metric]:
             yield from _declared(value.values() if isinstance(value, Mapping) else value)
 
 
-# Names that plugins may not use. A gauge with the same name as a counter appears on the page as `<name>_open`.
+# Names that plugins may not use. Some gauges of workers appear on the page as `<name>_open`, because a counter has the same name.
 TAKEN: Final = frozenset(
     (
         *(metric.name for module in MODULES for metric in _declared(vars(module).values())),

@@ -7,7 +7,7 @@ from epp.metrics import PREFIX, Metric
 
 
 class Twin(NamedTuple):
-    """Gives an older name of a metric: its full name and labels. Its values are sums over the labels that it lacks."""
+    """Describes the older form of a metric family: its full name and its labels. Values are summed over the labels that it lacks."""
 
     name: str
     labels: tuple[str, ...] = ()
@@ -82,5 +82,5 @@ TWINS: Final[Mapping[str, Twin]] = {
 
 
 def older_name(metric: Metric) -> str:
-    """Returns the help text of a twin."""
+    """Returns the help text of the twin of this metric."""
     return f"Older name of {PREFIX}{metric.name}."
