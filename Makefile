@@ -69,7 +69,8 @@ load: $(READY_DEV) compiled
 	@$(if $(URL),$(PYTHON) $(LOCUST) -H $(URL),$(VENV)/bin/epp demo --loras $(LORAS) --objects-dir loadtest/objects --run "$(PYTHON) $(LOCUST) -H {url} --adapters $(LORAS)"); \
 	code=$$?; echo "load-results/report.html has the curves and the figures per task, load-results/*.csv the figures"; exit $$code
 
-# The quality of routing, in virtual time: the default configuration and others, about a minute.
+# The quality of routing, in virtual time: configurations and published formulas on four models of servers, many minutes.
+# ARGS='--only slots/documents --jobs 2' runs a part.
 bench-routing: $(READY_DEV) compiled
 	@$(PYTHON) -m tests.bench.routing $(ARGS)
 

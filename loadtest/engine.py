@@ -248,6 +248,30 @@ class Engine:
                 self._skip(at, now)
         return news
 
+    def mute(self, job: Job) -> None:
+        """Makes a streaming request a silent one: from now on it appears once more, when it ends."""
+        if job.streams:
+            job.streams = False
+            self._streaming -= job.state is JobState.RUNNING
+
+    def first_token_in(self, sent: Sequence[Job], now: float) -> float:
+        """Returns the seconds from `now` to the first token of the last one of `sent` if these arrive now, in this order, and no others.
+
+        Prompts are computed in as many steps as `step_tokens` asks for. Limits of the batch, blocks and adapters are not foreseen.
+        """
+        settings = self.settings
+        tokens = in_step = 0
+        steps = 1
+        prompts = [(job.hashes, job.prompt_tokens) for job in (*self._waiting, *sent)]
+        ends = self._step_ends_at
+        for uncached in self.pool.uncached(prompts, settings.block_size):
+            if in_step >= settings.step_tokens or (in_step and in_step == tokens and ends is None):
+                steps, in_step = steps + 1, 0  # an idle engine begins at once, with the first request alone
+            tokens += uncached
+            in_step += uncached
+        rest = 0.0 if ends is None else ends - now if ends >= now else (ends - now) % self._step_lasts
+        return rest + tokens * settings.prefill_s_per_token + steps * self._decode_step()
+
     def _is_at(self, now: float) -> bool:
         return self._step_ends_at is None or self._step_ends_at > now
 

@@ -17,7 +17,7 @@ and have to be loaded. `log` lists the changes of both tiers.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Container, Iterable, Sequence
 from typing import NamedTuple
 
 import xxhash
@@ -101,6 +101,35 @@ class KvPool:
     def blocks(self, tier: str = GPU) -> set[int]:
         """Returns the hashes of the blocks that a tier holds and that a prompt may hit."""
         return {*self._users, *self._idle} if tier == GPU else set(self._cpu)
+
+    def hits(self, hashes: Sequence[int], coming: Container[int] = ()) -> int:
+        """Returns how many leading blocks the GPU tier holds, together with the blocks in `coming`.
+
+        A block is held no longer than the blocks before it, because a chain is evicted from its end. So bisection finds the number.
+        """
+        users, idle = self._users, self._idle
+        low, high = 0, len(hashes)
+        while low < high:
+            middle = (low + high) // 2
+            block = hashes[middle]
+            if block in users or block in idle or block in coming:
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+    def uncached(self, prompts: Iterable[tuple[Sequence[int], int]], block_size: int) -> list[int]:
+        """Returns the tokens to compute of each prompt, given as (hashes, tokens), if they start in this order.
+
+        The blocks of earlier prompts count as cached for later ones.
+        """
+        coming: set[int] = set()
+        uncached = []
+        for hashes, tokens in prompts:
+            hits = self.hits(hashes, coming)
+            uncached.append(tokens - min(hits, (tokens - 1) // block_size) * block_size)
+            coming.update(hashes[hits:])
+        return uncached
 
     def allocate(self, hashes: Sequence[int], needed: int, hits_max: int) -> int | None:
         """Takes `needed` blocks for a request. Returns the number of hits, or None if too few blocks are free.

@@ -33,7 +33,7 @@ from tests.bench.flow_cases import flow_cases
 from tests.bench.flow_policy_cases import flow_policy_cases
 from tests.bench.page_cases import page_cases
 from tests.bench.prefix_cases import prefix_cases
-from tests.bench.routing import FIELD_TEXT
+from tests.bench.routing_zoo import FIELD_TEXT
 from tests.fakes import FakePool, FakeServices, candidates
 from tests.pair import Pair
 

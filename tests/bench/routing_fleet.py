@@ -1,32 +1,36 @@
 """Does one run of the routing benchmark: simulated servers and pickers in virtual time.
 
-    client ── choose ──▶ (SEND_S) ──▶ Engine 0..7 ──▶ first token ──▶ end ──▶ (think) ──▶ next turn
+    client ── choose ──▶ (SEND_S) ──▶ server 0..7 ──▶ first token ──▶ end ──▶ (think) ──▶ next turn
 
-The engines are those of `loadtest.sim`. Each engine has its scrape timer, as in the supervisor. Events come from one heap, ordered by
-time; equal seeds give equal runs. A request goes to a random worker, the same one under every policy.
+Each server has its scrape timer, as in the supervisor. Events come from one heap, ordered by time; equal seeds give equal runs. A
+request goes to a random worker, the same one under every policy. A server may die: its requests fail, and so do those that are still
+sent to it; its scrapes are refused; `LEAVES_S` later discovery removes it. A server may join later, with an empty cache.
 """
 
 import heapq
 import random
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from typing import Protocol
 
-from loadtest.engine import Engine, EngineSettings, Job, JobState
+from loadtest.engine import Job, JobState
 from loadtest.kv_pool import Change
-from tests.bench.routing_traffic import BLOCK_TOKENS, KV_BLOCKS, Session, Turn
+from loadtest.server_model import ServerModel
+from tests.bench.routing_servers import SERVERS, Kind
+from tests.bench.routing_traffic import BLOCK_TOKENS, Session, Turn, Workload
 
-SERVERS = 8
 WORKERS = 4
 SCRAPE_S = 0.05
 SEND_S = 0.001  # from the decision to the server's queue
-ENGINE = EngineSettings(kv_blocks=KV_BLOCKS, block_size=BLOCK_TOKENS, prefill_s_per_token=100e-6, decode_s=0.025)
+LEAVES_S = 5.0  # from the death of a server to its removal by discovery
+DUPLICATE_TOKENS = 1_024
 
 
 class Call:
-    """One request in progress."""
+    """One request in progress. `failed`: it got an error. `duplicate`: see `Fleet.is_duplicate`. Times are virtual seconds."""
 
-    __slots__ = ("at", "done", "id", "job", "next", "server", "turn", "worker")
+    __slots__ = (
+        "at", "done", "duplicate", "ended_at", "failed", "first_at", "id", "job", "next", "server", "turn", "worker",
+    )  # fmt: skip
 
     def __init__(self, id: int, turn: Turn, at: float, worker: int, following: Iterator[Turn]) -> None:
         self.id = id
@@ -36,11 +40,13 @@ class Call:
         self.next = following
         self.server = -1
         self.job = Job(turn.hashes, turn.tokens, turn.output, streams=True, prompt=turn.prompt)
+        self.first_at = self.ended_at = 0.0
+        self.failed = self.duplicate = False
         self.done: object = None  # data of the policy
 
 
 class Policy(Protocol):
-    """Chooses the servers."""
+    """Chooses the servers. Knows only what these calls tell, except for the oracles, which get the fleet."""
 
     def choose(self, call: Call, now: float) -> int:
         """Returns the server. From now on the request counts as in flight there."""
@@ -51,30 +57,44 @@ class Policy(Protocol):
     def ended(self, call: Call, now: float) -> None:
         """Records that the answer is complete."""
 
-    def scraped(self, server: int, engine: Engine, now: float) -> None:
+    def failed(self, call: Call, now: float) -> None:
+        """Records that the request has failed."""
+
+    def scraped(self, server: int, model: ServerModel, now: float) -> None:
         """Takes the values of a server's metrics page."""
+
+    def refused(self, server: int, now: float) -> None:
+        """Records that a server refused a scrape."""
 
     def changed(self, server: int, job: Job, changes: Sequence[Change], now: float) -> None:
         """Takes the changes of a server's pool that a request caused, as KV events tell them."""
+
+    def members(self, servers: Sequence[int]) -> None:
+        """Takes the servers that discovery lists now."""
 
     def passed(self, now: float) -> None:
         """Delivers the delayed messages that arrive up to `now`."""
 
 
 class Fleet:
-    """Runs the sessions under a policy. `calls` has their requests and results."""
+    """Runs the sessions of a workload under a policy. `calls` has their requests and results."""
 
     def __init__(
-        self, sessions: list[Session], policy: Callable[["Fleet"], Policy], seed: int, kv_blocks: int = KV_BLOCKS
+        self,
+        sessions: list[Session],
+        policy: Callable[["Fleet"], Policy],
+        seed: int,
+        *,
+        kind: Kind,
+        workload: Workload,
+        seconds: float,
     ) -> None:
-        settings = replace(ENGINE, kv_blocks=kv_blocks)
-        self.kv_blocks = kv_blocks
-        self.engines = [
-            Engine(settings, lambda job, changes, server=server: self._changed(server, job, changes))  # type: ignore[misc]
-            for server in range(SERVERS)
-        ]
+        self.kv_blocks = workload.kv_blocks
+        self.servers = kind.make(workload.kv_blocks, self._changed)
         self.now = 0.0
         self.underway: list[list[Call]] = [[] for _ in range(SERVERS)]  # sent, not yet received by the server
+        self.coming: list[dict[int, int]] = [{} for _ in range(SERVERS)]  # block -> requests without a first token
+        self.up = [True] * SERVERS
         self.calls: list[Call] = []
         self._by_job: dict[Job, Call] = {}
         self._due: list[float | None] = [None] * SERVERS
@@ -88,6 +108,16 @@ class Fleet:
             self._begin(next(turns), turns, session.at)
         for server in range(SERVERS):
             self._at(self._rng.random() * SCRAPE_S, lambda now, server=server: self._scrape(server, now))  # type: ignore[misc]
+        for server, (share, factor) in kind.slowed.items():
+            self._at(share * seconds, lambda now, server=server, factor=factor: self._slow(server, factor, now))  # type: ignore[misc]
+        if workload.dies is not None:
+            server, share = workload.dies
+            self._at(share * seconds, lambda now: self._die(server, now))
+        if workload.joins is not None:
+            joins, share = workload.joins
+            self.up[joins] = False
+            self._listed()
+            self._at(share * seconds, lambda now: self._join(joins, now))
 
     def run(self) -> list[Call]:
         """Runs until every answer is complete."""
@@ -98,6 +128,22 @@ class Fleet:
             passed(now)
             act(now)
         return self.calls
+
+    def hits(self, server: int, hashes: Sequence[int]) -> int:
+        """Returns how many leading blocks a server holds, or will have computed for the requests that it has got."""
+        return self.servers[server].pool.hits(hashes, self.coming[server])
+
+    def is_duplicate(self, call: Call, server: int) -> bool:
+        """Returns whether this server computes at least half of the prompt, and DUPLICATE_TOKENS, that another server holds."""
+        most = max(DUPLICATE_TOKENS, call.turn.tokens // 2)
+        if call.turn.tokens < most:
+            return False
+        own, hashes = self.hits(server, call.turn.hashes), call.turn.hashes
+        return any(
+            (self.hits(other, hashes) - own) * BLOCK_TOKENS >= most
+            for other in range(SERVERS)
+            if other != server and self.up[other]
+        )
 
     def _changed(self, server: int, job: Job, changes: Sequence[Change]) -> None:
         self._policy.changed(server, job, changes, self.now)
@@ -113,34 +159,61 @@ class Fleet:
     def _decide(self, turn: Turn, following: Iterator[Turn], now: float) -> None:
         call = Call(len(self.calls), turn, now, self._rng.randrange(WORKERS), following)
         self.calls.append(call)
-        call.server = self._policy.choose(call, now)
-        self.underway[call.server].append(call)
+        server = call.server = self._policy.choose(call, now)
+        call.duplicate = self.is_duplicate(call, server)
+        coming = self.coming[server]
+        for block in call.turn.hashes:
+            coming[block] = coming.get(block, 0) + 1
+        self.underway[server].append(call)
         self._at(now + SEND_S, lambda now: self._submit(call, now))
 
     def _submit(self, call: Call, now: float) -> None:
         server = call.server
-        engine = self.engines[server]
-        self._advance(server, now)
         self.underway[server].remove(call)
+        if not self.up[server]:
+            self._fail(call, now)
+            return
+        self._advance(server, now)
         self._by_job[call.job] = call
-        engine.submit(call.job, now)
+        self.servers[server].submit(call.job, now)
         self._wake(server)
 
     def _advance(self, server: int, now: float) -> None:
-        for job in self.engines[server].advance(now):
+        model = self.servers[server]
+        for job in model.advance(now):
             call = self._by_job[job]
-            if job.generated == 1:
+            if job.generated and not call.first_at:
+                call.first_at = now
+                model.mute(job)
+                self._computed(call)
                 self._policy.first_token(call, now)
             if job.state is JobState.FINISHED:
                 self._end(call, now)
+                self._policy.ended(call, now)
+
+    def _computed(self, call: Call) -> None:
+        """Removes the blocks of a request from those that are still to come."""
+        coming = self.coming[call.server]
+        for block in call.turn.hashes:
+            if coming[block] == 1:
+                del coming[block]
+            else:
+                coming[block] -= 1
 
     def _end(self, call: Call, now: float) -> None:
-        del self._by_job[call.job]
+        self._by_job.pop(call.job, None)
         self._open -= 1
-        self._policy.ended(call, now)
+        call.ended_at = now
         turn = next(call.next, None)
         if turn is not None:
             self._begin(turn, call.next, now + turn.think_s)
+
+    def _fail(self, call: Call, now: float) -> None:
+        call.failed = True
+        if not call.first_at:
+            self._computed(call)
+        self._end(call, now)
+        self._policy.failed(call, now)
 
     def _tick(self, server: int, now: float) -> None:
         if self._due[server] != now:
@@ -150,11 +223,34 @@ class Fleet:
         self._wake(server)
 
     def _wake(self, server: int) -> None:
-        due = self.engines[server].next_due()
+        due = self.servers[server].next_due()
         if due is not None and due != self._due[server]:
             self._due[server] = due
             self._at(due, lambda now: self._tick(server, now))
 
     def _scrape(self, server: int, now: float) -> None:
-        self._policy.scraped(server, self.engines[server], now)
+        if self.up[server]:
+            self._policy.scraped(server, self.servers[server], now)
+        else:
+            self._policy.refused(server, now)
         self._at(now + SCRAPE_S, lambda now: self._scrape(server, now))
+
+    def _slow(self, server: int, factor: float, now: float) -> None:
+        self._advance(server, now)
+        self.servers[server].slow(factor, now)
+        self._wake(server)
+
+    def _die(self, server: int, now: float) -> None:
+        self._advance(server, now)
+        self.up[server] = False
+        self._due[server] = None
+        for call in [call for call in self._by_job.values() if call.server == server]:
+            self._fail(call, now)
+        self._at(now + LEAVES_S, lambda _: self._listed())
+
+    def _join(self, server: int, now: float) -> None:
+        self.up[server] = True
+        self._listed()
+
+    def _listed(self) -> None:
+        self._policy.members([server for server in range(SERVERS) if self.up[server]])

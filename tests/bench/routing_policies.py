@@ -1,11 +1,14 @@
-"""Defines the policies of the routing benchmark: the real pipeline in several workers, and simpler policies to compare it with.
+"""The policy of a configuration in the routing benchmark: the real pipeline in several workers.
 
-`Picked` compiles a configuration and calls `epp.decide`. Like in the picker, a worker sees the values of each server's last scrape, the
+`Picked` compiles a configuration and calls `epp.decide`. As in the picker, a worker sees the values of each server's last scrape, the
 requests in flight of all workers at this moment, and the shared prefix index: an update of a worker appears in it after `LEARN_S`. The
-model leaves out shared memory, the clock and the parser: the prompt is given.
+response points get the same calls as in the picker: headers and first chunk when the first token comes, the end, and failures, each
+with `request.now` in virtual seconds; `request.sent_at` is the time of the decision. Nobody tells it how many tokens a request will
+generate, or how many were cached. Timers of plugins (`Services.every`) run in virtual time. The benchmark leaves out shared memory,
+the clock, flow control and the parser: the prompt is given.
 """
 
-import random
+import heapq
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
@@ -13,23 +16,25 @@ import numpy as np
 
 from epp.candidates import Candidates, Endpoint, Floats, Roster, Snapshot
 from epp.config.load import load
-from epp.data import KV_USAGE, RUNNING, WAITING
+from epp.data import CACHE_BLOCK_SIZE, CACHE_NUM_BLOCKS, KV_USAGE, RUNNING, WAITING
 from epp.decide import choose
-from epp.decision import Decision, Response
+from epp.decision import Decision, Response, Usage
 from epp.errors import ProducerFailed
 from epp.metrics import Metric
 from epp.pipeline import Pipeline
 from epp.plugin import DataProducer, Hashes, Plugin, Profile
 from epp.plugins.producers.approx_prefix import BLOCK_TOKENS_MIN
-from epp.request import Parts, Prompt, Request, Subset
-from loadtest.engine import Engine, Job
+from epp.request import EMPTY_PROMPT, Parts, Prompt, Request, Subset
+from loadtest.engine import Job
 from loadtest.kv_pool import Change
+from loadtest.server_model import ServerModel
 from shm.prefix_index import IndexSchema
 from shm.prefix_reader import IndexReader
 from shm.prefix_writer import IndexWriter
 from shm.segment import Region
-from tests.bench.routing_fleet import SERVERS, WORKERS, Call, Fleet
+from tests.bench.routing_fleet import WORKERS, Call
 from tests.bench.routing_held import SharedHeld
+from tests.bench.routing_servers import SERVERS
 from tests.bench.routing_traffic import BLOCK_TOKENS
 from tests.fakes import FakeServices, endpoints
 
@@ -37,6 +42,9 @@ LEARN_S = 0.003
 INDEX_ENTRIES = 1 << 19
 AGE_S = 1.0
 SECRET = 99  # of the fake services
+DOWN_REFUSALS = 2  # refused scrapes in a row after which an endpoint gets no requests
+ERRORS_FROM = 400
+SCRAPED = tuple(column.name for column in (WAITING, RUNNING, KV_USAGE, CACHE_BLOCK_SIZE, CACHE_NUM_BLOCKS))
 
 
 class SharedIndex:
@@ -51,20 +59,23 @@ class SharedIndex:
         self.owners = [self._writer.new_owner() for _ in range(SERVERS)]
         for owner in self.owners:
             self._writer.limit(owner, blocks_max)
-        self._pending: deque[tuple[float, Hashes, int]] = deque()
+        self._pending: deque[tuple[float, Hashes, int, bool]] = deque()
         self._now = 0.0
 
     def learn(self, hashes: Hashes, owner: int) -> None:
-        self._pending.append((self._now + LEARN_S, hashes, owner))
+        self._pending.append((self._now + LEARN_S, hashes, owner, True))
 
     def forget(self, hashes: Hashes, owner: int) -> None:
-        raise AssertionError("all answers are complete")
+        self._pending.append((self._now + LEARN_S, hashes, owner, False))
 
     def passed(self, now: float) -> None:
         self._now = now
         while self._pending and self._pending[0][0] <= now:
-            _, hashes, owner = self._pending.popleft()
-            self._writer.insert(hashes, owner, int(now / AGE_S))
+            _, hashes, owner, learned = self._pending.popleft()
+            if learned:
+                self._writer.insert(hashes, owner, int(now / AGE_S))
+            else:
+                self._writer.forget(hashes, owner)
 
 
 class ExactIndex:
@@ -88,19 +99,32 @@ class ExactIndex:
             self._held.setdefault(value, set()).add(owner)
 
     def forget(self, hashes: Hashes, owner: int) -> None:
-        raise AssertionError("all answers are complete")
+        for value in hashes.tolist():
+            self._held.get(value, set()).discard(owner)
 
     def passed(self, now: float) -> None:
         return None
 
 
 class Services(FakeServices):
-    """The services that a worker gives to its plugins."""
+    """The services that a worker gives to its plugins. `every` runs in virtual time."""
 
     def __init__(self, index: SharedIndex | ExactIndex, tokens: Floats, seed: int) -> None:
         super().__init__(seed)
         self.prefix_index = index  # type: ignore[assignment]
         self._tokens = tokens
+        self._timers: list[tuple[float, int, float, Callable[[], object]]] = []
+
+    def every(self, seconds: float, act: Callable[[], object]) -> None:
+        heapq.heappush(self._timers, (seconds, len(self._timers), seconds, act))
+
+    def passed(self, now: float) -> None:
+        """Calls what is due."""
+        timers = self._timers
+        while timers and timers[0][0] <= now:
+            due, order, seconds, act = timers[0]
+            heapq.heapreplace(timers, (due + seconds, order, seconds, act))
+            act()
 
     def add_tokens(self, endpoint: Endpoint, tokens: int) -> None:
         self._tokens[endpoint.slot] += tokens
@@ -136,6 +160,7 @@ class Picked:
         self._held = SharedHeld(self._index.owners, SECRET) if held else None
         self._inflight, self._tokens = np.zeros(SERVERS), np.zeros(SERVERS)
         self._pipelines: list[Pipeline] = []
+        self._services: list[Services] = []
         for worker in range(workers):
             pipeline = load(text, "benchmark").pipeline
             services = Services(self._index, self._tokens, seed * WORKERS + worker)
@@ -143,17 +168,22 @@ class Picked:
                 services.held_blocks = self._held  # type: ignore[assignment]
             pipeline.start(services)
             self._pipelines.append(pipeline)
-        servers = endpoints(SERVERS)
-        for server, owner in zip(servers, self._index.owners, strict=True):
+            self._services.append(services)
+        self._endpoints = endpoints(SERVERS)
+        for server, owner in zip(self._endpoints, self._index.owners, strict=True):
             server.owner = owner
-        self._roster = Roster(servers)
-        self._values = {column.name: np.zeros(SERVERS) for column in (WAITING, RUNNING, KV_USAGE)}
+        self._columns = {name: np.zeros(SERVERS) for name in SCRAPED}
+        self._columns[CACHE_BLOCK_SIZE.name][:] = BLOCK_TOKENS
         self._at_scrape = np.zeros(SERVERS)
-        self._all, self._none = np.ones(SERVERS, dtype=bool), np.zeros(SERVERS, dtype=bool)
+        self._known = np.zeros(SERVERS, dtype=bool)
+        self._refusals = np.zeros(SERVERS)
         self._snapshot: Snapshot | None = None
+        self.members(range(SERVERS))
 
     def passed(self, now: float) -> None:
         self._index.passed(now)
+        for services in self._services:
+            services.passed(now)
         if self._held is not None:
             self._held.passed(now)
 
@@ -161,12 +191,24 @@ class Picked:
         if self._held is not None:
             self._held.changed(server, now)(job, changes)
 
-    def scraped(self, server: int, engine: Engine, now: float) -> None:
-        values = self._values
-        values[WAITING.name][server] = engine.waiting
-        values[RUNNING.name][server] = engine.running
-        values[KV_USAGE.name][server] = engine.pool.usage
+    def members(self, servers: Sequence[int]) -> None:
+        self._members = np.array(servers)
+        self._roster = Roster([self._endpoints[server] for server in servers])
+        self._snapshot = None
+
+    def scraped(self, server: int, model: ServerModel, now: float) -> None:
+        columns = self._columns
+        columns[WAITING.name][server] = model.waiting
+        columns[RUNNING.name][server] = model.running
+        columns[KV_USAGE.name][server] = model.pool.usage
+        columns[CACHE_NUM_BLOCKS.name][server] = model.pool.total
         self._at_scrape[server] = self._inflight[server]
+        self._known[server] = True
+        self._refusals[server] = 0
+        self._snapshot = None
+
+    def refused(self, server: int, now: float) -> None:
+        self._refusals[server] += 1
         self._snapshot = None
 
     def choose(self, call: Call, now: float) -> int:
@@ -174,7 +216,6 @@ class Picked:
         prompt = call.turn.prompt
         request = Request(id=str(call.id), path="/v1/completions", headers={}, now=now, model="m", streaming=True)
         request.prompt = Prompt(lambda: prompt)
-        request.max_tokens = call.turn.output
         if self._held is not None:
             ids = np.frombuffer(prompt[: len(prompt) // 4 * 4], dtype="<u4").tolist()
             request.prompt.read = lambda _: Parts(token_ids=(ids,))
@@ -184,36 +225,64 @@ class Picked:
             decision: Decision = done.value
         else:
             raise AssertionError("a producer waits, but in this benchmark no producer can be resumed")
+        request.prompt = EMPTY_PROMPT
+        request.sent_at = now
         slot = decision.targets[0].slot
         self._inflight[slot] += 1
-        call.done = (pipeline, request, decision)
+        call.done = (pipeline, request, decision, Response())
         return slot
 
     def first_token(self, call: Call, now: float) -> None:
-        pipeline, request, decision = call.done  # type: ignore[misc]
+        pipeline, request, decision, _ = call.done  # type: ignore[misc]
+        response = Response(200, {"content-type": "text/event-stream"}, streaming=True)
+        call.done = (pipeline, request, decision, response)
+        request.now = now
+        for received in pipeline.response_received:
+            received(request, decision, response)
         for streaming in pipeline.response_streaming:
             streaming(request, decision)
 
     def ended(self, call: Call, now: float) -> None:
-        pipeline, request, decision = call.done  # type: ignore[misc]
+        response = call.done[3]  # type: ignore[index]
+        response.usage = Usage(call.turn.tokens, call.turn.output)
+        response.whole = True
+        self._complete(call, now)
+
+    def failed(self, call: Call, now: float) -> None:
+        """Ends a request that its server could not answer. After a refused scrape, this ejects the endpoint, as in the picker."""
+        if self._refusals[call.server]:
+            self._refusals[call.server] = DOWN_REFUSALS
+            self._snapshot = None
+        pipeline, request, decision, response = call.done  # type: ignore[misc]
+        if not response.status:
+            call.done = (pipeline, request, decision, Response(503))
+        self._complete(call, now)
+
+    def _complete(self, call: Call, now: float) -> None:
+        pipeline, request, decision, response = call.done  # type: ignore[misc]
         call.done = None
         self._inflight[call.server] -= 1
-        for complete in pipeline.response_complete:
-            complete(request, decision, Response(200))
+        request.now = now
+        calls = pipeline.response_complete
+        if call.failed and response.status >= ERRORS_FROM:
+            calls += pipeline.response_failed
+        for complete in calls:
+            complete(request, decision, response)
 
     def candidates(self, subset: Subset | None) -> Candidates:
-        snapshot = self._snapshot
+        snapshot, members = self._snapshot, self._members
         if snapshot is None:
+            known = self._known[members]
             snapshot = self._snapshot = Snapshot(
                 self._roster,
-                {name: column.copy() for name, column in self._values.items()},
-                fresh=self._all,
-                known=self._all,
-                down=self._none,
-                inflight_at_scrape=self._at_scrape.copy(),
+                {name: column[members] for name, column in self._columns.items()},
+                fresh=known,
+                known=known,
+                down=self._refusals[members] >= DOWN_REFUSALS,
+                inflight_at_scrape=self._at_scrape[members],
             )
-        inflight = snapshot.inflight_at_scrape if self._scraped_only else self._inflight
-        return Candidates(snapshot, inflight.copy(), self._tokens.copy())
+        inflight = snapshot.inflight_at_scrape.copy() if self._scraped_only else self._inflight[members]
+        return Candidates(snapshot, inflight, self._tokens[members])
 
     def reloaded(self, candidates: Candidates) -> Candidates:
         return candidates
@@ -226,104 +295,3 @@ class Picked:
 
     def shadow_failed(self, profile: Profile, problem: Exception) -> None:
         raise problem
-
-
-class Blind:
-    """A policy without state about requests and servers."""
-
-    def first_token(self, call: Call, now: float) -> None:
-        """Does nothing."""
-
-    def ended(self, call: Call, now: float) -> None:
-        """Does nothing."""
-
-    def scraped(self, server: int, engine: Engine, now: float) -> None:
-        """Does nothing."""
-
-    def changed(self, server: int, job: Job, changes: Sequence[Change], now: float) -> None:
-        """Does nothing."""
-
-    def passed(self, now: float) -> None:
-        """Does nothing."""
-
-
-class RoundRobin(Blind):
-    """Chooses one server after the other. All workers share the turn."""
-
-    def __init__(self) -> None:
-        self._turn = -1
-
-    def choose(self, call: Call, now: float) -> int:
-        self._turn = (self._turn + 1) % SERVERS
-        return self._turn
-
-
-class Random(Blind):
-    """Chooses a random server."""
-
-    def __init__(self, seed: int) -> None:
-        self._rng = random.Random(f"{seed}/random")
-
-    def choose(self, call: Call, now: float) -> int:
-        return self._rng.randrange(SERVERS)
-
-
-class Oracle(Blind):
-    """Knows queues and caches exactly, and takes the server with the earliest first token. Among equals it takes the least busy one."""
-
-    def __init__(self, fleet: Fleet) -> None:
-        self._fleet = fleet
-
-    def choose(self, call: Call, now: float) -> int:
-        return min(range(SERVERS), key=lambda server: (self._wait(server, call, now), self._load(server)))
-
-    def _load(self, server: int) -> int:
-        engine = self._fleet.engines[server]
-        return engine.running + engine.waiting + len(self._fleet.underway[server])
-
-    def _wait(self, server: int, call: Call, now: float) -> float:
-        """Returns the seconds until the first token: the rest of the current step, and the step for the prompts ahead and this one.
-
-        An engine computes all waiting prompts that fit in one step.
-        """
-        engine = self._fleet.engines[server]
-        pool = engine.pool
-        cached: set[int] = set()
-        tokens = 0
-        ahead = [*engine._waiting, *(other.job for other in self._fleet.underway[server]), call.job]
-        for job in ahead:
-            hits = 0
-            for block in job.hashes:
-                if not (block in pool._users or block in pool._idle or block in cached):
-                    break
-                hits += 1
-            tokens += job.prompt_tokens - hits * engine.settings.block_size
-            cached.update(job.hashes[hits:])
-        ends = engine._step_ends_at
-        rest = 0.0 if ends is None else max(0.0, ends - now)
-        return rest + tokens * engine.settings.prefill_s_per_token + engine._decode_step()
-
-
-class MostHits(Oracle):
-    """Knows caches exactly, and takes the server with the longest prefix, whatever its queue. Among equals it takes the one with most room.
-
-    So it shows about how many hits any placement of single requests can have.
-    """
-
-    def choose(self, call: Call, now: float) -> int:
-        return min(range(SERVERS), key=lambda server: self._cost(server, call))
-
-    def _cost(self, server: int, call: Call) -> tuple[int, int, int]:
-        """Hits, unused blocks and blocks in use, of which the last counts against a server. Blocks on their way count as held."""
-        engine = self._fleet.engines[server]
-        pool = engine.pool
-        coming: set[int] = set()
-        for job in [*engine._waiting, *(other.job for other in self._fleet.underway[server])]:
-            coming.update(job.hashes)
-        hits = 0
-        for block in call.job.hashes:
-            if not (block in pool._users or block in pool._idle or block in coming):
-                break
-            hits += 1
-        unused = pool.total - pool.in_use - pool.idle - len(coming)
-        return -hits, -unused, pool.in_use + len(coming)

@@ -6,8 +6,9 @@ Each picker has its own workers, its own prefix index, and counts only its own r
 import random
 from collections.abc import Sequence
 
-from loadtest.engine import Engine, Job
+from loadtest.engine import Job
 from loadtest.kv_pool import Change
+from loadtest.server_model import ServerModel
 from tests.bench.routing_fleet import Call
 from tests.bench.routing_policies import Picked
 
@@ -32,9 +33,20 @@ class Replicas:
     def ended(self, call: Call, now: float) -> None:
         self._of.pop(call.id).ended(call, now)
 
-    def scraped(self, server: int, engine: Engine, now: float) -> None:
+    def failed(self, call: Call, now: float) -> None:
+        self._of.pop(call.id).failed(call, now)
+
+    def scraped(self, server: int, model: ServerModel, now: float) -> None:
         for picker in self._pickers:
-            picker.scraped(server, engine, now)
+            picker.scraped(server, model, now)
+
+    def refused(self, server: int, now: float) -> None:
+        for picker in self._pickers:
+            picker.refused(server, now)
+
+    def members(self, servers: Sequence[int]) -> None:
+        for picker in self._pickers:
+            picker.members(servers)
 
     def changed(self, server: int, job: Job, changes: Sequence[Change], now: float) -> None:
         for picker in self._pickers:

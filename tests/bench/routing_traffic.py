@@ -45,15 +45,18 @@ class Session:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """A kind of traffic. `make(rng, seconds)`: returns the sessions. `shares`: whether prompts share prefixes.
+    """A kind of traffic. `make(rng, seconds, rate)`: returns the sessions, at `rate` times the usual number per second.
 
-    `kv_blocks`: the size of each server's cache.
+    `kv_blocks`: the size of each server's cache. `dies`, `joins`: a server that does so, and after which share of the time. `usual`:
+    whether it runs without being asked for.
     """
 
     name: str
-    make: Callable[[random.Random, float], list[Session]]
-    shares: bool = True
+    make: Callable[[random.Random, float, float], list[Session]]
     kv_blocks: int = KV_BLOCKS
+    dies: tuple[int, float] | None = None
+    joins: tuple[int, float] | None = None
+    usual: bool = True
 
 
 def arrivals(rng: random.Random, rate: float, seconds: float) -> Iterator[float]:
@@ -74,11 +77,11 @@ def popular(count: int) -> list[float]:
     return [1 / (rank + 1) for rank in range(count)]
 
 
-def chats(rng: random.Random, seconds: float) -> list[Session]:
+def chats(rng: random.Random, seconds: float, rate: float = 1.0) -> list[Session]:
     """Makes conversations of 3 to 8 turns. Each begins with one of 12 system prompts, of which some are more popular."""
     systems = [words(rng, 500, 3000) for _ in range(12)]
     sessions = []
-    for at in arrivals(rng, 7.0, seconds):
+    for at in arrivals(rng, 7.0 * rate, seconds):
         prompt = rng.choices(systems, popular(len(systems)))[0]
         turns = []
         for _ in range(rng.randint(3, 8)):
@@ -90,62 +93,81 @@ def chats(rng: random.Random, seconds: float) -> list[Session]:
     return sessions
 
 
-def documents(rng: random.Random, seconds: float) -> list[Session]:
+def documents(rng: random.Random, seconds: float, rate: float = 1.0) -> list[Session]:
     """Makes questions about 96 documents of 4,000 to 16,000 tokens. Some documents are more popular."""
     shelf = [words(rng, 4_000, 16_000) for _ in range(96)]
     return [
         single(at, rng.choices(shelf, popular(len(shelf)))[0] + words(rng, 50, 200), rng.randint(50, 200))
-        for at in arrivals(rng, 9.0, seconds)
+        for at in arrivals(rng, 9.0 * rate, seconds)
     ]
 
 
-def library(rng: random.Random, seconds: float) -> list[Session]:
+def library(rng: random.Random, seconds: float, rate: float = 1.0) -> list[Session]:
     """Makes questions about documents that are together 1.5 times as large as the caches of all servers, so that caches evict."""
     shelf: list[bytes] = []
     while sum(map(len, shelf)) < LIBRARY_TOKENS * BYTES_PER_TOKEN:
         shelf.append(words(rng, 4_000, 16_000))
     return [
         single(at, rng.choices(shelf, popular(len(shelf)))[0] + words(rng, 50, 200), rng.randint(50, 200))
-        for at in arrivals(rng, 9.0, seconds)
+        for at in arrivals(rng, 9.0 * rate, seconds)
     ]
 
 
-def prefixed(rng: random.Random, seconds: float, hot_share: float) -> list[Session]:
+def prefixed(rng: random.Random, seconds: float, rate: float, hot_share: float) -> list[Session]:
     """Makes prompts with one of 64 prefixes of 4,000 tokens, and up to 400 more tokens. A share of `hot_share` has the same prefix."""
     prefixes = [words(rng, 4_000, 4_000) for _ in range(64)]
     sessions = []
-    for at in arrivals(rng, 46.0, seconds):
+    for at in arrivals(rng, 46.0 * rate, seconds):
         prefix = prefixes[0] if rng.random() < hot_share else rng.choice(prefixes)
         sessions.append(single(at, prefix + words(rng, 100, 400), rng.randint(100, 400)))
     return sessions
 
 
-def hot(rng: random.Random, seconds: float) -> list[Session]:
+def hot(rng: random.Random, seconds: float, rate: float = 1.0) -> list[Session]:
     """Makes prompts of which 60 % have the same prefix."""
-    return prefixed(rng, seconds, HOT_SHARE)
+    return prefixed(rng, seconds, rate, HOT_SHARE)
 
 
-def even(rng: random.Random, seconds: float) -> list[Session]:
+def even(rng: random.Random, seconds: float, rate: float = 1.0) -> list[Session]:
     """Makes the traffic of `hot` without its most frequent prefix."""
-    return prefixed(rng, seconds, 0.0)
+    return prefixed(rng, seconds, rate, 0.0)
 
 
-def unshared(rng: random.Random, seconds: float) -> list[Session]:
+def unshared(rng: random.Random, seconds: float, rate: float = 1.0) -> list[Session]:
     """Makes prompts without a common prefix. Most are short, some are long."""
-    return [single(at, unique(rng), rng.randint(20, 400)) for at in arrivals(rng, 36.0, seconds)]
+    return [single(at, unique(rng), rng.randint(20, 400)) for at in arrivals(rng, 36.0 * rate, seconds)]
 
 
-def bursts(rng: random.Random, seconds: float) -> list[Session]:
+def bursts(rng: random.Random, seconds: float, rate: float = 1.0) -> list[Session]:
     """Makes bursts that end before the next scrape. 70 % of the prompts in a burst share one of 32 prefixes."""
     prefixes = [words(rng, 500, 3_000) for _ in range(32)]
     sessions = []
     start = 0.0
     while start < seconds:
         prefix = rng.choice(prefixes)
-        for at in arrivals(rng, 5 * 36.0, BURST_S):
+        for at in arrivals(rng, 5 * 36.0 * rate, BURST_S):
             prompt = prefix + words(rng, 100, 1_000) if rng.random() < BURST_SHARE else unique(rng)
             sessions.append(single(start + at, prompt, rng.randint(20, 300)))
         start += BURST_EVERY_S
+    return sessions
+
+
+def tenants(rng: random.Random, seconds: float, rate: float = 1.0) -> list[Session]:
+    """Makes the traffic of four tenants at once: chats, questions about documents, prompts that share nothing, and batches.
+
+    A batch is 24 prompts with one prefix of 2,000 tokens within 0.2 s, every five seconds.
+    """
+    sessions = [
+        *chats(rng, seconds, 0.35 * rate),
+        *documents(rng, seconds, 0.3 * rate),
+        *unshared(rng, seconds, 0.3 * rate),
+    ]
+    prefix = words(rng, 2_000, 2_000)
+    start = rng.random()
+    while start < seconds:
+        for _ in range(round(24 * rate)):
+            sessions.append(single(start + 0.2 * rng.random(), prefix + words(rng, 50, 400), rng.randint(50, 200)))
+        start += 5.0
     return sessions
 
 
@@ -163,9 +185,12 @@ def single(at: float, prompt: bytes, output: int) -> Session:
 WORKLOADS = (
     Workload("chats", chats),
     Workload("documents", documents),
-    Workload("library, evicting", library, kv_blocks=FEW_KV_BLOCKS),
+    Workload("nothing shared", unshared),
     Workload("hot prefix", hot),
-    Workload("no hot prefix", even),
-    Workload("no sharing", unshared, shares=False),
     Workload("bursts", bursts),
+    Workload("tenants", tenants),
+    Workload("a server dies", chats, dies=(3, 0.5)),
+    Workload("a server joins", documents, joins=(3, 0.4)),
+    Workload("library, evicting", library, kv_blocks=FEW_KV_BLOCKS, usual=False),
+    Workload("no hot prefix", even, usual=False),
 )

@@ -1,14 +1,16 @@
 import pytest
 
-from epp.config.load import DEFAULT_TEXT
-from tests.bench.routing import FIELD_TEXT, POLICIES, Outcome, configured, measure
+from tests.bench.routing_run import Outcome, measure
+from tests.bench.routing_servers import KINDS
 from tests.bench.routing_traffic import WORKLOADS
+from tests.bench.routing_zoo import LINE, POLICIES
 
 BY_NAME = {workload.name: workload for workload in WORKLOADS}
+KIND = {kind.name: kind for kind in KINDS}
 
 
-def outcomes(workload: str, *policies: str, seconds: float = 10.0) -> list[Outcome]:
-    results = measure(BY_NAME[workload], {name: POLICIES[name] for name in policies}, 1, seconds)
+def outcomes(workload: str, *policies: str, kind: str = "shared", seconds: float = 10.0) -> list[Outcome]:
+    results = measure(KIND[kind], BY_NAME[workload], {name: POLICIES[name] for name in policies}, 1, seconds)
     return [results[name] for name in policies]
 
 
@@ -31,22 +33,35 @@ def test_the_built_in_default_finds_cached_prefixes_and_has_a_shorter_ttft_than_
 
 
 def test_without_shared_prefixes_and_in_bursts_the_built_in_default_beats_round_robin() -> None:
-    for workload in ("no sharing", "bursts"):
+    for workload in ("nothing shared", "bursts"):
         default, round_robin = outcomes(workload, "default", "round-robin", seconds=20.0)
         assert default.ttft_mean < round_robin.ttft_mean
 
 
 def test_requests_in_flight_count_between_scrapes() -> None:
-    counted, scraped = outcomes("bursts", "field's weights", "the same, scrapes alone")
+    counted, scraped = outcomes("bursts", "field's, own load", "field's weights")
     assert counted.ttft_mean < scraped.ttft_mean
 
 
-def test_every_policy_answers_every_request() -> None:
-    results = measure(
-        BY_NAME["documents"], {**POLICIES, "again": configured(DEFAULT_TEXT), "f": configured(FIELD_TEXT)}, 1, 4.0
-    )
-    assert results["again"] == results["default"]
+@pytest.mark.parametrize("kind", KIND)
+def test_every_policy_answers_every_request(kind: str) -> None:
+    results = measure(KIND[kind], BY_NAME["documents"], LINE, 1, 3.0)
     assert len({outcome.requests for outcome in results.values()}) == 1
+    assert not any(outcome.errors for outcome in results.values())
+
+
+def test_a_server_that_dies_costs_the_default_the_requests_that_it_had_and_round_robin_those_sent_to_it_afterwards() -> (
+    None
+):
+    default, round_robin, oracle = outcomes("a server dies", "default", "round-robin", "oracle", kind="slots")
+    assert 0 < default.errors < round_robin.errors
+    assert abs(default.errors - oracle.errors) < 0.02 * oracle.requests
+
+
+def test_a_server_that_joins_gets_requests() -> None:
+    joined, never = outcomes("a server joins", "default", "oracle", seconds=20.0)
+    assert joined.load < 8 / 7 * 1.5
+    assert joined.errors == never.errors == 0
 
 
 @pytest.mark.parametrize("workload", ["documents", "chats"])

@@ -33,7 +33,7 @@ from rich.table import Table
 
 from compiled.finder import VARIABLE, choose
 from loadtest.driver import CASES
-from tests.bench.routing import FIELD_TEXT
+from tests.bench.routing_zoo import FIELD_TEXT
 from tests.e2e.cluster import Cluster, Picker
 from workers.cli.demo.children import ChildFailed, command_name, descendants, free_ports, python
 from workers.cli.demo.stack import picker_config

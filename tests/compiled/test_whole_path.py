@@ -24,7 +24,7 @@ from epp.config.load import DEFAULT_TEXT
 from epp.protocol.proto import ext_proc_pb2 as pb
 from loadtest.h2_client import ClientConnection
 from shm.table import State
-from tests.bench.routing import FIELD_TEXT
+from tests.bench.routing_zoo import FIELD_TEXT
 from tests.epp.plugins import parser_bodies
 from tests.workers.flow_world import World
 from tests.workers.instances import made

@@ -322,3 +322,35 @@ def check(engine: Engine, jobs: list[Job]) -> None:
     assert len(engine.loras.loaded) <= engine.settings.max_loras
     if engine.running or engine.waiting:
         assert engine.next_due() is not None
+
+
+def test_a_muted_request_appears_once_more_when_it_ends() -> None:
+    engine, one = Engine(PLAIN), job(tokens=128, max_tokens=40, streams=True)
+    engine.submit(one, 0.0)
+    first = STEP + 128 * TOKEN
+    assert engine.advance(first) == [one]
+    engine.mute(one)
+    assert engine.next_due() == first + 39 * STEP
+    assert engine.advance(first + 39 * STEP) == [one]
+    assert one.generated == 40
+
+
+@pytest.mark.parametrize("before", [0, 1, 2])
+def test_the_foreseen_first_token_is_that_of_the_run(before: int) -> None:
+    engine = Engine(replace(PLAIN, step_tokens=256))
+    one, another = chain(8), chain(8)
+    for _ in range(before):
+        engine.submit(job(tokens=160), 0.0)
+    foreseen = engine.first_token_in([another, one], STEP / 2)
+    engine.submit(another, STEP / 2)
+    engine.submit(one, STEP / 2)
+    finish(engine)
+    assert one.first_token_at == STEP / 2 + foreseen
+
+
+def test_the_rest_of_a_step_is_foreseen_while_steps_pass_unseen() -> None:
+    engine, long = Engine(PLAIN), job(tokens=128, max_tokens=40)
+    engine.submit(long, 0.0)
+    first = STEP + 128 * TOKEN
+    engine.advance(first)
+    assert engine.first_token_in([job(tokens=64)], first + 5.25 * STEP) == 0.75 * STEP + STEP + 64 * TOKEN

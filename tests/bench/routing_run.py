@@ -1,0 +1,77 @@
+"""Runs policies on the same traffic and computes their figures."""
+
+import random
+from dataclasses import dataclass
+
+from tests.bench.routing_fleet import Call, Fleet
+from tests.bench.routing_servers import SERVERS, Kind
+from tests.bench.routing_traffic import Workload
+from tests.bench.routing_zoo import Policies
+
+WARM_UP = 0.25  # the share of the time that fills the caches and does not count
+TTFT_MAX_S = 1.0
+TOKEN_MAX_S = 0.100
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The figures of one policy in one run, or their mean over runs. Times in seconds.
+
+    `errors`: requests that failed. Shares, from 0 to 1: `goodput`, of requests with the first token within TTFT_MAX_S and at most
+    TOKEN_MAX_S per further token on average; `cached`, of prompt tokens that servers had cached; `duplicates`, of requests of which a
+    server computed most although another one held it (`Fleet.is_duplicate`). `load`: requests in flight of the busiest server divided
+    by the mean of all servers.
+    """
+
+    requests: float
+    errors: float
+    goodput: float
+    ttft_mean: float
+    ttft_p95: float
+    cached: float
+    duplicates: float
+    load: float
+
+
+def outcome(calls: list[Call], warm_up_s: float) -> Outcome:
+    """Computes the figures of all requests that arrived after the warm-up. Failed ones count in `requests` and `errors` only."""
+    counted = [call for call in calls if call.at >= warm_up_s]
+    answered = [call for call in counted if not call.failed]
+    waits = sorted(call.first_at - call.at for call in answered)
+    busy = [0.0] * SERVERS
+    for call in answered:
+        busy[call.server] += call.ended_at - call.at
+    return Outcome(
+        requests=len(counted),
+        errors=len(counted) - len(answered),
+        goodput=sum(map(is_good, answered)) / len(counted),
+        ttft_mean=sum(waits) / len(waits),
+        ttft_p95=waits[int(0.95 * len(waits))],
+        cached=sum(call.job.cached_tokens for call in answered) / sum(call.turn.tokens for call in answered),
+        duplicates=sum(call.duplicate for call in answered) / len(answered),
+        load=max(busy) / (sum(busy) / SERVERS),
+    )
+
+
+def is_good(call: Call) -> bool:
+    """Returns whether an answered request counts as goodput."""
+    decode_s = call.ended_at - call.first_at
+    return call.first_at - call.at <= TTFT_MAX_S and decode_s <= TOKEN_MAX_S * max(1, call.job.generated - 1)
+
+
+def measure(kind: Kind, workload: Workload, policies: Policies, seed: int, seconds: float) -> dict[str, Outcome]:
+    """Runs the same traffic under each policy. Returns policy -> figures."""
+    rate = kind.rate.get(workload.name, kind.usual_rate)
+    sessions = workload.make(random.Random(f"{seed}/{workload.name}"), seconds, rate)
+    outcomes = {}
+    for name, make in policies.items():
+        fleet = Fleet(
+            sessions,
+            lambda fleet, make=make: make(fleet, seed),  # type: ignore[misc]
+            seed,
+            kind=kind,
+            workload=workload,
+            seconds=seconds,
+        )
+        outcomes[name] = outcome(fleet.run(), WARM_UP * seconds)
+    return outcomes

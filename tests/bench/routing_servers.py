@@ -1,0 +1,85 @@
+"""The server models of the routing benchmark: eight servers of one kind. No policy but the oracles is told which kind it is.
+
+Shares of time are of the run, from 0 to 1.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from loadtest.chunked import ChunkedServer, ChunkedSettings
+from loadtest.engine import Engine, EngineSettings, Job
+from loadtest.kv_pool import Change
+from loadtest.server_model import ServerModel
+from loadtest.slots import SlotServer, SlotSettings
+from loadtest.slowed import SlowedServer
+from tests.bench.routing_traffic import BLOCK_TOKENS
+
+SERVERS = 8
+PREFILL_S = 100e-6  # per token
+SLOT_DECODE_S = 0.010
+SLOWER = 3.0
+SLOW_FROM_THE_START, SLOW_LATER = (2, 5), 6
+
+Changed = Callable[[int, Job, Sequence[Change]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of servers. `make(kv_blocks, changed)`: returns the servers; `changed` gets the changes of their pools, if they tell them.
+
+    `rate`: how much of the requests per second of a workload these servers get. `slowed`: server -> (share of time, factor from then on).
+    """
+
+    name: str
+    make: Callable[[int, Changed], list[SlowedServer]]
+    rate: Mapping[str, float] = field(default_factory=dict)
+    usual_rate: float = 1.0
+    slowed: Mapping[int, tuple[float, float]] = field(default_factory=dict)
+
+
+def shared(kv_blocks: int, changed: Changed) -> list[SlowedServer]:
+    settings = EngineSettings(
+        kv_blocks=kv_blocks, block_size=BLOCK_TOKENS, prefill_s_per_token=PREFILL_S, decode_s=0.025
+    )
+    return _all(lambda server: Engine(settings, lambda job, changes: changed(server, job, changes)))
+
+
+def slots(kv_blocks: int, changed: Changed) -> list[SlowedServer]:
+    settings = SlotSettings(
+        kv_blocks=kv_blocks, block_size=BLOCK_TOKENS, prefill_s_per_token=PREFILL_S, decode_s=SLOT_DECODE_S
+    )
+    return _all(lambda _: SlotServer(settings))
+
+
+def chunked(kv_blocks: int, changed: Changed) -> list[SlowedServer]:
+    settings = ChunkedSettings(kv_blocks=kv_blocks, block_size=BLOCK_TOKENS, prefill_s_per_token=PREFILL_S)
+    return _all(lambda _: ChunkedServer(settings))
+
+
+def _all(make: Callable[[int], ServerModel]) -> list[SlowedServer]:
+    return [SlowedServer(make(server)) for server in range(SERVERS)]
+
+
+SLOT_RATES = {  # about three quarters of the slots are taken
+    "chats": 1.4,
+    "documents": 3.0,
+    "nothing shared": 0.6,
+    "hot prefix": 0.42,
+    "bursts": 0.75,
+    "tenants": 1.2,
+    "a server dies": 1.1,
+    "a server joins": 2.3,
+    "library, evicting": 3.0,
+    "no hot prefix": 0.42,
+}
+KINDS = (
+    Kind("shared", shared),
+    Kind("slots", slots, rate=SLOT_RATES),
+    Kind("chunked", chunked),
+    Kind(
+        "mixed",
+        shared,
+        usual_rate=0.7,
+        slowed={**dict.fromkeys(SLOW_FROM_THE_START, (0.0, SLOWER)), SLOW_LATER: (0.5, SLOWER)},
+    ),
+)

@@ -1,0 +1,109 @@
+"""The simple policies of the routing benchmark: those without state about requests and servers, and those that know everything."""
+
+import random
+from collections.abc import Sequence
+
+from loadtest.engine import Job
+from loadtest.kv_pool import Change
+from loadtest.server_model import ServerModel
+from tests.bench.routing_fleet import Call, Fleet
+from tests.bench.routing_servers import SERVERS
+
+
+class Blind:
+    """A policy without state about requests and servers. It knows which servers discovery lists."""
+
+    def __init__(self) -> None:
+        self._listed: Sequence[int] = range(SERVERS)
+
+    def members(self, servers: Sequence[int]) -> None:
+        self._listed = servers
+
+    def first_token(self, call: Call, now: float) -> None:
+        """Does nothing."""
+
+    def ended(self, call: Call, now: float) -> None:
+        """Does nothing."""
+
+    def failed(self, call: Call, now: float) -> None:
+        """Does nothing."""
+
+    def scraped(self, server: int, model: ServerModel, now: float) -> None:
+        """Does nothing."""
+
+    def refused(self, server: int, now: float) -> None:
+        """Does nothing."""
+
+    def changed(self, server: int, job: Job, changes: Sequence[Change], now: float) -> None:
+        """Does nothing."""
+
+    def passed(self, now: float) -> None:
+        """Does nothing."""
+
+
+class RoundRobin(Blind):
+    """Chooses one server after the other. All workers share the turn."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._turn = -1
+
+    def choose(self, call: Call, now: float) -> int:
+        self._turn += 1
+        return self._listed[self._turn % len(self._listed)]
+
+
+class Random(Blind):
+    """Chooses a random server."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self._rng = random.Random(f"{seed}/random")
+
+    def choose(self, call: Call, now: float) -> int:
+        return self._rng.choice(self._listed)
+
+
+class Oracle(Blind):
+    """Knows the state of all servers and how they work, and takes the earliest first token. Among equals it takes the least busy one.
+
+    It is greedy: it knows nothing of later requests, so another policy may do better.
+    """
+
+    def __init__(self, fleet: Fleet) -> None:
+        super().__init__()
+        self._fleet = fleet
+
+    def choose(self, call: Call, now: float) -> int:
+        up = self._fleet.up
+        return min(
+            (server for server in range(SERVERS) if up[server]),
+            key=lambda server: (round(self._wait(server, call, now), 6), self._load(server)),
+        )
+
+    def _load(self, server: int) -> int:
+        model = self._fleet.servers[server]
+        return model.running + model.waiting + len(self._fleet.underway[server])
+
+    def _wait(self, server: int, call: Call, now: float) -> float:
+        """Returns the seconds until the first token."""
+        sent = [*(other.job for other in self._fleet.underway[server]), call.job]
+        return self._fleet.servers[server].first_token_in(sent, now)
+
+
+class MostHits(Oracle):
+    """Knows caches exactly, and takes the server with the longest prefix, whatever its queue. Among equals it takes the one with most room.
+
+    So it shows about how many hits any placement of single requests can have.
+    """
+
+    def choose(self, call: Call, now: float) -> int:
+        up = self._fleet.up
+        return min((server for server in range(SERVERS) if up[server]), key=lambda server: self._cost(server, call))
+
+    def _cost(self, server: int, call: Call) -> tuple[int, int, int]:
+        """Hits, unused blocks and blocks in use, of which the last counts against a server. Blocks on their way count as held."""
+        fleet = self._fleet
+        pool, coming = fleet.servers[server].pool, len(fleet.coming[server])
+        unused = pool.total - pool.in_use - pool.idle - coming
+        return -fleet.hits(server, call.turn.hashes), -unused, pool.in_use + coming

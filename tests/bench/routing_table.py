@@ -1,0 +1,56 @@
+"""The tables of the routing benchmark: figures of several runs, relative to the oracle."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tests.bench.routing_run import Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One policy on one traffic: means over the runs. `mean`, `p95`: TTFT divided by the oracle's; `*_range`: half of their range."""
+
+    mean: float
+    mean_range: float
+    p95: float
+    p95_range: float
+    ttft_s: float
+    cached: float
+    duplicates: float
+    errors: float
+
+
+Table = dict[str, Row]
+
+
+def summary(runs: Sequence[dict[str, Outcome]], oracle: str) -> Table:
+    """Makes the table of one model and traffic from the outcomes of each run."""
+    return {name: _row([run[name] for run in runs], [run[oracle] for run in runs]) for name in runs[0]}
+
+
+def _row(outcomes: Sequence[Outcome], oracle: Sequence[Outcome]) -> Row:
+    pairs = list(zip(outcomes, oracle, strict=True))
+    mean = [own.ttft_mean / best.ttft_mean for own, best in pairs]
+    p95 = [own.ttft_p95 / best.ttft_p95 for own, best in pairs]
+    count = len(outcomes)
+    return Row(
+        mean=sum(mean) / count,
+        mean_range=(max(mean) - min(mean)) / 2,
+        p95=sum(p95) / count,
+        p95_range=(max(p95) - min(p95)) / 2,
+        ttft_s=sum(outcome.ttft_mean for outcome in outcomes) / count,
+        cached=sum(outcome.cached for outcome in outcomes) / count,
+        duplicates=sum(outcome.duplicates for outcome in outcomes) / count,
+        errors=sum(outcome.errors for outcome in outcomes) / count,
+    )
+
+
+def text(title: str, table: Table) -> str:
+    """Renders a table."""
+    lines = [f"{title:30} mean            p95            TTFT ms cached %  dup % errors"]
+    for name, row in table.items():
+        lines.append(
+            f"  {name:24} {row.mean:7.2f} ±{row.mean_range:5.2f} {row.p95:7.2f} ±{row.p95_range:5.2f} "
+            f"{1000 * row.ttft_s:8.0f} {100 * row.cached:8.1f} {100 * row.duplicates:6.1f} {row.errors:6.1f}"
+        )
+    return "\n".join(lines)
