@@ -10,9 +10,9 @@ SLOW_BODY = "slow_body"
 
 
 class PeerFaults:
-    """Counts the faults of one worker's peers. Called with the cause.
+    """Counts the faults of one worker's peers. It is called with the cause of each fault.
 
-    After a colon, the cause may have details, which only the log shows.
+    Details may follow the cause after a colon. Only the log shows them.
     """
 
     def __init__(self, series: SeriesWriter, report: Callable[..., None], now: Callable[[], float]) -> None:

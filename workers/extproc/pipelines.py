@@ -29,7 +29,7 @@ class Used(NamedTuple):
 
 
 class Pipelines:
-    """Gives out the pipelines of one worker. `whole`: the configured pipeline. `wrap`: the function that wraps its calls."""
+    """Gives out the pipelines of one worker. `whole`: the configured pipeline. `wrap`: the function that wraps a pipeline's calls."""
 
     def __init__(
         self, whole: Pipeline, wrap: Wrap = bare, *, timing: Timing | None = None, tracer: Tracer | None = None
@@ -77,7 +77,7 @@ class Pipelines:
 class Lease:
     """The pipeline that one stream uses. Implements `epp.decide.Lease`. `used`: what the explanation of the decision needs.
 
-    `traced`: the calls are traced. `conditional`: the request is refused if the target does not hold its prompt.
+    `traced`: whether the calls are traced. `conditional`: whether the request is refused if the target does not hold its prompt.
     """
 
     __slots__ = ("_conditional", "_pipelines", "_traced", "pipeline", "used")

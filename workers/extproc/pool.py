@@ -1,7 +1,7 @@
 """Turns the endpoint table in shared memory into `Candidates`.
 
 A snapshot is rebuilt when the table's epoch has moved, at most once per millisecond. It is also rebuilt every 50 ms, so that values
-become stale when the supervisor writes nothing. The load in flight is read again for each decision.
+become stale even while the supervisor writes nothing. The load in flight is read again for each decision.
 """
 
 import ipaddress
