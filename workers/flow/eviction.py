@@ -33,7 +33,7 @@ class PoolState(Protocol):
         """Returns (priority, ceiling, whether a request waits) for every band, the most important first."""
 
     def in_flight(self) -> int:
-        """Returns the number of requests at all model servers."""
+        """Returns the number of requests in flight at all model servers together."""
 
 
 class Evictions:

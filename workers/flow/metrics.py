@@ -1,6 +1,6 @@
 """Counts requests in flow control by their labels, in this worker's series.
 
-A request that does not wait costs one look-up and four words, because `Cells` caches the positions of its counters. A request that waits
+A request that does not wait costs one look-up, because `Cells` caches the positions of its counters. A request that waits
 counts under its own labels, even if it waits in the queue of another flow.
 """
 
