@@ -27,7 +27,7 @@ def default_workers(cpus: int) -> int:
 
 
 def cgroup_limit(root: Path, own: Path) -> float | None:
-    """The CPUs that the tightest cgroup allows. None if there is no limit."""
+    """The number of CPUs that the tightest cgroup allows. None if there is no limit."""
     limits = [limit for folder in folders("cpu", root, own) if (limit := _limit(folder)) is not None]
     return min(limits, default=None)
 
