@@ -75,7 +75,7 @@ class Question(NamedTuple):
 
 
 class Busy(Exception):
-    """Raised while another profile is under way. `seconds`: the most that it still takes."""
+    """Raised while another profile is under way. `seconds`: how long that may still take, at most."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__(f"a profile is under way, for {seconds:.0f} s at most")

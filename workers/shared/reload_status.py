@@ -13,7 +13,7 @@ SCHEMA: Final = DocumentSchema((STATUS_BYTES,))
 
 
 class TryoutStatus(msgspec.Struct, frozen=True, array_like=True):
-    """The candidate that is tried beside the configuration in force, and the counts since the trial began.
+    """The candidate that is tried beside the configuration in force, and the counts since its first request.
 
     `in_force`, `candidate`: the counts of each configuration. `agreed`, `differed`, `failed`: numbers of shadow decisions.
     """
@@ -33,7 +33,7 @@ class TryoutStatus(msgspec.Struct, frozen=True, array_like=True):
 class ReloadStatus(msgspec.Struct, frozen=True, array_like=True):
     """The configuration in force, and the last attempt to change it. Times are in seconds since the epoch.
 
-    `finished`: how many attempts have ended. `busy`: an attempt is under way. `text`: the findings of the last attempt.
+    `finished`: how many attempts have ended. `busy`: whether an attempt is under way. `text`: the findings of the last attempt.
     `tryout`: the candidate that is tried; None without one. Trying, promoting and rolling back a candidate count as attempts, too.
     """
 
