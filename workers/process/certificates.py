@@ -37,7 +37,8 @@ if TYPE_CHECKING:
     from workers.host.options import Options
 
 POLL_S = 1.0
-RETRY_POLLS = 10  # checks between two tries of files that failed: a worker is blocked for 1 ms while it reads a pair
+# Files that failed are read again after so many checks. Not at each one, because reading a pair blocks a worker for 1 ms.
+RETRY_POLLS = 10
 DAY_S = 86_400.0
 WARNED_BEFORE_S = 7 * DAY_S
 CIPHERS_13 = ("TLS_AES_128_GCM_SHA256", "TLS_AES_256_GCM_SHA384", "TLS_CHACHA20_POLY1305_SHA256")  # always on, as in Go

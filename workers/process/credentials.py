@@ -41,7 +41,7 @@ class Credentials(NamedTuple):
         return cls(seed, scrape_tls, *certificates(options))
 
     def reading(self, sources: Sequence[MetricsDataSource], configuration: str) -> "Credentials":
-        """Returns a copy with the TLS contexts of these data sources instead, read from their files. Raises Unusable."""
+        """Returns these credentials with the TLS contexts of `sources` only, read from their files. Raises Unusable."""
         try:
             return self._replace(scrape_tls={source.name: source_tls(source) for source in sources})
         except ValueError as wrong:
@@ -73,7 +73,8 @@ def prefix_seed(options: "Options") -> int:
     from workers.process.first_contact import agreed_secret  # only replicas that share need it
 
     seed = _seed(given or _own_secret(options))
-    agreed = agreed_secret(options, b"" if given else secret_of(seed))  # checks the store in any case
+    # Also called without an offer, because it checks the store.
+    agreed = agreed_secret(options, b"" if given else secret_of(seed))
     return int(agreed, 16) if agreed else seed
 
 

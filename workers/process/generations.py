@@ -4,10 +4,10 @@
     parent ─ publish ─▶ a word: the number of the configuration in force, and that of its file
              try_out ─▶ a word: the same two numbers of the candidate
 
-Each configuration that was ever in force has a number, its *generation*. A file holds everything that a process needs to use it: the
-text, the plugin files, and the names that have places in shared memory (`workers.process.layout.Names`). So all processes use the same
-bytes, even if the files on disk change meanwhile. The files have no names (memfd). The parent creates them before the first fork, and
-children inherit them.
+Each configuration that was ever in force has a number, its *generation*. A file holds everything that a process needs to use the
+configuration: the text, the plugin files, and the names that have places in shared memory (`workers.process.layout.Names`). So all
+processes use the same bytes, even if the files on disk change meanwhile. The files have no names (memfd). The parent creates them before
+the first fork, and children inherit them.
 
 The parent changes the configuration of the picker with one store to a word in shared memory. So every process finds the old or the new
 number, never a mixture, even if the parent is killed. A trial child writes only a file that no word names yet.
@@ -25,7 +25,7 @@ from workers.process.asks import Ask
 from workers.process.layout import Described, Names
 from workers.process.resources import Words
 
-# The configuration in force, KEPT - 1 before it, a candidate, one under trial, and one that a slow process may still read
+# Files for the configuration in force, KEPT - 1 before it, a candidate, one under trial, and one that a slow process may still read
 SLOTS: Final = 8
 KEPT: Final = 5
 BUNDLE_BYTES_MAX: Final = 16 << 20

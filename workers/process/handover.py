@@ -130,7 +130,7 @@ def execute(handover: Handover) -> NoReturn:
 
 
 def received(environ: MutableMapping[str, str]) -> Handover | None:
-    """Returns what another program has passed to this one; None if there is nothing. Raises StartError if it has another form."""
+    """Returns what another program has passed to this one; None if there is nothing. Raises StartError if its `form` is not FORM."""
     number = environ.pop(VARIABLE, "")
     if not number:
         return None

@@ -151,7 +151,7 @@ class Instance:
 
     @property
     def outdated(self) -> bool:
-        """Whether another configuration is in force."""
+        """Whether another configuration than that of this instance is in force."""
         return self.generations.number not in (0, self.number)  # 0: the parent reloads nothing
 
     def not_for_trial(self) -> list[int]:

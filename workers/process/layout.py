@@ -126,7 +126,7 @@ RETIRED: Final = "retired "
 
 
 class Names(msgspec.Struct, frozen=True, array_like=True):
-    """The names, from all configurations so far, that have places in an instance's shared memory; in the order of these places.
+    """The names from all configurations so far that have places in an instance's shared memory, in the order of the places.
 
     `columns`: of the endpoint table. `families`: the histograms. `groups`: the counters of plugins; the first `own` have tables that
     were made for them, and the others have spare tables. `width`: columns of a table row. `lane_end`: the size of a lane in words.

@@ -55,7 +55,7 @@ def read_plugins(folder: str) -> dict[str, bytes]:
 
 
 def surroundings_of(options: "Options") -> Surroundings:
-    """Returns the options of this picker with which the linter compares a configuration."""
+    """Returns what the linter has to know about this picker to judge a configuration."""
     return Surroundings(
         options.scrape_interval_s,
         options.body_bytes_max,
@@ -80,7 +80,10 @@ def load_given(options: "Options", given: Given) -> EffectiveConfig:
 
 
 def candidate(instance: Instance) -> Instance:
-    """Returns this instance with the candidate that is tried. Raises GenerationLost, ConfigErrors, PluginImportError, StartError."""
+    """Loads the candidate that is tried. Returns this instance with it.
+
+    Raises GenerationLost, ConfigErrors, PluginImportError, StartError.
+    """
     return _under(instance, instance.generations.candidate())
 
 
@@ -96,7 +99,10 @@ def _under(instance: Instance, bundle: Bundle) -> Instance:
 
 
 def in_force(instance: Instance) -> Instance:
-    """Returns this instance with the configuration in force. Raises GenerationLost, ConfigErrors, PluginImportError, StartError."""
+    """Returns this instance with the configuration in force. Loads it if this instance has another one.
+
+    Raises the same exceptions as `candidate`.
+    """
     while instance.outdated:
         instance = _under(instance, instance.generations.current())
     return instance

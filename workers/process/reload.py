@@ -170,7 +170,7 @@ class Reloads:
         return report.changed or report.generation > 0
 
     def lost(self, child: str, code: int, *, hung: bool) -> None:
-        """Counts the end of a child against a new configuration or the candidate, if it crashed or hung.
+        """Counts the end of a child against a new configuration or the candidate, if the child crashed or hung.
 
         A SIGKILL that the parent did not send does not count, because it says nothing about the configuration.
         """
@@ -223,7 +223,7 @@ class Reloads:
             self._publish(bundle, self._tryout.slot, "", now)
 
     def _begin(self, command: Ask | None, now: float, closed: list[int]) -> None:
-        if command is not None and command.what == "exec":  # it takes the sockets over
+        if command is not None and command.what == "exec":  # another program takes the sockets over
             closed = [number for number in closed if number not in {sock.fileno() for sock in self._instance.sockets}]
         attempt = Attempt(self._slots.free(), self._slots.highest + 1, self._names, command)
         self._generations.clear(attempt.slot)
@@ -242,7 +242,7 @@ class Reloads:
         self._say(busy=True)
 
     def _try(self, attempt: Attempt) -> int:
-        fork.end_with(self._instance.parent_pid)  # with a plugin that hangs, it would keep the lock of the instance
+        fork.end_with(self._instance.parent_pid)  # otherwise a trial that hangs would keep the lock of the instance
         os.setpgid(0, 0)  # so that the parent can also end the processes that a plugin starts
         return self._trial(self._instance, attempt)
 
@@ -260,7 +260,7 @@ class Reloads:
             text = "\n".join(filter(None, (text, self._no_longer(text="the configuration in force changes"))))
             self._end_tryout()
         self._names = bundle.names
-        # Comes before the end of the tryout: so a worker that is promoting the candidate goes on with the pipeline that it has.
+        # Comes before the end of the tryout, so that a worker that promotes the candidate keeps the candidate's pipeline.
         self._generations.publish(slot, bundle.number)
         if not replaced:
             self._end_tryout()

@@ -5,8 +5,8 @@ so the memory never doubles. The other processes have no streams: they are kille
 replaced last, because workers of both programs need them.
 
 If the new program has created segments again (`workers.process.resumption`), its workers need the other processes, so these come first.
-If the endpoint table was created again, earlier workers get no more updates. So all are told to leave as soon as successors serve, and do
-not wait for each other's end. If all other seats have workers that still drain, the next worker waits for a seat.
+If the endpoint table was created again, earlier workers get no more updates. So each is told to leave as soon as the successor of the last
+one serves, even while the last one drains. If all other seats have workers that still drain, the next worker waits for a seat.
 """
 
 from collections.abc import Collection, Iterable

@@ -13,8 +13,9 @@ REPORT_BYTES_MAX = 4096
 class Report(msgspec.Struct, array_like=True, frozen=True):
     """One report of a child. If no field but `seat` and `pid` is set, the child is ready.
 
-    `text`: why it cannot start or ends; with `generation`, why it cannot use this configuration. `leaving`: it has begun to leave.
-    `generation`: the number of the configuration that it uses now, or cannot use; 0: none. `changed`: files of the configuration changed.
+    `text`: why it cannot start, or why it ends; if `generation` is set, why it cannot use that configuration. `leaving`: whether it has
+    begun to leave. `generation`: the number of the configuration that it uses now, or cannot use; 0: none. `changed`: whether files of the
+    configuration have changed.
     """
 
     seat: int
@@ -48,7 +49,7 @@ class Reports:
         self._send(Report(seat, os.getpid(), generation=generation))
 
     def refused(self, seat: int, generation: int, text: str) -> None:
-        """In a child: reports why it cannot use this configuration, and keeps the one that it has."""
+        """In a child: reports why it cannot use this configuration. The child keeps the one that it has."""
         self._send(Report(seat, os.getpid(), text[: REPORT_BYTES_MAX // 8] or "no reason given", generation=generation))
 
     def changed(self, seat: int) -> None:

@@ -77,7 +77,7 @@ Action = Spawn | Drain | Abort | Kill | Halt
 
 
 class _Seat:
-    """The state of one seat; `started` is None while it is empty. All times are in monotonic seconds."""
+    """The state of one seat. `started` is None while the seat is empty. All times are in monotonic seconds."""
 
     __slots__ = ("aborted", "boot_failures", "failures", "leaving", "proven", "ready", "retry", "started", "wanted")
 
@@ -140,7 +140,7 @@ class Policy:
         return taken or any(place.wanted and place.leaving is not None for place in self._seats)
 
     def take_over(self, children: Mapping[int, bool], workers: int, now: float) -> None:
-        """Goes on with the children of an earlier program: seat -> whether it leaves. `workers` are wanted."""
+        """Takes over the children of an earlier program. `children`: seat -> whether the child leaves. `workers`: how many are wanted."""
         for number, place in enumerate(self._seats):
             leaves = children.get(number)
             if place in self._for_workers:

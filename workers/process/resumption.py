@@ -1,4 +1,4 @@
-"""Goes on with the instance of an earlier program of this process, which has passed it on (`handover`).
+"""Continues the instance that an earlier program of this process has handed over (`handover`).
 
     a segment is laid out as before     it is the same memory, for the children of both programs
     in another way                      it is made anew. Parts that last, and that this version can read, are carried over as they
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from workers.host.options import Options
 
 STATE, LANES, INDEX = "state", "lanes", "index"
-# Segment -> the changes of `Names` with which it is laid out anew. Names keep their order, so an earlier configuration finds its own
+# Segment -> the changes of `Names` that lay it out anew. Names keep their order, so earlier configurations still find theirs
 ANEW: Final[Mapping[str, dict[str, int]]] = {STATE: {"width": 0}, LANES: {"lane_end": 0, "own": 0}}
 
 log = structlog.get_logger()
@@ -101,7 +101,7 @@ def fitted(options: "Options", config: "EffectiveConfig", handover: Handover) ->
     def stays(segment: str) -> bool:
         try:
             return _same(segment, laid_out(*(other for other in ANEW if other != segment)), handover)
-        except StartError:  # no room for what this version has besides
+        except StartError:  # no room for what this version has in addition
             return False
 
     return laid_out(*(segment for segment in ANEW if not stays(segment)))

@@ -46,7 +46,7 @@ class Upgrade:
         self._of_earlier: set[int] = set()
 
     def take_over(self, handover: Handover) -> set[int]:
-        """Goes on with the children of an earlier program of this process. Returns their seats."""
+        """Takes over the children of an earlier program of this process. Returns their seats."""
         instance, roll = self._instance, self._instance.roll
         pids = {seat: pid for seat in range(roll.seats) if (pid := roll.pid(seat))}
         self._pids.update((pid, seat) for seat, pid in pids.items())
@@ -61,7 +61,7 @@ class Upgrade:
         return set(pids)
 
     def ignores(self, report: Report) -> bool:
-        """Returns whether a report is about the configuration of a process that goes on with the memory of an earlier program."""
+        """Whether the parent ignores a report: it is about the configuration of a child that still uses an earlier program's memory."""
         return report.pid in self._of_earlier and (report.generation > 0 or report.changed)
 
     def excused(self, ages: list[float]) -> list[float]:
