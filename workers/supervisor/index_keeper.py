@@ -44,7 +44,7 @@ class IndexKeeper:
     def load(self) -> Mapping[Identity, int] | None:
         """Fills the index from the snapshot.
 
-        Returns the owner ids of the endpoints that the snapshot has entries of; None without --state-dir.
+        Returns endpoint -> owner id for the endpoints of which the snapshot has entries; None without --state-dir.
         """
         return self.snapshot.load() if self.snapshot is not None else None
 

@@ -72,9 +72,9 @@ class Kubernetes:
         self._background = background
         self._report = report
         self._outage = Outage(report)
-        self.api: Api | None = None  # until `connect`
+        self.api: Api | None = None  # None until `connect`
         self._discovery: KubernetesDiscovery | None = None
-        self.candidacy: Candidacy | None = None  # without leader election
+        self.candidacy: Candidacy | None = None  # None without leader election
         if instance.options.ha_enable_leader_election:
             self.candidacy = _candidacy(instance, lane, predecessor)
             readiness.require(self.candidacy.missing)
@@ -110,7 +110,7 @@ class Kubernetes:
             self._readiness.require(objects.missing)
 
     def follow_endpoints(self, present: Callable[[], EndpointTable]) -> None:
-        """Keeps the endpoints in the present table equal to the pods of the pool."""
+        """Keeps the endpoints in the table that `present` returns equal to the pods of the pool."""
         if self._predecessor.existed:
             present().resume()
         instance, readiness = self._instance, self._readiness

@@ -67,7 +67,7 @@ class ObjectsWatch:
         self._api = NOTHING
         self._api_complete = not api
         self._left: Mapping[str, int] = {}  # priorities that a predecessor has published
-        self._inherited = False  # whether the document may have rules of a predecessor
+        self._inherited = False  # whether the document REWRITES may have rules of a predecessor
         self._objectives = Published(writer, OBJECTIVES, "objectives", report)
         self._rewrites = Published(writer, REWRITES, "model rewrites", report)
         self._bands = BandPlaces(
