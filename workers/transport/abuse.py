@@ -20,7 +20,7 @@ from workers.transport.limits import Limits
 # Bytes of DATA sent per earned token: a peer that opens its window byte by byte must not earn a token for each byte.
 BYTES_PER_TOKEN: Final = 4
 
-VIOLATION: Final = "violation"  # of the application's protocol; it ends the stream, and the connection continues
+VIOLATION: Final = "violation"  # the peer broke the application's protocol: ends the stream, not the connection
 
 CAUSES: Final[Mapping[str, str]] = {
     # Causes with a bucket.

@@ -128,7 +128,7 @@ class HeaderDecoder:
         return head.with_timeout(fields[-1])
 
     def _expect(self, block: bytes, fields: list[Field], head: RequestHead) -> None:
-        """Prepares `_repeated`, if one byte stands for every field but the last, and the last is a timeout named after the newest entry."""
+        """Prepares `_repeated`, if each field but the last is a single byte, and the last is a timeout with the newest entry's name."""
         count = len(fields) - 1
         if (
             head.timeout is not None

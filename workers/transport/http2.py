@@ -57,7 +57,7 @@ from workers.transport.stream import STREAM_CREDIT, ServerStream
 from workers.transport.timeouts import Timeouts
 from workers.transport.wrong_protocol import TLS_PEER, TLS_RECORD, http1_answer, speaks_http1
 
-ENOUGH: Final = 1 << 30  # a number of streams begun by one read, at which the rest of the read waits
+ENOUGH: Final = 1 << 30  # more streams than a read can begin: with this count, the rest of the read waits
 STREAM_CREDIT_LOW: Final = STREAM_CREDIT // 2  # if less is left, the peer gets all of it back
 CONNECTION_CREDIT_LOW: Final = CONNECTION_CREDIT // 2
 

@@ -45,7 +45,7 @@ class Stream(Protocol):
         """
 
     def release(self) -> None:
-        """Ends the count of all bytes that `hold` has counted. The end of the stream does the same."""
+        """Releases all bytes that `hold` has counted. The end of the stream does the same."""
 
     def peer(self) -> str:
         """The address of the peer, for the log; empty if it is unknown."""

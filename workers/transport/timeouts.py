@@ -27,11 +27,11 @@ class Timeouts:
         self._heard_at = session.now
         # When we sent a keep-alive PING, if the peer has been silent since; else None.
         self._asked_at: float | None = None
-        # While `unread` is watched: when that began, and the number of bytes of DATA sent until then.
+        # (since when the peer is watched for hoarding, bytes of DATA sent until then); None if it is not watched.
         self._hoards: tuple[float, int] | None = None
 
     def tick(self, now: float, *, greeted: bool) -> None:
-        """Ends a connection whose peer does not read or is silent, and sends keep-alive PINGs. `greeted`: the peer's preface has come."""
+        """Ends a connection whose peer is silent or does not read. Sends keep-alive PINGs. `greeted`: whether the peer's preface came."""
         session = self._session
         limits = session.limits
         if session.blocked_since is not None:
