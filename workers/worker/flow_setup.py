@@ -1,4 +1,4 @@
-"""Creates the flow control of one worker from what the instance shares. Called once, after the fork."""
+"""Creates the flow control of one worker from what the instance shares. Called once per configuration."""
 
 import asyncio
 import os

@@ -175,7 +175,7 @@ class Worker:
         now = time.monotonic()
         self.lane.beat(now)
         self._serving.publish_load()
-        self.lanes.add_remote(now)  # flow control uses these lanes over later configurations, too
+        self.lanes.add_remote(now)  # flow control uses these lanes under later configurations, too
         for parts in self._adoption.every():
             parts.instance.memory.lanes.add_remote(now)
             parts.beat()

@@ -54,7 +54,7 @@ class SeriesCount:
     def __init__(self, series: SeriesWriter, plugin: Plugin, metric: Metric) -> None:
         self._series = series
         self._fixed = (plugin.name, plugin.type_name)
-        # Empty labels, if the table is a spare one with more labels.
+        # The labels that a spare table has beyond those of the metric stay empty.
         self._rest = ("",) * (len(series.schema.labels) - len(self._fixed) - len(metric.labels))
         self._at = series.counter_at[metric.name]
 
@@ -71,7 +71,7 @@ class SeriesGauge:
     def __init__(self, series: SeriesWriter, plugin: Plugin, metric: Metric) -> None:
         self._series = series
         self._fixed = (plugin.name, plugin.type_name)
-        # Empty labels, if the table is a spare one with more labels.
+        # The labels that a spare table has beyond those of the metric stay empty.
         self._rest = ("",) * (len(series.schema.labels) - len(self._fixed) - len(metric.labels))
         self._at = series.gauge_at[metric.name]
         self._weight_at = series.gauge_at.get(metric.name + WEIGHT, -1)

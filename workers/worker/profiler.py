@@ -56,7 +56,7 @@ class Sampler:
             self.left_out += 1
 
     def profile(self, worker: int, seconds: int) -> Profile:
-        """Returns all that was counted as a profile."""
+        """Returns a profile of all counted stacks."""
         numbers: dict[Function, int] = {}
         stacks: list[tuple[list[int], int]] = []
         for codes, count in self.counts.items():

@@ -3,9 +3,9 @@
     supervisor   Objects ─ compiled ─▶ Rules ─▶ document REWRITES
     worker       document ─ RewritesView ─▶ `Intake.rewrite`: the model to request instead; None while there are no rules
 
-The worker reads the document at its beats, so requests do no work for it. Each decision of a rule is counted by the rule's object, the
-requested model and the chosen model. The names in rules come from operators, not from clients. So they always keep their metric labels,
-even if clients request very many models.
+The worker reads the document at its beats, so requests do no work for it. Each decision of a rule is counted under the names of the
+InferenceModelRewrite, the requested model and the chosen model. The names in rules come from operators, not from clients. So they always
+keep their metric labels, even if clients request very many models.
 
 `epp.model_rewrite` chooses the rule, `epp.renaming` renames the model.
 """

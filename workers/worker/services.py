@@ -67,7 +67,7 @@ class WorkerServices:
         self.environment: Mapping[str, str] = os.environ
         self.warn = Warnings(now).warn
         self._background = Background(work_failed)
-        # At most one, created for the first HTTP request, and shared by all copies (see `of`).
+        # At most one client, created for the first HTTP request, and shared by all copies (see `of`).
         self._clients: list[HttpClient] = []
         self._owner: Plugin | None = None
 

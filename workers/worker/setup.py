@@ -106,7 +106,7 @@ class Kept:
 
 
 class Parts:
-    """The app of a worker for one configuration, and the parts that the worker beats, wakes or closes."""
+    """The app of a worker for one configuration, and what the worker calls at its beats, at wake-ups and at its end."""
 
     kept: Kept
     app: App
