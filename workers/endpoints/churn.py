@@ -29,7 +29,7 @@ class Churn:
         self._report_at = 0.0  # the earliest time of the next report
 
     def changed(self) -> None:
-        """Counts a changed content that was read. If there were MANY in the last WINDOW_S, reports the file."""
+        """Counts one change of the file. Reports the file if it had MANY changes within WINDOW_S."""
         self._count()
         now = self._now()
         if now - self._since > WINDOW_S:

@@ -1,4 +1,4 @@
-"""Reads endpoints from a file or the command line: parses them, resolves their names, and follows changes.
+"""Reads endpoints from a file or the command line: parses them, resolves their DNS names, and follows changes.
 
     text -> entries (host may be a name) -> endpoints (addresses only) -> appeared, changed, gone
 
@@ -9,8 +9,8 @@
   stay. `endpoints: []` means that there are none. A fault is reported once, not again at every reload.
 - The *directory* is watched, so that a file renamed into place and a swapped symlink are noticed. The file is also read every few
   seconds, in case the watch misses a change.
-- Names are resolved at start and every 30 s. Each address of a name is an endpoint `name-<ip>`. If resolving fails, the last addresses
-  stay. If a name has addresses of both families, only IPv4 is used, because both lead to the same server.
+- DNS names are resolved at start and every 30 s. An entry with a DNS name gives one endpoint `<name>-<ip>` per address. If resolving
+  fails, the last addresses stay. If there are addresses of both families, only IPv4 is used, because both lead to the same server.
 
 What this does not do: scrape, or assign slots.
 """
@@ -47,7 +47,7 @@ RESOLVE_EVERY_S = 30.0
 NAMES_S_MAX = 10.0  # limit for resolving all new names; well below the time that the parent gives a first start
 LOOK_EVERY_S = 5.0
 SLICE = 500  # entries that become endpoints in one turn of the event loop
-LONG_BYTES = 1 << 16  # of a file; parsing takes 0.1 s for these, and up to 2 s for the longest file
+LONG_BYTES = 1 << 16  # a file of this length takes 0.1 s to parse, and the longest file up to 2 s
 
 _DNS_NAME = re.compile(
     r"(?=.{1,253}\.?$)([a-z0-9]([a-z0-9_-]{0,61}[a-z0-9])?)(\.[a-z0-9]([a-z0-9_-]{0,61}[a-z0-9])?)*\.?"
@@ -84,7 +84,7 @@ class EndpointSpec(NamedTuple):
 class Entry(NamedTuple):
     """An endpoint as written in a file or flag. `host`: an IP address, or a DNS name that may have several addresses.
 
-    `page`: host (IP address or DNS name) and port of the metrics page, if it is elsewhere.
+    `page`: host (IP address or DNS name) and port of the metrics page. None means `host` and `port`.
     """
 
     namespace: str
@@ -148,7 +148,7 @@ class Parsed(NamedTuple):
 def parse_file(text: bytes, path: str, *, clusters: bool = False) -> Parsed:
     """Parses a YAML or JSON file of endpoints. `path`: its path, for reports. Raises DiscoveryError if the file has no list of endpoints.
 
-    `clusters`: the endpoints are clusters, and their labels say where their metrics pages are.
+    `clusters`: whether each endpoint is a whole cluster, whose labels say where its metrics page is.
     """
     nodes = _endpoint_nodes(text, path)
     entries: dict[tuple[str, str], Entry] = {}
@@ -309,7 +309,7 @@ class Discovery:
 
     @property
     def complete(self) -> bool:
-        """Whether every name has an address."""
+        """Whether the host of every entry has an address."""
         return all(entry.is_address or self._names.known(entry.host) for entry in self._entries)
 
     def endpoints(self) -> set[EndpointSpec]:
@@ -409,7 +409,7 @@ class File:
         self._reported: frozenset[str] = frozenset()
 
     def load(self) -> list[Entry]:
-        """Returns all entries. Raises DiscoveryError with all faults if there is one."""
+        """Returns all entries. Raises DiscoveryError with all faults if there are any."""
         try:
             text = read_file(self.path)
         except DiscoveryError as failure:

@@ -11,8 +11,8 @@
   releases the slots of those that discovery has not named again.
 - An endpoint that is in the snapshot of the prefix index keeps its owner id from there (`remembered`). Once discovery is complete, the ids
   that no endpoint has taken are retired.
-- If the table is full, an endpoint waits for a free slot, and a report names it. If the records do not all fit into their document, the
-  longest are left out, and a report names them. So the labels of one pod cannot hide other pods from workers.
+- If the table is full, an endpoint waits for a free slot, and a report names it. If the records of all endpoints do not fit into their
+  document, the longest are left out, and a report names them. So the labels of one pod cannot hide other pods from workers.
 - If an endpoint leaves while it has requests in flight, a log line says when the last of them has ended.
 
 What this does not do: find endpoints, or decide when values are stale (`freshness` does).
@@ -204,7 +204,7 @@ class EndpointTable:
         self.apply(self.inherited(), complete=False)
 
     def apply(self, specs: Iterable[EndpointSpec], *, complete: bool = True) -> None:
-        """Uses `specs` from now on. `complete`: discovery has found all endpoints. If not, the predecessor's other endpoints stay."""
+        """Uses `specs` from now on. `complete`: whether these are all endpoints. If not, the predecessor's other endpoints stay."""
         changes = diff((member.spec for member in self._members.values()), sorted(specs))
         for spec in changes.gone:
             self._leave(self._members[spec.identity])
@@ -326,7 +326,7 @@ class EndpointTable:
         return {state: found[state] for state in (State.UNKNOWN, State.FRESH, State.STALE)}
 
     def down(self) -> int:
-        """Returns the number of endpoints that refuse connections."""
+        """Returns the number of endpoints that are down."""
         return sum(member.health.down for member in self._members.values())
 
     def scrape_seconds(self) -> dict[str, float]:

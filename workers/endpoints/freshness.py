@@ -6,7 +6,7 @@ from typing import Generic, TypeVar
 from shm.table import State
 
 FRESH_INTERVALS = 4
-FRESH_S_MIN = 2.0  # longer than a page takes from a loaded server: if values became stale before it arrives, routing would have none
+FRESH_S_MIN = 2.0  # more than a loaded server needs for a page; else values would be stale before the next page
 SCRAPE_S_MAX = 1.0
 REFUSALS_TO_DOWN = 2
 
@@ -21,8 +21,8 @@ def fresh_for(interval_s: float, threshold_s: float = 0.0) -> float:
 def believed_for(fresh_s: float) -> float:
     """Returns how long readers of the table believe the mark FRESH if nothing renews it, in seconds.
 
-    The supervisor takes the mark away after `fresh_s`, or, if a scrape is under way then, when that scrape ends. So this limit matters only
-    if there is no supervisor.
+    The supervisor removes the mark after `fresh_s`. If a scrape is under way then, it removes the mark when that scrape ends. So readers
+    need this limit only while there is no supervisor.
     """
     return fresh_s + SCRAPE_S_MAX
 

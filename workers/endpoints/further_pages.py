@@ -20,7 +20,7 @@ from workers.endpoints.scrape import Failure, Scraper, Target
 
 KEPT_INTERVALS = 4
 KEPT_S_MIN = 5.0
-FAILURES_TO_REPORT = 5  # so many failures in a row are reported
+FAILURES_TO_REPORT = 5  # failures in a row before a report
 REPORT_EVERY_S = 60.0
 
 
@@ -92,7 +92,7 @@ class FurtherPages:
         self.scraper.remove(self._held.pop(tag).target)
 
     def overlay(self, tag: object, extracted: Extracted) -> Extracted:
-        """Returns `extracted` with this source's columns replaced by its own values."""
+        """Returns the values of the first source, `extracted`, with those of this source added or in their place."""
         own = self._held[tag].extracted
         if own is None:
             return extracted

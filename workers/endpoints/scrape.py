@@ -1,9 +1,9 @@
 """Scrapes the metrics page of every endpoint once per interval.
 
 One `Scraper` serves all endpoints of one data source, without a task per endpoint or per scrape. A wheel of buckets turns once per
-interval. An endpoint stays in one bucket until it is removed, and each tick starts the scrapes of one bucket. Each bucket first takes up to
-`TOGETHER` endpoints. When all buckets have so many, they fill evenly. So the scrapes of many endpoints are spread over the interval. A few
-endpoints share one bucket: their answers arrive together, wake up the process once, and change the table once.
+interval, and each tick starts the scrapes of one bucket. A new endpoint goes into a bucket with fewer than `TOGETHER` endpoints, or else
+into the emptiest one, and stays there until it is removed. So the scrapes of many endpoints are spread over the interval. A few endpoints
+share one bucket: their answers arrive together, wake up the process once, and change the table once.
 
     wheel   | bucket 0 | bucket 1 | ... | bucket n-1 |      one bucket per tick, n ticks = interval
     timer   at the next tick that has work: a bucket with endpoints, connections to open, or the sink's `sweep` every `SWEEP_S`

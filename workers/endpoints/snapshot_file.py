@@ -26,7 +26,7 @@ class RefusedSnapshot(Exception):
 
 
 def append(descriptor: int, parts: Sequence[bytes | memoryview], checksum: int) -> int:
-    """Writes the parts to the file. Returns `checksum` continued over them."""
+    """Writes the parts to the file. Returns the CRC-32 of everything so far. `checksum`: the CRC-32 of what was written before."""
     for part in parts:
         checksum = crc32(part, checksum)
         left = memoryview(part).cast("B")
