@@ -6,7 +6,7 @@
 
 - Credentials that expire are loaded again: once when the server answers 401 or when TLS fails, and at most every `RENEW_EVERY_S`.
   A pod's token is read again every minute.
-- Bodies are bytes in and bytes out: the caller decodes what it needs, with msgspec.
+- Bodies are bytes: the caller encodes and decodes them, with msgspec.
 - Only the first request imports kubernetes_asyncio (extra `k8s`), and only after the fork, because the library takes some 20 MiB.
 
 What this does not do: retry, back off, or interpret a watch (`reflect` does).

@@ -8,7 +8,7 @@ holds the lease and renews it; the other pickers watch it.
 - `now` comes from a monotonic clock, which may run at a different rate in each picker. The record has wall time for people only.
 - A leader leads until `renew_s` after it *sent* the last renewal that was confirmed. `leads` compares times and sets no timer: a
   process that was suspended past this time does not lead when it resumes.
-- A candidate takes a lease without a holder, or one that it has not *seen* change for as long as the holder promised (`lease_s`).
+- Another picker takes a lease without a holder, or one that it has not *seen* change for as long as the holder promised (`lease_s`).
 - So a leader stops at least `lease_s - renew_s` before another picker begins, however late messages arrive. The clocks of the pickers
   may run at rates that differ by a factor of `lease_s / renew_s`.
 - The outcome of a write without an answer is unknown, so the picker reads the lease again. A write that arrives too late changes

@@ -7,12 +7,13 @@ MESSAGE_CHARS_MAX: Final = 512
 
 
 class Unreachable(Exception):
-    """The server gave no complete answer: the connection or TLS failed, the credentials cannot be read, or the time-out passed."""
+    """Raised if there is no complete answer: the connection or TLS failed, the credentials cannot be read, or the time-out passed."""
 
 
 class ApiError(Exception):
-    """The server answered with an error. `verb`: the verb of Kubernetes (get, list, watch, create, ...). `path`: the path of the request.
+    """Raised if the server answers with an error.
 
+    `verb`: the verb of Kubernetes (get, list, watch, create, ...). `path`: the path of the request.
     `retry_after_s`: the pause that the server asked for, in seconds; 0 if it asked for none.
     """
 

@@ -32,7 +32,7 @@ class EventsApi(Protocol):
 
 
 class Events:
-    """The events of one picker. `run` sends what `tell` was given."""
+    """The events of one picker. `tell` queues an event, and `run` sends the queued events."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class Events:
         self._some = asyncio.Event()
 
     def tell(self, reason: str, message: str, *, warning: bool) -> None:
-        """Adds an event to the pool. `reason`: one word in CamelCase."""
+        """Queues an event about the pool. `reason`: one word in CamelCase."""
         at = datetime.fromtimestamp(self._wall(), UTC)
         moment = at.strftime("%Y-%m-%dT%H:%M:%SZ")
         event = {

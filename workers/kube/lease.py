@@ -73,7 +73,7 @@ def lease_name(namespace: str, pool: str) -> str:
 
 
 def clock() -> float:
-    """Seconds on a monotonic clock that also counts while the machine is suspended."""
+    """Returns the seconds of a monotonic clock that also counts while the machine is suspended."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 

@@ -6,8 +6,8 @@
 - Only objects whose `poolRef` equals the pool's name and group count. Objects of other pools are ignored without a report.
 - A bad object is reported once, by the reflector that decodes it, and its last good state stays. An object that is being deleted
   counts as gone.
-- A kind that is not installed has no objects; if it is installed later, it is followed. If both groups have an object of one name, only
-  that object of the older group is hidden. The use of the older group is reported once per kind.
+- A kind that is not installed has no objects; if it is installed later, it is followed. If both groups have an object of one name, that of
+  the newer group counts. Other objects of the older group stay. The use of the older group is reported once per kind.
 - `changed` gets all objects `NOTIFY_S` after a change, so that changes in this time come together. The objects are complete when every
   list has arrived or was refused by a server that answers (a missing role for one kind does not delay the others).
 - A new picker is not ready before the objects are complete, so that no request goes to a server under the wrong model name. It waits for

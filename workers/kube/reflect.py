@@ -5,7 +5,7 @@
 
 - A known object stays known until the server deletes it: no failure of any kind removes an object.
 - A list that is suddenly empty does not count at once. The known objects stay for `HOLD_S`, while deletes in the watch still count.
-  Then the resource is listed again, and that list counts. An empty first list is treated so if a predecessor knew objects (`expects`).
+  Then the resource is listed again, and that list counts. The same holds for a first list if a predecessor knew objects (`expects`).
 - After 410 Gone, or after a version that went back (a restored etcd), the resource is listed again. After a broken connection, the
   watch continues from the last version.
 - An object of another namespace, kind or API version, or with an impossible name, is reported once an hour and changes nothing.
