@@ -4,7 +4,7 @@
 
     header          magic | version | layout | entries of the table of links | fingerprint of the secret
 
-The snapshot has the used entries of the table of links, and how far each stream was read. The index of held blocks follows from the links.
+The snapshot has the used entries of the table of links, and how far each stream was read. The index of held blocks is made from the links.
 Both parts are copied between two turns of the loop, so they show the same moment. A thread writes the copy (`snapshot_file`): every EVERY_S
 if something has changed, when the picker begins to stop, and at its end.
 
@@ -58,7 +58,7 @@ class Kept(msgspec.Struct, array_like=True, frozen=True):
 
     `owners`: its owner ids, one per tier, then the id for speculative blocks. `position`, `check`: the last applied message
     (`shm.stream_marks`).
-    `block_tokens`: tokens per block. `group`: the group whose blocks count; None without groups. `remark`: see `Stream`.
+    `block_tokens`: tokens per block. `group`: the group of KV caches whose blocks count; None without groups. `remark`: see `Stream`.
     """
 
     owners: list[int]
@@ -118,7 +118,7 @@ class HeldState:
         self._thread: threading.Thread | None = None
 
     def load(self) -> Loaded | None:
-        """Reads the snapshot. Returns None if there is none. If it cannot be used, also logs why."""
+        """Reads the snapshot. Returns None if there is none. If it cannot be used, returns None and logs why."""
         try:
             loaded, age_s = self._load()
         except FileNotFoundError:

@@ -22,8 +22,8 @@ from shm.prefix_writer import OwnersExhausted
 ADAPTERS_MAX: Final = 4096
 GROUPS_MAX: Final = 64
 PENDING_MAX: Final = 100_000
-EVENTS_AT_ONCE: Final = 1024  # events between two signs of progress
-RESTORED_AT_ONCE: Final = 1 << 14  # entries of the index between two signs of progress
+EVENTS_AT_ONCE: Final = 1024  # events between two calls of `progress`
+RESTORED_AT_ONCE: Final = 1 << 14  # entries of the index between two calls of `progress`
 OTHER_TIER: Final = "other"
 _NARROW: Final = np.uint64(NARROW)
 
@@ -58,7 +58,7 @@ class Holdings:
         self.tier_of: Mapping[str, int] = {name: place for place, (name, _) in enumerate(self.tiers[:-1])}
         self.secret = secret
         self.counts = Counts()
-        self.progress: Callable[[], None] = _no_progress  # called regularly while a long message is applied
+        self.progress: Callable[[], None] = _no_progress  # called during long work, so that the beat goes on
         self.known_words: set[int] = set()
         self.owners_changed = False  # workers must learn new owner ids at once; the caller sets this back to False
         self._roots: dict[tuple[str, int], int] = {}

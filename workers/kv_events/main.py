@@ -153,7 +153,7 @@ class Follower:
             time.sleep(left)
 
     def follow(self, now: float) -> None:
-        """Follows the endpoints that the supervisor has published. Tries those that could not be followed again after AGAIN_S."""
+        """Follows the endpoints that the supervisor has published. After AGAIN_S, tries again those that could not be followed."""
         endpoints = self._endpoints.current()
         if now >= self._keep_until:
             self._forget_restored()
@@ -277,7 +277,7 @@ class Follower:
             if followed.receive(now, ready):
                 busy = True
                 self._active.add(followed)
-                self.marks.beat(time.monotonic())  # many endpoints may each take their full share of this turn
+                self.marks.beat(time.monotonic())  # a turn is long if many endpoints send at once
             if self.holdings.crowded:
                 self.holdings.flush(int(now * AGE_TICKS))
         if self.bound is not None:
@@ -285,7 +285,7 @@ class Follower:
         return busy
 
     def _receive_bound(self, bound: Subscription, now: float) -> bool:
-        """Gives each message to the endpoint that its topic names. A lost connection may belong to any of them, so it counts for all."""
+        """Gives each message to the endpoint that its topic names. A lost connection may belong to any endpoint, so it counts for all."""
         busy = False
         for opened in bound.changes():
             if not opened:

@@ -45,7 +45,7 @@ class Publishing:
         self._before = _counts.decode(left[1]) if left is not None and left[1] else KvCounts()
 
     def predecessors(self) -> dict[tuple[int, int, int], StreamRecord]:
-        """Returns the records that a predecessor has published, by the endpoint's identity. Publishes all of them as not precise."""
+        """Returns the records that a predecessor has published, by the endpoint's identity. Publishes them again, as not precise."""
         left = self._reader.read(STREAMS)
         if left is None or not left[1]:
             return {}

@@ -1,9 +1,9 @@
 """ZeroMQ sockets for one event stream: the subscription, its monitor, and the socket that asks for missed messages.
 
-A subscription pings its publisher, and the system ends a connection on which a ping is not acknowledged. So a connection that is cut
-silently counts as lost in less than a second. ZeroMQ itself must not wait for answers to its pings (HEARTBEAT_TIMEOUT). While a socket is
-full, ZeroMQ reads no answers: it would drop the connection of a healthy publisher, and would abort the process when the socket is read
-again (https://github.com/zeromq/libzmq/issues/3937).
+A subscription pings its publisher, and the kernel ends a connection on which a ping is not acknowledged. So a connection that is cut
+silently counts as lost in less than a second. ZeroMQ itself must not wait for answers to its pings (HEARTBEAT_TIMEOUT is 0). It reads no
+answers while a socket is full. With a time-out, it would then drop the connection of a healthy publisher, and abort the process when the
+socket is read again (https://github.com/zeromq/libzmq/issues/3937).
 
 Received messages wait in the socket, up to its high-water mark. More messages wait at the publisher, which drops them at its own mark.
 Dropped messages show as a gap in the numbers. Each read of a socket is limited in messages and time, so that all publishers get their turn.

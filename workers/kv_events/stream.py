@@ -66,7 +66,11 @@ class _Replay:
 
 
 class Stream:
-    """Decides about the messages of one stream. `position`: the last applied number + 1; 0 if none. `check`: the CRC of that message."""
+    """Decides about the messages of one stream.
+
+    `position`: the number of the last applied message + 1; 0 if there is none. `check`: the CRC of that message. `remark`: what may be
+    wrong with the endpoint's entries although they count; "" if nothing.
+    """
 
     def __init__(self, sink: Sink, *, replays: bool, position: int = 0, check: int = 0, remark: str = "") -> None:
         self._sink = sink
@@ -243,7 +247,7 @@ class Stream:
             self._believe_at = now + COOL_DOWN_S
 
     def _may_replay(self, now: float) -> bool:
-        """Whether a replay may begin. Counts the attempt, because many attempts within a short time stop replays for a while."""
+        """Returns whether a replay may begin. Counts the attempt: after many attempts within a short time, there is none for a while."""
         if not self._replays or now < self._rest_until:
             return False
         if len(self._troubles) == RESTARTS_MAX and now - self._troubles[0] < COOL_DOWN_S:
