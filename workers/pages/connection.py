@@ -126,7 +126,7 @@ class Connection(asyncio.BufferedProtocol):
             self._take_turn()
 
     def eof_received(self) -> bool:
-        """A client that closed only its sending side still gets its answers. A TLS connection cannot be half closed."""
+        """Answers a client that has closed only its sending side. With TLS, answers at once, because TLS ends both sides together."""
         self._client_done = True
         if self._transport.get_extra_info("sslcontext") is not None:
             self._turn()  # answers at once: the transport closes after this call

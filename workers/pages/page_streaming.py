@@ -1,15 +1,15 @@
 """Sends long pages in pieces: one piece per turn of the event loop, while earlier pieces are sent.
 
-A page of metrics may have tens of megabytes, and its event loop must also scrape and send heartbeats on time. So a page is an iterator
-of pieces. `RoundRobinSender` takes one piece from one page, as a patient act of `turns`, and continues with the next page. It skips a
-reader while its buffer is full, and a page while it pauses. The memory of such a page is its reader's buffer, one piece, and the state of
-the iterator.
+A page of metrics may have tens of megabytes, and the supervisor's event loop must also scrape and send heartbeats on time. So a page is an
+iterator of pieces. `RoundRobinSender` takes one piece from one page, as a patient act of `turns`, and continues with the next page. It
+skips a page while the reader's buffer is full, or while the page pauses. The memory of a page is the reader's buffer, one piece, and the
+state of the iterator.
 
     waiting ──▶ under way ──▶ complete | broken off | abandoned by its reader
     ≤ WAITING_MAX  ≤ PAGES_MAX
 
-The iterator of a waiting page is not started. The next page is one of the host with the fewest pages under way. If too many pages wait,
-the host with the most of them loses its last one. Slow readers do not keep others out: while pages wait, the sender breaks off a page
+The iterator of a waiting page is not started. A free place goes to the host with the fewest pages under way. If too many pages wait, the
+host with the most waiting pages loses its last one. Slow readers do not keep others out: while pages wait, the sender breaks off a page
 whose reader has taken nothing for SLOW_S. If there is no such page, it breaks off the oldest one after FAIR_S.
 
 What this does not do: set a time limit for readers that read nothing. The owner of the connection checks that.

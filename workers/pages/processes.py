@@ -65,7 +65,7 @@ class ProcessFigures:
         use = self._use(pid) if pid else None
         if use is not None:
             memory.append(((name,), use.resident_bytes))
-        # After a child has ended and before the parent has recorded it, neither /proc nor the roll has its time. The counter must not fall.
+        # Until the parent has recorded the end of a child, neither /proc nor the roll has its time. The counter must not fall then.
         shown = max(self._cpu_s.get(name, 0.0), ended_s + (use.cpu_s if use is not None else 0.0))
         self._cpu_s[name] = shown
         cpu.append(((name,), shown))
