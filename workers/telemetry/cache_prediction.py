@@ -101,7 +101,7 @@ class Comparison:
 
 
 class PredictionWatch:
-    """Watches the counts of all workers in the supervisor. `report` gets each warning."""
+    """Runs in the supervisor and watches the counts of all workers. `report` gets each warning."""
 
     def __init__(
         self,
