@@ -106,7 +106,7 @@ def command(
 
 
 def _migrated(text: str, source: str) -> str:
-    """Returns the configuration in its current form. Prints on stderr what has no current form. Raises BadConfiguration for bad YAML."""
+    """Returns the configuration in its current form. Prints on stderr what cannot be migrated. Raises BadConfiguration for bad YAML."""
     try:
         migrated, remarks = migrate_text(text, source)
     except ConfigErrors as errors:

@@ -179,7 +179,7 @@ def load_config(options: Options, given: Given | None = None) -> EffectiveConfig
 
 
 def with_one_worker(options: Options, config: EffectiveConfig) -> Options:
-    """Returns the options with a single worker, and prints a notice, if a plugin keeps its state in one worker. Else returns `options`."""
+    """If a plugin keeps its state in one worker, prints a notice and returns the options with a single worker. Else returns `options`."""
     whole = [plugin.name for plugin in config.pipeline.plugins.values() if plugin.one_worker]
     if not whole or (options.workers, options.workers_max) == (1, 1):
         return options

@@ -92,7 +92,7 @@ def _row(profile: Profiled, index: int) -> list[str]:
 
 
 def _predicted(candidate: Candidate) -> list[str]:
-    """Returns the last cell of a candidate's row, which has the prediction, or no cell if there is no prediction."""
+    """Returns the last cell of a candidate's row: the predicted cached tokens. Returns no cell without a prediction."""
     return (
         []
         if candidate.predicted_tokens is None

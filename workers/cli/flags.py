@@ -99,7 +99,7 @@ COUNT = Whole(min=1)
 class Flag(click.Option):
     """An option with environment variables. It ignores the values that Kubernetes sets for services.
 
-    `group`: its heading in the help text. If a value came from a variable, errors about the value name the variable.
+    `group`: its heading in the help text. If a value came from a variable, the text of an error also has the variable.
     """
 
     group = ""

@@ -90,11 +90,11 @@ def of_picker(command: F) -> F:
 def command(program: bool, metrics_port: int, instance: str, run_dir: str, timeout: float) -> None:
     """Load the configuration of a running picker again: its file, and the files of --plugin-path. No request is lost.
 
-    The picker tries the configuration in a process of its own first. If that fails, it keeps the one that it has. Flags of `epp serve`
-    stay as they are: to change those, restart the picker. A candidate that is being tried (`epp try`) is taken back.
+    The picker tries the configuration in a process of its own first. If that fails, the configuration in force stays. Flags of
+    `epp serve` stay as they are: to change flags, restart the picker. A candidate that is being tried (`epp try`) is taken back.
 
-    With --exec, the installed version of the program goes on with the picker, under the configuration in force: on the same sockets and
-    the same shared memory. It replaces the processes one by one; a worker ends with its last stream, so give --timeout time for that.
+    With --exec, the installed version of the program takes over the running picker: its configuration in force, its sockets and its
+    shared memory. It replaces the processes one by one; a worker ends with its last stream, so give --timeout time for that.
 
     Exit code 0: all workers use the configuration; 1: no such picker, or no result in time; 78: the configuration, or the installed
     version, was refused.

@@ -5,7 +5,7 @@ into two halves with the same conversations: first through the picker, then roun
 summary shows both side by side. Without `--seconds`, the demo runs until Ctrl-C.
 
 With `--precise`, the caches of the servers are too small for all conversations. In the first half, the picker follows the servers' KV
-events. In the second half, another picker does not follow them, and sends the same conversations to equal servers with cold caches.
+events. In the second half, the same conversations go to equal servers with cold caches, through another picker, which follows no events.
 
 With `--replicas`, several pickers serve behind one Envoy, which spreads the requests over them at random. In the first half, the pickers
 share what they know through a store (redis-server or valkey-server). In the second half, other pickers share nothing.

@@ -62,7 +62,7 @@ class Gauge:
     pickers: Sequence[Replica]
     servers: list[Server] = field(default_factory=list)
     workers: list[Worker] = field(default_factory=list)
-    # By picker and port of the server: `predicted` and `checked_prompt` tokens.
+    # (number of the picker, port of the server) -> its `predicted` and `checked_prompt` tokens.
     tokens: dict[tuple[int, int], dict[bytes, float]] = field(default_factory=dict)
     _cpu: dict[int, tuple[float, float]] = field(default_factory=dict)
 

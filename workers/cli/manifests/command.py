@@ -50,7 +50,7 @@ def command(
 ) -> None:
     """Print the Kubernetes objects that install a picker. Renders the Helm chart, so it needs helm.
 
-    Exit code 0: printed; 1: helm is missing; 78: what was asked for cannot be.
+    Exit code 0: printed; 1: helm is missing; 78: a value, an option or a flag is wrong.
     """
     layers: list[Layer] = []
     try:

@@ -1,7 +1,7 @@
 """Takes looks at the shared memory of one instance, mapped read-only.
 
-A look copies row by row, so the values of two processes may be from slightly different times. In a large prefix index it counts the
-entries of an evenly spread sample of the buckets, so that a look takes the same time for every size.
+A look copies row by row, so the values of two processes may be from slightly different times. In a large prefix index, a look counts the
+entries of an evenly spread sample of the buckets, so that it takes the same time for every size.
 
 What this does not do: compare looks, or decide what a terminal shows.
 """
