@@ -36,7 +36,7 @@ NO_HEADERS: Final = codec.Headers(b"", 0, 0)
 LONG_BODY: Final = 1 << 20  # bytes; the work for a longer body is spread over several turns of the loop
 # A piece is small if its message has fewer bytes. Small pieces are joined, because each piece costs 2 us when the body is complete.
 SMALL_PIECE: Final = 1024
-SMALL_PIECES_MAX: Final = 1024  # so many small pieces in a row are joined into one
+SMALL_PIECES_MAX: Final = 1024  # this number of small pieces in a row is joined into one
 ORIGIN_CHARS_MAX: Final = 64
 # Limit for the bytes of a message beside the body: headers and metadata; gateways send some KiB.
 BESIDES_MAX: Final = 1 << 20

@@ -196,7 +196,7 @@ class ExtProcStream(Shell):
             self.end(DEADLINE_EXCEEDED, f"no request came for {seconds:g} seconds")
 
     def give_up_body(self) -> None:
-        """Ends a request that is incomplete, or waits with a long body, to make room for others. Answers 429 if an answer is possible."""
+        """Ends this request to free the memory of its body. Answers 429 if an answer is possible."""
         if self.state in (AWAIT_BODY, DECIDING):
             self.refuse(Refused(Cause.BODIES_HELD, retry_after_s=BODIES_RETRY_S))
         else:

@@ -135,7 +135,7 @@ def without_effects(pipeline: Pipeline) -> Pipeline:
 
 
 def same(real: Decision, candidate: Decision) -> bool:
-    """Whether the candidate chose the same endpoint, or rates the chosen one as high as its own choice."""
+    """Whether the candidate chose the same endpoint, or gives the endpoint of the real decision the same score as its own choice."""
     if real.targets[0].address == candidate.targets[0].address:
         return True
     run, other = real.runs.get(real.primary), candidate.runs.get(candidate.primary)
