@@ -33,7 +33,7 @@ def cgroup_limit(root: Path, own: Path) -> float | None:
 
 
 def _limit(folder: Path) -> float | None:
-    """Returns the CPUs that one cgroup allows: its quota divided by its period. Version 2 has both in one file, version 1 in two."""
+    """Returns how many CPUs one cgroup allows: its quota divided by its period. cgroup v2 has both in one file, v1 in two."""
     words = text(folder / "cpu.max").split()
     if not words:
         words = (text(folder / "cpu.cfs_quota_us") + " " + text(folder / "cpu.cfs_period_us")).split()
