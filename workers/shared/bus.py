@@ -79,7 +79,7 @@ class BusWriter:
             self.flush()
 
     def forget(self, hashes: Hashes, owner: int) -> None:
-        """Reports that `owner` does not hold these blocks after all. Sent as by `learn`, after the pending LEARN frames."""
+        """Reports that `owner` does not hold these blocks after all. Sent when a report of `learn` would be, after pending LEARN frames."""
         if not self._pending and not self._taken_back:
             self._flush_soon()
         data = hashes.tobytes()

@@ -1,7 +1,7 @@
 """CPU profiles of workers: how the supervisor asks for one, and how the worker answers.
 
     supervisor  writes a question into its lane and wakes the worker through its eventfd
-    worker      samples its stack for so many seconds (`workers.worker.profiler`), publishes the profile as its document, and then
+    worker      samples its stack for the asked time (`workers.worker.profiler`), publishes the profile as its document, and then
                 copies the question into its lane as the answered one
     supervisor  reads the document
 
@@ -40,9 +40,9 @@ class Function(NamedTuple):
 
 
 class Profile(msgspec.Struct, frozen=True):
-    """The samples of one worker. `stacks`: functions from the outermost to the innermost, as indices into `functions`, and the number of
-    samples.
+    """The samples of one worker.
 
+    `stacks`: pairs of a stack and its number of samples. A stack has indices into `functions`, that of the outermost function first.
     `left_out`: the number of samples whose stacks did not fit into the document.
     """
 
@@ -134,7 +134,7 @@ class Asking:
         return [lane - 1 for lane in self._lanes.serving_workers()]
 
     def ask(self, worker: int, seconds: int) -> Question:
-        """Asks a worker for a profile of so many seconds. Raises Busy or NotServing."""
+        """Asks a worker for a profile of `seconds` seconds. Raises Busy or NotServing."""
         now = self._now()
         if now < self._until:
             raise Busy(self._until - now)
