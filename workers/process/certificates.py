@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from workers.host.options import Options
 
 POLL_S = 1.0
-# Files that failed are read again after so many checks. Not at each one, because reading a pair blocks a worker for 1 ms.
+# After how many checks files that failed are read again. Not at each check, because reading a pair blocks a worker for 1 ms.
 RETRY_POLLS = 10
 DAY_S = 86_400.0
 WARNED_BEFORE_S = 7 * DAY_S

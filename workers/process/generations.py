@@ -150,7 +150,7 @@ class Generations:
             return None
 
     def renamed(self, names: Names) -> "Generations":
-        """Returns new files with the same configurations, for memory in which `names` have places. The words stay the same."""
+        """Returns new files with the same configurations, for memory in which `names` have places. Their numbers stay the same."""
         renamed = Generations(self._words)
         for slot in range(SLOTS):
             offer = self.offered(slot)

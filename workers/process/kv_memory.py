@@ -59,7 +59,7 @@ class KvCounts(msgspec.Struct, array_like=True, frozen=True):
 
 
 class KvLayout:
-    """Computes the schemas of the parts. `blocks`: for how many index and links have room. `slots`: the rows of the endpoint table."""
+    """Computes the schemas of the parts. `blocks`: how many blocks index and links can hold. `slots`: the rows of the endpoint table."""
 
     def __init__(self, blocks: int, slots: int) -> None:
         self.blocks = blocks

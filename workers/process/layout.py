@@ -128,8 +128,9 @@ RETIRED: Final = "retired "
 class Names(msgspec.Struct, frozen=True, array_like=True):
     """The names from all configurations so far that have places in an instance's shared memory, in the order of the places.
 
-    `columns`: of the endpoint table. `families`: the histograms. `groups`: the counters of plugins; the first `own` have tables that
-    were made for them, and the others have spare tables. `width`: columns of a table row. `lane_end`: the size of a lane in words.
+    `columns`: the columns of the endpoint table. `families`: the histograms. `groups`: the counters of plugins; the first `own` have
+    tables that were made for them, and the others have spare tables. `width`: columns of a table row. `lane_end`: the size of a lane in
+    words.
     With a `width` of 0 the table is laid out anew, with a `lane_end` of 0 the lanes and all tables of counters.
     """
 

@@ -105,7 +105,7 @@ class Policy:
     """
 
     def __init__(self, seats: int, workers: int | None = None, *, leave_s: float = math.inf, helpers: int = 0) -> None:
-        """`seats`: the supervisor's and those of workers. `leave_s`: seconds that a child has to end after it began to leave.
+        """`seats`: the number of seats of the supervisor and of workers. `leave_s`: how many seconds a child may take to leave.
 
         `helpers`: the number of other children, such as the kv-events process. Their seats come after those of the workers.
         """

@@ -2,7 +2,7 @@
 
     per seat    pid (0: empty) | CPU time of ended children in us | children that ended, one word per cause
 
-The words are in a file without a name that children inherit. They live as long as the picker, so no count falls when a child ends.
+The words are in an unnamed file in memory, which children inherit. It lives as long as the picker, so no count falls when a child ends.
 """
 
 import enum

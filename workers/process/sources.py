@@ -79,7 +79,7 @@ class Sources:
 
     @property
     def asks_objects(self) -> bool:
-        """Whether objectives and model rewrites come from the Kubernetes API. They belong to an InferencePool, so a selector has none."""
+        """Whether objectives and model rewrites come from the Kubernetes API. They belong to an InferencePool, not to a selector."""
         return self.in_kubernetes and not self._options.endpoint_selector
 
     @property
