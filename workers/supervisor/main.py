@@ -294,7 +294,7 @@ class Supervisor:
         self._look_for_another()
 
     def _parent_gone(self) -> None:
-        """Makes the picker not ready. The supervisor ends after the drain time-out at the latest."""
+        """Makes the picker not ready. The supervisor ends shortly after the drain timeout at the latest."""
         loop = asyncio.get_running_loop()
         loop.remove_reader(self.instance.pipes.life.reader)
         self.readiness.orphaned = True
