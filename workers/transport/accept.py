@@ -29,7 +29,8 @@ FRESH_HEARTBEAT = 0.3
 PATIENCE = 0.02
 RETRY = 0.002  # seconds after which a worker that is not the least loaded looks again
 LONG_QUEUE = 64  # connections that wait for `accept`
-QUEUE_SHARE = 4  # a worker accepts one in so many of a long queue in one turn of the loop, and at most AT_ONCE
+# In one turn of the loop, a worker accepts 1 / QUEUE_SHARE of a long queue, at most AT_ONCE.
+QUEUE_SHARE = 4
 AT_ONCE = 64
 FORGET = 5 * RETRY  # if the socket was not readable for this time, another worker has served it
 QUEUED_AT = (

@@ -129,9 +129,9 @@ class Connection(Session):
 
     @property
     def behind(self) -> bool:
-        """Whether the driver must read nothing, and call `go_on` in the next turn of the loop, or at `slow_until` if that is later.
+        """Whether the driver must stop reading, because a part of the last read waits or the peer is slowed down.
 
-        True if a part of the last read waits, or if the peer is slowed down.
+        It then calls `go_on` in the next turn of the loop, or at `slow_until` if that is later.
         """
         return bool(self._later) or self.slow_until > self.now + SLOW_SLACK
 

@@ -44,7 +44,7 @@ class Limits:
     stream_output: int = 64 * MIB
     connection_held: int = 256 * MIB  # queued output, unfinished messages and bytes that handlers keep, together
     # A peer that leaves more than `hoard` bytes of answers unread (the largest body) must read `hoard_read` bytes in time. A peer that has
-    # never read so many has `hoard_seconds` for it. Any other has `hoard_busy_seconds`, because an Envoy that was busy with large bodies
+    # read fewer so far has `hoard_seconds` for it. Any other has `hoard_busy_seconds`, because an Envoy that was busy with large bodies
     # read nothing for a second.
     hoard: int = 32 * MIB
     hoard_read: int = MIB
@@ -86,8 +86,8 @@ class Limits:
             )
 
 
-# Called with (handlers, bytes): gives up unfinished requests of these handlers' streams that hold so many bytes together.
-# With None instead of handlers, chooses among all streams.
+# Called with (handlers, bytes): gives up unfinished requests until this number of bytes is free. Chooses among the streams of these
+# handlers; None instead of handlers: among all streams.
 Relief = Callable[[Sequence[Handler] | None, int], None]
 
 

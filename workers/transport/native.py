@@ -399,7 +399,7 @@ class Server:
         self._on_accept()
 
     def _handshake_wait_s(self, host: str) -> float | None:
-        """Returns the seconds until a TLS handshake may begin. Returns None if its host has begun too many, or has left."""
+        """Returns the seconds until a TLS handshake may begin. Returns None if the host has begun too many, or has left."""
         if self._ssl_context is None:
             return 0.0
         if not host:
