@@ -34,8 +34,8 @@ from workers.transport.interface import Metadata, Stream
 from workers.worker.setup import Parts
 
 SWITCH_S: Final = 0.0005  # the interval while a thread loads; the interpreter's default is 5 ms
-FREE_AFTER_S: Final = 1.0  # so long after the last change, the memory of ended configurations is freed
-FREE_AT: Final = 8  # so many ended configurations are freed even while changes go on
+FREE_AFTER_S: Final = 1.0  # time from the last change until the memory of ended configurations is freed
+FREE_AT: Final = 8  # this number of ended configurations is freed even while changes go on
 LOAD_S: Final = 5.0  # a load takes tens of milliseconds; after this time, a load whose plugin hangs is given up
 
 log = structlog.get_logger()
@@ -213,7 +213,7 @@ class Adoption:
             self._ended += 1
 
     def _free(self) -> None:
-        """Frees the memory of ended configurations. Not after each of many changes, because the loop stands still for some milliseconds."""
+        """Frees the memory of ended configurations. Waits for a pause between changes, because the loop stands still for milliseconds."""
         quiet = asyncio.get_running_loop().time() - self._changed_at > FREE_AFTER_S
         if self._ended >= FREE_AT or (quiet and not self._ending):
             self._ended = 0

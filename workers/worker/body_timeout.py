@@ -90,7 +90,7 @@ class BodyRelief:
         self._busy = False
 
     def __call__(self, among: Sequence[Handler] | None, excess: int) -> None:
-        """Gives up the bodies that cost most, until `excess` bytes and the spare part are free.
+        """Gives up the bodies that cost most, until `excess` bytes and 1 / SPARE of the budget are freed.
 
         `among`: only these handlers; None for all.
         """

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
-SLICE_S: Final = 0.004  # the work for 1 MiB takes so long
+SLICE_S: Final = 0.004  # about the time that the work for 1 MiB takes
 
 
 class BodyTurns:

@@ -2,7 +2,7 @@
 
 The parent has created everything shared before the fork. A worker writes only its lane and reads the rest. It drains (`leaving`) together
 with the other workers when the parent stops or is gone. It drains alone when it gets SIGTERM for another reason, or uses more than its
-share of memory. In these cases it says so in its lane and to the parent, and the parent starts a successor in another seat at once.
+share of memory. Before it drains alone, it says so in its lane and to the parent, which then starts a successor in another seat at once.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ from workers.worker.setup import Parts
 
 BEAT_S = 0.1
 GC_YOUNGEST = 20_000  # high, because reference counts free a stream's objects, and cycles are rare
-LAG_BEATS = 10  # the loop's lag is the largest of so many beats
+LAG_BEATS = 10  # the loop's lag is the largest of the last LAG_BEATS beats
 LAG = "loop_lag_us"
 
 log = structlog.get_logger()

@@ -34,7 +34,7 @@ from workers.worker.faults import Faults
 from workers.worker.setup import Parts
 
 REQUESTS: Final = 128
-WARM: Final = 16  # so many requests fill caches before memory is measured
+WARM: Final = 16  # the first WARM requests fill caches, so memory is measured after them
 LEAK_BYTES: Final = 32 << 20  # if memory grows by more after the first requests, a plugin leaks
 COMPLETIONS: Final = "/v1/completions"
 CHAT: Final = "/v1/chat/completions"
