@@ -186,6 +186,15 @@ def test_importing_the_modules_that_fork_starts_no_thread_and_imports_no_grpc() 
     subprocess.run([sys.executable, "-c", script], cwd=ROOT, env=environment, check=True, timeout=50)
 
 
+def test_nothing_of_replicas_is_imported_without_a_store() -> None:
+    script = (
+        "import sys, workers.cli.serve, workers.supervisor.main, workers.worker.main\n"
+        "found = [m for m in sys.modules if m.startswith(('workers.endpoints.replicas', 'redis', 'hiredis'))]\n"
+        "assert not found, f'imported: {found}'\n"
+    )
+    subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=True, timeout=50)
+
+
 def test_workers_fits_on_one_page() -> None:
     assert entry_violations(ROOT / "workers") == []
 

@@ -18,7 +18,7 @@ from epp.metrics.catalogue import TAKEN
 from loadtest import sim
 from workers.cli import COMMANDS, main
 from workers.cli.flags import Flag
-from workers.endpoints.replicas.address import PASSWORD_VARIABLE
+from workers.host.options import PASSWORD_VARIABLE
 
 ROOT = Path(__file__).parent.parent
 README_LINES_MAX, PAGE_LINES_MAX = 120, 200

@@ -9,8 +9,7 @@ import click
 
 from epp.client_headers import GROUPS
 from workers.cli.flags import BOOL, COUNT, DURATION, NAMES, PORT, PORTS, SIZE, VERBOSITY, Whole, flag, group
-from workers.endpoints.replicas.address import PASSWORD_VARIABLE
-from workers.host.options import POOL_GROUP
+from workers.host.options import PASSWORD_VARIABLE, POOL_GROUP
 
 INDEX_ENTRIES_MIN = 256  # a smaller index has no room for the owners of one block
 VERBOSE = 4  # -v means debug from this number on

@@ -20,9 +20,8 @@ from epp.plugins.extractors.metrics_source import INTERVAL_S_MAX
 from workers.cli.flags import BadConfiguration, Flag, misspelt, with_variables
 from workers.cli.serve_flags import FLAGS, REPLACED, TLS_VERSIONS, UNSUPPORTED, VERBOSE
 from workers.endpoints.freshness import FRESH_S_MIN
-from workers.endpoints.replicas.address import PASSWORD_VARIABLE, parse_address
 from workers.host.cpus import available, default_workers
-from workers.host.options import SCRAPE_INTERVAL_MIN_S, Options, TracingOptions
+from workers.host.options import PASSWORD_VARIABLE, SCRAPE_INTERVAL_MIN_S, Options, TracingOptions
 from workers.kube.pool import PORTS_MAX
 from workers.kube.selector import parse
 from workers.telemetry.tracing_settings import settings
@@ -276,6 +275,8 @@ def _replicas(values: Mapping[str, Any], environ: Mapping[str, str], errors: lis
         if unused:
             warnings.append(f"{' and '.join(unused)}: no effect without --replica-store")
         return
+    from workers.endpoints.replicas.address import parse_address  # pickers without a store need nothing of it
+
     try:
         address = parse_address(url)
     except ValueError as wrong:

@@ -8,6 +8,7 @@ import msgspec
 
 from epp.client_headers import GROUPS
 
+PASSWORD_VARIABLE = "EPP_REPLICA_STORE_PASSWORD"
 POOL_GROUP = "inference.networking.k8s.io"  # the default API group of an InferencePool
 SCRAPE_INTERVAL_MIN_S = 0.05
 

@@ -23,7 +23,7 @@ def exchange_of(instance: Instance, index: IndexWriter, report: Callable[..., No
     options, lanes = instance.options, instance.memory.lanes
     assert lanes.remote is not None
     address = parse_address(options.replica_store)
-    names = Names(options.replica_store_prefix, cluster=address.cluster)
+    names = Names(options.replica_store_prefix, cluster=address.cluster, database=address.database)
 
     async def open_link(name: str) -> Link:
         return await Link.open(address, names, password_of(address, options.replica_store_password_file), name)

@@ -1,5 +1,7 @@
 """The first contact with a real store."""
 
+import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -13,10 +15,8 @@ from workers.process.errors import StartError, Unusable
 from workers.process.first_contact import agreed_secret
 
 OFFERED = b"a" * 16
-LIMITED = (
-    "user", "picker", "on", ">sesame-9", "~p:*", "&p:*", "resetchannels", "&p:*",
-    "-@all", "+publish", "+subscribe", "+get", "+set", "+incr", "+incrby",
-)  # fmt: skip
+WAIT_S = 30.0
+RIGHTS = ("+publish", "+subscribe", "+get", "+set", "+incrby")  # docs/replicas.md has the same
 
 pytestmark = needs_redis
 
@@ -81,20 +81,58 @@ def test_a_missing_password_file_is_refused(tmp_path: Path) -> None:
         agreed_secret(options(replica_store_password_file=str(tmp_path / "none")), OFFERED)
 
 
+def limit(server: RedisServer, rights: Sequence[str], prefix: str = "p") -> None:
+    """Gives the store a user who has only these rights on the names of one prefix."""
+    names = (f"~{prefix}:1:*", "resetchannels", f"&{prefix}:1:*")
+    server.command("ACL", "SETUSER", "picker", "reset", "on", ">sesame-9", *names, "-@all", *rights)
+
+
 def test_the_smallest_acl_is_enough_and_any_smaller_one_is_refused(tmp_path: Path) -> None:
-    rules = tmp_path / "users.acl"
-    for missing in (None, "+publish", "+subscribe", "+set", "+incr"):
-        words = [word for word in LIMITED if word != missing]
-        rules.write_text(f"{' '.join(words)}\nuser default off\n")
-        folder = tmp_path / (missing or "all")
-        folder.mkdir()
-        with RedisServer(folder, f"aclfile {rules}") as server:
-            url = server.unix_url.replace("unix://", "unix://picker:sesame-9@")
-            if missing is None:
-                assert agreed_secret(options(server, replica_store=url), OFFERED) == OFFERED
-                continue
-            with pytest.raises(Unusable, match="permission"):
+    with RedisServer(tmp_path) as server:
+        url = server.unix_url.replace("unix://", "unix://picker:sesame-9@")
+        limit(server, RIGHTS)
+        assert agreed_secret(options(server, replica_store=url), OFFERED) == OFFERED
+        for missing in RIGHTS:
+            server.command("FLUSHALL")
+            limit(server, [right for right in RIGHTS if right != missing])
+            with pytest.raises(Unusable, match=f"permissions to run the '{missing[1:]}'"):
                 agreed_secret(options(server, replica_store=url), OFFERED)
+
+
+def test_another_database_than_0_needs_the_right_to_select_it(tmp_path: Path) -> None:
+    with RedisServer(tmp_path) as server:
+        url = server.unix_url.replace("unix://", "unix://picker:sesame-9@") + "?db=3"
+        limit(server, RIGHTS)
+        with pytest.raises(Unusable, match="permissions to run the 'select'"):
+            agreed_secret(options(server, replica_store=url), OFFERED)
+        limit(server, [*RIGHTS, "+select"])
+        assert agreed_secret(options(server, replica_store=url), OFFERED) == OFFERED
+
+
+def test_a_cluster_needs_two_more_rights_and_names_in_braces(tmp_path: Path) -> None:
+    with RedisServer(tmp_path, "cluster-enabled yes", "cluster-announce-ip 127.0.0.1") as server:
+        server.command("CLUSTER", "ADDSLOTSRANGE", "0", "16383")
+        deadline = time.monotonic() + WAIT_S
+        while b"cluster_state:ok" not in server.command("CLUSTER", "INFO"):
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        url = f"redis://picker:sesame-9@127.0.0.1:{server.port}?cluster=true"
+        for less in ((), ("+cluster|slots",), ("+command",)):
+            limit(server, [*RIGHTS, *less], "{p}")
+            with pytest.raises(StartError, match="--replica-store cannot be used"):
+                agreed_secret(options(server, replica_store=url), OFFERED)
+        limit(server, [*RIGHTS, "+cluster|slots", "+command"], "{p}")
+        assert agreed_secret(options(server, replica_store=url), OFFERED) == OFFERED
+
+
+def test_a_user_of_the_url_counts_without_a_password_too(tmp_path: Path) -> None:
+    with RedisServer(tmp_path) as server:
+        server.command("ACL", "SETUSER", "open", "on", "nopass", "~*", "&*", "+@all")
+        server.command("ACL", "SETUSER", "default", "nopass", "-@all")
+        url = server.unix_url.replace("unix://", "unix://open@")
+        assert agreed_secret(options(server, replica_store=url), OFFERED) == OFFERED
+        with pytest.raises(Unusable, match="username-password"):
+            agreed_secret(options(server, replica_store=url.replace("open@", "nobody@")), OFFERED)
 
 
 def test_a_store_that_never_answers_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from tests.redis_server import RedisServer, needs_redis, program
 from workers.cli.demo.children import free_ports
 from workers.host.options import Options
 from workers.process import fork
-from workers.process.errors import StartError
+from workers.process.errors import StartError, Unusable
 from workers.process.first_contact import agreed_secret
 
 OFFERED = b"a" * 16
@@ -67,19 +67,23 @@ def test_a_cluster_is_used_by_the_node_that_has_the_keys(tmp_path: Path) -> None
         assert OFFERED in server.command("GET", "{p}:1:secret")
 
 
-def test_sentinel_names_the_server(tmp_path: Path) -> None:
+def test_sentinel_names_the_server_to_a_user_of_its_own(tmp_path: Path) -> None:
     (port,) = free_ports(1)
     with RedisServer(tmp_path) as server:
         configuration = tmp_path / "sentinel.conf"
         configuration.write_text(
             f"port {port}\nbind 127.0.0.1\ndir {tmp_path}\nsentinel monitor mymaster 127.0.0.1 {server.port} 1\n"
+            "user watcher on >sesame-9 -@all +sentinel|masters\nuser default off\n"
         )
         path = program()
         assert path is not None
         with (tmp_path / "sentinel.log").open("ab") as output:
             sentinel = subprocess.Popen([path, str(configuration), "--sentinel"], stdout=output, stderr=output)
         try:
-            url = f"redis+sentinel://127.0.0.1:{port}/mymaster"
+            password = tmp_path / "sentinel-password"
+            password.write_text("sesame-9\n")
+            own = f"sentinel_user=watcher&sentinel_password_file={password}"
+            url = f"redis+sentinel://127.0.0.1:{port}/mymaster?{own}"
 
             def agrees() -> bool:
                 try:
@@ -88,8 +92,17 @@ def test_sentinel_names_the_server(tmp_path: Path) -> None:
                     return False
 
             eventually(agrees)
-            with pytest.raises(StartError, match="cannot be used"):
+            with pytest.raises(StartError, match="No master found for 'another'"):
                 agreed_secret(options(url.replace("mymaster", "another")), OFFERED)
+            password.write_text("wrong-one")
+            with pytest.raises(Unusable, match="AuthenticationError") as refused:
+                agreed_secret(options(url), OFFERED)
+            assert "wrong-one" not in str(refused.value)
+            with pytest.raises(Unusable, match="AuthenticationError"):
+                agreed_secret(options(url.partition("?")[0]), OFFERED)
+            password.unlink()
+            with pytest.raises(Unusable, match="sentinel-password cannot be read: No such file"):
+                agreed_secret(options(url), OFFERED)
         finally:
             sentinel.kill()
             sentinel.wait()

@@ -7,6 +7,7 @@ redis+sentinel://[user[:password]@]host[:port],.../service[/database]
 
 ?cluster=true                a Redis Cluster: the host is one of its nodes (redis:// and rediss://)
 ?ca=FILE&cert=FILE&key=FILE  TLS: CAs of the server, certificate and key of the picker (rediss://, or with tls=true for Sentinel)
+?sentinel_user=NAME&sentinel_password_file=FILE     for the Sentinels themselves; user and password before the @ are those of the store
 """
 
 import re
@@ -21,9 +22,8 @@ OPTIONS = {
     "redis": ("cluster",),
     "rediss": ("cluster", "ca", "cert", "key"),
     "unix": ("db",),
-    "redis+sentinel": ("tls", "ca", "cert", "key"),
+    "redis+sentinel": ("tls", "ca", "cert", "key", "sentinel_user", "sentinel_password_file"),
 }
-PASSWORD_VARIABLE = "EPP_REPLICA_STORE_PASSWORD"
 _KNOWN = frozenset(option for options in OPTIONS.values() for option in options)
 _TRUE = {"true": True, "false": False}
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\s:\[\],]+)(?::([0-9]{1,5}))?")
@@ -39,6 +39,8 @@ class Address(msgspec.Struct, frozen=True, kw_only=True):
     password: str = ""
     database: int = 0
     service: str = ""  # of Sentinel
+    sentinel_user: str = ""
+    sentinel_password_file: str = ""
     cluster: bool = False
     tls: bool = False
     ca: str = ""

@@ -21,7 +21,7 @@ def contact(options: Options, offered: bytes) -> Answer:
 
 async def _contact(options: Options, offered: bytes) -> Answer:
     address = parse_address(options.replica_store)
-    names = Names(options.replica_store_prefix, cluster=address.cluster)
+    names = Names(options.replica_store_prefix, cluster=address.cluster, database=address.database)
     probe = f"start-{os.urandom(8).hex()}"
     try:
         async with asyncio.timeout(6 * ANSWER_S):

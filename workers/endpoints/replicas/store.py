@@ -7,7 +7,10 @@ listen there.
     <prefix>:1:all             channel of all messages (`wire`)
     <prefix>:1:to:<name>       channel of what only one replica needs
     <prefix>:1:secret          the seed of block hashes, if no file gives it
-    <prefix>:1:epoch           counts the connections of replicas
+    <prefix>:1:epoch           counts the lives of replicas
+
+Channels are the same in all databases of a store. So names have the number of the database behind the 1
+(`<prefix>:1:db2:all`), unless it is 0.
 
 Every failure is a StoreError. Its text never has a password.
 """
@@ -33,15 +36,23 @@ from redis.exceptions import (
     ResponseError,
 )
 
-from workers.endpoints.replicas.address import PASSWORD_VARIABLE, Address
+from workers.endpoints.replicas.address import Address
 from workers.endpoints.replicas.replies import Replies
 from workers.endpoints.replicas.wire import EPOCH_MAX
+from workers.host.options import PASSWORD_VARIABLE
 
 ANSWER_S = 1.0  # how long the store may take for one answer
 SILENCE_S = 2.0  # a listener that hears not even its own messages for so long has lost its connection
 PASSWORD_BYTES_MAX = 4096
 VERSION = 1
 SECRET = re.compile(rb"[0-9a-f]{16}")
+NUMBER = re.compile(rb"[0-9]{1,19}")
+CLIENT = re.compile(r"<redis\..*?> - ")  # how the client names itself in its own texts
+REFUSED = (
+    "username-password",
+    "AuthenticationError",
+)  # also within the client's own texts, such as that on several Sentinels
+DENIED = "this user has no permissions"
 
 
 _Sentinel: Any = Sentinel  # its constructor has no types
@@ -63,9 +74,9 @@ class StoreError(Exception):
 class Names:
     """The names of channels and keys in the store."""
 
-    def __init__(self, prefix: str, *, cluster: bool) -> None:
+    def __init__(self, prefix: str, *, cluster: bool, database: int = 0) -> None:
         beginning = f"{{{prefix}}}" if cluster and "{" not in prefix else prefix
-        self._beginning = f"{beginning}:{VERSION}"
+        self._beginning = f"{beginning}:{VERSION}" + (f":db{database}" if database else "")
         self.all = f"{self._beginning}:all"
         self.secret = f"{self._beginning}:secret"
         self.epoch = f"{self._beginning}:epoch"
@@ -79,11 +90,20 @@ def password_of(address: Address, file: str) -> str:
     """Returns the password: of the file, else of the environment, else of the URL. Raises StoreError if the file cannot be read."""
     if not file:
         return os.environ.get(PASSWORD_VARIABLE) or address.password
+    return _password_in(file, "--replica-store-password-file")
+
+
+def _sentinel_password(address: Address) -> str:
+    file = address.sentinel_password_file
+    return _password_in(file, "sentinel_password_file of --replica-store") if file else ""
+
+
+def _password_in(file: str, given_by: str) -> str:
     try:
         with open(file, "rb") as opened:
             return opened.read(PASSWORD_BYTES_MAX).decode(errors="replace").strip()
     except OSError as refused:
-        raise StoreError("file", f"--replica-store-password-file {file} cannot be read: {refused.strerror}") from None
+        raise StoreError("file", f"{given_by} {file} cannot be read: {refused.strerror}") from None
 
 
 class Link:
@@ -155,17 +175,24 @@ class Link:
                     raise StoreError("error", f"{self._address}: the store sent something that is not a message")
 
     async def epoch(self, least: int) -> int:
-        """Returns the number of this connection among all: above every earlier one, and at least `least`. Raises StoreError."""
-        epoch = await self._counted("INCR", self.names.epoch)
+        """Returns the number of a new life of a replica: above every earlier one, and at least `least`. Raises StoreError."""
+        epoch = await self._counted(1)
         if epoch < least:  # the store has lost what it knew
-            epoch = await self._counted("INCRBY", self.names.epoch, least - epoch)
+            epoch = await self._counted(least - epoch)
         return max(epoch, least)
 
-    async def _counted(self, *words: str | int) -> int:
-        """Runs a command that counts the epoch up. Raises StoreError; its text names the key if that is why."""
+    async def remind(self, least: int) -> None:
+        """Makes sure that later numbers will be above `least`, if the store has lost what it knew. Raises StoreError."""
+        held = await self.command("GET", self.names.epoch)
+        known = int(held) if isinstance(held, bytes) and NUMBER.fullmatch(held) else 0
+        if known < least:
+            await self._counted(least - known)
+
+    async def _counted(self, up: int) -> int:
+        """Counts the epoch up. Raises StoreError; its text names the key if that is why."""
         wrong = f"{self._address}: {self.names.epoch} in the store is not a number of this picker: delete the key"
         try:
-            number = await self.command(*words)
+            number = await self.command("INCRBY", self.names.epoch, up)
         except StoreError as refused:
             raise (StoreError("error", f"{wrong} ({refused})") if refused.why == "error" else refused) from None
         if not isinstance(number, int) or not 0 <= number <= EPOCH_MAX:
@@ -196,7 +223,8 @@ async def _server(address: Address, names: Names, password: str) -> tuple[str, i
     if address.path:
         return None
     if address.service:
-        sentinel: Any = _Sentinel(address.hosts, sentinel_kwargs=_common(address) | _tls(address, ssl=True))
+        settings = _common(address.sentinel_user, _sentinel_password(address)) | _tls(address, ssl=True)
+        sentinel: Any = _Sentinel(address.hosts, sentinel_kwargs=settings)
         try:
             host, port = await sentinel.discover_master(address.service)
         finally:
@@ -205,7 +233,7 @@ async def _server(address: Address, names: Names, password: str) -> tuple[str, i
         return str(host), int(port)
     if address.cluster:
         host, port = address.hosts[0]
-        settings = _common(address, password) | _tls(address, ssl=True)
+        settings = _common(address.user, password) | _tls(address, ssl=True)
         cluster: Any = RedisCluster(host=host, port=port, **settings)
         try:
             await cluster.initialize()
@@ -217,7 +245,7 @@ async def _server(address: Address, names: Names, password: str) -> tuple[str, i
 
 
 async def _connected(address: Address, where: tuple[str, int] | None, password: str) -> Any:
-    settings = _common(address, password) | {"db": address.database, "parser_class": Replies}
+    settings = _common(address.user, password) | {"db": address.database, "parser_class": Replies}
     connection: Any
     if where is None:
         connection = UnixDomainSocketConnection(path=address.path, **settings)
@@ -233,9 +261,9 @@ async def _connected(address: Address, where: tuple[str, int] | None, password: 
     return connection
 
 
-def _common(address: Address, password: str = "") -> dict[str, Any]:
+def _common(user: str, password: str) -> dict[str, Any]:
     return {
-        "username": (address.user or None) if password else None,
+        "username": user or None,
         "password": password or None,
         "socket_timeout": ANSWER_S,
         "socket_connect_timeout": ANSWER_S,
@@ -260,7 +288,7 @@ def _tls(address: Address, *, ssl: bool = False) -> dict[str, Any]:
 
 
 class _InWords(contextlib.AbstractContextManager[None]):
-    """Turns the exceptions of the client into a StoreError whose text has no password."""
+    """Turns the exceptions of the client into a StoreError whose text has no password. The client never shows that of Sentinel."""
 
     def __init__(self, address: Address, password: str = "") -> None:
         self._address = address
@@ -269,7 +297,7 @@ class _InWords(contextlib.AbstractContextManager[None]):
     def __exit__(self, kind: object, failure: BaseException | None, trace: object) -> None:
         if isinstance(failure, StoreError) or not isinstance(failure, Exception):
             return
-        text = str(failure).splitlines()[0][:200] if str(failure) else type(failure).__name__
+        text = CLIENT.sub("", str(failure).splitlines()[0])[:200] if str(failure) else type(failure).__name__
         for secret in self._secrets:
             text = text.replace(secret, "***")
         raise StoreError(_why(failure), f"{self._address}: {text}") from None
@@ -277,9 +305,9 @@ class _InWords(contextlib.AbstractContextManager[None]):
 
 def _why(failure: Exception) -> str:
     """Returns the label of any failure: what a store sends can make the client raise whatever it likes."""
-    if isinstance(failure, NoPermissionError):
+    if isinstance(failure, NoPermissionError) or DENIED in str(failure):
         return "denied"
-    if isinstance(failure, AuthenticationError) or "username-password" in str(failure):
+    if isinstance(failure, AuthenticationError) or any(sign in str(failure) for sign in REFUSED):
         return "refused"
     if isinstance(failure, OutOfMemoryError):
         return "full"

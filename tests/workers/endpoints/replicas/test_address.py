@@ -31,6 +31,8 @@ def test_the_parts_of_a_url_are_read() -> None:
     assert parse_address("unix://me:pw@/run/s?db=3").database == 3
     assert parse_address("redis+sentinel://a/m?tls=true").tls
     assert parse_address("rediss://h?cluster=true").cluster
+    sentinel = parse_address("redis+sentinel://me:pw@a/m?sentinel_user=w&sentinel_password_file=/run/p")
+    assert (sentinel.sentinel_user, sentinel.sentinel_password_file) == ("w", "/run/p")
 
 
 @pytest.mark.parametrize(
