@@ -1,12 +1,12 @@
 """The remote lane: what other replicas of the picker have in flight and in queues, as sums. The supervisor writes it, workers add it.
 
-    | beat | replicas | 0 ... |
+    | beat | replicas | epoch | 0 ... |
     | band 0: waiting requests | bytes | band 1 ... |
     | requests in flight, one per slot |
     | tokens in flight, one per slot |
 Each line of the drawing starts on its own cache line. Every cell is one 8-byte word: int64, except the beat (monotonic seconds), which
-is float64. A beat older than 1 s means that the supervisor has ended or hangs; readers then ignore the lane. The lane exists only with a
-replica store.
+is float64. A beat older than 1 s means that the supervisor has ended or hangs; readers then ignore the lane. The epoch is the number of
+the writer's life among replicas; a successor takes a higher one. The lane exists only with a replica store.
 """
 
 from typing import Any, Final
@@ -20,6 +20,7 @@ from shm.segment import Region
 FRESH_S: Final = 1.0
 BEAT: Final = 0
 REPLICAS: Final = 1
+EPOCH: Final = 2
 LINE: Final = CACHE_LINE // WORD
 
 Ints = npt.NDArray[np.int64]
@@ -35,7 +36,7 @@ class RemoteSchema:
         self.requests_at = aligned((LINE + 2 * bands) * WORD) // WORD
         self.tokens_at = aligned((self.requests_at + slots) * WORD) // WORD
         self.bytes = aligned((self.tokens_at + slots) * WORD)
-        self.layout_hash = layout_hash("remote 1", slots, bands)
+        self.layout_hash = layout_hash("remote 2", slots, bands)
 
     def describe(self) -> dict[str, Any]:
         return {"kind": "remote", "slots": self.slots, "bands": self.bands}
@@ -64,6 +65,15 @@ class RemoteLane:
     def replicas(self) -> int:
         """How many other replicas the sums include."""
         return self.words[REPLICAS]
+
+    @property
+    def epoch(self) -> int:
+        """The last number that this replica had among all; 0 before the first."""
+        return self.words[EPOCH]
+
+    @epoch.setter
+    def epoch(self, number: int) -> None:
+        self.words[EPOCH] = number
 
     def set(self, slot: int, requests: int, tokens: int) -> None:
         """Store the requests and tokens that other replicas have in flight on the endpoint of one slot."""

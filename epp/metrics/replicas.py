@@ -28,11 +28,16 @@ BYTES = Metric(
 DROPPED = Metric(
     "replica_dropped_total",
     "counter",
-    "Messages and index updates that were ignored, by cause. Messages: lost, old, many (more replicas than --replicas-max), form (another "
-    "version), malformed, long, copy (of an index that does not fit). Updates "
-    "of the prefix index: backlog (too many waited), secret (another secret).",
+    "Messages and index updates that were ignored, by cause. Messages: lost, old, many (more replicas than --replicas-max), rate (more per "
+    "second than a replica sends), form (another version), malformed, long, copy (of an index that does not fit), copies (too many wanted "
+    "one). Updates of the prefix index: backlog (too many waited), secret (another secret).",
     labels=("cause",),
 )
 COPIED = Metric(
     "replica_copied_entries_total", "counter", "Entries of the prefix index that came from another replica's copy."
+)
+FOREIGN = Metric(
+    "replicas_with_another_secret",
+    "gauge",
+    "Replicas that have another secret of block hashes than this one, and the store if it has; above 0, prefixes are not shared.",
 )

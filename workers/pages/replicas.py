@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 Labels = tuple[str, ...]
 Row = tuple[Labels, float]
-CAUSES = ("lost", "old", "many", "form", "malformed", "long", "copy", "backlog", "secret")
+CAUSES = ("lost", "old", "many", "rate", "form", "malformed", "long", "copy", "copies", "backlog", "secret")
 
 
 class ReplicaFigures:
@@ -46,4 +46,5 @@ class ReplicaFigures:
             "secret": exchange.foreign_blocks,
         }
         yield names.DROPPED, names.DROPPED.labels, [((cause,), float(dropped.get(cause, 0))) for cause in CAUSES]
-        yield names.COPIED, (), [((), float(exchange.copied))]
+        yield names.COPIED, (), [((), float(exchange.joining.entries))]
+        yield names.FOREIGN, (), [((), float(exchange.foreign))]

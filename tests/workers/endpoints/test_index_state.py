@@ -338,3 +338,10 @@ def test_an_invalid_secret_is_replaced_with_a_warning(tmp_path: Path) -> None:
         secret = kept_secret(str(tmp_path))
     assert [line["size"] for line in lines] == [5]
     assert kept_secret(str(tmp_path)) == secret
+
+
+def test_a_secret_of_16_bytes_is_used_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "prefix-secret").write_text("0123456789abcdef\n")
+    with capture_logs() as lines:
+        assert kept_secret(str(tmp_path)) == b"0123456789abcdef"
+    assert lines == []

@@ -1,11 +1,11 @@
 """Copies of the prefix index for a replica that joins: slices of buckets, as messages on its own channel.
 
-    slice   | form | secret | buckets | first bucket | owners | keys | tick | entries, compressed | ages, compressed |
+    slice   | form | secret | buckets | first bucket | owners | keys | tick | entries, compressed | ages, compressed | last |
 
-A replica that has just connected says that it wants a copy. Of the replicas that have one, that with the first name sends it, one slice
-per tick, so that neither the store nor the event loop is busy for long. The buckets of a hash follow from the hash alone, so a slice
-fits every index of the same size; with another size it is ignored, and the index fills as usual. Owners are named by the keys of
-their endpoints; entries of endpoints that the joining replica does not know are left out. Ages become those of its own clock.
+A copy is sent one slice per tick, so that neither the store nor the event loop is busy for long (`joining` has who sends it). The
+buckets of a hash follow from the hash alone, so a slice fits every index of the same size; with another size it is ignored, and the
+index fills as usual. Owners are named by the keys of their endpoints; entries of endpoints that the joining replica does not know are
+left out. Ages become those of its own clock.
 """
 
 import zlib
@@ -22,6 +22,7 @@ from workers.endpoints.replicas.places import Places
 from workers.endpoints.replicas.wire import FORM, MESSAGE_BYTES_MAX, Count, NotUsable
 
 SLICE_BUCKETS: Final = 2048
+LOOK_BUCKETS: Final = 8 * SLICE_BUCKETS  # how many buckets without entries are passed over at once
 ENTRY_BYTES, AGE_BYTES = 8, 4
 OWNERS_MAX: Final = 1 << 16
 
@@ -38,6 +39,7 @@ class Slice(msgspec.Struct, array_like=True, frozen=True):
     tick: Count
     entries: bytes
     ages: bytes
+    last: bool = False  # of its copy
 
 
 _decoder = msgspec.msgpack.Decoder(Slice)
@@ -45,24 +47,34 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 def slices(index: IndexWriter, places: Places, secret: int, tick: int) -> Iterator[bytes]:
-    """Yields the slices that have entries."""
-    buckets = index.schema.buckets
+    """Yields the slices that have entries, and the last one. Yields nothing but b"" after LOOK_BUCKETS without entries."""
+    buckets, passed = index.schema.buckets, 0
     for first in range(0, buckets, SLICE_BUCKETS):
         entries, ages = index.copy(first, SLICE_BUCKETS)
-        held = np.unique(np.frombuffer(entries, np.uint64) & OWNER_WORD_MASK).tolist()
-        keys = places.keys
+        words, keys = np.frombuffer(entries, np.uint64), places.keys
+        held = np.unique(words & OWNER_WORD_MASK).tolist() if words.any() else []
         owners = [owner for owner in held if owner in keys]
-        if owners:
+        last = first + SLICE_BUCKETS >= buckets
+        if owners or last:
             yield _encode(
                 Slice(
                     FORM, secret, buckets, first, owners, [keys[owner] for owner in owners], tick,
-                    zlib.compress(entries, 1), zlib.compress(ages, 1),
+                    zlib.compress(entries, 1), zlib.compress(ages, 1), last,
                 )
             )  # fmt: skip
+            passed = 0
+            continue
+        passed += SLICE_BUCKETS
+        if passed >= LOOK_BUCKETS:
+            yield b""
+            passed = 0
 
 
-def merge(data: bytes, index: IndexWriter, places: Places, secret: int, tick: int) -> int:
-    """Adds the entries of a slice to the index. Returns how many. Raises NotUsable: "long", "malformed" or "copy" (it does not fit)."""
+def merge(data: bytes, index: IndexWriter, places: Places, secret: int, tick: int) -> tuple[int, bool]:
+    """Adds the entries of a slice to the index. Returns how many, and whether the slice is the last one of its copy.
+
+    Raises NotUsable: "long", "malformed" or "copy" (it does not fit).
+    """
     if len(data) > MESSAGE_BYTES_MAX:
         raise NotUsable("long")
     try:
@@ -84,7 +96,7 @@ def merge(data: bytes, index: IndexWriter, places: Places, secret: int, tick: in
     whose = ours[(theirs & OWNER_WORD_MASK).view(np.int64)]
     mapped = np.where(whose != 0, (theirs & ~OWNER_WORD_MASK) | whose, np.uint64(0))
     shifted = np.frombuffer(ages, np.uint32).reshape(buckets, WAYS) + np.uint32((tick - part.tick) & 0xFFFFFFFF)
-    return index.merge(part.first, mapped, shifted)
+    return index.merge(part.first, mapped, shifted), part.last
 
 
 def _unpacked(data: bytes, size: int) -> bytes:

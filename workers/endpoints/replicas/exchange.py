@@ -6,43 +6,48 @@
 A message has all changes of one tick. A whole message follows each `WHOLE_S`. If nothing changes, a message that says only that this
 replica lives follows each `ALIVE_S`. No request waits for any of this: workers read shared memory.
 
-If the store fails, the exchange closes the link, logs one line, and connects again after a random delay, so that the replicas do not
-arrive together. Meanwhile what others have in flight fades, and updates of the index wait in a bounded backlog. Nothing depends on
-wall clocks.
+If the store fails, the exchange closes the link, logs one line, and connects again. The delay doubles up to a limit, and is random, so
+that the replicas do not arrive together. Meanwhile what others have in flight fades, and updates of the index wait in a bounded backlog.
+Nothing depends on wall clocks.
 """
 
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
 import structlog
 
 from shm.prefix_writer import IndexWriter
 from shm.remote_lane import RemoteLane
-from workers.endpoints.replicas.copying import SLICE_BUCKETS, merge, slices
+from workers.endpoints.replicas.joining import Joining
+from workers.endpoints.replicas.notices import Notices, Report
 from workers.endpoints.replicas.others import Others
 from workers.endpoints.replicas.places import OwnLoad, Places
 from workers.endpoints.replicas.store import Link, StoreError
 from workers.endpoints.replicas.taught import Taught
 from workers.endpoints.replicas.waiting import Waiting
-from workers.endpoints.replicas.wire import EPOCH_MAX, FORM, Message, NotUsable, encode
+from workers.endpoints.replicas.wire import EPOCH_MAX, FORM, ROWS_MAX, Message, encode
 
 TICK_S = 0.01
 WHOLE_S = 1.0
 ALIVE_S = 0.2
-FADE_LOOK_S = 0.1  # between two looks for silent replicas while the store is away
-RETRY_S = (0.1, 0.5)  # the random delay before the next attempt to connect
+FADE_LOOK_S = 0.1  # between two looks for silent replicas and for endpoints that came or left
+RETRY_MIN_S, RETRY_MAX_S = 0.2, 0.8  # the longest delay before the first attempt to connect again, and before any
+REFUSED_MAX_S = 6.4  # the same if the store refuses the replica: somebody must change a setting
 CONNECT_S = 3.0
-COPY_S = 10.0  # from its start, a replica takes a copy of the prefix index
-SAID_AGAIN_S = 60.0  # between two lines about the same problem
+KEEP_S = 10.0  # between two looks whether the store still has what replicas need
+SETTLED_S = 1.0  # by then a new replica has heard all others
+PATIENCE = 64  # messages that are read before others in this process get a turn
+UNNUMBERED = (
+    "the replica store does not count replicas: of two with one name, the earlier one may be the one that counts"
+)
+AWAY = "the replica store cannot be used: this replica goes on alone"
 FOREIGN = (
     "replicas have different secrets of block hashes: they share no prefixes. Restart those that started while the store was away, "
     "or give all the same --prefix-secret-file"
 )
-
-Report = Callable[..., None]
 
 log = structlog.get_logger()
 
@@ -67,41 +72,59 @@ class Exchange:
         """
         self.parts = parts
         self.others = Others(name, (0, random.getrandbits(62)), most)
-        self.connected = False
+        self.joining = Joining(parts.writer, parts.places, self.others, secret=secret)
+        self.notices = Notices(now, report)
+        self.connected = False  # the store has accepted a whole message of this replica
         self.connections = self.sent = self.sent_bytes = self.foreign_blocks = 0
         self.failures: Counter[str] = Counter()  # why the store could not be used -> number
         self.lag_s = 0.0  # how long this replica's last whole message took to come back
         self._secret = secret
         self._kept = kept
+        self._stored_differs = False  # the store has another secret
         self._now = now
         self._ticks = ticks
-        self._report = report
         self._sequence = 0
         self._silent = False  # another replica with this one's name has started later
+        self._announced = False  # the log says that the store is away
+        self._attempts = 0  # to connect, since the store was last used for a while
         self._whole_at = self._alive_at = float("-inf")
+        self._keep_at = float("inf")
+        self._new = False  # the store has just given this replica its first number
         self._echo: tuple[int, float] | None = None  # sequence and time of the whole message that is not back yet
-        self._wants = True  # a copy of the prefix index
-        self._copy_until = now() + COPY_S
-        self.copied = self.copied_slices = 0  # entries and slices from another replica's index
-        self._copier: tuple[str, Iterator[bytes]] | None = None  # who gets a copy, and the slices that are left
-        self._said: dict[str, float] = {}  # problem -> when it was logged last
         parts.remote.clear()
+
+    @property
+    def foreign(self) -> int:
+        """How many other replicas have another secret of block hashes, plus 1 if the store has."""
+        return self._stored_differs + sum(other.secret != self._secret for other in self.others.live.values())
 
     async def run(self) -> None:
         """Connects, exchanges, and connects again after each failure."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._look_regularly())
+            while True:
+                started = self._now()
+                try:
+                    await self._connected()
+                except StoreError as failure:
+                    refused = failure.permanent
+                    self._problem(failure)
+                except Exception as fault:  # the supervisor must not end by what others send
+                    refused = False
+                    log.debug("a fault in the exchange with other replicas", exc_info=True)
+                    self._problem(StoreError("error", f"a fault of the picker: {fault!r}"[:500]))
+                if self.connected and self._now() - started > REFUSED_MAX_S:
+                    self._attempts = 0
+                self.connected = False
+                self._echo = None
+                await asyncio.sleep(retry_delay(self._attempts, refused=refused))
+                self._attempts += 1
+
+    async def _look_regularly(self) -> None:
+        """Forgets silent replicas and follows endpoints, whatever the store does."""
         while True:
-            try:
-                await self._connected()
-            except StoreError as failure:
-                self._failed(failure)
-            except Exception as fault:  # the supervisor must not end by what others send
-                log.debug("a fault in the exchange with other replicas", exc_info=True)
-                self._failed(StoreError("error", f"a fault of the picker: {fault!r}"[:500]))
-            self.connected = False
-            until = self._now() + random.uniform(*RETRY_S)
-            while (now := self._now()) < until:
-                self._fade(now)
-                await asyncio.sleep(FADE_LOOK_S)
+            self._fade(self._now())
+            await asyncio.sleep(FADE_LOOK_S)
 
     async def _connected(self) -> None:
         """Exchanges over one link until it fails. Raises StoreError."""
@@ -116,21 +139,6 @@ class Exchange:
             await asyncio.gather(*both, return_exceptions=True)
             await link.close()
 
-    async def _speak(self, link: Link) -> None:
-        """Publishes what is new, once per tick, until the link fails. Raises StoreError."""
-        await self._begin(link)
-        while True:
-            started = self._now()
-            self._fade(started)
-            if self._silent and not self.others.superseded(started):
-                await self._number(link, above=self.others.life[0])
-                self._silent = False
-            message = self._message(started)
-            if message is not None:
-                await link.publish(link.names.all, message)
-            await self._send_copy(link)
-            await asyncio.sleep(max(TICK_S / 2, TICK_S - (self._now() - started)))
-
     async def _open(self) -> Link:
         try:
             async with asyncio.timeout(CONNECT_S):
@@ -138,33 +146,42 @@ class Exchange:
         except TimeoutError:
             raise StoreError("slow", "the store did not answer in time") from None
 
-    async def _begin(self, link: Link) -> None:
-        """Gets the number of this connection, and publishes everything."""
-        if self.others.life[0]:
-            await self._remind(link)
-        else:
-            await self._number(link, above=0)
+    async def _speak(self, link: Link) -> None:
+        """Publishes everything, and then what is new, once per tick, until the link fails. Raises StoreError."""
+        if not self.others.life[0]:
+            await self._number(link, above=max(self.parts.remote.epoch, self.others.highest))
+            self._new = True
+        await self._keep(link)
         self._whole_at = float("-inf")
+        while True:
+            started = self._now()
+            if self._silent and not self.others.superseded(started):
+                await self._number(link, above=self.others.life[0])
+                self._silent = False
+            if started >= self._keep_at:
+                if self._new and self.others.highest > self.others.life[0]:  # the store had lost its count
+                    await self._number(link, above=self.others.highest)
+                self._new = False
+                await self._keep(link)
+            message = self._message(started)
+            if message is not None:
+                await link.publish(link.names.all, message)
+                if not self.connected:
+                    await link.settle()
+                    self._accepted()
+            if (part := self.joining.next_slice()) is not None:
+                await link.publish(link.names.to(part[0]), part[1])
+            await asyncio.sleep(max(TICK_S / 2, TICK_S - (self._now() - started)))
+
+    def _accepted(self) -> None:
+        """Notes that the store has taken a whole message: from now on, others know what this replica has."""
         self.connected = True
         self.connections += 1
-        if self.connections > 1 or self._said:
-            self._said.clear()
+        if self.connections == 1:
+            self.joining.begin(self._now())
+        if self._announced:
+            self._announced = False
             log.info("the replica store is back")
-        await self._agree(link)
-
-    async def _agree(self, link: Link) -> None:
-        """Gives the secret of block hashes to a store that has none, so that replicas that start later get it."""
-        if not self._kept:
-            return
-        try:
-            if await link.agree(self._kept) != self._kept:
-                self._say(FOREIGN, "the store has another secret")
-        except StoreError as refused:  # an answer; messages pass all the same
-            if refused.why in ("slow", "unreachable"):
-                raise
-            self._say(
-                "the store has no secret of block hashes: replicas that start now share no prefixes", str(refused)
-            )
 
     async def _number(self, link: Link, *, above: int) -> None:
         """Gets the number of this life of the replica from the store. Of two replicas with one name, the higher number counts."""
@@ -173,86 +190,80 @@ class Exchange:
         except StoreError as refused:  # full, read-only, or the key is no number: messages pass all the same
             if refused.why not in ("full", "read-only", "error"):
                 raise
-            self._problem(refused)
+            self.failures[refused.why] += 1
+            self.notices.problem(UNNUMBERED, str(refused))
             epoch = min(above + 1, EPOCH_MAX)
         self.others.life = (epoch, self.others.life[1])
+        self.parts.remote.epoch = epoch
+        self._whole_at = float("-inf")
 
-    async def _remind(self, link: Link) -> None:
-        """Tells a store that has lost its data how far numbers were: a later life of this replica must get a higher one."""
+    async def _keep(self, link: Link) -> None:
+        """Gives the store what it may have lost: how far numbers were, and the secret of block hashes. Raises StoreError."""
+        self._keep_at = self._now() + (SETTLED_S if self._new else KEEP_S)
         try:
-            await link.epoch(self.others.life[0])
+            await link.remind(self.others.life[0])
         except StoreError as refused:  # with another reason, the store has answered
             if refused.why in ("slow", "unreachable"):
                 raise
+        if not self._kept:
+            return
+        try:
+            self._stored_differs = await link.agree(self._kept) != self._kept
+            if self._stored_differs:
+                self.notices.problem(FOREIGN, "the store has another secret")
+        except StoreError as refused:  # an answer; messages pass all the same
+            if refused.why in ("slow", "unreachable"):
+                raise
+            self.notices.problem(
+                "the store has no secret of block hashes: replicas that start now share no prefixes", str(refused)
+            )
 
     async def _listen(self, link: Link) -> None:
         """Merges what comes, until the link fails. Raises StoreError."""
+        heard = 0
         while True:
             channel, data = await link.heard()
             now = self._now()
-            if channel != link.names.all:
-                self._copied(data)
-                continue
-            known = len(self.others.live)
-            message = self.others.receive(data, now)
-            if message is None:
-                self._returned(now)
-                continue
-            if message.blocks:
-                if message.secret == self._secret:
-                    self.parts.taught.learn(message.blocks, self._ticks())
-                else:
-                    self.foreign_blocks += len(message.blocks)
-                    self._say(FOREIGN, message.name)
-            if message.wants and self._copier is None and self._first(message.name):
-                self._copier = message.name, slices(self.parts.writer, self.parts.places, self._secret, self._ticks())
-            if len(self.others.live) != known:
-                log.info("replica appeared", replica=message.name, replicas=len(self.others.live) + 1)
-            self._apply(now)
+            if channel == link.names.all:
+                self._receive(data, now)
+            else:
+                self.joining.take(data, now, self._ticks())
+            heard += 1
+            if heard % PATIENCE == 0:
+                await asyncio.sleep(0)
+
+    def _receive(self, data: bytes, now: float) -> None:
+        known = len(self.others.live)
+        message = self.others.receive(data, now)
+        if message is None:
+            self._returned(now)
+            return
+        if message.secret != self._secret:
+            self.foreign_blocks += len(message.blocks)
+            self.notices.problem(FOREIGN, message.name)
+        elif message.blocks:
+            self.parts.taught.learn(message.blocks, self._ticks())
+        self.joining.asked(message, now, self._ticks())
+        if len(self.others.live) != known:
+            self.notices.appeared(message.name, len(self.others.live) + 1)
+        self._apply(now)
 
     def _returned(self, now: float) -> None:
-        """Measures how long this replica's own message took, if it is back."""
-        if self._echo is not None and self.others.echo >= self._echo[0]:
+        """Measures how long this replica's own whole message took, if it is back. Another sequence is that of a replay."""
+        if self._echo is not None and self.others.echo == self._echo[0]:
             self.lag_s = now - self._echo[1]
             self._echo = None
-
-    def _first(self, joining: str) -> bool:
-        """Whether this replica is the one that sends a copy of its index to a joining one."""
-        return not self._wants and all(self.others.name < name for name in self.others.live if name != joining)
-
-    async def _send_copy(self, link: Link) -> None:
-        """Sends one slice, if a replica waits for a copy."""
-        if self._copier is None:
-            return
-        name, left = self._copier
-        part = next(left, None)
-        if part is None:
-            self._copier = None
-        else:
-            await link.publish(link.names.to(name), part)
-
-    def _copied(self, data: bytes) -> None:
-        """Takes one slice of another replica's index. After the first one, this replica wants no other copy."""
-        if self._now() > self._copy_until or self.copied_slices > self.parts.writer.schema.buckets // SLICE_BUCKETS:
-            return
-        try:
-            self.copied += merge(data, self.parts.writer, self.parts.places, self._secret, self._ticks())
-            self.copied_slices += 1
-        except NotUsable as refused:
-            self.others.refused[refused.why] += 1
-        self._wants = False
 
     def _message(self, now: float) -> bytes | None:
         """Returns the next message; None if there is nothing to say."""
         if self.others.superseded(now):
-            self._say("another replica with this one's name has started later: this one is silent", self.others.name)
+            self.notices.problem(
+                "another replica with this one's name has started later: this one is silent", self.others.name
+            )
             self._silent = True
             return None
-        if self.parts.places.refresh():
-            self._whole_at = float("-inf")
-            self._remap()
-        if self._wants and now > self._copy_until:
-            self._wants = False  # there is no other replica
+        self._follow_endpoints()
+        self.joining.look(now)
         whole = now - self._whole_at >= WHOLE_S
         loads, blocks = self.parts.own.rows(whole=whole), self.parts.taught.take()
         flow = self.parts.waiting.bands(whole=whole)
@@ -263,9 +274,12 @@ class Exchange:
         if whole:
             self._whole_at = now
             self._echo = self._sequence, now
+            if left_out := self.parts.own.left_out:
+                why = f"{left_out} endpoints beyond {ROWS_MAX}"
+                self.notices.problem("too many endpoints have load: others do not count the least loaded ones", why)
         name, (epoch, origin) = self.others.name, self.others.life
         message = Message(
-            FORM, name, epoch, origin, self._sequence, whole, self._secret, loads, flow, blocks, self._wants
+            FORM, name, epoch, origin, self._sequence, whole, self._secret, loads, flow, blocks, self.joining.wants
         )
         data = encode(message)
         self.sent += 1
@@ -274,9 +288,21 @@ class Exchange:
 
     def _fade(self, now: float) -> None:
         """Forgets silent replicas, and renews the beat of the remote lane, so that it counts."""
+        self._follow_endpoints()
         for name in self.others.expire(now):
-            log.warning("replica is gone", replica=name, replicas=len(self.others.live) + 1)
+            self.notices.gone(name, len(self.others.live) + 1)
         self._apply(now)
+
+    def _follow_endpoints(self) -> None:
+        """Writes the remote lane anew if endpoints came or left, and says everything again: a slot may have another endpoint now."""
+        if not self.parts.places.refresh():
+            return
+        self._whole_at = float("-inf")
+        remote = self.parts.remote
+        remote.clear()
+        for key, slot in self.parts.places.slots.items():
+            if (load := self.others.totals.get(key)) is not None:
+                remote.set(slot, *load)
 
     def _apply(self, now: float) -> None:
         """Writes what has changed into the remote lane."""
@@ -290,28 +316,10 @@ class Exchange:
             self.parts.waiting.show(self.others.flows())
         remote.beat(now, len(self.others.live))
 
-    def _remap(self) -> None:
-        """Writes the remote lane anew, because endpoints came or left."""
-        remote = self.parts.remote
-        remote.clear()
-        for key, slot in self.parts.places.slots.items():
-            if (load := self.others.totals.get(key)) is not None:
-                remote.set(slot, *load)
-
-    def _failed(self, failure: StoreError) -> None:
-        self._problem(failure)
-        self._echo = None
-
     def _problem(self, failure: StoreError) -> None:
         self.failures[failure.why] += 1
-        self._say("the replica store cannot be used: this replica goes on alone", str(failure))
-
-    def _say(self, problem: str, why: str) -> None:
-        """Logs a problem, but each only once in SAID_AGAIN_S."""
-        now = self._now()
-        if now - self._said.get(problem, float("-inf")) >= SAID_AGAIN_S:
-            self._said[problem] = now
-            self._report(problem, why=why)
+        if self.notices.problem(AWAY, str(failure)):
+            self._announced = True
 
 
 class Parts(NamedTuple):
@@ -324,3 +332,12 @@ class Parts(NamedTuple):
     taught: Taught
     writer: IndexWriter
     waiting: Waiting
+
+
+def retry_delay(attempts: int, *, refused: bool) -> float:
+    """Returns the seconds before the next attempt to connect: random, and twice as long after each one, up to a limit.
+
+    `refused`: whether the store refuses this replica, so that another attempt alone does not help.
+    """
+    longest = min(RETRY_MIN_S * (1 << min(attempts, 16)), REFUSED_MAX_S if refused else RETRY_MAX_S)
+    return longest * (1 + random.random()) / 2

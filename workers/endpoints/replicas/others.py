@@ -7,13 +7,23 @@ until the next whole message, at most a second later.
 - A replica that said nothing for `FADE_S` counts no more. Its last numbers stay known for `REMEMBERED_S`, so that messages from before
   its silence never count.
 - Of two replicas with one name, that with the higher epoch counts. The other one finds out by `superseded`, and becomes silent.
-- At most `most` replicas count, with at most `ROWS_MAX` endpoints each.
+- At most `most` replicas count, with at most `ROWS_MAX` endpoints each, and as many messages per second as `rates` says.
 """
 
 from collections import Counter
 from collections.abc import Iterator
 
-from workers.endpoints.replicas.wire import ROWS_MAX, Flow, Message, NotUsable, decode, rows
+from workers.endpoints.replicas.rates import Rate
+from workers.endpoints.replicas.wire import (
+    EPOCH_FOLLOWED_MAX,
+    ROWS_MAX,
+    Flow,
+    Message,
+    NotUsable,
+    decode,
+    rows,
+    sender,
+)
 
 FADE_S = 1.0
 REMEMBERED_S = 30.0
@@ -26,14 +36,19 @@ NONE: Load = (0, 0)
 
 
 class Other:
-    """What one other replica has said. `loads`: by the key of the endpoint, without those that have none."""
+    """What one other replica has said. `loads`: by the key of the endpoint, without those that have none.
 
-    __slots__ = ("flow", "heard_at", "life", "loads", "sequence")
+    `secret`: the fingerprint of its seed of block hashes. `wants`: whether it wants a copy of the prefix index.
+    """
 
-    def __init__(self, life: Life, now: float) -> None:
+    __slots__ = ("flow", "heard_at", "life", "loads", "rate", "secret", "sequence", "wants")
+
+    def __init__(self, life: Life, now: float, rate: Rate) -> None:
         self.life = life
-        self.sequence = 0
+        self.sequence = self.secret = 0
         self.heard_at = now
+        self.rate = rate
+        self.wants = True
         self.loads: dict[int, Load] = {}
         self.flow: Flow | None = None
 
@@ -48,12 +63,14 @@ class Others:
         self.totals: dict[int, Load] = {}
         self.refused: Counter[str] = Counter()  # why messages did not count -> number
         self.messages = self.bytes = self.lost = 0  # of all others, since the start
-        self.echo = 0  # the highest sequence of this replica that came back
+        self.echo = 0  # the sequence of the last message of this replica that came back
+        self.highest = 0  # the highest number of a replica's life that was seen, up to EPOCH_FOLLOWED_MAX
         self.waiting_changed = True  # what waits in other replicas may differ from what `flows` returned last
         self._changed: set[int] = set()
         self._most = most
         self._gone: dict[str, tuple[Life, int, float]] = {}  # name -> last life and sequence, time of the last message
         self._superseded_until = float("-inf")
+        self._own_rate, self._strangers = Rate(float("-inf")), Rate(float("-inf"))
 
     def superseded(self, now: float) -> bool:
         """Whether another replica with this one's name has started later, and is alive."""
@@ -62,7 +79,10 @@ class Others:
     def receive(self, data: bytes, now: float) -> Message | None:
         """Merges one message. Returns it if it counts. Counts it in `refused` otherwise, unless it is this replica's own."""
         try:
+            self._bound(data, now)
             message = decode(data)
+            if self.highest < message.epoch <= EPOCH_FOLLOWED_MAX:
+                self.highest = message.epoch
             if message.name == self.name:
                 self._own(message, now)
                 return None
@@ -73,6 +93,7 @@ class Others:
         if other.sequence:
             self.lost += message.sequence - other.sequence - 1
         other.sequence, other.heard_at = message.sequence, now
+        other.secret, other.wants = message.secret, message.wants
         self.messages += 1
         self.bytes += len(data)
         self._merge(other, message)
@@ -111,16 +132,32 @@ class Others:
     def _own(self, message: Message, now: float) -> None:
         life = (message.epoch, message.origin)
         if life == self.life:
-            self.echo = max(self.echo, message.sequence)
+            self.echo = message.sequence
         elif life > self.life:
             self._superseded_until = now + SUPERSEDED_S
         else:
             raise NotUsable("old")
 
+    def _bound(self, data: bytes, now: float) -> None:
+        """Refuses what one sender says beyond its bound, before it is read. Raises NotUsable: "rate" or "many"."""
+        name = sender(data)
+        other = self.live.get(name)
+        if other is not None:
+            rate = other.rate
+        elif name == self.name:
+            rate = self._own_rate
+        elif name and len(self.live) >= self._most:
+            raise NotUsable("many")
+        else:
+            rate = self._strangers
+        if rate.exceeded(len(data), now):
+            raise NotUsable("rate")
+
     def _of(self, message: Message, now: float) -> Other:
         """Returns the sender's state. Raises NotUsable: "old" or "many"."""
         name, life = message.name, (message.epoch, message.origin)
         other = self.live.get(name)
+        rate = other.rate if other is not None else Rate(now)
         if other is not None:
             if life < other.life or (life == other.life and message.sequence <= other.sequence):
                 raise NotUsable("old")
@@ -134,7 +171,7 @@ class Others:
             if len(self.live) >= self._most:
                 raise NotUsable("many")
             self._gone.pop(name, None)
-        other = self.live[name] = Other(life, now)
+        other = self.live[name] = Other(life, now, rate)
         return other
 
     def _merge(self, other: Other, message: Message) -> None:

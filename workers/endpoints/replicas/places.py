@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shm.lanes import Lanes
-from workers.endpoints.replicas.wire import endpoint_key, packed
+from workers.endpoints.replicas.wire import ROWS_MAX, endpoint_key, packed
 from workers.shared.documents import EndpointsView
 
 Ints = NDArray[np.int64]
@@ -41,16 +41,23 @@ class Places:
 
 
 class OwnLoad:
-    """What the workers of this replica have in flight. `rows` returns what is new since the last call."""
+    """What the workers of this replica have in flight. `rows` returns what is new since the last call.
+
+    `left_out`: how many endpoints the last whole message did not name, because it has at most ROWS_MAX.
+    """
 
     def __init__(self, lanes: Lanes, places: Places) -> None:
         self._lanes = lanes
         self._places = places
         self._keys = places.key_array
         self._requests = self._tokens = np.zeros(0, np.int64)
+        self.left_out = 0
 
     def rows(self, *, whole: bool) -> bytes:
-        """Returns the packed rows of all endpoints with load if `whole`, else of those whose load changed since the last call."""
+        """Returns the packed rows of all endpoints with load if `whole`, else of those whose load changed since the last call.
+
+        Beyond ROWS_MAX, returns those with the most requests.
+        """
         places = self._places
         slots = places.slot_array
         used = int(slots.max()) + 1 if len(slots) else 1
@@ -61,4 +68,8 @@ class OwnLoad:
             changed = (requests != self._requests) | (tokens != self._tokens)
         self._keys, self._requests, self._tokens = places.key_array, requests, tokens
         at = np.flatnonzero(changed)
+        if whole:
+            self.left_out = max(len(at) - ROWS_MAX, 0)
+        if len(at) > ROWS_MAX:
+            at = at[np.argpartition(requests[at], -ROWS_MAX)[-ROWS_MAX:]]
         return packed(places.key_array[at], requests[at], tokens[at]) if len(at) else b""

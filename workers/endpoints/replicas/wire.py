@@ -32,8 +32,12 @@ HASH_MASK: Final = (1 << 63) - 1
 LOAD: Final = np.dtype([("endpoint", "<u8"), ("requests", "<u4"), ("tokens", "<u8")])
 
 EPOCH_MAX: Final = (1 << 62) - 1
+EPOCH_FOLLOWED_MAX: Final = 1 << 40  # no store counts so far; a higher number is a lie, and no replica goes above it
 
-Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9._-]{1,300}\Z")]  # the rule of --replica-name; it goes into logs
+NAME_MAX: Final = 300
+Name = Annotated[
+    str, Meta(pattern=rf"^[A-Za-z0-9._-]{{1,{NAME_MAX}}}\Z")
+]  # the rule of --replica-name; it goes into logs
 Count = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]  # also a hash of 63 bits
 
 
@@ -102,6 +106,20 @@ def decode(data: bytes) -> Message:
     if any(len(update.hashes) % 8 for update in message.blocks):
         raise NotUsable("malformed")
     return message
+
+
+def sender(data: bytes) -> str:
+    """Returns the name in a message without reading the rest; "" if there is none at its place. Costs little, whatever the message."""
+    head = data[2] if len(data) > 4 else 0
+    if 0xA0 <= head < 0xC0:  # msgpack: a string of less than 32 bytes
+        begin, size = 3, head - 0xA0
+    elif head == 0xD9:  # of less than 256
+        begin, size = 4, data[3]
+    elif head == 0xDA:  # of less than 65,536
+        begin, size = 5, int.from_bytes(data[3:5])
+    else:
+        return ""
+    return data[begin : begin + min(size, NAME_MAX + 1)].decode(errors="replace")
 
 
 def _other_form(data: bytes) -> bool:

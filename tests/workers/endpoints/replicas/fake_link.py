@@ -7,11 +7,15 @@ from workers.endpoints.replicas.store import Names, StoreError
 
 
 class FakeLink:
-    """`refusing`: why the store refuses a count of the epoch and a secret, if it does. `echoes`: whether own messages come back."""
+    """`refusing`: why the store refuses a count of the epoch and a secret, if it does. `echoes`: whether own messages come back.
 
-    def __init__(self, *, refusing: str = "", echoes: bool = True) -> None:
+    `first`: the number that the store gives first. `unsettled`: why it refuses messages, if it does.
+    """
+
+    def __init__(self, *, refusing: str = "", echoes: bool = True, first: int = 1, unsettled: str = "") -> None:
         self.names = Names("p", cluster=False)
-        self.refusing, self.echoes = refusing, echoes
+        self.refusing, self.echoes, self.unsettled = refusing, echoes, unsettled
+        self.first = first
         self.published: list[tuple[str, bytes]] = []
         self.heard_next: asyncio.Queue[Any] = asyncio.Queue()
         self.numbers: list[int] = []
@@ -20,7 +24,14 @@ class FakeLink:
         self.numbers.append(least)
         if self.refusing:
             raise StoreError(self.refusing, "refused by the test")
-        return max(1, least)
+        return max(self.first, least)
+
+    async def remind(self, least: int) -> None:
+        pass
+
+    async def settle(self) -> None:
+        if self.unsettled:
+            raise StoreError(self.unsettled, "refused by the test")
 
     async def agree(self, offered: bytes) -> bytes:
         if self.refusing:

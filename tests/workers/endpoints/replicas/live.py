@@ -60,7 +60,8 @@ class Replica:
         address = parse_address(url)
 
         async def open_link(own: str) -> Link:
-            return await Link.open(address, Names("p", cluster=False), password_of(address, file), own)
+            names = Names("p", cluster=False, database=address.database)
+            return await Link.open(address, names, password_of(address, file), own)
 
         places = Places(EndpointsView(DocumentReader(documents, region)))
         flow = FlowSchema(4, 1)

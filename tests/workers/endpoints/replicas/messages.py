@@ -21,5 +21,7 @@ def message(
     whole: bool = False,
     epoch: int = 1,
     origin: int = 7,
+    secret: int = 1,
+    wants: bool = False,
 ) -> bytes:
-    return encode(Message(FORM, name, epoch, origin, sequence, whole, 1, rows_of(loads or {})))
+    return encode(Message(FORM, name, epoch, origin, sequence, whole, secret, rows_of(loads or {}), wants=wants))

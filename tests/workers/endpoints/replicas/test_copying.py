@@ -4,6 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.workers.endpoints.replicas.live import HASHES, Replica
+from workers.endpoints.replicas import copying
 from workers.endpoints.replicas.copying import merge, slices
 from workers.endpoints.replicas.wire import NotUsable
 
@@ -21,7 +22,7 @@ def copied(source: Replica) -> list[bytes]:
 
 
 def taken(part: bytes, target: Replica, *, secret: int = 1) -> int:
-    return merge(part, target.index, target.exchange.parts.places, secret, 40)
+    return merge(part, target.index, target.exchange.parts.places, secret, 40)[0]
 
 
 def test_a_copy_has_the_blocks_of_the_endpoints_that_both_know() -> None:
@@ -32,6 +33,17 @@ def test_a_copy_has_the_blocks_of_the_endpoints_that_both_know() -> None:
     assert sum(taken(part, target) for part in parts) == 2 * len(HASHES)
     assert (target.holds(X), target.holds(Y)) == (source.holds(X), source.holds(Y))
     assert sum(taken(part, target) for part in parts) == 0
+
+
+def test_a_sparse_index_is_not_scanned_in_one_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = replica({X: 0})
+    buckets = source.index.schema.buckets
+    monkeypatch.setattr(copying, "SLICE_BUCKETS", buckets // 16)
+    monkeypatch.setattr(copying, "LOOK_BUCKETS", buckets // 4)
+    parts = copied(source)
+    assert [bool(part) for part in parts] == [False, False, False, True], "only the last slice says something"
+    source.teach(X)
+    assert sum(map(len, copied(source))) > sum(map(len, parts))
 
 
 def test_what_the_joining_replica_knows_already_stays() -> None:
@@ -71,7 +83,7 @@ def test_a_copy_with_deeply_nested_fields_is_refused() -> None:
     source = replica({X: 0})
     source.teach(X)
     part = bytearray(copied(source)[0])
-    assert part[0] == 0x99
-    part[0] = 0x9A  # one more field
+    assert part[0] == 0x9A
+    part[0] = 0x9B  # one more field
     with pytest.raises(NotUsable, match="malformed"):
         taken(bytes(part) + b"\x91" * 200_000 + b"\x01", replica({X: 3}))

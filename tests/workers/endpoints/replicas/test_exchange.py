@@ -12,6 +12,7 @@ import uvloop
 from tests.redis_server import RedisServer, needs_redis
 from tests.workers.endpoints.replicas.live import HASHES, Replica, becomes, running
 from tests.workers.endpoints.replicas.messages import message
+from workers.endpoints.replicas import exchange
 from workers.endpoints.replicas.address import secret_of
 from workers.endpoints.replicas.taught import BACKLOG_BYTES, Taught
 from workers.endpoints.replicas.wire import Blocks
@@ -165,6 +166,43 @@ def test_a_store_that_comes_back_empty_gets_the_secret_of_block_hashes_again(tmp
         run(test(server))
 
 
+def test_a_store_that_is_emptied_meanwhile_gets_the_secret_and_the_count_of_replicas_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exchange, "KEEP_S", 0.05)
+    monkeypatch.setattr(exchange, "SETTLED_S", 0.05)
+
+    async def test(server: RedisServer) -> None:
+        server.command("SET", "p:1:epoch", "41")
+        a = Replica(server.unix_url, "a", {X: 0}, secret=7)
+        async with running(a):
+            await becomes(lambda: a.exchange.connected)
+            server.command("FLUSHALL")
+            await becomes(lambda: secret_of(7) in server.command("GET", "p:1:secret"))
+            await becomes(lambda: b"42" in server.command("GET", "p:1:epoch"))
+            assert a.exchange.connections == 1
+            server.command("SET", "p:1:secret", secret_of(8))
+            await becomes(lambda: a.exchange.foreign)
+            assert "different secrets" in a.reports[0]
+            server.command("SET", "p:1:secret", secret_of(7))
+            await becomes(lambda: not a.exchange.foreign)
+
+    with RedisServer(tmp_path) as server:
+        run(test(server))
+
+
+def test_replicas_in_different_databases_of_one_store_do_not_hear_each_other(tmp_path: Path) -> None:
+    async def test(server: RedisServer) -> None:
+        a, b = Replica(server.unix_url, "a", {X: 0}), Replica(server.unix_url + "?db=1", "b", {X: 0})
+        c = Replica(server.unix_url + "?db=1", "c", {X: 0})
+        async with running(a, b, c):
+            await becomes(lambda: b.exchange.others.live and c.exchange.others.live and a.exchange.others.echo)
+            assert (list(a.exchange.others.live), list(b.exchange.others.live)) == ([], ["c"])
+
+    with RedisServer(tmp_path) as server:
+        run(test(server))
+
+
 @pytest.mark.parametrize(("held", "why"), [(secret_of(8), "different secrets"), (b"other", "no secret")])
 def test_a_replica_reports_a_store_with_another_secret_and_leaves_it(tmp_path: Path, held: bytes, why: str) -> None:
     async def test(server: RedisServer) -> None:
@@ -236,17 +274,18 @@ def test_updates_that_nobody_takes_are_bounded_and_the_oldest_are_dropped() -> N
     assert isinstance(a.taught, Taught)
 
 
-def test_a_joining_replica_gets_a_copy_of_the_index(tmp_path: Path) -> None:
+def test_replicas_that_join_at_once_get_copies_of_the_index(tmp_path: Path) -> None:
     async def test(server: RedisServer) -> None:
         a, b = pair(server.unix_url)
         c = Replica(server.unix_url, "c", {X: 3, Y: 4})
-        a.exchange._wants = b.exchange._wants = False  # both have run for long
+        a.exchange.joining.wants = b.exchange.joining.wants = False  # both have run for long
         async with running(a, b):
             await becomes(lambda: a.exchange.others.live and b.exchange.others.live)
             a.teach(X)
             await becomes(lambda: b.holds(X) == a.holds(X))
-            async with running(c):
-                await becomes(lambda: c.holds(X) == a.holds(X) > 0)
+            d = Replica(server.unix_url, "d", {X: 5})
+            async with running(c, d):
+                await becomes(lambda: c.holds(X) == d.holds(X) == a.holds(X) > 0)
                 assert c.holds(Y) == 0
                 assert c.index.size() == a.index.size()
 

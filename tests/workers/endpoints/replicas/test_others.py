@@ -3,7 +3,8 @@ from hypothesis import strategies as st
 
 from tests.workers.endpoints.replicas.messages import message
 from workers.endpoints.replicas.others import FADE_S, REMEMBERED_S, SUPERSEDED_S, Others
-from workers.endpoints.replicas.wire import REQUESTS_MAX, ROWS_MAX, Message, encode
+from workers.endpoints.replicas.rates import BYTES_MAX, MESSAGES_MAX
+from workers.endpoints.replicas.wire import EPOCH_FOLLOWED_MAX, REQUESTS_MAX, ROWS_MAX, Message, encode
 
 
 def others(most: int = 8) -> Others:
@@ -90,6 +91,44 @@ def test_more_replicas_than_allowed_are_ignored() -> None:
     assert seen.refused == {"many": 1}
     seen.expire(2.0)
     assert seen.receive(message("d", 2, {1: (1, 0)}), 2.0) is not None
+
+
+def test_beyond_its_rate_a_replica_is_not_heard_and_the_others_are() -> None:
+    seen = others()
+    for sequence in range(1, MESSAGES_MAX + 11):
+        seen.receive(message("b", sequence, epoch=sequence), 0.0)  # a new life each time changes nothing
+    assert seen.refused == {"rate": 9}, "the first message came from a stranger"
+    assert seen.receive(message("c", 1, {1: (1, 0)}), 0.9) is not None
+    assert seen.receive(message("b", MESSAGES_MAX + 11, epoch=MESSAGES_MAX + 11), 1.0) is not None
+
+
+def test_more_bytes_per_second_than_a_replica_sends_are_not_read() -> None:
+    seen = others()
+    seen.receive(message("b", 1), 0.0)
+    junk = message("b", 2)[:12] + bytes(BYTES_MAX // 8 - 12)
+    for _ in range(20):
+        seen.receive(junk, 0.0)
+    assert seen.refused == {"malformed": 8, "rate": 12}
+
+
+def test_strangers_and_garbage_have_one_rate_together() -> None:
+    seen = others(most=1)
+    for _ in range(MESSAGES_MAX + 5):
+        seen.receive(b"garbage", 0.0)
+    assert seen.refused == {"malformed": MESSAGES_MAX, "rate": 5}
+    assert seen.receive(message("b", 1), 1.0) is not None
+    for number in range(3):
+        seen.receive(message(f"c{number}", 1) + b"unread", 1.0)
+    assert seen.refused["many"] == 3
+
+
+def test_the_highest_number_that_was_seen_is_known_unless_it_is_a_lie() -> None:
+    seen = others()
+    seen.receive(message("b", 1, epoch=9), 0.0)
+    seen.receive(message("c", 1, epoch=7), 0.0)
+    assert seen.highest == 9
+    seen.receive(message("d", 1, epoch=EPOCH_FOLLOWED_MAX + 1), 0.0)
+    assert seen.highest == 9
 
 
 def test_lost_messages_are_counted() -> None:

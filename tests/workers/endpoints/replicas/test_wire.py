@@ -21,6 +21,7 @@ from workers.endpoints.replicas.wire import (
     packed,
     rows,
     secret_key,
+    sender,
 )
 
 NUMBERS = st.integers(0, (1 << 63) - 1)
@@ -50,6 +51,16 @@ def test_a_message_survives_the_wire(
     read = decode(encode(sent))
     assert read == sent
     assert {key: (requests, tokens) for key, requests, tokens in rows(read.loads)} == loads
+
+
+@given(st.from_regex("[A-Za-z0-9._-]{1,300}", fullmatch=True))
+def test_the_sender_is_known_without_reading_the_message(name: str) -> None:
+    assert sender(message(name)) == name
+
+
+@given(st.binary(max_size=20) | st.binary(max_size=10).map(lambda rest: b"\x9b\x01" + rest))
+def test_the_sender_of_any_bytes_is_a_text_of_bounded_length(data: bytes) -> None:
+    assert len(sender(data)) <= 301
 
 
 @given(st.binary(max_size=300))
