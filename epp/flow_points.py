@@ -7,7 +7,7 @@
 Plugin authors import these names from `epp.plugin`. The rules there apply to all extension points, with one difference: an exception
 here does not fail a request. The exception is counted, and a plain rule replaces the plugin for that call. A queue or a policy of order,
 fairness or displacement is replaced for good after five exceptions in a minute. If a detector raises, the pool counts as not full. If a
-usage limit raises, all ceilings are 1.
+usage-limit policy raises, all ceilings are 1.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -40,10 +40,10 @@ class SaturationDetector(Plugin):
         return self.saturation(candidates)
 
     def step(self, candidates: Candidates) -> float:
-        """Returns an upper estimate of the saturation that one more request adds. The gate adds it per request between two readings.
+        """Returns an upper estimate of the saturation that one more request adds. Between two readings, the gate adds it per request.
 
-        0: unknown. The gate then lets one request through at a time. The next one follows after the first has an endpoint and the
-        gate has read the pool again.
+        0: unknown. The gate then lets one request through at a time: the next one follows when the one before it has an endpoint and
+        the gate has read the pool again.
         """
         return 0.0
 
@@ -158,7 +158,7 @@ class Ledger(Protocol):
         """Returns the highest position of any flow that another worker shows."""
 
     def backlogged(self) -> int:
-        """Returns how many flows wait in the other worker in which most flows wait."""
+        """Returns the largest number of flows that wait in any one of the other workers."""
 
     def alone(self) -> bool:
         """Returns whether no other worker has a waiting request in this band."""
@@ -177,7 +177,7 @@ class RankedShare(FairShare, Protocol):
         """Gets the band's ledger. Called once, before a request waits."""
 
     def claim(self, flow: FlowView) -> float:
-        """Returns how early the turn of this picked flow is. Over all workers the smallest claim goes first."""
+        """Returns the claim of the picked flow, a measure of how early its turn is. Over all workers the smallest claim goes first."""
 
 
 class FairnessPolicy(Plugin):

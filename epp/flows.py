@@ -62,7 +62,7 @@ class Queued(Protocol):
 def original(item: Queued) -> Any:
     """Returns the waiting request itself, usually an `epp.request.Request`.
 
-    The `Item` that the caller passed in may have it as its attribute `request`; otherwise that item is the request.
+    The `Item` that the caller passed in may have the request as its attribute `request`; otherwise the item is the request.
     """
     passed = item.request
     return getattr(passed, "request", passed)

@@ -84,7 +84,7 @@ class FlowController:
         make_future: Callable[[Item], Future],
         registry: ControlPlane | None = None,
     ) -> None:
-        """`registry`: None makes a new one from the plan."""
+        """`now` returns monotonic seconds. `make_future` makes what a waiting request awaits. `registry`: None: a new one from the plan."""
         self._plan = plan
         self._gate = gate
         self._peers = peers
@@ -195,7 +195,7 @@ class FlowController:
         return (0 < plan.max_requests < total) or (0 < plan.max_bytes < total_bytes)
 
     def _giving_way(self, band: Band, size: int) -> Demands | None:
-        """Returns what each shard would displace for one request of this band. None: too little can be freed. Displaces nothing itself."""
+        """Returns what each shard would displace for one request of `size` bytes in this band. None: too little can be freed."""
         plan, peers = self._plan, self._peers
         holdings = []
         leaving = leaving_bytes = 0  # what other shards have to displace already, because of earlier demands
@@ -244,7 +244,7 @@ class FlowController:
     def cycle(self) -> None:
         """Dispatches as long as there is room: bands by rank, flows by fairness.
 
-        A band for which the gate has no room blocks all bands below it. A band whose policy holds its requests does not.
+        A band for which the gate has no room blocks all bands below it. A band whose fairness policy holds requests back does not.
         """
         if not self.waiting:
             return

@@ -1,4 +1,4 @@
-"""Deadlines of waiting requests: the effective time to live (TTL) of each request, and when it ends.
+"""Deadlines of waiting requests: which time to live (TTL) each request has, and when that TTL ends.
 
 There are two *regimes*. While the pool has endpoints, the request TTL is in force. While the pool is empty, the no-endpoint TTL
 is in force. A TTL runs from the arrival or from the last change of the regime, whichever is later, so that a pool that comes back

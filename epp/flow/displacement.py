@@ -26,8 +26,8 @@ class Holding(NamedTuple):
 def giving_way(priority: int, requests: int, size: int, holdings: Iterable[Holding]) -> list[tuple[int, Wanted]] | None:
     """Returns which shards displace how much for an arrival of `priority`. None: too little can be freed.
 
-    All shards together must free `requests` requests and `size` bytes. Each shard ends waiting requests until it has freed both figures of
-    its part. How many requests that takes only this shard knows, because only it knows their sizes.
+    All shards together must free `requests` requests and `size` bytes. Each shard ends waiting requests until it has freed both numbers in
+    its `Wanted`. Only the shard itself knows how many requests that takes, because only it knows the size of each.
     """
     lower = [h for h in holdings if rank(h.priority) > rank(priority) and h.requests > 0]
     lower.sort(key=lambda h: (-rank(h.priority), -h.bytes, h.shard))

@@ -95,7 +95,7 @@ class Victims:
 
 
 class Standing(NamedTuple):
-    """Holds what one worker shows to the others. `priority` and `dispatched_at` belong to its best victim."""
+    """Holds what one worker shows to the others. `evictable`: its number of victims; `priority`, `dispatched_at`: of the best one."""
 
     evictable: int = 0
     priority: int = 0
@@ -104,7 +104,7 @@ class Standing(NamedTuple):
 
 
 class Demand(NamedTuple):
-    """Describes a band that waits although a less important request is in flight."""
+    """Describes a band that waits although a less important request is in flight: its priority and its saturation ceiling."""
 
     priority: int
     ceiling: float
@@ -123,8 +123,8 @@ NOTHING: Final = Step()
 def demanded(saturation: float, bands: Iterable[tuple[int, float, bool]], victim: int) -> Demand | None:
     """Returns the most important band that waits, has a ceiling at or below the saturation, and is more important than `victim`.
 
-    `bands`: (priority, ceiling, whether a request waits), starting with the band at which dispatching stopped. `victim`: the priority of
-    the best victim. A band with the ceiling 0 is not to be served at all, which no eviction can change, so it never counts.
+    `bands`: (priority, ceiling, whether a request waits), the most important band first. `victim`: the priority of the best victim. A band
+    with the ceiling 0 never counts, because it is not to be served at all, which no eviction can change.
     """
     for priority, ceiling, waiting in bands:
         if rank(priority) >= rank(victim):

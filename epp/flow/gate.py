@@ -3,7 +3,7 @@
 A reading (detector over all endpoints, then the usage limits) costs about 10 us. It is kept for 1 ms, or for 10 ms while the
 saturation is far below all ceilings. In between, each request that *any* shard has let through since the reading adds `step`, so that
 N shards with old readings do not overshoot together. Requests that ended since the reading matter only while the gate is closed.
-When the sum reaches a ceiling, the gate reads the pool again. Only such an exact reading closes the gate:
+When the estimate on the left reaches the ceiling, the gate reads the pool again. Only a new reading closes the gate:
 
     room = (saturation read + (pending + let through since) * step) < ceiling of the band
 

@@ -124,13 +124,13 @@ class Peers(Protocol):
         """Returns the front of each other serving shard that has waiting requests and a fresh heartbeat."""
 
     def progress(self, shard: int) -> int:
-        """Returns how many requests this shard has let through. A change shows that it reacts to wakes."""
+        """Returns how many requests the given shard has let through. A change shows that it reacts to wakes."""
 
     def yields(self, shard: int) -> int:
-        """Returns how often this shard has left room to others."""
+        """Returns how often the given shard has left room to others."""
 
     def asked(self, shard: int, priority: int) -> tuple[int, int]:
-        """Returns the requests and bytes of all outstanding demands on this shard in one band."""
+        """Returns the requests and bytes of all outstanding demands on the given shard in one band."""
 
     def ledger(self, priority: int) -> Ledger:
         """Returns the positions of the flows of one band, over all shards."""
@@ -165,11 +165,11 @@ class Peers(Protocol):
         """Counts this element of `demands` as answered: it was displaced, or there is nothing left to displace."""
 
     def wake(self, shard: int) -> None:
-        """Makes that shard call `FlowController.woken` soon."""
+        """Makes the given shard call `FlowController.woken` soon."""
 
 
 class Future(Protocol):
-    """Is awaited by a waiting request; `asyncio.Future` fits. A done future is never set again. Setting it resumes the waiter later."""
+    """Is what a waiting request awaits; `asyncio.Future` fits. It is set only once. Setting it resumes the request later, not at once."""
 
     def __await__(self) -> Generator[Any, None, Any]: ...
     def set_result(self, result: Any, /) -> None: ...
@@ -192,4 +192,4 @@ class Observer(Protocol):
         """Reports that a policy raised, and that the plain rule replaced it for this call. `plugin`: the name of the instance."""
 
     def blocked(self, reading: Reading, priority: int) -> None:
-        """Reports that a cycle ended at this waiting band, for which there is no room. In-flight eviction starts from here."""
+        """Reports that a cycle ended at this waiting band, for which there is no room. This call triggers in-flight eviction."""

@@ -5,7 +5,7 @@ LONGEST_S = 60
 
 
 class DrainRate:
-    """Counts the dispatches of the last one to two windows of WINDOW_S each."""
+    """Counts the dispatches in the present window of WINDOW_S and in the window before it."""
 
     __slots__ = ("_before", "_count", "_since")
 

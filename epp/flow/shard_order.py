@@ -1,4 +1,4 @@
-"""Decides which shard goes first when there is room for one request and several workers hold waiting ones.
+"""Decides which shard goes first when there is room for one request and requests wait in several workers.
 
 Room is global, so without an order the shard that looks first would take it. Before a shard serves a request, it looks at the fronts of
 the other shards (most important band, claim). Another shard goes first if its band is more important. In the same band, another shard
