@@ -30,8 +30,8 @@ COUNTS_IN_FLIGHT: Final = ("concurrency-detector",)
 class Gateway(NamedTuple):
     """Says what a gateway can do with the picker's answers.
 
-    `lists`: it tries several endpoints in order. `headers`: it sends headers that plugins set to the model server. `responses`: it shows
-    the picker the response. `metadata`: it passes dynamic metadata on.
+    `lists`: it tries several endpoints in order. `headers`: it passes on to the model server what headers plugins set. `responses`: it
+    shows the picker the response. `metadata`: it uses dynamic metadata.
     """
 
     title: str

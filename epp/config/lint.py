@@ -140,7 +140,7 @@ def _lint_prefix_weight(entry: ProfileEntry | None, wired: WiredProfile, finding
 
 
 def _lint_tokens(written: WrittenConfig, assembly: Assembly, findings: Findings) -> None:
-    """Warns of a precise prefix producer without real tokens: estimated ones never equal those of a model server's events."""
+    """Warns of a precise prefix producer without real tokens: estimated tokens never equal the tokens in a model server's events."""
     places = {entry.name: entry.place for entry in written.plugins}
     precise = [name for name, kind in assembly.types.items() if kind in PRECISE_TYPES and name in assembly.plugins]
     sources = [plugin for plugin in assembly.plugins.values() if isinstance(plugin, Tokens)]
@@ -197,7 +197,7 @@ def _lint_unreachable_profiles(entries: Mapping[str, ProfileEntry], assembly: As
 
 
 def _lint_flow_isolation(written: WrittenConfig, flow: FlowPlan, findings: Findings) -> None:
-    """Warns of bands with the default fairness policy. The reference picker has it, too, but one flow can starve the others."""
+    """Warns of bands with the default fairness policy, in which one flow can starve the others. The reference picker has this default."""
     if not (bands := unshielded(written, flow)):
         return
     first, policy = bands[0]
@@ -232,7 +232,7 @@ def _lint_memory(written: WrittenConfig, flow: FlowPlan, findings: Findings, sur
 
 
 def _lint_saturation_step(flow: FlowPlan, findings: Findings) -> None:
-    """Warns of a detector without `step`: it is correct, but flow control then dispatches one request at a time."""
+    """Warns of a detector without `step`. Such a detector is valid, but flow control then dispatches one request at a time."""
     detector = flow.detector
     if type(detector).step is SaturationDetector.step:
         findings.warning(

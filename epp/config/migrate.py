@@ -71,7 +71,7 @@ def _gates(document: Mappings) -> None:
 
 
 def _moved_sections(document: Mappings) -> None:
-    """Moves `parser` and `saturationDetector` from the root to their current places. If both places are given, the current one counts."""
+    """Moves `parser` and `saturationDetector` from the root to their current places. A value that is already there takes precedence."""
     if detector := document.pop("saturationDetector", None):
         _section(document, "flowControl").setdefault("saturationDetector", detector)
     if parser := document.pop("parser", None):

@@ -74,7 +74,7 @@ class _Attempt:
         self.removed: set[tuple[int, str]] = set()
 
     def remove_cause(self, error: str) -> bool:
-        """Notes one error of msgspec and removes the value that causes it. Returns whether it did: only then another try makes sense."""
+        """Notes one error of msgspec and removes the value that causes it. Returns whether a value was removed, so that a new try helps."""
         match = _PATH.fullmatch(error)
         assert match is not None
         nodes, steps = self._follow(match["path"] or "", error)

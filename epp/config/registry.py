@@ -1,8 +1,8 @@
 """The registry of plugin types: finds classes by name and makes instances of them.
 
 Built-in plugins are found by walking `epp/plugins`. The walk reads the sources for `@plugin("type", ...)`
-and imports nothing: `find` imports the one module that has the type, because all of them would take
-5 MiB, and 13 MiB with the libraries that some of them need. `known` imports them all.
+and imports nothing: `find` imports the one module that has the type, because to import all of them takes
+5 MiB of memory, and 13 MiB with the libraries that some of them need. `known` imports them all.
 
 Other plugins come from the entry-point group ENTRY_POINTS of installed distributions, from the files
 of a folder (`add_sources`), or from `type: package.module:Class` in a configuration. If one of these modules
