@@ -282,12 +282,12 @@ class Candidates:
 
     @property
     def fresh(self) -> Mask:
-        """Bool, shape (candidates,): whether the candidate's last good scrape is recent."""
+        """Returns bool, shape (candidates,): whether the candidate's last good scrape is recent."""
         return self.snapshot.fresh if self.rows is None else self.snapshot.fresh[self.rows]
 
     @property
     def of_others(self) -> Floats | None:
-        """The part of INFLIGHT_REQUESTS that other replicas have, shape (candidates,); None without a replica store."""
+        """Returns the part of INFLIGHT_REQUESTS that other replicas have, shape (candidates,); None without a replica store."""
         return None if self._others is None else self.narrow(self._others)
 
     def narrow(self, values: Floats) -> Floats:
@@ -302,7 +302,7 @@ class Candidates:
         return Candidates(self.snapshot, self._inflight, self._tokens, rows, self._others)
 
     def without_down(self) -> "Candidates":
-        """Returns the candidates that accept connections, or all candidates if none does."""
+        """Returns the candidates that are neither down nor ejected, or all candidates if none is left."""
         if not self.snapshot.any_down:
             return self
         up = ~(self.snapshot.down if self.rows is None else self.snapshot.down[self.rows])

@@ -1,9 +1,9 @@
-"""Reads the client headers, in which a request may state wishes, within bounds and only if the operator trusts the header.
+"""Reads the client headers, in which a request may state wishes: each within bounds, and only if the operator trusts the header.
 
 Any client can send these headers, unless the gateway removes them. Therefore each is read as a typed value within fixed bounds. A
-TTL or latency objective above its bound is lowered to the bound; any other invalid value counts as absent, but an invalid model name
-refuses the request. `untrusted` lists the headers to hide from all readers (`codec.Unseen`) because the operator does not trust them.
-The current name of a header takes precedence over its older name, even with an empty value.
+TTL or latency objective above its bound is lowered to the bound. A request with an invalid model name is refused. Any other invalid value
+counts as absent. `untrusted` lists the headers to hide from all readers (`codec.Unseen`) because the operator does not trust them. The
+current name of a header takes precedence over its older name, even with an empty value.
 
 Not here: headers that choose an endpoint. The picker never reads them and never passes them on (`codec.NEVER_PASSED`).
 """

@@ -219,8 +219,8 @@ def _filtered(
 ) -> list[Filtered]:
     """Returns one entry per filter, in order: what it kept and what it dropped.
 
-    `scored`: the candidates that were scored; None: none were. If the filters kept more, the runtime dropped those down or ejected, which
-    is one more entry.
+    `scored`: the candidates that were scored; None: none were. If they are fewer than the filters kept, the runtime has dropped those that
+    are down or ejected; this step gets an entry, too.
     """
     filters = [member.name for member, _ in wired.members if isinstance(member, Filter)]
     if scored is not None and len(scored) < len(passed[-1] if passed else start or ()):

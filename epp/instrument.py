@@ -1,4 +1,4 @@
-"""Wraps calls of plugins for the pipeline: to check results, or to observe calls.
+"""Wraps calls of plugins (their bound methods) for the pipeline: to check results, or to observe calls.
 
 `scorer`, `mask` and RESULT_CHECKS enforce the contract of foreign plugins: scores in [0, 1], one boolean per candidate, headers that
 can be sent. Shipped plugins are not wrapped and cost nothing, because contract tests check them. `Wrap` is the hook to observe calls.
@@ -45,7 +45,7 @@ class Point(enum.Enum):
 
 
 class Wrap(Protocol):
-    """Gets each call of each plugin when a pipeline is compiled. Returns the call to use instead."""
+    """Is called with each call (bound method) of each plugin when a pipeline is compiled. Returns the call to use instead."""
 
     def __call__(self, point: Point, plugin: Plugin, call: C, /) -> C: ...
 

@@ -1,7 +1,7 @@
 """Isolates failing plugins: finds the plugin that raised an exception, and builds the pipeline without it.
 
 An exception of a plugin costs one request. A plugin that fails repeatedly is left out for a while, if requests can be routed without
-it: scorers, data producers (readers of their data get the default), and plugins at RequestHeader, PreRequest and the response points.
+it: scorers, data producers (readers of their data get the default), RequestHeader and PreRequest plugins, and all that follow responses.
 Parsers, profile handlers and pickers are never left out, because they have no substitute. Filters, screeners, admitters and deciders
 are never left out, because without them requests would go where they must not.
 

@@ -1,4 +1,4 @@
-"""Compiles model rewrites: rules that replace the requested model by another one. The result has one choice per model.
+"""Compiles InferenceModelRewrites: objects with rules that replace the requested model by another one.
 
     Rewrite objects ─ compiled ─▶ Rules: model -> Choice, and a Choice for all other models ─ pick ─▶ the model to request
 
@@ -9,8 +9,8 @@
 - One of the rule's targets is drawn per request. If a target has a weight, targets are drawn in proportion to their weights, and
   targets without a weight are never drawn. Otherwise all targets have equal shares.
 
-The caller must check names and numbers before (against `WEIGHT_MAX`, `TARGETS_MAX`, `RULES_MAX`, `MODELS_MAX`). This module draws no
-random number, reads no objects and renames nothing.
+The caller must check names and numbers before (against `WEIGHT_MAX`, `TARGETS_MAX`, `RULES_MAX`, `MODELS_MAX`). This module does not
+fetch objects, and does not change requests.
 """
 
 from bisect import bisect_right

@@ -46,7 +46,7 @@ ProduceCall = Callable[[Request, Candidates], Waiting | None]
 class WiredProfile:
     """Describes a scheduling profile: its members in order, each with its weight as a scorer. Exactly one member is a picker.
 
-    A shadow profile runs after the decision, for explanations and for statistics of how often it agrees.
+    A shadow profile runs after the decision, for explanations and for statistics of how often it agrees with the decision.
     """
 
     name: str

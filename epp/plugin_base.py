@@ -25,7 +25,7 @@ class LoadCounts(Protocol):
     def add_tokens(self, endpoint: Endpoint, tokens: int) -> None:
         """Adds `tokens` to this worker's count of an endpoint. To release tokens, add the negative number.
 
-        The endpoint may have left the pool since the decision.
+        This also works if the endpoint has left the pool since the decision.
         """
 
 
@@ -133,7 +133,7 @@ class HttpAnswer(NamedTuple):
 
 
 class Services(Protocol):
-    """Gives a plugin, in `start`, what it may use. All methods must be called on the worker's event loop; none blocks.
+    """Is what a plugin may use of the picker; `start` gets it. All methods must be called on the worker's event loop; none blocks.
 
     `rng`: the source of randomness of this worker. `load`: tokens in flight. `prefix_index`: see `PrefixIndex`; `prefix_seed`: the
     seed of its hashes, the same in all workers. `held_blocks`: what model servers say they hold; exists only if a configured producer
@@ -195,7 +195,7 @@ class Plugin:
         type_name, aliases   set by `@plugin`
         Params               the parameters: a frozen msgspec struct with forbid_unknown_fields
         metrics              counters, gauges, and histograms without labels, that the plugin fills (`Services.count`, `gauge`, `measure`)
-        one_worker           whether all requests must share its state: the picker then runs with a single worker
+        one_worker           whether all requests must share the plugin's state: the picker then runs with a single worker
 
     Attributes that the class or the constructor sets; the data that the plugin may use (`epp.data`):
         consumes             keys that it reads. Another plugin or the scraper must produce them, else the picker does not start

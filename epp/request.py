@@ -103,7 +103,7 @@ class Request:
     Two extension points may write more: a Parser sets the fields of the body, a RequestHeader plugin may set `fairness_id`.
 
     From the gateway: `id`, `path` (no query string), `headers` (names in lower case), `body_bytes` (unpacked if the body is gzip),
-    `subset`; None: any endpoint.
+    `subset` (None: any endpoint).
     From the body: `model`, `prompt`, `streaming`, `max_tokens` (None: no limit), `cache_salt`. `prompt` and `cache_salt` are empty after
     the decision. `target_model`: the model that is requested from the model server.
     For flow control: `fairness_id`, `priority`, `ttl_s` (the longest wait in seconds that the client wants; None: no wish).

@@ -71,7 +71,7 @@ def token_count(request: Request) -> int:
 
 
 def drop_prompt(request: Request) -> None:
-    """Drops the data of a decided request that are needed only for the decision and may be as large as its body."""
+    """Drops the data of a decided request that are needed only for the decision and may be as large as the request's body."""
     request.prompt = EMPTY_PROMPT
     request.cache_salt = ""
     request.data.pop(_NAME, None)

@@ -58,8 +58,8 @@ class Side(msgspec.Struct, frozen=True, array_like=True):
     """Holds what was counted of one configuration.
 
     `requests`: those that have ended. `errors`: those of them that failed, in the picker or at the model server. `prompt`, `cached`:
-    tokens that model servers reported. `decisions`, `decision_s`: answers of the picker, and the seconds that they took. `first_token`:
-    requests by the time to their first token, per bucket of `TRYOUT_FIRST_TOKEN_S`, and those beyond the last bound.
+    tokens that model servers reported. `decisions`, `decision_s`: answers of the picker, and the seconds that they took. `first_token`: how
+    many requests had a time to the first token in each bucket of `TRYOUT_FIRST_TOKEN_S`; the last number: beyond the last bound.
     """
 
     requests: int = 0
@@ -100,7 +100,7 @@ class Side(msgspec.Struct, frozen=True, array_like=True):
         return (self.prompt - self.cached) / self.requests if self.requests and self.prompt else None
 
     def first_token_s(self, q: float) -> float | None:
-        """Returns the bound below which the share `q` of the times to the first token lie; None without any."""
+        """Returns the `q`-quantile of the times to the first token, in seconds, rounded up to a bucket's bound. None: none was counted."""
         total = sum(self.first_token)
         seen = 0
         for count, bound in zip(self.first_token, (*TRYOUT_FIRST_TOKEN_S, TRYOUT_FIRST_TOKEN_S[-1]), strict=True):

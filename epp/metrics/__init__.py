@@ -55,7 +55,8 @@ class Group(NamedTuple):
 
 
 class Labelled(NamedTuple):
-    """Names a histogram of a group. Several histograms of one metric differ in one more label, `label`, with the fixed value `value`."""
+    """Names a histogram of a group. If a metric has several histograms in the group, they differ in a further label: `label` is its name,
+    `value` its fixed value."""
 
     metric: Metric
     label: str = ""

@@ -1,7 +1,7 @@
 """Metric families with label values from requests: one `Group` per set of labels.
 
-Writers address values by the groups here, and the histograms of `REQUEST` by their indices. Counters that plugins declare get groups,
-too (`epp.metrics.catalogue.plugin_groups`).
+Writers name a value by its group here, and a histogram of `REQUEST` by its index (DURATION and the following names). Counters that
+plugins declare get groups, too (`epp.metrics.catalogue.plugin_groups`).
 """
 
 from epp.metrics import PLUGIN_LABELS, Group, Labelled, Metric, buckets

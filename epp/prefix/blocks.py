@@ -94,7 +94,7 @@ def _vector(prompt: bytes, block_bytes: int, start: int, secret: int, count: int
 
 
 def links(blocks: list[bytes], start: int, secret: int) -> Hashes:
-    """Returns the chain over these blocks: uint64, one hash per block, without the meaning of the bit `WIDE`.
+    """Returns the chain over these blocks: uint64, one hash per block. No bit of these hashes has the meaning of `WIDE`.
 
     `start`: the root, or the hash of the block before the first. A chain that is continued from one of its hashes is the same as a chain
     that is computed at once.

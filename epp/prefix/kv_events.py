@@ -5,7 +5,8 @@
     event     [tag, field, …] with trailing fields that may be missing, or a map with `type`; one payload may have both
 
 Source: `vllm/distributed/kv_events.py` and `sglang/srt/disaggregation/kv_events.py`, and events recorded from them. A hash is an integer
-of any width or bytes, of which the last 8 count. A malformed or unknown event is skipped and counted; the others of its payload count.
+of any width, or bytes; only its last 8 bytes are used. A malformed or unknown event is skipped and counted as malformed; the other events
+of its payload are used.
 """
 
 from array import array

@@ -173,7 +173,8 @@ class Finder:
         return best
 
     def _remember(self, page: bytes, at: int, value: int) -> None:
-        """Keeps the text from the newline at `at`, or from that before the family's TYPE line, up to the value."""
+        """Keeps the text before the value at position `value`. The text begins with the newline at `at`, or with the newline before the
+        family's TYPE line if that line is directly above."""
         above = page.rfind(b"\n", 0, at)
         self._typed = above >= 0 and page.startswith(self._type_line, above + 1)
         self._at = above if self._typed else at

@@ -43,7 +43,10 @@ class Scanner(Protocol):
 
 
 class AnswerHandling(NamedTuple):
-    """Says how to read the answer to a request. `scanner`: makes the scanner for its usage (None: none). `skip`: do not read the answer."""
+    """Says how to read the answer to a request.
+
+    `scanner`: makes the scanner for the usage in the answer; None: a `UsageScanner`. `skip`: whether to leave the answer unread.
+    """
 
     scanner: Callable[[], Scanner] | None
     skip: bool = False

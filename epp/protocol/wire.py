@@ -21,7 +21,7 @@ _SIZES: Final = {FIXED64: 8, FIXED32: 4}
 
 
 class Walk:
-    """Reads a message and its nested messages: call `fields` for each of them. FIELDS_MAX fields in total."""
+    """Reads a message and its nested messages: call `fields` for each of them. Together they may have FIELDS_MAX fields at most."""
 
     __slots__ = ("_left",)
 

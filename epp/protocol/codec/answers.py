@@ -106,7 +106,10 @@ def request_headers_answer(
     scores: Mapping[str, float] | None = None,
     removed: tuple[str, ...] = (),
 ) -> bytes:
-    """Returns the framed answer that routes the request. Raises ValueError for a header value that is not Latin-1."""
+    """Returns the framed answer that routes the request. Raises ValueError for a header value that is not Latin-1.
+
+    `extra`: headers to set, `removed`: headers to remove. `scores`: address -> score, sent as metadata; None: no scores.
+    """
     if not extra and not removed and scores is None:
         return destination.answer(content_length)
     more = _content_length(b"%d" % content_length) if content_length else b""

@@ -72,7 +72,7 @@ def _remember(key: int, tag: bytes, size: int) -> bytes:
 
 
 class Chunk(NamedTuple):
-    """Describes the layout of a ProcessingRequest of one size that holds only a piece of a response body, and of its answer."""
+    """Describes two messages: a ProcessingRequest of a certain size that holds only a piece of a response body, and the answer to it."""
 
     head: bytes  # tags and lengths before the piece, which fills the rest of the message
     prefix: bytes  # what the answer has before its piece
@@ -85,7 +85,10 @@ chunk_of_size: Final = _chunks.get
 
 
 def learn_chunk(size: int) -> None:
-    """Stores in `_chunks` the layout of messages of `size` bytes (None: no such message), because streamed answers repeat their sizes."""
+    """Stores in `_chunks` the `Chunk` for messages of `size` bytes, because streamed answers repeat their sizes.
+
+    Stores None if a message of this size cannot be a piece of a response body alone.
+    """
     if size in _chunks:
         return
     if len(_chunks) >= _PREFIXES_MAX:

@@ -14,9 +14,9 @@ SURE_BYTES: Final = 2 * HEADERS_MAX  # fewer bytes cannot hold too many headers
 
 
 def headers(message: bytes, start: int, end: int) -> tuple[dict[str, str], bool]:
-    """Returns, for HttpHeaders, (names in lower case -> values as Latin-1 text, end_of_stream). The last duplicate wins.
+    """Returns, for HttpHeaders, (names in lower case -> values as Latin-1 text, end_of_stream).
 
-    Raises ProtocolViolation.
+    If a name occurs several times, its last value counts. Raises ProtocolViolation.
     """
     # The byte 0x0A is two of the tags of each header and may be two of its lengths. No value contains it.
     if end - start > SURE_BYTES and message.count(b"\x0a", start, end) > 4 * HEADERS_MAX:
