@@ -81,7 +81,7 @@ class App:
     ) -> None:
         """`soon(call, *arguments)` schedules a call for a later turn of the event loop. `evictions`: None without in-flight eviction.
 
-        `request_phase_only`: if True, a stream ends with the answer to its request.
+        `request_phase_only`: whether a stream ends with the answer to its request, so that the response passes without the picker.
         """
         self.pipelines = pipelines
         self.pool = pool

@@ -3,8 +3,8 @@
     open_tried ─▶ TriedStream ── headers ─▶ share: which app decides the request ── its end ─▶ figures of that configuration
                                    └ share 0: after the real decision, the candidate decides a copy of the request (`Tryout.shadow`)
 
-Streams of this class exist only while a candidate is tried, so requests cost nothing more at other times. The app that is chosen by the
-headers serves the stream to its end.
+Such streams exist only while a candidate is tried, so requests cost nothing more at other times. The app that is chosen when the headers
+come (`Tryout.chosen`) serves the stream to its end.
 
 A shadow has no effect: it calls no plugin that admits, sends or follows requests. So the candidate does not learn from its own decisions.
 """
