@@ -95,7 +95,7 @@ class FlowMetrics:
         enqueues.observe(enqueues.block(labels), ENQUEUE, seconds)
 
     def _new_cells(self, request: Request) -> Cells:
-        """Returns the cells of a request that `passed` does not find. Caches them under the label that its fairness id counts as."""
+        """Returns the cells of a request if they are not in the cache yet. Caches them under the label that its fairness id counts as."""
         fairness_id = self._fold(request.fairness_id)
         key = (fairness_id, request.priority, request.model, request.target_model)
         at = self._cells.get(key)

@@ -1,6 +1,6 @@
 """Joins one shard of flow control with the other shards, through the lanes: implements `epp.flow.ports.Peers` over `shm.flow_lanes`.
 
-Flow control names a band by its priority. The lanes number it by its place. A priority keeps its place until another priority gets the
+Flow control names a band by its priority, the lanes by its place. A priority keeps its place until another priority gets the
 place. So a band that was removed is still served until it is empty. A place is reused only when no worker shows a request there.
 
 With a replica store, the sums of bands include what waits in other replicas, so limits hold over all of them.
