@@ -334,7 +334,7 @@ def scraped_columns(pipeline: Pipeline) -> list[Column[Any]]:
 def families(pipeline: Pipeline, *, timed: bool = True) -> tuple[Family, ...]:
     """Returns all histograms of a lane: those of workers, those that plugins declare, and if `timed`, the durations of plugins' calls.
 
-    Raises StartError if a plugin declares a gauge, or a histogram with labels.
+    Raises StartError if a plugin declares a histogram with labels.
     """
     members = list(FIXED[:-1])
     points = pipeline.timed_points() if timed else ()

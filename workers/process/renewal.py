@@ -21,7 +21,7 @@ class Renewal:
     """Keeps the children that must still be replaced, and names the next one."""
 
     def __init__(self, children: Iterable[tuple[int, bool]], *, overlaps: bool = False) -> None:
-        """`children`: the pids of the earlier program's children in the order in which they are replaced, and whether each is a worker.
+        """`children`: (pid, whether it is a worker) of each child of the earlier program, in the order in which they are replaced.
 
         `overlaps`: whether a worker is told to leave while others still drain.
         """
