@@ -109,7 +109,7 @@ class Serving:
         return self._instance.memory.lanes.counters()[counter]
 
     def _create_budget(self) -> Budget:
-        """Creates the budget of bytes that this worker holds for its peers: a part of its share of memory if that is limited.
+        """Creates the budget of bytes that this worker holds for its peers: PEERS_SHARE of the worker's memory, if that is limited.
 
         The budget always suffices for the largest body of one peer in addition to what the other peers hold.
         """
