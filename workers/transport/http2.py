@@ -156,7 +156,7 @@ class Connection(Session):
             self._timeouts.give_up_stalled(now)
 
     def expire(self, now: float) -> bool:
-        """Enforces the short time limits. Returns True if the driver must call this again soon, as after `on_deadline`."""
+        """Enforces the short time limits. Returns True if the driver must call this again at the next beat for deadlines."""
         self.now = now
         return self._timeouts.expire(now)
 
@@ -177,7 +177,7 @@ class Connection(Session):
     # Reading.
 
     def _parse(self, data: bytes, at: int) -> None:
-        """Handles all frames of `data` from `at` on. DATA frames that are exactly one message are served here, others in `_frame`."""
+        """Handles all frames of `data` from `at` on. DATA frames that are exactly one message are served here, all others by `_frame`."""
         unpack = FRAMED_MESSAGE.unpack_from
         get = self.streams.get
         lookup = _nothing if self._expecting else get

@@ -1,11 +1,11 @@
 """Decides which connections give way when a worker has as many as it may.
 
-    no unused connections   the connection that has been idle for longest is drained
-    unused connections      those that have opened no stream for UNUSED_SECONDS are closed
-    a crowd                 the unused connections of one host take more than half of all places
+A connection is unused until it opens a stream. If the unused connections of one host take more than half of all places, they are a crowd.
 
-The oldest connections of a crowd are closed at any age. New ones of its host are closed as soon as they are accepted. A new connection of
-another host displaces one of the crowd.
+    no unused connections    the connection that has been idle for longest is drained
+    some, but no crowd       those that have been unused for UNUSED_SECONDS are closed
+    a crowd                  its oldest connections are closed at any age, and new ones of its host as soon as they are accepted. A new
+                             connection of another host displaces one of the crowd
 
 The kernel hands over connections in the order in which they came. So a client that opens connections without end must not make its own
 connections wait for places, because those of other clients would wait behind them.

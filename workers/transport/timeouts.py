@@ -50,7 +50,7 @@ class Timeouts:
             session.abuse("dead_peer", Error.NONE)
 
     def give_up_stalled(self, now: float) -> None:
-        """Resets streams that have been unable to send. Ends a connection that is unable to send at all, or has many such streams."""
+        """Resets streams that sent nothing for `stall_seconds`. Ends the connection if its window is used up, or after many resets."""
         session = self._session
         before = now - session.limits.stall_seconds
         for stream in list(session.streams.values()):
@@ -61,7 +61,7 @@ class Timeouts:
                     session.give_up(stream.number, "output_stalled")
 
     def expire(self, now: float) -> bool:
-        """Ends streams that are past their deadline, and checks a peer that hoards. Returns True if it must be called again soon."""
+        """Ends streams past their deadline, and checks a hoarding peer (`watch_hoarding`). Returns True if it must be called again soon."""
         if self._hoards is not None:
             self.watch_hoarding()
         session = self._session
