@@ -466,7 +466,7 @@ class Scraper:
         self._sink.scraped(target.tag, extracted, target.inflight, now)
 
     def garbled(self, target: Target, connection: Connected, failure: HttpError) -> None:
-        """Closes the connection, because the answer is malformed or came without a request. Ends the scrape as failed."""
+        """Closes the connection, because the answer is malformed or came without a request. Ends a scrape under way as failed."""
         target.connection = None
         connection.close()
         if target.began >= 0.0:
