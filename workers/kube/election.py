@@ -26,7 +26,7 @@ NEVER: Final = -math.inf
 
 
 class Times(NamedTuple):
-    """The times of an election in seconds. The defaults are those of the Go picker."""
+    """The times of an election in seconds. The defaults are those of the reference picker."""
 
     lease_s: float = 15.0  # the time for which each renewal promises to hold the lease
     renew_s: float = 10.0  # the time for which a leader relies on its last renewal

@@ -68,7 +68,7 @@ _decoder = msgspec.json.Decoder(_Object)
 
 
 def lease_name(namespace: str, pool: str) -> str:
-    """Returns the name of a pool's lease. The Go picker uses the same name, so that only one picker of both kinds leads."""
+    """Returns the name of a pool's lease. The reference picker uses the same name, so that only one picker of either kind leads."""
     return f"epp-{namespace}-{pool}.llm-d.ai"
 
 

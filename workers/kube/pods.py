@@ -4,8 +4,8 @@ A pod is ready when its Ready condition is true, it has no deletion timestamp, a
 target port, named `<pod>-rank-<i>`, where i is the position of the port in the pool's list. The annotation `active-ports` keeps only
 the ports that it lists. Words in it that are no numbers are ignored, and a pod with an empty list has no endpoint.
 
-Endpoints carry the UID of their pod: the same name or address with another UID is another endpoint. They carry its labels; a pod
-without the label `kubernetes.io/hostname` gets it with the name of its node, so that plugins know which endpoints share a host.
+An endpoint has the UID of its pod: the same name or address with another UID is another endpoint. It also has the labels of its pod. If
+the label `kubernetes.io/hostname` is missing, it is added with the name of the node, so that plugins know which endpoints share a host.
 """
 
 import ipaddress
@@ -88,8 +88,8 @@ _decoder = msgspec.json.Decoder(_Pod)
 def decode_pod(raw: bytes) -> Pod:
     """Decodes a pod as the API server sends it (JSON).
 
-    Raises msgspec.MsgspecError if it is not a valid pod, has longer texts than Kubernetes allows, or more labels than an endpoint may
-    have: the endpoints of all pods share one document, which is written anew at each change.
+    Raises msgspec.MsgspecError if it is not a valid pod, has longer texts than Kubernetes allows, or has more labels than an endpoint may
+    have. Labels are limited because the endpoints of all pods share one document, which is written anew at each change.
     """
     found = _decoder.decode(raw)
     metadata, status = found.metadata, found.status or _PodStatus()
