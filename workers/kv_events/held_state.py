@@ -56,7 +56,7 @@ log = structlog.get_logger()
 class Kept(msgspec.Struct, array_like=True, frozen=True):
     """What a snapshot stores about one endpoint's stream.
 
-    `owners`: its owner ids, one per tier, then the id for speculative blocks. `position`, `check`: the last applied message
+    `owners`: the endpoint's owner ids, one per tier, then the id for speculative blocks. `position`, `check`: the last applied message
     (`shm.stream_marks`).
     `block_tokens`: tokens per block. `group`: the group of KV caches whose blocks count; None without groups. `remark`: see `Stream`.
     """
