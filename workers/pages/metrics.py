@@ -1,8 +1,8 @@
 """Makes the metrics page: formats lanes, series, table and index as exposition text, with the values at the time of the scrape.
 
 Counters and histograms are sums over all lanes. A successor continues with its predecessor's lane, so the sums never fall. The averages
-of the pool keep their last values while no endpoint is fresh, as dashboards of the Go picker expect. Values that differ by worker have
-the label `worker`; seats that never had a worker are left out. Each metric is followed by its older name (its *twin*), unless legacy
+of the pool keep their last values while no endpoint is fresh, as dashboards of the reference picker expect. Values that differ by worker
+have the label `worker`; seats that never had a worker are left out. Each metric is followed by its older name (its *twin*), unless legacy
 names are off. A twin with fewer labels has sums over the labels that it lacks.
 
 A page is generated while it is sent. Counters, histograms and series are read before its first line, so that the buckets of a
