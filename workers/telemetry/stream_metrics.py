@@ -48,7 +48,7 @@ class StreamMetrics:
 
 
 class _Measured:
-    """Stands between transport and handler: it is the handler for the transport and the stream for the handler, and sees how both end."""
+    """Stands between transport and handler: a handler to the transport, a stream to the handler. So it sees how the stream ends."""
 
     __slots__ = ("_metrics", "_opened_at", "_stream", "gathered", "handler", "hold", "release", "send", "send_raw")
 
