@@ -170,7 +170,7 @@ class FilePool:
         """Does nothing, because no request follows."""
 
     def forget(self, hashes: Hashes, owner: int) -> None:
-        """Does nothing, since no request follows."""
+        """Does nothing, because no request follows."""
 
 
 def _read(path: str) -> tuple[list[Entry], list[Known]]:

@@ -56,7 +56,7 @@ def command(options: Options) -> None:
 
 
 def run_parent(instance: Instance, handover: Handover | None = None) -> int:
-    """Runs the parent to the end of the picker. `handover`: what another version of the program passed on; None at an ordinary start."""
+    """Runs the parent to the end of the picker. `handover`: what an earlier program has passed on; None at an ordinary start."""
     from workers.supervisor import main as supervisor  # imported once for all children, after the checks
     from workers.worker import main as worker  # imported once for all children, after the checks
 
