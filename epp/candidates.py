@@ -255,7 +255,7 @@ class Candidates:
     def _waiting(self) -> Floats:
         """Returns the scraped waiting requests plus the requests sent since that scrape, so that a burst between two scrapes counts.
 
-        With s scraped, and `then` and `now` in flight at the scrape and now: s + max(0, now - then) = max(s, now - (then - s)).
+        With `s` scraped, `then` in flight at the scrape and `now` at this moment: s + max(0, now - then) = max(s, now - (then - s)).
         The term `then - s` does not change until the next scrape.
         """
         waiting = self._made_waiting

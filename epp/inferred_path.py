@@ -21,7 +21,7 @@ _fields: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 def inferred_path(body: bytes | memoryview) -> str:
-    """Returns the path to which clients send such a body, by its fields; the path of completions if no field decides."""
+    """Returns the path to which clients send a body with these fields; the path of completions if no field decides."""
     try:
         fields = _fields.decode(body)
     # A broken body has no path here; the parser says later what is wrong with it.

@@ -1,4 +1,4 @@
-"""Reads the parameter `inFlightLoadProducerName`. Load in flight is counted once, for all plugins of a configuration."""
+"""Reads the parameter `inFlightLoadProducerName`. The name has no effect on the counts: they are made once, for all plugins."""
 
 from collections.abc import Mapping
 from typing import Final

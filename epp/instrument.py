@@ -87,9 +87,9 @@ def scorer(instance: Scorer) -> ScorerCall:
 
 
 def mask(instance: Plugin, call: Callable[..., Mask]) -> Callable[..., Mask]:
-    """Returns the bound `keep` or `screen`.
+    """Returns the bound `keep` or `screen`. For a foreign plugin, the returned call checks the mask.
 
-    Checks the mask of a foreign plugin, because numpy would also accept a list of rows as a mask.
+    Without the check, numpy would also accept a list of rows as a mask.
     """
     if not foreign(type(instance)):
         return call

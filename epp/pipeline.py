@@ -108,7 +108,7 @@ class Pipeline:
     ] = ()  # the calls of `response_streaming`, without those of `first_chunk_only` plugins
     plugins: Mapping[str, Plugin] = field(default_factory=dict)
     owners: Mapping[int, Plugin] = field(default_factory=dict)  # `id(call)` -> its plugin
-    reads_response: bool = False  # whether a plugin reads every response
+    reads_response: bool = False  # whether a plugin reads every response, not only failures
 
     def completing_unsent(self, failed: int) -> list[Callable[[Request, Decision, Response], None]]:
         """Returns the ResponseComplete calls for a request that is not sent because the call at `failed` of `pre_request` raised.

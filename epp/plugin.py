@@ -37,10 +37,10 @@ Rules for all extension points:
   in the constructor. If a foreign plugin accesses other data of the request, the access is refused and counted (`epp.guard`).
   Reading a column of the candidates without declaring it in `consumes` raises PluginFault.
 - Data of one request live in `request[DATUM]` and end with the request, however it ends.
-- Up to PreRequest a plugin may raise `Refused`: the client gets the error answer of its cause. Any other exception fails this request
-  with 500 and is counted, with two exceptions. ProducerFailed and TimeoutError of a data producer fail open. If a scorer raises, the
-  request is routed without that scorer. After the picker's answer, an exception is counted and has no other effect. A plugin that
-  fails repeatedly may be left out for a while (`epp.isolation`).
+- Up to PreRequest a plugin may raise `Refused`: the client gets the error answer of its cause. Any other exception is counted and fails
+  this request with 500, except in two cases. ProducerFailed and TimeoutError of a data producer fail open: readers of its data get the
+  defaults. If a scorer raises, the request is routed without that scorer. After the picker's answer, an exception is counted and has no
+  other effect. A plugin that fails repeatedly may be left out for a while (`epp.isolation`).
 - A plugin that is only in shadow profiles runs there as Filter, Scorer or Picker. It does not screen or admit, and gets no PreRequest
   and response calls.
 - Everything runs on the worker's event loop: a plugin must not block. Work that waits goes through `Services`.

@@ -21,7 +21,7 @@ LABELS: Final = (
 
 
 class NamesPlaces:
-    """Base of plugins that say which labels hold host, rack, zone and region."""
+    """Base of plugins that say which labels hold host, rack, zone and region: `labels`, in this order."""
 
     labels: tuple[str, str, str, str]
 
@@ -38,13 +38,13 @@ class Places:
 
     @classmethod
     def of(cls, plugins: Sequence[object]) -> "Places":
-        """Returns the places by the labels of the first plugin that names some, or else by the default labels."""
+        """Returns the places by the labels that the first `NamesPlaces` among the plugins names, or else by the default labels."""
         named = next((plugin for plugin in plugins if isinstance(plugin, NamesPlaces)), None)
         return cls(LABELS if named is None else named.labels)
 
     @classmethod
     def named(cls, plugin: object) -> "Places":
-        """Returns the places by the labels of this plugin. Raises ValueError if it names none."""
+        """Returns the places by the labels that this plugin names. Raises ValueError if it is not a `NamesPlaces`."""
         if not isinstance(plugin, NamesPlaces):
             raise ValueError(f"topologyProducerName: this plugin names no labels of places; name a {EXTRACTOR}")
         return cls(plugin.labels)

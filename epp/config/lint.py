@@ -77,7 +77,7 @@ def lint(written: WrittenConfig, assembly: Assembly, findings: Findings, surroun
 
 
 def _lint_bare(findings: Findings) -> None:
-    """Warns of a configuration without content. It is no error, because the reference picker starts with one, too."""
+    """Warns of a configuration without content. That is no error, because the reference picker starts with such a configuration, too."""
     findings.warning(
         WHOLE,
         "nothing-configured",

@@ -299,7 +299,7 @@ def _structs(kind: Any) -> dict[str, type[msgspec.Struct]]:
 
 
 def _plugin_entry(entry: dict[str, Any], types: Mapping[str, type[Plugin]]) -> dict[str, Any]:
-    """Adds the known types to the schema of a plugin entry and, under the condition that `type` names a type, that type's parameters."""
+    """Adds to the schema of a plugin entry all known types, and for each of them its parameters, on condition that `type` names it."""
     # Names before aliases: an editor offers the first ones first.
     known = sorted(types, key=lambda name: (name in types[name].aliases, name))
     aliases = {name: f"Deprecated: use {cls.type_name}." for name, cls in types.items() if name in cls.aliases}

@@ -337,7 +337,7 @@ class Band:
                 self._replace_share(problem)
 
     def _replace_share(self, problem: Exception) -> None:
-        """FAIL-OPEN: a share that raised may have lost track of a flow. A new share receives all flows that wait."""
+        """FAIL-OPEN: replaces a share that raised, because it may have lost track of a flow. The new share gets all flows that wait."""
         self._fairness_breaker.failed(problem, self._now)
         try:
             self._share = self._make_share()

@@ -31,7 +31,7 @@ IDLE_ENTRIES: Final = 64  # void heap entries that may pile up before the heap i
 
 
 class Victim:
-    """Stands for one request in flight that may be revoked. Its stream holds it from the decision to the end of the stream."""
+    """Stands for one request in flight that may be revoked. The request's stream keeps this object from the decision to its end."""
 
     __slots__ = ("dispatched_at", "flow", "here", "revoke")
 

@@ -14,7 +14,7 @@ from epp.flow.ports import Front, Peers
 from epp.flows import rank
 
 PATIENCE_S = 0.010
-# The PATIENCE_S that the shard itself grants the third one, and three of its looks, which are 5 ms apart.
+# A shard that leaves room to a third one gives it PATIENCE_S, too. Added are three looks, which are 5 ms apart.
 YIELDING_S = 0.025
 REPEAT_S = 0.005
 FORGOTTEN_S = 0.020  # if another shard was not ahead of this one for this long, it gets its full PATIENCE_S again

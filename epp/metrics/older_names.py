@@ -7,7 +7,7 @@ from epp.metrics import PREFIX, Metric
 
 
 class Twin(NamedTuple):
-    """Describes the older form of a metric family: its full name and its labels. Values are summed over the labels that it lacks."""
+    """Describes the older form of a metric family: full name and labels. Its values are sums over the labels that only the family has."""
 
     name: str
     labels: tuple[str, ...] = ()
