@@ -28,11 +28,7 @@ COUNTS_IN_FLIGHT: Final = ("concurrency-detector",)
 
 
 class Gateway(NamedTuple):
-    """Says what a gateway can do with the picker's answers.
-
-    `lists`: it tries several endpoints in order. `headers`: it passes on to the model server what headers plugins set. `responses`: it
-    shows the picker the response. `metadata`: it uses dynamic metadata.
-    """
+    """Says whether a gateway uses lists of endpoints, headers of plugins and metadata, and shows responses."""
 
     title: str
     lists: bool = True

@@ -84,7 +84,7 @@ class FlowController:
         make_future: Callable[[Item], Future],
         registry: ControlPlane | None = None,
     ) -> None:
-        """`now` returns monotonic seconds. `make_future` makes what a waiting request awaits. `registry`: None: a new one from the plan."""
+        """`now` returns monotonic seconds. `registry`: if None, a new one is made from the plan."""
         self._plan = plan
         self._gate = gate
         self._peers = peers

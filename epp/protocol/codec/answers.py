@@ -108,7 +108,7 @@ def request_headers_answer(
 ) -> bytes:
     """Returns the framed answer that routes the request. Raises ValueError for a header value that is not Latin-1.
 
-    `extra`: headers to set, `removed`: headers to remove. `scores`: address -> score, sent as metadata; None: no scores.
+    `extra`: headers to set, `removed`: headers to remove. `scores`: address -> score, sent as metadata.
     """
     if not extra and not removed and scores is None:
         return destination.answer(content_length)
