@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from epp.candidates import Endpoint, Mask, Roster
 from epp.data import Datum, Key
+from epp.learning.model import LatencyModel
 from epp.metrics import Metric
 
 Hashes = NDArray[np.uint64]
@@ -88,6 +89,36 @@ class HeldBlocks(Protocol):
         """
 
 
+class Learning(Protocol):
+    """Knows what answers have taught about the latencies of endpoints. One process learns, all workers predict."""
+
+    def model(self) -> LatencyModel:
+        """Returns the present model, to predict with. Only `learn_first` and `learn_token` may change it."""
+
+    def begun(self, slots: Sequence[int]) -> list[float]:
+        """Returns since when each endpoint works on the prompt at the front there, in monotonic seconds; 0: not known."""
+
+    def begins(self, slot: int, now: float) -> None:
+        """Records that the endpoint begins with a prompt now: the first token of another one has come, or there was none."""
+
+    def learn_first(
+        self,
+        at: float,
+        slot: int,
+        generation: int,
+        tokens: float,
+        ahead: float,
+        elapsed: float,
+        load: float,
+        predicted: float,
+        observed: float,
+    ) -> None:
+        """Reports a time to the first token, as `LatencyModel.learn_first`. Never waits."""
+
+    def learn_token(self, slot: int, generation: int, load: float, observed: float) -> None:
+        """Reports a time per output token, as `LatencyModel.learn_token`. Never waits."""
+
+
 class Measure(Protocol):
     """Records values of a histogram that a plugin declares in `metrics`."""
 
@@ -137,7 +168,7 @@ class Services(Protocol):
 
     `rng`: the source of randomness of this worker. `load`: tokens in flight. `prefix_index`: see `PrefixIndex`; `prefix_seed`: the
     seed of its hashes, the same in all workers. `held_blocks`: what model servers say they hold; exists only if a configured producer
-    reads KV events. `environment`: the process's environment variables.
+    reads KV events. `learning`: what answers have taught about latencies. `environment`: the process's environment variables.
     """
 
     rng: random.Random
@@ -145,6 +176,7 @@ class Services(Protocol):
     prefix_index: PrefixIndex
     prefix_seed: int
     held_blocks: HeldBlocks
+    learning: Learning
     environment: Mapping[str, str]
 
     def of(self, plugin: "Plugin") -> "Services":

@@ -10,6 +10,7 @@ import numpy as np
 
 from epp.candidates import Candidates, Endpoint, Roster, Snapshot
 from epp.errors import ProducerFailed
+from epp.learning.local import LocalLearning
 from epp.metrics import Metric
 from epp.plugin import DataProducer, Hashes, HeldView, HttpAnswer, Measure, Plugin, Profile
 from epp.request import Prompt, Request, Subset
@@ -251,6 +252,7 @@ class FakeServices:
         self.prefix_index = self
         self.prefix_seed = 99
         self.held_blocks = FakeHeld()
+        self.learning = LocalLearning()
         self.tokens: dict[int, int] = {}
         self.held: dict[int, set[int]] = {}
         self.measured: dict[str, Observed] = {}

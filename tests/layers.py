@@ -52,6 +52,7 @@ EPP = (
         "flows",
         "label_selectors",
         "latency",
+        "learning",
         "model_rewrite",
         "multimodal",
         "pressure",

@@ -20,6 +20,7 @@ from epp.data import CACHE_BLOCK_SIZE, CACHE_NUM_BLOCKS, KV_USAGE, RUNNING, WAIT
 from epp.decide import choose
 from epp.decision import Decision, Response, Usage
 from epp.errors import ProducerFailed
+from epp.learning.local import LocalLearning
 from epp.metrics import Metric
 from epp.pipeline import Pipeline
 from epp.plugin import DataProducer, Hashes, Plugin, Profile
@@ -109,8 +110,9 @@ class ExactIndex:
 class Services(FakeServices):
     """The services that a worker gives to its plugins. `every` runs in virtual time."""
 
-    def __init__(self, index: SharedIndex | ExactIndex, tokens: Floats, seed: int) -> None:
+    def __init__(self, index: SharedIndex | ExactIndex, tokens: Floats, seed: int, learning: LocalLearning) -> None:
         super().__init__(seed)
+        self.learning = learning
         self.prefix_index = index  # type: ignore[assignment]
         self._tokens = tokens
         self._timers: list[tuple[float, int, float, Callable[[], object]]] = []
@@ -159,11 +161,12 @@ class Picked:
         self._index = ExactIndex() if exact else SharedIndex(cache_blocks * BLOCK_TOKENS // BLOCK_TOKENS_MIN)
         self._held = SharedHeld(self._index.owners, SECRET) if held else None
         self._inflight, self._tokens = np.zeros(SERVERS), np.zeros(SERVERS)
+        self.learning = LocalLearning()
         self._pipelines: list[Pipeline] = []
         self._services: list[Services] = []
         for worker in range(workers):
             pipeline = load(text, "benchmark").pipeline
-            services = Services(self._index, self._tokens, seed * WORKERS + worker)
+            services = Services(self._index, self._tokens, seed * WORKERS + worker, self.learning)
             if self._held is not None:
                 services.held_blocks = self._held  # type: ignore[assignment]
             pipeline.start(services)
@@ -203,6 +206,7 @@ class Picked:
         columns[KV_USAGE.name][server] = model.pool.usage
         columns[CACHE_NUM_BLOCKS.name][server] = model.pool.total
         self._at_scrape[server] = self._inflight[server]
+        self.learning.model().scraped(server, 0, model.running, model.waiting)
         self._known[server] = True
         self._refusals[server] = 0
         self._snapshot = None
@@ -261,8 +265,8 @@ class Picked:
     def _complete(self, call: Call, now: float) -> None:
         pipeline, request, decision, response = call.done  # type: ignore[misc]
         call.done = None
-        self._inflight[call.server] -= 1
         request.now = now
+        self._inflight[call.server] -= 1
         calls = pipeline.response_complete
         if call.failed and response.status >= ERRORS_FROM:
             calls += pipeline.response_failed

@@ -31,6 +31,7 @@ from epp.decide import choose
 from epp.errors import ProducerFailed, Refused
 from epp.explain import Explanation, explain
 from epp.intake import REQUEST_ID, Intake
+from epp.learning.local import LocalLearning
 from epp.metrics.catalogue import plugin_groups
 from epp.model_rewrite import compiled
 from epp.paths import Parsers
@@ -243,6 +244,7 @@ def _services(config: EffectiveConfig, pool: FilePool) -> WorkerServices:
         pool,
         prefix_seed=SEED,
         held_blocks=NoHeldBlocks(),
+        learning=LocalLearning(),
         rng=random.Random(SEED),
         measures={(f.plugin_name, f.metric.name): i for i, f in enumerate(histograms) if not f.extension_point},
         labelled=labelled,

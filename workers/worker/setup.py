@@ -24,6 +24,7 @@ from epp.data import Column
 from epp.explain import Explanation
 from epp.instrument import Wrap, bare
 from epp.intake import Intake
+from epp.learning.local import LocalLearning
 from epp.metrics import Group
 from epp.metrics.label_caps import LabelCaps
 from epp.metrics.series import ATTEMPTS, ERROR, ISOLATION, MODEL_REWRITES, PREDICTION, REQUEST, SHADOWS
@@ -89,6 +90,7 @@ class Kept:
         groups = (REQUEST, ERROR, ATTEMPTS)
         self.metrics = RequestMetrics(clock, later, *(self.series(instance, group) for group in groups))
         debug = instance.options.log_level == "debug"
+        self.learning = LocalLearning()
         self.recent = Recent(index, time.monotonic, log_decision if debug else None)
         published = DocumentWriter(instance.layout.decisions, instance.memory.decisions)
         self.publisher = Publisher(self.recent, instance.memory.lanes, lane, published, index)
@@ -223,6 +225,7 @@ class Parts:
             SharedPrefixIndex(IndexReader(instance.layout.index, instance.memory.index), bus),
             prefix_seed=instance.credentials.prefix_seed,
             held_blocks=self._held_blocks(),
+            learning=self.kept.learning,
             rng=self._rng,
             measures=instance.layout.measures,
             labelled={group.name: self.series(group) for group in instance.layout.plugin_groups},

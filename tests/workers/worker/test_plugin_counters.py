@@ -10,6 +10,7 @@ import structlog
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 from epp.errors import PluginFault, blame
+from epp.learning.local import LocalLearning
 from epp.metrics import Group, Metric
 from epp.metrics.catalogue import plugin_groups
 from epp.metrics.label_caps import LabelCaps
@@ -202,6 +203,7 @@ def test_an_undeclared_metric_gets_an_error_with_its_name_instead_of_a_handle() 
         index,
         prefix_seed=0,
         held_blocks=NoHeldBlocks(),
+        learning=LocalLearning(),
         rng=random.Random(),
         measures={},
         labelled={},

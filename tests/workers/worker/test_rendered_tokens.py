@@ -11,6 +11,7 @@ import pytest
 from aiohttp import web
 
 from epp.decide import choose
+from epp.learning.local import LocalLearning
 from epp.pipeline import Recipe, WiredProfile, compile_pipeline
 from epp.plugin import NoParams
 from epp.plugins.parsers.openai import OpenAI
@@ -65,6 +66,7 @@ class Site:
             FakeServices(),
             prefix_seed=1,
             held_blocks=NoHeldBlocks(),
+            learning=LocalLearning(),
             rng=random.Random(1),
             measures={},
             labelled={},

@@ -1,0 +1,81 @@
+"""Fits y = θ · x with θ >= 0 to a stream of observations, and forgets old ones.
+
+The fit minimises the sum over observations of w · (θ · x - y)² / T², where T is the prediction for x at that time, so that errors count
+relative to what was expected. The weight w falls by a constant factor with each later observation. A few imagined observations keep every
+coefficient near its prior as long as the data do not say otherwise (ridge regression): this also decides between features that always
+move together.
+
+The sums of products (the normal equations) hold everything that is needed, so an observation costs one pass over a small matrix. One
+sweep of coordinate descent with the limit 0 then improves θ: it ends at the non-negative least squares solution, and from one observation
+to the next the solution hardly moves (Franc, Hlaváč and Navara, "Sequential coordinate-wise algorithm for the non-negative least squares
+problem", 2005).
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+PRIOR_WEIGHT: Final = (
+    0.003  # of the imagined observations; a feature that is half of the prediction has a weight of 0.25 per real one
+)
+MEMORY_FIRST: Final = 20.0  # observations that count at the beginning, when predictions are poor
+MEMORY_GROWTH: Final = 0.25  # per observation
+SURPRISE_MAX: Final = 3.0  # y counts as at most so many times its prediction
+SURPRISE_MAX_FIRST: Final = 10.0  # the same for the first observations
+FIRST: Final = 50.0
+SHARE_MAX: Final = 8.0  # a feature counts as at most so many times the prediction
+
+
+class LeastSquares:
+    """Holds the coefficients, and the sums that they follow from. `theta`: one coefficient per feature, >= 0. `count`: observations."""
+
+    __slots__ = ("count", "memory_max", "moments", "prior", "products", "ratio", "theta")
+
+    def __init__(self, prior: Sequence[float], memory_max: float) -> None:
+        """`prior`: the expected coefficients, above 0. `memory_max`: how many observations count in the long run."""
+        size = len(prior)
+        self.prior = list(prior)
+        self.theta = list(prior)
+        self.memory_max = memory_max
+        self.count = 0.0
+        # In units of the prior: φ = θ / prior.
+        self.ratio = [1.0] * size
+        self.products = [0.0] * (size * size)
+        self.moments = [0.0] * size
+
+    def predict(self, features: Sequence[float]) -> float:
+        """Returns θ · x."""
+        total = 0.0
+        for coefficient, value in zip(self.theta, features, strict=True):
+            total += coefficient * value
+        return total
+
+    def learn(self, features: Sequence[float], observed: float, floor: float) -> None:
+        """Takes one observation. `floor`: predictions below it count as this large, so that tiny ones do not outweigh all others."""
+        expected = max(floor, self.predict(features))
+        size = len(self.prior)
+        most = SURPRISE_MAX if self.count >= FIRST else SURPRISE_MAX_FIRST
+        target = min(observed / expected, most)
+        memory = min(self.memory_max, MEMORY_FIRST + MEMORY_GROWTH * self.count)
+        keep = 1.0 - 1.0 / memory
+        shares = [min(SHARE_MAX, features[k] * self.prior[k] / expected) for k in range(size)]
+        products, moments = self.products, self.moments
+        at = 0
+        for k in range(size):
+            share = shares[k]
+            moments[k] = keep * moments[k] + share * target
+            for j in range(size):
+                products[at] = keep * products[at] + share * shares[j]
+                at += 1
+        self.count += 1.0
+        self._sweep()
+
+    def _sweep(self) -> None:
+        """Moves each coefficient to its best value given the others."""
+        size, ratio, products = len(self.prior), self.ratio, self.products
+        for k in range(size):
+            rest, row = self.moments[k] + PRIOR_WEIGHT, k * size
+            for j in range(size):
+                rest -= products[row + j] * ratio[j]
+            own = products[row + k]
+            ratio[k] = max(0.0, (rest + own * ratio[k]) / (own + PRIOR_WEIGHT))
+            self.theta[k] = ratio[k] * self.prior[k]

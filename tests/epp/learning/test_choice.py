@@ -1,0 +1,77 @@
+"""Tests of costs and of the rule without a model."""
+
+from epp.learning.choice import Situation, careful_costs, predicted_costs, scores
+from epp.learning.model import LatencyModel
+
+NOW = 100.0
+
+
+def situation(**columns: list[float]) -> Situation:
+    """Returns three candidates for a prompt of 1000 tokens; columns that are not given: idle endpoints that hold nothing."""
+    column = lambda name, default: columns.get(name, [default] * 3)  # noqa: E731
+    return Situation(
+        [0, 1, 2],
+        1000.0,
+        column("tokens", 1000.0),
+        column("ahead", 0.0),
+        column("elapsed", 0.0),
+        column("load", 0.0),
+        column("waiting", 0.0),
+    )
+
+
+def best(costs: list[float]) -> int:
+    return costs.index(min(costs))
+
+
+def careful(at: Situation, limits: tuple[float, ...] = (0.0, 0.0, 0.0)) -> list[float]:
+    return careful_costs(at, limits)
+
+
+def test_predictions_equal_those_of_the_model() -> None:
+    model = LatencyModel()
+    for slot in range(3):
+        for _ in range(20):
+            model.scraped(slot, 0, 4, 1)
+        model.learn_first(NOW, slot, 0, 1000.0, 500.0, 0.01, 3.0, 0.1, 0.1 * (1 + slot))
+    at = situation(
+        tokens=[1000.0, 200.0, 0.0], ahead=[0.0, 3000.0, 100.0], elapsed=[0.0, 0.1, 9.0], load=[0.0, 9.0, 4.0]
+    )
+    times, costs = predicted_costs(model, at, NOW)
+    for i in range(3):
+        assert times[i] == model.first_token_s(i, at.tokens[i], at.ahead[i], at.elapsed[i], at.load[i], NOW)
+        assert costs[i] >= times[i]
+
+
+def test_the_cost_to_others_grows_with_the_arrivals_and_the_own_prompt() -> None:
+    model = LatencyModel()
+    at = situation(tokens=[10_000.0, 1000.0, 0.0])
+    calm_times, calm = predicted_costs(model, at, NOW)
+    assert calm == calm_times
+    model.rate = 30.0
+    times, busy = predicted_costs(model, at, NOW)
+    extra = [cost - time for cost, time in zip(busy, times, strict=True)]
+    assert extra[0] > 50 * extra[1] > 0.0
+    assert extra[2] == 0.0
+
+
+def test_without_a_model_an_idle_endpoint_is_preferred_to_a_busy_one() -> None:
+    assert best(careful(situation(load=[2.0, 0.0, 1.0]))) == 1
+    assert best(careful(situation(ahead=[500.0, 900.0, 0.0]))) == 2
+
+
+def test_without_a_model_no_request_goes_where_others_wait() -> None:
+    assert best(careful(situation(waiting=[1.0, 0.0, 1.0], load=[0.0, 9.0, 0.0]))) == 1
+    assert best(careful(situation(load=[8.0, 9.0, 8.0]), (8.0, 0.0, 8.0))) == 1
+
+
+def test_without_a_model_the_holder_of_a_prefix_keeps_it_unless_the_tokens_ahead_outweigh_it() -> None:
+    holds = [1000.0, 100.0, 1000.0]
+    assert best(careful(situation(tokens=holds, load=[0.0, 5.0, 0.0], ahead=[0.0, 800.0, 0.0]))) == 1
+    assert best(careful(situation(tokens=holds, load=[0.0, 5.0, 0.0], ahead=[0.0, 1800.0, 0.0]))) != 1
+
+
+def test_candidates_within_the_error_of_the_model_score_alike() -> None:
+    assert scores([0.100, 0.101, 0.200], 0.2) == [1.0, 1.0, 0.5]
+    assert scores([0.100, 0.101, 0.200], 0.0) == [1.0, 0.1 / 0.101, 0.5]
+    assert scores([0.1, 0.15], 100.0) == [1.0, 0.1 / 0.15], "however large the error is, the part is bounded"

@@ -1,0 +1,197 @@
+"""Tests of the latency model: on servers whose latency is known, and on any observations."""
+
+import math
+import random
+from collections.abc import Callable, Iterator
+from statistics import median
+
+import pytest
+
+from epp.learning.model import ERROR_BOUNDS, FULL_SCRAPES, LEAST_S, MOST_S, LatencyModel
+
+SERVERS = 4
+Server = Callable[[float, float, float], float]  # uncached tokens, tokens ahead, load -> seconds
+
+
+def shared_prefill(tokens: float, ahead: float, load: float) -> float:
+    return 0.025 + 1e-4 * (tokens + ahead) + 1e-4 * load
+
+
+def few_slots(tokens: float, ahead: float, load: float) -> float:
+    """Prompts are computed side by side; requests above the 8th wait for a place."""
+    return 0.02 + 2e-4 * tokens + 0.3 * max(0.0, load - 7.0)
+
+
+def chunked(tokens: float, ahead: float, load: float) -> float:
+    """Each step computes 512 tokens, decoding ones included, in 30 ms."""
+    return 0.03 * (1.0 + (tokens + ahead) / (512.0 - min(load, 64.0)))
+
+
+class Pool:
+    """Servers of one kind with speeds of their own. `observe` sends one request to a random one of them, and lets the model learn."""
+
+    def __init__(self, server: Server, speeds: list[float], seed: int = 1) -> None:
+        self.model = LatencyModel()
+        self.speeds = speeds
+        self._server = server
+        self._rng = random.Random(seed)
+        self._now = 0.0
+        for slot in range(len(speeds)):
+            for _ in range(FULL_SCRAPES + 1):
+                self.model.scraped(slot, 0, 8, 1)
+
+    def observe(self, slot: int | None = None) -> float:
+        """Returns the relative error of the prediction."""
+        rng, model = self._rng, self.model
+        slot = rng.randrange(len(self.speeds)) if slot is None else slot
+        self._now += 0.02
+        tokens = min(16_000.0, rng.lognormvariate(6.0, 1.2))
+        ahead, load = rng.choice((0.0, 0.0, rng.uniform(0.0, 20_000.0))), float(rng.randrange(16))
+        observed = self.speeds[slot] * self._server(tokens, ahead, load) * math.exp(rng.gauss(0.0, 0.05))
+        predicted = model.first_token_s(slot, tokens, ahead, 0.0, load, self._now)
+        model.learn_first(self._now, slot, 0, tokens, ahead, 0.0, load, predicted, observed)
+        return abs(predicted - observed) / observed
+
+
+@pytest.mark.parametrize("server", [shared_prefill, few_slots, chunked])
+@pytest.mark.parametrize("speeds", [[1.0] * 4, [1.0, 1.0, 1.0, 3.0]], ids=["equal", "mixed"])
+def test_predicts_within_15_percent_after_500_requests_per_endpoint(server: Server, speeds: list[float]) -> None:
+    pool = Pool(server, speeds)
+    for _ in range(500 * SERVERS):
+        pool.observe()
+    assert median(pool.observe() for _ in range(400)) <= 0.15
+    assert pool.model.trusted
+
+
+def test_loses_half_of_the_error_within_200_requests_after_an_endpoint_became_three_times_slower() -> None:
+    pool = Pool(shared_prefill, [1.0] * SERVERS)
+    for _ in range(500 * SERVERS):
+        pool.observe()
+    pool.speeds[2] = 3.0
+    before = median(pool.observe(2) for _ in range(5))
+    for _ in range(200):
+        pool.observe(2)
+    assert median(pool.observe(2) for _ in range(51)) <= before / 2
+    assert median(pool.observe(0) for _ in range(51)) <= 0.3, "the others are still predicted well"
+
+
+def test_a_slow_endpoint_without_requests_is_trusted_again_with_time() -> None:
+    pool = Pool(shared_prefill, [1.0, 1.0, 1.0, 4.0])
+    for _ in range(1000):
+        pool.observe()
+    speeds = [pool.model.speed(3, 20.0 + silent) for silent in (0.0, 60.0, 120.0, 3600.0)]
+    assert speeds == sorted(speeds, reverse=True)
+    assert speeds[0] > 2.5
+    assert speeds[-1] < 1.1
+
+
+def test_a_new_endpoint_is_predicted_as_the_pool_and_does_not_move_the_others() -> None:
+    pool = Pool(shared_prefill, [1.0, 1.0, 2.0])
+    for _ in range(1000):
+        pool.observe()
+    model = pool.model
+    before = [model.speed(slot, 20.0) for slot in range(3)]
+    assert model.speed(7, 20.0) == 1.0
+    model.learn_first(20.0, 7, 0, 1000.0, 0.0, 0.0, 1.0, 0.125, 0.125)
+    assert model.speed(7, 20.0) == pytest.approx(1.0, rel=0.2)
+    assert [model.speed(slot, 20.0) for slot in range(3)] == pytest.approx(before, rel=0.05)
+
+
+def test_another_endpoint_in_the_same_slot_begins_anew() -> None:
+    pool = Pool(shared_prefill, [1.0, 1.0, 1.0, 4.0])
+    for _ in range(1000):
+        pool.observe()
+    pool.model.learn_first(20.0, 3, 1, 1000.0, 0.0, 0.0, 1.0, 0.125, 0.125)
+    assert pool.model.endpoints[3].samples == 1
+    assert pool.model.speed(3, 20.0) < 2.0
+
+
+def test_knows_the_candidates_when_half_of_them_have_answered_often_enough() -> None:
+    model = LatencyModel()
+    assert not model.knows([0, 1, 2, 3])
+    for slot in (0, 1):
+        for _ in range(8):
+            model.learn_first(1.0, slot, 0, 100.0, 0.0, 0.0, 1.0, 0.1, 0.1)
+    assert model.knows([0, 1, 2, 3])
+    assert not model.knows([1, 2, 3])
+
+
+def test_tokens_ahead_are_computed_while_time_passes() -> None:
+    model = LatencyModel()
+    times = [model.first_token_s(0, 1000.0, 8000.0, elapsed, 1.0, 0.0) for elapsed in (0.0, 0.2, 0.4, 5.0, 10.0)]
+    assert times == sorted(times, reverse=True)
+    assert times[0] > times[2] > times[3] == times[4]
+
+
+def test_requests_wait_for_a_place_only_when_the_batch_has_been_full_often() -> None:
+    model = LatencyModel()
+    model.scraped(0, 0, 8, 1)
+    assert model.limit(0) == 0.0
+    for _ in range(FULL_SCRAPES):
+        model.scraped(0, 0, 8, 1)
+    assert model.limit(0) == 8.0
+    assert model.features(0, 1.0, 0.0, 0.0, 0.0, 7.0)[3] == 0.0
+    assert model.features(0, 1.0, 0.0, 0.0, 0.0, 10.0)[3] == 3.0
+    model.scraped(0, 0, 30, 0)
+    assert model.limit(0) == 0.0, "a larger batch has run, so the limit is not 8"
+
+
+def test_is_not_trusted_while_it_predicts_worse_than_the_mean() -> None:
+    model = LatencyModel()
+    for _ in range(200):  # a constant time, whatever the features are: the predictions of another process
+        model.learn_first(1.0, 0, 0, 100.0, 0.0, 0.0, 1.0, 0.5, 0.1)
+    assert not model.trusted
+    for _ in range(400):
+        model.learn_first(1.0, 0, 0, 100.0, 0.0, 0.0, 1.0, 0.1, 0.1)
+    assert model.trusted
+
+
+def test_counts_errors_by_size() -> None:
+    model = LatencyModel()
+    for predicted in (0.101, 0.13, 0.9):
+        model.learn_first(1.0, 0, 0, 100.0, 0.0, 0.0, 1.0, predicted, 0.1)
+    counted = model.endpoints[0].errors
+    assert [counted[ERROR_BOUNDS.index(bound)] for bound in (0.05, 0.5)] == [1, 1]
+    assert counted[-1] == 1
+    assert sum(counted) == 3
+
+
+def test_learns_the_time_per_output_token_of_each_endpoint() -> None:
+    model, rng = LatencyModel(), random.Random(4)
+    for _ in range(2000):
+        slot, load = rng.randrange(3), float(rng.randrange(1, 40))
+        model.learn_token(slot, 0, load, (3.0 if slot == 2 else 1.0) * (0.02 + 0.0005 * load))
+    assert model.per_token_s(0, 20.0) == pytest.approx(0.03, rel=0.1)
+    assert model.per_token_s(2, 20.0) == pytest.approx(0.09, rel=0.1)
+
+
+def test_observations_per_second_are_counted() -> None:
+    model = LatencyModel()
+    for step in range(1, 1001):
+        model.learn_first(step * 0.05, 0, 0, 100.0, 0.0, 0.0, 1.0, 0.1, 0.1)
+    assert model.rate == pytest.approx(20.0, rel=0.1)
+
+
+ODD = (0.0, 1e-12, 1.0, 1e3, 1e7, 1e15)
+
+
+def odd_observations(count: int, seed: int) -> Iterator[tuple[int, list[float]]]:
+    rng = random.Random(seed)
+    for _ in range(count):
+        yield rng.randrange(3), [rng.choice(ODD) for _ in range(6)]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_predictions_are_bounded_and_monotone_whatever_was_observed(seed: int) -> None:
+    model = LatencyModel()
+    rng, at = random.Random(seed), 0.0
+    for slot, (tokens, ahead, elapsed, load, predicted, observed) in odd_observations(2000, seed):
+        at += rng.choice((0.0, 0.001, 10.0))
+        model.learn_first(at, slot, 0, tokens, ahead, elapsed, load, predicted, observed)
+        model.learn_token(slot, 0, load, observed)
+        model.scraped(slot, 0, rng.choice((0.0, 3.0, 500.0)), rng.choice((0.0, 2.0)))
+        times = [model.first_token_s(slot, tokens * k, ahead, elapsed, load, at) for k in (0.0, 1.0, 2.0)]
+        times += [model.first_token_s(slot, tokens * 2.0, ahead * k, elapsed, load * k, at) for k in (1.0, 2.0)]
+        assert times[:3] == sorted(times[:3])
+        assert times[3:] == sorted(times[3:])
+        assert all(LEAST_S <= time <= MOST_S for time in (*times, model.per_token_s(slot, load)))
