@@ -15,6 +15,7 @@ from typing import Protocol
 from loadtest.engine import Job, JobState
 from loadtest.kv_pool import Change
 from loadtest.server_model import ServerModel
+from tests.bench.routing_blocks import Blocks
 from tests.bench.routing_servers import SERVERS, Kind
 from tests.bench.routing_traffic import BLOCK_TOKENS, Session, Turn, Workload
 
@@ -93,7 +94,7 @@ class Fleet:
         self.servers = kind.make(workload.kv_blocks, self._changed)
         self.now = 0.0
         self.underway: list[list[Call]] = [[] for _ in range(SERVERS)]  # sent, not yet received by the server
-        self.coming: list[dict[int, int]] = [{} for _ in range(SERVERS)]  # block -> requests without a first token
+        self.coming = [Blocks() for _ in range(SERVERS)]  # of the requests without a first token
         self.up = [True] * SERVERS
         self.calls: list[Call] = []
         self._by_job: dict[Job, Call] = {}
@@ -161,9 +162,7 @@ class Fleet:
         self.calls.append(call)
         server = call.server = self._policy.choose(call, now)
         call.duplicate = self.is_duplicate(call, server)
-        coming = self.coming[server]
-        for block in call.turn.hashes:
-            coming[block] = coming.get(block, 0) + 1
+        self.coming[server].add(call.turn.hashes)
         self.underway[server].append(call)
         self._at(now + SEND_S, lambda now: self._submit(call, now))
 
@@ -185,20 +184,11 @@ class Fleet:
             if job.generated and not call.first_at:
                 call.first_at = now
                 model.mute(job)
-                self._computed(call)
+                self.coming[server].remove(call.turn.hashes)
                 self._policy.first_token(call, now)
             if job.state is JobState.FINISHED:
                 self._end(call, now)
                 self._policy.ended(call, now)
-
-    def _computed(self, call: Call) -> None:
-        """Removes the blocks of a request from those that are still to come."""
-        coming = self.coming[call.server]
-        for block in call.turn.hashes:
-            if coming[block] == 1:
-                del coming[block]
-            else:
-                coming[block] -= 1
 
     def _end(self, call: Call, now: float) -> None:
         self._by_job.pop(call.job, None)
@@ -211,7 +201,7 @@ class Fleet:
     def _fail(self, call: Call, now: float) -> None:
         call.failed = True
         if not call.first_at:
-            self._computed(call)
+            self.coming[call.server].remove(call.turn.hashes)
         self._end(call, now)
         self._policy.failed(call, now)
 

@@ -13,6 +13,7 @@ from typing import Protocol
 from loadtest.engine import Job
 from loadtest.kv_pool import Change
 from loadtest.server_model import ServerModel
+from tests.bench.routing_blocks import Blocks
 from tests.bench.routing_fleet import Call, Fleet
 from tests.bench.routing_servers import SERVERS
 from tests.bench.routing_traffic import BLOCK_TOKENS
@@ -28,8 +29,8 @@ class Server:
 
     `hit`: tokens of this prompt that it has cached. `pending`: uncached tokens of the requests sent there that have no first token yet.
     `queued`: `pending` at the last scrape; `since`: the part of `pending` that was sent after it. `inflight`: requests sent there that
-    have not ended; `held`: their prompt tokens. `kv`: the scraped usage, from 0 to 1. `rate`: tokens per second, learned. `bias_s`: how
-    much later its first tokens come than at FIRST_RATE, learned.
+    have not ended; `held`: the tokens of their prompts and this one, shared blocks once. `kv`: the scraped usage, from 0 to 1. `rate`:
+    tokens per second, learned. `bias_s`: how much later its first tokens come than at FIRST_RATE, learned.
     """
 
     id: int = 0
@@ -91,6 +92,7 @@ class Ledger:
         self._scrapes = [0] * SERVERS
         self._rates = [_Rates() for _ in range(SERVERS)]
         self._sent: dict[Call, Sent] = {}
+        self._active = [Blocks() for _ in range(SERVERS)]  # of the requests in flight
         self._listed: Sequence[int] = range(SERVERS)
         self._refusals = [0] * SERVERS
 
@@ -99,6 +101,7 @@ class Ledger:
         usable = [server for server in self._listed if self._refusals[server] < 2] or self._listed
         for server in usable:
             self._servers[server].hit = self._fleet.hits(server, turn.hashes) * BLOCK_TOKENS
+            self._servers[server].held = self._active[server].count_with(turn.hashes) * BLOCK_TOKENS
         seen = [self._servers[server] for server in usable]
         prompt = Prompt(turn.tokens, turn.hashes[0] if turn.hashes else call.id)
         costs = self._formula(prompt, seen)
@@ -110,7 +113,7 @@ class Ledger:
         server.pending += own
         server.since += own
         server.inflight += 1
-        server.held += turn.tokens
+        self._active[server.id].add(turn.hashes)
         return server.id
 
     def first_token(self, call: Call, now: float) -> None:
@@ -124,7 +127,7 @@ class Ledger:
         sent, server = self._sent.pop(call), self._servers[call.server]
         self._computed(sent, server)
         server.inflight -= 1
-        server.held -= call.turn.tokens
+        self._active[server.id].remove(call.turn.hashes)
 
     def failed(self, call: Call, now: float) -> None:
         self.ended(call, now)

@@ -115,14 +115,14 @@ class Services(FakeServices):
         self.learning = learning
         self.prefix_index = index  # type: ignore[assignment]
         self._tokens = tokens
-        self._timers: list[tuple[float, int, float, Callable[[], object]]] = []
+        self.timers: list[tuple[float, int, float, Callable[[], object]]] = []
 
     def every(self, seconds: float, act: Callable[[], object]) -> None:
-        heapq.heappush(self._timers, (seconds, len(self._timers), seconds, act))
+        heapq.heappush(self.timers, (seconds, len(self.timers), seconds, act))
 
     def passed(self, now: float) -> None:
         """Calls what is due."""
-        timers = self._timers
+        timers = self.timers
         while timers and timers[0][0] <= now:
             due, order, seconds, act = timers[0]
             heapq.heapreplace(timers, (due + seconds, order, seconds, act))
@@ -163,7 +163,7 @@ class Picked:
         self._inflight, self._tokens = np.zeros(SERVERS), np.zeros(SERVERS)
         self.learning = LocalLearning()
         self._pipelines: list[Pipeline] = []
-        self._services: list[Services] = []
+        self._timed: list[Services] = []
         for worker in range(workers):
             pipeline = load(text, "benchmark").pipeline
             services = Services(self._index, self._tokens, seed * WORKERS + worker, self.learning)
@@ -171,7 +171,8 @@ class Picked:
                 services.held_blocks = self._held  # type: ignore[assignment]
             pipeline.start(services)
             self._pipelines.append(pipeline)
-            self._services.append(services)
+            if services.timers:
+                self._timed.append(services)
         self._endpoints = endpoints(SERVERS)
         for server, owner in zip(self._endpoints, self._index.owners, strict=True):
             server.owner = owner
@@ -185,7 +186,7 @@ class Picked:
 
     def passed(self, now: float) -> None:
         self._index.passed(now)
-        for services in self._services:
+        for services in self._timed:
             services.passed(now)
         if self._held is not None:
             self._held.passed(now)

@@ -1,8 +1,13 @@
+import random
+from dataclasses import replace
+
 import pytest
 
+from tests.bench.routing_fleet import LEAVES_S, Call, Fleet
 from tests.bench.routing_run import Outcome, measure
 from tests.bench.routing_servers import KINDS
-from tests.bench.routing_traffic import WORKLOADS
+from tests.bench.routing_simple import RoundRobin
+from tests.bench.routing_traffic import WORKLOADS, Session, Turn, Workload
 from tests.bench.routing_zoo import LINE, POLICIES
 
 BY_NAME = {workload.name: workload for workload in WORKLOADS}
@@ -58,10 +63,33 @@ def test_a_server_that_dies_costs_the_default_the_requests_that_it_had_and_round
     assert abs(default.errors - oracle.errors) < 0.02 * oracle.requests
 
 
-def test_a_server_that_joins_gets_requests() -> None:
-    joined, never = outcomes("a server joins", "default", "oracle", seconds=20.0)
-    assert joined.load < 8 / 7 * 1.5
-    assert joined.errors == never.errors == 0
+def calls(workload: Workload, policy: str, seconds: float) -> list[Call]:
+    sessions = workload.make(random.Random("1"), seconds, 1.0)
+    make = POLICIES[policy]
+    return Fleet(
+        sessions, lambda fleet: make(fleet, 1), 1, kind=KIND["shared"], workload=workload, seconds=seconds
+    ).run()
+
+
+@pytest.mark.parametrize("policy", ["default", "round-robin", "LBGR", "oracle"])
+def test_a_server_gets_requests_from_when_it_joins_and_until_it_is_known_to_be_dead(policy: str) -> None:
+    workload = replace(BY_NAME["nothing shared"], joins=(3, 0.4), dies=(5, 0.4))
+    run = calls(workload, policy, 20.0)
+    joined = [call.at for call in run if call.server == 3]
+    dead = [call for call in run if call.server == 5 and call.at >= 8.0]
+    assert min(joined) >= 8.0
+    assert len(joined) > 20
+    assert all(call.failed for call in dead)
+    assert max((call.at for call in dead), default=8.0) < 8.0 + LEAVES_S
+    assert {call.server for call in run if call.failed} == {5}
+
+
+def test_a_duplicate_computes_most_of_a_prompt_that_another_server_holds() -> None:
+    turns = [Turn(bytes(8192), 1), Turn(bytes(8192), 1), Turn(bytes(8192) + b"x" * 8192, 1), Turn(b"y" * 8192, 1)]
+    sessions = [Session(float(at), [turn]) for at, turn in enumerate(turns)]
+    workload = WORKLOADS[0]
+    fleet = Fleet(sessions, lambda _: RoundRobin(), 1, kind=KIND["slots"], workload=workload, seconds=9.0)
+    assert [call.duplicate for call in fleet.run()] == [False, True, True, False]
 
 
 @pytest.mark.parametrize("workload", ["documents", "chats"])
