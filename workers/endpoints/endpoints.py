@@ -330,7 +330,7 @@ class EndpointTable:
         return sum(member.health.down for member in self._members.values())
 
     def scrape_seconds(self) -> dict[str, float]:
-        """Returns the duration of each endpoint's last scrape, good or failed, in seconds by name. Leaves out those without a scrape."""
+        """Returns endpoint name -> duration of its last scrape, good or failed, in seconds. Leaves out endpoints without a scrape."""
         return {m.spec.name: m.target.seconds for m in self._members.values() if m.target.seconds >= 0.0}
 
     def _admit(self) -> bool:

@@ -78,7 +78,7 @@ class Freshness(Generic[Member]):
         return health
 
     def failed(self, member: Member, *, refused: bool) -> bool:
-        """Records a failed scrape. Returns whether the endpoint has become down by it."""
+        """Records a failed scrape. Returns whether this failure brings the endpoint down."""
         health = self._members[member]
         health.refusals = health.refusals + 1 if refused else 0
         newly_down = health.refusals >= REFUSALS_TO_DOWN and not health.down

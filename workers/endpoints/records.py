@@ -39,7 +39,7 @@ class Published:
         self._write(ENDPOINTS, blob)
 
     def names(self, records: Sequence[NamesRecord]) -> None:
-        """Writes the names of all endpoints. If they do not fit, workers keep the previous document."""
+        """Writes the names that endpoints report, such as those of adapters. If they do not fit, workers keep the previous document."""
         self._write(NAMES, encode(records))
 
     def _write(self, document: int, blob: bytes) -> None:
