@@ -1,7 +1,7 @@
 """Imports kubernetes_asyncio without its generated part: 830 modules of API classes and models, 31 MiB that this project never uses.
 
-`without_models` replaces them by empty modules while the package is imported. The session needs only its configuration, credentials
-and REST client. Afterwards the empty modules leave `sys.modules`, so that a later import of a model gets the real one.
+`without_models` replaces these modules by empty ones while the package is imported. The session needs only the package's configuration,
+credentials and REST client. Afterwards the empty modules leave `sys.modules`, so that a later import of a model gets the real one.
 """
 
 import contextlib

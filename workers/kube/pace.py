@@ -14,7 +14,7 @@ from workers.pages.turns import Share
 SHARE: Final = 1 / 8
 BURST_S: Final = 0.1
 SLOWED_S: Final = 1.0
-QUIET_S: Final = 60.0  # after so long without a wait, earlier waits no longer count
+QUIET_S: Final = 60.0  # after this time without a wait, earlier waits no longer count
 AGAIN_S: Final = 60.0  # between two reports
 
 

@@ -13,7 +13,7 @@
 - A watch whose events take too much of the process's time is read more slowly (`pace`).
 - Between two tries there is a bounded pause with jitter. After its first break, a watch restarts at once and nothing is reported.
 - A resource that the server does not know (its definition is not installed) has no objects, and is tried again every few seconds.
-  If objects of it were known, "not found" counts only if the server lists its API groups: a load balancer may also answer "not found".
+  If its objects were known, "not found" counts only if the server lists its API groups: a load balancer may also answer "not found".
 - `Known` does no I/O. `Reflector` sends the requests and waits.
 """
 
