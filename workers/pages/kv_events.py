@@ -42,9 +42,9 @@ INDEX_TOTALS: Final[Mapping[Metric, str]] = {
 
 
 class StreamFigures(NamedTuple):
-    """The state of one endpoint's stream. `age_s`: seconds since its last message; None: there was none.
+    """The state of one endpoint's event stream. `age_s`: seconds since the last message; None if there was none.
 
-    `why`: why its matches are not precise; "" if they are.
+    `why`: why the endpoint's prefix matches are not precise; "" if they are. `held`: the number of blocks that the endpoint holds.
     """
 
     why: str

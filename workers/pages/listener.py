@@ -1,9 +1,9 @@
 """Accepts connections on the metrics port within a share of the process's time, and divides the places between hosts.
 
 Accepted sockets wait until a place is free and their turn has come. There are CONNECTIONS_MAX places for waiting sockets, handshakes and
-connections together. If all are taken, a new socket takes the place of a silent one: of the host that has most of them, the one that
-has been silent longest. So neither idle connections nor a flood from one host keep probes out. A TLS handshake runs outside all turns:
-its CPU time is charged to the share, and few handshakes run at the same time.
+connections together. If all are taken, the host with the most places loses one to the new socket: that of the connection that has been
+silent longest. So neither idle connections nor a flood from one host keep probes out. A TLS handshake runs outside all turns: its CPU
+time is charged to the share, and few handshakes run at the same time.
 """
 
 import errno

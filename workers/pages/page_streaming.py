@@ -112,7 +112,7 @@ class RoundRobinSender:
         self._timer: Any = None  # runs while pages wait
 
     def begin(self, delivery: Delivery) -> None:
-        """Adds a delivery. It waits until there is a place for it."""
+        """Queues a delivery until there is a place for it."""
         self._waiting.append(delivery)
         self._admit()
         if len(self._waiting) > WAITING_MAX:
