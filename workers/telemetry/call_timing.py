@@ -147,7 +147,7 @@ class CallTimers:
                     kept.clear()
 
     def _producer(self, call: C, keep: Callable[[float], None], plugin: Plugin) -> C:
-        """Times a producer. If the producer waits for something, the time ends when that has arrived."""
+        """Times a producer. If the producer waits for something, the time of waiting counts, too."""
         now = self._now
 
         def timed(*args: Any) -> Any:
