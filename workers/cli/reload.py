@@ -72,7 +72,7 @@ class Watched:
 
 
 def of_picker(command: F) -> F:
-    """Adds the flags that choose a picker on this machine, and how long to wait for it."""
+    """Adds the flags that choose a picker on this machine, and --timeout."""
     waiting = click.option(
         "--timeout", type=DURATION, default="30s", show_default=True, help="How long to wait for the result."
     )

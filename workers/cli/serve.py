@@ -74,7 +74,7 @@ def run_parent(instance: Instance, handover: Handover | None = None) -> int:
 
 
 def handed_over() -> Handover | None:
-    """Returns what another version of this program has passed to this one; None if this is an ordinary start."""
+    """Returns what an earlier program has passed to this one; None at an ordinary start."""
     try:
         return received(os.environ)
     except StartError as error:

@@ -25,7 +25,7 @@ from workers.process.resources import Words
 from workers.worker.trial import Unproven, prove
 
 ROOM_BYTES: Final = 1 << 30  # the memory of a trial if that of workers has no limit
-ROOM_BYTES_MIN: Final = 256 << 20  # never less: the limit also counts memory that a process reserves and does not use
+ROOM_BYTES_MIN: Final = 256 << 20  # the least, because the limit also counts memory that is reserved and not used
 
 
 def run(instance: Instance, attempt: Attempt) -> int:

@@ -57,7 +57,7 @@ from workers.shared.documents import EndpointsView
 from workers.shared.objectives import ObjectivesView
 from workers.telemetry.cache_prediction import sums
 
-GONE_S = 1.0  # if the parent is gone and no process has sent a beat for so long, all of them are dead
+GONE_S = 1.0  # if the parent is gone and no process has sent a beat for this time, all processes are dead
 COUNTED_BUCKETS_MAX = 1 << 17  # buckets of the prefix index that one look counts
 
 S = TypeVar("S", bound=Schema)
