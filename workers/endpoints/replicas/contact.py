@@ -28,11 +28,12 @@ async def _contact(options: Options, offered: bytes) -> Answer:
             link = await Link.open(address, names, password_of(address, options.replica_store_password_file), probe)
             try:
                 await link.epoch(0)
-                await link.publish(names.to(probe), b"")
-                await link.settle()
-                await link.heard()
+                heard = asyncio.Event()
+                link.listen(lambda channel, data: heard.set())
+                await link.command("PUBLISH", names.to(probe), b"")
+                await heard.wait()
                 return Answer(secret=await link.agree(offered) if offered else b"")
             finally:
-                await link.close()
+                link.close()
     except TimeoutError:
         raise StoreError("slow", f"{address}: no answer in {6 * ANSWER_S:.0f} s") from None

@@ -39,7 +39,6 @@ REFUSED_MAX_S = 6.4  # the same if the store refuses the replica: somebody must 
 CONNECT_S = 3.0
 KEEP_S = 10.0  # between two looks whether the store still has what replicas need
 SETTLED_S = 1.0  # by then a new replica has heard all others
-PATIENCE = 64  # messages that are read before others in this process get a turn
 UNNUMBERED = (
     "the replica store does not count replicas: of two with one name, the earlier one may be the one that counts"
 )
@@ -84,7 +83,9 @@ class Exchange:
         self._now = now
         self._ticks = ticks
         self._sequence = 0
+        self._last = b""  # the last message
         self._silent = False  # another replica with this one's name has started later
+        self._offered = False  # a whole message has gone to the store
         self._announced = False  # the log says that the store is away
         self._attempts = 0  # to connect, since the store was last used for a while
         self._whole_at = self._alive_at = float("-inf")
@@ -115,7 +116,7 @@ class Exchange:
                     self._problem(StoreError("error", f"a fault of the picker: {fault!r}"[:500]))
                 if self.connected and self._now() - started > REFUSED_MAX_S:
                     self._attempts = 0
-                self.connected = False
+                self.connected = self._offered = False
                 self._echo = None
                 await asyncio.sleep(retry_delay(self._attempts, refused=refused))
                 self._attempts += 1
@@ -129,15 +130,11 @@ class Exchange:
     async def _connected(self) -> None:
         """Exchanges over one link until it fails. Raises StoreError."""
         link = await self._open()
-        both = {asyncio.create_task(self._listen(link)), asyncio.create_task(self._speak(link))}
         try:
-            (over, *_), _ = await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
-            over.result()
+            link.listen(lambda channel, data: self._heard(data, copy=channel != link.names.all))
+            await self._speak(link)
         finally:
-            for task in both:
-                task.cancel()
-            await asyncio.gather(*both, return_exceptions=True)
-            await link.close()
+            link.close()
 
     async def _open(self) -> Link:
         try:
@@ -163,15 +160,21 @@ class Exchange:
                     await self._number(link, above=self.others.highest)
                 self._new = False
                 await self._keep(link)
-            message = self._message(started)
-            if message is not None:
-                await link.publish(link.names.all, message)
-                if not self.connected:
-                    await link.settle()
-                    self._accepted()
-            if (part := self.joining.next_slice()) is not None:
-                await link.publish(link.names.to(part[0]), part[1])
+            link.check()
+            if link.settled:  # else the store is slow: the next message has more
+                self._publish(link, started)
             await asyncio.sleep(max(TICK_S / 2, TICK_S - (self._now() - started)))
+
+    def _publish(self, link: Link, now: float) -> None:
+        """Publishes what is new, if the store has taken the last message. Raises StoreError."""
+        if self._offered and not self.connected:
+            self._accepted()
+        message = self._message(now)
+        if message is not None:
+            link.publish(link.names.all, message)
+            self._offered = True  # the first message over a link is a whole one
+        if (part := self.joining.next_slice()) is not None:
+            link.publish(link.names.to(part[0]), part[1])
 
     def _accepted(self) -> None:
         """Notes that the store has taken a whole message: from now on, others know what this replica has."""
@@ -218,21 +221,19 @@ class Exchange:
                 "the store has no secret of block hashes: replicas that start now share no prefixes", str(refused)
             )
 
-    async def _listen(self, link: Link) -> None:
-        """Merges what comes, until the link fails. Raises StoreError."""
-        heard = 0
-        while True:
-            channel, data = await link.heard()
-            now = self._now()
-            if channel == link.names.all:
-                self._receive(data, now)
-            else:
-                self.joining.take(data, now, self._ticks())
-            heard += 1
-            if heard % PATIENCE == 0:
-                await asyncio.sleep(0)
+    def _heard(self, data: bytes, *, copy: bool) -> None:
+        """Merges a message as soon as it comes. `copy`: it is a slice of another replica's index."""
+        now = self._now()
+        if copy:
+            self.joining.take(data, now, self._ticks())
+        else:
+            self._receive(data, now)
 
     def _receive(self, data: bytes, now: float) -> None:
+        if data == self._last:  # this replica's own message comes back: nothing in it is new
+            self.others.echo = self._sequence
+            self._returned(now)
+            return
         known = len(self.others.live)
         message = self.others.receive(data, now)
         if message is None:
@@ -281,7 +282,7 @@ class Exchange:
         message = Message(
             FORM, name, epoch, origin, self._sequence, whole, self._secret, loads, flow, blocks, self.joining.wants
         )
-        data = encode(message)
+        self._last = data = encode(message)
         self.sent += 1
         self.sent_bytes += len(data)
         return data

@@ -1,41 +1,124 @@
-"""Reads the answers of the store, each of at most REPLY_BYTES_MAX, so that a store that lies cannot fill the memory.
+"""Reads what the store sends, in RESP 3, within limits, so that a store that lies can neither fill the memory nor raise what it likes.
 
-It refuses a size before it waits for the bytes, and counts each line as LINE_BYTES.
+    answers   +text, -error, :number, $bytes, _ (none), and small arrays and maps of these
+    messages  >3 "message" channel data
+
+An answer has at most REPLY_BYTES_MAX bytes, ELEMENTS_MAX elements and DEPTH_MAX levels. A size is refused before its bytes have come.
 """
 
-from typing import Any, Final
-
-from redis._parsers import _AsyncRESP2Parser
-from redis.exceptions import InvalidResponse
+import re
+from collections.abc import Iterator
+from typing import Any, Final, NamedTuple
 
 from workers.endpoints.replicas.wire import MESSAGE_BYTES_MAX
 
 REPLY_BYTES_MAX: Final = 2 * MESSAGE_BYTES_MAX
-LINE_BYTES: Final = 4096  # what each line counts as, so that an array of many small elements fails early
+LINE_BYTES_MAX: Final = 4096
+ELEMENTS_MAX: Final = 64
+DEPTH_MAX: Final = 4
+NUMBER: Final = re.compile(rb"-?[0-9]{1,19}")
+MESSAGE: Final = re.compile(rb">3\r\n\$7\r\nmessage\r\n\$([0-9]{1,4})\r\n")
+ARRAYS: Final = {ord("*"): 1, ord(">"): 1, ord("~"): 1, ord("%"): 2}  # kind -> elements per counted item
 
-_Parser: Any = _AsyncRESP2Parser  # it has no types
+
+class InvalidReply(Exception):
+    """Says that the store has sent something that no store sends."""
 
 
-class Replies(_Parser):  # type: ignore[misc]
-    """The client's parser of RESP 2, with a limit. Raises InvalidResponse beyond it."""
+class Message(NamedTuple):
+    """A message of a channel."""
 
-    _left = REPLY_BYTES_MAX
+    channel: bytes
+    data: bytes
 
-    async def read_response(self, *arguments: Any, **options: Any) -> Any:
-        self._left = REPLY_BYTES_MAX
-        return await super().read_response(*arguments, **options)
 
-    async def _readline(self) -> bytes:
-        line: bytes = await super()._readline()
-        self._take(len(line) + LINE_BYTES)
-        return line
+class Refusal(NamedTuple):
+    """An error that the store answered."""
 
-    async def _read(self, length: int) -> bytes:
-        self._take(length)
-        data: bytes = await super()._read(length)
-        return data
+    text: str
 
-    def _take(self, size: int) -> None:
-        self._left -= size
-        if size < 0 or self._left < 0:
-            raise InvalidResponse(f"an answer has a negative size or more than {REPLY_BYTES_MAX} bytes")
+
+class _More(Exception):
+    """Says that the rest of an answer has not come yet."""
+
+
+class Replies:
+    """Takes bytes as they come, and yields complete answers and messages."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, data: bytes) -> Iterator[Any]:
+        """Yields what is complete: Message, Refusal, bytes, int, None, or a list of these. Raises InvalidReply."""
+        if self._rest:
+            data = self._rest + data
+        at, end = 0, len(data)
+        try:
+            while at < end:
+                value, at = _message(data, at) or _value(data, at, 0)
+                yield value
+        except _More:
+            if end - at > REPLY_BYTES_MAX:
+                raise InvalidReply(f"an answer of more than {REPLY_BYTES_MAX} bytes") from None
+        self._rest = data[at:]
+
+
+def _message(data: bytes, at: int) -> tuple[Message, int] | None:
+    """Returns the message that begins here, if it is complete, and where it ends. This is what comes nearly always."""
+    head = MESSAGE.match(data, at)
+    if head is None:
+        return None
+    begin = head.end()
+    end = begin + int(head[1])
+    size, after = _bytes(data, end + 2)
+    return Message(data[begin:end], size), after
+
+
+def _bytes(data: bytes, at: int) -> tuple[bytes, int]:
+    value, after = _value(data, at, DEPTH_MAX)
+    if not isinstance(value, bytes):
+        raise InvalidReply("a message without data")
+    return value, after
+
+
+def _value(data: bytes, at: int, depth: int) -> tuple[Any, int]:
+    """Returns the value that begins here, and where it ends. Raises _More or InvalidReply."""
+    stop = data.find(b"\r\n", at, at + LINE_BYTES_MAX)
+    if stop < 0:
+        if len(data) - at >= LINE_BYTES_MAX:
+            raise InvalidReply("a line without end")
+        raise _More
+    kind, line, at = data[at], data[at + 1 : stop], stop + 2
+    if kind == 0x24:  # $
+        size = _number(line)
+        if size == -1:
+            return None, at
+        if not 0 <= size <= REPLY_BYTES_MAX:
+            raise InvalidReply(f"an answer has a negative size or more than {REPLY_BYTES_MAX} bytes")
+        if len(data) < at + size + 2:
+            raise _More
+        return data[at : at + size], at + size + 2
+    if kind == 0x3A:  # :
+        return _number(line), at
+    if kind == 0x2B:  # +
+        return line, at
+    if kind == 0x2D:  # -
+        return Refusal(line.decode(errors="replace")), at
+    if kind == 0x5F:  # _
+        return None, at
+    if kind not in ARRAYS or depth >= DEPTH_MAX:
+        raise InvalidReply("an answer of a kind that no store sends to the picker")
+    count = _number(line) * ARRAYS[kind]
+    if not 0 <= count <= ELEMENTS_MAX:
+        raise InvalidReply(f"a negative number of elements or more than {ELEMENTS_MAX}")
+    values = []
+    for _ in range(count):
+        value, at = _value(data, at, depth + 1)
+        values.append(value)
+    return values, at
+
+
+def _number(line: bytes) -> int:
+    if NUMBER.fullmatch(line) is None:
+        raise InvalidReply("a number was expected")
+    return int(line)

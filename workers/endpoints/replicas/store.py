@@ -1,8 +1,8 @@
 """Connects to the store: Redis or Valkey, over TCP, TLS or a socket, alone, behind Sentinel, or as a cluster.
 
-A link has two connections to one server: one publishes and reads keys, the other one listens. In a cluster, all names have one hash tag,
-so one node has all keys; a message that is published there reaches only the listeners of that node in some versions, and all replicas
-listen there.
+A link is one connection to one server (`connection`); the client library finds the server, if Sentinel or a cluster names it. In a
+cluster, all names have one hash tag, so one node has all keys; a message that is published there reaches only the listeners of that node
+in some versions, and all replicas listen there.
 
     <prefix>:1:all             channel of all messages (`wire`)
     <prefix>:1:to:<name>       channel of what only one replica needs
@@ -19,30 +19,25 @@ import asyncio
 import contextlib
 import os
 import re
+import ssl
+from collections.abc import Callable
 from typing import Any
 
 from redis.asyncio import RedisCluster
-from redis.asyncio.connection import Connection, SSLConnection, UnixDomainSocketConnection
 from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import Sentinel
 from redis.backoff import NoBackoff
-from redis.exceptions import (
-    AuthenticationError,
-    InvalidResponse,
-    NoPermissionError,
-    OutOfMemoryError,
-    ReadOnlyError,
-    RedisError,
-    ResponseError,
-)
+from redis.exceptions import AuthenticationError, NoPermissionError, RedisError, ResponseError
 
 from workers.endpoints.replicas.address import Address
-from workers.endpoints.replicas.replies import Replies
+from workers.endpoints.replicas.connection import Connection, Refused
+from workers.endpoints.replicas.replies import InvalidReply
 from workers.endpoints.replicas.wire import EPOCH_MAX
 from workers.host.options import PASSWORD_VARIABLE
 
 ANSWER_S = 1.0  # how long the store may take for one answer
 SILENCE_S = 2.0  # a listener that hears not even its own messages for so long has lost its connection
+STALL_S = 0.5  # after so long without a turn, what the store sent may still wait to be read
 PASSWORD_BYTES_MAX = 4096
 VERSION = 1
 SECRET = re.compile(rb"[0-9a-f]{16}")
@@ -52,7 +47,9 @@ REFUSED = (
     "username-password",
     "AuthenticationError",
 )  # also within the client's own texts, such as that on several Sentinels
-DENIED = "this user has no permissions"
+ANSWERS = {  # first word of an error that the store answers -> label
+    "NOAUTH": "refused", "WRONGPASS": "refused", "NOPERM": "denied", "OOM": "full", "READONLY": "read-only", "MISCONF": "read-only",
+}  # fmt: skip
 
 
 _Sentinel: Any = Sentinel  # its constructor has no types
@@ -107,72 +104,66 @@ def _password_in(file: str, given_by: str) -> str:
 
 
 class Link:
-    """One connection to publish on, and one that listens to the channels of a replica. `open` makes both."""
+    """A connection to the store that listens to the channels of a replica. `open` makes it."""
 
-    def __init__(self, address: Address, names: Names) -> None:
+    def __init__(self, address: Address, names: Names, connection: Connection) -> None:
         self._address = address
         self.names = names
-        self._out: Any = None
-        self._in: Any = None
-        self._owed = 0  # answers that the store has not sent yet
+        self._connection = connection
+        self._checked_at = float("-inf")
 
     @classmethod
     async def open(cls, address: Address, names: Names, password: str, name: str) -> "Link":
         """Connects, and listens to all messages and to those for `name`. Raises StoreError."""
-        link = cls(address, names)
+        with _InWords(address, password):
+            where = await _server(address, names, password)
+            async with asyncio.timeout(2 * ANSWER_S):
+                connection = await Connection.to(where, _tls_context(address))
+        link = cls(address, names, connection)
         try:
-            with _InWords(address, password):
-                where = await _server(address, names, password)
-                link._out = await _connected(address, where, password)
-                link._in = await _connected(address, where, password)
-                for channel in (names.all, names.to(name)):
-                    await link._in.send_command("SUBSCRIBE", channel)
-                    await _answer(link._in, ANSWER_S)
+            login = ("AUTH", address.user or "default", password) if address.user or password else ()
+            await link.command("HELLO", 3, *login)
+            if address.database:
+                await link.command("SELECT", address.database)
+            for channel in (names.all, names.to(name)):
+                await link.command("SUBSCRIBE", channel)
         except BaseException:
-            await link.close()
+            link.close()
             raise
         return link
 
-    async def close(self) -> None:
-        """Closes both connections without waiting for answers."""
-        for connection in (self._out, self._in):
-            if connection is not None:
-                with contextlib.suppress(Exception):
-                    await connection.disconnect(nowait=True)
+    def listen(self, hear: Callable[[str, bytes], None]) -> None:
+        """Passes each message from now on to `hear`: channel, data. If it raises, the link fails."""
+        self._connection.hear = lambda channel, data: hear(channel.decode(errors="replace"), data)
+
+    def close(self) -> None:
+        """Closes the connection without waiting for answers."""
+        self._connection.close()
 
     async def command(self, *words: str | int | bytes) -> Any:
         """Runs one command, and returns its answer. Raises StoreError."""
-        await self.settle()
         with _InWords(self._address):
-            await self._out.send_command(*words)
-            return await _answer(self._out, ANSWER_S)
+            async with asyncio.timeout(ANSWER_S):
+                return await self._connection.ask(*words)
 
-    async def publish(self, channel: str, data: bytes) -> None:
-        """Publishes a message. Reads the answer only with the next call, so that nobody waits for it. Raises StoreError."""
-        await self.settle()
+    def publish(self, channel: str, data: bytes) -> None:
+        """Publishes a message, and waits for nothing. Raises StoreError if the link has failed."""
         with _InWords(self._address):
-            self._owed = 1
-            await self._out.send_packed_command(self._out.pack_command("PUBLISH", channel, data))
+            self._connection.send("PUBLISH", channel, data)
 
-    async def settle(self) -> None:
-        """Reads the answer to the last `publish`. Raises StoreError."""
-        if self._owed:
-            with _InWords(self._address):
-                await _answer(self._out, ANSWER_S)
-                self._owed = 0
+    @property
+    def settled(self) -> bool:
+        """Whether the store has answered everything."""
+        return self._connection.settled
 
-    async def heard(self) -> tuple[str, bytes]:
-        """Waits for the next message: (channel, data). Raises StoreError, also if nothing comes for SILENCE_S."""
-        while True:
-            with _InWords(self._address):
-                answer = await _answer(self._in, SILENCE_S)
-            match answer:
-                case [b"message", bytes(channel), bytes(data)]:
-                    return channel.decode(errors="replace"), data
-                case [b"subscribe", bytes(), int()]:  # a message came before this answer of `open`
-                    await asyncio.sleep(0)
-                case _:
-                    raise StoreError("error", f"{self._address}: the store sent something that is not a message")
+    def check(self) -> None:
+        """Raises StoreError if the link has failed, or if the store has not answered or said anything for too long."""
+        with _InWords(self._address):
+            self._connection.check()
+            now = asyncio.get_running_loop().time()
+            stalled, self._checked_at = now - self._checked_at > STALL_S, now
+            if not stalled and (self._connection.owed_s() > ANSWER_S or self._connection.silent_s() > SILENCE_S):
+                raise TimeoutError("the store does not answer")
 
     async def epoch(self, least: int) -> int:
         """Returns the number of a new life of a replica: above every earlier one, and at least `least`. Raises StoreError."""
@@ -212,18 +203,12 @@ class Link:
         return held
 
 
-async def _answer(connection: Any, within_s: float) -> Any:
-    """Returns the next answer. Raises TimeoutError. The client's own limit would return None, which is also an answer."""
-    async with asyncio.timeout(within_s):
-        return await connection.read_response()
-
-
-async def _server(address: Address, names: Names, password: str) -> tuple[str, int] | None:
-    """Returns host and port of the server to connect to; None for a socket."""
+async def _server(address: Address, names: Names, password: str) -> tuple[str, int] | str:
+    """Returns host and port of the server to connect to, or the path of a socket."""
     if address.path:
-        return None
+        return address.path
     if address.service:
-        settings = _common(address.sentinel_user, _sentinel_password(address)) | _tls(address, ssl=True)
+        settings = _common(address.sentinel_user, _sentinel_password(address)) | _tls(address)
         sentinel: Any = _Sentinel(address.hosts, sentinel_kwargs=settings)
         try:
             host, port = await sentinel.discover_master(address.service)
@@ -233,7 +218,7 @@ async def _server(address: Address, names: Names, password: str) -> tuple[str, i
         return str(host), int(port)
     if address.cluster:
         host, port = address.hosts[0]
-        settings = _common(address.user, password) | _tls(address, ssl=True)
+        settings = _common(address.user, password) | _tls(address)
         cluster: Any = RedisCluster(host=host, port=port, **settings)
         try:
             await cluster.initialize()
@@ -244,21 +229,17 @@ async def _server(address: Address, names: Names, password: str) -> tuple[str, i
     return address.hosts[0]
 
 
-async def _connected(address: Address, where: tuple[str, int] | None, password: str) -> Any:
-    settings = _common(address.user, password) | {"db": address.database, "parser_class": Replies}
-    connection: Any
-    if where is None:
-        connection = UnixDomainSocketConnection(path=address.path, **settings)
-    elif address.tls:
-        connection = SSLConnection(host=where[0], port=where[1], **_tls(address), **settings)
-    else:
-        connection = Connection(host=where[0], port=where[1], **settings)
-    async with asyncio.timeout(2 * ANSWER_S):
-        await connection.connect()
-    connection.socket_timeout = (
-        None  # with one, the client starts a task for each command; answers have their own limits
-    )
-    return connection
+def _tls_context(address: Address) -> ssl.SSLContext | None:
+    """Returns the TLS context of the connection; None without TLS. Raises StoreError for a wrong file."""
+    if not address.tls:
+        return None
+    try:
+        context = ssl.create_default_context(cafile=address.ca or None)
+        if address.cert:
+            context.load_cert_chain(address.cert, address.key or address.cert)
+    except OSError as wrong:
+        raise StoreError("file", f"ca, cert or key of --replica-store cannot be used: {wrong}") from None
+    return context
 
 
 def _common(user: str, password: str) -> dict[str, Any]:
@@ -273,18 +254,18 @@ def _common(user: str, password: str) -> dict[str, Any]:
     }
 
 
-def _tls(address: Address, *, ssl: bool = False) -> dict[str, Any]:
-    """The settings of TLS. `ssl`: for clients, which have a switch for it."""
+def _tls(address: Address) -> dict[str, Any]:
+    """The settings of TLS for the client library."""
     if not address.tls:
         return {}
-    settings = {
+    return {
+        "ssl": True,
         "ssl_cert_reqs": "required",
         "ssl_check_hostname": True,
         "ssl_ca_certs": address.ca or None,
         "ssl_certfile": address.cert or None,
         "ssl_keyfile": address.key or address.cert or None,
     }
-    return settings | ({"ssl": True} if ssl else {})
 
 
 class _InWords(contextlib.AbstractContextManager[None]):
@@ -304,19 +285,15 @@ class _InWords(contextlib.AbstractContextManager[None]):
 
 
 def _why(failure: Exception) -> str:
-    """Returns the label of any failure: what a store sends can make the client raise whatever it likes."""
-    if isinstance(failure, NoPermissionError) or DENIED in str(failure):
-        return "denied"
-    if isinstance(failure, AuthenticationError) or any(sign in str(failure) for sign in REFUSED):
+    """Returns the label of any failure."""
+    text = str(failure)
+    if isinstance(failure, Refused):
+        return ANSWERS.get(text.partition(" ")[0], "error")
+    if isinstance(failure, AuthenticationError) or any(sign in text for sign in REFUSED):
         return "refused"
-    if isinstance(failure, OutOfMemoryError):
-        return "full"
-    if isinstance(failure, ReadOnlyError):
-        return "read-only"
-    if isinstance(failure, ResponseError):
-        text = str(failure).upper()
-        return "refused" if text.startswith(("NOAUTH", "WRONGPASS", "INVALID USERNAME")) else "error"
-    if isinstance(failure, InvalidResponse):
+    if isinstance(failure, NoPermissionError):
+        return "denied"
+    if isinstance(failure, ResponseError | InvalidReply):
         return "error"
     if isinstance(failure, TimeoutError) or type(failure).__name__ == "TimeoutError":
         return "slow"

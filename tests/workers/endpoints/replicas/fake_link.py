@@ -1,6 +1,6 @@
-"""A link to a store of one test, without a network: it keeps what is published, and hears what the test says."""
+"""A link to a store of one test, without a network: it keeps what is published, and says what the test says."""
 
-import asyncio
+from collections.abc import Callable
 from typing import Any
 
 from workers.endpoints.replicas.store import Names, StoreError
@@ -16,9 +16,18 @@ class FakeLink:
         self.names = Names("p", cluster=False)
         self.refusing, self.echoes, self.unsettled = refusing, echoes, unsettled
         self.first = first
+        self.settled = True
         self.published: list[tuple[str, bytes]] = []
-        self.heard_next: asyncio.Queue[Any] = asyncio.Queue()
         self.numbers: list[int] = []
+        self.fault: Exception | None = None
+        self._hear: Callable[[str, bytes], None]
+
+    def listen(self, hear: Callable[[str, bytes], None]) -> None:
+        self._hear = hear
+
+    def says(self, data: bytes) -> None:
+        """Sends a message to all."""
+        self._hear(self.names.all, data)
 
     async def epoch(self, least: int) -> int:
         self.numbers.append(least)
@@ -29,27 +38,23 @@ class FakeLink:
     async def remind(self, least: int) -> None:
         pass
 
-    async def settle(self) -> None:
-        if self.unsettled:
-            raise StoreError(self.unsettled, "refused by the test")
-
     async def agree(self, offered: bytes) -> bytes:
         if self.refusing:
             raise StoreError(self.refusing, "refused by the test")
         return offered
 
-    async def publish(self, channel: str, data: bytes) -> None:
+    def publish(self, channel: str, data: bytes) -> None:
         self.published.append((channel, data))
         if self.echoes:
-            self.heard_next.put_nowait((channel, data))
+            self._hear(channel, data)
 
-    async def heard(self) -> tuple[str, bytes]:
-        said = await self.heard_next.get()
-        if isinstance(said, Exception):
-            raise said
-        return said  # type: ignore[no-any-return]
+    def check(self) -> None:
+        if self.fault is not None:
+            raise self.fault
+        if self.published and self.unsettled:
+            raise StoreError(self.unsettled, "refused by the test")
 
-    async def close(self) -> None:
+    def close(self) -> None:
         pass
 
 

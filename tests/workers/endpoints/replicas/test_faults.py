@@ -39,7 +39,7 @@ def test_a_store_that_cannot_count_still_passes_messages_on(why: str) -> None:
 def test_a_fault_in_what_comes_is_counted_and_the_exchange_goes_on() -> None:
     async def test() -> None:
         bad, good = FakeLink(), FakeLink()
-        bad.heard_next.put_nowait(RecursionError("deep"))
+        bad.fault = RecursionError("deep")
         a = over(bad, good)
         async with running(a):
             await becomes(lambda: good.published)
@@ -94,9 +94,9 @@ def test_a_number_below_those_of_others_is_replaced_once() -> None:
         a = over(link)
         async with running(a):
             await becomes(lambda: a.exchange.connected)
-            link.heard_next.put_nowait((link.names.all, message("b", 1, epoch=40)))
+            link.says(message("b", 1, epoch=40))
             await becomes(lambda: a.exchange.others.life[0] == 41)
-            link.heard_next.put_nowait((link.names.all, message("b", 1, epoch=50)))  # it has joined later
+            link.says(message("b", 1, epoch=50))  # it has joined later
             await becomes(lambda: a.exchange.others.highest == 50)
         assert link.numbers == [1, 41]
         assert a.remote.epoch == 41
@@ -123,8 +123,7 @@ def test_the_lag_is_that_of_the_last_whole_message_and_a_replay_does_not_count()
             await becomes(lambda: link.published)
             own = decode(link.published[0][1])
             for sequence in (1 << 60, own.sequence + 1):
-                forged = message("a", sequence, epoch=own.epoch, origin=own.origin)
-                link.heard_next.put_nowait((link.names.all, forged))
+                link.says(message("a", sequence, epoch=own.epoch, origin=own.origin))
             await becomes(lambda: a.exchange.others.echo == own.sequence + 1)
             assert a.exchange.lag_s == 0.0
 

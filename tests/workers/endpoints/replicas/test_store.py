@@ -7,13 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from tests.redis_server import RedisServer, needs_redis
+from workers.endpoints.replicas import store
 from workers.endpoints.replicas.address import parse_address
-from workers.endpoints.replicas.replies import REPLY_BYTES_MAX
+from workers.endpoints.replicas.replies import REPLY_BYTES_MAX, InvalidReply, Message, Refusal, Replies
 from workers.endpoints.replicas.store import Link, Names, StoreError
 
-SUBSCRIBED = b"*3\r\n$9\r\nsubscribe\r\n$1\r\nx\r\n:1\r\n"
-MESSAGE = b"*3\r\n$7\r\nmessage\r\n$1\r\nx\r\n$2\r\nhi\r\n"
+HELLO = b"%1\r\n$5\r\nproto\r\n:3\r\n"
+SUBSCRIBED = b">3\r\n$9\r\nsubscribe\r\n$1\r\nx\r\n:1\r\n"
+MESSAGE = b">3\r\n$7\r\nmessage\r\n$1\r\nx\r\n$2\r\nhi\r\n"
 
 
 def asked(folder: Path, use: Callable[[Link], Awaitable[Any]], answer: bytes, heard: bytes = b"") -> Any:
@@ -25,7 +30,9 @@ def asked(folder: Path, use: Callable[[Link], Awaitable[Any]], answer: bytes, he
         served.append(asyncio.current_task())
         with contextlib.suppress(OSError, asyncio.IncompleteReadError):
             while words := await command(reader):
-                if words[0] == b"SUBSCRIBE":
+                if words[0] == b"HELLO":
+                    writer.write(HELLO)
+                elif words[0] == b"SUBSCRIBE":
                     writer.write(SUBSCRIBED + (heard if words[1].endswith(b"to:a") else b""))
                 else:
                     writer.write(answer)
@@ -39,7 +46,7 @@ def asked(folder: Path, use: Callable[[Link], Awaitable[Any]], answer: bytes, he
             try:
                 return await use(link)
             finally:
-                await link.close()
+                link.close()
         finally:
             server.close()
             await asyncio.gather(*(task for task in served if task))
@@ -58,7 +65,9 @@ async def command(reader: asyncio.StreamReader) -> list[bytes]:
 
 
 LIES = [
-    b"*3\r\n$7\r\nmessage\r\n:5\r\n$1\r\nx\r\n",
+    b">3\r\n$7\r\nmessage\r\n:5\r\n$1\r\nx\r\n",
+    b">3\r\n$7\r\nmessage\r\n$1\r\nx\r\n:5\r\n",
+    b"*2\r\n$7\r\nmessage\r\n:5\r\n",
     b"-MOVED x\r\n",
     b"-ASK x\r\n",
     b"*4294967295\r\n$-1\r\n:x\r\n",
@@ -75,14 +84,21 @@ LIES = [
 ]
 
 
+async def failed(link: Link) -> None:
+    """Waits until the link fails. Raises its StoreError."""
+    while True:
+        link.check()
+        await asyncio.sleep(0.001)
+
+
 @pytest.mark.parametrize("lie", LIES, ids=lambda lie: str(lie[:20]))
 def test_an_answer_of_a_lying_store_is_a_store_error(tmp_path: Path, lie: bytes) -> None:
-    with pytest.raises(StoreError) as failed:
-        asked(tmp_path, lambda link: link.heard(), b"", heard=lie)
-    assert failed.value.why == "error"
-    with pytest.raises(StoreError) as failed:
+    with pytest.raises(StoreError) as broken:
+        asked(tmp_path, failed, b"", heard=lie)
+    assert broken.value.why == "error"
+    with pytest.raises(StoreError) as broken:
         asked(tmp_path, lambda link: link.epoch(0), lie)
-    assert failed.value.why == "error"
+    assert broken.value.why == "error"
 
 
 @pytest.mark.parametrize(
@@ -94,5 +110,60 @@ def test_an_epoch_that_is_no_number_of_the_picker_is_reported_with_its_key(tmp_p
         asked(tmp_path, lambda link: link.epoch(0), answer)
 
 
-def test_an_answer_to_subscribe_between_messages_is_passed_over(tmp_path: Path) -> None:
-    assert asked(tmp_path, lambda link: link.heard(), b"", heard=SUBSCRIBED + MESSAGE) == ("x", b"hi")
+def test_messages_are_passed_on_as_they_come_and_between_answers(tmp_path: Path) -> None:
+    heard: list[tuple[str, bytes]] = []
+
+    async def use(link: Link) -> int:
+        link.listen(lambda channel, data: heard.append((channel, data)))
+        return await link.epoch(0)
+
+    assert asked(tmp_path, use, MESSAGE + b":7\r\n" + MESSAGE[:12]) == 7
+    assert heard == [("x", b"hi")]
+
+
+@given(st.lists(st.integers(1, 40), max_size=20))
+def test_answers_and_messages_are_read_however_they_are_cut(cuts: list[int]) -> None:
+    sent = (MESSAGE + b":5\r\n" + SUBSCRIBED + b"-ERR no\r\n" + b"$-1\r\n_\r\n" + HELLO + MESSAGE) * 2
+    read: list[Any] = []
+    replies, at = Replies(), 0
+    for size in [*cuts, len(sent)]:
+        read += replies.feed(sent[at : at + size])
+        at += size
+    message = Message(b"x", b"hi")
+    once = [message, 5, [b"subscribe", b"x", 1], Refusal("ERR no"), None, None, [b"proto", 3], message]
+    assert read == once * 2
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_of_a_store_are_read_or_refused(data: bytes) -> None:
+    with contextlib.suppress(InvalidReply):
+        list(Replies().feed(data))
+
+
+def test_a_store_that_does_not_answer_or_says_nothing_is_slow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def publish(link: Link) -> None:
+        link.publish("x", b"")
+        assert not link.settled
+        await failed(link)
+
+    monkeypatch.setattr(store, "ANSWER_S", 0.3)
+    with pytest.raises(StoreError, match="does not answer") as slow:
+        asked(tmp_path, publish, b"")
+    assert slow.value.why == "slow"
+    monkeypatch.setattr(store, "SILENCE_S", 0.1)
+    with pytest.raises(StoreError, match="does not answer"):
+        asked(tmp_path, failed, b"")
+
+
+@needs_redis
+def test_a_store_that_closes_the_connection_is_unreachable(tmp_path: Path) -> None:
+    with RedisServer(tmp_path) as server:
+
+        async def test() -> None:
+            link = await Link.open(parse_address(server.unix_url), Names("p", cluster=False), "", "a")
+            server.kill()
+            await failed(link)
+
+        with pytest.raises(StoreError) as lost:
+            asyncio.run(test())
+        assert lost.value.why == "unreachable"
