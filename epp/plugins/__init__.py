@@ -1,5 +1,5 @@
 """Plugins, one file each. `epp.config.registry` finds them by walking this folder, so no file lists them.
 
 Plugins of one folder share code in its `__init__` or in a `_module`; they never import each other.
-May import: the rows of epp below them. Imported by: epp.config, and workers where they need the type of one plugin.
+May import: modules of epp that are lower in the order of imports. Imported by: epp.config, and workers that need one plugin's type.
 """

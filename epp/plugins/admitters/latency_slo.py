@@ -25,8 +25,8 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename
 class LatencySlo(Admitter):
     """Refuses a sheddable request (priority below 0) if no endpoint is predicted to meet its latency objectives.
 
-    It only checks requests with an objective above 0 that have predictions. It admits a request if any endpoint is predicted
-    to meet both objectives, runs no request, or uses less than 2 % of its KV cache.
+    A request without an objective above 0, or without predictions, is always admitted. So is a request for which some endpoint is
+    predicted to meet both objectives, runs no request, or uses less than 2 % of its KV cache.
     """
 
     Params = Parameters

@@ -16,12 +16,12 @@ Positive = Annotated[float, msgspec.Meta(gt=0)]
 
 
 class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    """When an endpoint is full, and how fast the chance of refusal grows.
+    """When an endpoint is full, and how fast the probability of a refusal grows.
 
     queue_depth_threshold: Waiting requests at which an endpoint is full.
     kv_cache_util_threshold: Share of the KV cache at which an endpoint is full.
-    power: The exponent of the saturation in the chance of refusal.
-    k: The factor of that power.
+    power: The exponent of the saturation in the probability of a refusal.
+    k: The factor by which saturation ^ power is multiplied.
     """
 
     queue_depth_threshold: Annotated[int, msgspec.Meta(gt=0)] = 5

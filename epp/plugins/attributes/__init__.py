@@ -1,13 +1,13 @@
 """Plugins that read metrics of endpoints by attribute name, and the code they share.
 
 An attribute is one number per endpoint. Its name is one of NAMES (the reference picker's name or the name of our column), or the
-`attributeKey` of a custom metric. `epp.config.contracts` checks that an extractor of the configuration produces it, and suggests
-the nearest name if none does.
+`attributeKey` of a custom metric. `epp.config.contracts` checks that an extractor of the configuration produces the attribute. If none
+does, it suggests the nearest name.
 
-These plugins must say what a missing value means, so they add two rules to those of `epp.candidates`:
-- missing: the endpoint was never scraped, or its engine does not report the attribute;
-- stale: the endpoint reported it, but not recently. Staleness alone never drops an endpoint. A stale endpoint scores as the worst
-  of the fresh ones.
+These plugins tell two kinds of values apart for which `epp.candidates` has a default value:
+- missing: the endpoint was never scraped, or its engine does not report the attribute; each plugin says what this means;
+- stale: the endpoint reported the attribute, but not recently. A stale value alone never drops an endpoint, and scores as the worst
+  fresh value does.
 """
 
 from collections.abc import Mapping
@@ -45,10 +45,10 @@ NO_NUMBERS = frozenset(("ActiveModels", "WaitingModels", ACTIVE_MODELS.name, WAI
 class Attribute:
     """Describes a configured attribute. `parameter`: the path of the parameter that names it, for error messages.
 
-    Without a producer, the core metrics extractor produces the attribute. Any other named producer is looked up among the plugins
-    (`needs`), and `column_of` finds its column. An empty producer name stands for any producer of the attribute.
+    `producer`: the name of the extractor that produces the attribute; None: the core metrics extractor; "": any extractor. If it names
+    another extractor than the core metrics extractor, this one is looked up among the plugins (`needs`), and `column_of` finds its column.
 
-    Raises ValueError if the attribute is no number, or if its name contains a '/' and no producer is given.
+    Raises ValueError if the attribute is no number, or if its name contains a '/' and `producer` is None.
     """
 
     def __init__(self, parameter: str, name: str, producer: str | None) -> None:
@@ -68,7 +68,7 @@ class Attribute:
         self.needs = {} if is_core else {"producer": Need("producer", self._producer, Extractor)}
 
     def column_of(self, plugins: Mapping[str, Plugin]) -> Column[Any]:
-        """Returns the column as its producer declares it; if the producer lacks it, a column that no plugin produces."""
+        """Returns the column that the named producer declares for the attribute; if it declares none, a column that no plugin produces."""
         if "producer" not in plugins:
             return self.column
         produced = {key.name: key for key in plugins["producer"].produces if isinstance(key, Column)}
@@ -77,7 +77,7 @@ class Attribute:
 
 
 class Reports(NamedTuple):
-    """Holds masks over the candidates, used when at least one candidate has no fresh value. A candidate in neither mask is stale."""
+    """Says which candidates have a fresh value, and which have none (`missing`). A candidate in neither mask has a stale value."""
 
     fresh: Mask
     missing: Mask

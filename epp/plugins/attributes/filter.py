@@ -50,7 +50,7 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename
     attribute: The attribute to compare.
     algorithm: How to compare it.
     producer: The extractor that produces the attribute. Default: the core metrics extractor; empty: any that has it.
-    on_missing: Whether an endpoint without the attribute stays; empty is the default.
+    on_missing: `Pass` keeps an endpoint without the attribute, `Fail` drops it; empty: `Pass`.
     fallback_on_empty: Keep all endpoints if none meets the condition.
     """
 
@@ -63,7 +63,7 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename
 
 @plugin("endpoint-attribute-filter")
 class EndpointAttributeFilter(AttributeReader, Filter):
-    """Keeps the endpoints with a value of an attribute that passes a comparison.
+    """Keeps the endpoints whose value of an attribute passes a comparison.
 
     `onMissing` decides about endpoints without a value. Endpoints with a stale value stay. If no endpoint passes, none is kept;
     with `fallbackOnEmpty` all are.

@@ -30,7 +30,7 @@ class AdaptiveRange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Normalization(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    """At most one of the two ranges.
+    """Which values score 0 and 1. Give at most one of the two ranges.
 
     fixed_range: A range that does not change.
     adaptive_range: The range of the candidates' values. The default.

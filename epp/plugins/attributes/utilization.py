@@ -36,8 +36,8 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename
     """An endpoint stays only if it meets all conditions.
 
     conditions: The conditions.
-    fallback_on_empty: Keep all endpoints if none meets the condition.
-    in_flight_load_producer_name: A listed producer of the load in flight; the picker counts it once, for all plugins.
+    fallback_on_empty: Keep all endpoints if none meets all conditions.
+    in_flight_load_producer_name: A listed `inflight-load-producer`. The name changes nothing: the picker counts the load for all plugins.
     """
 
     conditions: Annotated[tuple[Condition, ...], msgspec.Meta(min_length=1)]

@@ -1,4 +1,4 @@
-"""Always disaggregate."""
+"""Runs a stage of disaggregated inference on its own server for every request."""
 
 from epp.decision import ProfileRun
 from epp.plugin import Decider, plugin

@@ -34,7 +34,7 @@ class PrefixBased(Decider):
             self.without_effect = ["nonCachedTokens: is 0, so this decider never disaggregates a request"]
 
     def read_matches_of(self, producer: str) -> None:
-        """Makes this decider read the matches of the prefix producer with this name."""
+        """Reads, from now on, the matches of the prefix producer with this name."""
         self._match = prefix_match(producer)
         self.consumes = () if self._never else (self._match,)
 

@@ -14,7 +14,7 @@ from epp.plugin import Discovery, plugin
 class FileDiscovery(Discovery):
     """Reads the endpoints from a YAML or JSON file.
 
-    `clusters`: whether its endpoints are clusters, with labels that say where their metrics pages are.
+    `clusters`: whether the endpoints in the file are clusters, with labels that say where their metrics pages are.
     """
 
     clusters: ClassVar[bool] = False
@@ -39,8 +39,8 @@ class FileDiscovery(Discovery):
 class MulticlusterFileDiscovery(FileDiscovery):
     """Reads clusters from a YAML or JSON file: the address of an endpoint is that of a cluster's gateway.
 
-    The label `metricsAddress` of an endpoint says where its metrics page is, if not at the gateway; `metricsPort` is its port, by
-    default the endpoint's.
+    If the metrics page is not at the gateway, the endpoint's label `metricsAddress` names its host. The label `metricsPort` is the page's
+    port; without the label, the page has the endpoint's port.
     """
 
     clusters = True

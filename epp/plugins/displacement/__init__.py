@@ -16,8 +16,8 @@ FEW = 64
 class MostBytes(DisplacementPolicy):
     """Chooses the flow with the most queued bytes, so that the flow that fills the queues gives way first.
 
-    In a band with more than FEW flows, a scan of all flows for every victim would cost too much. There one scan finds the FEW
-    heaviest flows, and the next FEW victims come from them.
+    In a band with more than FEW flows, a scan of all flows for every victim would cost too much. In such a band, one scan finds the FEW
+    flows with the most bytes, and the next FEW victims come from these flows.
     """
 
     def __init__(self, name: str, params: Any) -> None:
@@ -29,7 +29,7 @@ class MostBytes(DisplacementPolicy):
     def victim(self, band: BandView) -> Queued | None:
         flows = band.flows
         most = _most(flows if len(flows) <= FEW else self._of_many(band))
-        if most is None and len(band):  # the remembered flows are empty by now, but others are not
+        if most is None and len(band):  # the remembered flows are empty by now, but other flows are not
             self._scans_left = 0
             most = _most(self._of_many(band))
         return None if most is None else self.item(most)

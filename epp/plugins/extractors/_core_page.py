@@ -20,7 +20,7 @@ _KV_USAGE: Final = KV_USAGE.name
 
 
 class Gauge(NamedTuple):
-    """Names a metric and the column that its value fills."""
+    """Names a metric and the column that its value fills. `optional`: whether a page without the metric is accepted."""
 
     column: Column[Any]
     selector: Selector
@@ -28,7 +28,7 @@ class Gauge(NamedTuple):
 
 
 class Engine(Protocol):
-    """Names the metrics of an engine. `cache_labels`: column -> the label of `cache_info` that fills it."""
+    """Names the metrics of an engine. `cache_labels`: name of a column -> the label of `cache_info` that fills the column."""
 
     gauges: list[Gauge]
     lora: Selector | None
@@ -37,7 +37,7 @@ class Engine(Protocol):
 
 
 class Extraction:
-    """Reads pages of one server with the mapping of its engine, reduced to the wanted columns."""
+    """Reads the wanted columns from the pages of one server. `engine`: which metrics of the server's engine fill which columns."""
 
     __slots__ = (
         "_adapters",
@@ -163,7 +163,7 @@ def _labels(text: bytes, selector: Selector) -> dict[bytes, bytes]:
 
 
 def _label_count(labels: Mapping[bytes, bytes], label: bytes, selector: Selector) -> float:
-    """Returns the label's value as a count; -1 if the engine does not report it or reports `None`. Raises ExtractError."""
+    """Returns the label's value as a count; -1 if the label is missing, empty or `None`. Raises ExtractError if it is no count."""
     text = labels.get(label, b"").strip()
     if text in (b"", b"None"):
         return -1.0

@@ -17,8 +17,7 @@ class Extracted(NamedTuple):
     """Holds the values of one page.
 
     `values` has one number for each wanted numeric column, in order, never NaN. Bit i of `present` is set if the page reported value
-    i. `names` has the values of the wanted columns that are sets of names. While the server reports the same text, the sets stay the same
-    objects.
+    i. `names`: wanted column that is a set of names -> the set. While the server reports the same text, the sets stay the same objects.
     """
 
     values: tuple[float, ...]
@@ -34,13 +33,13 @@ class Reader(Protocol):
 
 
 class PageExtractor(Extractor):
-    """Base of the extractors whose readers turn pages into columns. `pages`: the kind of pages that it reads."""
+    """Base of the extractors that read pages. `pages`: the kind of pages that the extractor reads."""
 
     pages: ClassVar[str] = METRICS
 
     def extraction(self, labels: Mapping[str, str], wanted: Sequence[Column[Any]], pod: str = "") -> Reader:
-        """Returns a reader for the pages of one server. Make a new one when the server's labels change.
+        """Returns a reader for the pages of the server with these labels. Make a new reader when the labels change.
 
-        `wanted`: the columns of the endpoint table; a reader reports those that its extractor produces. `pod`: the server's name.
+        `wanted`: the columns of the endpoint table; the reader fills those that its extractor produces. `pod`: the name of its pod.
         """
         raise NotImplementedError

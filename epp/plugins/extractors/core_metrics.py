@@ -1,11 +1,11 @@
 """Reads columns from the metrics pages of model servers: five built-in engines, and any other by configuration.
 
-An engine is a mapping from columns to selectors of metrics. A label of the endpoint names its engine. An endpoint without the label, or
-with an unknown name, has the default engine.
+An engine is described by a mapping from columns to selectors of metrics. A label of the endpoint names its engine. If the label is
+missing, or names no known engine, the endpoint has the default engine.
 
-A page is accepted or rejected as a whole. If one wanted family is missing, unreadable or out of range, the extraction fails and
-the endpoint keeps its last good values. LoRA adapters and the cache configuration are optional: a missing one only makes its
-column absent. The extraction looks only for columns that a plugin reads.
+A page is accepted or rejected as a whole. If a wanted metric is missing, unreadable or out of range, the page is rejected and the
+endpoint keeps its last good values. Metrics of LoRA adapters and of the cache's configuration are optional: if one is missing, only its
+columns have no value. Only the columns that a plugin reads are wanted.
 """
 
 import functools
@@ -49,9 +49,9 @@ class CustomMetric(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rena
 
 
 class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    """Which metrics of an engine fill which columns. An empty spec switches the column off.
+    """Which metrics of an engine fill which columns. An empty spec means that no metric fills the column.
 
-    name: The name that the pod label has.
+    name: The engine's name, as the pod label has it.
     queued_requests_spec: The metric of waiting requests.
     running_requests_spec: The metric of running requests.
     kv_usage_spec: The metric of the KV cache's usage, 0 to 1.
@@ -120,7 +120,7 @@ BUILT_IN = (
 
 
 class Mapped:
-    """Holds the parsed specs of one engine, shared by all endpoints that run it. Raises ValueError for an invalid spec."""
+    """Holds the parsed specs of one engine, for all endpoints that run this engine. Raises ValueError for an invalid spec."""
 
     def __init__(self, config: EngineConfig) -> None:
         self.name = config.name
@@ -175,8 +175,8 @@ class CoreMetricsExtractor(PageExtractor):
         """Which engine's metrics a page has.
 
         engine_label_key: The pod label that names the engine.
-        default_engine: The engine of endpoints without that label.
-        engine_configs: Engines by name. One with the name of a built-in engine replaces it as a whole.
+        default_engine: The engine of endpoints without the label, or with an unknown name in it.
+        engine_configs: Further engines. One with the name of a built-in engine replaces the built-in one as a whole.
         """
 
         engine_label_key: str = "llm-d.ai/engine-type"
@@ -225,6 +225,6 @@ def _selector(text: str, where: str) -> Selector:
         raise ValueError(f"{where}: {wrong}") from None
 
 
-@functools.cache  # each reload asks for all of them
+@functools.cache  # each reload of the configuration asks for all fields
 def _field(attribute: str) -> str:
     return next(field.encode_name for field in msgspec.structs.fields(EngineConfig) if field.name == attribute)

@@ -19,7 +19,8 @@ SERIES_MAX = 4096  # series that are read of one page
 class DcgmExtractor(PageExtractor):
     """Emits the attribute `GPUUtilization`: the highest utilization of the endpoint's GPUs, from 0 to 1.
 
-    The page of a node has the GPUs of all its pods. Samples with the label `pod` count for that pod alone, others for every endpoint.
+    The page of a node has the GPUs of all its pods. A sample with the label `pod` counts only for the pod that the label names, a sample
+    without it for every endpoint.
     """
 
     produces = (GPU_UTILIZATION,)
@@ -76,7 +77,7 @@ def _series(page: bytes) -> list[tuple[Mapping[bytes, bytes], float]]:
 
 
 def _sample(line: bytes) -> tuple[Mapping[bytes, bytes], float]:
-    """Reads a line without the metric's name: `{labels} value [timestamp]`."""
+    """Parses what follows the metric's name in a line, `{labels} value [timestamp]`. Returns labels and value. Raises ExtractError."""
     text, brace, rest = line.rpartition(b"}")
     try:
         labels = labels_of(text.lstrip()[1:]) if brace else {}

@@ -1,7 +1,7 @@
-"""Defines the data sources: at which address the page of each endpoint is, and the checked parameters of its scrape.
+"""Defines the data sources: where the page of each endpoint is, and how it is scraped.
 
-The pages of the first source whose type `shows_health` fill the endpoint table and say which endpoints are fresh or down. The other
-sources add columns to it.
+The pages of one source say which endpoints are fresh or down: the first source whose type has `shows_health`. All sources fill columns of
+the endpoint table.
 """
 
 import re
@@ -13,7 +13,7 @@ from epp.plugin import DataSource, plugin
 from epp.plugins.extractors._pages import METRICS, MODELS
 from epp.quantities import parse_duration
 
-# Older values say nothing about a server's load; also, each tick of an interval has a bucket in memory.
+# The longest interval. Older values say nothing about a server's load, and each tick of an interval has a bucket in memory.
 INTERVAL_S_MAX = 600.0
 _PATH = re.compile(r"/[!-~]*")
 
@@ -36,8 +36,8 @@ class MetricsDataSource(DataSource):
     """Scrapes the metrics page of each endpoint at `scheme://endpoint:port/path`.
 
     If `interval_s` is None, the flag --refresh-metrics-interval sets the interval. `at_node`: the page is at the address of the endpoint's
-    node. `pages`: the kind of its pages. `replaces_default`: this source takes the place of the default source; that one is then added
-    only if a plugin reads its values.
+    node. `pages`: the kind of the source's pages. `shows_health`: its scrapes may say which endpoints are fresh or down.
+    `replaces_default`: the default source is not added beside this one, unless a plugin reads values of the default source.
     """
 
     pages: ClassVar[str] = METRICS

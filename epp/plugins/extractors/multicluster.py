@@ -1,4 +1,4 @@
-"""Reads the averages of a cluster's pool from the metrics page of its picker."""
+"""Reads the averages of a cluster's pool from the metrics page of the cluster's picker."""
 
 from collections.abc import Mapping, Sequence
 from math import isfinite
@@ -18,7 +18,7 @@ QUEUE_METRIC = "llm_d_epp_average_queue_size"
 
 
 class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    """The metrics to read, as in `engineConfigs`: a name, or a name with labels in braces. Empty means the default.
+    """The metrics to read, written as in `engineConfigs`: a name, or a name with labels in braces. Empty means the default.
 
     kv_cache_utilization_metric: The average utilization of the pool's KV caches, from 0 to 1.
     queue_size_metric: The average number of waiting requests of the pool's endpoints.
@@ -50,7 +50,7 @@ class MulticlusterMetricsExtractor(PageExtractor):
 
 
 class Averages:
-    """Reads the pages of one cluster."""
+    """Reads the metrics pages of one cluster's picker."""
 
     __slots__ = ("_finders", "_zeros")
 

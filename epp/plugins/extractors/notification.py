@@ -1,4 +1,4 @@
-"""Accepts the sources that tell plugins which endpoints and pods come and go. In this picker, each plugin follows them itself."""
+"""Accepts the sources that, in the reference picker, tell plugins which endpoints and pods come and go. Here they do nothing."""
 
 from typing import Annotated
 
@@ -17,7 +17,7 @@ class Notification(DataSource):
 
 @plugin("endpoint-notification-source")
 class EndpointNotification(Notification):
-    """Accepted for configurations of the reference picker. It scrapes nothing: every plugin that needs the endpoints follows them."""
+    """Accepted for configurations of the reference picker. It does nothing: plugins see all endpoints without it."""
 
 
 class ObjectKind(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
@@ -35,7 +35,7 @@ class ObjectKind(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename
 
 @plugin("k8s-notification-source")
 class ObjectNotification(Notification):
-    """Accepted for configurations of the reference picker. It watches nothing: plugins that need pods follow the endpoints of the pool."""
+    """Accepted for configurations of the reference picker. It watches nothing: plugins that need pods read the endpoints of the pool."""
 
     Params = ObjectKind
 

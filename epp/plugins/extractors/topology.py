@@ -25,8 +25,8 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename
 class TopologyExtractor(NamesPlaces, Extractor):
     """Names the labels that the topology filter and scorer read. It needs no data source.
 
-    An endpoint without the host's label has the host of the label `kubernetes.io/hostname`; the picker sets that one to the node of a
-    pod that lacks it.
+    If an endpoint lacks the label that is configured for the host, its label `kubernetes.io/hostname` counts. The picker gives this label,
+    with the name of the node, to each pod that lacks it.
     """
 
     Params = Parameters

@@ -1,11 +1,12 @@
 """Keeps the programs that a `thunder-agent` follows, and how many tokens they hold in the KV cache of each endpoint.
 
-A *program* is one run of an agent: all requests with one fairness id. Each turn sends the whole history again. So a program holds as
-many tokens as its last answer reported in total, or as its running request probably has, whichever is more; never their sum. While it
-runs nothing, its tokens halve every half-life, because the engine evicts its blocks.
+A *program* is one run of an agent: all requests with one fairness id. A *turn* is one of these requests. Each turn sends the whole history
+again. So a program holds as many tokens as its last answer reported in total, or as its running request probably has, whichever is more;
+never the sum of both. While a program has no request in flight, its tokens halve every half-life, because the engine evicts its blocks.
 
-Names, formulas and defaults are those of the reference picker. The sums per endpoint change with each turn, so reading one costs the
-same for ten programs and for ten thousand: tokens of idle programs all fade at the same rate, so their sum does, too.
+Names, formulas and defaults are those of the reference picker. Each endpoint has a sum of its programs' tokens, which is updated with
+each turn. So reading the sum costs the same for ten programs and for ten thousand. This is possible because the tokens of all idle
+programs fade at the same rate, and so does their sum.
 """
 
 import math
@@ -25,7 +26,7 @@ MOMENTUM: Final = 0.8
 RESERVED_S: Final = 5.0  # if a request gets no endpoint in this time, the room kept for it is given up
 PROGRAMS_MAX: Final = 20_000
 SWEPT_MAX: Final = 4_096  # programs that one sweep looks at; a sweep runs between requests
-TRIED_MAX: Final = 8  # programs that may be tried for removal when there are too many
+TRIED_MAX: Final = 8  # when there are too many programs, this many are checked for one that can be removed
 
 PodKey = tuple[int, int]  # slot and generation of an endpoint
 
@@ -38,10 +39,10 @@ class Waiters(Protocol):
 
 
 class Pod:
-    """Counts the tokens that programs hold at an endpoint. `capacity`: its KV cache in tokens; 0: unknown.
+    """Counts the tokens that programs hold at an endpoint. `capacity`: the size of the endpoint's KV cache in tokens; 0: no room.
 
-    `running`: the tokens of programs with running requests. `_idle`: the tokens of programs without running requests, at the time
-    `_idle_at`.
+    `running`: the tokens of programs with requests in flight. `_idle`: the tokens of the other programs, at the time `_idle_at`.
+    `reserved`: tokens for which room is kept (`Reservation`).
     """
 
     __slots__ = ("_idle", "_idle_at", "capacity", "key", "label", "owner", "programs", "reserved", "running")
@@ -62,21 +63,22 @@ class Pod:
         return self.running + self._idle * faded(now - self._idle_at, half_life_s)
 
     def add_idle(self, tokens: float, now: float, half_life_s: float) -> None:
-        """Adds tokens of idle programs. A negative number takes tokens away."""
+        """Adds tokens of an idle program. A negative number takes tokens away."""
         self._idle = max(0.0, self._idle * faded(now - self._idle_at, half_life_s) + tokens)
         self._idle_at = max(self._idle_at, now)
 
     def settle(self) -> None:
-        """Sets the sums to 0 once no program is here, because rounding leaves a rest."""
+        """Sets the sums to 0 if the endpoint has no program: rounding may have left a rest."""
         if not self.programs:
             self.running = self._idle = 0.0
 
 
 class Program:
-    """Holds a program's state. `turns`: its requests so far. `in_flight`: those that run. `in_flight_tokens`: their estimated tokens.
+    """Holds a program's state. `turns`: how many requests were sent. `in_flight`: how many run now. `in_flight_tokens`: their estimate.
 
-    `committed`: the tokens that its last answer reported. `pod`: where the program is; None: nowhere yet, or it was shed. `final`: whether
-    its last turn was announced. `bands`: the bands in which it has requests waiting.
+    `committed`: the tokens that its last answer reported. `answered_at`: when its last request ended. `last`: when it was last active.
+    `pod`: the endpoint at which it holds room; None: it never had any, or lost it. `final`: whether the client has announced its last turn.
+    `bands`: the bands in which it has requests waiting.
     """
 
     __slots__ = (
@@ -110,7 +112,7 @@ class Program:
 
 
 class Reservation(NamedTuple):
-    """Keeps room for a request that got its turn, until it is sent."""
+    """Describes room that is kept for a program whose request got its turn, until the request is sent. `at`: since when."""
 
     pod: Pod
     tokens: float
@@ -143,7 +145,7 @@ class Programs:
         return pod
 
     def keep_pods(self, kept: Mapping[PodKey, object]) -> list[Pod]:
-        """Forgets all other endpoints, and returns them. Programs that are there stay bound until their next turn goes elsewhere."""
+        """Forgets the endpoints that are not in `kept`, and returns them. Their programs stay bound until a turn goes elsewhere."""
         gone = [pod for key, pod in self.pods.items() if key not in kept]
         for pod in gone:
             del self.pods[pod.key]
@@ -156,7 +158,7 @@ class Programs:
     # Programs.
 
     def program(self, fairness_id: str, now: float) -> Program:
-        """Returns the program of this id, which is created if it is new."""
+        """Returns the program with this id. Creates it if it is new."""
         self.now = max(self.now, now)
         programs = self._programs
         program = programs.get(fairness_id)
@@ -172,7 +174,7 @@ class Programs:
         return self._programs.get(fairness_id)
 
     def bound(self) -> int:
-        """Returns how many programs have an endpoint."""
+        """Returns how many programs hold room at an endpoint."""
         return sum(program.pod is not None for program in self._programs.values())
 
     def class_of(self, program: Program) -> int:
@@ -190,7 +192,10 @@ class Programs:
         return int(max(0, size) / self.bytes_per_token)
 
     def begin(self, fairness_id: str, pod: Pod, estimate: int, now: float, *, final: bool) -> bool:
-        """Records that a turn is sent to a pod. Returns whether the program came from another pod."""
+        """Records that a turn is sent to a pod. Returns whether the program held room at another pod before. `estimate`: in tokens.
+
+        `final`: whether the client announced this turn as the last one.
+        """
         program = self.program(fairness_id, now)
         self.release(fairness_id)
         before = program.pod
@@ -206,9 +211,10 @@ class Programs:
         return before is not None and before is not pod
 
     def end(self, fairness_id: str, estimate: int, reported: int, now: float, *, answered: bool) -> bool:
-        """Records that a turn has ended. Returns whether it was the program's last one.
+        """Records that a turn has ended. Returns whether the program has ended with it.
 
-        `reported`: the tokens that the answer reported; 0: unknown, then the estimate counts if there was an answer.
+        `estimate`: as for `begin`. `reported`: the tokens that the answer reported; 0: unknown. Then the estimate counts if there was an
+        answer (`answered`).
         """
         self.now = max(self.now, now)
         program = self._programs.get(fairness_id)
@@ -237,9 +243,9 @@ class Programs:
             self.bytes_per_token = min(max(mixed, least), most)
 
     def shed(self, pod: Pod, over: float, idle_s: float, each: float, now: float) -> int:
-        """Takes room from idle programs of a pod, the smallest first, until `over` tokens are free. Returns how many lost their room.
+        """Takes room from idle programs of a pod, the smallest first, until `over` tokens are free. Returns how many programs lost room.
 
-        `idle_s`: how long a program must have been idle. `each`: how many tokens a program frees besides its own.
+        `idle_s`: how long a program must have been idle. `each`: how many tokens of room a program frees besides those that it holds.
         """
         idle = [
             (self.tokens(program, now) + each, fairness_id, program)
@@ -271,7 +277,7 @@ class Programs:
     # Reservations.
 
     def reserve(self, fairness_id: str, pod: Pod, tokens: float, now: float) -> None:
-        """Keeps room for a program at a pod, until it is sent or RESERVED_S have passed."""
+        """Keeps room for a program at a pod, until its request is sent or RESERVED_S have passed."""
         self.release(fairness_id)
         self._reserved[fairness_id] = Reservation(pod, tokens, now)
         pod.reserved += tokens
@@ -322,7 +328,7 @@ class Programs:
             pod.add_idle(tokens, now, self._half_life_s)
 
     def _forget(self, fairness_id: str, program: Program) -> None:
-        """Drops the state of a program that is not in the sums any more. A program with waiting requests begins anew."""
+        """Drops a program that has ended; its tokens are no longer in the sums. If it has waiting requests, it begins anew."""
         if not program.bands:
             del self._programs[fairness_id]
             return
@@ -335,9 +341,9 @@ class Programs:
             waiters.reclassed(key)
 
     def _make_room(self) -> None:
-        """Drops the least recently used program without requests.
+        """Drops the least recently used program without waiting or running requests.
 
-        The number of other programs is bounded by the limits of requests and flows.
+        The limits of requests and flows bound how many programs have such requests.
         """
         for fairness_id, program in islice(self._programs.items(), TRIED_MAX):
             if not program.bands and not program.in_flight:
@@ -347,5 +353,5 @@ class Programs:
 
 
 def faded(passed_s: float, half_life_s: float) -> float:
-    """Returns what is left of 1 after this time; 1 if the half-life is 0."""
+    """Returns the share that is left after `passed_s` seconds, from 0 to 1; always 1 if the half-life is 0."""
     return math.exp2(-passed_s / half_life_s) if half_life_s > 0.0 and passed_s > 0.0 else 1.0

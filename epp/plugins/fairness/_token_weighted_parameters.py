@@ -10,10 +10,10 @@ Weight = Annotated[float, msgspec.Meta(ge=0.001, le=1000)]
 class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
     """Shares of flows.
 
-    weights: The share of each flow by its fairness id.
-    default_weight: The share of all other flows.
-    quantum_tokens: How far behind a flow may start when it becomes non-empty, at weight 1.
-    expected_output_tokens: The estimate of an answer before the first one.
+    weights: Fairness id -> the weight of its flow. Flows get tokens in proportion to their weights.
+    default_weight: The weight of each other flow.
+    quantum_tokens: How many tokens (at weight 1) a flow that was empty may get ahead of the flows that wait.
+    expected_output_tokens: The estimated tokens of an answer as long as there was no answer.
     prefix_match_info_producer_name: The producer of the prefix matches to read. Empty: the one by which endpoints are chosen.
     """
 

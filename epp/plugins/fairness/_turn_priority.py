@@ -1,16 +1,18 @@
 """Turn priority: the session with the most turns goes first, but a long wait counts, too.
 
-A session that has taken many turns probably still has its prefix in a KV cache, so its next turn costs least. The flow with the
-highest score goes next. Among equal scores, the flow whose head has waited longest goes next:
+A *session* is a program, that is, all requests with one fairness id; a *turn* is one of its requests. A session that has taken many turns
+probably still has its prefix in a KV cache, so its next turn costs least. The flow with the highest score goes next. Among equal scores,
+the flow whose head (first waiting request) has waited longest goes next:
 
     score = turns already dispatched + 1 + time weight x seconds that the head has waited
 
-If a program's last request ended more than the inactivity time before the head arrived, the head counts as the program's first turn.
-The same holds for the flow of requests without a fairness id, which is no session.
+If a session was inactive for longer than the inactivity time before the head arrived, the head counts as its first turn. The head of the
+flow of requests without a fairness id always counts as a first turn, because this flow is no session.
 
-All heads age at the same rate, so `turn - weight x arrival` orders them and changes only with the flow. Its negative is the claim that
-workers compare. The ledger carries a session's depth to all workers: each position is the time of its last activity in whole seconds
-and its number of turns. Formula and defaults are those of the reference picker's `program-aware-fairness`.
+All heads age at the same rate, so `turn - weight x arrival` has the same order as the score, and changes only when the flow changes. Its
+negative is the claim that workers compare. The ledger tells all workers how many turns a session has taken: a position encodes the time
+of the session's last activity in whole seconds and its number of turns. Formula and defaults are those of the reference picker's
+`program-aware-fairness`.
 """
 
 from typing import Protocol
@@ -26,7 +28,7 @@ TURNS_END = 1 << 20  # a position is seconds x TURNS_END + turns; exact in a flo
 
 
 class Session(Protocol):
-    """Holds what turn priority knows of a program. `last`: when its last request ended; before that, when its first one arrived."""
+    """Holds what turn priority knows of a session. `last`: when it was last active: a request arrived first, got its turn or ended."""
 
     turns: int
     last: float
@@ -46,7 +48,7 @@ class Sessions(Protocol):
 
 
 class Depths:
-    """Orders the flows of one band that have requests, in rows 0 to n - 1 of the arrays. When a flow leaves, the last row fills its gap."""
+    """Orders the flows of one band that have waiting requests. Each has a row of the arrays; if it leaves, the last row takes its place."""
 
     def __init__(self, policy: Sessions, time_weight: float, inactivity_s: float) -> None:
         self._policy = policy
@@ -89,7 +91,7 @@ class Depths:
         return self._flows[best if len(tied) == 1 else tied[self._arrival[tied].argmin()]]
 
     def claim(self, flow: FlowView) -> float:
-        """Returns minus the part of the score that does not depend on the time, so that the smallest claim is the highest score."""
+        """Returns weight x arrival - turn. The smallest claim belongs to the highest score."""
         return -float(self._score[self._row[flow.key]])
 
     def dispatched(self, flow: FlowView, item: Queued, now: float) -> None:
@@ -107,17 +109,17 @@ class Depths:
         """Does nothing: the policy keeps the programs, and drops them by its own rules."""
 
     def served(self, key: FlowKey, session: Session, now: float) -> None:
-        """Records that a program with waiting requests in this band took a turn or ended one."""
+        """Computes the score anew for a session with waiting requests in this band, after one of its turns began or ended."""
         row = self._row.get(key)
         if row is not None:
             self._rescore(row, key, session)
 
     def ended(self, key: FlowKey, session: Session, now: float) -> None:
-        """Shows other workers, at the end of a request of the program, that the session is alive."""
+        """Tells other workers, after a request of the session has ended, that the session was active now."""
         self._tell(session, key, now)
 
     def _hear(self, session: Session, key: FlowKey) -> None:
-        """Takes over what other workers know of the session."""
+        """Updates the session by what other workers have told about it."""
         if self._ledger is None:
             return
         position = self._ledger.position(self._ledger.mark(key))

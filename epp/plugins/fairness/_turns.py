@@ -1,14 +1,14 @@
 """Orders the turns of programs in one band: a program that holds room always goes; one without room waits until it fits somewhere.
 
-The order is that of the first rule that applies:
+The head of a flow is its first waiting request. The first of these rules that finds a head decides which one goes next:
 
-1. a head that has waited for the starvation limit, the oldest first, whether it fits or not;
+1. a head that has waited for the starvation limit, the oldest first, whether its program fits or not;
 2. programs that hold room, the smallest first, because room becomes free only when they finish;
-3. programs that lost their room, the smallest first, if they fit;
-4. programs that never had room, the smallest first, if they fit.
+3. programs that lost their room, the smallest first, if the program fits an endpoint;
+4. programs that never had room, the smallest first, if the program fits an endpoint.
 
-Among equal ones the oldest goes. If none may go, all wait: `pick` returns None. A smaller program fits wherever a larger one does. So
-only the smallest of each class need be compared with the largest room.
+Among equally large programs, the oldest head goes. If no rule finds a head, all wait: `pick` returns None. A smaller program fits wherever
+a larger one does. So only the smallest program of each class is compared with the largest room.
 """
 
 from bisect import bisect_left, insort
@@ -21,7 +21,10 @@ Place = tuple[float, float, FlowKey]  # size, arrival, flow
 
 
 class Head(NamedTuple):
-    """Describes the first request of a flow: its class when it was placed, and its size, in bytes if NEW, else in tokens."""
+    """Describes the first request of a flow. `kind`: the class of its program when the flow was placed.
+
+    `size`: the size of the request in bytes if the class is NEW, else that of the program in tokens.
+    """
 
     flow: FlowView
     program: Program
@@ -31,18 +34,18 @@ class Head(NamedTuple):
 
 
 class Admission(Protocol):
-    """Stands for the policy, which knows where there is room, and counts."""
+    """Stands for the policy, which knows how much room the endpoints have, and counts events."""
 
     programs: Programs
 
     def tend(self, now: float) -> None:
-        """Called before each pick."""
+        """Does the policy's upkeep. Called before each pick."""
 
     def roomiest(self, now: float) -> tuple[Pod | None, float]:
-        """Returns the pod with the most room, and that room in tokens; (None, infinity): nothing is known of any endpoint."""
+        """Returns the pod with the most room, and its room in tokens; (None, infinity): no endpoint is known yet; (None, 0): no room."""
 
     def required(self, tokens: float) -> float:
-        """Returns the room that a program of this size needs."""
+        """Returns how much room, in tokens, a program of this size needs."""
 
     def starves(self, waited_s: float) -> bool: ...
     def went(self, kind: int, waited_s: float) -> None:
@@ -50,7 +53,7 @@ class Admission(Protocol):
 
 
 class Turns:
-    """Orders the flows of one band that have requests."""
+    """Orders the flows of one band that have waiting requests."""
 
     def __init__(self, policy: Admission) -> None:
         self._policy = policy
@@ -107,7 +110,7 @@ class Turns:
         """Does nothing: the policy keeps the programs, and drops them by its own rules."""
 
     def reclassed(self, key: FlowKey) -> None:
-        """Moves a waiting flow to its place after its program got a new class or size."""
+        """Moves a waiting flow to its new place, after the class or size of its program has changed."""
         head = self._heads.get(key)
         waits = head.flow.head if head is not None else None
         if head is not None and waits is not None:

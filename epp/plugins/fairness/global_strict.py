@@ -1,4 +1,4 @@
-"""Gives no fairness: all flows of a band share one order."""
+"""Gives no fairness: the requests of all flows of a band share one order."""
 
 from collections.abc import Callable
 from heapq import heapify, heappop, heappush
@@ -22,7 +22,7 @@ class _Head:
 
 @plugin("global-strict-fairness-policy")
 class GlobalStrict(FairnessPolicy):
-    """Picks the flow with the head that is first by the band's ordering policy. It isolates no flow: the one that sends most gets most."""
+    """Picks the flow whose first request is first by the band's ordering policy. The flow that sends most requests gets most."""
 
     isolates = False
 

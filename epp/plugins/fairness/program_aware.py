@@ -1,19 +1,19 @@
-"""Program-aware fairness has two strategies. This module has the policy and the strategy `las`; `_turn_priority` has the other one.
+"""Program-aware fairness has two strategies. This module has the policy and the strategy `las`; `_turn_priority` has `turn-priority`.
 
 `las` is least attained service: the program that recently got the fewest tokens goes first, but a long wait counts, too.
 
 A *program* is all requests with one fairness id, in all bands. Its attained service S grows by input + 2 x output tokens when an
-answer ends, and halves every half-life. The flow with the highest score goes next:
+answer ends, and halves every half-life. The head of a flow is its first waiting request. The flow with the highest score goes next:
 
     score = service weight x (1 - S, min-max normalised) + head-wait weight x (age of the head, min-max normalised)
 
-The values are normalised over the flows with waiting requests. If all values are equal, each counts 0.5. If servers report no
-usage, all S are 0 and the oldest head goes first.
+S and ages are normalised over the flows with waiting requests. If all values are equal, each counts 0.5. If servers report no usage, all
+S are 0 and the oldest head goes first.
 
 All S fade at the same rate, and all heads age at the same rate. So normalised values stay constant while nothing happens. The code
 therefore stores S on a scale that grows as S fades, and the head's arrival instead of its age. A pick looks at one array of scores.
-After a change the scores are recomputed: at the next pick if there are up to EXACT_MAX flows, else every REFRESH_S. In between, a flow
-that changes gets a new score computed with the old extremes.
+After a change the scores are recomputed: at the next pick if there are up to EXACT_MAX flows, else at most every REFRESH_S. With more than
+EXACT_MAX flows, a flow that changes in between gets a new score that is computed with the old minima and maxima.
 
 Each worker keeps the programs that it has seen, at most PROGRAMS_MAX. It drops programs that were idle for longer than the TTL.
 """
@@ -74,13 +74,13 @@ NotNegative = Annotated[float, msgspec.Meta(ge=0)]
 
 
 class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    """The weights of the score and how long a program is remembered. A half-life, inactivity or TTL of 0 means for ever.
+    """The weights of the score, and how long a program is remembered. 0 as half-life, inactivity or TTL means for ever.
 
     strategy: How programs are compared: by service received, or by turns.
     las_weight_service: `las`: the weight of the service that a program received.
-    las_weight_head_wait: `las`: the weight of how long its first request waits.
+    las_weight_head_wait: `las`: the weight of how long the first request of a flow waits.
     las_half_life_seconds: `las`: after this time, service counts half.
-    turn_priority_time_weight: `turn-priority`: the weight of how long its first request waits.
+    turn_priority_time_weight: `turn-priority`: the weight of how long the first request of a flow waits.
     turn_priority_inactivity_seconds: `turn-priority`: after this time without requests, a program begins anew.
     eviction_ttl_seconds: How long an inactive program is remembered.
     eviction_sweep_seconds: The time between two searches for inactive programs.
@@ -97,9 +97,9 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename
 
 
 class _Program:
-    """Holds the state of one program. `service` is its attained service at time `at`; `bands` are those in which it has requests waiting.
+    """Holds the state of one program. `service`: its attained service at the time `at`. `bands`: where it has requests waiting.
 
-    `turns` counts its dispatched requests, for turn priority alone.
+    `turns`: how many of its requests were dispatched; counted for turn priority only.
     """
 
     __slots__ = ("at", "bands", "in_flight", "last", "queued", "service", "turns", "wait_ms", "waits")
@@ -111,7 +111,7 @@ class _Program:
         self.in_flight = 0
         self.turns = 0
         self.queued = 0  # requests that had to wait and were not yet sent
-        self.waits = 0  # how many requests got their turn; next, their mean wait
+        self.waits = 0  # how many requests got their turn; `wait_ms` is their mean wait
         self.wait_ms = 0.0
         self.bands: dict[Scores | Depths, FlowKey] = {}
 
@@ -124,9 +124,9 @@ class _Program:
 class ProgramAware(FairnessPolicy, PreRequest, ResponseComplete):
     """Picks the flow of the program (fairness id) with the highest score; waiting raises the score.
 
-    Strategy `las`: service weight x (1 - normalised service) + head-wait weight x normalised age of the head. Service is input +
-    2 x output tokens, and halves every half-life. Strategy `turn-priority`: the number of the program's turn + time weight x age of
-    the head in seconds, with one fairness id per session.
+    The head of a flow is its first waiting request. Strategy `las`: the score is service weight x (1 - normalised service) + head-wait
+    weight x normalised age of the head. Service is input + 2 x output tokens, and halves every half-life. Strategy `turn-priority`: the
+    score is the number of the program's turn + time weight x age of the head in seconds. Each session needs a fairness id of its own.
     """
 
     Params = Parameters
@@ -149,7 +149,7 @@ class ProgramAware(FairnessPolicy, PreRequest, ResponseComplete):
             for field in msgspec.structs.fields(Parameters)
             if field.name.startswith(f"{unused}_") and getattr(params, field.name) != getattr(defaults, field.name)
         ]
-        self._shares: dict[int, Depths] = {}  # for turn priority: priority -> the share of its band
+        self._shares: dict[int, Depths] = {}  # for turn priority: priority -> what orders the flows of its band
         self._counted_as = Datum(f"flow_program/{name}", str)
         self.keeps = (self._counted_as,)
 
@@ -196,22 +196,25 @@ class ProgramAware(FairnessPolicy, PreRequest, ResponseComplete):
         self._tell_bands(program, now)
 
     def waited_as(self, fairness_id: str, item: Queued) -> None:
-        """Records the id under which an item waited if that is not the item's own id: beyond a limit, several ids share one flow."""
+        """Records the fairness id of the flow in which an item waited, if it differs from the item's own id.
+
+        Beyond a limit of flows, requests with several fairness ids share one flow.
+        """
         request = original(item)
         if isinstance(request, Request) and request.fairness_id != fairness_id:
             request[self._counted_as] = fairness_id
 
     def waits(self, session: Session, share: Depths, key: FlowKey) -> None:
-        """Notes that the program has requests waiting in that band. For turn priority."""
+        """Notes that the session has requests waiting in the band of `share`. For turn priority."""
         assert isinstance(session, _Program)
         session.bands[share] = key
 
     def met(self, priority: int, share: Depths) -> None:
-        """Gets the share of the band of that priority. For turn priority."""
+        """Keeps `share`, which orders the flows of the band with this priority. For turn priority."""
         self._shares[priority] = share
 
     def dispatched(self, session: Session, now: float) -> None:
-        """Notes that the program took a turn. For turn priority."""
+        """Tells the session's bands that a request of the session was dispatched. For turn priority."""
         assert isinstance(session, _Program)
         self._tell_bands(session, now)
 
@@ -220,7 +223,7 @@ class ProgramAware(FairnessPolicy, PreRequest, ResponseComplete):
             share.served(key, program, now)
 
     def no_longer_waits(self, fairness_id: str, scores: "Scores | Depths") -> None:
-        """Notes that the program has no more waiting requests in that band."""
+        """Notes that the program has no more waiting requests in the band of `scores`."""
         program = self._programs.get(fairness_id)
         if program is not None:
             program.bands.pop(scores, None)
@@ -251,7 +254,7 @@ class ProgramAware(FairnessPolicy, PreRequest, ResponseComplete):
                 del self._programs[fairness_id]
 
     def waited(self, fairness_id: str, seconds: float) -> None:
-        """Records that a request of the program got its turn after this time."""
+        """Records that a request of the program got its turn after waiting for this time."""
         program = self._programs.get(fairness_id)
         if program is not None:
             program.queued += 1
@@ -294,9 +297,9 @@ def jain(values: Sequence[float]) -> float:
 
 
 class Scores:
-    """Orders the flows of one band that have requests, in rows 0 to n - 1 of the arrays. When a flow leaves, the last row fills its gap.
+    """Orders the flows of one band that have waiting requests. Each has a row of the arrays; if it leaves, the last row takes its place.
 
-    The flow with the lowest `_score` goes first: service factor x (S - least S) + arrival factor x (arrival - earliest arrival).
+    `_score`: service factor x (S - least S) + arrival factor x (arrival - earliest arrival). The flow with the lowest `_score` goes first.
     """
 
     def __init__(self, policy: ProgramAware) -> None:
@@ -358,7 +361,7 @@ class Scores:
             self._scale_at = now
         self._row[key] = row
         self._flows.append(flow)
-        if row == EXACT_MAX:  # with one flow less, the scores were not kept up to date
+        if row == EXACT_MAX:  # up to this number of flows, the scores were not kept up to date
             self._made_at = -math.inf
         program = self._policy.program(key.fairness_id, now)
         program.bands[self] = key
@@ -378,7 +381,7 @@ class Scores:
         self._changed = True
 
     def _on_scale(self, program: _Program, now: float) -> float:
-        """Returns the program's service on the scale. Restarts the scale when its time is too far in the past."""
+        """Returns the program's service on the scale that equals S at `_scale_at`. Restarts the scale if that time is long past."""
         half_life = self._policy.half_life_s
         if half_life <= 0:
             return program.service
@@ -397,7 +400,7 @@ class Scores:
         self._score[row] = by_service * (self._service[row] - least) + by_arrival * (self._arrival[row] - earliest)
 
     def _make(self, now: float, size: int) -> None:
-        """Computes all scores with the current extremes."""
+        """Computes all scores with the current minima and maxima of S and arrival."""
         params = self._policy.params
         service, arrival = self._service[:size], self._arrival[:size]
         least, earliest = float(np.minimum.reduce(service)), float(np.minimum.reduce(arrival))

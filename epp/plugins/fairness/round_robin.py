@@ -10,9 +10,9 @@ from epp.plugin import FairnessPolicy, plugin
 
 @plugin("round-robin-fairness-policy")
 class RoundRobin(FairnessPolicy):
-    """Picks the flow that was served longest ago. If an empty flow gets a request, it goes behind all others.
+    """Picks the flow that was served longest ago. A flow that was empty and gets a request goes behind all other flows.
 
-    It counts requests alone, not their cost.
+    Each request counts the same, whatever it costs.
     """
 
     def share(self, key: Callable[[Queued], Any]) -> "Ring":

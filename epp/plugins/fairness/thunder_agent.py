@@ -1,11 +1,13 @@
 """Admit agents by the KV cache that their whole run needs, not by that of single requests.
 
-An agent that waits for a tool still owns its context in the prefix cache, but the engine reports these blocks as unused. So a cache may
-be full although its reported usage is low. This policy counts the tokens of every program (`_programs`). It gives the next turn to
-programs that already have room, and lets a new program in only if its first request fits an endpoint (`_turns`).
+While an agent waits for a tool, its context is still in the prefix cache, but the engine reports the blocks as unused. So a cache may
+be full although its reported usage is low. This policy counts the tokens of every program, that is, of all requests with one fairness id
+(`_programs`). It gives the next turn to programs that already have room, and lets a new program in only if its first request fits an
+endpoint (`_turns`).
 
-One instance is named in three places: in the profile (it scores), as the saturation detector (it learns the endpoints there, and
-always reports an idle pool) and as the fairness policy (it decides). All state is in one worker.
+A configuration names one instance in three places: as a scorer in the profile, as the saturation detector and as the fairness policy. The
+fairness policy decides. The detector always reports an idle pool; by it the instance learns which endpoints there are. All state is in
+one worker.
 """
 
 from typing import Annotated
@@ -36,7 +38,7 @@ from epp.request import DEFAULT_FLOW, Request
 UNKNOWN_STEP = 1e-12  # not 0, because the gate then lets requests through one at a time
 SHED_EVERY_S = 0.1
 SHOW_EVERY_S = 1.0
-HELD_S = 1.0  # a request that waited for at least this long counts as held back
+HELD_S = 1.0  # seconds; a request that waited for at least this long counts as held back
 CAPACITY_TOKENS = 4_194_304
 PARENT_HEADER = "x-parent-session-id"
 
@@ -66,16 +68,16 @@ Positive = Annotated[float, msgspec.Meta(gt=0)]
 class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
     """How much room there is, and which programs wait for it. As in the reference picker.
 
-    capacity_tokens: The KV cache of an endpoint that does not report its size, in tokens.
-    require_real_capacity: An endpoint that does not report its size has no room.
+    capacity_tokens: The size, in tokens, of the KV cache of an endpoint that reports none.
+    require_real_capacity: An endpoint that does not report the size of its KV cache has no room.
     util_threshold: The share of the KV cache up to which programs are let in.
     acting_half_life_seconds: After this time without a request, the tokens of a program count half; 0: they stay.
     buffer_tokens_per_program: Room that is kept for each program to grow.
-    shed_idle_seconds: Above utilThreshold, programs that are idle for so long lose their room, the smallest first; 0: none does.
+    shed_idle_seconds: Above utilThreshold, programs that are idle for so long lose their room, the smallest first; 0: no program does.
     head_wait_starvation_ms: A request that has waited for so long goes, even if it fits nowhere; 0: never.
     eviction_ttl_seconds: How long an inactive program is remembered.
     eviction_sweep_seconds: The time between two searches for inactive programs.
-    session_final_header: The header of a program's last turn, with the value `true` or `1`.
+    session_final_header: The header that marks a program's last turn by the value `true` or `1`.
     parent_session_header: Accepted, without effect.
     profile_name: The profile that chooses a program's endpoint. Default: the primary one.
     """
@@ -95,7 +97,7 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename
 
 
 class Turn:
-    """Remembers one request of a program that was sent: under which id, and how many tokens it was estimated to hold."""
+    """Remembers a request that was sent: the fairness id of its program, and its estimated tokens."""
 
     __slots__ = ("estimate", "fairness_id")
 
@@ -108,14 +110,15 @@ class Turn:
 class ThunderAgent(FairnessPolicy, SaturationDetector, Scorer, PreRequest, ResponseComplete):
     """Lets programs (fairness ids) in as far as the KV caches of the endpoints have room for them, and keeps each at its endpoint.
 
-    A program holds the tokens of its last answer, or of its running request if that is more. An endpoint has room for
-    utilThreshold x size of its cache - tokens of its programs - bufferTokensPerProgram for each. A turn of a program that holds room
-    always goes. A new program, or one that was shed, waits until its tokens and the buffer fit somewhere.
+    A program holds the tokens of its last answer, or of its running request if that is more. The room of an endpoint is
+    utilThreshold x size of its cache - tokens of its programs - bufferTokensPerProgram for each program. A request of a program that holds
+    room always goes. A new program, or one that lost its room, waits until its tokens and the buffer fit an endpoint.
 
-    As a scorer it gives 1 to the program's endpoint and 0 to others. A program without one scores 1 - tokens / size of the cache.
-    Requests without a fairness id are not scored. As the saturation detector it always reports an idle pool.
+    As a scorer it gives 1 to the program's endpoint and 0 to the others. For a program without an endpoint, an endpoint scores
+    1 - tokens of its programs / size of its cache. Requests without a fairness id are not scored. As the saturation detector it always
+    reports an idle pool.
 
-    Name one instance in all three places. A picker with it runs one worker.
+    Name one instance as scorer, saturation detector and fairness policy. A picker with this plugin runs one worker.
     """
 
     Params = Parameters
@@ -139,7 +142,7 @@ class ThunderAgent(FairnessPolicy, SaturationDetector, Scorer, PreRequest, Respo
         self._view: dict[PodKey, Pod] = {}  # the endpoints of the last snapshot
         self._snapshot: Snapshot | None = None
         self._roster: Roster | None = None
-        self._stages: set[bytes] = set()  # parts of the snapshot that are in the view
+        self._stages: set[bytes] = set()  # the sets of rows of the snapshot that are in the view already
         self._sizes_of: Snapshot | None = None
         self._sizes: Floats = np.zeros(0)
         self._real = np.zeros(0, dtype=bool)

@@ -2,33 +2,33 @@
 
     cost of a request = uncached prompt tokens + output tokens
 
-Cost: At dispatch the policy estimates the cost of a request. Prompt: its bytes times the flow's uncached prompt tokens per byte. Output:
-the tokens of the flow's usual answer, at most the request's own limit. Both averages follow what servers report. Before any report for
-this flow, those of all flows count. When the answer ends, the flow is credited or charged the difference to the reported cost. If the
-server does not report cached tokens, the prefix match at the endpoint counts. An answer that failed or never came costs nothing. An
-answer that was cut short without a report costs the estimate.
+Cost: At dispatch the policy estimates the cost of a request. The prompt's part is its bytes times the flow's average of uncached prompt
+tokens per byte. The output's part is the flow's average of output tokens, but at most the request's own limit. Both averages follow what
+servers report. Before the first report for a flow, the averages of all flows count. When the answer ends, the flow is credited or charged
+the difference to the reported cost. If the server does not report cached tokens, the prefix match at the endpoint counts. An answer that
+failed or never came costs nothing. An answer that was cut short without a report costs the estimate.
 
 Order: Each flow has a position: the tokens that it was served, divided by its weight. The flow with the smallest position goes first,
-as in deficit round robin with the shortest possible rounds. The virtual *time* of a band is the position of the flow that was served
-last, before that service. The ledger shows the positions to all workers, so that all use the same order. A flow that becomes non-empty
-again starts at time - Q at least, where Q is the quantum. So a flow cannot save up more than Q while it sends nothing, and a small
-flow can be at most Q ahead of flows that wait all the time.
+as in deficit round robin with the shortest possible rounds. The virtual *time* of a band is the position that the flow served last had
+before it was served. The ledger shows the positions to all workers, so that all use the same order. A flow that becomes non-empty again
+starts at time - Q at least, where Q is the quantum. So a flow cannot save up more than Q while it sends nothing, and a small flow can be
+at most Q ahead of flows that wait all the time.
 
-Bound: Let M be the largest cost of one request in tokens. While two flows i and j have requests waiting all the time, from the first
-dispatch of each on, their tokens served by weight differ over any period by at most
+Bound: Let S be the tokens that a flow was served, w its weight, and M the largest cost of one request in tokens. While two flows i and j
+have requests waiting all the time, from the first dispatch of each on, they differ over any period by at most
 
     | S_i / w_i - S_j / w_j |  <=  2 Q + M / w_i + M / w_j
 
 This holds while estimates are exact. A wrong estimate is corrected when the flow is served next; a credit pays at most half of a cost.
-The bound is for one worker. For several workers add the tolerance, the tokens that one dispatches before it sees the others' positions,
-and M / w of the waiting flow with the smallest weight: a flow that has waited in one worker may be fresh in another, and time
-advances by that much before the worker finds out. A flow that the ledger has lost gets its share in each worker. When nothing waits in a
-band in any worker, its busy period ends, and debts end with it.
+The bound is for one worker. For several workers it grows by three terms: the tolerance (TOLERANCE), the tokens that a worker dispatches
+before it sees the others' positions, and M / w of the waiting flow with the smallest weight. The last term is due because a flow that has
+waited in one worker may be fresh in another, and time advances by that much before the other worker finds out. A flow that the ledger has
+lost gets its share in each worker. When no worker has a waiting request of a band, the band's busy period ends, and debts end with it.
 
-Fresh flows: A flow that asks for little waits only briefly. It is *fresh* if its position is at most time - Q, so that it got less than
-its share by Q. Fresh flows go in order of arrival, before all flows that are not as far behind. Many fresh flows, for example with
-invented names, cannot stop the others: virtual time advances by 1/n per token (by weight) of a fresh flow, where n is the number of
-other backlogged flows. After the first Q tokens, fresh flows therefore get at most half of the capacity.
+Fresh flows: A flow that asks for little should wait only briefly. A flow is *fresh* if its position is at most time - Q, that is, if it got
+at least Q less than its share. Fresh flows go in order of arrival, before all flows with a position above time - Q. Many fresh flows, for
+example with invented names, cannot stop the others: for each token (by weight) of a fresh flow, virtual time advances by 1/n, where n is
+the number of other backlogged flows. After the first Q tokens, fresh flows therefore get at most half of the capacity.
 """
 
 import math
@@ -48,7 +48,7 @@ from epp.prefix.match import APPROXIMATE, PrefixMatch, prefix_match
 from epp.request import BYTES_PER_TOKEN, Request
 
 TOKENS_MAX = 1e7  # a request costs at most this; servers may report anything
-# Fairness ids with averages of their own; the one that was answered least recently is dropped first.
+# The most fairness ids with averages of their own. If there are more, the id whose last answer is oldest is dropped.
 AVERAGES_MAX = 10_000
 IDLE_MAX = 10_000  # empty flows that keep an account
 ADAPT = 0.125  # weight of the latest value in a moving average
@@ -59,8 +59,9 @@ TOLERANCE = 0.1  # positions in different workers may differ by this share of a 
 
 
 class _Account:
-    """Holds the position of one flow of one band. `position`: tokens divided by weight. `owed`: tokens that answers since then corrected;
-    above 0 it is a credit.
+    """Holds the position of one flow of one band. `position`: tokens served, divided by weight.
+
+    `owed`: corrections by answers that are not in `position` yet, in tokens; above 0 it is a credit of the flow, below 0 a debt.
     """
 
     __slots__ = ("flow", "looked", "mark", "number", "owed", "position", "weight")
@@ -71,11 +72,11 @@ class _Account:
         self.position = -math.inf
         self.owed = 0.0
         self.flow: FlowView | None = None  # None: no request of the flow waits
-        self.number = 0  # the number of its entry in the line; 0: it has no entry
+        self.number = 0  # the number of the flow's entry in the line; 0: it has no entry
         self.looked = -1  # the value of `Ledger.served` when the position was last read from the ledger
 
     def pay(self, start: float, cost: float) -> float:
-        """Moves the position to `start` plus the cost divided by the weight, less what is owed. Returns by how much the position moved."""
+        """Moves the position to `start` + cost / weight, with the cost corrected by what is owed. Returns position - start."""
         owed = self.owed
         if owed:
             used = min(owed, cost * CREDIT_PART)
@@ -87,7 +88,7 @@ class _Account:
 
 
 class _Averages:
-    """Averages what the requests of one fairness id, or of all, cost."""
+    """Averages the costs of the requests of one fairness id, or of all requests."""
 
     __slots__ = ("output", "prompt_per_byte")
 
@@ -96,7 +97,10 @@ class _Averages:
         self.prompt_per_byte = prompt_per_byte
 
     def learn(self, bytes: int, prompt: float | None, output: float | None) -> None:
-        """Adds the figures of one answer; None means that the server did not report one."""
+        """Updates the averages by one answer: uncached prompt tokens and output tokens; None: the server did not report the number.
+
+        `bytes`: the size of the request.
+        """
         if output is not None:
             self.output += ADAPT * (output - self.output)
         if prompt is not None and bytes > 0:
@@ -118,7 +122,7 @@ class _Charge:
 
 @plugin("token-weighted-fairness-policy")
 class TokenWeighted(FollowsDecisions, FairnessPolicy, ResponseComplete):
-    """Shares tokens among flows in proportion to `weights`, over all workers, whatever the other flows send.
+    """Shares tokens among flows in proportion to `weights`, over all workers, however much each flow sends.
 
     cost = uncached prompt tokens + output tokens, estimated at dispatch and corrected by the usage that the server reports.
     """
@@ -144,7 +148,7 @@ class TokenWeighted(FollowsDecisions, FairnessPolicy, ResponseComplete):
         return params.weights.get(fairness_id, params.default_weight)
 
     def charge(self, account: _Account, fairness_id: str, item: Queued) -> float:
-        """Returns the estimated cost of a dispatched item. The item's request keeps a record of it."""
+        """Returns the estimated cost of a dispatched item, and keeps a record of the estimate in the item's request."""
         averages = self._averages.get(fairness_id, self._overall)
         prompt, output = item.bytes * averages.prompt_per_byte, averages.output
         request = original(item)
@@ -200,7 +204,7 @@ class TokenWeighted(FollowsDecisions, FairnessPolicy, ResponseComplete):
 
 
 class Alone:
-    """Is the `Ledger` of a single worker: there are no others."""
+    """The `Ledger` of a worker that is the only one: no other worker has positions."""
 
     def served(self) -> int:
         return 0
@@ -230,10 +234,10 @@ class Alone:
 class Turns:
     """Orders the flows of one band by their accounts.
 
-    A flow with waiting requests is in one of two places. While its position is at most time - Q, it is in `_fresh`, in order of
-    arrival. Otherwise it is in `_line`, a heap of (position, number, account). An entry of the line is void if its number differs from
-    that of its account. If another worker has served a flow, the flow's entry moves to its new position when it comes to the top. That is
-    early enough because positions only grow.
+    A flow with waiting requests is in one of two places. A flow that was fresh when its first request came is in `_fresh`, in order of
+    arrival, until it is served. Any other flow is in `_line`, a heap of (position, number, account). An entry of the heap is void if its
+    number differs from that of its account. If another worker has served a flow, the flow's entry gets its new position only when it comes
+    to the top of the heap. This is early enough because positions only grow.
     """
 
     def __init__(self, policy: TokenWeighted) -> None:
@@ -271,7 +275,7 @@ class Turns:
         return first.flow if first is not None else None
 
     def claim(self, flow: FlowView) -> float:
-        """Returns the flow's position; for a fresh flow, the position from which fresh flows go."""
+        """Returns the flow's position; for a fresh flow, time - Q, so that all fresh flows have the same claim."""
         account = self._accounts[flow.key]
         return account.position if account.number else self._floor()
 
@@ -297,7 +301,7 @@ class Turns:
             del self._idle[key], self._accounts[key]
 
     def _floor(self) -> float:
-        """Returns the position from which fresh flows go: time - Q."""
+        """Returns time - Q, the floor: flows at or below it are fresh."""
         ledger = self._ledger
         served = ledger.served()
         if served != self._served:
@@ -313,7 +317,7 @@ class Turns:
         return self._ledger.position(account.mark)
 
     def _enter(self, key: FlowKey, account: _Account | None) -> _Account:
-        """Adds a flow that becomes non-empty. It continues at its position, or at the floor if it is behind the floor."""
+        """Adds a flow that becomes non-empty. It continues at its position, or is fresh if this is at or below the floor."""
         if len(self._idle) == len(self._accounts):
             if self._ledger.alone():
                 return self._begin(key)
@@ -334,7 +338,7 @@ class Turns:
         return account
 
     def _begin(self, key: FlowKey) -> _Account:
-        """Begins a busy period for a flow: no request waits in any worker, so all flows start anew at the furthest position."""
+        """Begins a busy period with its first flow. All flows start anew at the furthest position, because no worker has other requests."""
         self._accounts.clear()
         self._idle.clear()
         self._line.clear()
@@ -358,7 +362,7 @@ class Turns:
         self._ledger.show(self._time, self._end, self._in_line)
 
     def _first_fresh(self, floor: float) -> _Account | None:
-        """Returns the first fresh flow. Moves flows to the line if other workers have served them in the meantime."""
+        """Returns the first fresh flow; None: there is none. Moves flows to the line if other workers have served them meanwhile."""
         fresh = self._fresh
         while fresh:
             key, account = next(iter(fresh.items()))
@@ -371,7 +375,7 @@ class Turns:
         return None
 
     def _first(self) -> _Account | None:
-        """Returns the first flow of the line. Drops void entries, and moves flows that other workers have served in the meantime."""
+        """Returns the first flow of the line; None: it is empty. Drops void entries, and moves flows that other workers have served."""
         line = self._line
         while line:
             stood, number, account = line[0]

@@ -13,7 +13,7 @@ from epp.request import Request
 
 @subclassed
 class LabelFilter(Filter):
-    """Base of filters that decide by labels alone. `matches` is called once per endpoint and roster."""
+    """Base of filters that decide by labels alone. Calls `matches` once per endpoint of a roster, and keeps the results."""
 
     def __init__(self, name: str, params: Any) -> None:
         super().__init__(name, params)

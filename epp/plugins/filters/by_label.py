@@ -10,7 +10,7 @@ from epp.plugins.filters import LabelFilter
 
 
 class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    """At least one value must be listed, or endpoints without the label allowed.
+    """Which endpoints stay. List at least one value, or allow endpoints without the label.
 
     label: The label to compare.
     valid_values: Values of the label that an endpoint may have.

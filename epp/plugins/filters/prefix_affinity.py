@@ -22,8 +22,8 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename
     """When affinity counts, and when it costs too much.
 
     affinity_threshold: The share of a prompt that must be cached; 0 or less switches the filter off.
-    exploration_probability: How often the filter lets all endpoints pass.
-    max_ttft_penalty_ms: How much later the first token may come than elsewhere; 0 switches this gate off.
+    exploration_probability: The probability that the filter keeps all endpoints of a request.
+    max_ttft_penalty_ms: How much later than at other endpoints the first token may come; 0: any time.
     ttft_source: How the time to the first token is estimated.
     peak_prefill_throughput: Tokens per second that a server prefills.
     prefix_match_info_producer_name: The producer of the prefix matches to read.
@@ -51,11 +51,11 @@ DECISIONS = Metric(
 
 @plugin("prefix-cache-affinity-filter")
 class PrefixCacheAffinity(FollowsMatches, Filter):
-    """Keeps the sticky endpoints, which have at least the threshold's share of the prompt cached (matched / total).
+    """Keeps the endpoints that have at least the threshold's share of the prompt cached (matched / total): the sticky ones.
 
-    All endpoints stay if none is sticky, and with the exploration probability. The gate also keeps all endpoints if the best TTFT of the
-    sticky ones exceeds the best TTFT of the others by more than the penalty. TTFT is the predicted one (infinite without a prediction), or
-    the tokens in flight at this decision divided by the throughput.
+    All endpoints stay in three cases: none is sticky; chance decides so, with the exploration probability; or the best TTFT (time to first
+    token) of the sticky endpoints exceeds the best TTFT of the others by more than the penalty. The TTFT is the predicted one (infinite
+    without a prediction), or the tokens in flight at this decision divided by the throughput.
     """
 
     Params = Parameters
@@ -115,7 +115,7 @@ class PrefixCacheAffinity(FollowsMatches, Filter):
         return float(np.minimum.reduce(waits[sticky])) - float(np.minimum.reduce(waits[~sticky])) > self._penalty
 
     def _waits(self, request: Request, candidates: Candidates) -> Floats:
-        """Returns the TTFT per candidate, in the unit of the penalty: milliseconds or tokens."""
+        """Returns the TTFT per candidate, in the unit of `_penalty`: milliseconds if predicted, else tokens in flight."""
         if not self._predicted:
             tokens: Floats = candidates[INFLIGHT_TOKENS]
             return tokens

@@ -12,7 +12,7 @@ AGENT: Datum[str] = Datum("agent-identity", str)
 
 
 class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    """Where identities are read.
+    """Which headers name an agent.
 
     additional_session_headers: Headers that are read before the built-in ones.
     """

@@ -1,4 +1,4 @@
-"""Earliest objective first: by the time at which the first token is due, from a request header."""
+"""Serves the request first whose first token is due first, by an objective in a request header."""
 
 import math
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ class SloDeadline(OrderingPolicy):
     """Orders requests by when their first token is due: arrival + the header `x-llm-d-slo-ttft-ms`; equal ones by arrival.
 
     The header has whole milliseconds. If it is missing, not a whole number, negative or above 292 years, the request has no deadline
-    and goes behind all that have one.
+    and goes behind all requests with a deadline.
     """
 
     def key(self, item: Queued) -> tuple[float, float]:
@@ -26,7 +26,7 @@ class SloDeadline(OrderingPolicy):
 
 
 def objective_s(headers: Mapping[str, str]) -> float:
-    """Returns the objective in seconds, infinite if there is none. The current header hides the older one even if its value is invalid."""
+    """Returns the objective in seconds, infinite if there is none. An older header counts only if the current one is missing."""
     for name in TTFT_HEADERS:
         text = headers.get(name)
         if text is not None:

@@ -1,1 +1,1 @@
-"""Parsers turn request bodies into a `Request`."""
+"""Parsers read the bodies of requests, one parser per API, and fill in the `Request`."""

@@ -1,23 +1,24 @@
 """Writes prompts as canonical bytes for hashing: what an engine will prefill, in the order of its chat template.
 
     front       settings of the template, then tools, as they are in the body
-    message     FF role, then its parts
+    message     the byte FF and the role, then the parts of the message
     part        a text: its JSON string in shortest form, with the quotes
-                FE and modality and 16 bytes of XXH3 of a medium's content, repeated for the length of its estimated tokens
-                FD and a name, then a value: other members of a message or part (a tool's call or result, reasoning)
+                a medium: FE, the first letter of its modality, and 16 bytes of XXH3 of its content, repeated until the length is that of
+                its estimated tokens
+                another member of a message or part (a tool's call or result, reasoning): FD, its name and its value
 
 The encoding is unambiguous: no byte from F8 on occurs in UTF-8, and a quote ends a string. Nothing follows the last message. So a
 conversation that grows keeps all its bytes, and two conversations have equal bytes up to the place where they differ. A list of parts
 with one text is encoded as that text. What engines do not render is left out: cache marks, ids of stored messages, unknown members.
 
-Most clients already send strings in shortest form. Only escapes with a shorter form (`\\u`, `\\/`) need decoding. Prompts that are
-no conversations are encoded as the string without its quotes. Token ids are encoded as 32-bit words in little-endian order.
-Nothing here refuses a body, because the parser has accepted it. A value of an unexpected shape counts as its JSON.
+Most clients already send strings in shortest form. Only escapes with a shorter form (`\\u`, `\\/`) need decoding. A prompt that is
+no conversation is encoded as the string without its quotes. Token ids are encoded as 32-bit words in little-endian order.
+Nothing here refuses a body, because the parser has accepted it. A value of an unexpected shape is encoded as its JSON text.
 
-This code blocks the event loop, so all work beyond one look at each byte is bounded. A body with very many messages or parts counts
-as its JSON (`crowded`), and so does a list of parts with very many values (`dense`). Of a list of token ids, the first IDS_MAX are
-read and the others stay text. Only a bounded number of bytes is sorted and shortened. Each bound depends only on the bytes before it,
-so prompts with equal beginnings keep equal encodings.
+This code blocks the event loop, so all work beyond one look at each byte is bounded. A body with very many messages or parts is encoded
+as its JSON text (`crowded`), and so is a list of parts with very many values (`dense`). Of a list of token ids, the first IDS_MAX are
+read and the others stay text. Only a bounded number of bytes is sorted and shortened. Each bound depends only on the bytes before the
+place where it applies, so prompts with equal beginnings keep equal encodings.
 """
 
 import re
@@ -52,19 +53,19 @@ DIGEST_BYTES: Final = 16
 MEDIUM_TOKENS: Final = {"image": 225, "video": 4500, "audio": 250, "file": 250}
 # Media of a request that are repeated for their tokens; later ones have their hash only once, so that they add few bytes.
 LONG_MEDIA_MAX: Final = 64
-DEPTH_MAX: Final = 3  # levels to which lists of parts may be nested
+DEPTH_MAX: Final = 3  # lists of parts that are nested deeper are encoded as JSON
 SURE_BYTES: Final = 32768  # a body shorter than this is never crowded
-OBJECTS_MAX: Final = 1000  # messages, parts and similar objects of a body, plus OBJECTS_PER_MIB
+OBJECTS_MAX: Final = 1000  # messages, parts and similar objects of a body, plus OBJECTS_PER_MIB for each of its MiB
 OBJECTS_PER_MIB: Final = 500
 # Bytes of a long text that are searched at once: they stay in the CPU cache, and a match ends the search.
 STEP: Final = 65536
-TEXTS_MAX: Final = 2048  # commas in a list of prompts; a list with more counts as its JSON
+TEXTS_MAX: Final = 2048  # commas in a list of prompts; a list with more is encoded as its JSON text
 IDS_MAX: Final = 1 << 15
 ID_BYTES: Final = 12  # enough for one token id with its comma and some blanks
 SORTED_BYTES: Final = 1 << 16  # bytes of one prompt that are sorted
 SHORTENED_BYTES: Final = 1 << 18  # bytes of one prompt that are brought into shortest form
 CUT_BYTES: Final = 4096  # how far back from SHORTENED_BYTES to look for a place to cut a text
-COMMA_EVERY: Final = 8  # texts and code have on average at most one comma in this many bytes
+COMMA_EVERY: Final = 8  # a list is `dense` if it has more than one comma in this many bytes; texts and code have fewer
 SHORT_BYTES: Final = 16384  # for shorter texts a regular expression finds escapes faster than NumPy
 
 COMPACT: Final = b'[{"type":"text","text":"'
@@ -105,7 +106,7 @@ _messages_decoder: Final = msgspec.json.Decoder(list[Message])
 
 
 def conversation(front: Sequence[tuple[bytes, Raw]], messages: Sequence[Message]) -> bytes:
-    """Joins the front, as (name, value) pairs, and the messages."""
+    """Encodes a conversation: the front, as (name, value) pairs, and the messages."""
     head = _front(front)
     encoded = b"".join(_Composer(unchanged).messages(head, messages))
     if has_long_escape(encoded, len(head)):
@@ -114,9 +115,9 @@ def conversation(front: Sequence[tuple[bytes, Raw]], messages: Sequence[Message]
 
 
 def crowded(body: bytes | memoryview) -> bool:
-    """Returns whether a JSON text may have too many objects in lists.
+    """Returns whether a JSON text may have too many objects in lists to decode them one by one.
 
-    Counts braces; near the limit, only those that may open such an object.
+    Counts braces. Near the limit, counts only braces that may open an object in a list.
     """
     size = len(body)
     if size <= SURE_BYTES:
@@ -130,7 +131,7 @@ def crowded(body: bytes | memoryview) -> bool:
             member = (before == COLON) | ((before == BLANK) & (codes[at - 2] == COLON))
             opens = (
                 (after == QUOTE) | (after == CLOSED) | (after <= BLANK)
-            )  # inside a string, the quote in them would be escaped
+            )  # a brace within a string is not followed by a quote, because quotes are escaped there
             left -= int(np.count_nonzero(opens & ~member))
         else:
             left -= len(at)
@@ -145,7 +146,7 @@ def as_json(front: Sequence[tuple[bytes, Raw]], messages: Raw) -> bytes:
 
 
 def items(front: Sequence[tuple[bytes, Raw]], instructions: Raw, value: Raw) -> bytes:
-    """Encodes items of a response's input or of a conversation: messages, calls, results. A text counts as a message of the user."""
+    """Encodes the items of a response's input or of a conversation: messages, calls, results. A plain text is one message of the user."""
     front, messages = system(front, instructions)
     if first(value) == BRACKET:
         if crowded(memoryview(value)):
@@ -162,7 +163,7 @@ USER: Final = Raw(b'"user"')
 
 
 def system(front: Front, content: Raw) -> tuple[Front, list[Message]]:
-    """Returns the front and the system message. System content with too many parts becomes a part of the front."""
+    """Returns the front, and a list with the system message if there is one. Content with too many parts goes into the front instead."""
     if not present(content):
         return front, []
     if first(content) == BRACKET and crowded(memoryview(content)):
@@ -171,7 +172,10 @@ def system(front: Front, content: Raw) -> tuple[Front, list[Message]]:
 
 
 def _items(value: Raw) -> list[Message]:
-    """Decodes a list of items. An item without a role counts as its JSON. So does a list that contains anything but items."""
+    """Decodes a list of items into messages. An item without a role becomes a message with its JSON text.
+
+    A list that contains anything but items becomes one message with the JSON text of the list.
+    """
     try:
         messages = _messages_decoder.decode(value)
     except UNREADABLE:
@@ -192,7 +196,7 @@ def texts(strings: Sequence[Raw]) -> list[bytes]:
 
 
 def dense(raw: Raw) -> bool:
-    """Returns whether a long JSON text is mostly commas and very short values. As parts, each of its levels would be decoded again."""
+    """Returns whether a long JSON text is mostly commas and very short values. It is not decoded into parts then, which would take long."""
     text = memoryview(raw)
     if len(text) <= SURE_BYTES:
         return False
@@ -200,7 +204,7 @@ def dense(raw: Raw) -> bool:
 
 
 def many_texts(raw: Raw) -> bytes | None:
-    """Returns a list with too many prompts as its JSON; None if the list is short enough."""
+    """Returns the JSON text of a list with too many prompts, from its first to its last string; None if the list is short enough."""
     text = bytes(raw)
     if len(text) <= SURE_BYTES or text.count(b",") <= TEXTS_MAX:
         return None
@@ -213,7 +217,7 @@ def token_ids(prompts: Sequence[Sequence[int]]) -> list[bytes]:
 
 
 def first_ids(raw: Raw) -> tuple[bytes, bytes]:
-    """Returns the first IDS_MAX numbers of a JSON list, as a list, and the text of the remaining ones."""
+    """Returns the first IDS_MAX numbers of a JSON list, as a JSON list, and the JSON text of the remaining numbers."""
     text = bytes(raw)
     if len(text) <= 2 * IDS_MAX:
         return text, b""
@@ -269,7 +273,7 @@ class Shortener:
 
 
 def _between_escapes(text: bytes, at: int) -> int:
-    """Returns a place at or shortly before `at` where the string can be cut: after a blank or before an escape. 0 if there is none."""
+    """Returns a place shortly before `at` where the string can be cut, after a blank or before an escape; 0: there is no such place."""
     low = max(1, at - CUT_BYTES)
     blank = text.rfind(b" ", low, at) + 1
     if blank:
@@ -279,9 +283,9 @@ def _between_escapes(text: bytes, at: int) -> int:
 
 
 def lone_text(raw: Raw) -> memoryview | None:
-    """Returns the only text of a list of parts, as a JSON string; None if the list does not have the usual form of such a list.
+    """Returns the text of a list of parts with only one text, as a JSON string; None if the list is not in the usual form of such lists.
 
-    Takes half the time of decoding the list. In valid JSON, if the third byte from the end closes the string, two brackets follow.
+    Takes half the time of decoding the list. If the third byte from the end closes the string, the list ends with `"}]`.
     """
     listed = bytes(raw)
     start = SPACED_TEXT if listed.startswith(SPACED) else COMPACT_TEXT if listed.startswith(COMPACT) else 0
@@ -328,7 +332,7 @@ def _sorted(raw: Raw) -> bytes:
 
 
 def _unmarked(raw: Raw) -> bytes:
-    """Returns a part without `cache_control`, which marks where a client wants a cached prefix to end."""
+    """Returns a part as JSON without `cache_control`, by which clients mark where a cached prefix should end."""
     try:
         part = _decode(raw)
         part.pop("cache_control", None)
@@ -338,7 +342,7 @@ def _unmarked(raw: Raw) -> bytes:
 
 
 class _Composer:
-    """Collects the pieces of one prompt. `text` encodes a JSON string."""
+    """Collects the pieces of one prompt. `text`: the function that encodes a JSON string."""
 
     __slots__ = ("_media", "_sortable", "_text", "pieces")
 
@@ -438,7 +442,7 @@ class _Composer:
         return True
 
     def _medium(self, modality: str, source: Raw, uuid: Raw) -> None:
-        """Adds a medium by its hash: over the client's name for it (`uuid`) or, without one, over its content."""
+        """Adds a medium as a hash: of the client's name for the medium (`uuid`) or, without a name, of its content."""
         if present(uuid):
             content = b"uuid" + bytes(shortest(uuid))
         elif first(source) == BRACE:
@@ -451,7 +455,7 @@ class _Composer:
         self.pieces += (MEDIUM, modality[:1].encode(), xxh3_128_digest(content) * repeated)
 
     def _source(self, raw: Raw) -> bytes:
-        """Returns the content of a medium, or where the content is."""
+        """Returns the content of a medium, or its URL or file id."""
         try:
             source = _source_decoder.decode(raw)
         except UNREADABLE:

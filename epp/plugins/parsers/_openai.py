@@ -1,7 +1,7 @@
 """Reads OpenAI's JSON bodies into a `Request`. Decodes only the fields that routing needs, and creates no objects for the others.
 
-Shared by all parsers of bodies that are, or contain, such JSON. This module reads the model's name but does not require one. Parsers
-that forward by the name call `named`, which does.
+All parsers of bodies that are, or contain, such JSON share this module. `read` does not require the name of a model. Parsers whose
+requests need one also call `named`.
 """
 
 import functools
@@ -56,7 +56,7 @@ def whole(*candidates: Any) -> int | None:
 
 
 def named(request: Request, model: Any) -> None:
-    """Sets the request's model to the body's. Raises Refused if it is missing, or too long for metrics and caches to keep."""
+    """Sets the request's model to `model`, the body's. Raises Refused if the name is missing, or too long to keep in metrics and caches."""
     if not isinstance(model, str) or not model:
         raise Refused(Cause.MODEL_MISSING)
     if len(model) > MODEL_CHARS_MAX:
@@ -75,7 +75,10 @@ def blank(raw: Raw) -> bool:
 
 
 def _prompt(raw: Raw, kind: str, name: str) -> Prompt:
-    """Reads a prompt: a text, texts, token ids, or several lists of token ids; not mixed. Raises Refused."""
+    """Reads a prompt: a text, a list of texts, a list of token ids, or a list of such lists. Raises Refused.
+
+    `kind`, `name`: the kind of request and the field's name, for error messages.
+    """
     if blank(raw):
         raise _must_have(kind, name)
     if first(raw) == QUOTE:
@@ -134,7 +137,7 @@ def _chat(body: Chat, request: Request) -> None:
 
 
 def _crowd(body: Crowd, request: Request) -> None:
-    """Reads a chat with so many messages and parts that they are not decoded one by one."""
+    """Reads a chat with so many messages and parts that decoding them one by one would take too long."""
     messages = body.messages
     if blank(messages) or first(messages) != BRACKET:
         raise _must_have("chat completions", "valid messages")
@@ -183,10 +186,10 @@ _REACH: Final = len(_LONGEST_FIRST[0])
 
 
 def api_of(path: str) -> Api:
-    """Returns the API with the longest matching suffix. An unknown path counts as completions."""
+    """Returns the API whose suffix matches the end of the path; the longest suffix wins. An unknown path counts as completions."""
     return _api_of(
         path.rstrip("/")[-_REACH:]
-    )  # the cache keeps only the end of a path: paths come from clients and may be long
+    )  # only the end of a path goes into the cache: paths come from clients and may be long
 
 
 @functools.lru_cache(maxsize=1024)

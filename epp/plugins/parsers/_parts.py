@@ -1,6 +1,6 @@
 """Reads the parts of a body that a token producer needs: texts and media in order, or token ids, and the API that can render it.
 
-The body is read a second time, only when a plugin needs the parts, because a parser's first reading skips most of it. Nothing here
+A parser's first reading skips most of the body. So when a plugin needs the parts, the body is read a second time, here. Nothing here
 refuses a body, because the parser has accepted it. Values of an unexpected shape are left out. JSON is written with sorted keys and
 without blanks, so that equal content has equal bytes.
 """
@@ -55,7 +55,7 @@ _encoder: Final = msgspec.json.Encoder(order="sorted")
 
 
 def chat(body: Body) -> Parts:
-    """Returns the tools as JSON, then role and content of each message, without separators."""
+    """Returns a chat as one prompt: the tools as JSON, then role and content of each message, without separators."""
     decoded = _chat.decode(body)
     parts: list[bytes | Media] = [_encoder.encode(decoded.tools)] if decoded.tools else []
     structured = False
@@ -82,19 +82,19 @@ def messages(body: Body) -> Parts:
 
 
 def completions(body: Body) -> Parts:
-    """Returns one prompt, or several."""
+    """Returns the prompt, or the prompts, of a completion."""
     return _texts(_prompt.decode(body).prompt, body, render="completions")
 
 
 def embeddings(body: Body) -> Parts:
-    """Returns the input as JSON, or as token ids if it has some."""
+    """Returns the input's token ids, or the input as JSON if it has no token ids."""
     value = _input.decode(body).input
     parts = _texts(value, body)
     return parts if parts.token_ids else Parts(prompts=((_encoder.encode(value),),))
 
 
 def responses(body: Body) -> Parts:
-    """Returns instructions, tools and input as a JSON array, without those that are missing."""
+    """Returns instructions, tools and input as a JSON array. Leaves out instructions or tools that are missing."""
     decoded = _responses.decode(body)
     optional = {"instructions": decoded.instructions, "tools": decoded.tools}
     array = [{name: value} for name, value in optional.items() if value is not None]
@@ -128,7 +128,7 @@ def _chat_messages(body: _Messages) -> Iterator[dict[str, Any]]:
 
 
 def _turn(role: Any, blocks: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Yields the messages of one turn. Results of tools come first, each as its own message."""
+    """Yields the chat messages for one message of Anthropic's API. Results of tools come first, each as a message of its own."""
     content, calls = [], []
     for block in blocks:
         kind = block.get("type")
@@ -157,7 +157,7 @@ def _result(content: Any) -> str:
 
 
 def _url(source: Any) -> str:
-    """Returns the URL of an image, or its data as a data URL."""
+    """Returns the URL of an image; if the request has the image's data, returns them as a data URL."""
     if not isinstance(source, dict):
         return ""
     if source.get("type") == "base64":
@@ -176,7 +176,7 @@ def _tool(tool: dict[str, Any]) -> dict[str, Any]:
 
 
 def _texts(value: Any, body: Body, *, render: str = "") -> Parts:
-    """Reads a prompt that is a text, texts, token ids, or several lists of token ids."""
+    """Reads a prompt that is a text, a list of texts, a list of token ids, or a list of such lists."""
     if isinstance(value, str):
         return Parts(prompts=((_utf8(value),),), render=render, body=body)
     items: Sequence[Any] = value if isinstance(value, list) else ()
@@ -202,7 +202,7 @@ def _blocks(content: Sequence[Any]) -> Iterator[bytes | Media]:
 
 
 def _member(block: dict[str, Any], name: str, field: str) -> str:
-    """Returns `block[name][field]` as text. A plain text counts as the field `url`."""
+    """Returns the text `block[name][field]`. If `block[name]` is a text itself, it counts as the field `url`."""
     value = block.get(name)
     text = value.get(field) if isinstance(value, dict) else value if field == "url" else None
     return text if isinstance(text, str) else ""

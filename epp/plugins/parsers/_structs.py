@@ -11,7 +11,7 @@ EMPTY: Final = Raw()
 
 
 class Message(msgspec.Struct):
-    """Decodes a message of a chat, or an item of the input of a response."""
+    """Decodes a message of a chat, or an item of the input to the responses API."""
 
     role: Raw = EMPTY
     content: Raw = EMPTY
@@ -63,7 +63,7 @@ TokenId = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
 
 Scalar: TypeAlias = (
     str | int | float | bool | None
-)  # one value only: a list or object could block the event loop while it is decoded
+)  # a single value: decoding a list or object could block the event loop
 
 
 class Body(msgspec.Struct):
@@ -84,7 +84,7 @@ class Embedding(Body):
 
 
 class Front(Body):
-    """Decodes, for conversations, what a template puts before the messages, or uses for all of them."""
+    """Decodes what chat templates put before the messages of a conversation, or use for all messages."""
 
     chat_template: Raw = EMPTY
     chat_template_kwargs: Raw = EMPTY

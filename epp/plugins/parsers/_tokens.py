@@ -1,8 +1,8 @@
 """Reads prompts that arrive as token ids: their bytes for hashing, and their parts for the token producer.
 
-The ids are 32-bit words in little-endian order. The ids of media among them are replaced by hashes (`epp.prefix.blocks.with_media`).
-Of a long list only the first ids are decoded at once (`_canonical.first_ids`). The rest is hashed as its text, and decoded only when a
-plugin needs all ids.
+The ids are hashed as 32-bit words in little-endian order. Ids that stand for media are replaced by hashes of the media
+(`epp.prefix.blocks.with_media`). Of a long list only the first ids are decoded at once (`_canonical.first_ids`). The rest of the list is
+hashed as its text, and decoded only when a plugin needs all ids.
 """
 
 from array import array
@@ -26,7 +26,10 @@ def prompt(
     rest: bytes | memoryview = b"",
     everything: Callable[[], Sequence[int]] | None = None,
 ) -> Prompt:
-    """Makes a prompt from token ids. `rest`: the bytes of the ids after `ids`. `everything`: returns all ids."""
+    """Makes a prompt from token ids. `media`: the media among them. `rest`: the text of the ids that are not decoded.
+
+    `everything`: decodes and returns all ids; None: `ids` are all.
+    """
     head = ids.astype("<u4", copy=False)
     made = Prompt(lambda: (with_media(head, media) if media else head).tobytes() + rest)
     made.read = lambda _: Parts(token_ids=(head.tolist() if everything is None else everything(),), features=media)

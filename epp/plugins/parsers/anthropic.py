@@ -1,7 +1,7 @@
 """Reads Anthropic's API: messages, and requests to count their tokens.
 
-A prompt has the bytes of the chat that servers convert the messages to: the system text is the first message. A client's billing note
-in the system text changes with every request. Servers remove it before they tokenise, so it is not hashed either.
+Servers convert Anthropic's messages to a chat whose first message is the system text. A prompt has the bytes of this chat. Some clients put
+a billing note into the system text, which changes with every request. Servers remove the note before they tokenise, so it is not hashed.
 """
 
 from typing import Final
@@ -48,7 +48,7 @@ _system_part = msgspec.json.Decoder(_SystemPart)
 
 @plugin("anthropic-parser")
 class Anthropic(Parser):
-    """Reads Anthropic's messages API. Requests that only count tokens pass unread, and so do their answers."""
+    """Reads Anthropic's messages API. Requests that only count tokens pass unread, and so do the answers to them."""
 
     paths = (MESSAGES, COUNT_TOKENS)
     app_protocols = ("h2c", "http")

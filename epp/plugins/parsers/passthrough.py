@@ -1,4 +1,4 @@
-"""Passes any body on unread: no model, no prompt, no usage. It claims no path, so it gets the requests that no other parser claims."""
+"""Passes any body on unread, so the request has no model, prompt or usage. Gets the requests whose path no other parser claims."""
 
 from epp.plugin import Parser, plugin
 from epp.request import Request

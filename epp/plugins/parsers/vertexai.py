@@ -1,6 +1,6 @@
-"""Reads Vertex AI's gRPC API: OpenAI's JSON in an HttpBody, in a message, in a gRPC frame.
+"""Reads Vertex AI's gRPC API: a gRPC frame has a message, which has an HttpBody, which has OpenAI's JSON.
 
-The deployment determines the model: bodies without one are accepted, and the picker rewrites none.
+The deployment determines the model. So bodies without a model are accepted, and the picker rewrites no model.
 """
 
 from typing import Final
@@ -23,7 +23,7 @@ METHODS: Final = {  # path -> (message, field of its HttpBody, API of the JSON i
 
 @plugin("vertexai-parser")
 class VertexAi(Parser):
-    """Reads chat completions and raw predictions of Vertex AI's gRPC API. Other methods pass unread, and so do their answers."""
+    """Reads chat completions and raw predictions of Vertex AI's gRPC API. Requests of other methods, and answers to them, pass unread."""
 
     paths = tuple(METHODS)
     app_protocols = ("h2c",)
@@ -57,7 +57,7 @@ class VertexAi(Parser):
 
 
 def _data(message: bytes | memoryview, field: int) -> bytes | memoryview | None:
-    """Returns the data of the HttpBody in this field; None if there is no HttpBody. Raises ValueError if the message is malformed."""
+    """Returns the data of the HttpBody in this field of a message; None: it has no HttpBody. Raises ValueError for a malformed message."""
     last: bytes | memoryview | None = None
     walk = wire.Walk()
     for number, value in walk.fields(message):

@@ -22,7 +22,7 @@ EMBED: Final = SERVICE + "Embed"
 GENERATED: Final = AnswerHandling(VllmGenerateScanner)
 EMBEDDED: Final = AnswerHandling(VllmEmbedScanner)
 LONG_IN_JSON: Final = bytes(set(range(32)) - set(b"\b\t\n\f\r"))  # characters that take six bytes each in JSON
-# If a text has at most this many of them, it is hashed as JSON, as prompts in JSON bodies are; otherwise unchanged.
+# A text with at most this many of these characters is hashed as its JSON, as prompts in JSON bodies are; any other text unchanged.
 LONG_IN_JSON_MAX: Final = 1 << 14
 
 Value = int | memoryview
@@ -34,7 +34,7 @@ def _refused(problem: str) -> Refused:
 
 @plugin("vllmgrpc-parser")
 class VllmGrpc(Parser):
-    """Reads texts and token ids of vLLM's gRPC API. Other methods pass unread. The server determines the model."""
+    """Reads texts and token ids of vLLM's gRPC API. Requests of other methods pass unread. The server determines the model."""
 
     paths = (GENERATE, EMBED)
     app_protocols = ("h2c",)
@@ -63,7 +63,10 @@ class VllmGrpc(Parser):
 
 
 def _generate(request: Request, message: bytes | memoryview) -> None:
-    """Reads a GenerateRequest: tokenized 2, text 3, sampling_params 4, stream 5, mm_inputs 7. The last occurrence of 2 or 3 counts."""
+    """Reads a GenerateRequest with these fields: tokenized 2, text 3, sampling_params 4, stream 5, mm_inputs 7.
+
+    The last occurrence of field 2 or 3 is the prompt.
+    """
     walk = wire.Walk()
     prompt: tuple[int, Value] | None = None
     media: list[Feature] = []
@@ -85,7 +88,7 @@ def _generate(request: Request, message: bytes | memoryview) -> None:
 
 
 def _embed(request: Request, message: bytes | memoryview) -> None:
-    """Reads an EmbedRequest: tokenized 2."""
+    """Reads an EmbedRequest: field tokenized 2."""
     walk = wire.Walk()
     values = [value for number, value in walk.fields(message) if number == 2]
     if not values:
@@ -103,7 +106,7 @@ def _text_prompt(data: bytes) -> Prompt:
 
 
 def _prompt(walk: wire.Walk, message: memoryview, media: Sequence[Feature]) -> Prompt:
-    """Reads a TokenizedInput: input_ids 2."""
+    """Reads a TokenizedInput: field input_ids 2."""
     values = [value for number, value in walk.fields(message) if number == 2]
     ids, rest = wire.first_uint32s(values, _canonical.IDS_MAX)
     if rest is None:
@@ -112,7 +115,7 @@ def _prompt(walk: wire.Walk, message: memoryview, media: Sequence[Feature]) -> P
 
 
 def _max_tokens(walk: wire.Walk, message: memoryview) -> int | None:
-    """Reads SamplingParams: max_tokens 8, which may be 0."""
+    """Reads SamplingParams: field max_tokens 8, which may be 0. None: the field is missing."""
     last = None
     for number, value in walk.fields(message):
         if number == 8:
@@ -121,7 +124,7 @@ def _max_tokens(walk: wire.Walk, message: memoryview) -> int | None:
 
 
 def _media(walk: wire.Walk, message: memoryview) -> list[Feature]:
-    """Reads MultimodalInputs: placeholders 5 (offset 1, length 2), and their hashes 6 in the same order."""
+    """Reads MultimodalInputs: fields placeholders 5 (offset 1, length 2) and hashes 6, one per placeholder in the same order."""
     places: list[tuple[int, int]] = []
     hashes: list[str] = []
     for number, value in walk.fields(message):

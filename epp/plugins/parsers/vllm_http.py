@@ -14,7 +14,7 @@ from epp.request import Feature, Request
 GENERATE: Final = "inference/v1/generate"
 FEATURES_BYTES_MAX: Final = (
     1 << 16
-)  # enough for hundreds of media; a longer list is ignored, because decoding it would block the event loop
+)  # enough for hundreds of media; longer JSON is ignored, because decoding it would block the event loop
 Count = Annotated[int, msgspec.Meta(ge=0)]
 
 
@@ -28,7 +28,7 @@ class _Features(msgspec.Struct):
     mm_placeholders: dict[str, list[_Placeholder]] | None = None
 
     def media(self) -> list[Feature]:
-        """Returns one feature for each placeholder with a hash, in order within a modality."""
+        """Returns one feature for each placeholder that has a hash. The features of one modality are in the order of the placeholders."""
         hashes = self.mm_hashes or {}
         return [
             Feature(modality, known, place.offset, place.length)

@@ -22,14 +22,14 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename
 class DrawParameters(Parameters, frozen=True, forbid_unknown_fields=True, rename="camel"):
     """How many endpoints are picked, and from which.
 
-    top_k: Draw among the k best only; 0 is all.
+    top_k: Draw among this many candidates with the highest scores; 0: among all.
     """
 
     top_k: Annotated[int, msgspec.Meta(ge=0)] = 0
 
 
 class CountedPicker(Picker):
-    """Base of pickers that return up to `_count` targets and draw with `_rng`."""
+    """Base of pickers that return up to `_count` targets. `_rng`: the random generator with which they draw."""
 
     def __init__(self, name: str, params: Parameters) -> None:
         super().__init__(name, params)
@@ -41,7 +41,7 @@ class CountedPicker(Picker):
 
 
 class DrawingPicker(CountedPicker):
-    """Base of pickers that draw among the `_top` best; 0 is all."""
+    """Base of pickers that draw among the `_top` candidates with the highest scores; 0: among all."""
 
     def __init__(self, name: str, params: DrawParameters) -> None:
         super().__init__(name, params)
@@ -49,6 +49,6 @@ class DrawingPicker(CountedPicker):
 
 
 def best(totals: Scores, count: int, tie_break: Scores) -> list[int]:
-    """Returns the indices of the `count` best, best first. Among equal totals, a smaller `tie_break` goes first."""
+    """Returns the indices of the `count` highest totals, highest first. Among equal totals, a smaller `tie_break` goes first."""
     order: list[int] = np.lexsort((tie_break, -totals))[:count].tolist()
     return order

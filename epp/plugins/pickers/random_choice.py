@@ -1,4 +1,4 @@
-"""Pick endpoints at random, whatever their scores, or among the best few."""
+"""Pick endpoints at random: among all candidates whatever their scores, or with `topK` among the k best."""
 
 from collections.abc import Sequence
 

@@ -1,6 +1,7 @@
 """Pick endpoints at random, with probabilities in proportion to their scores.
 
-A-Res (Efraimidis and Spirakis, 2006): each candidate gets the key U^(1/score), U uniform in (0, 1), and the largest keys win.
+The algorithm is A-Res (Efraimidis and Spirakis, 2006): each candidate gets the key U^(1/score), where U is a random number between 0 and
+1, and the candidates with the largest keys are picked.
 """
 
 from collections.abc import Sequence
@@ -15,7 +16,10 @@ from epp.request import Request
 
 @plugin("weighted-random-picker")
 class WeightedRandom(DrawingPicker):
-    """Picks endpoints at random in proportion to their scores. Scores of 0 or less win only if no score is above 0."""
+    """Picks endpoints at random in proportion to their scores.
+
+    Endpoints with scores of 0 or less are picked only after those with higher scores. If no score is above 0, all have equal chances.
+    """
 
     Params = DrawParameters
 

@@ -1,5 +1,6 @@
-"""Places the requests of a burst, so that requests with the same prompt go to the same endpoint. The rules are those of the reference
-picker.
+"""Places the requests of a burst, so that requests with the same prompt go to the same endpoint.
+
+The rules are those of the reference picker.
 """
 
 from collections import Counter, defaultdict
@@ -10,9 +11,8 @@ from typing import NamedTuple
 class Rules(NamedTuple):
     """Sets how to place a burst. `per_replica`: how many requests with one prompt an endpoint gets; -1: all.
 
-    `shared`: how many leading blocks two prompts must share to count as one.
-
-    `by_blocks`: balance blocks to compute instead of requests.
+    `shared`: how many leading blocks different prompts must share to attract each other; 0: only equal prompts go together.
+    `by_blocks`: balance the blocks that endpoints have to compute, instead of requests.
     """
 
     per_replica: int
@@ -21,9 +21,9 @@ class Rules(NamedTuple):
 
 
 def assign(chains: Sequence[tuple[int, ...]], running: Mapping[int, float], rules: Rules) -> list[int | None]:
-    """Returns the endpoint of each request, by its owner id; None: no preference.
+    """Returns the owner id of the endpoint for each request; None: no preference.
 
-    `chains`: the block hashes of each request. `running`: owner id -> running requests, in the order in which ties are broken.
+    `chains`: the block hashes of each request. `running`: owner id -> running requests; among equal endpoints, the first one wins.
     """
     placed: list[int | None] = [None] * len(chains)
     groups: dict[tuple[int, ...], list[int]] = defaultdict(list)
@@ -51,7 +51,7 @@ def assign(chains: Sequence[tuple[int, ...]], running: Mapping[int, float], rule
 
 
 class _Table:
-    """Counts what the endpoints have got of this burst. `fair`: an endpoint with this much load attracts no more prompts."""
+    """Counts what each endpoint has got of this burst. `fair`: an endpoint with this much load attracts no more similar prompts."""
 
     def __init__(self, running: Mapping[int, float], fair: int, rules: Rules) -> None:
         self._running = running
@@ -90,7 +90,10 @@ class _Table:
         return matches
 
     def _choice(self, matches: Counter[int] | None, here: Counter[int]) -> int:
-        """Returns the least loaded owner with room; given `matches`, first the owner with the longest match below its fair share."""
+        """Returns the owner for the next request: the least loaded one with room.
+
+        With `matches`, an owner with a long enough match and less than its fair share goes first; the longest match wins.
+        """
         limit = self._rules.per_replica
         room = [owner for owner in self._running if limit < 0 or here[owner] < limit]
         if matches is not None:

@@ -1,10 +1,10 @@
 """Estimates tokens without a tokenizer: 4 bytes of the prompt count as one token, and a media item as many as a model likely uses.
 
-The ids do not belong to an engine's vocabulary. They are good for counting and for hashing prefixes. A media item starts at a whole
-token. All its tokens are the low 32 bits of the XXH64 of its content, which is also the hash of its feature.
+The token ids do not belong to an engine's vocabulary. They are good for counting and for hashing prefixes. A media item starts at a whole
+token. The XXH64 of its content is the hash of its feature, and the low 32 bits of this hash are the id of each of its tokens.
 
-Clients choose the sizes, so they are bounded: one item counts at most ITEM_TOKENS_MAX tokens, and of one request at most PROMPTS_MAX
-prompts and TOKENS_MAX tokens of media are estimated.
+Clients choose the sizes of media, so the estimates are bounded: one item counts at most ITEM_TOKENS_MAX tokens. At most PROMPTS_MAX
+prompts and TOKENS_MAX tokens of media are estimated for one request.
 """
 
 import binascii
@@ -37,7 +37,7 @@ Size = tuple[int, int]
 
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    """Base of the estimate's parameters. A number of 0 or less means the default."""
+    """Parameters of the estimate. A number of 0 or less means the default."""
 
 
 class Resolution(Settings, frozen=True):
@@ -73,7 +73,7 @@ class StaticFrame(Settings, frozen=True):
 
 
 class Dynamic(Settings, frozen=True):
-    """Tokens by size.
+    """A number of tokens in proportion to the size: width * height / factor.
 
     factor: Pixels per token.
     """
@@ -85,12 +85,12 @@ class Dynamic(Settings, frozen=True):
 
 
 class Image(Settings, frozen=True):
-    """Tokens of an image.
+    """How many tokens an image counts.
 
-    mode: dynamic: width * height / factor, with the image's own size if the request has its data. static: constant.
-    default_resolution: The size of images without data.
-    static: For the mode static.
-    dynamic: For the mode dynamic.
+    mode: `dynamic` (also if empty): by the image's size in pixels. `static`: the same number for every image.
+    default_resolution: The size of an image that is only a URL; if the request has the image's data, the size is read from them.
+    static: The number of tokens in the mode `static`.
+    dynamic: How size becomes tokens in the mode `dynamic`.
     """
 
     mode: Literal["", "dynamic", "static"] = "dynamic"
@@ -105,11 +105,11 @@ class Image(Settings, frozen=True):
 
 
 class FrameTokens(Settings, frozen=True):
-    """Tokens of one frame of a video, estimated as for an image.
+    """How many tokens one frame of a video counts.
 
-    mode: dynamic: by size; static: constant.
-    static: For the mode static.
-    dynamic: For the mode dynamic.
+    mode: `dynamic` (also if empty): by the size of the video in pixels. `static`: the same number for every frame.
+    static: The number of tokens in the mode `static`.
+    dynamic: How size becomes tokens in the mode `dynamic`.
     """
 
     mode: Literal["", "dynamic", "static"] = "dynamic"
@@ -118,9 +118,9 @@ class FrameTokens(Settings, frozen=True):
 
 
 class Sampled(Settings, frozen=True):
-    """A number of frames per second; then several frames are merged into one.
+    """A model that takes a number of frames per second, and then merges several frames into one.
 
-    sample_fps: Frames per second.
+    sample_fps: Frames that are taken per second.
     temporal_patch_size: Frames that are merged into one.
     """
 
@@ -129,9 +129,9 @@ class Sampled(Settings, frozen=True):
 
 
 class Strided(Settings, frozen=True):
-    """Every n-th frame of the source.
+    """A model that takes every n-th frame of the video.
 
-    default_source_fps: Frames per second of videos that do not say theirs.
+    default_source_fps: Frames per second of videos whose request does not say it in a header.
     frame_stride: The n.
     """
 
@@ -140,14 +140,14 @@ class Strided(Settings, frozen=True):
 
 
 class Frames(Settings, frozen=True):
-    """The frames of a video that count.
+    """How many frames of a video count.
 
-    mode: sampled: duration * fps, limited to the range, then / patch size. strided: duration * fps of the source / stride, limited to
-        the range.
+    mode: `sampled` (also if empty): duration * sampleFPS, limited to minFrames and maxFrames, then divided by temporalPatchSize. `strided`:
+        duration * frames per second of the video / frameStride, limited to minFrames and maxFrames.
     min_frames: The fewest frames.
-    max_frames: The most frames.
-    sampled: For the mode sampled.
-    strided: For the mode strided.
+    max_frames: The most frames; 0 or less: no limit.
+    sampled: The numbers of the mode `sampled`.
+    strided: The numbers of the mode `strided`.
     """
 
     mode: Literal["", "sampled", "strided"] = "sampled"
@@ -169,13 +169,15 @@ class Frames(Settings, frozen=True):
 
 
 class Video(Settings, frozen=True):
-    """Tokens of a video: min(frames * tokens per frame, maximum). The request's headers about the video override the configuration.
+    """How many tokens a video counts: frames * tokens per frame, at most a maximum.
 
-    default_resolution: The size of videos that do not say theirs.
-    default_duration: The duration of videos that do not say theirs, in seconds.
-    tokens_per_frame: Tokens of a frame.
-    frames: Which frames count.
-    max_video_tokens: The most tokens that a video counts.
+    Request headers may tell the video's size, duration and frames per second.
+
+    default_resolution: The size of videos whose request does not tell it.
+    default_duration: The duration, in seconds, of videos whose request does not tell it.
+    tokens_per_frame: How many tokens a frame counts.
+    frames: How many frames count.
+    max_video_tokens: The most tokens that a video counts; 0 or less: no limit.
     """
 
     default_resolution: Resolution = Resolution()
@@ -200,15 +202,15 @@ class Video(Settings, frozen=True):
 class Estimate(Settings, frozen=True):
     """How many tokens media count.
 
-    image: Tokens of images.
-    video: Tokens of videos.
+    image: How many tokens an image counts.
+    video: How many tokens a video counts.
     """
 
     image: Image = Image()
     video: Video = Video()
 
     def prompts(self, parts: Parts, headers: Mapping[str, str]) -> list[PromptTokens]:
-        """Returns the tokens of every prompt of a request, without prompts that have none."""
+        """Returns the tokens of each prompt of a request that has any. `headers`: of the request; they may describe a video."""
         left = TOKENS_MAX
         prompts = []
         for pieces in parts.prompts[:PROMPTS_MAX]:
@@ -238,7 +240,7 @@ class Estimate(Settings, frozen=True):
         return PromptTokens(np.frombuffer(b"".join(packed), dtype="<u4"), features)
 
     def tokens(self, media: Media, headers: Mapping[str, str]) -> int:
-        """Returns the tokens of one item, before limits."""
+        """Returns how many tokens one media item counts, before limits."""
         if media.modality == "image":
             return self.image.tokens(media.content)
         if media.modality == "video":
@@ -247,13 +249,13 @@ class Estimate(Settings, frozen=True):
 
 
 def from_token_ids(token_ids: Sequence[Sequence[int]], features: Sequence[Feature] = ()) -> list[PromptTokens]:
-    """Returns prompts that the client has tokenised. `features` belong to the prompt if there is only one."""
+    """Returns prompts that the client has tokenised. `features`: the media of the only prompt; ignored if there are several prompts."""
     arrays = (np.array(ids, dtype=np.uint32) for ids in token_ids[:PROMPTS_MAX])
     return [PromptTokens(ids, features if len(token_ids) == 1 else ()) for ids in arrays if len(ids)]
 
 
 def positive(*values: float) -> float:
-    """Returns the first value above 0, else 0."""
+    """Returns the first value above 0; 0 if there is none."""
     return next((value for value in values if value > 0), 0.0)
 
 
@@ -262,7 +264,7 @@ def whole(frames: float) -> int:
 
 
 def number(text: str | None) -> float:
-    """Returns a header's value as a number above 0, else 0."""
+    """Returns a header's value as a number; 0 if it is missing, or not a finite number above 0."""
     try:
         value = float(text) if text else 0.0
     except ValueError:
@@ -283,7 +285,7 @@ def resolution(text: str | None) -> Size | None:
 
 
 def image_size(url: str) -> Size | None:
-    """Returns width and height of a PNG, GIF or JPEG with its data in the URL; else None."""
+    """Returns width and height of an image in pixels; None unless the URL contains the data of a PNG, GIF or JPEG."""
     if not url.startswith("data:image/"):
         return None
     _, marker, payload = url[: HEADER_CHARS + 64].partition("base64,")

@@ -10,9 +10,9 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename
 
     add_estimated_output_tokens: Count the tokens of the answer, too.
     output_ratio: Tokens of an answer per token of its prompt.
-    max_estimated_output_tokens: The most tokens that an answer counts. Default: no limit.
+    max_estimated_output_tokens: The most tokens that are counted for an answer. Default: no limit.
     prefix_match_info_producer_name: The producer of the prefix matches to read.
-    sync_cross_replica_state: Without effect with a single replica.
+    sync_cross_replica_state: Accepted, without effect.
     """
 
     add_estimated_output_tokens: bool = False

@@ -1,8 +1,9 @@
 """Keeps what was observed of one endpoint: a window of recent requests, and a history of its best times to first token.
 
 Formulas, names and defaults are those of the reference picker. A percentile interpolates linearly between two values. The load at a
-percentile is the mean load of the observations up to a tenth of the window around it. Once per bucket, the 10th percentile of the
-bucket's times is added to the history. A full history drops its largest value. The *floor* is the 10th percentile of the history.
+percentile is the mean load of the observations that are at most a tenth of all observations away from it. The time is divided into
+*buckets*. At the end of a bucket, the 10th percentile of its times is added to the history. A full history drops its largest value. The
+*floor* is the 10th percentile of the history.
 """
 
 from bisect import insort
@@ -18,14 +19,14 @@ BAND = 0.10
 class Rules(NamedTuple):
     """Holds the parameters of the producer. Percentiles are fractions, ages are in seconds."""
 
-    window: int
-    age_max_s: float
-    recent_max: int
-    enough: int
-    low: float
-    typical: float
+    window: int  # the most observations that are kept
+    age_max_s: float  # up to this age, an observation is recent
+    recent_max: int  # the most observations that count as recent, the newest ones
+    enough: int  # the least number of observations to trust
+    low: float  # the percentile of the point of low load
+    typical: float  # the percentile of the point of typical load
     bucket_s: float
-    buckets_max: int
+    buckets_max: int  # the most values of the history
 
 
 class Observation(NamedTuple):
@@ -56,17 +57,17 @@ class Observations:
         self._rules = rules
         self._window: deque[Observation] = deque(maxlen=rules.window)
         self._count = 0  # observations ever added
-        self._best: list[float] = []  # sorted
+        self._best: list[float] = []  # the history, sorted
         self._floor_s = 0.0
         self._bucket_since = now
 
     def add(self, at: float, ttft_s: float, load: float) -> None:
-        """Adds a request. `at` must not decrease."""
+        """Adds the observation of one request. `at` must not be less than in earlier calls."""
         self._window.append(Observation(at, ttft_s, load))
         self._count += 1
 
     def point(self, now: float) -> Point:
-        """Returns the percentiles at this moment. Closes the bucket if its time is over."""
+        """Returns the percentiles at the time `now`. Ends the current bucket if its time is over."""
         rules, window = self._rules, self._window
         if now - self._bucket_since >= rules.bucket_s:
             self._close_bucket(now)

@@ -26,7 +26,7 @@ class _Struct(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="c
 class TokenProcessor(_Struct, frozen=True):
     """How servers cut prompts into blocks.
 
-    block_size_tokens: The size that the servers should report; without it, what they report holds.
+    block_size_tokens: The block size, in tokens, that the servers should report. Default: any size that they report is used.
     block_size: Deprecated: use `block_size_tokens`.
     hash_seed: Accepted, without effect.
     hash_algorithm: Accepted, without effect.
@@ -41,7 +41,7 @@ class TokenProcessor(_Struct, frozen=True):
 class InMemory(_Struct, frozen=True):
     """The size of the index in blocks.
 
-    size: Blocks of the index at most.
+    size: The most blocks that the index has room for.
     pod_cache_size: Accepted, without effect: any number of endpoints may hold a block.
     """
 
@@ -52,7 +52,7 @@ class InMemory(_Struct, frozen=True):
 class CostAware(_Struct, frozen=True):
     """The size of the index in bytes.
 
-    size: Bytes of the index at most, such as 2GiB.
+    size: The most bytes that the index takes, such as 2GiB.
     """
 
     size: str = ""
@@ -71,7 +71,7 @@ class BlockIndex(_Struct, frozen=True):
     """Limits of the index.
 
     in_memory_config: Its size in blocks.
-    cost_aware_memory_config: Its size in bytes; wins over inMemoryConfig.
+    cost_aware_memory_config: Its size in bytes. If given, inMemoryConfig does not count.
     redis_config: Accepted, without effect: the index is in this picker's shared memory.
     valkey_config: Accepted, without effect: the index is in this picker's shared memory.
     enable_metrics: Export metrics of the index.
@@ -126,7 +126,7 @@ class PodDiscovery(_Struct, frozen=True):
 class KvEvents(_Struct, frozen=True):
     """How events arrive.
 
-    zmq_endpoint: The address that the picker binds for servers that connect to it, instead of the discovery.
+    zmq_endpoint: The address that the picker binds, for servers that connect to the picker; the picker then connects to no server.
     topic_filter: The beginning of the topics to read.
     concurrency: Accepted for compatibility: one process reads all events.
     engine_type: Accepted for compatibility: the events of both engines are read alike.
@@ -149,7 +149,7 @@ class Parameters(_Struct, frozen=True):
     indexer_config: The index, and the weights of the tiers.
     kv_events_config: How events arrive.
     speculative_indexing: Count the blocks of a request at its endpoint before the server reports them.
-    speculative_ttl: How long such blocks count without a report.
+    speculative_ttl: How long blocks count before the server reports them, with `speculativeIndexing`.
     """
 
     token_processor_config: TokenProcessor = TokenProcessor()
@@ -163,9 +163,10 @@ DEFAULT_BACKENDS = (Backend("gpu", 1.0), Backend("cpu", 0.8))
 
 
 class Settings(msgspec.Struct, frozen=True):
-    """Holds what the kv-events process needs of the parameters. `tiers`: (name, weight in thousandths). `replay_port` 0: no replay.
+    """Holds what the kv-events process needs of the parameters. `tiers`: (name, weight in thousandths). `replay_port` 0: no replays.
 
-    `bind`: the address to bind; "": connect to the endpoints. `blocks_max`: 0: no limit of its own. `speculative_s` 0: no speculation.
+    `bind`: the address to bind; "": connect to the endpoints. `blocks_max`: the index's limit in blocks; 0: none is configured.
+    `speculative_s`: how long blocks count before a server reports them; 0: they do not.
     """
 
     block_tokens: int
@@ -180,7 +181,7 @@ class Settings(msgspec.Struct, frozen=True):
 
 
 def settings(params: Parameters) -> Settings:
-    """Checks the parameters together. Raises ValueError `parameter: reason`."""
+    """Returns the settings, after a check of the parameters together. Raises ValueError with a text `parameter: reason`."""
     events, indexer = params.kv_events_config, params.indexer_config
     discovery = events.pod_discovery_config
     backends = indexer.kv_cache_backend_configs
@@ -221,7 +222,7 @@ RENAMED: Mapping[str, str] = {"tokenProcessorConfig.blockSize": "tokenProcessorC
 
 
 def deprecated(params: Parameters) -> Mapping[str, str]:
-    """Maps deprecated parameters in use to their current names."""
+    """Maps the deprecated parameters that are in use to their current names."""
     return RENAMED if params.token_processor_config.block_size else {}
 
 
@@ -255,7 +256,7 @@ def without_effect(params: Parameters) -> list[str]:
 
 
 def _blocks_max(index: BlockIndex) -> int:
-    """Returns the limit of the index in blocks; 0: none. The first that is set counts: costAware, inMemory."""
+    """Returns the limit of the index in blocks; 0: none. The limit in bytes goes before that in blocks."""
     if index.cost_aware_memory_config is not None and index.cost_aware_memory_config.size:
         return max(1, _bytes(index.cost_aware_memory_config.size) // ENTRY_BYTES)
     if index.in_memory_config is not None and index.in_memory_config.size:

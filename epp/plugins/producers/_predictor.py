@@ -1,8 +1,8 @@
 """Calls the latency predictor's sidecars: gets predictions for requests, and sends samples for training.
 
 Requests that arrive within a short window share one call to one server (`Batch`), and wait for the same answer. While too many calls
-are under way, a batch stays open and grows. After FAILURES_MAX failed calls in a row the predictor is not called for REST_S; then one
-batch tries it. So a dead or slow predictor delays few requests.
+are under way, a batch stays open and grows. After FAILURES_MAX failed calls in a row, the predictor is not called for REST_S seconds. Then
+the next batch calls it again. So a dead or slow predictor delays few requests.
 
 Measured latencies are sampled, all with the same probability, and sent periodically. A sample that cannot be sent is lost. Each worker
 has its own batches, samples and view of the predictor's health.
@@ -18,7 +18,7 @@ from epp.errors import ProducerFailed
 from epp.plugin import Plugin, Services, Waiting
 
 PREDICT_S = 0.4  # the longest wait of a decision
-# The call gets this much less time than the decision waits, so that a late answer differs from a cancelled request.
+# The call gets this much less time than the decision waits, so that it ends by its own timeout and not by being cancelled.
 MARGIN_S = 0.02
 WINDOW_MS_MAX = 200
 FAILURES_MAX = 3
@@ -49,7 +49,7 @@ class Settings(NamedTuple):
 
 
 def settings(environment: Mapping[str, str], warn: Callable[..., object]) -> Settings:
-    """Reads the settings. A missing or invalid setting gets its default; `warn` gets an event and its fields for each invalid one."""
+    """Reads the settings. A missing or invalid setting gets its default. Calls `warn(event, **fields)` for each invalid setting."""
     default = Settings()
 
     def whole(name: str, least: int, most: int, fallback: float) -> int:
@@ -81,7 +81,7 @@ def settings(environment: Mapping[str, str], warn: Callable[..., object]) -> Set
 
 
 class Row(msgspec.Struct, gc=False, omit_defaults=True):
-    """Describes the state of one endpoint when a request is scheduled. The names are those of the sidecars."""
+    """Describes the state of one endpoint when a request is scheduled. The names of the fields are those of the sidecars' API."""
 
     kv_cache_percentage: float
     input_token_length: int
@@ -97,7 +97,7 @@ class Row(msgspec.Struct, gc=False, omit_defaults=True):
 
 
 class Sample(Row, gc=False, omit_defaults=True, kw_only=True):
-    """Joins a row and the latency that was measured. One of the two latencies is 0."""
+    """Joins a row and a latency that was measured: TTFT or TPOT. The other latency is 0."""
 
     actual_ttft_ms: float
     actual_tpot_ms: float
@@ -159,9 +159,9 @@ class Predictor:
         self._services.every(self.settings.flush_s, self.flush)
 
     def ask(self, rows: Sequence[Row], now: float, deliver: Deliver) -> Waiting:
-        """Asks for predictions.
+        """Asks for predictions for these rows. `deliver` gets the predictions before the returned wait ends.
 
-        `deliver` gets them before the returned wait ends. Raises ProducerFailed while the predictor is not called.
+        Raises ProducerFailed while the predictor is not called, because calls have failed.
         """
         if self._failures >= FAILURES_MAX and (now < self._rests_until or self._calls):
             raise ProducerFailed(
@@ -179,7 +179,7 @@ class Predictor:
         return batch.waiting
 
     async def _call(self, batch: Batch) -> None:
-        """Makes one call: waits until its window is over, sends all rows of the batch, and delivers the answer."""
+        """Makes the call of one batch: waits until the batch's window is over, sends all its rows, and delivers the answer."""
         try:
             if self.settings.window_s:
                 await self._services.after(self.settings.window_s)
@@ -226,7 +226,7 @@ class Predictor:
             at += count
 
     def learn(self, sample: Sample) -> None:
-        """Adds a sample. Every sample since the last flush is kept with the same probability."""
+        """Adds a sample. Beyond a maximum, keeps a random selection of the samples since the last flush, each with the same probability."""
         self._seen += 1
         if len(self._samples) < self.settings.samples:
             self._samples.append(sample)

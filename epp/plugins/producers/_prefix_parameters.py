@@ -12,12 +12,12 @@ LRU_CAPACITY: Final = 31250
 class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
     """As in the reference picker, except that blocks have at least 64 tokens. A limit of 0 means no limit, which is the default.
 
-    auto_tune: Hold as many blocks for a server as the server's own metrics say, else `lru_capacity_per_server`.
+    auto_tune: Keep as many blocks of a server as its own metrics say it can cache; without such metrics, `lru_capacity_per_server`.
     block_size_tokens: Tokens that are hashed as a unit.
     block_size: Deprecated: use `block_size_tokens`.
     max_prefix_tokens_to_match: How much of a prompt is matched, in tokens, at least one block. Overrides `max_prefix_blocks_to_match`.
     max_prefix_blocks_to_match: How much of a prompt is matched, in blocks.
-    lru_capacity_per_server: Blocks that a server is believed to hold.
+    lru_capacity_per_server: How many blocks a server is assumed to hold.
     """
 
     auto_tune: bool = True

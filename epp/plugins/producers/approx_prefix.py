@@ -1,13 +1,14 @@
 """Approximate prefix affinity: remembers which prompts were sent where, without asking the servers.
 
 `produce` hashes the prompt and looks up the endpoints that hold its blocks. `before_send` tells the index writer that the target will
-hold them. If the server answers with an error or not at all, `response_complete` takes back what this request added, except the blocks
-that it shares with another recent request of this worker to that server that has not failed. The prompt is its tokens if a token
-producer emits them, else its bytes. Each of several prompts has its own chain, because servers cache them separately.
+hold them. If the server answers with an error or not at all, `response_complete` takes back the blocks that this request added. It does
+not take back blocks that another recent request of this worker to the same server has in common, unless that request failed, too. Hashed
+are the prompt's tokens if a token producer emits them, else its bytes. If a request has several prompts, each has a chain of hashes of its
+own, because servers cache them separately.
 
-Blocks have `blockSizeTokens` tokens, the same for all producers of a process. The index writer keeps as many blocks for an endpoint as
-the server's cache has room for, by the size that the server reports; `lruCapacityPerServer` blocks if it reports none or `autoTune` is
-off.
+Blocks have `blockSizeTokens` tokens, the same for all producers of a process. The index writer keeps as many blocks of an endpoint as the
+server's cache has room for, by the size that the server reports. If the server reports none, or `autoTune` is off, it keeps
+`lruCapacityPerServer` blocks.
 """
 
 from collections import deque
@@ -30,13 +31,13 @@ from epp.tokens import TOKENS, PromptTokens
 
 BLOCK_TOKENS_MIN: Final = 64
 ROOTS_MAX: Final = 4096
-SALT_CHARS_MAX: Final = 256  # characters of a cache salt; roots of longer salts are not cached
+SALT_CHARS_MAX: Final = 256  # characters of a cache salt; the root hashes of longer salts are not kept
 PROMPTS_MAX: Final = 64  # prompts of one request that are matched
 PROMPT_BYTES_MAX: Final = 8 << 20  # two million tokens: no server caches more of one prompt
 REFRESH_EVERY: Final = 8
 RECENT_MAX: Final = 256
-LONG_BLOCKS: Final = 512  # a remembered chain takes one more place for this many blocks
-COMPARED_MAX: Final = 256  # chains that the chains of one failed request are compared with
+LONG_BLOCKS: Final = 512  # a chain pushes one more of the remembered chains out for each so many blocks
+COMPARED_MAX: Final = 256  # remembered chains with which the chains of one failed request are compared
 
 HIT_RATIO: Final = Metric(
     "prefix_indexer_hit_ratio",
@@ -49,11 +50,14 @@ HIT_BYTES: Final = Metric(
 )
 
 
-Chain = tuple[Hashes, Mapping[int, int]]  # hashes of one of several prompts, and how many blocks each owner holds
+Chain = tuple[Hashes, Mapping[int, int]]  # hashes of one of several prompts; owner -> leading blocks that it holds
 
 
 class Sent:
-    """Remembers a chain that was sent to an owner. The owner held its first `known` blocks before. `owner` 0: the request failed."""
+    """Remembers a chain that was sent to an endpoint. `owner`: the endpoint's owner id; 0: the request failed.
+
+    `known`: how many leading blocks the endpoint held before.
+    """
 
     __slots__ = ("hashes", "known", "owner")
 
@@ -143,7 +147,7 @@ class ApproximatePrefix(CutsPrompts, DataProducer, PreRequest, ResponseComplete)
         return block_hashes(prompt[: self._bytes_max], self._block_bytes, self._root(request), self._secret)
 
     def _held(self, depths: Mapping[int, int], candidates: Candidates, blocks: Floats | None) -> Floats | None:
-        """Returns how many blocks each endpoint holds, added to `blocks`; None if no endpoint holds any."""
+        """Adds the depths of one prompt to `blocks`, the sum over earlier prompts (one per endpoint). None: no endpoint holds any block."""
         if not depths:
             return blocks
         roster = candidates.snapshot.roster
@@ -169,7 +173,10 @@ class ApproximatePrefix(CutsPrompts, DataProducer, PreRequest, ResponseComplete)
         request[self._sent] = sent
 
     def response_complete(self, request: Request, decision: Decision, response: Response) -> None:
-        """Takes the blocks back if the server answered with an error or not at all: it has not computed the prompt."""
+        """Takes the request's blocks back if the server answered with an error or not at all, because it has not computed the prompt.
+
+        `failures_only`: the picker calls this method for no other requests.
+        """
         failed = [(sent, sent.owner) for sent in request[self._sent] or ()]
         for sent, _ in failed:
             sent.owner = 0
@@ -182,14 +189,14 @@ class ApproximatePrefix(CutsPrompts, DataProducer, PreRequest, ResponseComplete)
             for other in others:
                 if (shared := _shared(sent, other)) > sent.known:
                     kept = max(kept, shared)
-                    # Now the other request added these blocks: if it fails, too, it takes them back.
+                    # From now on the other request counts as the one that added these blocks: if it fails, too, it takes them back.
                     other.known = min(other.known, sent.known)
             added = landmarks(sent.hashes, kept)
             if len(added):
                 self._index.forget(added, owner)
 
     def _similar(self, failed: Sequence[tuple[Sent, int]]) -> Mapping[tuple[int, int], list[Sent]]:
-        """Maps owner and first hash of the failed chains to recent chains of that owner with the same first hash, the latest first."""
+        """Maps owner and first hash of each failed chain to the recent chains that have both in common with it, the latest first."""
         chains: dict[tuple[int, int], list[Sent]] = {(owner, sent.hashes.item(0)): [] for sent, owner in failed}
         owners = {owner for _, owner in failed}
         for other in reversed(self._recent):
@@ -198,7 +205,7 @@ class ApproximatePrefix(CutsPrompts, DataProducer, PreRequest, ResponseComplete)
         return chains
 
     def _target(self, run: ProfileRun, match: PrefixMatch) -> tuple[int, int]:
-        """Returns the owner id of the endpoint that a profile picked, and how many blocks the endpoint holds."""
+        """Returns the owner id of the endpoint that a profile picked, and how many blocks of the match the endpoint holds."""
         row = run.row
         held = 0 if match.blocks is None else int(match.blocks[row])
         return run.candidates.snapshot.endpoints[row].owner, held
@@ -206,7 +213,10 @@ class ApproximatePrefix(CutsPrompts, DataProducer, PreRequest, ResponseComplete)
     def _learn(
         self, match: PrefixMatch, held: int, owner: int, chains: Sequence[Chain] | None, sent: list[Sent]
     ) -> None:
-        """Adds the chains to the index. Blocks that the owner is known to hold are repeated only now and then, to keep them fresh."""
+        """Adds a request's chains to the index for the owner that it is sent to, and remembers them in `sent`.
+
+        Blocks that the owner is known to hold are added again only now and then, to keep their entries young.
+        """
         self._turn = (self._turn + 1) % REFRESH_EVERY
         parts = [(match.hashes, held)] if chains is None else [(chain, by.get(owner, 0)) for chain, by in chains]
         for hashes, known in parts:
@@ -220,7 +230,7 @@ class ApproximatePrefix(CutsPrompts, DataProducer, PreRequest, ResponseComplete)
                 self._index.learn(learned, owner)
 
     def _forget_for(self, blocks: int) -> None:
-        """Makes room for a long chain, so that memory stays bounded: a chain may have 256 KB."""
+        """Forgets remembered chains to make room for a long one, so that memory stays bounded: one chain may have 256 KB."""
         recent = self._recent
         for _ in range(min(blocks // LONG_BLOCKS, len(recent) - 1)):
             recent.popleft()
@@ -246,7 +256,7 @@ def _words(prompt: PromptTokens) -> bytes:
 
 
 def _shared(failed: Sent, other: Sent) -> int:
-    """Returns how many leading blocks of a failed chain stay: those known before, and those that the other chain has, too."""
+    """Returns how many leading blocks of a failed chain stay: those known before, and those in common with the other chain."""
     known, most = failed.known, min(len(failed.hashes), len(other.hashes))
     if known >= most or failed.hashes.item(known) != other.hashes.item(known):
         return known

@@ -1,7 +1,7 @@
-"""Sends requests of a burst with the same prompt to the same endpoint, while every cache is still cold: samples of a training step, say.
+"""Sends requests of a burst with the same prompt to the same endpoint while all caches are still cold, as for samples of a training step.
 
-Requests of one worker that arrive within a window are placed jointly (`_bursts`). Workers do not know each other's bursts. Ties go to
-the endpoint with fewer running requests, then by name, in all workers alike.
+Requests of one worker that arrive within a window are placed jointly (`_bursts`). Workers do not know each other's bursts. Among equal
+endpoints, the one with fewer running requests wins, then the one whose name is first, in all workers alike.
 """
 
 from typing import Annotated, Literal
@@ -27,15 +27,15 @@ Limit = Annotated[int, msgspec.Meta(ge=-1)]
 
 
 class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    """As in the reference picker.
+    """How bursts are collected and placed, as in the reference picker.
 
-    window_duration_ms: How long requests are collected. Each waits up to so long.
+    window_duration_ms: How long requests are collected. Each request waits up to so long.
     max_per_replica: How many requests with one prompt an endpoint gets; -1: all.
     block_size_tokens: Tokens that are hashed as a unit.
     max_prefix_tokens_to_match: How much of a prompt is compared; 0: 2048 blocks.
-    min_colocate_blocks: Leading blocks that different prompts must share to come together; 0: only equal prompts do.
-    max_batch_size: How many requests a window takes; further ones get no preference. -1: no limit.
-    balance_by: What is balanced over endpoints.
+    min_colocate_blocks: How many leading blocks different prompts must share to go to one endpoint; 0: only equal prompts do.
+    max_batch_size: How many requests a window takes; further requests get no preference. -1: no limit.
+    balance_by: What is balanced over endpoints: the number of requests, or the tokens that they have to compute. Empty: requests.
     """
 
     window_duration_ms: Annotated[int, msgspec.Meta(ge=1, le=10000)] = 100
@@ -60,7 +60,7 @@ class Batch:
 
 @plugin("burst-prefix-cache-producer")
 class BurstPrefix(DataProducer):
-    """Emits a whole match (`PrefixMatch`) for the endpoint to which the requests of a burst with the same prompt go."""
+    """Emits a match of the whole prompt (`PrefixMatch`) at the endpoint that is chosen for all requests of a burst with this prompt."""
 
     Params = Parameters
 

@@ -1,6 +1,6 @@
-"""Counts tokens in flight per endpoint, in this worker's lane. All workers see them, and each is released exactly once.
+"""Counts tokens in flight per endpoint, in this worker's lane, which all workers see. Subtracts what it has added exactly once.
 
-The runtime counts *requests* in flight in every configuration; this producer adds their tokens.
+The picker counts *requests* in flight in every configuration; this producer adds their tokens.
 """
 
 from epp.candidates import Candidates, Endpoint
@@ -15,7 +15,10 @@ from epp.tokens import TOKENS, token_count
 
 
 class Held:
-    """Holds the (endpoint, tokens) pairs of one request. `secondary`: those of servers whose work ends when the answer begins."""
+    """Holds what was counted for one request, as (endpoint, tokens). `tokens`: at the primary target.
+
+    `secondary`: at targets of other profiles, whose work ends when the answer begins.
+    """
 
     __slots__ = ("secondary", "tokens")
 
@@ -28,8 +31,8 @@ class Held:
 class InflightLoad(FollowsDecisions, DataProducer, PreRequest, ResponseStreaming, ResponseComplete):
     """Counts the tokens in flight of each endpoint, from the dispatch to the first response chunk.
 
-    Estimated output tokens, if there are any, stay counted until the end of the response. Tokens at targets of profiles other than the
-    primary one, such as prefill, are always released at the first chunk.
+    With `addEstimatedOutputTokens`, prompt and output tokens at the primary target count until the end of the response. Tokens at targets
+    of other profiles, such as prefill, always count until the first chunk.
     """
 
     Params = Parameters
@@ -48,7 +51,7 @@ class InflightLoad(FollowsDecisions, DataProducer, PreRequest, ResponseStreaming
         self._load = services.load
 
     def produce(self, request: Request, candidates: Candidates) -> None:
-        """Does nothing: the counts are in the lanes."""
+        """Does nothing: plugins read the counts from the lanes."""
 
     def before_send(self, request: Request, decision: Decision) -> None:
         held = Held()

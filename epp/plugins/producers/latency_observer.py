@@ -1,8 +1,8 @@
-"""Observe how long each endpoint takes to the first token, and at which load, without asking it.
+"""Observes how long each endpoint takes to the first token, and at which load, without asking the endpoint.
 
 This is for hubs, where an endpoint is the gateway of a cluster and shows no metrics. Only answers that are streamed and succeed count,
-because other answers say nothing about the first token. Each worker observes its own requests. The percentiles are computed when a
-request comes and those in use are older than the interval.
+because other answers say nothing about the first token. Each worker observes its own requests. When a request comes and the last
+percentiles are older than the interval, they are computed again.
 """
 
 from typing import Annotated
@@ -29,12 +29,12 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename
     interval_duration: The time between two computations of the percentiles.
     max_observation_age: How old a recent request may be.
     max_requests: How many of the newest requests are recent; at most windowSize.
-    min_requests: Requests from which on an endpoint is no longer cold, and recent ones from which on its load points count.
+    min_requests: With fewer requests, an endpoint is cold. With fewer recent requests, its points of low and typical load do not count.
     low_percentile: The percentile of the point of low load; below typicalPercentile.
     typical_percentile: The percentile of the point of typical load.
     window_size: How many requests are remembered per endpoint.
-    bucket_duration: The time of which the 10th percentile joins the history of the floor; best at most maxObservationAge.
-    bucket_history_size: How many of these the history holds; then it gives up the largest.
+    bucket_duration: Once per such time, the 10th percentile of its requests is added to a history; best at most maxObservationAge.
+    bucket_history_size: How many such values the history holds; beyond that, it drops the largest.
     in_flight_load_producer_name: Accepted, without effect: the picker counts the load in flight itself.
     """
 
@@ -51,7 +51,10 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename
 
 
 class Sent:
-    """Holds one request from its decision to its first token: the load of each candidate, and later only that of its target."""
+    """Holds one request from its decision to its first token. `load`: requests in flight of each candidate; later of the target only.
+
+    `rows`: the candidates' rows in the snapshot; None: all rows. `counts`: whether the answer is streamed and has succeeded.
+    """
 
     __slots__ = ("counts", "load", "owner", "rows")
 
@@ -64,10 +67,11 @@ class Sent:
 
 @plugin("latency-observer-producer-hub")
 class LatencyObserver(DataSource, DataProducer, PreRequest, ResponseReceived, ResponseStreaming):
-    """Emits three points of each endpoint's curve of the time to the first token over its requests in flight.
+    """Emits three points of a curve for each endpoint: the time to the first token as a function of its requests in flight.
 
-    The floor is the 10th percentile of a long history, and the points of low and typical load are percentiles of recent requests, each
-    with the mean load around it. It may be listed in `dataLayer.sources`, as the reference picker demands, but works without that.
+    The floor is the 10th percentile of a long history. The points of low and typical load are percentiles of the times of recent requests,
+    each with the mean load of the requests around it. You may list this plugin in `dataLayer.sources`, as the reference picker demands, but
+    need not.
     """
 
     Params = Parameters

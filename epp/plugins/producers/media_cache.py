@@ -1,8 +1,9 @@
 """Encoder-cache affinity: knows which images, audio and video of a request were sent to which endpoint before.
 
-Media are identified by the hashes that the token producer finds. The shared prefix index stores where each item was sent, as a chain of
-one block under the deployment's secret. So other workers find an item a few milliseconds later, a restarted worker finds it, too, and
-it disappears when the endpoint leaves. An endpoint's encoder cache may drop an item long before the index does, so a match is a guess.
+Media are identified by the hashes that the token producer finds. The shared prefix index stores where each item was sent: a hash of the
+item and the deployment's secret, as a chain of one block. So other workers find an item a few milliseconds later, a restarted worker finds
+it, too, and it disappears when the endpoint leaves. An endpoint's encoder cache may drop an item long before the index does, so a match
+is a guess.
 """
 
 from collections.abc import Sequence
@@ -51,7 +52,7 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename
 
 
 class Item:
-    """Holds one distinct media item: its hash in the index, and the owners that hold it."""
+    """Holds one distinct media item. `key`: its hash in the index. `holders`: the owner ids that hold it."""
 
     __slots__ = ("holders", "key", "modality")
 

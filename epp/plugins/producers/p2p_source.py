@@ -1,6 +1,6 @@
-"""Names the server from which the computing server may copy the prompt's KV cache.
+"""Names a server from which the server that computes the prompt may copy the prompt's cached blocks.
 
-The routing sidecar reads the header KV_SOURCE and fetches the cached blocks from that server (peer to peer) before the prompt is
+The routing sidecar reads the header KV_SOURCE, and fetches the cached blocks from the named server (peer to peer) before the prompt is
 computed. Rules and defaults are those of the reference picker.
 """
 
@@ -23,7 +23,7 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename
 
     prefix_match_info_producer_name: The producer of the prefix matches to read. Default: the only one that is configured.
     min_cached_token_delta: How many cached tokens a source must have more than the server that computes the prompt.
-    prefill_profile_name: The profile of that server in disaggregated serving; without a run of it, the primary target computes.
+    prefill_profile_name: The profile whose target computes the prompt in disaggregated serving; if it did not run, the primary target does.
     """
 
     prefix_match_info_producer_name: str = ""
@@ -35,8 +35,9 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename
 class P2pSource(FollowsMatches, PreRequest):
     """Sets the request header `x-kv-cache-source-host-port` to an endpoint with more of the prompt cached than the computing one.
 
-    Sources are all endpoints with at most one block less than the longest match. One of them is drawn with the weight
-    1 / (1 + waiting requests), so that a popular prefix is not always copied from the same server. The header of a client is removed.
+    Possible sources are all endpoints whose match is at most one block shorter than the longest match. One of them is drawn with the weight
+    1 / (1 + waiting requests), so that a popular prefix is not always copied from the same server. If a client sends this header, it is
+    replaced or removed.
     """
 
     Params = Parameters

@@ -1,8 +1,9 @@
 """Precise prefix affinity: routes by what the model servers say they hold, and by the approximate match where they do not say it.
 
 The model servers publish their KV events. The kv-events process follows them and keeps an index of the blocks that each endpoint holds.
-`produce` looks up the prompt's tokens in that index, for the endpoints with a whole event stream. Other endpoints get the match of the
-approximate producer. So a lost stream costs precision but no affinity. Without tokens, all endpoints get the approximate match.
+`produce` looks up the prompt's tokens in that index, for the endpoints whose event stream has no gap (the precise ones). Other endpoints
+get the match of the approximate producer. So a lost stream costs precision but no affinity. If there are no tokens, because no token
+producer has emitted any, all endpoints get the approximate match.
 """
 
 from collections.abc import Iterable, Sequence
@@ -36,7 +37,7 @@ from epp.tokens import TOKENS, PromptTokens
 
 PROMPTS_MAX = 64  # prompts of one request
 TOKENS_MAX = 2 << 20  # tokens of one prompt that are looked up: no server caches more
-# Blocks of one prompt: without this bound, a server with blocks of one token would cost 0.3 us per token.
+# Blocks of one prompt that are looked up. Without this bound, a look-up for a server with blocks of one token would take 0.3 us per token.
 BLOCKS_MAX = 1 << 15
 ROOTS_MAX = 4096
 BLOCK_TOKENS = 16  # the block size that an empty match states
@@ -62,7 +63,7 @@ Keys = dict[int, Hashes]  # block size -> keys of all prompts
 
 
 class _Precise(DataProducer, PreRequest):
-    """Base of the producer and of its older form."""
+    """Base of `precise-prefix-cache-producer` and of its older form, a scorer."""
 
     Params = Parameters
     renamed = RENAMED
@@ -120,7 +121,7 @@ class _Precise(DataProducer, PreRequest):
     def _matched(
         self, request: Request, view: HeldView, prompts: Sequence[PromptTokens], approximate: PrefixMatch | None
     ) -> PrefixMatch:
-        """Returns the precise match for precise endpoints and the approximate one for the others, both in blocks of one size."""
+        """Returns a match in blocks of one size: precise for precise endpoints, approximate for the others."""
         adapter = request.target_model
         if adapter_word(adapter, self._secret) not in view.adapters:
             adapter = BASE_MODEL
@@ -154,7 +155,7 @@ class _Precise(DataProducer, PreRequest):
         )
 
     def _count(self, blocks: Sequence[int]) -> None:
-        """Counts look-ups and hits."""
+        """Counts one look-up, and as its hits the largest number of blocks that an endpoint holds."""
         self._lookups.add()
         most = max(blocks, default=0)
         for count in self._hits:
@@ -184,7 +185,8 @@ def _length(prompt: PromptTokens) -> int:
 class PrecisePrefix(_Precise):
     """Emits how many leading blocks of the prompt each endpoint holds (`PrefixMatch`), by the KV events that the endpoints publish.
 
-    The blocks of a match are weighted by tier and rounded down. An endpoint without a whole event stream gets the approximate match.
+    Each block counts with the weight of its tier, and the sum is rounded down. An endpoint whose event stream has a gap gets the
+    approximate match.
     """
 
 
@@ -192,7 +194,7 @@ class PrecisePrefix(_Precise):
 class PreciseScorer(_Precise, ScoresOwnMatches, Scorer):
     """The older form of precise-prefix-cache-producer: also scores endpoints by the share of the prompt that they hold.
 
-    Beside a precise-prefix-cache-producer it only scores, by that producer's matches.
+    If a precise-prefix-cache-producer is configured, too, this plugin only scores, by that producer's matches.
     """
 
     def __init__(self, name: str, params: Parameters) -> None:

@@ -1,10 +1,11 @@
-"""Predicts latencies for every endpoint with a trained model, and sends it the measured latencies for training.
+"""Predicts latencies for every endpoint with a trained model, and sends measured latencies to the model for training.
 
 The model runs in sidecars (`_predictor`). For each request, this plugin asks them about all candidates at once. The decision waits for
-the answer for at most 0.4 s. Without an answer it goes on, and plugins see no predictions. When the response ends, the plugin sends the
-measured latencies, and the state in which the request found the endpoint.
+the answer for at most 0.4 s. Without an answer the decision goes on, and plugins see no predictions. When the response ends, the plugin
+sends samples: the measured latencies, with the state of the endpoint at the decision.
 
-Latency objectives come from the request's headers. Each worker knows only the objectives of its own running requests.
+TTFT is the time to the first token, TPOT the time per further token. Objectives for both come from the request's headers. Each worker
+knows only the objectives of its own running requests.
 """
 
 from bisect import bisect_left, insort
@@ -65,9 +66,9 @@ VIOLATIONS = Metric(
 
 
 class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    """As in the reference picker.
+    """What is predicted and measured, as in the reference picker.
 
-    slo_buffer_factor: Objectives for the time per token are multiplied by this.
+    slo_buffer_factor: Objectives for the time per token are multiplied by this number.
     context_ttl: Accepted, without effect.
     streaming_mode: Answers are streamed, so TTFT and TPOT can be measured.
     endpoint_role_label: The label with an endpoint's role in disaggregated serving.
@@ -105,7 +106,7 @@ class Roles:
 
 
 class Features:
-    """Holds the input of the model for one request: one column per feature, over the candidates that its producers saw."""
+    """Holds the input of the model for one request: one array per feature, over the candidates at the time of `produce`."""
 
     __slots__ = ("held", "input_tokens", "kv", "media", "prefix", "requests", "roles", "tokens", "waiting", "within")
 
@@ -123,7 +124,7 @@ class Features:
         self.roles = roles
 
     def rows(self) -> list[Row]:
-        """Returns one row per candidate."""
+        """Returns the features as rows for the predictor, one per candidate."""
         names = self.roles.names
         if self.within is not None:
             names = [names[row] for row in self.within.tolist()]
@@ -181,7 +182,7 @@ class State(NamedTuple):
         )  # fmt: skip
 
     def per_token(self, tpot_ms: float) -> Sample:
-        """Returns a sample with this time per token. The cached prefix affects only the first token, so it is 0 here."""
+        """Returns a sample with this time per token. Its prefix is 0, because a cached prefix affects only the first token."""
         return Sample(
             self.kv, self.input_tokens, self.waiting, self.requests, 0, 0.0, 0, 0, self.tokens, 0,
             self.role, actual_ttft_ms=0.0, actual_tpot_ms=tpot_ms,
@@ -206,10 +207,11 @@ class Measured:
 
 @plugin("predicted-latency-producer")
 class PredictedLatency(FollowsMatches, DataProducer, PreRequest, ResponseStreaming, ResponseComplete):
-    """Emits the predicted TTFT and TPOT of each endpoint and their headrooms (objective - prediction; no objective is 0 ms).
+    """Emits the predicted TTFT and TPOT of each endpoint and their headrooms: objective - prediction, in ms.
 
-    The TPOT objective is multiplied by sloBufferFactor. It is at most the smallest TPOT objective of the requests that run on the endpoint.
-    Without `streamingMode`, and on endpoints with the role `prefill`, the TPOT headroom is 0.
+    TTFT is the time to the first token, TPOT the time per further token. A missing objective counts as 0 ms. The TPOT objective at an
+    endpoint is the smallest of this request's and of those that run there, multiplied by sloBufferFactor. Without `streamingMode`, and on
+    endpoints with the role `prefill`, the TPOT headroom is 0.
     """
 
     Params = Parameters
@@ -254,7 +256,7 @@ class PredictedLatency(FollowsMatches, DataProducer, PreRequest, ResponseStreami
 
     def take_over(self, predecessor: Plugin) -> None:
         if isinstance(predecessor, type(self)):
-            # Shared, because the predecessor still removes the requests that began with it.
+            # The same object, because the predecessor still removes objectives of requests that it began.
             self._running = predecessor._running
 
     def produce(self, request: Request, candidates: Candidates) -> Waiting | None:
@@ -338,7 +340,7 @@ class PredictedLatency(FollowsMatches, DataProducer, PreRequest, ResponseStreami
         ttft_objective: float,
         tpot_objective: float,
     ) -> LatencyPredictions:
-        """Returns predictions and headrooms, in the snapshot's shape."""
+        """Returns predictions and headrooms, one per endpoint of the snapshot; NaN for endpoints that are not candidates."""
         rows = slice(None) if features.within is None else features.within
         ttft, tpot = np.full((2, len(roster.endpoints)), np.nan)
         ttft[rows] = [prediction.ttft_ms for prediction in predictions]

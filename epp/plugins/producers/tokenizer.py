@@ -1,8 +1,8 @@
-"""Emits tokens of the request's prompts, for plugins that count them, hash them or look for media among them.
+"""Emits the tokens of the request's prompts, for plugins that count them, hash them or look for media among them.
 
-There are two backends: an estimate from bytes, and vLLM's render endpoints, which apply the model's chat template and tokenizer.
-Rendering is an HTTP request that the decision waits for. If it fails or takes too long, the decision goes on without tokens, and
-plugins use the prompt's bytes instead.
+There are two backends: an estimate from bytes, and vLLM's render endpoints, which apply the model's chat template and tokenizer. A call of
+a render endpoint is an HTTP request for which the decision waits. If the call fails or takes too long, the decision goes on without
+tokens, and plugins use the prompt's bytes instead.
 """
 
 import contextlib
@@ -35,8 +35,8 @@ class Vllm(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="came
     """The server that renders prompts.
 
     url: The URL of the server.
-    timeout: How long to wait for plain text.
-    mm_timeout: How long to wait for messages with parts.
+    timeout: How long to wait for the tokens of plain texts.
+    mm_timeout: How long to wait for the tokens of messages with parts, such as images.
     """
 
     url: str = URL
@@ -45,11 +45,11 @@ class Vllm(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="came
 
 
 class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    """At most one backend; the default is the estimate.
+    """Where tokens come from. Give at most one of `estimate` and `vllm`; the default is the estimate.
 
     estimate: Estimate the tokens from the text's length and the media.
-    vllm: Ask a vLLM server.
-    model_name: The model to ask vLLM for; alone, it means vLLM.
+    vllm: Ask a vLLM server; needs modelName.
+    model_name: The model whose tokens vLLM returns. Without `vllm`, the default server is asked.
     uds_tokenizer_config: Not supported.
     """
 
@@ -60,7 +60,7 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename
 
 
 class Placeholder(msgspec.Struct, gc=False):
-    """Says where a media item is among the tokens."""
+    """Says where a media item is among the tokens: its first token, and how many tokens it has."""
 
     offset: int = 0
     length: int = 0
@@ -148,9 +148,10 @@ class Tokens(DataProducer):
     async def _rendered(
         self, kind: str, members: dict[str, Any], timeout_s: float, *, ours: bool = False
     ) -> list[PromptTokens]:
-        """Calls vLLM to render. Sends `members` of the body with the model replaced by the tokenizer's. Raises ProducerFailed.
+        """Lets vLLM tokenise a body, with its model replaced by `modelName`. Returns the prompts' tokens. Raises ProducerFailed.
 
-        `ours`: whether the body is a warm-up. The error text for a client's body is left out, because it may quote the prompt."""
+        `kind`: which render endpoint. `members`: the fields of the body. `ours`: whether the body is a warm-up. The server's error text
+        about a client's body is left out of the exception, because it may quote the prompt."""
         members["model"] = self.params.model_name
         url = self._url + PATHS[kind]
         body = msgspec.json.encode(members)
@@ -173,7 +174,7 @@ class Tokens(DataProducer):
         ]
 
     def _warm_up(self) -> None:
-        """Sends a warm-up request, because the first requests are slow while the server loads templates and processors."""
+        """Starts a warm-up if none has succeeded yet: the first requests are slow while the server loads templates and processors."""
         if self._cold and self._warm_ups < WARM_UP_TRIES:
             self._warm_ups += 1
             self._services.spawn(self._try_to_warm_up(), self._timeout_s + self._media_timeout_s)

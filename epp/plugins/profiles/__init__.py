@@ -1,4 +1,4 @@
-"""Profile handlers decide which profiles run and how to combine their results."""
+"""Profile handlers decide which profiles run, and combine the results into one decision."""
 
 from collections.abc import Mapping, Sequence
 

@@ -30,12 +30,12 @@ class StageDeciders(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    """As in the reference picker: either nested, or only the deprecated flat names.
+    """Which profiles and deciders the stages have, as in the reference picker: either nested, or by the deprecated flat names.
 
     profiles: Scheduling profiles of the stages.
     deciders: Plugins that decide whether a request needs a stage.
     stage_order: The order in which stages are scheduled. Case, `-` and `_` do not count.
-    on_no_prefill: What happens to a request if its prefill stage is wanted and finds no endpoint. An extension.
+    on_no_prefill: What happens to a request if its prefill stage is wanted and finds no endpoint. The reference picker lacks it.
     decode_profile: Deprecated: use profiles.decode.
     prefill_profile: Deprecated: use profiles.prefill.
     encode_profile: Deprecated: use profiles.encode.

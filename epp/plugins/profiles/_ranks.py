@@ -4,7 +4,7 @@ from epp.candidates import Endpoint
 
 
 def at_port(endpoint: Endpoint, port: int) -> Endpoint:
-    """Returns the same endpoint at another port. Slot and owner stay the same, so load and cache are counted at the rank."""
+    """Returns the endpoint with another port. Slot and owner stay the same, so load and cache still count for the picked rank."""
     return Endpoint(
         name=endpoint.name,
         namespace=endpoint.namespace,

@@ -1,9 +1,9 @@
 """Shares code between the handlers for disaggregated serving: stages, headers for the routing sidecar, counters and the refusal policy.
 
 The gateway sends a disaggregated request to one server, the decode target. The sidecar in front of that server reads two headers: the
-server that computes the prompt (PREFILLER), and the servers that encode images and other media (ENCODERS). The sidecar calls those
-servers first. A client that could set these headers, or another one that steers a sidecar (STEERING), could make the sidecar call any
-server. So the picker sets or removes each of them, and never passes them on.
+header PREFILLER names the server that computes the prompt, and ENCODERS names the servers that encode images and other media. The sidecar
+calls these servers first. A client that could set one of the headers that steer a sidecar (STEERING) could make the sidecar call any
+server. So the picker sets or removes each of these headers, and never passes on what a client sent.
 
 A stage that is wanted but finds no endpoint is never dropped silently: it is counted and logged. For prefill, a parameter decides
 whether the decode server computes the prompt itself or the request is refused.
@@ -46,12 +46,12 @@ UNSERVED = Metric(
 
 
 def decisions(name: str) -> Metric:
-    """Returns the counter of decisions, under the name that the reference picker gives it for this handler."""
+    """Returns the counter of decisions of a handler. `name`: what the reference picker calls this handler's counter."""
     return Metric(name, "counter", "Requests by the stages that serve them.", labels=("model_name", "decision_type"))
 
 
 def wanted(decider: Decider, request: Request, run: ProfileRun | None) -> bool:
-    """Returns the decider's answer. An exception of the decider is blamed on the decider, not on the handler."""
+    """Returns whether the decider wants its stage. An exception of the decider counts as the decider's failure, not the handler's."""
     try:
         return decider.wanted(request, run)
     except Exception as problem:
@@ -109,7 +109,7 @@ class Staged(ProfileHandler):
         return decision
 
     def _look_for_unserved(self, runs: Mapping[str, ProfileRun | None]) -> None:
-        """Counts and logs stages that found no endpoint. Raises Refused if the policy refuses such requests."""
+        """Counts and logs stages that found no endpoint. Raises Refused if prefill found none and `onNoPrefill` is `refuse`."""
         if self.encode in runs and runs[self.encode] is None:
             self._unserved.add(ENCODE, "skipped")
             self._services.warn(self, NO_ENDPOINT, profile=self.encode, effect="requests go on without an encode stage")

@@ -29,8 +29,8 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename
 class HeaderProfile(ProfileHandler):
     """Runs the profile that a request header names, or the default profile if the header is missing.
 
-    If only one profile is configured, it always runs. A header with an unknown name is refused as the client's mistake. An unknown
-    `defaultProfile` stops the start.
+    If only one profile is configured, it always runs. A request whose header names no profile is refused as the client's mistake. With an
+    unknown `defaultProfile` the picker does not start.
     """
 
     Params = Parameters

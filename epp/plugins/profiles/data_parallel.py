@@ -24,9 +24,9 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename
 
 @plugin("data-parallel-profile-handler")
 class DataParallel(OneProfile):
-    """Runs the only profile, names the picked rank in a header, and sends the request to the primary port of its host.
+    """Runs the only profile, names the picked rank in a header, and sends the request to the primary port of the rank's host.
 
-    All targets get the primary port. They keep slot and owner, so load and cache are counted at the rank that was picked.
+    All targets get the primary port. They keep slot and owner, so load and cache still count for the rank that was picked.
     """
 
     Params = Parameters

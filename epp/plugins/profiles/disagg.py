@@ -1,10 +1,10 @@
 """Disaggregated serving chooses a decode target and, if the deciders want them, a prefill and an encode target for the same request.
 
-    decode-first    decode ─▶ encode? prefill?     deciders and prefill plugins see the decode target as peer
-    prefill-first   prefill, encode? ─▶ decode     decode plugins see the prefill target as peer
+    decode-first    decode ─▶ encode? prefill?     deciders see the decode run; plugins of the prefill profile see its target as peer
+    prefill-first   prefill, encode? ─▶ decode     plugins of the decode profile see the prefill target as peer
 
-A stage with `?` runs if its decider wants it. A stage without a decider never runs, except prefill in prefill-first, which always
-runs. The picker warns at start about settings that cannot have an effect.
+A stage with `?` runs if its decider wants it; without a decider it never runs. In the order `prefill-first`, prefill has no decider and
+always runs. The picker warns at start about settings that cannot have an effect.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -102,7 +102,7 @@ class Disaggregated(Staged, PreRequest):
         ]
 
     def _stages(self) -> Mapping[str, str]:
-        """Maps the profiles of stages other than decode that can be wanted to their stage."""
+        """Maps the encode and prefill profiles to their stages, except stages that can never be wanted."""
         always = PREFILL if self.order == PREFILL_FIRST else ""
         stages_of = {self.prefill: PREFILL, self.encode: ENCODE}
         return {profile: stage for profile, stage in stages_of.items() if stage in self.needs or stage == always}
@@ -152,7 +152,10 @@ class Disaggregated(Staged, PreRequest):
 
 
 def _settings(params: Parameters) -> dict[str, tuple[str, str]]:
-    """Maps the nested path of each configured profile and decider to (path as written, value). Raises ValueError if both forms are used."""
+    """Maps the nested path of each configured profile and decider to (path as written, value).
+
+    Raises ValueError if the configuration uses nested and flat parameters.
+    """
     wire = {field.encode_name: field.name for field in msgspec.structs.fields(params)}
     flat = {old: value for old in FLAT if (value := getattr(params, wire[old]))}
     if flat and (params.profiles is not None or params.deciders is not None):

@@ -1,4 +1,4 @@
-"""Sets the headers of disaggregated serving in a separate plugin, for configurations from before the handler set them."""
+"""Sets the headers of disaggregated serving in a separate plugin, for old configurations whose profile handler does not set them."""
 
 import msgspec
 
@@ -9,7 +9,7 @@ from epp.request import Request
 
 
 class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    """Profiles with runs that become headers, as in the reference picker.
+    """The profiles whose targets go into headers, as in the reference picker.
 
     prefill_profile: The name of the prefill profile.
     encode_profile: The name of the encode profile.

@@ -1,4 +1,4 @@
-"""Prefill and decode for configurations from before disagg-profile-handler; deprecated."""
+"""Schedules prefill and decode for configurations that are older than disagg-profile-handler. Deprecated."""
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import Annotated
@@ -17,16 +17,16 @@ DEFAULT_DECIDER = "prefix-based-pd-decider"
 
 
 class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    """As in the reference picker.
+    """Profiles, decider and port, as in the reference picker.
 
     decode_profile: The name of the decode profile.
     prefill_profile: The name of the prefill profile.
     decider_plugin_name: The plugin that decides whether a request needs prefill.
-    primary_port: The port that the gateway sends to; the picked rank goes into a header. 0 keeps the port of the endpoint.
+    primary_port: The port that the gateway sends to; a header then names the picked endpoint. 0 keeps the port of the endpoint.
     prefix_plugin_name: Accepted, without effect.
     prefix_plugin_type: Accepted, without effect.
     prefix_match_info_producer_name: Accepted, without effect.
-    on_no_prefill: What happens to a request if its prefill stage is wanted and finds no endpoint. An extension.
+    on_no_prefill: What happens to a request if its prefill stage is wanted and finds no endpoint. The reference picker lacks it.
     """
 
     decode_profile: str = DECODE
@@ -43,8 +43,8 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename
 class PrefillDecode(Staged):
     """Runs decode, then prefill if the decider wants it. Deprecated: use disagg-profile-handler.
 
-    disagg-headers-handler tells the sidecar the prefill target. With `primaryPort` the request goes to that port of the decode
-    target's host, and a header names the target's real port.
+    Use it with disagg-headers-handler, which tells the sidecar the prefill target. With `primaryPort` the request goes to that port of the
+    decode target's host, and a header names the target with its own port.
     """
 
     Params = Parameters

@@ -9,5 +9,5 @@ class Handle:
     __slots__ = ("size",)
 
     def __init__(self, item: Queued) -> None:
-        # The size at arrival: so the sum of sizes stays exact even if the item's size changes later.
+        # The size at arrival. The queue adds and subtracts this one, so its sum stays exact even if the item's size changes later.
         self.size = item.bytes

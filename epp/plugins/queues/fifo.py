@@ -11,7 +11,7 @@ from epp.plugins.queues import Handle
 
 @plugin("fifo-queue", "listqueue", "ListQueue")
 class Fifo(FlowQueue):
-    """Keeps a flow's requests in order of arrival, for ordering policies with that order."""
+    """Keeps a flow's requests in order of arrival, for ordering policies that order by arrival."""
 
     capabilities = Capability.HEAD | Capability.TAIL | Capability.SCAN
 
@@ -20,7 +20,7 @@ class Fifo(FlowQueue):
 
 
 class FifoQueue:
-    """Links the items in a list and finds them by an index. `_items` has exactly the items of the queue."""
+    """Holds the items of one flow, in order of arrival. `_items` has exactly the items of the queue."""
 
     __slots__ = ("_items", "_name", "bytes")
 

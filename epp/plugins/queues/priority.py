@@ -1,9 +1,9 @@
 """A queue ordered by the key of the ordering policy, with fast access to the first and the last item.
 
-It is a binary heap of (key, number, handle). `number` keeps items with equal keys in order of arrival. When an item is removed by its
-handle, it leaves `_items` at once. Its heap entry becomes void and stays until it reaches the top, or until the heap has too many
-void entries. So every call costs O(log n) amortised. The first call of `tail` makes a second heap, for the last item; it lasts until
-the queue is empty.
+The queue is a binary heap of (key, number, handle). `number` keeps items with equal keys in order of arrival. An item that is removed by
+its handle leaves `_items` at once. Its heap entry becomes void, and stays until it reaches the top or the heap has too many void entries.
+So every call costs O(log n) amortised. The first call of `tail` makes a second heap with the opposite order, to find the last item; this
+heap lasts until the queue is empty.
 """
 
 from collections.abc import Callable, Iterable

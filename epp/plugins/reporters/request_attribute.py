@@ -25,7 +25,7 @@ NotEmpty = Annotated[str, msgspec.Meta(min_length=1, max_length=EXPRESSION_CHARS
 
 
 class AttributeKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    """Where the number goes in the dynamic metadata.
+    """Where the number goes in Envoy's dynamic metadata.
 
     name: The name of the field.
     namespace: The namespace; empty: `envoy.lb`.
@@ -36,11 +36,11 @@ class AttributeKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rena
 
 
 class Attribute(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    """Reports the value of `expression` where `condition` is empty or true. Both are CEL, the Common Expression Language.
+    """Reports the value of `expression` if `condition` is empty or true. Both are written in CEL, the Common Expression Language.
 
     key: Where the value goes.
     expression: The value, a number.
-    condition: Whether there is a value.
+    condition: Whether the value is reported; empty: always.
     """
 
     key: AttributeKey
@@ -63,8 +63,8 @@ class RequestAttribute(ResponseComplete):
 
     `usage` has prompt_tokens, completion_tokens and total_tokens (0 where the server did not report them), and
     prompt_tokens_details.cached_tokens where the server reported it; all are doubles, so write `2.0 * usage.prompt_tokens`. The value is
-    truncated to an integer. A value of 0, or one that needs a missing field, is not reported. Expressions are evaluated once at start,
-    so a wrong one refuses the start. Later failures are logged and nothing is reported.
+    truncated to an integer. A value of 0, or one that needs a missing field, is not reported. Expressions are evaluated once at start, so
+    the picker does not start with a wrong one. If an expression fails later, this is logged and nothing is reported.
     Source of the language: https://github.com/google/cel-spec.
     """
 
@@ -100,7 +100,10 @@ class RequestAttribute(ResponseComplete):
 
 
 def compiled(text: str, field: str, types: tuple[type, ...], kind: str) -> Expression:
-    """Compiles an expression. Raises ValueError with the field's path unless it gives one of these types for a full usage."""
+    """Compiles an expression, and tries it with a usage in which no field is missing. `field`: the path of the parameter.
+
+    Raises ValueError if the expression is invalid, or its value is not of one of these types.
+    """
     where = f"attributes[0].{field}"
     if cel is None:
         raise ValueError(f"{where}: CEL is not installed; pip install 'endpoint-picker[cel]'")

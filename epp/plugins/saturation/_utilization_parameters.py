@@ -10,11 +10,10 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename
 
     queue_depth_threshold: Waiting requests at which an endpoint is full.
     kv_cache_util_threshold: Share of the KV cache at which an endpoint is full.
-    metrics_staleness_threshold: A duration that replaces the picker's limit for fresh metrics in this detector.
+    metrics_staleness_threshold: The age up to which metrics are fresh for this detector, as a duration. Empty: the picker's limit.
     headroom: How far above a threshold the filter still keeps an endpoint, 0.2 for 20 %.
-    staleness_policy: What a stale or unknown endpoint counts as. Empty, the default: by its requests in flight. `saturated`: as 1,
-        the default of the reference picker, with which dispatch stops when all scrapes fail. `ignore`: not at all; the saturation is 0
-        if all endpoints are stale.
+    staleness_policy: How a stale or unknown endpoint counts. Empty, the default: by its requests in flight. `saturated`: as full, as in the
+        reference picker; then dispatch stops when all scrapes fail. `ignore`: not at all; if all endpoints are stale, the saturation is 0.
     """
 
     queue_depth_threshold: Annotated[int, msgspec.Meta(gt=0)] = 5

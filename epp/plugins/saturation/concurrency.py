@@ -18,8 +18,8 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename
     concurrency_mode: What is counted in flight: requests, tokens, or whichever fills the endpoint more.
     max_concurrency: Requests in flight at which an endpoint is full.
     max_token_concurrency: Tokens in flight at which an endpoint is full.
-    headroom: How far above that the filter still keeps an endpoint, 0.2 for 20 %.
-    in_flight_load_producer_name: A listed producer of the load in flight; the picker counts it once, for all plugins.
+    headroom: How far above the limit the filter still keeps an endpoint, 0.2 for 20 %.
+    in_flight_load_producer_name: A listed `inflight-load-producer`. The name changes nothing: the picker counts the load for all plugins.
     """
 
     concurrency_mode: Literal["requests", "tokens", "hybrid"] = "requests"
@@ -33,8 +33,9 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename
 class Concurrency(SaturationDetector, Filter):
     """Computes the saturation as requests or tokens in flight / the most that all endpoints may have in flight.
 
-    In mode `hybrid` it is the mean of the worse ratio of each endpoint. Without endpoints it is 1. No scraped value is read, so none
-    can be stale. As a filter it keeps endpoints below their limit x (1 + headroom), rounded down. It may keep none.
+    In mode `hybrid` the saturation is a mean over the endpoints: each counts with the larger of its two ratios. Without endpoints the
+    saturation is 1. Stale metrics do not matter, because no scraped value is read. As a filter this plugin keeps the endpoints below their
+    limit x (1 + headroom), rounded down; it may keep none.
     """
 
     Params = Parameters
@@ -62,7 +63,7 @@ class Concurrency(SaturationDetector, Filter):
         size, steps = len(candidates), [0.0]
         for column, full in self._full if size else ():
             each = 1.0
-            # Assume that the next request has as many tokens as the requests in flight have on average.
+            # Assume that the next request has as many tokens as a request in flight has on average.
             if column is INFLIGHT_TOKENS:
                 requests, tokens = candidates[INFLIGHT_REQUESTS].sum(), candidates[column].sum()
                 each = float(tokens / requests) if requests > 0 else 0.0

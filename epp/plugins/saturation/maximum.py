@@ -26,7 +26,7 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename
     """The detectors, as in the reference picker.
 
     detectors: The names of the detectors.
-    stages: The stages of disaggregated inference for which a detector counts, by its name. Default: all.
+    stages: Name of a detector -> the stages of disaggregated inference for which this detector counts. Default: all stages.
     """
 
     detectors: Names
@@ -37,7 +37,7 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename
 class MaxSaturation(SaturationDetector):
     """Reports the largest saturation of the named detectors, each for the stages that it is limited to.
 
-    A stage without a detector reports 0. It is no filter: list the detectors themselves in profiles.
+    The saturation of a stage without a detector is 0. This plugin is no filter: to filter, list the detectors themselves in profiles.
     """
 
     Params = Parameters

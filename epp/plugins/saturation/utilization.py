@@ -15,11 +15,11 @@ from epp.request import Request
 class Utilization(SaturationDetector, Filter):
     """Computes the saturation as the mean over the endpoints of max(waiting / queue threshold, KV usage / KV threshold).
 
-    Without endpoints it is 1. `waiting` includes requests sent since the last scrape. For a stale or unknown endpoint, `waiting` is the
-    number of requests in flight, and the KV cache does not count, unless `stalenessPolicy` says otherwise. Every endpoint has the same
-    weight, however large its server is.
+    Without endpoints the saturation is 1. `waiting` includes requests sent since the last scrape. For a stale or unknown endpoint,
+    `waiting` is the number of requests in flight, and the KV cache does not count, unless `stalenessPolicy` says otherwise. Every endpoint
+    has the same weight, however large its server is.
 
-    As a filter it keeps the endpoints below both thresholds x (1 + headroom), or all if none is below.
+    As a filter this plugin keeps the endpoints that are below both thresholds x (1 + headroom), or all endpoints if none is.
     """
 
     Params = Parameters
@@ -58,7 +58,7 @@ class Utilization(SaturationDetector, Filter):
 
 
 def staleness_s(text: str) -> float | None:
-    """Returns the parameter in seconds; None if it is not set. Raises ValueError if it is invalid."""
+    """Returns `metricsStalenessThreshold` in seconds; None if it is not set. Raises ValueError if it is invalid."""
     if not text:
         return None
     try:

@@ -8,7 +8,7 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename
 
     idle_threshold: An endpoint with at most this many requests is idle; a value below 0 means 0.
     max_busy_score: The highest possible score of a busy endpoint; a value outside 0 to 1 means 1.
-    in_flight_load_producer_name: A listed producer of the load in flight; the picker counts it once, for all plugins.
+    in_flight_load_producer_name: A listed `inflight-load-producer`. The name changes nothing: the picker counts the load for all plugins.
     request_timeout: Accepted, without effect: a request is in flight until its stream ends.
     """
 

@@ -11,7 +11,7 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename
     """What counts as full.
 
     queue_threshold_tokens: The load that scores 0; 0 or less means the default.
-    in_flight_load_producer_name: A listed producer of the load in flight; the picker counts it once, for all plugins.
+    in_flight_load_producer_name: A listed `inflight-load-producer`. The name changes nothing: the picker counts the load for all plugins.
     """
 
     queue_threshold_tokens: int = QUEUE_TOKENS

@@ -1,4 +1,4 @@
-"""Prefer endpoints by predicted latency: those that just meet the objectives, or miss them by the least."""
+"""Prefer endpoints by predicted latency: those that just meet the objectives or, if there are none, miss them by the least."""
 
 from typing import Literal
 
@@ -44,15 +44,17 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename
 class Latency(FollowsMatches, Scorer):
     """Scores the endpoints with the best predicted latencies by |headroom|; all other endpoints score 0.
 
-    Only one group (*bucket*) of endpoints gets scores above 0:
+    The headrooms of an endpoint are objective - prediction, for TTFT (time to first token) and TPOT (time per further token). Only one
+    group (*bucket*) of endpoints gets scores above 0:
 
     1. the endpoints that meet both objectives or have no prediction; they are scored by the configured strategy;
     2. if there are none: those with nothing in flight at this decision, else those that miss TPOT only, else TTFT only, else both;
        they are scored by the strategy `least`.
 
-    Within the bucket, n is |headroom|, scaled from 0 for the smallest to 1 for the largest (min-max). If all are equal, n is 0.5 and the
-    other headroom has all the weight. With c = a * n_ttft + b * n_tpot, the score in hundredths is floor((1 - c) * 100) + 1 for `least`
-    and floor(c * 100) + 1 for `most`; the score is at most 1.
+    Within the bucket, n_ttft and n_tpot are the |headrooms|, scaled from 0 for the smallest to 1 for the largest (min-max). With the
+    weights a and b of TTFT and TPOT, c is a * n_ttft + b * n_tpot. If all TTFT headrooms are equal, c is n_tpot, and conversely; if all of
+    both are equal, both n are 0.5. The score in hundredths is floor((1 - c) * 100) + 1 for `least` and floor(c * 100) + 1 for `most`, at
+    most 100.
 
     If no endpoint has a prediction, the score is the weighted mean of free KV cache, (longest queue - queue) / longest queue and
     matched / total of the prefix, rounded to hundredths.
@@ -92,7 +94,7 @@ class Latency(FollowsMatches, Scorer):
         return scores
 
     def _compared(self, ttft: Floats, tpot: Floats, *, most: bool) -> Scores:
-        """Returns the scores of one bucket."""
+        """Returns the scores of one bucket from its headrooms, none of them negative."""
         n_ttft, n_tpot = spread(ttft), spread(tpot)
         if n_ttft is None and n_tpot is None:
             combined: Floats = np.full(len(ttft), (self._ttft + self._tpot) * MIDDLE)
@@ -124,7 +126,7 @@ def proportions(*weights: float) -> tuple[float, ...]:
 
 
 def least_bad(ttft: Floats, tpot: Floats, candidates: Candidates) -> Mask:
-    """Returns the bucket to score if all endpoints miss an objective."""
+    """Returns the bucket of endpoints to score if every endpoint misses an objective."""
     late, slow = ttft < 0.0, tpot < 0.0
     idle: Mask = candidates[INFLIGHT_REQUESTS] <= 0.0
     for bucket in (idle, ~late, ~slow):

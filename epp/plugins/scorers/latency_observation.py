@@ -17,8 +17,8 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename
     """How far the curve is trusted, and how often other endpoints are tried. As in the reference picker.
 
     exploration_rate: The probability that an endpoint of which too little is known gets the best score.
-    min_inflight_gap: How many requests in flight must lie between the points of low and typical load for the former to count.
-    round_ttft_step: Predictions are rounded to multiples of so many seconds; 0: not at all.
+    min_inflight_gap: The point of low load counts only if the point of typical load has at least this many more requests in flight.
+    round_ttft_step: Predictions are rounded to multiples of so many seconds; 0: not rounded.
     ttft_percentiles_producer_name: The producer of the percentiles to read.
     in_flight_load_producer_name: Accepted, without effect: the picker counts the load in flight itself.
     """
@@ -32,14 +32,15 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename
 
 @plugin("latency-observation-scorer-hub")
 class LatencyObservation(Scorer):
-    """Scores (longest - predicted) / (longest - shortest) of the times to the first token predicted at the present load.
+    """Scores endpoints by their predicted times to the first token: (longest - predicted) / (longest - shortest).
 
-    A curve through the observed points predicts: from the floor at load 0 to the point of low load, from there to the point of typical
-    load and on. If the low point is too close to the other one, or not between floor and typical time, the curve goes straight from the
-    floor to the typical point. With too few recent requests, the prediction is the floor. A cold endpoint counts as the fastest.
-    If all are cold, all score 1.
+    The prediction for the current load is read from a curve through observed points: from the floor at load 0 to the point of low load,
+    from there to the point of typical load, and on. If the point of low load is too close to that of typical load, or its time is not
+    between floor and typical time, the curve goes straight from the floor to the point of typical load. With too few recent requests, there
+    is no curve and the prediction is the floor. An endpoint with too few observations for a floor (cold) counts as the fastest. If all are
+    cold, all score 1.
 
-    Each endpoint without a curve is tried: with probability `explorationRate` it scores 1, else 0 if another endpoint has a curve.
+    Endpoints without a curve are explored: each scores 1 with probability `explorationRate`, else 0 if another endpoint has a curve.
     """
 
     Params = Parameters

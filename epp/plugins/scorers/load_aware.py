@@ -1,4 +1,4 @@
-"""Prefer endpoints with a short queue, compared to a threshold instead of the other endpoints."""
+"""Prefer endpoints with a short queue. Queues are compared with a threshold, not with each other."""
 
 import msgspec
 import numpy as np

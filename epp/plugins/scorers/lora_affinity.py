@@ -15,7 +15,7 @@ MODELS_MAX = 256
 
 @plugin("lora-affinity-scorer")
 class LoraAffinity(Scorer):
-    """Scores endpoints by the request's LoRA adapter: loaded 1, room to load it 0.8, waiting to load 0.6, else 0.
+    """Scores endpoints by the request's LoRA adapter: 1 if loaded, 0.8 if there is room to load it, 0.6 if requests wait for it, else 0.
 
     An endpoint that does not report `max_lora` has no room. Adapters change only with a scrape, so the scores of a model are cached
     until the next scrape.

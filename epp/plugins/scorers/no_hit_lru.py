@@ -1,8 +1,8 @@
 """Spreads requests without a cache hit: each goes to the endpoint that got none for the longest time, so that caches grow evenly.
 
 Each worker keeps its own order of use for its own decisions; nothing is shared. The order has at most `lruSize` endpoints, by namespace
-and name, and forgets the least recently used one first. An endpoint that is gone keeps its place until then, but does not affect the
-scores of candidates.
+and name, and forgets the least recently used one first. An endpoint that has left keeps its place in the order until it is forgotten, but
+does not affect the scores of candidates.
 """
 
 import msgspec
@@ -39,9 +39,9 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename
 class NoHitLru(FollowsMatches, Scorer, PreRequest):
     """Spreads requests without a prefix-cache hit: the endpoint that got such a request least recently scores highest.
 
-    If a candidate holds blocks of the prompt, all score 0.5. Otherwise the score is 1 - rank / (n - 1): endpoints never used come first,
-    in candidate order, then the least recently used. A single candidate scores 1. If the request had no hit when it was last scored,
-    its target becomes the most recently used one, and so does the target of the prefill profile.
+    If a candidate holds blocks of the prompt, all score 0.5. Otherwise the score is 1 - rank / (n - 1), for rank 0 to n - 1: endpoints
+    that were never used come first, in candidate order, then the others from least to most recently used. A single candidate scores 1. If
+    the request had no hit when it was last scored, the target of the prefill profile and the primary target count as used now.
     """
 
     Params = Parameters
@@ -93,7 +93,7 @@ class NoHitLru(FollowsMatches, Scorer, PreRequest):
         runs = decision.runs
         colds = (
             [by_profile[name] for name in runs if name in by_profile] if by_profile else []
-        )  # without targets of shadow profiles
+        )  # `runs` has no shadow profiles
         if not colds or not colds[-1]:
             return
         self._use(runs[decision.primary])

@@ -1,12 +1,12 @@
 """Let replicas that share nothing agree on where new prefixes go, without a message: by rendezvous hashing.
 
-A replica does not know what the others have sent where. If each places a new prefix by load alone, the prefix is computed once per
-replica. This scorer names two endpoints for a prefix, by the hash of its first block that hardly any endpoint holds. Hashes follow from
-prompt and secret, so every replica with the same secret names the same two (--prefix-secret-file).
+A replica does not know which prefixes the others have sent where. If each places a new prefix by load alone, the prefix is computed once
+per replica. This scorer names two endpoints for a prefix, by the hash of its first block that at most two endpoints hold. Hashes follow
+from prompt and secret, so every replica with the same secret (--prefix-secret-file) names the same two.
 
-A block that two endpoints hold may be held there because both were named for it. So the block that counts is the first one that at most
-two endpoints hold. A shared system prompt spreads to more endpoints when the named ones are busy. Once three hold it, the next block
-decides, so conversations get endpoints of their own. Two hashed choices per prefix are the idea of DualMap (arXiv 2602.06502).
+Two endpoints may hold a block because both were named for it, so a block with two holders still counts. A shared system prompt spreads to
+more endpoints when the named ones are busy. Once three endpoints hold it, the next block decides, so conversations get endpoints of their
+own. The idea of two hashed choices per prefix is that of DualMap (arXiv 2602.06502).
 """
 
 from typing import Final
@@ -22,7 +22,8 @@ from epp.prefix.match import APPROXIMATE, FollowsMatches, PrefixMatch, prefix_ma
 from epp.request import Request
 
 NAMED: Final = 2
-# A busier endpoint is not named. By what servers report, because this replica does not know what the others have in flight.
+# A named endpoint scores 0 if it has more than BUSY_SHARE x mean + BUSY_MORE requests. The requests are those that servers report, because
+# this replica does not know what the others have in flight.
 BUSY_SHARE: Final = 1.5  # of the mean of all candidates
 BUSY_MORE: Final = 1.0  # requests; with hardly any requests, one more is no imbalance
 # The finaliser of SplitMix64: every bit of block and endpoint affects every bit of the rank.
@@ -44,9 +45,9 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename
 class PrefixRendezvous(FollowsMatches, Scorer):
     """Scores 1 for the two endpoints named for the first block of the prompt that at most two candidates hold; 0 for the others.
 
-    The weight says how much worse than the best endpoint the better of the two may be. A named endpoint scores 0 while it has more
-    running and waiting requests than 1.5 times the mean plus 1. The last block counts only if it is whole. No scores if no block is left,
-    or with fewer than three candidates.
+    The scorer's weight says how much lower the other scores of a named endpoint may be than those of the best endpoint. A named endpoint
+    scores 0 while it has more running and waiting requests than 1.5 times the mean plus 1. The last block counts only if it is whole. There
+    are no scores if three candidates hold every block, or if there are fewer than three candidates.
     """
 
     Params = Parameters

@@ -17,7 +17,7 @@ class TokenLoad(FollowsDecisions, Scorer):
     """Scores endpoints by their tokens t in flight, including uncached tokens of this prompt: 1 - min(t, threshold) / threshold.
 
     Prompts are counted as `inflight-load-producer` counts them. If that producer estimates output tokens, they are part of the tokens in
-    flight. They are not added for this request, because they would be the same for all endpoints.
+    flight. This request's own output tokens are not added, because they would be the same for all endpoints.
     """
 
     Params = Parameters
@@ -26,7 +26,7 @@ class TokenLoad(FollowsDecisions, Scorer):
     def __init__(self, name: str, params: Parameters) -> None:
         super().__init__(name, params)
         self._match = prefix_match(APPROXIMATE)
-        # Optional: cached tokens are subtracted only if another plugin makes a prefix producer run. This scorer alone does not.
+        # Cached tokens are subtracted only if a prefix producer runs for another plugin. This scorer alone does not make one run.
         self.optional = (self._match, TOKENS)
         self.needs = named_load(params.in_flight_load_producer_name)
         threshold = params.queue_threshold_tokens

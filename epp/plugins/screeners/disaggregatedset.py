@@ -2,8 +2,8 @@
 
 Prefill and decode servers of different revisions may not understand each other's KV cache.
 
-Rules, names and defaults are those of the reference picker. Only pods of the pool count. A pod with several ports counts once. A pod
-that is down counts only if no revision has all required roles otherwise.
+Rules, names and defaults are those of the reference picker. Only pods of the pool count. A pod with several ports counts once. Pods that
+are down count only if no revision has all required roles without them.
 """
 
 import random
@@ -52,12 +52,12 @@ class Scope(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="cam
 
 
 class HeaderSelector(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    """A header and the label that it stands for. The response gets the header with the label of the chosen endpoint.
+    """A header and the endpoints' label that it stands for. The response gets the header with the label's value of the chosen endpoint.
 
-    name: The value of the metric's label.
+    name: The name of this selector in metrics.
     header_name: The header, in any case.
     label_key: The label.
-    mode: `strict` keeps only endpoints with the value that the request's header names; `prefer` leaves the choice to a scorer.
+    mode: `strict` keeps only endpoints whose label has the value of the request's header; `prefer` leaves the choice to a scorer.
     """
 
     name: Name
@@ -78,8 +78,9 @@ class RequireRoles(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rena
 class RevisionGating(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
     """How a revision is chosen for a request without a strict header.
 
-    mode: `max-role` weighs revisions by their pods of the role that has most pods, `sum` by their pods of all roles.
-    required_roles: The roles of which a revision must have a pod.
+    mode: `max-role` weighs revisions by their pods of the role that has most pods, `sum` by their pods of all roles. `disabled`: any
+        revision may serve.
+    required_roles: A revision gets requests only if it has a pod of each of these roles.
     require_roles: The older form of `required_roles`.
     revision_label_key: The label with a pod's revision.
     role_label_key: The label with a pod's role.
@@ -106,7 +107,7 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename
 
 
 class Labelled:
-    """Knows which endpoints of a roster have which value of a label: value -> bool, shape (endpoints,)."""
+    """Knows which endpoints of a roster have which value of a label."""
 
     __slots__ = ("_key", "_roster", "_rows")
 
@@ -116,7 +117,7 @@ class Labelled:
         self._rows: dict[str, Mask] = {}
 
     def masks(self, roster: Roster) -> Mapping[str, Mask]:
-        """Returns the masks of all values that are not empty."""
+        """Returns, for each value that is not empty, which endpoints have it: value -> bool, shape (endpoints,)."""
         if roster is not self._roster:
             rows: dict[str, Mask] = {}
             for row, endpoint in enumerate(roster.endpoints):
@@ -135,10 +136,10 @@ class Labelled:
 
 @plugin("disaggregatedset-rollout-screener")
 class RolloutScreener(Screener, ResponseReceived):
-    """Gives all profiles the endpoints of one revision of a DisaggregatedSet, drawn by the revisions' numbers of pods.
+    """Gives all profiles the endpoints of one revision of a DisaggregatedSet. Draws it with the revisions' numbers of pods as weights.
 
     A revision without a pod of each required role gets no request. A request with a strict header gets the endpoints that its header
-    names, from revisions with all required roles. If none is left, the request is refused with 503.
+    names, from all revisions with all required roles. If no endpoint is left, the request is refused with 503.
     """
 
     Params = Parameters
@@ -192,7 +193,7 @@ class RolloutScreener(Screener, ResponseReceived):
         return mask
 
     def _gated(self, candidates: Candidates, *, pick: bool) -> Mask:
-        """Returns the candidates of one drawn revision; with `pick` False, those of all revisions that have their roles."""
+        """Returns a mask of candidates: those of one drawn revision or, if `pick` is False, of all revisions with all required roles."""
         shares = self.shares(candidates.snapshot)
         served = {r: mask for r in shares if (mask := self._revisions.among(candidates, r)).any()}
         if not served:
@@ -204,9 +205,9 @@ class RolloutScreener(Screener, ResponseReceived):
         return covered
 
     def shares(self, snapshot: Snapshot) -> Mapping[str, float]:
-        """Returns the share of requests of each revision that has a pod of each required role.
+        """Returns the share of requests of each revision that has a pod of each required role. The shares sum to 1.
 
-        The shares sum to 1; empty: there is none.
+        Returns an empty mapping if there is no such revision.
         """
         counted = snapshot if snapshot.any_down else snapshot.roster
         if counted is not self._counted:

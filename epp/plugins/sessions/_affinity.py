@@ -2,21 +2,21 @@
 
 Two strategies find the pinned endpoint of a request:
 
-- `EncodedEndpoint`: the client carries it. The response header has `base64(<namespace>/<name>)`, and the client sends it back. The
-  picker stores nothing, so every worker and every picker gives the same answer.
+- `EncodedEndpoint`: the client carries the endpoint. The response header has `base64(<namespace>/<name>)`, and the client sends it back.
+  The picker stores nothing, so every worker and every picker gives the same answer.
 - `Bindings`: the client carries a session id, and the picker stores a binding. A session is bound to the endpoint that its first
-  request was sent to, however that was picked. It is bound again only if its endpoint is not among the candidates.
+  request was sent to, however this endpoint was picked. It is bound again only if its endpoint is not among the candidates.
 
-A session's requests may arrive at different workers, so bindings are in the shared prefix index. A binding is a hash of (profile,
-session id, epoch), held by the endpoint. An epoch lasts half the time to live. All workers, also restarted ones, see a new binding once
-the index writer has read the bus, a few milliseconds later. Guarantee: workers that see the same candidates agree on a session's
-endpoint. If two workers both get a session's first requests within those milliseconds, they may bind it twice. Then the binding of
-the later epoch wins; within one epoch, all workers compute the same order of bindings. So they agree again from then on. A binding
-lives for 1 to 1.5 times the time to live after its last use, unless the full index gives its entry to newer blocks. It ends when its
-endpoint leaves.
+A session's requests may arrive at different workers, so bindings are in the shared prefix index. A binding is an entry of the index: a
+hash of (profile, session id, epoch), held by the endpoint. An epoch lasts half the time to live. All workers, also restarted ones, see a
+new binding once the index writer has read the bus, a few milliseconds later. Guarantee: workers that see the same candidates agree on a
+session's endpoint. If two workers both get a session's first requests within those milliseconds, they may bind it twice. Then the binding
+of the later epoch wins; within one epoch, all workers compute the same order of bindings. So they agree again from then on. A binding
+lives for 1 to 1.5 times the time to live after its last use, unless the index is full and gives its entry to newer blocks. It ends when
+its endpoint leaves.
 
-In addition, each worker keeps the bindings that it made itself, at most SESSIONS_MAX, and drops the least recently used first. They
-are needed while a binding is still on the bus, or if it was lost there. The index takes precedence.
+In addition, each worker keeps the bindings that it made itself, at most SESSIONS_MAX, and drops the least recently used first. It needs
+its own bindings while they are still on the bus, or if they were lost there. The index takes precedence.
 
 An endpoint that is down counts as absent. This module does not pick an endpoint for a session that is not bound.
 """
@@ -48,7 +48,7 @@ MASK: Final = (1 << 64) - 1
 
 
 class Strategy(Protocol):
-    """Finds the pinned endpoint of a request. `consumes` and `keeps` are the data that the plugin declares for the strategy."""
+    """Finds the pinned endpoint of a request. `consumes`, `keeps`: the data that the plugin must declare for the strategy."""
 
     consumes: Sequence[Datum[str]]
     keeps: Sequence[Datum[Any]]
@@ -69,22 +69,22 @@ def strategy(name: str, params: Parameters) -> Strategy:
 
 
 def attribute(name: str, producer: str) -> Datum[str]:
-    """Returns the key of a text datum that a plugin emits for a request, by the names that configurations use."""
+    """Returns the key of the text datum `name` that a plugin emits for a request. `producer`: the plugin, if it is a part of the key."""
     return Datum(f"{name}/{producer}" if producer else name, str)
 
 
 def session_id(producer: str) -> Datum[str]:
-    """Returns the key of the id that the `session-id-producer` with this name emits. An empty id means that the request has none."""
+    """Returns the key of the session id that the `session-id-producer` with this name emits. An empty id: the request has no session."""
     return attribute("SessionIDDataKey", producer)
 
 
 def header_name(name: str, default: str) -> str:
-    """Returns the name in the form for look-ups, or the default if it is empty."""
+    """Returns the name of a header in the form for look-ups (lower case, no blanks), or the default if the name is empty."""
     return name.strip().lower() or default
 
 
 def place_of(row: int | None, candidates: Candidates) -> int:
-    """Returns the place of a snapshot's row among the candidates; -1 if it is not among them, or its endpoint is down."""
+    """Returns the index of a snapshot's row among the candidates; -1: no row, not a candidate, or its endpoint is down."""
     if row is None or candidates.snapshot.down[row]:
         return -1
     if candidates.rows is None:
@@ -94,7 +94,7 @@ def place_of(row: int | None, candidates: Candidates) -> int:
 
 
 def target_of(decision: Decision, profile: str) -> Endpoint | None:
-    """Returns the endpoint that a profile (empty: the primary one) picked; None if it did not run or found no endpoint."""
+    """Returns the endpoint that a profile picked first; None if the profile did not run or found no endpoint. `profile` "": the primary."""
     if not profile:
         return decision.targets[0]
     run = decision.runs.get(profile)
@@ -141,14 +141,18 @@ class EncodedEndpoint:
 
 
 class Binding(NamedTuple):
-    """Holds a binding that this worker made."""
+    """Holds a binding that this worker made. `used`: the time of its last use, in monotonic seconds."""
 
     endpoint: Endpoint
     used: float
 
 
 class Lookup(NamedTuple):
-    """Holds the binding that one profile run found. `owner` 0: not bound to a candidate. `current`: the index has it in this epoch."""
+    """Holds what one profile run found out about a session. `root`: the hash of profile and session id.
+
+    `owner`: the owner id of the candidate to which the session is bound; 0: it is bound to none. `current`: whether the index has the
+    binding of the current epoch.
+    """
 
     root: int
     owner: int
@@ -188,7 +192,7 @@ class Bindings:
         self._now = predecessor._now
 
     def sweep(self) -> None:
-        """Drops local bindings that had expired when the last request came. Without requests nothing grows, so that is enough."""
+        """Drops this worker's bindings that had expired when the last request came. Without requests there are no new bindings to drop."""
         oldest = self._now - self._ttl
         for _ in range(SWEPT_MAX):
             if not self._local or next(iter(self._local.values())).used >= oldest:
@@ -211,7 +215,7 @@ class Bindings:
         return place
 
     def sent(self, request: Request, decision: Decision) -> None:
-        """Creates or refreshes the binding. If the bound endpoint was a candidate but was not picked, the binding stays."""
+        """Creates or refreshes the binding to the target. If the session is bound to another candidate, its binding stays as it is."""
         lookups, target = request[self._lookups], target_of(decision, self._profile)
         if not lookups or target is None:
             return
@@ -241,7 +245,10 @@ class Bindings:
         return int(now * 2.0 / self._ttl)
 
     def _bound(self, root: int, candidates: Candidates, now: float) -> tuple[int, Lookup]:
-        """Returns the place of the bound candidate: from the index, latest epoch first, else from this worker's bindings."""
+        """Returns the place of the bound candidate (-1: none), and the lookup.
+
+        Searches the shared index, latest epoch first, then the bindings that this worker made.
+        """
         epoch, rows = self._epoch(now), candidates.snapshot.roster.row_of_owner
         for age in EPOCHS:
             holders = self._index.match(_hash(root, epoch - age))
@@ -253,14 +260,14 @@ class Bindings:
         if local is not None and now - local.used <= self._ttl:
             owner = local.endpoint.owner
             place = place_of(rows.get(owner), candidates)
-            # Compare names, because owner ids are reused.
+            # Compare the names, because another endpoint may have got the owner id.
             if place >= 0 and candidates.endpoint(place).name == local.endpoint.name:
                 return place, Lookup(root, owner, False)
         return -1, Lookup(root, 0, False)
 
 
 def _hash(root: int, epoch: int) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
-    """Returns a chain of one block: the index entry of a session in an epoch."""
+    """Returns the hash of a session in an epoch, as a chain of one block for the index."""
     return np.array([(root + epoch * EPOCH_STEP) & NARROW], dtype=np.uint64)
 
 
@@ -271,7 +278,7 @@ def _rank(root: int, owner: int) -> int:
 
 @subclassed
 class Pinning(PreRequest, ResponseReceived):
-    """Base of the session filter and scorer: tells their strategy where each request was sent."""
+    """Base of the session filter and scorer: has the strategy, and tells it where each request was sent."""
 
     Params = Parameters
 

@@ -13,18 +13,18 @@ Seconds = Annotated[float, msgspec.Meta(ge=0)]
 class EncodedParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
     """The header that names the endpoint.
 
-    header: Carries the endpoint in both directions; empty means the default.
+    header: The header of responses and requests that names the endpoint; empty means the default.
     """
 
     header: str = TOKEN_HEADER
 
 
 class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    """Where to read a session id: a request header, or a datum of a plugin.
+    """Where to read a session id: a request header, or a datum that a plugin emits. Give exactly one of `header` and `attribute`.
 
     header: The request header.
-    attribute: The datum.
-    producer: The plugin that produces the datum, if it has one.
+    attribute: The name of the datum.
+    producer: The plugin that emits the datum, if the datum belongs to one.
     """
 
     header: str = ""

@@ -10,7 +10,7 @@ from epp.request import Request
 
 @plugin("session-affinity-filter")
 class SessionAffinityFilter(Pinning, Filter):
-    """Keeps only the endpoint that serves the client's session, if that is a candidate and not down; otherwise keeps all."""
+    """Keeps only the endpoint that serves the client's session, if this endpoint is a candidate and not down; otherwise keeps all."""
 
     def keep(self, request: Request, candidates: Candidates, profile: Profile) -> Mask:
         pinned = self.strategy.pinned(request, candidates, profile.name)
@@ -22,4 +22,4 @@ class SessionAffinityFilter(Pinning, Filter):
 
 @plugin("multicluster-session-affinity-filter")
 class MultiClusterSessionAffinityFilter(SessionAffinityFilter):
-    """Does the same as session-affinity-filter for endpoints of several clusters; discovery gives each a unique name."""
+    """Does the same as session-affinity-filter for endpoints of several clusters. Discovery gives each endpoint a unique name."""

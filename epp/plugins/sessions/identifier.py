@@ -11,7 +11,7 @@ COOKIE = "cookie"
 
 
 class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    """Exactly one of the two names is needed.
+    """Where the session id is. Give exactly one of the two names.
 
     header_name: The header with the session id.
     cookie_name: The cookie with the session id.
@@ -27,7 +27,7 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename
 
 @plugin("session-id-producer")
 class SessionId(DataProducer):
-    """Emits the session id of a request: the value of a header or a cookie without surrounding blanks, or an empty text."""
+    """Emits the session id of a request: the value of a header or a cookie without surrounding blanks; empty if there is none."""
 
     Params = Parameters
     produces = (session_id("session-id-producer"),)  # the key that an instance with the default name emits

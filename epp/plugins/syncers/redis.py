@@ -1,4 +1,4 @@
-"""Accepts a Redis that replicas share. Its parameters are read and checked. This picker's replicas share no state; a warning says so."""
+"""Accepts the Redis through which replicas of the reference picker share state. Checks the parameters, and connects to nothing."""
 
 from collections.abc import Mapping
 from typing import Annotated, ClassVar
@@ -12,15 +12,15 @@ TTL_MIN_S = 0.001
 
 
 class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    """As in the reference picker.
+    """Address, access and times, as in the reference picker.
 
     address: Host and port of the Redis.
-    password: Refused, as there: name a variable or a file instead.
+    password: Refused, as in the reference picker: name a variable or a file instead.
     password_env: The environment variable with the password.
     password_file: The file with the password.
     db: The number of the database.
     state_ttl: How long the state of a replica counts without news.
-    coordination_ttl: How long what replicas agree on for one request is kept.
+    coordination_ttl: How long agreements of replicas about one request are kept.
     ttl: The older form of `coordination_ttl`.
     """
 
@@ -36,7 +36,7 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename
 
 @plugin("redis-syncer", "redis-state-store")
 class RedisSyncer(Syncer):
-    """Accepted for configurations of the reference picker. Replicas of this picker share no state, so it connects to nothing."""
+    """Accepted for configurations of the reference picker. It connects to nothing, and replicas share no state through it."""
 
     Params = Parameters
     renamed: ClassVar[Mapping[str, str]] = {"ttl": "coordinationTTL"}

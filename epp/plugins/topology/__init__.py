@@ -12,7 +12,10 @@ PEER = Datum("peer-endpoint", Endpoint, per_profile=True)
 
 
 class FollowsPeer(Plugin):
-    """Finds the places of endpoints by the labels that the topology-extractor `topology_producer_name` names, or by those of Kubernetes."""
+    """Finds host, rack, zone and region of endpoints by their labels.
+
+    The topology-extractor `topology_producer_name` names the labels; without one, they are those of Kubernetes.
+    """
 
     optional = (PEER,)
 

@@ -1,4 +1,4 @@
-"""Keep the endpoints that are close to the server of the stage before."""
+"""Keep the endpoints that are close to the peer: the target of the stage before, in disaggregated inference."""
 
 from typing import Literal
 
@@ -15,7 +15,7 @@ from epp.topology import LEVELS
 class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
     """How near endpoints must be.
 
-    min_affinity: What an endpoint must share with the peer, or a tighter place.
+    min_affinity: What an endpoint must have in common with the peer, at least.
     topology_producer_name: The topology-extractor that names the labels; without one, those of Kubernetes.
     """
 
@@ -25,9 +25,9 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename
 
 @plugin("topology-affinity-filter")
 class TopologyAffinityFilter(FollowsPeer, Filter):
-    """Keeps endpoints on the same host as the target of the stage before, or in its rack, zone or region.
+    """Keeps endpoints on the same host as the peer (the target of the stage before) or, by `minAffinity`, in its rack, zone or region.
 
-    All endpoints stay if there is no peer, if the peer has no known place, or if none is close enough.
+    All endpoints stay if there is no peer, if the peer has no known place, or if no endpoint is close enough.
     """
 
     Params = Parameters

@@ -1,4 +1,4 @@
-"""Prefer the endpoints that are close to the server of the stage before."""
+"""Prefer the endpoints that are close to the peer: the target of the stage before, in disaggregated inference."""
 
 import msgspec
 import numpy as np
@@ -22,9 +22,9 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename
 
 @plugin("topology-affinity-scorer")
 class TopologyAffinityScorer(FollowsPeer, Scorer):
-    """Scores 1 on the host of the target of the stage before, 0.20 in its rack, 0.05 in its zone, 0.02 in its region, else 0.
+    """Scores 1 on the host of the peer (the target of the stage before), 0.20 in its rack, 0.05 in its zone, 0.02 in its region, else 0.
 
-    The scores follow the bandwidth for copying a KV cache. Without a peer all score 0.
+    The scores follow the bandwidth for copying a KV cache between two servers that far apart. Without a peer all score 0.
     """
 
     Params = Parameters

@@ -1,1 +1,1 @@
-"""Usage-limit policies set the saturation up to which each band is served."""
+"""Usage-limit policies set the ceiling of each band: the saturation up to which the band is served."""

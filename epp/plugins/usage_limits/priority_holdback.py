@@ -13,8 +13,8 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename
 
     min_ceiling: The ceiling of the lowest band.
     max_ceiling: The ceiling of the highest band.
-    shape: How the ceilings between them grow.
-    domain: How the ceilings between them are spaced: equally (`rank`), or as the priorities are (`value`).
+    shape: How the ceilings of the bands between grow with the priority.
+    domain: How far apart the ceilings are: equally far (`rank`), or in proportion to the distances of the priorities (`value`).
     """
 
     min_ceiling: Annotated[float, msgspec.Meta(ge=0, lt=1)]

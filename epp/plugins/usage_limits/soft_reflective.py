@@ -17,9 +17,9 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename
 class SoftReflective(UsageLimitPolicy):
     """Slows lower bands down as the pool fills; the highest band always has the ceiling 1.
 
-    The band with rank i of N has the line 1 - i x saturation / (N - 1); rank 0 is the highest band. While the saturation is below its
-    line, a band is served (ceiling 1). In a full pool it is not (ceiling 0). In between it is served at one reading in
-    round(saturation / (1 - saturation)), the same reading for all such bands.
+    The band with rank i of N has the limit 1 - i x saturation / (N - 1); rank 0 is the highest band. While the saturation is below its
+    limit, a band is served (ceiling 1). If the saturation is 1 or more, it is not served (ceiling 0). In between it is served at one of
+    round(saturation / (1 - saturation)) readings of the saturation, the same reading for all such bands.
     """
 
     Params = Parameters
@@ -33,7 +33,7 @@ class SoftReflective(UsageLimitPolicy):
         if last < 1:
             return (1.0,) * len(priorities)
         between = 0.0
-        # The tick advances only while the pool is not full and the saturation is above the line of the lowest band.
+        # The tick advances only while the pool is not full and the saturation is at or above the limit of the lowest band.
         if 1.0 - saturation <= saturation < 1.0:
             self._tick += 1
             period = max(1, math.floor(saturation / (1.0 - saturation) + 0.5))
