@@ -20,13 +20,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tests.bench.routing_chart import chart
+from tests.bench.routing_live import live
 from tests.bench.routing_run import Outcome, measure
 from tests.bench.routing_servers import KINDS
-from tests.bench.routing_table import Table, summary, text
+from tests.bench.routing_table import Table, markdown, summary, text
 from tests.bench.routing_traffic import WORKLOADS
 from tests.bench.routing_zoo import LINE, ORACLE, POLICIES, configured
 
-SECONDS = 60.0
+SECONDS = 40.0
 SEEDS = 3
 SMOKE_SECONDS = 2.0
 SMOKE_POLICIES = ("default", "round-robin", "LBGR")
@@ -73,6 +74,20 @@ def cells(only: Sequence[str], smoke: bool) -> list[tuple[str, str, tuple[str, .
     return [(kind, workload, policies) for kind in kinds for workload in workloads]
 
 
+def in_real_time(options: argparse.Namespace) -> int:
+    """Runs the selected traffic through an Envoy, for the default and the given configurations."""
+    names = {workload for _, workload, _ in cells(options.only, options.smoke)}
+    live(
+        [workload for workload in WORKLOADS if workload.name in names and not (workload.dies or workload.joins)],
+        {file.stem: file.read_text() for file in options.config},
+        seconds=SMOKE_SECONDS if options.smoke else options.seconds,
+        seed=1,
+        simulator=options.sim,
+        reference=options.reference,
+    )
+    return 0
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         prog="routing", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -92,8 +107,14 @@ def main() -> int:
         help="only models, traffic and policies with names that begin like this; any part may be empty; repeatable",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object: model -> traffic -> policy -> runs")
+    parser.add_argument("--markdown", type=Path, help="write the tables to this file, as in the documentation")
     parser.add_argument("--svg", type=Path, help="write a chart to this file")
+    parser.add_argument("--envoy", action="store_true", help="in real time, behind a real Envoy (`routing_live`)")
+    parser.add_argument("--sim", default="", metavar="BINARY", help="with --envoy: a simulator instead of `epp sim`")
+    parser.add_argument("--reference", default="", metavar="BINARY", help="with --envoy: another picker to measure")
     options = parser.parse_args()
+    if options.envoy:
+        return in_real_time(options)
     seeds, seconds = (1, SMOKE_SECONDS) if options.smoke else (options.seeds, options.seconds)
     files = tuple((file.stem, file.read_text()) for file in options.config)
     todo = cells(options.only, options.smoke)
@@ -110,6 +131,8 @@ def main() -> int:
                 print(text(f"{kind}, {workload}", table), flush=True)
     if options.json:
         json.dump(raw, sys.stdout, indent=1)
+    if options.markdown:
+        options.markdown.write_text(markdown(tables))
     if options.svg:
         options.svg.write_text(chart(tables))
     return 0

@@ -1,6 +1,6 @@
 """The tables of the routing benchmark: figures of several runs, relative to the oracle."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tests.bench.routing_run import Outcome
@@ -54,3 +54,21 @@ def text(title: str, table: Table) -> str:
             f"{1000 * row.ttft_s:8.0f} {100 * row.cached:8.1f} {100 * row.duplicates:6.1f} {row.errors:6.1f}"
         )
     return "\n".join(lines)
+
+
+def markdown(tables: Mapping[str, Mapping[str, Table]]) -> str:
+    """Renders a table per model for the documentation: a row per policy, a column per traffic, mean ± half of the range / p95."""
+    parts = []
+    for kind, panel in tables.items():
+        names = list(next(iter(panel.values())))
+        parts += [f"| `{kind}` | " + " | ".join(panel) + " |", "|---" * (1 + len(panel)) + "|"]
+        for name in names:
+            rows = [table[name] for table in panel.values()]
+            parts.append(f"| {name} | " + " | ".join(map(_cell, rows)) + " |")
+        parts.append("")
+    return "\n".join(parts)
+
+
+def _cell(row: Row) -> str:
+    errors = f", {row.errors:.0f} errors" if row.errors else ""
+    return f"{row.mean:.2f} ± {row.mean_range:.2f} / {row.p95:.2f}{errors}"

@@ -2,6 +2,9 @@
 
 Configurations run the real decision code (`routing_policies`), published formulas a common ledger (`routing_ledger`). `LINE` are those
 that run without being asked for; the others answer questions about one part of the picker, most of them on one kind of traffic.
+
+"learned": the learned latency model alone. "token weights": constants tuned on the model `shared`. "field's weights" get the load of
+the last scrape, as the picker that they come from; "field's, own load" get this picker's, which includes requests in flight.
 """
 
 from collections.abc import Callable, Mapping
@@ -49,6 +52,17 @@ schedulingProfiles:
   - {pluginRef: kv-cache-utilization-scorer, weight: 1}
   - {pluginRef: prefix-cache-scorer, weight: 1}
 """
+LEARNED_TEXT = """\
+apiVersion: llm-d.ai/v1
+kind: EndpointPickerConfig
+plugins:
+- type: learned-latency-producer
+- type: learned-latency-scorer
+schedulingProfiles:
+- name: default
+  plugins:
+  - {pluginRef: learned-latency-scorer, weight: 1}
+"""
 PRECISE = """\
 - {type: token-producer}
 - {type: precise-prefix-cache-producer, parameters: {speculativeIndexing: true}}
@@ -67,6 +81,7 @@ ORACLE = "oracle"
 LINE: Policies = {
     ORACLE: lambda fleet, _: Oracle(fleet),
     "default": configured(DEFAULT_TEXT),
+    "learned": configured(LEARNED_TEXT),
     "token weights": configured(TOKENS_TEXT),
     "field's weights": lambda fleet, seed: Picked(FIELD_TEXT, seed, scraped_only=True, cache_blocks=fleet.kv_blocks),
     "field's, own load": configured(FIELD_TEXT),

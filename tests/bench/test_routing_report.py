@@ -8,7 +8,7 @@ from tests.bench.routing import ORACLE, SMOKE_POLICIES, cells, chosen
 from tests.bench.routing_chart import COLUMN, LEAST, MOST, PANEL_HEIGHT, chart
 from tests.bench.routing_run import Outcome
 from tests.bench.routing_servers import KINDS
-from tests.bench.routing_table import summary, text
+from tests.bench.routing_table import markdown, summary, text
 from tests.bench.routing_zoo import LINE
 
 NAMES = ["oracle", "default", "default, precise", "random"]
@@ -59,6 +59,16 @@ def test_figures_are_divided_by_those_of_the_oracle_in_the_same_run() -> None:
     assert (row.ttft_s, row.cached, row.duplicates, row.errors) == (0.2, 0.5, 0.25, 2.5)
     lines = text("shared, chats", summary(RUNS, "oracle")).splitlines()
     assert lines[2].split() == ["random", "1.50", "±", "0.50", "3.00", "±", "1.00", "200", "50.0", "25.0", "2.5"]
+
+
+def test_the_documentation_has_a_table_per_model_with_a_row_per_policy() -> None:
+    table = summary(RUNS, "oracle")
+    assert markdown({"shared": {"chats": table, "bursts": table}}).splitlines() == [
+        "| `shared` | chats | bursts |",
+        "|---|---|---|",
+        "| oracle | 1.00 ± 0.00 / 1.00 | 1.00 ± 0.00 / 1.00 |",
+        "| random | 1.50 ± 0.50 / 3.00, 2 errors | 1.50 ± 0.50 / 3.00, 2 errors |",
+    ]
 
 
 def test_the_chart_has_a_mark_per_figure_and_keeps_all_of_them_within_the_panel() -> None:

@@ -1,0 +1,179 @@
+"""The routing benchmark in real time: simulated servers, a real picker and a real Envoy, on loopback.
+
+The traffic is that of the virtual runs. The servers are those of `epp sim`, or a simulator with the flags of llm-d-inference-sim, each
+with the size of the model `slots`. Times to the first token are divided by those of the oracle on that model in virtual time, so they
+include what picker, gateway, simulator and load generator take on this machine.
+"""
+
+import asyncio
+import json
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import aiohttp
+import yaml
+
+from epp.config.load import DEFAULT_TEXT
+from loadtest.slots import SlotSettings
+from tests.bench.routing_run import WARM_UP, measure
+from tests.bench.routing_servers import KINDS, PREFILL_S, SERVERS, SLOT_DECODE_S
+from tests.bench.routing_traffic import BLOCK_TOKENS, Session, Workload
+from tests.bench.routing_zoo import FIELD_TEXT, LINE, ORACLE
+from tests.e2e.cluster import COMPLETIONS, MODEL, Cluster, Picker, write_endpoints
+from workers.cli.demo.children import free_ports
+from workers.cli.demo.stack import LOOPBACK, get, picker_config
+
+SLOTS = SlotSettings(prefill_s_per_token=PREFILL_S, decode_s=SLOT_DECODE_S, block_size=BLOCK_TOKENS)
+ANSWER_S = 120.0
+WORKERS = 2
+LETTERS = bytes(b"abcdefghijklmnopqrstuvwxyzABCDEF"[byte % 32] for byte in range(256))
+OURS, REFERENCE = "default", "reference"
+
+
+class Result(NamedTuple):
+    """One request. `at`: seconds since the start; `first_s`: the time to the first token, None if the request failed."""
+
+    at: float
+    first_s: float | None
+
+
+class Figures(NamedTuple):
+    """One picker on one traffic: TTFT divided by the oracle's in virtual time, the TTFT in seconds, and failed requests."""
+
+    mean: float
+    p95: float
+    ttft_s: float
+    errors: int
+    requests: int
+
+
+def text_of(prompt: bytes) -> str:
+    """Returns a text of one word of three letters per token, so that prompts share the same prefixes as before."""
+    words = bytearray(prompt.translate(LETTERS))
+    words[3::4] = b" " * len(words[3::4])
+    return words.decode()
+
+
+async def play(port: int, sessions: Sequence[Session]) -> list[Result]:
+    """Plays all sessions through the gateway. A turn starts after the pause that follows the end of the last answer."""
+    loop = asyncio.get_running_loop()
+    started = loop.time()
+    results: list[Result] = []
+    timeout = aiohttp.ClientTimeout(total=ANSWER_S)
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=timeout) as client:
+
+        async def one(session: Session) -> None:
+            await asyncio.sleep(max(0.0, started + session.at - loop.time()))
+            for turn in session.turns:
+                await asyncio.sleep(turn.think_s)
+                body = {"model": MODEL, "prompt": text_of(turn.prompt), "max_tokens": turn.output, "stream": True}
+                at = loop.time()
+                first_s = await _first_token(client, port, json.dumps(body).encode())
+                results.append(Result(at - started, first_s))
+
+        await asyncio.gather(*map(one, sessions))
+    return results
+
+
+async def _first_token(client: aiohttp.ClientSession, port: int, body: bytes) -> float | None:
+    """Sends one request and reads its answer to the end. Returns the seconds to the first piece; None if there is no answer."""
+    loop = asyncio.get_running_loop()
+    at, first_s = loop.time(), None
+    headers = {"content-type": "application/json"}
+    try:
+        async with client.post(f"http://{LOOPBACK}:{port}{COMPLETIONS}", data=body, headers=headers) as response:
+            async for _ in response.content.iter_any():
+                if first_s is None:
+                    first_s = loop.time() - at
+            return first_s if response.status == 200 else None
+    except (aiohttp.ClientError, TimeoutError):
+        return None
+
+
+@contextmanager
+def servers(cluster: Cluster, simulator: str) -> Iterator[Path]:
+    """Starts the servers. Yields the file with their addresses. `simulator`: the path of a binary; "": `epp sim`."""
+    if not simulator:
+        engine = {"max-running": SLOTS.slots, "kv-blocks": SLOTS.kv_blocks, "decode-ms": 1e3 * SLOTS.decode_s}
+        flags = [f"--{name}={value}" for name, value in engine.items()]
+        yield cluster.fleet(SERVERS, *flags, "--decode-growth=0", f"--prefill-us-per-token={1e6 * PREFILL_S:.0f}").file
+        return
+    ports = free_ports(SERVERS)
+    for port in ports:
+        child = cluster.children.start(f"server {port}", simulator_command(simulator, port))
+        cluster.wait(child, lambda port=port: get(port, "/health") is not None)  # type: ignore[misc]
+    yield write_endpoints(cluster.directory / "servers.yaml", [(LOOPBACK, port) for port in ports])
+
+
+def simulator_command(binary: str, port: int) -> list[str]:
+    """Returns the command line of one server with the flags of llm-d-inference-sim."""
+    flags: Mapping[str, Any] = {
+        "port": port,
+        "model": MODEL,
+        "max-num-seqs": SLOTS.slots,
+        "max-model-len": 65_536,
+        "latency-calculator": "per-token",
+        "prefill-overhead": f"{1e3 * SLOTS.overhead_s:g}ms",
+        "prefill-time-per-token": f"{1e6 * SLOTS.prefill_s_per_token:g}us",
+        "inter-token-latency": f"{1e3 * SLOTS.decode_s:g}ms",
+        "enable-kvcache": "true",
+        "kv-cache-size": SLOTS.kv_blocks,
+        "block-size": SLOTS.block_size,
+    }
+    return [binary, *(f"--{name}={value}" for name, value in flags.items())]
+
+
+def live(
+    workloads: Sequence[Workload],
+    configs: Mapping[str, str],
+    *,
+    seconds: float,
+    seed: int,
+    simulator: str = "",
+    reference: str = "",
+    told: Callable[[str], object] = print,
+) -> dict[str, dict[str, Figures]]:
+    """Runs each traffic under each picker. `configs`: further configurations, name -> text. Returns traffic -> picker -> figures."""
+    kind = next(kind for kind in KINDS if kind.name == "slots")
+    texts = {OURS: DEFAULT_TEXT, **configs}
+    tables: dict[str, dict[str, Figures]] = {}
+    for workload in workloads:
+        sessions = workload.make(random.Random(f"{seed}/{workload.name}"), seconds, kind.rate.get(workload.name, 1.0))
+        oracle = measure(kind, workload, {ORACLE: LINE[ORACLE]}, seed, seconds)[ORACLE]
+        told(
+            f"{workload.name}, oracle in virtual time: {1e3 * oracle.ttft_mean:.0f} ms, p95 {1e3 * oracle.ttft_p95:.0f}"
+        )
+        table = tables[workload.name] = {}
+        for name in (*texts, *([REFERENCE] if reference else [])):
+            with Cluster() as cluster, servers(cluster, simulator) as file:
+                picker = _picker(cluster, file, texts.get(name, ""), reference)
+                results = asyncio.run(play(cluster.envoy(picker), sessions))
+            row = table[name] = figures(results, WARM_UP * seconds, oracle.ttft_mean, oracle.ttft_p95)
+            told(
+                f"  {name:24} {row.mean:7.2f} {row.p95:7.2f} {1e3 * row.ttft_s:8.0f} ms {row.errors} of {row.requests} failed"
+            )
+    return tables
+
+
+def _picker(cluster: Cluster, file: Path, text: str, reference: str) -> Picker:
+    """Starts our picker with a configuration, or the reference with the field's weights if there is no text."""
+    if text:
+        return cluster.picker(
+            file, workers=WORKERS, config_text=picker_config(file, yaml.safe_load(text)), run_dir=cluster.directory
+        )
+    return cluster.reference(reference, file, picker_config(file, yaml.safe_load(FIELD_TEXT)), "--secure-serving=false")
+
+
+def figures(results: Sequence[Result], warm_up_s: float, mean_s: float, p95_s: float) -> Figures:
+    """Computes the figures of the requests after the warm-up. `mean_s`, `p95_s`: of the oracle."""
+    counted = [result for result in results if result.at >= warm_up_s]
+    times = sorted(result.first_s for result in counted if result.first_s is not None)
+    if not times:
+        return Figures(float("inf"), float("inf"), float("inf"), len(counted), len(counted))
+    ttft_s = sum(times) / len(times)
+    return Figures(
+        ttft_s / mean_s, times[int(0.95 * len(times))] / p95_s, ttft_s, len(counted) - len(times), len(counted)
+    )
