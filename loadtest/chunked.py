@@ -1,13 +1,13 @@
 """A model of a server with chunked prefill: a step computes at most `step_tokens` tokens, decodes first, then chunks of prompts.
 
-Each request that decodes takes one token of the budget. The rest goes to prompts, first come, first served: the oldest prompt takes
+Each request that decodes takes one token of this budget. The rest goes to prompts, first come, first served: the oldest prompt takes
 all that it needs, and the next ones what is left. A step lasts
 
     decode_s * (1 + decode_growth * (running - 1)) + prefill_s_per_token * prompt tokens in the step
 
-so a long prompt slows the decodes down but never stops them. A request enters the batch in the first step that has tokens left for it,
-if the batch has room and enough KV blocks are free. Its cached prefix is that of this moment, which includes what earlier requests of
-the same step compute. The first token comes with the last chunk of the prompt.
+so a long prompt slows the decodes down but never stops them. A request enters the batch in the first step that has tokens left for its
+prompt, if the batch has room and enough KV blocks are free. Its hits are determined at this moment, and include blocks that earlier
+requests of the same step compute. The first token comes with the last chunk of the prompt.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ class ChunkedSettings:
 
 
 class ChunkedServer:
-    """Implements `ServerModel`. Steps without prompt tokens are passed in one go, up to the next end of a request."""
+    """The `ServerModel` with chunked prefill. Passes steps without prompt tokens in one go, up to the next end of a request."""
 
     def __init__(self, settings: ChunkedSettings) -> None:
         self.settings = settings
         self.pool = KvPool(settings.kv_blocks)
         self._waiting: dict[Job, None] = {}
-        self._prefilling: dict[Job, int] = {}  # request -> prompt tokens that no step has computed or computes
-        self._ending: list[Job] = []  # those whose prompt the current step completes
+        self._prefilling: dict[Job, int] = {}  # request -> prompt tokens left for steps after the current one
+        self._ending: list[Job] = []  # requests whose prompt the current step completes
         self._decoding: list[tuple[int, int, Job]] = []  # heap by the number of the step that ends the request
         self._step = 0
         self._order = 0
@@ -111,7 +111,7 @@ class ChunkedServer:
         return rest + steps * self._decode_step(requests) + tokens * settings.prefill_s_per_token
 
     def _step_rest(self, now: float) -> float:
-        """Returns the seconds from `now` to the end of the step of that time."""
+        """Returns the seconds from `now` to the end of the step that is under way at `now`."""
         assert self._step_ends_at is not None
         rest = self._step_ends_at - now
         return rest if rest >= 0.0 else rest % self._lasts
@@ -120,7 +120,7 @@ class ChunkedServer:
         return self.settings.decode_s * (1 + self.settings.decode_growth * max(0, requests - 1))
 
     def _quiet_steps(self) -> int:
-        """Returns how many steps like the current one follow before a step with news."""
+        """Returns how many steps, from the current one on, end without news."""
         if self._computes or self._prefilling or not self._decoding or self._may_enter():
             return 0
         return max(0, self._decoding[0][0] - self._step - 1)
@@ -129,7 +129,7 @@ class ChunkedServer:
         return bool(self._waiting) and self.running < self.settings.max_running
 
     def _begin(self, at: float) -> None:
-        """Plans the next step, and sets its end. Without requests the server becomes idle."""
+        """Plans the step that begins at `at`, and sets its end. Without requests, the server becomes idle."""
         settings = self.settings
         budget = settings.step_tokens - len(self._decoding)
         computed = 0
@@ -169,7 +169,10 @@ class ChunkedServer:
         return job
 
     def _end(self, at: float, news: list[Job]) -> None:
-        """Ends the step with the number `_step`: completed prompts get their first token, and requests with all tokens leave."""
+        """Ends the step with the number `_step`: requests with a completed prompt get their first token, and requests that are done leave.
+
+        Adds both to `news`.
+        """
         for job in self._ending:
             job.first_token_at = at
             job.generated = 1

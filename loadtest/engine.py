@@ -249,15 +249,15 @@ class Engine:
         return news
 
     def mute(self, job: Job) -> None:
-        """Makes a streaming request a silent one: from now on it appears once more, when it ends."""
+        """Makes `advance` return a streaming request only once more, when it ends."""
         if job.streams:
             job.streams = False
             self._streaming -= job.state is JobState.RUNNING
 
     def first_token_in(self, sent: Sequence[Job], now: float) -> float:
-        """Returns the seconds from `now` to the first token of the last one of `sent` if these arrive now, in this order, and no others.
+        """Predicts the first token of the last request of `sent`, if these requests, and no others, arrive now in this order.
 
-        Prompts are computed in as many steps as `step_tokens` asks for. Limits of the batch, blocks and adapters are not foreseen.
+        Returns the seconds from `now`. Assumes as many steps as `step_tokens` requires; ignores the limits of batch, blocks and adapters.
         """
         settings = self.settings
         tokens = in_step = 0

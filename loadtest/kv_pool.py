@@ -103,9 +103,10 @@ class KvPool:
         return {*self._users, *self._idle} if tier == GPU else set(self._cpu)
 
     def hits(self, hashes: Sequence[int], coming: Container[int] = ()) -> int:
-        """Returns how many leading blocks the GPU tier holds, together with the blocks in `coming`.
+        """Returns how many leading blocks are in the GPU tier or in `coming`.
 
-        A block is held no longer than the blocks before it, because a chain is evicted from its end. So bisection finds the number.
+        The GPU tier holds no block longer than the blocks before it, because a prompt's blocks are evicted from its end. So bisection finds
+        the number.
         """
         users, idle = self._users, self._idle
         low, high = 0, len(hashes)
@@ -119,9 +120,9 @@ class KvPool:
         return low
 
     def uncached(self, prompts: Iterable[tuple[Sequence[int], int]], block_size: int) -> list[int]:
-        """Returns the tokens to compute of each prompt, given as (hashes, tokens), if they start in this order.
+        """Returns, for each prompt, how many tokens have to be computed if the prompts start in this order. `prompts`: (hashes, tokens).
 
-        The blocks of earlier prompts count as cached for later ones.
+        The blocks of earlier prompts count as cached for later prompts.
         """
         coming: set[int] = set()
         uncached = []

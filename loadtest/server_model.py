@@ -1,9 +1,9 @@
-"""Defines the interface of the server models: what a model of a server takes and tells, whatever it computes.
+"""Defines the interface that all models of a server have.
 
-    loadtest.engine        shared prefill: each step computes the waiting prompts whole, and all requests of the server wait for it
+    loadtest.engine        shared prefill: a step computes whole waiting prompts, and all requests of the server wait for its end
     loadtest.slots         a fixed number of requests at a time, each with its own prefill; further requests wait for a slot
     loadtest.chunked       steps with a budget of tokens, in which prefills advance by chunks beside the decodes
-    loadtest.slowed        any of them, slower from some time on
+    loadtest.slowed        any other model, slower from some time on
 
 The owner calls `advance(now)` at `next_due()`, and right before each `submit` and `cancel`. A model reads no clock and draws no random
 numbers: equal calls give equal results.
@@ -23,36 +23,36 @@ class ServerModel(Protocol):
 
     @property
     def pool(self) -> KvPool:
-        """Returns its KV cache."""
+        """Returns the server's KV cache."""
 
     @property
     def running(self) -> int:
-        """Requests that it works on."""
+        """The number of requests on which the server works."""
 
     @property
     def waiting(self) -> int:
-        """Requests in its queue."""
+        """The number of requests in the queue."""
 
     def submit(self, job: Job, now: float) -> None:
         """Queues a new request."""
 
     def cancel(self, job: Job, now: float) -> None:
-        """Ends a request early. Does nothing if it has ended."""
+        """Ends a request early. Does nothing if the request has ended."""
 
     def next_due(self) -> float | None:
         """Returns the time at which `advance` will have results; None while the server is idle."""
 
     def advance(self, now: float) -> list[Job]:
-        """Works up to `now`. Returns the requests that have their first token or have ended since, in order.
+        """Works up to `now`. Returns the requests that got their first token or ended since the last call, in order.
 
-        A model may return a request with a streamed answer for each further token, too, until `mute`.
+        A model may also return a request with a streamed answer once per further token, until `mute` is called for it.
         """
 
     def mute(self, job: Job) -> None:
-        """Says that the owner wants no more news of the request until its end."""
+        """Makes `advance` return the request only once more, when it ends."""
 
     def first_token_in(self, sent: Sequence[Job], now: float) -> float:
-        """Returns the seconds from `now` to the first token of the last one of `sent` if these arrive now, in this order, and no others.
+        """Predicts the first token of the last request of `sent`, if these requests, and no others, arrive now in this order.
 
-        Changes nothing. Evictions between now and then are not foreseen.
+        Returns the seconds from `now`. Changes nothing. Does not foresee evictions until then.
         """

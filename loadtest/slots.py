@@ -1,10 +1,10 @@
-"""A model of a server with a fixed number of slots: each request in a slot prefills and decodes at its own, constant speed.
+"""A model of a server with a fixed number of slots: each request in a slot prefills and decodes at a constant speed.
 
     queue ──▶ slot: wait for shared blocks ─▶ overhead_s + prefill_s_per_token * uncached tokens ─▶ decode_s per further token ──▶ end
 
-Requests do not slow each other down. A request keeps its slot to its end; without a free slot, or without enough free KV blocks, the
-head of the queue waits and nothing overtakes it. Blocks that another request is computing are hits, too: the prefill then begins when
-they are ready. The first token comes at the end of the prefill.
+Requests do not slow each other down. A request keeps its slot to its end. Without a free slot, or without enough free KV blocks, the
+head of the queue waits and no request overtakes it. Blocks that another request is computing are hits, too: the prefill then begins when
+these blocks are ready. The first token comes at the end of the prefill.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class SlotSettings:
 
 
 class SlotServer:
-    """Implements `ServerModel`."""
+    """The `ServerModel` with slots."""
 
     def __init__(self, settings: SlotSettings) -> None:
         self.settings = settings
@@ -108,7 +108,10 @@ class SlotServer:
         return first - now
 
     def _first_token(self, job: Job, start: float, coming: dict[int, float]) -> float:
-        """Returns when the request has its first token if it gets a slot at `start`. Adds the blocks that it computes to `coming`."""
+        """Returns when the request has its first token if it gets a slot at `start`.
+
+        `coming`: block -> when it is ready, for blocks that requests before this one compute; this request's blocks are added.
+        """
         settings = self.settings
         hits = min(self.pool.hits(job.hashes, coming), (job.prompt_tokens - 1) // settings.block_size)
         if hits:
@@ -120,7 +123,7 @@ class SlotServer:
         return first
 
     def _start(self, at: float) -> None:
-        """Gives free slots to the head of the queue."""
+        """Gives free slots to the first requests of the queue, at the time `at`."""
         while self._waiting and len(self._running) < self.settings.slots:
             job = next(iter(self._waiting))
             computed: dict[int, float] = {}

@@ -1,7 +1,7 @@
-"""A server that works more slowly than its model: its clock runs at a fraction of the owner's clock, from some time on.
+"""A server that works more slowly than its model from some time on: the model's clock then runs more slowly than the owner's clock.
 
-Everything takes `factor` times as long: prefill, decode, and whatever had begun before. Times that the model writes into a `Job` are
-those of its own clock.
+All work takes `factor` times as long: prefill, decode, and also work that had begun before. Times that the model writes into a `Job` are
+times of the model's clock.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ ROUNDING_S = 1e-9  # differences of the two clocks that come from rounding
 
 
 class SlowedServer:
-    """Implements `ServerModel` around another model."""
+    """A `ServerModel` that slows another model down."""
 
     def __init__(self, model: ServerModel, factor: float = 1.0) -> None:
         self._model = model
         self._factor = factor
-        self._since = self._model_since = 0.0  # a moment on the owner's and on the model's clock
+        self._since = self._model_since = 0.0  # the last change of the factor, on the owner's and on the model's clock
 
     def slow(self, factor: float, now: float) -> None:
-        """From `now` on, everything takes `factor` times as long as in the model. Call `advance(now)` first."""
+        """Slows the model down: from `now` on, all work takes `factor` times as long as in the model. Call `advance(now)` first."""
         self._model_since = self._inner(now)
         self._since = now
         self._factor = factor
@@ -61,7 +61,7 @@ class SlowedServer:
         return self._model.first_token_in(sent, self._inner(now)) * self._factor
 
     def _inner(self, now: float) -> float:
-        """Returns the time on the model's clock. What is due at `now` is due there, too, whatever the rounding."""
+        """Returns the time of the model's clock at `now`. If the model has results due at `now`, returns exactly their time."""
         inner = self._model_since + (now - self._since) / self._factor
         due = self._model.next_due()
         return due if due is not None and abs(due - inner) < ROUNDING_S else inner
