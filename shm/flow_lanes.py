@@ -105,8 +105,8 @@ class FrontCell(NamedTuple):
 class VictimCell(NamedTuple):
     """Says how many requests in flight a worker could evict, and which of them it would evict first (its best victim).
 
-    `priority` and `sent_at` (when it got its endpoint) describe that victim. `busy_until`: when the worker's evictions are over at the
-    latest. Moments are monotonic seconds.
+    `priority` and `sent_at` describe the best victim; `sent_at` is when it got its endpoint. `busy_until`: when the worker's evictions are
+    over at the latest. Moments are monotonic seconds.
     """
 
     evictable: int

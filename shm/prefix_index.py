@@ -103,6 +103,6 @@ def first_far_buckets(hashes: Hashes, buckets: int) -> Ints:
 def far_bucket(owners: Ints) -> Ints:
     """Return which of a hash's far buckets, from 0 to 31, takes the entries of each owner id.
 
-    Ids at any fixed distance spread evenly, because an endpoint may have several ids.
+    An endpoint may have several ids. So ids at any fixed distance from each other spread evenly over the far buckets, too.
     """
     return owners * FAR_SPREAD >> FAR_SHIFT & (FAR_BUCKETS - 1)

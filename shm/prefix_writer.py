@@ -435,11 +435,11 @@ def _found(
 
 
 def _bytes_set(words: Hashes) -> Hashes:
-    """The number of bytes of each word that are 1. Every byte must be 0 or 1."""
+    """Return, for each word, how many of its bytes are 1. Every byte must be 0 or 1."""
     return (words * _BYTE_ONES) >> _TOP_BYTE
 
 
 def _lowest_byte_set(words: Hashes) -> Ints:
-    """The index of the lowest byte of each word that is 1; 8 if there is none."""
+    """Return, for each word, the index of its lowest byte that is 1; 8: no byte is 1. Every byte must be 0 or 1."""
     below = (words & (~words + _ONE)) - _ONE  # all bits below the lowest set bit are 1
     return _bytes_set(below & _BYTE_ONES).view(np.int64)

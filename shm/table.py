@@ -162,7 +162,7 @@ class TableWriter:
         values: Sequence[float],
         present: int,
     ) -> bool:
-        """Replace a row's values. False, without any change, if the handle is stale. Raises ValueError for State.FREE."""
+        """Replace a row's values. Return False, without any change, if the handle is stale. Raises ValueError for State.FREE."""
         if state == State.FREE:
             raise ValueError("write cannot free a row: use release")
         row = self._live_row(handle)
@@ -174,7 +174,7 @@ class TableWriter:
         return True
 
     def mark(self, handle: Handle, *, state: int | None = None, flags: int | None = None) -> bool:
-        """Change state or flags and keep the values. False if the handle is stale. Raises ValueError for State.FREE."""
+        """Change state or flags and keep the values. Return False if the handle is stale. Raises ValueError for State.FREE."""
         if state == State.FREE:
             raise ValueError("mark cannot free a row: use release")
         row = self._live_row(handle)

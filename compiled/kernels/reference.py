@@ -40,7 +40,7 @@ def waiting(inflight: NDArray[Any], before: Floats, scraped: Floats) -> Floats:
 
 
 def add_scaled(totals: Floats, scores: NDArray[Any], weight: float) -> None:
-    """Adds weight * scores to `totals`, in place. A single score is added to all totals. Raises ValueError if the lengths differ."""
+    """Adds weight * scores to `totals`, in place. One score is added to all totals. Raises ValueError if the lengths differ."""
     totals += scores if weight == 1.0 else weight * scores
 
 

@@ -74,7 +74,9 @@ class Pod:
 
 
 class Program:
-    """Holds a program's state. `turns`: how many requests were sent. `in_flight`: how many run now. `in_flight_tokens`: their estimate.
+    """Holds a program's state. `turns`: how many requests were sent. `in_flight`: how many of them run now.
+
+    `in_flight_tokens`: the estimated tokens of those that run.
 
     `committed`: the tokens that its last answer reported. `answered_at`: when its last request ended. `last`: when it was last active.
     `pod`: the endpoint at which it holds room; None: it never had any, or lost it. `final`: whether the client has announced its last turn.

@@ -48,7 +48,7 @@ class Sessions(Protocol):
 
 
 class Depths:
-    """Orders the flows of one band that have waiting requests. Each has a row of the arrays; if it leaves, the last row takes its place."""
+    """Orders the flows of one band that have waiting requests. Each has a row of the arrays; when it leaves, the last row moves there."""
 
     def __init__(self, policy: Sessions, time_weight: float, inactivity_s: float) -> None:
         self._policy = policy
@@ -119,7 +119,7 @@ class Depths:
         self._tell(session, key, now)
 
     def _hear(self, session: Session, key: FlowKey) -> None:
-        """Updates the session by what other workers have told about it."""
+        """Updates `session` with what other workers have published about this session."""
         if self._ledger is None:
             return
         position = self._ledger.position(self._ledger.mark(key))

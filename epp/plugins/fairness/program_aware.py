@@ -297,7 +297,7 @@ def jain(values: Sequence[float]) -> float:
 
 
 class Scores:
-    """Orders the flows of one band that have waiting requests. Each has a row of the arrays; if it leaves, the last row takes its place.
+    """Orders the flows of one band that have waiting requests. Each has a row of the arrays; when a flow leaves, the last row moves there.
 
     `_score`: service factor x (S - least S) + arrival factor x (arrival - earliest arrival). The flow with the lowest `_score` goes first.
     """

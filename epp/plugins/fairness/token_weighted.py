@@ -375,7 +375,7 @@ class Turns:
         return None
 
     def _first(self) -> _Account | None:
-        """Returns the first flow of the line; None: it is empty. Drops void entries, and moves flows that other workers have served."""
+        """Returns the first flow of the line; None: the line is empty. Drops void entries, and moves flows that other workers served."""
         line = self._line
         while line:
             stood, number, account = line[0]

@@ -35,7 +35,7 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename
     profiles: Scheduling profiles of the stages.
     deciders: Plugins that decide whether a request needs a stage.
     stage_order: The order in which stages are scheduled. Case, `-` and `_` do not count.
-    on_no_prefill: What happens to a request if its prefill stage is wanted and finds no endpoint. The reference picker lacks it.
+    on_no_prefill: What happens to a request whose prefill stage is wanted but finds no endpoint. Not in the reference picker.
     decode_profile: Deprecated: use profiles.decode.
     prefill_profile: Deprecated: use profiles.prefill.
     encode_profile: Deprecated: use profiles.encode.

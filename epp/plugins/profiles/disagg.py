@@ -154,7 +154,7 @@ class Disaggregated(Staged, PreRequest):
 def _settings(params: Parameters) -> dict[str, tuple[str, str]]:
     """Maps the nested path of each configured profile and decider to (path as written, value).
 
-    Raises ValueError if the configuration uses nested and flat parameters.
+    Raises ValueError if the configuration uses both nested and flat parameters.
     """
     wire = {field.encode_name: field.name for field in msgspec.structs.fields(params)}
     flat = {old: value for old in FLAT if (value := getattr(params, wire[old]))}

@@ -26,7 +26,7 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename
     prefix_plugin_name: Accepted, without effect.
     prefix_plugin_type: Accepted, without effect.
     prefix_match_info_producer_name: Accepted, without effect.
-    on_no_prefill: What happens to a request if its prefill stage is wanted and finds no endpoint. The reference picker lacks it.
+    on_no_prefill: What happens to a request whose prefill stage is wanted but finds no endpoint. Not in the reference picker.
     """
 
     decode_profile: str = DECODE
