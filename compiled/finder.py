@@ -26,7 +26,7 @@ from compiled.modules import KERNELS, PATHS, SOURCES
 ROOT: Final = Path(__file__).parent.parent
 BUILT: Final = Path(__file__).parent / "built"
 VARIABLE: Final = "EPP_COMPILED"
-LIBRARY: Final = "epp_request_path__mypyc"  # has the code of all modules; the files of the modules only point there
+LIBRARY: Final = "epp_request_path__mypyc"  # has the code of all modules; the files of the modules only refer to it
 BUILDER: Final = "4"  # raise it when `compiled.build` changes what it makes from the same source
 SUFFIX: Final = ".so"
 REASON: Final = "not-built.txt"  # a file in BUILT that says why there is no build

@@ -7,7 +7,7 @@ Python has no fences. The structures require that
 3. loads of one process happen in program order (seqlock: version, body, version).
 
 x86-64 guarantees all three: it has total store order, and CPython and NumPy copy 8-byte aligned
-words in units of at least 8 bytes. `tests/shm/hammer.py` checks the latter.
+words in units of at least 8 bytes. `tests/shm/hammer.py` checks how CPython and NumPy copy.
 
 aarch64 guarantees only the first. There the structures *detect* a torn read instead of *preventing*
 it: the last word of a table row is the XOR of its other words, and a document carries a CRC. An

@@ -15,8 +15,8 @@ Each line of the drawing, and each worker's part of the last line, starts on its
 - A band is a number here. A document maps bands to priorities.
 - `take_over` clears the gauges (waiting requests, pending, front, victim), because what they counted died with the predecessor.
   `dispatched`, `yielded`, and the asked and answered numbers only grow; successors continue them.
-- A worker may ask another worker to displace requests of a band. What is still to be displaced there is the sum over all lanes of what
-  was asked, minus what that worker has answered. So there are no acknowledgements, and no word has two writers. A successor counts
+- A worker may ask another worker to displace requests of a band. What the other worker still has to displace is the sum over all lanes of
+  what was asked, minus what it has answered. So there are no acknowledgements, and no word has two writers. A successor counts
   everything that was asked of its predecessor as answered. `total` is the sum of requests and bytes over all bands. The asking worker
   stores `total` last, so one word per lane shows whether something new was asked.
 - A position is how far a flow has got in its band; `time` is the band's virtual time and `end` the position of its furthest flow. The
@@ -195,7 +195,7 @@ class FlowLanes:
         return furthest
 
     def front(self, worker: int) -> FrontCell | None:
-        """The front of one worker. None if no request waits there."""
+        """The front of one worker; None: no request waits in this worker."""
         base, words = self.base(worker), self.words
         if not words[base + FRONT]:
             return None

@@ -172,8 +172,8 @@ def instance(run_dir: str, name: str) -> Seen | None:
 def find(run_dir: str, *, metrics_port: int = METRICS_PORT, name: str = "") -> Seen:
     """Return the live instance with this name or, if `name` is empty, with this metrics port.
 
-    A running instance goes before one of another version, that before a silent one, and that before a starting one. Raises SegmentError
-    if no instance is left, or several of the same state.
+    If several instances match, the first of these states decides: running, of another version, silent, starting. Raises SegmentError if
+    no live instance matches, or several in the deciding state.
     """
     known = instances(run_dir)
     wanted = f"with the name {name}" if name else f"with the metrics port {metrics_port}"

@@ -287,7 +287,7 @@ def sweep(run_dir: str) -> list[str]:
     removed: list[str] = []
     try:
         paths = list(_instance_files(run_dir))
-    except OSError:  # another user's directory, or not a directory: `acquire` reports it when an instance starts there
+    except OSError:  # another user's directory, or not a directory: `acquire` reports it when an instance starts in it
         return removed
     for path in paths:
         with contextlib.suppress(FileNotFoundError, PermissionError):

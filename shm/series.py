@@ -371,7 +371,7 @@ class SeriesReader:
         yield Totals(labels, ints, sums)
 
     def rows(self) -> dict[Labels, Values]:
-        """Return the values by label tuple. The tuple of `other` is included only if something counted there."""
+        """Return the values by label tuple. The tuple of `other` is included only if it has counted something."""
         labels, ints, sums = self.totals()
         shown = zip(labels, ints.tolist(), sums.tolist(), strict=True)
         return {

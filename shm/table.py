@@ -113,7 +113,7 @@ class TableWriter:
     """Writes the table. Only one process has a writer.
 
     The constructor repairs the row that a killed predecessor left half-written, and frees the rows that another program has
-    overwritten. `overwritten` counts the latter.
+    overwritten. `overwritten`: how many rows another program had overwritten.
     """
 
     def __init__(self, schema: TableSchema, region: Region) -> None:

@@ -97,8 +97,8 @@ KERNEL(share) {
     return (PyObject *)shares;
 }
 
-/* token_load(ahead, tokens, held, block_tokens, threshold): returns 1 - t / threshold. t is ahead + max(tokens - held * block_tokens, 0),
-   or ahead + tokens if `held` is None, limited to the range from 0 to the threshold. */
+/* token_load(ahead, tokens, held, block_tokens, threshold): returns 1 - t / threshold per endpoint, where t is
+   ahead + max(tokens - held * block_tokens, 0), or ahead + tokens if `held` is None, limited to the range from 0 to the threshold. */
 KERNEL(token_load) {
     if (!arguments("token_load", count, 5)) return NULL;
     double tokens = PyFloat_AsDouble(args[1]), each = PyFloat_AsDouble(args[3]), threshold = PyFloat_AsDouble(args[4]);

@@ -10,7 +10,9 @@ LRU_CAPACITY: Final = 31250
 
 
 class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    """As in the reference picker, except that blocks have at least 64 tokens. A limit of 0 means no limit, which is the default.
+    """How prompts are cut into blocks, and how many blocks are kept. A limit of 0 means no limit, which is the default.
+
+    Names and defaults are those of the reference picker, but blocks have at least 64 tokens.
 
     auto_tune: Keep as many blocks of a server as its own metrics say it can cache; without such metrics, `lru_capacity_per_server`.
     block_size_tokens: Tokens that are hashed as a unit.
