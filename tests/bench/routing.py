@@ -8,6 +8,9 @@ three times slower, and a third one from half of the time on. Traffic: `routing_
 mean, p95: time to the first token (TTFT), divided by that of a greedy oracle that knows queues, caches and speeds; the mean over the
 seeds, and after ± half of the range. cached: share of the prompt tokens that servers had cached. dup: share of the requests of which a
 server computed most although another one held it. errors: failed requests per run. The first quarter of the time does not count.
+
+At the end, over all models and traffic: geometric means; the worst mean; near: cells with a mean up to 1.05 and a p95 up to 1.2;
+behind: cells with a mean more than 5 % above the lower one of the field's weights and round-robin.
 """
 
 import argparse
@@ -23,7 +26,7 @@ from tests.bench.routing_chart import chart
 from tests.bench.routing_live import live
 from tests.bench.routing_run import Outcome, measure
 from tests.bench.routing_servers import KINDS
-from tests.bench.routing_table import Table, markdown, summary, text
+from tests.bench.routing_table import Table, digest_text, markdown, summary, text
 from tests.bench.routing_traffic import WORKLOADS
 from tests.bench.routing_zoo import LINE, ORACLE, POLICIES, configured
 
@@ -131,6 +134,8 @@ def main() -> int:
                 print(text(f"{kind}, {workload}", table), flush=True)
     if options.json:
         json.dump(raw, sys.stdout, indent=1)
+    elif len(todo) > 1:
+        print(digest_text(tables))
     if options.markdown:
         options.markdown.write_text(markdown(tables))
     if options.svg:

@@ -2,8 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import geometric_mean
 
 from tests.bench.routing_run import Outcome
+
+NEAR_MEAN, NEAR_P95 = 1.05, 1.2  # of the oracle's
+NOISE = 0.05
+BASELINES = ("field's weights", "round-robin")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +61,66 @@ def text(title: str, table: Table) -> str:
     return "\n".join(lines)
 
 
+@dataclass(frozen=True, slots=True)
+class Digest:
+    """One policy over all tables. `mean`, `p95`: geometric means of the rows. `worst`: the highest `mean`, and `where`.
+
+    `near`: cells within NEAR_MEAN and NEAR_P95. `behind`: cells in which the mean is more than NOISE above the lower one of BASELINES.
+    """
+
+    mean: float
+    p95: float
+    worst: float
+    where: str
+    near: int
+    behind: int
+
+
+def digest(tables: Mapping[str, Mapping[str, Table]]) -> dict[str, Digest]:
+    """Sums up each policy over all models and traffic."""
+    cells = {f"{kind}, {traffic}": table for kind, panel in tables.items() for traffic, table in panel.items()}
+    return {name: _digest(name, cells) for name in next(iter(cells.values()))}
+
+
+def _digest(name: str, cells: Mapping[str, Table]) -> Digest:
+    rows = {cell: table[name] for cell, table in cells.items()}
+    where = max(rows, key=lambda cell: rows[cell].mean)
+    behind = 0
+    for table in cells.values():
+        baselines = [table[other].mean for other in BASELINES if other in table]
+        behind += bool(baselines) and table[name].mean > (1 + NOISE) * min(baselines)
+    return Digest(
+        mean=geometric_mean(row.mean for row in rows.values()),
+        p95=geometric_mean(row.p95 for row in rows.values()),
+        worst=rows[where].mean,
+        where=where,
+        near=sum(row.mean <= NEAR_MEAN and row.p95 <= NEAR_P95 for row in rows.values()),
+        behind=behind,
+    )
+
+
+def digest_text(tables: Mapping[str, Mapping[str, Table]]) -> str:
+    """Renders the digest of all policies."""
+    cells = sum(map(len, tables.values()))
+    lines = [f"{f'all {cells} cells':26}    mean     p95   worst   near  behind"]
+    for name, row in digest(tables).items():
+        lines.append(
+            f"  {name:24} {row.mean:7.2f} {row.p95:7.2f} {row.worst:7.2f} {row.near:6} {row.behind:7}  {row.where}"
+        )
+    return "\n".join(lines)
+
+
 def markdown(tables: Mapping[str, Mapping[str, Table]]) -> str:
-    """Renders a table per model for the documentation: a row per policy, a column per traffic, mean ± half of the range / p95."""
-    parts = []
+    """Renders the tables of the documentation: the digest, and a table per model with a row per policy and a column per traffic.
+
+    A cell is the mean ± half of its range / p95, and the failed requests, if there are any.
+    """
+    parts = ["| policy | mean | p95 | worst mean | near | behind |", "|---|---|---|---|---|---|"]
+    parts += [
+        f"| {name} | {row.mean:.2f} | {row.p95:.2f} | {row.worst:.2f} ({row.where}) | {row.near} | {row.behind} |"
+        for name, row in digest(tables).items()
+    ]
+    parts.append("")
     for kind, panel in tables.items():
         names = list(next(iter(panel.values())))
         parts += [f"| `{kind}` | " + " | ".join(panel) + " |", "|---" * (1 + len(panel)) + "|"]

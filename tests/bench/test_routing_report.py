@@ -8,7 +8,7 @@ from tests.bench.routing import ORACLE, SMOKE_POLICIES, cells, chosen
 from tests.bench.routing_chart import COLUMN, LEAST, MOST, PANEL_HEIGHT, chart
 from tests.bench.routing_run import Outcome
 from tests.bench.routing_servers import KINDS
-from tests.bench.routing_table import markdown, summary, text
+from tests.bench.routing_table import digest, digest_text, markdown, summary, text
 from tests.bench.routing_zoo import LINE
 
 NAMES = ["oracle", "default", "default, precise", "random"]
@@ -61,9 +61,25 @@ def test_figures_are_divided_by_those_of_the_oracle_in_the_same_run() -> None:
     assert lines[2].split() == ["random", "1.50", "±", "0.50", "3.00", "±", "1.00", "200", "50.0", "25.0", "2.5"]
 
 
-def test_the_documentation_has_a_table_per_model_with_a_row_per_policy() -> None:
+def test_the_digest_counts_cells_near_the_oracle_and_behind_the_baselines() -> None:
+    one = summary([{"oracle": outcome(1, 1), "round-robin": outcome(2, 2), "mine": outcome(1.04, 1.3)}], "oracle")
+    other = summary([{"oracle": outcome(1, 1), "round-robin": outcome(1, 1), "mine": outcome(1.04, 1.1)}], "oracle")
+    third = summary([{"oracle": outcome(1, 1), "round-robin": outcome(2, 2), "mine": outcome(4, 4)}], "oracle")
+    tables = {"shared": {"chats": one, "bursts": other}, "slots": {"chats": third}}
+    mine = digest(tables)["mine"]
+    assert (mine.near, mine.behind, mine.worst, mine.where) == (1, 1, 4.0, "slots, chats")
+    assert mine.mean == pytest.approx((1.04 * 1.04 * 4) ** (1 / 3))
+    assert digest_text(tables).splitlines()[0].startswith("all 3 cells")
+
+
+def test_the_documentation_has_the_digest_and_a_table_per_model_with_a_row_per_policy() -> None:
     table = summary(RUNS, "oracle")
     assert markdown({"shared": {"chats": table, "bursts": table}}).splitlines() == [
+        "| policy | mean | p95 | worst mean | near | behind |",
+        "|---|---|---|---|---|---|",
+        "| oracle | 1.00 | 1.00 | 1.00 (shared, chats) | 2 | 0 |",
+        "| random | 1.50 | 3.00 | 1.50 (shared, chats) | 0 | 0 |",
+        "",
         "| `shared` | chats | bursts |",
         "|---|---|---|",
         "| oracle | 1.00 ± 0.00 / 1.00 | 1.00 ± 0.00 / 1.00 |",
