@@ -52,8 +52,8 @@ def share(blocks: Floats, total: int) -> Floats:
 def token_load(ahead: Floats, tokens: int, held: Floats | None, block_tokens: float, threshold: float) -> Floats:
     """Returns 1 - t / threshold per endpoint, where t is ahead + max(tokens - held * block_tokens, 0), limited to 0 ... threshold.
 
-    `ahead`: tokens in flight at each endpoint. `tokens`: of the prompt. `held`: blocks of the prompt that each endpoint has cached. If it is
-    None, t is ahead + tokens, limited in the same way.
+    `ahead`: tokens in flight at each endpoint. `tokens`: of the prompt. `held`: blocks of the prompt that each endpoint has cached; None:
+    t is ahead + tokens, limited in the same way.
     """
     if len(ahead) <= FEW:
         loads = ahead.tolist()
