@@ -25,6 +25,7 @@ from shm.lanes import Lanes, LaneSchema
 from shm.layout import Plan, Schema
 from shm.link_table import LinkSchema
 from shm.prefix_index import IndexSchema
+from shm.prompt_starts import StartsSchema
 from shm.remote_lane import RemoteSchema
 from shm.segment import Recorded, Region, Segment, SegmentError, recorded
 from shm.series import SeriesSchema
@@ -102,6 +103,7 @@ SCHEMAS: Mapping[str, Callable[[Description], Schema]] = {
     "marks": lambda part: MarksSchema(part["slots"]),
     "flow": lambda part: FlowSchema(part["bands"], part["workers"]),
     "remote": lambda part: RemoteSchema(part["slots"], part["bands"]),
+    "starts": lambda part: StartsSchema(part["slots"], part["workers"]),
 }
 
 

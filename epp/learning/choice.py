@@ -14,10 +14,10 @@ from typing import Final
 
 from epp.learning.model import AHEAD, BASE, QUEUE, RUNNING, THOUSAND, UNCACHED, LatencyModel, bounded
 
-SHARE: Final = 0.5
+SHARE: Final = 0.25
 HOLDS: Final = 0.5  # an endpoint that holds this part of a prompt is its holder
 NEAR_MAX: Final = 0.1  # candidates are equal if their costs differ by less than this part
-NEAR: Final = 0.1  # of the model's own error
+NEAR: Final = 0.3  # of the model's own error
 
 
 class Situation:
@@ -74,7 +74,7 @@ def predicted_costs(model: LatencyModel, at: Situation, now: float) -> tuple[lis
         seconds = bounded(speed * (base + uncached * tokens + ahead * rest + queue * places + running * load))
         own = tokens * rate
         times.append(seconds)
-        costs.append(seconds + arrivals * own * (rest * rate + own))
+        costs.append(seconds + arrivals * speed * ahead * tokens * (rest * speed * ahead + own))
     return times, costs
 
 

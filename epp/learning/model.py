@@ -65,8 +65,8 @@ class EndpointModel:
     """
 
     __slots__ = (
-        "batch", "error", "error_sum", "errors", "full", "generation", "learned_at", "log_speed", "samples", "slot", "token_log_speed",
-        "token_samples",
+        "batch", "error", "error_sum", "errors", "full", "generation", "learned_at", "log_speed", "samples", "slot",
+        "token_log_speed", "token_samples",
     )  # fmt: skip
 
     def __init__(self, slot: int, generation: int) -> None:
@@ -235,6 +235,15 @@ class LatencyModel:
             self.speed_sum -= known.log_speed
             self.token_speed_sum -= known.token_log_speed
             self.changes += 1
+
+    def adopt(self, known: EndpointModel, slot: int, generation: int, now: float) -> None:
+        """Takes over what was known of an endpoint in an earlier run, in which it had another slot and another clock was in use."""
+        self.forget(slot)
+        known.slot, known.generation, known.learned_at = slot, generation, now
+        self.endpoints[slot] = known
+        self.speed_sum += known.log_speed
+        self.token_speed_sum += known.token_log_speed
+        self.changes += 1
 
     def _endpoint(self, slot: int, generation: int) -> EndpointModel:
         """Returns the endpoint's model. A later endpoint in the same slot begins anew."""

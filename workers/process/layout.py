@@ -1,9 +1,10 @@
 """Computes the layout of an instance's shared memory: its segments, their parts, and their sizes.
 
     segment   parts                                         written by
-    state     table | documents | reload status             the supervisor; reload status: the parent
+    state     table | documents | latency model |           the supervisor; reload status: the parent
+              reload status
     lanes     lanes | series ... | decisions | profiles |   each process its own part
-              flow lanes | remote lane                      remote lane: the supervisor; it exists with a replica store
+              flow lanes | prompt starts | remote lane      remote lane: the supervisor; it exists with a replica store
     index     prefix index                                  the supervisor
     kv        held blocks | links | marks | documents       the kv-events process, if there is one
 
@@ -43,6 +44,7 @@ from shm.flow_lanes import BANDS_MAX, FlowSchema
 from shm.lanes import LaneSchema
 from shm.layout import WORD, Plan, Schema
 from shm.prefix_index import IndexSchema
+from shm.prompt_starts import StartsSchema
 from shm.remote_lane import RemoteSchema
 from shm.segment import footprint
 from shm.series import SeriesSchema
@@ -57,6 +59,8 @@ if TYPE_CHECKING:
     from workers.host.options import Options
 
 DOCUMENT_BYTES_PER_ENDPOINT: Final = 1024
+LATENCY_BYTES: Final = 2048  # of the pool's part of the latency model
+LATENCY_BYTES_PER_ENDPOINT: Final = 192
 OBJECTIVES_BYTES: Final = 512 << 10
 REWRITES_BYTES: Final = 512 << 10
 BANDS_BYTES: Final = 4 << 10  # instead of OBJECTIVES_BYTES, if there are no objectives
@@ -211,6 +215,8 @@ class Layout:
         self.documents = document_schema_of(
             options.max_endpoints, objects=bool(options.objects_dir or options.pool_given)
         )
+        self.latency = latency_schema_of(options.max_endpoints)
+        self.starts = StartsSchema(options.max_endpoints, self.workers_max)
         self.index = IndexSchema(options.index_entries)
         self.spares = {group.name: f"spare {number}" for number, group in enumerate(groups[own:])}
         self.series = {group.name: self._series_of(group) for group in self.groups}
@@ -283,7 +289,12 @@ class Layout:
         The other parts say what single processes do at the moment, and begin empty in a segment that is made anew.
         """
         series = {name: schema for name, schema in self.series.items() if name not in self.spares}
-        state: dict[str, Schema] = {"table": self.table, "documents": self.documents, "reload": reload_status.SCHEMA}
+        state: dict[str, Schema] = {
+            "table": self.table,
+            "documents": self.documents,
+            "latency": self.latency,
+            "reload": reload_status.SCHEMA,
+        }
         return {**state, "lanes": self.lanes, **series}
 
     def needs(self) -> dict[str, int]:
@@ -311,11 +322,16 @@ class Layout:
         lanes |= {name: schema for name, schema in self.series.items() if name not in self.spares}
         for number in range(SPARE_TABLES):
             lanes[f"spare {number}"] = spare_schema(f"spare {number}", UNUSED, lanes=self.workers_max)
-        lanes |= {"decisions": self.decisions, "profiles": self.profiles, "flow": self.flow}
+        lanes |= {"decisions": self.decisions, "profiles": self.profiles, "flow": self.flow, "starts": self.starts}
         if self.remote is not None:
             lanes["remote"] = self.remote
         parts: dict[str, Mapping[str, Schema]] = {
-            "state": {"table": self.table, "documents": self.documents, "reload": reload_status.SCHEMA},
+            "state": {
+                "table": self.table,
+                "documents": self.documents,
+                "latency": self.latency,
+                "reload": reload_status.SCHEMA,
+            },
             "lanes": lanes,
             "index": {"index": self.index},
         }
@@ -374,6 +390,11 @@ def document_schema_of(endpoints: int, *, objects: bool) -> DocumentSchema:
     )
 
 
+def latency_schema_of(endpoints: int) -> DocumentSchema:
+    """Returns the schema of the document that has the latency model (`workers.shared.latency`)."""
+    return DocumentSchema((LATENCY_BYTES + LATENCY_BYTES_PER_ENDPOINT * endpoints,))
+
+
 def lane_schema_of(
     members: Sequence[Family], *, slots: int, lanes: int, end: int = 0, spare: bool = False
 ) -> LaneSchema:
@@ -419,21 +440,24 @@ def unit_bytes(columns: int = COLUMNS_USUAL) -> UnitBytes:
     names = [str(column) for column in range(columns)]
     table = table_schema_of(names, slots=endpoints, width=room_for(names)).bytes
     listed, alone = (document_schema_of(count, objects=True).bytes for count in (endpoints, 1))
+    modelled, model = (latency_schema_of(count).bytes for count in (endpoints, 1))
     series = sum(series_schema_of(group, lanes=1).lane_bytes for group in (*GROUPS, *FLOW_GROUPS))
     bare = LaneSchema(endpoints, (), (), (), lanes=1).lane_bytes
     lane = bare + SPARE_HISTOGRAM_WORDS * WORD
     spares = SPARE_TABLES * spare_schema("spare", UNUSED, lanes=1).lane_bytes
     return UnitBytes(
         entry=entry,
-        endpoint=(table + listed - alone) // (endpoints - 1),
+        endpoint=(table + listed - alone + modelled - model) // (endpoints - 1),
         worker=series
         + spares
         + decisions.schema(1).bytes
         + profiles.schema(1).bytes
         + FlowSchema(BANDS_MAX, 1).lane_bytes
+        + StartsSchema(endpoints, 1).bytes
         + lane,
         fixed=reload_status.SCHEMA.bytes
         + alone
+        + model
         + few
         - entry * entries
         + lane

@@ -57,6 +57,8 @@ class Memory:
         self._regions = parts
         self.table: Region = parts["table"]
         self.documents: Region = parts["documents"]
+        self.latency: Region = parts["latency"]
+        self.starts: Region = parts["starts"]
         self.reload: Region = parts["reload"]
         self.index: Region = parts["index"]
         self.decisions: Region = parts["decisions"]

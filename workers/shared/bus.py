@@ -23,6 +23,7 @@ from typing import Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from epp.learning.samples import CorruptSamples, is_samples
 from epp.prefix.updates import (
     FORGET,
     FRAME_BYTES_MAX,
@@ -88,6 +89,10 @@ class BusWriter:
         if self._pending_bytes > PENDING_BYTES_MAX:
             self.flush()
 
+    def send(self, frame: bytes) -> None:
+        """Sends one frame at once. Its first bytes are those of `epp.prefix.updates`, so that the reader can tell what it is."""
+        self._send(frame)
+
     def flush(self) -> None:
         """Sends all pending updates."""
         pending, self._pending = self._pending, []
@@ -139,7 +144,10 @@ class BusReader:
         index: IndexWriting,
         *,
         now: Callable[[], float],
+        on_samples: Callable[[bytes], object] = lambda frame: None,
     ) -> None:
+        """`on_samples`: gets the frames of samples (`epp.learning.samples`); raises CorruptSamples for a bad one."""
+        self._on_samples = on_samples
         self._loop = loop
         self._descriptors = tuple(descriptors)
         self._index = index
@@ -203,8 +211,11 @@ class BusReader:
                 return
             self.frames += 1
             try:
+                if is_samples(data):
+                    self._on_samples(data)
+                    continue
                 frame = decode(data)
-            except CorruptFrame:
+            except (CorruptFrame, CorruptSamples):
                 self.corrupt += 1
                 continue
             if frame.kind == LEARN:

@@ -48,10 +48,16 @@ class IndexKeeper:
         """
         return self.snapshot.load() if self.snapshot is not None else None
 
-    def start(self, background: Background, cleanup: contextlib.ExitStack) -> None:
+    def start(
+        self, background: Background, cleanup: contextlib.ExitStack, on_samples: Callable[[bytes], object]
+    ) -> None:
         """Starts to read the bus, and to free the entries of endpoints that are gone, some at a time."""
         self.bus = BusReader(
-            asyncio.get_running_loop(), self._instance.pipes.bus_readers, self.taught, now=time.monotonic
+            asyncio.get_running_loop(),
+            self._instance.pipes.bus_readers,
+            self.taught,
+            now=time.monotonic,
+            on_samples=on_samples,
         )
         cleanup.callback(self.bus.close)
         self.bus.start()

@@ -6,6 +6,7 @@ in flight, and probes wait in the listening sockets, which the parent holds.
 
     Readiness            whether requests may come here     `readiness`
     IndexKeeper          prefix index, bus, snapshot        `index_keeper`
+    LatencyKeeper        latency model                      `latency_keeper`
     DataLayer            endpoint table and scraper         `data_layer`
     Kubernetes           pool, pods, objects, lease         `kubernetes`; without it `configured_endpoints`
     Exchange             other replicas, through a store    `replication`; only with --replica-store
@@ -50,6 +51,7 @@ from workers.supervisor.configured_endpoints import follow_configured
 from workers.supervisor.data_layer import CULPRIT, DataLayer, OverwrittenError, read_by
 from workers.supervisor.index_keeper import IndexKeeper
 from workers.supervisor.kubernetes import Kubernetes
+from workers.supervisor.latency_keeper import LatencyKeeper
 from workers.supervisor.objects_watch import ObjectsWatch, flow_lanes, objects_watch
 from workers.supervisor.page_port import PagePort
 from workers.supervisor.predecessor import take_over
@@ -98,6 +100,7 @@ class Supervisor:
         self.kubernetes: Kubernetes | None = None
         if instance.sources.in_kubernetes:
             self.kubernetes = Kubernetes(instance, self.lane, self.predecessor, self.readiness, self.background, report)
+        self.latency: LatencyKeeper
         self.data: DataLayer
         self.pages: PagePort
         self._of_data = contextlib.ExitStack()  # stops the scrapers of the data layer
@@ -154,7 +157,9 @@ class Supervisor:
         cleanup.callback(lambda: self._of_data.close())
         self.data.start(self._of_data)
         background.every(BEAT_S, self._beat)
-        self.index.start(background, cleanup)
+        self.latency = LatencyKeeper(instance)
+        self.latency.start(background)
+        self.index.start(background, cleanup, self.latency.take)
         if self.exchange is not None:
             background.keep(self.exchange.run())
         self._checks = watches(instance, self.index, report)
@@ -285,6 +290,7 @@ class Supervisor:
         """Saves the index and gives the lease back."""
         self.data.scraper.close()  # comes first: scrapes of thousands of endpoints would leave no time for the other steps
         await self.index.save(self.data.table.owners)
+        self.latency.save()
         if self.kubernetes is not None:
             await self.kubernetes.leave()
 

@@ -24,7 +24,6 @@ from epp.data import Column
 from epp.explain import Explanation
 from epp.instrument import Wrap, bare
 from epp.intake import Intake
-from epp.learning.local import LocalLearning
 from epp.metrics import Group
 from epp.metrics.label_caps import LabelCaps
 from epp.metrics.series import ATTEMPTS, ERROR, ISOLATION, MODEL_REWRITES, PREDICTION, REQUEST, SHADOWS
@@ -34,6 +33,7 @@ from epp.response_phase import NONE
 from shm.documents import DocumentReader, DocumentWriter
 from shm.lanes import Lane
 from shm.prefix_reader import IndexReader
+from shm.prompt_starts import PromptStarts
 from shm.series import SeriesWriter
 from shm.table import TableReader
 from workers.extproc.app import App, Guards
@@ -61,6 +61,7 @@ from workers.worker.faults import Faults
 from workers.worker.flow_setup import flow_control
 from workers.worker.held import NoHeldBlocks, SharedHeldBlocks
 from workers.worker.isolation import Isolation
+from workers.worker.learning import SharedLearning
 from workers.worker.plugin_handles import SharedPrefixIndex
 from workers.worker.profiler import Profiler
 from workers.worker.rewrites import RewritesView
@@ -75,7 +76,7 @@ class Kept:
     For each part of shared memory that the worker writes, there is one writer here, which all configurations share.
     """
 
-    def __init__(self, instance: Instance, index: int, lane: Lane, *, clock: Clock) -> None:
+    def __init__(self, instance: Instance, index: int, lane: Lane, bus: BusWriter, *, clock: Clock) -> None:
         self.caps = LabelCaps()
         self.rng = random.Random(int.from_bytes(os.urandom(16), "big"))
         self.documents = DocumentReader(instance.layout.documents, instance.memory.documents)
@@ -90,7 +91,11 @@ class Kept:
         groups = (REQUEST, ERROR, ATTEMPTS)
         self.metrics = RequestMetrics(clock, later, *(self.series(instance, group) for group in groups))
         debug = instance.options.log_level == "debug"
-        self.learning = LocalLearning()
+        self.learning = SharedLearning(
+            DocumentReader(instance.layout.latency, instance.memory.latency),
+            PromptStarts(instance.layout.starts, instance.memory.starts, index),
+            bus.send,
+        )
         self.recent = Recent(index, time.monotonic, log_decision if debug else None)
         published = DocumentWriter(instance.layout.decisions, instance.memory.decisions)
         self.publisher = Publisher(self.recent, instance.memory.lanes, lane, published, index)
@@ -136,7 +141,7 @@ class Parts:
         self._faults = faults
         self._clock = clock
         self._bus = bus
-        self.kept = before.kept if before is not None else Kept(instance, index, lane, clock=clock)
+        self.kept = before.kept if before is not None else Kept(instance, index, lane, bus, clock=clock)
         self._rng = self.kept.rng
         self._documents = self.kept.documents
         self.services = self._services(bus)
@@ -216,6 +221,7 @@ class Parts:
         """Stores metrics and ends the plugins' work. Called at the worker's end."""
         self.kept.profiler.close()
         self.kept.metrics.ledger.store()
+        self.kept.learning.flush()
         await self.retire()
 
     def _services(self, bus: BusWriter) -> WorkerServices:

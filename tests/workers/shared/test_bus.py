@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
+from epp.learning import samples
+from epp.learning.model import LatencyModel
 from epp.prefix.updates import FORGET, FRAME_BYTES_MAX, LEARN, frames
 from workers.process.resources import PIPE_BYTES, PIPE_BYTES_MIN, Pipe, packet_pipe
 from workers.shared.bus import AGE_TICKS, FLUSH_S, PENDING_BYTES_MAX, POLL_S, BusReader, BusWriter
@@ -305,5 +307,21 @@ def test_a_worker_without_supervisor_and_parent_drops_frames_and_continues() -> 
         writer.flush()
         os.close(new_pipe.writer)
         assert dropped == [1]
+
+    in_loop(scenario)
+
+
+def test_samples_reach_their_reader_and_bad_ones_are_counted(pipe: Pipe) -> None:
+    async def scenario(loop: asyncio.AbstractEventLoop) -> None:
+        model = LatencyModel()
+        writer = BusWriter(pipe.writer, pytest.fail)
+        reader = BusReader(
+            loop, [pipe.reader], Index(), now=lambda: 0.0, on_samples=lambda frame: samples.learn(model, frame)
+        )
+        good = samples.frame([samples.per_token(1, 0, 2.0, 0.03)])
+        for frame in (good, good[:-1], good):
+            writer.send(frame)
+        assert reader.drain() == 3
+        assert (model.endpoints[1].token_samples, reader.corrupt) == (2, 1)
 
     in_loop(scenario)

@@ -1,0 +1,82 @@
+"""What workers tell the process that learns: frames of at most 4,096 bytes, each complete in itself.
+
+    frame    | checksum u32 | version u8 | kind u8 | samples u16 | sample | ...
+    sample   | what u8 | slot u32 | generation u64 | seven times f64 |
+
+All numbers have the byte order of the machine, because frames never leave it. The checksum is CRC-32 over the bytes after it. The kind is
+none of `epp.prefix.updates`, because both travel on the same pipe.
+"""
+
+from struct import Struct
+from typing import Final
+from zlib import crc32
+
+from epp.learning.model import LatencyModel
+
+KIND: Final = 3
+VERSION: Final = 1
+FIRST_TOKEN: Final = 1
+PER_TOKEN: Final = 2
+HEADER: Final = Struct("=IBBH")
+HEAD: Final = Struct("=BBH")
+CHECKSUM: Final = Struct("=I")
+SAMPLE: Final = Struct("=BIQ7d")
+KIND_AT: Final = 5
+FRAME_BYTES_MAX: Final = 4096
+SAMPLES_MAX: Final = (FRAME_BYTES_MAX - HEADER.size) // SAMPLE.size
+
+
+class CorruptSamples(Exception):
+    """Says that a frame of samples is invalid. The text says why."""
+
+
+def first_token(
+    at: float,
+    slot: int,
+    generation: int,
+    tokens: float,
+    ahead: float,
+    elapsed: float,
+    load: float,
+    predicted: float,
+    observed: float,
+) -> bytes:
+    """Encodes one time to the first token, with the arguments of `LatencyModel.learn_first`."""
+    return SAMPLE.pack(FIRST_TOKEN, slot, generation, at, tokens, ahead, elapsed, load, predicted, observed)
+
+
+def per_token(slot: int, generation: int, load: float, observed: float) -> bytes:
+    """Encodes one time per output token, with the arguments of `LatencyModel.learn_token`."""
+    return SAMPLE.pack(PER_TOKEN, slot, generation, 0.0, 0.0, 0.0, 0.0, load, 0.0, observed)
+
+
+def frame(samples: list[bytes]) -> bytes:
+    """Returns the frame of at most SAMPLES_MAX samples."""
+    content = HEAD.pack(VERSION, KIND, len(samples)) + b"".join(samples)
+    return CHECKSUM.pack(crc32(content)) + content
+
+
+def is_samples(data: bytes) -> bool:
+    """Returns whether a frame of the bus has samples. It may still be corrupt."""
+    return len(data) > KIND_AT and data[KIND_AT] == KIND
+
+
+def learn(model: LatencyModel, data: bytes) -> int:
+    """Lets the model learn all samples of a frame. Returns their number. Raises CorruptSamples, and then learns none."""
+    if not HEADER.size <= len(data) <= FRAME_BYTES_MAX:
+        raise CorruptSamples(f"{len(data)} bytes are not a frame")
+    checksum, version, kind, count = HEADER.unpack_from(data)
+    if crc32(data[CHECKSUM.size :]) != checksum:
+        raise CorruptSamples("the checksum differs")
+    if version != VERSION or kind != KIND or count * SAMPLE.size != len(data) - HEADER.size:
+        raise CorruptSamples(
+            f"version {version}, kind {kind}, {count} samples in {len(data)} bytes: not a frame of version {VERSION}"
+        )
+    for what, slot, generation, at, tokens, ahead, elapsed, load, predicted, observed in SAMPLE.iter_unpack(
+        data[HEADER.size :]
+    ):
+        if what == FIRST_TOKEN:
+            model.learn_first(at, slot, generation, tokens, ahead, elapsed, load, predicted, observed)
+        else:
+            model.learn_token(slot, generation, load, observed)
+    return int(count)

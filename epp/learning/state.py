@@ -1,0 +1,124 @@
+"""Encodes a latency model as bytes, for other processes and for its successor after a restart. Raises no error but `UnusableModel`."""
+
+import math
+from collections.abc import Iterable
+
+import msgspec
+
+from epp.learning.least_squares import LeastSquares
+from epp.learning.model import ERROR_BOUNDS, EndpointModel, LatencyModel
+
+VERSION = 1
+
+
+class UnusableModel(Exception):
+    """Says that bytes are not a model that this version can use. The text says why."""
+
+
+class FitState(msgspec.Struct, array_like=True, frozen=True):
+    """The sums of one `LeastSquares`."""
+
+    ratio: list[float]
+    products: list[float]
+    moments: list[float]
+    count: float
+
+
+class EndpointState(msgspec.Struct, array_like=True, frozen=True):
+    """One `EndpointModel`; `fields` has the numbers of FIELDS in that order."""
+
+    slot: int
+    generation: int
+    samples: int
+    token_samples: int
+    full: int
+    fields: list[float]
+    errors: list[int]
+
+
+class ModelState(msgspec.Struct, array_like=True, frozen=True):
+    """One `LatencyModel`; `fields` has the numbers of MODEL_FIELDS in that order."""
+
+    version: int
+    first: FitState
+    per_token: FitState
+    fields: list[float]
+    trusted: bool
+    endpoints: list[EndpointState]
+
+
+FIELDS = ("log_speed", "token_log_speed", "learned_at", "error", "batch", "error_sum")
+MODEL_FIELDS = ("error", "mean_error", "mean_s", "rate", "last_at")
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(ModelState)
+
+
+def encode(model: LatencyModel) -> bytes:
+    """Returns the model as bytes."""
+    endpoints = [
+        EndpointState(
+            known.slot,
+            known.generation,
+            known.samples,
+            known.token_samples,
+            known.full,
+            [getattr(known, name) for name in FIELDS],
+            known.errors,
+        )
+        for known in model.endpoints.values()
+    ]
+    fields = [getattr(model, name) for name in MODEL_FIELDS]
+    return _encoder.encode(
+        ModelState(VERSION, _fit(model.first), _fit(model.per_token), fields, model.trusted, endpoints)
+    )
+
+
+def decode(data: bytes) -> LatencyModel:
+    """Returns the model that `encode` has encoded. Raises UnusableModel."""
+    try:
+        state = _decoder.decode(data)
+    except msgspec.DecodeError as problem:
+        raise UnusableModel(f"it is damaged: {problem}") from problem
+    if state.version != VERSION:
+        raise UnusableModel(f"it has version {state.version}, and this picker reads version {VERSION}")
+    model = LatencyModel()
+    _restore(model.first, state.first)
+    _restore(model.per_token, state.per_token)
+    _set(model, MODEL_FIELDS, state.fields)
+    model.trusted = state.trusted
+    for each in state.endpoints:
+        if len(each.errors) != len(ERROR_BOUNDS) + 1:
+            raise UnusableModel(f"it has {len(each.errors)} classes of errors instead of {len(ERROR_BOUNDS) + 1}")
+        known = model.endpoints[each.slot] = EndpointModel(each.slot, each.generation)
+        known.samples, known.token_samples, known.full = each.samples, each.token_samples, each.full
+        _set(known, FIELDS, each.fields)
+        known.errors = list(each.errors)
+        model.speed_sum += known.log_speed
+        model.token_speed_sum += known.token_log_speed
+    return model
+
+
+def _fit(fit: LeastSquares) -> FitState:
+    return FitState(fit.ratio, fit.products, fit.moments, fit.count)
+
+
+def _restore(fit: LeastSquares, state: FitState) -> None:
+    size = len(fit.prior)
+    lengths = (len(state.ratio), len(state.moments), len(state.products))
+    if lengths != (size, size, size * size) or not _finite((*state.ratio, *state.moments, *state.products)):
+        raise UnusableModel("it has another number of coefficients, or they are not finite")
+    fit.ratio, fit.products, fit.moments = list(state.ratio), list(state.products), list(state.moments)
+    fit.theta = [max(0.0, ratio * prior) for ratio, prior in zip(fit.ratio, fit.prior, strict=True)]
+    fit.count = state.count
+
+
+def _set(target: LatencyModel | EndpointModel, names: tuple[str, ...], values: list[float]) -> None:
+    if len(values) != len(names) or not _finite(values):
+        raise UnusableModel("it has another number of values, or they are not finite")
+    for name, value in zip(names, values, strict=True):
+        setattr(target, name, value)
+
+
+def _finite(values: Iterable[float]) -> bool:
+    return all(math.isfinite(value) for value in values)

@@ -1,0 +1,29 @@
+"""Tests of prompt starts."""
+
+import pytest
+
+from shm.prompt_starts import PromptStarts, StartsSchema
+from shm.segment import Region
+
+SCHEMA = StartsSchema(5, 3)
+
+
+def test_the_newest_start_of_a_slot_counts_whichever_worker_saw_it() -> None:
+    region = Region(memoryview(bytearray(SCHEMA.bytes)))
+    workers = [PromptStarts(SCHEMA, region, index) for index in range(3)]
+    workers[0].own[1] = 7.0
+    workers[2].own[1] = 9.0
+    workers[1].own[4] = 3.0
+    for worker in workers:
+        assert worker.newest().tolist() == [0.0, 9.0, 0.0, 0.0, 3.0]
+
+
+def test_rows_do_not_share_cache_lines() -> None:
+    assert SCHEMA.row_bytes % 128 == 0
+    assert SCHEMA.bytes == 3 * SCHEMA.row_bytes
+
+
+@pytest.mark.parametrize(("slots", "workers"), [(0, 1), (1, 0)])
+def test_a_schema_without_cells_is_refused(slots: int, workers: int) -> None:
+    with pytest.raises(ValueError, match="at least one slot and one worker"):
+        StartsSchema(slots, workers)

@@ -1,0 +1,167 @@
+"""Tests of the one writer of the latency model: workers report, it learns and publishes, a successor and a restart continue."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from epp.learning import samples
+from shm.documents import DocumentReader, DocumentSchema, DocumentWriter
+from shm.prompt_starts import PromptStarts, StartsSchema
+from shm.segment import Region
+from shm.table import State, TableSchema, TableWriter
+from workers.endpoints.latency_state import FILE
+from workers.process.layout import latency_schema_of
+from workers.shared.documents import ENDPOINTS, EndpointRecord, encode
+from workers.supervisor.latency_keeper import LatencyKeeper
+from workers.worker.learning import SharedLearning
+
+SLOTS = 4
+COLUMNS = ("running_requests", "waiting_requests")
+
+
+def region(size: int) -> Region:
+    return Region(memoryview(bytearray(size)))
+
+
+class Site:
+    """The memory of an instance with a worker. Each call of `keeper` makes another supervisor's part."""
+
+    def __init__(self, folder: str = "") -> None:
+        table, documents = TableSchema(COLUMNS, SLOTS), DocumentSchema((4096, 1, 1, 1))
+        latency, starts = latency_schema_of(SLOTS), StartsSchema(SLOTS, 1)
+        memory = SimpleNamespace(
+            table=region(table.bytes),
+            documents=region(documents.bytes),
+            latency=region(latency.bytes),
+            starts=region(starts.bytes),
+        )
+        layout = SimpleNamespace(table=table, documents=documents, latency=latency, starts=starts)
+        self.instance: Any = SimpleNamespace(layout=layout, memory=memory, options=SimpleNamespace(state_dir=folder))
+        self.frames: list[bytes] = []
+        self.table = TableWriter(table, memory.table)
+        self._documents = DocumentWriter(documents, memory.documents)
+        self.worker = SharedLearning(
+            DocumentReader(latency, memory.latency), PromptStarts(starts, memory.starts, 0), self.frames.append
+        )
+
+    def keeper(self) -> LatencyKeeper:
+        return LatencyKeeper(self.instance, now=lambda: 50.0)
+
+    def endpoints(self, *names: str, first: int = 0) -> None:
+        """Publishes endpoints in the slots from `first` on, with the generation 1."""
+        records = [
+            EndpointRecord("ns", name, name, 80, {}, slot, 1, 9 + slot) for slot, name in enumerate(names, first)
+        ]
+        self._documents.write(ENDPOINTS, encode(records))
+
+
+def observe(keeper: LatencyKeeper, slot: int, seconds: float, times: int = 40) -> None:
+    """Sends the keeper the frames of that many answers to prompts of 1000 tokens."""
+    for step in range(times):
+        sample = samples.first_token(1.0 + step, slot, 1, 1000.0, 0.0, 0.0, 1.0, seconds, seconds)
+        keeper.take(samples.frame([sample]))
+
+
+def predicted(site: Site, slot: int) -> float:
+    return site.worker.model().first_token_s(slot, 1000.0, 0.0, 0.0, 1.0, 50.0)
+
+
+def test_workers_predict_with_what_the_supervisor_has_learned() -> None:
+    site = Site()
+    keeper = site.keeper()
+    site.endpoints("a", "b")
+    observe(keeper, 0, 0.5)
+    before = predicted(site, 0)
+    keeper.look()
+    assert abs(predicted(site, 0) - 0.5) < 0.1 < abs(before - 0.5)
+    assert site.worker.model() is site.worker.model(), "a version is decoded once"
+
+
+def test_a_successor_continues_the_model_in_shared_memory() -> None:
+    site = Site()
+    site.endpoints("a", "b")
+    keeper = site.keeper()
+    observe(keeper, 0, 0.5)
+    keeper.look()
+    successor = site.keeper()
+    assert successor.model.endpoints[0].samples == 40
+    observe(successor, 0, 0.5, 1)
+    successor.look()
+    assert site.worker.model().endpoints[0].samples == 41
+
+
+def test_a_restart_finds_endpoints_again_by_their_identity(tmp_path: Path) -> None:
+    site = Site(str(tmp_path))
+    site.endpoints("a", "b")
+    keeper = site.keeper()
+    keeper.look()
+    for slot, seconds in ((0, 0.2), (1, 0.8)):
+        observe(keeper, slot, seconds, 100)
+    keeper.save()
+    later = Site(str(tmp_path))
+    restarted = later.keeper()
+    later.endpoints("b", "c", first=2)
+    restarted.look()
+    assert restarted.model.endpoints[2].samples == 100
+    assert 3 not in restarted.model.endpoints
+    assert later.worker.model().speed(2, 50.0) == pytest.approx(1.0), "alone, it is the pool's mean"
+    assert restarted.model.first.theta == pytest.approx(keeper.model.first.theta)
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"EPPLEARN", b"something else that is long enough", b"EPPLEARN\x09\0\0\0" + b"\0" * 40]
+)
+def test_a_file_that_is_no_model_is_refused_and_replaced(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / FILE).write_bytes(content)
+    site = Site(str(tmp_path))
+    site.endpoints("a")
+    keeper = site.keeper()
+    assert not keeper.model.endpoints
+    observe(keeper, 0, 0.2)
+    keeper.save()
+    assert Site(str(tmp_path)).keeper().model.first.theta == pytest.approx(keeper.model.first.theta)
+
+
+def test_an_endpoint_that_has_left_is_forgotten() -> None:
+    site = Site()
+    site.endpoints("a", "b")
+    keeper = site.keeper()
+    keeper.look()
+    observe(keeper, 0, 0.5)
+    observe(keeper, 1, 0.5)
+    site.endpoints("a")
+    keeper.look()
+    assert set(keeper.model.endpoints) == {0}
+
+
+def test_batch_limits_come_from_scrapes_and_each_scrape_counts_once() -> None:
+    site = Site()
+    keeper = site.keeper()
+    handle = site.table.claim(9, lambda slot: True)
+    assert handle is not None
+    for scrape in range(1, 30):
+        site.table.write(
+            handle,
+            state=State.FRESH,
+            flags=0,
+            updated_at=float(scrape),
+            inflight_at_scrape=0.0,
+            values=(6.0, 2.0),
+            present=0b11,
+        )
+        site.table.publish()
+        keeper.look()
+        site.table.publish()
+        keeper.look()
+        assert keeper.model.endpoints[handle.slot].full == scrape
+    assert keeper.model.limit(handle.slot) == 6.0
+
+
+def test_prompt_starts_are_shared_and_samples_are_sent_in_batches() -> None:
+    site = Site()
+    site.worker.begins(2, 7.5)
+    assert site.worker.begun([1, 2]) == [0.0, 7.5]
+    assert np.isclose(site.worker.begun([2])[0], 7.5)

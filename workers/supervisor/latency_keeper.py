@@ -1,0 +1,121 @@
+"""Learns latencies. The supervisor is the only writer of the latency model.
+
+    workers ─ bus: samples ─▶ LatencyKeeper ─▶ document in shared memory, which workers read
+    endpoint table: batches and queues ─▶ ▲ ▼
+                                      LatencyState     a file, only with --state-dir
+
+The model is published every PUBLISH_S if it has changed. A killed supervisor leaves it in shared memory, and its successor learns on.
+Samples that come meanwhile wait in the bus.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import structlog
+
+from epp.data import RUNNING, WAITING
+from epp.learning import samples, state
+from epp.learning.model import EndpointModel, LatencyModel
+from shm.documents import DocumentReader, DocumentTooLarge, DocumentWriter
+from shm.table import TableReader
+from workers.endpoints.latency_state import LatencyState
+from workers.process.instance import Instance
+from workers.shared.documents import EndpointsView, Identity
+from workers.supervisor.background import Background
+
+PUBLISH_S = 0.1
+SAVE_S = 60.0
+
+log = structlog.get_logger()
+
+
+class LatencyKeeper:
+    """Has the model. `take` learns a frame; `start` begins to publish. Call `save` at the end."""
+
+    def __init__(self, instance: Instance, now: Callable[[], float] = time.monotonic) -> None:
+        layout, memory = instance.layout, instance.memory
+        self._now = now
+        self._writer = DocumentWriter(layout.latency, memory.latency)
+        self._table = TableReader(layout.table, memory.table)
+        self._columns = [layout.table.columns.index(column.name) for column in (RUNNING, WAITING)]
+        self._endpoints = EndpointsView(DocumentReader(layout.documents, memory.documents))
+        self._seen = self._endpoints.version
+        self._epoch = -1
+        folder = instance.options.state_dir
+        self._file = LatencyState(folder) if folder else None
+        self._remembered: Mapping[Identity, EndpointModel] = {}
+        self._scraped_at = np.zeros(layout.table.slots)
+        self.model = self._predecessor(DocumentReader(layout.latency, memory.latency))
+        self._published = self.model.changes
+
+    def start(self, background: Background) -> None:
+        """Starts to publish the model, and to save it with --state-dir."""
+        background.every(PUBLISH_S, self.look)
+        if self._file is not None:
+            background.every(SAVE_S, self.save)
+
+    def take(self, data: bytes) -> None:
+        """Learns the samples of one frame. Raises CorruptSamples."""
+        samples.learn(self.model, data)
+
+    def look(self) -> None:
+        """Follows the endpoints and their batches, and publishes the model if it has changed."""
+        self._follow_endpoints()
+        self._follow_batches()
+        if self.model.changes == self._published:
+            return
+        self._published = self.model.changes
+        try:
+            self._writer.write(0, state.encode(self.model))
+        except DocumentTooLarge as problem:  # the layout has room for all slots
+            log.error("the latency model is not published", why=str(problem))
+
+    def save(self) -> None:
+        """Writes the model to the state folder."""
+        if self._file is not None:
+            current = self._endpoints.current()
+            identities = zip(self._endpoints.identities(), current, strict=True)
+            self._file.save(self.model, {endpoint.slot: identity for identity, endpoint in identities})
+
+    def _predecessor(self, reader: DocumentReader) -> LatencyModel:
+        """Returns the model that a predecessor has published, else that of the state folder, else a new one."""
+        found = reader.read(0)
+        if found is not None:
+            try:
+                return state.decode(found[1])
+            except state.UnusableModel as problem:
+                log.warning("the latency model begins anew", why=str(problem))
+        if self._file is None:
+            return LatencyModel()
+        model, self._remembered = self._file.load()
+        return model
+
+    def _follow_endpoints(self) -> None:
+        """Forgets endpoints that have left, and remembers those of the state folder that are found again."""
+        view = self._endpoints
+        current = view.current()
+        if view.version == self._seen:
+            return
+        self._seen = view.version
+        here = {endpoint.slot: endpoint.generation for endpoint in current}
+        for slot, known in list(self.model.endpoints.items()):
+            if here.get(slot) != known.generation:
+                self.model.forget(slot)
+        for identity, endpoint in zip(view.identities(), current, strict=True):
+            remembered = self._remembered.get(identity)
+            if remembered is not None and endpoint.slot not in self.model.endpoints:
+                self.model.adopt(remembered, endpoint.slot, endpoint.generation, self._now())
+
+    def _follow_batches(self) -> None:
+        """Reads the batch and the queue of each endpoint that was scraped since the last look."""
+        if self._table.epoch() == self._epoch:
+            return
+        copy = self._table.copy()
+        self._epoch = copy.epoch
+        running, waiting = (copy.column(index) for index in self._columns)
+        before = self._scraped_at[: len(copy.rows)]
+        moved = (copy.updated_at != before) & (running > 0.0)
+        before[:] = copy.updated_at
+        for slot in np.flatnonzero(moved).tolist():
+            self.model.scraped(slot, int(copy.generation[slot]), float(running[slot]), float(waiting[slot]))
