@@ -218,7 +218,7 @@ class Exchange:
 
 
 def _kind(message: bytes) -> int:
-    """Returns the kind of an answer that does not begin with its kind: the Go picker writes the metadata first."""
+    """Returns the kind of an answer that does not begin with its kind: the reference picker writes the metadata first."""
     return KINDS.get(pb.ProcessingResponse.FromString(message).WhichOneof("response") or "", 0)
 
 
