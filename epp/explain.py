@@ -15,9 +15,10 @@ import numpy as np
 
 from epp import instrument
 from epp.candidates import Candidates, Floats
-from epp.data import INFLIGHT_REQUESTS, INFLIGHT_TOKENS
+from epp.data import INFLIGHT_REQUESTS, INFLIGHT_TOKENS, Datum
 from epp.decision import Decision, ProfileRun
 from epp.errors import Refused
+from epp.learning.costs import LearnedCosts
 from epp.pipeline import Pipeline, WiredProfile
 from epp.plugin import Filter, Picker, Scorer
 from epp.prefix.match import PrefixMatch
@@ -54,6 +55,7 @@ class Candidate(msgspec.Struct, frozen=True):
     `state`: fresh, stale, unknown, down or ejected. `predicted_tokens`: how many prompt tokens a prefix producer predicted to be
     cached on the endpoint; None: no prediction.
     `prefix_cache`: `precise`, or `approximate: ` and the reason; empty without a precise prefix producer.
+    `latency`: what the learned latency model predicted, in words; empty without learned-latency-producer.
     """
 
     endpoint: str
@@ -65,6 +67,7 @@ class Candidate(msgspec.Struct, frozen=True):
     values: dict[str, float]
     predicted_tokens: int | None = None
     prefix_cache: str = ""
+    latency: str = ""
 
 
 class Profiled(msgspec.Struct, frozen=True):
@@ -249,6 +252,7 @@ def _candidates(
     states = _states(run.candidates)
     known_by = _known_by(run.candidates, match)
     predicted = None if match is None else _predicted_tokens(run.candidates, match)
+    latencies = _latencies(pipeline, request, run.candidates)
     rows = []
     for index in shown:
         endpoint = run.candidates.endpoint(index)
@@ -267,6 +271,7 @@ def _candidates(
                 values={name: _rounded(float(values[index])) for name, values in columns.items()},
                 predicted_tokens=None if predicted is None else int(predicted[index]),
                 prefix_cache=known_by[index],
+                latency=latencies[index],
             )
         )
     return rows
@@ -316,6 +321,18 @@ def _known_by(candidates: Candidates, match: PrefixMatch | None) -> list[str]:
     if match is None or not match.why:
         return [""] * len(rows)
     return [f"approximate: {match.why[row]}" if match.why[row] else "precise" for row in rows]
+
+
+def _latencies(pipeline: Pipeline, request: Request, candidates: Candidates) -> list[str]:
+    """Returns for each candidate what the latency model predicted, in words; "" without a model."""
+    produced = [key for producer in pipeline.recipe.producers for key in producer.produces]
+    keys = [key for key in produced if isinstance(key, Datum) and key.type is LearnedCosts]
+    learned: LearnedCosts | None = request[keys[0]] if keys else None
+    if learned is None:
+        return [""] * len(candidates)
+    rows = range(len(candidates)) if candidates.rows is None else candidates.rows.tolist()
+    endpoints = candidates.endpoints
+    return [learned.in_words(row, endpoint.slot, request.now) for row, endpoint in zip(rows, endpoints, strict=True)]
 
 
 def _states(candidates: Candidates) -> list[str]:

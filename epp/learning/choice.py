@@ -18,6 +18,7 @@ SHARE: Final = 0.25
 HOLDS: Final = 0.5  # an endpoint that holds this part of a prompt is its holder
 NEAR_MAX: Final = 0.1  # candidates are equal if their costs differ by less than this part
 NEAR: Final = 0.3  # of the model's own error
+NEAR_S: Final = 0.005  # or by less than this many seconds
 
 
 class Situation:
@@ -104,9 +105,9 @@ def careful_costs(at: Situation, limits: Sequence[float]) -> list[float]:
 def scores(costs: Sequence[float], error: float) -> list[float]:
     """Returns lowest cost / cost for each candidate, and 1 for those that the model cannot tell from the cheapest one.
 
-    `error`: the model's mean relative error. The picker draws among equal scores, so that workers and replicas do not all choose the same
-    endpoint.
+    `error`: the model's mean relative error; 0: the costs are not in seconds, and only equal ones count as equal. The picker draws among
+    equal scores, so that workers and replicas do not all choose the same endpoint.
     """
     lowest = min(costs)
-    near = lowest * (1.0 + min(NEAR_MAX, NEAR * error))
+    near = lowest + max(NEAR_S if error else 0.0, lowest * min(NEAR_MAX, NEAR * error))
     return [1.0 if cost <= near else lowest / cost for cost in costs]

@@ -24,6 +24,7 @@ from math import exp, log
 from typing import Final
 
 from epp.learning.least_squares import LeastSquares
+from epp.metrics import buckets
 
 BASE, UNCACHED, AHEAD, QUEUE, RUNNING = range(5)
 THOUSAND: Final = 1000.0  # tokens count in thousands, so that all coefficients have a similar size
@@ -36,6 +37,7 @@ TOKEN_FLOOR_S: Final = 0.002
 LEAST_S: Final = 1e-6  # predictions and observations count as at least this long
 MOST_S: Final = 3600.0
 STEP: Final = 0.05
+SOFT_S: Final = 0.005  # differences of a few milliseconds say little about an endpoint's speed
 STEP_FIRST: Final = (
     10.0  # the n-th observation of an endpoint moves its speed by a part of at least 1 / (n + STEP_FIRST)
 )
@@ -52,7 +54,7 @@ ERROR_MAX: Final = 2.0
 WORSE: Final = 1.1  # a model is not used while its error is so many times that of the mean
 SLACK: Final = 0.02  # errors that differ by this little are equal
 RATE_S: Final = 3.0
-ERROR_BOUNDS: Final = (0.05, 0.1, 0.15, 0.25, 0.5, 1.0, 2.0)
+ERROR_BOUNDS: Final = buckets.RELATIVE_ERROR
 
 
 class EndpointModel:
@@ -189,7 +191,8 @@ class LatencyModel:
         self._count_rate(at)
         speed = self.speed(slot, at)
         features = self.features(slot, speed, tokens, ahead, elapsed, load)
-        surprise = log(observed / bounded(speed * self.first.predict(features)))
+        expected = bounded(speed * self.first.predict(features))
+        surprise = log((observed + SOFT_S) / (expected + SOFT_S))
         self.first.learn(features, observed / speed, FIRST_FLOOR_S)
         moved = _moved(endpoint.log_speed, surprise, endpoint.samples)
         self.speed_sum += moved - endpoint.log_speed

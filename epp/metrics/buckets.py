@@ -23,6 +23,7 @@ RESPONSE_PROCESSING_S: Final = (
 )  # fmt: skip
 STREAM_S: Final = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 RATIO: Final = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
+RELATIVE_ERROR: Final = (0.05, 0.1, 0.15, 0.25, 0.5, 1.0, 2.0)
 HIT_BYTES: Final = (0.0, *(float(2**n) for n in range(4, 17)))
 REQUEST_BYTES: Final = tuple(float(2**n) for n in range(6, 31))
 OUTPUT_TOKENS: Final = (1.0, *(float(2**n) for n in range(3, 14)))

@@ -3,9 +3,20 @@
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
-from epp.metrics import PLUGIN_LABELS, Group, Metric, computed, flow_control, kv_events, lanes, replicas, series
+from epp.metrics import (
+    PLUGIN_LABELS,
+    Group,
+    Metric,
+    computed,
+    flow_control,
+    kv_events,
+    lanes,
+    learning,
+    replicas,
+    series,
+)
 
-MODULES: Final = (lanes, computed, series, flow_control, kv_events, replicas)
+MODULES: Final = (lanes, computed, series, flow_control, kv_events, learning, replicas)
 
 
 def _declared(values: Iterable[object]) -> Iterator[Metric]:

@@ -67,6 +67,9 @@ def _profile(profile: Profiled) -> Iterator[str]:
         if number:
             yield ""
         yield from ("  " + line for line in part)
+    for candidate in profile.candidates:
+        if candidate.latency:
+            yield f"  {candidate.endpoint}: {candidate.latency}"
     if profile.more:
         yield f"  … and {profile.more} more, all with a lower total"
     yield f"  {profile.picker} picks {', '.join(profile.picked)}{_why(profile)}"

@@ -80,6 +80,7 @@ from workers.host.build import DISTRIBUTION, commit
 from workers.host.memory import Leaving
 from workers.pages.flow import FlowFigures
 from workers.pages.kv_events import KvFigures
+from workers.pages.latency import LatencyFigures
 from workers.pages.page import PageAnswer, Request
 from workers.pages.processes import ProcessFigures
 from workers.pages.replicas import ReplicaFigures
@@ -215,6 +216,7 @@ class MetricsPage:
         flow: FlowFigures | None = None,
         leads: Mapping[str, Callable[[], bool]] = NO_ELECTION,
         kv_events: KvFigures | None = None,
+        latency: LatencyFigures | None = None,
         replicas: ReplicaFigures | None = None,
         processes: ProcessFigures | None = None,
         reload: Callable[[], ReloadStatus | None] = lambda: None,
@@ -243,6 +245,7 @@ class MetricsPage:
         self._flow = flow
         self._leads = leads
         self._kv_events = kv_events
+        self._latency = latency
         self._replicas = replicas
         self._processes = processes
         self._reload = reload
@@ -287,6 +290,10 @@ class MetricsPage:
         if self._kv_events is not None:
             for metric, labels, rows in self._kv_events.families(self._pool.name, self._pool.endpoints(), self._now()):
                 yield from self._shown(metric, labels, rows)
+        if self._latency is not None:
+            figures = self._latency.families(self._pool.name, self._pool.endpoints(), self._now())
+            for metric, labels, learned in figures:
+                yield from self._shown(metric, labels, learned)
         for metric, labels, rows in self._replicas.families(self._now()) if self._replicas is not None else ():
             yield from self._shown(metric, labels, rows)
         yield from self._series_tables()

@@ -16,6 +16,7 @@ import structlog
 
 from epp.data import RUNNING, WAITING
 from epp.learning import samples, state
+from epp.learning.doubt import Doubt
 from epp.learning.model import EndpointModel, LatencyModel
 from shm.documents import DocumentReader, DocumentTooLarge, DocumentWriter
 from shm.table import TableReader
@@ -46,6 +47,9 @@ class LatencyKeeper:
         self._file = LatencyState(folder) if folder else None
         self._remembered: Mapping[Identity, EndpointModel] = {}
         self._scraped_at = np.zeros(layout.table.slots)
+        self._running = 0.0  # requests that all servers run
+        self._lanes = memory.lanes
+        self._doubt = Doubt()
         self.model = self._predecessor(DocumentReader(layout.latency, memory.latency))
         self._published = self.model.changes
 
@@ -63,6 +67,14 @@ class LatencyKeeper:
         """Follows the endpoints and their batches, and publishes the model if it has changed."""
         self._follow_endpoints()
         self._follow_batches()
+        sent = float(self._lanes.inflight(len(self._scraped_at)).sum())
+        if why := self._doubt.look(self.model, self._now(), self._running, sent):
+            log.warning(
+                "predictions of the time to the first token have been poor for five minutes",
+                error=round(self.model.error, 2),
+                used=self.model.trusted,
+                likely_cause=why,
+            )
         if self.model.changes == self._published:
             return
         self._published = self.model.changes
@@ -114,6 +126,7 @@ class LatencyKeeper:
         copy = self._table.copy()
         self._epoch = copy.epoch
         running, waiting = (copy.column(index) for index in self._columns)
+        self._running = float(np.nansum(running))
         before = self._scraped_at[: len(copy.rows)]
         moved = (copy.updated_at != before) & (running > 0.0)
         before[:] = copy.updated_at

@@ -178,6 +178,7 @@ class Supervisor:
             table=self.data.table,
             kubernetes=self.kubernetes,
             exchange=self.exchange,
+            latency=lambda: self.latency.model,
             report=report,
         )
         self.pages.open(cleanup)

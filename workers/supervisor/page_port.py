@@ -13,6 +13,7 @@ from collections.abc import Callable
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 
+from epp.learning.model import LatencyModel
 from epp.plugins.producers.inflight import InflightLoad
 from shm.documents import DocumentReader
 from shm.lanes import Lane
@@ -51,6 +52,7 @@ class PagePort:
         table: EndpointTable,
         kubernetes: Kubernetes | None,
         exchange: "Exchange | None",
+        latency: Callable[[], LatencyModel],
         report: Callable[..., None],
     ) -> None:
         """`lane`: the supervisor's. The pages show the counts of `index` and `table`. `kubernetes`: None outside Kubernetes.
@@ -64,6 +66,7 @@ class PagePort:
         self._table = table
         self._kubernetes = kubernetes
         self._exchange = exchange
+        self._latency = latency
         self._report = report
         self._status = DocumentReader(reload_status.SCHEMA, instance.memory.reload)
 
@@ -152,6 +155,7 @@ class PagePort:
         """The metrics page, created by the first scrape."""
         from workers.pages.flow import figures_of
         from workers.pages.kv_events import kv_figures_of
+        from workers.pages.latency import LatencyFigures
         from workers.pages.metrics import MetricsPage, Pool
         from workers.pages.processes import ProcessFigures
         from workers.pages.replicas import ReplicaFigures
@@ -183,6 +187,7 @@ class PagePort:
             legacy_names=instance.options.metrics_legacy_names,
             flow=figures_of(instance),
             kv_events=kv_figures_of(instance),
+            latency=LatencyFigures(self._latency),
             replicas=ReplicaFigures(self._exchange) if self._exchange is not None else None,
             processes=ProcessFigures(
                 instance.memory.lanes,

@@ -99,9 +99,7 @@ class LearnedLatency(FollowsMatches, DataProducer, PreRequest, ResponseReceived,
         why_not = reason(model, at.slots)
         if why_not:
             costs = careful_costs(at, [model.limit(slot) for slot in at.slots])
-        request[self._costs] = LearnedCosts(
-            _widened(costs, candidates), _widened(times, candidates), model.error, why_not
-        )
+        request[self._costs] = LearnedCosts(_widened(costs, candidates), _widened(times, candidates), model, why_not)
         request[self._sent] = Sent(candidates, at, now)
 
     def before_send(self, request: Request, decision: Decision) -> None:
@@ -164,7 +162,7 @@ class LearnedLatency(FollowsMatches, DataProducer, PreRequest, ResponseReceived,
         before = candidates.narrow(snapshot.inflight_at_scrape).tolist()
         load = [max(i, r + w + i - b) for i, r, w, b in zip(inflight, running, scraped, before, strict=True)]
         begun, now = self._learning.begun(slots), request.now
-        elapsed = [max(0.0, now - t) if a > 0.0 else 0.0 for t, a in zip(begun, ahead, strict=True)]
+        elapsed = [max(0.0, now - t) if a > 0.0 and t > 0.0 else 0.0 for t, a in zip(begun, ahead, strict=True)]
         return Situation(slots, prompt, tokens, ahead, elapsed, load, waiting)
 
 

@@ -50,4 +50,4 @@ class LearnedLatency(Scorer):
         if not learned.why_not and self._rng.random() < self.params.exploration_rate:
             times = candidates.narrow(learned.first_token_s)
             return np.where(times <= EXPLORED * times.min(), 1.0, 0.0)
-        return np.array(scores(costs, 0.0 if learned.why_not else learned.error))
+        return np.array(scores(costs, 0.0 if learned.why_not else learned.model.error))

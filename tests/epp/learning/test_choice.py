@@ -72,6 +72,10 @@ def test_without_a_model_the_holder_of_a_prefix_keeps_it_unless_the_tokens_ahead
 
 
 def test_candidates_within_the_error_of_the_model_score_alike() -> None:
-    assert scores([0.100, 0.101, 0.200], 0.2) == [1.0, 1.0, 0.5]
-    assert scores([0.100, 0.101, 0.200], 0.0) == [1.0, 0.1 / 0.101, 0.5]
-    assert scores([0.1, 0.15], 100.0) == [1.0, 0.1 / 0.15], "however large the error is, the part is bounded"
+    assert scores([1.0, 1.05, 2.0], 0.2) == [1.0, 1.0, 0.5]
+    assert scores([1.0, 1.05, 2.0], 0.0) == [1.0, 1.0 / 1.05, 0.5]
+    assert scores([1.0, 1.5], 100.0) == [1.0, 1.0 / 1.5], "however large the error is, the part is bounded"
+
+
+def test_milliseconds_decide_nothing() -> None:
+    assert scores([0.001, 0.005, 0.02], 0.1) == [1.0, 1.0, 0.05]

@@ -9,6 +9,7 @@ import pytest
 
 from epp.learning import samples
 from shm.documents import DocumentReader, DocumentSchema, DocumentWriter
+from shm.lanes import Lanes, LaneSchema
 from shm.prompt_starts import PromptStarts, StartsSchema
 from shm.segment import Region
 from shm.table import State, TableSchema, TableWriter
@@ -32,11 +33,13 @@ class Site:
     def __init__(self, folder: str = "") -> None:
         table, documents = TableSchema(COLUMNS, SLOTS), DocumentSchema((4096, 1, 1, 1))
         latency, starts = latency_schema_of(SLOTS), StartsSchema(SLOTS, 1)
+        lanes = LaneSchema(SLOTS, (), (), (), lanes=2)
         memory = SimpleNamespace(
             table=region(table.bytes),
             documents=region(documents.bytes),
             latency=region(latency.bytes),
             starts=region(starts.bytes),
+            lanes=Lanes(lanes, region(lanes.bytes)),
         )
         layout = SimpleNamespace(table=table, documents=documents, latency=latency, starts=starts)
         self.instance: Any = SimpleNamespace(layout=layout, memory=memory, options=SimpleNamespace(state_dir=folder))

@@ -50,7 +50,7 @@ def command(metrics_port: int, instance: str, run_dir: str, interval: float, onc
       endpoints[]  name namespace address state age_s scraped{} in_flight
                    tokens_in_flight picks_per_s traffic_share index_entries
                    predicted_share reported_share
-                   not_precise events_age_s held_blocks
+                   not_precise events_age_s held_blocks first_token
       index        entries used used_share estimated owners_live owners_retired
                    evictions dropped
       bus_drops

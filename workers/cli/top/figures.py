@@ -86,6 +86,7 @@ class EndpointLook:
     picks: int | None
     cached: CachedLook | None = None
     stream: StreamLook | None = None
+    first_token: str | None = None  # what the latency model has learned, in words; None if it has learned nothing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,7 +202,8 @@ class EndpointFigures(msgspec.Struct, frozen=True, kw_only=True):
 
     `predicted_share` and `reported_share`: as in `Requests`. `not_precise`: why the endpoint's prefix matches are not precise; "" if they
     are. `events_age_s`: seconds since the last message of its event stream. `held_blocks`: the number of blocks in its cache, as its events
-    tell. These three are None if the picker follows no event streams.
+    tell. These three are None if the picker follows no event streams. `first_token`: what the latency model has learned of the time to the
+    first token, in words; None if it has learned nothing.
     """
 
     name: str
@@ -220,6 +222,7 @@ class EndpointFigures(msgspec.Struct, frozen=True, kw_only=True):
     not_precise: str | None = None
     events_age_s: float | None = None
     held_blocks: int | None = None
+    first_token: str | None = None
 
 
 class PrefixIndex(msgspec.Struct, frozen=True, kw_only=True):
@@ -453,6 +456,7 @@ def _endpoints(look: Look, before: Look | None, elapsed: float | None) -> list[E
             not_precise=e.stream.why if e.stream is not None else None,
             events_age_s=e.stream.age_s if e.stream is not None else None,
             held_blocks=e.stream.held if e.stream is not None else None,
+            first_token=e.first_token,
         )
         for e, picks, (predicted, reported) in zip(look.endpoints, new, shares, strict=True)
     ]

@@ -15,6 +15,8 @@ import msgspec
 import numpy as np
 
 from epp.candidates import Endpoint
+from epp.learning.state import UnusableModel, decode
+from epp.learning.words import in_words
 from epp.metrics.series import ATTEMPTS, ISOLATION, PREDICTION, SCHEDULER_ATTEMPTS
 from epp.prefix.divergence import Sums
 from shm import observe
@@ -99,6 +101,10 @@ class Source:
         self._flow = self._flow_of(parts)
         status = parts.get("reload")
         self._status = DocumentReader(reload_status.SCHEMA, status.region) if status is not None else None
+        latency = parts.get("latency")
+        self._latency: DocumentReader | None = None
+        if latency is not None and isinstance(latency.schema, DocumentSchema):
+            self._latency = DocumentReader(latency.schema, latency.region)
         self._attempts = self._series_of(parts, ATTEMPTS.name)
         self._predictions = self._series_of(parts, PREDICTION.name)
         self._isolation = self._series_of(parts, ISOLATION.name)
@@ -158,6 +164,7 @@ class Source:
         picks = self._picks()
         compared = sums(self._predictions) if self._predictions is not None else {}
         streams = self._streams.streams(now) if self._streams is not None else None
+        latencies = self._latencies(now)
         found = []
         for e in endpoints:
             if e.slot >= rows or int(copy.generation[e.slot]) != e.generation:
@@ -179,9 +186,22 @@ class Source:
                     picks=None if picks is None else picks[(e.name, e.namespace, str(e.port))],
                     cached=_cached(compared.get((e.name, e.namespace, str(e.port)))),
                     stream=None if streams is None else _stream(streams.get(e.slot, NOT_FOLLOWED)),
+                    first_token=latencies.get((e.slot, e.generation)),
                 )
             )
         return found
+
+    def _latencies(self, now: float) -> Mapping[tuple[int, int], str]:
+        """Returns (slot, generation) -> what the latency model has learned, in words."""
+        found = self._latency.read(0) if self._latency is not None else None
+        if found is None:
+            return {}
+        try:
+            model = decode(found[1])
+        except UnusableModel:
+            return {}
+        known = (each for each in model.endpoints.values() if each.samples)
+        return {(each.slot, each.generation): in_words(model, each.slot, now) for each in known}
 
     def _known(self) -> Sequence[Endpoint]:
         try:

@@ -103,6 +103,7 @@ SIDES: Sequence[Column[TriedSide]] = (
     Column("decision", 8, lambda s: _short_time(s.decision_s)),
 )
 BAND_ROWS_MAX = 8
+LEARNED_ROWS_MAX = 8
 
 
 def screen(figures: Figures, width: int, height: int | None) -> Group:
@@ -111,6 +112,7 @@ def screen(figures: Figures, width: int, height: int | None) -> Group:
     bands = figures.bands or ()
     tryout = figures.configuration.tryout if figures.configuration is not None else None
     sides = tryout.sides if tryout is not None else ()
+    learned = _learned(figures.endpoints)
     worker_rows = endpoint_rows = None
     if height is not None:
         free = (
@@ -119,6 +121,7 @@ def screen(figures: Figures, width: int, height: int | None) -> Group:
             - 6
             - (2 + min(BAND_ROWS_MAX, len(bands))) * bool(bands)
             - (2 + len(sides)) * bool(sides)
+            - sum(-(-line.cell_len // width) for line in learned)
         )  # 6 lines: blank lines, titles, and the lines about rows that are not shown
         worker_rows = min(len(figures.workers), max(WORKER_ROWS_MIN, free // 3))
         endpoint_rows = max(1, free - worker_rows)
@@ -130,6 +133,7 @@ def screen(figures: Figures, width: int, height: int | None) -> Group:
         *table(WORKERS, figures.workers, "workers", width, worker_rows, _busy_worker),
         Text(""),
         *table(ENDPOINTS, figures.endpoints, "endpoints", width, endpoint_rows, _busy_endpoint),
+        *learned,
     )
 
 
@@ -180,6 +184,14 @@ def header(figures: Figures) -> list[Text]:
         names = ", ".join(f"{printable(name)} (in {workers})" for name, workers in sorted(figures.left_out.items()))
         lines.append(Text(f"plugins that are left out for a while, because they failed too often: {names}", "red"))
     return lines
+
+
+def _learned(endpoints: Sequence[EndpointFigures]) -> list[Text]:
+    """Returns what the latency model has learned of the busiest endpoints, one line each."""
+    known = [endpoint for endpoint in endpoints if endpoint.first_token is not None]
+    shown = sorted(known, key=_busy_endpoint, reverse=True)[:LEARNED_ROWS_MAX]
+    lines = [Text(f"{printable(each.name)}: first token in {each.first_token}") for each in shown]
+    return [Text(""), *lines] if lines else []
 
 
 def _tryout(tried: TryoutFigures) -> Text:

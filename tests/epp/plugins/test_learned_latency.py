@@ -1,0 +1,185 @@
+"""Tests of the learned latency producer and scorer: what a request observes, and which endpoint it prefers."""
+
+import random
+
+import numpy as np
+import pytest
+
+from epp.candidates import Candidates
+from epp.decision import Decision, ProfileRun, Response, Usage
+from epp.learning.costs import learned_costs
+from epp.plugins.producers.learned_latency import FEW, WORSE, LearnedLatency, Parameters
+from epp.plugins.scorers.learned_latency import LearnedLatency as Score
+from epp.plugins.scorers.learned_latency import Parameters as ScoreParameters
+from epp.prefix.match import APPROXIMATE, PrefixMatch, prefix_match
+from epp.request import Request
+from tests.fakes import FakeServices, candidates, request
+
+COSTS = learned_costs("learned-latency-producer")
+MATCH = prefix_match(APPROXIMATE)
+PROMPT = b"x" * 4000  # 1000 tokens
+STREAM = Response(200, streaming=True)
+
+
+class Site:
+    """A producer and a scorer over the same services."""
+
+    def __init__(self, exploration: float = 0.0) -> None:
+        self.services = FakeServices()
+        self.producer = LearnedLatency("learned-latency-producer", Parameters())
+        self.scorer = Score("learned-latency-scorer", ScoreParameters(exploration_rate=exploration))
+        for plugin in (self.producer, self.scorer):
+            plugin.start(self.services)
+        self.model = self.services.learning.model()
+
+    def teach(self, speeds: tuple[float, ...] = (1.0, 1.0, 1.0), answers: int = 30) -> None:
+        """Lets endpoints answer prompts of different lengths: 20 ms, and 0.1 ms per token, times their speed."""
+        for step in range(answers * len(speeds)):
+            slot, tokens = step % len(speeds), 100.0 + 50.0 * (step % 37)
+            seconds = speeds[slot] * (0.02 + 1e-4 * tokens)
+            predicted = self.model.first_token_s(slot, tokens, 0.0, 0.0, 0.0, 1.0)
+            self.model.learn_first(1.0 + step * 0.05, slot, 0, tokens, 0.0, 0.0, 0.0, predicted, seconds)
+
+    def asked(self, at: Candidates, *, held: tuple[float, ...] = (), now: float = 5.0, **fields: object) -> Request:
+        asked = request(PROMPT, streaming=True, **fields)
+        asked.now = now
+        if held:
+            asked[MATCH] = PrefixMatch(np.array(held), np.zeros(16, np.uint64), 64)
+        self.producer.produce(asked, at)
+        return asked
+
+    def scores(self, asked: Request, at: Candidates) -> list[float]:
+        scores = self.scorer.score(asked, at, None)  # type: ignore[arg-type]
+        assert scores is not None
+        return scores.tolist()
+
+    def sent(self, asked: Request, at: Candidates, picked: int) -> Decision:
+        run = ProfileRun(at, at.zeros(), (picked,))
+        decision = Decision(run.targets, {"default": run}, "default")
+        self.producer.before_send(asked, decision)
+        return decision
+
+
+def three(**columns: object) -> Candidates:
+    return candidates({"waiting_requests": [0, 0, 0], "running_requests": [0, 0, 0]}, **columns)  # type: ignore[arg-type]
+
+
+def test_the_endpoint_with_the_soonest_first_token_scores_1() -> None:
+    site = Site()
+    site.teach((1.0, 3.0, 1.0))
+    at = three(tokens=[5000.0, 0.0, 0.0])
+    scores = site.scores(site.asked(at), at)
+    assert scores[2] == 1.0
+    assert max(scores[:2]) < 0.7
+
+
+def test_a_cached_prefix_counts_as_the_time_that_it_saves() -> None:
+    site = Site()
+    site.teach()
+    at = three()
+    scores = site.scores(site.asked(at, held=(0.0, 15.0, 4.0)), at)
+    assert scores[1] == 1.0 > scores[2] > scores[0]
+
+
+def test_without_answers_a_rule_decides_and_says_why() -> None:
+    site = Site()
+    at = three(inflight=[3.0, 0.0, 2.0])
+    asked = site.asked(at)
+    assert asked[COSTS].why_not == FEW
+    assert site.scores(asked, at)[1] == 1.0
+
+
+def test_a_model_worse_than_the_mean_is_not_used() -> None:
+    site = Site()
+    site.teach()
+    for _ in range(200):
+        site.model.learn_first(5.0, 0, 0, 500.0, 0.0, 0.0, 0.0, 5.0, 0.07)
+    at = three()
+    asked = site.asked(at)
+    assert asked[COSTS].why_not == WORSE
+    assert f"not used: {WORSE}" in asked[COSTS].in_words(0, 0, 5.0)
+
+
+def test_the_time_to_the_first_chunk_is_learned_at_the_endpoint_that_answered() -> None:
+    site = Site()
+    at = three(tokens=[0.0, 800.0, 0.0], inflight=[0.0, 2.0, 0.0])
+    asked = site.asked(at, held=(0.0, 10.0, 0.0))
+    asked.sent_at = 5.01
+    decision = site.sent(asked, at, 1)
+    site.producer.response_received(asked, decision, STREAM)
+    asked.now = 5.31
+    site.producer.response_streaming(asked, decision)
+    answer = Response(200, streaming=True)
+    answer.usage, answer.whole = Usage(1000, 11), True
+    asked.now = 5.51
+    site.producer.response_complete(asked, decision, answer)
+    assert set(site.model.endpoints) == {1}
+    assert site.model.mean_s == pytest.approx(0.3)
+    assert site.model.endpoints[1].token_samples == 1
+    assert site.services.learning.begun([1]) == [5.31]
+
+
+@pytest.mark.parametrize(
+    "response",
+    [Response(500, streaming=True), Response(200), Response(429, streaming=True)],
+    ids=["error", "not streamed", "refused"],
+)
+def test_answers_that_say_nothing_about_the_first_token_are_not_learned(response: Response) -> None:
+    site = Site()
+    at = three()
+    asked = site.asked(at)
+    decision = site.sent(asked, at, 0)
+    site.producer.response_received(asked, decision, response)
+    asked.now = 9.0
+    site.producer.response_streaming(asked, decision)
+    response.usage, response.whole = Usage(1000, 11), True
+    site.producer.response_complete(asked, decision, response)
+    assert not site.model.endpoints
+
+
+def test_an_answer_from_another_endpoint_than_the_picked_one_is_not_learned() -> None:
+    site = Site()
+    at = three()
+    asked = site.asked(at)
+    decision = site.sent(asked, at, 0)
+    elsewhere = Response(200, streaming=True)
+    elsewhere.gateway = {"x-gateway-destination-endpoint-served": "10.0.0.3:8000"}
+    site.producer.response_received(asked, decision, elsewhere)
+    site.producer.response_streaming(asked, decision)
+    assert not site.model.endpoints
+
+
+def test_an_idle_endpoint_begins_with_a_prompt_when_it_is_sent() -> None:
+    site = Site()
+    at = three(tokens=[0.0, 800.0, 0.0])
+    site.sent(site.asked(at, now=7.0), at, 0)
+    site.sent(site.asked(at, now=8.0), at, 1)
+    assert site.services.learning.begun([0, 1]) == [7.0, 0.0]
+
+
+def test_dropped_candidates_have_no_cost_and_are_never_sent_to() -> None:
+    site = Site()
+    site.teach((1.0, 1.0, 2.0))
+    at = three().keep(np.array([True, False, True]))
+    asked = site.asked(at)
+    assert asked[COSTS].costs[1] == np.inf
+    assert len(site.scores(asked, at)) == 2
+    site.sent(asked, at, 1)
+    assert asked[site.producer.keeps[0]].slot == 2
+
+
+def test_a_part_of_the_requests_tries_endpoints_that_are_nearly_as_good() -> None:
+    site = Site(exploration=1.0)
+    site.teach((1.0, 1.3, 3.0))
+    at = three()
+    assert site.scores(site.asked(at), at) == [1.0, 1.0, 0.0]
+
+
+def test_workers_do_not_all_choose_the_same_endpoint() -> None:
+    site = Site()
+    site.teach()
+    at = three()
+    scores = site.scores(site.asked(at), at)
+    rng = random.Random(1)
+    chosen = {rng.choice([i for i, score in enumerate(scores) if score == max(scores)]) for _ in range(50)}
+    assert chosen == {0, 1, 2}
