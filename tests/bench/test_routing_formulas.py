@@ -5,6 +5,9 @@ A *state* is one row: the tokens of the prompt, the numbers of a server, and its
 
 import pytest
 
+from epp.config.load import load
+from epp.data import KV_USAGE, WAITING
+from epp.decide import choose
 from tests.bench.routing_formulas import (
     dual_map,
     dynamo,
@@ -16,11 +19,53 @@ from tests.bench.routing_formulas import (
     token_aware,
 )
 from tests.bench.routing_ledger import Formula, Prompt, Server
+from tests.bench.routing_zoo import FIELD_TEXT
+from tests.fakes import FakePool, FakeServices, candidates, request
 
 
 def cheapest(formula: Formula, prompt: Prompt, servers: list[Server]) -> set[int]:
     costs = formula(prompt, servers)
     return {at for at, cost in enumerate(costs) if cost == min(costs)}
+
+
+@pytest.mark.parametrize(
+    ("waiting", "kv", "blocks", "totals"),  # one value per server; blocks of the four of the prompt
+    [
+        ([7], [0.3], [2], [2 + 1.4 + 1.5]),
+        ([0, 0], [0, 0], [0, 0], [2 + 2, 2 + 2]),
+        ([0, 10], [0, 0], [0, 0], [2 + 2, 0 + 2]),
+        ([10, 0], [0, 0], [0, 0], [0 + 2, 2 + 2]),
+        ([0, 0], [0.5, 0], [0, 0], [2 + 1, 2 + 2]),
+        ([0, 0], [0, 0], [4, 0], [4 + 3, 4]),
+        ([0, 0], [0, 0], [2, 0], [4 + 1.5, 4]),
+        ([0, 0], [0, 0], [1, 3], [4 + 0.75, 4 + 2.25]),
+        ([0, 10], [0, 0], [0, 4], [2 + 2, 0 + 2 + 3]),
+        ([0, 10], [0, 0.5], [0, 4], [2 + 2, 0 + 1 + 3]),
+        ([0, 10], [0, 0.75], [0, 4], [2 + 2, 0 + 0.5 + 3]),
+        ([0, 5, 10], [0, 0, 0], [0, 0, 0], [2 + 2, 1 + 2, 0 + 2]),
+        ([0, 5, 10], [0, 0, 0], [0, 2, 4], [2 + 2, 1 + 2 + 1.5, 0 + 2 + 3]),
+        ([5, 5, 10], [0, 0, 0], [0, 0, 0], [2 + 2, 2 + 2, 0 + 2]),
+        ([2, 4, 6], [0.2, 0.4, 0.6], [0, 0, 0], [2 + 1.6, 1 + 1.2, 0 + 0.8]),
+        ([2, 4, 6], [0.2, 0.4, 0.6], [0, 0, 4], [2 + 1.6, 1 + 1.2, 0 + 0.8 + 3]),
+        ([100, 0], [1, 0], [4, 0], [0 + 0 + 3, 2 + 2]),
+        ([1, 0], [0, 0], [4, 0], [0 + 2 + 3, 2 + 2]),
+        ([0, 0, 0], [0.9, 0.1, 0.5], [4, 4, 4], [2 + 0.2 + 3, 2 + 1.8 + 3, 2 + 1 + 3]),
+        ([3, 3], [0.25, 0.25], [1, 1], [2 + 1.5 + 0.75, 2 + 1.5 + 0.75]),
+        ([0, 8, 4], [0.5, 0, 0.25], [3, 2, 1], [2 + 1 + 2.25, 0 + 2 + 1.5, 1 + 1.5 + 0.75]),
+    ],
+)
+def test_fields_weights(waiting: list[float], kv: list[float], blocks: list[int], totals: list[float]) -> None:
+    services = FakeServices()
+    services.match = lambda hashes: {at + 1: held for at, held in enumerate(blocks) if held}  # type: ignore[method-assign]
+    pipeline = load(FIELD_TEXT, "test").pipeline
+    pipeline.start(services)
+    pool = FakePool(candidates({WAITING.name: waiting, KV_USAGE.name: kv}))
+    try:
+        choose(pipeline, request(bytes(4 * 64 * 4)), pool).send(None)
+    except StopIteration as done:
+        assert done.value.runs["default"].totals.tolist() == pytest.approx(totals)
+    else:
+        raise AssertionError("nothing in this configuration waits")
 
 
 @pytest.mark.parametrize(
