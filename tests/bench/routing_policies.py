@@ -20,7 +20,6 @@ from epp.data import CACHE_BLOCK_SIZE, CACHE_NUM_BLOCKS, KV_USAGE, RUNNING, WAIT
 from epp.decide import choose
 from epp.decision import Decision, Response, Usage
 from epp.errors import ProducerFailed
-from epp.learning.local import LocalLearning
 from epp.metrics import Metric
 from epp.pipeline import Pipeline
 from epp.plugin import DataProducer, Hashes, Plugin, Profile
@@ -35,6 +34,7 @@ from shm.prefix_writer import IndexWriter
 from shm.segment import Region
 from tests.bench.routing_fleet import WORKERS, Call
 from tests.bench.routing_held import SharedHeld
+from tests.bench.routing_learning import SharedLearning
 from tests.bench.routing_servers import SERVERS
 from tests.bench.routing_traffic import BLOCK_TOKENS
 from tests.fakes import FakeServices, endpoints
@@ -110,9 +110,9 @@ class ExactIndex:
 class Services(FakeServices):
     """The services that a worker gives to its plugins. `every` runs in virtual time."""
 
-    def __init__(self, index: SharedIndex | ExactIndex, tokens: Floats, seed: int, learning: LocalLearning) -> None:
+    def __init__(self, index: SharedIndex | ExactIndex, tokens: Floats, seed: int, learning: SharedLearning) -> None:
         super().__init__(seed)
-        self.learning = learning
+        self.learning = learning  # type: ignore[assignment]
         self.prefix_index = index  # type: ignore[assignment]
         self._tokens = tokens
         self.timers: list[tuple[float, int, float, Callable[[], object]]] = []
@@ -161,12 +161,12 @@ class Picked:
         self._index = ExactIndex() if exact else SharedIndex(cache_blocks * BLOCK_TOKENS // BLOCK_TOKENS_MIN)
         self._held = SharedHeld(self._index.owners, SECRET) if held else None
         self._inflight, self._tokens = np.zeros(SERVERS), np.zeros(SERVERS)
-        self.learning = LocalLearning()
+        self._learning = SharedLearning()
         self._pipelines: list[Pipeline] = []
         self._timed: list[Services] = []
         for worker in range(workers):
             pipeline = load(text, "benchmark").pipeline
-            services = Services(self._index, self._tokens, seed * WORKERS + worker, self.learning)
+            services = Services(self._index, self._tokens, seed * WORKERS + worker, self._learning)
             if self._held is not None:
                 services.held_blocks = self._held  # type: ignore[assignment]
             pipeline.start(services)
@@ -186,6 +186,7 @@ class Picked:
 
     def passed(self, now: float) -> None:
         self._index.passed(now)
+        self._learning.passed(now)
         for services in self._timed:
             services.passed(now)
         if self._held is not None:
@@ -198,6 +199,7 @@ class Picked:
     def members(self, servers: Sequence[int]) -> None:
         self._members = np.array(servers)
         self._roster = Roster([self._endpoints[server] for server in servers])
+        self._learning.listed(servers)
         self._snapshot = None
 
     def scraped(self, server: int, model: ServerModel, now: float) -> None:
@@ -207,7 +209,7 @@ class Picked:
         columns[KV_USAGE.name][server] = model.pool.usage
         columns[CACHE_NUM_BLOCKS.name][server] = model.pool.total
         self._at_scrape[server] = self._inflight[server]
-        self.learning.model().scraped(server, 0, model.running, model.waiting)
+        self._learning.scraped(server, model.running, model.waiting)
         self._known[server] = True
         self._refusals[server] = 0
         self._snapshot = None

@@ -1,0 +1,81 @@
+"""The latency model of several workers in virtual time, with the delays of the picker.
+
+A sample reaches the model after LEARN_S, when the worker has sent its frame. Workers see the model of the last multiple of PUBLISH_S, and
+so does the model see the batches and queues of the last scrapes.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from epp.learning import state
+from epp.learning.model import LatencyModel
+from workers.supervisor.latency_keeper import PUBLISH_S
+from workers.worker.learning import FLUSH_S
+
+LEARN_S = FLUSH_S
+
+
+class SharedLearning:
+    """Implements `epp.plugin.Learning` for all workers of a picker."""
+
+    def __init__(self) -> None:
+        self._model = LatencyModel()
+        self._published = LatencyModel()
+        self._changes = self._model.changes
+        self._due = PUBLISH_S
+        self._now = 0.0
+        self._samples: deque[tuple[float, Callable[[], object]]] = deque()
+        self._scraped: dict[int, tuple[float, float]] = {}  # slot -> running and waiting requests, since the last look
+        self._begun: dict[int, float] = {}
+
+    def model(self) -> LatencyModel:
+        return self._published
+
+    def begun(self, slots: Sequence[int]) -> list[float]:
+        return [self._begun.get(slot, 0.0) for slot in slots]
+
+    def begins(self, slot: int, now: float) -> None:
+        self._begun[slot] = now
+
+    def learn_first(
+        self,
+        at: float,
+        slot: int,
+        generation: int,
+        tokens: float,
+        ahead: float,
+        elapsed: float,
+        load: float,
+        predicted: float,
+        observed: float,
+    ) -> None:
+        numbers = (at, slot, generation, tokens, ahead, elapsed, load, predicted, observed)
+        self._samples.append((self._now + LEARN_S, lambda: self._model.learn_first(*numbers)))
+
+    def learn_token(self, slot: int, generation: int, load: float, observed: float) -> None:
+        self._samples.append((self._now + LEARN_S, lambda: self._model.learn_token(slot, generation, load, observed)))
+
+    def scraped(self, slot: int, running: float, waiting: float) -> None:
+        """Takes the batch and the queue of an endpoint."""
+        if running > 0.0:
+            self._scraped[slot] = (running, waiting)
+
+    def listed(self, slots: Sequence[int]) -> None:
+        """Forgets the endpoints that are no longer listed."""
+        for slot in [slot for slot in self._model.endpoints if slot not in slots]:
+            self._model.forget(slot)
+
+    def passed(self, now: float) -> None:
+        """Learns the samples that have arrived, and publishes the model when it is time."""
+        self._now = now
+        while self._samples and self._samples[0][0] <= now:
+            self._samples.popleft()[1]()
+        if now < self._due:
+            return
+        self._due = now - now % PUBLISH_S + PUBLISH_S
+        for slot, (running, waiting) in self._scraped.items():
+            self._model.scraped(slot, 0, running, waiting)
+        self._scraped.clear()
+        if self._model.changes != self._changes:
+            self._changes = self._model.changes
+            self._published = state.decode(state.encode(self._model))
