@@ -47,7 +47,7 @@ class EndpointPool(Protocol):
         """Counts one failure of a data producer. The request goes on without the producer's data."""
 
     def scorer_failed(self, problem: Exception) -> None:
-        """Counts one failure of a scorer. The request is routed without the scorer. `problem` is tagged with it (`epp.errors.blame`)."""
+        """Counts one failure of a scorer, without which the request is routed. `problem` is tagged with the scorer (`epp.errors.blame`)."""
 
     def shadow_failed(self, profile: Profile, problem: Exception) -> None:
         """Counts a failed run of a shadow profile."""

@@ -103,6 +103,7 @@ def first_far_buckets(hashes: Hashes, buckets: int) -> Ints:
 def far_bucket(owners: Ints) -> Ints:
     """Return which of a hash's far buckets, from 0 to 31, takes the entries of each owner id.
 
-    An endpoint may have several ids. So ids at any fixed distance from each other spread evenly over the far buckets, too.
+    In an index of held blocks, each endpoint has one id per tier, and one more. So the ids of all endpoints in one tier can be, say,
+    every fourth id. Such ids spread over all far buckets, too.
     """
     return owners * FAR_SPREAD >> FAR_SHIFT & (FAR_BUCKETS - 1)

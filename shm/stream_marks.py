@@ -35,7 +35,10 @@ class MarksSchema:
 
 
 class Mark(NamedTuple):
-    """Holds one row. `heard`: when the last message came, in monotonic seconds; 0: never. `held`: blocks in all tiers."""
+    """Holds one row. `heard`: when the last message came, in monotonic seconds; 0: never. `held`: blocks in all tiers.
+
+    `messages`: how many live messages came. `dropped`: how many were dropped because too many waited for the end of a replay.
+    """
 
     position: int
     check: int

@@ -36,7 +36,7 @@ def _anew(document: Any) -> str:
 
 
 def _clean(value: Any) -> Any:
-    """Returns the value without items that are `Removed`."""
+    """Returns the value without the list items that are `Removed`, at any depth."""
     if isinstance(value, dict):
         return {key: _clean(child) for key, child in value.items()}
     if isinstance(value, list):

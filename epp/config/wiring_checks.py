@@ -243,7 +243,7 @@ def warn_left_out(plugin: Plugin, instances: PluginInstances, findings: Findings
 
 
 def warn_unread(instances: PluginInstances, findings: Findings) -> None:
-    """Warns of data producers whose data no plugin reads. They stay, because they have other extension points."""
+    """Warns of data producers whose data no plugin reads. They stay in use, because they have other extension points."""
     plugins = instances.plugins.values()
     read = {key.name for plugin in plugins for key in (*plugin.consumes, *plugin.optional)}
     for plugin in plugins:

@@ -23,7 +23,8 @@ MEMORY_MAX: Final = 1 << 30
 LOOK_S: Final = 0.25
 REPORT_S: Final = 10.0
 BUSY_SHARE: Final = 0.5  # share of the time; an endpoint that takes more of it delays the others
-# So many gaps and restarts of an endpoint since the last report are logged. Fewer are normal: publishers restart, and messages get lost.
+# From this number of gaps and restarts of an endpoint since the last report on, they are logged. Fewer are normal: publishers restart,
+# and messages get lost.
 TROUBLES_MIN: Final = 3
 LARGEST: Final = 3  # the number of peers that the log line about memory names
 _INFO_BYTES: Final = 136  # the length of tcp_info up to tcpi_bytes_received (linux/tcp.h)

@@ -153,7 +153,7 @@ class Holder:
 
     @property
     def tiers(self) -> list[Tier]:
-        """The endpoint's tiers, with their owner ids."""
+        """The endpoint's tiers: owner id, name and weight of each."""
         named = self._holdings.tiers
         return [Tier(owner, name, weight) for owner, (name, weight) in zip(self.owners, named, strict=False)]
 

@@ -219,7 +219,8 @@ class ServerStream:
             else:
                 gathered += memoryview(data)[at : at + take]
                 if not self._link.keep(take) or self.handler is None:
-                    # Not `reject`, because the limit is ours and not an error of the peer. The stream may have been given up already.
+                    # Not `reject`, which would count this as an error of the peer: the limit is ours. `keep` may have given up
+                    # this very stream; then `fail` does nothing.
                     self.fail(Status.RESOURCE_EXHAUSTED, "too many bytes of unfinished messages are held")
                     return
                 if len(gathered) == self._expected:

@@ -91,7 +91,7 @@ class Depths:
         return self._flows[best if len(tied) == 1 else tied[self._arrival[tied].argmin()]]
 
     def claim(self, flow: FlowView) -> float:
-        """Returns weight x arrival - turn. The smallest claim belongs to the highest score."""
+        """Returns time weight x arrival - turn, so the smallest claim belongs to the highest score."""
         return -float(self._score[self._row[flow.key]])
 
     def dispatched(self, flow: FlowView, item: Queued, now: float) -> None:

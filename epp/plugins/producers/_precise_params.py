@@ -26,7 +26,8 @@ class _Struct(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="c
 class TokenProcessor(_Struct, frozen=True):
     """How servers cut prompts into blocks.
 
-    block_size_tokens: The block size, in tokens, that the servers should report. Default: any size that they report is used.
+    block_size_tokens: The block size, in tokens, that `epp doctor` expects the servers to report. Default: any. Routing always uses the
+      size that each server reports.
     block_size: Deprecated: use `block_size_tokens`.
     hash_seed: Accepted, without effect.
     hash_algorithm: Accepted, without effect.
@@ -163,7 +164,9 @@ DEFAULT_BACKENDS = (Backend("gpu", 1.0), Backend("cpu", 0.8))
 
 
 class Settings(msgspec.Struct, frozen=True):
-    """Holds what the kv-events process needs of the parameters. `tiers`: (name, weight in thousandths). `replay_port` 0: no replays.
+    """Holds what the kv-events process and `epp doctor` need of the parameters. `block_tokens`: the size that `epp doctor` expects.
+
+    `tiers`: (name, weight in thousandths). `replay_port` 0: no replays.
 
     `bind`: the address to bind; "": connect to the endpoints. `blocks_max`: the index's limit in blocks; 0: none is configured.
     `speculative_s`: how long blocks count before a server reports them; 0: they do not.

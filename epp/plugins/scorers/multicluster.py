@@ -23,7 +23,10 @@ def _missing(candidates: Candidates, column: Column[float]) -> Mask:
 
 @plugin("multicluster-kv-cache-utilization-scorer")
 class MulticlusterKvUtilization(Scorer):
-    """Scores clusters by the free KV cache of their pools: 1 - average utilization. A cluster that reports none scores 0."""
+    """Scores clusters by the free KV cache of their pools: 1 - average utilization.
+
+    A cluster that has not reported its utilization scores 0.
+    """
 
     static = True
     consumes = (CLUSTER_KV_USAGE,)
@@ -38,7 +41,7 @@ class MulticlusterKvUtilization(Scorer):
 class MulticlusterQueue(Scorer):
     """Scores clusters by the average queue of their pools: 1 for the shortest, 0 for the longest, linear between.
 
-    Equal queues score 1. A cluster that reports none scores 0.
+    Equal queues score 1. A cluster that has not reported its queue scores 0.
     """
 
     static = True

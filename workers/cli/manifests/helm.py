@@ -17,7 +17,7 @@ import yaml
 from workers.cli.manifests.values import BadValues, Json
 
 TIMEOUT_S: Final = 60.0
-# Given to helm because the default of an older helm is below the minimum of the chart. No template depends on the version.
+# Given to helm as --kube-version, because an older helm assumes a version below the chart's minimum. No template depends on the version.
 KUBE_VERSION: Final = "1.34"
 NAME: Final = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 NAME_CHARS_MAX: Final = 40

@@ -20,7 +20,9 @@ COPIES_MAX, COPIES_S = 16, 60.0
 
 
 class Joining:
-    """Takes a copy when this replica joins, and sends copies to others. `entries`: how many came from copies."""
+    """Takes a copy of another replica's prefix index when this replica joins, and sends copies of its own index to others that join.
+
+    `entries`: how many entries came from copies."""
 
     def __init__(self, index: IndexWriter, places: Places, others: Others, *, secret: int) -> None:
         """`secret`: the fingerprint of the seed of block hashes."""

@@ -126,7 +126,7 @@ class Others:
         return [other.flow for other in self.live.values() if other.flow is not None]
 
     def of(self, key: int) -> dict[str, int]:
-        """Returns the requests in flight at one endpoint by the name of the replica."""
+        """Returns how many requests each other replica has in flight at one endpoint: its name -> the number."""
         return {name: other.loads[key][0] for name, other in self.live.items() if key in other.loads}
 
     def _own(self, message: Message, now: float) -> None:

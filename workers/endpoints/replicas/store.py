@@ -114,7 +114,7 @@ class Link:
 
     @classmethod
     async def open(cls, address: Address, names: Names, password: str, name: str) -> "Link":
-        """Connects, and listens to all messages and to those for `name`. Raises StoreError."""
+        """Connects, and subscribes to two channels: the one for all replicas, and that of the replica `name`. Raises StoreError."""
         with _InWords(address, password):
             where = await _server(address, names, password)
             async with asyncio.timeout(2 * ANSWER_S):
