@@ -13,7 +13,7 @@ FIND_PYTHON = for p in /usr/bin/python3 python3 python3.13 python3.12 python3.11
 	if $$p -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then command -v $$p; exit 0; fi; done; \
 	echo "no Python >= 3.11 with venv found: install one (on Debian: apt install python3 python3-venv)" >&2; exit 1
 
-.PHONY: compiled install demo docs test coverage test-first-day test-configurations test-kube test-faults test-reload-faults test-go test-clients fuzz simulate bench-floods bench-busy bench-overload bench-waiting bench-reload lint bench bench-routing bench-replicas bench-scaling profile load proto lock clean
+.PHONY: compiled install demo docs test coverage test-e2e test-first-day test-configurations test-kube test-faults test-reload-faults test-go test-clients fuzz simulate bench-floods bench-busy bench-overload bench-waiting bench-reload lint bench bench-routing bench-replicas bench-scaling profile load proto lock clean
 .NOTPARALLEL:  # targets share one environment
 # The tests start hundreds of processes: each would compile the modules again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -24,10 +24,14 @@ install: $(READY_DEV) compiled
 demo: $(READY_DEMO) compiled
 	@$(VENV)/bin/epp demo $(ARGS)
 
-# All tests but those of the targets below, in JOBS processes. Under 4 minutes on 2 cores. ARGS='-k drain', JOBS=0 for one process and a debugger.
+# All tests but those of the targets below, in JOBS processes. ARGS='-k drain', JOBS=0 for one process and a debugger.
 JOBS ?= 4
 test: $(READY_DEV) compiled
 	@$(PYTHON) -m pytest -q -n $(JOBS) --dist worksteal $(ARGS)
+
+# Whole pickers, simulated model servers and a real Envoy, with faults. ARGS='-k reload'.
+test-e2e: $(READY_DEV) compiled
+	@$(PYTHON) -m pytest -q -n $(JOBS) --dist worksteal -o testpaths=tests/e2e $(ARGS)
 
 # The tests of flow control, protocol, shared memory and restart policy under branch coverage. Fails below their floors.
 coverage: $(READY_DEV)

@@ -39,7 +39,7 @@ _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 _NOT_RUN = re.compile(r"<!-- not run: (.+?) -->\s*\Z")
 _LINK = re.compile(r"\[[^\]]*\]\(([\w./-]+\.md)\)")
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
-_TARGET = re.compile(r"make ([a-z][a-z-]*)")
+_TARGET = re.compile(r"make ([a-z][a-z0-9-]*)")
 
 
 class Block(NamedTuple):

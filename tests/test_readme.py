@@ -26,7 +26,7 @@ PACKAGES = ("deploy", "docs", "epp", "loadtest", "shm", "tests", "workers")
 
 PATH = re.compile(rf"(?<![\w./-])(?:{'|'.join(PACKAGES)})/[\w./-]*\w/?")
 MODULE = re.compile(r"python -m ((?:shm|tests|workers|loadtest)[\w.]*)")
-TARGET = re.compile(r"\bmake ([a-z][a-z-]*)")
+TARGET = re.compile(r"\bmake ([a-z][a-z0-9-]*)")
 COMMAND = re.compile(r"(?<![\w./-])epp ([a-z]+)\b([^`\n|;#]*)")
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
 VARIABLE = re.compile(r"\bEPP_[A-Z0-9_]+")
@@ -129,7 +129,7 @@ def test_modules_that_it_runs_exist(page: Path) -> None:
 
 @each_page
 def test_make_targets_in_it_exist(page: Path) -> None:
-    targets = set(re.findall(r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    targets = set(re.findall(r"^([a-z][a-z0-9-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     named = {target for text in code(page) for target in TARGET.findall(text)}
     assert named <= targets
 
