@@ -23,6 +23,7 @@ class Places:
         self.keys: Mapping[int, int] = {}  # owner -> key
         self.slot_array: Ints = np.zeros(0, np.int64)
         self.key_array: NDArray[np.uint64] = np.zeros(0, np.uint64)
+        self.used = 1  # slots up to the last one of an endpoint
 
     def refresh(self) -> bool:
         """Reads the endpoints again if they changed. Returns whether they did."""
@@ -37,6 +38,7 @@ class Places:
         self.keys = {owner: key for key, owner in self.owners.items()}
         self.slot_array = np.array([e.slot for e in current], np.int64)
         self.key_array = np.array(keys, np.uint64)
+        self.used = max((e.slot for e in current), default=0) + 1
         return True
 
 
@@ -59,15 +61,14 @@ class OwnLoad:
         Beyond ROWS_MAX, returns those with the most requests.
         """
         places = self._places
-        slots = places.slot_array
-        used = int(slots.max()) + 1 if len(slots) else 1
+        slots, used = places.slot_array, places.used
         requests, tokens = self._lanes.inflight(used)[slots], self._lanes.tokens(used)[slots]
         if whole or self._keys is not places.key_array:
             changed = (requests > 0) | (tokens > 0)
         else:
             changed = (requests != self._requests) | (tokens != self._tokens)
         self._keys, self._requests, self._tokens = places.key_array, requests, tokens
-        at = np.flatnonzero(changed)
+        (at,) = changed.nonzero()
         if whole:
             self.left_out = max(len(at) - ROWS_MAX, 0)
         if len(at) > ROWS_MAX:

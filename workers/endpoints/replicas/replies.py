@@ -17,7 +17,7 @@ LINE_BYTES_MAX: Final = 4096
 ELEMENTS_MAX: Final = 64
 DEPTH_MAX: Final = 4
 NUMBER: Final = re.compile(rb"-?[0-9]{1,19}")
-MESSAGE: Final = re.compile(rb">3\r\n\$7\r\nmessage\r\n\$([0-9]{1,4})\r\n")
+MESSAGE: Final = re.compile(rb">3\r\n\$7\r\nmessage\r\n\$[0-9]{1,4}\r\n([^\r\n]{1,1024})\r\n\$([0-9]{1,8})\r\n")
 ARRAYS: Final = {ord("*"): 1, ord(">"): 1, ord("~"): 1, ord("%"): 2}  # kind -> elements per counted item
 
 
@@ -64,21 +64,19 @@ class Replies:
 
 
 def _message(data: bytes, at: int) -> tuple[Message, int] | None:
-    """Returns the message that begins here, if it is complete, and where it ends. This is what comes nearly always."""
+    """Returns the message that begins here, and where it ends. This is what comes nearly always. None: its beginning is not complete, or
+    it is something else. Raises _More or InvalidReply.
+    """
     head = MESSAGE.match(data, at)
     if head is None:
         return None
     begin = head.end()
-    end = begin + int(head[1])
-    size, after = _bytes(data, end + 2)
-    return Message(data[begin:end], size), after
-
-
-def _bytes(data: bytes, at: int) -> tuple[bytes, int]:
-    value, after = _value(data, at, DEPTH_MAX)
-    if not isinstance(value, bytes):
-        raise InvalidReply("a message without data")
-    return value, after
+    end = begin + int(head[2])
+    if end - begin > REPLY_BYTES_MAX:
+        raise InvalidReply(f"a message of more than {REPLY_BYTES_MAX} bytes")
+    if len(data) < end + 2:
+        raise _More
+    return Message(head[1], data[begin:end]), end + 2
 
 
 def _value(data: bytes, at: int, depth: int) -> tuple[Any, int]:

@@ -140,8 +140,10 @@ def rows(loads: bytes) -> list[tuple[int, int, int]]:
 def packed(endpoints: NDArray[np.uint64], requests: NDArray[np.int64], tokens: NDArray[np.int64]) -> bytes:
     """Returns the rows of these endpoints, one number each per array. Brings the numbers into their range."""
     return b"".join(
-        ROW.pack(key, min(max(r, 0), REQUESTS_MAX), min(max(t, 0), TOKENS_MAX))
-        for key, r, t in zip(endpoints.tolist(), requests.tolist(), tokens.tolist(), strict=True)
+        [
+            ROW.pack(key, min(max(r, 0), REQUESTS_MAX), min(max(t, 0), TOKENS_MAX))
+            for key, r, t in zip(endpoints.tolist(), requests.tolist(), tokens.tolist(), strict=True)
+        ]
     )
 
 
