@@ -15,7 +15,8 @@ import msgspec
 
 from tests.faults.replica_world import CHANNEL, PASSWORD, Held, Traffic, World
 
-PAUSE_S, SHORT_PAUSE_S = 10.0, 1.5  # of a stopped replica, a silent store, a partition
+PAUSE_S, SHORT_PAUSE_S = 10.0, 1.5  # of a stopped replica and a silent store
+PARTITION_S = 60.0  # without --short
 LIES = 300
 HUGE = 1 << 60
 MEMORY_MAX_KB = 64 << 10  # how much a lying store may add to a picker
@@ -148,6 +149,7 @@ def memory_kb(pid: int) -> int:
         return next(int(line.split()[1]) for line in file if line.startswith("VmRSS"))
 
 
+PAUSES = {"partition": PARTITION_S}
 LONG = ("stolen name",)  # others forget a number only after half a minute
 FAULTS: dict[str, Callable[[World, float], None]] = {
     "killed store": killed_store,
@@ -167,14 +169,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     line = argparse.ArgumentParser(
         prog="replicas", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    line.add_argument("--short", action="store_true", help=f"pauses of {SHORT_PAUSE_S} s instead of {PAUSE_S:.0f}")
+    line.add_argument(
+        "--short",
+        action="store_true",
+        help=f"pauses of {SHORT_PAUSE_S} s instead of {PAUSE_S:.0f}, and {PARTITION_S:.0f} for a partition",
+    )
     line.add_argument("--only", nargs="*", choices=FAULTS, help="only these faults")
     options = line.parse_args(arguments)
     failed = 0
     with World() as world:
         for name in options.only or [name for name in FAULTS if not (options.short and name in LONG)]:
             with Traffic(world.site.port) as traffic:
-                FAULTS[name](world, SHORT_PAUSE_S if options.short else PAUSE_S)
+                FAULTS[name](world, SHORT_PAUSE_S if options.short else PAUSES.get(name, PAUSE_S))
                 seconds = world.recovered()
             failed += sum(traffic.failed.values())
             failures = ", ".join(f"{count} {ending}" for ending, count in traffic.failed.items()) or "no request failed"
