@@ -7,6 +7,7 @@ in flight: the time from sending a request to one replica until another one coun
 burst: 200 requests at once; the requests of the busiest server divided by the mean of all servers.
 hits: conversations; the share of the prompt tokens that servers had cached, compared with one picker.
 limits: three times as many requests within 1.5 s as may wait; those that were not refused, as a share above what may wait and be served.
+fairness, priorities: `tests.bench.replica_order`.
 cost: CPU time of all processes of the replicas and of the store, per request, at a fixed rate of requests of 8 KB; bytes of the store.
 """
 
@@ -26,6 +27,7 @@ import aiohttp
 import yaml
 
 from loadtest import process_group
+from tests.bench.replica_order import fairness, priorities
 from tests.e2e.cluster import CHAT, LOOPBACK, MODEL, Cluster, Picker, ask_all, completion, eventually
 from tests.e2e.replica_site import ReplicaSite, know_each_other, store_in
 from tests.faults.client import REQUESTS, Connection
@@ -48,6 +50,7 @@ TARGETS = {
     "burst max/mean": 1.4,
     "hits of one picker": 0.97,
     "over the limit": 0.05,
+    "Jain index, random spread": 0.95,
     "us per request": 10.0,
 }
 
@@ -240,6 +243,8 @@ PARTS: dict[str, Callable[[bool], Figures]] = {
     "burst": burst,
     "hits": hits,
     "limits": limits,
+    "fairness": fairness,
+    "priorities": priorities,
     "cost": cost,
 }
 
