@@ -1,12 +1,14 @@
 """The remote lane: what other replicas of the picker have in flight and in queues, as sums. The supervisor writes it, workers add it.
 
-    | beat | replicas | epoch | 0 ... |
+    | beat | replicas | epoch | front | progress | 0 ... |
     | band 0: waiting requests | bytes | band 1 ... |
     | requests in flight, one per slot |
     | tokens in flight, one per slot |
 Each line of the drawing starts on its own cache line. Every cell is one 8-byte word: int64, except the beat (monotonic seconds), which
 is float64. A beat older than 1 s means that the supervisor has ended or hangs; readers then ignore the lane. The epoch is the number of
-the writer's life among replicas; a successor takes a higher one. The lane exists only with a replica store.
+the writer's life among replicas; a successor takes a higher one. The front is the number of the most important band in which something
+waits, plus 1; 0: nothing waits. The progress changes when a replica where it waits lets a request through. The lane exists only with a
+replica store.
 """
 
 from typing import Any, Final
@@ -21,6 +23,8 @@ FRESH_S: Final = 1.0
 BEAT: Final = 0
 REPLICAS: Final = 1
 EPOCH: Final = 2
+FRONT: Final = 3
+PROGRESS: Final = 4
 LINE: Final = CACHE_LINE // WORD
 
 Ints = npt.NDArray[np.int64]
@@ -36,7 +40,7 @@ class RemoteSchema:
         self.requests_at = aligned((LINE + 2 * bands) * WORD) // WORD
         self.tokens_at = aligned((self.requests_at + slots) * WORD) // WORD
         self.bytes = aligned((self.tokens_at + slots) * WORD)
-        self.layout_hash = layout_hash("remote 2", slots, bands)
+        self.layout_hash = layout_hash("remote 3", slots, bands)
 
     def describe(self) -> dict[str, Any]:
         return {"kind": "remote", "slots": self.slots, "bands": self.bands}
@@ -90,6 +94,16 @@ class RemoteLane:
         """Requests and bytes that wait in one band."""
         at = LINE + 2 * band
         return self.words[at], self.words[at + 1]
+
+    def set_front(self, band: int | None, progress: int) -> None:
+        """Store the most important band in which something waits, and the progress there."""
+        self.words[PROGRESS] = progress
+        self.words[FRONT] = 0 if band is None else band + 1
+
+    def front(self) -> tuple[int, int] | None:
+        """The band and the progress that `set_front` stored; None: nothing waits."""
+        band = self.words[FRONT]
+        return (band - 1, self.words[PROGRESS]) if band else None
 
     def waiting(self) -> tuple[int, int]:
         """Requests and bytes that wait in all bands."""

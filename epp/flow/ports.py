@@ -88,6 +88,13 @@ class Front(NamedTuple):
     claim: float  # within a band the smaller claim goes first
 
 
+class Elsewhere(NamedTuple):
+    """Says what waits in other replicas of the picker."""
+
+    priority: int  # of the most important band in which something waits
+    progress: int  # changes when a replica where it waits lets a request through
+
+
 class Wanted(NamedTuple):
     """Demands that a shard displaces a number of requests and bytes in one band."""
 
@@ -108,7 +115,10 @@ class Peers(Protocol):
     # What the other shards show.
 
     def waiting(self) -> int:
-        """Returns how many requests wait in other serving shards. Called for each request, so it must be cheap."""
+        """Returns how many requests wait in other serving shards, and at least 1 if any waits in another replica.
+
+        Called for each request, so it must be cheap.
+        """
 
     def totals(self) -> tuple[int, int]:
         """Returns how many requests and bytes wait in other serving shards."""
@@ -122,6 +132,9 @@ class Peers(Protocol):
     def held(self, shard: int, priority: int) -> Held: ...
     def fronts(self) -> Sequence[Front]:
         """Returns the front of each other serving shard that has waiting requests and a fresh heartbeat."""
+
+    def elsewhere(self) -> Elsewhere | None:
+        """Returns what waits in other replicas of the picker; None: nothing that this one knows of."""
 
     def progress(self, shard: int) -> int:
         """Returns how many requests the given shard has let through. A change shows that it reacts to wakes."""

@@ -8,15 +8,19 @@ it. A claim is a time in seconds, or a position in the unit of the band's fairne
 Room must not stay unused. So a shard that lets nothing through for `PATIENCE_S` after it was woken is *stuck*, and is ignored until it
 lets a request through. A shard that leaves room to a third shard meanwhile counts as stuck only after `YIELDING_S`. A shard that lets
 nothing through after a wake is woken again after `REPEAT_S`.
+
+Other replicas of the picker go first only if a more important band waits there; their claims cannot be compared. Nothing can wake them,
+and what they do shows later. So they are stuck after `ELSEWHERE_S` without a request let through, and then until they let one through.
 """
 
-from epp.flow.ports import Front, Peers
+from epp.flow.ports import Elsewhere, Front, Peers
 from epp.flows import rank
 
 PATIENCE_S = 0.010
 # A shard that leaves room to a third one gives it PATIENCE_S, too. Added are three looks, which are 5 ms apart.
 YIELDING_S = 0.025
 REPEAT_S = 0.005
+ELSEWHERE_S = 0.050
 FORGOTTEN_S = 0.020  # if another shard was not ahead of this one for this long, it gets its full PATIENCE_S again
 
 
@@ -38,9 +42,14 @@ class ShardOrder:
     def __init__(self, peers: Peers) -> None:
         self._peers = peers
         self._watched: dict[int, _Watched] = {}
+        self._elsewhere: Elsewhere | None = (
+            None  # what waited in other replicas when this shard left room to them first
+        )
+        self._elsewhere_since = 0.0
+        self._elsewhere_stuck = False
 
     def ahead(self, priority: int, claim: float, tolerance: float, now: float) -> bool:
-        """Returns whether another shard goes first. If so, wakes that shard."""
+        """Returns whether another shard goes first. If so, wakes that shard. Another replica cannot be woken."""
         own, clearly = rank(priority), claim - tolerance
         first = [f for f in self._peers.fronts() if (rank(f.priority), f.claim) < (own, clearly)]
         for front in sorted(first, key=lambda f: (rank(f.priority), f.claim)):
@@ -48,6 +57,9 @@ class ShardOrder:
                 self._wake(front.shard, now)
                 self._peers.yielded()
                 return True
+        if self._elsewhere_ahead(own, now):
+            self._peers.yielded()
+            return True
         return False
 
     def invite(self, now: float) -> None:
@@ -61,6 +73,19 @@ class ShardOrder:
     def no_room(self) -> None:
         """Notes that the pool has no room. No shard can let requests through then, so all of them get their full PATIENCE_S again."""
         self._watched.clear()
+        if not self._elsewhere_stuck:
+            self._elsewhere = None
+
+    def _elsewhere_ahead(self, own: int, now: float) -> bool:
+        """Returns whether another replica goes first."""
+        other = self._peers.elsewhere()
+        if other is None or rank(other.priority) >= own:
+            return False
+        if other != self._elsewhere:
+            self._elsewhere, self._elsewhere_since, self._elsewhere_stuck = other, now, False
+        elif now - self._elsewhere_since >= ELSEWHERE_S:
+            self._elsewhere_stuck = True
+        return not self._elsewhere_stuck
 
     def _look_at(self, shard: int, now: float) -> _Watched:
         progress = self._peers.progress(shard)

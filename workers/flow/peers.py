@@ -3,7 +3,8 @@
 Flow control names a band by its priority, the lanes by its place. A priority keeps its place until another priority gets the
 place. So a band that was removed is still served until it is empty. A place is reused only when no worker shows a request there.
 
-With a replica store, the sums of bands include what waits in other replicas, so limits hold over all of them.
+With a replica store, the sums of bands include what waits in other replicas, so limits hold over all of them. A replica leaves room to
+another one where a more important band waits.
 """
 
 import contextlib
@@ -12,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import xxhash
 
-from epp.flow.ports import Front, Held, Wanted
+from epp.flow.ports import Elsewhere, Front, Held, Wanted
 from epp.flows import FlowKey
 from shm.flow_lanes import (
     BACKLOGGED,
@@ -28,6 +29,7 @@ from shm.flow_lanes import (
     FlowLanes,
 )
 from shm.lanes import Lanes
+from shm.remote_lane import FRONT as REMOTE_FRONT
 
 FRESH_S = 0.5  # seconds; no shard waits for a worker whose beat is older
 NOTHING: Sequence[Wanted] = ()
@@ -89,6 +91,8 @@ class LanePeers:
         total, words = 0, self._words
         for base in self._look():
             total += words[base + WAITING]
+        if (remote := self._lanes.added) is not None and remote.words[REMOTE_FRONT]:
+            total += 1
         return total
 
     def totals(self) -> tuple[int, int]:
@@ -127,6 +131,12 @@ class LanePeers:
             return ()
         ages = self._lanes.ages(self._now())
         return [Front(shard, cell.priority, cell.claim) for shard, cell in shown if ages[shard + 1] < FRESH_S]
+
+    def elsewhere(self) -> Elsewhere | None:
+        if (remote := self._lanes.added) is None or (front := remote.front()) is None:
+            return None
+        priority = self._priorities.get(front[0])
+        return None if priority is None else Elsewhere(priority, front[1])
 
     def ledger(self, priority: int) -> "BandLedger":
         return BandLedger(self._look, self._flow, self._worker, self._places, priority)

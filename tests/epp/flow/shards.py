@@ -14,7 +14,7 @@ from epp.flow.bands import Band, Flow
 from epp.flow.controller import FlowController
 from epp.flow.outcomes import Outcome, Undispatched
 from epp.flow.plan import FlowPlan
-from epp.flow.ports import Front, Held, PoolLoad, Reading, Wanted
+from epp.flow.ports import Elsewhere, Front, Held, PoolLoad, Reading, Wanted
 from epp.flow.registry import ControlPlane
 from epp.flows import FlowKey, rank
 from epp.plugin import Ledger
@@ -124,6 +124,7 @@ class Board:
     def __init__(self, shards: int) -> None:
         self.lanes = [Lane() for _ in range(shards)]
         self.wakes: list[int] = []
+        self.elsewhere: Elsewhere | None = None
         self.asked: dict[tuple[int, int], tuple[int, int]] = {}  # (target, band) -> ever demanded by all lanes together
 
     def successor(self, shard: int) -> None:
@@ -161,7 +162,7 @@ class BoardPeers:
         return [lane for i, lane in enumerate(self.board.lanes) if i != self.me and lane.serving]
 
     def waiting(self) -> int:
-        return self.totals()[0]
+        return self.totals()[0] + (self.board.elsewhere is not None)
 
     def totals(self) -> tuple[int, int]:
         held = [held for lane in self._others() for held in lane.bands.values()]
@@ -180,6 +181,9 @@ class BoardPeers:
     def fronts(self) -> Sequence[Front]:
         lanes = ((i, self.board.lanes[i]) for i in self.shards())
         return [Front(i, *lane.front) for i, lane in lanes if lane.front is not None and lane.fresh]
+
+    def elsewhere(self) -> Elsewhere | None:
+        return self.board.elsewhere
 
     def ledger(self, priority: int) -> Ledger:
         return BoardLedger(self, priority)

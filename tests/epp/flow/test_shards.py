@@ -3,7 +3,8 @@
 import pytest
 
 from epp.flow.gate import PoolGate
-from epp.flow.shard_order import PATIENCE_S, REPEAT_S, YIELDING_S
+from epp.flow.ports import Elsewhere
+from epp.flow.shard_order import ELSEWHERE_S, PATIENCE_S, REPEAT_S, YIELDING_S
 from epp.flows import FlowView
 from epp.plugin import Ledger, NoParams
 from epp.plugins.fairness.token_weighted import TokenWeighted
@@ -188,6 +189,54 @@ def test_a_shard_that_yields_to_a_stuck_shard_has_time_to_find_that_out(recovers
         low.clock.now += YIELDING_S - PATIENCE_S
         low.controller.woken()
         assert (lowest.outcome, next_one.outcome) == ("Dispatched", "")
+
+
+def test_room_is_left_to_a_more_important_band_in_another_replica_for_fifty_milliseconds() -> None:
+    (one,), pool = shards(1, made=plan(band(-1), band(0), band(5)), each=2)
+    full(pool)
+    one.board.elsewhere = Elsewhere(0, 1)
+    low, same, high = one.call(priority=-1), one.call(priority=0), one.call(priority=5)
+    free(pool)
+    one.controller.woken()
+    free(pool)
+    one.controller.woken()
+    assert (low.outcome, same.outcome, high.outcome) == ("", "Dispatched", "Dispatched")
+    free(pool)
+    one.controller.woken()
+    one.clock.now += ELSEWHERE_S * 0.9
+    one.board.elsewhere = Elsewhere(0, 2)  # it has let a request through
+    one.controller.woken()
+    one.clock.now += ELSEWHERE_S * 0.9
+    one.controller.woken()
+    assert low.outcome == ""
+    one.clock.now += ELSEWHERE_S * 0.2
+    one.controller.woken()
+    assert low.outcome == "Dispatched"
+
+
+def test_a_replica_that_is_stuck_is_ignored_until_it_lets_a_request_through() -> None:
+    (one,), pool = shards(1)
+    one.board.elsewhere = Elsewhere(5, 1)
+    first = one.call(priority=-1)
+    assert first.outcome == "", "it waits, although there is room"
+    one.clock.now += ELSEWHERE_S * 1.1
+    one.controller.woken()
+    assert first.outcome == "Dispatched"
+    full(pool)
+    one.controller.settled(placed=True)
+    second, third = one.call(priority=-1), one.call(priority=-1)
+    free(pool)
+    one.controller.woken()
+    assert second.outcome == "Dispatched"
+    full(pool)
+    one.controller.settled(placed=True)
+    one.board.elsewhere = Elsewhere(5, 2)
+    free(pool)
+    one.controller.woken()
+    assert third.outcome == ""
+    one.board.elsewhere = None
+    one.controller.woken()
+    assert third.outcome == "Dispatched"
 
 
 def test_patience_starts_again_after_a_time_without_room() -> None:

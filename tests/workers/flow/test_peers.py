@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from epp.flow.ports import Front, Held, Wanted
+from epp.flow.ports import Elsewhere, Front, Held, Wanted
 from epp.flows import FlowKey
 from shm.flow_lanes import FlowLanes, FlowSchema
 from shm.lanes import Lanes
@@ -215,5 +215,14 @@ def test_what_waits_in_other_replicas_counts_for_limits_while_it_is_fresh(shards
     shards.lanes.add_remote(shards.now)
     assert (one.totals(), one.band(5), one.band(0), one.band(77)) == ((8, 80), (8, 80), (0, 0), (0, 0))
     assert (list(one.shards()), one.fronts()) == ([1, 2], ())
+    assert (one.waiting(), one.elsewhere()) == (1, None)
+    remote.set_front(PLACES[5], 9)
+    assert (one.waiting(), one.elsewhere()) == (2, Elsewhere(5, 9))
+    remote.set_front(3, 9)
+    assert one.elsewhere() is None, "no band of this replica has that place"
+    remote.set_front(PLACES[5], 9)
     shards.lanes.add_remote(shards.now + 1.5)
-    assert one.totals() == (1, 10)
+    assert (one.totals(), one.waiting(), one.elsewhere()) == ((1, 10), 1, None)
+    remote.set_front(None, 9)
+    shards.lanes.add_remote(shards.now)
+    assert (one.waiting(), one.elsewhere()) == (1, None)

@@ -6,13 +6,15 @@ workers. A band is named by its priority, since its place in the lanes differs b
 
 from collections.abc import Iterable
 
-from shm.flow_lanes import FlowLanes
+from epp.flows import rank
+from shm.flow_lanes import DISPATCHED, FlowLanes
 from shm.remote_lane import RemoteLane
 from workers.endpoints.replicas.wire import Band, Flow
 from workers.shared.objectives import ObjectivesView
 
 REQUESTS_MAX = 1 << 24  # that wait in one band of one replica
 BYTES_MAX = 1 << 44
+PROGRESS_MASK = (1 << 62) - 1
 
 
 class Waiting:
@@ -23,6 +25,7 @@ class Waiting:
         self._objectives = objectives
         self._remote = remote
         self._said: list[Band] = []
+        self._progress = 0
 
     def bands(self, *, whole: bool) -> Flow | None:
         """Returns what waits here, by band; None if nothing changed since the last call and `whole` is false."""
@@ -32,19 +35,30 @@ class Waiting:
             cell = self._flow.band(place)
             if cell.requests > 0:
                 bands.append(Band(priority, cell.requests, max(cell.bytes, 0)))
-        if bands == self._said and not whole:
+        progress = self._flow.total(DISPATCHED) & PROGRESS_MASK
+        if bands == self._said and not whole and (not bands or progress == self._progress):
             return None
-        self._said = bands
-        return Flow(bands)
+        self._said, self._progress = bands, progress
+        return Flow(bands, progress)
 
     def show(self, flows: Iterable[Flow]) -> None:
-        """Writes the sums of what waits in other replicas."""
+        """Writes the sums of what waits in other replicas, and where the most important of it waits."""
+        places = self._objectives.places
         sums: dict[int, list[int]] = {place: [0, 0] for place in range(self._remote.schema.bands)}
+        first, progress = None, 0
         for flow in flows:
+            own = None  # the most important band of this replica
             for band in flow.bands:
-                place = self._objectives.places.get(band.priority)
-                if place is not None and place in sums:
-                    sums[place][0] += min(band.requests, REQUESTS_MAX)
-                    sums[place][1] += min(band.bytes, BYTES_MAX)
+                place = places.get(band.priority)
+                if place is None or place not in sums:
+                    continue
+                sums[place][0] += min(band.requests, REQUESTS_MAX)
+                sums[place][1] += min(band.bytes, BYTES_MAX)
+                if band.requests and (own is None or rank(band.priority) < rank(own)):
+                    own = band.priority
+            if own is not None and (first is None or rank(own) <= rank(first)):
+                progress = flow.progress if own != first else progress + flow.progress
+                first = own
         for place, (requests, size) in sums.items():
             self._remote.set_band(place, requests, size)
+        self._remote.set_front(None if first is None else places[first], progress & PROGRESS_MASK)

@@ -2,7 +2,7 @@
 
     message   | form | name | epoch | origin | sequence | whole | secret | loads | flow | blocks | wants |      msgpack, an array
     loads     | endpoint u64 | requests u32 | tokens u64 | ...       the values of now, so a repeated row changes nothing
-    flow      | (priority, requests, bytes) | ...                    what waits in each band
+    flow      | (priority, requests, bytes) ... | progress |         what waits in each band
     blocks    | (endpoint, hashes) | ...                             what the sender's workers have taught its prefix index
 
 - An endpoint is named by a hash of its address, because slots differ between replicas. All numbers are little-endian.
@@ -64,6 +64,7 @@ class Flow(msgspec.Struct, array_like=True, frozen=True):
     """What waits in the flow control of the sender, over its workers."""
 
     bands: Annotated[list[Band], Meta(max_length=BANDS_MAX)]
+    progress: Count = 0  # how many requests its workers have let through
 
 
 class Blocks(msgspec.Struct, array_like=True, frozen=True):
