@@ -11,6 +11,7 @@ _PATHS = """
     epp/admission epp/candidates epp/client_headers epp/data epp/decide epp/decision epp/guard epp/intake
     epp/paths epp/pressure epp/renaming epp/request epp/response_phase epp/tokens
     epp/flow/controller epp/flow/gate epp/flow/rate epp/flow/registry
+    epp/learning/choice epp/learning/costs epp/learning/least_squares epp/learning/model epp/learning/samples
     epp/metrics/label_caps
     epp/plugins/deciders/prefix_based
     epp/plugins/extractors/_core_page
@@ -19,10 +20,11 @@ _PATHS = """
     epp/plugins/parsers/_canonical epp/plugins/parsers/_openai epp/plugins/parsers/openai
     epp/plugins/parsers/passthrough epp/plugins/parsers/vllm_grpc
     epp/plugins/pickers/max_score
-    epp/plugins/producers/approx_prefix epp/plugins/producers/inflight
+    epp/plugins/producers/approx_prefix epp/plugins/producers/inflight epp/plugins/producers/learned_latency
     epp/plugins/profiles/__init__ epp/plugins/profiles/_stages epp/plugins/profiles/disagg
     epp/plugins/saturation/utilization
-    epp/plugins/scorers/active_requests epp/plugins/scorers/kv_utilization epp/plugins/scorers/prefix_cache
+    epp/plugins/scorers/active_requests epp/plugins/scorers/kv_utilization epp/plugins/scorers/learned_latency
+    epp/plugins/scorers/prefix_cache
     epp/plugins/scorers/queue_depth epp/plugins/scorers/running_requests epp/plugins/scorers/token_load
     epp/plugins/sessions/_affinity epp/plugins/sessions/scorer
     epp/plugins/usage_limits/static
@@ -32,7 +34,7 @@ _PATHS = """
     epp/protocol/codec/answers epp/protocol/codec/bodies epp/protocol/codec/envelope epp/protocol/codec/fields
     epp/protocol/codec/header_map
     shm/flow_lanes shm/held_reader shm/held_writer shm/index_capacity shm/index_spill shm/lanes shm/layout shm/link_table
-    shm/prefix_index shm/prefix_reader shm/prefix_writer shm/seqlock shm/series shm/stream_marks shm/table
+    shm/prefix_index shm/prefix_reader shm/prefix_writer shm/prompt_starts shm/seqlock shm/series shm/stream_marks shm/table
     workers/endpoints/freshness workers/endpoints/http_client workers/endpoints/index_limits workers/endpoints/scrape
     workers/extproc/app workers/extproc/pipelines workers/extproc/pool workers/extproc/request_phase
     workers/extproc/response_phase workers/extproc/shedding workers/extproc/shell workers/extproc/stream
@@ -46,7 +48,7 @@ _PATHS = """
     workers/transport/header_blocks workers/transport/headers workers/transport/http2 workers/transport/interface
     workers/transport/link workers/transport/native workers/transport/output workers/transport/room workers/transport/session
     workers/transport/stream workers/transport/timeouts workers/transport/turn workers/transport/wrong_protocol
-    workers/worker/plugin_handles
+    workers/worker/learning workers/worker/plugin_handles
 """
 PATHS: Final = tuple(f"{path}.py" for path in _PATHS.split())
 

@@ -17,8 +17,9 @@ from epp.learning.model import AHEAD, BASE, QUEUE, RUNNING, THOUSAND, UNCACHED, 
 SHARE: Final = 0.25
 HOLDS: Final = 0.5  # an endpoint that holds this part of a prompt is its holder
 NEAR_MAX: Final = 0.1  # candidates are equal if their costs differ by less than this part
-NEAR: Final = 0.3  # of the model's own error
+NEAR: Final = 1.0  # of the model's own error
 NEAR_S: Final = 0.005  # or by less than this many seconds
+LOAD_PART: Final = 0.001  # how much the load of equal candidates may take from their scores
 
 
 class Situation:
@@ -102,12 +103,17 @@ def careful_costs(at: Situation, limits: Sequence[float]) -> list[float]:
     return costs
 
 
-def scores(costs: Sequence[float], error: float) -> list[float]:
-    """Returns lowest cost / cost for each candidate, and 1 for those that the model cannot tell from the cheapest one.
+def scores(costs: Sequence[float], load: Sequence[float], error: float) -> list[float]:
+    """Returns lowest cost / cost for each candidate, and almost 1 for those that the model cannot tell from the cheapest one.
 
-    `error`: the model's mean relative error; 0: the costs are not in seconds, and only equal ones count as equal. The picker draws among
-    equal scores, so that workers and replicas do not all choose the same endpoint.
+    Among these, fewer requests (`load`) score higher. The picker draws among equal scores, so that workers and replicas do not all choose
+    the same endpoint. `error`: the model's mean relative error; 0: the costs are not in seconds, and each counts as it is.
     """
     lowest = min(costs)
-    near = lowest + max(NEAR_S if error else 0.0, lowest * min(NEAR_MAX, NEAR * error))
-    return [1.0 if cost <= near else lowest / cost for cost in costs]
+    if error <= 0.0:
+        return [lowest / cost for cost in costs]
+    near = lowest + max(NEAR_S, lowest * min(NEAR_MAX, NEAR * error))
+    part = LOAD_PART / (1.0 + max(load))
+    return [
+        1.0 - part * load[i] if costs[i] <= near else (1.0 - LOAD_PART) * lowest / costs[i] for i in range(len(costs))
+    ]

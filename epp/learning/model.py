@@ -29,8 +29,8 @@ from epp.metrics import buckets
 BASE, UNCACHED, AHEAD, QUEUE, RUNNING = range(5)
 THOUSAND: Final = 1000.0  # tokens count in thousands, so that all coefficients have a similar size
 # In seconds: base, per 1000 uncached tokens, per 1000 tokens ahead, per request ahead for a place, per running request.
-FIRST_PRIOR: Final = (0.03, 0.1, 0.1, 0.1, 0.001)
-TOKEN_PRIOR: Final = (0.02, 0.0002)
+FIRST_PRIOR: Final[tuple[float, ...]] = (0.03, 0.1, 0.1, 0.1, 0.001)
+TOKEN_PRIOR: Final[tuple[float, ...]] = (0.02, 0.0002)
 MEMORY: Final = 2000.0  # observations
 FIRST_FLOOR_S: Final = 0.02
 TOKEN_FLOOR_S: Final = 0.002
@@ -54,7 +54,7 @@ ERROR_MAX: Final = 2.0
 WORSE: Final = 1.1  # a model is not used while its error is so many times that of the mean
 SLACK: Final = 0.02  # errors that differ by this little are equal
 RATE_S: Final = 3.0
-ERROR_BOUNDS: Final = buckets.RELATIVE_ERROR
+ERROR_BOUNDS: Final[tuple[float, ...]] = buckets.RELATIVE_ERROR
 
 
 class EndpointModel:

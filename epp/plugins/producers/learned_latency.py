@@ -1,6 +1,5 @@
 """Predict the time to the first token of this request at each endpoint, with a model that learns from the answers that pass through."""
 
-import msgspec
 import numpy as np
 
 from epp.candidates import Candidates, Floats
@@ -19,21 +18,13 @@ from epp.plugin import (
     Services,
     plugin,
 )
+from epp.plugins.producers._learned_latency_parameters import Parameters
 from epp.prefix.match import APPROXIMATE, FollowsMatches, prefix_match
 from epp.request import Request
 from epp.tokens import TOKENS, token_count
 
 FEW = "too few answers so far"
 WORSE = "its predictions are worse than the pool's mean time"
-
-
-class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    """Where the model gets its features from.
-
-    prefix_match_info_producer_name: The producer of the prefix matches to read.
-    """
-
-    prefix_match_info_producer_name: str = ""
 
 
 class Sent:

@@ -71,11 +71,16 @@ def test_without_a_model_the_holder_of_a_prefix_keeps_it_unless_the_tokens_ahead
     assert best(careful(situation(tokens=holds, load=[0.0, 5.0, 0.0], ahead=[0.0, 1800.0, 0.0]))) != 1
 
 
-def test_candidates_within_the_error_of_the_model_score_alike() -> None:
-    assert scores([1.0, 1.05, 2.0], 0.2) == [1.0, 1.0, 0.5]
-    assert scores([1.0, 1.05, 2.0], 0.0) == [1.0, 1.0 / 1.05, 0.5]
-    assert scores([1.0, 1.5], 100.0) == [1.0, 1.0 / 1.5], "however large the error is, the part is bounded"
+def test_candidates_within_the_error_of_the_model_are_told_apart_by_their_load() -> None:
+    few, busy, other = scores([1.0, 1.05, 2.0], [9.0, 3.0, 0.0], 0.2)
+    assert 0.99 < few < busy <= 1.0
+    assert other < 0.51
+    assert scores([1.0, 1.05, 2.0], [9.0, 3.0, 0.0], 0.0) == [1.0, 1.0 / 1.05, 0.5], (
+        "without a model, costs count as they are"
+    )
+    assert scores([1.0, 1.5], [9.0, 0.0], 100.0)[1] < 0.9, "however large the error is, the part is bounded"
 
 
 def test_milliseconds_decide_nothing() -> None:
-    assert scores([0.001, 0.005, 0.02], 0.1) == [1.0, 1.0, 0.05]
+    one, two, three = scores([0.001, 0.005, 0.02], [2.0, 2.0, 0.0], 0.1)
+    assert one == two > three

@@ -8,9 +8,10 @@ import pytest
 from epp.candidates import Candidates
 from epp.decision import Decision, ProfileRun, Response, Usage
 from epp.learning.costs import learned_costs
-from epp.plugins.producers.learned_latency import FEW, WORSE, LearnedLatency, Parameters
+from epp.plugins.producers._learned_latency_parameters import Parameters
+from epp.plugins.producers.learned_latency import FEW, WORSE, LearnedLatency
+from epp.plugins.scorers._learned_latency_parameters import Parameters as ScoreParameters
 from epp.plugins.scorers.learned_latency import LearnedLatency as Score
-from epp.plugins.scorers.learned_latency import Parameters as ScoreParameters
 from epp.prefix.match import APPROXIMATE, PrefixMatch, prefix_match
 from epp.request import Request
 from tests.fakes import FakeServices, candidates, request
