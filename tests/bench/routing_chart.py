@@ -11,7 +11,7 @@ LEAST, MOST = 0.5, 32.0  # of the logarithmic scale; greater values are drawn at
 TICKS = (0.5, 1, 2, 4, 8, 16, 32)
 COLOURS = (
     "#000000", "#d62728", "#ff7f0e", "#1f77b4", "#7fb2dd", "#7f7f7f", "#c7c7c7", "#2ca02c",
-    "#9467bd", "#8c564b", "#c49c94", "#e377c2", "#bcbd22", "#17becf", "#98df8a", "#aec7e8",
+    "#9467bd", "#8c564b", "#c49c94", "#e377c2", "#bcbd22", "#17becf", "#98df8a", "#aec7e8", "#ffbb78", "#ff9896",
 )  # fmt: skip
 
 
