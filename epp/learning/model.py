@@ -20,7 +20,8 @@ A model has one writer. Other processes get a copy (`epp.learning.state`) and on
 """
 
 from collections.abc import Sequence
-from math import exp, log
+from math import exp
+from math import log as ln
 from typing import Final
 
 from epp.learning.least_squares import LeastSquares
@@ -192,7 +193,7 @@ class LatencyModel:
         speed = self.speed(slot, at)
         features = self.features(slot, speed, tokens, ahead, elapsed, load)
         expected = bounded(speed * self.first.predict(features))
-        surprise = log((observed + SOFT_S) / (expected + SOFT_S))
+        surprise = ln((observed + SOFT_S) / (expected + SOFT_S))
         self.first.learn(features, observed / speed, FIRST_FLOOR_S)
         moved = _moved(endpoint.log_speed, surprise, endpoint.samples)
         self.speed_sum += moved - endpoint.log_speed
@@ -208,7 +209,7 @@ class LatencyModel:
         limit = endpoint.limit
         features = [1.0, min(load, limit) if limit > 0.0 else load]
         speed = self.token_speed(slot)
-        surprise = log(observed / bounded(speed * self.per_token.predict(features)))
+        surprise = ln(observed / bounded(speed * self.per_token.predict(features)))
         self.per_token.learn(features, observed / speed, TOKEN_FLOOR_S)
         moved = _moved(endpoint.token_log_speed, surprise, endpoint.token_samples)
         self.token_speed_sum += moved - endpoint.token_log_speed
