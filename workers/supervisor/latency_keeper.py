@@ -50,6 +50,7 @@ class LatencyKeeper:
         self._running = 0.0  # requests that all servers run
         self._lanes = memory.lanes
         self._doubt = Doubt()
+        self._used = False  # whether anything was ever learned. Before, nothing is read, published or saved
         self.model = self._predecessor(DocumentReader(layout.latency, memory.latency))
         self._published = self.model.changes
 
@@ -61,10 +62,13 @@ class LatencyKeeper:
 
     def take(self, data: bytes) -> None:
         """Learns the samples of one frame. Raises CorruptSamples."""
+        self._used = True
         samples.learn(self.model, data)
 
     def look(self) -> None:
         """Follows the endpoints and their batches, and publishes the model if it has changed."""
+        if not self._used:
+            return
         self._follow_endpoints()
         self._follow_batches()
         sent = float(self._lanes.inflight(len(self._scraped_at)).sum())
@@ -85,7 +89,7 @@ class LatencyKeeper:
 
     def save(self) -> None:
         """Writes the model to the state folder."""
-        if self._file is not None:
+        if self._file is not None and self._used:
             current = self._endpoints.current()
             identities = zip(self._endpoints.identities(), current, strict=True)
             self._file.save(self.model, {endpoint.slot: identity for identity, endpoint in identities})
@@ -95,12 +99,16 @@ class LatencyKeeper:
         found = reader.read(0)
         if found is not None:
             try:
-                return state.decode(found[1])
+                model = state.decode(found[1])
             except state.UnusableModel as problem:
                 log.warning("the latency model begins anew", why=str(problem))
+            else:
+                self._used = True
+                return model
         if self._file is None:
             return LatencyModel()
         model, self._remembered = self._file.load()
+        self._used = bool(self._remembered)
         return model
 
     def _follow_endpoints(self) -> None:

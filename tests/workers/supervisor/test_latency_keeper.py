@@ -140,11 +140,22 @@ def test_an_endpoint_that_has_left_is_forgotten() -> None:
     assert set(keeper.model.endpoints) == {0}
 
 
+def test_before_the_first_sample_nothing_is_published_or_saved(tmp_path: Path) -> None:
+    site = Site(str(tmp_path))
+    site.endpoints("a")
+    keeper = site.keeper()
+    keeper.look()
+    keeper.save()
+    assert DocumentReader(site.instance.layout.latency, site.instance.memory.latency).read(0) is None
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_batch_limits_come_from_scrapes_and_each_scrape_counts_once() -> None:
     site = Site()
     keeper = site.keeper()
     handle = site.table.claim(9, lambda slot: True)
     assert handle is not None
+    observe(keeper, 3, 0.2, 1)
     for scrape in range(1, 30):
         site.table.write(
             handle,
