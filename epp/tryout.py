@@ -100,7 +100,10 @@ class Side(msgspec.Struct, frozen=True, array_like=True):
         return (self.prompt - self.cached) / self.requests if self.requests and self.prompt else None
 
     def first_token_s(self, q: float) -> float | None:
-        """Returns the `q`-quantile of the times to the first token, in seconds, rounded up to a bucket's bound. None: none was counted."""
+        """Returns the `q`-quantile of the times to the first token, in seconds, rounded to a bucket's bound: up, but down in the last.
+
+        None: none was counted.
+        """
         total = sum(self.first_token)
         seen = 0
         for count, bound in zip(self.first_token, (*TRYOUT_FIRST_TOKEN_S, TRYOUT_FIRST_TOKEN_S[-1]), strict=True):

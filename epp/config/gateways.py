@@ -6,8 +6,8 @@ Facts about the gateways, from their code of November 2026:
 - agentgateway parses the header as one address (its issue 1444) and ignores dynamic metadata.
 - NGINX Gateway Fabric reads one header of the answer, the target, and passes the client's own headers and body on. It half-closes the
   stream after the request, so the picker sees no response.
-- Envoy takes a list of addresses with a cluster that knows the servers, as in `deploy/envoy-retry.yaml`. Istio and GKE follow the
-  endpoint picker protocol.
+- Envoy accepts a list of addresses if its own cluster lists the servers, by hand or through EDS, as in `deploy/envoy-retry.yaml`.
+  Istio and GKE follow the endpoint picker protocol.
 """
 
 from collections.abc import Mapping

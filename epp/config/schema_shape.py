@@ -24,7 +24,7 @@ _SNAKE = re.compile(r"`[a-z]+(?:_[a-z]+)+`")
 
 
 def described(part: Json, struct: type[msgspec.Struct]) -> Json:
-    """Adds to a struct's schema the descriptions of its fields from its docstring."""
+    """Returns a struct's schema with the descriptions of its fields from its docstring, and with its own, if it has one."""
     about, texts = field_texts(struct)
     result = {key: value for key, value in part.items() if key != "description"} | (
         {"description": about} if about else {}

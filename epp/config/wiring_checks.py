@@ -196,7 +196,10 @@ def _check_one_extractor(entry: SourceEntry, findings: Findings) -> None:
 def check_extractors(
     extractors: Sequence[tuple[Ref, Extractor]], what: str, assembly: Assembly, findings: Findings
 ) -> None:
-    """Checks that no two extractors have the same type or belong to two sources. Call it before `what` is added to the sources."""
+    """Checks the extractors of one source: no two may have the same type, and none may belong to an earlier source as well.
+
+    `what`: the source's name in findings. Call it before the source is added to `assembly.sources`.
+    """
     types: set[type[Plugin]] = set()
     taken = {extractor.name: scraped.source.name for scraped in assembly.sources for extractor in scraped.extractors}
     for ref, extractor in extractors:

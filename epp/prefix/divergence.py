@@ -141,7 +141,7 @@ class Subject(NamedTuple):
 
     @property
     def ratios(self) -> list[float]:
-        """Returns reported over predicted tokens, per slice."""
+        """Returns reported over predicted tokens, per slice that has predicted tokens."""
         return [each.reported / each.predicted for each in self.slices if each.predicted]
 
 

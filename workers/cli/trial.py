@@ -119,7 +119,7 @@ def tried(instance: Instance, attempt: Attempt) -> Bundle:
 
 
 def check_columns(present: Instance, view: Instance) -> None:
-    """Raises BadConfiguration if a candidate reads metrics of endpoints that the configuration in force does not scrape."""
+    """Raises BadConfiguration if a candidate reads endpoint metrics that the configuration in force does not scrape."""
     scraped = {column.name for column in present.layout.wanted}
     if missing := sorted(column.name for column in view.layout.wanted if column.name not in scraped):
         raise BadConfiguration(

@@ -73,7 +73,7 @@ class Health:
 
 
 def beside(application: Application, ready: Callable[[], bool]) -> Application:
-    """Returns an application that also serves health, on the paths that `application` does not serve."""
+    """Returns an application that tries `application` first, and serves health on the paths that it does not serve."""
     health = Health(ready)
 
     def open_either(path: str, metadata: Metadata, stream: Stream) -> Handler | None:

@@ -84,7 +84,8 @@ class RequestPhase:
         self.parser: Parser | None = None
         self.restorer: ModelRestorer | None = None
         self._renamed: bytes | None = None  # the whole body after its model was renamed; None if it was not
-        # The bytes, packed and unpacked, that a complete body holds while it waits for its turn or for a decision; else 0.
+        # The bytes, compressed and not, that a complete body holds while it waits for its turn or for a decision; 0 until then. It means
+        # nothing once the request is decided.
         self.kept = 0
 
     # Messages.

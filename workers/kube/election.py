@@ -111,7 +111,7 @@ class Election:
         self._resigned = False
 
     def leads(self, now: float) -> bool:
-        """Whether this picker leads at `now`. If so, no other picker can."""
+        """Whether this picker leads at `now`. If so, no other picker can, with the one exception that the module's docstring names."""
         return now < self.leads_until
 
     @property

@@ -74,7 +74,8 @@ class Attempt(NamedTuple):
     """What a trial child gets.
 
     `slot`: the number of the file into which it writes its offer. `number`: the number that the configuration gets if it is good.
-    `names`: the names that have places in shared memory. `ask`: the command to carry out; None: to read the picker's files again.
+    `names`: the columns, histograms and plugin counters that have places in shared memory already; the trial keeps these.
+    `ask`: the command to carry out; None: to read the picker's files again.
     """
 
     slot: int

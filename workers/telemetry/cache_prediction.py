@@ -1,7 +1,7 @@
 """Compares the cached tokens that were predicted with those that model servers report. Each worker counts, the supervisor watches.
 
     worker      `Comparison.answered` at the end of each answer with usage: adds to counters in the worker's series
-    supervisor  `PredictionWatch.look` every few seconds: sums over all workers and use of the servers' KV caches -> warnings
+    supervisor  `PredictionWatch.look` every few seconds: sums over all workers, and the KV cache usage -> warnings
 
 Some servers omit a figure of 0 (vLLM does). So after an endpoint has reported cached tokens once, a missing figure counts as 0. An endpoint
 that has never reported cached tokens is not compared. Its answers are only counted, and there is also a warning if many hits were predicted

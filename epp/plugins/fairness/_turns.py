@@ -1,6 +1,7 @@
 """Orders the turns of programs in one band: a program that holds room always goes; one without room waits until it fits somewhere.
 
-The head of a flow is its first waiting request. The first of these rules that finds a head decides which one goes next:
+A program is one run of an agent: all requests with one fairness id (`_programs`). The head of a flow is its first waiting request. The
+first of these rules that finds a head decides which one goes next:
 
 1. a head that has waited for the starvation limit, the oldest first, whether its program fits or not;
 2. programs that hold room, the smallest first, because room becomes free only when they finish;
@@ -45,7 +46,7 @@ class Admission(Protocol):
         """Returns the pod with the most room, and its room in tokens; (None, infinity): no endpoint is known yet; (None, 0): no room."""
 
     def required(self, tokens: float) -> float:
-        """Returns how much room, in tokens, a program of this size needs."""
+        """Returns the room, in tokens, that a program of `tokens` tokens needs: its size, and some room to grow."""
 
     def starves(self, waited_s: float) -> bool: ...
     def went(self, kind: int, waited_s: float) -> None:

@@ -1,4 +1,4 @@
-"""What waits in flow control: this replica's sums for messages, and the sums of others for the remote lane.
+"""Sums up what waits in flow control here, for messages to other replicas, and writes the sums of the others into the remote lane.
 
 The limits of bands and of all bands hold over all replicas, because each worker adds the remote lane to what it sees of the other
 workers. A band is named by its priority, since its place in the lanes differs between replicas.

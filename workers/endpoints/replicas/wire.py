@@ -132,7 +132,7 @@ def _other_form(data: bytes) -> bool:
 
 
 def rows(loads: bytes) -> list[tuple[int, int, int]]:
-    """Returns (endpoint, requests, tokens) of each row, within the limits."""
+    """Returns (endpoint key, requests, tokens) of each row. Numbers above REQUESTS_MAX or TOKENS_MAX are lowered to these limits."""
     return [
         (key, min(requests, REQUESTS_MAX), min(tokens, TOKENS_MAX)) for key, requests, tokens in ROW.iter_unpack(loads)
     ]
