@@ -4,7 +4,7 @@ import time
 
 from tests.kube.objects import READ, pod
 from tests.kube.relay import Relay
-from tests.kube.world import World
+from tests.kube.world import World, until
 
 BEFORE = {"before-0-rank-0", "before-1-rank-0"}
 AFTER = {"before-1-rank-0", "after-rank-0"}
@@ -27,7 +27,13 @@ class Silent:
         )
         self.table = world.table(self.picker)
         world.converged(self.table)
+        until(self._watches, "the picker's watch")
         self.connections = self.relay.silence()
         self.since = time.monotonic()
         world.kube.delete(pod(world.space, "before-0"), 0)
         world.pod("after", "127.50.0.3")
+
+    def _watches(self) -> bool:
+        """Returns whether the API server has a watch of the pods. It follows the list; opened later, it would not be silent."""
+        pods = f"/namespaces/{self.world.space}/pods"
+        return any(one.verb == "watch" and pods in one.uri for one in self.world.plane.requests())

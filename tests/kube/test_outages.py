@@ -64,8 +64,11 @@ def test_endpoints_outlive_a_killed_api_server_and_a_compacted_history(world: Wo
     except Refused as refused:
         answer = str(refused)
     assert "too old" in answer, f"the history should be gone, but: {answer}"
-    requests = [one for one in world.plane.requests(since) if one.user == world.user() and "/pods" in one.uri]
-    assert {one.verb for one in requests} == {"list", "watch"}, requests
+
+    def verbs() -> set[str]:
+        return {one.verb for one in world.plane.requests(since) if one.user == world.user() and "/pods" in one.uri}
+
+    until(lambda: verbs() == {"list", "watch"}, "a list, then a watch")
 
 
 def test_endpoints_stay_if_the_supervisor_is_killed_while_the_api_is_away(world: World) -> None:
