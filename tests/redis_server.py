@@ -41,7 +41,7 @@ class RedisServer:
         assert path is not None, "neither redis-server nor valkey-server is installed"
         self._program = path
         self._settings = settings
-        self._given = port
+        self._settled = port != 0  # whether the port was given, or the server has listened on it
         self._directory = directory
         self.port = port
         self.socket_path = directory / "redis.sock"
@@ -73,10 +73,11 @@ class RedisServer:
     def start(self) -> None:
         """Starts the server, empty, and waits until it answers. Raises AssertionError with its last lines."""
         for _ in range(STARTS_MAX):
-            if not self._given and self._process is None:
+            if not self._settled:
                 (self.port,) = free_ports(1)
             self._launch()
             if self._answers():
+                self._settled = True
                 return
         raise AssertionError(f"redis-server does not start:\n{self.log.read_text()[-2000:]}")
 
