@@ -216,10 +216,11 @@ class Stream:
 
     def _begin(self, number: int, payload: bytes, now: float) -> None:
         """Takes the first message of a stream that was not followed before."""
+        self.remark = PARTIAL if number else ""
         if number > FIRST_NUMBER_MAX:
             self._believe_later(now, COOLING)
         else:
-            self._believed, self._believe_at, self.remark = True, None, PARTIAL if number else ""
+            self._believed, self._believe_at = True, None
         self._unsure = False
         self._apply(number, payload)
 
