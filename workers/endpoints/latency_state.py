@@ -6,8 +6,6 @@ The footer is as in `snapshot_file`, which writes and reads the file. The superv
 finds each endpoint again by its identity. No failure here ends the picker: it begins with a new model, or does not save it, and logs why.
 """
 
-import contextlib
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from struct import Struct
@@ -17,8 +15,7 @@ import structlog
 
 from epp.learning import state
 from epp.learning.model import EndpointModel, LatencyModel
-from workers.endpoints.prefix_secret import create_private
-from workers.endpoints.snapshot_file import FOOTER, RefusedSnapshot, append, finish, publish, read, trailer_at
+from workers.endpoints.snapshot_file import FOOTER, RefusedSnapshot, read, trailer_at, write
 from workers.shared.documents import Identity
 
 FILE = "latency-model"
@@ -61,7 +58,8 @@ class LatencyState:
         if model.changes == self._saved:
             return
         try:
-            self._write(msgspec.msgpack.encode(Kept(state.encode(model), list(identities.items()))))
+            trailer = msgspec.msgpack.encode(Kept(state.encode(model), list(identities.items())))
+            write(self._path, [HEADER.pack(MAGIC, VERSION)], trailer)
         except OSError as refused:
             if not self._failed:
                 log.warning("the latency model is not saved", file=str(self._path), why=refused.strerror)
@@ -82,19 +80,6 @@ class LatencyState:
         model.last_at = 0.0  # its clock may have been that of another boot
         log.info("latency model taken over", file=str(self._path), endpoints=len(known))
         return model, known
-
-    def _write(self, trailer: bytes) -> None:
-        temporary = self._path.with_name(f"{FILE}.tmp")
-        descriptor = create_private(temporary)
-        try:
-            finish(descriptor, trailer, append(descriptor, [HEADER.pack(MAGIC, VERSION)], 0))
-            publish(descriptor, temporary, self._path)
-        except OSError:
-            with contextlib.suppress(OSError):  # frees the space on a full disk
-                os.unlink(temporary)
-            raise
-        finally:
-            os.close(descriptor)
 
 
 def _check(head: bytes) -> None:

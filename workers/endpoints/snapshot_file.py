@@ -8,12 +8,15 @@
 A writer creates a temporary file, appends to it, then syncs and renames it. A reader takes the whole file or refuses it with a reason.
 """
 
+import contextlib
 import os
 import stat
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from struct import Struct
 from zlib import crc32
+
+from workers.endpoints.prefix_secret import create_private
 
 AGE_MAX_S = 3600.0
 FUTURE_MAX_S = 60.0  # the most that the clocks of two machines may differ
@@ -23,6 +26,21 @@ FOOTER = Struct("=QI8s")
 
 class RefusedSnapshot(Exception):
     """Raised if a snapshot cannot be used. The text gives the reason."""
+
+
+def write(path: Path, parts: Sequence[bytes | memoryview], trailer: bytes) -> None:
+    """Writes a whole file: `parts` (the header first), the trailer and the footer. Raises OSError, and then leaves no temporary file."""
+    temporary = path.with_name(f"{path.name}.tmp")
+    descriptor = create_private(temporary)
+    try:
+        finish(descriptor, trailer, append(descriptor, parts, 0))
+        publish(descriptor, temporary, path)
+    except OSError:
+        with contextlib.suppress(OSError):  # frees the space on a full disk
+            os.unlink(temporary)
+        raise
+    finally:
+        os.close(descriptor)
 
 
 def append(descriptor: int, parts: Sequence[bytes | memoryview], checksum: int) -> int:

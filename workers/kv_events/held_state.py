@@ -15,9 +15,7 @@ does not come back within KEEP_S, its entries are dropped, too.
 A snapshot is refused, with one line in the log, if it is damaged, too old, or made for another secret, size or list of tiers.
 """
 
-import contextlib
 import hashlib
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -34,8 +32,7 @@ from shm.held_writer import HeldWriter
 from shm.index_capacity import OWNER_IDS
 from shm.link_table import Links
 from shm.prefix_index import FIRST_OWNER
-from workers.endpoints.prefix_secret import create_private
-from workers.endpoints.snapshot_file import FOOTER, RefusedSnapshot, age, append, finish, publish, read, trailer_at
+from workers.endpoints.snapshot_file import FOOTER, RefusedSnapshot, age, read, trailer_at, write
 from workers.shared.documents import Identity
 
 SNAPSHOT: Final = "held-blocks"
@@ -179,7 +176,8 @@ class HeldState:
 
     def _write(self, links: Links, trailer: Trailer, changes: int) -> None:
         try:
-            self._write_file(links, trailer)
+            columns = [column.tobytes() for column in links]
+            write(self._path, [HEADER.pack(*self._header), *columns], msgspec.msgpack.encode(trailer))
         except OSError as refused:
             if not self._failed:
                 log.warning("kv-events: the held blocks are not saved", file=str(self._path), why=refused.strerror)
@@ -188,21 +186,6 @@ class HeldState:
         if self._failed:
             log.info("kv-events: the held blocks are saved again", file=str(self._path))
         self._failed, self._saved = False, changes
-
-    def _write_file(self, links: Links, trailer: Trailer) -> None:
-        temporary = self._path.with_name(f"{SNAPSHOT}.tmp")
-        descriptor = create_private(temporary)
-        try:
-            columns = [column.tobytes() for column in links]
-            checksum = append(descriptor, [HEADER.pack(*self._header), *columns], 0)
-            finish(descriptor, msgspec.msgpack.encode(trailer), checksum)
-            publish(descriptor, temporary, self._path)
-        except OSError:
-            with contextlib.suppress(OSError):  # frees the space on a full disk
-                os.unlink(temporary)
-            raise
-        finally:
-            os.close(descriptor)
 
     def _load(self) -> tuple[Loaded, float]:
         entries = self._writer.links.schema.entries
