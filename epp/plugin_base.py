@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from epp.candidates import Endpoint, Mask, Roster
 from epp.data import Datum, Key
-from epp.learning.model import LatencyModel
+from epp.learning.model import FirstToken, LatencyModel
 from epp.metrics import Metric
 
 Hashes = NDArray[np.uint64]
@@ -101,18 +101,7 @@ class Learning(Protocol):
     def begins(self, slot: int, now: float) -> None:
         """Records that the endpoint begins with a prompt now: the first token of another one has come, or there was none."""
 
-    def learn_first(
-        self,
-        at: float,
-        slot: int,
-        generation: int,
-        tokens: float,
-        ahead: float,
-        elapsed: float,
-        load: float,
-        predicted: float,
-        observed: float,
-    ) -> None:
+    def learn_first(self, seen: FirstToken) -> None:
         """Reports a time to the first token, as `LatencyModel.learn_first`. Never waits."""
 
     def learn_token(self, slot: int, generation: int, load: float, observed: float) -> None:

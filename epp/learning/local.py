@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from epp.learning.model import LatencyModel
+from epp.learning.model import FirstToken, LatencyModel
 
 
 class LocalLearning:
@@ -21,19 +21,8 @@ class LocalLearning:
     def begins(self, slot: int, now: float) -> None:
         self._begun[slot] = max(now, self._begun.get(slot, 0.0))
 
-    def learn_first(
-        self,
-        at: float,
-        slot: int,
-        generation: int,
-        tokens: float,
-        ahead: float,
-        elapsed: float,
-        load: float,
-        predicted: float,
-        observed: float,
-    ) -> None:
-        self._model.learn_first(at, slot, generation, tokens, ahead, elapsed, load, predicted, observed)
+    def learn_first(self, seen: FirstToken) -> None:
+        self._model.learn_first(seen)
 
     def learn_token(self, slot: int, generation: int, load: float, observed: float) -> None:
         self._model.learn_token(slot, generation, load, observed)

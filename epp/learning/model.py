@@ -22,7 +22,7 @@ A model has one writer. Other processes get a copy (`epp.learning.state`) and on
 from collections.abc import Sequence
 from math import exp
 from math import log as ln
-from typing import Final
+from typing import Final, NamedTuple
 
 from epp.learning.least_squares import LeastSquares
 from epp.metrics import buckets
@@ -56,6 +56,24 @@ WORSE: Final = 1.1  # a model is not used while its error is so many times that 
 SLACK: Final = 0.02  # errors that differ by this little are equal
 RATE_S: Final = 3.0
 ERROR_BOUNDS: Final[tuple[float, ...]] = buckets.RELATIVE_ERROR
+
+
+class FirstToken(NamedTuple):
+    """The time to the first token of one answer, `observed`, and what its decision knew: the features, and `predicted`.
+
+    `at`: when it came, in monotonic seconds. `tokens`: prompt tokens to compute. `ahead`: tokens in flight without a first token, on whose
+    front the endpoint had spent `elapsed` seconds. `load`: requests there.
+    """
+
+    at: float
+    slot: int
+    generation: int
+    tokens: float
+    ahead: float
+    elapsed: float
+    load: float
+    predicted: float
+    observed: float
 
 
 class EndpointModel:
@@ -173,19 +191,9 @@ class LatencyModel:
                 known += 1
         return 2 * known >= len(slots)
 
-    def learn_first(
-        self,
-        at: float,
-        slot: int,
-        generation: int,
-        tokens: float,
-        ahead: float,
-        elapsed: float,
-        load: float,
-        predicted: float,
-        observed: float,
-    ) -> None:
-        """Takes the time to the first token of one answer. The features and `predicted` are those of its decision."""
+    def learn_first(self, seen: FirstToken) -> None:
+        """Takes the time to the first token of one answer."""
+        at, slot, generation, tokens, ahead, elapsed, load, predicted, observed = seen
         observed = bounded(observed)
         endpoint = self._endpoint(slot, generation)
         self._count_error(endpoint, bounded(predicted), observed)

@@ -11,7 +11,7 @@ from struct import Struct
 from typing import Final
 from zlib import crc32
 
-from epp.learning.model import LatencyModel
+from epp.learning.model import FirstToken, LatencyModel
 
 KIND: Final = 3
 VERSION: Final = 1
@@ -30,19 +30,10 @@ class CorruptSamples(Exception):
     """Says that a frame of samples is invalid. The text says why."""
 
 
-def first_token(
-    at: float,
-    slot: int,
-    generation: int,
-    tokens: float,
-    ahead: float,
-    elapsed: float,
-    load: float,
-    predicted: float,
-    observed: float,
-) -> bytes:
-    """Encodes one time to the first token, with the arguments of `LatencyModel.learn_first`."""
-    return SAMPLE.pack(FIRST_TOKEN, slot, generation, at, tokens, ahead, elapsed, load, predicted, observed)
+def first_token(seen: FirstToken) -> bytes:
+    """Encodes one time to the first token."""
+    at, slot, generation, *numbers = seen
+    return SAMPLE.pack(FIRST_TOKEN, slot, generation, at, *numbers)
 
 
 def per_token(slot: int, generation: int, load: float, observed: float) -> bytes:
@@ -76,7 +67,7 @@ def learn(model: LatencyModel, data: bytes) -> int:
         data[HEADER.size :]
     ):
         if what == FIRST_TOKEN:
-            model.learn_first(at, slot, generation, tokens, ahead, elapsed, load, predicted, observed)
+            model.learn_first(FirstToken(at, slot, generation, tokens, ahead, elapsed, load, predicted, observed))
         else:
             model.learn_token(slot, generation, load, observed)
     return int(count)

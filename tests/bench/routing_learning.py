@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from epp.learning import state
-from epp.learning.model import LatencyModel
+from epp.learning.model import FirstToken, LatencyModel
 from workers.supervisor.latency_keeper import PUBLISH_S
 from workers.worker.learning import FLUSH_S
 
@@ -37,20 +37,8 @@ class SharedLearning:
     def begins(self, slot: int, now: float) -> None:
         self._begun[slot] = now
 
-    def learn_first(
-        self,
-        at: float,
-        slot: int,
-        generation: int,
-        tokens: float,
-        ahead: float,
-        elapsed: float,
-        load: float,
-        predicted: float,
-        observed: float,
-    ) -> None:
-        numbers = (at, slot, generation, tokens, ahead, elapsed, load, predicted, observed)
-        self._samples.append((self._now + LEARN_S, lambda: self._model.learn_first(*numbers)))
+    def learn_first(self, seen: FirstToken) -> None:
+        self._samples.append((self._now + LEARN_S, lambda: self._model.learn_first(seen)))
 
     def learn_token(self, slot: int, generation: int, load: float, observed: float) -> None:
         self._samples.append((self._now + LEARN_S, lambda: self._model.learn_token(slot, generation, load, observed)))

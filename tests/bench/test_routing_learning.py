@@ -1,10 +1,11 @@
 """The delays of the shared latency model in the routing benchmark."""
 
+from epp.learning.model import FirstToken
 from tests.bench.routing_learning import LEARN_S, SharedLearning
 
 
 def observe(learning: SharedLearning, now: float) -> None:
-    learning.learn_first(now, 3, 0, 1_000.0, 0.0, 0.0, 0.0, 0.1, 0.2)
+    learning.learn_first(FirstToken(now, 3, 0, 1_000.0, 0.0, 0.0, 0.0, 0.1, 0.2))
 
 
 def test_workers_see_a_sample_when_the_model_is_published_after_its_arrival() -> None:

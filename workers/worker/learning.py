@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from epp.learning import samples
-from epp.learning.model import LatencyModel
+from epp.learning.model import FirstToken, LatencyModel
 from epp.learning.state import UnusableModel, decode
 from shm.documents import DocumentReader
 from shm.prompt_starts import PromptStarts
@@ -46,19 +46,8 @@ class SharedLearning:
     def begins(self, slot: int, now: float) -> None:
         self._starts.own[slot] = now
 
-    def learn_first(
-        self,
-        at: float,
-        slot: int,
-        generation: int,
-        tokens: float,
-        ahead: float,
-        elapsed: float,
-        load: float,
-        predicted: float,
-        observed: float,
-    ) -> None:
-        self._learn(samples.first_token(at, slot, generation, tokens, ahead, elapsed, load, predicted, observed))
+    def learn_first(self, seen: FirstToken) -> None:
+        self._learn(samples.first_token(seen))
 
     def learn_token(self, slot: int, generation: int, load: float, observed: float) -> None:
         self._learn(samples.per_token(slot, generation, load, observed))

@@ -7,7 +7,7 @@ from epp.data import INFLIGHT_REQUESTS, INFLIGHT_TOKENS, RUNNING, WAITING, Datum
 from epp.decision import Decision, Response
 from epp.learning.choice import Situation, careful_costs, predicted_costs
 from epp.learning.costs import LearnedCosts, learned_costs
-from epp.learning.model import LatencyModel
+from epp.learning.model import FirstToken, LatencyModel
 from epp.plugin import (
     DataProducer,
     Learning,
@@ -123,7 +123,17 @@ class LearnedLatency(FollowsMatches, DataProducer, PreRequest, ResponseReceived,
         if sent.counts:
             took = now - (request.sent_at or sent.at)
             self._learning.learn_first(
-                now, sent.slot, sent.generation, sent.tokens, sent.ahead, sent.elapsed, sent.load, sent.predicted, took
+                FirstToken(
+                    now,
+                    sent.slot,
+                    sent.generation,
+                    sent.tokens,
+                    sent.ahead,
+                    sent.elapsed,
+                    sent.load,
+                    sent.predicted,
+                    took,
+                )
             )
 
     def response_complete(self, request: Request, decision: Decision, response: Response) -> None:

@@ -1,7 +1,7 @@
 """Tests of costs and of the rule without a model."""
 
 from epp.learning.choice import Situation, careful_costs, predicted_costs, scores
-from epp.learning.model import LatencyModel
+from epp.learning.model import FirstToken, LatencyModel
 
 NOW = 100.0
 
@@ -33,7 +33,7 @@ def test_predictions_equal_those_of_the_model() -> None:
     for slot in range(3):
         for _ in range(20):
             model.scraped(slot, 0, 4, 1)
-        model.learn_first(NOW, slot, 0, 1000.0, 500.0, 0.01, 3.0, 0.1, 0.1 * (1 + slot))
+        model.learn_first(FirstToken(NOW, slot, 0, 1000.0, 500.0, 0.01, 3.0, 0.1, 0.1 * (1 + slot)))
     at = situation(
         tokens=[1000.0, 200.0, 0.0], ahead=[0.0, 3000.0, 100.0], elapsed=[0.0, 0.1, 9.0], load=[0.0, 9.0, 4.0]
     )

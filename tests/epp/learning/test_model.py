@@ -7,7 +7,7 @@ from statistics import median
 
 import pytest
 
-from epp.learning.model import ERROR_BOUNDS, FULL_SCRAPES, LEAST_S, MOST_S, LatencyModel
+from epp.learning.model import ERROR_BOUNDS, FULL_SCRAPES, LEAST_S, MOST_S, FirstToken, LatencyModel
 
 SERVERS = 4
 Server = Callable[[float, float, float], float]  # uncached tokens, tokens ahead, load -> seconds
@@ -49,7 +49,7 @@ class Pool:
         ahead, load = rng.choice((0.0, 0.0, rng.uniform(0.0, 20_000.0))), float(rng.randrange(16))
         observed = self.speeds[slot] * self._server(tokens, ahead, load) * math.exp(rng.gauss(0.0, 0.05))
         predicted = model.first_token_s(slot, tokens, ahead, 0.0, load, self._now)
-        model.learn_first(self._now, slot, 0, tokens, ahead, 0.0, load, predicted, observed)
+        model.learn_first(FirstToken(self._now, slot, 0, tokens, ahead, 0.0, load, predicted, observed))
         return abs(predicted - observed) / observed
 
 
@@ -92,7 +92,7 @@ def test_a_new_endpoint_is_predicted_as_the_pool_and_does_not_move_the_others() 
     model = pool.model
     before = [model.speed(slot, 20.0) for slot in range(3)]
     assert model.speed(7, 20.0) == 1.0
-    model.learn_first(20.0, 7, 0, 1000.0, 0.0, 0.0, 1.0, 0.125, 0.125)
+    model.learn_first(FirstToken(20.0, 7, 0, 1000.0, 0.0, 0.0, 1.0, 0.125, 0.125))
     assert model.speed(7, 20.0) == pytest.approx(1.0, rel=0.2)
     assert [model.speed(slot, 20.0) for slot in range(3)] == pytest.approx(before, rel=0.05)
 
@@ -101,7 +101,7 @@ def test_another_endpoint_in_the_same_slot_begins_anew() -> None:
     pool = Pool(shared_prefill, [1.0, 1.0, 1.0, 4.0])
     for _ in range(1000):
         pool.observe()
-    pool.model.learn_first(20.0, 3, 1, 1000.0, 0.0, 0.0, 1.0, 0.125, 0.125)
+    pool.model.learn_first(FirstToken(20.0, 3, 1, 1000.0, 0.0, 0.0, 1.0, 0.125, 0.125))
     assert pool.model.endpoints[3].samples == 1
     assert pool.model.speed(3, 20.0) < 2.0
 
@@ -111,7 +111,7 @@ def test_knows_the_candidates_when_half_of_them_have_answered_often_enough() -> 
     assert not model.knows([0, 1, 2, 3])
     for slot in (0, 1):
         for _ in range(8):
-            model.learn_first(1.0, slot, 0, 100.0, 0.0, 0.0, 1.0, 0.1, 0.1)
+            model.learn_first(FirstToken(1.0, slot, 0, 100.0, 0.0, 0.0, 1.0, 0.1, 0.1))
     assert model.knows([0, 1, 2, 3])
     assert not model.knows([1, 2, 3])
 
@@ -139,17 +139,17 @@ def test_requests_wait_for_a_place_only_when_the_batch_has_been_full_often() -> 
 def test_is_not_trusted_while_it_predicts_worse_than_the_mean() -> None:
     model = LatencyModel()
     for _ in range(200):  # a constant time, whatever the features are: the predictions of another process
-        model.learn_first(1.0, 0, 0, 100.0, 0.0, 0.0, 1.0, 0.5, 0.1)
+        model.learn_first(FirstToken(1.0, 0, 0, 100.0, 0.0, 0.0, 1.0, 0.5, 0.1))
     assert not model.trusted
     for _ in range(400):
-        model.learn_first(1.0, 0, 0, 100.0, 0.0, 0.0, 1.0, 0.1, 0.1)
+        model.learn_first(FirstToken(1.0, 0, 0, 100.0, 0.0, 0.0, 1.0, 0.1, 0.1))
     assert model.trusted
 
 
 def test_counts_errors_by_size() -> None:
     model = LatencyModel()
     for predicted in (0.101, 0.13, 0.9):
-        model.learn_first(1.0, 0, 0, 100.0, 0.0, 0.0, 1.0, predicted, 0.1)
+        model.learn_first(FirstToken(1.0, 0, 0, 100.0, 0.0, 0.0, 1.0, predicted, 0.1))
     counted = model.endpoints[0].errors
     assert [counted[ERROR_BOUNDS.index(bound)] for bound in (0.05, 0.5)] == [1, 1]
     assert counted[-1] == 1
@@ -168,7 +168,7 @@ def test_learns_the_time_per_output_token_of_each_endpoint() -> None:
 def test_observations_per_second_are_counted() -> None:
     model = LatencyModel()
     for step in range(1, 1001):
-        model.learn_first(step * 0.05, 0, 0, 100.0, 0.0, 0.0, 1.0, 0.1, 0.1)
+        model.learn_first(FirstToken(step * 0.05, 0, 0, 100.0, 0.0, 0.0, 1.0, 0.1, 0.1))
     assert model.rate == pytest.approx(20.0, rel=0.1)
 
 
@@ -187,7 +187,7 @@ def test_predictions_are_bounded_and_monotone_whatever_was_observed(seed: int) -
     rng, at = random.Random(seed), 0.0
     for slot, (tokens, ahead, elapsed, load, predicted, observed) in odd_observations(2000, seed):
         at += rng.choice((0.0, 0.001, 10.0))
-        model.learn_first(at, slot, 0, tokens, ahead, elapsed, load, predicted, observed)
+        model.learn_first(FirstToken(at, slot, 0, tokens, ahead, elapsed, load, predicted, observed))
         model.learn_token(slot, 0, load, observed)
         model.scraped(slot, 0, rng.choice((0.0, 3.0, 500.0)), rng.choice((0.0, 2.0)))
         times = [model.first_token_s(slot, tokens * k, ahead, elapsed, load, at) for k in (0.0, 1.0, 2.0)]

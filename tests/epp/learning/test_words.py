@@ -1,7 +1,7 @@
 """Tests of what is said of a model: its coefficients in words, and the likely cause of poor predictions."""
 
 from epp.learning.doubt import LONG_S, Doubt, cause
-from epp.learning.model import FULL_SCRAPES, LatencyModel
+from epp.learning.model import FULL_SCRAPES, FirstToken, LatencyModel
 from epp.learning.words import in_words, terms
 
 NOW = 100.0
@@ -13,7 +13,7 @@ def slow_at(slot: int) -> LatencyModel:
     for step in range(600):
         at, tokens = step % 3, 500.0 + 37.0 * (step % 50)
         seconds = (0.04 + 1e-4 * tokens) * (3.0 if at == slot else 1.0)
-        model.learn_first(NOW, at, 0, tokens, 0.0, 0.0, 1.0, seconds, seconds)
+        model.learn_first(FirstToken(NOW, at, 0, tokens, 0.0, 0.0, 1.0, seconds, seconds))
     return model
 
 
@@ -41,7 +41,7 @@ def test_a_slow_endpoint_says_so() -> None:
 def poor() -> LatencyModel:
     model = slow_at(0)
     for step in range(300):
-        model.learn_first(NOW, step % 3, 0, 500.0, 0.0, 0.0, 1.0, 10.0, 0.1)
+        model.learn_first(FirstToken(NOW, step % 3, 0, 500.0, 0.0, 0.0, 1.0, 10.0, 0.1))
     return model
 
 
@@ -62,7 +62,7 @@ def test_an_error_that_recovers_begins_the_five_minutes_anew() -> None:
 def test_few_observations_are_no_reason_to_warn() -> None:
     doubt, model = Doubt(), LatencyModel()
     for _ in range(100):
-        model.learn_first(NOW, 0, 0, 500.0, 0.0, 0.0, 1.0, 10.0, 0.1)
+        model.learn_first(FirstToken(NOW, 0, 0, 500.0, 0.0, 0.0, 1.0, 10.0, 0.1))
     assert not any(doubt.look(model, at, 5.0, 5.0) for at in (0.0, LONG_S, 2 * LONG_S))
 
 

@@ -8,6 +8,7 @@ import pytest
 from epp.candidates import Candidates
 from epp.decision import Decision, ProfileRun, Response, Usage
 from epp.learning.costs import learned_costs
+from epp.learning.model import FirstToken
 from epp.plugins.producers._learned_latency_parameters import Parameters
 from epp.plugins.producers.learned_latency import FEW, WORSE, LearnedLatency
 from epp.plugins.scorers._learned_latency_parameters import Parameters as ScoreParameters
@@ -39,7 +40,7 @@ class Site:
             slot, tokens = step % len(speeds), 100.0 + 50.0 * (step % 37)
             seconds = speeds[slot] * (0.02 + 1e-4 * tokens)
             predicted = self.model.first_token_s(slot, tokens, 0.0, 0.0, 0.0, 1.0)
-            self.model.learn_first(1.0 + step * 0.05, slot, 0, tokens, 0.0, 0.0, 0.0, predicted, seconds)
+            self.model.learn_first(FirstToken(1.0 + step * 0.05, slot, 0, tokens, 0.0, 0.0, 0.0, predicted, seconds))
 
     def asked(self, at: Candidates, *, held: tuple[float, ...] = (), now: float = 5.0, **fields: object) -> Request:
         asked = request(PROMPT, streaming=True, **fields)
@@ -94,7 +95,7 @@ def test_a_model_worse_than_the_mean_is_not_used() -> None:
     site = Site()
     site.teach()
     for _ in range(200):
-        site.model.learn_first(5.0, 0, 0, 500.0, 0.0, 0.0, 0.0, 5.0, 0.07)
+        site.model.learn_first(FirstToken(5.0, 0, 0, 500.0, 0.0, 0.0, 0.0, 5.0, 0.07))
     at = three()
     asked = site.asked(at)
     assert asked[COSTS].why_not == WORSE

@@ -1,6 +1,6 @@
 """Tests of the latency model on the metrics page."""
 
-from epp.learning.model import LatencyModel
+from epp.learning.model import FirstToken, LatencyModel
 from tests.fakes import endpoints
 from workers.pages.latency import LatencyFigures
 
@@ -21,7 +21,7 @@ def test_nothing_is_shown_before_the_first_answer() -> None:
 def test_errors_and_coefficients_are_shown_per_endpoint() -> None:
     model = LatencyModel()
     for predicted in (0.1, 0.13, 0.5):
-        model.learn_first(NOW, 1, 0, 100.0, 0.0, 0.0, 1.0, predicted, 0.1)
+        model.learn_first(FirstToken(NOW, 1, 0, 100.0, 0.0, 0.0, 1.0, predicted, 0.1))
     found = rows(model)
     counts, total = found["learned_latency_error_ratio"][("pool", "pod-1")]
     assert counts == [1, 1, 1, 1, 2, 2, 2, 3]

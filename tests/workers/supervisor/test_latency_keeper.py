@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from epp.learning import samples
+from epp.learning.model import FirstToken
 from shm.documents import DocumentReader, DocumentSchema, DocumentWriter
 from shm.lanes import Lanes, LaneSchema
 from shm.prompt_starts import PromptStarts, StartsSchema
@@ -64,7 +65,7 @@ class Site:
 def observe(keeper: LatencyKeeper, slot: int, seconds: float, times: int = 40) -> None:
     """Sends the keeper the frames of that many answers to prompts of 1000 tokens."""
     for step in range(times):
-        sample = samples.first_token(1.0 + step, slot, 1, 1000.0, 0.0, 0.0, 1.0, seconds, seconds)
+        sample = samples.first_token(FirstToken(1.0 + step, slot, 1, 1000.0, 0.0, 0.0, 1.0, seconds, seconds))
         keeper.take(samples.frame([sample]))
 
 

@@ -3,7 +3,7 @@
 import asyncio
 
 from epp.learning import samples
-from epp.learning.model import LatencyModel
+from epp.learning.model import FirstToken, LatencyModel
 from shm.documents import DocumentReader, DocumentSchema, DocumentWriter
 from shm.prompt_starts import PromptStarts, StartsSchema
 from shm.segment import Region
@@ -22,7 +22,7 @@ def test_samples_are_sent_together_after_a_short_time() -> None:
     async def scenario() -> list[bytes]:
         sent: list[bytes] = []
         worker = learning(sent)
-        worker.learn_first(1.0, 0, 0, 100.0, 0.0, 0.0, 1.0, 0.1, 0.1)
+        worker.learn_first(FirstToken(1.0, 0, 0, 100.0, 0.0, 0.0, 1.0, 0.1, 0.1))
         worker.learn_token(1, 0, 1.0, 0.02)
         assert not sent
         async with asyncio.timeout(10):
