@@ -171,22 +171,27 @@ def instance(run_dir: str, name: str) -> Seen | None:
     return next((each for each in instances(run_dir) if each.name == name), None)
 
 
-def find(run_dir: str, *, metrics_port: int = METRICS_PORT, name: str = "") -> Seen:
-    """Return the live instance with this name or, if `name` is empty, with this metrics port.
+def find(run_dir: str, *, metrics_port: int | None = None, name: str = "") -> Seen:
+    """Return the live instance with this name or, if `name` is empty, with this metrics port. Without both: the only live instance.
 
-    If several instances match, the first of these states decides: running, of another version, silent, starting. Raises SegmentError if
-    no live instance matches, or several in the deciding state.
+    Of several instances without a name or port, it is the one with the metrics port METRICS_PORT, if there is one. If several instances
+    match, the first of these states decides: running, of another version, silent, starting. Raises SegmentError if no live instance
+    matches, or several in the deciding state.
     """
     known = instances(run_dir)
-    wanted = f"with the name {name}" if name else f"with the metrics port {metrics_port}"
-    meant = [each for each in known if (each.name == name if name else each.ports.get("metrics") == metrics_port)]
+    wanted = (
+        f"with the name {name}" if name else "" if metrics_port is None else f"with the metrics port {metrics_port}"
+    )
+    meant = [each for each in known if _meant(each, name, metrics_port)]
     for state in (Life.RUNNING, Life.FOREIGN, Life.SILENT, Life.STARTING):
         living = [each for each in meant if each.life is state]
+        if len(living) > 1 and not wanted:
+            living = [each for each in living if each.ports.get("metrics") == METRICS_PORT] or living
         if len(living) == 1:
             return living[0]
         if living:
             raise SegmentError(
-                f"several instances {wanted} in {run_dir}: {_listed(living)}; name one, as --instance {living[0].name}"
+                f"several instances{wanted and ' '}{wanted} in {run_dir}: {_listed(living)}; name one, as --instance {living[0].name}"
             )
     if meant:
         raise SegmentError(
@@ -199,6 +204,11 @@ def find(run_dir: str, *, metrics_port: int = METRICS_PORT, name: str = "") -> S
         f"no instance {wanted} in {run_dir}; found {_listed(known)}; "
         f"name one with --metrics-port, or as --instance {other.name}"
     )
+
+
+def _meant(seen: Seen, name: str, metrics_port: int | None) -> bool:
+    """Whether an instance has the wanted name or, without one, the wanted port."""
+    return seen.name == name if name else metrics_port is None or seen.ports.get("metrics") == metrics_port
 
 
 def life(pid: int, segments: Iterable[str], now: float) -> Life:

@@ -77,9 +77,19 @@ def test_an_instance_is_found_by_its_metrics_port_or_its_name(machine: Machine) 
         assert found.life is Life.RUNNING
 
 
+def test_the_only_running_instance_is_found_without_its_name_or_port(machine: Machine) -> None:
+    machine.start("dead", port=9090, beat_age_s=60.0)
+    machine.start("a", port=9190)
+    assert observe.find(machine.run_dir).name == "a"
+    machine.start("b", port=9290)
+    text = machine.refusal()
+    assert text.startswith("several instances in")
+    assert text.endswith("--instance a")
+
+
 def test_an_error_for_an_unknown_port_lists_the_instances_and_the_flags_to_give(machine: Machine) -> None:
     machine.start("a", port=9190)
-    assert machine.refusal() == (
+    assert machine.refusal(metrics_port=9090) == (
         f"no instance with the metrics port 9090 in {machine.run_dir}; found a (pid {NO_PID}, metrics port 9190, running); "
         "name one with --metrics-port, or as --instance a"
     )
@@ -97,7 +107,7 @@ def test_an_error_names_a_run_directory_that_cannot_be_read(machine: Machine) ->
 def test_two_instances_with_the_same_port_are_an_error(machine: Machine) -> None:
     machine.start("a", port=9090)
     machine.start("b", port=9090)
-    text = machine.refusal()
+    text = machine.refusal(metrics_port=9090)
     assert "several instances with the metrics port 9090" in text
     assert "a (pid" in text
     assert "b (pid" in text

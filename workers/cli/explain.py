@@ -47,7 +47,7 @@ TIMEOUT_S = 5.0
     help="How many decisions to show, newest first.",
 )
 @click.option("--request-id", default="", help="The decision on the request with this x-request-id.")
-@flag("metrics-port", PORT, observe.METRICS_PORT, "Ask the picker on this machine with this metrics port.")
+@flag("metrics-port", PORT, None, "Ask the picker on this machine with this metrics port. [default: the only one]")
 @flag("instance", str, "", "Ask the picker on this machine with this name, whatever its ports are.")
 @flag("run-dir", str, observe.RUN_DIR, "Folder in which the picker keeps its file.")
 @click.option(
@@ -71,7 +71,7 @@ def command(
     last: bool,
     count: int,
     request_id: str,
-    metrics_port: int,
+    metrics_port: int | None,
     instance: str,
     run_dir: str,
     url: str,
@@ -122,13 +122,13 @@ def address(url: str, ca_file: str) -> str:
     return whole.rstrip("/")
 
 
-def found(run_dir: str, metrics_port: int, instance: str, ca_file: str) -> str:
+def found(run_dir: str, metrics_port: int | None, instance: str, ca_file: str) -> str:
     """Returns the URL of a picker's metrics port on this machine, found as `epp top` finds it. Raises ClickException."""
     try:
         seen = observe.find(run_dir, metrics_port=metrics_port, name=instance)
     except SegmentError as refused:
         raise click.ClickException(f"{refused}; or give --url of a metrics port") from refused
-    return address(f"127.0.0.1:{seen.ports.get('metrics', metrics_port)}", ca_file)
+    return address(f"127.0.0.1:{seen.ports.get('metrics', observe.METRICS_PORT)}", ca_file)
 
 
 def _live(url: str, request_id: str, count: int, ca_file: str) -> list[Explanation]:

@@ -298,7 +298,7 @@ class Connection(asyncio.BufferedProtocol):
         self._transport.write(out + self._end_of_message())
 
     def _deliver(self, answer: PageAnswer, body: Iterator[Piece], request: Request) -> None:
-        delivery = Delivery(body, self, gzip=request.gzip)
+        delivery = Delivery(body, self, gzip=request.gzip, endless=answer.endless)
         self._delivery = delivery, request, answer
         self._server.sender.begin(delivery)
         if self._delivery is not None:  # `begin` breaks a delivery off at once if too many pages wait

@@ -23,12 +23,16 @@ Piece = bytes | Pause
 
 
 class PageAnswer(NamedTuple):
-    """What a page returns. `body`: the whole body, or an iterator of its pieces."""
+    """What a page returns. `body`: the whole body, or an iterator of its pieces.
+
+    `endless`: the page limits the number of such answers itself, and each piece of one is sent at once.
+    """
 
     body: bytes | Iterator[Piece]
     content_type: str = PLAIN
     status: HTTPStatus = HTTPStatus.OK
     fields: Fields = ()
+    endless: bool = False
 
 
 class Token(str):

@@ -10,7 +10,8 @@ state of the iterator.
 
 The iterator of a waiting page is not started. A free place goes to the host with the fewest pages under way. If too many pages wait, the
 host with the most waiting pages loses its last one. Slow readers do not keep others out: while pages wait, the sender breaks off a page
-whose reader has taken nothing for SLOW_S. If there is no such page, it breaks off the oldest one after FAIR_S.
+whose reader has taken nothing for SLOW_S. If there is no such page, it breaks off the oldest one after FAIR_S. An endless page waits for
+no place and takes none, because its owner limits their number.
 
 What this does not do: set a time limit for readers that read nothing. The owner of the connection checks that.
 """
@@ -33,12 +34,17 @@ GZIP_WINDOW: Final = 16 + zlib.MAX_WBITS
 class Coding:
     """Encodes the pieces of a body: with gzip, or as they are."""
 
-    def __init__(self, *, gzip: bool) -> None:
+    def __init__(self, *, gzip: bool, at_once: bool = False) -> None:
+        """`at_once`: whether the compressor keeps no part of a piece."""
+        self._at_once = at_once
         self._deflate = zlib.compressobj(GZIP_LEVEL, zlib.DEFLATED, GZIP_WINDOW) if gzip else None
 
     def piece(self, data: bytes) -> bytes:
         """Encodes a piece. Returns b"" if the compressor keeps the piece for now."""
-        return data if self._deflate is None else self._deflate.compress(data)
+        if self._deflate is None or not data:
+            return data
+        packed = self._deflate.compress(data)
+        return packed + self._deflate.flush(zlib.Z_SYNC_FLUSH) if self._at_once else packed
 
     def end(self) -> bytes:
         """Returns the bytes that the compressor has kept."""
@@ -63,7 +69,9 @@ class Reader(Protocol):
 class Delivery:
     """Sends one page to one reader. `full_since`: the time since which the reader's buffer has been full; None: it has room."""
 
-    def __init__(self, body: Iterator[Piece], reader: Reader, *, gzip: bool) -> None:
+    def __init__(self, body: Iterator[Piece], reader: Reader, *, gzip: bool, endless: bool = False) -> None:
+        """`endless`: whether the page has no end. Such a page takes no place of others."""
+        self.endless = endless
         self._body = body
         self._gzip = gzip
         self._coding: Coding | None = None
@@ -74,7 +82,7 @@ class Delivery:
     def step(self) -> float | None:
         """Generates and sends the next piece. Returns the pause before the next one in seconds, or None after the last one."""
         if self._coding is None:  # created at the first piece, because a waiting page needs no compressor
-            self._coding = Coding(gzip=self._gzip)
+            self._coding = Coding(gzip=self._gzip, at_once=self.endless)
         piece = next(self._body, None)
         if isinstance(piece, Pause):
             return piece.seconds
@@ -112,7 +120,11 @@ class RoundRobinSender:
         self._timer: Any = None  # runs while pages wait
 
     def begin(self, delivery: Delivery) -> None:
-        """Queues a delivery until there is a place for it."""
+        """Queues a delivery until there is a place for it. An endless one begins at once."""
+        if delivery.endless:
+            self._under_way[delivery] = self._loop.time()
+            self._make_ready(delivery)
+            return
         self._waiting.append(delivery)
         self._admit()
         if len(self._waiting) > WAITING_MAX:
@@ -151,8 +163,8 @@ class RoundRobinSender:
         self._stop_timer()
 
     def _admit(self) -> None:
-        while self._waiting and len(self._under_way) < PAGES_MAX:
-            places = Counter(delivery.reader.host for delivery in self._under_way)
+        while self._waiting and len(self._pages()) < PAGES_MAX:
+            places = Counter(delivery.reader.host for delivery in self._pages())
             delivery = min(self._waiting, key=lambda waiting: places[waiting.reader.host])
             self._waiting.remove(delivery)
             self._under_way[delivery] = self._loop.time()
@@ -162,9 +174,13 @@ class RoundRobinSender:
         elif self._timer is None:
             self._timer = self._loop.call_later(min(SLOW_S, self._fair_in()), self._make_room)
 
+    def _pages(self) -> list[Delivery]:
+        """Returns the pages under way that take a place, oldest first."""
+        return [delivery for delivery in self._under_way if not delivery.endless]
+
     def _fair_in(self) -> float:
         """Returns the seconds until the oldest page has been under way for FAIR_S."""
-        return max(0.0, next(iter(self._under_way.values())) + FAIR_S - self._loop.time())
+        return max(0.0, self._under_way[self._pages()[0]] + FAIR_S - self._loop.time())
 
     def _make_room(self) -> None:
         """Breaks off the page whose reader has taken nothing for longest, at least for SLOW_S. Without one, breaks off the oldest page
@@ -172,10 +188,10 @@ class RoundRobinSender:
         """
         self._timer = None
         now = self._loop.time()
-        slow = [(since, each) for each in self._under_way if (since := each.full_since) is not None]
+        slow = [(since, each) for each in self._pages() if (since := each.full_since) is not None]
         since, delivery = min(slow, key=lambda pair: pair[0], default=(now, None))
         if now - since < SLOW_S:
-            delivery = next(iter(self._under_way)) if not self._fair_in() else None
+            delivery = self._pages()[0] if not self._fair_in() else None
         if delivery is not None:
             self._break_off(delivery, None)
         else:

@@ -10,6 +10,7 @@ in flight, and probes wait in the listening sockets, which the parent holds.
     DataLayer            endpoint table and scraper         `data_layer`
     Kubernetes           pool, pods, objects, lease         `kubernetes`; without it `configured_endpoints`
     Exchange             other replicas, through a store    `replication`; only with --replica-store
+    Live                 history and live state             `live`
     PagePort             metrics and debug pages            `page_port`
     Background           timers and tasks of all of them    `background`
 
@@ -52,6 +53,7 @@ from workers.supervisor.data_layer import CULPRIT, DataLayer, OverwrittenError, 
 from workers.supervisor.index_keeper import IndexKeeper
 from workers.supervisor.kubernetes import Kubernetes
 from workers.supervisor.latency_keeper import LatencyKeeper
+from workers.supervisor.live import Live
 from workers.supervisor.objects_watch import ObjectsWatch, flow_lanes, objects_watch
 from workers.supervisor.page_port import PagePort
 from workers.supervisor.predecessor import take_over
@@ -100,6 +102,7 @@ class Supervisor:
         self.kubernetes: Kubernetes | None = None
         if instance.sources.in_kubernetes:
             self.kubernetes = Kubernetes(instance, self.lane, self.predecessor, self.readiness, self.background, report)
+        self.live = Live(instance)
         self.latency: LatencyKeeper
         self.data: DataLayer
         self.pages: PagePort
@@ -170,6 +173,7 @@ class Supervisor:
         if self.kubernetes is not None:
             self.kubernetes.start()
         self._answer_probes(cleanup)
+        self.live.start(background)
         self.pages = PagePort(
             instance,
             self.lane,
@@ -178,6 +182,7 @@ class Supervisor:
             table=self.data.table,
             kubernetes=self.kubernetes,
             exchange=self.exchange,
+            live=self.live,
             latency=lambda: self.latency.model,
             report=report,
         )

@@ -1,7 +1,8 @@
-"""The metrics port: /metrics, /healthz, /readyz, /debug/decisions and profiles of workers over HTTP.
+"""The metrics port: /metrics, /healthz, /readyz, the live state, /debug/decisions and profiles of workers over HTTP.
 
-In Kubernetes, a client needs a bearer token with access to the page, unless --metrics-endpoint-auth=false. The first scrape imports the
-module of the metrics page: its imports take memory, which a picker saves if no client scrapes it.
+In Kubernetes, a client needs a bearer token with access to the page, unless --metrics-endpoint-auth=false. For the live state and
+decisions, clients on the loopback interface need none: `kubectl port-forward` connects from there. The first scrape imports the module of
+the metrics page: its imports take memory, which a picker saves if no client scrapes it.
 """
 
 import asyncio
@@ -21,8 +22,8 @@ from shm.table import TableReader
 from workers.endpoints.endpoints import EndpointTable
 from workers.kube.review import Reviewer
 from workers.pages.admin import AdminServer
-from workers.pages.decisions import DecisionsPage
-from workers.pages.page import Guard, Page, PageAnswer, Request, allow_all
+from workers.pages.decisions import DecisionsPage, is_local
+from workers.pages.page import ALLOWED, Guard, Page, PageAnswer, Request, Verdict, allow_all
 from workers.pages.profile import COLLAPSED, PPROF, ProfilePage
 from workers.process.instance import Instance
 from workers.shared import profiles, reload_status
@@ -30,6 +31,7 @@ from workers.shared.decisions import Asking
 from workers.shared.documents import EndpointsView
 from workers.supervisor.index_keeper import IndexKeeper
 from workers.supervisor.kubernetes import Kubernetes
+from workers.supervisor.live import Live
 from workers.supervisor.readiness import Readiness
 
 if TYPE_CHECKING:
@@ -52,10 +54,13 @@ class PagePort:
         table: EndpointTable,
         kubernetes: Kubernetes | None,
         exchange: "Exchange | None",
+        live: Live,
         latency: Callable[[], LatencyModel],
         report: Callable[..., None],
     ) -> None:
-        """`lane`: the supervisor's. The pages show the counts of `index` and `table`. `kubernetes`: None outside Kubernetes.
+        """`lane`: the supervisor's. `live`: the live state.
+
+        The pages show the counts of `index` and `table`. `kubernetes`: None outside Kubernetes.
 
         `exchange`: with other replicas; None without a replica store.
         """
@@ -66,6 +71,7 @@ class PagePort:
         self._table = table
         self._kubernetes = kubernetes
         self._exchange = exchange
+        self._live = live
         self._latency = latency
         self._report = report
         self._status = DocumentReader(reload_status.SCHEMA, instance.memory.reload)
@@ -73,21 +79,26 @@ class PagePort:
     def use(self, instance: Instance, table: EndpointTable) -> None:
         """Shows a later configuration and its table. Connections stay open."""
         self._instance, self._table = instance, table
+        self._live.use(instance)
         self.__dict__.pop("_metrics", None)  # the next scrape makes the page again
 
     def open(self, cleanup: contextlib.ExitStack) -> None:
         """Serves the pages until `cleanup` closes the port."""
         guard = self._guard(cleanup)
+        options = self._instance.options
+        remote = guard is not allow_all or bool(options.metrics_client_ca_file) or options.debug_remote
+        live = self._live.pages(remote=remote)
         server = AdminServer(
             {
                 "/metrics": lambda request: self._metrics.page(request),
                 "/healthz": lambda _: PageAnswer(b"ok\n"),
                 "/readyz": self._readyz,
                 "/debug/decisions": self._decisions(),
-                **self._profiles(guarded=guard is not allow_all),
+                **self._profiles(remote=remote),
+                **live,
             },
             self._report,
-            guard,
+            functools.partial(_local_or, guard, frozenset({*live, "/debug/decisions"})),
             functools.partial(self._lane.add, self._lane.schema.counter[METRICS_PORT_ABUSE]),
         )
         certificates = self._instance.credentials.metrics
@@ -133,8 +144,8 @@ class PagePort:
         )
         return DecisionsPage(asking, time.monotonic, remote=instance.options.debug_remote)
 
-    def _profiles(self, *, guarded: bool) -> dict[str, Page]:
-        """Returns the pages with profiles by path; none if they are turned off. `guarded`: whether clients need a token."""
+    def _profiles(self, *, remote: bool) -> dict[str, Page]:
+        """Returns the pages with profiles by path; none if they are turned off. `remote`: whether clients beyond loopback get them."""
         instance = self._instance
         options = instance.options
         if not options.enable_pprof:
@@ -146,7 +157,6 @@ class PagePort:
             wake=lambda index: os.eventfd_write(instance.pipes.wakeups[index], 1),
             now=time.monotonic,
         )
-        remote = guarded or bool(options.metrics_client_ca_file) or options.debug_remote
         forms = {"/debug/pprof/profile": PPROF, "/debug/profile": COLLAPSED}
         return {path: ProfilePage(asking, form, remote=remote) for path, form in forms.items()}
 
@@ -205,3 +215,8 @@ class PagePort:
         return IndexFigures(
             writer.size, lambda: writer.evictions, lambda: writer.dropped, lambda: index.bus.corrupt, writer.freed
         )
+
+
+def _local_or(guard: Guard, live: frozenset[str], request: Request) -> "Verdict | asyncio.Future[Verdict]":
+    """A guard that admits clients on the loopback interface to the live pages, and asks another guard about everyone else."""
+    return ALLOWED if request.path in live and is_local(request) else guard(request)

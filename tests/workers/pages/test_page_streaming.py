@@ -322,3 +322,36 @@ def test_a_waiting_page_has_no_compressor_yet(sender: RoundRobinSender, monkeypa
     monkeypatch.setattr(zlib, "compressobj", lambda *_: created.append(1))
     Delivery(letters(), Client(sender, letters()), gzip=True)
     assert created == []
+
+
+def test_endless_pages_take_no_place_and_are_never_broken_off_for_others(
+    loop: FakeLoop, sender: RoundRobinSender
+) -> None:
+    viewers = [Endless(sender) for _ in range(PAGES_MAX)]
+    pages = [Client(sender, iter([Pause(1000.0)])) for _ in range(PAGES_MAX)]
+    waiting = Client(sender, letters())
+    loop.settle()
+    assert all(viewer.got for viewer in viewers)
+    assert not waiting.got
+    loop.advance(FAIR_S + SLOW_S)
+    loop.settle()
+    assert pages[0].events
+    assert not any(viewer.events for viewer in viewers)
+
+
+def test_a_piece_of_an_endless_page_can_be_unpacked_at_once() -> None:
+    coding, unpacker = Coding(gzip=True, at_once=True), zlib.decompressobj(16 + zlib.MAX_WBITS)
+    for piece in (b"first", b"second"):
+        assert unpacker.decompress(coding.piece(piece)) == piece
+    assert coding.piece(b"") == b""
+
+
+class Endless(Client):
+    """The reader of a page without end that sends a letter and then pauses."""
+
+    def __init__(self, sender: RoundRobinSender) -> None:
+        self.host, self.room, self._sender = "viewer", 1000, sender
+        self.got: list[bytes] = []
+        self.generated, self.events = 0, []
+        self.delivery = Delivery(iter([b"a", *[Pause(3.0)] * 100]), self, gzip=False, endless=True)
+        sender.begin(self.delivery)

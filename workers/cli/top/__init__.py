@@ -1,7 +1,6 @@
-"""Shows a running picker live: shared memory -> looks -> figures -> a table or JSON. A *look* is one copy of the shared memory.
+"""Shows a running picker live, as a table or JSON. The figures are those of the page `/debug/state`: `workers/pages/state/` computes both.
 
-    source    attaches read-only and takes looks
-    figures   computes figures from one look and the look before it; pure
+    command   takes looks at intervals and prints their figures
     view      formats figures as text for a terminal
     terminal  waits between two looks: for the time, a key or a signal
 

@@ -12,9 +12,10 @@ from shm import observe
 from shm.segment import SegmentError
 from workers.cli import missing
 from workers.cli.flags import DURATION, PORT, flag
-from workers.cli.top.figures import Figures, Instance, Look, figures, life
-from workers.cli.top.source import Source
 from workers.cli.top.terminal import Terminal
+from workers.pages.state.figures import Figures, Instance, figures, life
+from workers.pages.state.look import Look
+from workers.pages.state.source import Source
 
 INTERVAL_MIN_S = 0.1
 INTERVAL_MAX_S = 3600.0
@@ -22,7 +23,7 @@ WIDTH = 120  # without a terminal
 
 
 @click.command("top")
-@flag("metrics-port", PORT, observe.METRICS_PORT, "Show the picker with this metrics port.")
+@flag("metrics-port", PORT, None, "Show the picker with this metrics port. [default: the only one that runs]")
 @flag("instance", str, "", "Show the picker with this name, whatever its ports are.")
 @flag("run-dir", str, observe.RUN_DIR, "Folder in which the picker keeps its file.")
 @click.option(
@@ -30,7 +31,7 @@ WIDTH = 120  # without a terminal
 )
 @click.option("--once", is_flag=True, help="Print one table, about the first interval, and exit.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: a line per interval, or one document with --once.")
-def command(metrics_port: int, instance: str, run_dir: str, interval: float, once: bool, as_json: bool) -> None:
+def command(metrics_port: int | None, instance: str, run_dir: str, interval: float, once: bool, as_json: bool) -> None:
     """Show the endpoints, workers and prefix index of a running picker, until q, Ctrl-C or the end of the picker.
 
     This command only reads the picker's shared memory and does not disturb the picker. Run it as the picker's user and
@@ -43,6 +44,7 @@ def command(metrics_port: int, instance: str, run_dir: str, interval: float, onc
       requests     per_s errors_per_s processing_p50_s processing_p99_s
                    in_flight tokens_in_flight cached_share
                    predicted_share reported_share
+                   first_token_p50_s first_token_p95_s
       supervisor   serving beat_age_s starts
       workers[]    worker state beat_age_s starts streams connections accepted_share
                    loop_lag_s requests_per_s in_flight gauges{}
@@ -56,6 +58,9 @@ def command(metrics_port: int, instance: str, run_dir: str, interval: float, onc
       bus_drops
       bands[]      with flow control, waiting requests by priority, else null: priority, requests, bytes, oldest_age_s
       others       with a replica store, what other replicas have, else null: replicas, requests, tokens, waiting, age_s
+      errors{}     requests that failed, by error code
+      flows[]      with flow control, the flows with the longest queues: fairness_id, priority, requests, bytes
+      outcomes[]   with flow control, how requests have left it: outcome, priority, requests
       left_out{}   plugins that failed too often: the number of workers that leave them out
       configuration  generation hash workers last_reload_failed tryout{}
       counters{}   all counters, each summed over all processes

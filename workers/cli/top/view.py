@@ -14,9 +14,9 @@ from rich.text import Text
 
 from epp.data import KV_USAGE, RUNNING, WAITING
 from shm.remote_lane import FRESH_S
-from workers.cli.top.figures import BandFigures, EndpointFigures, Figures, Worker
-from workers.cli.top.tried import TriedSide, TryoutFigures
 from workers.host.printable import printable
+from workers.pages.state.figures import BandFigures, EndpointFigures, Figures, Worker
+from workers.pages.state.tried import TriedSide, TryoutFigures
 
 UNKNOWN = "–"
 GAP = 2

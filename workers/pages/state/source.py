@@ -8,7 +8,7 @@ What this does not do: compare looks, or decide what a terminal shows.
 
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 import msgspec
@@ -40,7 +40,9 @@ from shm.segment import Region, SegmentError
 from shm.series import SeriesReader, SeriesSchema
 from shm.stream_marks import Marks, MarksSchema
 from shm.table import TableCopy, TableReader, TableSchema
-from workers.cli.top.figures import (
+from workers.pages.kv_events import NOT_FOLLOWED, KvFigures, StreamFigures
+from workers.pages.state.figures import ENDPOINTS_AT_ONCE, last
+from workers.pages.state.look import (
     BandLook,
     CachedLook,
     Configuration,
@@ -51,8 +53,8 @@ from workers.cli.top.figures import (
     Others,
     StreamLook,
 )
-from workers.cli.top.tried import tryout_figures
-from workers.pages.kv_events import NOT_FOLLOWED, KvFigures, StreamFigures
+from workers.pages.state.served import Served
+from workers.pages.state.tried import tryout_figures
 from workers.process.layout import GENERATION
 from workers.shared import reload_status
 from workers.shared.documents import EndpointsView
@@ -75,10 +77,15 @@ class Counted(NamedTuple):
 
 
 class Source:
-    """Reads the shared memory of one instance. Raises SegmentError if it cannot be attached or read."""
+    """Reads the shared memory of one instance. Raises SegmentError if it cannot be attached or read.
 
-    def __init__(self, seen: Seen, run_dir: str) -> None:
+    `lanes`, `table`, `predictions`, `served`, `flow`: the readers that `sampler` uses, too.
+    """
+
+    def __init__(self, seen: Seen, run_dir: str, *, counted_buckets: int = COUNTED_BUCKETS_MAX) -> None:
+        """`counted_buckets`: how many buckets of the prefix index a look counts at most."""
         self.seen = seen
+        self._counted_buckets = counted_buckets
         self._run_dir = run_dir
         self._had_parent = os.path.exists(f"/proc/{seen.pid}")  # False if the picker runs in another container
         try:
@@ -90,15 +97,15 @@ class Source:
         table, rows = self._part(parts, TableSchema)
         documents, blobs = self._part(parts, DocumentSchema)
         lanes, words = self._part(parts, LaneSchema)
-        self._table = TableReader(table, rows)
+        self.table = TableReader(table, rows)
         reader = DocumentReader(documents, blobs)
         self._endpoints = EndpointsView(reader)
         self._objectives = ObjectivesView(reader, ())
-        self._lanes = Lanes(lanes, words)
+        self.lanes = Lanes(lanes, words)
         self._index_schema, self._index = self._part(parts, IndexSchema)
         self._streams = self._streams_of(parts)
         self._remote = self._remote_of(parts)
-        self._flow = self._flow_of(parts)
+        self.flow = self._flow_of(parts)
         status = parts.get("reload")
         self._status = DocumentReader(reload_status.SCHEMA, status.region) if status is not None else None
         latency = parts.get("latency")
@@ -106,8 +113,9 @@ class Source:
         if latency is not None and isinstance(latency.schema, DocumentSchema):
             self._latency = DocumentReader(latency.schema, latency.region)
         self._attempts = self._series_of(parts, ATTEMPTS.name)
-        self._predictions = self._series_of(parts, PREDICTION.name)
+        self.predictions = self._series_of(parts, PREDICTION.name)
         self._isolation = self._series_of(parts, ISOLATION.name)
+        self.served = Served(lambda name: self._series_of(parts, name))
 
     def close(self) -> None:
         """Unmaps the segments. Do not take a look afterwards."""
@@ -116,21 +124,35 @@ class Source:
 
     def look(self, now: float) -> Look:
         """Copies all values. `now`: monotonic time in seconds."""
-        lanes = self._lanes
+        return last(self.looking(now))
+
+    def looking(self, now: float) -> Iterator[Look | None]:
+        """Yields None after each short step and the look at the end, so that a caller can do other work in between."""
+        lanes = self.lanes
         seats = zip(lanes.ages(now), lanes.successions(), strict=True)
         counted = self._count_index()
-        return Look(
+        yield None
+        endpoints: list[EndpointLook] = []
+        for endpoints in self._endpoint_looks(now, counted):  # noqa: B007 - the last list is complete
+            yield None
+        histograms = {name: counts for name, (counts, _) in lanes.histograms().items()}
+        flows = self.served.flows()
+        yield None
+        yield Look(
             at=now,
             lanes=tuple(self._lane(index, age, starts) for index, (age, starts) in enumerate(seats)),
             counters=lanes.counters(),
-            histograms={name: counts for name, (counts, _) in lanes.histograms().items()},
-            bounds=dict(lanes.schema.histograms),
-            endpoints=tuple(self._endpoint_looks(now, counted)),
+            histograms={**histograms, **self.served.first_tokens()},
+            bounds={**dict(lanes.schema.histograms), **self.served.bounds},
+            endpoints=tuple(endpoints),
             index=self._index_look(counted),
             bands=self._bands(now),
             left_out=self._left_out(),
             configuration=self._configuration(),
             others=self._others(now),
+            errors=self.served.errors(),
+            flows=flows,
+            outcomes=self.served.outcomes(),
         )
 
     def ended(self, now: float) -> str:
@@ -141,15 +163,15 @@ class Source:
             return f"{name} has stopped"
         if (current.pid, current.segments) != (self.seen.pid, self.seen.segments):
             return f"{name} has stopped; another one runs under its name"
-        gone = self._had_parent and not os.path.exists(f"/proc/{self.seen.pid}") and min(self._lanes.ages(now)) > GONE_S
+        gone = self._had_parent and not os.path.exists(f"/proc/{self.seen.pid}") and min(self.lanes.ages(now)) > GONE_S
         if gone or observe.life(self.seen.pid, self.seen.segments, now) is Life.DEAD:
             return f"{name} has died"
         return ""
 
     def _lane(self, index: int, age: float, starts: int) -> LaneLook:
-        lane, schema = self._lanes.lane(index), self._lanes.schema
+        lane, schema = self.lanes.lane(index), self.lanes.schema
         return LaneLook(
-            serving=self._lanes.serving(index),
+            serving=self.lanes.serving(index),
             beat_age_s=age,
             starts=starts,
             gauges=dict(zip(schema.scalar, lane.scalars.tolist(), strict=True)),
@@ -157,16 +179,18 @@ class Source:
             inflight=int(np.asarray(lane.inflight).sum()),
         )
 
-    def _endpoint_looks(self, now: float, counted: Counted) -> list[EndpointLook]:
-        copy, endpoints = self._table.copy(), self._known()
+    def _endpoint_looks(self, now: float, counted: Counted) -> Iterator[list[EndpointLook]]:
+        """Yields the looks at more and more endpoints: one list, up to ENDPOINTS_AT_ONCE longer after each step."""
+        copy, endpoints = self.table.copy(), self.known()
         rows = len(copy.rows)
-        requests, tokens = self._lanes.inflight(rows).tolist(), self._lanes.tokens(rows).tolist()
+        requests, tokens = self.lanes.inflight(rows).tolist(), self.lanes.tokens(rows).tolist()
         picks = self._picks()
-        compared = sums(self._predictions) if self._predictions is not None else {}
+        compared = sums(self.predictions) if self.predictions is not None else {}
         streams = self._streams.streams(now) if self._streams is not None else None
         latencies = self._latencies(now)
-        found = []
-        for e in endpoints:
+        found: list[EndpointLook] = []
+        yield found
+        for number, e in enumerate(endpoints, 1):
             if e.slot >= rows or int(copy.generation[e.slot]) != e.generation:
                 continue
             updated_at = float(copy.updated_at[e.slot])
@@ -189,7 +213,9 @@ class Source:
                     first_token=latencies.get((e.slot, e.generation)),
                 )
             )
-        return found
+            if number % ENDPOINTS_AT_ONCE == 0:
+                yield found
+        yield found
 
     def _latencies(self, now: float) -> Mapping[tuple[int, int], str]:
         """Returns (slot, generation) -> what the latency model has learned, in words."""
@@ -203,7 +229,8 @@ class Source:
         known = (each for each in model.endpoints.values() if each.samples)
         return {(each.slot, each.generation): in_words(model, each.slot, now) for each in known}
 
-    def _known(self) -> Sequence[Endpoint]:
+    def known(self) -> Sequence[Endpoint]:
+        """Returns the endpoints that discovery knows now."""
         try:
             return self._endpoints.current()
         except msgspec.MsgspecError as failure:
@@ -213,7 +240,7 @@ class Source:
 
     def _scraped(self, copy: TableCopy, slot: int) -> Mapping[str, float]:
         present = int(copy.present[slot])
-        columns = enumerate(self._table.schema.columns)
+        columns = enumerate(self.table.schema.columns)
         return {name: float(copy.column(index)[slot]) for index, name in columns if present >> index & 1}
 
     def _picks(self) -> Counter[PickKey] | None:
@@ -236,9 +263,9 @@ class Source:
         status = reload_status.read(self._status) if self._status is not None else None
         if status is None:
             return None
-        used = self._lanes.scalars(GENERATION)
+        used = self.lanes.scalars(GENERATION)
         workers = sum(
-            number == status.generation and self._lanes.serving(seat) for seat, number in enumerate(used) if seat
+            number == status.generation and self.lanes.serving(seat) for seat, number in enumerate(used) if seat
         )
         failed = "" if status.successful else status.text
         return Configuration(
@@ -260,7 +287,7 @@ class Source:
         """Counts the entries of the prefix index per owner, in all buckets or in every n-th bucket."""
         schema, region = self._index_schema, self._index
         buckets = region.array(np.uint64, schema.entries_at, (schema.buckets, WAYS))
-        step = -(-schema.buckets // COUNTED_BUCKETS_MAX)
+        step = -(-schema.buckets // self._counted_buckets)
         part = buckets[::step]
         owners = np.bincount((part[part != 0] & np.uint64(OWNER_MASK)).astype(np.intp), minlength=FAR_MARK + 1)
         return Counted(int(owners.sum()), owners.tolist(), schema.buckets / len(part))
@@ -304,7 +331,7 @@ class Source:
         """Returns the lanes of flow control; None if it is off."""
         for part in parts.values():
             if isinstance(part.schema, FlowSchema):
-                return FlowLanes(part.schema, part.region, self._lanes)
+                return FlowLanes(part.schema, part.region, self.lanes)
         return None
 
     def _remote_of(self, parts: Mapping[str, Part]) -> RemoteLane | None:
@@ -315,7 +342,7 @@ class Source:
         return RemoteLane(part.schema, part.region)
 
     def _bands(self, now: float) -> list[BandLook] | None:
-        flow = self._flow
+        flow = self.flow
         if flow is None:
             return None
         self._objectives.look()
@@ -337,7 +364,7 @@ class Source:
         part = parts.get(name)
         if part is None or not isinstance(part.schema, SeriesSchema):
             return None
-        lanes = self._lanes
+        lanes = self.lanes
         return SeriesReader(
             part.schema, part.region, serving=lambda index: lanes.serving(index + 1)
         )  # lane 0 is the supervisor's

@@ -15,9 +15,8 @@ from shm.prefix_writer import IndexWriter
 from shm.segment import Segment, SegmentError
 from shm.table import State, TableWriter
 from tests.workers.instances import made
-from workers.cli.top import source as source_module
-from workers.cli.top.figures import CachedLook
-from workers.cli.top.source import Source
+from workers.pages.state.look import CachedLook
+from workers.pages.state.source import Source
 from workers.process.instance import Instance
 from workers.shared.documents import ENDPOINTS, EndpointRecord, encode
 
@@ -132,17 +131,16 @@ def test_a_look_has_the_counters_of_every_lane(world: World) -> None:
     assert [lane.starts for lane in look.lanes[2:]] == [0] * (world.instance.layout.seats - 2)
 
 
-def test_a_large_index_is_counted_in_part_and_marked_as_estimated(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_large_index_is_counted_in_part_and_marked_as_estimated(world: World) -> None:
     record = world.endpoint("a")
     hashes = np.random.default_rng(1).integers(1, 2**63, 2000, dtype=np.uint64)
     world.index.insert(hashes, record.owner, 1)
     whole = world.source.look(NOW)
     assert (whole.index.used, whole.index.estimated) == (world.index.size(), False)
     assert whole.endpoints[0].index_entries == world.index.size()
-    monkeypatch.setattr(source_module, "COUNTED_BUCKETS_MAX", 256)
-    part = world.source.look(NOW)
+    sampling = Source(world.seen, world.run_dir, counted_buckets=256)
+    part = sampling.look(NOW)
+    sampling.close()
     assert part.index.estimated
     assert part.index.used == pytest.approx(world.index.size(), rel=0.1)
     assert part.endpoints[0].index_entries == part.index.used

@@ -4,7 +4,8 @@ from typing import Any
 
 from epp.metrics.lanes import REQUEST_PROCESSING
 from shm.table import State
-from workers.cli.top.figures import EndpointLook, Figures, IndexLook, Instance, LaneLook, Look, figures
+from workers.pages.state.figures import Figures, Instance, figures
+from workers.pages.state.look import EndpointLook, IndexLook, LaneLook, Look
 
 BOUNDS = (0.001, 0.002, 0.004)
 INSTANCE = Instance(name="epp-9002", pid=7, ports={"metrics": 9090}, life="running", uptime_s=75.0)

@@ -8,18 +8,28 @@ bound counts as that bound.
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 
 from epp.metrics.lanes import REQUEST_PROCESSING
+from epp.metrics.series import TIME_TO_FIRST
 from shm.observe import SILENT_S
 from shm.table import DOWN, DRAINING, EJECTED, State
-from workers.cli.top.tried import TryoutFigures
 from workers.host.memory import Leaving
+from workers.pages.state.look import (
+    BandLook,
+    CachedLook,
+    Configuration,
+    EndpointLook,
+    FlowLook,
+    LaneLook,
+    Look,
+    Others,
+    OutcomeLook,
+)
 
 SUPERVISOR_SILENT_S: Final = 1.0  # a row is not fresh if its values and the supervisor's beat are both older than this
 REQUESTS: Final = ("picks_total", "refusals_total", "faults_total")
@@ -28,121 +38,9 @@ ENDED: Final[Mapping[int, str]] = {
     Leaving.DRAINS: "ended",
 }  # the gauge `leaving` of a worker that has ended as intended -> the worker's state
 ERRORS: Final = ("refusals_total", "faults_total")
+ENDPOINTS_AT_ONCE: Final = 100  # in a step of about 1 ms
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LaneLook:
-    """The lane of one process. The age of the beat is infinite before the first beat."""
-
-    serving: bool
-    beat_age_s: float
-    starts: int
-    gauges: Mapping[str, int]
-    counters: Mapping[str, int]
-    inflight: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CachedLook:
-    """Counts prompt tokens of an endpoint, in requests for which both a prediction and the server's report are known.
-
-    `prompt`: all tokens. `predicted`: those that the picker predicted as cached. `reported`: those that the server reported as cached.
-    """
-
-    prompt: int
-    predicted: int
-    reported: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StreamLook:
-    """The event stream of one endpoint. `why`: why the endpoint's prefix matches are not precise; "" if they are.
-
-    `age_s`: seconds since the last message; None before the first one.
-    """
-
-    why: str
-    age_s: float | None
-    held: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EndpointLook:
-    """The row of one endpoint. `picks`: decisions so far; None if the picker does not count them per endpoint.
-
-    `cached`: None if no prediction was compared. `stream`: None if the picker follows no event streams.
-    """
-
-    name: str
-    namespace: str
-    address: str
-    state: int
-    flags: int
-    age_s: float | None
-    scraped: Mapping[str, float]
-    inflight_requests: int
-    inflight_tokens: int
-    index_entries: int
-    picks: int | None
-    cached: CachedLook | None = None
-    stream: StreamLook | None = None
-    first_token: str | None = None  # what the latency model has learned, in words; None if it has learned nothing
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class IndexLook:
-    """The prefix index. `used`: entries in use, extrapolated from a sample if `estimated` is true."""
-
-    entries: int
-    used: int
-    estimated: bool
-    owners_live: int
-    owners_retired: int
-    evictions: int
-    dropped: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BandLook:
-    """The waiting requests of one band of flow control over all workers. `oldest_age_s` is None without waiting requests."""
-
-    priority: int
-    requests: int
-    bytes: int
-    oldest_age_s: float | None
-
-
-class Configuration(msgspec.Struct, frozen=True, kw_only=True):
-    """The configuration in force. `workers`: how many workers use it. `last_reload_failed`: the findings of the last reload if it failed.
-
-    `tryout`: None if no candidate is tried.
-    """
-
-    generation: int
-    hash: str
-    workers: int
-    last_reload_failed: str = ""
-    tryout: TryoutFigures | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
-    """The values in shared memory at time `at`. Lane 0 is the supervisor's.
-
-    Histograms are counts per bucket; the last bucket counts the values above all bounds.
-    """
-
-    at: float
-    lanes: Sequence[LaneLook]
-    counters: Mapping[str, int]
-    histograms: Mapping[str, Sequence[int]]
-    bounds: Mapping[str, Sequence[float]]
-    endpoints: Sequence[EndpointLook]
-    index: IndexLook
-    bands: Sequence[BandLook] | None = None  # None without flow control
-    others: "Others | None" = None  # other replicas; None without a replica store
-    configuration: Configuration | None = None
-    left_out: Mapping[str, int] = field(default_factory=dict)  # by plugin: the number of workers that leave it out
+T = TypeVar("T")
 
 
 class Instance(msgspec.Struct, frozen=True, kw_only=True):
@@ -160,6 +58,7 @@ class Requests(msgspec.Struct, frozen=True, kw_only=True):
 
     Shares are shares of the prompt tokens since the start. `cached_share`: what servers reported as cached, in all requests.
     `predicted_share`, `reported_share`: what the picker predicted and what servers reported as cached, in requests with both figures.
+    `first_token_p50_s`, `first_token_p95_s`: quantiles of the time from a request to the first piece of its answer.
     """
 
     per_s: float | None
@@ -171,6 +70,8 @@ class Requests(msgspec.Struct, frozen=True, kw_only=True):
     cached_share: float | None
     predicted_share: float | None
     reported_share: float | None
+    first_token_p50_s: float | None = None
+    first_token_p95_s: float | None = None
 
 
 class Supervisor(msgspec.Struct, frozen=True, kw_only=True):
@@ -247,21 +148,12 @@ class BandFigures(msgspec.Struct, frozen=True, kw_only=True):
     oldest_age_s: float | None
 
 
-class Others(msgspec.Struct, frozen=True, kw_only=True):
-    """What other replicas have in flight and in queues. `age_s`: the age of these figures; above a second they do not count."""
-
-    replicas: int
-    requests: int
-    tokens: int
-    waiting: int
-    age_s: float
-
-
 class Figures(msgspec.Struct, frozen=True, kw_only=True):
     """All figures of one moment. `interval_s` is the time since the look before, None for the first look.
 
     `bands` is None without flow control, `others` without a replica store. `left_out` has the plugins that failed too often, with the
-    number of workers that leave them out.
+    number of workers that leave them out. `flows`: those with waiting requests, the longest queue first. `outcomes`: how requests have
+    left flow control since the start. `errors`: error code -> failed requests since the start.
     """
 
     instance: Instance
@@ -278,21 +170,40 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     left_out: Mapping[str, int] = {}
     configuration: Configuration | None = None
     others: Others | None = None
+    errors: Mapping[str, int] = {}
+    flows: Sequence[FlowLook] = ()
+    outcomes: Sequence[OutcomeLook] = ()
 
 
 def figures(instance: Instance, look: Look, before: Look | None) -> Figures:
     """Computes all figures. Seats that never had a worker are left out. Endpoints are in the order of their names."""
+    return last(computing(instance, look, before))
+
+
+def last(steps: Iterator[T | None]) -> T:
+    """Runs all steps at once. Returns what the last one yields."""
+    *_, result = steps
+    assert result is not None
+    return result
+
+
+def computing(instance: Instance, look: Look, before: Look | None) -> Iterator[Figures | None]:
+    """Yields None after each short step and the figures at the end, so that a caller can do other work in between."""
     elapsed = look.at - before.at if before is not None and look.at > before.at else None
     workers = _workers(look, before, elapsed)
     index = look.index
-    return Figures(
+    yield None
+    endpoints: list[EndpointFigures] = []
+    for endpoints in _endpoints(look, before, elapsed):  # noqa: B007 - the last list is complete
+        yield None
+    yield Figures(
         instance=instance,
         interval_s=elapsed,
         requests=_requests(look, before, elapsed),
         supervisor=_supervisor(look.lanes[0]),
         workers=workers,
         workers_serving=sum(worker.state == "serving" for worker in workers),
-        endpoints=_endpoints(look, before, elapsed),
+        endpoints=sorted(endpoints, key=lambda e: (e.name, e.namespace, e.address)),
         index=PrefixIndex(
             entries=index.entries,
             used=index.used,
@@ -309,6 +220,9 @@ def figures(instance: Instance, look: Look, before: Look | None) -> Figures:
         left_out=look.left_out,
         configuration=look.configuration,
         others=look.others,
+        errors=look.errors,
+        flows=look.flows,
+        outcomes=look.outcomes,
     )
 
 
@@ -347,6 +261,14 @@ def quantile(q: float, bounds: Sequence[float], counts: Sequence[int]) -> float 
     return lower
 
 
+def _quantile(q: float, name: str, look: Look, before: Look | None) -> float | None:
+    """Returns the quantile of the values that a histogram has counted since the look before."""
+    if before is None or name not in look.histograms or name not in before.histograms:
+        return None
+    pairs = zip(look.histograms[name], before.histograms[name], strict=True)
+    return quantile(q, look.bounds[name], [max(0, now - then) for now, then in pairs])
+
+
 def state(endpoint: EndpointLook, *, supervised: bool) -> str:
     """Returns the state of an endpoint from the state and the flags of its row.
 
@@ -365,17 +287,15 @@ def state(endpoint: EndpointLook, *, supervised: bool) -> str:
 
 def _requests(look: Look, before: Look | None, elapsed: float | None) -> Requests:
     then: Mapping[str, int] = before.counters if before is not None else {}
-    name = REQUEST_PROCESSING.name
-    new: list[int] = []
-    if before is not None:
-        new = [max(0, n - b) for n, b in zip(look.histograms[name], before.histograms[name], strict=True)]
     prompt, cached = (look.counters.get(f"{kind}prompt_tokens_total", 0) for kind in ("", "cached_"))
     predicted_share, reported_share = _shares([e.cached for e in look.endpoints])
     return Requests(
         per_s=_rate(look.counters, then, REQUESTS, elapsed),
         errors_per_s=_rate(look.counters, then, ERRORS, elapsed),
-        processing_p50_s=quantile(0.5, look.bounds[name], new),
-        processing_p99_s=quantile(0.99, look.bounds[name], new),
+        processing_p50_s=_quantile(0.5, REQUEST_PROCESSING.name, look, before),
+        processing_p99_s=_quantile(0.99, REQUEST_PROCESSING.name, look, before),
+        first_token_p50_s=_quantile(0.5, TIME_TO_FIRST.name, look, before),
+        first_token_p95_s=_quantile(0.95, TIME_TO_FIRST.name, look, before),
         in_flight=sum(endpoint.inflight_requests for endpoint in look.endpoints),
         tokens_in_flight=sum(endpoint.inflight_tokens for endpoint in look.endpoints),
         cached_share=cached / prompt if prompt else None,
@@ -432,35 +352,39 @@ def _worker_state(lane: LaneLook) -> str:
     return "leaving" if leaving else "serving"
 
 
-def _endpoints(look: Look, before: Look | None, elapsed: float | None) -> list[EndpointFigures]:
+def _endpoints(look: Look, before: Look | None, elapsed: float | None) -> Iterator[list[EndpointFigures]]:
+    """Yields the figures of more and more endpoints: one list, ENDPOINTS_AT_ONCE longer after each step."""
     earlier = {(e.name, e.namespace, e.address): e.picks for e in before.endpoints} if before is not None else {}
     new = [_new_picks(e, earlier) for e in look.endpoints]
     total = sum(picks or 0 for picks in new)
-    shares = [_shares([e.cached]) for e in look.endpoints]
     supervised = look.lanes[0].beat_age_s <= SUPERVISOR_SILENT_S
-    found = [
-        EndpointFigures(
-            name=e.name,
-            namespace=e.namespace,
-            address=e.address,
-            state=state(e, supervised=supervised),
-            age_s=e.age_s,
-            scraped=e.scraped,
-            in_flight=e.inflight_requests,
-            tokens_in_flight=e.inflight_tokens,
-            picks_per_s=picks / elapsed if elapsed and picks is not None else None,
-            traffic_share=picks / total if elapsed and total and picks is not None else None,
-            index_entries=e.index_entries,
-            predicted_share=predicted,
-            reported_share=reported,
-            not_precise=e.stream.why if e.stream is not None else None,
-            events_age_s=e.stream.age_s if e.stream is not None else None,
-            held_blocks=e.stream.held if e.stream is not None else None,
-            first_token=e.first_token,
+    found: list[EndpointFigures] = []
+    for e, picks in zip(look.endpoints, new, strict=True):
+        predicted, reported = _shares([e.cached])
+        found.append(
+            EndpointFigures(
+                name=e.name,
+                namespace=e.namespace,
+                address=e.address,
+                state=state(e, supervised=supervised),
+                age_s=e.age_s,
+                scraped=e.scraped,
+                in_flight=e.inflight_requests,
+                tokens_in_flight=e.inflight_tokens,
+                picks_per_s=picks / elapsed if elapsed and picks is not None else None,
+                traffic_share=picks / total if elapsed and total and picks is not None else None,
+                index_entries=e.index_entries,
+                predicted_share=predicted,
+                reported_share=reported,
+                not_precise=e.stream.why if e.stream is not None else None,
+                events_age_s=e.stream.age_s if e.stream is not None else None,
+                held_blocks=e.stream.held if e.stream is not None else None,
+                first_token=e.first_token,
+            )
         )
-        for e, picks, (predicted, reported) in zip(look.endpoints, new, shares, strict=True)
-    ]
-    return sorted(found, key=lambda e: (e.name, e.namespace, e.address))
+        if len(found) % ENDPOINTS_AT_ONCE == 0:
+            yield found
+    yield found
 
 
 def _new_picks(endpoint: EndpointLook, earlier: Mapping[tuple[str, str, str], int | None]) -> int | None:

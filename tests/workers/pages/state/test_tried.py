@@ -8,10 +8,11 @@ import pytest
 
 from epp.metrics.buckets import TRYOUT_FIRST_TOKEN_S
 from epp.tryout import BY_FLOW, WHOLE, Share, Side
-from tests.workers.cli.top.looks import lane, look, of
 from tests.workers.cli.top.test_view import printed
-from workers.cli.top.figures import Configuration, Figures
-from workers.cli.top.tried import tryout_figures
+from tests.workers.pages.state.looks import lane, look, of
+from workers.pages.state.figures import Figures
+from workers.pages.state.look import Configuration
+from workers.pages.state.tried import tryout_figures
 from workers.shared.reload_status import TryoutStatus
 
 BUCKETS = (0,) * 20 + (50,) + (0,) * (len(TRYOUT_FIRST_TOKEN_S) - 20)

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from epp.metrics.lanes import REQUEST_PROCESSING
 from shm.table import DOWN, DRAINING, EJECTED, State, trial
-from tests.workers.cli.top.looks import BOUNDS, endpoint, lane, look, of
-from workers.cli.top.figures import CachedLook, life, quantile
+from tests.workers.pages.state.looks import BOUNDS, endpoint, lane, look, of
+from workers.pages.state.figures import life, quantile
+from workers.pages.state.look import CachedLook
 
 COUNTED = {"picks_total": 90, "refusals_total": 6, "faults_total": 4}
 

@@ -1,0 +1,140 @@
+"""Serves what `/debug/state` and the pages under it show. `docs/live-page.md` describes the documents.
+
+    /debug/state           the whole state as JSON
+    /debug/state/stream    Server-Sent Events: `state` with the whole state, then one `patch` per second
+    /debug/state/history   figures of the last 15 minutes; ?endpoint=ID: those of one endpoint
+
+A stream has no end, so at most VIEWERS_MAX clients may have one. A viewer that is BEHIND_MAX frames behind is disconnected; browsers
+then connect again by themselves. Clients beyond the loopback interface get these pages only where /metrics asks them for a token or a
+certificate, or with --debug-remote.
+"""
+
+import weakref
+from collections.abc import Callable, Iterator
+from http import HTTPStatus
+from itertools import islice
+from typing import Final
+from urllib.parse import parse_qs
+
+from workers.pages.decisions import JSON, LOCAL_CLIENTS, is_local
+from workers.pages.page import PageAnswer, Pause, Piece, Request
+from workers.pages.state.figures import ENDPOINTS_AT_ONCE
+from workers.pages.state.frames import Frames, State, encode
+from workers.pages.state.history import History
+
+EVENTS: Final = "text/event-stream"
+VIEWERS_MAX: Final = 8
+BEHIND_MAX: Final = 4  # frames
+NO_STORE: Final = (("Cache-Control", "no-store"), ("X-Content-Type-Options", "nosniff"))
+REFUSED: Final = PageAnswer(
+    f"only {LOCAL_CLIENTS} get this page; start with --debug-remote to allow all clients\n".encode(),
+    status=HTTPStatus.FORBIDDEN,
+)
+TOO_MANY: Final = PageAnswer(
+    f"{VIEWERS_MAX} viewers follow the state already\n".encode(),
+    status=HTTPStatus.SERVICE_UNAVAILABLE,
+    fields=(("Retry-After", "5"),),
+)
+
+
+class StatePages:
+    """Makes the pages. All viewers share the frames."""
+
+    def __init__(
+        self, frames: Callable[[], Frames], history: History, *, now: Callable[[], float], remote: bool
+    ) -> None:
+        """`frames`: returns the frames; called at the first request. `now`: monotonic seconds. `remote`: whether all clients get pages."""
+        self._frames = frames
+        self._history = history
+        self._now = now
+        self._remote = remote
+        self._viewers: weakref.WeakSet[Iterator[Piece]] = weakref.WeakSet()
+
+    def state(self, request: Request) -> PageAnswer:
+        """The whole state."""
+        if not self._allowed(request):
+            return REFUSED
+        return PageAnswer(self._whole(self._frames()), JSON, fields=NO_STORE)
+
+    def stream(self, request: Request) -> PageAnswer:
+        """The state, and then what changes in it, once per second."""
+        if not self._allowed(request):
+            return REFUSED
+        if len(self._viewers) >= VIEWERS_MAX:
+            return TOO_MANY
+        followed = self._followed(self._frames())
+        self._viewers.add(followed)
+        return PageAnswer(followed, EVENTS, fields=NO_STORE, endless=True)
+
+    def history(self, request: Request) -> PageAnswer:
+        """The figures of the last 15 minutes, of the pool or of one endpoint."""
+        if not self._allowed(request):
+            return REFUSED
+        wanted = parse_qs(request.query).get("endpoint", [""])[0]
+        if not wanted:
+            return PageAnswer(self._of_pool(), JSON, fields=NO_STORE)
+        slot = self._frames().slot(wanted)
+        if slot is None:
+            return PageAnswer(b"no endpoint has this id\n", status=HTTPStatus.NOT_FOUND)
+        ages, figures = self._history.endpoint(*slot, self._now())
+        return PageAnswer(iter([encode({"version": 1, "ages_s": ages, "figures": figures})]), JSON, fields=NO_STORE)
+
+    def _allowed(self, request: Request) -> bool:
+        return self._remote or is_local(request)
+
+    def _of_pool(self) -> Iterator[Piece]:
+        ages, figures = self._history.pool(self._now())
+        yield b'{"version":1,"ages_s":' + encode(ages) + b',"figures":{'
+        for number, (name, values) in enumerate(figures.items()):
+            rounded = [float(f"{value:.4g}") for value in values]
+            yield (b"," if number else b"") + encode(name) + b":" + encode(rounded)
+        yield b"}}\n"
+
+    def _whole(self, frames: Frames) -> Iterator[Piece]:
+        yield from _fresh(frames)
+        assert frames.state is not None
+        yield from pieces(frames.state)
+        yield b"\n"
+
+    def _followed(self, frames: Frames) -> Iterator[Piece]:
+        yield from _fresh(frames)
+        assert frames.state is not None
+        seen = frames.state.number
+        yield b"event: state\nid: %d\n" % seen
+        for piece in pieces(frames.state):
+            yield b"data: " + piece + b"\n"
+        yield b"\n"
+        while True:
+            if frames.number == seen:
+                yield from _step(frames)
+                continue
+            patch = frames.patch(seen + 1)
+            if patch is None or frames.number - seen > BEHIND_MAX:
+                return
+            seen += 1
+            yield b"event: patch\nid: %d\ndata: " % seen + patch + b"\n\n"
+
+
+def _fresh(frames: Frames) -> Iterator[Piece]:
+    """Makes a state, unless there is a recent one."""
+    while not frames.recent:
+        yield from _step(frames)
+
+
+def _step(frames: Frames) -> Iterator[Piece]:
+    wait_s = frames.wait_s()
+    if wait_s:
+        yield Pause(wait_s)
+    else:
+        frames.step()
+        yield b""
+
+
+def pieces(state: State) -> Iterator[bytes]:
+    """Yields the state as JSON, ENDPOINTS_AT_ONCE endpoints in each piece. No piece has a line break."""
+    yield encode({"number": state.number, **state.values})[:-1] + b',"endpoints":{'
+    items, separator = iter(state.endpoints.items()), b""
+    while part := dict(islice(items, ENDPOINTS_AT_ONCE)):
+        yield separator + encode(part)[1:-1]
+        separator = b","
+    yield b"}}"

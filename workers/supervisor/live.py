@@ -1,0 +1,69 @@
+"""The live state of this picker for people: its history, and the pages that show it. `docs/live-page.md` describes them.
+
+The history is sampled once per second from the start, because nobody knows beforehand when someone will look. Everything else is made
+when a client asks.
+"""
+
+import functools
+import time
+
+from shm import observe
+from workers.pages.page import Page
+from workers.pages.state.frames import Frames
+from workers.pages.state.history import STEP_S, History
+from workers.pages.state.page import StatePages
+from workers.pages.state.parts import Parts
+from workers.pages.state.sampler import Sampler
+from workers.pages.state.source import Source
+from workers.process.instance import Instance
+from workers.supervisor.background import Background
+
+COUNTED_BUCKETS = 1 << 14  # of the prefix index, per frame: 1 ms
+
+
+class Live:
+    """Samples the history, and makes the pages under /debug/state."""
+
+    def __init__(self, instance: Instance) -> None:
+        self._instance = instance
+        self._history = History()
+
+    def start(self, background: Background) -> None:
+        """Begins to sample."""
+        background.every(STEP_S, self._sample)
+
+    def use(self, instance: Instance) -> None:
+        """Shows a later configuration."""
+        self._instance = instance
+        self.__dict__.pop("_parts", None)
+
+    def pages(self, *, remote: bool) -> dict[str, Page]:
+        """Returns the pages by path. `remote`: whether clients beyond the loopback interface get them."""
+        pages = StatePages(lambda: self._frames, self._history, now=time.monotonic, remote=remote)
+        return {
+            "/debug/state": pages.state,
+            "/debug/state/stream": pages.stream,
+            "/debug/state/history": pages.history,
+        }
+
+    def _sample(self) -> None:
+        self._history.add(self._sampler.sample(time.monotonic()))
+
+    @functools.cached_property
+    def _source(self) -> Source:
+        options = self._instance.options
+        seen = observe.instance(options.run_dir, options.instance)
+        assert seen is not None  # the parent holds its file
+        return Source(seen, options.run_dir, counted_buckets=COUNTED_BUCKETS)
+
+    @functools.cached_property
+    def _sampler(self) -> Sampler:
+        return Sampler(self._source)
+
+    @functools.cached_property
+    def _parts(self) -> Parts:
+        return Parts(self._instance)
+
+    @functools.cached_property
+    def _frames(self) -> Frames:
+        return Frames(self._source, lambda: self._parts.further(), time.monotonic, time.time)
