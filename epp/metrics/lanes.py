@@ -86,7 +86,7 @@ SUPERVISOR_COUNTERS = (
     Metric(
         "metrics_port_abuse_total",
         "counter",
-        "Clients of the metrics port that were disconnected because they cost too much; the log names them.",
+        "Clients of the metrics port that cost too much; the log names them, and most are disconnected.",
     ),
 )
 # Errors of data sources after the first one, numbered in their order. The page shows them as rows of the two metrics, with the source's

@@ -7,7 +7,7 @@ start, every tenth on a new connection. It runs alone, then beside an attacker i
 closes its connection. `early aborts` are 400 a second on the one connection that good traffic uses. `connections` and
 `TLS handshakes` come from another address than good traffic; the latter go to a picker with TLS. `pages:` attacks go to the metrics
 port; during each attack /readyz is asked four times a second from another address (`probe` is its longest answer), and `scrapes missed`
-is the share of scrapes that were skipped or failed.
+is the share of scrapes that were skipped or failed; beside `endpoints file`, whose endpoints answer nothing, of those skipped.
 `control` is not an attack: its process uses a CPU and sends nothing. Any attacker on the same machine costs at least that, so compare
 the other rows with it. Memory is the proportional set size of all processes of the picker. `closed after` is the longest lifetime of
 one connection of the attacker. The last two columns say how metrics and log name it: refused requests are counted, and no log has them.
@@ -238,9 +238,10 @@ async def probes(port: int, row: Row) -> None:
         await asyncio.sleep(PROBE_EVERY_S)
 
 
-def scrapes(picker: Picker) -> tuple[float, float]:
-    """Returns how many scrapes were made, and how many were missed."""
-    missed = picker.counter("scrapes_skipped_total") + picker.counter("datalayer_poll_errors_total")
+def scrapes(picker: Picker, *, invented: bool) -> tuple[float, float]:
+    """Returns how many scrapes were made, and how many were missed. `invented`: failed ones do not count, see above."""
+    skipped = picker.counter("scrapes_skipped_total")
+    missed = skipped if invented else skipped + picker.counter("datalayer_poll_errors_total")
     return picker.counter("scrapes_total"), missed
 
 
@@ -263,7 +264,7 @@ async def measure(name: str, picker: Picker, file: Path, seconds: float, rate: f
     beside = Good(picker.grpc, rate, shared=shared, aborts_per_s=ABORTS_PER_S if shared else 0, context=context)
     before_cores = await cores(pid, alone.run(seconds))
     said = picker.child.log.stat().st_size
-    counted, before, scraped = abuse(picker), pss_mib(pid), scrapes(picker)
+    counted, before, scraped = abuse(picker), pss_mib(pid), scrapes(picker, invented=name in FILE_ATTACKS)
     watching = asyncio.create_task(peak_memory(pid))
     probing = asyncio.create_task(probes(picker.metrics, row))
     attacking = asyncio.create_task(attack(name, picker, file, seconds + SETTLE_S))
@@ -274,7 +275,9 @@ async def measure(name: str, picker: Picker, file: Path, seconds: float, rate: f
     probing.cancel()
     await asyncio.sleep(SETTLE_S)
     after = abuse(picker)
-    made, missed = (after - before for before, after in zip(scraped, scrapes(picker), strict=True))
+    made, missed = (
+        after - before for before, after in zip(scraped, scrapes(picker, invented=name in FILE_ATTACKS), strict=True)
+    )
     row.scrapes_missed = missed / max(1.0, made + missed)
     row.memory_mib = (before, await watching, pss_mib(pid))
     row.connections = len(ends)

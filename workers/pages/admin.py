@@ -51,7 +51,7 @@ class AdminServer:
         guard: Guard = allow_all,
         on_costly: Callable[[], None] = lambda: None,
     ) -> None:
-        """`on_costly` is called for each client that is disconnected because it costs too much."""
+        """`on_costly` is called for each client that costs too much."""
         self._pages = pages
         self._report = report
         self._guard = guard
@@ -65,7 +65,7 @@ class AdminServer:
         self._context: ssl.SSLContext | None = None
         self._refused = Rarely("handshakes on the metrics port that failed", report)
         self._failed = Rarely("pages on the metrics port that failed", report)
-        self._costly = Rarely("clients of the metrics port that were disconnected", report)
+        self._costly = Rarely("clients of the metrics port that cost too much", report)
         self._loop: asyncio.AbstractEventLoop
         self.sender: RoundRobinSender
         self.turns: Turns
@@ -75,7 +75,9 @@ class AdminServer:
         listening.setblocking(False)
         self._loop = loop = asyncio.get_running_loop()
         self._context = context
-        self.turns = Turns(loop)
+        self.turns = Turns(
+            loop, on_used_up=lambda host: self.costly(host, "takes most of the time that this port may use")
+        )
         self.sender = RoundRobinSender(loop, self.turns)
         self._listener = Listener(loop, listening, self._take, self._report)
         self._listener.open()
@@ -108,7 +110,7 @@ class AdminServer:
         self._failed.tell(self._loop.time(), f"{request.path} for {request.peer}: {fault!r}")
 
     def costly(self, host: str, why: str) -> None:
-        """Counts and reports a client that is disconnected because it costs too much."""
+        """Counts and reports a client that costs too much. Most callers also disconnect it."""
         self._on_costly()
         self._costly.tell(self._loop.time(), f"{host} {why}")
 

@@ -1,7 +1,7 @@
 """Serves one connection of the metrics port: reads requests with h11 and answers them one by one.
 
-A request waits for its turn (`turns.Turns`), and the connection parses nothing more until then. A client is limited in the bytes that it
-sends before their turn has come, in blank lines, in requests, and in the time for which it reads nothing of a page. The server disconnects
+A request waits for its turn (`turns.Turns`), and the connection reads nothing more until then. A client is limited in the bytes that it
+sends before its answer, in blank lines, in requests, and in the time for which it reads nothing of a page. The server disconnects
 a client that exceeds a limit, and names its address in the log.
 """
 
@@ -120,7 +120,7 @@ class Connection(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         self._arrived += memoryview(self._space)[:nbytes]
         ahead = self._left + len(self._arrived)
-        if (self.awaits_answer and ahead > HEAD_BYTES_MAX) or (self._scheduled and ahead > 2 * HEAD_BYTES_MAX):
+        if self.awaits_answer and ahead > HEAD_BYTES_MAX:
             self._cut(AHEAD)
         else:
             self._take_turn()
@@ -208,12 +208,16 @@ class Connection(asyncio.BufferedProtocol):
         """Asks for a turn, unless the connection has asked already or the client waits for an answer."""
         if not self.busy and not self._transport.is_closing() and (self._arrived or self._left or self._client_done):
             self._scheduled = True
+            self._transport.pause_reading()  # otherwise a client that sends byte by byte costs a wake-up for each
             self._server.turns.prompt(self._turn, self.host)
 
     def _turn(self) -> None:
         """Reads the next request, if it has come completely, and begins to answer it."""
         self._scheduled = False
-        if self.awaits_answer or self._transport.is_closing():
+        if self._transport.is_closing():
+            return
+        self._transport.resume_reading()
+        if self.awaits_answer:
             return
         self._skip_blank_lines()
         if self._arrived:

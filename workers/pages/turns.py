@@ -1,22 +1,26 @@
 """Limits the share of a process's time that a port may use, and orders the port's work.
 
 The supervisor also scrapes and sends heartbeats, so clients of the metrics port must not keep its event loop busy. All work for them is
-divided into short acts. `Turns` runs one act per turn of the loop and measures it. A `Share` is a bucket of seconds that fills with a
-fraction of the time. While it is empty, the acts wait, and the process does its other work.
+divided into short acts. `Turns` runs one act per turn of the loop, measures it, and adds ACT_COST_S. A `Share` is a bucket of seconds
+that fills with a fraction of the time. While it is empty, the acts wait, and the process does its other work.
 
     prompt acts     heads of requests, and short answers; hosts take turns, so that a probe waits for one act of each other host
     patient acts    pieces of long pages: one after every four prompt acts
 
-The caller limits the number of waiting acts: a connection and a page have at most one each.
+The caller limits the number of waiting acts: a connection and a page have at most one each. While the port uses up its share, `Turns`
+names the host whose prompt acts took the most time, once per second.
 """
 
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable
 from typing import Any, Final, Protocol
 
 SHARE: Final = 1 / 4  # the share of the process's time that all pages together may take
 BURST_S: Final = 0.05
+PERIOD_S: Final = 1.0  # how often it is checked whether a host takes too much
+USED_UP: Final = 0.8  # the part of the share above which it counts as used up
+ACT_COST_S: Final = 0.0001  # what an act costs outside of it: the loop wakes up, reads, opens and closes connections
 PROMPT_IN_A_ROW: Final = 4
 
 Act = Callable[[], None]
@@ -56,9 +60,21 @@ class Share:
 class Turns:
     """Runs acts one by one, within a share of the time."""
 
-    def __init__(self, loop: Loop, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(
+        self,
+        loop: Loop,
+        clock: Callable[[], float] = time.perf_counter,
+        on_used_up: Callable[[str], None] = lambda host: None,
+    ) -> None:
+        """`on_used_up` gets the host that took the most of a period in which the share was used up."""
         self._loop = loop
         self._clock = clock
+        self._on_used_up = on_used_up
+        self._took: defaultdict[str, float] = defaultdict(
+            float
+        )  # by host, the seconds of its prompt acts in this period
+        self._used_s = 0.0  # seconds of all acts in this period
+        self._period_ends = clock() + PERIOD_S
         self.share = Share(SHARE, BURST_S, clock)
         self._prompt: dict[str, deque[Act]] = {}  # by host, the next one in turn first
         self._patient: deque[Act] = deque()
@@ -91,13 +107,29 @@ class Turns:
     def _turn(self) -> None:
         self._timer = None
         begun = self._clock()
+        host, act = self._next()
         try:
-            self._next()()
+            act()
         finally:
-            self.share.spend(self._clock() - begun)
+            self._spend(host, self._clock() - begun + ACT_COST_S)
             self._schedule()
 
-    def _next(self) -> Act:
+    def _spend(self, host: str, seconds: float) -> None:
+        self.share.spend(seconds)
+        self._used_s += seconds
+        if host:
+            self._took[host] += seconds
+        if (now := self._clock()) < self._period_ends:
+            return
+        elapsed = now - self._period_ends + PERIOD_S
+        if self._took and self._used_s >= USED_UP * SHARE * elapsed:
+            self._on_used_up(max(self._took, key=self._took.__getitem__))
+        self._took.clear()
+        self._used_s = 0.0
+        self._period_ends = now + PERIOD_S
+
+    def _next(self) -> tuple[str, Act]:
+        """Returns the next act in turn, and the host of a prompt one, else ""."""
         if self._prompt and (not self._patient or self._in_a_row < PROMPT_IN_A_ROW):
             self._in_a_row += 1
             host = next(iter(self._prompt))
@@ -105,6 +137,6 @@ class Turns:
             act = acts.popleft()
             if acts:
                 self._prompt[host] = acts  # behind the other hosts
-            return act
+            return host, act
         self._in_a_row = 0
-        return self._patient.popleft()
+        return "", self._patient.popleft()

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workers.pages.turns import BURST_S, PROMPT_IN_A_ROW, SHARE, Share, Turns
+from workers.pages.turns import BURST_S, PERIOD_S, PROMPT_IN_A_ROW, SHARE, Share, Turns
 
 
 class World:
@@ -86,6 +86,29 @@ def test_acts_never_take_more_than_their_share_of_the_time(costs: list[float]) -
         world.turn()
         spent += cost
         assert spent <= BURST_S + cost + SHARE * (world.now - begun) + 0.01
+
+
+def test_the_host_that_takes_most_of_a_used_up_share_is_named_once_per_second(world: World) -> None:
+    named: list[str] = []
+    turns, done = Turns(world, world.clock, named.append), []
+    begun = world.now
+    while world.now < begun + 2.5 * PERIOD_S:
+        turns.prompt(world.work(0.002, done, "scraper"), "127.0.0.2")
+        for _ in range(3):
+            turns.prompt(world.work(0.002, done, "flood"), "127.0.0.1")
+        for _ in range(4):
+            world.turn()
+    assert named == ["127.0.0.1", "127.0.0.1"]
+
+
+def test_nobody_is_named_while_the_share_is_not_used_up(world: World) -> None:
+    named: list[str] = []
+    turns, done = Turns(world, world.clock, named.append), []
+    for _ in range(100):
+        turns.prompt(world.work(0.01, done, "scraper"), "127.0.0.1")
+        world.turn()
+        world.now += 0.1
+    assert not named
 
 
 def test_an_act_that_raises_does_not_stop_the_others(world: World) -> None:
