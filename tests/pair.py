@@ -2,7 +2,7 @@
 
 import random
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -30,7 +30,7 @@ from workers.shared.decisions import Recent
 from workers.shared.query_of_death import WORDS, Deciding
 from workers.telemetry.request_metrics import RequestMetrics
 from workers.telemetry.request_telemetry import Telemetry
-from workers.transport.interface import Clock
+from workers.transport.interface import Buffer, Clock
 
 Response = pb.ProcessingResponse
 
@@ -63,6 +63,9 @@ class FakeStream:
     def send_raw(self, framed: bytes) -> None:
         assert self.ended is None, "nothing can be sent after the end"
         self.sent += framed
+
+    def send_parts(self, parts: Sequence[Buffer]) -> None:
+        self.send_raw(b"".join(parts))
 
     def end(self, status: int = 0, text: str = "") -> None:
         assert self.ended is None, "a stream ends once"

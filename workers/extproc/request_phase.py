@@ -333,7 +333,7 @@ class RequestPhase:
                 send(codec.request_body_answer(message, start, end))
             else:
                 last = not self._trailers and message is self.pieces[-1][0]
-                send(codec.body_pieces(memoryview(message)[begin:stop], last, request=True))
+                stream.transport.send_parts(codec.body_pieces(memoryview(message)[begin:stop], last, request=True))
         if self._trailers:
             send(codec.REQUEST_TRAILERS_ANSWER)
 

@@ -270,14 +270,14 @@ class ResponsePhase:
         if not stream.duplex:
             stream.send(codec.response_body_passed(bytes(piece) if restorer is not None else None, metadata))
         elif metadata:
-            stream.send(codec.last_pieces(piece, metadata))
+            stream.transport.send_parts(codec.last_pieces(piece, metadata))
         elif restorer is not None:
             if last or piece:
-                stream.send(codec.body_pieces(piece, last, request=False))
+                stream.transport.send_parts(codec.body_pieces(piece, last, request=False))
         elif end - start <= PIECE_BYTES_MAX:
             stream.send(codec.response_body_answer(message, start, end))
         else:
-            stream.send(codec.body_pieces(piece, last, request=False))
+            stream.transport.send_parts(codec.body_pieces(piece, last, request=False))
 
     def _chunk_seen(self, stream: Shell, *, empty: bool) -> None:
         """Calls the streaming plugins for a chunk. After the first chunk that is not empty, only those that want every chunk are called."""
@@ -297,7 +297,7 @@ class ResponsePhase:
 
     def on_trailers(self, stream: Shell) -> None:
         if self._restorer is not None and (rest := self._restorer.rest()) and stream.duplex:
-            stream.send(codec.body_pieces(rest, False, request=False))
+            stream.transport.send_parts(codec.body_pieces(rest, False, request=False))
         self._complete(stream)
         stream.send(codec.RESPONSE_TRAILERS_ANSWER)
 

@@ -50,7 +50,18 @@ class StreamMetrics:
 class _Measured:
     """Stands between transport and handler: a handler to the transport, a stream to the handler. So it sees how the stream ends."""
 
-    __slots__ = ("_metrics", "_opened_at", "_stream", "gathered", "handler", "hold", "release", "send", "send_raw")
+    __slots__ = (
+        "_metrics",
+        "_opened_at",
+        "_stream",
+        "gathered",
+        "handler",
+        "hold",
+        "release",
+        "send",
+        "send_parts",
+        "send_raw",
+    )
 
     def __init__(self, metrics: StreamMetrics, stream: Stream, opened_at: float) -> None:
         self._metrics = metrics
@@ -58,6 +69,7 @@ class _Measured:
         self._opened_at = opened_at
         self.send = stream.send
         self.send_raw = stream.send_raw
+        self.send_parts = stream.send_parts
         self.hold = stream.hold
         self.gathered = stream.gathered
         self.release = stream.release

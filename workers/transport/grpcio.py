@@ -21,7 +21,7 @@ import contextlib
 import functools
 import socket
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 
 import grpc  # type: ignore[import-untyped]
@@ -29,7 +29,7 @@ import grpc.aio  # type: ignore[import-untyped]
 
 from workers.transport.abuse import VIOLATION
 from workers.transport.headers import STATUS_TEXT_MAX
-from workers.transport.interface import Application, Clock, Handler, Metadata, Status
+from workers.transport.interface import Application, Buffer, Clock, Handler, Metadata, Status
 from workers.transport.limits import Budget, Limits
 from workers.transport.tls import Material
 
@@ -81,6 +81,9 @@ class Call:
             at = start + int.from_bytes(framed[at + 1 : start], "big")
             self._queue.append(framed[start:at])
         self._queued(size)
+
+    def send_parts(self, parts: Sequence[Buffer]) -> None:
+        self.send_raw(b"".join(parts))
 
     def hold(self, count: int) -> bool:
         if self._ended:

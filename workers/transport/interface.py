@@ -38,6 +38,9 @@ class Stream(Protocol):
     def send_raw(self, framed: bytes) -> None:
         """Sends one or more whole messages that already have their 5-byte prefixes."""
 
+    def send_parts(self, parts: Sequence[Buffer]) -> None:
+        """Sends what `send_raw` sends of the joined parts, without joining them. The parts must not change any more."""
+
     def hold(self, count: int) -> bool:
         """Counts bytes that the handler keeps for an unfinished request. Returns False if they are too many, for this peer or in total.
 

@@ -12,7 +12,7 @@ Receiving: while `deliver` is set, the connection's loop delivers each DATA fram
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from epp.protocol.inflate import TooLong, gunzip, reach
@@ -119,7 +119,10 @@ class ServerStream:
             if link.idle:
                 link.wake()
         else:
-            self._enqueue(framed, size)
+            self._enqueue((framed,), size)
+
+    def send_parts(self, parts: Sequence[Buffer]) -> None:
+        self._enqueue(parts, sum(map(len, parts)))
 
     def hold(self, count: int) -> bool:
         if self.window <= NO_WINDOW:
@@ -157,7 +160,7 @@ class ServerStream:
         text = f"This is {WHAT}; POST with content-type application/grpc.\n".encode()
         self._link.out.append(block_frame(0, self.number, refusal_block(self.refusal)))
         self.opened = True
-        self._enqueue(text, len(text))
+        self._enqueue((text,), len(text))
         self._ending = b""
         # With a window of NO_WINDOW, the budget was used up and the stream is reset already.
         if not self.queued and self.window > NO_WINDOW:
@@ -273,8 +276,8 @@ class ServerStream:
             self.reject(Status.INTERNAL, "message is marked as gzip but can't be decompressed, or not to its end")
         return None
 
-    def _enqueue(self, part: Buffer, size: int) -> None:
-        """Queues bytes, and sends as many as windows allow."""
+    def _enqueue(self, parts: Sequence[Buffer], size: int) -> None:
+        """Queues `size` bytes in parts, and sends as many as windows allow."""
         link = self._link
         if self.ended():
             return  # the stream is gone, and its handler knows
@@ -285,7 +288,7 @@ class ServerStream:
             self.queue = deque()
         if not self.queued:
             self.progress = link.now
-        self.queue.append(part)
+        self.queue.extend(parts)
         self.queued += size
         if not self.in_ring:
             self.pump()

@@ -128,12 +128,15 @@ def as_body(data: bytes, end_of_stream: bool) -> tuple[bytes, int]:
     return head + data + (END_OF_STREAM if end_of_stream else b""), len(head)
 
 
-def body_pieces(data: bytes | memoryview, end_of_stream: bool, *, request: bool) -> bytes:
-    """Returns framed answers that send `data` in pieces of at most PIECE_BYTES_MAX. With `end_of_stream`, the last one ends the stream."""
+def body_pieces(data: bytes | memoryview, end_of_stream: bool, *, request: bool) -> list[bytes | memoryview]:
+    """Returns framed answers that send `data` in pieces of at most PIECE_BYTES_MAX. With `end_of_stream`, the last one ends the stream.
+
+    The answers are the parts of the list, joined. Parts of the body are views of `data`: a large body is not copied.
+    """
     tag = _REQUEST_BODY if request else _RESPONSE_BODY
     size = len(data)
     if not size:
-        return _prefix(tag, 2) + END_OF_STREAM if end_of_stream else _prefix(tag, 0)
+        return [_prefix(tag, 2) + END_OF_STREAM if end_of_stream else _prefix(tag, 0)]
     parts: list[bytes | memoryview] = []
     view = memoryview(data)
     for at in range(0, size, PIECE_BYTES_MAX):
@@ -143,16 +146,16 @@ def body_pieces(data: bytes | memoryview, end_of_stream: bool, *, request: bool)
         parts += (_prefix(tag, len(head) + len(piece) + (2 if ends else 0)) + head, piece)
         if ends:
             parts.append(END_OF_STREAM)
-    return b"".join(parts)
+    return parts
 
 
-def last_pieces(data: bytes | memoryview, metadata: Mapping[str, Mapping[str, object]]) -> bytes:
-    """Writes the end of a response body with dynamic metadata.
+def last_pieces(data: bytes | memoryview, metadata: Mapping[str, Mapping[str, object]]) -> list[bytes | memoryview]:
+    """Returns the end of a response body with dynamic metadata, in parts as `body_pieces` does.
 
-    The result has the bytes, then an empty piece that ends the stream and has the metadata.
+    The parts have the bytes, then an empty piece that ends the stream and has the metadata.
     """
     struct_ = Struct()
     struct_.update(dict(metadata))  # type: ignore[arg-type]  # the stub knows no nested mappings
     ending = field(1, field(3, field(3, END_OF_STREAM)))  # CommonResponse.body_mutation.streamed_response
     last = framed(field(4, ending) + field(8, struct_.SerializeToString()))
-    return body_pieces(data, False, request=False) + last if len(data) else last
+    return [*body_pieces(data, False, request=False), last] if len(data) else [last]

@@ -93,7 +93,7 @@ def test_large_bodies_are_divided_into_pieces_that_envoy_accepts(size: int, last
     which = "request_body" if request else "response_body"
     pieces = [
         getattr(r, which).response.body_mutation.streamed_response
-        for r in unframed(codec.body_pieces(body, last, request=request))
+        for r in unframed(b"".join(codec.body_pieces(body, last, request=request)))
     ]
     assert b"".join(p.body for p in pieces) == body
     assert all(len(p.body) <= codec.PIECE_BYTES_MAX for p in pieces)

@@ -65,7 +65,7 @@ class Recorded:
         self._stream = stream
         self.events: list[str] = []
         self.over = False
-        self.send, self.send_raw = stream.send, stream.send_raw
+        self.send, self.send_raw, self.send_parts = stream.send, stream.send_raw, stream.send_parts
         self.hold, self.release = stream.hold, stream.release
         handler = open_stream(app, path, metadata, self)
         assert handler is not None
