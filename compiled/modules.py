@@ -13,6 +13,7 @@ _PATHS = """
     epp/flow/controller epp/flow/gate epp/flow/rate epp/flow/registry
     epp/learning/choice epp/learning/costs epp/learning/least_squares epp/learning/model epp/learning/samples
     epp/metrics/label_caps
+    epp/recording/keys
     epp/plugins/deciders/prefix_based
     epp/plugins/extractors/_core_page
     epp/plugins/fairness/token_weighted
@@ -42,7 +43,7 @@ _PATHS = """
     workers/flow/flow_control workers/flow/metrics workers/flow/peers workers/flow/probe
     workers/kv_events/followed workers/kv_events/holdings workers/kv_events/sockets workers/kv_events/stream
     workers/shared/bus workers/shared/decisions workers/shared/query_of_death
-    workers/telemetry/cache_prediction workers/telemetry/call_timing workers/telemetry/request_metrics
+    workers/telemetry/cache_prediction workers/telemetry/call_timing workers/telemetry/recorder workers/telemetry/request_metrics
     workers/telemetry/request_telemetry workers/telemetry/stream_metrics workers/telemetry/tracing
     workers/transport/abuse workers/transport/control_frames workers/transport/deadlines workers/transport/frames
     workers/transport/header_blocks workers/transport/headers workers/transport/http2 workers/transport/interface

@@ -223,6 +223,7 @@ class Plugin:
         optional             data that it reads if a plugin produces them; else it gets their defaults
         produces             data that it writes for other plugins
         keeps                data that it writes and reads itself, between its calls for one request
+        reads_headers        names of the request headers that it reads, in lower case: a recording says which requests have equal values
 
     Attributes that the constructor sets, each logged or checked at start:
         without_effect       texts `parameter: why it has no effect`
@@ -244,6 +245,7 @@ class Plugin:
     produces: Sequence[Key[Any]] = ()
     optional: Sequence[Datum[Any]] = ()
     keeps: Sequence[Datum[Any]] = ()
+    reads_headers: Sequence[str] = ()
     without_effect: Sequence[str] = ()
     renamed: ClassVar[Mapping[str, str]] = {}
     deprecated: Mapping[str, str] = {}

@@ -56,6 +56,7 @@ EPP = (
         "model_rewrite",
         "multimodal",
         "pressure",
+        "recording",
         "sidecar",
         "tokens",
         "topology",

@@ -73,10 +73,12 @@ def code(page: Path) -> Iterator[str]:
 
 
 def options(name: str) -> set[str]:
-    """Returns the flags of one `epp` command."""
+    """Returns the flags of one `epp` command and its subcommands."""
     command = main.get_command(click.Context(main), name)
     assert command is not None
-    return {opt for param in command.params for opt in (*param.opts, *param.secondary_opts)} | {"--help", "-h"}
+    parts = [command, *(command.commands.values() if isinstance(command, click.Group) else ())]
+    params = [param for part in parts for param in part.params]
+    return {opt for param in params for opt in (*param.opts, *param.secondary_opts)} | {"--help", "-h"}
 
 
 OPTIONS = {name: options(name) for name in COMMANDS}

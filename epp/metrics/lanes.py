@@ -53,6 +53,11 @@ WORKER_COUNTERS = (
         "Failures of flow control's policies; a plain rule replaced the policy.",
     ),
     Metric("bus_drops_total", "counter", "Prefix-index frames dropped because the bus was full."),
+    Metric(
+        "recording_lost_records_total",
+        "counter",
+        "Records that are missing in a recording because a pipe, a queue or the disk was full.",
+    ),
 )
 LOOP_LAG = Metric("loop_lag_us", "gauge", "Lateness of the worker's event loop at its last beat.")
 WORKER_GAUGES = (
@@ -83,6 +88,8 @@ SUPERVISOR_COUNTERS = (
     Metric("datalayer_poll_errors_total", "counter", "Metrics pages that could not be fetched."),
     Metric("datalayer_extract_errors_total", "counter", "Metrics pages that were fetched and refused as a whole."),
     Metric("endpoint_ejections_total", "counter", "Endpoints that were ejected because their requests failed."),
+    Metric("recording_records_total", "counter", "Records written to recordings."),
+    Metric("recording_bytes_total", "counter", "Bytes written to recordings, compressed."),
     Metric(
         "metrics_port_abuse_total",
         "counter",

@@ -29,6 +29,7 @@ COMMANDS: Mapping[str, str] = {
     "plugins": "List the plugin types, their parameters and defaults.",
     "schema": "Print a JSON Schema of the configuration file, for editors.",
     "explain": "Explain a decision: of a running picker, or offline.",
+    "record": "Record a running picker's traffic, without prompts; export recordings.",
     "reload": "Load a running picker's configuration again, without losing a request.",
     "try": "Try a configuration in a running picker, beside the one in force.",
     "promote": "Put the configuration in force that a running picker tries.",
@@ -43,7 +44,7 @@ MODULES: Mapping[str, str] = (
     | {"try": "workers.cli.tryout"}
 )
 DISTRIBUTION = "endpoint-picker"
-EXTRAS: Mapping[str, str] = {"demo": "[demo]", "top": "[top]", "doctor": "[kv-events]"}
+EXTRAS: Mapping[str, str] = {"demo": "[demo]", "record": "[record]", "top": "[top]", "doctor": "[kv-events]"}
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # errors of a full disk; without a file name, they concern the output
 OWN_PACKAGES = frozenset(("epp", "shm", "workers"))
 

@@ -209,6 +209,14 @@ FLAGS = (
         flag("replicas-max", Whole(1, 64), 8, "Other replicas that count; further ones are ignored."),
     ),
     *group(
+        "Recording",
+        flag(
+            "record-dir", str, "", "Folder for a recording of all requests; no prompts in it. [default: no recording]"
+        ),
+        flag("record-files-max", Whole(2), 144, "Files that a recording keeps, each of 10 minutes or 64 MiB."),
+        flag("record-bytes-max", SIZE, "2GiB", "Bytes of all files that a recording keeps, at least 256MiB."),
+    ),
+    *group(
         "Requests",
         flag("body-limit", SIZE, "32MiB", "Longest request body; a longer one is refused."),
         flag("grpc-max-recv-msg-size", SIZE, "", "Longest gRPC message received. [default: body limit + 1 MiB]"),

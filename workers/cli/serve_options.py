@@ -24,9 +24,11 @@ from workers.host.cpus import available, default_workers
 from workers.host.options import PASSWORD_VARIABLE, SCRAPE_INTERVAL_MIN_S, Options, TracingOptions
 from workers.kube.pool import PORTS_MAX
 from workers.kube.selector import parse
+from workers.shared.recording.limits import MISSING
 from workers.telemetry.tracing_settings import settings
 
 ENVELOPE_BYTES = 1 << 20  # room in a message besides the body
+RECORD_BYTES_MIN = 256 << 20  # four files
 SEND_BYTES_NEEDED = 1 << 16  # the longest message that the picker sends
 STALENESS_S_MAX = 3600.0
 MESSAGE_BYTES_MIN = 1 << 14  # an HTTP/2 frame
@@ -172,6 +174,10 @@ def _checked(values: Mapping[str, Any], errors: list[str]) -> None:
     )
     if len(values["trust_client_headers"]) > 1 and set(TRUST) & set(values["trust_client_headers"]):
         errors.append("--trust-client-headers: all and none cannot be combined with other values")
+    if values["record_bytes_max"] < RECORD_BYTES_MIN:
+        errors.append(f"--record-bytes-max is below {RECORD_BYTES_MIN >> 20}MiB; give at least that")
+    if values["record_dir"] and find_spec("zstandard") is None:
+        errors.append(f"--record-dir: {MISSING}")
     if "/" in values["instance"]:
         errors.append(f"--instance '{values['instance']}' has a slash; give a plain file name")
 

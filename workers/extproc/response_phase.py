@@ -319,6 +319,9 @@ class ResponsePhase:
         exchange, self.exchange = self.exchange, None
         if exchange is not None:
             exchange.close()
+            if exchange.recorded and self._decision is not None:
+                status = self._response.status if self._response is not None else OK if self._begun_at else 0
+                stream.app.telemetry.ended(exchange, status, self._decision.targets[0].slot)
         reservation, self._reservation = self._reservation, None
         if reservation is None:
             return

@@ -13,6 +13,7 @@ The parent changes the configuration of the picker with one store to a word in s
 number, never a mixture, even if the parent is killed. A trial child writes only a file that no word names yet.
 """
 
+import contextlib
 import hashlib
 import os
 import zlib
@@ -114,6 +115,14 @@ class Generations:
     def candidate(self) -> Bundle:
         """Returns the candidate that is tried. Raises GenerationLost."""
         return self._named(self._words.candidate)
+
+    def hash_of(self, number: int) -> str:
+        """Returns the hash of the configuration with this number, which is in force or a candidate; "" if it is neither any more."""
+        for word in (self._words.generation, self._words.candidate):
+            with contextlib.suppress(GenerationLost):
+                if word >> SLOT_BITS == number:
+                    return self._named(word).hash
+        return ""
 
     def _named(self, word: int) -> Bundle:
         offer = self.offered(word & (1 << SLOT_BITS) - 1)

@@ -84,9 +84,12 @@ CERTIFICATE_UNTIL: Final = "certificate_until_s"
 GENERATION: Final = "config_generation"
 # Gauge of a worker: the number of the candidate that it tries; 0: none
 CANDIDATE: Final = "config_candidate"
+# Gauge of the supervisor: the number of the recording's file that it writes; 0: nothing is recorded
+RECORDING: Final = "recording_file"
 OWN_GAUGES: Final = (
     GENERATION,
     CANDIDATE,
+    RECORDING,
     LOADED,
     LEADS_UNTIL,
     LEAVING,

@@ -35,6 +35,7 @@ from epp.prefix.updates import (
     frames,
     single,
 )
+from epp.recording.batches import CorruptPacket, is_records
 
 FLUSH_S: Final = 0.002
 POLL_S: Final = 0.004
@@ -93,6 +94,14 @@ class BusWriter:
         """Sends one frame at once. Its first bytes are those of `epp.prefix.updates`, so that the reader can tell what it is."""
         self._send(frame)
 
+    def offer(self, frame: bytes) -> bool:
+        """Sends one frame at once, as `send`, but counts nothing. Returns False if the bus is full or has no reader."""
+        try:
+            os.write(self._descriptor, frame)
+        except (BlockingIOError, BrokenPipeError):
+            return False
+        return True
+
     def flush(self) -> None:
         """Sends all pending updates."""
         pending, self._pending = self._pending, []
@@ -145,9 +154,14 @@ class BusReader:
         *,
         now: Callable[[], float],
         on_samples: Callable[[bytes], object] = lambda frame: None,
+        on_records: Callable[[bytes], object] = lambda frame: None,
     ) -> None:
-        """`on_samples`: gets the frames of samples (`epp.learning.samples`); raises CorruptSamples for a bad one."""
+        """`on_samples`: gets the frames of samples (`epp.learning.samples`); raises CorruptSamples for a bad one.
+
+        `on_records`: gets the packets of a recording (`epp.recording.batches`); raises CorruptPacket for a bad one.
+        """
         self._on_samples = on_samples
+        self._on_records = on_records
         self._loop = loop
         self._descriptors = tuple(descriptors)
         self._index = index
@@ -214,8 +228,11 @@ class BusReader:
                 if is_samples(data):
                     self._on_samples(data)
                     continue
+                if is_records(data):
+                    self._on_records(data)
+                    continue
                 frame = decode(data)
-            except (CorruptFrame, CorruptSamples):
+            except (CorruptFrame, CorruptSamples, CorruptPacket):
                 self.corrupt += 1
                 continue
             if frame.kind == LEARN:

@@ -49,7 +49,11 @@ class IndexKeeper:
         return self.snapshot.load() if self.snapshot is not None else None
 
     def start(
-        self, background: Background, cleanup: contextlib.ExitStack, on_samples: Callable[[bytes], object]
+        self,
+        background: Background,
+        cleanup: contextlib.ExitStack,
+        on_samples: Callable[[bytes], object],
+        on_records: Callable[[bytes], object],
     ) -> None:
         """Starts to read the bus, and to free the entries of endpoints that are gone, some at a time."""
         self.bus = BusReader(
@@ -58,6 +62,7 @@ class IndexKeeper:
             self.taught,
             now=time.monotonic,
             on_samples=on_samples,
+            on_records=on_records,
         )
         cleanup.callback(self.bus.close)
         self.bus.start()

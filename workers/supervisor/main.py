@@ -7,6 +7,7 @@ in flight, and probes wait in the listening sockets, which the parent holds.
     Readiness            whether requests may come here     `readiness`
     IndexKeeper          prefix index, bus, snapshot        `index_keeper`
     LatencyKeeper        latency model                      `latency_keeper`
+    RecordKeeper         recordings of traffic              `record_keeper`
     DataLayer            endpoint table and scraper         `data_layer`
     Kubernetes           pool, pods, objects, lease         `kubernetes`; without it `configured_endpoints`
     Exchange             other replicas, through a store    `replication`; only with --replica-store
@@ -58,6 +59,7 @@ from workers.supervisor.objects_watch import ObjectsWatch, flow_lanes, objects_w
 from workers.supervisor.page_port import PagePort
 from workers.supervisor.predecessor import take_over
 from workers.supervisor.readiness import Readiness
+from workers.supervisor.record_keeper import RecordKeeper
 from workers.supervisor.watches import WATCH_EVERY_S, watches
 from workers.transport.limits import Limits
 from workers.transport.native import Server
@@ -104,6 +106,7 @@ class Supervisor:
             self.kubernetes = Kubernetes(instance, self.lane, self.predecessor, self.readiness, self.background, report)
         self.live = Live(instance)
         self.latency: LatencyKeeper
+        self.records: RecordKeeper
         self.data: DataLayer
         self.pages: PagePort
         self._of_data = contextlib.ExitStack()  # stops the scrapers of the data layer
@@ -127,7 +130,8 @@ class Supervisor:
             try:
                 self._follow_objects()
                 await self._follow_endpoints()
-            except DiscoveryError as failure:
+                self.records.start(self.background, successor=self.predecessor.existed)
+            except (DiscoveryError, StartError) as failure:
                 self.instance.reports.failed(SEAT, str(failure))
                 return ExitCode.BOOT_FAILED
             self.instance.reports.ready(SEAT)
@@ -162,7 +166,9 @@ class Supervisor:
         background.every(BEAT_S, self._beat)
         self.latency = LatencyKeeper(instance)
         self.latency.start(background)
-        self.index.start(background, cleanup, self.latency.take)
+        self.records = RecordKeeper(instance, self.lane)
+        cleanup.callback(self.records.end)
+        self.index.start(background, cleanup, self.latency.take, self.records.take)
         if self.exchange is not None:
             background.keep(self.exchange.run())
         self._checks = watches(instance, self.index, report)
@@ -295,6 +301,8 @@ class Supervisor:
     async def _stop(self) -> None:
         """Saves the index and gives the lease back."""
         self.data.scraper.close()  # comes first: scrapes of thousands of endpoints would leave no time for the other steps
+        self.index.bus.drain()
+        self.records.end()
         await self.index.save(self.data.table.owners)
         self.latency.save()
         if self.kubernetes is not None:

@@ -111,14 +111,15 @@ class Exchange:
     """Collects the figures of one request that got an endpoint. Call `close` once at the end of the stream, for whatever reason it ends."""
 
     __slots__ = (
-        "_block", "_last_at", "_metrics", "_received_at", "_request_size", "_size", "_together", "_ttft", "streaming", "usage",
-        "whole",
+        "_block", "_last_at", "_metrics", "_request_size", "_together", "_ttft", "received_at", "recorded", "size", "streaming",
+        "usage", "whole",
     )  # fmt: skip
 
     def __init__(self, metrics: RequestMetrics, block: int, received_at: float, request_size: int) -> None:
         self._metrics = metrics
         self._block = block
-        self._received_at = received_at
+        self.received_at = received_at  # when the request's headers came, in monotonic seconds
+        self.recorded = 0  # the number of the request in a recording; 0: it is not recorded
         self._request_size = request_size
         self.streaming = False  # set when the response's headers announce an event stream
         self.usage: Usage | None = None
@@ -126,7 +127,7 @@ class Exchange:
         self._last_at = 0.0
         self._together = 0  # chunks that came in the same read as the chunk before them
         self._ttft = nan
-        self._size = 0
+        self.size = 0  # bytes of the answer's body so far
 
     @property
     def first_s(self) -> float:
@@ -135,7 +136,7 @@ class Exchange:
 
     def chunk(self, size: int) -> None:
         """Counts a piece of the answer's body that is not empty. Hot: runs once per streamed chunk."""
-        self._size += size
+        self.size += size
         now = self._metrics.clock.now
         last = self._last_at
         if now == last:  # both chunks came in one read: their gap of 0 is counted when the next read comes
@@ -143,7 +144,7 @@ class Exchange:
             return
         self._last_at = now
         if not last:
-            self._ttft = now - self._received_at
+            self._ttft = now - self.received_at
         elif self.streaming:
             self._count_together()
             self._metrics.observe(self._block, BETWEEN_CHUNKS, now - last)
@@ -157,7 +158,7 @@ class Exchange:
         if not self.whole:
             metrics.ledger.add(block, nan, nan, nan, nan, nan, nan, nan, nan, nan, self._request_size)
             return
-        whole, ttft = metrics.clock.now - self._received_at, self._ttft
+        whole, ttft = metrics.clock.now - self.received_at, self._ttft
         prompt = completion = cached = per_token = after_first = nan
         usage = self.usage
         if usage is not None:
@@ -169,7 +170,7 @@ class Exchange:
                     after_first = (whole - ttft) / (completion - 1)
         metrics.ledger.add(
             block, whole, per_token, ttft if streaming else nan, nan if streaming else ttft, after_first,
-            prompt, completion, cached, self._size, self._request_size,
+            prompt, completion, cached, self.size, self._request_size,
         )  # fmt: skip
 
     def _count_together(self) -> None:

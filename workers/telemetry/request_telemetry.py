@@ -15,6 +15,7 @@ from shm.lanes import Lane
 from workers.host.log import error_text
 from workers.shared.decisions import Recent, Used
 from workers.telemetry.cache_prediction import Comparison
+from workers.telemetry.recorder import Recorder
 from workers.telemetry.request_metrics import Exchange, RequestMetrics
 from workers.telemetry.shadow_agreement import Agreements
 
@@ -58,6 +59,7 @@ class Telemetry:
         agreements: Agreements | None = None,
     ) -> None:
         """`comparison`: None if no plugin predicts cached tokens. `agreements`: None without shadow profiles."""
+        self.recorder: Recorder | None = None  # set while requests are recorded
         self.metrics = metrics
         self.recent = recent
         self.comparison = comparison
@@ -87,6 +89,8 @@ class Telemetry:
         request.sent_at = now
         lane.observe(at.scheduler_e2e, now - request.now)
         exchange = self.metrics.routed(request, decision.targets[0], received_at)
+        if self.recorder is not None:
+            exchange.recorded = self.recorder.decided(request, decision, "", received_at, now)
         self.recent.add(now, request, decision, used=used)
         if self.agreements is not None:
             self.agreements.count(decision)
@@ -97,6 +101,8 @@ class Telemetry:
         now = self._now()
         self._lane.add(self._at.refusals)
         if request is not None:
+            if self.recorder is not None:
+                self.recorder.decided(request, None, refused.cause.value, received_at, now)
             if used is not None:
                 self.recent.add(now, request, None, refused, used=used)
             if refused.cause in NOT_SCHEDULED:
@@ -107,7 +113,10 @@ class Telemetry:
         """Records why a request failed before its answer, for `epp explain`. The text contains no part of a prompt."""
         plugin = culprit(problem)
         named = f"plugin '{plugin.name}' raised " if plugin is not None else ""
-        self.recent.add(self._now(), request, None, Refused(Cause.INTERNAL, named + error_text(problem)), used=used)
+        now = self._now()
+        if self.recorder is not None:
+            self.recorder.decided(request, None, Cause.INTERNAL.value, request.now, now)
+        self.recent.add(now, request, None, Refused(Cause.INTERNAL, named + error_text(problem)), used=used)
 
     def violated(self) -> None:
         """Records that the gateway broke the protocol."""
@@ -120,6 +129,11 @@ class Telemetry:
     def failed(self, request: Request | None, error: str) -> None:
         """Records that a request failed, in the picker or at the model server. `error`: see `epp.protocol.refusals`."""
         self.metrics.failed(request, error)
+
+    def ended(self, exchange: Exchange, status: int, slot: int) -> None:
+        """Records the outcome of a request that got an endpoint. `status`: of the answer, 0 without one. `slot`: of the server."""
+        if self.recorder is not None:
+            self.recorder.ended(exchange, status, slot, self._now())
 
     def answered(self, request: Request, decision: Decision, usage: Usage | None, seconds: float | None) -> None:
         """Records that a request is over. `usage`: what the model server has reported.

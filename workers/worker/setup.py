@@ -29,9 +29,10 @@ from epp.metrics.label_caps import LabelCaps
 from epp.metrics.series import ATTEMPTS, ERROR, ISOLATION, MODEL_REWRITES, PREDICTION, REQUEST, SHADOWS
 from epp.pipeline import Pipeline
 from epp.plugin import HeldBlocks
+from epp.recording.keys import Keyed
 from epp.response_phase import NONE
 from shm.documents import DocumentReader, DocumentWriter
-from shm.lanes import Lane
+from shm.lanes import SUPERVISOR_LANE, Lane
 from shm.prefix_reader import IndexReader
 from shm.prompt_starts import PromptStarts
 from shm.series import SeriesWriter
@@ -42,6 +43,7 @@ from workers.extproc.pool import SharedPool
 from workers.extproc.shedding import Shedding
 from workers.flow.flow_control import FlowControl
 from workers.process.instance import Instance
+from workers.process.layout import RECORDING
 from workers.shared.bus import BusWriter
 from workers.shared.decisions import Publisher, Recent
 from workers.shared.documents import EndpointsView, NamesView
@@ -50,6 +52,7 @@ from workers.shared.profiles import Answering
 from workers.shared.query_of_death import DECIDING, Deciding
 from workers.telemetry.cache_prediction import Comparison, match_name
 from workers.telemetry.call_timing import CallTimers, Timing
+from workers.telemetry.recorder import Recorder, RecordSender
 from workers.telemetry.request_metrics import RequestMetrics
 from workers.telemetry.request_telemetry import Telemetry
 from workers.telemetry.shadow_agreement import Agreements
@@ -96,6 +99,9 @@ class Kept:
             PromptStarts(instance.layout.starts, instance.memory.starts, index),
             bus.send,
         )
+        lost = partial(lane.add, lane.schema.counter["recording_lost_records_total"])
+        self.records = RecordSender(index, bus.offer, lambda records: lost(n=records))
+        self.keyed = Keyed(instance.credentials.prefix_seed)
         self.recent = Recent(index, time.monotonic, log_decision if debug else None)
         published = DocumentWriter(instance.layout.decisions, instance.memory.decisions)
         self.publisher = Publisher(self.recent, instance.memory.lanes, lane, published, index)
@@ -157,6 +163,7 @@ class Parts:
         pipelines = self._pipelines(configured)
         self.timing = pipelines.timing
         telemetry = self._telemetry(pipelines.whole)
+        self._recorder: Recorder | None = None  # made when something is recorded for the first time
         self.intake: Intake = before.intake if before is not None and beside else self._intake()
         self._pool_used = pool
         # Must come last: requests that wait are under the new plan from here on, so nothing after this may fail.
@@ -199,6 +206,12 @@ class Parts:
 
     def beat(self) -> None:
         """Reads what the supervisor has published since the last beat, and stores the durations that were measured."""
+        records = self.kept.records
+        records.use(self.instance.memory.lanes.scalars(RECORDING)[SUPERVISOR_LANE])
+        records.flush()
+        if records.file and self._recorder is None:
+            self._recorder = self._make_recorder()
+        self.app.telemetry.recorder = self._recorder if records.file else None
         if self.timing is not None:
             self.timing.beat()
         if self.objectives.look() and self.kept.flow is not None:
@@ -222,6 +235,7 @@ class Parts:
         self.kept.profiler.close()
         self.kept.metrics.ledger.store()
         self.kept.learning.flush()
+        self.kept.records.flush()
         await self.retire()
 
     def _services(self, bus: BusWriter) -> WorkerServices:
@@ -302,6 +316,17 @@ class Parts:
             now=time.monotonic,
             comparison=Comparison(match, self.series(PREDICTION)) if match else None,
             agreements=Agreements(self.series(SHADOWS)) if pipeline.shadows else None,
+        )
+
+    def _make_recorder(self) -> Recorder:
+        kept, instance = self.kept, self.instance
+        config_hash = instance.generations.hash_of(instance.number)
+        return Recorder(
+            kept.records,
+            kept.keyed,
+            generation=instance.number,
+            config_hash=config_hash,
+            pipeline=instance.config.pipeline,
         )
 
     def _flow(self, pool: SharedPool) -> FlowControl | None:

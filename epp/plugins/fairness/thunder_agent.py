@@ -133,6 +133,7 @@ class ThunderAgent(FairnessPolicy, SaturationDetector, Scorer, PreRequest, Respo
         self._final_header = params.session_final_header.strip().lower()
         if not self._final_header:
             raise ValueError("sessionFinalHeader: is empty; name a header, or omit it")
+        self.reads_headers = (self._final_header,)
         if params.parent_session_header != PARENT_HEADER:
             self.without_effect = ["parentSessionHeader: has no effect here"]
         self._starves_s = params.head_wait_starvation_ms / 1000.0

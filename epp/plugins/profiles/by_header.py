@@ -38,6 +38,7 @@ class HeaderProfile(ProfileHandler):
     def __init__(self, name: str, params: Parameters) -> None:
         super().__init__(name, params)
         self._header = params.header_name.strip().lower() or HEADER
+        self.reads_headers = (self._header,)
         self._named = params.default_profile.strip()
         self._default = self._named or DEFAULT_PROFILE
 

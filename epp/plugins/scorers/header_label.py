@@ -33,6 +33,7 @@ class HeaderLabel(Scorer):
     def __init__(self, name: str, params: Parameters) -> None:
         super().__init__(name, params)
         self._header = params.header_name.lower()
+        self.reads_headers = (self._header,)
         self._label = params.label_key
         self._roster = Roster(())
         self._rows: dict[str, NDArray[np.intp]] = {}  # label value -> rows of the roster

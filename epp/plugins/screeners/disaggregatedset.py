@@ -169,6 +169,7 @@ class RolloutScreener(Screener, ResponseReceived):
             for s in params.header_selectors
             if s.mode == "strict"
         ]
+        self.reads_headers = [header for _, header, _ in self._strict]
         self._counted: Roster | Snapshot | None = None  # the roster or snapshot for which `_shares` was computed
         self._shares: dict[str, float] = {}
         self._rng: random.Random

@@ -37,6 +37,7 @@ class SessionId(DataProducer):
         self._header = params.header_name.strip().lower()
         self._cookie = params.cookie_name.strip()
         self._session = session_id(name)
+        self.reads_headers = (self._header or COOKIE,)
         self.produces = (self._session,)
 
     def produce(self, request: Request, candidates: Candidates) -> None:

@@ -1,0 +1,138 @@
+"""`epp record`: records the traffic of a running picker, and exports recordings."""
+
+import os
+import time
+import uuid
+from pathlib import Path
+from typing import Final
+
+import click
+
+from epp.recording.trace import requests
+from shm import observe
+from shm.segment import SegmentError
+from workers.cli.flags import PORT, flag
+from workers.shared.recording import asks
+
+ANSWER_S: Final = 5.0
+LOOK_S: Final = 0.2
+SECONDS_MAX: Final = 7 * 86_400
+LATE_S: Final = 10.0  # a recording that has not ended this long after its time has lost its supervisor
+
+
+@click.group("record", invoke_without_command=True)
+@click.option(
+    "--seconds",
+    type=click.FloatRange(1, SECONDS_MAX),
+    default=600.0,
+    show_default=True,
+    help="How long to record. Ctrl-C ends the recording earlier.",
+)
+@click.option(
+    "--folder",
+    default="epp-recording",
+    show_default=True,
+    help="Where the picker writes the files, in its own file system; it must be allowed to.",
+)
+@flag("metrics-port", PORT, observe.METRICS_PORT, "Record the picker on this machine with this metrics port.")
+@flag("instance", str, "", "Record the picker on this machine with this name, whatever its ports are.")
+@flag("run-dir", str, observe.RUN_DIR, "Folder in which the picker keeps its file.")
+@click.pass_context
+def command(ctx: click.Context, seconds: float, folder: str, metrics_port: int, instance: str, run_dir: str) -> None:
+    """Record the requests of a running picker on this machine: sizes, hashes, decisions and outcomes, but no prompts.
+
+    A picker with --record-dir records all the time. Run `epp record export` to read a recording with other tools.
+
+    Exit code 0: recorded; 1: no such picker, or it cannot record.
+    """
+    if ctx.invoked_subcommand is not None:
+        return
+    try:
+        name = observe.find(run_dir, metrics_port=metrics_port, name=instance).name
+    except SegmentError as refused:
+        raise click.ClickException(str(refused)) from refused
+    ask = asks.Ask(uuid.uuid4().hex, os.path.abspath(folder), seconds)
+    _put(run_dir, name, ask)
+    try:
+        state = _recorded(run_dir, name, ask)
+    finally:
+        asks.forget(run_dir, name, ask.id)
+    for file in state.files:
+        click.echo(file)
+    lost = f", {state.lost} lost ({state.why or 'a pipe was full'})" if state.lost else ""
+    click.echo(f"{state.records} records, {state.bytes / 1e6:.1f} MB{lost}", err=True)
+
+
+def _put(run_dir: str, name: str, ask: asks.Ask) -> None:
+    try:
+        asks.put(run_dir, name, ask)
+    except OSError as refused:
+        raise click.ClickException(f"{run_dir}: {refused.strerror}: run as the picker's user") from refused
+
+
+def _recorded(run_dir: str, name: str, ask: asks.Ask) -> asks.State:
+    """Follows the recording to its end, and ends it at Ctrl-C. Raises ClickException."""
+    state = _begun(run_dir, name, ask)
+    click.echo(f"recording {ask.seconds:g} s into {ask.folder}; Ctrl-C ends it", err=True)
+    try:
+        return _followed(run_dir, name, state, time.monotonic() + ask.seconds + LATE_S)
+    except KeyboardInterrupt:
+        _put(run_dir, name, asks.Ask(ask.id, "", 0))
+        return _followed(run_dir, name, state, time.monotonic() + LATE_S)
+
+
+def _begun(run_dir: str, name: str, ask: asks.Ask) -> asks.State:
+    """Waits for the picker's answer. Raises ClickException if it refuses, or does not answer."""
+    until = time.monotonic() + ANSWER_S
+    while time.monotonic() < until:
+        state = asks.told(run_dir, name, ask.id)
+        if state is not None:
+            if state.state == "failed":
+                raise click.ClickException(state.why)
+            return state
+        time.sleep(LOOK_S)
+    raise click.ClickException(
+        f"{name} has not answered within {ANSWER_S:g} s: run as its user; an older version cannot record"
+    )
+
+
+def _followed(run_dir: str, name: str, state: asks.State, until: float) -> asks.State:
+    """Follows the recording to its end. Raises ClickException if it does not end in time."""
+    while state.state == "recording":
+        if time.monotonic() > until:
+            raise click.ClickException(
+                f"the recording of {name} was broken off; its files are readable: {' '.join(state.files)}"
+            )
+        time.sleep(LOOK_S)
+        state = asks.told(run_dir, name, state.id) or state
+    return state
+
+
+@command.command("export")
+@click.argument("trace")
+@click.option("--parquet", default="", help="Write a Parquet file with one row per request.")
+@click.option("--jsonl", default="", help="Write one JSON object per request and line (- for standard output).")
+def export(trace: str, parquet: str, jsonl: str) -> None:
+    """Export the requests of a recording: TRACE is a file or a folder.
+
+    Exit code 0: exported; 1: the recording cannot be read, or a package is missing.
+    """
+    from workers.shared.recording.export import to_jsonl, to_parquet
+    from workers.shared.recording.reader import Unreadable, batches_of
+
+    if bool(parquet) == bool(jsonl):
+        raise click.UsageError("give one of --parquet and --jsonl")
+
+    def say(problem: str) -> None:
+        click.echo(f"warning: {problem}", err=True)
+
+    try:
+        found = requests(batches_of(trace, say))
+        if parquet:
+            count = to_parquet(found, Path(parquet))
+        else:
+            with click.open_file(jsonl, "wb") as out:
+                count = to_jsonl(found, out.write)
+    except Unreadable as problem:
+        raise click.ClickException(str(problem)) from problem
+    click.echo(f"{count} requests", err=True)

@@ -1,0 +1,25 @@
+"""Bounds of recordings, and a frame on its way to a file."""
+
+from typing import Final, NamedTuple
+
+FRAME_BYTES: Final = (
+    512 << 10
+)  # a frame is written when it has this size: it compresses well, and a reader needs little memory
+MISSING: Final = "recordings need the package zstandard, which is not installed: pip install 'endpoint-picker[record]'"
+
+
+class Limits(NamedTuple):
+    """Bounds of a recording: seconds and bytes of one file, and how many files and bytes an instance keeps in the folder."""
+
+    file_s: float = 600.0
+    file_bytes: int = 64 << 20
+    files: int = 144
+    bytes: int = 2 << 30
+
+
+class Frame(NamedTuple):
+    """A frame to write. `content`: see `epp.recording.records`; None: close the file."""
+
+    file: int
+    content: bytes | None
+    records: int

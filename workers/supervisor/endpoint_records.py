@@ -1,0 +1,93 @@
+"""Describes the endpoints of the pool for a recording: who joins and leaves, what was scraped, which adapters are loaded."""
+
+from collections.abc import Mapping
+from typing import Final
+
+import numpy as np
+
+from epp.candidates import Endpoint
+from epp.recording.records import INT64, Member, Named, Record, Scraped
+from shm.documents import DocumentReader
+from shm.table import DOWN, EJECTED, State, TableReader
+from workers.process.instance import Instance
+from workers.shared.documents import EndpointsView, NamesView
+
+DOWN_BIT: Final = 4
+EJECTED_BIT: Final = 8
+
+
+class EndpointRecords:
+    """Finds out what has changed since the last look. After `again`, the next look describes everything."""
+
+    def __init__(self, instance: Instance) -> None:
+        layout, memory = instance.layout, instance.memory
+        self._table = TableReader(layout.table, memory.table)
+        documents = DocumentReader(layout.documents, memory.documents)
+        self._endpoints = EndpointsView(documents)
+        self._names = NamesView(documents)
+        self.again()
+
+    def again(self) -> None:
+        """Forgets what was described."""
+        self._known: Mapping[tuple[int, int], Endpoint] = {}
+        self._named: Mapping[tuple[int, int], Mapping[str, frozenset[str]]] = {}
+        self._standing = b""
+        self._scraped_at = np.zeros(0)
+
+    def look(self, now: float) -> list[Record]:
+        """Returns the records of what has changed. `now`: monotonic seconds."""
+        return [*self._members(now), *self._scrapes(now), *self._adapters(now)]
+
+    def _members(self, now: float) -> list[Record]:
+        here = {(endpoint.slot, endpoint.generation): endpoint for endpoint in self._endpoints.current()}
+        before, self._known = self._known, here
+        return [
+            *(_member(before[key], now, joined=False) for key in before if key not in here),
+            *(_member(here[key], now, joined=True) for key in here if key not in before),
+        ]
+
+    def _scrapes(self, now: float) -> list[Record]:
+        copy = self._table.copy()
+        used, standing, first = len(copy.rows), copy.standing(), not self._standing
+        before = np.zeros(used)
+        before[: len(self._scraped_at)] = self._scraped_at[:used]
+        moved = (copy.updated_at != before) | (standing != self._standing)
+        self._scraped_at, self._standing = copy.updated_at.copy(), standing
+        slots = np.flatnonzero(moved & (copy.state != State.FREE))
+        if not len(slots):
+            return []
+        columns = self._table.schema.columns
+        present, flags = copy.present[slots], copy.flags[slots]
+        values = np.full((len(slots), len(columns)), np.nan)
+        for at in range(len(columns)):
+            reported = (present >> np.uint64(at)) & np.uint64(1) != 0
+            values[reported, at] = copy.column(at)[slots][reported]
+        states = copy.state[slots] - np.uint64(State.UNKNOWN)
+        states += np.where(flags & np.uint64(DOWN), np.uint64(DOWN_BIT), np.uint64(0))
+        states += np.where(flags & np.uint64(EJECTED), np.uint64(EJECTED_BIT), np.uint64(0))
+        return [
+            Scraped(
+                now,
+                list(columns) if first else [],
+                slots.astype(INT64).tobytes(),
+                copy.updated_at[slots].tobytes(),
+                values.tobytes(),
+                states.astype(np.uint8).tobytes(),
+            )
+        ]
+
+    def _adapters(self, now: float) -> list[Record]:
+        names = self._names.current()
+        before, self._named = self._named, names
+        if names is before:
+            return []
+        return [
+            Named(now, slot, {column: sorted(values) for column, values in columns.items()})
+            for (slot, generation), columns in names.items()
+            if before.get((slot, generation)) != columns
+        ]
+
+
+def _member(endpoint: Endpoint, now: float, *, joined: bool) -> Member:
+    slot, generation, labels = endpoint.slot, endpoint.generation, dict(endpoint.labels)
+    return Member(now, joined, slot, generation, endpoint.namespace, endpoint.name, endpoint.address, labels)

@@ -1,0 +1,263 @@
+"""Records traffic: takes the batches of workers, adds what happens to endpoints, and passes frames on to a thread that writes files.
+
+    workers ─ bus ─▶ take ──┐
+    endpoint_records ─ turn ┴─▶ a frame per second or per FRAME_BYTES ─▶ RecordFiles (a thread)
+
+A recording runs from the start with --record-dir, or for some time when `epp record` asks (`asks`). While one runs, a gauge in the
+supervisor's lane has the number of the file to write. A new file gets a new number. Workers follow it at their next beat, so the file
+before stays open for LATE_S.
+
+What is lost is counted and holds nothing up: in the metric `recording_lost_records_total`, and as `Lost` in the file.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Final, Literal
+
+import structlog
+
+from epp.recording import records
+from epp.recording.batches import Assembler
+from epp.recording.keys import Keyed
+from epp.recording.records import Lost, Opened, Record
+from shm.lanes import Lane
+from workers.host.build import DISTRIBUTION
+from workers.process.errors import StartError
+from workers.process.instance import Instance
+from workers.process.layout import RECORDING
+from workers.shared.recording import asks
+from workers.shared.recording.limits import FRAME_BYTES, MISSING, Frame, Limits
+from workers.supervisor.background import Background
+from workers.supervisor.endpoint_records import EndpointRecords
+
+if TYPE_CHECKING:
+    from workers.shared.recording.files import RecordFiles
+
+LOOK_S: Final = 0.05  # the shortest interval of scrapes
+ASKED_S: Final = 0.5  # how often questions are looked for
+FRAME_S: Final = 1.0
+LATE_S: Final = 2.0
+
+log = structlog.get_logger()
+
+
+class Part:
+    """The batches that wait to be written to one file."""
+
+    def __init__(self) -> None:
+        self.batches: list[bytes] = []
+        self.records = self.size = 0
+
+
+class Running:
+    """The state of one recording. `ask`: the question that began it; None with --record-dir."""
+
+    def __init__(self, files: "RecordFiles", ask: asks.Ask | None, now: float) -> None:
+        self.files = files
+        self.ask = ask
+        self.until = now + ask.seconds if ask is not None else None
+        self.file = 0  # the number of the file that is written
+        self.since = now  # when that file was begun
+        self.before: tuple[int, float] | None = None  # the file before, and when to close it
+        self.parts: dict[int, Part] = {}
+        self.framed_at = now
+        self.records = self.bytes = self.lost = 0  # as counted in the lane
+        self.dropped = 0  # records that never reached the thread
+        self.told = 0  # lost records that the file knows of
+        self.why = ""  # the last reason for a loss
+
+
+class RecordKeeper:
+    """Runs recordings. `take` gets the packets of workers; `start` begins, and `end` is called at the supervisor's end."""
+
+    def __init__(self, instance: Instance, lane: Lane, now: Callable[[], float] = time.monotonic) -> None:
+        options, counter = instance.options, lane.schema.counter
+        self._now = now
+        self._lane = lane
+        self._place = options.run_dir, options.instance
+        self._folder = options.record_dir
+        self._limits = Limits(files=options.record_files_max, bytes=options.record_bytes_max)
+        self._secret = Keyed(instance.credentials.prefix_seed).identity
+        self._endpoints = EndpointRecords(instance)
+        self._gauge = lane.schema.scalar[RECORDING]
+        self._counters = [counter[f"recording_{name}_total"] for name in ("records", "bytes", "lost_records")]
+        self._assembler = Assembler()
+        self._running: Running | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        lane.scalars[self._gauge] = 0  # a predecessor may have died while it recorded
+
+    def start(self, background: Background, *, successor: bool) -> None:
+        """Begins to record with --record-dir, and to look for questions.
+
+        Raises StartError if the folder cannot be used. A `successor` of a killed supervisor only logs that: the picker serves on.
+        """
+        if self._folder and (why := self._begin(self._folder, None)):
+            if not successor:
+                raise StartError(f"--record-dir {self._folder}: {why}")
+            log.error("nothing is recorded", folder=self._folder, why=why)
+        asks.forget(*self._place)
+        background.every(ASKED_S, self._look_for_questions)
+
+    def take(self, data: bytes) -> None:
+        """Takes one packet of a worker. Raises CorruptPacket."""
+        whole = self._assembler.take(data)
+        if whole is not None:
+            self._add(whole.file, whole.data, whole.records)
+
+    def end(self) -> None:
+        """Ends the recording, if one runs, and writes what waits."""
+        self._lane.scalars[self._gauge] = 0
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        running = self._running
+        if running is None:
+            return
+        for file in list(running.parts):
+            self._frame(running, file)
+        self._running = None
+        running.files.end()
+        self._count(running)
+        self._tell(running, "ended")
+        log.info("recording ended", folder=running.files.folder, records=running.records, lost=running.lost)
+
+    # Questions of `epp record`.
+
+    def _look_for_questions(self) -> None:
+        ask = asks.take(*self._place)
+        if ask is None:
+            return
+        running = self._running
+        if not ask.seconds:
+            if running is not None and running.ask is not None and running.ask.id == ask.id:
+                self.end()
+        elif running is not None:
+            left = "with --record-dir" if running.until is None else f"for {running.until - self._now():.0f} s more"
+            self._refuse(ask, f"the picker records into {running.files.folder} already, {left}")
+        elif why := self._begin(ask.folder, ask):
+            self._refuse(ask, f"{ask.folder}: {why}")
+
+    def _refuse(self, ask: asks.Ask, why: str) -> None:
+        asks.tell(*self._place, asks.State(ask.id, "failed", why))
+
+    # The recording.
+
+    def _begin(self, folder: str, ask: asks.Ask | None) -> str:
+        """Begins a recording. Returns why it cannot, or ""."""
+        try:
+            from workers.shared.recording.files import RecordFiles  # takes memory, and few pickers record
+        except ModuleNotFoundError:
+            return MISSING
+        now = self._now()
+        try:
+            files = RecordFiles(folder, self._place[1], self._limits)
+        except OSError as refused:
+            return refused.strerror or str(refused)
+        running = self._running = Running(files, ask, now)
+        log.info("recording begins", folder=folder, seconds=None if ask is None else ask.seconds)
+        self._next_file(running, int(time.time()) & 0x7FFF_FFFF)
+        self._tell(running, "recording")
+        self._timer = asyncio.get_running_loop().call_later(LOOK_S, self._turn)
+        return ""
+
+    def _turn(self) -> None:
+        """Follows endpoints and scrapes, writes frames, and begins another file when it is time."""
+        running, now = self._running, self._now()
+        if running is None:
+            return
+        if running.until is not None and now >= running.until:
+            self.end()
+            return
+        self._timer = asyncio.get_running_loop().call_later(LOOK_S, self._turn)
+        self._follow(running, now)
+        if running.before is not None and now >= running.before[1]:
+            self._frame(running, running.before[0])
+            running.files.put(Frame(running.before[0], None, 0))
+            running.before = None
+        if now - running.framed_at >= FRAME_S:
+            running.framed_at = now
+            for file in list(running.parts):
+                self._frame(running, file)
+            self._count(running)
+            self._tell(running, "recording")
+        full = now - running.since >= self._limits.file_s or running.files.size >= self._limits.file_bytes
+        if full and running.before is None:
+            running.before = running.file, now + LATE_S
+            self._next_file(running, running.file + 1)
+
+    def _next_file(self, running: Running, number: int) -> None:
+        """Begins a file: describes all endpoints again, and lets the workers do the same."""
+        now = self._now()
+        running.file, running.since = number, now
+        running.files.size = 0
+        self._record([Opened(records.VERSION, _version(), number, time.time(), now, self._secret)])
+        self._endpoints.again()
+        self._follow(running, now)
+        self._lane.scalars[self._gauge] = number
+
+    def _follow(self, running: Running, now: float) -> None:
+        found = self._endpoints.look(now)
+        if running.lost > running.told:
+            found.append(Lost(now, running.lost - running.told))
+            running.told = running.lost
+        if found:
+            self._record(found)
+
+    # Frames.
+
+    def _record(self, found: list[Record]) -> None:
+        assert self._running is not None
+        self._add(self._running.file, records.batch(found), len(found))
+
+    def _add(self, file: int, data: bytes, count: int) -> None:
+        """Adds a batch to the next frame of a file. Its records are lost if this file is not open (any more)."""
+        running = self._running
+        if running is None:
+            self._lane.add(self._counters[2], count)
+            return
+        if file != running.file and (running.before is None or file != running.before[0]):
+            running.dropped += count
+            return
+        part = running.parts.get(file)
+        if part is None:
+            part = running.parts[file] = Part()
+        part.batches.append(data)
+        part.records += count
+        part.size += len(data)
+        if part.size >= FRAME_BYTES:
+            self._frame(running, file)
+
+    def _frame(self, running: Running, file: int) -> None:
+        part = running.parts.pop(file, None)
+        if part is not None and not running.files.put(Frame(file, records.frame(part.batches), part.records)):
+            running.dropped += part.records
+            running.why = "the disk is too slow"
+
+    def _count(self, running: Running) -> None:
+        """Copies the counts of the thread into the lane, and logs the first loss of each kind."""
+        files, add = running.files, self._lane.add
+        now = files.records, files.bytes, files.lost + running.dropped
+        before = running.records, running.bytes, running.lost
+        running.records, running.bytes, running.lost = now
+        for counter, count, counted in zip(self._counters, now, before, strict=True):
+            add(counter, count - counted)
+        why = files.why or running.why
+        if running.lost > before[2] and why != running.why:
+            log.warning("the recording loses records", folder=files.folder, why=why, lost=running.lost)
+        running.why = why
+
+    def _tell(self, running: Running, state: Literal["recording", "ended"]) -> None:
+        if running.ask is None or running.until is None:
+            return
+        left, files = max(running.until - self._now(), 0.0), list(running.files.names)
+        counts = running.records, running.bytes, running.lost
+        asks.tell(*self._place, asks.State(running.ask.id, state, running.why, left, *counts, files))
+
+
+def _version() -> str:
+    try:
+        return version(DISTRIBUTION)
+    except PackageNotFoundError:
+        return ""

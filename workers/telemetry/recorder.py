@@ -1,0 +1,228 @@
+"""Records requests for `epp record` and --record-dir: encodes what was decided and how it ended, and sends it to the supervisor.
+
+    decided, ended ─▶ one buffer per worker ── when a packet is full, and at each beat ─▶ bus ─▶ supervisor, which writes files
+
+A record is encoded once, from a tuple in the order of the fields in `epp.recording.records`. A worker never waits: if the bus is full, it
+drops the batch and counts its records. While nothing is recorded, a request costs one comparison.
+
+The supervisor shows the number of the file that it writes as a gauge in its lane. The worker looks at each beat. With another number it
+begins anew: it describes its endpoints again, so that each file can be read alone.
+"""
+
+import os
+from collections.abc import Callable
+from math import nan
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+import numpy as np
+
+from epp import client_headers
+from epp.data import INFLIGHT_REQUESTS, INFLIGHT_TOKENS, Datum
+from epp.decision import Decision, ProfileRun
+from epp.intake import REQUEST_ID
+from epp.plugin import Filter, Picker, Scorer
+from epp.prefix.match import PrefixMatch
+from epp.prefix.prediction import compared_match
+from epp.recording.batches import CONTENT_MAX, packets
+from epp.recording.keys import Keyed, id_hash
+from epp.recording.records import ARRAY, ARRAY_HEAD, BATCH, CONFIGURED, DECIDED, ENDED, ROSTER
+from epp.request import BYTES_PER_TOKEN, DEFAULT_FLOW, Request
+
+if TYPE_CHECKING:
+    from epp.candidates import Candidates, Roster
+    from epp.pipeline import Pipeline, WiredProfile
+    from workers.telemetry.request_metrics import Exchange
+
+BATCH_RECORDS_MAX: Final = 1024
+MODEL_CHARS_MAX: Final = 256
+STREAM_BITS: Final = 4  # bytes of a stream's random number
+
+
+class RecordSender:
+    """Collects the records of one worker, and sends them in batches. `file`: the number of the file to write for; 0: record nothing."""
+
+    def __init__(self, worker: int, offer: Callable[[bytes], bool], lost: Callable[[int], object]) -> None:
+        """`offer` puts a packet into the bus, or returns False if the bus is full. `lost` counts lost records."""
+        self._offer = offer
+        self._lost = lost
+        self._encoder = msgspec.msgpack.Encoder()
+        self.stream = int.from_bytes(os.urandom(STREAM_BITS), "little")
+        self._head = self._encoder.encode((BATCH, self.stream, worker))
+        self._buffer = bytearray()
+        self._records = 0
+        self.file = 0
+        self.roster: Roster | None = None  # the roster that was described last
+        self.rosters = 0
+        self.requests = 0
+        self._begin()
+
+    def use(self, file: int) -> None:
+        """Writes for this file from now on."""
+        if file != self.file:
+            self.flush()
+            self.file, self.roster = file, None
+
+    def add(self, record: tuple[object, ...]) -> None:
+        """Adds a record. Hot: runs twice per request."""
+        buffer = self._buffer
+        self._encoder.encode_into(record, buffer, -1)
+        self._records += 1
+        if len(buffer) > CONTENT_MAX or self._records >= BATCH_RECORDS_MAX:
+            self.flush()
+
+    def flush(self) -> None:
+        """Sends the records that wait."""
+        records, buffer = self._records, self._buffer
+        if not records:
+            return
+        buffer[1:ARRAY_HEAD] = (records + 1).to_bytes(ARRAY_HEAD - 1, "big")
+        for packet in packets(buffer, records, self.stream, self.file):
+            if not self._offer(packet):
+                self._lost(records)
+                break
+        self._begin()
+
+    def _begin(self) -> None:
+        self._buffer[:] = ARRAY + bytes(ARRAY_HEAD - 1) + self._head
+        self._records = 0
+
+
+class Recorder:
+    """Records the requests of one configuration."""
+
+    def __init__(
+        self,
+        sender: RecordSender,
+        keyed: Keyed,
+        *,
+        generation: int,
+        config_hash: str,
+        pipeline: "Pipeline",
+    ) -> None:
+        """`generation`, `config_hash`: the number and the hash of the configuration with this pipeline."""
+        self._sender = sender
+        self._keyed = keyed
+        self._generation = generation
+        recipe = pipeline.recipe
+        self._match: Datum[PrefixMatch] | None = compared_match(recipe.producers, recipe.of(Scorer))
+        self._reads_tokens = INFLIGHT_TOKENS in pipeline.columns
+        self._headers = tuple(sorted({name for plugin in recipe.plugins for name in plugin.reads_headers}))
+        profiles = [_scoring(wired) for wired in recipe.profiles]
+        self._configured = (CONFIGURED, generation, config_hash, profiles, self._headers)
+        self._described_in = 0  # the number of the file for which the configuration was described
+
+    def decided(self, request: Request, decision: Decision | None, refused: str, received_at: float, now: float) -> int:
+        """Records a request that got an endpoint or was refused, with the cause. Returns its number, from 1."""
+        sender, considered = self._sender, request.considered
+        number = sender.requests = sender.requests + 1
+        if self._described_in != sender.file:
+            self._described_in = sender.file
+            sender.add(self._configured)
+        rows = inflight = tokens = None
+        if considered is not None:
+            if considered.snapshot.roster is not sender.roster:
+                self._describe(considered)
+            rows = None if considered.rows is None else considered.rows.tobytes()
+            inflight = considered[INFLIGHT_REQUESTS].tobytes()
+            if self._reads_tokens:
+                tokens = considered[INFLIGHT_TOKENS].tobytes()
+        match: PrefixMatch | None = None if self._match is None else request[self._match]
+        block_tokens, hashes, matched = 0, b"", None
+        prompt_tokens = request.body_bytes // BYTES_PER_TOKEN
+        if match is not None:
+            block_tokens, hashes, prompt_tokens = match.block_tokens, match.hashes.tobytes(), match.tokens
+            if match.cached is not None:
+                matched = match.cached.tobytes()
+        headers = request.headers
+        objective = client_headers.objective(headers) if request.wishes else ""
+        flow, model, target = request.fairness_id, request.model, request.target_model
+        sender.add(
+            (
+                DECIDED,
+                number,
+                id_hash(request.id or (decision.headers.get(REQUEST_ID, "") if decision is not None else "")),
+                received_at,
+                now - received_at,
+                self._generation,
+                model[:MODEL_CHARS_MAX],
+                "" if target == model else target[:MODEL_CHARS_MAX],
+                0 if flow == DEFAULT_FLOW else self._keyed(flow),
+                self._keyed(objective) if objective else 0,
+                request.priority,
+                request.ttl_s,
+                request.streaming,
+                request.body_bytes,
+                request.max_tokens,
+                prompt_tokens,
+                block_tokens,
+                hashes,
+                sender.rosters,
+                rows,
+                inflight or b"",
+                tokens,
+                matched,
+                [_run(name, run) for name, run in request.runs.items()],
+                [target.slot for target in decision.targets] if decision is not None else [],
+                refused,
+                [self._keyed(headers.get(name) or "") for name in self._headers],
+            )
+        )
+        return number
+
+    def ended(self, exchange: "Exchange", status: int, slot: int, now: float) -> None:
+        """Records how a request that got an endpoint has ended. `slot`: of the endpoint that served it."""
+        usage = exchange.usage
+        prompt = cached = completion = None
+        if usage is not None:
+            prompt, cached, completion = usage.prompt, usage.cached, usage.completion
+        first_s = exchange.first_s
+        self._sender.add(
+            (
+                ENDED,
+                exchange.recorded,
+                status,
+                slot,
+                first_s if first_s == first_s else nan,
+                now - exchange.received_at,
+                exchange.streaming,
+                exchange.whole,
+                exchange.size,
+                prompt,
+                cached,
+                completion,
+            )
+        )
+
+    def _describe(self, considered: "Candidates") -> None:
+        sender = self._sender
+        sender.roster = roster = considered.snapshot.roster
+        sender.rosters += 1
+        generations = np.array([endpoint.generation for endpoint in roster.endpoints], dtype=np.int64)
+        sender.add((ROSTER, sender.rosters, roster.slots.tobytes(), generations.tobytes()))
+
+
+def _scoring(wired: "WiredProfile") -> tuple[object, ...]:
+    """Returns the fields of `epp.recording.records.Scoring`."""
+    members = wired.members
+    return (
+        wired.name,
+        wired.shadow,
+        next(member.name for member, _ in members if isinstance(member, Picker)),
+        [member.name for member, _ in members if isinstance(member, Filter)],
+        [(member.name, weight, member.static) for member, weight in members if isinstance(member, Scorer)],
+    )
+
+
+def _run(name: str, run: ProfileRun | None) -> tuple[object, ...]:
+    """Returns the fields of `epp.recording.records.Run`."""
+    if run is None:
+        return (name,)
+    rows = run.candidates.rows
+    return (
+        name,
+        None if rows is None else rows.tobytes(),
+        run.totals.tobytes(),
+        [None if scores is None else scores.tobytes() for scores in run.scores],
+        run.picked,
+    )
