@@ -272,6 +272,12 @@ FLAGS = (
             "true",
             "Serve CPU profiles of workers on the metrics port, to loopback and to clients that the port admits.",
         ),
+        flag(
+            "ui",
+            BOOL,
+            "true",
+            "Serve the page /ui on the metrics port, to loopback and to clients that the port admits.",
+        ),
         flag("debug-remote", BOOL, "false", "Serve /debug pages to other clients than loopback, too."),
     ),
     *group(

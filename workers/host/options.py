@@ -78,6 +78,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     emit_endpoint_scores: bool = False
     debug_remote: bool = False
     enable_pprof: bool = True
+    ui: bool = True
     disable_endpoint_subset_filter: bool = False
     trust_client_headers: tuple[str, ...] = tuple(GROUPS)
     pool_name: str = "epp"

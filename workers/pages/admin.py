@@ -95,7 +95,7 @@ class AdminServer:
         """Returns the answer to an admitted request: its page, 404, 405, or 500 if the page raises an exception."""
         page = self._pages.get(request.path)
         if page is None:
-            known = ", ".join(self._pages)
+            known = ", ".join(path for path in self._pages if not path.startswith("/ui/"))
             return refusal(HTTPStatus.NOT_FOUND, f"no such page; the pages are {known}")
         if request.method not in ("GET", "HEAD"):
             return refusal(HTTPStatus.METHOD_NOT_ALLOWED, "GET and HEAD only", (("Allow", "GET, HEAD"),))

@@ -9,7 +9,7 @@ interface get an answer, unless `--debug-remote` is set.
 
 import ipaddress
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from http import HTTPStatus
 from urllib.parse import parse_qs
 
@@ -31,11 +31,22 @@ _encoder = msgspec.json.Encoder()
 class DecisionsPage:
     """Makes the page. It asks the workers for their decisions through shared memory."""
 
-    def __init__(self, asking: Asking, now: Callable[[], float], *, remote: bool) -> None:
-        """`now`: a clock in seconds. `remote`: whether clients beyond the loopback interface get an answer, too."""
+    def __init__(
+        self,
+        asking: Asking,
+        now: Callable[[], float],
+        *,
+        remote: bool,
+        answered: Callable[[Sequence[Explanation]], None] = lambda _: None,
+    ) -> None:
+        """`now`: a clock in seconds. `remote`: whether clients beyond the loopback interface get an answer, too.
+
+        `answered`: called with the decisions of each answer.
+        """
         self._asking = asking
         self._now = now
         self._remote = remote
+        self._answered = answered
 
     def __call__(self, request: Request) -> PageAnswer:
         if not (self._remote or is_local(request)):
@@ -55,6 +66,7 @@ class DecisionsPage:
         if wanted:
             one = by_request(found, wanted)
             found = [] if one is None else [one]
+        self._answered(found[:limit])
         yield encoded(found[:limit])
 
 

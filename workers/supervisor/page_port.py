@@ -25,6 +25,8 @@ from workers.pages.admin import AdminServer
 from workers.pages.decisions import DecisionsPage, is_local
 from workers.pages.page import ALLOWED, Guard, Page, PageAnswer, Request, Verdict, allow_all
 from workers.pages.profile import COLLAPSED, PPROF, ProfilePage
+from workers.pages.ui.files import file_pages
+from workers.pages.ui.what_if import WhatIfPage
 from workers.process.instance import Instance
 from workers.shared import profiles, reload_status
 from workers.shared.decisions import Asking
@@ -87,18 +89,23 @@ class PagePort:
         guard = self._guard(cleanup)
         options = self._instance.options
         remote = guard is not allow_all or bool(options.metrics_client_ca_file) or options.debug_remote
-        live = self._live.pages(remote=remote)
+        what_if = WhatIfPage(remote=options.debug_remote)
+        live: dict[str, Page] = {
+            **self._live.pages(remote=remote),
+            "/debug/decisions": self._decisions(what_if),
+            "/debug/decisions/what-if": what_if,
+            **(file_pages(remote=remote) if options.ui else {}),
+        }
         server = AdminServer(
             {
                 "/metrics": lambda request: self._metrics.page(request),
                 "/healthz": lambda _: PageAnswer(b"ok\n"),
                 "/readyz": self._readyz,
-                "/debug/decisions": self._decisions(),
                 **self._profiles(remote=remote),
                 **live,
             },
             self._report,
-            functools.partial(_local_or, guard, frozenset({*live, "/debug/decisions"})),
+            functools.partial(_local_or, guard, frozenset(live)),
             functools.partial(self._lane.add, self._lane.schema.counter[METRICS_PORT_ABUSE]),
         )
         certificates = self._instance.credentials.metrics
@@ -133,7 +140,7 @@ class PagePort:
             lines.append(f"last reload failed: {status.text}")
         return "".join(f"{line}\n" for line in lines)
 
-    def _decisions(self) -> DecisionsPage:
+    def _decisions(self, what_if: WhatIfPage) -> DecisionsPage:
         instance = self._instance
         asking = Asking(
             self._lane,
@@ -142,7 +149,8 @@ class PagePort:
             wake=lambda index: os.eventfd_write(instance.pipes.wakeups[index], 1),
             now=time.monotonic,
         )
-        return DecisionsPage(asking, time.monotonic, remote=instance.options.debug_remote)
+        remote = instance.options.debug_remote
+        return DecisionsPage(asking, time.monotonic, remote=remote, answered=what_if.remember)
 
     def _profiles(self, *, remote: bool) -> dict[str, Page]:
         """Returns the pages with profiles by path; none if they are turned off. `remote`: whether clients beyond loopback get them."""

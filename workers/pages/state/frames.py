@@ -17,6 +17,7 @@ from typing import Any, Final, NamedTuple, Protocol
 import msgspec
 
 from workers.pages.state.figures import ENDPOINTS_AT_ONCE, Figures, Instance, computing, life
+from workers.pages.state.findings import findings
 from workers.pages.state.look import Look
 from workers.pages.state.source import Source
 
@@ -129,6 +130,7 @@ class Frames:
         yield
         values = {"version": VERSION, "at": round(self._wall(), 1), **plain(values | further)}
         values["instance"]["uptime_s"] = int(up)
+        values["findings"] = [msgspec.to_builtins(each) for each in findings(values, endpoints)]
         yield from self._publish(values, endpoints)
         self._due_at = max(self._due_at + FRAME_S, self._now() + FRAME_S / 2)
 

@@ -1,0 +1,84 @@
+"""The findings: each rule finds its fault, and names the evidence and what to do."""
+
+from typing import Any
+
+import pytest
+
+from workers.pages.state.findings import findings
+
+
+def endpoint(**changes: Any) -> dict[str, Any]:
+    scraped = {"waiting_requests": 0, "running_requests": 0, "kv_cache_usage": 0, "cache_block_size": 16}
+    return {"name": "a", "address": "10.0.0.1:80", "state": "fresh", "scraped": scraped} | changes
+
+
+def values(**changes: Any) -> dict[str, Any]:
+    return {
+        "workers": [{"worker": 0, "state": "serving", "starts": 1}],
+        "workers_serving": 1,
+        "supervisor": {"serving": True},
+        "counters": {},
+        "bus_drops": 0,
+    } | changes
+
+
+RELOAD = {"generation": 2, "workers": 1, "last_reload_failed": "config.yaml:3: unknown-field"}
+FAULTS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
+    "endpoints-down": ({}, {"state": "down"}, "10.0.0.1:80"),
+    "endpoints-stale": ({}, {"state": "stale"}, "10.0.0.1:80"),
+    "endpoints-unknown": ({}, {"state": "unknown"}, "10.0.0.1:80"),
+    "endpoints-ejected": ({}, {"state": "ejected"}, "10.0.0.1:80"),
+    "missing-metrics": ({}, {"scraped": {"waiting_requests": 0, "running_requests": 0}}, "10.0.0.1:80"),
+    "prefix-caching": ({}, {"predicted_share": 0.6, "reported_share": 0.0}, "10.0.0.1:80"),
+    "worker-away": ({"workers": [{"worker": 0, "state": "not serving", "starts": 4}]}, {}, "4 starts"),
+    "worker-late": ({"workers": [{"worker": 0, "state": "serving", "starts": 1, "loop_lag_s": 0.5}]}, {}, "0.5 s"),
+    "restarts": ({"processes": {"worker 0": {"exits": {"signal": 2, "done": 5}}}}, {}, "2 by signal"),
+    "reload": ({"configuration": RELOAD}, {}, "unknown-field"),
+    "generations": ({"configuration": RELOAD | {"last_reload_failed": "", "workers": 0}}, {}, "0 of 1"),
+    "configuration": ({"settings": {"warnings": ["a warning"]}}, {}, "a warning"),
+    "left-out": ({"left_out": {"my-scorer": 2}}, {}, "in 2 workers"),
+    "full": (
+        {"flow_control": {"saturation": {"effective": 1.2}}, "bands": [{"requests": 4}]},
+        {},
+        "saturation 1.2, 4 requests wait",
+    ),
+    "hot-flow": (
+        {
+            "bands": [{"requests": 20}],
+            "flows": [{"fairness_id": "x", "requests": 15}, {"fairness_id": "y", "requests": 5}],
+        },
+        {},
+        "x has 15 of 20",
+    ),
+    "bus-drops": ({"bus_drops": 3}, {}, "3 updates"),
+    "replicas": ({"others": {"age_s": 9}}, {}, "9 s ago"),
+    "scrapes-late": ({"counters": {"scrapes_total": 100, "scrapes_skipped_total": 40}}, {}, "40 scrapes skipped"),
+    "supervisor": ({"supervisor": {"serving": False}}, {}, "does not serve"),
+}
+
+
+def test_a_healthy_picker_has_no_finding() -> None:
+    assert findings(values(), {"a": endpoint(), "b": endpoint()}) == []
+
+
+@pytest.mark.parametrize("rule", FAULTS)
+def test_each_fault_is_found_with_its_evidence(rule: str) -> None:
+    changes, of_endpoint, evidence = FAULTS[rule]
+    (found,) = findings(values(**changes), {"a": endpoint(**of_endpoint)})
+    assert found.rule == rule
+    assert evidence in found.evidence
+    assert found.fix
+
+
+def test_a_pool_without_endpoints_and_different_block_sizes_are_found() -> None:
+    assert [each.rule for each in findings(values(), {})] == ["no-endpoints"]
+    other = endpoint(scraped=endpoint()["scraped"] | {"cache_block_size": 32})
+    (found,) = findings(values(), {"a": endpoint(), "b": other})
+    assert (found.rule, found.evidence) == ("block-sizes", "block sizes: 16, 32 tokens")
+
+
+def test_errors_come_before_warnings_and_one_endpoint_is_singular() -> None:
+    found = findings(values(bus_drops=1), {"a": endpoint(state="down"), "b": endpoint(state="stale")})
+    assert [each.severity for each in found] == ["error", "warning", "warning"]
+    assert found[0].title == "1 endpoint refuses connections"
+    assert found[1].title == "1 endpoint has old metrics, so the picker estimates its load"

@@ -1,0 +1,267 @@
+"""Finds what is wrong in a state, with the evidence and what to do. Pure: the same rules serve the page and commands.
+
+A rule is a function from the state to findings. Their order is the order of the page: errors first.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final
+
+import msgspec
+
+Values = Mapping[str, Any]
+
+ERROR: Final = "error"
+WARNING: Final = "warning"
+NAMED_MAX: Final = 5
+LAG_S: Final = 0.2
+APART: Final = 0.25  # of the prompt: predicted and reported shares further apart deserve a look
+HOT_SHARE: Final = 0.5
+HOT_WAITING: Final = 8
+RESTARTS_MIN: Final = 2
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """One thing that is wrong. `evidence`: the figures that show it. `fix`: what to do, with a command where there is one."""
+
+    rule: str
+    severity: str
+    title: str
+    evidence: str
+    fix: str
+
+
+def findings(values: Values, endpoints: Mapping[str, Values]) -> list[Finding]:
+    """Returns all findings about a state, errors first. `values`, `endpoints`: as in `frames.State`."""
+    found = [finding for rule in RULES for finding in rule(values, endpoints)]
+    return sorted(found, key=lambda finding: finding.severity != ERROR)
+
+
+def _no_endpoints(_values: Values, endpoints: Mapping[str, Values]) -> Iterator[Finding]:
+    if not endpoints:
+        yield Finding(
+            "no-endpoints",
+            ERROR,
+            "The pool has no endpoints",
+            "discovery has found none",
+            "compare the selector of the InferencePool with the labels of the pods, or look at the endpoints file",
+        )
+
+
+def _unusable(_values: Values, endpoints: Mapping[str, Values]) -> Iterator[Finding]:
+    for state, severity, what, fix in (
+        ("down", ERROR, "refuse connections", "look at the server's log; try `curl http://ADDRESS/metrics` from here"),
+        ("ejected", ERROR, "fail their requests and get none for a while", "look at the log of the server"),
+        (
+            "stale",
+            WARNING,
+            "have old metrics, so the picker estimates their load",
+            "time `curl http://ADDRESS/metrics`; the log line 'endpoint stale' has the cause",
+        ),
+        (
+            "unknown",
+            WARNING,
+            "have never been scraped successfully",
+            "check port, path and TLS of the metrics page: `curl http://ADDRESS/metrics`",
+        ),
+    ):
+        which = [each for each in endpoints.values() if each["state"] == state]
+        if which:
+            yield Finding(
+                f"endpoints-{state}",
+                severity,
+                f"{_some(len(which), 'endpoint')} {what if len(which) > 1 else _singular(what)}",
+                f"{state}: {_names(which)}",
+                fix.replace("ADDRESS", which[0]["address"]),
+            )
+
+
+def _missing_metrics(_values: Values, endpoints: Mapping[str, Values]) -> Iterator[Finding]:
+    for column in ("waiting_requests", "running_requests", "kv_cache_usage"):
+        which = [
+            each for each in endpoints.values() if each["state"] == "fresh" and column not in each.get("scraped", {})
+        ]
+        if which:
+            yield Finding(
+                "missing-metrics",
+                WARNING,
+                f"{_some(len(which), 'metrics page')} without {column}",
+                _names(which),
+                "set the label llm-d.ai/engine-type to the engine of the pod, or name the metric in the configuration",
+            )
+
+
+def _block_sizes(_values: Values, endpoints: Mapping[str, Values]) -> Iterator[Finding]:
+    sizes = {
+        each["scraped"]["cache_block_size"] for each in endpoints.values() if "cache_block_size" in each["scraped"]
+    }
+    if len(sizes) > 1:
+        shown = ", ".join(f"{size:g}" for size in sorted(sizes))
+        yield Finding(
+            "block-sizes",
+            WARNING,
+            "Endpoints have KV caches with different block sizes",
+            f"block sizes: {shown} tokens",
+            "start all servers of the pool with the same --block-size",
+        )
+
+
+def _caching_off(_values: Values, endpoints: Mapping[str, Values]) -> Iterator[Finding]:
+    which = [
+        each
+        for each in endpoints.values()
+        if each.get("predicted_share", 0.0) - each.get("reported_share", 0.0) > APART and not each.get("reported_share")
+    ]
+    if which:
+        yield Finding(
+            "prefix-caching",
+            WARNING,
+            f"{_some(len(which), 'endpoint')} without prefix caching",
+            f"hits were predicted, and none reported: {_names(which)}",
+            "start the engine with prefix caching, and let it report cached tokens (vLLM: --enable-prompt-tokens-details)",
+        )
+
+
+def _workers(values: Values, _endpoints: Mapping[str, Values]) -> Iterator[Finding]:
+    for worker in values["workers"]:
+        name = f"worker {worker['worker']}"
+        if worker["state"] == "not serving":
+            yield Finding(
+                "worker-away", ERROR, f"{name} does not serve", f"{worker['starts']} starts", "look at the picker's log"
+            )
+        if worker.get("loop_lag_s", 0.0) > LAG_S:
+            lag = f"its event loop is {worker['loop_lag_s']:g} s late"
+            yield Finding("worker-late", WARNING, f"{name} is overloaded", lag, "give the picker more CPU: `epp size`")
+    for name, process in values.get("processes", {}).items():
+        bad = {cause: n for cause, n in process.get("exits", {}).items() if cause not in ("done", "memory")}
+        if sum(bad.values()) >= RESTARTS_MIN:
+            causes = ", ".join(f"{count} by {cause}" for cause, count in bad.items())
+            yield Finding("restarts", WARNING, f"{name} has ended unexpectedly", causes, "look at the picker's log")
+
+
+def _supervisor(values: Values, _endpoints: Mapping[str, Values]) -> Iterator[Finding]:
+    if not values["supervisor"].get("serving", True):
+        yield Finding("supervisor", ERROR, "The supervisor is away", "it does not serve", "look at the picker's log")
+    late = values["counters"].get("scrapes_skipped_total", 0)
+    taken = values["counters"].get("scrapes_total", 0)
+    if late and late > taken / 20:
+        yield Finding(
+            "scrapes-late",
+            WARNING,
+            "Metrics pages are slower than the scrape interval",
+            f"{late} scrapes skipped, {taken} taken",
+            "time the metrics pages with curl; raise --metrics-refresh-interval if they cannot be faster",
+        )
+
+
+def _reload(values: Values, _endpoints: Mapping[str, Values]) -> Iterator[Finding]:
+    configuration = values.get("configuration")
+    if configuration is None:
+        return
+    if configuration["last_reload_failed"]:
+        yield Finding(
+            "reload",
+            ERROR,
+            "The last reload was refused; the configuration before it stays in force",
+            configuration["last_reload_failed"],
+            "correct the file: `epp check FILE` prints the same findings; then `epp reload`",
+        )
+    if configuration["workers"] != values["workers_serving"]:
+        yield Finding(
+            "generations",
+            WARNING,
+            "Not all workers use the configuration in force",
+            f"{configuration['workers']} of {values['workers_serving']} workers use generation {configuration['generation']}",
+            "wait until the others have taken it over; the log says if one refuses",
+        )
+
+
+def _warnings(values: Values, _endpoints: Mapping[str, Values]) -> Iterator[Finding]:
+    for warning in values.get("settings", {}).get("warnings", ()):
+        yield Finding(
+            "configuration", WARNING, "The configuration has a warning", warning, "`epp check FILE` explains it"
+        )
+
+
+def _left_out(values: Values, _endpoints: Mapping[str, Values]) -> Iterator[Finding]:
+    for plugin, workers in values.get("left_out", {}).items():
+        yield Finding(
+            "left-out",
+            ERROR,
+            f"The plugin {plugin} is left out, because it failed too often",
+            f"in {workers} workers",
+            "the log has its exception; correct the plugin, then `epp reload`",
+        )
+
+
+def _full(values: Values, _endpoints: Mapping[str, Values]) -> Iterator[Finding]:
+    saturation = values.get("flow_control", {}).get("saturation", {}).get("effective", 0.0)
+    waiting = sum(band["requests"] for band in values.get("bands") or ())
+    if saturation >= 1.0 and waiting:
+        yield Finding(
+            "full",
+            WARNING,
+            "The pool is full, so requests wait",
+            f"saturation {saturation:g}, {waiting} requests wait",
+            "add model servers; until then, priorities decide who waits (docs/flow-control.md)",
+        )
+    flows = values.get("flows", ())
+    if waiting >= HOT_WAITING and flows and len(flows) > 1 and flows[0]["requests"] > HOT_SHARE * waiting:
+        yield Finding(
+            "hot-flow",
+            WARNING,
+            "One flow has most of the waiting requests",
+            f"{flows[0]['fairness_id']} has {flows[0]['requests']} of {waiting}",
+            "fairness protects the others; give the flow a lower priority, or limit it at the gateway",
+        )
+
+
+def _lost(values: Values, _endpoints: Mapping[str, Values]) -> Iterator[Finding]:
+    if values["bus_drops"]:
+        yield Finding(
+            "bus-drops",
+            WARNING,
+            "The prefix index has missed updates",
+            f"{values['bus_drops']} updates dropped, because the supervisor was late",
+            "give the picker more CPU: `epp size`",
+        )
+    others = values.get("others")
+    if others is not None and others["age_s"] > 1:
+        yield Finding(
+            "replicas",
+            ERROR,
+            "Other replicas do not count, because the store is silent",
+            f"last heard {others['age_s']} s ago",
+            "look at the replica store; the log says why it cannot be reached",
+        )
+
+
+RULES: Final[tuple[Callable[[Values, Mapping[str, Values]], Iterator[Finding]], ...]] = (
+    _no_endpoints,
+    _supervisor,
+    _workers,
+    _unusable,
+    _reload,
+    _left_out,
+    _lost,
+    _full,
+    _missing_metrics,
+    _block_sizes,
+    _caching_off,
+    _warnings,
+)
+
+
+def _names(which: list[Values]) -> str:
+    shown = ", ".join(f"{each['name']} ({each['address']})" for each in which[:NAMED_MAX])
+    return shown + (f" and {len(which) - NAMED_MAX} more" if len(which) > NAMED_MAX else "")
+
+
+def _some(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def _singular(verb: str) -> str:
+    """Returns a verb phrase for one endpoint: `refuse connections` -> `refuses connections`."""
+    first, _, rest = verb.partition(" ")
+    first = {"have": "has"}.get(first, f"{first}s")
+    return f"{first} {rest}".replace("their", "its")

@@ -1,0 +1,29 @@
+// The configuration in force, its warnings, what became of the last reload, and a candidate if one is tried.
+import { Table, html } from "./parts.js";
+import { count, name, share, time } from "./format.js";
+
+export function Configuration({ state }) {
+  const { configuration, settings } = state;
+  const tryout = configuration?.tryout;
+  const sides = [
+    { title: "Configuration", left: true, cell: (s) => s.configuration.replace("_", " ") },
+    { title: "Requests", cell: (s) => count(s.requests) },
+    { title: "Errors", cell: (s) => share(s.error_share) },
+    { title: "First token", cell: (s) => time(s.first_token_p50_s) },
+    { title: "95 %", cell: (s) => time(s.first_token_p95_s) },
+    { title: "From cache", cell: (s) => share(s.cached_share) },
+  ];
+  return html`
+    ${configuration && html`<p>Generation ${configuration.generation} (${name(configuration.hash)}) is in force in ${configuration.workers} of ${state.workers_serving} workers.
+      ${" "}It comes from ${name(settings.source)}.</p>`}
+    ${configuration?.last_reload_failed
+      ? html`<div class="findings"><div class="error"><b>The last reload was refused; the configuration before it stays in force</b><pre tabindex="0">${configuration.last_reload_failed}</pre></div></div>`
+      : html`<p class="good">The last reload succeeded, or there was none.</p>`}
+    ${tryout && html`<h2>Candidate ${tryout.generation}</h2><p>From ${name(tryout.source)}: ${tryout.share ? `decides ${share(tryout.share)} of the requests` : "a shadow, compared with the real decisions"}.
+      ${" "}${count(tryout.agreed)} decisions agreed, ${count(tryout.differed)} differed, ${count(tryout.failed)} failed.</p>
+      <${Table} caption="Both configurations" columns=${sides} rows=${tryout.sides} rowKey=${(s) => s.configuration} />`}
+    <h2>Warnings</h2>
+    ${settings.warnings.length ? html`<ul>${settings.warnings.map((each) => html`<li>${name(each)}</li>`)}</ul>` : html`<p class="good">No warnings.</p>`}
+    <h2 id="effective">Effective configuration, with all defaults</h2>
+    <pre tabindex="0" role="region" aria-labelledby="effective">${settings.effective}</pre>`;
+}

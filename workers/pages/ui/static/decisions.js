@@ -1,0 +1,144 @@
+// Did this request go to the right place? The latest decisions; for one of them, what each filter and scorer did.
+import { useEffect, useState } from "./vendor/hooks.mjs";
+import { Chip, Table, html } from "./parts.js";
+import { json } from "./store.js";
+import { count, name } from "./format.js";
+
+const EVERY_S = 2;
+const SHOWN = 50;
+const PARTS = 8; // colours of scorers
+
+export function Decisions() {
+  const [decisions, setDecisions] = useState(null);
+  const [trouble, setTrouble] = useState("");
+  const [one, setOne] = useState(null);
+  const [text, setText] = useState("");
+  const [only, setOnly] = useState("all");
+  const following = one === null;
+  useEffect(() => {
+    if (!following) return undefined; // so that the picker still remembers the decision for "what if"
+    let gone = false;
+    const load = () => json(`debug/decisions?n=${SHOWN}`).then(
+      (found) => !gone && (setDecisions(found.decisions), setTrouble("")),
+      (error) => !gone && setTrouble(error.message),
+    );
+    load();
+    const timer = setInterval(load, EVERY_S * 1e3);
+    return () => {
+      gone = true;
+      clearInterval(timer);
+    };
+  }, [following]);
+  if (one) return html`<${One} decision=${one} close=${() => setOne(null)} />`;
+  if (trouble) return html`<p class="notice" role="alert">No decisions: ${name(trouble)}</p>`;
+  if (decisions === null) return html`<p class="notice">Asking the workers …</p>`;
+  const found = decisions.filter((d) =>
+    (only === "all" || (only === "refused") === (d.refused !== "")) &&
+    [d.request_id, d.model, d.target_model, d.flow, ...d.targets].join(" ").toLowerCase().includes(text.toLowerCase()));
+  const columns = [
+    { title: "Request", left: true, cell: (d) => html`<button type="button" class="link" onClick=${() => setOne(d)}>${name(d.request_id || "(no id)")}</button>` },
+    { title: "Ago", value: (d) => -d.ago_s, cell: (d) => `${d.ago_s.toFixed(1)} s` },
+    { title: "Model", left: true, value: (d) => d.model, cell: (d) => name(d.model) },
+    { title: "Flow", left: true, value: (d) => d.flow, cell: (d) => name(d.flow) },
+    { title: "Priority", value: (d) => d.priority, cell: (d) => d.priority },
+    { title: "Bytes", value: (d) => d.body_bytes, cell: (d) => count(d.body_bytes) },
+    { title: "Sent to", left: true, value: (d) => d.targets[0], cell: (d) => (d.refused ? html`<${Chip} state="refused" /> ${name(d.refused)}` : name(picked(d))) },
+    { title: "Margin", value: (d) => primary(d)?.margin, cell: (d) => margin(primary(d)), note: "total of the picked endpoint minus that of the runner-up" },
+    { title: "Cached", value: (d) => d.cached?.predicted, cell: (d) => cached(d.cached), note: "prompt tokens: predicted, then reported" },
+  ];
+  return html`
+    <form class="filters" onSubmit=${(event) => event.preventDefault()}>
+      <label>Request, model, flow or address <input type="search" value=${text} onInput=${(event) => setText(event.target.value)} /></label>
+      <label>Outcome <select value=${only} onChange=${(event) => setOnly(event.target.value)}>
+        <option value="all">all</option><option value="sent">sent</option><option value="refused">refused</option></select></label>
+    </form>
+    <${Table} caption="Latest decisions" columns=${columns} rows=${found} rowKey=${(d) => `${d.worker} ${d.request_id} ${d.body_bytes} ${d.targets}`}
+      empty=${decisions.length ? "No decision matches the filter." : "No decision yet: send a request."} />`;
+}
+
+const primary = (d) => d.profiles.find((each) => each.profile === d.primary);
+const picked = (d) => primary(d)?.picked[0] ?? d.targets[0];
+const margin = (profile) => (profile?.margin === undefined || profile?.margin === null ? "–" : profile.margin.toFixed(3));
+const cached = (c) => (c ? `${count(c.predicted)} / ${c.reported === null || c.reported === undefined ? "?" : count(c.reported)}` : "–");
+
+function One({ decision: d, close }) {
+  useEffect(() => document.getElementById("decision")?.focus(), []);
+  return html`
+    <section aria-labelledby="decision">
+      <p><button type="button" onClick=${close}>Back to the latest decisions</button></p>
+      <h2 id="decision" tabindex="-1">Request ${name(d.request_id || "(no id)")}</h2>
+      <p>Model ${name(d.model || "(none)")}${d.target_model !== d.model && html` as ${name(d.target_model)}`}, flow ${name(d.flow)}, priority ${d.priority},
+        ${" "}${count(d.body_bytes)} bytes, decided by worker ${d.worker}.</p>
+      ${d.refused ? html`<p class="findings"><span class="error"><b>Refused: ${name(d.refused)}</b></span></p>`
+        : html`<p class="outcome">Sent to <b>${name(d.targets.join(", "))}</b> by profile ${name(d.primary)}.</p>`}
+      ${d.cached && html`<p>Predicted ${count(d.cached.predicted)} prompt tokens in its prefix cache; ${d.cached.reported === null || d.cached.reported === undefined
+        ? "its answer has not said how many were" : `it reported ${count(d.cached.reported)} of ${count(d.cached.prompt)}`}.</p>`}
+      ${d.left_out.length > 0 && html`<p>Without ${name(d.left_out.join(", "))}: left out after too many faults.</p>`}
+      ${d.profiles.map((profile) => html`<${Profile} key=${profile.profile} decision=${d} profile=${profile} />`)}
+    </section>`;
+}
+
+function Profile({ decision, profile }) {
+  const scorers = profile.candidates[0]?.scores ?? [];
+  const original = Object.fromEntries(scorers.map((each) => [each.scorer, each.weight]));
+  const [weights, setWeights] = useState(original);
+  const [answer, setAnswer] = useState(null);
+  const [trouble, setTrouble] = useState("");
+  const changed = scorers.some((each) => weights[each.scorer] !== each.weight);
+  useEffect(() => {
+    if (!changed) {
+      setAnswer(null);
+      return undefined;
+    }
+    let gone = false;
+    const query = new URLSearchParams({ request_id: decision.request_id, profile: profile.profile, ...weights });
+    const timer = setTimeout(() => json(`debug/decisions/what-if?${query}`).then(
+      (found) => !gone && (setAnswer(found), setTrouble("")),
+      (error) => !gone && setTrouble(error.message),
+    ), 100);
+    return () => {
+      gone = true;
+      clearTimeout(timer);
+    };
+  }, [JSON.stringify(weights)]);
+  const rows = answer
+    ? answer.ranked.map((each) => ({ ...profile.candidates.find((c) => c.endpoint === each.endpoint), total: each.total, parts: Object.entries(each.parts) }))
+    : profile.candidates.map((c) => ({ ...c, parts: c.scores.map((s) => [s.scorer, s.weighted]) }));
+  // A part that all candidates have decides nothing, so bars show what is beyond it.
+  const least = scorers.map((_, at) => Math.min(...rows.map((row) => row.parts[at][1])));
+  const beyond = (row) => row.parts.map(([scorer, part], at) => [scorer, part - least[at]]);
+  const most = Math.max(1e-9, ...rows.map((row) => beyond(row).reduce((sum, [, part]) => sum + part, 0)));
+  const columns = [
+    { title: "Endpoint", left: true, value: (c) => c.endpoint, cell: (c) => html`${c.picked && html`<b aria-hidden="true">★ </b>`}${name(c.endpoint)}${c.picked && html`<small> picked</small>`}` },
+    { title: "State", left: true, cell: (c) => html`<${Chip} state=${c.state} />` },
+    { title: "Advantage by scorer", left: true, cell: (c) => html`<${Bar} parts=${beyond(c)} most=${most} />`, note: "the parts of the total, without what all candidates have" },
+    { title: "Total", value: (c) => c.total, cell: (c) => c.total.toFixed(3) },
+    ...scorers.map((each, at) => ({ title: each.scorer, value: (c) => c.parts[at][1], cell: (c) => html`${c.parts[at][1].toFixed(3)} <small>${c.scores[at].raw.toFixed(2)}</small>`, note: "part of the total, and the score from 0 to 1" })),
+    { title: "Predicted cached", value: (c) => c.predicted_tokens, cell: (c) => count(c.predicted_tokens) },
+    { title: "Predicted time", left: true, cell: (c) => name(c.latency) },
+  ].filter((column) => (column.title !== "Predicted cached" || rows.some((c) => c.predicted_tokens !== null && c.predicted_tokens !== undefined)) && (column.title !== "Predicted time" || rows.some((c) => c.latency)));
+  return html`
+    <section class="panel" aria-label=${`Profile ${profile.profile}`}>
+      <h3>${profile.shadow ? "Shadow profile" : "Profile"} ${name(profile.profile)}</h3>
+      <p>${profile.considered} endpoints came in.${profile.filters.map((f) => html` ${name(f.filter)} kept ${f.kept} and dropped ${f.dropped}${f.names.length > 0 && html` (${name(f.names.join(", "))}${f.dropped > f.names.length && ", …"})`}.`)}</p>
+      ${profile.candidates.length > 0 && html`<p class="outcome">${name(profile.picker)} picked <b>${name(profile.picked.join(", "))}</b>${profile.margin === null ? ", the only one left." : profile.tied > 1 ? `: one of ${profile.tied} with the same total.` : `, ${profile.margin.toFixed(3)} above ${name(profile.runner_up)}.`}</p>`}
+      ${scorers.length > 0 && decision.request_id && html`
+        <fieldset class="sliders"><legend>What if the weights were different?</legend>
+          ${scorers.map((each, at) => html`<label><span><i class=${`part p${at % PARTS}`} aria-hidden="true"></i>${name(each.scorer)}</span>
+            <input type="range" min="0" max=${Math.max(2, each.weight * 3)} step=${Math.max(2, each.weight * 3) / 60} value=${weights[each.scorer]}
+              aria-valuetext=${`weight ${weights[each.scorer]}`} onInput=${(event) => setWeights({ ...weights, [each.scorer]: Number(event.target.value) })} />
+            <output>${Number(weights[each.scorer].toFixed(2))}</output></label>`)}
+          <p role="status">${trouble ? name(trouble) : answer
+            ? html`With these weights, ${answer.same ? "the same endpoint is best" : html`<b>${name(answer.ranked[0].endpoint)}</b> is best`}${answer.margin !== null && `, ${answer.margin.toFixed(3)} above the next`}.`
+            : "These are the weights of the decision."}</p>
+          <button type="button" disabled=${!changed} onClick=${() => setWeights(original)}>Weights of the decision</button>
+        </fieldset>`}
+      <${Table} caption=${`Candidates of ${name(profile.profile)}`} columns=${columns} rows=${rows} rowKey=${(c) => `${c.endpoint} ${c.address}`} empty="No endpoint was left." />
+      ${profile.more > 0 && html`<p>${profile.more} more candidates had lower totals.</p>`}
+    </section>`;
+}
+
+function Bar({ parts, most }) {
+  return html`<span class="bar" role="img" aria-label=${parts.map(([scorer, part]) => `${scorer} ${part.toFixed(3)}`).join(", ")}>
+    ${parts.map(([scorer, part], at) => html`<i class=${`part p${at % PARTS}`} title=${`${name(scorer)} ${part.toFixed(3)}`} style=${{ width: `${(100 * Math.max(0, part)) / most}%` }}></i>`)}</span>`;
+}
