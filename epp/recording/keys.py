@@ -44,11 +44,11 @@ class Keyed:
 
 
 def id_hash(text: str) -> int:
-    """Returns the hash of a request id: 64 bits; 0 if the id is no UUID."""
+    """Returns the hash of a request id as it is written: 64 bits; 0 if the id is no UUID."""
     if len(text) != UUID_CHARS or not text[8] == text[13] == text[18] == text[23] == "-":
         return 0
     try:
         int(text.replace("-", ""), 16)
     except ValueError:
         return 0
-    return xxh3_64_intdigest(text.lower().encode()) or 1
+    return xxh3_64_intdigest(text.encode()) or 1

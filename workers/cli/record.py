@@ -118,7 +118,8 @@ def export(trace: str, parquet: str, jsonl: str) -> None:
     Exit code 0: exported; 1: the recording cannot be read, or a package is missing.
     """
     from workers.shared.recording.export import to_jsonl, to_parquet
-    from workers.shared.recording.reader import Unreadable, batches_of
+    from workers.shared.recording.reader import batches_of
+    from workers.shared.recording.unreadable import Unreadable
 
     if bool(parquet) == bool(jsonl):
         raise click.UsageError("give one of --parquet and --jsonl")

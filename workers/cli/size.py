@@ -20,6 +20,11 @@ from workers.cli.sizing import (
     shared_memory_mib,
     size,
 )
+from workers.cli.trace_load import TraceLoad, load_of
+from workers.shared.recording.arrivals import arrivals
+from workers.shared.recording.unreadable import Unreadable
+
+PROMPT_KB = 4.0
 
 
 class Amount(click.FloatRange):
@@ -33,21 +38,17 @@ class Amount(click.FloatRange):
 
 
 @click.command("size")
-@click.option("--rps", type=Amount(0), required=True, help="Requests per second.")
+@click.option("--rps", type=Amount(0), help="Requests per second. Needed without --trace.")
 @click.option(
     "--prompt-kb",
     type=Amount(0, 1_000_000),
-    default=4.0,
-    show_default=True,
-    help="Mean size of a request's body, in KB.",
+    help="Mean size of a request's body, in KB. [default: 4, or that of the trace]",
 )
 @click.option("--pods", type=Whole(1, 65_000), default=8, show_default=True, help="Model servers.")
 @click.option(
     "--chunk-rate",
     type=Amount(0),
-    default=0.0,
-    show_default=True,
-    help="Chunks of streamed answers per second, of all streams together.",
+    help="Chunks of streamed answers per second, of all streams together. [default: 0, or the trace's output tokens]",
 )
 @click.option(
     "--streams",
@@ -63,25 +64,52 @@ class Amount(click.FloatRange):
     help="Prompt tokens that one model server caches.",
 )
 @click.option("--kv-events", is_flag=True, help="A precise prefix producer follows the servers' KV events.")
+@click.option(
+    "--trace",
+    default="",
+    help="Take the load from the busiest minute of a trace: a recording, or a file of Mooncake, Azure LLM inference, BurstGPT, "
+    "vLLM's or llm-d's benchmarks.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, with all constants.")
 def command(
-    rps: float,
-    prompt_kb: float,
+    rps: float | None,
+    prompt_kb: float | None,
     pods: int,
-    chunk_rate: float,
+    chunk_rate: float | None,
     streams: int | None,
     workers: int | None,
     cache_tokens: int,
     kv_events: bool,
+    trace: str,
     as_json: bool,
 ) -> None:
     """Size a picker: cores, workers, memory and flags for a load, from measured costs."""
-    load = Load(rps, prompt_kb, pods, chunk_rate, streams or 0, workers or 0, cache_tokens, kv_events)
+    if trace:
+        found = _measured(trace)
+        rps = found.rps if rps is None else rps
+        prompt_kb = found.prompt_kb if prompt_kb is None else prompt_kb
+        chunk_rate = found.chunk_rate if chunk_rate is None else chunk_rate
+    if rps is None:
+        raise click.UsageError("give --rps, or a --trace that has it")
+    prompt_kb = PROMPT_KB if prompt_kb is None else prompt_kb
+    load = Load(rps, prompt_kb, pods, chunk_rate or 0.0, streams or 0, workers or 0, cache_tokens, kv_events)
     needs = size(load)
     if as_json:
         click.echo(json.dumps(plain(load, needs), indent=2))
         return
     click.echo("\n".join(report(load, needs)))
+
+
+def _measured(trace: str) -> TraceLoad:
+    """Measures the load of a trace, and says on standard error what it has read. Raises ClickException."""
+    try:
+        found = load_of(arrivals(trace, lambda problem: click.echo(f"warning: {problem}", err=True)))
+    except Unreadable as wrong:
+        raise click.ClickException(str(wrong)) from wrong
+    if not found.requests:
+        raise click.ClickException(f"{trace}: the trace has no request")
+    click.echo(f"{trace}: {found.requests:,} requests in {found.seconds:,.0f} s", err=True)
+    return found
 
 
 def plain(load: Load, needs: Size) -> dict[str, object]:

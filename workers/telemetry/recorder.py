@@ -1,6 +1,6 @@
 """Records requests for `epp record` and --record-dir: encodes what was decided and how it ended, and sends it to the supervisor.
 
-    decided, ended ─▶ one buffer per worker ── when a packet is full, and at each beat ─▶ bus ─▶ supervisor, which writes files
+    decided, ended ─▶ one buffer per worker ── when it is full, and at each beat ─▶ bus ─▶ supervisor, which writes files
 
 A record is encoded once, from a tuple in the order of the fields in `epp.recording.records`. A worker never waits: if the bus is full, it
 drops the batch and counts its records. While nothing is recorded, a request costs one comparison.
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from workers.telemetry.request_metrics import Exchange
 
 BATCH_RECORDS_MAX: Final = 1024
+BATCH_BYTES: Final = 4 * CONTENT_MAX  # larger batches need fewer calls; the last packet of a batch is not full
 MODEL_CHARS_MAX: Final = 256
 STREAM_BITS: Final = 4  # bytes of a stream's random number
 
@@ -68,7 +69,7 @@ class RecordSender:
         buffer = self._buffer
         self._encoder.encode_into(record, buffer, -1)
         self._records += 1
-        if len(buffer) > CONTENT_MAX or self._records >= BATCH_RECORDS_MAX:
+        if len(buffer) > BATCH_BYTES or self._records >= BATCH_RECORDS_MAX:
             self.flush()
 
     def flush(self) -> None:

@@ -12,7 +12,8 @@ from epp.recording.records import VERSION, Lost, Opened, Record, batch, frame
 from workers.shared.recording import framing, reader
 from workers.shared.recording.files import RecordFiles
 from workers.shared.recording.limits import Frame, Limits
-from workers.shared.recording.reader import Unreadable, batches_of
+from workers.shared.recording.reader import batches_of
+from workers.shared.recording.unreadable import Unreadable
 
 OPENED = Opened(VERSION, "0.1", 1, 1000.0, 10.0, 5)
 

@@ -23,14 +23,11 @@ from workers.shared.recording.framing import (
     PREFIX_BYTES,
     unpack,
 )
+from workers.shared.recording.unreadable import Unreadable
 
 FILES_MAX: Final = 4096
 
 Report = Callable[[str], object]
-
-
-class Unreadable(Exception):
-    """Says that a file or folder cannot be read as a recording. The text names it and says why."""
 
 
 def files_of(path: str) -> list[Path]:
@@ -71,14 +68,10 @@ def _check_head(path: Path, found: bytes) -> None:
     if not found:
         raise Unreadable(f"{path}: the file is empty: its picker ended before it wrote anything")
     if len(found) < HEAD.size or not found.startswith(HEAD_MAGIC.to_bytes(4, "little")):
-        raise Unreadable(
-            f"{path}: not a recording of an endpoint picker; `epp record` writes them, `--format` names other traces"
-        )
+        raise Unreadable(f"{path}: not a recording of an endpoint picker; `epp record` writes them")
     _, size, name, version, _ = HEAD.unpack(found)
     if size != HEAD.size - PREFIX_BYTES or name != NAME:
-        raise Unreadable(
-            f"{path}: not a recording of an endpoint picker; `epp record` writes them, `--format` names other traces"
-        )
+        raise Unreadable(f"{path}: not a recording of an endpoint picker; `epp record` writes them")
     if version > VERSION:
         raise Unreadable(
             f"{path}: version {version} of the format, and this epp reads up to {VERSION}: use the picker's own version"

@@ -1,0 +1,51 @@
+"""Reads the arrivals of any trace: of a recording, or of a public format (`epp.recording.imports`)."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from epp.recording.imports import Arrival, BadTrace
+from epp.recording.imports import arrivals as imported
+from epp.recording.trace import requests
+from workers.shared.recording.limits import MISSING
+from workers.shared.recording.unreadable import Unreadable
+
+HEAD_MAGIC = b"\x5e\x2a\x4d\x18"
+
+
+def arrivals(path: str, report: Callable[[str], object]) -> Iterator[Arrival]:
+    """Yields the arrivals of the trace at `path`; those of a recording in the order of their ends. Raises Unreadable.
+
+    `report` gets a sentence for each part of a recording that is unreadable.
+    """
+    try:
+        if not Path(path).is_dir():
+            with open(path, "rb") as file:
+                recorded = file.read(len(HEAD_MAGIC)) == HEAD_MAGIC
+        if Path(path).is_dir() or recorded:
+            yield from _recorded(path, report)
+            return
+        with open(path, encoding="utf-8", errors="replace", newline="") as lines:
+            yield from imported(lines)
+    except OSError as refused:
+        raise Unreadable(f"{path}: {refused.strerror}") from refused
+    except BadTrace as wrong:
+        raise Unreadable(f"{path}: {wrong}") from wrong
+
+
+def _recorded(path: str, report: Callable[[str], object]) -> Iterator[Arrival]:
+    try:
+        from workers.shared.recording.reader import batches_of
+    except ModuleNotFoundError as missing:
+        raise Unreadable(MISSING) from missing
+    for request in requests(batches_of(path, report)):
+        decided, ended = request.decided, request.ended
+        prompt = ended.prompt if ended is not None else None
+        blocks = memoryview(decided.hashes).cast("Q").tolist()
+        yield Arrival(
+            request.at,
+            decided.prompt_tokens if prompt is None else prompt,
+            (ended.completion or 0) if ended is not None else 0,
+            blocks,
+            decided.block_tokens,
+            decided.model,
+        )
