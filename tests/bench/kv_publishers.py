@@ -3,7 +3,11 @@
     publishers (one process) ──▶ kv-events process          its CPU time
     requests ──▶ Envoy ──▶ picker                           their times, with and without events
 
-The process of the publishers is this module: `python -m tests.bench.kv_publishers PORT COUNT RATE`. It publishes until it is ended.
+The publishers take the machine's time, too. So the same is measured while a process that discards everything reads the messages instead
+of the picker. The difference is the picker's.
+
+The process of the publishers is this module: `python -m tests.bench.kv_publishers PORT COUNT RATE`. With a RATE of 0 it is the process
+that reads and discards. Both run until they are ended.
 """
 
 import os
@@ -21,7 +25,7 @@ from loadtest.kv_dialects import Dialect, payload
 from loadtest.kv_publisher import KvPublisher
 from tests.e2e.cluster import COMPLETIONS, Cluster, Picker, ask, completion, eventually
 from tests.e2e.precise_world import CONFIG
-from workers.cli.demo.children import command_name, cpu_seconds, descendants, free_row, python
+from workers.cli.demo.children import Child, command_name, cpu_seconds, descendants, free_row, python
 from workers.cli.demo.stack import LOOPBACK
 
 PUBLISHERS, RATE = 100, 100
@@ -35,6 +39,7 @@ SLOWER_MAX = 1.10
 REQUESTS, SMOKE_REQUESTS = 1_500, 100
 ROUNDS = 3
 TRIES_MAX = 20
+ELSEWHERE = (("publishers elsewhere", RATE), ("reader elsewhere", 0))
 
 
 def run(port: int, count: int, rate: float) -> None:
@@ -49,6 +54,17 @@ def run(port: int, count: int, rate: float) -> None:
         if at % 20 == 0:
             due += 20 / (count * rate)
             time.sleep(max(0.0, due - time.monotonic()))
+
+
+def discard(port: int, count: int) -> None:
+    """Reads what the publishers send, until the process is ended."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    reader = context.socket(zmq.SUB)
+    reader.subscribe(b"")
+    for n in range(count):
+        reader.connect(f"tcp://{LOOPBACK}:{port + n}")
+    while True:
+        reader.recv_multipart()
 
 
 def _messages(rng: random.Random) -> Iterator[bytes]:
@@ -70,7 +86,7 @@ def publish(smoke: bool) -> Iterator[tuple[str, float, float, bool]]:
     count = SMOKE_PUBLISHERS if smoke else PUBLISHERS
     requests = SMOKE_REQUESTS if smoke else REQUESTS
     with Cluster() as cluster:
-        port = free_row(count)
+        port = free_row(2 * count)
         fleet = cluster.fleet(count, "--prefill-us-per-token", "1", "--decode-ms", "1")
         endpoints = re.sub(r'name: "sim-(\d+)"', r'name: "sim-rank-\1"', fleet.file.read_text())
         file = cluster.directory / "named.yaml"
@@ -78,20 +94,36 @@ def publish(smoke: bool) -> Iterator[tuple[str, float, float, bool]]:
         config = CONFIG.format(endpoints=file, render="127.0.0.1:9", port=port, replay="")
         picker = cluster.picker(Path("unused"), workers=2, config_text=config)
         gateway = cluster.envoy(picker)
-        quiet, loaded, cores = [], [], []
+        quiet, loaded, discarded, cores = [], [], [], []
         for number in range(1 if smoke else ROUNDS):
             quiet.append(_times(gateway, requests, number))
-            child = cluster.children.start(
-                f"publishers {number}", python("tests.bench.kv_publishers", str(port), str(count), str(RATE))
-            )
+            child = _start(cluster, f"publishers {number}", port, count, RATE)
             assert eventually(lambda: _counter(picker, "active_subscribers") == count, 30.0)
             cores.append(_cores(picker, SMOKE_SECONDS if smoke else SECONDS, count))
             loaded.append(_times(gateway, requests, number))
-            child.kill_group()
-            child.process.wait()
-            cluster.forget(child)
+            _end(cluster, child)
+            others = [_start(cluster, f"{name} {number}", port + count, count, rate) for name, rate in ELSEWHERE]
+            discarded.append(_times(gateway, requests, number))
+            for other in others:
+                _end(cluster, other)
         yield f"kv-events process, {count} publishers, {RATE} messages/s each, cores", min(cores), CORES_MAX, True
         yield "p99 of requests with events / without", _p99(loaded) / _p99(quiet), SLOWER_MAX, True
+        yield (
+            "p99 with events / with events that another process reads",
+            _p99(loaded) / _p99(discarded),
+            SLOWER_MAX,
+            True,
+        )
+
+
+def _start(cluster: Cluster, name: str, port: int, count: int, rate: int) -> Child:
+    return cluster.children.start(name, python("tests.bench.kv_publishers", str(port), str(count), str(rate)))
+
+
+def _end(cluster: Cluster, child: Child) -> None:
+    child.kill_group()
+    child.process.wait()
+    cluster.forget(child)
 
 
 def _cores(picker: Picker, seconds: float, count: int) -> float:
@@ -132,4 +164,8 @@ def _p99(rounds: list[list[float]]) -> float:
 
 if __name__ == "__main__":
     os.environ["OPENBLAS_NUM_THREADS"] = "1"
-    run(int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]))
+    first, publishers, messages_per_s = int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
+    if messages_per_s:
+        run(first, publishers, messages_per_s)
+    else:
+        discard(first, publishers)
