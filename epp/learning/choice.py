@@ -1,10 +1,14 @@
 """Turns predictions into costs: what a request costs at each candidate, itself and for the requests that come after it.
 
-    cost = first token + SHARE * own * arrivals * (ahead + own)
+    cost = first token + SHARE * own * arrivals * (ahead + own) + PLACE * own * full
 
 `own` is the time that the endpoint spends on this prompt, `ahead` the time that it still spends on prompts before it, and `arrivals` the
 requests that the endpoint gets per second. Those that come within the next `ahead` + `own` seconds wait for this prompt, too. Without the
 second term, long prompts go where they are computed again although another server holds them, and every later request pays for that.
+
+The third term counts where prompts do not wait for each other, but for a place in the batch. A prompt that is computed again keeps its
+place for so much longer. `full` is the taken share of the batch, 0 to 1 (0 if its limit is not known): the fuller the batch, the more
+later requests wait for this place.
 
 Until the model knows enough, `careful_costs` decides instead.
 """
@@ -15,6 +19,7 @@ from typing import Final
 from epp.learning.model import AHEAD, BASE, QUEUE, RUNNING, THOUSAND, UNCACHED, LatencyModel, bounded
 
 SHARE: Final = 0.25
+PLACE: Final = 1.5
 HOLDS: Final = 0.5  # an endpoint that holds this part of a prompt is its holder
 NEAR_MAX: Final = 0.1  # candidates are equal if their costs differ by less than this part
 NEAR: Final = 1.0  # of the model's own error
@@ -68,15 +73,16 @@ def predicted_costs(model: LatencyModel, at: Situation, now: float) -> tuple[lis
         if rest > 0.0 and rate > 0.0:
             rest = max(0.0, rest - at.elapsed[i] / rate)
         limit = model.limit(slot)
-        places = 0.0
+        places = full = 0.0
         if limit > 0.0:
             places = max(0.0, load - limit + 1.0)
             load = min(load, limit)
+            full = load / limit
         tokens = at.tokens[i] / THOUSAND
         seconds = bounded(speed * (base + uncached * tokens + ahead * rest + queue * places + running * load))
         own = tokens * rate
         times.append(seconds)
-        costs.append(seconds + arrivals * speed * ahead * tokens * (rest * speed * ahead + own))
+        costs.append(seconds + arrivals * speed * ahead * tokens * (rest * speed * ahead + own) + PLACE * own * full)
     return times, costs
 
 

@@ -38,7 +38,7 @@ TOKEN_FLOOR_S: Final = 0.002
 LEAST_S: Final = 1e-6  # predictions and observations count as at least this long
 MOST_S: Final = 3600.0
 STEP: Final = 0.05
-SOFT_S: Final = 0.005  # differences of a few milliseconds say little about an endpoint's speed
+SOFT_S: Final = 0.02  # a difference of one decode step says little about an endpoint's speed
 STEP_FIRST: Final = (
     10.0  # the n-th observation of an endpoint moves its speed by a part of at least 1 / (n + STEP_FIRST)
 )

@@ -55,6 +55,17 @@ def test_the_cost_to_others_grows_with_the_arrivals_and_the_own_prompt() -> None
     assert extra[2] == 0.0
 
 
+def test_the_cost_of_a_place_in_the_batch_grows_with_the_own_prompt_and_the_taken_places() -> None:
+    model = LatencyModel()
+    for slot in range(3):
+        for _ in range(20):
+            model.scraped(slot, 0, 8, 1)
+    times, costs = predicted_costs(model, situation(tokens=[1000.0, 1000.0, 0.0], load=[0.0, 6.0, 6.0]), NOW)
+    extra = [cost - time for cost, time in zip(costs, times, strict=True)]
+    assert extra[1] > 0.0
+    assert extra[0] == extra[2] == 0.0
+
+
 def test_without_a_model_an_idle_endpoint_is_preferred_to_a_busy_one() -> None:
     assert best(careful(situation(load=[2.0, 0.0, 1.0]))) == 1
     assert best(careful(situation(ahead=[500.0, 900.0, 0.0]))) == 2
