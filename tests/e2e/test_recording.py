@@ -82,6 +82,12 @@ def test_a_recording_survives_kill_nine_and_names_no_text_header_or_tenant(clust
     cluster.forget(picker.child)
     (row,) = exported(folder)
     assert row["status"] == 200 and row["flow"] and row["completion_tokens"] == 4
+    told = run(
+        python(
+            "workers", "explain", f"--trace={folder}", f"--id={REQUEST_ID}", "--config-file=deploy/config/default.yaml"
+        )
+    )
+    assert told.returncode == 0 and told.stdout.count(f"sent to {row['address']}") >= 1, told.stderr
     content = unpacked(folder)
     assert (
         MODEL.encode() in content and row["endpoint"].encode() in content

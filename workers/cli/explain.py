@@ -27,11 +27,15 @@ from workers.cli.configuration import (
     read_file,
     shown_path,
 )
+from workers.cli.explain_trace import found as found_in_trace
+from workers.cli.explain_trace import why_then, with_config
 from workers.cli.flags import PORT, BadConfiguration, Whole, WithArguments, flag
 from workers.host.yaml_files import DiscoveryError
 from workers.kube.object_files import Folder
 from workers.kube.object_kinds import Found, merge
 from workers.pages.decisions import decoded, encoded
+from workers.shared.recording.limits import MISSING
+from workers.shared.recording.unreadable import Unreadable
 
 TIMEOUT_S = 5.0
 
@@ -59,6 +63,8 @@ TIMEOUT_S = 5.0
 @click.option(
     "--request", "request_file", default="", help="Offline: a request's JSON body in a file (- for standard input)."
 )
+@click.option("--trace", default="", help="Explain a decision of this recording, a file or a folder; needs --id.")
+@click.option("--id", "traced_id", default="", help="The x-request-id, or its number, of a request in --trace.")
 @click.option("--endpoints-file", default="", help="Offline: a file with endpoints and their values.")
 @click.option("--config-file", "-c", default="", help="Offline: the configuration file. [default: the built-in one]")
 @click.option("--path", default="", help="Offline: the request's path. [default: by the fields of its body]")
@@ -77,6 +83,8 @@ def command(
     url: str,
     ca_file: str,
     request_file: str,
+    trace: str,
+    traced_id: str,
     endpoints_file: str,
     config_file: str,
     path: str,
@@ -89,7 +97,8 @@ def command(
     """Explain a decision: the endpoints that each filter dropped, the scores times their weights, the runner-up and the margin.
 
     The decision is one of a running picker, where each worker keeps its last 32 decisions. With --request and --endpoints-file,
-    it is made offline by the same code.
+    it is made offline by the same code. With --trace, it is a recorded one; then --config-file says where another configuration
+    would send the request at that moment.
 
     Exit code 0: explained; 1: there is no such decision or no picker, or a plugin fails; 78: a file is invalid.
     """
@@ -97,7 +106,12 @@ def command(
         raise click.UsageError("--last and --request-id cannot be given together")
     if bool(request_file) != bool(endpoints_file):
         raise click.UsageError("an offline decision needs both --request and --endpoints-file")
-    if request_file:
+    if bool(trace) != bool(traced_id):
+        raise click.UsageError("a recorded decision needs both --trace and --id")
+    if trace:
+        config = _config(config_file, allow_experimental_plugins, plugin_path) if config_file else None
+        explanations = _traced(trace, traced_id, config)
+    elif request_file:
         config = _config(config_file, allow_experimental_plugins, plugin_path)
         body = read_bytes(request_file)
         request = offline.OfflineRequest(path or inferred_path(body), _headers(headers), body)
@@ -110,6 +124,26 @@ def command(
         return
     for number, explanation in enumerate(explanations):
         click.echo(("\n" if number else "") + "\n".join(explain_view.lines(explanation)))
+
+
+def _traced(path: str, wanted: str, config: EffectiveConfig | None) -> list[Explanation]:
+    """Explains a recorded decision, and that of `config` at the same moment. Raises ClickException."""
+    try:
+        from workers.shared.recording.reader import batches_of
+    except ModuleNotFoundError as missing:
+        raise click.ClickException(MISSING) from missing
+    try:
+        request, trace = found_in_trace(
+            batches_of(path, lambda problem: click.echo(f"warning: {problem}", err=True)), wanted
+        )
+        explanations = [why_then(request, trace)]
+        if config is not None:
+            explanations.append(with_config(config, request, trace))
+    except Unreadable as wrong:
+        raise click.ClickException(str(wrong)) from wrong
+    except offline.OfflineError as wrong:
+        raise BadConfiguration(str(wrong)) from wrong
+    return explanations
 
 
 def address(url: str, ca_file: str) -> str:

@@ -86,7 +86,13 @@ def decided(
     """Decides on the request with these objectives and model rewrites, and explains the decision. Raises OfflineError."""
     entries, known = _read(endpoints_file)
     _check_names(config, endpoints_file, entries, known)
-    pool = FilePool(config, entries, known)
+    return decided_on(config, offline_request, FilePool(config, entries, known), objects)
+
+
+def decided_on(
+    config: EffectiveConfig, offline_request: OfflineRequest, pool: "FilePool", objects: Objects = NO_OBJECTS
+) -> Explanation:
+    """Decides on the request with the endpoints of `pool`, and explains the decision. Raises OfflineError."""
     return asyncio.run(_decided(config, offline_request, pool, objects))
 
 

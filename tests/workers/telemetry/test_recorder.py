@@ -50,13 +50,16 @@ class Recording:
     def _count(self, records: int) -> None:
         self.lost += records
 
-    def records(self) -> list[Record]:
-        """Returns all records that were sent since the last call."""
+    def batches(self) -> list[bytes]:
+        """Returns all encoded batches that were sent since the last call."""
         self.sender.flush()
         assembler, packets = Assembler(), self.packets
         self.packets = []
-        wholes = [whole for packet in packets if (whole := assembler.take(packet)) is not None]
-        return [record for whole in wholes for batch in decode(frame([whole.data])) for record in batch]
+        return [whole.data for packet in packets if (whole := assembler.take(packet)) is not None]
+
+    def records(self) -> list[Record]:
+        """Returns all records that were sent since the last call."""
+        return [record for batch in decode(frame(self.batches())) for record in batch]
 
     def of(self, kind: type[Any]) -> Any:
         (found,) = [record for record in self.records() if isinstance(record, kind)]
