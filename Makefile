@@ -13,7 +13,7 @@ FIND_PYTHON = for p in /usr/bin/python3 python3 python3.13 python3.12 python3.11
 	if $$p -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then command -v $$p; exit 0; fi; done; \
 	echo "no Python >= 3.11 with venv found: install one (on Debian: apt install python3 python3-venv)" >&2; exit 1
 
-.PHONY: compiled install demo docs test coverage test-e2e test-first-day test-configurations test-kube test-faults test-reload-faults test-go test-clients fuzz simulate bench-floods bench-busy bench-overload bench-waiting bench-reload lint bench bench-routing bench-replicas bench-scaling profile load proto lock clean
+.PHONY: compiled install demo docs test coverage test-e2e test-first-day test-configurations test-kube test-faults test-reload-faults test-go test-clients test-ui fuzz simulate bench-floods bench-busy bench-overload bench-waiting bench-reload lint bench bench-routing bench-replicas bench-scaling profile load proto lock clean
 .NOTPARALLEL:  # targets share one environment
 # The tests start hundreds of processes: each would compile the modules again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -106,6 +106,12 @@ fuzz: $(READY_DEV) compiled
 # Node's gRPC library in place of Envoy. Downloads Node and npm if they are missing.
 test-clients: $(READY_DEV) compiled
 	@$(PYTHON) -m tests.clients.run $(ARGS)
+
+# The page /ui in Debian's chromium, with faults and hostile names: keyboard, axe-core, policy. Screenshots in .cache/ui. Half a minute.
+PLAYWRIGHT := playwright==1.65.2
+test-ui: $(READY_DEV) compiled
+	@$(PYTHON) -m pip install --quiet --disable-pip-version-check $(PLAYWRIGHT)
+	@$(PYTHON) -m tests.ui.run $(ARGS)
 
 # The longest time that one request keeps a worker's event loop busy.
 bench-busy: $(READY_DEV) compiled
