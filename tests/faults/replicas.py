@@ -16,6 +16,7 @@ import msgspec
 from tests.faults.replica_world import CHANNEL, PASSWORD, Held, Traffic, World
 
 PAUSE_S, SHORT_PAUSE_S = 10.0, 1.5  # of a stopped replica and a silent store
+SILENT_S = 3.0  # by then, replicas have noticed a silent store
 PARTITION_S = 60.0  # without --short
 LIES = 300
 HUGE = 1 << 60
@@ -57,8 +58,20 @@ def stopped_replica(world: World, pause_s: float) -> None:
 
 def silent_store(world: World, pause_s: float) -> None:
     """CLIENT PAUSE: the store accepts everything and answers nothing."""
-    world.store.command("CLIENT", "PAUSE", str(round(1000 * (pause_s + 3.0))), "ALL")
+    until = time.monotonic() + pause_s + SILENT_S
+    world.store.command("CLIENT", "PAUSE", str(round(1000 * (pause_s + SILENT_S))), "ALL")
     world.faded(world.remotes)
+    time.sleep(max(until - time.monotonic(), 0.0))
+
+
+def frozen_store(world: World, pause_s: float) -> None:
+    """SIGSTOP of the store: the kernel accepts connections for it, and nothing answers."""
+    world.store.pause()
+    try:
+        world.faded(world.remotes)
+        time.sleep(pause_s)
+    finally:
+        world.store.resume()
 
 
 def partition(world: World, pause_s: float) -> None:
@@ -156,6 +169,7 @@ FAULTS: dict[str, Callable[[World, float], None]] = {
     "killed replica": killed_replica,
     "stopped replica": stopped_replica,
     "silent store": silent_store,
+    "frozen store": frozen_store,
     "partition": partition,
     "full store": full_store,
     "wrong password": wrong_password,

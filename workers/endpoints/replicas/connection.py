@@ -1,6 +1,7 @@
 """One connection to the store, in RESP 3, so that commands and the messages of channels share it.
 
-Messages are passed on as they come, without a task: `hear` is called from the event loop. What fails is kept, and `check` raises it.
+`check` reads what has come: it passes messages on to `hear`, gives commands their answers, and raises what has failed. `ask` reads, too,
+while it waits for its answer. Only one task uses a connection.
 """
 
 import asyncio
@@ -11,6 +12,7 @@ from typing import Any
 
 import structlog
 
+from workers.endpoints.replicas.byte_stream import ByteStream
 from workers.endpoints.replicas.replies import InvalidReply, Message, Refusal, Replies
 
 log = structlog.get_logger()
@@ -22,28 +24,23 @@ class Refused(Exception):
     """Says that the store answered a command with an error. Its text is that of the store."""
 
 
-class Connection(asyncio.Protocol):
-    """Sends commands, and gives each its answer. `heard_at`: when the last message came, in seconds of the event loop."""
+class Connection:
+    """Sends commands, and gives each its answer. `to` makes it."""
 
-    def __init__(self) -> None:
+    def __init__(self, stream: ByteStream) -> None:
         self.hear: Hear = lambda channel, data: None
+        self._stream = stream
         self._loop = asyncio.get_running_loop()
-        self.heard_at = self._loop.time()
+        self._heard_at = self._loop.time()
         self._asked_at = 0.0
         self._replies = Replies()
-        self._waiting: deque[asyncio.Future[Any] | None] = deque()  # commands without answer; None: nobody waits for it
-        self._transport: asyncio.Transport | None = None
+        self._waiting: deque[list[Any] | None] = deque()  # commands without answer: where it goes; None: nobody waits
         self._fault: Exception | None = None
 
     @classmethod
     async def to(cls, where: tuple[str, int] | str, tls: ssl.SSLContext | None) -> "Connection":
         """Connects to a host and port, or to the path of a socket. Raises OSError or ssl.SSLError."""
-        loop = asyncio.get_running_loop()
-        if isinstance(where, str):
-            _, connection = await loop.create_unix_connection(cls, where)
-        else:
-            _, connection = await loop.create_connection(cls, *where, ssl=tls)
-        return connection
+        return cls(await ByteStream.open(where, tls))
 
     @property
     def settled(self) -> bool:
@@ -56,78 +53,89 @@ class Connection(asyncio.Protocol):
 
     def silent_s(self) -> float:
         """How long no message has come."""
-        return self._loop.time() - self.heard_at
+        return self._loop.time() - self._heard_at
 
     def send(self, *words: str | int | bytes) -> None:
         """Sends a command whose answer matters only if it is an error; `check` raises that. Raises what has failed before."""
         self._write(words, None)
 
-    async def ask(self, *words: str | int | bytes) -> Any:
-        """Sends a command, and returns its answer. Raises Refused, or what has failed."""
-        answer = self._loop.create_future()
-        self._write(words, answer)
-        return await answer
+    async def ask(self, *commands: tuple[str | int | bytes, ...]) -> list[Any]:
+        """Sends commands together, and returns their answers. Raises Refused for the first that is refused, or what has failed."""
+        places: list[list[Any]] = [[] for _ in commands]
+        for words, place in zip(commands, places, strict=True):
+            self._write(words, place)
+        while not all(places):
+            try:
+                self._feed(await self._stream.wait())
+            except OSError as fault:
+                self._end(fault)
+            self._raise()
+        answers = [place[0] for place in places]
+        for answer in answers:
+            if isinstance(answer, Refusal):
+                raise Refused(answer.text)
+        return answers
 
     def check(self) -> None:
-        """Raises what has failed: ConnectionError, InvalidReply, Refused, or a fault of `hear`."""
-        if self._fault is not None:
-            raise self._fault
+        """Reads what has come. Raises what has failed: OSError, InvalidReply, Refused, or a fault of `hear`."""
+        self._raise()
+        try:
+            data = self._stream.read()
+        except OSError as fault:
+            self._end(fault)
+        else:
+            self._feed(data)
+        self._raise()
 
     def close(self) -> None:
         """Closes without waiting for anything."""
         self._end(ConnectionError("closed"))
 
-    def connection_made(self, transport: Any) -> None:
-        self._transport = transport
-
-    def data_received(self, data: bytes) -> None:
+    def _feed(self, data: bytes) -> None:
+        if not data:
+            return
         try:
             for value in self._replies.feed(data):
                 if type(value) is Message:
-                    self.heard_at = self._loop.time()
+                    self._heard_at = self._loop.time()
                     self.hear(value.channel, value.data)
                 else:
                     self._answered(value)
-        except InvalidReply as fault:
+        except (InvalidReply, Refused) as fault:
             self._end(fault)
         except Exception as fault:  # the supervisor must not end by what others send
             log.debug("a fault in the exchange with other replicas", exc_info=True)
             self._end(fault)
 
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._end(exc or ConnectionError("the store has closed the connection"))
-
-    def _write(self, words: tuple[str | int | bytes, ...], answer: asyncio.Future[Any] | None) -> None:
-        self.check()
-        assert self._transport is not None
+    def _write(self, words: tuple[str | int | bytes, ...], answer: list[Any] | None) -> None:
+        self._raise()
         if not self._waiting:
             self._asked_at = self._loop.time()
         self._waiting.append(answer)
-        self._transport.write(packed(words))
+        try:
+            self._stream.write(packed(words))
+        except OSError as fault:
+            self._end(fault)
+            raise
 
     def _answered(self, value: Any) -> None:
         if not self._waiting:
             raise InvalidReply("the store sent an answer to no command")
         waiting = self._waiting.popleft()
-        if isinstance(value, Refusal):
-            refused = Refused(value.text)
-            if waiting is None:
-                self._end(refused)
-            elif not waiting.done():
-                waiting.set_exception(refused)
-        elif waiting is not None and not waiting.done():
-            waiting.set_result(value)
+        if waiting is not None:
+            waiting.append(value)
+        elif isinstance(value, Refusal):
+            raise Refused(value.text)
+
+    def _raise(self) -> None:
+        if self._fault is not None:
+            raise self._fault
 
     def _end(self, fault: Exception) -> None:
         """Keeps the first fault, and ends the connection."""
         if self._fault is None:
             self._fault = fault
-        while self._waiting:
-            waiting = self._waiting.popleft()
-            if waiting is not None and not waiting.done():
-                waiting.set_exception(self._fault)
-        if self._transport is not None:
-            self._transport.abort()
+        self._stream.close()
 
 
 def packed(words: tuple[str | int | bytes, ...]) -> bytes:

@@ -7,8 +7,10 @@ import asyncio
 import os
 
 from workers.endpoints.replicas.address import Answer, parse_address
-from workers.endpoints.replicas.store import ANSWER_S, Link, Names, StoreError, password_of
+from workers.endpoints.replicas.store import Link, Names, StoreError, password_of
 from workers.host.options import Options
+
+CONTACT_S = 6.0
 
 
 def contact(options: Options, offered: bytes) -> Answer:
@@ -24,7 +26,7 @@ async def _contact(options: Options, offered: bytes) -> Answer:
     names = Names(options.replica_store_prefix, cluster=address.cluster, database=address.database)
     probe = f"start-{os.urandom(8).hex()}"
     try:
-        async with asyncio.timeout(6 * ANSWER_S):
+        async with asyncio.timeout(CONTACT_S):
             link = await Link.open(address, names, password_of(address, options.replica_store_password_file), probe)
             try:
                 await link.epoch(0)
@@ -36,4 +38,4 @@ async def _contact(options: Options, offered: bytes) -> Answer:
             finally:
                 link.close()
     except TimeoutError:
-        raise StoreError("slow", f"{address}: no answer in {6 * ANSWER_S:.0f} s") from None
+        raise StoreError("slow", f"{address}: no answer in {CONTACT_S:.0f} s") from None

@@ -1,10 +1,11 @@
 """The exchange with other replicas, in the supervisor: it publishes what this replica has, and merges what others publish.
 
     own lanes ─▶ OwnLoad, Waiting ─┐                              ┌─▶ Others ─▶ remote lane ─▶ workers
-    bus ───────▶ Taught ───────────┴─▶ a message each TICK_S ─▶ store ─┴─▶ Taught ─▶ prefix index ─▶ workers
+    bus ───────▶ Taught ───────────┴─▶ a message each turn ─▶ store ─┴─▶ Taught ─▶ prefix index ─▶ workers
 
-A message has all changes of one tick. A whole message follows each `WHOLE_S`. If nothing changes, a message that says only that this
-replica lives follows each `ALIVE_S`. No request waits for any of this: workers read shared memory.
+A turn reads all that has come, and then publishes all that has changed (`pace` says when). A whole message follows each `WHOLE_S`. If
+nothing changes, a message that says only that this replica lives follows each `ALIVE_S`. No request waits for any of this: workers read
+shared memory.
 
 If the store fails, the exchange closes the link, logs one line, and connects again. The delay doubles up to a limit, and is random, so
 that the replicas do not arrive together. Meanwhile what others have in flight fades, and updates of the index wait in a bounded backlog.
@@ -24,19 +25,22 @@ from shm.remote_lane import RemoteLane
 from workers.endpoints.replicas.joining import Joining
 from workers.endpoints.replicas.notices import Notices, Report
 from workers.endpoints.replicas.others import Others
+from workers.endpoints.replicas.pace import Pace
 from workers.endpoints.replicas.places import OwnLoad, Places
 from workers.endpoints.replicas.store import Link, StoreError
 from workers.endpoints.replicas.taught import Taught
 from workers.endpoints.replicas.waiting import Waiting
 from workers.endpoints.replicas.wire import EPOCH_MAX, FORM, ROWS_MAX, Message, encode
 
-TICK_S = 0.01
 WHOLE_S = 1.0
 ALIVE_S = 0.2
 FADE_LOOK_S = 0.1  # between two looks for silent replicas and for endpoints that came or left
-RETRY_MIN_S, RETRY_MAX_S = 0.2, 0.8  # the longest delay before the first attempt to connect again, and before any
-REFUSED_MAX_S = 3.2  # the same if the store refuses the replica: somebody must change a setting
-CONNECT_S = 3.0
+# Longest delay before the first attempt to connect again, and before any. A silent store is used again within 1 s of its return: an
+# attempt that began before fails after ANSWER_S (`store`), and the next one follows after RETRY_MAX_S at the latest.
+RETRY_MIN_S, RETRY_MAX_S = 0.1, 0.4
+REFUSED_MAX_S = 0.8  # the same if the store refuses the replica: somebody must change a setting
+USED_S = 3.2  # a link that lasted so long begins the delays anew
+CONNECT_S = 3.0  # with what Sentinel or a cluster is asked
 KEEP_S = 10.0  # between two looks whether the store still has what replicas need
 SETTLED_S = 1.0  # by then a new replica has heard all others
 UNNUMBERED = (
@@ -88,10 +92,13 @@ class Exchange:
         self._offered = False  # a whole message has gone to the store
         self._announced = False  # the log says that the store is away
         self._attempts = 0  # to connect, since the store was last used for a while
+        self._received = False  # something that is not yet in shared memory
         self._whole_at = self._alive_at = float("-inf")
         self._keep_at = float("inf")
         self._new = False  # the store has just given this replica its first number
         self._echo: tuple[int, float] | None = None  # sequence and time of the whole message that is not back yet
+        self._pace = Pace()
+        parts.taught.on_insert = self._pace.woken
         parts.remote.clear()
 
     @property
@@ -114,7 +121,7 @@ class Exchange:
                     refused = False
                     log.debug("a fault in the exchange with other replicas", exc_info=True)
                     self._problem(StoreError("error", f"a fault of the picker: {fault!r}"[:500]))
-                if self.connected and self._now() - started > REFUSED_MAX_S:
+                if self.connected and self._now() - started > USED_S:
                     self._attempts = 0
                 self.connected = self._offered = False
                 self._echo = None
@@ -144,26 +151,33 @@ class Exchange:
             raise StoreError("slow", "the store did not answer in time") from None
 
     async def _speak(self, link: Link) -> None:
-        """Publishes everything, and then what is new, once per tick, until the link fails. Raises StoreError."""
+        """Publishes everything, and then takes turns until the link fails. Raises StoreError."""
         if not self.others.life[0]:
             await self._number(link, above=max(self.parts.remote.epoch, self.others.highest))
             self._new = True
         await self._keep(link)
         self._whole_at = float("-inf")
         while True:
-            started = self._now()
-            if self._silent and not self.others.superseded(started):
+            await self._pace.run(lambda: self._turn(link))
+            now = self._now()
+            if self._silent:
                 await self._number(link, above=self.others.life[0])
                 self._silent = False
-            if started >= self._keep_at:
+            if now >= self._keep_at:
                 if self._new and self.others.highest > self.others.life[0]:  # the store had lost its count
                     await self._number(link, above=self.others.highest)
                 self._new = False
                 await self._keep(link)
-            link.check()
-            if link.settled:  # else the store is slow: the next message has more
-                self._publish(link, started)
-            await asyncio.sleep(max(TICK_S / 2, TICK_S - (self._now() - started)))
+
+    def _turn(self, link: Link) -> bool:
+        """Reads and publishes what is new. Returns false if the store must be asked something before the next turn. Raises StoreError."""
+        now = self._now()
+        link.check()
+        if self._received:
+            self._apply(now)
+        if link.settled:  # else the store is slow: the next message has more
+            self._publish(link, now)
+        return now < self._keep_at and not (self._silent and not self.others.superseded(now))
 
     def _publish(self, link: Link, now: float) -> None:
         """Publishes what is new, if the store has taken the last message. Raises StoreError."""
@@ -222,7 +236,7 @@ class Exchange:
             )
 
     def _heard(self, data: bytes, *, copy: bool) -> None:
-        """Merges a message as soon as it comes. `copy`: it is a slice of another replica's index."""
+        """Merges a message. `copy`: it is a slice of another replica's index."""
         now = self._now()
         if copy:
             self.joining.take(data, now, self._ticks())
@@ -243,11 +257,11 @@ class Exchange:
             self.foreign_blocks += len(message.blocks)
             self.notices.problem(FOREIGN, message.name)
         elif message.blocks:
-            self.parts.taught.learn(message.blocks, self._ticks())
+            self.parts.taught.learn(message.blocks)
         self.joining.asked(message, now, self._ticks())
         if len(self.others.live) != known:
             self.notices.appeared(message.name, len(self.others.live) + 1)
-        self._apply(now)
+        self._received = True
 
     def _returned(self, now: float) -> None:
         """Measures how long this replica's own whole message took, if it is back. Another sequence is that of a replay."""
@@ -306,7 +320,9 @@ class Exchange:
                 remote.set(slot, *load)
 
     def _apply(self, now: float) -> None:
-        """Writes what has changed into the remote lane."""
+        """Writes what others have said into the remote lane and the prefix index."""
+        self._received = False
+        self.parts.taught.apply(self._ticks())
         remote, slots = self.parts.remote, self.parts.places.slots
         for key, (requests, tokens) in self.others.take():
             slot = slots.get(key)

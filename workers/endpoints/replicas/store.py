@@ -35,9 +35,8 @@ from workers.endpoints.replicas.replies import InvalidReply
 from workers.endpoints.replicas.wire import EPOCH_MAX
 from workers.host.options import PASSWORD_VARIABLE
 
-ANSWER_S = 1.0  # how long the store may take for one answer
-SILENCE_S = 2.0  # a listener that hears not even its own messages for so long has lost its connection
-STALL_S = 0.5  # after so long without a turn, what the store sent may still wait to be read
+ANSWER_S = 0.5  # how long the store may take for one answer, and to accept a connection
+SILENCE_S = 1.0  # a listener that hears not even its own messages for so long has lost its connection
 PASSWORD_BYTES_MAX = 4096
 VERSION = 1
 SECRET = re.compile(rb"[0-9a-f]{16}")
@@ -110,23 +109,21 @@ class Link:
         self._address = address
         self.names = names
         self._connection = connection
-        self._checked_at = float("-inf")
+        self._in_words = _InWords(address)
 
     @classmethod
     async def open(cls, address: Address, names: Names, password: str, name: str) -> "Link":
         """Connects, and subscribes to two channels: the one for all replicas, and that of the replica `name`. Raises StoreError."""
         with _InWords(address, password):
             where = await _server(address, names, password)
-            async with asyncio.timeout(2 * ANSWER_S):
+            async with asyncio.timeout(ANSWER_S):
                 connection = await Connection.to(where, _tls_context(address))
         link = cls(address, names, connection)
         try:
             login = ("AUTH", address.user or "default", password) if address.user or password else ()
             await link.command("HELLO", 3, *login)
-            if address.database:
-                await link.command("SELECT", address.database)
-            for channel in (names.all, names.to(name)):
-                await link.command("SUBSCRIBE", channel)
+            database = [("SELECT", address.database)] if address.database else []
+            await link._commands(*database, *(("SUBSCRIBE", channel) for channel in (names.all, names.to(name))))
         except BaseException:
             link.close()
             raise
@@ -142,13 +139,18 @@ class Link:
 
     async def command(self, *words: str | int | bytes) -> Any:
         """Runs one command, and returns its answer. Raises StoreError."""
-        with _InWords(self._address):
+        (answer,) = await self._commands(words)
+        return answer
+
+    async def _commands(self, *commands: tuple[str | int | bytes, ...]) -> list[Any]:
+        """Sends commands together, and returns their answers. Raises StoreError."""
+        with self._in_words:
             async with asyncio.timeout(ANSWER_S):
-                return await self._connection.ask(*words)
+                return await self._connection.ask(*commands)
 
     def publish(self, channel: str, data: bytes) -> None:
         """Publishes a message, and waits for nothing. Raises StoreError if the link has failed."""
-        with _InWords(self._address):
+        with self._in_words:
             self._connection.send("PUBLISH", channel, data)
 
     @property
@@ -157,12 +159,12 @@ class Link:
         return self._connection.settled
 
     def check(self) -> None:
-        """Raises StoreError if the link has failed, or if the store has not answered or said anything for too long."""
-        with _InWords(self._address):
+        """Reads what the store has sent: messages go to the listener. Raises StoreError if the link has failed, or if the store has not
+        answered or said anything for too long.
+        """
+        with self._in_words:
             self._connection.check()
-            now = asyncio.get_running_loop().time()
-            stalled, self._checked_at = now - self._checked_at > STALL_S, now
-            if not stalled and (self._connection.owed_s() > ANSWER_S or self._connection.silent_s() > SILENCE_S):
+            if self._connection.owed_s() > ANSWER_S or self._connection.silent_s() > SILENCE_S:
                 raise TimeoutError("the store does not answer")
 
     async def epoch(self, least: int) -> int:

@@ -11,6 +11,7 @@ from tests.workers.endpoints.replicas.fake_link import FakeLink, links
 from tests.workers.endpoints.replicas.live import Replica, becomes, running
 from tests.workers.endpoints.replicas.messages import message
 from workers.endpoints.replicas.exchange import REFUSED_MAX_S, RETRY_MAX_S, RETRY_MIN_S, retry_delay
+from workers.endpoints.replicas.store import ANSWER_S
 from workers.endpoints.replicas.wire import decode
 
 X, Y = "10.0.0.1:8000", "10.0.0.2:8000"
@@ -136,6 +137,11 @@ def test_the_delay_between_attempts_doubles_up_to_a_limit_and_is_random() -> Non
         assert 0.75 * limit < longest[attempts] <= limit
     assert REFUSED_MAX_S / 2 <= retry_delay(1000, refused=True) <= REFUSED_MAX_S
     assert len({retry_delay(3, refused=False) for _ in range(10)}) > 1
+
+
+def test_an_attempt_with_a_silent_store_and_the_next_delay_last_less_than_a_second() -> None:
+    assert ANSWER_S + RETRY_MAX_S < 1.0
+    assert REFUSED_MAX_S < 1.0, "a store that refuses answers at once"
 
 
 def test_more_loaded_endpoints_than_a_message_can_name_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
