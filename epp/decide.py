@@ -1,6 +1,8 @@
 """Request -> decision: the hot path. Read top to bottom; each function is called by the one above it.
 
     decide ─▶ admission ─▶ choose: screen ─▶ produce ─▶ admit ─▶ schedule: profiles (filter ─▶ score ─▶ pick) ─▶ before send
+                                     ▲                    └ held: wait, then again with the endpoints of that moment
+                                     └────────────────────┘
 
 Nothing here logs, measures or reads a clock. An exception of a plugin is a bug: the request fails with 500, and the exception is
 tagged with the plugin (`epp.errors.blame`). There is no silent fallback, except at the comments FAIL-OPEN.
@@ -18,10 +20,11 @@ from epp.candidates import Candidates, Scores
 from epp.decision import Decision, ProfileRun, Response
 from epp.errors import Cause, PluginFault, ProducerFailed, Refused, blame
 from epp.pipeline import Pipeline, ProduceCall
-from epp.plugin import Plugin, Profile, ScorerCall
+from epp.plugin import Plugin, Profile, ScorerCall, Waiting
 from epp.request import Request, Subset
 
 PROFILE_ROUNDS_MAX: Final = 16
+HOLDS_MAX: Final = 64  # how often admitters may hold one request
 ScorerFailed: TypeAlias = Callable[[Exception], None]
 
 
@@ -42,6 +45,9 @@ class EndpointPool(Protocol):
 
     def reloaded(self, candidates: Candidates) -> Candidates:
         """Returns the same candidates with the load in flight at this moment."""
+
+    def now(self) -> float:
+        """Returns the time in monotonic seconds."""
 
     def producer_failed(self, producer: Plugin, failure: ProducerFailed) -> None:
         """Counts one failure of a data producer. The request goes on without the producer's data."""
@@ -74,33 +80,36 @@ async def decide(lease: Lease, request: Request, pool: EndpointPool, admission: 
 
 async def choose(pipeline: Pipeline, request: Request, pool: EndpointPool) -> Decision:
     """Chooses the targets of a parsed and admitted request. Raises Refused, or the exception of a plugin."""
-    candidates = pool.candidates(request.subset)
-    if not len(candidates):
-        raise Refused(Cause.NO_CANDIDATES)
-    if pipeline.screeners:
-        candidates = screened(pipeline, request, candidates)
-    waited = False
-    for produce in pipeline.producers:
-        try:
-            waiting = produce(request, candidates)
-            if waiting is not None:
-                waited = True
-                await waiting
-        except ProducerFailed as failure:
-            failed_open(pipeline, produce, failure, pool)
-        except TimeoutError as timeout:
-            failed_open(pipeline, produce, ProducerFailed(str(timeout)), pool)
-        except Exception as problem:
-            blame(problem, pipeline.owner(produce))
-            raise
-    if waited:
-        candidates = pool.reloaded(candidates)
-    for admit in pipeline.admitters:
-        try:
-            admit(request, candidates)
-        except Exception as problem:
-            blame(problem, pipeline.owner(admit))
-            raise
+    for _ in range(HOLDS_MAX):
+        candidates = pool.candidates(request.subset)
+        if not len(candidates):
+            raise Refused(Cause.NO_CANDIDATES)
+        if pipeline.screeners:
+            candidates = screened(pipeline, request, candidates)
+        waited = False
+        for produce in pipeline.producers:
+            try:
+                waiting = produce(request, candidates)
+                if waiting is not None:
+                    waited = True
+                    await waiting
+            except ProducerFailed as failure:
+                failed_open(pipeline, produce, failure, pool)
+            except TimeoutError as timeout:
+                failed_open(pipeline, produce, ProducerFailed(str(timeout)), pool)
+            except Exception as problem:
+                blame(problem, pipeline.owner(produce))
+                raise
+        if waited:
+            candidates = pool.reloaded(candidates)
+        held = admitted(pipeline, request, candidates)
+        if held is None:
+            break
+        with suppress(ProducerFailed, TimeoutError):  # the wait ended early: the admitter decides again
+            await held
+        request.now = pool.now()
+    else:
+        raise Refused(Cause.NOT_ADMITTED, f"it was held {HOLDS_MAX} times")
     decision = schedule(pipeline, request, candidates, pool.scorer_failed)
     if pipeline.shadows:
         decision.shadows = run_shadows(pipeline, request, candidates, pool)
@@ -112,6 +121,19 @@ async def choose(pipeline: Pipeline, request: Request, pool: EndpointPool) -> De
             complete_unsent(pipeline, request, decision, pipeline.pre_request.index(before_send))
             raise
     return decision
+
+
+def admitted(pipeline: Pipeline, request: Request, candidates: Candidates) -> Waiting | None:
+    """Asks the admitters. Returns None if all accept the request, or the wait of the first one that holds it. Raises Refused."""
+    for admit in pipeline.admitters:
+        try:
+            held = admit(request, candidates)
+        except Exception as problem:
+            blame(problem, pipeline.owner(admit))
+            raise
+        if held is not None:
+            return held
+    return None
 
 
 def screened(pipeline: Pipeline, request: Request, candidates: Candidates) -> Candidates:

@@ -116,6 +116,16 @@ def _check_produced(instance: Plugin, result: object, *_more: object) -> None:
     )
 
 
+def _check_admitted(instance: Plugin, result: object, *_more: object) -> None:
+    if result is None or hasattr(result, "add_done_callback"):
+        return
+    if inspect.iscoroutine(result):
+        result.close()
+    raise PluginFault(
+        f"admitter '{instance.name}' returned {_kind(result)}; return None, or a Waiting of `services` to hold the request"
+    )
+
+
 def _check_profiles(instance: Plugin, result: object, *_more: object) -> None:
     if result is not None and not (isinstance(result, Collection) and all(isinstance(p, Profile) for p in result)):
         raise PluginFault(
@@ -188,6 +198,7 @@ def _kind(value: object) -> str:
 # request.
 RESULT_CHECKS: Mapping[Point, Callable[..., None]] = {
     Point.PRODUCER: _check_produced,
+    Point.ADMITTER: _check_admitted,
     Point.PROFILE_PICKER: _check_profiles,
     Point.PROFILES_RESULT: _check_decision,
     Point.PICKER: _check_indices,

@@ -97,7 +97,7 @@ class Pipeline:
     profiles: Mapping[str, Profile]
     shadows: tuple[Profile, ...]
     producers: tuple[ProduceCall, ...]
-    admitters: tuple[Callable[[Request, Candidates], None], ...]
+    admitters: tuple[Callable[[Request, Candidates], Waiting | None], ...]
     pre_request: tuple[Callable[[Request, Decision], None], ...]
     response_received: tuple[Callable[[Request, Decision, Response], None], ...]
     response_streaming: tuple[Callable[[Request, Decision], None], ...]

@@ -18,7 +18,7 @@ The calls for one request, in this order (the docstring of an extension point sa
     flow control        OrderingPolicy 1; the others: see `epp.flow_points`        -
     Screener            1 per plugin, on all candidates                            the configuration
     DataProducer        1 per plugin, if another plugin reads its data             the dependencies of their data
-    Admitter            1 per plugin                                               the configuration
+    Admitter            1 per plugin; again after a hold, as the two before it     the configuration
     ProfileHandler      `pick` until it returns no profile, then `result` once     -
     Decider             1 for each stage that the profile handler asks about       -
     Filter              1 per profile run, on what the filter before it kept       the profile
@@ -205,10 +205,14 @@ class DataProducer(Plugin):
 
 
 class Admitter(Plugin):
-    """Accepts or refuses a request. Called once per request, after the producers and before profiles run."""
+    """Accepts, holds or refuses a request. Called after the producers and before profiles run: once, and again after each hold."""
 
-    def admit(self, request: Request, candidates: Candidates) -> None:
-        """Returns to accept. Raises Refused(Cause.NOT_ADMITTED, reason) to refuse: the client gets 429."""
+    def admit(self, request: Request, candidates: Candidates) -> Waiting | None:
+        """Returns None to accept. Raises Refused(Cause.NOT_ADMITTED, reason) to refuse: the client gets 429.
+
+        Returns a `Waiting` of `services` to hold the request: when it is over, `request.now` is the time of that moment, screeners and
+        producers run again, and all admitters are asked again. At most 64 holds; then the request is refused.
+        """
         raise NotImplementedError
 
 

@@ -107,16 +107,17 @@ class Request:
     From the body: `model`, `prompt`, `streaming`, `max_tokens` (None: no limit), `cache_salt`. `prompt` and `cache_salt` are empty after
     the decision. `target_model`: the model that is requested from the model server.
     For flow control: `fairness_id`, `priority`, `ttl_s` (the longest wait in seconds that the client wants; None: no wish).
-    Times in monotonic seconds: `now`, which the runtime sets at each phase (decision, response headers, body chunk, end), and `sent_at`,
-    when the picker answered the gateway.
+    Times in monotonic seconds: `arrived_at`, when its body was complete; `now`, which the runtime sets at each phase (decision, response
+    headers, body chunk, end); `sent_at`, when the picker answered the gateway.
     Set by the runtime: `profile`, the name of the running profile; `considered`, the candidates from which profiles start; `runs`, the
     profile runs so far; `emptied`, the candidates after each filter, for each profile that ended without a candidate; `unscored`, the
     scorers that raised, so that the request was routed without them.
     """
 
     __slots__ = (
-        "body_bytes", "cache_salt", "considered", "data", "emptied", "fairness_id", "headers", "id", "max_tokens", "model", "now",
-        "path", "priority", "profile", "prompt", "runs", "sent_at", "streaming", "subset", "target_model", "ttl_s", "unscored", "wishes",
+        "arrived_at", "body_bytes", "cache_salt", "considered", "data", "emptied", "fairness_id", "headers", "id", "max_tokens", "model",
+        "now", "path", "priority", "profile", "prompt", "runs", "sent_at", "streaming", "subset", "target_model", "ttl_s", "unscored",
+        "wishes",
     )  # fmt: skip
 
     def __init__(
@@ -140,7 +141,7 @@ class Request:
         self.id = id
         self.path = path
         self.headers = headers
-        self.now = now
+        self.arrived_at = self.now = now
         self.model = model
         self.target_model = model
         self.prompt = prompt

@@ -327,6 +327,7 @@ class FakePool:
 
     def __init__(self, fixed: Candidates) -> None:
         self.fixed = fixed
+        self.time = 0.0
         self.failures: list[tuple[str, str]] = []
         self.scorer_failures: list[Exception] = []
         self.shadow_failures: list[Exception] = []
@@ -343,6 +344,9 @@ class FakePool:
 
     def reloaded(self, candidates: Candidates) -> Candidates:
         return self.fixed if candidates.rows is None else candidates
+
+    def now(self) -> float:
+        return self.time
 
     def scorer_failed(self, problem: Exception) -> None:
         self.scorer_failures.append(problem)

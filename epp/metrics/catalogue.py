@@ -13,10 +13,11 @@ from epp.metrics import (
     lanes,
     learning,
     replicas,
+    scaling,
     series,
 )
 
-MODULES: Final = (lanes, computed, series, flow_control, kv_events, learning, replicas)
+MODULES: Final = (lanes, computed, series, flow_control, kv_events, learning, replicas, scaling)
 
 
 def _declared(values: Iterable[object]) -> Iterator[Metric]:

@@ -160,7 +160,10 @@ class Fleet:
     def _decide(self, turn: Turn, following: Iterator[Turn], now: float) -> None:
         call = Call(len(self.calls), turn, now, self._rng.randrange(WORKERS), following)
         self.calls.append(call)
-        server = call.server = self._policy.choose(call, now)
+        self._send(call, self._policy.choose(call, now), now)
+
+    def _send(self, call: Call, server: int, now: float) -> None:
+        call.server = server
         call.duplicate = self.is_duplicate(call, server)
         self.coming[server].add(call.turn.hashes)
         self.underway[server].append(call)

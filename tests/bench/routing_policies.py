@@ -10,7 +10,7 @@ the clock, flow control and the parser: the prompt is given.
 
 import heapq
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 
 import numpy as np
 
@@ -107,6 +107,19 @@ class ExactIndex:
         return None
 
 
+class Pause:
+    """A wait in virtual time. Implements `epp.plugin.Waiting`. Awaiting it yields it to the caller, who resumes the coroutine."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
+    def __await__(self) -> Generator["Pause", None, None]:
+        yield self
+
+    def add_done_callback(self, call: Callable[..., object], /) -> None:
+        """Does nothing: the caller knows when the wait is over."""
+
+
 class Services(FakeServices):
     """The services that a worker gives to its plugins. `every` runs in virtual time."""
 
@@ -119,6 +132,9 @@ class Services(FakeServices):
 
     def every(self, seconds: float, act: Callable[[], object]) -> None:
         heapq.heappush(self.timers, (seconds, len(self.timers), seconds, act))
+
+    def after(self, seconds: float) -> Pause:  # type: ignore[override]
+        return Pause(seconds)
 
     def passed(self, now: float) -> None:
         """Calls what is due."""
@@ -158,6 +174,7 @@ class Picked:
         index, as it does in a picker that scrapes it; 0 is no limit.
         """
         self._scraped_only = scraped_only
+        self._now = 0.0
         self._index = ExactIndex() if exact else SharedIndex(cache_blocks * BLOCK_TOKENS // BLOCK_TOKENS_MIN)
         self._held = SharedHeld(self._index.owners, SECRET) if held else None
         self._inflight, self._tokens = np.zeros(SERVERS), np.zeros(SERVERS)
@@ -185,6 +202,7 @@ class Picked:
         self.members(range(SERVERS))
 
     def passed(self, now: float) -> None:
+        self._now = now
         self._index.passed(now)
         self._learning.passed(now)
         for services in self._timed:
@@ -219,24 +237,34 @@ class Picked:
         self._snapshot = None
 
     def choose(self, call: Call, now: float) -> int:
-        pipeline = self._pipelines[call.worker % len(self._pipelines)]
+        request = self.asked(call, now)
+        try:
+            choose(self.pipeline(call), request, self).send(None)
+        except StopIteration as done:
+            return self.sent(call, request, done.value, now)
+        raise AssertionError("a producer waits, but in this benchmark no producer can be resumed")
+
+    def pipeline(self, call: Call) -> Pipeline:
+        """Returns the pipeline of the call's worker."""
+        return self._pipelines[call.worker % len(self._pipelines)]
+
+    def asked(self, call: Call, now: float) -> Request:
+        """Returns the request as the parser leaves it."""
         prompt = call.turn.prompt
         request = Request(id=str(call.id), path="/v1/completions", headers={}, now=now, model="m", streaming=True)
         request.prompt = Prompt(lambda: prompt)
         if self._held is not None:
             ids = np.frombuffer(prompt[: len(prompt) // 4 * 4], dtype="<u4").tolist()
             request.prompt.read = lambda _: Parts(token_ids=(ids,))
-        try:
-            choose(pipeline, request, self).send(None)
-        except StopIteration as done:
-            decision: Decision = done.value
-        else:
-            raise AssertionError("a producer waits, but in this benchmark no producer can be resumed")
+        return request
+
+    def sent(self, call: Call, request: Request, decision: Decision, now: float) -> int:
+        """Counts the request in flight. Returns its server."""
         request.prompt = EMPTY_PROMPT
         request.sent_at = now
         slot = decision.targets[0].slot
         self._inflight[slot] += 1
-        call.done = (pipeline, request, decision, Response())
+        call.done = (self.pipeline(call), request, decision, Response())
         return slot
 
     def first_token(self, call: Call, now: float) -> None:
@@ -293,6 +321,9 @@ class Picked:
 
     def reloaded(self, candidates: Candidates) -> Candidates:
         return candidates
+
+    def now(self) -> float:
+        return self._now
 
     def producer_failed(self, producer: DataProducer, failure: ProducerFailed) -> None:
         raise failure

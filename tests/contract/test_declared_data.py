@@ -142,7 +142,7 @@ def before_the_decision(watch: Watch, plugin: Plugin, r: Request) -> None:
         watch.call(Point.ADMITTER, plugin.admit, r, seen)
     if isinstance(plugin, Decider):
         for run in (None, decided().runs["default"]):
-            watch.call(Point.ADMITTER, plugin.wanted, r, run)
+            watch.call(Point.REQUEST_HEADER, plugin.wanted, r, run)
 
 
 def in_a_profile(watch: Watch, plugin: Plugin, r: Request) -> None:

@@ -6,6 +6,9 @@ import tomllib
 import pytest
 import yaml
 
+from epp.metrics import PREFIX
+from epp.metrics.flow_control import FLOW_QUEUE_SIZE
+from epp.metrics.scaling import NEEDED, PLAIN_PREFIX
 from tests.deploy import generate, image
 from tests.deploy.renderers import CHART, ROOT
 from workers.kube.object_files import Folder
@@ -37,6 +40,21 @@ def test_the_examples_can_be_read_from_a_folder() -> None:
     reported: list[object] = []
     Folder(str(EXAMPLES), report=lambda event, **fields: reported.append(fields["place"])).load()
     assert reported == [str(EXAMPLES / "inferencepool.yaml")]  # a pool needs Kubernetes
+
+
+def test_the_autoscaling_examples_ask_for_metrics_that_exist() -> None:
+    known = {f"{PLAIN_PREFIX}{NEEDED.name}", f"{PREFIX}{FLOW_QUEUE_SIZE.name}"}
+    scaled = yaml.safe_load((ROOT / "deploy/autoscaling/keda.yaml").read_text())
+    assert (scaled["apiVersion"], scaled["kind"]) == ("keda.sh/v1alpha1", "ScaledObject")
+    queries = [trigger["metadata"]["query"] for trigger in scaled["spec"]["triggers"]]
+    assert {re.findall(r"\w*epp_\w+", query)[0] for query in queries} == known
+    hpa = yaml.safe_load((ROOT / "deploy/autoscaling/hpa.yaml").read_text())
+    assert (hpa["apiVersion"], hpa["kind"]) == ("autoscaling/v2", "HorizontalPodAutoscaler")
+    (metric,) = hpa["spec"]["metrics"]
+    assert metric["external"]["metric"]["name"] in known
+    assert metric["external"]["target"] == {"type": "AverageValue", "averageValue": "1"}
+    for spec in (scaled["spec"], hpa["spec"]):
+        assert spec["scaleTargetRef"]["name"] == "model-server"
 
 
 def test_the_image_has_the_dependencies_of_the_tests() -> None:

@@ -12,7 +12,7 @@ from epp.decide import PROFILE_ROUNDS_MAX, choose
 from epp.decision import Decision
 from epp.errors import Cause, PluginFault, ProducerFailed, Refused, blamed
 from epp.pipeline import Pipeline, Recipe, WiredProfile, compile_pipeline
-from epp.plugin import DataProducer, Filter, NoParams, Picker, Plugin, PreRequest, Profile, Scorer
+from epp.plugin import Admitter, DataProducer, Filter, NoParams, Picker, Plugin, PreRequest, Profile, Scorer
 from epp.plugins.pickers.max_score import MaxScore
 from epp.plugins.profiles.single import SingleProfile
 from epp.plugins.scorers.queue_depth import QueueDepth
@@ -237,3 +237,41 @@ def test_before_send_may_add_headers() -> None:
         FakePool(candidates({"waiting_requests": [1, 0]})),
     )
     assert decision.headers == {"x-stamped": "10.0.0.2:8000"}
+
+
+class Holds(Admitter):
+    """Holds a request `times` times."""
+
+    def __init__(self, times: int) -> None:
+        super().__init__("h", NoParams())
+        self.left = times
+
+    def admit(self, request: Request, candidates: Candidates) -> Any:
+        self.left -= 1
+        return Once() if self.left >= 0 else None
+
+
+class Once:
+    def __await__(self) -> Any:
+        yield "a pause"
+
+    def add_done_callback(self, call: object, /) -> None: ...
+
+
+def test_a_held_request_is_asked_again_with_the_time_of_that_moment() -> None:
+    compiled = pipeline(QueueDepth("q", NoParams()), extra=[Holds(1)])
+    pool, held = FakePool(candidates({"waiting_requests": [1, 0]})), request()
+    coroutine = choose(compiled, held, pool)
+    assert coroutine.send(None) == "a pause"
+    pool.time = 7.0
+    with pytest.raises(StopIteration) as done:
+        coroutine.send(None)
+    assert done.value.value.targets[0].name == "pod-1" and held.now == 7.0
+
+
+def test_a_request_that_is_held_without_end_is_refused() -> None:
+    compiled = pipeline(QueueDepth("q", NoParams()), extra=[Holds(10**6)])
+    coroutine = choose(compiled, request(), FakePool(candidates({"waiting_requests": [1, 0]})))
+    with pytest.raises(Refused, match="held 64 times"):
+        for _ in range(100):
+            coroutine.send(None)

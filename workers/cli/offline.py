@@ -159,6 +159,9 @@ class FilePool:
     def reloaded(self, candidates: Candidates) -> Candidates:
         return candidates
 
+    def now(self) -> float:
+        return 0.0
+
     def producer_failed(self, producer: Plugin, failure: ProducerFailed) -> None:
         raise OfflineError(f"a data producer failed: {failure}")
 

@@ -66,7 +66,7 @@ class SharedPool:
         self._endpoints = endpoints
         self._names = names
         self._lanes = lanes
-        self._now = now
+        self.now = now
         self._fresh_for_s = fresh_for_s
         self._honour_subsets = honour_subsets
         wanted = {c.name for c in columns}
@@ -92,7 +92,7 @@ class SharedPool:
 
     def candidates(self, subset: Subset | None) -> Candidates:
         """Returns the endpoints that the gateway allows, with the current load. `subset`: the gateway's choice; None allows all."""
-        now = self._now()
+        now = self.now()
         age = now - self._built_at
         if age > REBUILD_MAX_S or (
             age > REBUILD_MIN_S and self._copy is not None and self._table.epoch() != self._copy.epoch
@@ -108,13 +108,13 @@ class SharedPool:
         """Learns from another pool of this worker for which trials of ejected endpoints the worker has sent the request already."""
         self._tried.update(predecessor._tried)
         self._key = (-1, b"")
-        self._snapshot = self._build(self._now())
+        self._snapshot = self._build(self.now())
 
     def tried(self, slot: int) -> None:
         """Notes that a request is on its way to an endpoint on trial, so that no other request goes there."""
         self._tried[slot] = self.trials.pop(slot)
         self._key = (-1, b"")
-        self._snapshot = self._build(self._now())
+        self._snapshot = self._build(self.now())
 
     def reloaded(self, candidates: Candidates) -> Candidates:
         """Returns the same candidates with the current load, because a request that has waited must see what was routed meanwhile."""

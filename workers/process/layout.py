@@ -86,7 +86,13 @@ GENERATION: Final = "config_generation"
 CANDIDATE: Final = "config_candidate"
 # Gauge of the supervisor: the number of the recording's file that it writes; 0: nothing is recorded
 RECORDING: Final = "recording_file"
+# Gauges of the supervisor, the scaling signal. REPLICAS_NEEDED: 0 while it is not known. HEADROOM: in thousandths
+REPLICAS_NEEDED: Final = "replicas_needed"
+HEADROOM: Final = "pool_headroom"
+UNKNOWN_HEADROOM: Final = -(1 << 31)
 OWN_GAUGES: Final = (
+    REPLICAS_NEEDED,
+    HEADROOM,
     GENERATION,
     CANDIDATE,
     RECORDING,

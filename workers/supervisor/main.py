@@ -60,6 +60,7 @@ from workers.supervisor.page_port import PagePort
 from workers.supervisor.predecessor import take_over
 from workers.supervisor.readiness import Readiness
 from workers.supervisor.record_keeper import RecordKeeper
+from workers.supervisor.scaling import READ_S, ScalingSignal, waiting_in
 from workers.supervisor.watches import WATCH_EVERY_S, watches
 from workers.transport.limits import Limits
 from workers.transport.native import Server
@@ -169,6 +170,8 @@ class Supervisor:
         self.records = RecordKeeper(instance, self.lane)
         cleanup.callback(self.records.end)
         self.index.start(background, cleanup, self.latency.take, self.records.take)
+        scaling = ScalingSignal(instance, self.lane, lambda: self.latency.model, waiting_in(flow_lanes(instance)))
+        background.every(READ_S, scaling.look)
         if self.exchange is not None:
             background.keep(self.exchange.run())
         self._checks = watches(instance, self.index, report)

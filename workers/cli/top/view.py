@@ -15,7 +15,7 @@ from rich.text import Text
 from epp.data import KV_USAGE, RUNNING, WAITING
 from shm.remote_lane import FRESH_S
 from workers.host.printable import printable
-from workers.pages.state.figures import BandFigures, EndpointFigures, Figures, Worker
+from workers.pages.state.figures import BandFigures, EndpointFigures, Figures, Supervisor, Worker
 from workers.pages.state.tried import TriedSide, TryoutFigures
 
 UNKNOWN = "–"
@@ -163,7 +163,7 @@ def header(figures: Figures) -> list[Text]:
         f"evictions {_count(index.evictions)}  dropped {_count(index.dropped)}  "
     )
     third.append(f"bus drops {_count(figures.bus_drops)}", "yellow" if figures.bus_drops else "")
-    lines = [first, second, Text(tokens), third]
+    lines = [first, second, Text(tokens), third, *_scaling(figures.supervisor)]
     lines += _precise(figures.endpoints)
     if (configuration := figures.configuration) is not None:
         line = Text(f"configuration {configuration.generation} ({configuration.hash})  ")
@@ -192,6 +192,18 @@ def _learned(endpoints: Sequence[EndpointFigures]) -> list[Text]:
     shown = sorted(known, key=_busy_endpoint, reverse=True)[:LEARNED_ROWS_MAX]
     lines = [Text(f"{printable(each.name)}: first token in {each.first_token}") for each in shown]
     return [Text(""), *lines] if lines else []
+
+
+def _scaling(supervisor: Supervisor) -> list[Text]:
+    """Returns a line about the replicas that the pool needs; none while that is not known."""
+    if supervisor.replicas_needed is None:
+        return []
+    line = Text(f"the work that arrives needs {supervisor.replicas_needed} replicas")
+    if (headroom := supervisor.headroom) is not None and headroom >= 0.0:
+        line.append(f"; {_share(headroom)} of the pool is free")
+    elif headroom is not None:
+        line.append(f"; {_share(-headroom)} more work than the pool should do", "yellow")
+    return [line]
 
 
 def _tryout(tried: TryoutFigures) -> Text:

@@ -30,6 +30,7 @@ from workers.pages.state.look import (
     Others,
     OutcomeLook,
 )
+from workers.process.layout import HEADROOM, REPLICAS_NEEDED, UNKNOWN_HEADROOM
 
 SUPERVISOR_SILENT_S: Final = 1.0  # a row is not fresh if its values and the supervisor's beat are both older than this
 REQUESTS: Final = ("picks_total", "refusals_total", "faults_total")
@@ -75,11 +76,13 @@ class Requests(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Supervisor(msgspec.Struct, frozen=True, kw_only=True):
-    """The supervisor. `beat_age_s` is None before the first beat."""
+    """The supervisor. `beat_age_s` is None before the first beat. `replicas_needed`, `headroom`: the scaling signal; None: not known."""
 
     serving: bool
     beat_age_s: float | None
     starts: int
+    replicas_needed: int | None = None
+    headroom: float | None = None
 
 
 class Worker(msgspec.Struct, frozen=True, kw_only=True):
@@ -314,7 +317,14 @@ def _shares(looks: Sequence[CachedLook | None]) -> tuple[float | None, float | N
 
 
 def _supervisor(lane: LaneLook) -> Supervisor:
-    return Supervisor(serving=lane.serving, beat_age_s=_beat_age(lane), starts=lane.starts)
+    needed, headroom = lane.gauges.get(REPLICAS_NEEDED, 0), lane.gauges.get(HEADROOM, UNKNOWN_HEADROOM)
+    return Supervisor(
+        serving=lane.serving,
+        beat_age_s=_beat_age(lane),
+        starts=lane.starts,
+        replicas_needed=needed or None,
+        headroom=headroom / 1000 if needed and headroom != UNKNOWN_HEADROOM else None,
+    )
 
 
 def _workers(look: Look, before: Look | None, elapsed: float | None) -> list[Worker]:

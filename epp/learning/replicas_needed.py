@@ -1,0 +1,118 @@
+"""Says how many replicas the pool needs for the work that arrives, and how much more it could take. Pure code.
+
+    work     = arrivals/s * cost + waiting * cost / DRAIN_S         in replicas that do nothing else
+    cost     = max(places / finished per second, prompt seconds)    replica seconds per request
+    needed   = work / TARGET, rounded up, with hysteresis
+    headroom = 1 - work / (TARGET * ready replicas)
+
+`places` is the part of their batches that requests take, summed over the replicas. By Little's law, places / finished per second is what
+one request takes of a replica, also while a queue makes more requests arrive than end. The part counts as at the target, where a larger
+batch is slower (`batch_share`). A pool whose prompts take longer than its answers is limited by the prompt seconds instead.
+
+Hysteresis: the number grows as soon as the smoothed work needs more. It falls when the most work of the last FALL_S
+needed fewer, at most once in FALL_S.
+"""
+
+from collections import deque
+from math import ceil, exp
+from typing import Final, NamedTuple
+
+from epp.learning.model import LatencyModel
+
+TARGET: Final = 0.8  # of a replica, so that bursts and a lost replica do not fill the queues
+SMOOTH_S: Final = 60.0
+FALL_S: Final = 180.0
+PART_S: Final = 30.0  # of FALL_S, whose most work is remembered as one number
+DRAIN_S: Final = 120.0  # in which a queue shall be worked off
+BAND: Final = 0.1  # replicas by which the work has to exceed the number, or to fall below it
+BAND_PART: Final = 0.01  # the same, as a part of the number
+ENOUGH: Final = 50  # answers after which the cost is known
+WEIGHT: Final = 0.8  # of the readings in the smoothed values, from which on they count: after 97 s
+REST: Final = 1e-9
+
+
+class Reading(NamedTuple):
+    """What the picker sees at the monotonic time `at`, in seconds.
+
+    `ready`: replicas that get requests. `arrived`, `finished`: requests since the start, those refused for load included in `arrived`.
+    `places`: the sum of `batch_share` over the replicas. `waiting`: requests that wait, at the replicas and in the picker.
+    `prompt_s`: mean seconds that a replica computes one prompt; 0 if not known.
+    """
+
+    at: float
+    ready: int
+    arrived: int
+    finished: int
+    places: float
+    waiting: float
+    prompt_s: float
+
+
+class ReplicasNeeded:
+    """Follows the readings of one pool. `needed`: replicas; `headroom`: from 1 (idle) over 0 (at the target) down. None: not known yet."""
+
+    def __init__(self) -> None:
+        self.needed: int | None = None
+        self.headroom: float | None = None
+        self._last: Reading | None = None
+        self._arriving = self._finishing = self._places = self._waiting = self._cost = 0.0
+        self._weight = 0.0  # of the readings in the smoothed values, which begin at 0
+        self._finished = 0
+        self._most: deque[tuple[float, float]] = deque(
+            maxlen=ceil(FALL_S / PART_S)
+        )  # (begin of a part, most work in it)
+
+    def read(self, now: Reading) -> None:
+        """Takes a reading. One per second is enough, and one in ten seconds is too few for a steady number."""
+        last, self._last = self._last, now
+        if last is None or now.at <= last.at or now.arrived < last.arrived or now.finished < last.finished:
+            return
+        lasted = now.at - last.at
+        part = 1.0 - exp(-lasted / SMOOTH_S)
+        self._weight += part * (1.0 - self._weight)
+        self._arriving += part * ((now.arrived - last.arrived) / lasted - self._arriving)
+        self._finishing += part * ((now.finished - last.finished) / lasted - self._finishing)
+        self._places += part * (now.places - self._places)
+        self._waiting += part * (now.waiting - self._waiting)
+        self._finished += now.finished - last.finished
+        if self._finished < ENOUGH or self._weight < WEIGHT:
+            return
+        if self._finishing > REST:
+            self._cost = max(self._places / self._finishing, now.prompt_s)
+        work = (self._arriving + self._waiting / DRAIN_S) / self._weight * self._cost / TARGET
+        self._decide(now.at, work)
+        if now.ready:
+            self.headroom = 1.0 - work / now.ready
+
+    def _decide(self, at: float, work: float) -> None:
+        """Moves the number if the work, in replicas at the target, says so."""
+        most = self._most
+        if not most or at - most[-1][0] >= PART_S:
+            most.append((at, work))
+        elif work > most[-1][1]:
+            most[-1] = (most[-1][0], work)
+        if self.needed is None:
+            self.needed = max(1, ceil(work))
+            return
+        band = max(BAND, BAND_PART * self.needed)
+        if work > self.needed + band:
+            self.needed = ceil(work)
+        elif len(most) == most.maxlen and (highest := max(value for _, value in most)) < self.needed - 1 - band:
+            self.needed = max(1, ceil(highest))
+            most.clear()
+
+
+def batch_share(model: LatencyModel, slot: int, running: float, kv_usage: float) -> float:
+    """Returns which part of its batch an endpoint uses, as if its answers were as slow as at TARGET.
+
+    The batch ends at the learned limit, or where the running requests would fill the KV cache. `kv_usage`: from 0 to 1. An endpoint whose
+    limit is not known is as full as its cache.
+    """
+    if running <= 0.0:
+        return 0.0
+    limit = model.limit(slot)
+    if limit <= 0.0 or (kv_usage > 0.0 and running / kv_usage < limit):
+        if kv_usage <= 0.0:
+            return 0.0
+        limit = running / kv_usage
+    return running / limit * model.per_token_s(slot, TARGET * limit) / model.per_token_s(slot, running)

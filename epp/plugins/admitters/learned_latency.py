@@ -1,0 +1,187 @@
+"""Admit, hold or refuse a request with a latency objective, by what the learned latency model predicts."""
+
+import math
+from collections.abc import Sequence
+from typing import Literal
+
+import msgspec
+import numpy as np
+
+from epp.candidates import Candidates, Floats, Mask
+from epp.data import INFLIGHT_REQUESTS, Datum
+from epp.decision import Decision, Response
+from epp.errors import Cause, ProducerFailed, Refused
+from epp.latency import TPOT_HEADERS, TTFT_HEADERS, objective_ms
+from epp.learning.costs import LearnedCosts, learned_costs
+from epp.learning.margin import Expected, Margin
+from epp.metrics import Metric
+from epp.plugin import (
+    Admitter,
+    Filter,
+    PreRequest,
+    Profile,
+    ResponseComplete,
+    ResponseStreaming,
+    Services,
+    Waiting,
+    plugin,
+)
+from epp.request import Request
+
+MS = 1000.0
+HOLD_PART = 1 / 32  # of the time that the objective leaves; 64 holds of this length use almost nine tenths of it
+HOLD_MIN_S = 0.005
+RETRY_S_MAX = 60
+ADMITTED, HELD, REFUSED, PASSED = "admitted", "held", "refused", "passed"
+
+DECISIONS = Metric(
+    "objective_admission_total",
+    "counter",
+    "Requests with a latency objective, by what became of them: admitted (an endpoint is predicted to meet it), held (counted once for "
+    "each hold), refused, passed (no endpoint is predicted to meet it, and the parameter `otherwise` lets it pass).",
+    labels=("outcome",),
+)
+ANSWERS = Metric(
+    "objective_first_tokens_total",
+    "counter",
+    "First tokens of admitted requests with an objective for them, by whether they met it.",
+    labels=("outcome",),
+)
+MARGIN = Metric(
+    "objective_admission_margin_ratio",
+    "gauge",
+    "By how much predictions are multiplied before they are compared with an objective. It is learned from the predictions' errors.",
+    over_workers="mean",
+)
+
+
+class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
+    """What becomes of a request whose objective no endpoint can meet.
+
+    otherwise: `refuse` answers it with 429, `pass` routes it like a request without an objective.
+    learned_latency_producer_name: The producer of the predictions to read.
+    """
+
+    otherwise: Literal["refuse", "pass"] = "refuse"
+    learned_latency_producer_name: str = ""
+
+
+class Objectives:
+    """Holds the objectives of one request, in seconds; infinite: none. `expected`: its answer, for `Margin`; None if it says little."""
+
+    __slots__ = ("expected", "first_s", "token_s")
+
+    def __init__(self, first_s: float, token_s: float) -> None:
+        self.first_s = first_s
+        self.token_s = token_s
+        self.expected: Expected | None = None
+
+
+@plugin("learned-latency-admitter")
+class LearnedLatency(Admitter, Filter, PreRequest, ResponseStreaming, ResponseComplete):
+    """Admits a request with a latency objective if an endpoint is predicted to meet it, with a margin for the error of predictions.
+
+    If an endpoint would meet it without the margin, the request is held, because the prediction gets more certain as the wait gets shorter.
+    Else it is refused, or passes. A request without objectives is always admitted, and so are all while the model is not used.
+    As a filter, it keeps the endpoints that are predicted to meet the objectives; all of them if none is.
+    """
+
+    Params = Parameters
+    metrics = (DECISIONS, ANSWERS, MARGIN)
+    first_chunk_only = True
+    reads_answer = False
+
+    def __init__(self, name: str, params: Parameters) -> None:
+        super().__init__(name, params)
+        self._costs = learned_costs(params.learned_latency_producer_name)
+        self._objectives = Datum(f"objectives/{name}", Objectives)
+        self.consumes = (self._costs, INFLIGHT_REQUESTS)
+        self.keeps = (self._objectives,)
+        self._margin = Margin()
+        self._services: Services
+
+    def start(self, services: Services) -> None:
+        self._services = services
+        self._decisions = services.count(self, DECISIONS)
+        self._answers = services.count(self, ANSWERS)
+        self._shown = services.gauge(self, MARGIN)
+
+    def take_over(self, predecessor: "LearnedLatency") -> None:  # type: ignore[override]
+        self._margin = predecessor._margin
+
+    def admit(self, request: Request, candidates: Candidates) -> Waiting | None:
+        if not request.wishes:
+            return None
+        first_ms, token_ms = objective_ms(request, TTFT_HEADERS), objective_ms(request, TPOT_HEADERS)
+        learned = request[self._costs]
+        if not (first_ms or token_ms) or learned is None or learned.why_not:
+            return None
+        asked = request[self._objectives] = Objectives(first_ms / MS or math.inf, token_ms / MS or math.inf)
+        self._margin.look(request.now)
+        times = candidates.narrow(learned.first_token_s)
+        fast = self._fast_enough(asked, learned, candidates)
+        left = asked.first_s - (request.now - request.arrived_at)
+        if (fast & (self._margin.ratio * times <= left)).any():
+            self._decisions.add(ADMITTED)
+            return None
+        if (fast & (times <= left)).any():
+            try:
+                held = self._services.after(max(HOLD_MIN_S, HOLD_PART * left))
+            except ProducerFailed:  # too many requests are held, or the worker ends
+                pass
+            else:
+                self._decisions.add(HELD)
+                return held
+        if self.params.otherwise == "pass":
+            self._decisions.add(PASSED)
+            return None
+        self._decisions.add(REFUSED)
+        soonest = float(times[fast].min()) if fast.any() else math.inf
+        raise _refused(soonest, left)
+
+    def keep(self, request: Request, candidates: Candidates, profile: Profile) -> Mask:
+        asked, learned = request[self._objectives], request[self._costs]
+        if asked is None or learned is None:
+            return np.ones(len(candidates), dtype=bool)
+        times = candidates.narrow(learned.first_token_s)
+        left = asked.first_s - (request.now - request.arrived_at)
+        meets: Mask = self._fast_enough(asked, learned, candidates) & (self._margin.ratio * times <= left)
+        return meets if meets.any() else ~meets
+
+    def before_send(self, request: Request, decision: Decision) -> None:
+        asked, run, learned = request[self._objectives], decision.runs.get(decision.primary), request[self._costs]
+        if asked is not None and run is not None and learned is not None:
+            left = asked.first_s - (request.now - request.arrived_at)
+            asked.expected = self._margin.sent(request.now, float(learned.first_token_s[run.row]), left)
+
+    def response_streaming(self, request: Request, decision: Decision) -> None:
+        asked = request[self._objectives]
+        if asked is None or asked.first_s == math.inf:
+            return
+        self._answers.add("met" if request.now - request.arrived_at <= asked.first_s else "missed")
+        if asked.expected is not None:
+            self._margin.came(asked.expected, request.now)
+        self._shown.set(self._margin.ratio)
+
+    def response_complete(self, request: Request, decision: Decision, response: Response) -> None:
+        asked = request[self._objectives]
+        if asked is not None and asked.expected is not None:
+            asked.expected.over = True  # an answer that failed or was given up says nothing
+
+    def _fast_enough(self, asked: Objectives, learned: LearnedCosts, candidates: Candidates) -> Mask:
+        """Returns which candidates are predicted to meet the objective for output tokens."""
+        if asked.token_s == math.inf:
+            return np.ones(len(candidates), dtype=bool)
+        load: Sequence[float] = candidates[INFLIGHT_REQUESTS].tolist()
+        slots = [endpoint.slot for endpoint in candidates.endpoints]
+        each: Floats = np.array([learned.model.per_token_s(slot, n) for slot, n in zip(slots, load, strict=True)])
+        return np.asarray(each <= asked.token_s)
+
+
+def _refused(soonest_s: float, left_s: float) -> Refused:
+    if soonest_s == math.inf:
+        return Refused(
+            Cause.NOT_ADMITTED, "no endpoint is predicted to meet the objective for the time per output token"
+        )
+    detail = f"the first token is predicted in {soonest_s:.1f} s, and the objective leaves {max(0.0, left_s):.1f} s"
+    return Refused(Cause.NOT_ADMITTED, detail, max(1, min(RETRY_S_MAX, math.ceil(soonest_s - left_s))))
