@@ -38,8 +38,8 @@ _PATHS = """
     shm/prefix_index shm/prefix_reader shm/prefix_writer shm/prompt_starts shm/seqlock shm/series shm/stream_marks shm/table
     workers/endpoints/freshness workers/endpoints/http_client workers/endpoints/index_limits workers/endpoints/scrape
     workers/endpoints/replicas/byte_stream workers/endpoints/replicas/connection workers/endpoints/replicas/others
-    workers/endpoints/replicas/pace workers/endpoints/replicas/places workers/endpoints/replicas/rates
-    workers/endpoints/replicas/replies workers/endpoints/replicas/taught workers/endpoints/replicas/waiting
+    workers/endpoints/replicas/pace workers/endpoints/replicas/rates workers/endpoints/replicas/replies
+    workers/endpoints/replicas/taught workers/endpoints/replicas/waiting
     workers/extproc/app workers/extproc/pipelines workers/extproc/pool workers/extproc/request_phase
     workers/extproc/response_phase workers/extproc/shedding workers/extproc/shell workers/extproc/stream
     workers/extproc/tried_stream
