@@ -13,7 +13,6 @@ _PATHS = """
     epp/flow/controller epp/flow/gate epp/flow/rate epp/flow/registry
     epp/learning/choice epp/learning/costs epp/learning/least_squares epp/learning/model epp/learning/samples
     epp/metrics/label_caps
-    epp/recording/keys
     epp/plugins/deciders/prefix_based
     epp/plugins/extractors/_core_page
     epp/plugins/fairness/token_weighted
@@ -34,6 +33,7 @@ _PATHS = """
     epp/protocol/usage epp/protocol/wire
     epp/protocol/codec/answers epp/protocol/codec/bodies epp/protocol/codec/envelope epp/protocol/codec/fields
     epp/protocol/codec/header_map
+    epp/recording/keys
     shm/flow_lanes shm/held_reader shm/held_writer shm/index_capacity shm/index_spill shm/lanes shm/layout shm/link_table
     shm/prefix_index shm/prefix_reader shm/prefix_writer shm/prompt_starts shm/seqlock shm/series shm/stream_marks shm/table
     workers/endpoints/freshness workers/endpoints/http_client workers/endpoints/index_limits workers/endpoints/scrape
