@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Final
 
 _PATHS = """
+    compiled/calls
     epp/admission epp/candidates epp/client_headers epp/data epp/decide epp/decision epp/guard epp/intake
     epp/paths epp/pressure epp/renaming epp/request epp/response_phase epp/tokens
     epp/flow/controller epp/flow/gate epp/flow/rate epp/flow/registry
@@ -58,7 +59,7 @@ PATHS: Final = tuple(f"{path}.py" for path in _PATHS.split())
 
 KERNELS: Final = "compiled.kernels.native"  # the module that the C sources make
 KERNEL_SOURCES: Final = tuple(
-    f"compiled/kernels/{name}.c" for name in ("chain", "held", "index", "lanes", "links", "module", "scores")
+    f"compiled/kernels/{name}.c" for name in ("chain", "held", "index", "lanes", "links", "module", "scores", "search")
 )
 KERNEL_HEADERS: Final = ("compiled/kernels/arrays.h", "compiled/kernels/index.h")
 SOURCES: Final = (*PATHS, *KERNEL_SOURCES, *KERNEL_HEADERS)  # the files that determine a build

@@ -14,15 +14,15 @@ Staleness alone never removes an endpoint. `without_down` removes endpoints that
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from compiled import kernels
+from compiled import calls
 from epp.data import INFLIGHT_REQUESTS, INFLIGHT_TOKENS, WAITING, Column
 
-FADE_LIMITS = 4.0  # a stale value fades during this many times the limit of freshness
+FADE_LIMITS: Final = 4.0  # a stale value fades during this many times the limit of freshness
 
 Floats: TypeAlias = NDArray[np.float64]
 Mask: TypeAlias = NDArray[np.bool_]
@@ -266,7 +266,7 @@ class Candidates:
                 inflight, before = self._inflight, snapshot.sent_before()
             else:
                 inflight, before = self._inflight[self.rows], snapshot.inflight_at_scrape[self.rows] - scraped
-            waiting = self._made_waiting = kernels.waiting(inflight, before, scraped)
+            waiting = self._made_waiting = calls.waiting(inflight, before, scraped)
         return waiting
 
     def endpoint(self, index: int) -> Endpoint:

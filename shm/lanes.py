@@ -33,7 +33,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from compiled import kernels
+from compiled.calls import increase, lane_sums, observe
 from shm.layout import CACHE_LINE, WORD, aligned, layout_hash
 from shm.remote_lane import RemoteLane
 from shm.segment import Region
@@ -130,13 +130,13 @@ class Lane:
 
     def add(self, counter_index: int, n: int = 1) -> None:
         """Add `n` to a counter."""
-        self.counters[counter_index] += n
+        increase(self.counters, counter_index, n)
 
     def observe(self, histogram_index: int, value: float) -> None:
         """Count a value in its bucket."""
         sum_at, counts_at, bounds = self._histograms[histogram_index]
-        if kernels.NATIVE:
-            kernels.observe(self._cells, self._bounds[histogram_index], sum_at, value)
+        if observe is not None:
+            observe(self._cells, self._bounds[histogram_index], sum_at, value)
             return
         self.words[counts_at + bisect_left(bounds, value)] += 1
         self.floats[sum_at] += value
@@ -286,8 +286,8 @@ class Lanes:
         return column
 
     def _sum(self, at: int, slots_used: int) -> Ints:
-        if kernels.NATIVE:
-            return kernels.lane_sums(self._workers, self._weights, at, slots_used)
+        if lane_sums is not None:
+            return lane_sums(self._workers, self._weights, at, slots_used)
         part = self._parts.get((at, slots_used))
         if part is None:
             if len(self._parts) > 2 * self.schema.slots:

@@ -10,7 +10,7 @@ from typing import Final
 
 import numpy as np
 
-from compiled import kernels
+from compiled import calls
 from shm.index_capacity import OWNER_BITS
 from shm.layout import CACHE_LINE, WORD
 from shm.prefix_index import (
@@ -60,8 +60,8 @@ class IndexReader:
 
         `hashes`: uint64, one per block.
         """
-        if kernels.NATIVE:
-            return kernels.match(self._table, hashes)
+        if calls.match is not None:
+            return calls.match(self._table, hashes)
         return self.reference_match(hashes)
 
     def reference_match(self, hashes: Hashes) -> dict[int, int]:

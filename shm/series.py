@@ -25,9 +25,9 @@ machine that does not order loads (see `fence`), a reader may see the last words
 This module does not know what the labels mean, or which of them to fold.
 """
 
-from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
+from struct import Struct
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -282,8 +282,9 @@ class SeriesLedger:
         schema = series.schema
         self._width = 1 + len(histograms)
         self._later = later
-        self._kept = array("d")
-        self._full = self.ROWS_MAX * self._width
+        self._kept = bytearray()
+        self._row = Struct(f"{self._width}d")  # `array.extend` takes eight times as long
+        self._full = self.ROWS_MAX * self._row.size
         self._ints = np.frombuffer(series.words, dtype=np.int64)
         self._floats = np.frombuffer(series.words, dtype=np.float64)
         bounds = [np.array(schema.histograms[index][1]) for index in histograms]
@@ -302,13 +303,13 @@ class SeriesLedger:
         kept = self._kept
         if not kept:
             self._later(self.KEEP_S, self.store)
-        kept.extend(row)
+        kept += self._row.pack(*row)
         if len(kept) >= self._full:
             self.store()
 
     def store(self) -> None:
         """Store all collected rows."""
-        kept, self._kept = self._kept, array("d")
+        kept, self._kept = self._kept, bytearray()
         if not kept:
             return
         rows = np.frombuffer(kept).reshape(-1, self._width)

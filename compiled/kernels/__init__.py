@@ -19,9 +19,11 @@ if NATIVE:
         by_row,
         chain,
         fewest,
+        find,
         forget,
         held,
         highest,
+        increase,
         insert,
         lane_sums,
         match,
@@ -34,7 +36,17 @@ if NATIVE:
         waiting,
     )
 else:
-    from compiled.kernels.reference import add_scaled, by_row, fewest, highest, share, token_load, waiting
+    from compiled.kernels.reference import (
+        add_scaled,
+        by_row,
+        fewest,
+        find,
+        highest,
+        increase,
+        share,
+        token_load,
+        waiting,
+    )
 
 __all__ = (
     "NATIVE",
@@ -42,9 +54,11 @@ __all__ = (
     "by_row",
     "chain",
     "fewest",
+    "find",
     "forget",
     "held",
     "highest",
+    "increase",
     "insert",
     "lane_sums",
     "match",

@@ -23,6 +23,20 @@ KERNEL(lane_sums) {
     return (PyObject *)sums;
 }
 
+/* increase(words, at, by=1): adds `by` to the word at `at`, from 0. `words`: a memoryview of signed words of 64 bits. */
+KERNEL(increase) {
+    if (count < 2 || count > 3) return PyErr_Format(PyExc_TypeError, "increase takes 2 or 3 arguments, not %zd", count);
+    Py_buffer *words = PyMemoryView_Check(args[0]) ? PyMemoryView_GET_BUFFER(args[0]) : NULL;
+    if (words == NULL || words->readonly || words->ndim != 1 || words->strides[0] != 8 || words->format == NULL ||
+        (words->format[0] != 'q' && words->format[0] != 'l') || words->itemsize != 8)
+        return PyErr_Format(PyExc_TypeError, "increase: needs a writable, contiguous memoryview of signed words");
+    Py_ssize_t at = PyLong_AsSsize_t(args[1]), by = count > 2 ? PyLong_AsSsize_t(args[2]) : 1;
+    if ((at == -1 || by == -1) && PyErr_Occurred()) return NULL;
+    if (at < 0 || at >= words->shape[0]) return PyErr_Format(PyExc_IndexError, "increase: there is no word %zd", at);
+    ((int64_t *)words->buf)[at] += by;
+    Py_RETURN_NONE;
+}
+
 /* read_rows(rows): returns a copy of the rows, and one word per row, which is not 0 if the row was torn while it was copied. `rows`:
    uint64, shape (n, words). The first word of a row is its version; the last word makes the XOR of all words equal to the version. */
 KERNEL(read_rows) {

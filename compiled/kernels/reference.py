@@ -14,6 +14,8 @@ Floats = NDArray[np.float64]
 
 FEW: Final = 32
 
+find: Final = bytes.find
+
 
 def fewest(values: Floats) -> Floats:
     """Returns scores from 0 to 1, the highest for the lowest value: (max - x) / (max - min). If all values are equal, all scores are 1.
@@ -83,6 +85,11 @@ def highest(totals: Floats) -> list[int]:
         return list(range(len(totals)))
     found: list[int] = np.flatnonzero(totals == np.maximum.reduce(totals, where=numbers, initial=-np.inf)).tolist()
     return found
+
+
+def increase(words: memoryview, at: int, by: int = 1) -> None:
+    """Adds `by` to the word at `at`. `words`: signed words of 64 bits. Raises IndexError."""
+    words[at] += by
 
 
 def by_row(depths: Mapping[int, int], row_of: Mapping[int, int], rows: int) -> Floats:

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 from xxhash import xxh3_64_digest, xxh3_64_intdigest, xxh3_128_digest
 
-from compiled import kernels
+from compiled import calls
 from epp.request import Feature
 
 Hashes = NDArray[np.uint64]
@@ -66,10 +66,10 @@ def root(model: str, cache_salt: str, secret: int) -> int:
 
 def block_hashes(prompt: bytes, block_bytes: int, start: int, secret: int) -> Hashes:
     """Returns the chain: uint64 of shape (ceil(len(prompt) / block_bytes),). `start` is the root."""
-    if kernels.NATIVE and block_bytes > XXH3_SHORT_MAX:
+    if calls.chain is not None and block_bytes > XXH3_SHORT_MAX:
         rest = len(prompt) % block_bytes
         tail = xxh3_64_intdigest(prompt[len(prompt) - rest :], secret) if rest else 0
-        return kernels.chain(prompt, block_bytes, start, secret, tail)
+        return calls.chain(prompt, block_bytes, start, secret, tail)
     return reference_hashes(prompt, block_bytes, start, secret)
 
 

@@ -11,6 +11,7 @@ from typing import ClassVar, Final, NamedTuple, Protocol
 
 import msgspec
 
+from compiled.calls import find
 from epp.data import Datum
 from epp.decision import Usage
 from epp.protocol import wire
@@ -80,7 +81,7 @@ class UsageScanner:
             carry = self._carry
             key = self.key
             reach = len(key)  # one byte more than a partial key: the byte before it shows whether the quote is escaped
-            if key not in chunk and (not carry or key not in carry + chunk[: reach + 1]):
+            if find(chunk, key) < 0 and (not carry or find(carry + chunk[: reach + 1], key) < 0):
                 self._carry = chunk[-reach:] if len(chunk) >= reach else (carry + chunk)[-reach:]
                 self.pending = self._carry[-1:] in _KEY_BYTES
                 return
@@ -105,14 +106,14 @@ class UsageScanner:
 
     def _scan(self, data: bytes) -> None:
         key = self.key
-        at = data.find(key)
+        at = find(data, key)
         if len(data) > self.bytes_max and data.count(key, at) > KEYS_MAX:
             at = len(data)
             for _ in range(KEYS_MAX):
                 at = data.rfind(key, 0, at)
         while at >= 0:
             if at and data[at - 1] == 0x5C:  # \" : inside a string
-                at = data.find(key, at + 1)
+                at = find(data, key, at + 1)
                 continue
             begin = _value(data, at + len(key))
             if begin is None:  # the colon or the value has not arrived yet
@@ -126,7 +127,7 @@ class UsageScanner:
                         return self._keep(data, at, found)
                 self._take(data[begin:end])
                 begin = end
-            at = data.find(key, begin)
+            at = find(data, key, begin)
         self._carry = data[-len(key) - 1 :]  # includes the byte before a possible key
         self.pending = self._carry[-1:] in _KEY_BYTES
 
@@ -302,8 +303,8 @@ def _value(data: bytes, at: int) -> int | None:
 
 def _plain_end(data: bytes, at: int, most: int) -> int:
     """Returns one past the brace that closes the object opened at `at`, if it is flat; 0: it is nested, or does not end before `most`."""
-    end = data.find(b"}", at, most) + 1
-    if end and data.find(b"{", at + 1, end) < 0 and data.count(b'"', at, end) % 2 == 0:
+    end = find(data, b"}", at, most) + 1
+    if end and find(data, b"{", at + 1, end) < 0 and data.count(b'"', at, end) % 2 == 0:
         return end
     return 0
 

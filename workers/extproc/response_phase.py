@@ -9,6 +9,7 @@ A fault of a plugin here does not disturb the answer: the fault is counted, and 
 from collections.abc import Callable, Mapping
 from typing import Final
 
+from compiled.calls import find, increase
 from epp.decision import SERVED, Decision, Response, Usage
 from epp.errors import blame
 from epp.flow.eviction import Victim
@@ -57,7 +58,7 @@ class Reservation:
         self.ticket = decision.ticket
         self.victim: Victim | None = None  # the request's entry in in-flight eviction; None if it cannot be evicted
         inflight = app.lane.inflight
-        inflight[slot] += 1
+        increase(inflight, slot)
         if app.trials and slot in app.trials:
             app.pool.tried(slot)
         if len(decision.runs) > 1:
@@ -79,7 +80,7 @@ class Reservation:
         """Counts the answer's status for the endpoint. `sent`: whether the answer comes from the model server, not from the gateway."""
         lane = self._app.lane
         if status < SERVER_ERRORS_FROM or status == NOT_IMPLEMENTED:
-            lane.served[self._slot] += 1
+            increase(lane.served, self._slot)
         else:
             lane.failed[self._slot] += 1 if sent else CONNECTION_POINTS
 
@@ -99,7 +100,7 @@ class Reservation:
         """Releases all load, because the request is no longer in flight. Its ticket ends later, after the ResponseComplete plugins."""
         if self.secondary:
             self.free_secondary()
-        self._app.lane.inflight[self._slot] -= 1
+        increase(self._app.lane.inflight, self._slot, -1)
         if self.victim is not None and self._app.evictions is not None:
             self._app.evictions.ended(self.victim)
 
@@ -156,12 +157,12 @@ class ResponsePhase:
             if self._parser is not None and self._parser.reads_usage:
                 answer = request[ANSWER]
                 self.scanner = UsageScanner() if answer is None or answer.scanner is None else answer.scanner()
-            if message.find(EVENT_STREAM, start, end) >= 0:
+            if find(message, EVENT_STREAM, start, end) >= 0:
                 request.streaming = True
                 if self.exchange is not None:
                     self.exchange.streaming = True
             reads = self._pipeline is not None and self._pipeline.reads_response
-            if reads or message.find(STATUS_OK, start, end) < 0:
+            if reads or find(message, STATUS_OK, start, end) < 0:
                 headers = codec.Headers(message, start, end)
                 set_headers = self._read_headers(stream, headers, request, decision, gateway)
             elif self._reservation is not None:

@@ -14,6 +14,7 @@ soon as it is over.
 from collections.abc import Sequence
 from typing import Final
 
+from compiled.calls import find
 from epp.decision import Decision
 from epp.errors import Cause, Refused
 from epp.protocol import codec, refusals
@@ -90,7 +91,7 @@ class ExtProcStream(Shell):
                 exchange, scanner = answer.exchange, answer.scanner
                 if exchange is not None:
                     exchange.chunk(size - begin)
-                if scanner is not None and (scanner.pending or KEY in message or message[-1] in SUSPECT):
+                if scanner is not None and (scanner.pending or find(message, KEY) >= 0 or message[-1] in SUSPECT):
                     scanner.feed(message[begin:])
                 answer.taken += now() - begun
                 return

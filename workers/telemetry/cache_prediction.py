@@ -11,6 +11,7 @@ for them. Both classes are used only if a prefix producer is configured.
 from collections.abc import Callable, Mapping
 from typing import Final
 
+from compiled.calls import increase
 from epp.candidates import Endpoint
 from epp.data import KV_USAGE
 from epp.decision import Decision, Usage
@@ -77,14 +78,14 @@ class Comparison:
                     counts[MISSED] += 1
                 return
             reported = 0
-        counts[CHECKED] += 1
-        counts[PROMPT_SUM] += prompt
+        increase(counts, CHECKED)
+        increase(counts, PROMPT_SUM, prompt)
         if predicted:
-            counts[PREDICTED_SUM] += predicted
+            increase(counts, PREDICTED_SUM, predicted)
         if reported:
             if reported > prompt:
                 reported = prompt
-            counts[REPORTED_SUM] += reported
+            increase(counts, REPORTED_SUM, reported)
         if predicted > reported:
             counts[OVER] += predicted - reported
         elif predicted < reported:

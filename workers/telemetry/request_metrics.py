@@ -9,6 +9,7 @@ from collections.abc import Callable
 from math import nan
 from typing import Final
 
+from compiled.calls import increase
 from epp.candidates import Endpoint
 from epp.decision import Usage
 from epp.metrics.series import (
@@ -73,12 +74,12 @@ class RequestMetrics:
             priority = self._text(request.priority)
         block = self._requests.block((request.model, request.target_model, request.fairness_id, priority))
         words = self.words
-        words[block + self._total] += 1
-        words[block + self.running] += 1
+        increase(words, block + self._total)
+        increase(words, block + self.running)
         success = self._successes.get((target, request.target_model))
         if success is None:
             success = self._success(target, request.target_model)
-        self._attempts.words[success] += 1
+        increase(self._attempts.words, success)
         return Exchange(self, block, received_at, request.body_bytes)
 
     def not_scheduled(self, target_model: str) -> None:
@@ -152,7 +153,7 @@ class Exchange:
     def close(self) -> None:
         """Counts the end of the stream, and adds the request's figures to the ledger."""
         metrics, block, streaming = self._metrics, self._block, self.streaming
-        metrics.words[block + metrics.running] -= 1
+        increase(metrics.words, block + metrics.running, -1)
         if self._together and streaming:
             self._count_together()
         if not self.whole:

@@ -70,7 +70,7 @@ class Telemetry:
 
     def opened(self) -> None:
         """Records that a stream was opened."""
-        self._lane.counters[self._at.streams] += 1
+        self._lane.add(self._at.streams)
 
     def routed(
         self, request: Request | None, decision: Decision, used: Used | None, received_at: float
@@ -81,7 +81,7 @@ class Telemetry:
         """
         lane, at = self._lane, self._at
         now = self._now()
-        lane.counters[at.picks] += 1
+        lane.add(at.picks)
         lane.observe(at.request_processing, now - received_at)
         if request is None or used is None:
             return None
@@ -144,9 +144,9 @@ class Telemetry:
             self._lane.observe(self._at.response_processing, seconds)
         if usage is None:
             return
-        totals, at = self._lane.counters, self._at
-        totals[at.prompt_tokens] += usage.prompt or 0
-        totals[at.cached_tokens] += usage.cached or 0
-        totals[at.completion_tokens] += usage.completion or 0
+        lane, at = self._lane, self._at
+        lane.add(at.prompt_tokens, usage.prompt or 0)
+        lane.add(at.cached_tokens, usage.cached or 0)
+        lane.add(at.completion_tokens, usage.completion or 0)
         if self.comparison is not None:
             self.comparison.answered(request, decision, usage)

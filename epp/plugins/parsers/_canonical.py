@@ -30,6 +30,7 @@ import msgspec
 import numpy as np
 from xxhash import xxh3_128_digest
 
+from compiled.calls import find
 from epp.plugins.parsers._structs import EMPTY, Message, Part, Raw, Source
 from epp.request import BYTES_PER_TOKEN
 
@@ -294,7 +295,7 @@ def lone_text(raw: Raw) -> memoryview | None:
 
 def has_long_escape(data: bytes, start: int = 0) -> bool:
     """Returns whether an escape in `data` may have a shorter form. An escaped backslash before `u` or `/` counts, too."""
-    if data.find(b"\\", start) < 0:
+    if find(data, b"\\", start) < 0:
         return False
     if len(data) - start < SHORT_BYTES:
         return _long_escape(data[start:] if start else data) is not None

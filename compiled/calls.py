@@ -1,0 +1,17 @@
+"""The kernels that run several times per request, as constants of a compiled module.
+
+Compiled code calls a constant of another compiled module directly. It would look up the name of another module's function at each call.
+The kernels that exist only in C are None if they were not built.
+"""
+
+from typing import Final
+
+from compiled import kernels
+
+find: Final = kernels.find
+increase: Final = kernels.increase
+waiting: Final = kernels.waiting
+chain: Final = kernels.chain if kernels.NATIVE else None
+lane_sums: Final = kernels.lane_sums if kernels.NATIVE else None
+match: Final = kernels.match if kernels.NATIVE else None
+observe: Final = kernels.observe if kernels.NATIVE else None
