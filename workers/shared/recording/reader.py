@@ -48,18 +48,18 @@ def files_of(path: str) -> list[Path]:
     return sorted(files, key=lambda file: (file.stat().st_mtime, file.name))
 
 
-def batches_of(path: str, report: Report) -> Iterator[list[Record]]:
-    """Yields the batches of all files. `report` gets a sentence for each part that is unreadable. Raises Unreadable for a foreign file."""
+def batches_of(path: str, tell: Report) -> Iterator[list[Record]]:
+    """Yields the batches of all files. `tell` gets a sentence for each part that is unreadable. Raises Unreadable for a foreign file."""
     for file in files_of(path):
-        yield from batches(file, report)
+        yield from batches(file, tell)
 
 
-def batches(path: Path, report: Report) -> Iterator[list[Record]]:
+def batches(path: Path, tell: Report) -> Iterator[list[Record]]:
     """Yields the batches of one file. Raises Unreadable if it is no recording that this version reads."""
     try:
         with path.open("rb") as file:
             _check_head(path, file.read(HEAD.size))
-            yield from _frames(path, file, report)
+            yield from _frames(path, file, tell)
     except OSError as refused:
         raise Unreadable(f"{path}: {refused.strerror}") from refused
 
@@ -78,28 +78,28 @@ def _check_head(path: Path, found: bytes) -> None:
         )
 
 
-def _frames(path: Path, file: BinaryIO, report: Report) -> Iterator[list[Record]]:
+def _frames(path: Path, file: BinaryIO, tell: Report) -> Iterator[list[Record]]:
     """Yields the batches of the whole frames. Leaves out damaged ones; stops where the next mark cannot be found."""
     frames = 0
     while mark := file.read(MARK.size):
         at = file.tell() - len(mark)
         if len(mark) < MARK.size:
-            report(f"{path}: cut off at byte {at}; the {frames} frames before are read")
+            tell(f"{path}: cut off at byte {at}; the {frames} frames before are read")
             return
         magic, size, name, length, records = MARK.unpack(mark)
         if (magic, size, name) != (MARK_MAGIC, MARK.size - PREFIX_BYTES, MARK_NAME) or length > PACKED_BYTES_MAX:
-            report(f"{path}: damaged at byte {at}; the {frames} frames before are read")
+            tell(f"{path}: damaged at byte {at}; the {frames} frames before are read")
             return
         packed = file.read(length)
         if len(packed) < length:
-            report(f"{path}: cut off at byte {at}; the {frames} frames before are read")
+            tell(f"{path}: cut off at byte {at}; the {frames} frames before are read")
             return
         try:
             found = decode(unpack(packed))
         except (ValueError, CorruptFrame) as damaged:
-            report(f"{path}: the frame at byte {at} is damaged and left out with its {records} records ({damaged})")
+            tell(f"{path}: the frame at byte {at} is damaged and left out with its {records} records ({damaged})")
             continue
         if not frames and not (found and found[0] and isinstance(found[0][0], Opened)):
-            report(f"{path}: its first frame is missing, so times and endpoints may be incomplete")
+            tell(f"{path}: its first frame is missing, so times and endpoints may be incomplete")
         frames += 1
         yield from found
