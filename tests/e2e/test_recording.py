@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import subprocess
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -107,7 +108,14 @@ def _guesses(prompt: str, seed: int) -> list[int]:
 def test_epp_record_records_a_running_picker_for_a_while(gateway: Gateway, tmp_path: Path) -> None:
     flags = (f"--metrics-port={gateway.picker.metrics}", f"--run-dir={gateway.cluster.directory / 'run'}")
     command = python("workers", "record", "--seconds=60", f"--folder={tmp_path / 'rec'}", *flags)
-    recording = subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    recording = subprocess.Popen(
+        command,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),  # a shell ignores it for what runs beside it
+    )
     before = gateway.picker.counter("recording_records_total")
     assert eventually(lambda: (tmp_path / "rec").exists() and any((tmp_path / "rec").iterdir()), STORED_S)
     for number in range(5):
