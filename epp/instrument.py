@@ -106,24 +106,17 @@ def mask(instance: Plugin, call: Callable[..., Mask]) -> Callable[..., Mask]:
     return checked
 
 
-def _check_produced(instance: Plugin, result: object, *_more: object) -> None:
-    if result is None or hasattr(result, "add_done_callback"):
-        return
-    if inspect.iscoroutine(result):
-        result.close()
-    raise PluginFault(
-        f"data producer '{instance.name}' returned {_kind(result)}; return None or a Waiting of `services` (spawn, http, after)"
-    )
+def _check_waiting(role: str, advice: str) -> Callable[..., None]:
+    """Returns a check of a call that may return a Waiting. `role` and `advice`: for the error text."""
 
+    def check(instance: Plugin, result: object, *_more: object) -> None:
+        if result is None or hasattr(result, "add_done_callback"):
+            return
+        if inspect.iscoroutine(result):
+            result.close()
+        raise PluginFault(f"{role} '{instance.name}' returned {_kind(result)}; {advice}")
 
-def _check_admitted(instance: Plugin, result: object, *_more: object) -> None:
-    if result is None or hasattr(result, "add_done_callback"):
-        return
-    if inspect.iscoroutine(result):
-        result.close()
-    raise PluginFault(
-        f"admitter '{instance.name}' returned {_kind(result)}; return None, or a Waiting of `services` to hold the request"
-    )
+    return check
 
 
 def _check_profiles(instance: Plugin, result: object, *_more: object) -> None:
@@ -197,8 +190,8 @@ def _kind(value: object) -> str:
 # Checks of foreign plugins' results, except scores and masks. Each gets the plugin, the result, and the call's arguments without the
 # request.
 RESULT_CHECKS: Mapping[Point, Callable[..., None]] = {
-    Point.PRODUCER: _check_produced,
-    Point.ADMITTER: _check_admitted,
+    Point.PRODUCER: _check_waiting("data producer", "return None or a Waiting of `services` (spawn, http, after)"),
+    Point.ADMITTER: _check_waiting("admitter", "return None, or a Waiting of `services` to hold the request"),
     Point.PROFILE_PICKER: _check_profiles,
     Point.PROFILES_RESULT: _check_decision,
     Point.PICKER: _check_indices,

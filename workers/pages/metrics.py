@@ -84,7 +84,7 @@ from workers.pages.latency import LatencyFigures
 from workers.pages.page import PageAnswer, Request
 from workers.pages.processes import ProcessFigures
 from workers.pages.replicas import ReplicaFigures
-from workers.pages.scaling import PLAIN_PREFIX, scaling_rows
+from workers.pages.scaling import scaling_rows
 from workers.pages.series import SeriesText, go_float, header, pairs, pieces
 from workers.process.layout import LEAVING
 from workers.process.layout import Family as Declared
@@ -284,8 +284,8 @@ class MetricsPage:
         yield from self._workers()
         yield from self._process_figures()
         yield from self._pool_gauges()
-        for each, row in scaling_rows(self._lanes, self._pool.name):
-            yield Family(PLAIN_PREFIX + each.name, each.kind, each.help, each.labels, [row])
+        for name, each, row in scaling_rows(self._lanes, self._pool.name):
+            yield Family(name, each.kind, each.help, each.labels, [row])
         yield from self._endpoints()
         yield from self._prefix_index()
         for metric, labels, rows in self._flow.families() if self._flow is not None else ():

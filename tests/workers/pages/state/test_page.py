@@ -31,6 +31,13 @@ class Pages:
                 return piece
         return b""
 
+    def whole(self, answer: PageAnswer) -> bytes:
+        """Takes the whole page."""
+        text = b""
+        while piece := self.pull(answer):
+            text += piece
+        return text
+
     def event(self, answer: PageAnswer) -> bytes:
         """Takes one whole event."""
         event = b""
@@ -51,10 +58,7 @@ def test_only_local_clients_get_the_pages_unless_others_are_allowed(request_: Re
 def test_the_state_is_one_json_document_with_its_version() -> None:
     pages = Pages()
     answer = pages.pages.state(LOCAL)
-    text = b""
-    while piece := pages.pull(answer):
-        text += piece
-    document = json.loads(text)
+    document = json.loads(pages.whole(answer))
     assert (document["version"], document["number"], len(document["endpoints"])) == (1, 1, 2)
     assert answer.content_type == "application/json"
 
@@ -102,7 +106,4 @@ def test_the_number_of_viewers_is_limited_and_one_that_leaves_makes_room() -> No
 def test_the_history_has_all_figures_of_the_pool() -> None:
     pages = Pages()
     answer = pages.pages.history(LOCAL)
-    text = b""
-    while piece := pages.pull(answer):
-        text += piece
-    assert list(json.loads(text)["figures"]) == list(FIGURES)
+    assert list(json.loads(pages.whole(answer))["figures"]) == list(FIGURES)
