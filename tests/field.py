@@ -40,7 +40,8 @@ from epp.protocol.proto import ext_proc_pb2 as pb
 from epp.sidecar import RANK_HEADER
 from loadtest.h2_client import ClientConnection, ClientStream
 from workers.cli import main as epp
-from workers.cli.demo.children import environment, free_ports, python
+from workers.cli.demo.children import environment, python
+from workers.cli.demo.ports import free_ports
 
 METHOD: Final = "/envoy.service.ext_proc.v3.ExternalProcessor/Process"
 DESTINATION: Final = "x-gateway-destination-endpoint"

@@ -30,7 +30,8 @@ from rich.table import Table
 from loadtest.driver import CASES
 from tests.bench.throughput import NATIVE, ROOT, TABLE_WIDTH, Run, drive, machine, names, tell
 from tests.e2e.cluster import Cluster, Picker
-from workers.cli.demo.children import ChildFailed, environment, free_ports
+from workers.cli.demo.children import ChildFailed, environment
+from workers.cli.demo.ports import free_ports
 
 LOCK_FILE = "requirements-dev.txt"
 MICRO, THROUGHPUT = "micro", "throughput"

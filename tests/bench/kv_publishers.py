@@ -25,7 +25,8 @@ from loadtest.kv_dialects import Dialect, payload
 from loadtest.kv_publisher import KvPublisher
 from tests.e2e.cluster import COMPLETIONS, Cluster, Picker, ask, completion, eventually
 from tests.e2e.precise_world import CONFIG
-from workers.cli.demo.children import Child, command_name, cpu_seconds, descendants, free_row, python
+from workers.cli.demo.children import Child, command_name, cpu_seconds, descendants, python
+from workers.cli.demo.ports import free_row
 from workers.cli.demo.stack import LOOPBACK
 
 PUBLISHERS, RATE = 100, 100

@@ -35,7 +35,8 @@ from compiled.finder import VARIABLE, choose
 from loadtest.driver import CASES
 from tests.bench.routing_zoo import FIELD_TEXT
 from tests.e2e.cluster import Cluster, Picker
-from workers.cli.demo.children import ChildFailed, command_name, descendants, free_ports, python
+from workers.cli.demo.children import ChildFailed, command_name, descendants, python
+from workers.cli.demo.ports import free_ports
 from workers.cli.demo.stack import picker_config
 
 ROOT = Path(__file__).resolve().parents[2]

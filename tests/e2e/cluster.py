@@ -19,7 +19,8 @@ from typing import Any, NamedTuple, Self
 import aiohttp
 
 from workers.cli.demo import envoy_config
-from workers.cli.demo.children import Child, ChildFailed, Children, environment, free_ports, python
+from workers.cli.demo.children import Child, ChildFailed, Children, environment, python
+from workers.cli.demo.ports import free_ports
 from workers.cli.demo.stack import LOOPBACK, envoy_command, envoy_path, get, picker_config, read_endpoints
 
 READY_S = 40.0

@@ -7,7 +7,8 @@ from typing import Any
 
 from tests.e2e.cluster import CHAT, Answer, Cluster, Picker, ask, run
 from tests.e2e.conftest import FAST
-from workers.cli.demo.children import free_row, python
+from workers.cli.demo.children import python
+from workers.cli.demo.ports import free_row
 
 CONFIG = """
 apiVersion: llm-d.ai/v1alpha1

@@ -15,7 +15,8 @@ import pytest
 
 from tests.e2e.cluster import eventually
 from tests.redis_server import needs_redis
-from workers.cli.demo.children import environment, free_ports, python
+from workers.cli.demo.children import environment, python
+from workers.cli.demo.ports import free_ports
 
 END_S = 25.0
 MARK = "EPP_DEMO_TEST"

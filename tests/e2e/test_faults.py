@@ -32,7 +32,7 @@ from tests.e2e.conftest import FAST, WORKERS, Gateway
 from tests.faults import client
 from tests.faults.client import Ending
 from tests.faults.watch import Watched
-from workers.cli.demo.children import free_ports
+from workers.cli.demo.ports import free_ports
 from workers.cli.demo.stack import LOOPBACK, picker_config
 
 SERVERS = 8

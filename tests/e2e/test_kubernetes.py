@@ -19,7 +19,8 @@ from aiohttp import web
 
 from tests.e2e.cluster import COMPLETIONS, LOOPBACK, Cluster, Picker, ask, completion, eventually
 from tests.workers.kube.fake import PODS, POOLS, FakeApi, pod, pool
-from workers.cli.demo.children import command_name, descendants, free_ports, python
+from workers.cli.demo.children import command_name, descendants, python
+from workers.cli.demo.ports import free_ports
 from workers.kube.errors import ApiError, Unreachable
 
 SERVERS = ("127.0.9.1", "127.0.9.2")

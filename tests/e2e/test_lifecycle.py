@@ -12,7 +12,7 @@ from epp.protocol.proto import ext_proc_pb2 as pb
 from tests.e2e.cluster import Cluster, Picker, eventually, run, serve, write_endpoints
 from tests.faults.client import RESPONSE, Ending, Gateway, Lost, Stream, framed, request
 from tests.faults.watch import Watched, alive
-from workers.cli.demo.children import free_ports
+from workers.cli.demo.ports import free_ports
 from workers.cli.demo.stack import picker_config
 
 END_S = 15.0

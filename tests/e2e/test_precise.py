@@ -20,7 +20,7 @@ from loadtest.kv_settings import KEPT
 from tests.e2e.cluster import COMPLETIONS, MODEL, Cluster, Fleet, Picker, ask, eventually
 from tests.e2e.conftest import FAST
 from tests.e2e.test_warm import child_pid
-from workers.cli.demo.children import free_row
+from workers.cli.demo.ports import free_row
 from workers.cli.demo.stack import LOOPBACK
 
 SERVERS = 3

@@ -12,7 +12,7 @@ import pytest
 
 from tests.e2e.cluster import COMPLETIONS, Answer, Cluster, Picker, ask, completion, write_endpoints
 from workers.cli.demo import envoy_config
-from workers.cli.demo.children import free_ports
+from workers.cli.demo.ports import free_ports
 from workers.cli.demo.stack import LOOPBACK, envoy_command, envoy_path, get
 
 SELECTION = "test-epp-endpoint-selection"

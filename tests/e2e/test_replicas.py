@@ -11,7 +11,8 @@ from tests.faults import replicas as faults
 from tests.faults.replica_world import Traffic, World
 from tests.redis_server import RedisServer, needs_redis
 from tests.workers.authority import Authority, write_pair
-from workers.cli.demo.children import ChildFailed, free_ports
+from workers.cli.demo.children import ChildFailed
+from workers.cli.demo.ports import free_ports
 
 pytestmark = needs_redis
 

@@ -15,7 +15,8 @@ import aiohttp
 
 from tests.e2e.cluster import COMPLETIONS, MODEL, Cluster, Fleet, Picker, completion, serve
 from workers.cli.demo import envoy_config
-from workers.cli.demo.children import Child, free_ports
+from workers.cli.demo.children import Child
+from workers.cli.demo.ports import free_ports
 from workers.cli.demo.stack import LOOPBACK, envoy_command, envoy_path, get, picker_config
 
 ROLLS = 5

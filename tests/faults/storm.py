@@ -24,7 +24,7 @@ from tests.e2e.cluster import Cluster, Picker
 from tests.faults.client import Ending, Gateway
 from tests.faults.pages import Prober, Scraper
 from tests.faults.watch import SUPERVISOR, Watched, alive, descriptors
-from workers.cli.demo.children import is_free
+from workers.cli.demo.ports import is_free
 
 CLIENTS = 40
 SERVERS = 4

@@ -25,7 +25,8 @@ from rich.table import Table
 
 from tests.e2e.cluster import Cluster, Picker
 from tests.tools import GO, provide
-from workers.cli.demo.children import Child, free_ports, python
+from workers.cli.demo.children import Child, python
+from workers.cli.demo.ports import free_ports
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]

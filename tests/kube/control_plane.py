@@ -23,7 +23,8 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 
 from tests.kube.binaries import SERVER, etcd, provide_binaries
 from tests.kube.client import Kube
-from workers.cli.demo.children import Child, Children, free_ports
+from workers.cli.demo.children import Child, Children
+from workers.cli.demo.ports import free_ports
 
 TOKEN = "tok"
 LOOPBACK = "127.0.0.1"

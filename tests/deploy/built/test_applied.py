@@ -19,7 +19,8 @@ from tests.kube.client import Kube, Refused, collection
 from tests.kube.control_plane import ControlPlane
 from tests.kube.objects import namespace, pod, status
 from tests.kube.world import page
-from workers.cli.demo.children import free_ports, python
+from workers.cli.demo.children import python
+from workers.cli.demo.ports import free_ports
 from workers.cli.demo.stack import envoy_path
 
 Json = dict[str, Any]

@@ -11,20 +11,11 @@ from click.testing import CliRunner, Result
 
 from loadtest.kv_publisher import KvPublisher, blocks_of
 from workers.cli import main
+from workers.cli.demo.ports import free_ports
 from workers.cli.kv_diagnosis import Heard, Wanted
 
 HOST = "127.0.0.1"
 TOKENS = list(range(64))
-
-
-def free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    for each in sockets:
-        each.bind((HOST, 0))
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports
 
 
 class Server:

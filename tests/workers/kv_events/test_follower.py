@@ -14,7 +14,7 @@ from shm.documents import DocumentWriter
 from tests.e2e.cluster import eventually
 from tests.workers.instances import made
 from tests.workers.kv_events.test_holdings import BLOCK, TOKENS, stored
-from workers.cli.demo.children import free_ports
+from workers.cli.demo.ports import free_ports
 from workers.kv_events.held_state import KEEP_S
 from workers.kv_events.main import Follower
 from workers.shared.documents import ENDPOINTS, EndpointRecord, encode

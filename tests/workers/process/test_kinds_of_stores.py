@@ -9,7 +9,7 @@ import pytest
 import trustme
 
 from tests.redis_server import RedisServer, needs_redis, program
-from workers.cli.demo.children import free_ports
+from workers.cli.demo.ports import free_ports
 from workers.host.options import Options
 from workers.process import fork
 from workers.process.errors import StartError, Unusable

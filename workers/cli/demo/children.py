@@ -12,9 +12,7 @@ import asyncio
 import contextlib
 import ctypes
 import os
-import random
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -25,8 +23,6 @@ TAIL_LINES = 15
 TAIL_BYTES = 16_384
 END_S = 10.0
 POLL_S = 0.05
-PORTS = (20_000, 32_000)
-PORT_TRIES_MAX = 1_000
 _libc = ctypes.CDLL(None)
 
 
@@ -136,41 +132,6 @@ def environment() -> dict[str, str]:
 def python(*arguments: str) -> list[str]:
     """Returns a command line for this interpreter. The child imports no module from its working directory."""
     return [sys.executable, "-P", "-m", *arguments]
-
-
-def free_ports(count: int) -> list[int]:
-    """Returns different ports on which no process listens now. Raises OSError if there are too few.
-
-    The ports are outside the range for outgoing connections, from which a connection of another process could take a port at any time.
-    """
-    ports: set[int] = set()
-    for _ in range(PORT_TRIES_MAX):
-        if len(ports) == count:
-            return list(ports)
-        port = random.SystemRandom().randrange(*PORTS)
-        if is_free(port, "0.0.0.0"):
-            ports.add(port)
-    raise OSError(f"fewer than {count} free ports found from {PORTS[0]} to {PORTS[1]} in {PORT_TRIES_MAX} tries")
-
-
-def free_row(count: int) -> int:
-    """Returns the first of `count` ports in a row on which no process listens now. Raises OSError if there are none."""
-    for _ in range(PORT_TRIES_MAX):
-        first = random.SystemRandom().randrange(PORTS[0], PORTS[1] - count)
-        if all(is_free(port, "0.0.0.0") for port in range(first, first + count)):
-            return first
-    raise OSError(f"no {count} free ports in a row found from {PORTS[0]} to {PORTS[1]} in {PORT_TRIES_MAX} tries")
-
-
-def is_free(port: int, host: str = "127.0.0.1") -> bool:
-    """Returns whether a process could listen on this port now."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError:
-            return False
-    return True
 
 
 def descendants(pid: int) -> list[int]:

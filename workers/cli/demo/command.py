@@ -31,7 +31,8 @@ import click
 from rich.console import Console
 
 from workers.cli.demo import summary, view
-from workers.cli.demo.children import ChildFailed, Children, is_free
+from workers.cli.demo.children import ChildFailed, Children
+from workers.cli.demo.ports import is_free
 from workers.cli.demo.stack import LOOPBACK, MODEL, Fleet, Plan, Stack, Unavailable
 from workers.cli.demo.traffic import Run
 from workers.cli.flags import Whole

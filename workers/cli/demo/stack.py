@@ -19,8 +19,9 @@ import yaml
 
 from epp.config.load import DEFAULT_TEXT
 from workers.cli.demo import envoy_config
-from workers.cli.demo.children import Child, Children, free_ports, free_row, is_free, python
+from workers.cli.demo.children import Child, Children, python
 from workers.cli.demo.envoy_config import Address
+from workers.cli.demo.ports import free_ports, free_row, is_free
 
 LOOPBACK = "127.0.0.1"
 MODEL = "demo-model"
