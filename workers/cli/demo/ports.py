@@ -14,7 +14,7 @@ PORTS = (20_000, 32_000)
 PORT_TRIES_MAX = 1_000
 LEASES_MAX = 128
 
-_leases: collections.deque[socket.socket] = collections.deque(maxlen=LEASES_MAX)
+_leases: collections.deque[socket.socket] = collections.deque()
 
 
 def free_ports(count: int) -> list[int]:
@@ -65,5 +65,7 @@ def _lease(port: int) -> bool:
     if not is_free(port, "0.0.0.0"):
         lease.close()
         return False
+    if len(_leases) == LEASES_MAX:
+        _leases.popleft().close()
     _leases.append(lease)
     return True

@@ -53,3 +53,14 @@ def test_a_port_with_a_listener_is_passed_over() -> None:
         listener.bind(("127.0.0.1", ports.PORTS[0]))
         listener.listen()
         assert listener.getsockname()[1] not in ports.free_ports(5)
+
+
+def test_a_process_ends_its_oldest_lease_when_it_has_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ports, "LEASES_MAX", 4)
+    oldest, *later = ports.free_ports(5)
+    with socket.socket(socket.AF_UNIX) as name:
+        name.bind(f"\0epp-port-{oldest}")
+        with pytest.raises(OSError, match="fewer than 2 free ports"):
+            monkeypatch.setattr(ports, "LEASES_MAX", 6)
+            ports.free_ports(2)
+    assert oldest not in later
