@@ -27,6 +27,7 @@ from workers.transport.limits import RESETS_OF_ALL_PER_SECOND
 
 PATIENCE_S = 20.0  # only a failure takes that long
 GOOD = 30
+ATTACKS_MAX = 10
 MEMORY_MARGIN_MIB = 150  # MiB that an allocator may keep
 RETURN_S = 4 * BURST_EVERY_S  # a worker returns the memory of a burst once it is over
 
@@ -165,13 +166,16 @@ def test_compressed_bombs_are_never_unpacked_whole(picker):
 @pytest.mark.parametrize("name", PAGE_ATTACKS)
 def test_an_attack_on_the_metrics_port_keeps_no_probe_out_and_restarts_no_process(picker, name):
     counted = abuse(picker)["metrics_port_abuse"]
-    attacker = threading.Thread(target=lambda: PAGE_ATTACKS[name](picker.metrics, 1.0))
-    attacker.start()
-    while attacker.is_alive():
-        assert probe(picker.metrics)
-    attacker.join()
-    if name != "pages: scrapes":  # one client may read pages as fast as they are made
-        assert abuse(picker)["metrics_port_abuse"] > counted
+    for _ in range(ATTACKS_MAX):  # on a busy machine, the first may be too slow to be abuse
+        attacker = threading.Thread(target=lambda: PAGE_ATTACKS[name](picker.metrics, 1.0))
+        attacker.start()
+        while attacker.is_alive():
+            assert probe(picker.metrics)
+        attacker.join()
+        if name == "pages: scrapes" or abuse(picker)["metrics_port_abuse"] > counted:
+            break  # one client may read pages as fast as they are made
+    else:
+        pytest.fail(f"{ATTACKS_MAX} attacks were not counted")
     assert '"child ended"' not in picker.child.text()
 
 
