@@ -1,8 +1,11 @@
-"""Predicts latencies for every endpoint with a trained model, and sends measured latencies to the model for training.
+"""Predicts latencies for every endpoint with a model, and compares them with what is measured.
 
-The model runs in sidecars (`_predictor`). For each request, this plugin asks them about all candidates at once. The decision waits for
-the answer for at most 0.4 s. Without an answer the decision goes on, and plugins see no predictions. When the response ends, the plugin
-sends samples: the measured latencies, with the state of the endpoint at the decision.
+With the backend `sidecars`, the model runs in sidecars (`_predictor`). For each request, this plugin asks them about all candidates at
+once. The decision waits for the answer for at most 0.4 s. Without an answer the decision goes on, and plugins see no predictions. When the
+response ends, the plugin sends samples: the measured latencies, with the state of the endpoint at the decision.
+
+With the backend `built-in`, the predictions come from the picker's own model (`epp.learning`), and nothing waits. The learned latency
+producer teaches this model. While it does not use the model, plugins see no predictions.
 
 TTFT is the time to the first token, TPOT the time per further token. Objectives for both come from the request's headers. Each worker
 knows only the objectives of its own running requests.
@@ -10,7 +13,7 @@ knows only the objectives of its own running requests.
 
 from bisect import bisect_left, insort
 from collections.abc import Sequence
-from typing import Annotated, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -19,6 +22,7 @@ from epp.candidates import Candidates, Floats, Roster
 from epp.data import INFLIGHT_REQUESTS, INFLIGHT_TOKENS, KV_USAGE, WAITING, Datum
 from epp.decision import Decision, Response
 from epp.latency import TPOT_HEADERS, TTFT_HEADERS, LatencyPredictions, latency_predictions, objective_ms
+from epp.learning.costs import LearnedCosts, learned_costs
 from epp.metrics import Metric, buckets
 from epp.multimodal import media_match
 from epp.plugin import (
@@ -66,8 +70,10 @@ VIOLATIONS = Metric(
 
 
 class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    """What is predicted and measured, as in the reference picker.
+    """What is predicted and measured. All but the first two parameters are those of the reference picker.
 
+    backend: `sidecars` asks servers, `built-in` uses the model that learned-latency-producer teaches.
+    learned_latency_producer_name: With `built-in`, the producer to read.
     slo_buffer_factor: Objectives for the time per token are multiplied by this number.
     context_ttl: Accepted, without effect.
     streaming_mode: Answers are streamed, so TTFT and TPOT can be measured.
@@ -81,6 +87,8 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename
     max_decode_token_samples_for_prediction: Accepted, without effect.
     """
 
+    backend: Literal["sidecars", "built-in"] = "sidecars"
+    learned_latency_producer_name: str = ""
     slo_buffer_factor: Annotated[float, msgspec.Meta(gt=0)] = 1.0
     context_ttl: int = msgspec.field(default=CONTEXT_TTL_NS, name="contextTTL")
     streaming_mode: bool = False
@@ -225,7 +233,10 @@ class PredictedLatency(FollowsMatches, DataProducer, PreRequest, ResponseStreami
         self._match = prefix_match(params.prefix_match_info_producer_name or APPROXIMATE)
         self._media = media_match(params.encoder_cache_match_info_producer_name)
         media = (self._media,) if params.use_encoder_cache_features else ()
-        self.consumes = (self._match, *media, KV_USAGE, WAITING, INFLIGHT_REQUESTS, INFLIGHT_TOKENS)
+        self._learned = learned_costs(params.learned_latency_producer_name)
+        self._built_in = params.backend == "built-in"
+        learned = (self._learned,) if self._built_in else ()
+        self.consumes = (self._match, *media, *learned, KV_USAGE, WAITING, INFLIGHT_REQUESTS, INFLIGHT_TOKENS)
         self.optional = (TOKENS,)
         self.produces = (self._predictions,)
         self.keeps = (self._measured,)
@@ -238,7 +249,7 @@ class PredictedLatency(FollowsMatches, DataProducer, PreRequest, ResponseStreami
         self.without_effect = [f"{field}: has no effect here" for field, is_set in ignored.items() if is_set]
         self._roles = Roles(Roster(()), params.endpoint_role_label)
         self._running: dict[int, list[float]] = {}  # owner -> sorted TPOT objectives of this worker's requests
-        self._predictor: Predictor
+        self._predictor: Predictor | None = None
         self._predicted_ttft: Measure
         self._predicted_tpot: Measure
         self._ttft_duration: Measure
@@ -251,8 +262,9 @@ class PredictedLatency(FollowsMatches, DataProducer, PreRequest, ResponseStreami
         self._ttft_duration = services.measure(self, TTFT_DURATION)
         self._tpot_duration = services.measure(self, TPOT_DURATION)
         self._violations = services.count(self, VIOLATIONS)
-        self._predictor = Predictor(services, self)
-        self._predictor.start()
+        if not self._built_in:
+            self._predictor = Predictor(services, self)
+            self._predictor.start()
 
     def take_over(self, predecessor: Plugin) -> None:
         if isinstance(predecessor, type(self)):
@@ -266,6 +278,12 @@ class PredictedLatency(FollowsMatches, DataProducer, PreRequest, ResponseStreami
         if not self.params.predict_in_produce:
             return None
         roster = candidates.snapshot.roster
+        if self._predictor is None:
+            learned = request[self._learned]
+            if learned is not None and not learned.why_not:
+                predictions = _learned_predictions(learned, candidates)
+                request[self._predictions] = self._with_headrooms(predictions, features, roster, ttft_ms, tpot_ms)
+            return None
 
         def deliver(predictions: Sequence[Prediction], seconds: float) -> None:
             self._ttft_duration.observe(seconds)
@@ -304,7 +322,7 @@ class PredictedLatency(FollowsMatches, DataProducer, PreRequest, ResponseStreami
         if ttft_ms <= 0.0 or measured.prefill is None or measured.target is None:
             return  # in streaming mode, an answer that was not streamed does not count
         predicted = request[self._predictions]
-        self._predictor.learn(measured.prefill.first_token(ttft_ms))
+        self._teach(measured.prefill.first_token(ttft_ms))
         self._compare(request, "ttft", ttft_ms, measured.ttft_ms)
         if predicted is not None:
             self._predicted_ttft.observe(predicted.ttft_ms[measured.prefill.row] / MS)
@@ -313,10 +331,14 @@ class PredictedLatency(FollowsMatches, DataProducer, PreRequest, ResponseStreami
             return
         tpot_ms = (request.now - measured.first_at) * MS / (tokens - 1)
         if tpot_ms > 0.0:
-            self._predictor.learn(measured.target.per_token(tpot_ms))
+            self._teach(measured.target.per_token(tpot_ms))
             self._compare(request, "tpot", tpot_ms, measured.tpot_ms)
             if predicted is not None:
                 self._predicted_tpot.observe(predicted.tpot_ms[measured.target.row] / MS)
+
+    def _teach(self, sample: Sample) -> None:
+        if self._predictor is not None:
+            self._predictor.learn(sample)
 
     def _features(self, request: Request, candidates: Candidates) -> Features:
         roster = candidates.snapshot.roster
@@ -374,6 +396,16 @@ class PredictedLatency(FollowsMatches, DataProducer, PreRequest, ResponseStreami
     def _compare(self, request: Request, what: str, actual_ms: float, objective: float) -> None:
         if 0.0 < objective < actual_ms:
             self._violations.add(request.model, request.target_model, what)
+
+
+def _learned_predictions(learned: LearnedCosts, candidates: Candidates) -> list[Prediction]:
+    """Returns what the built-in model predicts for the candidates, in their order."""
+    model, first = learned.model, candidates.narrow(learned.first_token_s).tolist()
+    load = candidates[INFLIGHT_REQUESTS].tolist()
+    return [
+        Prediction(seconds * MS, model.per_token_s(endpoint.slot, requests) * MS)
+        for endpoint, seconds, requests in zip(candidates.endpoints, first, load, strict=True)
+    ]
 
 
 def _whole(values: Floats) -> list[int]:
