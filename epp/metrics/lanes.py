@@ -32,6 +32,7 @@ WORKER_COUNTERS = (
     Metric("streams_total", "counter", "ext_proc streams opened."),
     Metric("picks_total", "counter", "Requests that got an endpoint."),
     Metric("refusals_total", "counter", "Requests answered with an error by the picker."),
+    Metric("load_refusals_total", "counter", "Requests refused because the pool had no capacity for them."),
     Metric("faults_total", "counter", "Requests that failed because of a fault of the picker or a plugin."),
     Metric("deadly_requests_total", "counter", "Requests refused because the same request had crashed two workers."),
     Metric("violations_total", "counter", "Streams closed because the peer broke the protocol."),

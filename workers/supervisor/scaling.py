@@ -1,8 +1,9 @@
 """Computes the scaling signal once per second. The supervisor is the only writer of its two words in shared memory.
 
-lanes: requests that got an endpoint, ended and wait ─┐
-endpoint table: batches, KV usage ───────────────────┼▶ ReplicasNeeded ─▶ gauges of the supervisor's lane ─▶ metrics page, `epp top`
-latency model: batch limits, speeds ─────────────────┘
+lanes: requests that got an endpoint, were refused for load, ended ─┐
+flow control: requests that wait ───────────────────────────────────┤
+endpoint table: batches, KV usage ──────────────────────────────────┼▶ ReplicasNeeded ─▶ gauges of the supervisor's lane
+latency model: batch limits, speeds ────────────────────────────────┘
 """
 
 import time
@@ -56,12 +57,13 @@ class ScalingSignal:
         copy, model = self._table.copy(), self._model()
         slots = [e.slot for e in self._endpoints.current() if e.slot < len(copy.rows)]
         running, waiting, usage = (np.nan_to_num(copy.column(index)[slots]) for index in self._columns)
-        picks = self._lanes.counters()["picks_total"]
+        counted = self._lanes.counters()
+        picks = counted["picks_total"]
         self._signal.read(
             Reading(
                 at=self._now(),
                 ready=int((copy.state[slots] == State.FRESH).sum()),
-                arrived=picks,
+                arrived=picks + counted["load_refusals_total"],
                 finished=picks - int(self._lanes.inflight(len(copy.rows)).sum()),
                 places=sum(
                     batch_share(model, slot, float(n), float(used))

@@ -19,6 +19,9 @@ from workers.telemetry.recorder import Recorder
 from workers.telemetry.request_metrics import Exchange, RequestMetrics
 from workers.telemetry.shadow_agreement import Agreements
 
+FOR_LOAD: Final = frozenset(
+    (Cause.NOT_ADMITTED, Cause.SHED, Cause.QUEUE_AT_CAPACITY, Cause.TTL_EXPIRED, Cause.DISPLACED)
+)
 NOT_SCHEDULED: Final = frozenset((Cause.NO_CANDIDATES, Cause.NO_ENDPOINT_LEFT))
 
 
@@ -26,8 +29,8 @@ class Counters:
     """Indices of a worker's counters and histograms in its lane."""
 
     __slots__ = (
-        "cached_tokens", "completion_tokens", "faults", "picks", "prompt_tokens", "refusals", "request_processing", "response_processing",
-        "scheduler_e2e", "streams", "violations",
+        "cached_tokens", "completion_tokens", "faults", "load_refusals", "picks", "prompt_tokens", "refusals", "request_processing",
+        "response_processing", "scheduler_e2e", "streams", "violations",
     )  # fmt: skip
 
     def __init__(self, lane: Lane) -> None:
@@ -35,6 +38,7 @@ class Counters:
         self.streams = counter["streams_total"]
         self.picks = counter["picks_total"]
         self.refusals = counter["refusals_total"]
+        self.load_refusals = counter["load_refusals_total"]
         self.faults = counter["faults_total"]
         self.violations = counter["violations_total"]
         self.prompt_tokens = counter["prompt_tokens_total"]
@@ -100,6 +104,8 @@ class Telemetry:
         """Records that a request was refused. `used`: None if it had no pipeline yet."""
         now = self._now()
         self._lane.add(self._at.refusals)
+        if refused.cause in FOR_LOAD:
+            self._lane.add(self._at.load_refusals)
         if request is not None:
             if self.recorder is not None:
                 self.recorder.decided(request, None, refused.cause.value, received_at, now)

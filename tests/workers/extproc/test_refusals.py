@@ -72,6 +72,7 @@ def test_bad_bodies_are_refused_in_openais_shape(path: str, body: bytes, status:
     assert headers["content-type"] == "application/json"
     assert envoy.stream.ended == (0, "")
     assert p.counter("refusals_total") == 1 and sum(p.inflight) == 0
+    assert p.counter("load_refusals_total") == 0
 
 
 def test_a_body_over_the_limit_is_413_before_it_is_complete() -> None:

@@ -1,0 +1,101 @@
+"""The scaling signal in the supervisor: what it reads from shared memory, and what it shows."""
+
+from types import SimpleNamespace
+from typing import Any
+
+from epp.data import KV_USAGE, RUNNING, WAITING
+from epp.learning.model import LatencyModel
+from shm.documents import DocumentSchema, DocumentWriter
+from shm.lanes import Lanes, LaneSchema
+from shm.segment import Region
+from shm.table import State, TableSchema, TableWriter
+from workers.process.layout import HEADROOM, REPLICAS_NEEDED, UNKNOWN_HEADROOM
+from workers.shared.documents import ENDPOINTS, EndpointRecord, encode
+from workers.supervisor.scaling import ScalingSignal
+
+SLOTS = 4
+COUNTERS = ("picks_total", "load_refusals_total")
+PRESENT = 0b111
+
+
+def region(size: int) -> Region:
+    return Region(memoryview(bytearray(size)))
+
+
+class Site:
+    """A pool of two servers in shared memory, with a worker. KV usage limits their batches: 20 requests fill a cache."""
+
+    def __init__(self) -> None:
+        table = TableSchema(tuple(column.name for column in (RUNNING, WAITING, KV_USAGE)), SLOTS)
+        documents = DocumentSchema((4096, 1, 1, 1))
+        lanes = LaneSchema(SLOTS, (REPLICAS_NEEDED, HEADROOM), COUNTERS, (), lanes=2)
+        memory = SimpleNamespace(
+            table=region(table.bytes), documents=region(documents.bytes), lanes=Lanes(lanes, region(lanes.bytes))
+        )
+        instance: Any = SimpleNamespace(layout=SimpleNamespace(table=table, documents=documents), memory=memory)
+        self.now, self.waiting = 100.0, 0
+        self.table = TableWriter(table, memory.table)
+        self.handles = [self.table.claim(9 + slot, lambda _: True) for slot in range(2)]
+        records = [EndpointRecord("ns", str(slot), str(slot), 80, {}, slot, 1, 9 + slot) for slot in range(2)]
+        DocumentWriter(documents, memory.documents).write(ENDPOINTS, encode(records))
+        memory.lanes.set_serving(1, True)
+        self.worker, self.own = memory.lanes.lane(1), memory.lanes.lane(0)
+        self.signal = ScalingSignal(
+            instance, self.own, LatencyModel, waiting=lambda: self.waiting, now=lambda: self.now
+        )
+
+    def shown(self) -> tuple[int, int]:
+        """Returns the words for the replicas needed and the headroom."""
+        scalars, place = self.own.scalars, self.own.schema.scalar
+        return scalars[place[REPLICAS_NEEDED]], scalars[place[HEADROOM]]
+
+    def run(self, *, running: float, picks: int = 10, refused: int = 0, seconds: int = 400) -> int:
+        """Lets each second bring so many requests to the pool, and returns the replicas needed."""
+        for handle in self.handles:
+            assert handle is not None
+            values = (running, 0.0, running / 20.0)
+            self.table.write(
+                handle,
+                state=State.FRESH,
+                flags=0,
+                updated_at=self.now,
+                inflight_at_scrape=0.0,
+                values=values,
+                present=PRESENT,
+            )
+        for _ in range(seconds):
+            self.worker.add(self.worker.schema.counter["picks_total"], picks)
+            self.worker.add(self.worker.schema.counter["load_refusals_total"], refused)
+            self.now += 1.0
+            self.signal.look()
+        return self.shown()[0]
+
+
+def test_nothing_is_shown_before_the_work_is_known() -> None:
+    site = Site()
+    assert site.shown() == (0, UNKNOWN_HEADROOM)
+    site.run(running=8.0, seconds=5)
+    assert site.shown() == (0, UNKNOWN_HEADROOM)
+
+
+def test_half_full_servers_are_enough_and_leave_headroom() -> None:
+    site = Site()
+    assert site.run(running=8.0) in (1, 2)
+    assert 0 < site.shown()[1] < 1000
+
+
+def test_full_servers_need_another_replica() -> None:
+    site = Site()
+    assert site.run(running=20.0) > 2
+    assert site.shown()[1] < 0
+
+
+def test_requests_that_are_refused_for_load_count_as_work() -> None:
+    served, refusing = Site(), Site()
+    assert refusing.run(running=16.0, refused=10) >= 2 * served.run(running=16.0) - 1
+
+
+def test_requests_that_wait_in_the_picker_count_as_work() -> None:
+    calm, waiting = Site(), Site()
+    waiting.waiting = 1200
+    assert waiting.run(running=16.0) > calm.run(running=16.0)
