@@ -161,10 +161,12 @@ $(READY_DEV): pyproject.toml requirements-dev.txt
 	@set -e; $(call install,requirements-dev.txt)
 	@touch $@
 
+# The lock file names every dependency. Without --no-deps, pip before 23.1 looks up the newest release of a package that is needed with an
+# extra (coverage[toml]), and refuses it because it is not the locked one.
 define install
 if ! $(PYTHON) -c 'import sys, pip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then echo "making the virtual environment in $(VENV)"; rm -rf $(VENV); python=$$($(FIND_PYTHON)); $$python -m venv $(VENV); fi; \
 echo "installing the dependencies of $(1)"; \
-$(PYTHON) -m pip install --quiet --disable-pip-version-check --require-hashes -r $(1); \
+$(PYTHON) -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r $(1); \
 $(PYTHON) -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 endef
 

@@ -123,8 +123,11 @@ def interpreter(tree: Path, root: Path, venv: Path) -> Path:
         return Path(sys.executable)
     tell(f"{LOCK_FILE} differs: installing the other commit's dependencies")
     python = venv / "bin" / "python"
-    pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--require-hashes", "-r"]
-    for command in ([sys.executable, "-m", "venv", str(venv)], [*pip, str(lock)]):
+    pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    for command in (
+        [sys.executable, "-m", "venv", str(venv)],
+        [*pip, "--require-hashes", "--no-deps", "-r", str(lock)],
+    ):
         done = subprocess.run(command, capture_output=True, text=True, timeout=INSTALL_S_MAX, check=False)
         if done.returncode:
             raise ComparisonError(f"installing the other commit's dependencies failed: {done.stderr.strip()[-500:]}")
