@@ -196,6 +196,7 @@ def test_any_point_may_refuse_the_request_and_no_later_point_runs(point: str) ->
     assert f"{point} says no".encode() in answer.immediate_response.body
     assert plugin.calls == REQUEST_PHASE[: REQUEST_PHASE.index(point) + 1]
     assert sum(p.inflight) == 0 and p.faults == []
+    assert p.counter("load_refusals_total") == 1
 
 
 def test_per_profile_data_of_one_profile_are_not_seen_by_another() -> None:
