@@ -16,7 +16,7 @@ import random
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, Protocol, TypeVar
 
 import msgspec
 import numpy as np
@@ -35,7 +35,7 @@ from epp.learning.local import LocalLearning
 from epp.metrics.catalogue import plugin_groups
 from epp.model_rewrite import compiled
 from epp.paths import Parsers
-from epp.plugin import Hashes, Plugin, Profile
+from epp.plugin import Hashes, Plugin, PrefixIndex, Profile
 from epp.protocol import codec
 from epp.request import Subset
 from shm.lanes import Lane, Lanes
@@ -48,6 +48,7 @@ from workers.process.layout import families, lane_schema_of, series_schema_of
 from workers.worker.held import NoHeldBlocks
 from workers.worker.services import WorkerServices
 
+S = TypeVar("S", bound=WorkerServices)
 SEED = 0  # of the random numbers that break ties, so that every run decides alike
 NO_OBJECTS = Objects()
 
@@ -100,7 +101,7 @@ async def _decided(
     config: EffectiveConfig, offline_request: OfflineRequest, pool: "FilePool", objects: Objects
 ) -> Explanation:
     pipeline = config.pipeline
-    services = _services(config, pool)
+    services = worker_services(config, pool, WorkerServices)
     pipeline.start(services)
     if guard.declared(pipeline.recipe.plugins):  # as in workers, which also count the refused accesses
         pipeline = pipeline.wrapped(guard.guard(lambda _point, _plugin, _access: None))
@@ -121,6 +122,13 @@ async def _decided(
     finally:
         await services.close()
     return explain(pipeline, request, decision, refusal)
+
+
+class Pool(PrefixIndex, Protocol):
+    """What the services of plugins need of a pool."""
+
+    def candidates(self, subset: Subset | None) -> Candidates:
+        """Returns all endpoints."""
 
 
 class FilePool:
@@ -239,8 +247,8 @@ def _names(name: str, known: Sequence[Known]) -> list[frozenset[str]]:
     return [frozenset(v) if isinstance(v, list) else frozenset() for v in values]
 
 
-def _services(config: EffectiveConfig, pool: FilePool) -> WorkerServices:
-    """Returns the services that a worker gives to plugins, in private memory of this process."""
+def worker_services(config: EffectiveConfig, pool: Pool, kind: type[S]) -> S:
+    """Returns the services that a worker gives to plugins, in private memory of this process. `pool`: also serves as the prefix index."""
     histograms = families(config.pipeline)
     schema = lane_schema_of(histograms, slots=len(pool.candidates(None)) or 1, lanes=1)
     lane: Lane = Lanes(schema, Region(memoryview(bytearray(schema.bytes)))).lane(0)
@@ -248,7 +256,7 @@ def _services(config: EffectiveConfig, pool: FilePool) -> WorkerServices:
     for group in plugin_groups(m for plugin in config.pipeline.plugins.values() for m in plugin.metrics):
         series = series_schema_of(group, lanes=1)
         labelled[group.name] = SeriesWriter(series, Region(memoryview(bytearray(series.bytes))))
-    return WorkerServices(
+    return kind(
         lane,
         pool,
         prefix_seed=SEED,
