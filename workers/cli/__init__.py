@@ -30,6 +30,7 @@ COMMANDS: Mapping[str, str] = {
     "schema": "Print a JSON Schema of the configuration file, for editors.",
     "explain": "Explain a decision: of a running picker, or offline.",
     "record": "Record a running picker's traffic, without prompts; export recordings.",
+    "replay": "Replay a recording under other configurations, in virtual time.",
     "reload": "Load a running picker's configuration again, without losing a request.",
     "try": "Try a configuration in a running picker, beside the one in force.",
     "promote": "Put the configuration in force that a running picker tries.",
@@ -40,11 +41,17 @@ COMMANDS: Mapping[str, str] = {
 }
 MODULES: Mapping[str, str] = (
     {name: f"workers.cli.{name}" for name in COMMANDS}
-    | {name: f"workers.cli.{name}.command" for name in ("demo", "top", "manifests")}
+    | {name: f"workers.cli.{name}.command" for name in ("demo", "top", "manifests", "replay")}
     | {"try": "workers.cli.tryout"}
 )
 DISTRIBUTION = "endpoint-picker"
-EXTRAS: Mapping[str, str] = {"demo": "[demo]", "record": "[record]", "top": "[top]", "doctor": "[kv-events]"}
+EXTRAS: Mapping[str, str] = {
+    "demo": "[demo]",
+    "record": "[record]",
+    "replay": "[record]",
+    "top": "[top]",
+    "doctor": "[kv-events]",
+}
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # errors of a full disk; without a file name, they concern the output
 OWN_PACKAGES = frozenset(("epp", "shm", "workers"))
 
