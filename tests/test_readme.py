@@ -2,6 +2,7 @@
 
 import ast
 import importlib
+import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -113,7 +114,9 @@ def test_there_are_pages() -> None:
 
 @each_page
 def test_a_page_is_short(page: Path) -> None:
-    most = README_LINES_MAX if page.name == "README.md" else PAGE_LINES_MAX
+    most = {"README.md": README_LINES_MAX, "CHANGELOG.md": math.inf}.get(
+        page.name, PAGE_LINES_MAX
+    )  # a changelog only grows
     assert len(page.read_text().splitlines()) <= most
 
 
