@@ -5,7 +5,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -14,6 +14,7 @@ from epp.config import yaml_nodes
 from epp.config.assembly import Assembly, Scraped
 from epp.config.findings import ConfigWarning
 from epp.config.flow_assembly import IMPLIED
+from epp.config.origins import Path, origins
 from epp.config.schema import API_VERSION, KIND
 from epp.config.written import WrittenConfig
 from epp.flow.plan import BandPlan, FlowPlan
@@ -27,7 +28,8 @@ class EffectiveConfig:
     """Holds a checked configuration with all its defaults.
 
     `sources` (empty: nothing is scraped) and `discovery` are the plugins that the supervisor uses; `pipeline.plugins` has them, too.
-    `parameters`: name of a plugin -> its parameters. `document` is the effective configuration as plain values.
+    `parameters`: name of a plugin -> its parameters. `document` is the effective configuration as plain values. `places`: path of a value
+    -> its line in the file (`epp.config.origins`).
     """
 
     source: str
@@ -41,10 +43,16 @@ class EffectiveConfig:
     response_phase: str = FULL
     saturation: SaturationDetector | None = None  # None only in tests that build this value themselves
     flow: FlowPlan | None = None  # None: flow control is off
+    places: Mapping[Path, int] = field(default_factory=dict)
 
     def as_yaml(self) -> str:
         """Returns the configuration with all defaults, as YAML text."""
         return yaml_nodes.dump(self.document)
+
+    def with_origins(self) -> tuple[str, list[int]]:
+        """Returns the text of `as_yaml`, and for each of its lines the line in the file that gives it; 0: a default."""
+        text = self.as_yaml()
+        return text, origins(text, self.places)
 
 
 def as_document(written: WrittenConfig, assembly: Assembly) -> dict[str, Any]:

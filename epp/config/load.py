@@ -9,6 +9,7 @@ from epp.config.assembly import Assembly
 from epp.config.effective import EffectiveConfig, as_document
 from epp.config.findings import WHOLE, ConfigError, ConfigErrors, ConfigWarning, Findings
 from epp.config.lint import DEFAULT_SURROUNDINGS, Surroundings, lint
+from epp.config.origins import places
 from epp.config.schema import API_VERSION, KIND
 from epp.pipeline import Pipeline, Recipe, compile_pipeline
 
@@ -91,6 +92,7 @@ def load(
         response_phase=written.response_phase,
         saturation=assembly.saturation,
         flow=assembly.flow,
+        places=places(root),
     )
 
 

@@ -36,6 +36,8 @@ WORKER_COUNTERS = (
     Metric("faults_total", "counter", "Requests that failed because of a fault of the picker or a plugin."),
     Metric("deadly_requests_total", "counter", "Requests refused because the same request had crashed two workers."),
     Metric("violations_total", "counter", "Streams closed because the peer broke the protocol."),
+    Metric("streams_not_duplex_total", "counter", "Requests whose gateway does not stream both bodies in full duplex."),
+    Metric("subset_empty_total", "counter", "Requests whose gateway allows only endpoints that are not in the pool."),
     Metric("shadow_failures_total", "counter", "Failed runs of shadow profiles."),
     Metric("producer_failures_total", "counter", "Failures of data producers (they fail open)."),
     Metric("prompt_tokens_total", "counter", "Prompt tokens that model servers reported."),

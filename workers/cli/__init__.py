@@ -24,7 +24,7 @@ COMMANDS: Mapping[str, str] = {
     "serve": "Run the picker.",
     "sim": "Run simulated model servers.",
     "demo": "Run the picker with simulated model servers, Envoy and traffic.",
-    "doctor": "Find out why a server's KV events cannot be followed.",
+    "doctor": "Find what is wrong with a picker, its servers and its gateway.",
     "check": "Check a configuration; print the effective one.",
     "plugins": "List the plugin types, their parameters and defaults.",
     "schema": "Print a JSON Schema of the configuration file, for editors.",
@@ -41,7 +41,7 @@ COMMANDS: Mapping[str, str] = {
 }
 MODULES: Mapping[str, str] = (
     {name: f"workers.cli.{name}" for name in COMMANDS}
-    | {name: f"workers.cli.{name}.command" for name in ("demo", "top", "manifests", "replay")}
+    | {name: f"workers.cli.{name}.command" for name in ("demo", "doctor", "top", "manifests", "replay")}
     | {"try": "workers.cli.tryout"}
 )
 DISTRIBUTION = "endpoint-picker"

@@ -1,11 +1,7 @@
 """`epp explain`: explains why a request was sent to its endpoint."""
 
-import http.client
-import ssl
 import traceback
-import urllib.error
 import urllib.parse
-import urllib.request
 
 import click
 import msgspec
@@ -16,7 +12,6 @@ from epp.explain import Explanation
 from epp.inferred_path import inferred_path
 from epp.isolation import culprit
 from shm import observe
-from shm.segment import SegmentError
 from workers.cli import explain_view, offline
 from workers.cli.configuration import (
     add_plugins,
@@ -30,14 +25,13 @@ from workers.cli.configuration import (
 from workers.cli.explain_trace import found as found_in_trace
 from workers.cli.explain_trace import why_then, with_config
 from workers.cli.flags import PORT, BadConfiguration, Whole, WithArguments, flag
+from workers.cli.metrics_port import address, found, page, unusable
 from workers.host.yaml_files import DiscoveryError
 from workers.kube.object_files import Folder
 from workers.kube.object_kinds import Found, merge
 from workers.pages.decisions import decoded, encoded
 from workers.shared.recording.limits import MISSING
 from workers.shared.recording.unreadable import Unreadable
-
-TIMEOUT_S = 5.0
 
 
 @click.command("explain", cls=WithArguments)
@@ -146,53 +140,17 @@ def _traced(path: str, wanted: str, config: EffectiveConfig | None) -> list[Expl
     return explanations
 
 
-def address(url: str, ca_file: str) -> str:
-    """Returns the URL of a metrics port, from a URL or host:port. Raises UsageError."""
-    whole = url if "://" in url else f"{'https' if ca_file else 'http'}://{url}"
-    if not whole.startswith(("http://", "https://")):
-        raise click.UsageError(f"--url {url} is not host:port, http://... or https://...")
-    if ca_file and not whole.startswith("https://"):
-        raise click.UsageError(f"--ca-file is for TLS, but --url {url} has none: write https://")
-    return whole.rstrip("/")
-
-
-def found(run_dir: str, metrics_port: int | None, instance: str, ca_file: str) -> str:
-    """Returns the URL of a picker's metrics port on this machine, found as `epp top` finds it. Raises ClickException."""
-    try:
-        seen = observe.find(run_dir, metrics_port=metrics_port, name=instance)
-    except SegmentError as refused:
-        raise click.ClickException(f"{refused}; or give --url of a metrics port") from refused
-    return address(f"127.0.0.1:{seen.ports.get('metrics', observe.METRICS_PORT)}", ca_file)
-
-
 def _live(url: str, request_id: str, count: int, ca_file: str) -> list[Explanation]:
     query = urllib.parse.urlencode({"request_id": request_id} if request_id else {"n": count})
-    page = f"{url}/debug/decisions?{query}"
+    where = f"{url}/debug/decisions?{query}"
     try:
-        context = ssl.create_default_context(cafile=ca_file) if ca_file else None
-    except OSError as failed:  # includes ssl.SSLError: no PEM
-        raise click.ClickException(f"--ca-file {ca_file}: {failed.strerror or failed}") from failed
-    try:
-        with urllib.request.urlopen(page, timeout=TIMEOUT_S, context=context) as answer:
-            explanations = decoded(answer.read())
-    except urllib.error.HTTPError as refused:
-        raise click.ClickException(f"{page}: {refused.read().decode(errors='replace').strip() or refused}") from refused
-    except (OSError, http.client.HTTPException, msgspec.MsgspecError) as failed:
-        raise click.ClickException(f"{page}: {_why(failed, page)}; --url must name a picker's metrics port") from failed
+        explanations = decoded(page(where, ca_file))
+    except msgspec.MsgspecError as strange:
+        raise unusable(where, str(strange)) from strange
     if not explanations:
         what = f"no worker has a decision on request {request_id}" if request_id else "no decision was made yet"
         raise click.ClickException(what)
     return explanations
-
-
-def _why(failed: Exception, page: str) -> str:
-    """Describes why a connection failed, and which flag helps."""
-    why = getattr(failed, "reason", failed)  # an URLError puts its cause in brackets
-    if isinstance(why, ssl.SSLCertVerificationError):
-        return f"its certificate is not trusted ({why.verify_message}): give --ca-file"
-    if isinstance(why, (http.client.HTTPException, ConnectionResetError)) and page.startswith("http:"):
-        return "no HTTP without TLS (if the picker has --metrics-cert-dir, give --ca-file or https://)"
-    return str(getattr(why, "strerror", None) or why)
 
 
 def _config(path: str, allow_experimental: bool, plugin_path: str) -> EffectiveConfig:

@@ -183,6 +183,19 @@ def with_variables(message: str, ctx: click.Context) -> str:
     return f"{message} ({origins})" if origins else message
 
 
+def given(ctx: click.Context) -> dict[str, str]:
+    """Returns name of a flag -> where its value comes from: the flag itself, or an environment variable. Leaves out defaults."""
+    sources = {
+        click.core.ParameterSource.COMMANDLINE: lambda flag: f"--{flag.name.replace('_', '-')}",
+        click.core.ParameterSource.ENVIRONMENT: lambda flag: f"environment variable {flag.variable()}",
+    }
+    return {
+        option.name: sources[source](option)
+        for option in ctx.command.params
+        if isinstance(option, Flag) and option.name and (source := ctx.get_parameter_source(option.name)) in sources
+    }
+
+
 class WithArguments(click.Command):
     """A command with boolean flags and arguments. `--name` without `=` is true, and the next word is an argument, as in Go."""
 

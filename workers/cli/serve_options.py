@@ -17,7 +17,7 @@ import click
 
 from epp.client_headers import GROUPS
 from epp.plugins.extractors.metrics_source import INTERVAL_S_MAX
-from workers.cli.flags import BadConfiguration, Flag, misspelt, with_variables
+from workers.cli.flags import BadConfiguration, Flag, given, misspelt, with_variables
 from workers.cli.serve_flags import FLAGS, REPLACED, TLS_VERSIONS, UNSUPPORTED, VERBOSE
 from workers.endpoints.freshness import FRESH_S_MIN
 from workers.host.cpus import available, default_workers
@@ -61,7 +61,7 @@ def serve_options(callback: Callable[..., R]) -> Callable[..., R]:
         command_values = {name: values.pop(name) for name in list(values) if name not in _NAMES}
         context = click.get_current_context()
         try:
-            options, warnings = collect(values, os.environ)
+            options, warnings = collect(values, os.environ, given(context))
         except BadConfiguration as wrong:
             lines = wrong.message.splitlines()
             raise BadConfiguration("\n".join(with_variables(line, context) for line in lines)) from wrong
@@ -79,8 +79,10 @@ _NAMES = frozenset(option.name for option in _PARAMS)
 _VARIABLES = frozenset(name for option in _PARAMS if isinstance(option, Flag) for name in option.variables)
 
 
-def collect(values: Mapping[str, Any], environ: Mapping[str, str]) -> tuple[Options, list[str]]:
-    """Turns the values of all flags into options and warnings. Raises BadConfiguration with all errors."""
+def collect(
+    values: Mapping[str, Any], environ: Mapping[str, str], origins: Mapping[str, str]
+) -> tuple[Options, list[str]]:
+    """Turns the values of all flags into options and warnings. Raises BadConfiguration with all errors. `origins`: see `given`."""
     errors: list[str] = []
     warnings = misspelt(environ, _VARIABLES | {PASSWORD_VARIABLE})
     _unsupported(values, errors, warnings)
@@ -126,6 +128,7 @@ def collect(values: Mapping[str, Any], environ: Mapping[str, str]) -> tuple[Opti
         "pool_namespace": values["pool_namespace"] or "default",
         "trust_client_headers": _trusted(values["trust_client_headers"]),
         "replica_store_prefix": _replica_prefix(values, environ),
+        "given": origins,
         "log_level": level,
         "log_format": values["log_format"] or values["zap_encoder"] or "auto",
         "tracing": tracing,

@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from epp.data import Column
-from epp.plugins.extractors._pages import Extracted
+from epp.plugins.extractors._pages import REFUSED_PAGE, Extracted
 from shm.documents import DocumentWriter
 from shm.prefix_writer import OwnersExhausted
 from shm.table import DOWN, Handle, State, TableCopy, TableWriter
@@ -35,7 +35,7 @@ from workers.endpoints.freshness import Freshness, Health
 from workers.endpoints.further_pages import FurtherPages, pod_of
 from workers.endpoints.index_limits import IndexLimits
 from workers.endpoints.records import REPORT_EVERY_S, REPORTED_MAX, Published, identity_of, names_of, record_of, spec_of
-from workers.endpoints.scrape import Failure, PageReader, Scraper, Target
+from workers.endpoints.scrape import EXTRACT, Failure, PageReader, Scraper, Target
 from workers.shared.documents import EndpointRecord, Identity, NamesRecord
 
 NAMES_EVERY_S = 0.05
@@ -97,6 +97,15 @@ class Member:
     @property
     def is_down(self) -> bool:
         return self.health.down
+
+    @property
+    def id(self) -> str:
+        return f"{self.spec.namespace}/{self.spec.name} {shown(self.spec)[1]}"
+
+    @property
+    def failure(self) -> str:
+        """Why the last failed scrape has failed."""
+        return REFUSED_PAGE + self.why if self.cause == EXTRACT else self.why
 
     def change(self, now: float, *, in_flight: int = 0) -> Change:
         """Returns the record of a change that ends the present condition."""
@@ -227,8 +236,9 @@ class EndpointTable:
         self._freshness.good(tag, now)
         if self._limits is not None:
             self._limits.scraped(tag.owner, extracted)
-        if tag.condition is not Condition.FRESH or tag.failures:
-            self._recovered(tag, now)
+        if tag.condition is not Condition.FRESH:
+            self._became(Condition.FRESH, tag, now)
+        tag.failures = 0
         if self._further:
             tag.page = extracted, inflight_at_scrape, now
         self._store(tag, extracted, inflight_at_scrape, now)
@@ -329,6 +339,10 @@ class EndpointTable:
         """Returns the number of endpoints that are down."""
         return sum(member.health.down for member in self._members.values())
 
+    def troubles(self) -> dict[str, str]:
+        """Returns id of an endpoint (`namespace/name address`) -> why its last scrape failed. Leaves out those whose last one was good."""
+        return {member.id: member.failure for member in self._members.values() if member.failures}
+
     def scrape_seconds(self) -> dict[str, float]:
         """Returns endpoint name -> duration of its last scrape, good or failed, in seconds. Leaves out endpoints without a scrape."""
         return {m.spec.name: m.target.seconds for m in self._members.values() if m.target.seconds >= 0.0}
@@ -426,11 +440,6 @@ class EndpointTable:
         waiting = {identity_of(spec) for spec in self._waiting.values()} if self._remembered else ()
         for identity in [identity for identity in self._remembered if identity not in waiting]:
             self._owners.retire(self._remembered.pop(identity))
-
-    def _recovered(self, member: Member, now: float) -> None:
-        if member.condition is not Condition.FRESH:
-            self._became(Condition.FRESH, member, now)
-        member.failures = 0
 
     def _became(self, condition: Condition, member: Member, now: float) -> None:
         kind = Kind.UP if member.condition is Condition.DOWN else Kind(condition.value)

@@ -44,6 +44,7 @@ from workers.endpoints.http_client import (
     get_request,
 )
 
+EXTRACT: Final = "extract"  # the cause of a failed scrape whose page was fetched, and refused as a whole
 INTERVAL_S_MIN: Final = 0.05
 CONNECT_S_MAX: Final = 0.2  # limit for opening a TCP connection; with TLS, the limit of the whole scrape applies
 TICK_S_MIN: Final = 0.005
@@ -457,7 +458,7 @@ class Scraper:
             extracted = target.reader.extract(page)
         except ExtractError as failure:
             self.counters.extract_errors += 1
-            self._sink.failed(target.tag, Failure("extract", str(failure)), now)
+            self._sink.failed(target.tag, Failure(EXTRACT, str(failure)), now)
             return
         finally:
             if large and (took := self._spent() - before) > COSTLY_S:

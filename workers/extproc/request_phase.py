@@ -122,6 +122,9 @@ class RequestPhase:
         if modes is None:
             return
         request_mode, response_mode = modes
+        unanswered = response_mode != codec.DUPLEX and not stream.app.request_phase_only
+        if unanswered or (request_mode != codec.DUPLEX and not last):
+            stream.app.telemetry.not_duplex()
         stream.duplex = response_mode == codec.DUPLEX
         if last or request_mode == codec.DUPLEX:
             return

@@ -4,6 +4,8 @@
 imports no other module of `workers`.
 """
 
+from collections.abc import Mapping
+
 import msgspec
 
 from epp.client_headers import GROUPS
@@ -11,6 +13,14 @@ from epp.client_headers import GROUPS
 PASSWORD_VARIABLE = "EPP_REPLICA_STORE_PASSWORD"
 POOL_GROUP = "inference.networking.k8s.io"  # the default API group of an InferencePool
 SCRAPE_INTERVAL_MIN_S = 0.05
+OTHER_FLAGS = {  # options whose flags have other names
+    "drain_timeout_s": "drain_timeout",
+    "body_bytes_max": "body_limit",
+    "message_bytes_max": "grpc_max_recv_msg_size",
+    "scrape_interval_s": "refresh_metrics_interval",
+    "metrics_staleness_threshold_s": "metrics_staleness_threshold",
+}
+SECRET_OPTIONS = frozenset({"replica_store"})  # values that may have a password
 
 
 class TracingOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,6 +99,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     endpoint_selector: str = ""  # selects pods instead of a pool. Each selected pod has one endpoint per target port
     endpoint_target_ports: tuple[int, ...] = ()
     ha_enable_leader_election: bool = False
+    given: Mapping[str, str] = {}  # name of an option -> where its value comes from; the others have their defaults
     log_level: str = "info"
     log_format: str = "auto"
     tracing: TracingOptions | None = None  # None: no traces

@@ -40,6 +40,10 @@ class Outage:
             if not self._away:
                 self._report("the Kubernetes API answers again", away_s=round(now - self._since, 1))
 
+    def refusals(self) -> dict[str, str]:
+        """Returns resource -> why it cannot be followed, although the API server answers."""
+        return {f"{resource} in namespace {resource.namespace}": why for resource, why in self._refused.items()}
+
     def forget(self, resource: Resource) -> None:
         """Records that `resource` is not followed any more."""
         self._refused.pop(resource, None)

@@ -17,7 +17,7 @@ import functools
 import os
 import random
 import socket
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 import structlog
@@ -83,6 +83,10 @@ class Kubernetes:
         """Starts to check whether the picker stops. If so, it resigns at once, so that another picker leads while these workers drain."""
         if self.candidacy is not None:
             self._background.every(RESIGN_LOOK_S, self._resign_if_leaving)
+
+    def refusals(self) -> Mapping[str, str]:
+        """Returns resource -> why the API server refuses to let this picker follow it."""
+        return self._outage.refusals()
 
     async def connect(self) -> None:
         """Connects to the API server and joins the election. Raises ValueError if there is no API server or no client library."""

@@ -6,6 +6,7 @@ when a client asks.
 
 import functools
 import time
+from collections.abc import Callable, Mapping
 
 from shm import observe
 from workers.pages.page import Page
@@ -13,6 +14,7 @@ from workers.pages.state.frames import Frames
 from workers.pages.state.history import STEP_S, History
 from workers.pages.state.page import StatePages
 from workers.pages.state.parts import Parts
+from workers.pages.state.recent import Recent
 from workers.pages.state.sampler import Sampler
 from workers.pages.state.source import Source
 from workers.process.instance import Instance
@@ -24,9 +26,20 @@ COUNTED_BUCKETS = 1 << 14  # of the prefix index, per frame: 1 ms
 class Live:
     """Samples the history, and makes the pages under /debug/state."""
 
-    def __init__(self, instance: Instance) -> None:
+    def __init__(
+        self,
+        instance: Instance,
+        troubles: Callable[[], Mapping[str, str]],
+        access: Callable[[], Mapping[str, str]],
+    ) -> None:
+        """`troubles`: returns id of an endpoint -> why its last scrape failed. `access`: returns resource of Kubernetes -> why it cannot
+        be followed.
+        """
         self._instance = instance
+        self._troubles = troubles
+        self._access = access
         self._history = History()
+        self._recent = Recent()
 
     def start(self, background: Background) -> None:
         """Begins to sample."""
@@ -58,12 +71,12 @@ class Live:
 
     @functools.cached_property
     def _sampler(self) -> Sampler:
-        return Sampler(self._source)
+        return Sampler(self._source, self._recent)
 
     @functools.cached_property
     def _parts(self) -> Parts:
-        return Parts(self._instance)
+        return Parts(self._instance, self._recent, self._troubles, self._access)
 
     @functools.cached_property
     def _frames(self) -> Frames:
-        return Frames(self._source, lambda: self._parts.further(), time.monotonic, time.time)
+        return Frames(self._source, lambda counters: self._parts.further(counters), time.monotonic, time.time)

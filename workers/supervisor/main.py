@@ -105,7 +105,11 @@ class Supervisor:
         self.kubernetes: Kubernetes | None = None
         if instance.sources.in_kubernetes:
             self.kubernetes = Kubernetes(instance, self.lane, self.predecessor, self.readiness, self.background, report)
-        self.live = Live(instance)
+        self.live = Live(
+            instance,
+            lambda: self.data.table.troubles(),
+            lambda: {} if self.kubernetes is None else self.kubernetes.refusals(),
+        )
         self.latency: LatencyKeeper
         self.records: RecordKeeper
         self.data: DataLayer

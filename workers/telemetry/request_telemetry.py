@@ -30,7 +30,7 @@ class Counters:
 
     __slots__ = (
         "cached_tokens", "completion_tokens", "faults", "load_refusals", "picks", "prompt_tokens", "refusals", "request_processing",
-        "response_processing", "scheduler_e2e", "streams", "violations",
+        "response_processing", "scheduler_e2e", "streams", "streams_not_duplex", "subset_empty", "violations",
     )  # fmt: skip
 
     def __init__(self, lane: Lane) -> None:
@@ -41,6 +41,8 @@ class Counters:
         self.load_refusals = counter["load_refusals_total"]
         self.faults = counter["faults_total"]
         self.violations = counter["violations_total"]
+        self.streams_not_duplex = counter["streams_not_duplex_total"]
+        self.subset_empty = counter["subset_empty_total"]
         self.prompt_tokens = counter["prompt_tokens_total"]
         self.cached_tokens = counter["cached_prompt_tokens_total"]
         self.completion_tokens = counter["completion_tokens_total"]
@@ -107,6 +109,8 @@ class Telemetry:
         if refused.cause in FOR_LOAD:
             self._lane.add(self._at.load_refusals)
         if request is not None:
+            if refused.cause is Cause.NO_CANDIDATES and request.subset is not None:
+                self._lane.add(self._at.subset_empty)
             if self.recorder is not None:
                 self.recorder.decided(request, None, refused.cause.value, received_at, now)
             if used is not None:
@@ -123,6 +127,10 @@ class Telemetry:
         if self.recorder is not None:
             self.recorder.decided(request, None, Cause.INTERNAL.value, request.now, now)
         self.recent.add(now, request, None, Refused(Cause.INTERNAL, named + error_text(problem)), used=used)
+
+    def not_duplex(self) -> None:
+        """Records that a gateway does not stream both bodies of a request in full duplex."""
+        self._lane.add(self._at.streams_not_duplex)
 
     def violated(self) -> None:
         """Records that the gateway broke the protocol."""

@@ -1,11 +1,12 @@
 """Defines what all extractors of pages share: the values of a page, why a page is rejected, and the reader of one server's pages."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, Final, NamedTuple, Protocol
 
 from epp.data import Column
 from epp.plugin import Extractor
 
+REFUSED_PAGE: Final = "its metrics page is refused: "  # begins the text about a server whose page an extractor rejects
 METRICS, MODELS = "metrics", "models"  # kinds of pages: Prometheus text; the JSON answer of /v1/models
 
 

@@ -140,7 +140,7 @@ def check(objects: Sequence[Json]) -> list[str]:
     with own_environment():
         context = line.make_context("epp serve", flags)
         pod = {"POD_NAME": f"{names['name']}-0-0", "NAMESPACE": names["namespace"]}
-        options, warnings = collect(context.params, pod)
+        options, warnings = collect(context.params, pod, {})
     return [*without_registry(container["image"]), *warnings, *check_configuration(objects, container, options)]
 
 

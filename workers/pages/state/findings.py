@@ -6,28 +6,22 @@ A rule is a function from the state to findings. Their order is the order of the
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
-import msgspec
+from epp.plugins.extractors._pages import REFUSED_PAGE
+from workers.shared.doctor_report import ERROR, WARNING, Finding
 
 Values = Mapping[str, Any]
 
-ERROR: Final = "error"
-WARNING: Final = "warning"
 NAMED_MAX: Final = 5
 LAG_S: Final = 0.2
 APART: Final = 0.25  # of the prompt: predicted and reported shares further apart deserve a look
 HOT_SHARE: Final = 0.5
 HOT_WAITING: Final = 8
 RESTARTS_MIN: Final = 2
-
-
-class Finding(msgspec.Struct, frozen=True):
-    """One thing that is wrong. `evidence`: the figures that show it. `fix`: what to do, with a command where there is one."""
-
-    rule: str
-    severity: str
-    title: str
-    evidence: str
-    fix: str
+WORKERS_MIN: Final = 2  # the default even for one CPU
+FREE_SHARE_MIN: Final = 0.1
+FREE_BYTES_MIN: Final = 16 << 20
+DAY_S: Final = 86_400
+EXPIRES_SOON_S: Final = 7 * DAY_S
 
 
 def findings(values: Values, endpoints: Mapping[str, Values]) -> list[Finding]:
@@ -64,25 +58,39 @@ def _unusable(_values: Values, endpoints: Mapping[str, Values]) -> Iterator[Find
             "check port, path and TLS of the metrics page: `curl http://ADDRESS/metrics`",
         ),
     ):
-        which = [each for each in endpoints.values() if each["state"] == state]
+        which = [
+            each
+            for each in endpoints.values()
+            if each["state"] == state and not each.get("why", "").startswith(REFUSED_PAGE)
+        ]
         if which:
             yield Finding(
                 f"endpoints-{state}",
                 severity,
                 f"{_some(len(which), 'endpoint')} {what if len(which) > 1 else _singular(what)}",
-                f"{state}: {_names(which)}",
+                f"{state}: {_names(which)}{_why(which)}",
                 fix.replace("ADDRESS", which[0]["address"]),
             )
 
 
 def _missing_metrics(_values: Values, endpoints: Mapping[str, Values]) -> Iterator[Finding]:
+    which = [each for each in endpoints.values() if each.get("why", "").startswith(REFUSED_PAGE)]
+    if which:
+        yield Finding(
+            "missing-metrics",
+            ERROR,
+            f"{_some(len(which), 'metrics page')} without what the picker reads",
+            f"{_names(which)}{_why(which)}",
+            "set the label llm-d.ai/engine-type of the pod to its engine, or name the metrics in engineConfigs (docs/data-sources.md); "
+            f"`curl -s http://{which[0]['address']}/metrics | grep -c '^[a-z]'`",
+        )
     for column in ("waiting_requests", "running_requests", "kv_cache_usage"):
         which = [
             each for each in endpoints.values() if each["state"] == "fresh" and column not in each.get("scraped", {})
         ]
         if which:
             yield Finding(
-                "missing-metrics",
+                "metrics-absent",
                 WARNING,
                 f"{_some(len(which), 'metrics page')} without {column}",
                 _names(which),
@@ -141,16 +149,114 @@ def _workers(values: Values, _endpoints: Mapping[str, Values]) -> Iterator[Findi
 def _supervisor(values: Values, _endpoints: Mapping[str, Values]) -> Iterator[Finding]:
     if not values["supervisor"].get("serving", True):
         yield Finding("supervisor", ERROR, "The supervisor is away", "it does not serve", "look at the picker's log")
-    late = values["counters"].get("scrapes_skipped_total", 0)
-    taken = values["counters"].get("scrapes_total", 0)
+    recent = values.get("recent", {})
+    late, taken = recent.get("scrapes_skipped_total", 0), recent.get("scrapes_total", 0)
     if late and late > taken / 20:
         yield Finding(
             "scrapes-late",
             WARNING,
             "Metrics pages are slower than the scrape interval",
-            f"{late} scrapes skipped, {taken} taken",
+            f"{late} scrapes skipped and {taken} taken in the last minutes",
             "time the metrics pages with curl; raise --metrics-refresh-interval if they cannot be faster",
         )
+
+
+def _gateway(values: Values, _endpoints: Mapping[str, Values]) -> Iterator[Finding]:
+    recent = values.get("recent", {})
+    if buffered := recent.get("streams_not_duplex_total", 0):
+        yield Finding(
+            "not-full-duplex",
+            WARNING,
+            "A gateway does not stream bodies in full duplex",
+            f"{buffered} requests in the last minutes: the gateway holds whole bodies, so long prompts and first tokens come later",
+            "set request_body_mode and response_body_mode of its ext_proc filter to FULL_DUPLEX_STREAMED (deploy/envoy.yaml)",
+        )
+    if hidden := recent.get("subset_empty_total", 0):
+        yield Finding(
+            "subset",
+            ERROR,
+            "A subset filter of the gateway hides all endpoints",
+            f"{hidden} requests in the last minutes had a subset without an endpoint of this pool",
+            "compare the addresses in the metadata x-gateway-destination-endpoint-subset with `epp top`; to ignore subsets, start with "
+            "--disable-endpoint-subset-filter",
+        )
+    if broken := recent.get("violations_total", 0):
+        yield Finding(
+            "protocol",
+            WARNING,
+            "A gateway breaks the ext_proc protocol",
+            f"{broken} streams in the last minutes",
+            "look for `protocol` in the picker's log; compare the filter with deploy/envoy.yaml",
+        )
+
+
+def _faults(values: Values, _endpoints: Mapping[str, Values]) -> Iterator[Finding]:
+    recent = values.get("recent", {})
+    if faults := recent.get("faults_total", 0):
+        yield Finding(
+            "faults",
+            ERROR,
+            "Requests fail inside the picker",
+            f"{faults} faults in the last minutes",
+            "the log has the exception; `epp explain --last` names the plugin",
+        )
+    if objectives := recent.get("objectives_unknown_total", 0):
+        yield Finding(
+            "objectives",
+            WARNING,
+            "Requests name objectives that do not exist",
+            f"{objectives} requests in the last minutes; their priority is 0",
+            "`kubectl get inferenceobjectives` lists those that exist; compare the header x-llm-d-inference-objective",
+        )
+
+
+def _host(values: Values, _endpoints: Mapping[str, Values]) -> Iterator[Finding]:
+    host, memory = values.get("host", {}), values.get("shared_memory", {})
+    workers = host.get("workers", 0)
+    cpus = host.get("cpus", workers)
+    if workers > max(WORKERS_MIN, cpus):
+        yield Finding(
+            "cpu-limit",
+            WARNING,
+            "There are more workers than CPUs",
+            f"{workers} workers, {cpus} CPUs (by affinity and CPU limit)",
+            f"start with --workers {max(WORKERS_MIN, cpus)}, or raise the CPU limit: `epp size` says what a load needs",
+        )
+    free, size = memory.get("free_bytes", 0), memory.get("bytes", 0)
+    if size and free < max(FREE_BYTES_MIN, size * FREE_SHARE_MIN):
+        yield Finding(
+            "shared-memory",
+            WARNING,
+            "Shared memory is nearly full, so the picker may not start again",
+            f"/dev/shm: {free >> 20} MiB of {size >> 20} MiB free",
+            "`ls -l /dev/shm` shows who uses it; in Kubernetes, raise sizeLimit of the volume with medium Memory",
+        )
+
+
+def _access(values: Values, _endpoints: Mapping[str, Values]) -> Iterator[Finding]:
+    for port, until in values.get("certificates", {}).items():
+        left = until - values["at"]
+        if left < EXPIRES_SOON_S:
+            yield Finding(
+                "certificate",
+                ERROR if left <= 0 else WARNING,
+                f"The certificate of the {port} port {'has expired' if left <= 0 else 'expires soon'}",
+                f"{abs(left) / DAY_S:.1f} days {'ago' if left <= 0 else 'left'}",
+                "renew tls.crt and tls.key in its folder; with --enable-cert-reload, the picker takes them over at once",
+            )
+    for resource, why in values.get("access_refused", {}).items():
+        yield Finding(
+            "rbac",
+            ERROR,
+            f"The API server does not let the picker follow {resource}",
+            why,
+            "add the rule that the evidence names, or install the chart's RBAC; `epp doctor` lists all verbs that are missing",
+        )
+
+
+def _doctor(values: Values, _endpoints: Mapping[str, Values]) -> Iterator[Finding]:
+    for found in values.get("doctor", {}).get("findings", ()):
+        yield Finding(**found)
 
 
 def _reload(values: Values, _endpoints: Mapping[str, Values]) -> Iterator[Finding]:
@@ -240,6 +346,9 @@ RULES: Final[tuple[Callable[[Values, Mapping[str, Values]], Iterator[Finding]], 
     _supervisor,
     _workers,
     _unusable,
+    _gateway,
+    _faults,
+    _access,
     _reload,
     _left_out,
     _lost,
@@ -247,13 +356,21 @@ RULES: Final[tuple[Callable[[Values, Mapping[str, Values]], Iterator[Finding]], 
     _missing_metrics,
     _block_sizes,
     _caching_off,
+    _host,
     _warnings,
+    _doctor,
 )
 
 
 def _names(which: list[Values]) -> str:
     shown = ", ".join(f"{each['name']} ({each['address']})" for each in which[:NAMED_MAX])
     return shown + (f" and {len(which) - NAMED_MAX} more" if len(which) > NAMED_MAX else "")
+
+
+def _why(which: list[Values]) -> str:
+    """Returns the cause of the first endpoint that has one."""
+    why = next((each["why"] for each in which if each.get("why")), "")
+    return f": {why}" if why else ""
 
 
 def _some(number: int, noun: str) -> str:

@@ -26,6 +26,7 @@ FRAME_S: Final = 1.0
 FIRST_S: Final = 0.25  # without a recent look, the first frame is made from two looks this far apart
 STALE_S: Final = 5.0  # an older look is of no use for rates
 PATCHES_KEPT: Final = 5
+WHY_CHARS_MAX: Final = 400
 
 encode = msgspec.json.Encoder().encode
 Values = dict[str, Any]
@@ -50,17 +51,27 @@ class State(NamedTuple):
     endpoints: dict[str, Values]
 
 
+class Further(NamedTuple):
+    """What is not in shared memory. `values`: parts of the state. `why`: id of an endpoint -> why its last scrape failed."""
+
+    values: Mapping[str, Any]
+    why: Mapping[str, str]
+
+
 class Frames:
     """The current state, and the last patches that led to it."""
 
     def __init__(
         self,
         source: Source,
-        further: Callable[[], Mapping[str, Any]],
+        further: Callable[[Mapping[str, int]], Further],
         now: Callable[[], float],
         wall: Callable[[], float],
     ) -> None:
-        """`further`: returns parts of the state that are not in the source's figures. `now`: monotonic seconds. `wall`: since the epoch."""
+        """`further(counters)`: returns what is not in the source's figures, for the counters of a look.
+
+        `now`: monotonic seconds. `wall`: since the epoch.
+        """
         self._source = source
         self._further = further
         self._now = now
@@ -126,9 +137,12 @@ class Frames:
         values = msgspec.to_builtins(msgspec.structs.replace(figures, endpoints=()))
         del values["endpoints"], values["interval_s"]
         yield
-        further = self._further()
+        further = self._further(look.counters)
         yield
-        values = {"version": VERSION, "at": round(self._wall(), 1), **plain(values | further)}
+        for key, why in further.why.items():
+            if key in endpoints:
+                endpoints[key]["why"] = why[:WHY_CHARS_MAX]
+        values = {"version": VERSION, "at": round(self._wall(), 1), **plain(values | dict(further.values))}
         values["instance"]["uptime_s"] = int(up)
         values["findings"] = [msgspec.to_builtins(each) for each in findings(values, endpoints)]
         yield from self._publish(values, endpoints)

@@ -1,36 +1,67 @@
-"""Computes the parts of the state that are not in shared memory alone: processes, flow control's limits, and the configuration."""
+"""Computes the parts of the state that are not in shared memory alone: processes, host, limits of flow control, and configuration."""
 
-from collections.abc import Mapping
-from typing import Any
+import functools
+import os
+from collections.abc import Callable, Mapping
+from typing import Any, Final
 
-from epp.metrics.computed import PROCESS_CPU, PROCESS_EXITS, PROCESS_MEMORY
+from epp.metrics.computed import CERTIFICATE_EXPIRY, PROCESS_CPU, PROCESS_EXITS, PROCESS_MEMORY
 from epp.metrics.flow_control import FLOW_SATURATION
+from workers.host import cpus
+from workers.host.options import OTHER_FLAGS, SECRET_OPTIONS
 from workers.pages.flow import FlowFigures, figures_of
 from workers.pages.processes import ProcessFigures
+from workers.pages.state.frames import Further
+from workers.pages.state.recent import Recent
 from workers.process.instance import Instance
+from workers.shared import doctor_report
+
+SHARED_MEMORY: Final = "/dev/shm"
+VALUE_CHARS_MAX: Final = 200
 
 
 class Parts:
     """The parts of one instance with one configuration."""
 
-    def __init__(self, instance: Instance) -> None:
+    def __init__(
+        self,
+        instance: Instance,
+        recent: Recent,
+        troubles: Callable[[], Mapping[str, str]],
+        access: Callable[[], Mapping[str, str]],
+    ) -> None:
+        """`recent`: the counters of the last minutes. `troubles`, `access`: as in `workers.supervisor.live.Live`."""
         self._instance = instance
-        self._processes = ProcessFigures(instance.memory.lanes, instance.roll)
+        self._recent = recent
+        self._troubles = troubles
+        self._access = access
+        metrics = instance.credentials.metrics
+        until = None if metrics is None else lambda: metrics.valid_until
+        self._processes = ProcessFigures(instance.memory.lanes, instance.roll, metrics_certificate=until)
         self._flow: FlowFigures | None = figures_of(instance)
 
-    def further(self) -> dict[str, Any]:
-        """Returns the parts by name. Each is made of plain values."""
+    def further(self, counters: Mapping[str, int]) -> Further:
+        """Returns the parts by name, made of plain values, and why scrapes fail. `counters`: the present ones."""
         options = self._instance.options
-        return {
+        processes, certificates = self._by_process()
+        values = {
             "pool": options.pool_name,
-            "processes": self._by_process(),
+            "processes": processes,
+            "certificates": certificates,
+            "recent": self._recent.increases(counters),
+            "host": self._host,
+            "shared_memory": _shared_memory(),
+            "access_refused": self._access(),
+            "doctor": doctor_report.read(options.run_dir, options.instance),
             "flow_control": self._flow_control(),
-            "settings": self._settings(),
+            "settings": self._settings,
         }
+        return Further(values, self._troubles())
 
-    def _by_process(self) -> Mapping[str, Any]:
-        """Returns memory, CPU time and unexpected ends of each process, by its name."""
+    def _by_process(self) -> tuple[Mapping[str, Any], Mapping[str, int]]:
+        """Returns memory, CPU time and unexpected ends of each process, by its name; and when certificates end, by port."""
         found: dict[str, dict[str, Any]] = {}
+        certificates: dict[str, int] = {}
         for metric, _, rows in self._processes.families():
             for labels, value in rows:
                 if metric is PROCESS_MEMORY:
@@ -39,7 +70,9 @@ class Parts:
                     found.setdefault(labels[0], {})["cpu_s"] = round(value)
                 elif metric is PROCESS_EXITS and value:
                     found.setdefault(labels[0], {}).setdefault("exits", {})[labels[1]] = int(value)
-        return found
+                elif metric is CERTIFICATE_EXPIRY:
+                    certificates[labels[0]] = int(value)
+        return found, certificates
 
     def _flow_control(self) -> Mapping[str, Any] | None:
         """Returns the limits and the saturation by stage; None if flow control is off."""
@@ -57,11 +90,40 @@ class Parts:
             "band_default": {"requests": plan.template.max_requests, "bytes": plan.template.max_bytes},
         }
 
+    @functools.cached_property
+    def _host(self) -> Mapping[str, int]:
+        """The CPUs that the picker may use, and the workers that it starts with."""
+        return {"cpus": cpus.available(), "workers": self._instance.options.workers}
+
+    @functools.cached_property
     def _settings(self) -> Mapping[str, Any]:
-        """Returns the effective configuration, its source, and the warnings about it."""
-        config = self._instance.config
+        """The effective configuration with the origin of each line, its source, the warnings about it, and the flags."""
+        config, options = self._instance.config, self._instance.options
+        effective, origins = config.with_origins()
+        flags = {}
+        for option in options.__struct_fields__:
+            name, value = OTHER_FLAGS.get(option, option), _shown(option, getattr(options, option))
+            flags[name.replace("_", "-")] = {"value": value, "origin": options.given.get(name, "default")}
+        del flags["given"], flags["pool-given"]  # not flags, but what is known about them
         return {
             "source": config.source,
-            "effective": config.as_yaml(),
+            "effective": effective,
+            "origins": origins,
             "warnings": [str(warning) for warning in config.warnings],
+            "flags": flags,
         }
+
+
+def _shown(name: str, value: Any) -> str:
+    """Returns the value of an option as text. A value that may have a password is not shown."""
+    if name in SECRET_OPTIONS:
+        return "(set)" if value else ""
+    if isinstance(value, tuple):
+        value = ",".join(map(str, value))
+    return ("" if value is None else str(value).lower() if isinstance(value, bool) else str(value))[:VALUE_CHARS_MAX]
+
+
+def _shared_memory() -> Mapping[str, int]:
+    """Returns the size of the file system of shared memory, and how much of it is free, in bytes."""
+    found = os.statvfs(SHARED_MEMORY)
+    return {"bytes": found.f_blocks * found.f_frsize, "free_bytes": found.f_bavail * found.f_frsize}

@@ -12,6 +12,7 @@ from shm.flow_lanes import WAITING as QUEUED
 from shm.table import DOWN, EJECTED, State, TableCopy
 from workers.pages.state.figures import ERRORS, REQUESTS, quantile
 from workers.pages.state.history import ENDPOINT_FIGURES, Floats, Sample
+from workers.pages.state.recent import Recent
 from workers.pages.state.source import Source
 
 SCRAPED: Final = (RUNNING.name, WAITING.name, KV_USAGE.name)
@@ -20,10 +21,14 @@ COMPARED: Final = (PREDICTION_PROMPT_TOKENS.name, PREDICTED_TOKENS.name, REPORTE
 
 
 class Sampler:
-    """Takes one sample after the other. Rates, quantiles and shares are of the time since the sample before."""
+    """Takes one sample after the other. Rates, quantiles and shares are of the time since the sample before.
 
-    def __init__(self, source: Source) -> None:
+    `recent`: gets the counters of the samples.
+    """
+
+    def __init__(self, source: Source, recent: Recent) -> None:
         self._source = source
+        self._recent = recent
         self._at = 0.0
         self._counters: Mapping[str, int] = {}
         self._histograms: Mapping[str, Sequence[int]] = {}
@@ -33,6 +38,7 @@ class Sampler:
         source, elapsed = self._source, now - self._at
         lanes, copy = source.lanes, source.table.copy()
         counters, histograms = lanes.counters() | self._compared(), self._counts()
+        self._recent.add(now, counters)
         new = {name: count - self._counters.get(name, count) for name, count in counters.items()}
         quantiles = {}
         if self._histograms:

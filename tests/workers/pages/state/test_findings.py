@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from epp.plugins.extractors._pages import REFUSED_PAGE
 from workers.pages.state.findings import findings
 
 
@@ -19,16 +20,26 @@ def values(**changes: Any) -> dict[str, Any]:
         "supervisor": {"serving": True},
         "counters": {},
         "bus_drops": 0,
+        "at": 100_000.0,
     } | changes
 
 
+OF_DOCTOR = {
+    "rule": "gateway-tls",
+    "severity": "error",
+    "title": "The gateway speaks plaintext",
+    "evidence": "no transport_socket",
+    "fix": "add one",
+    "found_by": "doctor",
+}
 RELOAD = {"generation": 2, "workers": 1, "last_reload_failed": "config.yaml:3: unknown-field"}
 FAULTS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "endpoints-down": ({}, {"state": "down"}, "10.0.0.1:80"),
     "endpoints-stale": ({}, {"state": "stale"}, "10.0.0.1:80"),
     "endpoints-unknown": ({}, {"state": "unknown"}, "10.0.0.1:80"),
     "endpoints-ejected": ({}, {"state": "ejected"}, "10.0.0.1:80"),
-    "missing-metrics": ({}, {"scraped": {"waiting_requests": 0, "running_requests": 0}}, "10.0.0.1:80"),
+    "missing-metrics": ({}, {"state": "unknown", "why": REFUSED_PAGE + "vllm:x is missing"}, "vllm:x is missing"),
+    "metrics-absent": ({}, {"scraped": {"waiting_requests": 0, "running_requests": 0}}, "10.0.0.1:80"),
     "prefix-caching": ({}, {"predicted_share": 0.6, "reported_share": 0.0}, "10.0.0.1:80"),
     "worker-away": ({"workers": [{"worker": 0, "state": "not serving", "starts": 4}]}, {}, "4 starts"),
     "worker-late": ({"workers": [{"worker": 0, "state": "serving", "starts": 1, "loop_lag_s": 0.5}]}, {}, "0.5 s"),
@@ -52,7 +63,17 @@ FAULTS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     ),
     "bus-drops": ({"bus_drops": 3}, {}, "3 updates"),
     "replicas": ({"others": {"age_s": 9}}, {}, "9 s ago"),
-    "scrapes-late": ({"counters": {"scrapes_total": 100, "scrapes_skipped_total": 40}}, {}, "40 scrapes skipped"),
+    "scrapes-late": ({"recent": {"scrapes_total": 100, "scrapes_skipped_total": 40}}, {}, "40 scrapes skipped"),
+    "not-full-duplex": ({"recent": {"streams_not_duplex_total": 7}}, {}, "7 requests"),
+    "subset": ({"recent": {"subset_empty_total": 3}}, {}, "3 requests"),
+    "protocol": ({"recent": {"violations_total": 2}}, {}, "2 streams"),
+    "faults": ({"recent": {"faults_total": 4}}, {}, "4 faults"),
+    "objectives": ({"recent": {"objectives_unknown_total": 5}}, {}, "5 requests"),
+    "cpu-limit": ({"host": {"workers": 8, "cpus": 3}}, {}, "8 workers, 3 CPUs"),
+    "shared-memory": ({"shared_memory": {"bytes": 64 << 20, "free_bytes": 3 << 20}}, {}, "3 MiB of 64 MiB"),
+    "certificate": ({"certificates": {"metrics": 100_000 + 86_400}}, {}, "1.0 days left"),
+    "rbac": ({"access_refused": {"pods in namespace x": "not allowed to list pods"}}, {}, "not allowed to list pods"),
+    "gateway-tls": ({"doctor": {"findings": [OF_DOCTOR]}}, {}, "no transport_socket"),
     "supervisor": ({"supervisor": {"serving": False}}, {}, "does not serve"),
 }
 

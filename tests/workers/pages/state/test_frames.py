@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.workers.pages.state.looks import endpoint, look
-from workers.pages.state.frames import FRAME_S, PATCHES_KEPT, Frames, State, difference, plain
+from workers.pages.state.frames import FRAME_S, PATCHES_KEPT, Frames, Further, State, difference, plain
 from workers.pages.state.look import Look
 from workers.pages.state.page import pieces
 
@@ -44,7 +44,7 @@ class World:
         self.endpoints = [endpoint("a"), endpoint("b")]
         self.looks = 0
         self.seen = SimpleNamespace(name="epp", pid=7, ports={}, started_at=0.0)
-        self.frames = Frames(self, lambda: {"pool": "p"}, lambda: self.now, lambda: self.now)  # type: ignore[arg-type]
+        self.frames = Frames(self, lambda _: Further({"pool": "p"}, {}), lambda: self.now, lambda: self.now)  # type: ignore[arg-type]
 
     def looking(self, now: float) -> Iterator[Look | None]:
         self.looks += 1

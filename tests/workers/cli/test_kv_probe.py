@@ -120,7 +120,7 @@ def test_a_server_without_events_is_told_from_one_that_refuses(servers: list[Ser
 
 
 def test_another_service_on_the_port_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("workers.cli.doctor.HANDSHAKE_S", 0.2)
+    monkeypatch.setattr("workers.cli.kv_probe.HANDSHAKE_S", 0.2)
     with socket.create_server((HOST, 0)) as other:
         result = doctor(f"{HOST}:{other.getsockname()[1]}")
     assert result.exit_code == 1

@@ -1,11 +1,10 @@
 """`epp doctor --kv-events`: connects to one endpoint as the picker does, reads some KV events, or says what is wrong."""
 
 import socket
-import sys
 import time
 from collections.abc import Sequence
 from contextlib import closing
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
@@ -14,8 +13,7 @@ from epp.plugins.producers._precise_params import PORT as EVENTS_PORT
 from epp.plugins.producers.precise_prefix import kv_settings
 from epp.plugins.producers.tokenizer import Tokens
 from workers.cli import missing
-from workers.cli.configuration import add_plugins, load_text, plugin_path_option, read_file, shown_path
-from workers.cli.flags import DURATION, PORT, Whole, WithArguments
+from workers.cli.configuration import load_text, read_file, shown_path
 from workers.cli.kv_diagnosis import Heard, Wanted, shown
 from workers.host.exit_codes import ExitCode
 
@@ -33,58 +31,39 @@ class Trouble(Exception):
     """Raised if the KV events of the endpoint cannot be followed. The text says why, and what to do."""
 
 
-@click.command("doctor", cls=WithArguments)
-@click.option(
-    "--kv-events", "address", required=True, metavar="HOST[:PORT]", help="The endpoint whose KV events to read."
-)
-@click.option(
-    "--config-file", "-c", default="", help="Take ports, topic, block size and model from this configuration."
-)
-@click.option("--replay-port", type=PORT, default=None, help="The port of its replay socket. [default: not asked]")
-@click.option("--topic", default=None, help=f"The beginning of its topics. [default: {TOPIC}]")
-@click.option("--block-size", type=Whole(1, 65536), default=None, help="The block size to expect.")
-@click.option("--model", default=None, help="The model to expect in its topics.")
-@click.option("--events", type=Whole(1, 10_000), default=10, show_default=True, help="Events to read.")
-@click.option("--timeout", type=DURATION, default="10s", show_default=True, help="How long to wait for them.")
-@plugin_path_option
-def command(
-    address: str,
-    config_file: str,
-    replay_port: int | None,
-    topic: str | None,
-    block_size: int | None,
-    model: str | None,
-    events: int,
-    timeout: float,
-    plugin_path: str,
-) -> None:
-    """Connect to an endpoint's event socket, read some KV events, or say what is wrong.
+class Asked(NamedTuple):
+    """What the options of the command ask for. A value that is None is that of the configuration."""
 
-    Give the server requests meanwhile: an idle server publishes nothing. With a replay socket, messages that the server kept count, too.
+    topic: str | None
+    block_tokens: int | None
+    model: str | None
+    replay_port: int | None
+    events: int
+    timeout_s: float
 
-    Exit code 0: the picker can follow this endpoint; 1: it cannot, and stderr says why.
-    """
-    add_plugins(plugin_path)
-    port, replay, wanted = EVENTS_PORT, 0, Wanted(topic=TOPIC, events=events)
+
+def follow(address: str, config_file: str, asked: Asked) -> int:
+    """Connects to an endpoint's event socket, reads some KV events, and prints them, or what is wrong. Returns the exit code."""
+    port, replay, wanted = EVENTS_PORT, 0, Wanted(topic=TOPIC, events=asked.events)
     if config_file:
-        port, replay, wanted = _configured(config_file, events)
+        port, replay, wanted = _configured(config_file, asked.events)
     wanted = Wanted(
-        topic=wanted.topic if topic is None else topic,
-        block_tokens=wanted.block_tokens if block_size is None else block_size,
-        model=wanted.model if model is None else model,
-        events=events,
+        topic=wanted.topic if asked.topic is None else asked.topic,
+        block_tokens=wanted.block_tokens if asked.block_tokens is None else asked.block_tokens,
+        model=wanted.model if asked.model is None else asked.model,
+        events=asked.events,
     )
     host, port = _parts(address, port)
     try:
-        heard = _read(host, port, replay if replay_port is None else replay_port, wanted, timeout)
+        heard = _read(host, port, replay if asked.replay_port is None else asked.replay_port, wanted, asked.timeout_s)
     except Trouble as trouble:
         click.echo(f"problem: {trouble}", err=True)
-        sys.exit(ExitCode.FAULT)
+        return ExitCode.FAULT
     problems = heard.problems()
     for problem in problems:
         click.echo(f"problem: {problem}", err=True)
     click.echo(heard.summary())
-    sys.exit(ExitCode.FAULT if problems else ExitCode.OK)
+    return ExitCode.FAULT if problems else ExitCode.OK
 
 
 def _configured(file: str, events: int) -> tuple[int, int, Wanted]:

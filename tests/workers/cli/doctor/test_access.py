@@ -1,0 +1,53 @@
+"""What a picker may do in Kubernetes: which verbs it needs by its flags, and what the API server's answers mean."""
+
+from typing import Any
+
+import pytest
+
+from workers.cli.doctor.access import needed, uses_kubernetes, verdict
+from workers.cli.doctor.running import Running
+from workers.kube.errors import Access
+
+
+def picker(**flags: str) -> Running:
+    shown = {name.replace("_", "-"): {"value": value, "origin": f"--{name}"} for name, value in flags.items()}
+    return Running(None, "", {"settings": {"flags": shown}}, [])
+
+
+def rules(of: Running) -> set[str]:
+    return {f"{each.verb} {each.resource}" for each in needed(of)}
+
+
+def test_a_picker_of_a_pool_needs_the_pool_its_objects_and_events() -> None:
+    wanted = rules(picker(pool_name="pool", pool_namespace="ns", metrics_endpoint_auth="false"))
+    assert "list inferencepools" in wanted
+    assert {"watch inferenceobjectives", "watch inferencemodelrewrites", "create events", "watch pods"} <= wanted
+    assert not {each for each in wanted if "leases" in each or "reviews" in each}
+
+
+def test_election_and_tokens_need_more_and_a_selector_needs_less() -> None:
+    assert {"update leases", "create tokenreviews"} <= rules(picker(ha_enable_leader_election="true"))
+    assert rules(picker(endpoint_selector="app=x", metrics_endpoint_auth="false")) == {"list pods", "watch pods"}
+
+
+def test_a_picker_with_endpoints_of_its_own_does_not_ask_kubernetes() -> None:
+    assert uses_kubernetes(picker(pool_name="pool"))
+    assert uses_kubernetes(picker(endpoint_selector="app=x"))
+    assert not uses_kubernetes(picker(pool_name="pool", endpoints="127.0.0.1:80"))
+    assert not uses_kubernetes(picker())
+
+
+@pytest.mark.parametrize("answer", [{"status": {"allowed": False}}, {"status": {}}, {}])
+def test_what_is_not_allowed_is_named_with_the_rule_that_allows_it(answer: Any) -> None:
+    found = verdict(Access("watch", "", "pods", "ns"), answer)
+    assert found is not None
+    assert (found.rule, found.severity) == ("rbac-verb", "error")
+    assert 'resources: ["pods"], verbs: ["watch"]' in found.fix
+    assert "Role in namespace ns" in found.fix
+
+
+def test_what_is_allowed_is_no_finding_and_events_are_a_warning() -> None:
+    assert verdict(Access("watch", "", "pods", "ns"), {"status": {"allowed": True}}) is None
+    events = verdict(Access("create", "", "events", "ns"), {"status": {"allowed": False, "reason": "no"}})
+    assert events is not None
+    assert (events.severity, events.evidence) == ("warning", "the API server says no: no")

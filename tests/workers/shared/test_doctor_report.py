@@ -1,0 +1,38 @@
+"""The report of `epp doctor`: what is written is read, and what is wrong, large or old does not count."""
+
+import time
+from pathlib import Path
+
+import pytest
+
+from workers.shared.doctor_report import BYTES_MAX, FINDINGS_MAX, KEPT_S, SUFFIX, Finding, Report, read, write
+
+LONG = Finding("r" * 9_000, "error", "t" * 9_000, "e" * 9_000, "f" * 9_000)
+
+
+def report(count: int, age_s: float = 0.0) -> Report:
+    return Report(at=time.time() - age_s, checked=["picker"], findings=[LONG] * count)
+
+
+def test_a_long_report_is_cut_to_what_a_reader_takes(tmp_path: Path) -> None:
+    write(str(tmp_path), "a", report(10 * FINDINGS_MAX))
+    assert (tmp_path / f"a{SUFFIX}").stat().st_size < BYTES_MAX
+    found = read(str(tmp_path), "a")
+    assert found is not None
+    assert len(found["findings"]) == FINDINGS_MAX
+
+
+def test_an_old_report_and_one_of_the_future_do_not_count(tmp_path: Path) -> None:
+    for age_s in (KEPT_S + 60, -60):
+        write(str(tmp_path), "a", report(1, age_s))
+        assert read(str(tmp_path), "a") is None
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b"\xff", b'{"at":1}', b"x" * (BYTES_MAX + 1)])
+def test_a_malformed_report_does_not_count(tmp_path: Path, data: bytes) -> None:
+    (tmp_path / f"a{SUFFIX}").write_bytes(data)
+    assert read(str(tmp_path), "a") is None
+
+
+def test_without_a_report_there_is_none(tmp_path: Path) -> None:
+    assert read(str(tmp_path), "a") is None

@@ -1,0 +1,92 @@
+"""Asks the Kubernetes API server which of the picker's requests its service account may make (SelfSubjectAccessReview)."""
+
+import asyncio
+import os
+from collections.abc import Iterator
+from typing import Any, Final
+
+import msgspec
+
+from workers.cli.doctor.running import Running
+from workers.host.options import POOL_GROUP
+from workers.kube.api import Api
+from workers.kube.errors import Access, ApiError, Unreachable
+from workers.kube.object_kinds import GROUPS
+from workers.shared.doctor_report import ERROR, WARNING, Finding
+
+REVIEWS: Final = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
+TRUE: Final = "true"
+
+
+def needed(picker: Running) -> Iterator[Access]:
+    """Yields every access that this picker needs in Kubernetes, by its flags."""
+    namespace = picker.flag("pool-namespace")
+    for verb in ("list", "watch"):
+        yield Access(verb, "", "pods", namespace)
+        if not picker.flag("endpoint-selector"):
+            yield Access(verb, picker.flag("pool-group") or POOL_GROUP, "inferencepools", namespace)
+            for resource in ("inferenceobjectives", "inferencemodelrewrites"):
+                yield Access(verb, GROUPS[0], resource, namespace)
+    if not picker.flag("endpoint-selector"):
+        yield Access("create", "", "events", namespace)
+    if picker.flag("ha-enable-leader-election") == TRUE:
+        for verb in ("get", "watch", "create", "update"):
+            yield Access(verb, "coordination.k8s.io", "leases", namespace)
+    if picker.flag("metrics-endpoint-auth") != "false":
+        yield Access("create", "authentication.k8s.io", "tokenreviews")
+        yield Access("create", "authorization.k8s.io", "subjectaccessreviews")
+
+
+def uses_kubernetes(picker: Running) -> bool:
+    """Returns whether the picker's endpoints come from Kubernetes."""
+    from_kubernetes = picker.given("pool-name") or bool(picker.flag("endpoint-selector"))
+    return from_kubernetes and not picker.flag("endpoints")
+
+
+def access_findings(picker: Running) -> list[Finding]:
+    """Asks the API server about each access. Raises ValueError if no API server is known."""
+    return asyncio.run(_asked(list(needed(picker))))
+
+
+async def _asked(wanted: list[Access]) -> list[Finding]:
+    api = await Api.connect(os.environ)
+    try:
+        return [found for each in wanted if (found := await _review(api, each)) is not None]
+    except (ApiError, Unreachable) as failed:
+        fix = "check the API server's address and the service account: `kubectl auth can-i --list`"
+        return [Finding("kubernetes-api", ERROR, "The Kubernetes API does not answer", str(failed), fix)]
+    finally:
+        await api.close()
+
+
+async def _review(api: Api, access: Access) -> Finding | None:
+    """Asks about one access. Returns a finding if it is not allowed."""
+    attributes = {
+        "verb": access.verb,
+        "group": access.group,
+        "resource": access.resource,
+        "namespace": access.namespace,
+    }
+    body = {
+        "apiVersion": "authorization.k8s.io/v1",
+        "kind": "SelfSubjectAccessReview",
+        "spec": {"resourceAttributes": attributes},
+    }
+    answer = msgspec.json.decode(await api.request("POST", REVIEWS, body=msgspec.json.encode(body)))
+    return verdict(access, answer)
+
+
+def verdict(access: Access, answer: Any) -> Finding | None:
+    """Returns a finding if the API server's answer does not allow the access."""
+    status = answer.get("status", {})
+    if status.get("allowed"):
+        return None
+    kind = f"a Role in namespace {access.namespace}" if access.namespace else "a ClusterRole"
+    optional = access.resource == "events"
+    return Finding(
+        "rbac-verb",
+        WARNING if optional else ERROR,
+        f"The picker may not {access.verb} {access.resource}",
+        f"the API server says no: {status.get('reason') or 'no rule allows it'}",
+        f"add to {kind} of the picker's service account: {access.rule()}",
+    )

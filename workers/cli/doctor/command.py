@@ -1,0 +1,205 @@
+"""`epp doctor`: the options, the order of the checks, the report and the exit code."""
+
+import json
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+
+import click
+import msgspec
+
+from shm import observe
+from workers.cli.configuration import add_plugins, plugin_path_option
+from workers.cli.doctor.gateway import Names, Peer, gateway_findings, tls_names
+from workers.cli.doctor.running import Running, running, waits_s
+from workers.cli.doctor.servers import server_findings
+from workers.cli.flags import DURATION, PORT, Whole, WithArguments, flag
+from workers.host.exit_codes import ExitCode
+from workers.host.printable import printable
+from workers.shared import doctor_report
+from workers.shared.doctor_report import DOCTOR, ERROR, Finding, Report
+
+DUMP: Final = "/config_dump?include_eds"
+ADMIN_S: Final = 5.0
+DUMP_BYTES_MAX: Final = 256 << 20
+LABEL: Final = 8  # width of the first column
+
+
+@click.command("doctor", cls=WithArguments)
+@flag("metrics-port", PORT, None, "Ask the picker on this machine with this metrics port. [default: the only one]")
+@flag("instance", str, "", "Ask the picker on this machine with this name, whatever its ports are.")
+@flag("run-dir", str, observe.RUN_DIR, "Folder in which the picker keeps its file.")
+@click.option("--url", default="", envvar="EPP_URL", help="Ask this metrics port instead: host:port, or a URL.")
+@click.option("--ca-file", default="", help="PEM file with the CA of the metrics port's certificate.")
+@click.option("--gateway-config", default="", metavar="FILE", help="Check this Envoy file, or dump of /config_dump.")
+@click.option("--gateway-admin", default="", metavar="HOST:PORT", help="Check the Envoy with this admin port.")
+@click.option("--tls-name", "tls_wanted", multiple=True, help="A name by which gateways verify the picker; repeatable.")
+@click.option("--strict", is_flag=True, help="Count warnings as errors.")
+@click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
+@click.option("--kv-events", metavar="HOST[:PORT]", default=None, help="Read KV events of this endpoint instead.")
+@click.option("--config-file", "-c", default="", help="KV events: take ports, topic, block size and model from this.")
+@click.option("--replay-port", type=PORT, default=None, help="KV events: the port of the replay socket.")
+@click.option("--topic", default=None, help="KV events: the beginning of the topics. [default: kv@]")
+@click.option("--block-size", type=Whole(1, 65536), default=None, help="KV events: the block size to expect.")
+@click.option("--model", default=None, help="KV events: the model to expect in the topics.")
+@click.option("--events", type=Whole(1, 10_000), default=10, show_default=True, help="KV events: events to read.")
+@click.option("--timeout", type=DURATION, default="10s", show_default=True, help="KV events: how long to wait.")
+@plugin_path_option
+def command(
+    metrics_port: int | None,
+    instance: str,
+    run_dir: str,
+    url: str,
+    ca_file: str,
+    gateway_config: str,
+    gateway_admin: str,
+    tls_wanted: tuple[str, ...],
+    strict: bool,
+    as_json: bool,
+    kv_events: str | None,
+    config_file: str,
+    replay_port: int | None,
+    topic: str | None,
+    block_size: int | None,
+    model: str | None,
+    events: int,
+    timeout: float,
+    plugin_path: str,
+) -> None:
+    """Find what is wrong with a running picker, its model servers and its gateway. Each finding has its evidence and a fix.
+
+    Run it in the picker's container. The page's Health view shows the findings, too, for an hour.
+
+    With --kv-events, connect to an endpoint's event socket instead, read some KV events, or say what is wrong. Give the server
+    requests meanwhile: an idle server publishes nothing.
+
+    Exit code 0: no errors (with --strict: nothing at all); 1: errors were found; 2: wrong flags.
+    """
+    if kv_events is not None:
+        from workers.cli.kv_probe import Asked, follow
+
+        add_plugins(plugin_path)
+        asked = Asked(topic, block_size, model, replay_port, events, timeout)
+        sys.exit(follow(kv_events, config_file, asked))
+    config = _gateway(gateway_config, gateway_admin)
+    picker = running(run_dir, metrics_port, instance, url, ca_file)
+    visit = Visit(picker, config, tls_wanted)
+    visit.make()
+    if picker.seen is not None:
+        with suppress(OSError):  # the page does without the report of another user
+            doctor_report.write(run_dir, picker.seen.name, visit.report(time.time()))
+    findings = sorted([*picker.findings, *visit.findings], key=lambda found: found.severity != ERROR)
+    if as_json:
+        click.echo(_json(findings, visit))
+    else:
+        _print(findings, visit)
+    failed = bool(findings) if strict else any(found.severity == ERROR for found in findings)
+    sys.exit(ExitCode.FAULT if failed else ExitCode.OK)
+
+
+class Visit:
+    """Makes the checks beyond the picker's own. `checked`: what was checked. `skipped`: what was not, and why."""
+
+    def __init__(self, picker: Running, config: Any, tls_wanted: Sequence[str]) -> None:
+        """`config`: the gateway's configuration; None if it is not known."""
+        self._picker = picker
+        self._config = config
+        self._tls_wanted = tls_wanted
+        self.findings: list[Finding] = []
+        self.checked: list[str] = []
+        self.skipped: dict[str, str] = {}
+
+    def make(self) -> None:
+        """Makes all checks that are possible."""
+        picker, config = self._picker, self._config
+        answers = bool(picker.state)
+        silent = "" if answers else "no picker answers"
+        self._check("picker", silent, list)
+        self._check("servers", silent, lambda: server_findings(picker.state))
+        tls = picker.flag("secure-serving") != "false"
+        peer = Peer(tls=tls, waits_s=waits_s(picker.state) if answers else 0.0)
+        unknown = "" if config is not None else "give --gateway-admin HOST:PORT or --gateway-config FILE"
+        self._check("gateway", unknown, lambda: gateway_findings(config, peer))
+        self._check("tls", silent or self._tls_skipped(tls=tls), self._tls)
+        self._check("access", silent or self._access_skipped(), self._access)
+
+    def report(self, at: float) -> Report:
+        """Returns the report for the page: what this command has found beyond the picker's own findings."""
+        found = [msgspec.structs.replace(each, found_by=DOCTOR) for each in self.findings]
+        return Report(at=at, checked=self.checked, findings=found)
+
+    def _check(self, name: str, skipped: str, check: Callable[[], list[Finding]]) -> None:
+        if skipped:
+            self.skipped[name] = skipped
+            return
+        self.findings += check()
+        self.checked.append(name)
+
+    def _tls_skipped(self, *, tls: bool) -> str:
+        if self._picker.seen is None:
+            return "the picker is on another machine"
+        return "" if tls else "the picker has --secure-serving=false"
+
+    def _tls(self) -> list[Finding]:
+        from workers.cli.doctor.tls import tls_findings  # cryptography takes memory and time
+
+        wanted = Names((), False) if self._config is None else tls_names(self._config)
+        assert self._picker.seen is not None
+        port = self._picker.seen.ports["grpc"]
+        return tls_findings("127.0.0.1", port, Names((*wanted.names, *self._tls_wanted), wanted.verified))
+
+    def _access_skipped(self) -> str:
+        from workers.cli.doctor.access import uses_kubernetes
+
+        return "" if uses_kubernetes(self._picker) else "endpoints do not come from Kubernetes"
+
+    def _access(self) -> list[Finding]:
+        from workers.cli.doctor.access import access_findings
+
+        try:
+            return access_findings(self._picker)
+        except ValueError as unknown:
+            fix = "run `epp doctor` in the picker's pod, or set KUBECONFIG"
+            return [Finding("kubernetes-api", ERROR, "No Kubernetes API is known here", str(unknown), fix)]
+
+
+def _gateway(file: str, admin: str) -> Any:
+    """Reads the gateway's configuration. Returns None if none is named. Raises UsageError if it cannot be read."""
+    if file and admin:
+        raise click.UsageError("--gateway-config and --gateway-admin cannot be given together")
+    if not file and not admin:
+        return None
+    import yaml
+
+    try:
+        if file:
+            text = sys.stdin.read() if file == "-" else Path(file).read_text()
+        else:
+            url = admin if "://" in admin else f"http://{admin}"
+            with urllib.request.urlopen(url.rstrip("/") + DUMP, timeout=ADMIN_S) as answer:
+                text = answer.read(DUMP_BYTES_MAX).decode()
+        return json.loads(text) if text.lstrip().startswith("{") else yaml.safe_load(text)
+    except (OSError, ValueError, yaml.YAMLError) as failed:
+        named = f"--gateway-config {file}" if file else f"--gateway-admin {admin}"
+        raise click.UsageError(f"{named}: {getattr(failed, 'strerror', None) or failed}") from failed
+
+
+def _json(findings: Sequence[Finding], visit: Visit) -> str:
+    document = {"version": 1, "findings": findings, "checked": visit.checked, "skipped": visit.skipped}
+    return msgspec.json.format(msgspec.json.encode(document), indent=2).decode()
+
+
+def _print(findings: Sequence[Finding], visit: Visit) -> None:
+    for found in findings:
+        click.echo(f"{found.severity:<{LABEL}} {printable(found.title)} [{found.rule}]")
+        for line in found.evidence.splitlines():
+            click.echo(f"{'':<{LABEL}} {printable(line)}")
+        click.echo(f"{'':<{LABEL}} fix: {printable(found.fix)}\n")
+    errors = sum(found.severity == ERROR for found in findings)
+    click.echo(f"{errors} errors, {len(findings) - errors} warnings; checked: {', '.join(visit.checked) or 'nothing'}")
+    for name, why in visit.skipped.items():
+        click.echo(f"not checked: {name} ({why})")

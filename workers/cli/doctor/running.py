@@ -1,0 +1,93 @@
+"""Asks a running picker for its state: `/debug/state` has the findings that the page's Health view shows."""
+
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
+
+import click
+import msgspec
+
+from epp.config.schema import API_VERSION
+from epp.quantities import parse_duration
+from shm import observe
+from shm.observe import Seen
+from shm.segment import SegmentError
+from workers.cli import metrics_port
+from workers.pages.state.frames import VERSION
+from workers.shared.doctor_report import DOCTOR, ERROR, Finding
+
+STATE: Final = "/debug/state"
+DEFAULT: Final = "default"
+STATE_S: Final = 10.0
+START: Final = "start one: `epp serve --endpoints HOST:PORT`; to look elsewhere, give --run-dir, --instance or --url"
+
+State = Mapping[str, Any]
+
+
+class Running(NamedTuple):
+    """A running picker. `seen`: None if it is on another machine. `state`: empty if it does not answer."""
+
+    seen: Seen | None
+    url: str
+    state: State
+    findings: list[Finding]
+
+    def flag(self, name: str) -> str:
+        """Returns the value of a flag of `epp serve` as text; "" if it is unknown."""
+        flags = self.state.get("settings", {}).get("flags", {})
+        return str(flags.get(name, {}).get("value", ""))
+
+    def given(self, name: str) -> bool:
+        """Returns whether a flag has another origin than its default."""
+        flags = self.state.get("settings", {}).get("flags", {})
+        return bool(flags.get(name, {}).get("origin", DEFAULT) != DEFAULT)
+
+
+def running(run_dir: str, port: int | None, instance: str, url: str, ca_file: str) -> Running:
+    """Finds the picker and asks it. What is wrong with the picker becomes a finding."""
+    seen: Seen | None = None
+    if not url:
+        try:
+            seen = observe.find(run_dir, metrics_port=port, name=instance)
+        except SegmentError as refused:
+            return Running(None, "", {}, [Finding("no-picker", ERROR, "No picker runs here", str(refused), START)])
+        url = f"127.0.0.1:{seen.ports.get('metrics', observe.METRICS_PORT)}"
+    url = metrics_port.address(url, ca_file)
+    try:
+        state = msgspec.json.decode(metrics_port.page(url + STATE, ca_file, STATE_S))
+        found = [msgspec.convert(each, Finding) for each in state["findings"]]
+    except click.ClickException as failed:
+        return Running(seen, url, {}, [_silent(failed.message)])
+    except (msgspec.MsgspecError, KeyError, TypeError) as strange:
+        return Running(seen, url, {}, [_silent(f"{url}{STATE} is not the state of a picker: {strange}")])
+    if state.get("version") != VERSION:
+        why = f"the state has version {state.get('version')}, this command knows version {VERSION}"
+        fix = "run the `epp doctor` of the picker's own version"
+        found.append(Finding("version", ERROR, "The picker is of another version", why, fix))
+    return Running(seen, url, state, [each for each in found if each.found_by != DOCTOR])
+
+
+def effective(state: State) -> Mapping[str, Any]:
+    """Returns the effective configuration of a picker as plain values; empty if it is unknown."""
+    import yaml
+
+    document = yaml.safe_load(state.get("settings", {}).get("effective", "") or "{}")
+    return document if isinstance(document, dict) and document.get("apiVersion") == API_VERSION else {}
+
+
+def waits_s(state: State) -> float:
+    """Returns the longest time in seconds that a request may wait in the picker's queue; 0 without flow control."""
+    flow = effective(state).get("flowControl", {})
+    bands = [flow, flow.get("defaultPriorityBand", {}), *flow.get("priorityBands", ())]
+    if "flow_control" not in state:
+        return 0.0
+    return max((parse_duration(str(band.get("defaultRequestTTL", "0s"))) for band in bands), default=0.0)
+
+
+def _silent(why: str) -> Finding:
+    return Finding(
+        "metrics-port",
+        ERROR,
+        "The picker's metrics port does not answer",
+        why,
+        "look at the picker's log; `epp top` reads shared memory and works without this port",
+    )

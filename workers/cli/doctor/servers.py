@@ -1,0 +1,141 @@
+"""Asks the model servers themselves: whether their clocks agree, whether prefix caching is on, and how long a metrics page takes.
+
+The picker's own findings say which endpoints refuse, are slow or lack metrics; this module asks what only the server's answer shows.
+"""
+
+import email.utils
+import re
+import ssl
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final, NamedTuple
+
+from workers.cli.doctor.running import State, effective
+from workers.shared.doctor_report import ERROR, WARNING, Finding
+
+ASKED_MAX: Final = 32  # endpoints; a larger pool is asked in part
+AT_ONCE: Final = 8
+TIMEOUT_S: Final = 3.0
+PAGE_BYTES_MAX: Final = 8 << 20
+APART_S: Final = 5.0  # a header `Date` has whole seconds
+NAMED_MAX: Final = 5
+CACHING_OFF: Final = re.compile(
+    rb'^[\w:]*cache_config_info\{[^}\n]*enable_prefix_caching="(?:False|false|0)"', re.MULTILINE
+)
+SOURCE: Final = "metrics-data-source"
+
+
+class Answer(NamedTuple):
+    """What a server answers. `failed`: why there is no page; "" if there is one. `ahead_s`: its clock minus ours; None: it told no time."""
+
+    endpoint: str
+    address: str
+    failed: str = ""
+    seconds: float = 0.0
+    ahead_s: float | None = None
+    caching_off: bool = False
+
+
+def server_findings(state: State) -> list[Finding]:
+    """Asks up to ASKED_MAX endpoints of the state, AT_ONCE at the same time."""
+    endpoints = list(state.get("endpoints", {}).values())[:ASKED_MAX]
+    where = _where(effective(state))
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        answers = list(pool.map(lambda each: _ask(each["name"], each["address"], where), endpoints))
+    return findings_of(answers, {each["address"]: each["state"] for each in endpoints})
+
+
+def findings_of(answers: Sequence[Answer], states: Mapping[str, str]) -> list[Finding]:
+    """Returns the findings about these answers. `states`: address -> the state that the picker sees."""
+    found = []
+    if which := [each for each in answers if each.ahead_s is not None and abs(each.ahead_s) > APART_S]:
+        least, most = min(each.ahead_s or 0.0 for each in which), max(each.ahead_s or 0.0 for each in which)
+        ours = len(which) == len([each for each in answers if each.ahead_s is not None]) and len(which) > 1
+        found.append(
+            Finding(
+                "clock",
+                WARNING,
+                "The clock of this machine is wrong" if ours else f"The clock of {_servers(which)} is wrong",
+                f"{_names(which)}: {least:+.0f} to {most:+.0f} s against the clock here",
+                "`timedatectl status` (or `chronyc tracking`) on the machine; certificates, leases and logs depend on the time",
+            )
+        )
+    if which := [each for each in answers if each.caching_off]:
+        found.append(
+            Finding(
+                "prefix-caching-off",
+                WARNING,
+                f"Prefix caching is off in {_servers(which)}",
+                f'{_names(which)}: the metrics page says enable_prefix_caching="False"',
+                "start the engine with prefix caching (vLLM: --enable-prefix-caching)",
+            )
+        )
+    if which := [each for each in answers if each.failed and states.get(each.address) == "fresh"]:
+        found.append(
+            Finding(
+                "server-unreachable",
+                ERROR,
+                f"Not reachable from this command, but from the picker: {_servers(which)}",
+                f"{_names(which)}: {which[0].failed}",
+                "run `epp doctor` in the picker's container: a network policy may admit the picker only",
+            )
+        )
+    return found
+
+
+def _where(document: Mapping[str, Any]) -> Callable[[str], str]:
+    """Returns a function from an endpoint's address to the URL of its metrics page."""
+    plugins: Sequence[Mapping[str, Any]] = document.get("plugins", ())
+    parameters: Mapping[str, Any] = next((each.get("parameters", {}) for each in plugins if each["type"] == SOURCE), {})
+    scheme, path = parameters.get("scheme") or "http", parameters.get("path") or "/metrics"
+    port = parameters.get("port")
+
+    def url(address: str) -> str:
+        host = f"{address.rpartition(':')[0]}:{port}" if port else address
+        return f"{scheme}://{host}{path if path.startswith('/') else '/' + path}"
+
+    return url
+
+
+def _ask(name: str, address: str, where: Callable[[str], str]) -> Answer:
+    context = ssl.create_default_context()
+    context.check_hostname = False
+    context.verify_mode = (
+        ssl.CERT_NONE
+    )  # the picker checks certificates as it is configured; this command only reads numbers
+    begun = time.monotonic()
+    try:
+        with urllib.request.urlopen(where(address), timeout=TIMEOUT_S, context=context) as answer:
+            page = answer.read(PAGE_BYTES_MAX)
+            told = answer.headers.get("Date", "")
+    except urllib.error.HTTPError as refused:
+        return Answer(name, address, failed=str(refused))
+    except (OSError, ValueError) as failed:  # includes URLError, whose text has brackets around the cause
+        return Answer(name, address, failed=str(getattr(failed, "reason", failed)))
+    return Answer(
+        name,
+        address,
+        seconds=time.monotonic() - begun,
+        ahead_s=_ahead_s(told, time.time()),
+        caching_off=CACHING_OFF.search(page) is not None,
+    )
+
+
+def _ahead_s(told: str, now: float) -> float | None:
+    """Returns how many seconds a server's time is ahead of `now`; None if the header cannot be read."""
+    try:
+        return email.utils.parsedate_to_datetime(told).timestamp() - now
+    except (TypeError, ValueError):
+        return None
+
+
+def _servers(which: Sequence[Answer]) -> str:
+    return f"{len(which)} server{'' if len(which) == 1 else 's'}"
+
+
+def _names(which: Sequence[Answer]) -> str:
+    shown = ", ".join(f"{each.endpoint} ({each.address})" for each in which[:NAMED_MAX])
+    return shown + (f" and {len(which) - NAMED_MAX} more" if len(which) > NAMED_MAX else "")
