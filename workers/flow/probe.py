@@ -5,7 +5,7 @@ If no endpoint belongs to any stage, the detector gets all endpoints.
 """
 
 from collections.abc import Callable, Mapping
-from typing import Final
+from typing import Final, Protocol
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from epp.candidates import Candidates, Endpoint, Mask, Roster
 from epp.flow.ports import PoolLoad
 from epp.plugin import SaturationDetector
 from epp.plugins.filters.roles import ROLE_LABEL, DecodeFilter, PrefillFilter
-from shm.flow_lanes import DISPATCHED, PENDING, FlowLanes
+from shm.flow_lanes import DISPATCHED, PENDING
 
 EMPTY: Final = PoolLoad(1.0, empty=True)
 PREFILL: Final = "prefill"
@@ -21,10 +21,17 @@ DECODE: Final = "decode"
 EFFECTIVE: Final = "effective"  # the label of the fullest stage in metrics
 
 
+class Totals(Protocol):
+    """What all shards count, as `shm.flow_lanes.FlowLanes`."""
+
+    def total(self, word: int) -> int:
+        """Returns the sum of a word over all serving shards."""
+
+
 class PoolProbe:
     """Measures the saturation of the pool. Implements `epp.flow.ports.Probe` over the pool and the lanes."""
 
-    def __init__(self, candidates: Callable[[None], Candidates], detector: SaturationDetector, flow: FlowLanes) -> None:
+    def __init__(self, candidates: Callable[[None], Candidates], detector: SaturationDetector, flow: Totals) -> None:
         self._candidates = candidates
         self._detector = detector
         self._flow = flow

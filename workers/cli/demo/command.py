@@ -18,6 +18,7 @@ import asyncio
 import contextlib
 import importlib.util
 import json
+import os
 import shlex
 import signal
 import sys
@@ -26,10 +27,14 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import click
+import yaml
 from rich.console import Console
 
+from epp.config.load import Surroundings
+from workers.cli.configuration import load_text, read_file
 from workers.cli.demo import summary, view
 from workers.cli.demo.children import ChildFailed, Children
 from workers.cli.demo.ports import is_free
@@ -72,6 +77,8 @@ class Wanted:
     type=click.Path(exists=True, file_okay=False),
     help="Folder with objects for the picker, as in `epp serve`. [default: none]",
 )
+@click.option("--config-file", default="", help="Configuration of the picker. [default: the built-in one]")
+@click.option("--record-dir", default="", help="Folder into which the picker records the traffic, for `epp replay`.")
 @click.option(
     "--precise",
     is_flag=True,
@@ -98,6 +105,8 @@ def command(
     seed: int,
     loras: str,
     objects_dir: str | None,
+    config_file: str,
+    record_dir: str,
     precise: bool,
     replicas: int | None,
     as_json: bool,
@@ -116,6 +125,10 @@ def command(
         raise click.ClickException("--precise needs the Python module zmq: pip install 'endpoint-picker[kv-events]'")
     if replicas and importlib.util.find_spec("redis") is None:
         raise click.ClickException("--replicas needs the Python module redis: pip install 'endpoint-picker[replicas]'")
+    if precise and config_file:
+        raise click.UsageError(
+            "--precise and --config-file exclude each other: --precise has a configuration of its own"
+        )
     plan = Plan(
         workers,
         servers,
@@ -129,6 +142,8 @@ def command(
         precise=precise,
         replicas=replicas or 1,
         shares=bool(replicas),
+        config=_config(config_file),
+        record_dir=os.path.abspath(record_dir) if record_dir else "",
     )
     seconds = seconds or (COMPARED_S if compared else None)
     demo = Demo(Wanted(plan, concurrency, seconds, as_json, run))
@@ -138,6 +153,18 @@ def command(
     except (ChildFailed, Unavailable, OSError) as error:
         click.echo(f"error: {error}", err=True)
         sys.exit(ExitCode.FAULT)
+
+
+def _config(path: str) -> dict[str, Any] | None:
+    """Returns the configuration in a file, which must not name endpoints; None: no file is given."""
+    if not path:
+        return None
+    text = read_file(path)
+    load_text(text, path, allow_experimental=True, surroundings=Surroundings())
+    found: dict[str, Any] = yaml.safe_load(text)
+    if "discovery" in found.get("dataLayer", {}):
+        raise click.UsageError(f"{path}: the demo has its own endpoints; remove dataLayer.discovery")
+    return found
 
 
 class Demo:

@@ -60,6 +60,8 @@ class Plan:
     precise: bool = False  # whether the picker follows the servers' KV events
     replicas: int = 1  # pickers
     shares: bool = False  # whether the replicas share what they know through a store
+    config: Mapping[str, Any] | None = None  # the picker's configuration; None: the built-in one
+    record_dir: str = ""  # the folder into which the picker records
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +171,7 @@ class Stack:
 
     def _start_picker(self, number: int) -> Replica:
         config = self._file("config.yaml")
-        chosen = PICKER_CONFIG
+        chosen = self._plan.config or PICKER_CONFIG
         if self._plan.precise:
             chosen = precise_config(self.picked.addresses[0], self._events_port, self._plan.servers)
         config.write_text(picker_config(self.picked.endpoints_file, chosen))
@@ -183,6 +185,7 @@ class Stack:
             "secure-serving": "false",
             "drain-timeout": "1s",
             "objects-dir": self._plan.objects_dir,
+            "record-dir": self._plan.record_dir,
         }
         name = self._named("picker")
         if self._plan.replicas > 1:

@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 import aiohttp
 import msgspec
 
+from epp.client_headers import FAIRNESS_ID
+
 ASSISTANTS = 6
 SYSTEM_BYTES = (2_000, 8_000)
 QUESTION_BYTES = (400, 4_000)
@@ -189,7 +191,7 @@ class Run:
         sent = loop.time()
         first = 0.0
         usage = _Usage()
-        headers = {"content-type": "application/json"}
+        headers = {"content-type": "application/json", FAIRNESS_ID[0]: f"user-{turn.key[0]}"}
         try:
             async with session.post(self.url, data=msgspec.json.encode(body), headers=headers) as response:
                 if response.status != 200:

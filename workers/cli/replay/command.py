@@ -1,38 +1,23 @@
 """`epp replay`: says how other configurations would have served recorded traffic."""
 
-from collections.abc import Sequence
-from typing import Final, NamedTuple
+from pathlib import Path
+from typing import Any
 
 import click
 import msgspec
-import numpy as np
 
-from epp.config.load import EffectiveConfig, Surroundings
 from epp.errors import PluginFault
-from epp.plugin import Scorer
-from epp.recording.records import Member
-from epp.recording.trace import Trace, Traced
-from workers.cli.configuration import add_plugins, experimental_option, load_text, plugin_path_option, read_file
+from workers.cli.configuration import add_plugins, experimental_option, plugin_path_option
 from workers.cli.flags import BadConfiguration, Whole
 from workers.cli.offline import OfflineError
-from workers.cli.replay.figures import Condition, Figures, condition, figures
-from workers.cli.replay.fit import answered, fitted
-from workers.cli.replay.run import Replay, Result
-from workers.cli.replay.servers import UNBOUNDED, Speed
-from workers.shared.recording.limits import MISSING
+from workers.cli.replay.configurations import Configuration, configuration, differs
+from workers.cli.replay.figures import Condition, condition
+from workers.cli.replay.fit import TooLittle
+from workers.cli.replay.progress import Progress
+from workers.cli.replay.report.page import page
+from workers.cli.replay.scenario import Outcome, Scenario, WhatIf, read_scenario
+from workers.cli.replay.tables import lines
 from workers.shared.recording.unreadable import Unreadable
-
-REQUESTS_MAX: Final = 1_000_000
-BASE: Final = "recorded configuration"
-
-
-class Recorded(NamedTuple):
-    """A recording: its requests in the order of arrival, and the endpoints that it names, with their speeds."""
-
-    requests: list[Traced]
-    members: list[Member]
-    speeds: list[Speed]
-    trace: Trace
 
 
 @click.command("replay")
@@ -45,11 +30,16 @@ class Recorded(NamedTuple):
 @click.option("--rate", type=click.FloatRange(0.01, 100), default=1.0, help="What if requests came this much faster?")
 @click.option("--slots", type=Whole(1), help="What if each endpoint ran this many requests at once?")
 @click.option(
+    "--clients", type=Whole(1), help="Requests come from this many clients, each of whom waits for an answer."
+)
+@click.option("--open", "is_open", is_flag=True, help="No client waits: requests come at the recorded times.")
+@click.option(
     "--fail-if",
     "fail_if",
-    default="",
-    help="Exit with code 1 if this holds for a --config, as in 'ttft_p95 > 1.1 * base'.",
+    multiple=True,
+    help="Exit with code 1 if this holds for a --config, as in 'ttft_p95 > 1.1 * base'. Give it once for each.",
 )
+@click.option("--html", default="", help="Write a report with plots to this file. It needs no network.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @plugin_path_option
 @experimental_option
@@ -60,7 +50,10 @@ def command(
     endpoints: int | None,
     rate: float,
     slots: int | None,
-    fail_if: str,
+    clients: int | None,
+    is_open: bool,
+    fail_if: tuple[str, ...],
+    html: str,
     as_json: bool,
     plugin_path: str,
     allow_experimental_plugins: bool,
@@ -70,155 +63,80 @@ def command(
     Model servers are fitted from the recording. The recorded configuration is replayed first, so that you see how far the model is from
     what was measured.
 
-    Exit code 0: replayed; 1: --fail-if holds, or the recording cannot be used; 2: a configuration or condition is wrong.
+    Exit code 0: replayed; 1: --fail-if holds, or the recording cannot be used; 2: an option or condition is wrong; 78: a
+    configuration is wrong.
     """
-    limit = _condition(fail_if)
+    if clients and is_open:
+        raise click.UsageError("--clients and --open exclude each other")
+    limits = conditions("--fail-if", fail_if)
     add_plugins(plugin_path)
-    loaded = {
-        path: load_text(
-            read_file(path), path, allow_experimental=allow_experimental_plugins, surroundings=Surroundings()
-        )
-        for path in configs
-    }
-    first = load_text(
-        read_file(base) if base else None, base, allow_experimental=allow_experimental_plugins, surroundings=Surroundings()
-    )  # fmt: skip
-    try:
-        recorded = _read(trace)
-        _warn_of_another(first, recorded.trace)
-        fit, measured = _as_recorded(recorded, first)
-        changed = _what_if(recorded, endpoints, slots)
-        targets, found = _replayed(changed, first, rate, None)
-        others = {name: _replayed(changed, config, rate, targets)[1] for name, config in loaded.items()}
-    except (Unreadable, ValueError) as wrong:
-        raise click.ClickException(str(wrong)) from wrong
-    except (OfflineError, PluginFault) as wrong:
-        raise BadConfiguration(str(wrong)) from wrong
-    if as_json:
-        click.echo(msgspec.json.encode(_document(recorded, measured, fit, found, others)))
-    else:
-        click.echo("\n".join(_lines(recorded, measured, fit, found, others)))
-    if limit is not None and (failed := [name for name, each in others.items() if limit.holds(each, found)]):
-        click.echo(f"--fail-if '{fail_if}' holds for {', '.join(failed)}", err=True)
+    first = configuration(base, allow_experimental_plugins)
+    others = [configuration(path, allow_experimental_plugins) for path in configs]
+    with Progress() as progress:
+        try:
+            scenario = read_scenario(trace, progress, is_open=is_open, clients=clients or 0)
+            for warning in differs(first, scenario.recording.configs):
+                progress.warn(warning)
+            outcome = _replayed(scenario, first, others, WhatIf(endpoints, rate, slots), progress)
+        except (Unreadable, TooLittle, ValueError) as wrong:
+            raise click.ClickException(str(wrong)) from wrong
+        except (OfflineError, PluginFault) as wrong:
+            raise BadConfiguration(str(wrong)) from wrong
+    if html:
+        _write(html, page(outcome))
+    click.echo(msgspec.json.encode(_document(outcome)) if as_json else "\n".join(lines(outcome)))
+    failed = [
+        f"--fail-if '{limit.text}' holds for {name}"
+        for limit in limits
+        for name, each in outcome.others.items()
+        if limit.holds(each.figures, outcome.base.figures)
+    ]
+    if failed:
+        click.echo("\n".join(failed), err=True)
         raise SystemExit(1)
 
 
-def _condition(text: str) -> Condition | None:
+def conditions(option: str, texts: tuple[str, ...]) -> list[Condition]:
+    """Parses the conditions of an option. Raises UsageError."""
     try:
-        return condition(text) if text else None
+        return [condition(text) for text in texts]
     except ValueError as wrong:
-        raise click.UsageError(f"--fail-if: {wrong}") from wrong
-
-
-def _read(path: str) -> Recorded:
-    """Reads a recording and fits the servers. Raises Unreadable, or ValueError if it has too little."""
-    try:
-        from workers.shared.recording.reader import batches_of
-    except ModuleNotFoundError as missing:
-        raise click.ClickException(MISSING) from missing
-    trace, requests = Trace(), []
-    for batch in batches_of(path, lambda problem: click.echo(f"warning: {problem}", err=True)):
-        requests += [found for record in batch if (found := trace.add(record)) is not None]
-        if len(requests) > REQUESTS_MAX:
-            raise Unreadable(f"{path}: more than {REQUESTS_MAX} requests: give one file of the folder")
-    requests += trace.unfinished()
-    requests.sort(key=lambda request: request.decided.at)
-    members = {member.slot: member for member in trace.members.values()}
-    speeds = fitted(requests, trace, members)
-    return Recorded(requests, list(members.values()), [speeds[slot] for slot in members], trace)
-
-
-def _warn_of_another(config: EffectiveConfig, trace: Trace) -> None:
-    """Warns if the scorers of the recording are not those of the configuration that is to stand for it."""
-    ours = {
-        p.name: {(s.name, w) for s, w in p.members if isinstance(s, Scorer)} for p in config.pipeline.recipe.profiles
-    }
-    for recorded in trace.configs.values():
-        theirs = {p.name: {(name, weight) for name, weight, _ in p.scorers} for p in recorded.profiles}
-        if ours != theirs:
-            click.echo(
-                "warning: the recording has other profiles or weights than --base; give its own configuration", err=True
-            )
-
-
-def _as_recorded(recorded: Recorded, config: EffectiveConfig) -> tuple[Figures, Figures]:
-    """Returns the figures of the recorded traffic as replayed and as measured, over the requests whose answers were recorded whole."""
-    places = {member.slot: place for place, member in enumerate(recorded.members)}
-    measured = [
-        Result(places.get(ended.slot, -1), ended.first_s, ended.prompt or 0, ended.cached or 0)
-        if (ended := request.ended) is not None and answered(request)
-        else Result(-1, 0.0, 0, 0)
-        for request in recorded.requests
-    ]
-    replayed = Replay(config, recorded.requests, recorded.members, recorded.speeds, 1.0).run()
-    whole = [number for number, each in enumerate(measured) if each.target >= 0]
-    targets = [measured[number].target for number in whole]
-    size = len(recorded.members)
-    return (
-        _figures([replayed[number] for number in whole], targets, size),
-        _figures(measured, [each.target for each in measured], size),
-    )
-
-
-def _what_if(recorded: Recorded, endpoints: int | None, slots: int | None) -> Recorded:
-    """Returns the recording with another number of endpoints, or of slots. Further endpoints copy the recorded ones in turn."""
-    members, speeds = recorded.members, recorded.speeds
-    size = len(members) if endpoints is None else endpoints
-    more = [
-        msgspec.structs.replace(members[i % len(members)], name=f"{members[i % len(members)].name}-{i}")
-        if i >= len(members)
-        else members[i]
-        for i in range(size)
-    ]
-    fast = [speeds[i % len(speeds)] for i in range(size)]
-    if slots is not None:
-        fast = [msgspec.structs.replace(speed, slots=slots) for speed in fast]
-    return recorded._replace(members=more, speeds=fast)
+        raise click.UsageError(f"{option}: {wrong}") from wrong
 
 
 def _replayed(
-    recorded: Recorded, config: EffectiveConfig, rate: float, base: Sequence[int] | None
-) -> tuple[list[int], Figures]:
-    results = Replay(config, recorded.requests, recorded.members, recorded.speeds, rate).run()
-    targets = [each.target for each in results]
-    return targets, _figures(results, targets if base is None else base, len(recorded.members))
+    scenario: Scenario, first: Configuration, others: list[Configuration], what_if: WhatIf, progress: Progress
+) -> Outcome:
+    fit = scenario.replay(first, progress)
+    changed = scenario.changed(what_if)
+    base = fit if changed is scenario else changed.replay(first, progress)
+    names = dict(zip(_distinct([each.name for each in others]), others, strict=True))
+    done = {name: changed.replay(each, progress, base.run.target) for name, each in names.items()}
+    return Outcome(scenario, changed, fit, base, done)
 
 
-def _figures(results: Sequence[Result], base: Sequence[int], endpoints: int) -> Figures:
-    served = [each for each in results if each.target >= 0]
-    cached, prompt = sum(each.cached for each in served), sum(each.prompt for each in served)
-    return figures([e.first_s for e in served], cached, prompt, [e.target for e in results], base, endpoints)
-
-
-def _document(
-    recorded: Recorded, measured: Figures, fit: Figures, base: Figures, others: dict[str, Figures]
-) -> dict[str, object]:
-    servers = {member.name: speed for member, speed in zip(recorded.members, recorded.speeds, strict=True)}
-    return {"servers": servers, "measured": measured, "fit": fit, "base": base, "configs": others}
-
-
-def _lines(recorded: Recorded, measured: Figures, fit: Figures, base: Figures, others: dict[str, Figures]) -> list[str]:
-    lines = ["server                    overhead ms  prefill us/token  decode ms/token     slots  cache tokens"]
-    for member, speed in zip(recorded.members, recorded.speeds, strict=True):
-        slots, cache = (str(n) if n < UNBOUNDED else "unbounded" for n in (speed.slots, speed.cache_tokens))
-        lines.append(
-            f"{member.name:24} {1e3 * speed.overhead_s:12.1f} {1e6 * speed.prefill_s:17.1f} {1e3 * speed.decode_s:16.1f} "
-            f"{slots:>9} {cache:>13}"
-        )
-    off = [100 * (getattr(fit, name) / getattr(measured, name) - 1) for name in ("ttft_p50", "ttft_p95")]
-    lines += [
-        "",
-        "                                requests  errors  first token ms: mean   p50    p95    p99   hit rate  load  moved",
+def _distinct(names: list[str]) -> list[str]:
+    """Returns the names, with a number where one is given twice."""
+    return [
+        name if names.count(name) == 1 else f"{name} ({names[: at + 1].count(name)})" for at, name in enumerate(names)
     ]
-    rows = {"measured": measured, "replayed as recorded": fit, BASE: base, **others}
-    for name, each in rows.items():
-        times = np.array([each.ttft_mean, each.ttft_p50, each.ttft_p95, each.ttft_p99]) * 1e3
-        lines.append(
-            f"{name[-30:]:30} {each.requests:9} {each.errors:7} {'':15}"
-            + "".join(f"{ms:7.0f}" for ms in times)
-            + f"{each.hit_rate:10.1%} {each.load:6.2f} {each.moved:6.1%}"
-        )
-    lines.append(
-        f"the model's error under the recorded configuration: p50 {off[0]:+.0f} %, p95 {off[1]:+.0f} %; it may be larger under others"
-    )
-    return lines
+
+
+def _document(outcome: Outcome) -> dict[str, Any]:
+    scenario = outcome.changed
+    names = [each.member.name for each in scenario.world.endpoints]
+    return {
+        "servers": dict(zip(names, scenario.world.speeds, strict=True)),
+        "measured": outcome.scenario.measured_figures,
+        "fit": outcome.fit_figures,
+        "base": outcome.base.figures,
+        "configs": {name: each.figures for name, each in outcome.others.items()},
+        "refused": {name: each.run.refused for name, each in {"base": outcome.base, **outcome.others}.items()},
+    }
+
+
+def _write(path: str, text: str) -> None:
+    try:
+        Path(path).write_text(text, encoding="utf-8")
+    except OSError as refused:
+        raise click.ClickException(f"--html {path}: {refused.strerror}") from refused

@@ -1,93 +1,243 @@
-"""Fits a model of each server to a recording (`Speed`).
+"""Fits a model of each server to a recording (`workers.cli.replay.servers.Speed`).
 
-Prefill: least squares of the time to the first piece over the uncached tokens, over requests that met no other prompt at their server.
-Decode: the median time per token. Slots: the most requests that a server ran while others waited, if it often did; otherwise unbounded.
+Each server is run alone with the requests that it really got, at their recorded times and with the cached tokens that it reported, so no
+decision disturbs the fit. First guesses come from requests that met an idle server. Then each value is moved up and down in ever smaller
+steps as long as the times come closer to the measured ones. The form with the least error over all servers is taken.
+
+Slots: the most requests that a server ran while others waited, if it often did. Cache: the size that the server reports; otherwise the
+size with which a cache of recorded prompts has as many cached tokens as the server reported.
 """
 
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final
 
+import msgspec
 import numpy as np
 
-from epp.data import CACHE_BLOCK_SIZE, CACHE_NUM_BLOCKS, RUNNING, WAITING
-from epp.recording.trace import Trace, Traced
-from workers.cli.replay.servers import UNBOUNDED, Speed
+from workers.cli.replay.reading import Asked, Recording, Sight
+from workers.cli.replay.servers import FORMS, UNBOUNDED, Cache, Form, Job, Speed, server
 
-SAMPLES_MIN = 20  # with fewer of its own, a server gets the speed of all servers together
-FULL_SHARE = 0.03  # of the looks at a server: it runs its most requests, and others wait
-Point = tuple[float, float]  # uncached tokens, seconds to the first piece
+SAMPLES_MIN: Final = 20  # with fewer of its own, a server gets the values of the others
+WINDOW_MIN, WINDOW_MAX, WINDOWS_TOTAL = (
+    100,
+    500,
+    3_000,
+)  # requests per server from which it is fitted, one after the other
+WARM_UP: Final = 0.1  # the share of a window that fills the model of the server
+FULL_SHARE: Final = 0.03  # of the looks at a server: it runs its most requests, and others wait
+FACTORS: Final = (1.5, 1.2, 1.08, 1.03, 1.01)
+MOVED: Final = ("prefill_s", "overhead_s", "decode_s", "growth")
+STEP_TOKENS: Final = (8192, 2048, 512)
+GROWTH: Final = 0.005
+END_WEIGHT: Final = 1.0  # of the error in the time from the first token to the end
+OVERHEAD_MIN_S: Final = 1e-4
+CACHE_STEP: Final = 1.25
+CACHE_MIN_TOKENS: Final = 4096
+CLOSE: Final = 1.02  # an unbounded cache is close enough if it has this much more hits
+STREAMED_S: Final = 1e-3  # an answer that took longer after its first piece came in pieces
+QUEUED_S: Final = 0.02  # a request that waited longer was queued; shorter times of the picker count as overhead
+OUTPUT_TOKENS: Final = 100  # of a request whose answer was not recorded
+
+Fit = tuple[Speed, float]
 
 
-def answered(request: Traced) -> bool:
-    """Returns whether the recording has a whole streamed answer with its tokens."""
-    ended = request.ended
-    return (
-        ended is not None
-        and ended.status == 200
-        and ended.whole
-        and not math.isnan(ended.first_s)
-        and ended.completion is not None
+class TooLittle(ValueError):
+    """Says that a recording has too few answers to fit anything."""
+
+
+def fitted(recording: Recording, told: Callable[[str], object]) -> list[Speed]:
+    """Returns the speed of each endpoint. `told` gets a line per form. Raises TooLittle."""
+    each: list[list[Asked]] = [[] for _ in recording.endpoints]
+    for asked in recording.asked:
+        if asked.target >= 0 and not math.isnan(asked.lasted_s):
+            each[asked.target].append(asked)
+    samples = sum(asked.answered and asked.streaming and asked.output is not None for of in each for asked in of)
+    if samples < SAMPLES_MIN:
+        raise TooLittle(
+            f"the recording has {samples} whole streamed answers with usage; at least {SAMPLES_MIN} are needed to fit servers"
+        )
+    size = min(max(WINDOWS_TOTAL // len(each), WINDOW_MIN), WINDOW_MAX)
+    windows = [_window(requests, size) for requests in each]
+    caches = [_cache(requests, sight) for requests, sight in zip(each, recording.sights, strict=True)]
+    slots = [_slots(sight) for sight in recording.sights]
+    best: list[Speed] = []
+    least = math.inf
+    for form in FORMS:
+        speeds, error = _all(form, windows, slots, caches)
+        told(f"{form}: off by {error:.1%}")
+        if error < least:
+            best, least = speeds, error
+    return best
+
+
+def _all(
+    form: Form, windows: Sequence[list[Asked]], slots: Sequence[int], caches: Sequence[int]
+) -> tuple[list[Speed], float]:
+    found: list[Fit | None] = []
+    for window, slot, cache in zip(windows, slots, caches, strict=True):
+        enough = sum(asked.answered for asked in window) >= SAMPLES_MIN
+        found.append(_one(form, window, slot, cache) if enough else None)
+    good = [fit for fit in found if fit is not None]
+    if not good:  # no server has enough of its own: one model for all of them
+        together = _one(form, sorted((a for w in windows for a in w), key=lambda a: a.at), UNBOUNDED, UNBOUNDED)
+        good = [together]
+    typical = _typical([speed for speed, _ in good])
+    speeds = [
+        fit[0] if fit is not None else msgspec.structs.replace(typical, slots=slot, cache_tokens=cache, samples=0)
+        for fit, slot, cache in zip(found, slots, caches, strict=True)
+    ]
+    return speeds, statistics.fmean(error for _, error in good)
+
+
+def _typical(speeds: Sequence[Speed]) -> Speed:
+    medians = {name: statistics.median(getattr(speed, name) for speed in speeds) for name in MOVED}
+    return msgspec.structs.replace(speeds[0], **medians)
+
+
+def _one(form: Form, window: list[Asked], slots: int, cache: int) -> Fit:
+    """Fits one server."""
+    first = _guess(form, window, slots, cache)
+    jobs = [job_of(asked, number, known=True) for number, asked in enumerate(window)]
+    score = _Score(window, jobs)
+    starts = (
+        [msgspec.structs.replace(first, step_tokens=tokens) for tokens in STEP_TOKENS] if form == "steps" else [first]
+    )
+    best, error = min(((speed, score(speed)) for speed in starts), key=lambda fit: fit[1])
+    for factor in FACTORS:
+        moved = True
+        while moved:
+            moved = False
+            for speed in _near(best, factor):
+                if (other := score(speed)) < error * 0.9999:
+                    best, error, moved = speed, other, True
+    return msgspec.structs.replace(best, samples=score.samples, error=score.off(best)), error
+
+
+def _near(speed: Speed, factor: float) -> Iterator[Speed]:
+    for name in MOVED[: 4 if speed.form == "steps" else 3]:
+        value = getattr(speed, name)
+        for by in (factor, 1 / factor):
+            yield msgspec.structs.replace(speed, **{name: value * by})
+
+
+class _Score:
+    """Computes how far a model is from what one server did: the mean of |log(modelled / measured)|, and the same of p50 and p95."""
+
+    def __init__(self, window: Sequence[Asked], jobs: Sequence[Job]) -> None:
+        self._window = window
+        self._jobs = jobs
+        counts = np.array([asked.answered for asked in window])
+        counts[: int(WARM_UP * len(counts))] = False
+        self._counted = counts
+        self._first = np.array([asked.first_s for asked in window])[counts]
+        self._rest = np.array([asked.lasted_s - asked.first_s for asked in window])[counts]
+        self._streamed = self._rest > STREAMED_S
+        self._percentiles = np.percentile(self._first, (50, 95)) if len(self._first) else np.ones(2)
+        self.samples = int(counts.sum())
+
+    def __call__(self, speed: Speed) -> float:
+        first, lasted = self._run(speed)
+        ratios = np.abs(np.log(first / self._first)).mean()
+        streamed = self._streamed
+        rest = np.maximum((lasted - first)[streamed], 1e-6)
+        ends = np.log(rest / self._rest[streamed]) if streamed.any() else np.zeros(1)
+        ends = np.abs(ends).mean() + abs(ends.mean())
+        spread = np.abs(np.log(np.percentile(first, (50, 95)) / self._percentiles)).sum()
+        return float(ratios + END_WEIGHT * ends + spread)
+
+    def off(self, speed: Speed) -> float:
+        """Returns by which share the model misses a time to the first token: the median."""
+        first, _ = self._run(speed)
+        return float(np.median(np.abs(first / self._first - 1)))
+
+    def _run(self, speed: Speed) -> tuple[np.ndarray, np.ndarray]:
+        model = server(speed)
+        first, lasted = np.full(len(self._jobs), 1e-9), np.full(len(self._jobs), 1e-9)
+        arrivals = [asked.at + (asked.waited_s if asked.waited_s > QUEUED_S else 0.0) for asked in self._window]
+
+        def note(until: float) -> None:
+            for at, job, is_first in model.advance(until):
+                (first if is_first else lasted)[job.number] = at - self._window[job.number].at
+
+        for job, arrival in zip(self._jobs, arrivals, strict=True):
+            note(arrival)
+            model.submit(job, arrival)
+        while model.due < math.inf:
+            note(model.due)
+        counted = self._counted
+        return np.maximum(first[counted], 1e-6), np.maximum(lasted[counted], 1e-6)
+
+
+def job_of(asked: Asked, number: int, *, known: bool = False) -> Job:
+    """Returns what a server has to compute for a request.
+
+    `known`: its cached tokens are those that were recorded. That also holds if the recording has no block hashes.
+    """
+    cached = -1
+    if known or not asked.hashes:
+        cached = min(asked.expected if asked.cached is None else asked.cached, max(asked.prompt - 1, 0))
+    output = asked.output if asked.output is not None else asked.max_tokens or OUTPUT_TOKENS
+    blocks = np.frombuffer(asked.hashes, dtype="<u8").tolist() if not known else []
+    size = asked.block_tokens * asked.prompt / asked.prompt_tokens if asked.prompt_tokens else 1.0
+    return Job(number, blocks, size, asked.prompt, output, cached)
+
+
+def _window(requests: list[Asked], size: int) -> list[Asked]:
+    """Returns `size` requests from the middle."""
+    start = max((len(requests) - size) // 2, 0)
+    return requests[start : start + size]
+
+
+def _guess(form: Form, window: Sequence[Asked], slots: int, cache: int) -> Speed:
+    """Returns first values: a line through the times to the first token of requests that met an idle server, and the fast answers."""
+    points: list[tuple[float, float]] = []
+    busy_until = -math.inf
+    for asked in window:
+        if asked.at >= busy_until and asked.answered:
+            points.append((asked.prompt - (asked.expected if asked.cached is None else asked.cached), asked.first_s))
+        busy_until = max(busy_until, asked.at + (asked.first_s if asked.first_s == asked.first_s else asked.lasted_s))
+    tokens, seconds = np.array(points or [(1.0, 0.01)]).T
+    spread = float(tokens.var())
+    slope = float(((tokens - tokens.mean()) * seconds).mean()) / spread if spread else 0.0
+    if slope <= 0:
+        slope = float(seconds.mean() / max(tokens.mean(), 1.0)) / 2
+    per_token = [
+        (asked.lasted_s - asked.first_s) / (asked.output - 1)
+        for asked in window
+        if asked.answered and asked.streaming and asked.output is not None and asked.output > 1
+    ]
+    decode = max(float(np.percentile(per_token, 5)), 1e-5) if per_token else 0.01
+    rest = float(seconds.mean()) - slope * float(tokens.mean())
+    overhead = max(rest - (1.5 * decode if form == "steps" else 0.0), OVERHEAD_MIN_S)
+    return Speed(
+        form, overhead, slope, decode, GROWTH if form == "steps" else 0.0, STEP_TOKENS[0], slots, cache, 0, 0.0
     )
 
 
-def fitted(requests: Sequence[Traced], trace: Trace, slots: Iterable[int]) -> dict[int, Speed]:
-    """Returns slot -> speed. Raises ValueError if the recording has too few answers to fit anything."""
-    done = [request for request in requests if answered(request)]
-    points = {slot: _alone([r for r in done if r.ended is not None and r.ended.slot == slot]) for slot in slots}
-    every = [point for each in points.values() for point in each]
-    if len(every) < SAMPLES_MIN:
-        raise ValueError(f"{len(every)} requests met an idle server and have usage; at least {SAMPLES_MIN} are needed")
-    decode = {
-        slot: [s for r in done if r.ended is not None and r.ended.slot == slot and (s := r.ended.per_token_s)]
-        for slot in points
-    }
-    all_decode = [seconds for each in decode.values() for seconds in each] or [0.0]
-    speeds = {}
-    for slot, own in points.items():
-        overhead, prefill = _line(own if len(own) >= SAMPLES_MIN else every)
-        token = statistics.median(decode[slot] if len(decode[slot]) >= SAMPLES_MIN else all_decode)
-        speeds[slot] = Speed(overhead, prefill, token, *_size(requests, trace, slot), len(own))
-    return speeds
+def _slots(sight: Sight) -> int:
+    most = max(sight.looks, default=0)
+    looks = sum(sight.looks.values())
+    return most if most and sight.full[most] >= FULL_SHARE * looks else UNBOUNDED
 
 
-def uncached(request: Traced) -> float:
-    """Returns the tokens of the prompt that the server had to compute, as it reported them."""
-    ended = request.ended
-    assert ended is not None
-    prompt = ended.prompt if ended.prompt is not None else request.decided.prompt_tokens
-    return float(prompt - (ended.cached or 0))
+def _cache(requests: Sequence[Asked], sight: Sight) -> int:
+    """Returns the tokens of the cache."""
+    if sight.cache_tokens:
+        return sight.cache_tokens
+    measured = sum(asked.cached or 0 for asked in requests)
+    if not measured:
+        return UNBOUNDED
+    if _hits(requests, UNBOUNDED) <= CLOSE * measured:
+        return UNBOUNDED
+    size = float(CACHE_MIN_TOKENS)
+    while _hits(requests, int(size)) < measured and size < UNBOUNDED:
+        size *= CACHE_STEP
+    return int(size)
 
 
-def _alone(requests: list[Traced]) -> list[Point]:
-    """Returns the points of the requests that arrived at their server while it computed no other prompt."""
-    points: list[Point] = []
-    busy_until = 0.0
-    for request in sorted(requests, key=lambda each: each.decided.at):
-        assert request.ended is not None
-        at, first_s = request.decided.at, request.ended.first_s
-        if at >= busy_until:
-            points.append((uncached(request), first_s))
-        busy_until = max(busy_until, at + first_s)
-    return points
-
-
-def _line(points: list[Point]) -> tuple[float, float]:
-    """Returns the overhead in seconds and the seconds per token, both at least 0."""
-    tokens, seconds = np.array(points).T
-    spread = float(tokens.var())
-    slope = max(float(((tokens - tokens.mean()) * seconds).mean()) / spread, 0.0) if spread else 0.0
-    return max(float(seconds.mean()) - slope * float(tokens.mean()), 0.0), slope
-
-
-def _size(requests: Sequence[Traced], trace: Trace, slot: int) -> tuple[int, int]:
-    """Returns the slots and the tokens of the cache, as far as the scrapes tell them."""
-    looks = [found for request in requests if (found := trace.scraped(slot, request.decided.at)) is not None]
-    rows = [dict(zip(trace.columns, values.tolist(), strict=False)) for values, _ in looks]
-    nothing = math.nan
-    running = [row.get(RUNNING.name, nothing) for row in rows if row.get(RUNNING.name, nothing) >= 1]
-    most = max(running, default=0.0)
-    full = sum(row.get(RUNNING.name) == most and row.get(WAITING.name, 0.0) > 0 for row in rows)
-    sizes = [row.get(CACHE_BLOCK_SIZE.name, nothing) * row.get(CACHE_NUM_BLOCKS.name, nothing) for row in rows]
-    cache = next((int(size) for size in sizes if size > 0), UNBOUNDED)
-    return (int(most) if running and full >= FULL_SHARE * len(rows) else UNBOUNDED), cache
+def _hits(requests: Sequence[Asked], tokens: int) -> int:
+    """Returns the tokens that a cache of this size would have had for the requests of a server."""
+    cache = Cache(tokens)
+    return sum(cache.take(job_of(asked, 0), 0) for asked in requests if asked.cached is not None)

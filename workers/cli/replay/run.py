@@ -1,51 +1,90 @@
 """Runs recorded arrivals in virtual time: the decision code of workers chooses, and server models answer.
 
-A prompt is not in the recording. A text with the same block hashes in the same order stands for it, so prompts share the same prefixes.
-Values of servers are scraped every SCRAPE_S. Flow control, model rewrites and failures of servers are left out.
+    arrivals ──▶ admission, decision ──▶ server model ──▶ first token ──▶ end ──▶ arrivals that waited for it
+                  │ waits: flow control, admitters                  └▶ response points of plugins
+
+A prompt is not in the recording. A text with the same block hashes in the same order stands for it, so prompts share the same prefixes. A
+header that plugins read has the hash of its recorded value. One worker decides, and what it learns is known at once.
 """
 
 import heapq
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+import math
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any, Final
 
+import msgspec
 import numpy as np
 
-from epp.candidates import Candidates, Endpoint, Roster, Snapshot
 from epp.config.load import EffectiveConfig
-from epp.data import CACHE_BLOCK_SIZE, CACHE_NUM_BLOCKS, KV_USAGE, RUNNING, WAITING
-from epp.decide import choose
+from epp.decide import decide
 from epp.decision import Decision, Response, Usage
-from epp.errors import ProducerFailed, Refused
-from epp.plugin import Hashes, Plugin, Profile
-from epp.recording.records import Member
-from epp.recording.trace import Traced
-from epp.request import BYTES_PER_TOKEN, EMPTY_PROMPT, Prompt, Request, Subset
-from shm.prefix_index import IndexSchema
-from shm.prefix_reader import IndexReader
-from shm.prefix_writer import IndexWriter
-from shm.segment import Region
+from epp.errors import Refused
+from epp.pipeline import Pipeline
+from epp.request import BYTES_PER_TOKEN, DEFAULT_FLOW, EMPTY_PROMPT, Prompt, Request
 from workers.cli.offline import OfflineError, worker_services
-from workers.cli.replay.servers import UNBOUNDED, Job, Server, Speed, Started
+from workers.cli.replay.clients import OPEN, Arrivals, turns
+from workers.cli.replay.fit import job_of
+from workers.cli.replay.fleet import Fleet
+from workers.cli.replay.reading import Asked, Lifetime
+from workers.cli.replay.servers import Job, Speed
+from workers.cli.replay.waiting import LOOK_S, Pause, Queue, Waited, admission_of
 from workers.worker.services import WorkerServices
 
-SCRAPE_S = 0.05
-INDEX_ENTRIES = 1 << 19
-INDEX_BLOCK_TOKENS = 64
-SERVER_BLOCK_TOKENS = 16
-OUTPUT_TOKENS = 100  # of a request whose answer was not recorded
+REFUSED, FAILED = -1, -2  # in `Run.target`: no endpoint was chosen; its server died
+BAD_GATEWAY: Final = 503
+SHOWN_EVERY: Final = 2_000  # requests
+EVENT_STREAM: Final = {"content-type": "text/event-stream"}
+Ints = np.ndarray[tuple[int], np.dtype[np.int64]]
+Floats = np.ndarray[tuple[int], np.dtype[np.float64]]
 
 
-class Result(NamedTuple):
-    """The result of one request. `target`: index of its endpoint, -1: it was refused. Seconds; tokens."""
+class Run(msgspec.Struct, frozen=True):
+    """What became of each request. Arrays of shape (requests,): `target`: index of its endpoint, REFUSED or FAILED.
 
-    target: int
-    first_s: float
-    prompt: int
-    cached: int
+    `at`: virtual seconds. `waited_s`: in queues; `first_s`, `lasted_s`: from its arrival to the first token and to the end, NaN: none.
+    `prompt`, `cached`: tokens; `output`: tokens of the answer. `refused`: cause -> requests.
+    """
+
+    target: Ints
+    at: Floats
+    waited_s: Floats
+    first_s: Floats
+    lasted_s: Floats
+    prompt: Ints
+    cached: Ints
+    output: Ints
+    refused: dict[str, int]
+
+
+def empty(size: int) -> Run:
+    """Returns a run in which nothing has happened."""
+    prompt, cached, output = np.zeros((3, size), np.int64)
+    first_s, lasted_s = np.full((2, size), math.nan)
+    return Run(np.full(size, REFUSED), np.zeros(size), np.zeros(size), first_s, lasted_s, prompt, cached, output, {})
+
+
+class World(msgspec.Struct, frozen=True):
+    """What is replayed: the requests in the order of arrival, with the turn before each, the servers, and how clients behave."""
+
+    requests: Sequence[Asked]
+    before: Sequence[int]
+    endpoints: Sequence[Lifetime]
+    speeds: Sequence[Speed]
+    rate: float = 1.0
+    clients: int = 0
+    seed: int = 0
+
+
+def world(
+    requests: Sequence[Asked], endpoints: Sequence[Lifetime], speeds: Sequence[Speed], *, open: bool, clients: int
+) -> World:
+    """Returns what is replayed as recorded. `open`: whether no client waits for an answer."""
+    before = [OPEN] * len(requests) if open else turns(requests)
+    return World(requests, before, endpoints, speeds, clients=clients)
 
 
 class ReplayServices(WorkerServices):
-    """The services of a worker, with timers in virtual time."""
+    """The services of a worker, with timers and waits in virtual time, and without other servers."""
 
     def __init__(self, *of_worker: Any, **named: Any) -> None:
         super().__init__(*of_worker, **named)
@@ -53,6 +92,20 @@ class ReplayServices(WorkerServices):
 
     def every(self, seconds: float, act: Callable[[], object]) -> None:
         heapq.heappush(self.timers, (seconds, len(self.timers), seconds, act))
+
+    def after(self, seconds: float) -> Pause:  # type: ignore[override]
+        return Pause(seconds)
+
+    def spawn(self, work: Coroutine[Any, Any, Any], timeout_s: float) -> Any:
+        work.close()
+        raise self._elsewhere("works in the background")
+
+    def http(self, method: str, url: str, *_: Any, **__: Any) -> Any:
+        raise self._elsewhere(f"asks another server ({method} {url})")
+
+    def _elsewhere(self, does: str) -> OfflineError:
+        name = f"the plugin '{self._owner.name}'" if self._owner is not None else "a plugin"
+        return OfflineError(f"{name} {does}, which a replay cannot do: leave it out of the configuration")
 
     def passed(self, now: float) -> None:
         """Calls what is due."""
@@ -62,202 +115,287 @@ class ReplayServices(WorkerServices):
             act()
 
 
-class Fleet:
-    """The servers, and what workers know of them. Implements `epp.decide.EndpointPool`, the prefix index, and the counts of load."""
+class _Lease:
+    """The pipeline of all requests. Implements `epp.decide.Lease`."""
 
-    def __init__(self, members: Sequence[Member], speeds: Sequence[Speed]) -> None:
-        self.servers = [Server(speed) for speed in speeds]
-        schema = IndexSchema(INDEX_ENTRIES)
-        region = Region(memoryview(bytearray(schema.bytes)))
-        self._writer = IndexWriter(schema, region)
-        self.match: Callable[[Hashes], Mapping[int, int]] = IndexReader(schema, region).match
-        endpoints = []
-        for slot, (member, speed) in enumerate(zip(members, speeds, strict=True)):
-            owner = self._writer.new_owner()
-            if speed.cache_tokens < UNBOUNDED:
-                self._writer.limit(owner, speed.cache_tokens // INDEX_BLOCK_TOKENS)
-            host, _, port = member.address.rpartition(":")
-            endpoints.append(
-                Endpoint(
-                    name=member.name,
-                    namespace=member.namespace,
-                    host=host.strip("[]"),
-                    port=int(port),
-                    labels=member.labels,
-                    slot=slot,
-                    owner=owner,
-                )
-            )
-        self._roster = Roster(endpoints)
-        self.inflight, self._tokens = np.zeros(len(endpoints)), np.zeros(len(endpoints))
-        self._now = 0.0
-        self._scraped_at = 0.0
-        self._snapshot = self._scrape()
+    def __init__(self, pipeline: Pipeline) -> None:
+        self.pipeline = pipeline
 
-    def passed(self, now: float) -> None:
-        """Takes the values of a scrape that is due before `now`, the time of the next event."""
-        if now - self._scraped_at >= SCRAPE_S:
-            self._scraped_at = now - now % SCRAPE_S
-            self._snapshot = self._scrape()
-        self._now = now
+    def renew(self) -> None:
+        """Does nothing: no plugin is left out in a replay."""
 
-    def _scrape(self) -> Snapshot:
-        servers, every = self.servers, np.ones(len(self.servers), dtype=bool)
-        values = {
-            WAITING.name: np.array([float(server.waiting) for server in servers]),
-            RUNNING.name: np.array([float(server.running) for server in servers]),
-            KV_USAGE.name: np.array([server.usage for server in servers]),
-        }
-        if all(server.speed.cache_tokens < UNBOUNDED for server in servers):
-            values[CACHE_BLOCK_SIZE.name] = np.full(len(servers), float(SERVER_BLOCK_TOKENS))
-            values[CACHE_NUM_BLOCKS.name] = np.array([s.speed.cache_tokens / SERVER_BLOCK_TOKENS for s in servers])
-        counts = self.inflight.copy()
-        return Snapshot(self._roster, values, fresh=every, known=every, down=~every, inflight_at_scrape=counts)
 
-    def candidates(self, subset: Subset | None) -> Candidates:
-        return Candidates(self._snapshot, self.inflight.copy(), self._tokens.copy())
+class _Open:
+    """One request on its way: what `epp.decide` returned for it, and at which server it is."""
 
-    def reloaded(self, candidates: Candidates) -> Candidates:
-        return Candidates(candidates.snapshot, self.inflight.copy(), self._tokens.copy(), candidates.rows)
+    __slots__ = ("decision", "number", "request", "response", "slot")
 
-    def now(self) -> float:
-        return self._now
-
-    def add_tokens(self, endpoint: Endpoint, tokens: int) -> None:
-        self._tokens[endpoint.slot] += tokens
-
-    def learn(self, hashes: Hashes, owner: int) -> None:
-        self._writer.insert(hashes, owner, int(self._now))
-
-    def forget(self, hashes: Hashes, owner: int) -> None:
-        self._writer.forget(hashes, owner)
-
-    def producer_failed(self, producer: Plugin, failure: ProducerFailed) -> None:
-        raise OfflineError(f"a data producer failed: {failure}")
-
-    def scorer_failed(self, problem: Exception) -> None:
-        raise problem
-
-    def shadow_failed(self, profile: Profile, problem: Exception) -> None:
-        raise OfflineError(f"shadow profile '{profile.name}' failed: {problem!r}") from problem
+    def __init__(self, number: int, request: Request, decision: Decision, slot: int) -> None:
+        self.number = number
+        self.request = request
+        self.decision = decision
+        self.slot = slot
+        self.response = Response()
 
 
 class Replay:
-    """One run of a configuration over `requests`, which are in the order of their arrival. `rate`: how much faster they arrive."""
+    """One run of a freshly loaded configuration. `progress` gets the number of requests that have arrived, now and then."""
 
     def __init__(
-        self, config: EffectiveConfig, requests: Sequence[Traced], members: Sequence[Member], speeds: Sequence[Speed], rate: float
-    ) -> None:  # fmt: skip
+        self, config: EffectiveConfig, world: World, progress: Callable[[int], object] = lambda _: None
+    ) -> None:
+        self._world = world
+        self._requests = world.requests
+        self._progress = progress
         self._pipeline = config.pipeline
-        self._requests = requests
-        self._fleet = Fleet(members, speeds)
-        self._services = worker_services(config, self._fleet, ReplayServices)
-        self._services.load = self._fleet
+        self._lease = _Lease(self._pipeline)
+        self._fleet = fleet = Fleet(world.endpoints, world.speeds)
+        self._services = worker_services(config, fleet, ReplayServices)
+        self._services.load = fleet
+        self._services.rng.seed(world.seed)
         self._pipeline.start(self._services)
-        self._sent: dict[int, tuple[Request, Decision, Response]] = {}
-        self._results = [Result(-1, 0.0, 0, 0)] * len(requests)
-        self._arrivals = [(request.decided.at - requests[0].decided.at) / rate for request in requests]
-        self._events: list[tuple[float, int, Callable[[float, Started], None], Started]] = []
+        priorities = {asked.priority for asked in world.requests}
+        self._admission = admission_of(config, fleet, priorities, self._freed)
+        self._queue = self._admission if isinstance(self._admission, Queue) else None
+        self._arrivals = Arrivals(world.requests, world.before, world.rate, world.clients)
+        self._heap: list[tuple[float, int, Callable[[float, Any], None], Any]] = []
         self._order = 0
+        self._due = [math.inf] * len(world.endpoints)
+        self._open: dict[int, _Open] = {}
+        self._waits: dict[Waited, tuple[int, Request, Coroutine[Any, Any, Decision]]] = {}
+        self._looking = False
+        self._run = empty(len(world.requests))
+        self._plan_members()
 
-    def run(self) -> list[Result]:
-        """Runs until every answer is complete. Returns one result per request. Raises OfflineError."""
-        for number, arrival in enumerate(self._arrivals):
-            self._work_until(arrival)
-            self._arrive(number, arrival)
-        self._work_until(float("inf"))
-        return self._results
+    def run(self) -> Run:
+        """Runs until every answer is complete. Raises OfflineError."""
+        heap, arrivals = self._heap, self._arrivals
+        arrived = 0
+        while True:
+            due = arrivals.due
+            if heap and heap[0][0] <= due:
+                now, _, act, what = heapq.heappop(heap)
+                self._pass(now)
+                act(now, what)
+            elif due < math.inf:
+                self._pass(due)
+                self._arrive(arrivals.pop(), due)
+                arrived += 1
+                if not arrived % SHOWN_EVERY:
+                    self._progress(arrived)
+            else:
+                return self._run
 
-    def _work_until(self, until: float) -> None:
-        while self._events and self._events[0][0] <= until:
-            now, _, act, started = heapq.heappop(self._events)
-            self._pass(now)
-            act(now, started)
+    def _at(self, time: float, act: Callable[[float, Any], None], what: Any) -> None:
+        self._order += 1
+        heapq.heappush(self._heap, (time, self._order, act, what))
 
     def _pass(self, now: float) -> None:
         self._fleet.passed(now)
-        self._services.passed(now)
+        if self._services.timers:
+            self._services.passed(now)
+
+    # Requests.
 
     def _arrive(self, number: int, now: float) -> None:
-        self._pass(now)
-        traced = self._requests[number]
-        text = prompt_text(traced, number)
-        decided = traced.decided
-        request = Request(
-            id=str(number),
-            path="/v1/completions",
-            headers={},
-            now=now,
-            model=decided.model,
-            streaming=decided.streaming,
-        )
-        request.prompt = Prompt(lambda: text)
-        request.priority = decided.priority
+        asked = self._requests[number]
+        run = self._run
+        run.at[number] = now
+        request = request_of(asked, number, now)
+        self._step(number, request, decide(self._lease, request, self._fleet, self._admission))
+
+    def _step(self, number: int, request: Request, deciding: Coroutine[Any, Any, Decision]) -> None:
+        """Goes on with a decision until it is made or has to wait."""
+        now = self._fleet.now()
         try:
-            choose(self._pipeline, request, self._fleet).send(None)
+            waits = deciding.send(None)
         except StopIteration as done:
-            decision = done.value
-        except Refused:
-            return
+            self._send(number, request, done.value, now)
+        except Refused as refused:
+            self._refuse(number, refused, now)
         else:
-            raise OfflineError("a data producer waits for an answer from outside, which a replay cannot give")
+            if isinstance(waits, Waited):
+                self._waits[waits] = (number, request, deciding)
+                if not self._looking:
+                    self._looking = True
+                    self._at(now + LOOK_S, self._look, None)
+            elif isinstance(waits, Pause):
+                self._at(now + waits.seconds, self._resume, (number, request, deciding))
+            else:
+                raise OfflineError("a plugin waits for an answer from outside, which a replay cannot give")
+
+    def _resume(self, now: float, what: tuple[int, Request, Coroutine[Any, Any, Decision]]) -> None:
+        self._step(*what)
+
+    def _freed(self, waited: Waited) -> None:
+        """Resumes a request that leaves the queue."""
+        self._at(self._fleet.now(), self._resume, self._waits.pop(waited))
+
+    def _look(self, now: float, what: None) -> None:
+        assert self._queue is not None
+        self._queue.look()
+        self._looking = self._queue.waiting > 0
+        if self._looking:
+            self._at(now + LOOK_S, self._look, None)
+
+    def _refuse(self, number: int, refused: Refused, now: float) -> None:
+        run = self._run
+        run.waited_s[number] = now - run.at[number]
+        cause = refused.cause.name.lower()
+        run.refused[cause] = run.refused.get(cause, 0) + 1
+        self._arrivals.ended(number, now)
+
+    def _send(self, number: int, request: Request, decision: Decision, now: float) -> None:
+        run, fleet = self._run, self._fleet
         request.prompt = EMPTY_PROMPT
         request.sent_at = now
         slot = decision.targets[0].slot
-        self._fleet.inflight[slot] += 1
-        self._sent[number] = request, decision, Response(200, {"content-type": "text/event-stream"}, streaming=True)
-        self._results[number] = Result(slot, 0.0, 0, 0)
-        self._plan(self._fleet.servers[slot].submit(job_of(traced, number), now))
+        run.waited_s[number] = now - run.at[number]
+        fleet.inflight[slot] += 1
+        if decision.ticket is not None:
+            decision.ticket.placed()
+        self._open[number] = _Open(number, request, decision, slot)
+        run.target[number] = slot
+        if not fleet.up[slot]:
+            self._fail(number, now)
+            return
+        self._advance(slot, now)
+        job = job_of(self._requests[number], number)
+        run.prompt[number], run.output[number] = job.prompt, job.output
+        fleet.servers[slot].submit(job, now)
+        self._wake(slot)
 
-    def _plan(self, started: Any) -> None:
-        for each in started:
-            heapq.heappush(self._events, (each.first_at, self._order, self._first, each))
-            heapq.heappush(self._events, (each.ended_at, self._order + 1, self._end, each))
-            self._order += 2
+    # Servers.
 
-    def _first(self, now: float, started: Started) -> None:
-        job = started.job
-        request, decision, response = self._sent[job.number]
-        slot = self._results[job.number].target
-        first_s = now - self._arrivals[job.number]
-        self._results[job.number] = Result(slot, first_s, job.prompt_tokens, started.cached_tokens)
-        request.now = now
+    def _tick(self, now: float, slot: int) -> None:
+        if self._due[slot] == now:  # else the timer was set again
+            self._due[slot] = math.inf
+            self._advance(slot, now)
+            self._wake(slot)
+
+    def _wake(self, slot: int) -> None:
+        due = self._fleet.servers[slot].due
+        if due != self._due[slot]:
+            self._due[slot] = due
+            if due < math.inf:
+                self._at(due, self._tick, slot)
+
+    def _advance(self, slot: int, now: float) -> None:
+        for at, job, is_first in self._fleet.servers[slot].advance(now):
+            if is_first:
+                self._first(job, at)
+            else:
+                self._end(job, at)
+
+    def _first(self, job: Job, at: float) -> None:
+        run, number = self._run, job.number
+        run.first_s[number] = at - run.at[number]
+        run.cached[number] = job.cached
+        opened = self._open[number]
+        opened.response = Response(200, EVENT_STREAM, streaming=True)
+        request, decision = opened.request, opened.decision
+        request.now = at
         for received in self._pipeline.response_received:
-            received(request, decision, response)
+            received(request, decision, opened.response)
         for streaming in self._pipeline.response_streaming:
             streaming(request, decision)
 
-    def _end(self, now: float, started: Started) -> None:
-        job = started.job
-        request, decision, response = self._sent.pop(job.number)
-        slot = self._results[job.number].target
-        self._fleet.inflight[slot] -= 1
-        response.usage = Usage(job.prompt_tokens, job.output_tokens)
-        response.whole = True
+    def _end(self, job: Job, at: float) -> None:
+        opened = self._open[job.number]
+        opened.response.usage = Usage(job.prompt, job.output)
+        opened.response.whole = True
+        self._complete(opened, at, ())
+
+    def _fail(self, number: int, now: float) -> None:
+        opened = self._open[number]
+        self._run.target[number] = FAILED
+        self._run.first_s[number] = math.nan
+        if not opened.response.status:
+            opened.response = Response(BAD_GATEWAY)
+        self._complete(opened, now, self._pipeline.response_failed)
+
+    def _complete(self, opened: _Open, now: float, more: Sequence[Callable[..., object]]) -> None:
+        number, request, decision = opened.number, opened.request, opened.decision
+        del self._open[number]
+        self._run.lasted_s[number] = now - self._run.at[number]
+        self._fleet.inflight[opened.slot] -= 1
         request.now = now
-        for complete in self._pipeline.response_complete:
-            complete(request, decision, response)
-        self._plan(self._fleet.servers[slot].ended(now))
+        for complete in (*self._pipeline.response_complete, *more):
+            complete(request, decision, opened.response)
+        if decision.ticket is not None:
+            decision.ticket.done()
+        self._arrivals.ended(number, now)
+
+    # Endpoints that join, leave, go down and come back.
+
+    def _plan_members(self) -> None:
+        world = self._world
+        start = world.requests[0].at
+        for slot, each in enumerate(world.endpoints):
+            for time in (each.joined_at, each.left_at):
+                if start < time < math.inf:
+                    self._at((time - start) / world.rate, self._list, None)
+            for since, until in each.down:
+                self._at(max(since - start, 0.0) / world.rate, self._die, slot)
+                if until < math.inf:
+                    self._at(max(until - start, 0.0) / world.rate, self._revive, slot)
+        self._list(0.0, None)
+
+    def _list(self, now: float, what: None) -> None:
+        world = self._world
+        time = world.requests[0].at + now * world.rate
+        here = [
+            slot
+            for slot, each in enumerate(world.endpoints)
+            if each.joined_at <= max(time, world.requests[0].at) + 1e-9 and time + 1e-9 < each.left_at
+        ]
+        self._fleet.list(here)
+
+    def _die(self, now: float, slot: int) -> None:
+        self._advance(slot, now)
+        self._fleet.die(slot)
+        self._due[slot] = math.inf
+        for number in [number for number, opened in self._open.items() if opened.slot == slot]:
+            self._fail(number, now)
+
+    def _revive(self, now: float, slot: int) -> None:
+        self._fleet.revive(slot)
 
 
-def prompt_text(traced: Traced, number: int) -> bytes:
+def request_of(asked: Asked, number: int, now: float) -> Request:
+    """Returns the request as the parser leaves it."""
+    request = Request(
+        id=str(number),
+        path="/v1/completions",
+        headers=headers_of(asked),
+        now=now,
+        model=asked.model,
+        streaming=asked.streaming,
+        max_tokens=asked.max_tokens,
+        body_bytes=asked.body_bytes,
+        fairness_id=f"{asked.flow:016x}" if asked.flow else DEFAULT_FLOW,
+        priority=asked.priority,
+        ttl_s=asked.ttl_s,
+        prompt=Prompt(lambda: prompt_text(asked, number)),
+    )
+    if asked.target_model:
+        request.target_model = asked.target_model
+    return request
+
+
+def headers_of(asked: Asked) -> Mapping[str, str]:
+    """Returns the headers that plugins of the recorded configuration read, each with the hash of its value."""
+    if not any(asked.facts):
+        return {}
+    return {name: f"{fact:016x}" for name, fact in zip(asked.headers, asked.facts, strict=False) if fact}
+
+
+def prompt_text(asked: Asked, number: int) -> bytes:
     """Returns a text whose blocks are equal to those of another request exactly where the recorded hashes are equal."""
-    decided = traced.decided
-    block = decided.block_tokens * BYTES_PER_TOKEN
-    hashes = decided.hashes
-    blocks = b"".join(hashes[at : at + 8] * (block // 8) for at in range(0, len(hashes), 8))
-    size = max(decided.prompt_tokens * BYTES_PER_TOKEN, 1)
-    rest = (b"%016d" % number) * (max(size - len(blocks), 0) // 16 + 1)
-    return (blocks + rest)[: max(size, len(blocks))]
-
-
-def job_of(traced: Traced, number: int) -> Job:
-    """Returns what a server has to compute for a request."""
-    decided, ended = traced.decided, traced.ended
-    output = ended.completion if ended is not None else None
-    prompt = ended.prompt if ended is not None else None
-    blocks = np.frombuffer(decided.hashes, dtype="<u8").tolist()
-    tokens = decided.prompt_tokens if prompt is None else prompt
-    return Job(
-        number, blocks, decided.block_tokens, tokens, output if output is not None else decided.max_tokens or OUTPUT_TOKENS
-    )  # fmt: skip
+    block = asked.block_tokens * BYTES_PER_TOKEN
+    blocks = np.frombuffer(asked.hashes, "<u8").repeat(block // 8).tobytes()
+    size = max(asked.prompt_tokens * BYTES_PER_TOKEN, 1)
+    rest = size - len(blocks)
+    if rest <= 0:
+        return blocks[:size]
+    return blocks + ((b"%016d" % number) * (rest // 16 + 1))[:rest]

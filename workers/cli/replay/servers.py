@@ -1,106 +1,284 @@
-"""Models one model server with fitted speeds: prompts are computed one after the other, and answers are generated side by side.
+"""Models of one model server with fitted values (`Speed`), in three forms. A recording decides which form fits best.
 
-    queue ──▶ slot: wait for the prompts before ─▶ prefill_s * uncached tokens ─▶ overhead_s ─▶ decode_s per further token ──▶ end
+    steps    as vLLM: a step gives each running request a token and computes up to `step_tokens` tokens of waiting prompts, for all of which
+             every request of the server waits. A step lasts decode_s * (1 + growth * (running - 1)) + prefill_s * prompt tokens
+    serial   prompts are computed one after the other and delay no answers, as on servers that separate both
+    slots    each request computes its own prompt and answer, independently of the others
 
-The overhead does not delay other prompts. Without a free slot, requests wait in order. The cache keeps the blocks that were used last.
+Requests wait in order for a slot and for room in the cache. Each request reaches the server `overhead_s` after its arrival: the time of
+gateway and network. The cache keeps the blocks that were used last. Models read no clock: the owner calls `advance(now)` at `due`, and
+right before `submit` and `clear`.
 """
 
+import heapq
+import math
 from collections import OrderedDict, deque
-from collections.abc import Iterator
-from typing import Final, NamedTuple
+from typing import Final, Literal, Protocol
 
 import msgspec
 
 UNBOUNDED: Final = 1 << 40
+BLOCKS_MAX: Final = 1 << 18  # blocks in the cache of a server whose size is not known
+
+Form = Literal["steps", "serial", "slots"]
+FORMS: Final[tuple[Form, ...]] = ("steps", "serial", "slots")
 
 
 class Speed(msgspec.Struct, frozen=True):
-    """The fitted values of a server. Times in seconds, `prefill_s` and `decode_s` per token; `slots`: requests that run at once.
+    """The fitted values of a server. Times in seconds: `prefill_s` per token of a prompt, `decode_s` per token of one answer alone.
 
-    `cache_tokens`: the size of the cache. `samples`: the requests from which the prefill speed was fitted.
+    `growth`: by how much each further running request lengthens a step, as a share. `slots`: requests that run at once. `cache_tokens`:
+    the size of the cache. `samples`: the requests from which the speed was fitted; 0: it is that of the other servers. `error`: by how
+    much the model misses a measured time to the first token, as a share: the median over these requests.
     """
 
+    form: Form
     overhead_s: float
     prefill_s: float
     decode_s: float
+    growth: float
+    step_tokens: int
     slots: int
     cache_tokens: int
     samples: int
+    error: float
 
 
-class Job(NamedTuple):
-    """What a server computes. `blocks`: the chain of block hashes of the prompt."""
+class Job:
+    """One request inside a server. `blocks`: the chain of block hashes of the prompt. `cached`: tokens that need no computing; below 0: the
+    server's cache decides at the start.
+    """
 
-    number: int
-    blocks: list[int]
-    block_tokens: int
-    prompt_tokens: int
-    output_tokens: int
+    __slots__ = ("block_tokens", "blocks", "cached", "left", "needs", "number", "output", "prompt", "ready_at")
+
+    def __init__(
+        self, number: int, blocks: list[int], block_tokens: float, prompt: int, output: int, cached: int = -1
+    ) -> None:
+        """`block_tokens`: of the server, per block."""
+        self.number = number
+        self.blocks = blocks
+        self.block_tokens = block_tokens
+        self.prompt = prompt
+        self.output = max(output, 1)
+        self.cached = cached
+        self.ready_at = 0.0
+        self.left = 0  # tokens of the prompt that are not computed yet
+        self.needs = (
+            prompt + self.output
+        )  # tokens of the cache that it takes; once it runs, without those that were cached
 
 
-class Started(NamedTuple):
-    """A request that has got a slot: when its first token comes, when it ends, and how many tokens of its prompt were cached."""
-
-    job: Job
-    first_at: float
-    ended_at: float
-    cached_tokens: int
+News = tuple[float, Job, bool]  # when, which request, and whether it has got its first token; otherwise it has ended
 
 
-class Server:
-    """One server. The caller calls `submit` and `ended` in the order of time, and learns which requests start thereby."""
+class Server(Protocol):
+    """One server. `due`: when `advance` will have news, inf: never. `active_tokens`: of the cache, held by running requests."""
+
+    due: float
+    running: int
+    active_tokens: int
+    waiting: deque[Job]
+
+    def submit(self, job: Job, now: float) -> None: ...
+    def advance(self, now: float) -> list[News]: ...
+    def clear(self) -> None:
+        """Forgets all requests and the cache, as a server that dies."""
+
+
+class Cache:
+    """The prefix cache of a server: the blocks that were used last."""
+
+    def __init__(self, tokens: int) -> None:
+        self._tokens = tokens
+        self._held: OrderedDict[int, float] = OrderedDict()  # block -> tokens, the longest unused first
+        self._held_tokens = 0.0
+
+    def take(self, job: Job, output_tokens: int) -> int:
+        """Returns how many tokens of a prompt are held, and holds all of it from now on. `output_tokens`: of the answers that run."""
+        held, blocks, size = self._held, job.blocks, job.block_tokens
+        hits = 0
+        for block in blocks:
+            if block not in held:
+                break
+            hits += 1
+        for block in reversed(blocks):  # so that a prompt loses its end first
+            if block in held:
+                held.move_to_end(block)
+            else:
+                held[block] = size
+                self._held_tokens += size
+        room = max(self._tokens - output_tokens, 0)
+        while held and (self._held_tokens > room or len(held) > BLOCKS_MAX):
+            self._held_tokens -= held.popitem(last=False)[1]
+        return min(int(hits * size), max(job.prompt - 1, 0))
+
+
+class _Queue:
+    """What all forms share: the queue, the slots, the cache."""
 
     def __init__(self, speed: Speed) -> None:
-        self.speed = speed
-        self.running = 0
-        self._queue: deque[Job] = deque()
-        self._prefill_free_at = 0.0
-        self._held: OrderedDict[int, int] = OrderedDict()  # block -> tokens, the longest unused first
-        self._held_tokens = 0
+        self._speed = speed
+        self.due = math.inf
+        self.clear()
 
-    @property
-    def waiting(self) -> int:
-        return len(self._queue)
+    def clear(self) -> None:
+        self._cache = Cache(self._speed.cache_tokens)
+        self.waiting: deque[Job] = deque()
+        self.running = self.active_tokens = self._output_tokens = 0
+        self._ends: list[tuple[float, int, Job]] = []
+        self._order = 0
+        self.due = math.inf
 
-    @property
-    def usage(self) -> float:
-        """The share of the cache that is filled."""
-        return min(self._held_tokens / self.speed.cache_tokens, 1.0)
+    def _admits(self, at: float) -> bool:
+        """Returns whether the first waiting request may start at this time."""
+        speed, waiting = self._speed, self.waiting
+        if not waiting or self.running >= speed.slots or waiting[0].ready_at > at:
+            return False
+        return not self.running or self.active_tokens + waiting[0].needs <= speed.cache_tokens
 
-    def submit(self, job: Job, now: float) -> Iterator[Started]:
-        """Takes a request. Yields the requests that start now."""
-        self._queue.append(job)
-        yield from self._start(now)
+    def _admit(self) -> Job:
+        job = self.waiting.popleft()
+        self._output_tokens += job.output
+        cached = self._cache.take(job, self._output_tokens)
+        if job.cached < 0:
+            job.cached = cached
+        job.needs -= job.cached
+        job.left = max(job.prompt - job.cached, 1)
+        self.running += 1
+        self.active_tokens += job.needs
+        return job
 
-    def ended(self, now: float) -> Iterator[Started]:
-        """Frees the slot of a request that has ended. Yields the requests that start now."""
+    def _leave(self, job: Job) -> None:
         self.running -= 1
-        yield from self._start(now)
+        self.active_tokens -= job.needs
+        self._output_tokens -= job.output
 
-    def _start(self, now: float) -> Iterator[Started]:
-        speed = self.speed
-        while self._queue and self.running < speed.slots:
-            job = self._queue.popleft()
-            cached = min(self._hits(job) * job.block_tokens, max(job.prompt_tokens - 1, 0))
-            begun = max(now, self._prefill_free_at)
-            self._prefill_free_at = begun + (job.prompt_tokens - cached) * speed.prefill_s
-            first = self._prefill_free_at + speed.overhead_s
-            self._keep(job)
-            self.running += 1
-            yield Started(job, first, first + max(job.output_tokens - 1, 0) * speed.decode_s, cached)
+    def _push(self, at: float, job: Job) -> None:
+        self._order += 1
+        heapq.heappush(self._ends, (at, self._order, job))
 
-    def _hits(self, job: Job) -> int:
-        for index, block in enumerate(job.blocks):
-            if block not in self._held:
-                return index
-        return len(job.blocks)
 
-    def _keep(self, job: Job) -> None:
-        held = self._held
-        for block in reversed(job.blocks):  # so that a prompt loses its end first
-            if block not in held:
-                self._held_tokens += job.block_tokens
-            held[block] = job.block_tokens
-            held.move_to_end(block)
-        while self._held_tokens > self.speed.cache_tokens:
-            self._held_tokens -= held.popitem(last=False)[1]
+class Stepping(_Queue):
+    """The form `steps`. Steps that only give tokens are passed in one leap, up to the next end or arrival."""
+
+    def clear(self) -> None:
+        super().clear()
+        self._computing: deque[Job] = deque()  # requests whose prompts are not computed yet
+        self._computed: list[Job] = []  # whose prompts the present step completes
+        self._steps = 0  # ended so far; a request in `_ends` ends with the step of this number
+        self._leap = 0  # how many steps end at `due`
+        self._begun = self._lasts = 0.0
+
+    def submit(self, job: Job, now: float) -> None:
+        job.ready_at = now + self._speed.overhead_s
+        self.waiting.append(job)
+        if self.due == math.inf:
+            self._begin(job.ready_at)
+        elif self._leap > 1 and len(self.waiting) == 1:
+            self._cut(job.ready_at)
+
+    def advance(self, now: float) -> list[News]:
+        news: list[News] = []
+        while self.due <= now:
+            at = self.due
+            self._steps += self._leap
+            for job in self._computed:
+                news.append((at, job, True))
+                self._push(self._steps - 1 + job.output, job)
+            ends = self._ends
+            while ends and ends[0][0] <= self._steps:
+                job = heapq.heappop(ends)[2]
+                self._leave(job)
+                news.append((at, job, False))
+            self._begin(at)
+        return news
+
+    def _cut(self, ready_at: float) -> None:
+        """Ends the leap with the step in which a new request becomes ready, if that may start then."""
+        if not self._admits(ready_at):
+            return
+        steps = int((ready_at - self._begun) / self._lasts) + 1 if self._lasts else 1
+        if steps < self._leap:
+            self._leap = steps
+            self.due = self._begun + steps * self._lasts
+
+    def _begin(self, at: float) -> None:
+        speed, computing = self._speed, self._computing
+        left = max(speed.step_tokens - len(self._ends), 1)
+        tokens = 0
+        self._computed = []
+        while left:
+            if not computing:
+                if not self._admits(at):
+                    break
+                computing.append(self._admit())
+            job = computing[0]
+            chunk = min(job.left, left)
+            job.left -= chunk
+            tokens += chunk
+            left -= chunk
+            if not job.left:
+                self._computed.append(computing.popleft())
+        if not self.running:
+            self.due = math.inf
+            if self.waiting:
+                self._begin(self.waiting[0].ready_at)
+            return
+        self._begun = at
+        self._lasts = speed.decode_s * (1 + speed.growth * (self.running - 1)) + tokens * speed.prefill_s
+        self._leap = 1 if tokens or not self._ends else max(int(self._ends[0][0]) - self._steps, 1)
+        self.due = at + self._leap * self._lasts
+        if self._leap > 1 and self.waiting:
+            self._cut(self.waiting[0].ready_at)
+
+
+class Slotted(_Queue):
+    """The forms `serial` and `slots`."""
+
+    def clear(self) -> None:
+        super().clear()
+        self._prefill_free_at = 0.0
+        self._firsts: list[tuple[float, int, Job]] = []
+
+    def submit(self, job: Job, now: float) -> None:
+        job.ready_at = now
+        self.waiting.append(job)
+        self._start(now)
+
+    def advance(self, now: float) -> list[News]:
+        news: list[News] = []
+        firsts, ends = self._firsts, self._ends
+        while self.due <= now:
+            at = self.due
+            if firsts and firsts[0][0] <= at:
+                job = heapq.heappop(firsts)[2]
+                news.append((at, job, True))
+                self._push(at + (job.output - 1) * self._speed.decode_s, job)
+            else:
+                job = heapq.heappop(ends)[2]
+                self._leave(job)
+                news.append((at, job, False))
+                self._start(at)
+            self._set_due()
+        return news
+
+    def _start(self, at: float) -> None:
+        speed = self._speed
+        while self._admits(at):
+            job = self._admit()
+            begun = max(at, self._prefill_free_at) if speed.form == "serial" else at
+            computed = begun + job.left * speed.prefill_s
+            if speed.form == "serial":
+                self._prefill_free_at = computed
+            self._order += 1
+            heapq.heappush(self._firsts, (computed + speed.overhead_s, self._order, job))
+        self._set_due()
+
+    def _set_due(self) -> None:
+        firsts, ends = self._firsts, self._ends
+        self.due = min(firsts[0][0] if firsts else math.inf, ends[0][0] if ends else math.inf)
+
+
+def server(speed: Speed) -> Server:
+    """Returns a server of this speed."""
+    return Stepping(speed) if speed.form == "steps" else Slotted(speed)

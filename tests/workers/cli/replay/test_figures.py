@@ -1,13 +1,33 @@
-"""Figures of a replay, and the condition of --fail-if."""
+"""Figures of a replay, and the conditions of --fail-if."""
 
+from dataclasses import dataclass
+
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workers.cli.replay.figures import NAMES, condition, figures
+from workers.cli.replay.figures import NAMES, Figures, NoAnswer, condition, figures
+from workers.cli.replay.run import Run, empty
 
-BASE = figures([0.1] * 10, 50, 100, [0, 1] * 5, [0, 1] * 5, 2)
-SLOWER = figures([0.2] * 10, 50, 100, [0, 0] * 5, [0, 1] * 5, 2)
+
+def run(targets: list[int], first_s: float) -> Run:
+    made = empty(len(targets))
+    made.target[:] = targets
+    made.first_s[:] = np.where(made.target >= 0, first_s, np.nan)
+    made.lasted_s[:] = 2 * first_s
+    made.prompt[:], made.cached[:] = 100, 50
+    return made
+
+
+def of(targets: list[int], first_s: float) -> Figures:
+    return figures(run(targets, first_s), np.array([0, 1] * 5), 2)
+
+
+@dataclass
+class Sides:
+    slower = of([0, 0] * 5, 0.2)
+    base = of([0, 1] * 5, 0.1)
 
 
 @pytest.mark.parametrize(
@@ -16,18 +36,27 @@ SLOWER = figures([0.2] * 10, 50, 100, [0, 0] * 5, [0, 1] * 5, 2)
         ("ttft_p95 > 1.1 * base", True),
         ("ttft_p95 > 2.1 * base", False),
         ("ttft_p95>base", True),
-        ("hit_rate < base", False),
+        ("ttft_p95 > base + 0.05", True),
+        ("ttft_p95 > 1 * base + 0.15", False),
+        ("hit_rate < base - 0.1", False),
         ("hit_rate <= base", True),
         ("load >= 2", True),
         ("moved > 0.5", False),
+        ("latency_p95 > 0.3", True),
     ],
 )
 def test_a_condition_compares_a_figure_with_a_number_or_the_base(text: str, holds: bool) -> None:
-    assert condition(text).holds(SLOWER, BASE) is holds
+    assert condition(text).holds(Sides.slower, Sides.base) is holds
+
+
+def test_requests_that_were_refused_or_failed_count_as_errors() -> None:
+    found = of([0, 1, -1, -2, 0, 1, 0, 1, 0, 1], 0.1)
+    assert (found.errors, found.refused) == (2, 1)
+    assert found.moved == pytest.approx(0.2)
 
 
 def test_an_unknown_figure_is_refused_with_the_names_that_are_allowed() -> None:
-    with pytest.raises(ValueError, match="'ttft' is no figure; allowed: requests, errors, ttft_mean"):
+    with pytest.raises(ValueError, match="'ttft' is no figure; allowed: requests, errors, refused, ttft_mean"):
         condition("ttft > base")
 
 
@@ -40,5 +69,5 @@ def test_any_other_text_is_refused(text: str) -> None:
 
 
 def test_a_run_without_answers_has_no_figures() -> None:
-    with pytest.raises(ValueError, match="no request got an answer"):
-        figures([], 0, 0, [-1], [-1], 1)
+    with pytest.raises(NoAnswer, match="no request got an answer"):
+        figures(run([-1], 0.1), np.array([-1]), 1)

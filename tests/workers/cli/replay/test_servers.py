@@ -1,40 +1,128 @@
-"""The model of a server in a replay."""
+"""The models of a server in a replay."""
 
-from workers.cli.replay.servers import UNBOUNDED, Job, Server, Speed
+import math
 
-SPEED = Speed(overhead_s=0.5, prefill_s=0.01, decode_s=0.1, slots=2, cache_tokens=UNBOUNDED, samples=0)
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from loadtest.engine import Engine, EngineSettings, JobState
+from loadtest.engine import Job as EngineJob
+from workers.cli.replay.servers import UNBOUNDED, Cache, Job, Server, Speed, server
+
+SERIAL = Speed("serial", 0.5, 0.01, 0.1, 0.0, 8192, 2, UNBOUNDED, 0, 0.0)
+STEPS = Speed("steps", 0.0, 0.001, 0.1, 0.5, 1000, UNBOUNDED, UNBOUNDED, 0, 0.0)
 
 
 def job(number: int, *blocks: int, output: int = 1) -> Job:
     return Job(number, list(blocks), 100, 100 * len(blocks), output)
 
 
-def test_prompts_are_computed_one_after_the_other_and_answers_side_by_side() -> None:
-    server = Server(SPEED)
-    (one,) = server.submit(job(1, 1, output=11), 0.0)
-    (two,) = server.submit(job(2, 2), 0.0)
-    assert (one.first_at, one.ended_at) == (1.5, 2.5)
-    assert two.first_at == 2.5
+def run(model: Server) -> dict[tuple[int, str], float]:
+    """Runs a server until it is idle. Returns (request, "first" or "end") -> time."""
+    times = {}
+    while model.due < math.inf:
+        for at, each, is_first in model.advance(model.due):
+            times[each.number, "first" if is_first else "end"] = round(at, 9)
+    return times
+
+
+def test_serial_servers_compute_prompts_one_after_the_other_and_answers_side_by_side() -> None:
+    model = server(SERIAL)
+    model.submit(job(1, 1, output=11), 0.0)
+    model.submit(job(2, 2), 0.0)
+    assert run(model) == {(1, "first"): 1.5, (1, "end"): 2.5, (2, "first"): 2.5, (2, "end"): 2.5}
+
+
+def test_slots_compute_prompts_side_by_side() -> None:
+    model = server(replace(SERIAL, form="slots"))
+    model.submit(job(1, 1), 0.0)
+    model.submit(job(2, 2), 0.0)
+    assert run(model)[2, "first"] == 1.5
 
 
 def test_a_request_waits_for_a_slot() -> None:
-    server = Server(SPEED)
-    assert len([*server.submit(job(1, 1), 0.0), *server.submit(job(2, 2), 0.0)]) == 2
-    assert list(server.submit(job(3, 3), 0.0)) == [] and server.waiting == 1
-    (third,) = server.ended(4.0)
-    assert (third.job.number, third.first_at) == (3, 5.5)
+    model = server(SERIAL)
+    for number in (1, 2, 3):
+        model.submit(job(number, number), 0.0)
+    assert (model.running, len(model.waiting)) == (2, 1)
+    assert run(model)[3, "first"] == 3.5  # it begins when the first one ends, after the prompt of the second one
+
+
+def test_all_requests_of_a_step_wait_for_its_prompts() -> None:
+    model = server(STEPS)
+    model.submit(job(1, 1, output=3), 0.0)
+    model.advance(0.15)
+    model.submit(job(2, 2, 3, output=1), 0.15)  # the step that computes it begins at 0.2
+    times = run(model)
+    assert times[1, "first"] == 0.2
+    assert times[2, "first"] == 0.55 == times[2, "end"]  # 0.1 * 1.5 + 200 tokens
+    assert times[1, "end"] == 0.65
+
+
+def test_a_long_prompt_takes_several_steps() -> None:
+    model = server(replace(STEPS, step_tokens=100))
+    model.submit(job(1, 1, 2, 3), 0.0)
+    assert run(model)[1, "first"] == 0.6
+
+
+def test_a_request_waits_for_room_in_the_cache() -> None:
+    model = server(replace(STEPS, cache_tokens=350))
+    model.submit(job(1, 1, 2, output=5), 0.0)
+    model.submit(job(2, 3, 4, output=5), 0.0)
+    times = run(model)
+    assert times[2, "first"] > times[1, "end"]
 
 
 def test_cached_blocks_are_not_computed_again_and_the_last_token_always_is() -> None:
-    server = Server(SPEED)
-    list(server.submit(job(1, 1, 2), 0.0))
-    (again,) = server.submit(job(2, 1, 2), 10.0)
-    assert again.cached_tokens == 199
+    cache = Cache(UNBOUNDED)
+    assert cache.take(job(1, 1, 2), 0) == 0
+    assert cache.take(job(2, 1, 2), 0) == 199
 
 
 def test_a_full_cache_forgets_what_was_unused_longest_and_ends_of_prompts_first() -> None:
-    server = Server(Speed(0.5, 0.01, 0.1, UNBOUNDED, 200, 0))
-    list(server.submit(job(1, 1, 2), 0.0))
-    list(server.submit(job(2, 3), 1.0))
-    (again,) = server.submit(job(3, 1, 2), 2.0)
-    assert again.cached_tokens == 100
+    cache = Cache(200)
+    cache.take(job(1, 1, 2), 0)
+    cache.take(job(2, 3), 0)
+    assert cache.take(job(3, 1, 2), 0) == 100
+
+
+def test_a_server_that_dies_forgets_everything() -> None:
+    model = server(STEPS)
+    model.submit(job(1, 1, 2), 0.0)
+    model.clear()
+    assert model.due == math.inf and model.running == 0
+    model.submit(job(2, 1, 2), 1.0)
+    assert run(model)[2, "first"] == 1.3
+
+
+@settings(max_examples=60)
+@given(
+    st.lists(st.tuples(st.floats(0.0, 0.5), st.integers(1, 300), st.integers(1, 40)), min_size=1, max_size=25),
+    st.sampled_from((1, 3, 1000)),
+)
+def test_steps_give_the_times_of_the_simulated_engine(jobs: list[tuple[float, int, int]], slots: int) -> None:
+    """The engine computes all waiting prompts in one step, as this model with a large budget."""
+    speed = Speed("steps", 0.0, 1e-4, 0.02, 0.005, 1 << 30, slots, UNBOUNDED, 0, 0.0)
+    model, times = server(speed), {}
+    engine = Engine(EngineSettings(max_running=slots, prefill_s_per_token=1e-4, step_tokens=1 << 30, kv_blocks=1 << 30))
+    made, expected = [], {}
+    at = 0.0
+
+    def note(until: float) -> None:
+        for when, each, is_first in model.advance(until):
+            times[each.number, is_first] = when
+        engine.advance(until)
+
+    for number, (gap, prompt, output) in enumerate(jobs):
+        at += gap
+        note(at)
+        model.submit(Job(number, [], 1.0, prompt, output), at)
+        made.append(EngineJob([], prompt, output))
+        engine.submit(made[-1], at)
+    note(1e9)
+    for number, each in enumerate(made):
+        assert each.state is JobState.FINISHED
+        expected[number, True], expected[number, False] = each.first_token_at, each.ended_at
+    assert times.keys() == expected.keys()
+    assert all(abs(times[key] - expected[key]) < 1e-6 for key in expected)

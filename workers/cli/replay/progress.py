@@ -1,0 +1,42 @@
+"""Shows on a terminal how far a long command is: one line on stderr, which the next text replaces. Elsewhere only warnings appear."""
+
+import sys
+from types import TracebackType
+from typing import Final
+
+import click
+
+CLEAR: Final = "\r\x1b[K"
+
+
+class Progress:
+    """A context manager that leaves the terminal clean."""
+
+    def __init__(self) -> None:
+        self._shown = False
+        self._is_terminal = sys.stderr.isatty()
+
+    def __enter__(self) -> "Progress":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._clear()
+
+    def show(self, text: str) -> None:
+        """Replaces the line."""
+        if self._is_terminal:
+            self._clear()
+            click.echo(text[:200], nl=False, err=True)
+            self._shown = True
+
+    def warn(self, text: str) -> None:
+        """Prints a warning that stays."""
+        self._clear()
+        click.echo(f"warning: {text}", err=True)
+
+    def _clear(self) -> None:
+        if self._shown:
+            click.echo(CLEAR, nl=False, err=True)
+            self._shown = False

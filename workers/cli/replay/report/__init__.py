@@ -1,0 +1,7 @@
+"""The HTML report of a replay: one file without scripts, fonts or images from elsewhere.
+
+charts.py     charts as SVG
+series.py     what the charts show: values over time, from the runs
+page.py       the page
+style.css     its colours, light and dark
+"""
