@@ -20,6 +20,7 @@ OBJECTIVE: Final = ("x-llm-d-inference-objective", "x-gateway-inference-objectiv
 TTL_MS: Final = ("x-llm-d-request-ttl-ms",)
 TTFT_SLO_MS: Final = ("x-llm-d-slo-ttft-ms", "x-slo-ttft-ms")
 TPOT_SLO_MS: Final = ("x-llm-d-slo-tpot-ms", "x-slo-tpot-ms")
+DEBUG: Final = ("x-llm-d-debug",)
 MODEL_REWRITE: Final = ("x-llm-d-model-name-rewrite", "x-gateway-model-name-rewrite")
 GROUPS: Final[Mapping[str, tuple[str, ...]]] = {  # name in --trust-client-headers -> the headers that it stands for
     "fairness": FAIRNESS_ID,
@@ -27,11 +28,14 @@ GROUPS: Final[Mapping[str, tuple[str, ...]]] = {  # name in --trust-client-heade
     "ttl": TTL_MS,
     "slo": (*TTFT_SLO_MS, *TPOT_SLO_MS),
     "model": MODEL_REWRITE,
+    "debug": DEBUG,
 }
 
 FAIRNESS_CHARS_MAX: Final = 64
 OBJECTIVE_CHARS_MAX: Final = 253
 MODEL_CHARS_MAX: Final = 256
+DEBUG_CHARS_MAX: Final = 64
+RECEIPT: Final = "receipt"
 TTL_MS_MAX: Final = 3_600_000  # one hour: no client waits longer for a response to begin
 SLO_MS_MAX: Final = 86_400_000.0
 DIGITS_MAX: Final = 18
@@ -88,6 +92,12 @@ def slo_ms(headers: Headers, names: Sequence[str]) -> float:
     except ValueError:
         return 0.0
     return min(slo, SLO_MS_MAX) if slo > 0.0 and math.isfinite(slo) else 0.0
+
+
+def wants_receipt(headers: Headers) -> bool:
+    """Returns whether the request asks for a receipt (`epp.receipt`): the word `receipt`, perhaps among others after commas."""
+    value = headers.get(DEBUG[0])
+    return value is not None and RECEIPT in (word.strip() for word in value[:DEBUG_CHARS_MAX].split(","))
 
 
 def model_rewrite(headers: Headers) -> str | None:

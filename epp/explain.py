@@ -141,7 +141,7 @@ def explain(
     """Explains how `pipeline` decided `request`, or why it refused the request (`decision` is then None)."""
     wired = {profile.name: profile for profile in pipeline.recipe.profiles}
     start = request.considered
-    match = _prefix_match(pipeline, request)
+    match = prefix_match(pipeline, request)
     shadows = decision.shadows if decision is not None else {}
     profiles = [
         _profiled(pipeline, request, wired[name], start, run, match)
@@ -168,7 +168,8 @@ def explain(
     )
 
 
-def _prefix_match(pipeline: Pipeline, request: Request) -> PrefixMatch | None:
+def prefix_match(pipeline: Pipeline, request: Request) -> PrefixMatch | None:
+    """Returns the prefix match that predictions are compared with; None if no plugin matches prefixes."""
     recipe = pipeline.recipe
     key = compared_match(recipe.producers, recipe.of(Scorer))
     return None if key is None else request[key]
@@ -247,7 +248,7 @@ def _candidates(
     shown: Sequence[int],
     match: PrefixMatch | None,
 ) -> list[Candidate]:
-    scorers = _scorers(request, wired, run)
+    scorers = scores_of(request, wired, run)
     columns = {**_columns(pipeline, run.candidates), **_of_others(run.candidates)}
     states = _states(run.candidates)
     known_by = _known_by(run.candidates, match)
@@ -277,7 +278,7 @@ def _candidates(
     return rows
 
 
-def _scorers(request: Request, wired: WiredProfile, run: ProfileRun) -> list[tuple[str, float, Floats]]:
+def scores_of(request: Request, wired: WiredProfile, run: ProfileRun) -> list[tuple[str, float, Floats]]:
     """Returns (scorer, weight, its scores) for each scorer, in the profile's order; zeros for a scorer that raised.
 
     Calls static scorers again, because a run does not keep their scores. They read scraped values only, so the scores are the same.

@@ -68,7 +68,7 @@ EPP = (
     {"plugins"},  # leaves
     {"pipeline", "instrument", "guard", "isolation", "response_phase"},  # compiled form
     {"admission", "decide", "if_available", "inferred_path", "intake", "paths", "renaming"},  # the hot path
-    {"explain", "what_if"},  # explanations of decisions
+    {"explain", "receipt", "what_if"},  # explanations of decisions
     {"config"},  # start-up only
 )
 MACHINES, LEAVES, START_UP = 3, 4, 8

@@ -38,3 +38,24 @@ def test_every_recent_request_is_found_by_its_id_on_any_worker(gateway: Gateway)
         assert done.returncode == 0 and decision["request_id"] in done.stdout
         assert decision["targets"][0] in done.stdout
     assert explain(gateway, "--request-id=no-such-request").returncode == 1
+
+
+def test_a_receipt_of_the_response_opens_the_decision(gateway: Gateway) -> None:
+    answer = ask(gateway.port, COMPLETIONS, completion("a receipt, please " * 60), {"x-llm-d-debug": "receipt"})
+    receipt = answer.headers["x-llm-d-receipt"]
+    done = explain(gateway, f"--id={receipt}")
+    assert done.returncode == 0, done.stderr
+    opened = json.loads(explain(gateway, f"--id={receipt}", "--json").stdout)
+    assert opened["explanation"]["targets"][0] in opened["target"]
+    assert opened["target"] in done.stdout
+    assert "a receipt, please" not in done.stdout
+    assert "x-llm-d-receipt" not in ask(gateway.port, COMPLETIONS, completion("no receipt")).headers
+
+
+def test_a_forged_receipt_is_refused_with_the_cause(gateway: Gateway) -> None:
+    answer = ask(gateway.port, COMPLETIONS, completion("hello"), {"x-llm-d-debug": "receipt"})
+    receipt = answer.headers["x-llm-d-receipt"]
+    forged = receipt[:20] + ("A" if receipt[20] != "A" else "B") + receipt[21:]
+    done = explain(gateway, f"--id={forged}")
+    assert done.returncode == 1
+    assert "was not signed here" in done.stderr

@@ -30,6 +30,7 @@ from workers.host.yaml_files import DiscoveryError
 from workers.kube.object_files import Folder
 from workers.kube.object_kinds import Found, merge
 from workers.pages.decisions import decoded, encoded
+from workers.pages.receipts import Opened
 from workers.shared.recording.limits import MISSING
 from workers.shared.recording.unreadable import Unreadable
 
@@ -58,7 +59,9 @@ from workers.shared.recording.unreadable import Unreadable
     "--request", "request_file", default="", help="Offline: a request's JSON body in a file (- for standard input)."
 )
 @click.option("--trace", default="", help="Explain a decision of this recording, a file or a folder; needs --id.")
-@click.option("--id", "traced_id", default="", help="The x-request-id, or its number, of a request in --trace.")
+@click.option(
+    "--id", "wanted_id", default="", help="A receipt; or, with --trace, the x-request-id or number of a request."
+)
 @click.option("--endpoints-file", default="", help="Offline: a file with endpoints and their values.")
 @click.option("--config-file", "-c", default="", help="Offline: the configuration file. [default: the built-in one]")
 @click.option("--path", default="", help="Offline: the request's path. [default: by the fields of its body]")
@@ -78,7 +81,7 @@ def command(
     ca_file: str,
     request_file: str,
     trace: str,
-    traced_id: str,
+    wanted_id: str,
     endpoints_file: str,
     config_file: str,
     path: str,
@@ -90,7 +93,8 @@ def command(
 ) -> None:
     """Explain a decision: the endpoints that each filter dropped, the scores times their weights, the runner-up and the margin.
 
-    The decision is one of a running picker, where each worker keeps its last 32 decisions. With --request and --endpoints-file,
+    The decision is one of a running picker, where each worker keeps its last 32 decisions. With --id, it is the one of a receipt, the
+    header x-llm-d-receipt of a response to a request with `x-llm-d-debug: receipt`. With --request and --endpoints-file,
     it is made offline by the same code. With --trace, it is a recorded one; then --config-file says where another configuration
     would send the request at that moment.
 
@@ -100,11 +104,15 @@ def command(
         raise click.UsageError("--last and --request-id cannot be given together")
     if bool(request_file) != bool(endpoints_file):
         raise click.UsageError("an offline decision needs both --request and --endpoints-file")
-    if bool(trace) != bool(traced_id):
+    if trace and not wanted_id:
         raise click.UsageError("a recorded decision needs both --trace and --id")
+    if wanted_id and not trace:
+        port = address(url, ca_file) if url else found(run_dir, metrics_port, instance, ca_file)
+        _show_receipt(port, wanted_id, ca_file, as_json=as_json)
+        return
     if trace:
         config = _config(config_file, allow_experimental_plugins, plugin_path) if config_file else None
-        explanations = _traced(trace, traced_id, config)
+        explanations = _traced(trace, wanted_id, config)
     elif request_file:
         config = _config(config_file, allow_experimental_plugins, plugin_path)
         body = read_bytes(request_file)
@@ -118,6 +126,20 @@ def command(
         return
     for number, explanation in enumerate(explanations):
         click.echo(("\n" if number else "") + "\n".join(explain_view.lines(explanation)))
+
+
+def _show_receipt(url: str, receipt: str, ca_file: str, *, as_json: bool) -> None:
+    """Prints what a receipt says, and the decision if a worker remembers it."""
+    where = f"{url}/debug/receipt?{urllib.parse.urlencode({'id': receipt})}"
+    data = page(where, ca_file)
+    if as_json:
+        click.echo(data, nl=False)
+        return
+    try:
+        opened = msgspec.json.decode(data, type=Opened)
+    except msgspec.MsgspecError as strange:
+        raise unusable(where, str(strange)) from strange
+    click.echo("\n".join(explain_view.receipt_lines(opened)))
 
 
 def _traced(path: str, wanted: str, config: EffectiveConfig | None) -> list[Explanation]:

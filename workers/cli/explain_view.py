@@ -1,10 +1,12 @@
 """Shows an explanation as text: lines about the request, then for each profile its filters and a table of its candidates."""
 
+import datetime
 from collections.abc import Iterator, Sequence
 
 from epp.errors import Cause
 from epp.explain import Cached, Candidate, Explanation, Profiled
 from workers.host.printable import printable
+from workers.pages.receipts import Opened
 
 PICKED = "*"
 FAULT = f"{Cause.INTERNAL.value}: "
@@ -15,6 +17,24 @@ PREDICTED = "predicted cached"
 def lines(explanation: Explanation) -> Iterator[str]:
     """Returns the lines that `epp explain` prints."""
     return map(printable, _lines(explanation))
+
+
+def receipt_lines(opened: Opened) -> Iterator[str]:
+    """Returns the lines that `epp explain --id` prints: what the receipt says, and the decision if a worker remembers it."""
+    when = datetime.datetime.fromtimestamp(opened.at, datetime.UTC)
+    yield f"decided at {when:%Y-%m-%d %H:%M:%S} UTC by worker {opened.worker} with configuration {opened.configuration}"
+    yield printable(f"sent to {opened.target}: {opened.reason}")
+    if opened.margin is not None:
+        yield printable(f"margin {opened.margin:.3f} over {opened.runner_up}")
+    if opened.cached_tokens is not None:
+        yield f"predicted {opened.cached_tokens} prompt tokens in its prefix cache"
+    if opened.first_token_s is not None:
+        yield f"predicted first token after {opened.first_token_s * 1e3:.0f} ms"
+    yield ""
+    if opened.explanation is None:
+        yield "no worker remembers the decision any more: the receipt is all that is left"
+    else:
+        yield from lines(opened.explanation)
 
 
 def _lines(e: Explanation) -> Iterator[str]:

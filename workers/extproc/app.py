@@ -12,7 +12,9 @@ from epp.admission import OPEN, Admission
 from epp.decide import EndpointPool
 from epp.decision import Decision
 from epp.intake import Intake
+from epp.pipeline import Pipeline
 from epp.protocol import codec
+from epp.request import Request
 from shm.lanes import Lane
 from workers.extproc.pipelines import Pipelines
 from workers.flow.eviction import Evictions
@@ -23,6 +25,9 @@ from workers.transport.interface import Clock
 DESTINATIONS_MAX: Final = 16384  # remembered answers with one target
 # Remembered answers with several targets. There are fewer, because every order of the same targets is another entry of 4 KB.
 SEVERAL_MAX: Final = 1024
+
+
+Receipts = Callable[[Pipeline, Request, Decision], str]
 
 
 class StreamPool(EndpointPool, Protocol):
@@ -78,10 +83,12 @@ class App:
         intake: Intake | None = None,
         emit_scores: bool = False,
         request_phase_only: bool = False,
+        receipts: Receipts | None = None,
     ) -> None:
         """`soon(call, *arguments)` schedules a call for a later turn of the event loop. `evictions`: None without in-flight eviction.
 
         `request_phase_only`: whether a stream ends with the answer to its request, so that the response passes without the picker.
+        `receipts`: returns the id of a receipt (`epp.receipt`) for a decision; None if clients get no receipts.
         """
         self.pipelines = pipelines
         self.pool = pool
@@ -98,6 +105,7 @@ class App:
         self.intake = intake if intake is not None else Intake()
         self.emit_scores = emit_scores
         self.request_phase_only = request_phase_only
+        self.receipts = receipts
         self._destinations: dict[str, codec.Destination] = {}
         self._several: dict[str, codec.Destination] = {}
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from compiled.calls import find, increase
+from epp.client_headers import wants_receipt
 from epp.decision import SERVED, Decision, Response, Usage
 from epp.errors import blame
 from epp.flow.eviction import Victim
@@ -20,10 +21,11 @@ from epp.protocol.codec import PIECE_BYTES_MAX, learn_chunk
 from epp.protocol.rewrite import ModelRestorer
 from epp.protocol.stream import DONE
 from epp.protocol.usage import ANSWER, Scanner, UsageScanner
+from epp.receipt import HEADER as RECEIPT
 from epp.renaming import UNSIZED, restorable
 from epp.request import Request
 from workers.endpoints.ejection import CONNECTION_POINTS
-from workers.extproc.app import App
+from workers.extproc.app import App, Receipts
 from workers.extproc.shell import Shell
 from workers.telemetry.request_metrics import Exchange
 
@@ -167,6 +169,8 @@ class ResponsePhase:
                 set_headers = self._read_headers(stream, headers, request, decision, gateway)
             elif self._reservation is not None:
                 self._reservation.outcome(OK, sent=True)
+            if request.wishes and stream.app.receipts is not None and wants_receipt(request.headers):
+                set_headers = self._with_receipt(stream, stream.app.receipts, request, decision, set_headers)
         stream.send(
             codec.response_headers_answer(set_headers or {}, removed)
             if set_headers or removed
@@ -197,6 +201,24 @@ class ResponsePhase:
             self._reservation.move(served.slot)
             decision.targets = (served, *(target for target in decision.targets if target is not served))
         return gateway
+
+    def _with_receipt(
+        self,
+        stream: Shell,
+        receipts: Receipts,
+        request: Request,
+        decision: Decision,
+        set_headers: Mapping[str, str] | None,
+    ) -> Mapping[str, str] | None:
+        """Returns the headers for the client, with the receipt of the decision. A fault here does not disturb the answer."""
+        if self._pipeline is None:
+            return set_headers
+        try:
+            receipt = receipts(self._pipeline, request, decision)
+        except Exception as problem:  # scorers are called again
+            stream.fault(problem)
+            return set_headers
+        return {**(set_headers or {}), RECEIPT: receipt}
 
     def _read_headers(
         self,

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from epp.learning.model import LatencyModel
 from epp.plugins.producers.inflight import InflightLoad
+from epp.receipt import Seal
 from shm.documents import DocumentReader
 from shm.lanes import Lane
 from shm.table import TableReader
@@ -25,6 +26,7 @@ from workers.pages.admin import AdminServer
 from workers.pages.decisions import DecisionsPage, is_local
 from workers.pages.page import ALLOWED, Guard, Page, PageAnswer, Request, Verdict, allow_all
 from workers.pages.profile import COLLAPSED, PPROF, ProfilePage
+from workers.pages.receipts import ReceiptPage
 from workers.pages.ui.files import file_pages
 from workers.pages.ui.what_if import WhatIfPage
 from workers.process.instance import Instance
@@ -90,9 +92,13 @@ class PagePort:
         options = self._instance.options
         remote = guard is not allow_all or bool(options.metrics_client_ca_file) or options.debug_remote
         what_if = WhatIfPage(remote=options.debug_remote)
+        asking = self._asking()
         live: dict[str, Page] = {
             **self._live.pages(remote=remote),
-            "/debug/decisions": self._decisions(what_if),
+            "/debug/decisions": DecisionsPage(
+                asking, time.monotonic, remote=options.debug_remote, answered=what_if.remember
+            ),
+            "/debug/receipt": self._receipts(asking, what_if),
             "/debug/decisions/what-if": what_if,
             **(file_pages(remote=remote) if options.ui else {}),
         }
@@ -140,17 +146,28 @@ class PagePort:
             lines.append(f"last reload failed: {status.text}")
         return "".join(f"{line}\n" for line in lines)
 
-    def _decisions(self, what_if: WhatIfPage) -> DecisionsPage:
+    def _asking(self) -> Asking:
         instance = self._instance
-        asking = Asking(
+        return Asking(
             self._lane,
             instance.memory.lanes,
             DocumentReader(instance.layout.decisions, instance.memory.decisions),
             wake=lambda index: os.eventfd_write(instance.pipes.wakeups[index], 1),
             now=time.monotonic,
         )
-        remote = instance.options.debug_remote
-        return DecisionsPage(asking, time.monotonic, remote=remote, answered=what_if.remember)
+
+    def _receipts(self, asking: Asking, what_if: WhatIfPage) -> ReceiptPage:
+        instance = self._instance
+        endpoints = EndpointsView(DocumentReader(instance.layout.documents, instance.memory.documents))
+        return ReceiptPage(
+            Seal(instance.credentials.prefix_seed),
+            asking,
+            endpoints.current,
+            lambda: (self._instance.number, self._instance.config.pipeline),
+            time.monotonic,
+            remote=instance.options.debug_remote,
+            answered=what_if.remember,
+        )
 
     def _profiles(self, *, remote: bool) -> dict[str, Page]:
         """Returns the pages with profiles by path; none if they are turned off. `remote`: whether clients beyond loopback get them."""

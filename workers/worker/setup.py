@@ -21,6 +21,7 @@ from epp import guard
 from epp.admission import OPEN, Admission
 from epp.client_headers import untrusted
 from epp.data import Column
+from epp.decision import Decision
 from epp.explain import Explanation
 from epp.instrument import Wrap, bare
 from epp.intake import Intake
@@ -29,7 +30,9 @@ from epp.metrics.label_caps import LabelCaps
 from epp.metrics.series import ATTEMPTS, ERROR, ISOLATION, MODEL_REWRITES, PREDICTION, REQUEST, SHADOWS
 from epp.pipeline import Pipeline
 from epp.plugin import HeldBlocks
+from epp.receipt import Seal, receipt_of
 from epp.recording.keys import Keyed
+from epp.request import Request
 from epp.response_phase import NONE
 from shm.documents import DocumentReader, DocumentWriter
 from shm.lanes import SUPERVISOR_LANE, Lane
@@ -102,6 +105,7 @@ class Kept:
         lost = partial(lane.add, lane.schema.counter["recording_lost_records_total"])
         self.records = RecordSender(index, bus.offer, lambda records: lost(n=records))
         self.keyed = Keyed(instance.credentials.prefix_seed)
+        self.seal = Seal(instance.credentials.prefix_seed)
         self.recent = Recent(index, time.monotonic, log_decision if debug else None)
         published = DocumentWriter(instance.layout.decisions, instance.memory.decisions)
         self.publisher = Publisher(self.recent, instance.memory.lanes, lane, published, index)
@@ -162,7 +166,6 @@ class Parts:
         self.objectives.look()
         pipelines = self._pipelines(configured)
         self.timing = pipelines.timing
-        telemetry = self._telemetry(pipelines.whole)
         self._recorder: Recorder | None = None  # made when something is recorded for the first time
         self.intake: Intake = before.intake if before is not None and beside else self._intake()
         self._pool_used = pool
@@ -172,7 +175,7 @@ class Parts:
             pipelines,
             pool,
             lane,
-            telemetry,
+            self._telemetry(pipelines.whole),
             self._guards(pipelines),
             clock=clock,
             now=time.monotonic,
@@ -183,6 +186,7 @@ class Parts:
             intake=self.intake,
             emit_scores=instance.options.emit_endpoint_scores,
             request_phase_only=instance.config.response_phase == NONE,
+            receipts=self._receipt,
         )
 
     def under(self, instance: Instance, lane: Lane, *, beside: bool = False) -> "Parts":
@@ -316,6 +320,19 @@ class Parts:
             now=time.monotonic,
             comparison=Comparison(match, self.series(PREDICTION)) if match else None,
             agreements=Agreements(self.series(SHADOWS)) if pipeline.shadows else None,
+        )
+
+    def _receipt(self, pipeline: Pipeline, request: Request, decision: Decision) -> str:
+        """Returns the id of a receipt for a decision of this worker."""
+        return self.kept.seal.sign(
+            receipt_of(
+                pipeline,
+                request,
+                decision,
+                at=time.time(),
+                worker=self._index,
+                configuration=self.instance.number,
+            )
         )
 
     def _make_recorder(self) -> Recorder:

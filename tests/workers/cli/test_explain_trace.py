@@ -86,4 +86,5 @@ def test_the_text_names_the_target_and_a_number_finds_the_request_too(recording:
 def test_an_unknown_request_and_a_lone_flag_are_refused(recording: tuple[Path, Recording]) -> None:
     done = run(f"--trace={recording[0]}", "--id=tenant-7")
     assert done.exit_code == 1 and "no request tenant-7" in done.stderr and "no UUID" in done.stderr
-    assert run("--id=x").exit_code == 2
+    done = run("--trace=somewhere")
+    assert done.exit_code == 2 and "both --trace and --id" in done.stderr

@@ -1,4 +1,5 @@
 // The configuration in force, its warnings, what became of the last reload, and a candidate if one is tried.
+import { useState } from "./vendor/hooks.mjs";
 import { Table, html } from "./parts.js";
 import { count, name, share, time } from "./format.js";
 
@@ -25,5 +26,26 @@ export function Configuration({ state }) {
     <h2>Warnings</h2>
     ${settings.warnings.length ? html`<ul>${settings.warnings.map((each) => html`<li>${name(each)}</li>`)}</ul>` : html`<p class="good">No warnings.</p>`}
     <h2 id="effective">Effective configuration, with all defaults</h2>
-    <pre tabindex="0" role="region" aria-labelledby="effective">${settings.effective}</pre>`;
+    <p>A number is the line of ${name(settings.source)} that gives the value. A line without a number is a default.</p>
+    <pre class="origins" tabindex="0" role="region" aria-labelledby="effective">${settings.effective.trimEnd().split("\n").map(
+      (line, at) => html`<span class=${settings.origins[at] ? "given" : "default"}><i>${settings.origins[at] || ""}</i>${line}${"\n"}</span>`,
+    )}</pre>
+    <${Flags} flags=${settings.flags} />`;
+}
+
+// The flags of the picker: those that were given, or all.
+function Flags({ flags }) {
+  const [all, setAll] = useState(false);
+  const rows = Object.entries(flags).map(([flag, each]) => ({ flag, ...each })).filter((each) => all || each.origin !== "default");
+  const columns = [
+    { title: "Flag", left: true, value: (f) => f.flag, cell: (f) => `--${f.flag}` },
+    { title: "Value", left: true, value: (f) => f.value, cell: (f) => name(f.value || "(empty)") },
+    { title: "Origin", left: true, value: (f) => f.origin, cell: (f) => name(f.origin === `--${f.flag}` ? "command line" : f.origin) },
+  ];
+  return html`
+    <h2>Flags</h2>
+    <form class="filters" onSubmit=${(event) => event.preventDefault()}>
+      <label><input type="checkbox" checked=${all} onChange=${(event) => setAll(event.target.checked)} /> Show defaults, too</label>
+    </form>
+    <${Table} caption="Flags" columns=${columns} rows=${rows} rowKey=${(f) => f.flag} initial=${{ at: 0, down: false }} empty="All flags have their defaults." />`;
 }

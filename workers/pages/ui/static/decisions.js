@@ -2,19 +2,20 @@
 import { useEffect, useState } from "./vendor/hooks.mjs";
 import { Chip, Table, html } from "./parts.js";
 import { json } from "./store.js";
-import { count, name } from "./format.js";
+import { count, long, name, time } from "./format.js";
 
 const EVERY_S = 2;
 const SHOWN = 50;
 const PARTS = 8; // colours of scorers
 
-export function Decisions() {
+export function Decisions({ selected }) {
   const [decisions, setDecisions] = useState(null);
   const [trouble, setTrouble] = useState("");
   const [one, setOne] = useState(null);
   const [text, setText] = useState("");
   const [only, setOnly] = useState("all");
-  const following = one === null;
+  const [receipt, setReceipt] = useState(selected ?? "");
+  const following = one === null && receipt === "";
   useEffect(() => {
     if (!following) return undefined; // so that the picker still remembers the decision for "what if"
     let gone = false;
@@ -30,6 +31,7 @@ export function Decisions() {
     };
   }, [following]);
   if (one) return html`<${One} decision=${one} close=${() => setOne(null)} />`;
+  if (receipt) return html`<${Receipt} id=${receipt} open=${setOne} close=${() => setReceipt("")} />`;
   if (trouble) return html`<p class="notice" role="alert">No decisions: ${name(trouble)}</p>`;
   if (decisions === null) return html`<p class="notice">Asking the workers …</p>`;
   const found = decisions.filter((d) =>
@@ -52,8 +54,42 @@ export function Decisions() {
       <label>Outcome <select value=${only} onChange=${(event) => setOnly(event.target.value)}>
         <option value="all">all</option><option value="sent">sent</option><option value="refused">refused</option></select></label>
     </form>
+    <form class="filters" onSubmit=${(event) => {
+      event.preventDefault();
+      setReceipt(event.target.elements.receipt.value.trim());
+    }}>
+      <label>Receipt <input type="search" name="receipt" autocomplete="off" spellcheck="false" placeholder="x-llm-d-receipt of a response" /></label>
+      <button>Open</button>
+    </form>
     <${Table} caption="Latest decisions" columns=${columns} rows=${found} rowKey=${(d) => `${d.worker} ${d.request_id} ${d.body_bytes} ${d.targets}`}
       empty=${decisions.length ? "No decision matches the filter." : "No decision yet: send a request."} />`;
+}
+
+// What a receipt says: why a request went to its endpoint, also after the workers have forgotten the decision.
+function Receipt({ id, open, close }) {
+  const [found, setFound] = useState(null);
+  const [trouble, setTrouble] = useState("");
+  useEffect(() => {
+    json(`debug/receipt?${new URLSearchParams({ id })}`).then(setFound, (error) => setTrouble(error.message));
+    document.getElementById("receipt")?.focus();
+  }, [id]);
+  const fact = (title, value) => value !== undefined && value !== null && value !== "" && html`<dt>${title}</dt><dd>${value}</dd>`;
+  return html`
+    <section aria-labelledby="receipt">
+      <p><button type="button" onClick=${close}>Back to the latest decisions</button></p>
+      <h2 id="receipt" tabindex="-1">Receipt</h2>
+      ${trouble && html`<p class="notice" role="alert">${long(trouble)}</p>`}
+      ${found && html`<dl class="facts">
+        ${fact("Decided", `${new Date(found.at * 1e3).toLocaleString()}, by worker ${found.worker} with configuration ${found.configuration}`)}
+        ${fact("Sent to", html`<b>${name(found.target)}</b>`)}
+        ${fact("Why", name(found.reason))}
+        ${fact("Runner-up", found.runner_up && `${name(found.runner_up)}, ${found.margin.toFixed(3)} below`)}
+        ${fact("Predicted cached tokens", found.cached_tokens === null ? null : count(found.cached_tokens))}
+        ${fact("Predicted first token", found.first_token_s === null ? null : time(found.first_token_s))}
+      </dl>
+      ${found.explanation ? html`<p><button type="button" onClick=${() => open(found.explanation)}>Show the whole decision</button></p>`
+        : html`<p class="notice">No worker remembers the decision any more: each keeps its last 32.</p>`}`}
+    </section>`;
 }
 
 const primary = (d) => d.profiles.find((each) => each.profile === d.primary);

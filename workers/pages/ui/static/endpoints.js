@@ -27,7 +27,7 @@ const COLUMNS = [
   { title: "Remarks", left: true, cell: (e) => name(remarks(e)) },
 ];
 
-const remarks = (e) => [e.first_token && `first token in ${e.first_token}`, e.not_precise && `matched approximately: ${e.not_precise}`].filter(Boolean).join("; ");
+const remarks = (e) => [e.why, e.first_token && `first token in ${e.first_token}`, e.not_precise && `matched approximately: ${e.not_precise}`].filter(Boolean).join("; ");
 
 export function Endpoints({ state, theme, selected }) {
   const [text, setText] = useState("");
@@ -143,7 +143,16 @@ function One({ endpoint, theme, number }) {
     <section class="panel" aria-label="Selected endpoint">
       <h2>${name(endpoint.name)} <${Chip} state=${endpoint.state} /> <a href="#endpoints">Close</a></h2>
       <p>${name(endpoint.address)}, namespace ${name(endpoint.namespace)}; last good scrape ${age(endpoint.age_s)} ago; ${count(endpoint.index_entries)} blocks in the prefix index.
-        ${" "}${name(remarks(endpoint))} ${why(endpoint.state)}</p>
+        ${" "}${why(endpoint.state)}</p>
+      ${endpoint.why && html`<p class="findings"><span class="warning">The last scrape failed: ${name(endpoint.why)}</span></p>`}
+      ${endpoint.first_token && html`<p>Learned: first token in ${name(endpoint.first_token)}.</p>`}
+      ${endpoint.not_precise && html`<p>Its prefix matches are approximate: ${name(endpoint.not_precise)}.</p>`}
+      <dl class="facts">
+        <dt>Picks</dt><dd>${rate(endpoint.picks_per_s)}/s, ${share(endpoint.traffic_share)} of all</dd>
+        <dt>Prompt tokens from cache</dt><dd>${share(endpoint.reported_share)} reported, ${share(endpoint.predicted_share)} predicted</dd>
+        <dt>In flight</dt><dd>${count(endpoint.in_flight)} requests, ${count(endpoint.tokens_in_flight)} tokens</dd>
+        ${Object.entries(endpoint.scraped).map(([column, value]) => html`<dt>${name(column.replaceAll("_", " "))}</dt><dd>${column.endsWith("_usage") ? share(value) : count(value)}</dd>`)}
+      </dl>
       ${history && html`<div class="plots">${plots.map(([title, series]) => html`<${Plot} key=${title} title=${title} theme=${theme} ages=${history.ages_s}
         series=${series.map(([label, figure, colour, show]) => ({ title: label, values: history.figures[figure], colour, show }))} />`)}</div>`}
     </section>`;

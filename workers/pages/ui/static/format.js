@@ -38,7 +38,11 @@ export const bytes = (number) =>
 
 // Names come from clients and servers: control characters and text direction must not change the page around them.
 const SHOWN_MAX = 120;
-export function name(text) {
-  const clean = String(text ?? "").replace(/[\p{Cc}\p{Cf}\p{Zl}\p{Zp}]/gu, "�");
-  return clean.length > SHOWN_MAX ? `${clean.slice(0, SHOWN_MAX)}…` : clean;
+const LONG_MAX = 2000;
+export const name = (text) => clean(text, SHOWN_MAX);
+export const long = (text) => clean(text, LONG_MAX);
+
+function clean(text, most) {
+  const shown = String(text ?? "").slice(0, most + 1).replace(/[\p{Cc}\p{Cf}\p{Zl}\p{Zp}]/gu, "�");
+  return shown.length > most ? `${shown.slice(0, most)}…` : shown;
 }

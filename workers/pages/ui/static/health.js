@@ -1,10 +1,13 @@
 // What is wrong, with the evidence and what to do; then the processes.
 import { Chip, Table, html } from "./parts.js";
-import { age, bytes, count, name, rate, time } from "./format.js";
+import { age, bytes, count, long, name, rate, time } from "./format.js";
+
+// The parts of a text between backquotes are commands.
+const commands = (text) => long(text).split("`").map((part, at) => (at % 2 ? html`<code>${part}</code>` : part));
 
 export const Findings = ({ findings, more }) => html`
   ${findings.length > 0 && html`<ul class="findings" aria-label="Findings">${findings.map(
-    (each) => html`<li class=${each.severity}><b>${each.severity}: ${name(each.title)}</b><span>${name(each.evidence)}</span><span>To do: ${each.fix}</span></li>`,
+    (each) => html`<li class=${each.severity}><b>${each.severity}: ${name(each.title)}</b><span>${long(each.evidence)}</span><span class="fix">To do: ${commands(each.fix)}</span>${each.found_by === "doctor" && html`<small>found by epp doctor</small>`}</li>`,
   )}</ul>`}
   ${more > 0 && html`<p><a href="#health">${more} more</a></p>`}`;
 
@@ -32,6 +35,11 @@ const COUNTERS = [
   ["shared_memory_overwritten_total", "repairs of shared memory"],
 ];
 
+// What `epp doctor` has checked beyond the picker itself.
+const Doctor = ({ report, now }) => report
+  ? html`<p><code>epp doctor</code> checked ${report.checked.map(name).join(", ")} ${age(Math.max(0, now - report.at))} ago.</p>`
+  : html`<p>The picker cannot see its gateway's configuration, certificates and rights: <code>epp doctor --gateway-admin HOST:PORT</code> checks them, and what it finds appears here.</p>`;
+
 export function Health({ state }) {
   const processes = Object.entries(state.processes ?? {}).map(([process, use]) => ({ name: process, ...use }));
   const errors = Object.entries(state.errors ?? {}).map(([code, requests]) => ({ code, requests }));
@@ -39,6 +47,7 @@ export function Health({ state }) {
   return html`
     <h2>Findings</h2>
     ${state.findings.length ? html`<${Findings} findings=${state.findings} />` : html`<p class="good">Nothing is wrong, as far as the picker can see.</p>`}
+    <${Doctor} report=${state.doctor} now=${state.at} />
     <${Table} caption="Workers" columns=${WORKERS} rows=${state.workers} rowKey=${(w) => w.worker} />
     <${Table} caption="Processes" columns=${PROCESSES} rows=${processes} rowKey=${(p) => p.name} />
     <h2>Prefix index</h2>

@@ -1,0 +1,209 @@
+"""Receipts: a short signed id that says why a request went to its endpoint. A client gets it for `x-llm-d-debug: receipt`.
+
+    decision ─ receipt_of ─▶ Receipt ─ Seal.sign ─▶ id, in the response's header ─ Seal.read ─▶ Receipt
+
+A receipt has numbers only: slots of the endpoint table, and the positions of profile and scorer in the configuration. So a client learns
+no names, and an id is 74 characters long. Whoever knows the deployment's secret can read and check it, also after the worker has
+forgotten the decision.
+"""
+
+import base64
+import binascii
+import enum
+import hmac
+import math
+import struct
+from hashlib import blake2b
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from epp.candidates import Endpoint
+from epp.data import Datum
+from epp.decision import Decision, ProfileRun
+from epp.explain import prefix_match, scores_of
+from epp.learning.costs import LearnedCosts
+from epp.pipeline import Pipeline
+from epp.prefix.prediction import predicted_tokens
+from epp.request import Request
+
+HEADER: Final = "x-llm-d-receipt"
+VERSION: Final = 1
+PURPOSE: Final = b"epp receipt"  # keeps this key apart from other uses of the secret
+TAG_BYTES: Final = 10
+LAYOUT: Final = struct.Struct("<BBIIIBBBIIIIfif")
+ID_CHARS_MAX: Final = 128
+NONE: Final = 0xFFFFFFFF  # a slot: there is no such endpoint
+UNKNOWN: Final = -1  # cached tokens: no prediction
+WORD: Final = 0xFFFFFFFF
+BYTE: Final = 0xFF
+
+
+class Reason(enum.IntEnum):
+    """Why the target was chosen."""
+
+    SCORER = 0  # its total is the best, and one scorer contributes most to its lead
+    ONLY = 1  # no other candidate was left
+    TIED = 2  # it is one of several with the best total
+    PICKER = 3  # the picker chose it, although another total is better
+    UNSCORED = 4  # no profile ran
+
+
+class Place(NamedTuple):
+    """An endpoint by its slot in the table and the slot's generation. The slot NONE: no endpoint."""
+
+    slot: int = NONE
+    generation: int = 0
+
+
+class Receipt(NamedTuple):
+    """What a receipt says.
+
+    `at`: seconds since the epoch. `worker`: the worker that decided. `configuration`: the number of its configuration. `request`: hash of
+    the request's id. `profile`, `scorer`: positions in the configuration. `margin`: total of the target minus that of the runner-up.
+    `cached_tokens`: prompt tokens that the target was predicted to hold; UNKNOWN: no prediction. `first_token_s`: predicted time to the
+    first token; NaN: no prediction.
+    """
+
+    at: int
+    worker: int
+    configuration: int
+    request: int
+    reason: Reason
+    profile: int
+    scorer: int
+    target: Place
+    runner_up: Place
+    margin: float
+    cached_tokens: int
+    first_token_s: float
+
+
+class BadReceipt(ValueError):
+    """Says that an id is no receipt of this deployment. The text says why."""
+
+
+class Seal:
+    """Signs and reads receipts under the deployment's secret."""
+
+    def __init__(self, secret: int) -> None:
+        """`secret`: the 64-bit seed of prefix hashes. Receipts do not tell it."""
+        self._key = blake2b(secret.to_bytes(8, "little"), person=PURPOSE).digest()
+
+    def sign(self, receipt: Receipt) -> str:
+        """Returns the id of a receipt: base64url of its layout and a tag."""
+        data = LAYOUT.pack(
+            VERSION,
+            receipt.worker & BYTE,
+            receipt.at & WORD,
+            receipt.configuration & WORD,
+            receipt.request,
+            receipt.reason,
+            receipt.profile & BYTE,
+            receipt.scorer & BYTE,
+            *receipt.target,
+            *receipt.runner_up,
+            receipt.margin,
+            receipt.cached_tokens,
+            receipt.first_token_s,
+        )
+        return base64.urlsafe_b64encode(data + self._tag(data)).decode().rstrip("=")
+
+    def read(self, text: str) -> Receipt:
+        """Returns the receipt of an id. Raises BadReceipt."""
+        if len(text) > ID_CHARS_MAX:
+            raise BadReceipt(f"a receipt has at most {ID_CHARS_MAX} characters, and this one has {len(text)}")
+        try:
+            whole = base64.b64decode(text.encode() + b"=" * (-len(text) % 4), b"-_", validate=True)
+        except (binascii.Error, UnicodeEncodeError):
+            raise BadReceipt("a receipt consists of letters, digits, '-' and '_'") from None
+        data, tag = whole[: LAYOUT.size], whole[LAYOUT.size :]
+        if len(whole) != LAYOUT.size + TAG_BYTES or data[0] != VERSION:
+            raise BadReceipt("this is not a receipt, or it is cut off, or one of another version")
+        if not hmac.compare_digest(tag, self._tag(data)):
+            raise BadReceipt(
+                "this receipt was not signed here: it was changed, or is of a picker with another secret "
+                "(a picker without --prefix-secret-file and --state-dir has a new secret after each start)"
+            )
+        _, worker, at, configuration, request, reason, profile, scorer, *places, margin, cached, first_s = (
+            LAYOUT.unpack(data)
+        )
+        target, runner_up = Place(*places[:2]), Place(*places[2:])
+        return Receipt(
+            at,
+            worker,
+            configuration,
+            request,
+            Reason(reason),
+            profile,
+            scorer,
+            target,
+            runner_up,
+            margin,
+            cached,
+            first_s,
+        )
+
+    def _tag(self, data: bytes) -> bytes:
+        return blake2b(data, key=self._key, digest_size=TAG_BYTES).digest()
+
+
+def hash_of(request_id: str) -> int:
+    """Returns the hash of a request's id, 32 bits."""
+    return int.from_bytes(blake2b(request_id.encode("utf-8", "surrogatepass"), digest_size=4).digest(), "little")
+
+
+def receipt_of(
+    pipeline: Pipeline, request: Request, decision: Decision, *, at: float, worker: int, configuration: int
+) -> Receipt:
+    """Returns the receipt of a decision of `pipeline`. Call it any time after the decision."""
+    target = _place(decision.targets[0])
+    run = decision.runs.get(decision.primary)
+    match = prefix_match(pipeline, request)
+    cached = None if match is None else predicted_tokens(match, decision)
+    names = [profile.name for profile in pipeline.recipe.profiles]
+    reason, scorer, runner_up, margin = Reason.UNSCORED, 0, Place(), 0.0
+    if run is not None:
+        reason, scorer, runner_up, margin = _why(pipeline, request, decision.primary, run)
+    return Receipt(
+        at=int(at),
+        worker=worker,
+        configuration=configuration,
+        request=hash_of(request.id),
+        reason=reason,
+        profile=names.index(decision.primary) if decision.primary in names else BYTE,
+        scorer=scorer,
+        target=target,
+        runner_up=runner_up,
+        margin=margin,
+        cached_tokens=UNKNOWN if cached is None else min(cached, 2**31 - 1),
+        first_token_s=math.nan if run is None else _first_token_s(pipeline, request, run),
+    )
+
+
+def _why(pipeline: Pipeline, request: Request, primary: str, run: ProfileRun) -> tuple[Reason, int, Place, float]:
+    """Returns the reason, the position of the scorer that decided, the runner-up, and the margin."""
+    first, totals = run.picked[0], run.totals
+    rivals = np.delete(np.arange(len(totals)), first)
+    if not len(rivals):
+        return Reason.ONLY, 0, Place(), 0.0
+    second = int(rivals[int(np.argmax(totals[rivals]))])
+    margin = float(totals[first] - totals[second])
+    runner_up = _place(run.candidates.endpoint(second))
+    if margin <= 0.0:
+        return (Reason.PICKER if margin < 0.0 else Reason.TIED), 0, runner_up, margin
+    wired = next(profile for profile in pipeline.recipe.profiles if profile.name == primary)
+    leads = [weight * float(scores[first] - scores[second]) for _, weight, scores in scores_of(request, wired, run)]
+    return Reason.SCORER, leads.index(max(leads)) if leads else 0, runner_up, margin
+
+
+def _first_token_s(pipeline: Pipeline, request: Request, run: ProfileRun) -> float:
+    """Returns the predicted time to the first token at the target; NaN without a latency model."""
+    produced = [key for producer in pipeline.recipe.producers for key in producer.produces]
+    key = next((key for key in produced if isinstance(key, Datum) and key.type is LearnedCosts), None)
+    learned: LearnedCosts | None = None if key is None else request[key]
+    return math.nan if learned is None else float(learned.first_token_s[run.row])
+
+
+def _place(endpoint: Endpoint) -> Place:
+    return Place(endpoint.slot & WORD, endpoint.generation & WORD)

@@ -1,0 +1,131 @@
+"""Serves the page `/debug/receipt`: what a receipt says (`epp.receipt`), with names.
+
+    ?id=ID    the receipt as JSON; with `explanation`, while a worker still remembers the decision
+
+An endpoint that has left has no name any more. Positions of profile and scorer have names if the configuration is still in force.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from http import HTTPStatus
+from typing import Final
+from urllib.parse import parse_qs
+
+import msgspec
+
+from epp.candidates import Endpoint
+from epp.explain import Explanation
+from epp.pipeline import Pipeline
+from epp.plugin import Scorer
+from epp.receipt import UNKNOWN, BadReceipt, Place, Reason, Receipt, Seal, hash_of
+from workers.pages.decisions import ANSWER_S, JSON, LOCAL_CLIENTS, LOOK_AGAIN_S, is_local
+from workers.pages.page import PageAnswer, Pause, Piece, Request
+from workers.shared.decisions import Asking
+
+VERSION: Final = 1
+LEFT: Final = "(an endpoint that has left)"
+REASONS: Final = {
+    Reason.SCORER: "best total; {} contributes most to the lead",
+    Reason.ONLY: "the only candidate that was left",
+    Reason.TIED: "one of several with the best total",
+    Reason.PICKER: "the picker chose it, although another total is better",
+    Reason.UNSCORED: "no profile ran: the request has no body that is scored",
+}
+
+encode = msgspec.json.Encoder().encode
+
+
+class Opened(msgspec.Struct, frozen=True, kw_only=True):
+    """What a receipt says, with names. `at`: seconds since the epoch. A prediction that was not made is None.
+
+    `explanation`: the whole decision; None if no worker remembers it.
+    """
+
+    version: int = VERSION
+    at: int
+    worker: int
+    configuration: int
+    reason: str
+    target: str
+    runner_up: str
+    margin: float | None
+    cached_tokens: int | None
+    first_token_s: float | None
+    explanation: Explanation | None = None
+
+
+class ReceiptPage:
+    """Makes the page. It asks the workers for the decision through shared memory."""
+
+    def __init__(
+        self,
+        seal: Seal,
+        asking: Asking,
+        endpoints: Callable[[], Sequence[Endpoint]],
+        pipeline: Callable[[], tuple[int, Pipeline]],
+        now: Callable[[], float],
+        *,
+        remote: bool,
+        answered: Callable[[Sequence[Explanation]], None] = lambda _: None,
+    ) -> None:
+        """`pipeline`: returns the number of the configuration in force, and its pipeline. `now`: a clock in seconds.
+
+        `remote`: whether clients beyond the loopback interface get an answer. `answered`: called with the decision of each answer.
+        """
+        self._seal = seal
+        self._asking = asking
+        self._endpoints = endpoints
+        self._pipeline = pipeline
+        self._now = now
+        self._remote = remote
+        self._answered = answered
+
+    def __call__(self, request: Request) -> PageAnswer:
+        if not (self._remote or is_local(request)):
+            text = f"only {LOCAL_CLIENTS} get receipts; start with --debug-remote to allow all clients\n".encode()
+            return PageAnswer(text, status=HTTPStatus.FORBIDDEN)
+        try:
+            receipt = self._seal.read(parse_qs(request.query).get("id", [""])[0].strip())
+        except BadReceipt as wrong:
+            return PageAnswer(f"{wrong}\n".encode(), status=HTTPStatus.BAD_REQUEST)
+        return PageAnswer(self._body(receipt), JSON, fields=(("Cache-Control", "no-store"),))
+
+    def _body(self, receipt: Receipt) -> Iterator[Piece]:
+        number, until = self._asking.ask(), self._now() + ANSWER_S
+        while not self._asking.answered(number) and self._now() < until:
+            yield Pause(LOOK_AGAIN_S)
+        found = [
+            each for each in self._asking.read() if each.request_id and hash_of(each.request_id) == receipt.request
+        ]
+        self._answered(found[:1])
+        yield encode(self.opened(receipt, found[0] if found else None)) + b"\n"
+
+    def opened(self, receipt: Receipt, explanation: Explanation | None) -> Opened:
+        """Returns a receipt with names. `explanation`: of its decision, if it is known."""
+        has_rival = receipt.reason in (Reason.SCORER, Reason.TIED, Reason.PICKER)
+        return Opened(
+            at=receipt.at,
+            worker=receipt.worker,
+            configuration=receipt.configuration,
+            reason=REASONS[receipt.reason].format(self._scorer(receipt)),
+            target=self._name(receipt.target),
+            runner_up=self._name(receipt.runner_up) if has_rival else "",
+            margin=round(receipt.margin, 4) if has_rival else None,
+            cached_tokens=None if receipt.cached_tokens == UNKNOWN else receipt.cached_tokens,
+            first_token_s=None if math.isnan(receipt.first_token_s) else round(receipt.first_token_s, 6),
+            explanation=explanation,
+        )
+
+    def _name(self, place: Place) -> str:
+        """Returns name and address of an endpoint."""
+        found = (each for each in self._endpoints() if (each.slot, each.generation) == place)
+        return next((f"{each.name} ({each.address})" for each in found), LEFT)
+
+    def _scorer(self, receipt: Receipt) -> str:
+        number, pipeline = self._pipeline()
+        profiles = pipeline.recipe.profiles
+        if number == receipt.configuration and receipt.profile < len(profiles):
+            names = [member.name for member, _ in profiles[receipt.profile].members if isinstance(member, Scorer)]
+            if receipt.scorer < len(names):
+                return names[receipt.scorer]
+        return f"scorer {receipt.scorer + 1} of configuration {receipt.configuration}"
