@@ -104,7 +104,7 @@ class Learning(Protocol):
     def learn_first(self, seen: FirstToken) -> None:
         """Reports a time to the first token, as `LatencyModel.learn_first`. Never waits."""
 
-    def learn_token(self, slot: int, generation: int, load: float, observed: float) -> None:
+    def learn_token(self, slot: int, generation: int, load: float, observed: float, lasted: float) -> None:
         """Reports a time per output token, as `LatencyModel.learn_token`. Never waits."""
 
 

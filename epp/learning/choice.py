@@ -1,14 +1,13 @@
 """Turns predictions into costs: what a request costs at each candidate, itself and for the requests that come after it.
 
-    cost = first token + SHARE * own * arrivals * (ahead + own) + PLACE * own * full
+    cost = first token + turn * (b / a) ** SHARP + PLACE * own * full ** SHARP_FULL
 
-`own` is the time that the endpoint spends on this prompt, `ahead` the time that it still spends on prompts before it, and `arrivals` the
-requests that the endpoint gets per second. Those that come within the next `ahead` + `own` seconds wait for this prompt, too. Without the
-second term, long prompts go where they are computed again although another server holds them, and every later request pays for that.
+`turn` is the time until the endpoint begins with this prompt, if prompts wait for each other: then b = a, the coefficients of `rest` and
+`uncached`. It counts twice: requests that come later join the same step and make it longer, and where many wait, a prefix is worth a
+second copy.
 
-The third term counts where prompts do not wait for each other, but for a place in the batch. A prompt that is computed again keeps its
-place for so much longer. `full` is the taken share of the batch, 0 to 1 (0 if its limit is not known): the fuller the batch, the more
-later requests wait for this place.
+`own` is the time that the endpoint spends on this prompt. A prompt that is computed again keeps its place in the batch for so much longer,
+and where the batch is full, later requests wait for it. `full` is the taken share of the batch, 0 to 1 (0 if its limit is not known).
 
 Until the model knows enough, `careful_costs` decides instead.
 """
@@ -16,9 +15,10 @@ Until the model knows enough, `careful_costs` decides instead.
 from collections.abc import Sequence
 from typing import Final
 
-from epp.learning.model import AHEAD, BASE, QUEUE, RUNNING, THOUSAND, UNCACHED, LatencyModel, bounded
+from epp.learning.model import BUSY, REST, RUNNING, UNCACHED, LatencyModel, bounded
 
-SHARE: Final = 0.25
+SHARP: Final = 4.0
+SHARP_FULL: Final = 8.0
 PLACE: Final = 1.5
 HOLDS: Final = 0.5  # an endpoint that holds this part of a prompt is its holder
 NEAR_MAX: Final = 0.1  # candidates are equal if their costs differ by less than this part
@@ -59,30 +59,20 @@ class Situation:
 def predicted_costs(model: LatencyModel, at: Situation, now: float) -> tuple[list[float], list[float]]:
     """Returns the predicted times to the first token and the costs, in seconds, per candidate."""
     theta = model.first.theta
-    base, uncached, ahead = theta[BASE], theta[UNCACHED], theta[AHEAD]
-    queue, running = theta[QUEUE], theta[RUNNING]
-    count = len(at.slots)
-    arrivals = SHARE * model.rate / count
+    in_turn = (theta[REST] / theta[UNCACHED]) ** SHARP if theta[UNCACHED] > 0.0 else 0.0
     times: list[float] = []
     costs: list[float] = []
-    for i in range(count):
-        slot, load = at.slots[i], at.load[i]
-        speed = model.speed(slot, now)
-        rate = speed * uncached  # seconds per 1000 tokens
-        rest = at.ahead[i] / THOUSAND
-        if rest > 0.0 and rate > 0.0:
-            rest = max(0.0, rest - at.elapsed[i] / rate)
+    for i in range(len(at.slots)):
+        slot, ahead, elapsed, load = at.slots[i], at.ahead[i], at.elapsed[i], at.load[i]
         limit = model.limit(slot)
-        places = full = 0.0
-        if limit > 0.0:
-            places = max(0.0, load - limit + 1.0)
-            load = min(load, limit)
-            full = load / limit
-        tokens = at.tokens[i] / THOUSAND
-        seconds = bounded(speed * (base + uncached * tokens + ahead * rest + queue * places + running * load))
-        own = tokens * rate
+        speed = model.present_speed(limit, model.speed(slot, now), ahead, elapsed, load)
+        features = model.features(limit, speed, at.tokens[i], ahead, elapsed, load)
+        seconds = bounded(speed * model.first.predict(features))
+        turn = max(0.0, speed * (theta[REST] * features[REST] + theta[BUSY] * features[BUSY]))
         times.append(seconds)
-        costs.append(seconds + arrivals * speed * ahead * tokens * (rest * speed * ahead + own) + PLACE * own * full)
+        full = features[RUNNING] / limit if limit > 0.0 else 0.0
+        own = speed * theta[UNCACHED] * features[UNCACHED]
+        costs.append(seconds + in_turn * turn + PLACE * own * full**SHARP_FULL)
     return times, costs
 
 

@@ -28,10 +28,13 @@ SHARE_MAX: Final = 8.0  # a feature counts as at most so many times the predicti
 class LeastSquares:
     """Holds the coefficients, and the sums that they follow from. `theta`: one coefficient per feature, >= 0. `count`: observations."""
 
-    __slots__ = ("count", "memory_max", "moments", "prior", "products", "ratio", "theta")
+    __slots__ = ("bound", "bounded", "count", "memory_max", "moments", "prior", "products", "ratio", "theta")
 
-    def __init__(self, prior: Sequence[float], memory_max: float) -> None:
-        """`prior`: the expected coefficients, above 0. `memory_max`: how many observations count in the long run."""
+    def __init__(self, prior: Sequence[float], memory_max: float, at_most: tuple[int, int] = (-1, -1)) -> None:
+        """`prior`: the expected coefficients, above 0. `memory_max`: how many observations count in the long run. `at_most`: a feature,
+        and another one whose coefficient is the upper limit of the first one's, both in units of their priors.
+        """
+        self.bounded, self.bound = at_most
         size = len(prior)
         self.prior = list(prior)
         self.theta = list(prior)
@@ -78,4 +81,6 @@ class LeastSquares:
                 rest -= products[row + j] * ratio[j]
             own = products[row + k]
             ratio[k] = max(0.0, (rest + own * ratio[k]) / (own + PRIOR_WEIGHT))
+            if k == self.bounded:
+                ratio[k] = min(ratio[k], ratio[self.bound])
             self.theta[k] = ratio[k] * self.prior[k]

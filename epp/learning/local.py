@@ -24,5 +24,5 @@ class LocalLearning:
     def learn_first(self, seen: FirstToken) -> None:
         self._model.learn_first(seen)
 
-    def learn_token(self, slot: int, generation: int, load: float, observed: float) -> None:
-        self._model.learn_token(slot, generation, load, observed)
+    def learn_token(self, slot: int, generation: int, load: float, observed: float, lasted: float) -> None:
+        self._model.learn_token(slot, generation, load, observed, lasted)

@@ -1,20 +1,23 @@
 """Predicts the time to the first token and the time per output token of a request, per endpoint, and learns both from answers.
 
-    first token (s)   speed * (base + a * uncached + b * ahead + c * queue + d * running)
+    first token (s)   speed * (base + a * uncached + b * rest + busy + c * queue + d * running)
     per token (s)     speed * (base + d * running)
 
 The features of an endpoint for one request:
 - uncached: prompt tokens that it has to compute;
-- ahead: tokens of the prompts that were sent there and have no first token yet, minus those that it has computed meanwhile. It has spent
-  `elapsed` seconds on the prompt at the front, at its own speed (1 / a);
-- queue: requests ahead of this one for a place in the batch: load - batch limit + 1. The limit is the largest batch that was seen, once
-  requests have waited at that size; a batch that is limited by memory lowers it slowly;
+- rest: tokens of the prompts that were sent there and have no first token yet, minus those that it has computed meanwhile. It has spent
+  `elapsed` seconds on the prompt at the front, at its own speed (1 / a). A rest below 0, to a limit, says that its first token is overdue.
+  b is at most a: computing a token before this prompt takes no longer than one of it. b is 0 where prompts do not wait for each other;
+- busy: 1 if there are such prompts: what computing one takes besides its tokens;
+- queue: seconds until a place in the batch is free: the requests ahead of this one for a place (load - batch limit + 1), times the mean
+  time that an answer lasts / limit. The limit is the largest batch that was seen, once requests have waited at that size; a batch that is
+  limited by memory lowers it slowly. Where it is not known yet, it is the usual one of the other endpoints;
 - running: requests in the batch.
 
 The coefficients belong to the pool (`epp.learning.least_squares`), so a new endpoint is predicted from the first request on. The speed
-belongs to the endpoint: its logarithm moves by a part of the clipped logarithm of observed / predicted, so one strange answer moves it
-little. The speeds of all endpoints have the geometric mean 1. A slow endpoint that gets no requests is trusted again with time, because
-nothing else would show that it has recovered.
+belongs to the endpoint (`epp.learning.speed`), and the speeds of all endpoints have the geometric mean 1. A slow endpoint that gets no
+requests is trusted again with time, because nothing else would show that it has recovered. An endpoint that has spent more time on the
+prompts before this one than they take is slower than was learned: its speed counts as that which explains the time.
 
 A model has one writer. Other processes get a copy (`epp.learning.state`) and only predict.
 """
@@ -25,36 +28,34 @@ from math import log as ln
 from typing import Final, NamedTuple
 
 from epp.learning.least_squares import LeastSquares
+from epp.learning.speed import Speed
 from epp.metrics import buckets
 
-BASE, UNCACHED, AHEAD, QUEUE, RUNNING = range(5)
+BASE, UNCACHED, REST, BUSY, QUEUE, RUNNING = range(6)
 THOUSAND: Final = 1000.0  # tokens count in thousands, so that all coefficients have a similar size
-# In seconds: base, per 1000 uncached tokens, per 1000 tokens ahead, per request ahead for a place, per running request.
-FIRST_PRIOR: Final[tuple[float, ...]] = (0.03, 0.1, 0.1, 0.1, 0.001)
+# In seconds: base, per 1000 uncached tokens, per 1000 tokens of the rest, if busy, per second of the queue, per running request.
+FIRST_PRIOR: Final[tuple[float, ...]] = (0.03, 0.1, 0.1, 0.01, 1.0, 0.001)
 TOKEN_PRIOR: Final[tuple[float, ...]] = (0.02, 0.0002)
 MEMORY: Final = 2000.0  # observations
 FIRST_FLOOR_S: Final = 0.02
 TOKEN_FLOOR_S: Final = 0.002
 LEAST_S: Final = 1e-6  # predictions and observations count as at least this long
 MOST_S: Final = 3600.0
-STEP: Final = 0.05
+OVERDUE_S: Final = 0.05  # by how much a first token counts as overdue at most, at the pool's mean speed
+IN_TURN: Final = 0.5  # prompts wait for each other if a token of the rest takes this part of an uncached one
 SOFT_S: Final = 0.02  # a difference of one decode step says little about an endpoint's speed
-STEP_FIRST: Final = (
-    10.0  # the n-th observation of an endpoint moves its speed by a part of at least 1 / (n + STEP_FIRST)
-)
-CLIP: Final = 0.7
-LOG_SPEED_MAX: Final = 3.5
+SAME: Final = 0.2  # two endpoints whose speeds have logarithms that differ by less are as likely equal
 DOUBT_S: Final = 60.0  # without observations, the logarithm of a slow endpoint's speed halves in this time
-ENOUGH: Final = 8  # observations after which an endpoint is known
+ENOUGH: Final = 4  # observations after which an endpoint is known
 FULL_SCRAPES: Final = 8  # scrapes with waiting requests at the largest batch that make it the limit
 NEAR_LIMIT: Final = 0.95
 LIMIT_STEP: Final = 0.002
+PLACE_FIRST_S: Final = 1.0
+PLACE_STEP: Final = 0.02  # the time that a place is taken is about the mean of the last 50 answers
 ERROR_STEP: Final = 0.02  # the error is about that of the last 50 observations
 ERROR_FIRST: Final = 0.5
-ERROR_MAX: Final = 2.0
 WORSE: Final = 1.1  # a model is not used while its error is so many times that of the mean
 SLACK: Final = 0.02  # errors that differ by this little are equal
-RATE_S: Final = 3.0
 ERROR_BOUNDS: Final[tuple[float, ...]] = buckets.RELATIVE_ERROR
 
 
@@ -79,24 +80,20 @@ class FirstToken(NamedTuple):
 class EndpointModel:
     """Holds what is known of one endpoint: (slot, generation).
 
-    `log_speed`, `token_log_speed`: logarithms of how many times slower it is than the pool's mean, before they are centred. `samples`,
-    `token_samples`: observations. `learned_at`: the time of the last one. `error`: the mean relative error of its last predictions.
-    `batch`: the largest batch; `full`: scrapes with waiting requests at that size. `errors`: observations by relative error, one more
-    than `ERROR_BOUNDS`; `error_sum`: the sum of these errors.
+    `speed`, `token_speed`: how many times slower it is than the pool's mean, before both are centred. `learned_at`: the time of the last
+    first token. `error`: the mean relative error of its last predictions. `batch`: the largest batch; `full`: scrapes with waiting requests
+    at that size. `errors`: observations by relative error, one more than `ERROR_BOUNDS`; `error_sum`: the sum of these errors.
     """
 
     __slots__ = (
-        "batch", "error", "error_sum", "errors", "full", "generation", "learned_at", "log_speed", "samples", "slot",
-        "token_log_speed", "token_samples",
+        "batch", "error", "error_sum", "errors", "full", "generation", "learned_at", "slot", "speed", "token_speed",
     )  # fmt: skip
 
     def __init__(self, slot: int, generation: int) -> None:
         self.slot = slot
         self.generation = generation
-        self.log_speed = 0.0
-        self.token_log_speed = 0.0
-        self.samples = 0
-        self.token_samples = 0
+        self.speed = Speed()
+        self.token_speed = Speed()
         self.learned_at = 0.0
         self.error = ERROR_FIRST
         self.batch = 0.0
@@ -105,25 +102,26 @@ class EndpointModel:
         self.error_sum = 0.0
 
     @property
-    def limit(self) -> float:
-        """Returns the batch limit in requests; 0: not known."""
-        return self.batch if self.full >= FULL_SCRAPES else 0.0
+    def samples(self) -> int:
+        """Returns how many first tokens were observed."""
+        return self.speed.samples
 
 
 class LatencyModel:
     """Predicts and learns. Times are in seconds, `now` and `at` are monotonic.
 
     `endpoints`: by slot. `error`, `mean_error`: mean relative errors of the last predictions of this model, and of the pool's mean time
-    `mean_s`. `rate`: observations per second. `changes`: grows with each change.
+    `mean_s`. `place_s`: how long an answer lasts after its first token. `usual_limit`: the median of the batch limits that are
+    known; 0: none is. `usual_log`: the median of the logarithms of speeds. `changes`: grows with each change.
     """
 
     __slots__ = (
-        "changes", "endpoints", "error", "first", "last_at", "mean_error", "mean_s", "per_token", "rate", "speed_sum", "token_speed_sum",
-        "trusted",
+        "_counted", "changes", "endpoints", "error", "first", "mean_error", "mean_s", "per_token", "place_s", "speed_sum",
+        "token_speed_sum", "trusted", "usual_limit", "usual_log",
     )  # fmt: skip
 
     def __init__(self) -> None:
-        self.first = LeastSquares(FIRST_PRIOR, MEMORY)
+        self.first = LeastSquares(FIRST_PRIOR, MEMORY, at_most=(REST, UNCACHED))
         self.per_token = LeastSquares(TOKEN_PRIOR, MEMORY)
         self.endpoints: dict[int, EndpointModel] = {}
         self.speed_sum = 0.0
@@ -131,49 +129,71 @@ class LatencyModel:
         self.error = ERROR_FIRST
         self.mean_error = ERROR_FIRST
         self.mean_s = 0.0
-        self.rate = 0.0
-        self.last_at = 0.0
+        self.place_s = PLACE_FIRST_S
+        self.usual_limit = 0.0
+        self.usual_log = 0.0
+        self._counted = 0
         self.trusted = True
         self.changes = 0
 
     def speed(self, slot: int, now: float) -> float:
-        """Returns how many times slower than the pool's mean the endpoint is with prompts; 1 if nothing is known."""
+        """Returns how many times slower than the pool's mean the endpoint is with prompts.
+
+        It is the usual one unless the endpoint is known to differ, by what is called the non-negative garrote (Breiman 1995): small
+        differences, which may be noise, vanish, and large ones stay.
+        """
         known = self.endpoints.get(slot)
         if known is None:
-            return 1.0
-        centred = known.log_speed - self.speed_sum / len(self.endpoints)
-        silent = now - known.learned_at
-        if centred > 0.0 and silent > 1.0:
-            centred *= 0.5 ** (silent / DOUBT_S)
-        return exp(centred)
+            return exp(self.usual_log)
+        differs = self._log_speed(known, now) - self.usual_log
+        return exp(self.usual_log + (differs * (1.0 - (SAME / differs) ** 2) if abs(differs) > SAME else 0.0))
 
     def token_speed(self, slot: int) -> float:
         """Returns how many times slower than the pool's mean the endpoint is with output tokens; 1 if nothing is known."""
         known = self.endpoints.get(slot)
-        return 1.0 if known is None else exp(known.token_log_speed - self.token_speed_sum / len(self.endpoints))
+        return 1.0 if known is None else exp(known.token_speed.log - self.token_speed_sum / len(self.endpoints))
 
     def limit(self, slot: int) -> float:
-        """Returns the endpoint's batch limit in requests; 0: not known."""
+        """Returns the endpoint's batch limit in requests; 0: not known. It is the usual one until another one is known.
+
+        An endpoint that has run more than the usual limit has another one."""
         known = self.endpoints.get(slot)
-        return 0.0 if known is None else known.limit
+        if known is None:
+            return self.usual_limit
+        if known.full >= FULL_SCRAPES:
+            return known.batch
+        return self.usual_limit if known.batch <= self.usual_limit else 0.0
 
     def features(
-        self, slot: int, speed: float, tokens: float, ahead: float, elapsed: float, load: float
+        self, limit: float, speed: float, tokens: float, ahead: float, elapsed: float, load: float
     ) -> list[float]:
         """Returns the features for the first token. `tokens`, `ahead`: in tokens. `load`: requests at the endpoint."""
-        rest = ahead / THOUSAND
-        rate = speed * self.first.theta[UNCACHED]
-        if rest > 0.0 and rate > 0.0:
-            rest = max(0.0, rest - elapsed / rate)
-        limit = self.limit(slot)
-        if limit <= 0.0:
-            return [1.0, tokens / THOUSAND, rest, 0.0, load]
-        return [1.0, tokens / THOUSAND, rest, max(0.0, load - limit + 1.0), min(load, limit)]
+        rest, busy = 0.0, 0.0
+        if ahead > 0.0:
+            rest, busy = ahead / THOUSAND, 1.0
+            uncached = self.first.theta[UNCACHED]
+            if uncached > 0.0:
+                rest = max(-OVERDUE_S / uncached, rest - elapsed / (speed * uncached))
+        queue = 0.0
+        if limit > 0.0:
+            queue, load = max(0.0, load - limit + 1.0) * self.place_s / limit, min(load, limit)
+        return [1.0, tokens / THOUSAND, rest, busy, queue, load]
+
+    def present_speed(self, limit: float, speed: float, ahead: float, elapsed: float, load: float) -> float:
+        """Returns the speed that was learned, `speed`, or a slower one if the prompts ahead have taken longer than that explains.
+
+        It says nothing where prompts do not wait for each other, but for places.
+        """
+        theta = self.first.theta
+        if ahead <= 0.0 or 0.0 < limit <= load or theta[REST] < IN_TURN * theta[UNCACHED]:
+            return speed
+        return max(speed, elapsed / (theta[BASE] + theta[REST] * ahead / THOUSAND + theta[BUSY] + LEAST_S))
 
     def first_token_s(self, slot: int, tokens: float, ahead: float, elapsed: float, load: float, now: float) -> float:
         """Predicts the time to the first token."""
-        speed = self.speed(slot, now)
-        return bounded(speed * self.first.predict(self.features(slot, speed, tokens, ahead, elapsed, load)))
+        limit = self.limit(slot)
+        speed = self.present_speed(limit, self.speed(slot, now), ahead, elapsed, load)
+        return bounded(speed * self.first.predict(self.features(limit, speed, tokens, ahead, elapsed, load)))
 
     def per_token_s(self, slot: int, load: float) -> float:
         """Predicts the time per output token after the first one."""
@@ -197,32 +217,32 @@ class LatencyModel:
         observed = bounded(observed)
         endpoint = self._endpoint(slot, generation)
         self._count_error(endpoint, bounded(predicted), observed)
-        self._count_rate(at)
-        speed = self.speed(slot, at)
-        features = self.features(slot, speed, tokens, ahead, elapsed, load)
+        log_speed = self._log_speed(endpoint, at)
+        speed = exp(log_speed)
+        features = self.features(self.limit(slot), speed, tokens, ahead, elapsed, load)
         expected = bounded(speed * self.first.predict(features))
         surprise = ln((observed + SOFT_S) / (expected + SOFT_S))
         self.first.learn(features, observed / speed, FIRST_FLOOR_S)
-        moved = _moved(endpoint.log_speed, surprise, endpoint.samples)
-        self.speed_sum += moved - endpoint.log_speed
-        endpoint.log_speed = moved
-        endpoint.samples += 1
+        self._counted += 1
+        if self._counted >= len(self.endpoints):
+            self.count_speeds()
+        doubted = log_speed + self.speed_sum / len(self.endpoints) - endpoint.speed.log
+        endpoint.speed.log += doubted
+        self.speed_sum += doubted + endpoint.speed.learn(surprise)
         endpoint.learned_at = at
         self.changes += 1
 
-    def learn_token(self, slot: int, generation: int, load: float, observed: float) -> None:
-        """Takes the mean time per output token of one answer."""
+    def learn_token(self, slot: int, generation: int, load: float, observed: float, lasted: float) -> None:
+        """Takes the mean time per output token of one answer, and how long it lasted from the first token on."""
+        self.place_s += PLACE_STEP * (bounded(lasted) - self.place_s)
         observed = bounded(observed)
         endpoint = self._endpoint(slot, generation)
-        limit = endpoint.limit
+        limit = self.limit(slot)
         features = [1.0, min(load, limit) if limit > 0.0 else load]
         speed = self.token_speed(slot)
         surprise = ln(observed / bounded(speed * self.per_token.predict(features)))
         self.per_token.learn(features, observed / speed, TOKEN_FLOOR_S)
-        moved = _moved(endpoint.token_log_speed, surprise, endpoint.token_samples)
-        self.token_speed_sum += moved - endpoint.token_log_speed
-        endpoint.token_log_speed = moved
-        endpoint.token_samples += 1
+        self.token_speed_sum += endpoint.token_speed.learn(surprise)
         self.changes += 1
 
     def scraped(self, slot: int, generation: int, running: float, waiting: float) -> None:
@@ -232,20 +252,37 @@ class LatencyModel:
             return
         endpoint = self._endpoint(slot, generation)
         if running > endpoint.batch:
+            was_known = endpoint.full >= FULL_SCRAPES
             endpoint.batch, endpoint.full = running, 0
+            if was_known:
+                self.count_limits()
         if waiting > 0.0:
             if running >= NEAR_LIMIT * endpoint.batch:
                 endpoint.full += 1
+                if endpoint.full == FULL_SCRAPES:
+                    self.count_limits()
             else:
                 endpoint.batch += LIMIT_STEP * (running - endpoint.batch)
             self.changes += 1
+
+    def count_limits(self) -> None:
+        """Updates `usual_limit`, the median of the limits that are known."""
+        known = sorted(each.batch for each in self.endpoints.values() if each.full >= FULL_SCRAPES)
+        self.usual_limit = known[len(known) // 2] if known else 0.0
+
+    def count_speeds(self) -> None:
+        """Updates `usual_log`."""
+        self._counted = 0
+        known = sorted(each.speed.log for each in self.endpoints.values())
+        self.usual_log = known[(len(known) - 1) // 2] - self.speed_sum / len(known) if known else 0.0
 
     def forget(self, slot: int) -> None:
         """Forgets an endpoint that has left."""
         known = self.endpoints.pop(slot, None)
         if known is not None:
-            self.speed_sum -= known.log_speed
-            self.token_speed_sum -= known.token_log_speed
+            self.speed_sum -= known.speed.log
+            self.token_speed_sum -= known.token_speed.log
+            self.count_limits()
             self.changes += 1
 
     def adopt(self, known: EndpointModel, slot: int, generation: int, now: float) -> None:
@@ -253,8 +290,9 @@ class LatencyModel:
         self.forget(slot)
         known.slot, known.generation, known.learned_at = slot, generation, now
         self.endpoints[slot] = known
-        self.speed_sum += known.log_speed
-        self.token_speed_sum += known.token_log_speed
+        self.speed_sum += known.speed.log
+        self.token_speed_sum += known.token_speed.log
+        self.count_limits()
         self.changes += 1
 
     def _endpoint(self, slot: int, generation: int) -> EndpointModel:
@@ -267,10 +305,16 @@ class LatencyModel:
         # It begins with the pool's mean, so that it does not move the others.
         others = len(self.endpoints) - 1
         if others:
-            known.log_speed, known.token_log_speed = self.speed_sum / others, self.token_speed_sum / others
-            self.speed_sum += known.log_speed
-            self.token_speed_sum += known.token_log_speed
+            known.speed.log, known.token_speed.log = self.speed_sum / others, self.token_speed_sum / others
+            self.speed_sum += known.speed.log
+            self.token_speed_sum += known.token_speed.log
         return known
+
+    def _log_speed(self, known: EndpointModel, now: float) -> float:
+        """Returns the logarithm of an endpoint's speed, relative to the pool's mean."""
+        log = known.speed.log - self.speed_sum / len(self.endpoints)
+        silent = now - known.learned_at
+        return log * 0.5 ** (silent / DOUBT_S) if log > 0.0 and silent > 1.0 else log
 
     def _count_error(self, endpoint: EndpointModel, predicted: float, observed: float) -> None:
         wrong = abs(predicted - observed) / observed
@@ -286,12 +330,6 @@ class LatencyModel:
         self.mean_s = mean_s + ERROR_STEP * (observed - mean_s)
         self.trusted = self.error <= (WORSE if self.trusted else 1.0) * self.mean_error + SLACK
 
-    def _count_rate(self, at: float) -> None:
-        gap = max(0.0, at - self.last_at) if self.last_at else RATE_S
-        part = min(1.0, gap / RATE_S)
-        self.rate += 1.0 / RATE_S - part * self.rate
-        self.last_at = max(at, self.last_at)
-
 
 def bounded(seconds: float) -> float:
     """Returns a time between LEAST_S and MOST_S; MOST_S for a value that is not a number."""
@@ -301,9 +339,3 @@ def bounded(seconds: float) -> float:
 def _relative(predicted: float, observed: float) -> float:
     """Returns the error relative to the larger one of the two, so that too long and too short count alike: 0 to 1."""
     return abs(predicted - observed) / max(predicted, observed)
-
-
-def _moved(log_speed: float, surprise: float, samples: int) -> float:
-    step = max(STEP, 1.0 / (samples + STEP_FIRST))
-    moved = log_speed + step * max(-CLIP, min(CLIP, surprise))
-    return max(-LOG_SPEED_MAX, min(LOG_SPEED_MAX, moved))

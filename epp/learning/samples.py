@@ -36,9 +36,9 @@ def first_token(seen: FirstToken) -> bytes:
     return SAMPLE.pack(FIRST_TOKEN, slot, generation, at, *numbers)
 
 
-def per_token(slot: int, generation: int, load: float, observed: float) -> bytes:
+def per_token(slot: int, generation: int, load: float, observed: float, lasted: float) -> bytes:
     """Encodes one time per output token, with the arguments of `LatencyModel.learn_token`."""
-    return SAMPLE.pack(PER_TOKEN, slot, generation, 0.0, 0.0, 0.0, 0.0, load, 0.0, observed)
+    return SAMPLE.pack(PER_TOKEN, slot, generation, 0.0, 0.0, 0.0, lasted, load, 0.0, observed)
 
 
 def frame(samples: list[bytes]) -> bytes:
@@ -69,5 +69,5 @@ def learn(model: LatencyModel, data: bytes) -> int:
         if what == FIRST_TOKEN:
             model.learn_first(FirstToken(at, slot, generation, tokens, ahead, elapsed, load, predicted, observed))
         else:
-            model.learn_token(slot, generation, load, observed)
+            model.learn_token(slot, generation, load, observed, elapsed)
     return int(count)

@@ -7,8 +7,9 @@ import msgspec
 
 from epp.learning.least_squares import LeastSquares
 from epp.learning.model import ERROR_BOUNDS, EndpointModel, LatencyModel
+from epp.learning.speed import Speed
 
-VERSION = 1
+VERSION = 2
 
 
 class UnusableModel(Exception):
@@ -24,13 +25,20 @@ class FitState(msgspec.Struct, array_like=True, frozen=True):
     count: float
 
 
+class SpeedState(msgspec.Struct, array_like=True, frozen=True):
+    """One `Speed`; `fields` has the numbers of SPEED_FIELDS in that order."""
+
+    samples: int
+    fields: list[float]
+
+
 class EndpointState(msgspec.Struct, array_like=True, frozen=True):
     """One `EndpointModel`; `fields` has the numbers of FIELDS in that order."""
 
     slot: int
     generation: int
-    samples: int
-    token_samples: int
+    speed: SpeedState
+    token_speed: SpeedState
     full: int
     fields: list[float]
     errors: list[int]
@@ -47,8 +55,9 @@ class ModelState(msgspec.Struct, array_like=True, frozen=True):
     endpoints: list[EndpointState]
 
 
-FIELDS = ("log_speed", "token_log_speed", "learned_at", "error", "batch", "error_sum")
-MODEL_FIELDS = ("error", "mean_error", "mean_s", "rate", "last_at")
+SPEED_FIELDS = ("log", "bias", "spread")
+FIELDS = ("learned_at", "error", "batch", "error_sum")
+MODEL_FIELDS = ("error", "mean_error", "mean_s", "place_s")
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(ModelState)
@@ -60,8 +69,8 @@ def encode(model: LatencyModel) -> bytes:
         EndpointState(
             known.slot,
             known.generation,
-            known.samples,
-            known.token_samples,
+            _speed(known.speed),
+            _speed(known.token_speed),
             known.full,
             [getattr(known, name) for name in FIELDS],
             known.errors,
@@ -91,12 +100,25 @@ def decode(data: bytes) -> LatencyModel:
         if len(each.errors) != len(ERROR_BOUNDS) + 1:
             raise UnusableModel(f"it has {len(each.errors)} classes of errors instead of {len(ERROR_BOUNDS) + 1}")
         known = model.endpoints[each.slot] = EndpointModel(each.slot, each.generation)
-        known.samples, known.token_samples, known.full = each.samples, each.token_samples, each.full
+        _restore_speed(known.speed, each.speed)
+        _restore_speed(known.token_speed, each.token_speed)
+        known.full = each.full
         _set(known, FIELDS, each.fields)
         known.errors = list(each.errors)
-        model.speed_sum += known.log_speed
-        model.token_speed_sum += known.token_log_speed
+        model.speed_sum += known.speed.log
+        model.token_speed_sum += known.token_speed.log
+    model.count_limits()
+    model.count_speeds()
     return model
+
+
+def _speed(speed: Speed) -> SpeedState:
+    return SpeedState(speed.samples, [getattr(speed, name) for name in SPEED_FIELDS])
+
+
+def _restore_speed(speed: Speed, state: SpeedState) -> None:
+    _set(speed, SPEED_FIELDS, state.fields)
+    speed.samples = state.samples
 
 
 def _fit(fit: LeastSquares) -> FitState:
@@ -113,7 +135,7 @@ def _restore(fit: LeastSquares, state: FitState) -> None:
     fit.count = state.count
 
 
-def _set(target: LatencyModel | EndpointModel, names: tuple[str, ...], values: list[float]) -> None:
+def _set(target: LatencyModel | EndpointModel | Speed, names: tuple[str, ...], values: list[float]) -> None:
     if len(values) != len(names) or not _finite(values):
         raise UnusableModel("it has another number of values, or they are not finite")
     for name, value in zip(names, values, strict=True):

@@ -1,6 +1,6 @@
 """Says in words what a model has learned of an endpoint."""
 
-from epp.learning.model import AHEAD, BASE, QUEUE, RUNNING, THOUSAND, UNCACHED, LatencyModel
+from epp.learning.model import BASE, QUEUE, REST, RUNNING, THOUSAND, UNCACHED, LatencyModel
 
 MS = 1000.0
 SMALLEST_MS = 0.0005  # less is not worth a term
@@ -14,8 +14,8 @@ def terms(model: LatencyModel, slot: int, now: float) -> dict[str, float]:
     return {
         "base": speed * theta[BASE],
         "per_uncached_token": speed * theta[UNCACHED] / THOUSAND,
-        "per_token_ahead": speed * theta[AHEAD] / THOUSAND,
-        "per_waiting_request": speed * theta[QUEUE],
+        "per_token_ahead": speed * theta[REST] / THOUSAND,
+        "per_waiting_request": speed * theta[QUEUE] * model.place_s / max(1.0, model.limit(slot)),
         "per_running_request": speed * theta[RUNNING],
         "per_output_token": model.per_token_s(slot, 1.0),
     }

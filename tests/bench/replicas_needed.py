@@ -77,7 +77,7 @@ class PlacesPool:
         self.model = LatencyModel()
         for _ in range(200):
             for load in (1.0, 16.0, 40.0, 64.0):
-                self.model.learn_token(0, 0, load, TOKEN_S * (1.0 + SLOWER * (load - 1.0)))
+                self.model.learn_token(0, 0, load, TOKEN_S * (1.0 + SLOWER * (load - 1.0)), 1.0)
         endpoint = self.model.endpoints[0]
         endpoint.batch, endpoint.full = float(BATCH), 100
         self.running = self.waiting = 0

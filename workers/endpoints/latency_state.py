@@ -77,7 +77,6 @@ class LatencyState:
         known = {identity: model.endpoints[slot] for slot, identity in kept.identities if slot in model.endpoints}
         for slot in list(model.endpoints):
             model.forget(slot)
-        model.last_at = 0.0  # its clock may have been that of another boot
         log.info("latency model taken over", file=str(self._path), endpoints=len(known))
         return model, known
 

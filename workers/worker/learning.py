@@ -49,8 +49,8 @@ class SharedLearning:
     def learn_first(self, seen: FirstToken) -> None:
         self._learn(samples.first_token(seen))
 
-    def learn_token(self, slot: int, generation: int, load: float, observed: float) -> None:
-        self._learn(samples.per_token(slot, generation, load, observed))
+    def learn_token(self, slot: int, generation: int, load: float, observed: float, lasted: float) -> None:
+        self._learn(samples.per_token(slot, generation, load, observed, lasted))
 
     def flush(self) -> None:
         """Sends the samples that wait."""

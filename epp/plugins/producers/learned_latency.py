@@ -142,8 +142,8 @@ class LearnedLatency(FollowsMatches, DataProducer, PreRequest, ResponseReceived,
             return
         tokens = response.usage.completion
         if tokens is not None and tokens > 1:
-            each = (request.now - sent.first_at) / (tokens - 1)
-            self._learning.learn_token(sent.slot, sent.generation, sent.load, each)
+            lasted = request.now - sent.first_at
+            self._learning.learn_token(sent.slot, sent.generation, sent.load, lasted / (tokens - 1), lasted)
 
     def _situation(self, request: Request, candidates: Candidates) -> Situation:
         """Returns the features of all candidates."""

@@ -1,7 +1,9 @@
 """Tests of costs and of the rule without a model."""
 
+import pytest
+
 from epp.learning.choice import Situation, careful_costs, predicted_costs, scores
-from epp.learning.model import FirstToken, LatencyModel
+from epp.learning.model import REST, UNCACHED, FirstToken, LatencyModel
 
 NOW = 100.0
 
@@ -43,27 +45,28 @@ def test_predictions_equal_those_of_the_model() -> None:
         assert costs[i] >= times[i]
 
 
-def test_the_cost_to_others_grows_with_the_arrivals_and_the_own_prompt() -> None:
+def test_the_wait_for_prompts_ahead_counts_twice_where_prompts_are_computed_in_turn() -> None:
     model = LatencyModel()
-    at = situation(tokens=[10_000.0, 1000.0, 0.0])
-    calm_times, calm = predicted_costs(model, at, NOW)
-    assert calm == calm_times
-    model.rate = 30.0
-    times, busy = predicted_costs(model, at, NOW)
-    extra = [cost - time for cost, time in zip(busy, times, strict=True)]
-    assert extra[0] > 50 * extra[1] > 0.0
-    assert extra[2] == 0.0
+    at = situation(ahead=[0.0, 5000.0, 5000.0], elapsed=[0.0, 0.0, 0.2])
+    times, costs = predicted_costs(model, at, NOW)
+    extra = [cost - time for cost, time in zip(costs, times, strict=True)]
+    assert extra[0] == 0.0
+    assert extra[1] == pytest.approx(times[1] - times[0])
+    assert extra[2] == pytest.approx(times[2] - times[0])
+    model.first.theta[REST] = 0.2 * model.first.theta[UNCACHED]
+    times, costs = predicted_costs(model, at, NOW)
+    assert costs == pytest.approx(times, rel=0.01), "prompts are computed side by side"
 
 
-def test_the_cost_of_a_place_in_the_batch_grows_with_the_own_prompt_and_the_taken_places() -> None:
+def test_the_cost_of_a_place_in_a_full_batch_grows_with_the_own_prompt() -> None:
     model = LatencyModel()
     for slot in range(3):
         for _ in range(20):
             model.scraped(slot, 0, 8, 1)
-    times, costs = predicted_costs(model, situation(tokens=[1000.0, 1000.0, 0.0], load=[0.0, 6.0, 6.0]), NOW)
+    times, costs = predicted_costs(model, situation(tokens=[1000.0, 1000.0, 0.0], load=[3.0, 8.0, 8.0]), NOW)
     extra = [cost - time for cost, time in zip(costs, times, strict=True)]
-    assert extra[1] > 0.0
-    assert extra[0] == extra[2] == 0.0
+    assert extra[1] > 100.0 * extra[0] > 0.0
+    assert extra[2] == 0.0
 
 
 def test_without_a_model_an_idle_endpoint_is_preferred_to_a_busy_one() -> None:

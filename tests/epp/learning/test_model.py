@@ -7,7 +7,7 @@ from statistics import median
 
 import pytest
 
-from epp.learning.model import ERROR_BOUNDS, FULL_SCRAPES, LEAST_S, MOST_S, FirstToken, LatencyModel
+from epp.learning.model import ERROR_BOUNDS, FULL_SCRAPES, LEAST_S, MOST_S, QUEUE, FirstToken, LatencyModel
 
 SERVERS = 4
 Server = Callable[[float, float, float], float]  # uncached tokens, tokens ahead, load -> seconds
@@ -91,9 +91,9 @@ def test_a_new_endpoint_is_predicted_as_the_pool_and_does_not_move_the_others() 
         pool.observe()
     model = pool.model
     before = [model.speed(slot, 20.0) for slot in range(3)]
-    assert model.speed(7, 20.0) == 1.0
+    assert model.speed(7, 20.0) == pytest.approx(model.speed(0, 20.0), rel=0.1), "the usual speed"
     model.learn_first(FirstToken(20.0, 7, 0, 1000.0, 0.0, 0.0, 1.0, 0.125, 0.125))
-    assert model.speed(7, 20.0) == pytest.approx(1.0, rel=0.2)
+    assert model.speed(7, 20.0) == pytest.approx(model.speed(0, 20.0), rel=0.2)
     assert [model.speed(slot, 20.0) for slot in range(3)] == pytest.approx(before, rel=0.05)
 
 
@@ -118,9 +118,9 @@ def test_knows_the_candidates_when_half_of_them_have_answered_often_enough() -> 
 
 def test_tokens_ahead_are_computed_while_time_passes() -> None:
     model = LatencyModel()
-    times = [model.first_token_s(0, 1000.0, 8000.0, elapsed, 1.0, 0.0) for elapsed in (0.0, 0.2, 0.4, 5.0, 10.0)]
+    times = [model.first_token_s(0, 1000.0, 8000.0, elapsed, 1.0, 0.0) for elapsed in (0.0, 0.2, 0.4, 0.8, 0.82)]
     assert times == sorted(times, reverse=True)
-    assert times[0] > times[2] > times[3] == times[4]
+    assert times[0] > times[1] > times[2] > times[3]
 
 
 def test_requests_wait_for_a_place_only_when_the_batch_has_been_full_often() -> None:
@@ -130,10 +130,38 @@ def test_requests_wait_for_a_place_only_when_the_batch_has_been_full_often() -> 
     for _ in range(FULL_SCRAPES):
         model.scraped(0, 0, 8, 1)
     assert model.limit(0) == 8.0
-    assert model.features(0, 1.0, 0.0, 0.0, 0.0, 7.0)[3] == 0.0
-    assert model.features(0, 1.0, 0.0, 0.0, 0.0, 10.0)[3] == 3.0
+    assert model.features(8.0, 1.0, 0.0, 0.0, 0.0, 7.0)[QUEUE] == 0.0
+    assert model.features(8.0, 1.0, 0.0, 0.0, 0.0, 10.0)[QUEUE] == pytest.approx(3.0 * model.place_s / 8.0)
     model.scraped(0, 0, 30, 0)
     assert model.limit(0) == 0.0, "a larger batch has run, so the limit is not 8"
+
+
+def test_an_endpoint_has_the_usual_limit_until_it_has_run_more() -> None:
+    model = LatencyModel()
+    for slot, batch in ((0, 8), (1, 8), (2, 64)):
+        for _ in range(FULL_SCRAPES + 1):
+            model.scraped(slot, 0, batch, 1)
+    model.scraped(4, 0, 9, 1)
+    assert [model.limit(slot) for slot in (0, 2, 3, 4)] == [8.0, 64.0, 8.0, 0.0]
+    model.forget(0)
+    model.forget(1)
+    assert model.limit(3) == 64.0
+
+
+def test_waiting_for_a_place_takes_as_long_as_answers_last() -> None:
+    model = LatencyModel()
+    for _ in range(500):
+        model.learn_token(0, 0, 4.0, 0.02, 4.0)
+    assert model.place_s == pytest.approx(4.0, rel=0.01)
+
+
+def test_an_endpoint_that_takes_longer_than_predicted_counts_as_slower_before_it_answers() -> None:
+    pool = Pool(shared_prefill, [1.0] * SERVERS)
+    for _ in range(2000):
+        pool.observe()
+    times = [pool.model.first_token_s(1, 500.0, 2000.0, elapsed, 4.0, 40.0) for elapsed in (0.1, 0.25, 1.0, 3.0)]
+    assert times[1] < times[0], "the prompts ahead are computed"
+    assert times[0] < times[2] < times[3], "they should have been"
 
 
 def test_is_not_trusted_while_it_predicts_worse_than_the_mean() -> None:
@@ -160,16 +188,9 @@ def test_learns_the_time_per_output_token_of_each_endpoint() -> None:
     model, rng = LatencyModel(), random.Random(4)
     for _ in range(2000):
         slot, load = rng.randrange(3), float(rng.randrange(1, 40))
-        model.learn_token(slot, 0, load, (3.0 if slot == 2 else 1.0) * (0.02 + 0.0005 * load))
+        model.learn_token(slot, 0, load, (3.0 if slot == 2 else 1.0) * (0.02 + 0.0005 * load), 2.0)
     assert model.per_token_s(0, 20.0) == pytest.approx(0.03, rel=0.1)
     assert model.per_token_s(2, 20.0) == pytest.approx(0.09, rel=0.1)
-
-
-def test_observations_per_second_are_counted() -> None:
-    model = LatencyModel()
-    for step in range(1, 1001):
-        model.learn_first(FirstToken(step * 0.05, 0, 0, 100.0, 0.0, 0.0, 1.0, 0.1, 0.1))
-    assert model.rate == pytest.approx(20.0, rel=0.1)
 
 
 ODD = (0.0, 1e-12, 1.0, 1e3, 1e7, 1e15)
@@ -188,10 +209,10 @@ def test_predictions_are_bounded_and_monotone_whatever_was_observed(seed: int) -
     for slot, (tokens, ahead, elapsed, load, predicted, observed) in odd_observations(2000, seed):
         at += rng.choice((0.0, 0.001, 10.0))
         model.learn_first(FirstToken(at, slot, 0, tokens, ahead, elapsed, load, predicted, observed))
-        model.learn_token(slot, 0, load, observed)
+        model.learn_token(slot, 0, load, observed, observed)
         model.scraped(slot, 0, rng.choice((0.0, 3.0, 500.0)), rng.choice((0.0, 2.0)))
         times = [model.first_token_s(slot, tokens * k, ahead, elapsed, load, at) for k in (0.0, 1.0, 2.0)]
-        times += [model.first_token_s(slot, tokens * 2.0, ahead * k, elapsed, load * k, at) for k in (1.0, 2.0)]
+        times += [model.first_token_s(slot, tokens * 2.0, ahead * k, 0.0, load * k, at) for k in (1.0, 2.0)]
         assert times[:3] == sorted(times[:3])
         assert times[3:] == sorted(times[3:])
         assert all(LEAST_S <= time <= MOST_S for time in (*times, model.per_token_s(slot, load)))

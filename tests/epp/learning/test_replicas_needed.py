@@ -60,7 +60,7 @@ def test_a_share_of_a_batch_counts_as_slow_as_at_the_target() -> None:
     model = LatencyModel()
     for _ in range(300):
         for load in (1.0, 32.0, 64.0):
-            model.learn_token(0, 0, load, 0.02 * (1.0 + 0.01 * load))
+            model.learn_token(0, 0, load, 0.02 * (1.0 + 0.01 * load), 1.0)
     assert batch_share(model, 0, 0.0, 0.5) == 0.0
     assert batch_share(model, 0, 32.0, 0.0) == 0.0  # neither limit is known
     assert 0.5 < batch_share(model, 0, 32.0, 0.5) < 0.65

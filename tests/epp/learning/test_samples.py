@@ -7,14 +7,14 @@ from epp.learning.model import FirstToken, LatencyModel
 from epp.prefix import updates
 
 FIRST = samples.first_token(FirstToken(5.0, 3, 1 << 40, 1000.0, 0.0, 0.0, 2.0, 0.2, 0.1))
-TOKEN = samples.per_token(4, 7, 2.0, 0.03)
+TOKEN = samples.per_token(4, 7, 2.0, 0.03, 1.5)
 
 
 def test_a_model_learns_what_a_frame_says() -> None:
     model, expected = LatencyModel(), LatencyModel()
     assert samples.learn(model, samples.frame([FIRST, TOKEN])) == 2
     expected.learn_first(FirstToken(5.0, 3, 1 << 40, 1000.0, 0.0, 0.0, 2.0, 0.2, 0.1))
-    expected.learn_token(4, 7, 2.0, 0.03)
+    expected.learn_token(4, 7, 2.0, 0.03, 1.5)
     assert model.first_token_s(3, 1000.0, 0.0, 0.0, 2.0, 5.0) == expected.first_token_s(3, 1000.0, 0.0, 0.0, 2.0, 5.0)
     assert model.per_token_s(4, 2.0) == expected.per_token_s(4, 2.0)
     assert model.endpoints[3].generation == 1 << 40

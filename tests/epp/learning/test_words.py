@@ -28,7 +28,7 @@ def test_the_cost_of_waiting_and_the_batch_limit_are_said_once_they_are_known() 
     model = LatencyModel()
     for _ in range(FULL_SCRAPES + 1):
         model.scraped(0, 0, 8, 1)
-    assert "+ 100 ms per waiting request +" in in_words(model, 0, NOW)
+    assert "+ 125 ms per waiting request +" in in_words(model, 0, NOW)
     assert ", at most 8 running" in in_words(model, 0, NOW)
 
 

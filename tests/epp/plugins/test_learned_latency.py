@@ -117,7 +117,7 @@ def test_the_time_to_the_first_chunk_is_learned_at_the_endpoint_that_answered() 
     site.producer.response_complete(asked, decision, answer)
     assert set(site.model.endpoints) == {1}
     assert site.model.mean_s == pytest.approx(0.3)
-    assert site.model.endpoints[1].token_samples == 1
+    assert site.model.endpoints[1].token_speed.samples == 1
     assert site.services.learning.begun([1]) == [5.31]
 
 

@@ -318,10 +318,10 @@ def test_samples_reach_their_reader_and_bad_ones_are_counted(pipe: Pipe) -> None
         reader = BusReader(
             loop, [pipe.reader], Index(), now=lambda: 0.0, on_samples=lambda frame: samples.learn(model, frame)
         )
-        good = samples.frame([samples.per_token(1, 0, 2.0, 0.03)])
+        good = samples.frame([samples.per_token(1, 0, 2.0, 0.03, 1.0)])
         for frame in (good, good[:-1], good):
             writer.send(frame)
         assert reader.drain() == 3
-        assert (model.endpoints[1].token_samples, reader.corrupt) == (2, 1)
+        assert (model.endpoints[1].token_speed.samples, reader.corrupt) == (2, 1)
 
     in_loop(scenario)

@@ -23,7 +23,7 @@ def test_samples_are_sent_together_after_a_short_time() -> None:
         sent: list[bytes] = []
         worker = learning(sent)
         worker.learn_first(FirstToken(1.0, 0, 0, 100.0, 0.0, 0.0, 1.0, 0.1, 0.1))
-        worker.learn_token(1, 0, 1.0, 0.02)
+        worker.learn_token(1, 0, 1.0, 0.02, 1.0)
         assert not sent
         async with asyncio.timeout(10):
             while not sent:
@@ -39,7 +39,7 @@ def test_many_samples_are_sent_at_once_and_none_twice() -> None:
         sent: list[bytes] = []
         worker = learning(sent)
         for _ in range(2 * BATCH + 1):
-            worker.learn_token(1, 0, 1.0, 0.02)
+            worker.learn_token(1, 0, 1.0, 0.02, 1.0)
         assert len(sent) == 2
         worker.flush()
         worker.flush()
