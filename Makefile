@@ -13,7 +13,7 @@ FIND_PYTHON = for p in /usr/bin/python3 python3 python3.13 python3.12 python3.11
 	if $$p -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then command -v $$p; exit 0; fi; done; \
 	echo "no Python >= 3.11 with venv found: install one (on Debian: apt install python3 python3-venv)" >&2; exit 1
 
-.PHONY: compiled install demo docs test coverage test-e2e test-first-day test-configurations test-kube test-faults test-reload-faults test-go test-clients test-ui fuzz simulate bench-floods bench-busy bench-overload bench-waiting bench-reload lint bench bench-routing bench-replicas bench-scaling profile load proto lock clean
+.PHONY: compiled install demo docs test coverage test-e2e test-first-day test-configurations test-kube test-faults test-reload-faults test-go test-clients test-ui bench-ui fuzz simulate bench-floods bench-busy bench-overload bench-waiting bench-reload lint bench bench-routing bench-replicas bench-scaling profile load proto lock clean
 .NOTPARALLEL:  # targets share one environment
 # The tests start hundreds of processes: each would compile the modules again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -107,11 +107,16 @@ fuzz: $(READY_DEV) compiled
 test-clients: $(READY_DEV) compiled
 	@$(PYTHON) -m tests.clients.run $(ARGS)
 
-# The page /ui in Debian's chromium, with faults and hostile names: keyboard, axe-core, policy. Screenshots in .cache/ui. Half a minute.
-PLAYWRIGHT := playwright==1.65.2
+# The page /ui in Debian's chromium, with ten faults and hostile names: keyboard, axe-core, policy. Screenshots in .cache/ui. A minute.
+INSTALL_UI = $(PYTHON) -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r requirements-ui.txt
 test-ui: $(READY_DEV) compiled
-	@$(PYTHON) -m pip install --quiet --disable-pip-version-check $(PLAYWRIGHT)
+	@$(INSTALL_UI)
 	@$(PYTHON) -m tests.ui.run $(ARGS)
+
+# What five viewers of the page cost at 1,000 endpoints, and how soon a browser can use it. 2 minutes.
+bench-ui: $(READY_DEV) compiled
+	@$(INSTALL_UI)
+	@$(PYTHON) -m tests.ui.viewers $(ARGS)
 
 # The longest time that one request keeps a worker's event loop busy.
 bench-busy: $(READY_DEV) compiled
@@ -180,6 +185,7 @@ lock: $(READY_DEV)
 	@$(VENV)/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --extra demo --extra manifests --output-file requirements-demo.txt pyproject.toml requirements-build.in
 	@$(VENV)/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --extra dev --output-file requirements-dev.txt pyproject.toml requirements-build.in
 	@$(VENV)/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --extra cel --extra k8s --extra kv-events --extra otel --extra record --extra replicas --constraint requirements-dev.txt --output-file requirements-image.txt pyproject.toml requirements-build.in
+	@$(VENV)/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --constraint requirements-dev.txt --output-file requirements-ui.txt requirements-ui.in
 
 clean:
 	rm -rf $(VENV) .cache build compiled/built dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

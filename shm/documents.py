@@ -19,7 +19,6 @@ This module does not know what the bytes mean.
 import zlib
 from typing import Any
 
-from shm import fence
 from shm.layout import CACHE_LINE, WORD, aligned, layout_hash
 from shm.segment import Region
 
@@ -92,7 +91,6 @@ class DocumentWriter:
         words[slot + SLOT_CRC] = _crc(version, blob)
         self._bytes[start + CACHE_LINE : start + CACHE_LINE + len(blob)] = blob
         words[slot + SLOT_VERSION] = version
-        fence.order()
         words[at // WORD + VERSION] = self._seen[index] = version
 
     def overwritten(self) -> list[int]:
@@ -142,7 +140,6 @@ class DocumentReader:
         """Return the current version and its bytes. Return None if the document was never written, or was torn at every try."""
         for _ in range(READ_TRIES_MAX):
             version = self.version(index)
-            fence.order()
             if version == 0:
                 return None
             blob = self._whole(index, version)

@@ -10,10 +10,8 @@ kgateway          v2.0, internal/kgateway/extensions2/plugins/inferenceextension
 import http.client
 import json
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import pytest
-import yaml
 
 from tests.e2e.cluster import (
     ANSWER_S,
@@ -27,28 +25,13 @@ from tests.e2e.cluster import (
     eventually,
 )
 from tests.e2e.conftest import FAST, Gateway
+from tests.e2e.filters import DESTINATION, TYPES, Json, changed, narrowed
 from workers.cli.demo.envoy_config import PickerTls
 from workers.cli.demo.stack import LOOPBACK
 
-Json = dict[str, Any]
-TYPES = "type.googleapis.com/envoy."
-DESTINATION = "x-gateway-destination-endpoint"
 MODES = ("request_header_mode", "request_trailer_mode", "response_header_mode", "response_trailer_mode")
 SEND = dict.fromkeys(MODES, "SEND")
 DUPLEX = {"request_body_mode": "FULL_DUPLEX_STREAMED", "response_body_mode": "FULL_DUPLEX_STREAMED"}
-
-
-def changed(edit: Callable[[Json, Json, Json], None]) -> Callable[[str], str]:
-    """Applies `edit` to the connection manager, the settings of the picker's filter, and the bootstrap."""
-
-    def change(text: str) -> str:
-        config = yaml.safe_load(text)
-        manager = config["static_resources"]["listeners"][0]["filter_chains"][0]["filters"][0]["typed_config"]
-        (picker,) = [f for f in manager["http_filters"] if "processing_mode" in f["typed_config"]]
-        edit(manager, picker, config["static_resources"])
-        return yaml.safe_dump(config)
-
-    return change
 
 
 def ai_gateway(mode: str, *, override: bool) -> Callable[[str], str]:
@@ -227,30 +210,6 @@ def test_kgateway_buffers_requests_and_shows_no_response(gateway: Gateway, secur
     port = gateway.cluster.envoy(secured, threads=1, tls=PickerTls(), change=kgateway())
     serves_everything(port, names(gateway))
     assert eventually(lambda: not secured.in_flight())
-
-
-def narrowed(subset: list[str]) -> Callable[[str], str]:
-    """Returns a change that adds a filter before the picker's. The filter names a subset of the pool in its metadata."""
-
-    def edit(manager: Json, picker: Json, _resources: Json) -> None:
-        hint = {"metadata_namespace": "envoy.lb.subset_hint", "value": {f"{DESTINATION}-subset": subset}}
-        manager["http_filters"].insert(
-            0,
-            {
-                "name": "hint",
-                "typed_config": {
-                    "@type": TYPES + "extensions.filters.http.set_metadata.v3.Config",
-                    "metadata": [hint],
-                },
-            },
-        )
-        picker["typed_config"] |= {
-            "metadata_options": {"forwarding_namespaces": {"untyped": ["envoy.lb.subset_hint", "envoy.lb"]}},
-            "request_attributes": ["request.path", "request.headers", "source.address", "xds.cluster_name"],
-            "response_attributes": ["response.code", "upstream.address"],
-        }
-
-    return changed(edit)
 
 
 def test_the_metadata_of_an_envoy_narrow_the_pool_and_attributes_change_nothing(gateway: Gateway) -> None:

@@ -1,14 +1,13 @@
-"""Opens the page `/ui` in Debian's chromium, against a picker with faults: a closed endpoint, a hostile name, a refused reload.
+"""Opens the page `/ui` in Debian's chromium, against a picker with ten faults (`tests.faults.ten`) and hostile names.
 
     python -m tests.ui.run      exit status 0: every check passed; the screenshots are in .cache/ui
 
-It needs chromium, npm (for axe-core) and the package playwright. Checked: every view is reached with the keyboard alone, axe-core finds
-nothing serious, no request leaves the origin, the policy holds, and hostile names stay text.
+It needs chromium, npm (for axe-core) and the package playwright. Checked: page and doctor name all ten faults, every view is reached with
+the keyboard alone, axe-core finds nothing serious, no request leaves the origin, the policy holds, and hostile names stay text.
 """
 
 import json
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -17,7 +16,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.e2e.cluster import Cluster, Picker
+from tests.e2e.cluster import COMPLETIONS, LOOPBACK, ask
+from tests.faults.ten import FAULTS, HOT, Ten, missed, ten_faults
 from tests.ui.vendor import rebuilt
 
 AXE = {
@@ -28,39 +28,13 @@ AXE = {
 }
 SHOTS = Path(".cache/ui")
 VIEWS = ("Overview", "Endpoints", "Decisions", "Flow control", "Configuration", "Health")
-HOSTILE = '<script>fetch("http://evil.example")</script>'
+SCRIPT = '<script>fetch("http://evil.example")</script>'
+HOSTILE = f"{SCRIPT}\u202e\x07\x00{'x' * 10_000}"  # a script, other direction of text, control characters, 10 KB
+ENDPOINT = {"name": f"{SCRIPT}\u202e{'y' * 400}", "address": LOOPBACK, "port": "1"}
 SERIOUS = ("serious", "critical")
 WAIT_MS = 15_000
-SETTLE_MS = 1_500
+SETTLE_MS = 700
 TABS_MAX = 12
-
-
-def request(gateway: int, user: str) -> None:
-    """Sends one request with a hostile model and fairness id through the gateway. Its answer does not matter."""
-    body = json.dumps({"model": HOSTILE, "prompt": "hello " * 50, "max_tokens": 2})
-    argv = ["curl", "-s", "-m", "5", "-o", "/dev/null", f"http://127.0.0.1:{gateway}/v1/completions", "-d", body]
-    headers = ["-H", "content-type: application/json", "-H", f"x-llm-d-inference-fairness-id: {user}"]
-    subprocess.run([*argv, *headers], check=False)
-
-
-def endpoints(cluster: Cluster) -> Path:
-    """Starts two servers. Returns a file with them, and with an endpoint whose port is closed."""
-    fleet = cluster.fleet(2)
-    file = cluster.directory / "hostile.yaml"
-    rows = [
-        {"name": f"server-{number}", "address": host, "port": str(port)}
-        for number, (host, port) in enumerate(fleet.addresses)
-    ]
-    rows.append({"name": "closed", "address": "127.0.0.1", "port": "1"})
-    file.write_text(json.dumps({"endpoints": rows}))
-    return file
-
-
-def refuse_a_reload(cluster: Cluster, picker: Picker) -> None:
-    """Breaks the picker's configuration file and lets the picker load it again."""
-    (config,) = cluster.directory.glob("config-*.yaml")
-    config.write_text(f"{config.read_text()}\nnonsense: 1\n")
-    picker.child.signal(signal.SIGHUP)
 
 
 class Check:
@@ -88,16 +62,50 @@ def visit(page: Any, name: str) -> None:
     raise AssertionError(f"{name} cannot be reached with {TABS_MAX} tabs")
 
 
+def serious(page: Any, axe: str) -> list[Any]:
+    """Returns what axe-core finds serious in the present view."""
+    page.evaluate(axe)
+    script = "axe.run().then((result) => result.violations.map((v) => [v.id, v.impact, v.nodes[0].html]))"
+    return [each for each in page.evaluate(script) if each[1] in SERIOUS]
+
+
+def fits(page: Any) -> bool:
+    """Returns whether the page is as wide as the window: tables scroll in their frames."""
+    return not page.evaluate("document.documentElement.scrollWidth > innerWidth")
+
+
 def views(page: Any, axe: str, check: Check, shot: Callable[[str], None]) -> None:
     for name in VIEWS:
         visit(page, name)
         shot(name)
-        page.evaluate(axe)
-        found = page.evaluate(
-            "axe.run().then((result) => result.violations.map((v) => [v.id, v.impact, v.nodes[0].html]))"
-        )
-        bad = [each for each in found if each[1] in SERIOUS]
+        check.that(fits(page), f"{name} fits")
+        bad = serious(page, axe)
         check.that(not bad, f"axe-core finds nothing serious in {name} {bad or ''}")
+
+
+def details(page: Any, axe: str, receipt: str, check: Check, shot: Callable[[str], None]) -> None:
+    """Opens one endpoint, one decision with other weights, and a receipt."""
+    visit(page, "Endpoints")
+    page.click('a[title="slow"]')
+    page.wait_for_selector("text=The last scrape failed", timeout=WAIT_MS)
+    shot("One endpoint")
+    visit(page, "Decisions")
+    page.fill('input[name="receipt"]', receipt)
+    page.keyboard.press("Enter")
+    page.wait_for_selector("text=Runner-up", timeout=WAIT_MS)
+    shot("Receipt")
+    check.that("(an endpoint that has left)" not in page.inner_text("main"), "a receipt names its endpoints")
+    page.click("text=Back to the latest decisions")
+    page.click("tbody tr:has-text('healthy') button.link")
+    page.wait_for_selector('input[type="range"]', timeout=WAIT_MS)
+    page.locator('input[type="range"]').first.focus()
+    page.keyboard.press("Home")
+    page.wait_for_selector("text=With these weights", timeout=WAIT_MS)
+    shot("One decision")
+    bad = serious(page, axe)
+    check.that(not bad, f"axe-core finds nothing serious in one decision {bad or ''}")
+    check.that(fits(page), "one decision fits")
+    page.click("text=Back to the latest decisions")
 
 
 def main() -> int:
@@ -108,54 +116,74 @@ def main() -> int:
         axe = rebuilt(AXE, Path(folder))["axe.min.js"].decode()
     SHOTS.mkdir(parents=True, exist_ok=True)
     check = Check()
-    with Cluster() as cluster:
-        picker = cluster.picker(endpoints(cluster), workers=2)
-        gateway = cluster.envoy(picker)
-        browse(cluster, picker, gateway, chromium, axe, check)
+    with ten_faults([ENDPOINT]) as ten:
+        wrong = missed(ten)
+        check.that(not wrong, f"page and doctor name all {len(FAULTS)} faults {wrong or ''}")
+        browse(ten, chromium, axe, check)
     print(f"{len(check.wrong)} checks failed; screenshots in {SHOTS}")
     return int(bool(check.wrong))
 
 
-def browse(cluster: Cluster, picker: Picker, gateway: int, chromium: str, axe: str, check: Check) -> None:
+def browse(ten: Ten, chromium: str, axe: str, check: Check) -> None:
     """Checks the page in two browsers: light and wide, dark and as narrow as a phone."""
     from playwright.sync_api import sync_playwright
 
-    origin = f"http://127.0.0.1:{picker.metrics}"
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         for scheme, width in (("light", 1300), ("dark", 390)):
             page = browser.new_page(color_scheme=scheme, viewport={"width": width, "height": 900})
-            urls: list[str] = []
-            troubles: list[str] = []
-            page.on("request", lambda sent, urls=urls: urls.append(sent.url))
-            page.on("pageerror", lambda error, troubles=troubles: troubles.append(str(error)))
-            page.on("console", lambda said, troubles=troubles: said.type == "error" and troubles.append(said.text))
-            begun = time.monotonic()
-            page.goto(f"{origin}/ui")
-            page.wait_for_selector("nav a", timeout=WAIT_MS)
-            print(f"interactive after {time.monotonic() - begun:.2f} s ({scheme}, {width} px)")
-            for _ in range(6):
-                request(gateway, HOSTILE)
-            if scheme == "light":
-                refuse_a_reload(cluster, picker)
-            page.wait_for_selector("text=refuses connections", timeout=WAIT_MS)
-            page.wait_for_selector("text=The last reload was refused", timeout=WAIT_MS)
-            views(
-                page,
-                axe,
-                check,
-                lambda name, page=page, tag=scheme: page.screenshot(path=SHOTS / f"{tag}-{name}.png", full_page=True),
-            )
-            visit(page, "Decisions")
-            check.that(HOSTILE in page.inner_text("main"), "a hostile model stays text")
-            check.that(page.locator("main script").count() == 0, "no name becomes an element")
-            wide = page.evaluate("document.documentElement.scrollWidth > innerWidth")
-            check.that(not wide, f"the page fits into {width} px")
-            others = [url for url in urls if not url.startswith((origin, "data:"))]
-            check.that(not others, f"no request leaves the origin {others or ''}")
-            check.that(not troubles, f"no error and no violation of the policy {troubles or ''}")
+            look(ten, page, f"{scheme}, {width} px", axe, check)
             page.close()
         browser.close()
+
+
+def look(ten: Ten, page: Any, how: str, axe: str, check: Check) -> None:
+    """Visits every view in one browser."""
+    origin = f"http://{LOOPBACK}:{ten.picker.metrics}"
+    urls: list[str] = []
+    troubles: list[str] = []
+    page.on("request", lambda sent: urls.append(sent.url))
+    page.on("pageerror", lambda error: troubles.append(str(error)))
+    page.on("console", lambda said: said.type == "error" and troubles.append(said.text))
+    begun = time.monotonic()
+    page.goto(f"{origin}/ui")
+    page.wait_for_selector("nav a", timeout=WAIT_MS)
+    print(f"interactive after {time.monotonic() - begun:.2f} s ({how})")
+    receipt = traffic(ten)
+
+    def shot(name: str) -> None:
+        page.screenshot(path=SHOTS / f"{how.partition(',')[0]}-{name}.png", full_page=True)
+
+    views(page, axe, check, shot)
+    text = page.inner_text("main")
+    check.that(HOT in text and SCRIPT in text, "hostile tenants and endpoints stay text")
+    details(page, axe, receipt, check, shot)
+    traffic(ten)
+    visit(page, "Decisions")
+    check.that(SCRIPT in page.inner_text("main"), "a hostile model stays text")
+    check.that(page.locator("main script").count() == 0, "no name becomes an element")
+    shown = max(map(len, page.inner_text("main").split("\n")))
+    check.that(shown < 1000, f"a name of 10 KB is cut: at most {shown} characters a line")
+    others = [url for url in urls if not url.startswith((origin, "data:"))]
+    check.that(not others, f"no request leaves the origin {others or ''}")
+    check.that(not troubles, f"no error and no violation of the policy {troubles or ''}")
+
+
+def traffic(ten: Ten) -> str:
+    """Sends requests with hostile models and a hostile tenant. Returns the receipt of another one."""
+    for model in (HOSTILE, SCRIPT):
+        body = json.dumps({"model": model, "prompt": "hello " * 50, "max_tokens": 2}).encode()
+        curl(ten, body)
+    asked = {"x-llm-d-debug": "receipt", "x-llm-d-inference-fairness-id": "someone"}
+    body = json.dumps({"model": "sim-model", "prompt": "hello " * 50, "max_tokens": 2}).encode()
+    return ask(ten.gateway, COMPLETIONS, body, asked).headers["x-llm-d-receipt"]
+
+
+def curl(ten: Ten, body: bytes) -> None:
+    """Sends a request of a hostile tenant. Its answer does not matter."""
+    argv = ["curl", "-s", "-m", "20", "-o", "/dev/null", f"http://{LOOPBACK}:{ten.gateway}{COMPLETIONS}", "-d", "@-"]
+    headers = ["-H", "content-type: application/json", "-H", f"x-llm-d-inference-fairness-id: {SCRIPT}"]
+    subprocess.run([*argv, *headers], check=False, input=body)
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ TIMEOUT_S: Final = 3.0
 PAGE_BYTES_MAX: Final = 8 << 20
 APART_S: Final = 5.0  # a header `Date` has whole seconds
 NAMED_MAX: Final = 5
+NAME_CHARS_MAX: Final = 64
 CACHING_OFF: Final = re.compile(
     rb'^[\w:]*cache_config_info\{[^}\n]*enable_prefix_caching="(?:False|false|0)"', re.MULTILINE
 )
@@ -59,7 +60,7 @@ def findings_of(answers: Sequence[Answer], states: Mapping[str, str]) -> list[Fi
                 "clock",
                 WARNING,
                 "The clock of this machine is wrong" if ours else f"The clock of {_servers(which)} is wrong",
-                f"{_names(which)}: {least:+.0f} to {most:+.0f} s against the clock here",
+                f"{_names(which)}: {' to '.join(dict.fromkeys((f'{least:+.0f}', f'{most:+.0f}')))} s against the clock here",
                 "`timedatectl status` (or `chronyc tracking`) on the machine; certificates, leases and logs depend on the time",
             )
         )
@@ -137,5 +138,5 @@ def _servers(which: Sequence[Answer]) -> str:
 
 
 def _names(which: Sequence[Answer]) -> str:
-    shown = ", ".join(f"{each.endpoint} ({each.address})" for each in which[:NAMED_MAX])
+    shown = ", ".join(f"{each.endpoint[:NAME_CHARS_MAX]} ({each.address})" for each in which[:NAMED_MAX])
     return shown + (f" and {len(which) - NAMED_MAX} more" if len(which) > NAMED_MAX else "")

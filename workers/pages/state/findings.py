@@ -12,6 +12,7 @@ from workers.shared.doctor_report import ERROR, WARNING, Finding
 Values = Mapping[str, Any]
 
 NAMED_MAX: Final = 5
+NAME_CHARS_MAX: Final = 64
 LAG_S: Final = 0.2
 APART: Final = 0.25  # of the prompt: predicted and reported shares further apart deserve a look
 HOT_SHARE: Final = 0.5
@@ -157,7 +158,7 @@ def _supervisor(values: Values, _endpoints: Mapping[str, Values]) -> Iterator[Fi
             WARNING,
             "Metrics pages are slower than the scrape interval",
             f"{late} scrapes skipped and {taken} taken in the last minutes",
-            "time the metrics pages with curl; raise --metrics-refresh-interval if they cannot be faster",
+            "time the metrics pages with curl; raise --refresh-metrics-interval if they cannot be faster",
         )
 
 
@@ -363,7 +364,7 @@ RULES: Final[tuple[Callable[[Values, Mapping[str, Values]], Iterator[Finding]], 
 
 
 def _names(which: list[Values]) -> str:
-    shown = ", ".join(f"{each['name']} ({each['address']})" for each in which[:NAMED_MAX])
+    shown = ", ".join(f"{each['name'][:NAME_CHARS_MAX]} ({each['address']})" for each in which[:NAMED_MAX])
     return shown + (f" and {len(which) - NAMED_MAX} more" if len(which) > NAMED_MAX else "")
 
 

@@ -1,7 +1,7 @@
 // The configuration in force, its warnings, what became of the last reload, and a candidate if one is tried.
 import { useState } from "./vendor/hooks.mjs";
 import { Table, html } from "./parts.js";
-import { count, name, share, time } from "./format.js";
+import { count, long, name, share, time } from "./format.js";
 
 export function Configuration({ state }) {
   const { configuration, settings } = state;
@@ -24,7 +24,7 @@ export function Configuration({ state }) {
       ${" "}${count(tryout.agreed)} decisions agreed, ${count(tryout.differed)} differed, ${count(tryout.failed)} failed.</p>
       <${Table} caption="Both configurations" columns=${sides} rows=${tryout.sides} rowKey=${(s) => s.configuration} />`}
     <h2>Warnings</h2>
-    ${settings.warnings.length ? html`<ul>${settings.warnings.map((each) => html`<li>${name(each)}</li>`)}</ul>` : html`<p class="good">No warnings.</p>`}
+    ${settings.warnings.length ? html`<ul>${settings.warnings.map((each) => html`<li>${long(each)}</li>`)}</ul>` : html`<p class="good">No warnings.</p>`}
     <h2 id="effective">Effective configuration, with all defaults</h2>
     <p>A number is the line of ${name(settings.source)} that gives the value. A line without a number is a default.</p>
     <pre class="origins" tabindex="0" role="region" aria-labelledby="effective">${settings.effective.trimEnd().split("\n").map(
@@ -43,9 +43,8 @@ function Flags({ flags }) {
     { title: "Origin", left: true, value: (f) => f.origin, cell: (f) => name(f.origin === `--${f.flag}` ? "command line" : f.origin) },
   ];
   return html`
-    <h2>Flags</h2>
     <form class="filters" onSubmit=${(event) => event.preventDefault()}>
       <label><input type="checkbox" checked=${all} onChange=${(event) => setAll(event.target.checked)} /> Show defaults, too</label>
     </form>
-    <${Table} caption="Flags" columns=${columns} rows=${rows} rowKey=${(f) => f.flag} initial=${{ at: 0, down: false }} empty="All flags have their defaults." />`;
+    <${Table} caption=${all ? "Flags" : "Flags that were given"} columns=${columns} rows=${rows} rowKey=${(f) => f.flag} initial=${{ at: 0, down: false }} empty="All flags have their defaults." />`;
 }

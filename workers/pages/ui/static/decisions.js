@@ -2,11 +2,12 @@
 import { useEffect, useState } from "./vendor/hooks.mjs";
 import { Chip, Table, html } from "./parts.js";
 import { json } from "./store.js";
-import { count, long, name, time } from "./format.js";
+import { count, long, name, short, time } from "./format.js";
 
 const EVERY_S = 2;
 const SHOWN = 50;
 const PARTS = 8; // colours of scorers
+const SAME = 0.0005; // totals that differ by less show as equal
 
 export function Decisions({ selected }) {
   const [decisions, setDecisions] = useState(null);
@@ -30,8 +31,8 @@ export function Decisions({ selected }) {
       clearInterval(timer);
     };
   }, [following]);
-  if (one) return html`<${One} decision=${one} close=${() => setOne(null)} />`;
-  if (receipt) return html`<${Receipt} id=${receipt} open=${setOne} close=${() => setReceipt("")} />`;
+  if (one) return html`<${One} decision=${one} close=${() => back(() => setOne(null))} />`;
+  if (receipt) return html`<${Receipt} id=${receipt} open=${setOne} close=${() => back(() => setReceipt(""))} />`;
   if (trouble) return html`<p class="notice" role="alert">No decisions: ${name(trouble)}</p>`;
   if (decisions === null) return html`<p class="notice">Asking the workers …</p>`;
   const found = decisions.filter((d) =>
@@ -44,7 +45,8 @@ export function Decisions({ selected }) {
     { title: "Flow", left: true, value: (d) => d.flow, cell: (d) => name(d.flow) },
     { title: "Priority", value: (d) => d.priority, cell: (d) => d.priority },
     { title: "Bytes", value: (d) => d.body_bytes, cell: (d) => count(d.body_bytes) },
-    { title: "Sent to", left: true, value: (d) => d.targets[0], cell: (d) => (d.refused ? html`<${Chip} state="refused" /> ${name(d.refused)}` : name(picked(d))) },
+    { title: "Sent to", left: true, value: (d) => d.targets[0], cell: (d) => (d.refused ? html`<${Chip} state="refused" /> ${name(d.refused)}` : short(picked(d))) },
+    { title: "Runner-up", left: true, value: (d) => primary(d)?.runner_up, cell: (d) => short(primary(d)?.runner_up || "–") },
     { title: "Margin", value: (d) => primary(d)?.margin, cell: (d) => margin(primary(d)), note: "total of the picked endpoint minus that of the runner-up" },
     { title: "Cached", value: (d) => d.cached?.predicted, cell: (d) => cached(d.cached), note: "prompt tokens: predicted, then reported" },
   ];
@@ -65,6 +67,12 @@ export function Decisions({ selected }) {
       empty=${decisions.length ? "No decision matches the filter." : "No decision yet: send a request."} />`;
 }
 
+// The button with the focus goes away with what it closes, so the view takes the focus.
+function back(close) {
+  close();
+  document.getElementById("view")?.focus({ preventScroll: true });
+}
+
 // What a receipt says: why a request went to its endpoint, also after the workers have forgotten the decision.
 function Receipt({ id, open, close }) {
   const [found, setFound] = useState(null);
@@ -83,7 +91,7 @@ function Receipt({ id, open, close }) {
         ${fact("Decided", `${new Date(found.at * 1e3).toLocaleString()}, by worker ${found.worker} with configuration ${found.configuration}`)}
         ${fact("Sent to", html`<b>${name(found.target)}</b>`)}
         ${fact("Why", name(found.reason))}
-        ${fact("Runner-up", found.runner_up && `${name(found.runner_up)}, ${found.margin.toFixed(3)} below`)}
+        ${fact("Runner-up", found.runner_up && `${name(found.runner_up)}, ${Math.abs(found.margin) < SAME ? "with the same total" : `${found.margin.toFixed(3)} below`}`)}
         ${fact("Predicted cached tokens", found.cached_tokens === null ? null : count(found.cached_tokens))}
         ${fact("Predicted first token", found.first_token_s === null ? null : time(found.first_token_s))}
       </dl>
@@ -143,7 +151,7 @@ function Profile({ decision, profile }) {
   // A part that all candidates have decides nothing, so bars show what is beyond it.
   const least = scorers.map((_, at) => Math.min(...rows.map((row) => row.parts[at][1])));
   const beyond = (row) => row.parts.map(([scorer, part], at) => [scorer, part - least[at]]);
-  const most = Math.max(1e-9, ...rows.map((row) => beyond(row).reduce((sum, [, part]) => sum + part, 0)));
+  const most = Math.max(SAME, ...rows.map((row) => beyond(row).reduce((sum, [, part]) => sum + part, 0)));
   const columns = [
     { title: "Endpoint", left: true, value: (c) => c.endpoint, cell: (c) => html`${c.picked && html`<b aria-hidden="true">★ </b>`}${name(c.endpoint)}${c.picked && html`<small> picked</small>`}` },
     { title: "State", left: true, cell: (c) => html`<${Chip} state=${c.state} />` },
@@ -165,7 +173,7 @@ function Profile({ decision, profile }) {
               aria-valuetext=${`weight ${weights[each.scorer]}`} onInput=${(event) => setWeights({ ...weights, [each.scorer]: Number(event.target.value) })} />
             <output>${Number(weights[each.scorer].toFixed(2))}</output></label>`)}
           <p role="status">${trouble ? name(trouble) : answer
-            ? html`With these weights, ${answer.same ? "the same endpoint is best" : html`<b>${name(answer.ranked[0].endpoint)}</b> is best`}${answer.margin !== null && `, ${answer.margin.toFixed(3)} above the next`}.`
+            ? html`With these weights, ${answer.same ? "the same endpoint is best" : html`<b>${name(answer.ranked[0].endpoint)}</b> is best`}${answer.margin !== null && (answer.margin < SAME ? ", with the same total as the next" : `, ${answer.margin.toFixed(3)} above the next`)}.`
             : "These are the weights of the decision."}</p>
           <button type="button" disabled=${!changed} onClick=${() => setWeights(original)}>Weights of the decision</button>
         </fieldset>`}

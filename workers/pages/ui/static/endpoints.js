@@ -2,7 +2,7 @@
 import { useEffect, useMemo, useRef, useState } from "./vendor/hooks.mjs";
 import { Chip, Plot, Table, cells, html } from "./parts.js";
 import { json } from "./store.js";
-import { age, count, name, rate, share } from "./format.js";
+import { age, count, name, rate, share, short } from "./format.js";
 
 const HEATS = {
   load: { title: "Load: running and waiting", value: (e) => (e.scraped.running_requests ?? 0) + (e.scraped.waiting_requests ?? 0), show: count },
@@ -12,7 +12,7 @@ const HEATS = {
 };
 const BAD = ["down", "ejected"];
 const COLUMNS = [
-  { title: "Endpoint", left: true, value: (e) => e.name, cell: (e) => html`<a href=${`#endpoints/${encodeURIComponent(e.id)}`} title=${name(e.name)}>${name(e.name)}</a>` },
+  { title: "Endpoint", left: true, value: (e) => e.name, cell: (e) => html`<a href=${`#endpoints/${encodeURIComponent(e.id)}`} title=${name(e.name)}>${short(e.name)}</a>` },
   { title: "State", left: true, value: (e) => e.state, cell: (e) => html`<${Chip} state=${e.state} />` },
   { title: "Age", value: (e) => e.age_s, cell: (e) => age(e.age_s), note: "time since the last good scrape" },
   { title: "Running", value: (e) => e.scraped.running_requests, cell: (e) => count(e.scraped.running_requests) },
@@ -23,7 +23,7 @@ const COLUMNS = [
   { title: "Share", value: (e) => e.traffic_share, cell: (e) => share(e.traffic_share), note: "of all picks" },
   { title: "Cached", value: (e) => e.reported_share, cell: (e) => share(e.reported_share), note: "reported share of prompt tokens from the cache" },
   { title: "Predicted", value: (e) => e.predicted_share, cell: (e) => share(e.predicted_share), note: "predicted share of prompt tokens from the cache" },
-  { title: "Address", left: true, value: (e) => e.address, cell: (e) => name(e.address) },
+  { title: "Address", left: true, whole: true, value: (e) => e.address, cell: (e) => name(e.address) },
   { title: "Remarks", left: true, cell: (e) => name(remarks(e)) },
 ];
 
@@ -141,7 +141,7 @@ function One({ endpoint, theme, number }) {
   ];
   return html`
     <section class="panel" aria-label="Selected endpoint">
-      <h2>${name(endpoint.name)} <${Chip} state=${endpoint.state} /> <a href="#endpoints">Close</a></h2>
+      <h2>${short(endpoint.name)} <${Chip} state=${endpoint.state} /> <a href="#endpoints">Close</a></h2>
       <p>${name(endpoint.address)}, namespace ${name(endpoint.namespace)}; last good scrape ${age(endpoint.age_s)} ago; ${count(endpoint.index_entries)} blocks in the prefix index.
         ${" "}${why(endpoint.state)}</p>
       ${endpoint.why && html`<p class="findings"><span class="warning">The last scrape failed: ${name(endpoint.why)}</span></p>`}

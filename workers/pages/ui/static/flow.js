@@ -42,8 +42,8 @@ export function FlowControl({ state }) {
   return html`
     <${Cards}>
       <${Card} title="Saturation" value=${share(flow.saturation.effective)} bad=${full} note=${full ? "full: requests wait" : `by ${name(flow.detector)}`} />
-      <${Card} title="Waiting" value=${count(waiting)} note=${`limit ${count(flow.requests_max || undefined)}`} />
-      <${Card} title="Bytes waiting" value=${bytes(state.bands.reduce((sum, band) => sum + band.bytes, 0))} note=${`limit ${bytes(flow.bytes_max || undefined)}`} />
+      <${Card} title="Waiting" value=${count(waiting)} note=${flow.requests_max ? `limit ${count(flow.requests_max)}` : "no limit but the bands'"} />
+      <${Card} title="Bytes waiting" value=${bytes(state.bands.reduce((sum, band) => sum + band.bytes, 0))} note=${flow.bytes_max ? `limit ${bytes(flow.bytes_max)}` : "no limit but the bands'"} />
     <//>
     <${Table} caption="Bands" columns=${bands} rows=${state.bands} rowKey=${(b) => b.priority} />
     <${Table} caption="Flows with waiting requests" columns=${flows} rows=${state.flows} rowKey=${(f) => `${f.priority} ${f.fairness_id}`} initial=${{ at: 2, down: true }} empty="No request waits." />

@@ -17,7 +17,7 @@ export function count(number) {
 export const rate = (perSecond) =>
   perSecond === undefined || perSecond === null ? UNKNOWN : perSecond < 100 ? perSecond.toFixed(1) : count(Math.round(perSecond));
 
-export const share = (value) => (value === undefined || value === null ? UNKNOWN : `${Math.round(value * 100)} %`);
+export const share = (value) => (value === undefined || value === null ? UNKNOWN : value > 0 && value < 0.05 ? `${(value * 100).toFixed(1)} %` : `${Math.round(value * 100)} %`);
 
 export function time(seconds) {
   if (seconds === undefined || seconds === null) return UNKNOWN;
@@ -34,12 +34,14 @@ export function age(seconds) {
 }
 
 export const bytes = (number) =>
-  number === undefined || number === null ? UNKNOWN : number < 1 << 20 ? `${Math.round(number / 1024)} KiB` : `${Math.round(number / (1 << 20))} MiB`;
+  number === undefined || number === null ? UNKNOWN : number < 1024 ? `${number} B` : number < 1 << 20 ? `${Math.round(number / 1024)} KiB` : `${Math.round(number / (1 << 20))} MiB`;
 
 // Names come from clients and servers: control characters and text direction must not change the page around them.
+const SHORT_MAX = 48;
 const SHOWN_MAX = 120;
 const LONG_MAX = 2000;
 export const name = (text) => clean(text, SHOWN_MAX);
+export const short = (text) => clean(text, SHORT_MAX);
 export const long = (text) => clean(text, LONG_MAX);
 
 function clean(text, most) {

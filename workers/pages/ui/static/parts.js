@@ -2,10 +2,13 @@
 import { h } from "./vendor/preact.mjs";
 import { useEffect, useRef, useState } from "./vendor/hooks.mjs";
 import htm from "./vendor/htm.mjs";
-import { UNKNOWN } from "./format.js";
+import { UNKNOWN, share } from "./format.js";
 
 export const html = htm.bind(h);
 const ROWS = 100;
+const SHARE_TOP = 0.05; // the least top of a plot of shares
+const SPAN_MIN = 15;
+const SHORTEST_MIN = 2; // a young history does not begin as a stroke at the edge
 
 export const Card = ({ title, value, note, bad }) => html`
   <div class=${bad ? "card bad" : "card"}>
@@ -17,7 +20,7 @@ export const Cards = ({ children }) => html`<dl class="cards">${children}</dl>`;
 
 export const Chip = ({ state }) => html`<span class=${`chip ${state.replace(/ /g, "-")}`}>${state}</span>`;
 
-// A table. `columns`: {title, cell(row), value(row) to sort by, left, note}. Shows ROWS rows, and more on demand.
+// A table. `columns`: {title, cell(row), value(row) to sort by, left, whole (not broken), note}. Shows ROWS rows, and more on demand.
 export function Table({ caption, columns, rows, rowKey, empty, Row, initial }) {
   const [order, setOrder] = useState(initial ?? { at: -1, down: true });
   const [limit, setLimit] = useState(ROWS);
@@ -48,7 +51,7 @@ export const cells = (columns, row) =>
   columns.map((column, at) =>
     at === 0
       ? html`<th scope="row" class="left">${column.cell(row)}</th>`
-      : html`<td class=${column.left ? "left" : ""}>${column.cell(row)}</td>`,
+      : html`<td class=${column.left ? (column.whole ? "left whole" : "left") : ""}>${column.cell(row)}</td>`,
   );
 
 function compare(a, b) {
@@ -74,12 +77,12 @@ export function Plot({ title, ages, series, theme }) {
         height: 132,
         legend: { show: false },
         cursor: { y: false, points: { size: 6 } },
-        scales: { x: { time: false, range: [-15, 0] }, y: { range: (_, low, high) => [Math.min(0, low ?? 0), high > 0 ? high * 1.1 : 1] } },
+        scales: { x: { time: false, range: (_, oldest) => [Math.max(-SPAN_MIN, Math.min(-SHORTEST_MIN, Math.floor(oldest ?? 0))), 0] }, y: { range: (_, low, high) => [Math.min(0, low ?? 0), Math.max(show === share ? SHARE_TOP : 0, high > 0 ? high * 1.1 : 1)] } },
         axes: [
           { ...axis, space: 60, size: 24, values: (_, ticks) => ticks.map((tick) => (tick ? `${tick} min` : "now")) },
           { ...axis, size: 58, space: 32, values: (_, ticks) => ticks.map((tick) => show(tick)) },
         ],
-        series: [{}, ...series.map((each) => ({ label: each.title, stroke: colour(each.colour), width: 1.5, points: { show: false } }))],
+        series: [{}, ...series.map((each) => ({ label: each.title, stroke: colour(each.colour), width: 1.5, spanGaps: true, points: { show: false } }))],
       },
       data,
       place.current,
