@@ -19,6 +19,7 @@ This module does not know what the bytes mean.
 import zlib
 from typing import Any
 
+from shm import fence
 from shm.layout import CACHE_LINE, WORD, aligned, layout_hash
 from shm.segment import Region
 
@@ -91,6 +92,7 @@ class DocumentWriter:
         words[slot + SLOT_CRC] = _crc(version, blob)
         self._bytes[start + CACHE_LINE : start + CACHE_LINE + len(blob)] = blob
         words[slot + SLOT_VERSION] = version
+        fence.order()
         words[at // WORD + VERSION] = self._seen[index] = version
 
     def overwritten(self) -> list[int]:
@@ -140,6 +142,7 @@ class DocumentReader:
         """Return the current version and its bytes. Return None if the document was never written, or was torn at every try."""
         for _ in range(READ_TRIES_MAX):
             version = self.version(index)
+            fence.order()
             if version == 0:
                 return None
             blob = self._whole(index, version)

@@ -1,33 +1,60 @@
-"""Memory order: states what the shared structures require of the CPU.
+"""Memory order: what the shared structures require of the CPU, and the fence that gives it to them.
 
-Python has no fences. The structures require that
+1. Another process sees an aligned 8-byte store whole or not at all. x86-64 and aarch64 both guarantee this, and CPython and NumPy copy
+   aligned words in units of at least 8 bytes (`tests/shm/hammer.py` checks it).
+2. What stands before a call of `order` takes effect before what stands behind it: stores, as other processes see them, and loads.
 
-1. another process sees an aligned 8-byte store whole or not at all;
-2. stores of one process become visible in program order (seqlock: mark, body, mark);
-3. loads of one process happen in program order (seqlock: version, body, version).
+x86-64 shows the stores of a process in program order and carries out its loads in program order, so `order` does nothing there. aarch64
+does neither (Arm Architecture Reference Manual, B2.3), so `order` is a fence: that of the kernels (`dmb ish`), or without them a lock that
+is released and acquired. A release is a store-release, an acquire a load-acquire, and no access passes both.
 
-x86-64 guarantees all three: it has total store order, and CPython and NumPy copy 8-byte aligned
-words in units of at least 8 bytes. `tests/shm/hammer.py` checks how CPython and NumPy copy.
+Where a fence is needed and what it guarantees is proven by `tests/shm/test_memory_order.py`. It records the loads, stores and fences of the
+code in `shm`, carries them out in every order that the Arm model allows, and lets the code judge what it would have read:
 
-aarch64 guarantees only the first. There the structures *detect* a torn read instead of *preventing*
-it: the last word of a table row is the XOR of its other words, and a document carries a CRC. An
-index entry is a single word and needs no order. An XOR misses a torn row if the torn words cancel
-out; arithmetic says that this is rare, no measurement does. Nothing here was run on aarch64.
+- A row of the table (`shm.seqlock`) is read as it was written, or counts as torn. Without its fences, torn rows are accepted.
+- A copy of the table with a new epoch has all rows of that epoch. Without the fence behind the epoch, it may lack a new endpoint.
+- A document is read as it was written; its CRC suffices for this. Without its fences, the current version may be unreadable.
+- An index entry is one word, so a reader never combines the tag of one entry with the owner of another. It needs no fence.
 
-This module orders no memory accesses. It rejects machines on which the layouts would be wrong, and
-describes what readers may rely on.
+`shm.series` and `shm.flow_lanes` have fences for the same reason as documents: they store last the number that says what else is there.
 """
 
 import platform
 import struct
 import sys
+from _thread import allocate_lock  # a forking process must not import threading
+from collections.abc import Callable
 
-TOTAL_STORE_ORDER = frozenset({"x86_64", "AMD64"})
-ATOMIC_WORDS_ONLY = frozenset({"aarch64", "arm64"})
+from compiled import kernels
+
+KEEPS_ORDER = frozenset({"x86_64", "AMD64"})  # total store order
+NEEDS_FENCE = frozenset({"aarch64", "arm64"})
+
+
+def no_fence() -> None:
+    """Does nothing: the CPU keeps the order of loads, and that of stores."""
+
+
+def lock_fence() -> None:
+    """Orders all accesses before and after it. Uses a lock of its own, so threads do not disturb each other."""
+    lock = allocate_lock()
+    lock.acquire()
+    lock.release()
+    lock.acquire()  # no later access takes effect before it, and it takes effect after the release
+
+
+def choose(machine: str) -> Callable[[], None]:
+    """Returns the fence for a machine, named as by `platform.machine()`. A machine that is not known gets one, too."""
+    if machine in KEEPS_ORDER:
+        return no_fence
+    return kernels.fence if kernels.NATIVE else lock_fence
+
+
+order = choose(platform.machine())
 
 
 def refuse_machine(byteorder: str, pointer_bytes: int) -> str | None:
-    """Return why shared layouts cannot work on a machine with this byte order and pointer size. None: the layouts work."""
+    """Returns why shared layouts cannot work on a machine with this byte order and pointer size. None: the layouts work."""
     if byteorder != "little":
         return f"shared layouts are little-endian, this machine is {byteorder}-endian"
     if pointer_bytes != 8:
@@ -36,17 +63,17 @@ def refuse_machine(byteorder: str, pointer_bytes: int) -> str | None:
 
 
 def promise(machine: str | None = None) -> str:
-    """Return a line that says how readers on this machine (default: the current one) avoid torn rows."""
+    """Returns a line that says how readers on this machine (default: the current one) avoid torn rows."""
     machine = platform.machine() if machine is None else machine
-    if machine in TOTAL_STORE_ORDER:
+    if machine in KEEPS_ORDER:
         return f"{machine}: stores and loads keep their order; readers detect torn rows by their version"
-    if machine in ATOMIC_WORDS_ONLY:
-        return f"{machine}: the CPU does not keep the order; readers detect torn rows by XOR and CRC (untested)"
-    return f"{machine}: unknown memory order; readers detect torn rows by XOR and CRC (untested)"
+    if machine in NEEDS_FENCE:
+        return f"{machine}: fences keep the order of stores and loads; readers detect torn rows by their version"
+    return f"{machine}: unknown memory order, fenced as on aarch64; readers detect torn rows by their version"
 
 
 def check_machine() -> None:
-    """Raise ImportError on a machine where the layouts would be wrong."""
+    """Raises ImportError on a machine where the layouts would be wrong."""
     refusal = refuse_machine(sys.byteorder, struct.calcsize("P"))
     if refusal is not None:
         raise ImportError(refusal)

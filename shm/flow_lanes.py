@@ -35,6 +35,7 @@ from collections.abc import Sequence
 from math import inf
 from typing import Any, NamedTuple
 
+from shm import fence
 from shm.lanes import Lanes
 from shm.layout import CACHE_LINE, WORD, aligned, layout_hash
 from shm.segment import Region
@@ -235,6 +236,7 @@ class FlowLanes:
         total = 0
         for base in range(0, self.schema.workers * self.schema.lane_words, self.schema.lane_words):
             total += words[base + at]
+        fence.order()
         return total
 
     def _look(self) -> None:
@@ -313,6 +315,7 @@ class FlowLane:
         words, at = self.words, self.schema.asked_of(worker)
         words[at + 1 + 2 * band] += requests
         words[at + 2 + 2 * band] += size
+        fence.order()
         words[at] += requests + size  # last: a reader that sees the new total also sees the numbers behind it
 
     def answer(self, band: int, requests: int, size: int) -> None:

@@ -8,13 +8,16 @@
 
 The functions accept anything that can be indexed and sliced like a memoryview of words. So tests can
 run this code on memory that lets a reader or a second writer run between any two accesses
-(`tests/interleave.py`). `shm/fence.py` states what order of loads and stores the row versions need.
+(`tests/interleave.py`). The fences keep the order of version and body (`shm.fence`).
 """
 
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
+
+from compiled import kernels
+from shm import fence
 
 READ_TRIES_MAX: Final = 16
 VERSION_MASK: Final = (1 << 64) - 1
@@ -26,11 +29,13 @@ def begin(words: memoryview, at: int) -> int:
     """Make the row's version odd, and return it. This also works if the previous writer died while it wrote the row."""
     odd = ((words[at] + 1) | 1) & VERSION_MASK
     words[at] = odd
+    fence.order()
     return int(odd)
 
 
 def end(words: memoryview, at: int, odd: int) -> None:
     """Make the row's version even again."""
+    fence.order()
     words[at] = (odd + 1) & VERSION_MASK
 
 
@@ -47,8 +52,17 @@ def read_rows(rows: Rows) -> tuple[Rows, Rows]:
     `rows`: uint64, shape (n, words). The first word of a row is its version, the last one the XOR of all words between. So in a whole
     row the XOR of all words equals the version.
     """
+    if kernels.NATIVE and isinstance(rows, np.ndarray):
+        return kernels.read_rows(rows)
+    return reference_read_rows(rows)
+
+
+def reference_read_rows(rows: Rows) -> tuple[Rows, Rows]:
+    """Compute `read_rows` without the C kernel."""
     before = rows[:, 0].copy()
+    fence.order()
     copy = rows.copy()
+    fence.order()
     torn = before ^ rows[:, 0]
     torn |= before ^ np.bitwise_xor.reduce(copy, axis=1)
     torn |= before & 1

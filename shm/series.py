@@ -19,8 +19,7 @@ cumulative. A lane holds `blocks` label tuples besides block 0, and TEXT_BYTES_P
 - The words of one block do not change together: a reader may see a histogram's bucket before its sum.
 - Gauges count only while the parent marks the lane as serving.
 
-Clients cannot make anything here grow without bound: neither the table, nor the label tuples that writer and reader remember. On a
-machine that does not order loads (see `fence`), a reader may see the last words of a block late; its next read includes them.
+Clients cannot make anything here grow without bound: neither the table, nor the label tuples that writer and reader remember.
 
 This module does not know what the labels mean, or which of them to fold.
 """
@@ -33,6 +32,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from shm import fence
 from shm.layout import CACHE_LINE, WORD, aligned, layout_hash
 from shm.segment import Region
 
@@ -209,6 +209,7 @@ class SeriesWriter:
         block: int = FIRST_BLOCK + (used + 1) * self.schema.block_words
         for at, place in enumerate(places, start=block):
             words[at] = place
+        fence.order()
         words[USED] = used + 1  # publishes the block; test_a_writer_killed_at_any_store_leaves_whole_blocks_only
         self._stored[labels] = self._known[labels] = block
         return block
@@ -392,6 +393,7 @@ class SeriesReader:
         """Assign a row of the totals to each newly published block of a lane, at most BLOCKS_AT_ONCE. Return whether more are left."""
         rows, size = self._row_of[lane], self.schema.values_at
         used = int(self._heads[lane, USED])
+        fence.order()
         for block in range(len(rows), min(used, len(rows) + BLOCKS_AT_ONCE) + 1):
             labels = tuple(_text(self._texts[lane], place) for place in self._ints[lane, block, :size].tolist())
             if labels not in self._rows and len(self._rows) <= self.schema.blocks:

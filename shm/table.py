@@ -31,7 +31,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from shm import seqlock
+from shm import fence, seqlock
 from shm.layout import CACHE_LINE, WORD, aligned, layout_hash
 from shm.segment import Region
 
@@ -374,7 +374,9 @@ class TableReader:
     def copy(self, previous: TableCopy | None = None) -> TableCopy:
         """Copy all used rows. A row that stays torn after all tries is taken from `previous`, or reads as free without `previous`."""
         words = self._words
-        epoch, used = words[EPOCH], words[USED]
+        epoch = words[EPOCH]
+        fence.order()  # `used` is at least as new as the epoch; the fences of the rows order the rest
+        used = words[USED]
         if used != self._used:
             self._used, self._part = used, self._rows[: min(used, self.schema.slots)]
         rows, torn = seqlock.read_rows(self._part)

@@ -37,6 +37,14 @@ KERNEL(increase) {
     Py_RETURN_NONE;
 }
 
+/* fence(): what stands before the call takes effect before what stands behind it (`shm.fence`). */
+KERNEL(fence) {
+    (void)args;
+    if (!arguments("fence", count, 0)) return NULL;
+    __atomic_thread_fence(__ATOMIC_SEQ_CST);
+    Py_RETURN_NONE;
+}
+
 /* read_rows(rows): returns a copy of the rows, and one word per row, which is not 0 if the row was torn while it was copied. `rows`:
    uint64, shape (n, words). The first word of a row is its version; the last word makes the XOR of all words equal to the version. */
 KERNEL(read_rows) {

@@ -5,7 +5,7 @@
 #include "arrays.h"
 
 #define FUNCTIONS(each)                                                                                                        \
-    each(add_scaled) each(by_row) each(chain) each(fewest) each(find) each(forget) each(held) each(highest) each(increase)    \
+    each(add_scaled) each(by_row) each(chain) each(fence) each(fewest) each(find) each(forget) each(held) each(highest) each(increase)    \
         each(insert) each(lane_sums) each(match) each(observe) each(read_rows) each(remove_links) each(share)                 \
             each(store_links) each(token_load) each(waiting)
 

@@ -4,6 +4,9 @@ import os
 import sys
 import time
 
+import workers.host.log  # noqa: F401  # before all that import structlog: it leaves out 5 MiB that structlog would load
+
+# isort: split
 import click
 
 from epp.config.load import ConfigErrors

@@ -39,6 +39,7 @@ import uvloop
 from epp.metrics.lanes import FILE_CHANGES, OVERWRITTEN
 from shm.lanes import SUPERVISOR_LANE, Lane
 from workers.extproc.health import Health
+from workers.host import mapped_code
 from workers.host.exit_codes import ExitCode
 from workers.host.log import error_text
 from workers.host.yaml_files import DiscoveryError
@@ -52,7 +53,6 @@ from workers.supervisor.config_watch import ConfigWatch
 from workers.supervisor.configured_endpoints import follow_configured
 from workers.supervisor.data_layer import CULPRIT, DataLayer, OverwrittenError, read_by
 from workers.supervisor.index_keeper import IndexKeeper
-from workers.supervisor.kubernetes import Kubernetes
 from workers.supervisor.latency_keeper import LatencyKeeper
 from workers.supervisor.live import Live
 from workers.supervisor.objects_watch import ObjectsWatch, flow_lanes, objects_watch
@@ -68,6 +68,7 @@ from workers.worker.adoption import Loading
 
 if TYPE_CHECKING:
     from workers.endpoints.replicas.exchange import Exchange
+    from workers.supervisor.kubernetes import Kubernetes
 
 BEAT_S = 0.1
 INTACT_EVERY_S = 1.0
@@ -94,17 +95,8 @@ class Supervisor:
         self.background = Background()
         self.readiness = Readiness(instance, self.lane)
         self.index = IndexKeeper(instance)
-        self.exchange: Exchange | None = None
-        if instance.options.replica_store:
-            from workers.supervisor.replication import (
-                exchange_of,
-            )  # its imports take memory, and few pickers have a store
-
-            self.exchange = exchange_of(instance, self.index.writer, report)
-            self.index.taught = self.exchange.parts.taught
-        self.kubernetes: Kubernetes | None = None
-        if instance.sources.in_kubernetes:
-            self.kubernetes = Kubernetes(instance, self.lane, self.predecessor, self.readiness, self.background, report)
+        self.exchange = self._exchange() if instance.options.replica_store else None
+        self.kubernetes = self._kubernetes() if instance.sources.in_kubernetes else None
         self.live = Live(
             instance,
             lambda: self.data.table.troubles(),
@@ -121,6 +113,18 @@ class Supervisor:
         self._loading: Loading | None = None
         self._failed = 0  # the number of the configuration that this supervisor could not take over; 0: none
         self._show()
+
+    def _exchange(self) -> "Exchange":
+        from workers.supervisor.replication import exchange_of  # takes memory, and few pickers have a store
+
+        exchange = exchange_of(self.instance, self.index.writer, report)
+        self.index.taught = exchange.parts.taught
+        return exchange
+
+    def _kubernetes(self) -> "Kubernetes":
+        from workers.supervisor.kubernetes import Kubernetes  # takes memory that other pickers do not need
+
+        return Kubernetes(self.instance, self.lane, self.predecessor, self.readiness, self.background, report)
 
     async def serve(self) -> int:
         """Runs the process: starts every component, waits for the end, and stops every component. Returns the exit code.
@@ -140,6 +144,7 @@ class Supervisor:
                 self.instance.reports.failed(SEAT, str(failure))
                 return ExitCode.BOOT_FAILED
             self.instance.reports.ready(SEAT)
+            asyncio.get_running_loop().call_later(mapped_code.AFTER_START_S, mapped_code.give_back)
             self.index.save_regularly(self.background, self.data.table.owners)
             await self.background.ended()
             await self._stop()

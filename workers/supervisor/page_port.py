@@ -21,7 +21,6 @@ from shm.documents import DocumentReader
 from shm.lanes import Lane
 from shm.table import TableReader
 from workers.endpoints.endpoints import EndpointTable
-from workers.kube.review import Reviewer
 from workers.pages.admin import AdminServer
 from workers.pages.decisions import DecisionsPage, is_local
 from workers.pages.page import ALLOWED, Guard, Page, PageAnswer, Request, Verdict, allow_all
@@ -34,13 +33,13 @@ from workers.shared import profiles, reload_status
 from workers.shared.decisions import Asking
 from workers.shared.documents import EndpointsView
 from workers.supervisor.index_keeper import IndexKeeper
-from workers.supervisor.kubernetes import Kubernetes
 from workers.supervisor.live import Live
 from workers.supervisor.readiness import Readiness
 
 if TYPE_CHECKING:
     from workers.endpoints.replicas.exchange import Exchange
     from workers.pages.metrics import IndexFigures, MetricsPage
+    from workers.supervisor.kubernetes import Kubernetes
 
 METRICS_PORT_ABUSE = "metrics_port_abuse_total"
 
@@ -56,7 +55,7 @@ class PagePort:
         *,
         index: IndexKeeper,
         table: EndpointTable,
-        kubernetes: Kubernetes | None,
+        kubernetes: "Kubernetes | None",
         exchange: "Exchange | None",
         live: Live,
         latency: Callable[[], LatencyModel],
@@ -125,6 +124,8 @@ class PagePort:
         kubernetes = self._kubernetes
         if kubernetes is None or self._instance.options.metrics_endpoint_auth is False:
             return allow_all
+        from workers.kube.review import Reviewer  # only here: without reviews it would take memory in vain
+
         reviewer = Reviewer(lambda: kubernetes.api, self._report)
         cleanup.callback(reviewer.close)
         return reviewer.guard

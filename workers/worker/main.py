@@ -23,6 +23,7 @@ from shm.lanes import SUPERVISOR_LANE, Lane, Lanes
 from workers.extproc.app import App
 from workers.extproc.health import beside
 from workers.extproc.peer_faults import SLOW_BODY
+from workers.host import mapped_code
 from workers.host.exit_codes import ExitCode
 from workers.process.instance import Instance
 from workers.process.layout import CERTIFICATE_UNTIL, LOADED
@@ -87,6 +88,7 @@ class Worker:
         self._watch_bodies(loop, BodyTimeout())
         loop.add_reader(self.instance.pipes.wakeups[self.index], self.woken, loop)
         self.instance.reports.ready(self.index + 1)
+        loop.call_later(mapped_code.AFTER_START_S, mapped_code.give_back)
         await stopping.wait()
         await self._exit.drain(serving, lambda: parts.kept.flow, orphaned=lambda: self._orphaned)
         loop.remove_reader(self.instance.pipes.wakeups[self.index])

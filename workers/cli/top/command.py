@@ -44,7 +44,7 @@ def command(metrics_port: int | None, instance: str, run_dir: str, interval: flo
       requests     per_s errors_per_s processing_p50_s processing_p99_s
                    in_flight tokens_in_flight cached_share
                    predicted_share reported_share
-                   first_token_p50_s first_token_p95_s
+                   first_token_p50_s first_token_p95_s waited_p50_s waited_p95_s
       supervisor   serving beat_age_s starts replicas_needed headroom
       workers[]    worker state beat_age_s starts streams connections accepted_share
                    loop_lag_s requests_per_s in_flight gauges{}

@@ -14,6 +14,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
+from epp.metrics.flow_control import FLOW_QUEUE_DURATION
 from epp.metrics.lanes import REQUEST_PROCESSING
 from epp.metrics.series import TIME_TO_FIRST
 from shm.observe import SILENT_S
@@ -60,6 +61,7 @@ class Requests(msgspec.Struct, frozen=True, kw_only=True):
     Shares are shares of the prompt tokens since the start. `cached_share`: what servers reported as cached, in all requests.
     `predicted_share`, `reported_share`: what the picker predicted and what servers reported as cached, in requests with both figures.
     `first_token_p50_s`, `first_token_p95_s`: quantiles of the time from a request to the first piece of its answer.
+    `waited_p50_s`, `waited_p95_s`: quantiles of the time in flow control; None without flow control.
     """
 
     per_s: float | None
@@ -73,6 +75,8 @@ class Requests(msgspec.Struct, frozen=True, kw_only=True):
     reported_share: float | None
     first_token_p50_s: float | None = None
     first_token_p95_s: float | None = None
+    waited_p50_s: float | None = None
+    waited_p95_s: float | None = None
 
 
 class Supervisor(msgspec.Struct, frozen=True, kw_only=True):
@@ -299,6 +303,8 @@ def _requests(look: Look, before: Look | None, elapsed: float | None) -> Request
         processing_p99_s=_quantile(0.99, REQUEST_PROCESSING.name, look, before),
         first_token_p50_s=_quantile(0.5, TIME_TO_FIRST.name, look, before),
         first_token_p95_s=_quantile(0.95, TIME_TO_FIRST.name, look, before),
+        waited_p50_s=_quantile(0.5, FLOW_QUEUE_DURATION.name, look, before),
+        waited_p95_s=_quantile(0.95, FLOW_QUEUE_DURATION.name, look, before),
         in_flight=sum(endpoint.inflight_requests for endpoint in look.endpoints),
         tokens_in_flight=sum(endpoint.inflight_tokens for endpoint in look.endpoints),
         cached_share=cached / prompt if prompt else None,

@@ -87,7 +87,7 @@ class Sampler:
     def _counts(self) -> Mapping[str, Sequence[int]]:
         lanes = self._source.lanes.histograms()
         found = {name: lanes[name][0] for name in HISTOGRAMS if name in lanes}
-        return {**found, **self._source.served.first_tokens()}
+        return {**found, **self._source.served.histograms()}
 
     def _bounds(self, name: str) -> Sequence[float]:
         return self._source.served.bounds.get(name) or dict(self._source.lanes.schema.histograms)[name]

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from heapq import nlargest
 from typing import Final
 
-from epp.metrics.flow_control import FLOW_QUEUES, FLOW_REQUESTS
+from epp.metrics.flow_control import FLOW_DURATIONS, FLOW_QUEUE_DURATION, FLOW_QUEUES, FLOW_REQUESTS
 from epp.metrics.series import ERROR, REQUEST, TIME_TO_FIRST, TTFT_STREAMING, TTFT_WHOLE
 from shm.series import SeriesReader
 from workers.pages.state.look import FlowLook, OutcomeLook
@@ -22,21 +22,21 @@ class Served:
         self._errors = series(ERROR.name)
         self._queues = series(FLOW_QUEUES.name)
         self._outcomes = series(FLOW_REQUESTS.name)
-        self.bounds: Mapping[str, Sequence[float]] = {}
+        self._waits = series(FLOW_DURATIONS.name)
+        self.bounds: dict[str, Sequence[float]] = {}
         if self._requests is not None:
-            self.bounds = {TIME_TO_FIRST.name: self._requests.schema.histograms[TTFT_STREAMING][1]}
+            self.bounds[TIME_TO_FIRST.name] = self._requests.schema.histograms[TTFT_STREAMING][1]
+        if self._waits is not None:
+            self.bounds[FLOW_QUEUE_DURATION.name] = self._waits.schema.histograms[0][1]
 
-    def first_tokens(self) -> Mapping[str, Sequence[int]]:
-        """Returns the histogram of times to the first token over all requests, streamed or not, by its name."""
-        if self._requests is None:
-            return {}
-        schema, totals = self._requests.schema, self._requests.totals()
-        counts = totals.ints.sum(axis=0)
-        parts = []
-        for place in (TTFT_STREAMING, TTFT_WHOLE):
-            first = schema.histograms_at[place] - schema.values_at + 1
-            parts.append(counts[first : first + len(schema.histograms[place][1]) + 1])
-        return {TIME_TO_FIRST.name: (parts[0] + parts[1]).tolist()}
+    def histograms(self) -> Mapping[str, Sequence[int]]:
+        """Returns histograms over all requests, by name: times to the first token, streamed or not, and times in flow control."""
+        found: dict[str, Sequence[int]] = {}
+        if self._requests is not None:
+            found[TIME_TO_FIRST.name] = _summed(self._requests, TTFT_STREAMING, TTFT_WHOLE)
+        if self._waits is not None:
+            found[FLOW_QUEUE_DURATION.name] = _summed(self._waits, 0)
+        return found
 
     def errors(self) -> Mapping[str, int]:
         """Returns error code -> failed requests since the start."""
@@ -72,6 +72,14 @@ class Served:
             if values.counters[0]
         ]
         return sorted(found, key=lambda each: (-each.priority, each.outcome))
+
+
+def _summed(series: SeriesReader, *places: int) -> Sequence[int]:
+    """Returns the counts per bucket of histograms with the same bounds, summed over all labels. `places`: their positions."""
+    schema, counts = series.schema, series.totals().ints.sum(axis=0)
+    buckets = len(schema.histograms[places[0]][1]) + 1
+    firsts = [schema.histograms_at[place] - schema.values_at + 1 for place in places]
+    return sum(counts[first : first + buckets] for first in firsts).tolist()  # type: ignore[no-any-return]
 
 
 def _whole(priority: str) -> int:

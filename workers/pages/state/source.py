@@ -142,7 +142,7 @@ class Source:
             at=now,
             lanes=tuple(self._lane(index, age, starts) for index, (age, starts) in enumerate(seats)),
             counters=lanes.counters(),
-            histograms={**histograms, **self.served.first_tokens()},
+            histograms={**histograms, **self.served.histograms()},
             bounds={**dict(lanes.schema.histograms), **self.served.bounds},
             endpoints=tuple(endpoints),
             index=self._index_look(counted),

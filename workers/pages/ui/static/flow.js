@@ -1,6 +1,6 @@
 // What waits in the picker, why, and what was refused.
 import { Card, Cards, Table, html } from "./parts.js";
-import { age, bytes, count, name, share } from "./format.js";
+import { age, bytes, count, name, share, time } from "./format.js";
 
 const OUTCOMES = {
   Dispatched: "sent to an endpoint",
@@ -44,6 +44,7 @@ export function FlowControl({ state }) {
       <${Card} title="Saturation" value=${share(flow.saturation.effective)} bad=${full} note=${full ? "full: requests wait" : `by ${name(flow.detector)}`} />
       <${Card} title="Waiting" value=${count(waiting)} note=${flow.requests_max ? `limit ${count(flow.requests_max)}` : "no limit but the bands'"} />
       <${Card} title="Bytes waiting" value=${bytes(state.bands.reduce((sum, band) => sum + band.bytes, 0))} note=${flow.bytes_max ? `limit ${bytes(flow.bytes_max)}` : "no limit but the bands'"} />
+      <${Card} title="Time in flow control" value=${time(state.requests.waited_p50_s)} note=${`95 %: ${time(state.requests.waited_p95_s)}`} />
     <//>
     <${Table} caption="Bands" columns=${bands} rows=${state.bands} rowKey=${(b) => b.priority} />
     <${Table} caption="Flows with waiting requests" columns=${flows} rows=${state.flows} rowKey=${(f) => `${f.priority} ${f.fairness_id}`} initial=${{ at: 2, down: true }} empty="No request waits." />
