@@ -102,7 +102,7 @@ class Parts:
         effective, origins = config.with_origins()
         flags = {}
         for option in options.__struct_fields__:
-            name, value = OTHER_FLAGS.get(option, option), _shown(option, getattr(options, option))
+            name, value = OTHER_FLAGS.get(option, option), shown_option(option, getattr(options, option))
             flags[name.replace("_", "-")] = {"value": value, "origin": options.given.get(name, "default")}
         del flags["given"], flags["pool-given"]  # not flags, but what is known about them
         return {
@@ -114,7 +114,7 @@ class Parts:
         }
 
 
-def _shown(name: str, value: Any) -> str:
+def shown_option(name: str, value: Any) -> str:
     """Returns the value of an option as text. A value that may have a password is not shown."""
     if name in SECRET_OPTIONS:
         return "(set)" if value else ""

@@ -39,7 +39,7 @@ export function Decisions({ selected }) {
     (only === "all" || (only === "refused") === (d.refused !== "")) &&
     [d.request_id, d.model, d.target_model, d.flow, ...d.targets].join(" ").toLowerCase().includes(text.toLowerCase()));
   const columns = [
-    { title: "Request", left: true, cell: (d) => html`<button type="button" class="link" onClick=${() => setOne(d)}>${name(d.request_id || "(no id)")}</button>` },
+    { title: "Request", left: true, whole: true, cell: (d) => html`<button type="button" class="link" onClick=${() => setOne(d)}>${short(d.request_id || "(no id)")}</button>` },
     { title: "Ago", value: (d) => -d.ago_s, cell: (d) => `${d.ago_s.toFixed(1)} s` },
     { title: "Model", left: true, value: (d) => d.model, cell: (d) => name(d.model) },
     { title: "Flow", left: true, value: (d) => d.flow, cell: (d) => name(d.flow) },

@@ -33,7 +33,7 @@ export function FlowControl({ state }) {
     { title: "Bytes", value: (f) => f.bytes, cell: (f) => bytes(f.bytes) },
   ];
   const outcomes = [
-    { title: "Outcome", left: true, value: (o) => o.outcome, cell: (o) => name(o.outcome) },
+    { title: "Outcome", left: true, whole: true, value: (o) => o.outcome, cell: (o) => name(o.outcome) },
     { title: "Meaning", left: true, cell: (o) => OUTCOMES[o.outcome] ?? "" },
     { title: "Priority", value: (o) => o.priority, cell: (o) => o.priority },
     { title: "Requests", value: (o) => o.requests, cell: (o) => count(o.requests) },

@@ -50,7 +50,7 @@ export function Table({ caption, columns, rows, rowKey, empty, Row, initial }) {
 export const cells = (columns, row) =>
   columns.map((column, at) =>
     at === 0
-      ? html`<th scope="row" class="left">${column.cell(row)}</th>`
+      ? html`<th scope="row" class=${column.whole ? "left whole" : "left"}>${column.cell(row)}</th>`
       : html`<td class=${column.left ? (column.whole ? "left whole" : "left") : ""}>${column.cell(row)}</td>`,
   );
 
