@@ -121,7 +121,8 @@ class Visit:
         self._check("picker", silent, list)
         self._check("servers", silent, lambda: server_findings(picker.state))
         tls = picker.flag("secure-serving") != "false"
-        peer = Peer(tls=tls, waits_s=waits_s(picker.state) if answers else 0.0)
+        port = picker.seen.ports["grpc"] if picker.seen is not None else 0
+        peer = Peer(tls=tls, waits_s=waits_s(picker.state) if answers else 0.0, port=port)
         unknown = "" if config is not None else "give --gateway-admin HOST:PORT or --gateway-config FILE"
         self._check("gateway", unknown, lambda: gateway_findings(config, peer))
         self._check("tls", silent or self._tls_skipped(tls=tls), self._tls)

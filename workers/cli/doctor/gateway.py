@@ -25,10 +25,14 @@ Json = Any
 
 
 class Peer(NamedTuple):
-    """What the picker expects of its gateway. `tls`: whether its ext_proc port uses TLS. `waits_s`: the longest time in its queue."""
+    """What the picker expects of its gateway. `tls`: whether its ext_proc port uses TLS. `waits_s`: the longest time in its queue.
+
+    `port`: its ext_proc port; 0 if it is not known.
+    """
 
     tls: bool
     waits_s: float
+    port: int = 0
 
 
 class Names(NamedTuple):
@@ -39,8 +43,9 @@ class Names(NamedTuple):
 
 
 def gateway_findings(config: Json, peer: Peer) -> list[Finding]:
-    """Returns the findings about all filters in the configuration that call an external processor."""
-    filters = list(_filters(config))
+    """Returns the findings about the filters that call the picker: those whose cluster has its port, or all if none has it."""
+    every = list(_filters(config))
+    filters = [each for each in every if _reaches(config, each, peer.port)] or every
     if not filters:
         why = "the configuration has no filter envoy.filters.http.ext_proc"
         fix = "add the filter to the route: deploy/envoy.yaml; a Gateway needs a route to the InferencePool"
@@ -201,6 +206,12 @@ def _clusters(config: Json) -> Iterator[Mapping[str, Json]]:
     """Yields each cluster: in a dump, and in a file, it has a name and a time-out, a type or endpoints."""
     marks = ("connect_timeout", "load_assignment", "type", "typed_extension_protocol_options")
     return (each for each in _walk(config, 0) if "name" in each and any(mark in each for mark in marks))
+
+
+def _reaches(config: Json, processor: Mapping[str, Json], port: int) -> bool:
+    """Returns whether the cluster of a filter has an endpoint with this port."""
+    clusters = [each for each in _clusters(config) if each.get("name") == _cluster_name(processor)]
+    return any(each.get("port_value") == port for cluster in clusters for each in _walk(cluster, 0))
 
 
 def _cluster_name(processor: Mapping[str, Json]) -> str:

@@ -74,6 +74,16 @@ def test_a_picker_without_tls_needs_a_gateway_without_tls() -> None:
     assert [found.rule for found in gateway_findings(shipped(), Peer(tls=False, waits_s=0.0))] == ["gateway-tls"]
 
 
+def test_a_filter_of_another_external_processor_does_not_count_if_one_reaches_the_picker() -> None:
+    config, other = shipped(), shipped()
+    processor(other)["grpc_service"]["envoy_grpc"]["cluster_name"] = cluster(other)["name"] = "other"
+    processor(other)["failure_mode_allow"] = True
+    cluster(other)["load_assignment"] = {}
+    both = [config, other]
+    assert gateway_findings(both, PEER._replace(port=9002)) == []
+    assert [found.rule for found in gateway_findings(both, PEER._replace(port=7))] == ["gateway-failure-mode"]
+
+
 def test_a_dump_of_the_admin_port_is_read_as_the_file_is() -> None:
     config = shipped()
     http2(config).clear()
