@@ -40,7 +40,7 @@ FOREIGN_FLAGS = {
     "--filename", "--kustomize",  # kubectl
     "--file", "--tag", "--shm-size",  # docker
     "--enable-prompt-tokens-details",  # vLLM
-    "--only", "--targets", "--cases", "--seconds", "--reference", "--smoke", "--five-minutes", "--outage-s", "--reads",  # benchmarks, tests
+    "--only", "--targets", "--cases", "--seconds", "--reference", "--smoke", "--five-minutes", "--hold", "--outage-s", "--reads",  # benchmarks, tests
     "--config", "--seeds", "--jobs", "--json", "--markdown", "--svg", "--sim", "--envoy",  # make bench-routing
     "--disable-hot-restart", "--concurrency", "--log-level",  # envoy
     "--silent", "--retry", "--retry-all-errors", "--retry-delay",  # curl
