@@ -13,5 +13,6 @@ increase: Final = kernels.increase
 waiting: Final = kernels.waiting
 chain: Final = kernels.chain if kernels.NATIVE else None
 lane_sums: Final = kernels.lane_sums if kernels.NATIVE else None
+load_rows: Final = kernels.load_rows if kernels.NATIVE else None
 match: Final = kernels.match if kernels.NATIVE else None
 observe: Final = kernels.observe if kernels.NATIVE else None

@@ -37,10 +37,11 @@ _PATHS = """
     epp/protocol/codec/header_map
     epp/recording/keys
     shm/flow_lanes shm/held_reader shm/held_writer shm/index_capacity shm/index_spill shm/lanes shm/layout shm/link_table
-    shm/prefix_index shm/prefix_reader shm/prefix_writer shm/prompt_starts shm/seqlock shm/series shm/stream_marks shm/table
+    shm/prefix_index shm/prefix_reader shm/prefix_writer shm/prompt_starts shm/remote_lane shm/seqlock shm/series shm/stream_marks shm/table
     workers/endpoints/freshness workers/endpoints/http_client workers/endpoints/index_limits workers/endpoints/scrape
-    workers/endpoints/replicas/byte_stream workers/endpoints/replicas/connection workers/endpoints/replicas/others
-    workers/endpoints/replicas/pace workers/endpoints/replicas/rates workers/endpoints/replicas/replies
+    workers/endpoints/replicas/byte_stream workers/endpoints/replicas/connection workers/endpoints/replicas/exchange
+    workers/endpoints/replicas/joining workers/endpoints/replicas/others workers/endpoints/replicas/pace
+    workers/endpoints/replicas/places workers/endpoints/replicas/rates workers/endpoints/replicas/replies
     workers/endpoints/replicas/taught workers/endpoints/replicas/waiting
     workers/extproc/app workers/extproc/pipelines workers/extproc/pool workers/extproc/request_phase
     workers/extproc/response_phase workers/extproc/shedding workers/extproc/shell workers/extproc/stream

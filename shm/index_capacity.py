@@ -113,7 +113,10 @@ class Capacity:
     def over(self) -> list[int]:
         """Return owners that exceed their limit: at most OVER_MAX, those that exceed it by the largest factor."""
         held, most = self._held[: self._top], self._most[: self._top]
-        owners: list[int] = np.flatnonzero(held > most).tolist()
+        exceeded = held > most
+        if not exceeded.any():
+            return []
+        owners: list[int] = np.flatnonzero(exceeded).tolist()
         if len(owners) > self._over_max:
             owners.sort(key=lambda owner: int(most[owner]) / int(held[owner]))
         return owners[: self._over_max]

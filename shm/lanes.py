@@ -227,6 +227,10 @@ class Lanes:
             sums += self._added.tokens[:slots_used]
         return sums
 
+    def of_workers(self) -> tuple[Ints, Ints]:
+        """The lanes of the workers, shape (workers, words), and the serving word of each. A kernel reads both in place."""
+        return self._workers, self._weights
+
     def outcomes(self, slots_used: int) -> tuple[Ints, Ints]:
         """Requests served and points of failures per slot, over all workers, serving or not."""
         schema, lanes = self.schema, self._all[1:]

@@ -44,6 +44,11 @@ from shm.segment import Region
 ROUNDS_MAX: Final = 64
 CHUNK: Final = 512  # blocks per round: few enough for the intermediate arrays to fit into the CPU's cache
 
+# Blocks that an insert tells of: the owner of each run of blocks, the number of blocks of each run, and the bytes of all hashes (u64).
+News = tuple[list[int], list[int], bytes]
+Runs = tuple[list[int], list[int]]
+NO_NEWS: Final[News] = ([], [], b"")
+
 _TAG_MASK: Final = np.uint64(~(OWNER_IDS - 1) & ((1 << 64) - 1))
 _ONE: Final = np.uint64(1)
 _BYTE_ONES: Final = np.uint64(0x0101010101010101)
@@ -180,8 +185,46 @@ class IndexWriter:
         An entry that exists already only gets the new age. Blocks of one batch do not evict each other while their buckets have room.
         """
         if kernels.NATIVE:
-            hashes, owners = self._insert_near(np.ascontiguousarray(hashes), owners, age)
+            hashes, owners, _ = self._insert_near(np.ascontiguousarray(hashes), owners, age, None)
         self.reference_insert(hashes, owners, age)
+
+    def insert_runs(self, hashes: Hashes, owners: list[int], counts: list[int], age: int) -> None:
+        """Insert blocks as `insert` does. `owners`, `counts`: the owner of each run of blocks, and the number of blocks of each run."""
+        if not kernels.NATIVE:
+            self.reference_insert(hashes, np.array(owners, np.uint16).repeat(counts), age)
+            return
+        left, ids, _ = self._insert_near(np.ascontiguousarray(hashes), (owners, counts), age, None)
+        self.reference_insert(left, ids, age)
+
+    def insert_and_tell(self, hashes: Hashes, owners: int | npt.NDArray[Any], age: int, stale: int) -> News:
+        """Insert blocks as `insert` does. Return those that are new, and those that were last inserted `stale` or more ticks ago."""
+        hashes = np.ascontiguousarray(hashes)
+        if kernels.NATIVE:
+            left, left_owners, news = self._insert_near(hashes, owners, age, stale)
+            self.reference_insert(left, left_owners, age)
+            return news
+        news = self.reference_news(hashes, owners, age, stale)
+        self.reference_insert(hashes, owners, age)
+        return news
+
+    def reference_news(self, hashes: Hashes, owners: int | npt.NDArray[Any], age: int, stale: int) -> News:
+        """Compute in Python what `insert_and_tell` would return."""
+        ids = np.full(len(hashes), owners, np.uint16) if isinstance(owners, int) else owners.astype(np.uint16)
+        entries = (hashes & _TAG_MASK) | ids.astype(np.uint64)
+        buckets = np.column_stack((near_buckets(hashes, self._buckets), _far_buckets(hashes, entries, self._buckets)))
+        ticks = np.uint32(age & AGE_MASK) - self._ages[buckets]
+        told = ~((self._table[buckets] == entries[:, None, None]) & (ticks < stale)).any(axis=(1, 2))
+        told &= self._states[ids] == OWNER_LIVE
+        first = np.zeros(len(hashes), np.bool_)
+        first[np.unique(entries, return_index=True)[1]] = True  # the second time, an entry is fresh
+        told &= first
+        told_ids = ids[told]
+        ends = np.flatnonzero(np.append(told_ids[1:] != told_ids[:-1], True)[: len(told_ids)])
+        return (
+            told_ids[ends].tolist(),
+            np.diff(ends, prepend=-1).tolist(),
+            hashes[told].astype("<u8", copy=False).tobytes(),
+        )
 
     def reference_insert(self, hashes: Hashes, owners: int | npt.NDArray[Any], age: int) -> None:
         """Compute `insert` in Python, without the C kernel: in rounds, in each of which a bucket takes one entry."""
@@ -274,19 +317,25 @@ class IndexWriter:
         return hashes[live], entries[live]
 
     def _insert_near(
-        self, hashes: Hashes, owners: int | npt.NDArray[Any], age: int
-    ) -> tuple[Hashes, int | npt.NDArray[Any]]:
-        """Insert with the C kernel, which fills near buckets only. Return the hashes that belong into far buckets, and their owners."""
-        added, evicted, gone, dropped, left = kernels.insert(
+        self, hashes: Hashes, owners: int | npt.NDArray[Any] | Runs, age: int, stale: int | None
+    ) -> tuple[Hashes, int | npt.NDArray[Any], News]:
+        """Insert with the C kernel, which fills near buckets only. Return the hashes that belong into far buckets, their owners, and the
+        news, if `stale` is not None.
+        """
+        added, evicted, gone, dropped, left, news = kernels.insert(
             self._table, self._ages, self._states, self._capacity.counts, hashes, owners,
-            age & AGE_MASK, self._near_owners, self._spills, bool(self._retired_at),
+            age & AGE_MASK, self._near_owners, self._spills, bool(self._retired_at), stale,
         )  # fmt: skip
         words = self._words
         words[EVICTIONS] += evicted
         words[GONE] += gone
         words[DROPPED] += dropped
         self._size += added
-        return hashes[left], owners if isinstance(owners, int) else owners[left]
+        if not len(left):
+            return hashes[:0], 0, news or NO_NEWS
+        if isinstance(owners, tuple):
+            owners = np.array(owners[0], np.uint16).repeat(owners[1])
+        return hashes[left], owners if isinstance(owners, int) else owners[left], news or NO_NEWS
 
     def _insert_chunk(self, hashes: Hashes, entries: Hashes, age: int) -> None:
         for _ in range(ROUNDS_MAX):

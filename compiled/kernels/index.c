@@ -6,6 +6,10 @@
 #define WIDE_BLOCKS 4
 #define NONE (-1)
 #define PREFETCHED 4 /* how many hashes ahead an insert asks for buckets */
+#define CROWDED 0 /* what `insert_near` returns */
+#define FRESH 1
+#define STALE 2
+#define NEW 3
 #define PROBE_STRIDE 32
 #define DENSE_BLOCKS 64
 
@@ -98,6 +102,7 @@ typedef struct {
     int64_t *held;
     int near_owners, spills;
     int retired;                              /* whether there are retired owners; their entries count as empty */
+    uint32_t stale;                           /* after how many ticks a refreshed entry is news, as a new one is */
     Py_ssize_t added, evicted, gone, dropped; /* what `insert` returns */
 } Index;
 
@@ -178,43 +183,57 @@ static int64_t spill(Index *index, const uint64_t *first) {
     return count > !marked ? (int64_t)moved[!marked] : NONE;
 }
 
+/* Refreshes the entry at a place. Returns STALE if its age was `stale` or more ticks ago, else FRESH. */
+static inline int refresh(Index *index, uint64_t place) {
+    int stale = (uint32_t)(index->age - index->ages[place]) >= index->stale;
+    index->ages[place] = index->age;
+    return stale ? STALE : FRESH;
+}
+
+/* Returns the place of the oldest entry of two buckets. */
+static uint64_t oldest_of(const Index *index, const uint64_t *first) {
+    uint64_t oldest = first[0];
+    uint32_t oldest_age = UINT32_MAX;
+    for (int way = 0; way < NEAR_WAYS; way++) {
+        uint64_t place = first[way >> 3] + (way & 7);
+        uint32_t age = index->ages[place] - (index->age + 1); /* makes the current age the largest, even after the counter has wrapped */
+        if (age >= oldest_age) continue;
+        oldest_age = age;
+        oldest = place;
+    }
+    return oldest;
+}
+
 /* Refreshes an entry. If it is new, writes it to an empty way of its emptier near bucket. If both buckets are full, makes room (`spill`) or
-   overwrites the oldest entry. Returns 0 if so many owners have this hash that the entry belongs into a far bucket. */
+   overwrites the oldest entry. Returns CROWDED if so many owners have this hash that the entry belongs into a far bucket; else what the
+   entry was: NEW, STALE or FRESH. */
 static int insert_near(Index *index, uint64_t hash, uint64_t entry) {
     const uint64_t first[2] = {WAYS * scaled(hash & 0xFFFFFFFF, index->buckets), WAYS * scaled(hash >> 32, index->buckets)};
-    int known = 0, tagged = 0, room[2] = {0, 0};
-    uint64_t empty[2] = {0, 0}, oldest = first[0];
+    int tagged = 0, room[2] = {0, 0};
+    uint64_t empty[2] = {0, 0};
     int64_t mark = NONE, far;
-    uint32_t oldest_age = UINT32_MAX;
+    for (int way = 0; way < NEAR_WAYS; way++) {
+        uint64_t place = first[way >> 3] + (way & 7);
+        if (index->entries[place] == entry) return refresh(index, place);
+    }
     for (int way = 0; way < NEAR_WAYS; way++) {
         int bucket = way >> 3;
         uint64_t place = first[bucket] + (way & 7), present = index->entries[place];
-        if (present == entry) {
-            index->ages[place] = index->age;
-            known = 1;
-        } else if (is_empty(index, present)) {
-            if (room[bucket]++ == 0) empty[bucket] = place;
-        }
+        if (is_empty(index, present) && room[bucket]++ == 0) empty[bucket] = place;
         if ((present ^ entry) < SAME_TAG) {
             tagged++;
             if (OWNER(present) == FAR_MARK) mark = place;
         }
-        uint32_t age = index->ages[place] - (index->age + 1); /* makes the current age the largest, even after the counter has wrapped */
-        if (age < oldest_age) {
-            oldest_age = age;
-            oldest = place;
-        }
     }
-    if (known) return 1;
     if (mark != NONE && (far = in_far(index, entry, entry)) != NONE) {
-        index->ages[far] = index->ages[mark] = index->age;
-        return 1;
+        index->ages[mark] = index->age;
+        return refresh(index, far);
     }
-    if (tagged >= index->near_owners) return 0;
+    if (tagged >= index->near_owners) return CROWDED;
     int64_t place = room[1] > room[0] ? empty[1] : empty[0];
-    if (!room[0] && !room[1] && (!index->spills || (place = spill(index, first)) == NONE)) place = oldest;
+    if (!room[0] && !room[1] && (!index->spills || (place = spill(index, first)) == NONE)) place = oldest_of(index, first);
     store(index, place, entry);
-    return 1;
+    return NEW;
 }
 
 /* Asks the CPU for the near buckets of a hash, which are rarely in its cache. */
@@ -226,21 +245,46 @@ static inline void prefetch(const Index *index, uint64_t hash) {
     }
 }
 
-/* Inserts all hashes, one after the other. Returns the indices of the hashes that belong into far buckets, as an array, or NULL with an
-   exception. */
-static PyArrayObject *insert_all(Index *index, const uint64_t *hashes, npy_intp count, const uint16_t *owners, npy_intp step) {
-    npy_intp *crowded = PyMem_Malloc((count ? count : 1) * sizeof(npy_intp)), found = 0;
-    if (crowded == NULL) return (PyArrayObject *)PyErr_NoMemory();
+/* The hashes of one insert that belong into far buckets, by their index, and those that are news. */
+typedef struct {
+    npy_intp *crowded, crowded_count, news_count;
+    uint64_t *news;
+    uint16_t *news_owners;
+} Outcome;
+
+/* Inserts all hashes, one after the other. */
+static void insert_all(Index *index, const uint64_t *hashes, npy_intp count, const uint16_t *owners, npy_intp step, Outcome *out) {
     for (npy_intp i = 0; i < count; i++) {
         if (i + PREFETCHED < count) prefetch(index, hashes[i + PREFETCHED]);
         uint16_t owner = owners[i * step];
-        if (index->states[owner] != OWNER_LIVE) index->dropped++;
-        else if (!insert_near(index, hashes[i], (hashes[i] & ~(SAME_TAG - 1)) | owner)) crowded[found++] = i;
+        if (index->states[owner] != OWNER_LIVE) {
+            index->dropped++;
+            continue;
+        }
+        int was = insert_near(index, hashes[i], (hashes[i] & ~(SAME_TAG - 1)) | owner);
+        if (was == CROWDED) out->crowded[out->crowded_count++] = i;
+        if (was == FRESH || out->news == NULL) continue;
+        out->news[out->news_count] = hashes[i];
+        out->news_owners[out->news_count++] = owner;
     }
-    PyArrayObject *left = output(found, NPY_INTP);
-    if (left != NULL) memcpy(PyArray_DATA(left), crowded, found * sizeof(npy_intp));
-    PyMem_Free(crowded);
-    return left;
+}
+
+/* Returns the news of an insert: the owner of each run of hashes, the number of hashes of each, and the bytes of all hashes. */
+static PyObject *news_of(const Outcome *out) {
+    PyObject *owners = PyList_New(0), *counts = PyList_New(0), *hashes = PyBytes_FromStringAndSize((char *)out->news, out->news_count * 8);
+    int valid = owners != NULL && counts != NULL && hashes != NULL;
+    for (npy_intp at = 0, end; valid && at < out->news_count; at = end) {
+        for (end = at + 1; end < out->news_count && out->news_owners[end] == out->news_owners[at]; end++) {}
+        PyObject *owner = PyLong_FromLong(out->news_owners[at]), *size = PyLong_FromSsize_t(end - at);
+        valid = owner != NULL && size != NULL && !PyList_Append(owners, owner) && !PyList_Append(counts, size);
+        Py_XDECREF(owner);
+        Py_XDECREF(size);
+    }
+    if (valid) return Py_BuildValue("NNN", owners, counts, hashes);
+    Py_XDECREF(owners);
+    Py_XDECREF(counts);
+    Py_XDECREF(hashes);
+    return NULL;
 }
 
 /* The owners of some hashes: `ids[i * step]` is the owner of hash i. `array`: NULL, or a reference that the caller gives back. */
@@ -251,9 +295,35 @@ typedef struct {
     PyArrayObject *array;
 } Owners;
 
-/* Reads one owner for all hashes, or one per hash. Returns 1, or 0 with an exception. */
+/* Returns the owner of each hash, from lists of owners and of numbers of hashes; or NULL with an exception. */
+static PyArrayObject *expanded(PyObject *runs, npy_intp hashes, const char *name) {
+    PyObject *ids, *counts;
+    if (!PyArg_ParseTuple(runs, "O!O!", &PyList_Type, &ids, &PyList_Type, &counts)) return NULL;
+    PyArrayObject *array = output(hashes, NPY_UINT16);
+    if (array == NULL) return NULL;
+    npy_intp at = 0, given = PyList_GET_SIZE(ids), fits = given == PyList_GET_SIZE(counts);
+    for (npy_intp run = 0; fits && run < given; run++) {
+        unsigned long owner = PyLong_AsUnsignedLongMask(PyList_GET_ITEM(ids, run));
+        npy_intp size = PyLong_AsSsize_t(PyList_GET_ITEM(counts, run));
+        fits = !PyErr_Occurred() && size >= 0 && size <= hashes - at;
+        for (; fits && size > 0; size--) DATA(uint16_t, array)[at++] = (uint16_t)owner;
+    }
+    if (fits && at == hashes) return array;
+    Py_DECREF(array);
+    if (!PyErr_Occurred()) PyErr_Format(PyExc_ValueError, "%s: hashes and owners differ in length", name);
+    return NULL;
+}
+
+/* Reads one owner for all hashes, one per hash, or runs. Returns 1, or 0 with an exception. */
 static int owners_for(PyObject *object, PyArrayObject *hashes, Owners *owners, const char *name) {
     owners->array = NULL;
+    if (PyTuple_Check(object)) {
+        owners->array = expanded(object, PyArray_SIZE(hashes), name);
+        if (owners->array == NULL) return 0;
+        owners->ids = DATA(uint16_t, owners->array);
+        owners->step = 1;
+        return 1;
+    }
     if (PyLong_Check(object)) {
         owners->one = (uint16_t)PyLong_AsUnsignedLongMask(object);
         owners->ids = &owners->one;
@@ -272,12 +342,13 @@ static int owners_for(PyObject *object, PyArrayObject *hashes, Owners *owners, c
     return 1;
 }
 
-/* insert(entries, ages, states, held, hashes, owners, age, near_owners, spills, retired): records that owners hold these blocks. `owners`:
-   one for all hashes, or one per hash. `spills`: whether full buckets give entries to far buckets. `retired`: whether there are retired
-   owners. Returns five values: how many entries were added, how many live entries were evicted, how many entries of retired owners were
-   replaced, how many blocks were dropped because their owner is not live, and the indices of the hashes that belong into far buckets. */
+/* insert(entries, ages, states, held, hashes, owners, age, near_owners, spills, retired, stale): records that owners hold these blocks.
+   `owners`: one for all hashes, one per hash, or a list of owners and one of numbers of hashes. `spills`: whether full buckets give entries to far buckets. `retired`: whether there are
+   retired owners. `stale`: None, or after how many ticks a refreshed entry is news, as a new one is. Returns six values: how many entries
+   were added, how many live entries were evicted, how many entries of retired owners were replaced, how many blocks were dropped because
+   their owner is not live, the indices of the hashes that belong into far buckets, and the news (`news_of`), or None. */
 KERNEL(insert) {
-    if (!arguments("insert", count, 10)) return NULL;
+    if (!arguments("insert", count, 11)) return NULL;
     PyArrayObject *table = in_place(args[0], NPY_UINT64, 2, 1, "insert: entries"),
                   *ages = in_place(args[1], NPY_UINT32, 2, 1, "insert: ages"),
                   *states = in_place(args[2], NPY_UINT8, 1, 0, "insert: states"),
@@ -286,20 +357,39 @@ KERNEL(insert) {
     if (PyArray_DIM(table, 1) != WAYS || PyArray_DIM(table, 0) < FAR_BUCKETS || PyArray_SIZE(ages) != PyArray_SIZE(table) ||
         PyArray_SIZE(states) != OWNERS || PyArray_SIZE(held) != OWNERS)
         return PyErr_Format(PyExc_ValueError, "insert: the arrays are not those of one index");
+    int tells = args[10] != Py_None;
     Index index = {.entries = DATA(uint64_t, table), .buckets = PyArray_DIM(table, 0), .ages = DATA(uint32_t, ages),
                    .age = (uint32_t)PyLong_AsUnsignedLongLongMask(args[6]), .states = DATA(uint8_t, states),
                    .held = DATA(int64_t, held), .near_owners = (int)PyLong_AsLong(args[7]), .spills = PyObject_IsTrue(args[8]),
-                   .retired = PyObject_IsTrue(args[9])};
+                   .retired = PyObject_IsTrue(args[9]), .stale = tells ? (uint32_t)PyLong_AsUnsignedLongMask(args[10]) : UINT32_MAX};
     Owners owners;
-    PyArrayObject *left = NULL, *hashes = PyErr_Occurred() ? NULL : input(args[4], NPY_UINT64);
+    PyObject *result = NULL;
+    PyArrayObject *hashes = PyErr_Occurred() ? NULL : input(args[4], NPY_UINT64);
     if (hashes == NULL) return NULL;
     if (owners_for(args[5], hashes, &owners, "insert")) {
-        left = insert_all(&index, DATA(uint64_t, hashes), PyArray_SIZE(hashes), owners.ids, owners.step);
+        npy_intp size = PyArray_SIZE(hashes) + 1; /* so that no size is 0 */
+        Outcome out = {.crowded = PyMem_New(npy_intp, size), .news = tells ? PyMem_New(uint64_t, size) : NULL,
+                       .news_owners = tells ? PyMem_New(uint16_t, size) : NULL};
+        if (out.crowded == NULL || (tells && (out.news == NULL || out.news_owners == NULL))) PyErr_NoMemory();
+        else {
+            insert_all(&index, DATA(uint64_t, hashes), PyArray_SIZE(hashes), owners.ids, owners.step, &out);
+            PyArrayObject *left = output(out.crowded_count, NPY_INTP);
+            if (left != NULL) memcpy(PyArray_DATA(left), out.crowded, out.crowded_count * sizeof(npy_intp));
+            PyObject *news = tells ? news_of(&out) : Py_NewRef(Py_None);
+            if (left != NULL && news != NULL)
+                result = Py_BuildValue("nnnnNN", index.added, index.evicted, index.gone, index.dropped, left, news);
+            else {
+                Py_XDECREF(left);
+                Py_XDECREF(news);
+            }
+        }
+        PyMem_Free(out.crowded);
+        PyMem_Free(out.news);
+        PyMem_Free(out.news_owners);
         Py_XDECREF(owners.array);
     }
     Py_DECREF(hashes);
-    if (left == NULL) return NULL;
-    return Py_BuildValue("nnnnN", index.added, index.evicted, index.gone, index.dropped, left);
+    return result;
 }
 
 /* Empties the places of a bucket that have this entry. Returns how many there were. `aged`: leave out those inserted or refreshed after

@@ -23,6 +23,56 @@ KERNEL(lane_sums) {
     return (PyObject *)sums;
 }
 
+static inline int64_t clipped(int64_t value, int64_t most) { return value < 0 ? 0 : value > most ? most : value; }
+
+#define ROW_BYTES 20 /* key u64, requests u32, tokens u64 */
+
+/* load_rows(lanes, serving, places, keys, said, whole, requests_max, tokens_max): returns the packed rows of the endpoints whose load
+   differs from `said`, or with `whole` of those that have any, and notes the load of all in `said`. `places`: int64, shape (n, 2), the
+   words of requests and tokens of each endpoint in a lane, over which both are summed. `keys`: uint64, shape (n,). `said`: int64, as
+   `places`. Numbers are brought into the range from 0 to their maximum. */
+KERNEL(load_rows) {
+    if (!arguments("load_rows", count, 8)) return NULL;
+    PyArrayObject *lanes = in_place(args[0], NPY_INT64, 2, 0, "load_rows: lanes"),
+                  *serving = in_place(args[1], NPY_INT64, 1, 0, "load_rows: serving"),
+                  *places = in_place(args[2], NPY_INT64, 2, 0, "load_rows: places"),
+                  *keys = in_place(args[3], NPY_UINT64, 1, 0, "load_rows: keys"),
+                  *said = in_place(args[4], NPY_INT64, 2, 1, "load_rows: said");
+    if (lanes == NULL || serving == NULL || places == NULL || keys == NULL || said == NULL) return NULL;
+    int whole = PyObject_IsTrue(args[5]);
+    const int64_t most[2] = {PyLong_AsLongLong(args[6]), PyLong_AsLongLong(args[7])};
+    if (PyErr_Occurred()) return NULL;
+    npy_intp n = PyArray_SIZE(keys), workers = PyArray_DIM(lanes, 0), width = PyArray_DIM(lanes, 1), used = 0;
+    if (PyArray_DIM(places, 1) != 2 || PyArray_DIM(said, 1) != 2 || PyArray_DIM(places, 0) != n || PyArray_DIM(said, 0) != n ||
+        PyArray_SIZE(serving) != workers)
+        return PyErr_Format(PyExc_ValueError, "load_rows: the arrays differ in length");
+    for (npy_intp i = 0; i < 2 * n; i++)
+        if (DATA(int64_t, places)[i] < 0 || DATA(int64_t, places)[i] >= width)
+            return PyErr_Format(PyExc_ValueError, "load_rows: a place is outside lanes of %zd words", width);
+    char *rows = PyMem_Malloc(n * ROW_BYTES + 1);
+    if (rows == NULL) return PyErr_NoMemory();
+    for (npy_intp i = 0; i < n; i++) {
+        int64_t *before = DATA(int64_t, said) + 2 * i, now[2] = {0, 0};
+        for (npy_intp lane = 0; lane < workers; lane++) {
+            if (!__atomic_load_n(DATA(int64_t, serving) + lane, __ATOMIC_RELAXED)) continue;
+            for (int part = 0; part < 2; part++)
+                now[part] += __atomic_load_n(DATA(int64_t, lanes) + lane * width + DATA(int64_t, places)[2 * i + part], __ATOMIC_RELAXED);
+        }
+        for (int part = 0; part < 2; part++) now[part] = clipped(now[part], most[part]);
+        int told = whole ? now[0] || now[1] : now[0] != before[0] || now[1] != before[1];
+        memcpy(before, now, sizeof(now));
+        if (!told) continue;
+        uint32_t requests = (uint32_t)now[0];
+        memcpy(rows + used, DATA(uint64_t, keys) + i, 8);
+        memcpy(rows + used + 8, &requests, 4);
+        memcpy(rows + used + 12, now + 1, 8);
+        used += ROW_BYTES;
+    }
+    PyObject *result = PyBytes_FromStringAndSize(rows, used);
+    PyMem_Free(rows);
+    return result;
+}
+
 /* increase(words, at, by=1): adds `by` to the word at `at`, from 0. `words`: a memoryview of signed words of 64 bits. */
 KERNEL(increase) {
     if (count < 2 || count > 3) return PyErr_Format(PyExc_TypeError, "increase takes 2 or 3 arguments, not %zd", count);

@@ -6,8 +6,8 @@
 
 #define FUNCTIONS(each)                                                                                                        \
     each(add_scaled) each(by_row) each(chain) each(fence) each(fewest) each(find) each(forget) each(held) each(highest) each(increase)    \
-        each(insert) each(lane_sums) each(match) each(observe) each(read_rows) each(remove_links) each(share)                 \
-            each(store_links) each(token_load) each(waiting)
+        each(insert) each(lane_sums) each(load_rows) each(match) each(observe) each(read_rows) each(remove_links)             \
+            each(share) each(store_links) each(token_load) each(waiting)
 
 #define DECLARED(name) KERNEL(name);
 FUNCTIONS(DECLARED)

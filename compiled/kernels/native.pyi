@@ -37,14 +37,26 @@ def insert(
     states: NDArray[np.uint8],
     held: Ints,
     hashes: Hashes,
-    owners: int | NDArray[Any],
+    owners: int | NDArray[Any] | tuple[list[int], list[int]],
     age: int,
     near_owners: int,
     spills: bool,
     retired: bool,
+    stale: int | None,
     /,
-) -> tuple[int, int, int, int, Ints]: ...
+) -> tuple[int, int, int, int, Ints, tuple[list[int], list[int], bytes] | None]: ...
 def lane_sums(lanes: Ints, serving: Ints, at: int, slots: int, /) -> Ints: ...
+def load_rows(
+    lanes: Ints,
+    serving: Ints,
+    places: Ints,
+    keys: Hashes,
+    said: Ints,
+    whole: bool,
+    requests_max: int,
+    tokens_max: int,
+    /,
+) -> bytes: ...
 def match(entries: Hashes, hashes: Hashes, /) -> dict[int, int]: ...
 def observe(cells: Ints, bounds: Floats, sum_at: int, value: float, /) -> None: ...
 def read_rows(rows: Hashes, /) -> tuple[Hashes, Hashes]: ...

@@ -3,6 +3,7 @@
 import math
 import random
 from collections.abc import Callable
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -339,6 +340,31 @@ def test_an_index_made_by_the_kernel_says_the_same_as_one_made_in_rounds(
     assert found == other.reader.match(chains[asked][:count]) == one.reader.reference_match(chains[asked][:count])
 
 
+def runs_of(owners: np.ndarray[Any, Any]) -> tuple[list[int], list[int]]:
+    """Returns the owner and the length of each run."""
+    runs = [(owner, len(list(run))) for owner, run in groupby(owners.tolist())]
+    return [owner for owner, _ in runs], [length for _, length in runs]
+
+
+@native_only
+@given(STEPS, st.integers(1, 8))
+def test_an_insert_tells_of_the_same_news_with_and_without_the_kernel(
+    steps: list[tuple[int, int, int, int]], stale: int
+) -> None:
+    one, other = Index(40_000), Index(40_000)
+    chains = [np.random.default_rng(seed).integers(1 << 16, 2**64, 130, dtype=np.uint64) for seed in range(6)]
+    for seed, length, owner, age in steps:
+        hashes = np.concatenate((chains[seed][:length], chains[seed - 1][: length // 2]))
+        owners = np.full(len(hashes), one.owners[owner], np.uint16)
+        owners[length // 2 :] = one.owners[owner - 1]
+        told = one.writer.insert_and_tell(hashes, owners, age, stale)
+        assert told == other.writer.reference_news(hashes, owners, age, stale)
+        assert sum(told[1]) * 8 == len(told[2])
+        other.writer.insert_runs(hashes, *runs_of(owners), age)
+        assert one.writer.insert_and_tell(hashes, owners, age, stale) == ([], [], b"")
+    assert one.writer.copy(0, one.writer.schema.buckets) == other.writer.copy(0, one.writer.schema.buckets)
+
+
 @native_only
 @given(STEPS, st.lists(st.tuples(st.integers(0, 5), st.integers(0, 129), st.integers(1, 40)), max_size=4))
 def test_where_blocks_are_missing_the_kernel_finds_what_a_look_at_every_block_finds(
@@ -407,7 +433,7 @@ def test_an_index_that_is_filled_entry_by_entry_loses_no_more_than_one_filled_in
 def test_the_arrays_of_another_index_are_refused() -> None:
     entries, ages = np.zeros((32, 8), np.uint64), np.zeros((32, 8), np.uint32)
     states, held, hashes = np.ones(1 << 16, np.uint8), np.zeros(1 << 16, np.int64), np.full(3, 1 << 20, np.uint64)
-    good = (entries, ages, states, held, hashes, 2, 1, NEAR_OWNERS, False, False)
+    good = (entries, ages, states, held, hashes, 2, 1, NEAR_OWNERS, False, False, None)
     assert kernels.insert(*good)[:4] == (1, 0, 0, 0)
     for place, bad in enumerate((entries[:31], ages[:31], states[:9], held[:9])):
         with pytest.raises(ValueError, match=r"not those of one index"):
@@ -417,11 +443,14 @@ def test_the_arrays_of_another_index_are_refused() -> None:
             kernels.insert(*good[:place], bad, *good[place + 1 :])
     with pytest.raises(ValueError, match="differ in length"):
         kernels.insert(*good[:5], np.zeros(2, np.uint16), *good[6:])
+    for runs in (([2], [2]), ([2], [4]), ([2, 2], [3]), ([2, 2], [4, -1])):
+        with pytest.raises(ValueError, match="differ in length"):
+            kernels.insert(*good[:5], runs, *good[6:])
     with pytest.raises(ValueError, match="differ in length"):
         kernels.forget(entries, ages, held, hashes, np.zeros(2, np.uint16), None)
     with pytest.raises(ValueError, match="not those of one index"):
         kernels.forget(entries, ages[:31], held, hashes, 2, None)
-    with pytest.raises(TypeError, match="takes 10 arguments, not 2"):
+    with pytest.raises(TypeError, match="takes 11 arguments, not 2"):
         kernels.insert(entries, ages)
     for table in (np.zeros((31, 8), np.uint64), np.zeros((32, 7), np.uint64)):
         with pytest.raises(ValueError, match="at least 32 buckets of 8"):

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from tests.faults.replica_world import CHANNEL, PASSWORD, Held, Traffic, World
+from workers.endpoints.replicas.wire import FORM
 
 PAUSE_S, SHORT_PAUSE_S = 10.0, 1.5  # of a stopped replica and a silent store
 SILENT_S = 3.0  # by then, replicas have noticed a silent store
@@ -125,7 +126,7 @@ def lies(world: World, pause_s: float) -> None:
 
 def stolen_name(world: World, pause_s: float) -> None:
     """A store that lets another speak for a replica, with the highest number: the replica is silent, and nobody counts it for a while."""
-    message = msgspec.msgpack.encode([1, "replica-0", HUGE, 1, HUGE, True, 7, b"", None, []])
+    message = msgspec.msgpack.encode([FORM, "replica-0", HUGE, 1, HUGE, True, 7, b"", None])
     world.store.command("PUBLISH", CHANNEL, message)
 
 
@@ -133,13 +134,13 @@ def lying() -> list[bytes]:
     """Messages that no replica sends: the array of `workers.endpoints.replicas.wire` with wrong values."""
     encode = msgspec.msgpack.encode
     rows = b"\xff" * 20 * 50
-    good = [1, "liar", 1, 1, 1, True, 7, b"", None, []]
+    good = [FORM, "liar", 1, 1, 1, True, 7, b"", None]
     wrong: list[object] = [
-        [99, *good[1:]], {"form": 1}, [], good[:4], [1, "", *good[2:]], [1, "x" * 5000, *good[2:]],
-        [1, "replica-1", -5, -5, -5, True, -7, rows, None, []],
-        [*good[:7], b"odd", None, []], [*good[:9], [[1, rows]] * 5000], [*good[:8], [HUGE] * 20, []],
+        [99, *good[1:]], {"form": 1}, [], good[:4], [FORM, "", *good[2:]], [FORM, "x" * 5000, *good[2:]],
+        [FORM, "replica-1", -5, -5, -5, True, -7, rows, None],
+        [*good[:7], b"odd", None], [*good, [rows * 5000, rows, rows]], [*good, [b"", b"", rows]], [*good[:8], [HUGE] * 20],
     ]  # fmt: skip
-    many = [[1, f"liar-{n}", n, n, n, True, 7, rows, None, []] for n in range(LIES)]
+    many = [[FORM, f"liar-{n}", n, n, n, True, 7, rows, None] for n in range(LIES)]
     return [
         b"",
         b"\xc1",

@@ -16,7 +16,7 @@ import asyncio
 import random
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import structlog
 
@@ -27,7 +27,7 @@ from workers.endpoints.replicas.notices import Notices, Report
 from workers.endpoints.replicas.others import Others
 from workers.endpoints.replicas.pace import Pace
 from workers.endpoints.replicas.places import OwnLoad, Places
-from workers.endpoints.replicas.store import Link, StoreError
+from workers.endpoints.replicas.store import Names, StoreError
 from workers.endpoints.replicas.taught import Taught
 from workers.endpoints.replicas.waiting import Waiting
 from workers.endpoints.replicas.wire import EPOCH_MAX, FORM, ROWS_MAX, Message, encode
@@ -53,6 +53,29 @@ FOREIGN = (
 )
 
 log = structlog.get_logger()
+
+
+class Link(Protocol):
+    """A connection to the store, as `store.Link`, which says what each method does."""
+
+    names: Names
+
+    @property
+    def settled(self) -> bool: ...
+
+    def listen(self, hear: Callable[[str, bytes], None]) -> None: ...
+
+    def check(self) -> None: ...
+
+    def publish(self, channel: str, data: bytes) -> None: ...
+
+    async def epoch(self, least: int) -> int: ...
+
+    async def remind(self, least: int) -> None: ...
+
+    async def agree(self, offered: bytes) -> bytes: ...
+
+    def close(self) -> None: ...
 
 
 class Exchange:
@@ -254,10 +277,10 @@ class Exchange:
             self._returned(now)
             return
         if message.secret != self._secret:
-            self.foreign_blocks += len(message.blocks)
+            self.foreign_blocks += message.learned is not None
             self.notices.problem(FOREIGN, message.name)
-        elif message.blocks:
-            self.parts.taught.learn(message.blocks)
+        else:
+            self.parts.taught.learn(message.learned, message.taken_back)
         self.joining.asked(message, now, self._ticks())
         if len(self.others.live) != known:
             self.notices.appeared(message.name, len(self.others.live) + 1)
@@ -280,9 +303,9 @@ class Exchange:
         self._follow_endpoints()
         self.joining.look(now)
         whole = now - self._whole_at >= WHOLE_S
-        loads, blocks = self.parts.own.rows(whole=whole), self.parts.taught.take()
-        flow = self.parts.waiting.bands(whole=whole)
-        if not (whole or loads or blocks or flow or now - self._alive_at >= ALIVE_S):
+        loads, flow = self.parts.own.rows(whole=whole), self.parts.waiting.bands(whole=whole)
+        learned, taken_back = self.parts.taught.take()
+        if not (whole or loads or learned or taken_back or flow or now - self._alive_at >= ALIVE_S):
             return None
         self._sequence += 1
         self._alive_at = now
@@ -294,8 +317,9 @@ class Exchange:
                 self.notices.problem("too many endpoints have load: others do not count the least loaded ones", why)
         name, (epoch, origin) = self.others.name, self.others.life
         message = Message(
-            FORM, name, epoch, origin, self._sequence, whole, self._secret, loads, flow, blocks, self.joining.wants
-        )
+            FORM, name, epoch, origin, self._sequence, whole, self._secret, loads, flow, learned, taken_back,
+            self.joining.wants,
+        )  # fmt: skip
         self._last = data = encode(message)
         self.sent += 1
         self.sent_bytes += len(data)

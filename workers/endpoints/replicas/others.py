@@ -16,12 +16,14 @@ from collections.abc import Iterator
 from workers.endpoints.replicas.rates import Rate
 from workers.endpoints.replicas.wire import (
     EPOCH_FOLLOWED_MAX,
+    REQUESTS_MAX,
+    ROW,
     ROWS_MAX,
+    TOKENS_MAX,
     Flow,
     Message,
     NotUsable,
     decode,
-    rows,
     sender,
 )
 
@@ -175,11 +177,12 @@ class Others:
         return other
 
     def _merge(self, other: Other, message: Message) -> None:
-        said = {key: (requests, tokens) for key, requests, tokens in rows(message.loads)}
+        said = rows(message.loads)
         if message.whole:
-            for key in [key for key in other.loads if key not in said]:
+            named = {key for key, _ in said}
+            for key in [key for key in other.loads if key not in named]:
                 self._set(other, key, NONE)
-        for key, load in said.items():
+        for key, load in said:
             self._set(other, key, load)
 
     def _set(self, other: Other, key: int, load: Load) -> None:
@@ -202,3 +205,11 @@ class Others:
         self.waiting_changed = True
         for key in list(other.loads):
             self._set(other, key, NONE)
+
+
+def rows(loads: bytes) -> list[tuple[int, Load]]:
+    """Returns the key and the load of each endpoint. Numbers above REQUESTS_MAX or TOKENS_MAX are lowered to these limits."""
+    told: list[tuple[int, Load]] = []
+    for key, requests, tokens in ROW.iter_unpack(loads):
+        told.append((key, (min(requests, REQUESTS_MAX), min(tokens, TOKENS_MAX))))
+    return told

@@ -8,8 +8,8 @@ import asyncio
 from collections.abc import Callable
 from typing import Final
 
-TICK_S: Final = 0.008
-EARLY_S: Final = 0.005
+TICK_S: Final = 0.009
+EARLY_S: Final = 0.0065
 
 
 class Pace:

@@ -1,15 +1,19 @@
 """Joins the endpoints of this replica with their names in messages, and finds out what this replica has in flight."""
 
 from collections.abc import Mapping
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from compiled.calls import load_rows
 from shm.lanes import Lanes
-from workers.endpoints.replicas.wire import ROWS_MAX, endpoint_key, packed
+from workers.endpoints.replicas.wire import REQUESTS_MAX, ROW, ROWS_MAX, TOKENS_MAX, endpoint_key, packed
 from workers.shared.documents import EndpointsView
 
 Ints = NDArray[np.int64]
+
+ROW_TYPE: Final = np.dtype([("endpoint", "<u8"), ("requests", "<u4"), ("tokens", "<u8")])  # as `wire.ROW`
 
 
 class Places:
@@ -45,32 +49,47 @@ class Places:
 class OwnLoad:
     """What the workers of this replica have in flight. `rows` returns what is new since the last call.
 
-    `left_out`: how many endpoints the last whole message did not name, because it has at most ROWS_MAX.
+    `left_out`: how many endpoints the last whole message did not name, because it has at most `rows_max`.
     """
 
-    def __init__(self, lanes: Lanes, places: Places) -> None:
+    def __init__(self, lanes: Lanes, places: Places, rows_max: int = ROWS_MAX) -> None:
         self._lanes = lanes
         self._places = places
-        self._keys = places.key_array
-        self._requests = self._tokens = np.zeros(0, np.int64)
+        self._rows_max = rows_max
+        self._keys: NDArray[np.uint64] | None = None
+        self._words: Ints  # of requests and tokens of each endpoint in a lane
+        self._said: Ints  # requests and tokens of each endpoint
         self.left_out = 0
 
     def rows(self, *, whole: bool) -> bytes:
         """Returns the packed rows of all endpoints with load if `whole`, else of those whose load changed since the last call.
 
-        Beyond ROWS_MAX, returns those with the most requests.
+        Beyond `rows_max`, returns those with the most requests.
         """
-        places = self._places
-        slots, used = places.slot_array, places.used
-        requests, tokens = self._lanes.inflight(used)[slots], self._lanes.tokens(used)[slots]
-        if whole or self._keys is not places.key_array:
-            changed = (requests > 0) | (tokens > 0)
+        places, schema = self._places, self._lanes.schema
+        if self._keys is not places.key_array:
+            self._keys = places.key_array
+            slots = places.slot_array
+            self._words = np.column_stack((slots + schema.inflight_at, slots + schema.tokens_at))
+            self._said = np.zeros_like(self._words)
+        if load_rows is not None:
+            workers, serving = self._lanes.of_workers()
+            told = load_rows(workers, serving, self._words, self._keys, self._said, whole, REQUESTS_MAX, TOKENS_MAX)
         else:
-            changed = (requests != self._requests) | (tokens != self._tokens)
-        self._keys, self._requests, self._tokens = places.key_array, requests, tokens
-        (at,) = changed.nonzero()
+            told = self.reference_rows(whole)
+        left_out = max(len(told) // ROW.size - self._rows_max, 0)
         if whole:
-            self.left_out = max(len(at) - ROWS_MAX, 0)
-        if len(at) > ROWS_MAX:
-            at = at[np.argpartition(requests[at], -ROWS_MAX)[-ROWS_MAX:]]
-        return packed(places.key_array[at], requests[at], tokens[at]) if len(at) else b""
+            self.left_out = left_out
+        if not left_out:
+            return told
+        rows = np.frombuffer(told, ROW_TYPE)
+        return rows[np.argpartition(rows["requests"], left_out)[left_out:]].tobytes()
+
+    def reference_rows(self, whole: bool) -> bytes:
+        """Computes in Python what the C kernel returns, and notes the load in the same way."""
+        slots, used = self._places.slot_array, self._places.used
+        load = np.column_stack((self._lanes.inflight(used)[slots], self._lanes.tokens(used)[slots]))
+        load = load.clip(0, [REQUESTS_MAX, TOKENS_MAX])
+        told = (load > 0 if whole else load != self._said).any(axis=1)
+        self._said = load
+        return packed(self._places.key_array[told], load[told, 0], load[told, 1])

@@ -16,8 +16,10 @@ REPLY_BYTES_MAX: Final = 2 * MESSAGE_BYTES_MAX
 LINE_BYTES_MAX: Final = 4096
 ELEMENTS_MAX: Final = 64
 DEPTH_MAX: Final = 4
-NUMBER: Final = re.compile(rb"-?[0-9]{1,19}")
-MESSAGE: Final = re.compile(rb">3\r\n\$7\r\nmessage\r\n\$[0-9]{1,4}\r\n([^\r\n]{1,1024})\r\n\$([0-9]{1,8})\r\n")
+DIGITS_MAX: Final = 19
+NEGATIVE: Final = re.compile(rb"-[0-9]{1,19}")
+MESSAGE: Final = b">3\r\n$7\r\nmessage\r\n$"
+SIZE_BYTES_MAX: Final = 12
 ARRAYS: Final = {ord("*"): 1, ord(">"): 1, ord("~"): 1, ord("%"): 2}  # kind -> elements per counted item
 
 
@@ -67,16 +69,29 @@ def _message(data: bytes, at: int) -> tuple[Message, int] | None:
     """Returns the message that begins here, and where it ends. This is what comes nearly always. None: its beginning is not complete, or
     it is something else. Raises _More or InvalidReply.
     """
-    head = MESSAGE.match(data, at)
-    if head is None:
+    if not data.startswith(MESSAGE, at):
         return None
-    begin = head.end()
-    end = begin + int(head[2])
-    if end - begin > REPLY_BYTES_MAX:
-        raise InvalidReply(f"a message of more than {REPLY_BYTES_MAX} bytes")
+    channel, at = _text(data, at + len(MESSAGE))
+    if at < 0 or data[at : at + 1] != b"$":
+        return None
+    content, at = _text(data, at + 1)
+    return None if at < 0 else (Message(channel, content), at)
+
+
+def _text(data: bytes, at: int) -> tuple[bytes, int]:
+    """Returns the bytes whose size begins here, and where they end. The end is -1 if the size is not complete. Raises _More or
+    InvalidReply.
+    """
+    stop = data.find(b"\r\n", at, at + SIZE_BYTES_MAX)
+    if stop < 0:
+        return b"", -1
+    size, begin = _number(data[at:stop]), stop + 2
+    if not 0 <= size <= REPLY_BYTES_MAX:
+        raise InvalidReply(f"a message has a negative size or more than {REPLY_BYTES_MAX} bytes")
+    end = begin + size
     if len(data) < end + 2:
         raise _More
-    return Message(head[1], data[begin:end]), end + 2
+    return data[begin:end], end + 2
 
 
 def _value(data: bytes, at: int, depth: int) -> tuple[Any, int]:
@@ -117,6 +132,6 @@ def _value(data: bytes, at: int, depth: int) -> tuple[Any, int]:
 
 
 def _number(line: bytes) -> int:
-    if NUMBER.fullmatch(line) is None:
+    if not (line.isdigit() and len(line) <= DIGITS_MAX) and NEGATIVE.fullmatch(line) is None:
         raise InvalidReply("a number was expected")
     return int(line)

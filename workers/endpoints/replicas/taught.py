@@ -1,23 +1,30 @@
 """What the workers of this replica teach the prefix index, on its way to other replicas, and what others teach this one's.
 
+Others get what is news: blocks that this index did not have, or that nobody has used for `STALE_TICKS`. So a prefix that all replicas use
+all the time is named once in that time, and not with each request.
+
 The updates wait in order until the next message. If more than `BACKLOG_BYTES` wait, because the store is away, the oldest are dropped:
 that only lowers the hit rate.
 """
 
+from array import array
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol
+from typing import Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from shm.prefix_writer import News
 from workers.endpoints.replicas.places import Places
-from workers.endpoints.replicas.wire import UPDATES_MAX, Blocks
+from workers.endpoints.replicas.wire import RUNS_MAX, Blocks
 
-BACKLOG_BYTES = 1 << 20
-MESSAGE_BYTES = 1 << 16  # updates in one message
-UPDATE_BYTES = 32  # of a message, besides the hashes
-COLLECTED_MAX = 1 << 14  # hashes; more are sorted at once
+STALE_TICKS: Final = 64  # of the index's clock: 4 s
+BACKLOG_BYTES: Final = 1 << 20
+MESSAGE_BYTES: Final = 1 << 16  # hashes in one message
+UPDATE_BYTES: Final = 32  # of memory, besides the hashes
+
+UNKNOWN: Final = 0  # no endpoint has this owner id
 
 Hashes = NDArray[np.uint64]
 
@@ -25,110 +32,132 @@ Hashes = NDArray[np.uint64]
 class Index(Protocol):
     """The part of the index writer that is used here."""
 
-    def insert(self, hashes: Hashes, owners: NDArray[np.uint16], age: int) -> None: ...
+    def insert_runs(self, hashes: Hashes, owners: list[int], counts: list[int], age: int) -> None: ...
 
-    def forget(self, hashes: Hashes, owner: int) -> None: ...
+    def insert_and_tell(self, hashes: Hashes, owners: NDArray[np.uint16], age: int, stale: int) -> News: ...
+
+    def forget(self, hashes: Hashes, owners: int | NDArray[np.uint16]) -> None: ...
+
+
+class Update:
+    """Some runs of hashes: the key of the endpoint and the number of hashes of each. `forget`: they are taken back."""
+
+    __slots__ = ("counts", "endpoints", "forget", "hashes")
+
+    def __init__(self, endpoints: list[int], counts: list[int], hashes: bytes, forget: bool) -> None:
+        self.endpoints, self.counts, self.hashes, self.forget = endpoints, counts, hashes, forget
 
 
 class Taught:
-    """Passes updates on to the index, and keeps a copy for other replicas. `dropped`: updates that no message will have.
+    """Passes updates on to the index, and keeps the news for other replicas. `dropped`: updates that no message will have.
 
-    Updates in both directions are only collected at first. `take` and `apply` handle all of one tick together: for an array of hashes,
-    each step costs as much as for one hash.
+    The updates of others are only collected at first. `apply` handles all of one turn together: for an array of hashes, each step costs as
+    much as for one hash.
     """
 
     def __init__(self, index: Index, places: Places) -> None:
         self._index = index
         self._places = places
-        self._collected: list[tuple[Hashes, NDArray[np.uint16]]] = []  # inserts since the last `take`
-        self._collected_hashes = 0
-        self._waiting: deque[Blocks] = deque()
+        self._waiting: deque[Update] = deque()
         self._bytes = 0
-        self._learned: list[Blocks] = []  # of others, since the last `apply`
+        self._learned: list[tuple[Blocks, bool]] = []  # of others, since the last `apply`; whether they are taken back
         self.dropped = 0
         self.on_insert: Callable[[], None] = lambda: None  # called after each insert
 
     def insert(self, hashes: Hashes, owners: NDArray[np.uint16], age: int) -> None:
         """Inserts blocks into the index, as `shm.prefix_writer` does; one owner per block."""
-        self._index.insert(hashes, owners, age)
-        self._collected.append((hashes, owners))
-        self._collected_hashes += len(hashes)
-        if self._collected_hashes > COLLECTED_MAX:
-            self._keep_collected()
+        ids, counts, news = self._index.insert_and_tell(hashes, owners, age, STALE_TICKS)
+        if ids:
+            self._keep(ids, counts, news, forget=False)
         self.on_insert()
 
     def forget(self, hashes: Hashes, owner: int) -> None:
         """Takes blocks of one owner out of the index."""
         self._index.forget(hashes, owner)
-        self._keep_collected()
-        self._keep(owner, hashes, forget=True)
+        self._keep([owner], [len(hashes)], hashes.astype("<u8", copy=False).tobytes(), forget=True)
 
-    def take(self) -> list[Blocks]:
-        """Returns the oldest updates, as many as one message may have."""
-        self._keep_collected()
-        taken: list[Blocks] = []
-        size = 0
-        waiting = self._waiting
-        while waiting and size < MESSAGE_BYTES and len(taken) < UPDATES_MAX:
-            update = waiting.popleft()
-            size += len(update.hashes) + UPDATE_BYTES
-            taken.append(update)
-        self._bytes -= size
-        return taken
+    def take(self) -> tuple[Blocks | None, Blocks | None]:
+        """Returns the oldest updates, as many as one message may have: what was learned, and what was taken back after that."""
+        if not self._waiting:
+            return None, None
+        return self._take(forget=False), self._take(forget=True)
 
-    def learn(self, updates: list[Blocks]) -> None:
+    def learn(self, learned: Blocks | None, taken_back: Blocks | None) -> None:
         """Collects the updates of another replica until `apply`."""
-        self._learned += updates
+        if learned is not None:
+            self._learned.append((learned, False))
+        if taken_back is not None:
+            self._learned.append((taken_back, True))
 
     def apply(self, age: int) -> None:
         """Applies the collected updates of others to the index, but those of endpoints that this replica does not know."""
         if not self._learned:
             return
         learned, self._learned = self._learned, []
-        owner_of = self._places.owners.get
-        hashes: list[bytes] = []
+        together: list[Blocks] = []
+        for blocks, forget in learned:
+            if not forget:
+                together.append(blocks)
+                continue
+            self._insert_learned(together, age)
+            together = []
+            hashes, owners, counts = self._known([blocks])
+            self._index.forget(hashes, np.array(owners, np.uint16).repeat(counts))
+        self._insert_learned(together, age)
+
+    def _insert_learned(self, learned: list[Blocks], age: int) -> None:
+        if learned:
+            self._index.insert_runs(*self._known(learned), age)
+
+    def _known(self, updates: list[Blocks]) -> tuple[Hashes, list[int], list[int]]:
+        """Returns the hashes of endpoints that this replica knows, the owner of each run, and its number of hashes."""
+        owner_of = self._places.owners
         owners: list[int] = []
-        for update in learned:
-            owner = owner_of(update.endpoint)
-            if owner is None:
-                continue
-            if not update.forget:
-                hashes.append(update.hashes)
-                owners.append(owner)
-                continue
-            self._insert_learned(hashes, owners, age)
-            hashes, owners = [], []
-            self._index.forget(np.frombuffer(update.hashes, "<u8"), owner)
-        self._insert_learned(hashes, owners, age)
+        counts: list[int] = []
+        for update in updates:
+            counts += memoryview(update.counts).cast("H")
+            owners += [owner_of.get(endpoint, UNKNOWN) for endpoint in memoryview(update.endpoints).cast("Q")]
+        hashes = np.frombuffer(b"".join([update.hashes for update in updates]), "<u8")
+        if UNKNOWN not in owners:
+            return hashes, owners, counts
+        known = np.array(owners) != UNKNOWN
+        sizes = np.array(counts)
+        return hashes[known.repeat(sizes)], [owner for owner in owners if owner != UNKNOWN], sizes[known].tolist()
 
-    def _insert_learned(self, hashes: list[bytes], owners: list[int], age: int) -> None:
-        if hashes:
-            whose = np.array(owners, np.uint16).repeat([len(part) >> 3 for part in hashes])
-            self._index.insert(np.frombuffer(b"".join(hashes), "<u8"), whose, age)
+    def _take(self, *, forget: bool) -> Blocks | None:
+        """Returns the oldest updates of one kind, up to the first one of the other kind."""
+        endpoints, counts, hashes = array("Q"), array("H"), []
+        size, waiting = 0, self._waiting
+        while waiting and waiting[0].forget == forget and size < MESSAGE_BYTES:
+            update = waiting[0]
+            if len(endpoints) + len(update.endpoints) > RUNS_MAX:
+                break
+            waiting.popleft()
+            self._bytes -= len(update.hashes) + UPDATE_BYTES
+            size += len(update.hashes)
+            hashes.append(update.hashes)
+            endpoints.extend(update.endpoints)
+            counts.extend(update.counts)
+        return Blocks(endpoints.tobytes(), counts.tobytes(), b"".join(hashes)) if hashes else None
 
-    def _keep_collected(self) -> None:
-        """Puts the collected inserts into the queue: one update for each endpoint, so that a message names it once."""
-        collected, self._collected, self._collected_hashes = self._collected, [], 0
-        if not collected:
+    def _keep(self, owners: list[int], counts: list[int], hashes: bytes, *, forget: bool) -> None:
+        """Puts updates into the queue, in parts that one message can have. An owner without endpoint gets the key 0, which nobody has."""
+        endpoints = [self._places.keys.get(owner, 0) for owner in owners]
+        if len(hashes) <= MESSAGE_BYTES and len(endpoints) <= RUNS_MAX:
+            self._put(Update(endpoints, counts, hashes, forget))
             return
-        hashes = np.concatenate([part for part, _ in collected])
-        owners = np.concatenate([part for _, part in collected])
-        order = owners.argsort(kind="stable")
-        hashes, owners = hashes[order], owners[order]
-        ends = [*((owners[1:] != owners[:-1]).nonzero()[0] + 1).tolist(), len(owners)]
-        first = 0
-        for end in ends:
-            self._keep(int(owners[first]), hashes[first:end], forget=False)
-            first = end
+        at = 0
+        for endpoint, count in zip(endpoints, counts, strict=True):
+            end = at + 8 * count
+            for first in range(at, end, MESSAGE_BYTES):
+                part = hashes[first : min(first + MESSAGE_BYTES, end)]
+                self._put(Update([endpoint], [len(part) >> 3], part, forget))
+            at = end
 
-    def _keep(self, owner: int, hashes: Hashes, *, forget: bool) -> None:
-        key = self._places.keys.get(owner)
-        if key is None:
-            return
-        for at in range(0, len(hashes), MESSAGE_BYTES // 8):
-            update = Blocks(key, hashes[at : at + MESSAGE_BYTES // 8].astype("<u8", copy=False).tobytes(), forget)
-            self._waiting.append(update)
-            self._bytes += len(update.hashes) + UPDATE_BYTES
+    def _put(self, update: Update) -> None:
+        self._waiting.append(update)
+        self._bytes += len(update.hashes) + UPDATE_BYTES
         while self._bytes > BACKLOG_BYTES:
-            self._bytes -= len(self._waiting.popleft().hashes) + UPDATE_BYTES
+            oldest = self._waiting.popleft()
+            self._bytes -= len(oldest.hashes) + UPDATE_BYTES
             self.dropped += 1

@@ -1,9 +1,10 @@
 """The messages between replicas: what they contain, their bytes, and their limits.
 
-    message   | form | name | epoch | origin | sequence | whole | secret | loads | flow | blocks | wants |      msgpack, an array
+    message   | form | name | epoch | origin | sequence | whole | secret | loads | flow | learned | taken back | wants |  msgpack, an array
     loads     | endpoint u64 | requests u32 | tokens u64 | ...       the values of now, so a repeated row changes nothing
     flow      | (priority, requests, bytes) ... | progress |         what waits in each band
-    blocks    | (endpoint, hashes) | ...                             what the sender's workers have taught its prefix index
+    learned, taken back | endpoint u64 ... | number of hashes u16 ... | hash u64 ... |      one endpoint and number per run of hashes;
+                                                                     what the sender's workers have taught its prefix index
 
 - An endpoint is named by a hash of its address, because slots differ between replicas. All numbers are little-endian.
 - A message is *whole* if it has the loads of all endpoints that have any. Any other message has the rows that changed.
@@ -22,12 +23,12 @@ import xxhash
 from msgspec import Meta
 from numpy.typing import NDArray
 
-FORM: Final = 1
+FORM: Final = 2
 MESSAGE_BYTES_MAX: Final = 1 << 20
 ROWS_MAX: Final = 1 << 14
 REQUESTS_MAX: Final = 1 << 20  # in flight at one endpoint, by one replica
 TOKENS_MAX: Final = 1 << 40
-UPDATES_MAX: Final = 1 << 12  # updates of the prefix index in one message
+RUNS_MAX: Final = 1 << 12  # runs of hashes of one endpoint in one message
 BANDS_MAX: Final = 64
 HASH_MASK: Final = (1 << 63) - 1
 ROW: Final = struct.Struct(
@@ -68,11 +69,18 @@ class Flow(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Blocks(msgspec.Struct, array_like=True, frozen=True):
-    """One update of the prefix index: the endpoint holds these blocks (u64 each), or does not hold them after all."""
+    """Blocks of the prefix index, in runs of one endpoint each: its key (u64) and the number of hashes (u16) per run, and all hashes."""
 
-    endpoint: Count
+    endpoints: Annotated[bytes, Meta(max_length=8 * RUNS_MAX)]
+    counts: bytes
     hashes: bytes
-    forget: bool = False
+
+    @property
+    def consistent(self) -> bool:
+        """Whether the three parts fit each other."""
+        if len(self.endpoints) % 8 or len(self.counts) * 4 != len(self.endpoints):
+            return False
+        return sum(memoryview(self.counts).cast("H")) * 8 == len(self.hashes)
 
 
 class Message(msgspec.Struct, array_like=True, frozen=True):
@@ -87,7 +95,8 @@ class Message(msgspec.Struct, array_like=True, frozen=True):
     secret: Count = 0
     loads: Annotated[bytes, Meta(max_length=ROWS_MAX * ROW.size)] = b""
     flow: Flow | None = None
-    blocks: Annotated[list[Blocks], Meta(max_length=UPDATES_MAX)] = []
+    learned: Blocks | None = None
+    taken_back: Blocks | None = None  # comes after `learned`
     wants: bool = False  # a copy of the prefix index
 
 
@@ -107,8 +116,9 @@ def decode(data: bytes) -> Message:
         raise NotUsable("form")
     if len(message.loads) % ROW.size:
         raise NotUsable("malformed")
-    if any(len(update.hashes) % 8 for update in message.blocks):
-        raise NotUsable("malformed")
+    for blocks in (message.learned, message.taken_back):
+        if blocks is not None and not blocks.consistent:
+            raise NotUsable("malformed")
     return message
 
 
@@ -129,13 +139,6 @@ def sender(data: bytes) -> str:
 def _other_form(data: bytes) -> bool:
     """Whether this is the beginning of a message of another version: an array that begins with a number that is not ours."""
     return len(data) > 1 and (0x90 <= data[0] <= 0x9F) and data[1] < 0x80 and data[1] != FORM
-
-
-def rows(loads: bytes) -> list[tuple[int, int, int]]:
-    """Returns (endpoint key, requests, tokens) of each row. Numbers above REQUESTS_MAX or TOKENS_MAX are lowered to these limits."""
-    return [
-        (key, min(requests, REQUESTS_MAX), min(tokens, TOKENS_MAX)) for key, requests, tokens in ROW.iter_unpack(loads)
-    ]
 
 
 def packed(endpoints: NDArray[np.uint64], requests: NDArray[np.int64], tokens: NDArray[np.int64]) -> bytes:

@@ -21,6 +21,7 @@ from workers.endpoints.replicas.places import OwnLoad, Places
 from workers.endpoints.replicas.store import Link, Names, password_of
 from workers.endpoints.replicas.taught import Taught
 from workers.endpoints.replicas.waiting import Waiting
+from workers.endpoints.replicas.wire import ROWS_MAX
 from workers.shared.documents import ENDPOINTS, EndpointRecord, EndpointsView, encode
 from workers.shared.objectives import ObjectivesView
 
@@ -41,6 +42,7 @@ class Replica:
         secret: int = 1,
         file: str = "",
         priorities: tuple[int, ...] = (0,),
+        rows_max: int = ROWS_MAX,
     ) -> None:
         lanes, remote, index = LaneSchema(SLOTS, (), (), (), lanes=2), RemoteSchema(SLOTS, 4), IndexSchema(1024)
         documents = DocumentSchema((4096, 4096, 4096))
@@ -70,7 +72,9 @@ class Replica:
         waiting = Waiting(self.flow, objectives, self.remote)
         self.taught = Taught(self.index, places)
         self.exchange = Exchange(
-            Parts(open_link, self.remote, places, OwnLoad(self.lanes, places), self.taught, self.index, waiting),
+            Parts(
+                open_link, self.remote, places, OwnLoad(self.lanes, places, rows_max), self.taught, self.index, waiting
+            ),
             name=name,
             most=8,
             secret=secret,

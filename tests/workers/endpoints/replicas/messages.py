@@ -1,8 +1,11 @@
 """Messages and replicas for tests."""
 
+from array import array
+from collections.abc import Sequence
+
 import numpy as np
 
-from workers.endpoints.replicas.wire import FORM, Message, encode, packed
+from workers.endpoints.replicas.wire import FORM, Blocks, Message, encode, packed
 
 Loads = dict[int, tuple[int, int]]
 
@@ -11,6 +14,25 @@ def rows_of(loads: Loads) -> bytes:
     keys = np.array(list(loads), np.uint64)
     requests, tokens = (np.array([load[at] for load in loads.values()], np.int64) for at in (0, 1))
     return packed(keys, requests, tokens)
+
+
+def blocks(*runs: tuple[int, Sequence[int]]) -> Blocks:
+    """Returns the blocks of a message. `runs`: the key of an endpoint, and hashes."""
+    endpoints, counts, hashes = array("Q"), array("H"), array("Q")
+    for endpoint, run in runs:
+        endpoints.append(endpoint)
+        counts.append(len(run))
+        hashes.extend(run)
+    return Blocks(endpoints.tobytes(), counts.tobytes(), hashes.tobytes())
+
+
+def runs_of(told: Blocks | None) -> list[tuple[int, list[int]]]:
+    """Returns the runs of `blocks`; none if there are no blocks."""
+    if told is None:
+        return []
+    hashes = iter(memoryview(told.hashes).cast("Q").tolist())
+    endpoints, counts = (memoryview(part).cast(kind) for part, kind in ((told.endpoints, "Q"), (told.counts, "H")))
+    return [(endpoint, [next(hashes) for _ in range(count)]) for endpoint, count in zip(endpoints, counts, strict=True)]
 
 
 def message(

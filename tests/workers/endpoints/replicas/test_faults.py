@@ -144,9 +144,8 @@ def test_an_attempt_with_a_silent_store_and_the_next_delay_last_less_than_a_seco
     assert REFUSED_MAX_S < 1.0, "a store that refuses answers at once"
 
 
-def test_more_loaded_endpoints_than_a_message_can_name_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("workers.endpoints.replicas.places.ROWS_MAX", 1)
-    a = Replica("unix:///none", "a", {X: 0, Y: 1})
+def test_more_loaded_endpoints_than_a_message_can_name_are_reported() -> None:
+    a = Replica("unix:///none", "a", {X: 0, Y: 1}, rows_max=1)
     a.serve(X, 1)
     a.serve(Y, 2)
     a.exchange._message(0.0)

@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 from tests.workers.endpoints.replicas.messages import message
 from workers.endpoints.replicas.others import FADE_S, REMEMBERED_S, SUPERSEDED_S, Others
 from workers.endpoints.replicas.rates import BYTES_MAX, MESSAGES_MAX
-from workers.endpoints.replicas.wire import EPOCH_FOLLOWED_MAX, REQUESTS_MAX, ROWS_MAX, Message, encode
+from workers.endpoints.replicas.wire import EPOCH_FOLLOWED_MAX, FORM, REQUESTS_MAX, ROWS_MAX, Message, encode
 
 
 def others(most: int = 8) -> Others:
@@ -148,7 +148,7 @@ def test_a_replica_that_names_endpoints_for_ever_takes_a_bounded_memory() -> Non
 
 def test_a_lie_distorts_within_bounds() -> None:
     seen = others()
-    seen.receive(encode(Message(1, "b", 1, 1, 1, True, 1, b"\xff" * 20)), 0.0)
+    seen.receive(encode(Message(FORM, "b", 1, 1, 1, True, 1, b"\xff" * 20)), 0.0)
     assert max(requests for requests, _ in seen.totals.values()) == REQUESTS_MAX
 
 

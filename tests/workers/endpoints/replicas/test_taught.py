@@ -3,9 +3,12 @@
 import numpy as np
 
 from tests.workers.endpoints.replicas.live import HASHES, Replica
-from workers.endpoints.replicas.wire import Blocks
+from tests.workers.endpoints.replicas.messages import blocks, runs_of
+from workers.endpoints.replicas.taught import STALE_TICKS
+from workers.endpoints.replicas.wire import RUNS_MAX
 
 X, Y = "10.0.0.1:8000", "10.0.0.2:8000"
+NUMBERS = HASHES.tolist()
 
 
 def replica() -> Replica:
@@ -18,14 +21,30 @@ def key(of: Replica, address: str) -> int:
     return of.exchange.parts.places.keys[of.owners[address]]
 
 
-def test_a_message_names_each_endpoint_once_with_all_its_new_blocks_in_order() -> None:
+def test_a_message_has_all_new_blocks_in_order_with_their_endpoints() -> None:
     a = replica()
     for at, address in enumerate((X, Y, X)):
         part = HASHES[2 * at : 2 * at + 2]
         a.taught.insert(part, np.full(2, a.owners[address], np.uint16), 1)
-    x = np.concatenate((HASHES[:2], HASHES[4:6])).tobytes()
-    assert a.taught.take() == [Blocks(key(a, X), x), Blocks(key(a, Y), HASHES[2:4].tobytes())]
-    assert a.taught.take() == []
+    learned, taken_back = a.taught.take()
+    assert runs_of(learned) == [(key(a, X), NUMBERS[:2]), (key(a, Y), NUMBERS[2:4]), (key(a, X), NUMBERS[4:6])]
+    assert taken_back is None
+    assert a.taught.take() == (None, None)
+
+
+def test_only_news_are_told_to_others() -> None:
+    a, b = replica(), replica()
+    a.teach(X)
+    b.taught.learn(*a.taught.take())
+    b.taught.apply(1)
+    for each in (a, b):
+        each.teach(X)
+        assert each.taught.take() == (None, None), "the others have heard of these blocks just now"
+    owners = np.full(len(HASHES), a.owners[X], np.uint16)
+    a.taught.insert(HASHES, owners, STALE_TICKS)
+    assert a.taught.take() == (None, None)
+    a.taught.insert(HASHES, owners, 2 * STALE_TICKS)
+    assert runs_of(a.taught.take()[0]) == [(key(a, X), NUMBERS)], "others should not think that nobody uses them"
 
 
 def test_what_is_taken_back_follows_what_was_taught_before_and_precedes_what_is_taught_after() -> None:
@@ -33,13 +52,15 @@ def test_what_is_taken_back_follows_what_was_taught_before_and_precedes_what_is_
     a.teach(X)
     a.taught.forget(HASHES[:3], a.owners[X])
     a.teach(Y)
-    updates = a.taught.take()
-    assert [(update.endpoint == key(a, X), update.forget) for update in updates] == [
-        (True, False),
-        (True, True),
-        (False, False),
+    first, second = a.taught.take(), a.taught.take()
+    assert [runs_of(part) for part in (*first, *second)] == [
+        [(key(a, X), NUMBERS)],
+        [(key(a, X), NUMBERS[:3])],
+        [(key(a, Y), NUMBERS)],
+        [],
     ]
-    b.taught.learn(updates)
+    b.taught.learn(*first)
+    b.taught.learn(*second)
     assert b.index.size() == 0, "nothing is written before the end of the turn"
     b.taught.apply(1)
     assert (b.holds(X), b.holds(Y)) == (a.holds(X), a.holds(Y))
@@ -48,8 +69,19 @@ def test_what_is_taken_back_follows_what_was_taught_before_and_precedes_what_is_
 
 def test_updates_of_endpoints_that_this_replica_does_not_know_are_left_out() -> None:
     a = replica()
-    a.taught.learn(
-        [Blocks(1, HASHES.tobytes()), Blocks(1, HASHES.tobytes(), True), Blocks(key(a, X), HASHES[:1].tobytes())]
-    )
+    a.taught.learn(blocks((1, NUMBERS), (key(a, X), NUMBERS[:1])), blocks((1, NUMBERS[:1])))
     a.taught.apply(1)
     assert a.index.size() == 1
+    assert a.index.dropped == 0
+
+
+def test_more_runs_than_one_message_may_have_take_several() -> None:
+    a = replica()
+    many = np.arange(1, 3 * RUNS_MAX + 1, dtype=np.uint64) << np.uint64(20)
+    owners = np.array([a.owners[X], a.owners[Y]], np.uint16)[np.arange(len(many)) % 2]
+    a.taught.insert(many, owners, 1)
+    told = []
+    while (part := a.taught.take()[0]) is not None:
+        told += runs_of(part)
+        assert len(runs_of(part)) <= RUNS_MAX
+    assert [each for _, run in told for each in run] == many.tolist()

@@ -5,12 +5,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.workers.endpoints.replicas.messages import message, rows_of
+from tests.workers.endpoints.replicas.messages import blocks, message, rows_of
+from workers.endpoints.replicas.others import rows
 from workers.endpoints.replicas.wire import (
     EPOCH_MAX,
+    FORM,
     MESSAGE_BYTES_MAX,
     REQUESTS_MAX,
     ROWS_MAX,
+    RUNS_MAX,
     TOKENS_MAX,
     Blocks,
     Message,
@@ -19,7 +22,6 @@ from workers.endpoints.replicas.wire import (
     encode,
     endpoint_key,
     packed,
-    rows,
     secret_key,
     sender,
 )
@@ -36,7 +38,7 @@ def refusal(data: bytes) -> str:
 @given(
     st.from_regex("[A-Za-z0-9._-]{1,50}", fullmatch=True), st.integers(0, EPOCH_MAX), NUMBERS, st.booleans(),
     st.dictionaries(NUMBERS, st.tuples(st.integers(0, REQUESTS_MAX), st.integers(0, TOKENS_MAX)), max_size=20),
-    st.lists(st.tuples(NUMBERS, st.binary(max_size=64).map(lambda b: b[: len(b) & ~7]), st.booleans()), max_size=5),
+    st.none() | st.lists(st.tuples(NUMBERS, st.lists(NUMBERS, max_size=8)), max_size=5), st.booleans(),
 )  # fmt: skip
 def test_a_message_survives_the_wire(
     name: str,
@@ -44,13 +46,15 @@ def test_a_message_survives_the_wire(
     sequence: int,
     whole: bool,
     loads: dict[int, tuple[int, int]],
-    blocks: list[tuple[int, bytes, bool]],
+    runs: list[tuple[int, list[int]]] | None,
+    taken_back: bool,
 ) -> None:
-    updates = [Blocks(*update) for update in blocks]
-    sent = Message(1, name, epoch, 3, sequence, whole, 5, rows_of(loads), None, updates)
+    updates = None if runs is None else blocks(*runs)
+    either = (None, updates) if taken_back else (updates, None)
+    sent = Message(FORM, name, epoch, 3, sequence, whole, 5, rows_of(loads), None, *either)
     read = decode(encode(sent))
     assert read == sent
-    assert {key: (requests, tokens) for key, requests, tokens in rows(read.loads)} == loads
+    assert dict(rows(read.loads)) == loads
 
 
 @given(st.from_regex("[A-Za-z0-9._-]{1,300}", fullmatch=True))
@@ -78,30 +82,49 @@ def test_a_changed_message_is_a_message_or_is_refused(data: st.DataObject) -> No
         read = decode(bytes(sent))
     except NotUsable:
         return
-    assert all(0 <= requests <= REQUESTS_MAX and 0 <= tokens <= TOKENS_MAX for _, requests, tokens in rows(read.loads))
+    assert all(
+        0 <= requests <= REQUESTS_MAX and 0 <= tokens <= TOKENS_MAX for _, (requests, tokens) in rows(read.loads)
+    )
 
 
 def test_a_message_of_another_version_is_told_from_a_malformed_one() -> None:
-    assert refusal(encode((2, {"anything": 1}))) == "form"
-    assert refusal(encode(Message(2, "a", 1, 1, 1))) == "form"
+    assert refusal(encode((FORM + 1, {"anything": 1}))) == "form"
+    assert refusal(encode(Message(FORM + 1, "a", 1, 1, 1))) == "form"
     assert refusal(b"\x00\x01") == "malformed"
     assert refusal(b"") == "malformed"
 
 
 def test_sizes_are_bounded() -> None:
     assert refusal(b"x" * (MESSAGE_BYTES_MAX + 1)) == "long"
-    assert refusal(encode(Message(1, "a" * 301, 1, 1, 1))) == "malformed"
-    assert refusal(encode(Message(1, "a\n", 1, 1, 1))) == "malformed"
-    assert refusal(encode(Message(1, "a", 1, 1, 1, loads=b"x" * 21))) == "malformed"
-    assert refusal(encode(Message(1, "a", 1, 1, 1, loads=b"x" * 20 * (ROWS_MAX + 1)))) == "malformed"
-    assert refusal(encode(Message(1, "a", 1, 1, 1, blocks=[Blocks(1, b"1234567")]))) == "malformed"
-    assert refusal(encode(Message(1, "a", -1, 1, 1))) == "malformed"
+    assert refusal(encode(Message(FORM, "a" * 301, 1, 1, 1))) == "malformed"
+    assert refusal(encode(Message(FORM, "a\n", 1, 1, 1))) == "malformed"
+    assert refusal(encode(Message(FORM, "a", 1, 1, 1, loads=b"x" * 21))) == "malformed"
+    assert refusal(encode(Message(FORM, "a", 1, 1, 1, loads=b"x" * 20 * (ROWS_MAX + 1)))) == "malformed"
+    assert refusal(encode(Message(FORM, "a", 1, 1, 1, learned=blocks(*[(1, [1])] * (RUNS_MAX + 1))))) == "malformed"
+    assert refusal(encode(Message(FORM, "a", -1, 1, 1))) == "malformed"
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        Blocks(bytes(8), b"\1\0", b"1234567"),
+        Blocks(bytes(8), b"\2\0", bytes(8)),
+        Blocks(bytes(8), b"\1", bytes(8)),
+        Blocks(bytes(8), b"", b""),
+        Blocks(bytes(7), b"\1\0", bytes(8)),
+        Blocks(b"", b"", bytes(8)),
+        Blocks(bytes(16), b"\1\0", bytes(8)),
+    ],
+)
+def test_blocks_whose_parts_do_not_fit_each_other_are_refused(wrong: Blocks) -> None:
+    for part in ({"learned": wrong}, {"taken_back": wrong}):
+        assert refusal(encode(Message(FORM, "a", 1, 1, 1, **part))) == "malformed"
 
 
 def test_numbers_out_of_range_are_brought_into_it() -> None:
     data = packed(np.array([1, 2], np.uint64), np.array([-5, 1 << 40]), np.array([-1, 1 << 60]))
-    assert rows(data) == [(1, 0, 0), (2, REQUESTS_MAX, TOKENS_MAX)]
-    assert rows(b"\xff" * 20) == [((1 << 64) - 1, REQUESTS_MAX, TOKENS_MAX)]
+    assert rows(data) == [(1, (0, 0)), (2, (REQUESTS_MAX, TOKENS_MAX))]
+    assert rows(b"\xff" * 20) == [((1 << 64) - 1, (REQUESTS_MAX, TOKENS_MAX))]
 
 
 def test_endpoints_and_secrets_are_named_by_hashes() -> None:
