@@ -7,7 +7,7 @@ import msgspec
 
 from epp.learning.least_squares import LeastSquares
 from epp.learning.model import ERROR_BOUNDS, EndpointModel, LatencyModel
-from epp.learning.speed import Speed
+from epp.learning.speed import LOG_MAX, Speed
 
 VERSION = 2
 
@@ -100,6 +100,8 @@ def decode(data: bytes) -> LatencyModel:
         if len(each.errors) != len(ERROR_BOUNDS) + 1:
             raise UnusableModel(f"it has {len(each.errors)} classes of errors instead of {len(ERROR_BOUNDS) + 1}")
         known = model.endpoints[each.slot] = EndpointModel(each.slot, each.generation)
+        if min(each.full, *each.errors, *each.fields) < 0:
+            raise UnusableModel("it has negative numbers")
         _restore_speed(known.speed, each.speed)
         _restore_speed(known.token_speed, each.token_speed)
         known.full = each.full
@@ -119,6 +121,8 @@ def _speed(speed: Speed) -> SpeedState:
 def _restore_speed(speed: Speed, state: SpeedState) -> None:
     _set(speed, SPEED_FIELDS, state.fields)
     speed.samples = state.samples
+    if abs(speed.log) > LOG_MAX or speed.spread < 0.0 or speed.samples < 0:
+        raise UnusableModel("it has impossible speeds")
 
 
 def _fit(fit: LeastSquares) -> FitState:
@@ -128,8 +132,12 @@ def _fit(fit: LeastSquares) -> FitState:
 def _restore(fit: LeastSquares, state: FitState) -> None:
     size = len(fit.prior)
     lengths = (len(state.ratio), len(state.moments), len(state.products))
-    if lengths != (size, size, size * size) or not _finite((*state.ratio, *state.moments, *state.products)):
+    if lengths != (size, size, size * size) or not _finite(
+        (*state.ratio, *state.moments, *state.products, state.count)
+    ):
         raise UnusableModel("it has another number of coefficients, or they are not finite")
+    if min(*state.ratio, *state.moments, *state.products, state.count) < 0.0:
+        raise UnusableModel("it has negative sums")
     fit.ratio, fit.products, fit.moments = list(state.ratio), list(state.products), list(state.moments)
     fit.theta = [max(0.0, ratio * prior) for ratio, prior in zip(fit.ratio, fit.prior, strict=True)]
     fit.count = state.count

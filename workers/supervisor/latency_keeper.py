@@ -94,6 +94,30 @@ class LatencyKeeper:
             identities = zip(self._endpoints.identities(), current, strict=True)
             self._file.save(self.model, {endpoint.slot: identity for identity, endpoint in identities})
 
+    def learned(self) -> bytes:
+        """Returns the model as bytes, for a replica that joins; b"" if nothing was learned."""
+        return state.encode(self.model) if self._used else b""
+
+    def adopt(self, data: bytes, slots: Mapping[int, int]) -> bool:
+        """Takes over another replica's model if this one has learned less. `slots`: slot there -> slot here. Returns whether it did.
+
+        Raises UnusableModel.
+        """
+        model = state.decode(data)
+        if model.first.count <= self.model.first.count:
+            return False
+        generations = {endpoint.slot: endpoint.generation for endpoint in self._endpoints.current()}
+        known = {slots[slot]: endpoint for slot, endpoint in model.endpoints.items() if slot in slots}
+        for slot in list(model.endpoints):
+            model.forget(slot)
+        for slot, endpoint in known.items():
+            if slot in generations:
+                model.adopt(endpoint, slot, generations[slot], self._now())
+        model.changes += self._published + 1
+        self.model = model
+        self._used = True
+        return True
+
     def _predecessor(self, reader: DocumentReader) -> LatencyModel:
         """Returns the model that a predecessor has published, else that of the state folder, else a new one."""
         found = reader.read(0)

@@ -182,6 +182,7 @@ class Supervisor:
         scaling = ScalingSignal(instance, self.lane, lambda: self.latency.model, waiting_in(flow_lanes(instance)))
         background.every(READ_S, scaling.look)
         if self.exchange is not None:
+            self.exchange.joining.model = self.latency
             background.keep(self.exchange.run())
         self._checks = watches(instance, self.index, report)
         background.every(WATCH_EVERY_S, self._check)

@@ -1,6 +1,7 @@
 """Tests of models as bytes."""
 
 import random
+from typing import Any
 
 import msgspec
 import pytest
@@ -35,6 +36,18 @@ def test_a_decoded_model_predicts_and_learns_as_the_encoded_one() -> None:
     assert encode(decode(encode(after))) == encode(after)
 
 
+def impossible(fit: list[Any]) -> list[list[Any]]:
+    """Returns sums that no observations have: they could make a later division fail."""
+    ratio, products, moments, count = fit
+    return [
+        [ratio, [-0.003, *products[1:]], moments, count],
+        [ratio, products, [-1.0, *moments[1:]], count],
+        [[-1.0, *ratio[1:]], products, moments, count],
+        [ratio, products, moments, -5.0],
+        [ratio, products, moments, float("nan")],
+    ]
+
+
 def test_bytes_that_are_no_model_are_refused() -> None:
     whole = encode(learned())
     fields = msgspec.msgpack.decode(whole)
@@ -47,6 +60,17 @@ def test_bytes_that_are_no_model_are_refused() -> None:
         msgspec.msgpack.encode([*fields[:3], [float("nan")] * 4, *fields[4:]]),
         msgspec.msgpack.encode([*fields[:3], [1.0], *fields[4:]]),
     ]
+    first, endpoint = fields[1], fields[5][0]
+    odd += [msgspec.msgpack.encode([fields[0], bad, *fields[2:]]) for bad in impossible(first)]
+    slot, generation, speed, token_speed, full, numbers, errors = endpoint
+    for wrong in (
+        [slot, generation, [-3, speed[1]], token_speed, full, numbers, errors],
+        [slot, generation, speed, [token_speed[0], [40.0, *token_speed[1][1:]]], full, numbers, errors],
+        [slot, generation, [speed[0], [*speed[1][:2], -1.0]], token_speed, full, numbers, errors],
+        [slot, generation, speed, token_speed, -1, numbers, errors],
+        [slot, generation, speed, token_speed, full, [numbers[0], -1.0, *numbers[2:]], errors],
+    ):
+        odd.append(msgspec.msgpack.encode([*fields[:5], [wrong]]))
     for data in odd:
         with pytest.raises(UnusableModel):
             decode(data)

@@ -180,3 +180,31 @@ def test_prompt_starts_are_shared_and_samples_are_sent_in_batches() -> None:
     site.worker.begins(2, 7.5)
     assert site.worker.begun([1, 2]) == [0.0, 7.5]
     assert np.isclose(site.worker.begun([2])[0], 7.5)
+
+
+def test_a_new_replica_predicts_like_the_one_that_it_copies() -> None:
+    site, other = Site(), Site()
+    site.endpoints("a", "b")
+    keeper, joins = site.keeper(), other.keeper()
+    assert joins.learned() == b"", "it has nothing to give"
+    for slot, seconds in ((0, 0.2), (1, 0.8)):
+        observe(keeper, slot, seconds, 100)
+    keeper.look()
+    other.endpoints("b", "a", first=2)
+    assert joins.adopt(keeper.learned(), {0: 3, 1: 2})
+    joins.look()
+    assert sorted(joins.model.endpoints) == [2, 3]
+    for there, here in ((0, 3), (1, 2)):
+        assert predicted(other, here) == pytest.approx(predicted(site, there))
+    assert joins.model.first.theta == pytest.approx(keeper.model.first.theta)
+    observe(joins, 2, 0.8, 10)
+    assert not joins.adopt(keeper.learned(), {}), "by now it has learned more"
+
+
+def test_a_model_of_an_endpoint_that_has_left_here_is_not_taken_over() -> None:
+    site, other = Site(), Site()
+    site.endpoints("a")
+    keeper, joins = site.keeper(), other.keeper()
+    observe(keeper, 0, 0.2)
+    assert joins.adopt(keeper.learned(), {0: 3})
+    assert not joins.model.endpoints

@@ -1,6 +1,7 @@
-"""Copies of the prefix index for a replica that joins: slices of buckets, as messages on its own channel.
+"""Copies for a replica that joins: the latency model, and slices of the prefix index, as messages on its own channel.
 
-    slice   | form | secret | buckets | first bucket | owners | keys | tick | entries, compressed | ages, compressed | last |
+    slice   | "slice" | form | secret | buckets | first bucket | owners | keys | tick | entries, compressed | ages, compressed | last |
+    model   | "model" | form | slots | keys | state |           what the sender has learned of latencies (`epp.learning.state`)
 
 A copy is sent one slice per tick, so that neither the store nor the event loop is busy for long (`joining` has who sends it). The
 buckets of a hash follow from the hash alone, so a slice fits every index of the same size; with another size it is ignored, and the
@@ -9,13 +10,14 @@ left out. Ages become those of its own clock.
 """
 
 import zlib
-from collections.abc import Iterator
-from typing import Annotated, Final
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Final, Protocol
 
 import msgspec
 import numpy as np
 from msgspec import Meta
 
+from epp.learning.state import UnusableModel
 from shm.prefix_index import FAR_MARK, OWNER_WORD_MASK, WAYS
 from shm.prefix_writer import IndexWriter
 from workers.endpoints.replicas.places import Places
@@ -27,7 +29,7 @@ ENTRY_BYTES, AGE_BYTES = 8, 4
 OWNERS_MAX: Final = 1 << 16
 
 
-class Slice(msgspec.Struct, array_like=True, frozen=True):
+class Slice(msgspec.Struct, array_like=True, frozen=True, tag="slice"):
     """Some buckets of the sender's index. `owners` and `keys` name the endpoints of its entries; `tick` is the sender's clock."""
 
     form: int
@@ -42,7 +44,29 @@ class Slice(msgspec.Struct, array_like=True, frozen=True):
     last: bool = False  # of its copy
 
 
-_decoder = msgspec.msgpack.Decoder(Slice)
+class Model(msgspec.Struct, array_like=True, frozen=True, tag="model"):
+    """A latency model. `slots` and `keys` name the endpoints of the sender."""
+
+    form: int
+    slots: Annotated[list[int], Meta(max_length=OWNERS_MAX)]
+    keys: Annotated[list[Count], Meta(max_length=OWNERS_MAX)]
+    state: bytes
+
+
+class Learned(Protocol):
+    """What this replica has learned of latencies."""
+
+    def learned(self) -> bytes:
+        """Returns the model as bytes (`epp.learning.state`); b"" if nothing was learned."""
+
+    def adopt(self, data: bytes, slots: Mapping[int, int]) -> bool:
+        """Takes over a model if this replica has learned less. `slots`: slot there -> slot here. Returns whether it did.
+
+        Raises UnusableModel.
+        """
+
+
+_decoder: msgspec.msgpack.Decoder[Slice | Model] = msgspec.msgpack.Decoder(Slice | Model)
 _encode = msgspec.msgpack.Encoder().encode
 
 
@@ -70,21 +94,53 @@ def slices(index: IndexWriter, places: Places, secret: int, tick: int) -> Iterat
             passed = 0
 
 
-def merge(data: bytes, index: IndexWriter, places: Places, secret: int, tick: int) -> tuple[int, bool]:
-    """Adds the entries of a slice to the index. Returns how many, and whether the slice is the last one of its copy.
+def model_part(learned: Learned, places: Places) -> Iterator[bytes]:
+    """Yields the message with what this replica has learned of latencies, if there is anything and it fits."""
+    state = learned.learned()
+    if state:
+        part = _encode(Model(FORM, list(places.slots.values()), list(places.slots), state))
+        if len(part) <= MESSAGE_BYTES_MAX:
+            yield part
 
-    Raises NotUsable: "long", "malformed" or "copy" (it does not fit).
-    """
+
+def read(data: bytes) -> Slice | Model:
+    """Reads one part of a copy. Raises NotUsable: "long", "malformed" or "copy" (of another version)."""
     if len(data) > MESSAGE_BYTES_MAX:
         raise NotUsable("long")
     try:
         part = _decoder.decode(data)
+    except (msgspec.DecodeError, RecursionError, MemoryError, UnicodeError):
+        raise NotUsable("malformed") from None
+    if part.form != FORM:
+        raise NotUsable("copy")
+    return part
+
+
+def take_over(part: Model, learned: Learned, places: Places) -> bool:
+    """Takes over the model of another replica, unless this one has learned more. Returns whether it did. Raises NotUsable: "malformed"."""
+    if len(part.slots) != len(part.keys):
+        raise NotUsable("malformed")
+    here = places.slots
+    try:
+        return learned.adopt(
+            part.state, {s: here[key] for s, key in zip(part.slots, part.keys, strict=True) if key in here}
+        )
+    except UnusableModel:
+        raise NotUsable("malformed") from None
+
+
+def merge(part: Slice, index: IndexWriter, places: Places, secret: int, tick: int) -> tuple[int, bool]:
+    """Adds the entries of a slice to the index. Returns how many, and whether the slice is the last one of its copy.
+
+    Raises NotUsable: "malformed" or "copy" (it does not fit).
+    """
+    try:
         buckets = min(SLICE_BUCKETS, index.schema.buckets - part.first)
         entries = _unpacked(part.entries, buckets * WAYS * ENTRY_BYTES)
         ages = _unpacked(part.ages, buckets * WAYS * AGE_BYTES)
-    except (msgspec.DecodeError, zlib.error, RecursionError, MemoryError):
+    except zlib.error:
         raise NotUsable("malformed") from None
-    if part.form != FORM or part.secret != secret or part.buckets != index.schema.buckets:
+    if part.secret != secret or part.buckets != index.schema.buckets:
         raise NotUsable("copy")
     if len(part.owners) != len(part.keys) or not all(FAR_MARK < owner < OWNERS_MAX for owner in part.owners):
         raise NotUsable("malformed")

@@ -1,4 +1,4 @@
-"""Who gets a copy of the prefix index, from whom, and how many.
+"""Who gets a copy of the prefix index and of the latency model, from whom, and how many.
 
 A replica that joins says in each message that it wants a copy, until the last slice has come or COPY_S passed without one. Of the
 replicas that have the same secret and want none themselves, that with the first name sends it: one slice per tick, in turns if several
@@ -7,9 +7,10 @@ replicas wait. At most COPIES_MAX copies begin in COPIES_S, so that forged wishe
 
 from collections import deque
 from collections.abc import Iterator
+from itertools import chain
 
 from shm.prefix_writer import IndexWriter
-from workers.endpoints.replicas.copying import SLICE_BUCKETS, merge, slices
+from workers.endpoints.replicas.copying import SLICE_BUCKETS, Learned, Model, merge, model_part, read, slices, take_over
 from workers.endpoints.replicas.others import Others
 from workers.endpoints.replicas.places import Places
 from workers.endpoints.replicas.wire import Message, NotUsable
@@ -33,7 +34,9 @@ class Joining:
         self._others = others
         self._secret = secret
         self._until = float("inf")  # when it gives up
-        self._slices_left = 2 * (index.schema.buckets // SLICE_BUCKETS + 1)  # two senders, if the first one dies
+        self.model: Learned | None = None  # what this replica has learned of latencies, once it can be copied
+        self.adopted = 0  # how often it took over the model of another replica
+        self._slices_left = 2 * (index.schema.buckets // SLICE_BUCKETS + 2)  # two senders, if the first one dies
         self._sending: dict[str, Iterator[bytes]] = {}  # who gets a copy -> the slices that are left
         self._begun: deque[tuple[str, float]] = deque()
 
@@ -47,12 +50,17 @@ class Joining:
             self.wants = False
 
     def take(self, data: bytes, now: float, tick: int) -> None:
-        """Takes one slice of another replica's index, if this replica wants a copy."""
+        """Takes one part of another replica's copy, if this replica wants one."""
         if not self.wants or self._slices_left <= 0:
             return
         self._slices_left -= 1
         try:
-            added, last = merge(data, self._index, self._places, self._secret, tick)
+            part = read(data)
+            if isinstance(part, Model):
+                if self.model is not None and take_over(part, self.model, self._places):
+                    self.adopted += 1
+                return
+            added, last = merge(part, self._index, self._places, self._secret, tick)
         except NotUsable as refused:
             self._others.refused[refused.why] += 1
             return
@@ -73,7 +81,8 @@ class Joining:
             self._others.refused["copies"] += 1
             return
         self._begun.append((name, now))
-        self._sending[name] = slices(self._index, self._places, self._secret, tick)
+        index = slices(self._index, self._places, self._secret, tick)
+        self._sending[name] = index if self.model is None else chain(model_part(self.model, self._places), index)
 
     def next_slice(self) -> tuple[str, bytes] | None:
         """Returns the next slice and who gets it; None if nobody waits, or if the next buckets are empty."""

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from tests.workers.endpoints.replicas.live import HASHES, Replica
 from workers.endpoints.replicas import copying
-from workers.endpoints.replicas.copying import merge, slices
+from workers.endpoints.replicas.copying import Slice, merge, read, slices
 from workers.endpoints.replicas.wire import NotUsable
 
 X, Y, Z = "10.0.0.1:8000", "10.0.0.2:8000", "10.0.0.3:8000"
@@ -22,7 +22,9 @@ def copied(source: Replica) -> list[bytes]:
 
 
 def taken(part: bytes, target: Replica, *, secret: int = 1) -> int:
-    return merge(part, target.index, target.exchange.parts.places, secret, 40)[0]
+    part_read = read(part)
+    assert isinstance(part_read, Slice)
+    return merge(part_read, target.index, target.exchange.parts.places, secret, 40)[0]
 
 
 def test_a_copy_has_the_blocks_of_the_endpoints_that_both_know() -> None:
@@ -83,7 +85,7 @@ def test_a_copy_with_deeply_nested_fields_is_refused() -> None:
     source = replica({X: 0})
     source.teach(X)
     part = bytearray(copied(source)[0])
-    assert part[0] == 0x9A
-    part[0] = 0x9B  # one more field
+    assert part[0] == 0x9B
+    part[0] = 0x9C  # one more field
     with pytest.raises(NotUsable, match="malformed"):
         taken(bytes(part) + b"\x91" * 200_000 + b"\x01", replica({X: 3}))

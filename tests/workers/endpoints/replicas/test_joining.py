@@ -1,7 +1,10 @@
+from collections.abc import Mapping
+
+from epp.learning.state import UnusableModel
 from tests.workers.endpoints.replicas.live import Replica
 from tests.workers.endpoints.replicas.messages import message
 from workers.endpoints.replicas.joining import AGAIN_S, COPIES_MAX, COPIES_S, COPY_S, Joining
-from workers.endpoints.replicas.wire import decode
+from workers.endpoints.replicas.wire import MESSAGE_BYTES_MAX, decode
 
 X = "10.0.0.1:8000"
 
@@ -110,11 +113,11 @@ def test_a_replica_that_is_gone_gets_no_further_slice() -> None:
     assert sent(b.exchange.joining) == []
 
 
-def test_slices_beyond_the_size_of_the_index_are_not_read() -> None:
+def test_parts_beyond_the_size_of_a_copy_are_not_read() -> None:
     joins = replica("c", wants=True)
-    for _ in range(5):
+    for _ in range(9):
         joins.exchange.joining.take(b"garbage", 0.0, 1)
-    assert joins.exchange.others.refused == {"malformed": 2}, "the index has one slice: two senders may begin"
+    assert joins.exchange.others.refused == {"malformed": 4}, "a model and the index's one slice: two senders may begin"
 
 
 def test_messages_say_whether_a_copy_is_wanted() -> None:
@@ -124,3 +127,56 @@ def test_messages_say_whether_a_copy_is_wanted() -> None:
     joins.exchange.joining.wants = False
     data = joins.exchange._message(1.0)
     assert data is not None and not decode(data).wants
+
+
+class Learning:
+    """Stands in for the keeper of the latency model."""
+
+    def __init__(self, state: bytes = b"") -> None:
+        self.state = state
+        self.adopted: list[tuple[bytes, dict[int, int]]] = []
+
+    def learned(self) -> bytes:
+        return self.state
+
+    def adopt(self, data: bytes, slots: Mapping[int, int]) -> bool:
+        if data == b"damaged":
+            raise UnusableModel("the test says so")
+        self.adopted.append((data, dict(slots)))
+        return True
+
+
+def model_copy(state: bytes, here: dict[str, int]) -> tuple[Replica, Learning, list[bytes]]:
+    """Copies from a replica with this model to one with these endpoints. Returns the latter, its model, and the parts of the copy."""
+    giver, joins = replica("b"), Replica("unix:///none", "c", here)
+    joins.exchange.parts.places.refresh()
+    taker = joins.exchange.joining.model = Learning()
+    giver.exchange.joining.model = Learning(state)
+    hears(giver, message("c", wants=True))
+    parts = []
+    while (part := giver.exchange.joining.next_slice()) is not None:
+        parts.append(part[1])
+        joins.exchange.joining.take(part[1], 0.0, 1)
+    assert not joins.exchange.joining.wants
+    return joins, taker, parts
+
+
+def test_a_replica_that_joins_gets_the_latency_model_with_its_own_slots() -> None:
+    joins, taker, _ = model_copy(b"model", {X: 5})
+    assert taker.adopted == [(b"model", {0: 5})]
+    assert joins.exchange.joining.adopted == 1
+    _, taker, _ = model_copy(b"model", {"10.0.0.9:8000": 5})
+    assert taker.adopted == [(b"model", {})], "endpoints that it does not know are left out"
+
+
+def test_a_replica_that_has_learned_nothing_gives_no_model() -> None:
+    _, taker, parts = model_copy(b"", {X: 5})
+    assert (len(parts), taker.adopted) == (1, [])
+
+
+def test_a_damaged_or_enormous_model_changes_nothing() -> None:
+    joins, taker, _ = model_copy(b"damaged", {X: 5})
+    assert joins.exchange.others.refused == {"malformed": 1}
+    assert taker.adopted == []
+    _, taker, parts = model_copy(bytes(MESSAGE_BYTES_MAX), {X: 5})
+    assert (len(parts), taker.adopted) == (1, [])
