@@ -143,6 +143,12 @@ class World:
             lambda: all(remote.replicas() == REPLICAS - 2 for remote in self.others), "the victim still counts"
         )
 
+    def ignored(self) -> float:
+        """Waits until the others have forgotten replica 0, which goes on. Returns the seconds."""
+        return self._until(
+            lambda: all(remote.replicas() == REPLICAS - 2 for remote in self.remotes[1:]), "replica 0 still counts"
+        )
+
     def faded(self, remotes: list[Remote]) -> float:
         """Waits until these replicas count nobody else. Returns the seconds."""
         return self._until(

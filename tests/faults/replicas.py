@@ -128,6 +128,7 @@ def stolen_name(world: World, pause_s: float) -> None:
     """A store that lets another speak for a replica, with the highest number: the replica is silent, and nobody counts it for a while."""
     message = msgspec.msgpack.encode([FORM, "replica-0", HUGE, 1, HUGE, True, 7, b"", None])
     world.store.command("PUBLISH", CHANNEL, message)
+    world.ignored()
 
 
 def lying() -> list[bytes]:
