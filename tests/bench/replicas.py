@@ -6,6 +6,7 @@ part is compared with three pickers that share nothing.
 in flight: the time from sending a request to one replica until another one counts it, by looking into its shared memory.
 burst: 200 requests at once; the requests of the busiest server divided by the mean of all servers.
 hits: conversations; the share of the prompt tokens that servers had cached, compared with one picker.
+joining: the time from the readiness of a third replica until its prefix index has what those of the others have.
 limits: three times as many requests within 1.5 s as may wait; those that were not refused, as a share above what may wait and be served.
 fairness, priorities: `tests.bench.replica_order`.
 cost: CPU time of all processes of the replicas and of the store, per request, at a fixed rate of requests of 8 KB; bytes of the store.
@@ -29,7 +30,7 @@ import yaml
 from loadtest import process_group
 from tests.bench.replica_order import fairness, priorities
 from tests.e2e.cluster import CHAT, LOOPBACK, MODEL, Cluster, Picker, ask_all, completion, eventually
-from tests.e2e.replica_site import ReplicaSite, know_each_other, store_in
+from tests.e2e.replica_site import Remote, ReplicaSite, know_each_other, store_in
 from tests.faults.client import REQUESTS, Connection
 from tests.redis_server import RedisServer
 from workers.cli.demo.children import cpu_seconds, python
@@ -41,6 +42,7 @@ MARKS, SMOKE_MARKS = 300, 20
 BURST = 200
 CONVERSATIONS, SMOKE_CONVERSATIONS = 48, 4
 TURNS = 6
+WARM = 0.97  # of the entries of another replica
 AT_ONCE = 6
 LIMITED_SERVERS, SERVED_AT_ONCE, WAITING_MAX = 4, 4, 100
 RATE, SMOKE_RATE = 300, 60  # requests per second of each replica
@@ -49,6 +51,7 @@ TARGETS = {
     "in flight p99 ms": 20.0,
     "burst max/mean": 1.4,
     "hits of one picker": 0.97,
+    "warm after s": 5.0,
     "over the limit": 0.05,
     "Jain index, random spread": 0.95,
     "us per request": 10.0,
@@ -154,6 +157,20 @@ async def _conversations(port: int, count: int) -> None:
         await asyncio.gather(*(user(session) for _ in range(AT_ONCE)))
 
 
+def joining(smoke: bool) -> Figures:
+    """Measures how soon a replica that starts while others serve has their prefix index."""
+    with Cluster() as cluster, store_in(cluster) as store:
+        site = ReplicaSite(cluster, cluster.fleet(SERVERS, "--prefill-us-per-token", "20"), store.url, count=2)
+        assert eventually(lambda: know_each_other(site.remotes(), 2))
+        asyncio.run(_conversations(site.port, SMOKE_CONVERSATIONS if smoke else CONVERSATIONS))
+        here = Remote(site.run_dir, site.pickers[0])
+        entries = here.entries()
+        joined = Remote(site.run_dir, site.start(2))
+        ready = time.monotonic()
+        assert eventually(lambda: joined.entries() >= WARM * entries), f"{joined.entries()} of {entries} entries"
+        return {"warm after s": round(time.monotonic() - ready, 2), "entries of the others": entries}
+
+
 def limits(smoke: bool) -> Figures:
     """Measures how many requests three replicas let wait together, beyond the limit of flow control."""
     figures = {}
@@ -242,6 +259,7 @@ PARTS: dict[str, Callable[[bool], Figures]] = {
     "in-flight": in_flight,
     "burst": burst,
     "hits": hits,
+    "joining": joining,
     "limits": limits,
     "fairness": fairness,
     "priorities": priorities,

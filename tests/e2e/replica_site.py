@@ -4,7 +4,10 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
+
 from shm import observe
+from shm.prefix_index import IndexSchema
 from shm.remote_lane import RemoteLane, RemoteSchema
 from tests.e2e.cluster import Cluster, Fleet, Picker
 from tests.redis_server import RedisServer
@@ -20,6 +23,9 @@ class Remote:
         part = parts["remote"]
         assert isinstance(part.schema, RemoteSchema)
         self._lane = RemoteLane(part.schema, part.region)
+        index = parts["index"]
+        assert isinstance(index.schema, IndexSchema)
+        self._entries = index.region.array(np.uint64, index.schema.entries_at, index.schema.entries)
 
     def replicas(self) -> int:
         """Returns how many other replicas count; 0 if the lane is not fresh."""
@@ -31,6 +37,10 @@ class Remote:
 
     def tokens(self) -> int:
         return int(self._lane.tokens.sum()) if self._lane.fresh(time.monotonic()) else 0
+
+    def entries(self) -> int:
+        """Returns how many entries its prefix index has."""
+        return int(np.count_nonzero(self._entries))
 
     def least(self) -> int:
         """Returns the smallest number of requests of one endpoint; below 0 would be a fault."""
