@@ -343,10 +343,11 @@ static int owners_for(PyObject *object, PyArrayObject *hashes, Owners *owners, c
 }
 
 /* insert(entries, ages, states, held, hashes, owners, age, near_owners, spills, retired, stale): records that owners hold these blocks.
-   `owners`: one for all hashes, one per hash, or a list of owners and one of numbers of hashes. `spills`: whether full buckets give entries to far buckets. `retired`: whether there are
-   retired owners. `stale`: None, or after how many ticks a refreshed entry is news, as a new one is. Returns six values: how many entries
-   were added, how many live entries were evicted, how many entries of retired owners were replaced, how many blocks were dropped because
-   their owner is not live, the indices of the hashes that belong into far buckets, and the news (`news_of`), or None. */
+   `owners`: one for all hashes, one per hash, or a list of owners and one of numbers of hashes. `spills`: whether full buckets give entries
+   to far buckets. `retired`: whether there are retired owners. `stale`: None, or after how many ticks a refreshed entry is news, as a new
+   one is. Returns six values: how many entries were added, how many live entries were evicted, how many entries of retired owners were
+   replaced, how many blocks were dropped because their owner is not live, the indices of the hashes that belong into far buckets, and the
+   news (`news_of`), or None. */
 KERNEL(insert) {
     if (!arguments("insert", count, 11)) return NULL;
     PyArrayObject *table = in_place(args[0], NPY_UINT64, 2, 1, "insert: entries"),
