@@ -40,8 +40,8 @@ FOREIGN_FLAGS = {
     "--filename", "--kustomize",  # kubectl
     "--file", "--tag", "--shm-size",  # docker
     "--enable-prompt-tokens-details",  # vLLM
-    "--only", "--targets", "--cases", "--seconds", "--reference", "--smoke", "--five-minutes", "--hold", "--outage-s", "--reads",  # benchmarks, tests
-    "--config", "--seeds", "--jobs", "--json", "--markdown", "--svg", "--sim", "--envoy",  # make bench-routing
+    "--only", "--targets", "--cases", "--seconds", "--reference", "--smoke", "--five-minutes", "--outage-s", "--reads",  # benchmarks, tests
+    "--hold", "--config", "--seeds", "--jobs", "--json", "--markdown", "--svg", "--sim", "--envoy",  # make bench-routing
     "--disable-hot-restart", "--concurrency", "--log-level",  # envoy
     "--silent", "--retry", "--retry-all-errors", "--retry-delay",  # curl
     "--list",  # python -m shm.inspect
