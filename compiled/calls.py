@@ -9,7 +9,13 @@ from typing import Final
 from compiled import kernels
 
 find: Final = kernels.find
+flat_end: Final = kernels.flat_end
+framed_message: Final = kernels.framed_message
 increase: Final = kernels.increase
+items: Final = kernels.items if kernels.NATIVE else None
+members: Final = kernels.members if kernels.NATIVE else None
+mentions: Final = kernels.mentions
+step: Final = kernels.step
 waiting: Final = kernels.waiting
 chain: Final = kernels.chain if kernels.NATIVE else None
 lane_sums: Final = kernels.lane_sums if kernels.NATIVE else None

@@ -92,7 +92,7 @@ class Decision:
 
 SERVED: Final = "x-gateway-destination-endpoint-served"  # key in the gateway's metadata
 PREFILL: Final = "prefill"  # the usual name of the prefill profile; a profile handler may set another
-NO_SHADOWS: Mapping[str, ProfileRun | None] = {}
+NO_SHADOWS: Final[Mapping[str, ProfileRun | None]] = {}
 
 
 class Response:

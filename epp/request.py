@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 DEFAULT_FLOW: Final = "default-flow"
-NOTHING: Mapping[str, Any] = {}
+NOTHING: Final[Mapping[str, Any]] = {}
 BYTES_PER_TOKEN: Final = 4  # the usual estimate if no plugin tokenizes
 
 

@@ -33,7 +33,7 @@ This module does not know priorities, limits or policies.
 
 from collections.abc import Sequence
 from math import inf
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from shm import fence
 from shm.lanes import Lanes
@@ -41,17 +41,17 @@ from shm.layout import CACHE_LINE, WORD, aligned, layout_hash
 from shm.segment import Region
 
 BANDS_MAX = 64
-LANE_ALIGNMENT = 2 * CACHE_LINE  # CPUs fetch cache lines in pairs, so two lanes must not share a pair
-LINE = CACHE_LINE // WORD
+LANE_ALIGNMENT: Final = 2 * CACHE_LINE  # CPUs fetch cache lines in pairs, so two lanes must not share a pair
+LINE: Final = CACHE_LINE // WORD
 
 WAITING, WAITING_BYTES, PENDING, DISPATCHED, FRONT, FRONT_PRIORITY, FRONT_CLAIM, YIELDED = range(LINE)
 EVICTABLE, VICTIM_PRIORITY, VICTIM_SENT_AT, VICTIM_BUSY_UNTIL, RECLAIM_PENDING, RECLAIM_TARGET = range(LINE, LINE + 6)
-BANDS_AT = 2 * LINE
+BANDS_AT: Final = 2 * LINE
 REQUESTS, BYTES, OLDEST, ANSWERED_REQUESTS, ANSWERED_BYTES, TIME, END, BACKLOGGED = range(LINE)
-MARK_LINES = 512  # a power of 2
-PLACES = tuple(range(0, LINE, 2))  # possible positions of a mark in its line, in words
+MARK_LINES: Final = 512  # a power of 2
+PLACES: Final = tuple(range(0, LINE, 2))  # possible positions of a mark in its line, in words
 MARK_MAX = (1 << 63) - 1
-GAUGES = (
+GAUGES: Final = (
     WAITING, WAITING_BYTES, PENDING, FRONT, FRONT_PRIORITY, FRONT_CLAIM, EVICTABLE, VICTIM_PRIORITY, VICTIM_SENT_AT, VICTIM_BUSY_UNTIL,
     RECLAIM_PENDING, RECLAIM_TARGET,
 )  # fmt: skip

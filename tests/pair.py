@@ -91,14 +91,9 @@ class Series:
     """Holds the labelled metrics of one worker in plain memory."""
 
     def __init__(self, clock: Clock) -> None:
-        self.stores: list[Callable[[], None]] = []  # the calls that the loop would make later
         self._schemas = {group.name: series_schema_of(group, lanes=1) for group in (REQUEST, ERROR, ATTEMPTS)}
         self._regions = {n: Region(memoryview(bytearray(s.bytes))) for n, s in self._schemas.items()}
-        self.metrics = RequestMetrics(
-            clock,
-            lambda _, store: self.stores.append(store),
-            *(self._writer(group) for group in (REQUEST, ERROR, ATTEMPTS)),
-        )
+        self.metrics = RequestMetrics(clock, *(self._writer(group) for group in (REQUEST, ERROR, ATTEMPTS)))
 
     def _writer(self, group: Group) -> SeriesWriter:
         schema = self._schemas[group.name]
@@ -106,8 +101,6 @@ class Series:
 
     def rows(self, group: Group) -> Any:
         """Returns label tuple -> values, as the next scrape would find them."""
-        for store in self.stores:
-            store()
         return SeriesReader(self._schemas[group.name], self._regions[group.name], serving=lambda _: True).rows()
 
 

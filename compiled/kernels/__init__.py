@@ -1,12 +1,12 @@
-"""Kernels: small loops over arrays of numbers. They run in C if the request path is compiled (`*.c` here), else in NumPy (`reference`).
+"""Kernels: small loops over numbers and bytes. They run in C if the request path is compiled (`*.c` here), else in Python (`reference`).
 
-Both have the same results; `tests/compiled/test_kernels.py` compares them. For eight endpoints, a NumPy expression costs 1 to 8 µs, most of
-which is the cost of calls, and a kernel in C costs 0.1 µs. A kernel checks its arguments: it copies arrays that are not contiguous or have
-another type, and never writes outside an array. `NATIVE` says whether the kernels in C run. The kernels for the index, links, chains of
-hashes and histograms exist only in C: check `NATIVE` before calling them. The Python code that does their work without a C compiler is
-beside the calls, in `shm` and in `epp/prefix/blocks.py`.
+Both have the same results; `tests/compiled` compares them. For eight endpoints, a NumPy expression costs 1 to 8 µs, most of which is the
+cost of calls, and a kernel in C costs 0.1 µs. A kernel checks its arguments: it copies arrays that are not contiguous or have another
+type, and never writes outside an array. `NATIVE` says whether the kernels in C run. The kernels for the index, links, chains of hashes,
+histograms and JSON exist only in C: check `NATIVE` before calling them. The Python code that does their work without a C compiler is beside
+the calls, in `shm`, `epp/prefix/blocks.py` and `epp/plugins/parsers/_reader.py`.
 
-May import: numpy. Imported by: everything that computes over endpoints, lanes or hashes.
+May import: numpy. Imported by: everything that computes over endpoints, lanes, hashes or bytes.
 """
 
 from compiled.finder import choose
@@ -21,18 +21,24 @@ if NATIVE:
         fence,
         fewest,
         find,
+        flat_end,
         forget,
+        framed_message,
         held,
         highest,
         increase,
         insert,
+        items,
         lane_sums,
         load_rows,
         match,
+        members,
+        mentions,
         observe,
         read_rows,
         remove_links,
         share,
+        step,
         store_links,
         token_load,
         waiting,
@@ -43,9 +49,13 @@ else:
         by_row,
         fewest,
         find,
+        flat_end,
+        framed_message,
         highest,
         increase,
+        mentions,
         share,
+        step,
         token_load,
         waiting,
     )
@@ -58,18 +68,24 @@ __all__ = (
     "fence",
     "fewest",
     "find",
+    "flat_end",
     "forget",
+    "framed_message",
     "held",
     "highest",
     "increase",
     "insert",
+    "items",
     "lane_sums",
     "load_rows",
     "match",
+    "members",
+    "mentions",
     "observe",
     "read_rows",
     "remove_links",
     "share",
+    "step",
     "store_links",
     "token_load",
     "waiting",

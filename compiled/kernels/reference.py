@@ -4,7 +4,8 @@ For up to `FEW` numbers, plain Python is faster than NumPy.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
+from struct import Struct
 from typing import Any, Final
 
 import numpy as np
@@ -15,6 +16,31 @@ Floats = NDArray[np.float64]
 FEW: Final = 32
 
 find: Final = bytes.find
+# framed_message(data, at): reads, at data[at:at + 14], the header of an HTTP/2 frame and the prefix of a gRPC message. Returns five
+# numbers: the frame's length and type in one word, flags, stream; the message's compressed flag and length.
+framed_message: Final = Struct(">IBIBI").unpack_from
+
+
+def mentions(data: bytes, text: bytes, start: int, end: int) -> bool:
+    """Returns whether `text` occurs in data[start:end] in any case of ASCII letters. `text`: in lower case."""
+    return text in data[start:end].lower()
+
+
+def flat_end(data: bytes, at: int, most: int) -> int:
+    """Returns one past the brace that closes the JSON object opened at `at`. Returns 0 if the object is nested, or does not end before
+    `most`, or the brace is inside a string.
+    """
+    end = data.find(b"}", at, most) + 1
+    flat = end and data.find(b"{", at + 1, end) < 0 and data.count(b'"', at, end) % 2 == 0
+    return end if flat else 0
+
+
+def step(coroutine: Coroutine[Any, Any, Any]) -> tuple[bool, Any]:
+    """Runs a coroutine until it waits or ends. Returns (False, what it waits for) or (True, its result)."""
+    try:
+        return False, coroutine.send(None)
+    except StopIteration as done:
+        return True, done.value
 
 
 def fewest(values: Floats) -> Floats:

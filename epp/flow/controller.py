@@ -29,7 +29,7 @@ One comparison orders bands everywhere: `epp.flows.rank`. A policy that raises i
 """
 
 from collections.abc import Callable, Collection, Sequence
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from compiled.classes import subclassed
 from epp.flow.bands import Band, Entry, Flow
@@ -56,8 +56,8 @@ from epp.flow.registry import ControlPlane, Registry
 from epp.flow.shard_order import ShardOrder
 from epp.flows import Item
 
-CYCLE_MAX = 256  # requests dispatched by one cycle: about 4 ms; the next wake continues
-EVICTED = {
+CYCLE_MAX: Final = 256  # requests dispatched by one cycle: about 4 ms; the next wake continues
+EVICTED: Final = {
     each.outcome: each
     for each in (EvictedTTL, EvictedNoEndpoints, EvictedContextCancelled, EvictedDisplaced, EvictedShutDown)
 }

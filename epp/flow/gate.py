@@ -16,18 +16,19 @@ overload.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Final
 
 from epp.flow.failure_breaker import Report
 from epp.flow.ports import PoolLoad, Probe, Reading
 from epp.plugin import UsageLimitPolicy
 
-KEPT_S = 0.001
+KEPT_S: Final = 0.001
 # How long a reading is kept while the saturation is far below all ceilings. That is safe, because dispatched requests are added to the
 # reading, and scraped values change every 50 ms only.
-KEPT_FAR_S = 0.010
-FAR = 0.5  # a saturation below this share of the lowest ceiling is far below it
-DIGITS = 9  # saturations are sums of fractions; rounding makes an exactly full pool compare as full
-UNKNOWN = PoolLoad(saturation=0.0, step=1e-12)  # a tiny step: 0 would mean "unknown", one request at a time
+KEPT_FAR_S: Final = 0.010
+FAR: Final = 0.5  # a saturation below this share of the lowest ceiling is far below it
+DIGITS: Final = 9  # saturations are sums of fractions; rounding makes an exactly full pool compare as full
+UNKNOWN: Final = PoolLoad(saturation=0.0, step=1e-12)  # a tiny step: 0 would mean "unknown", one request at a time
 
 
 class PoolGate:

@@ -1,7 +1,9 @@
 """Measures the rate at which a band dispatches requests, for `Retry-After`."""
 
-WINDOW_S = 5.0
-LONGEST_S = 60
+from typing import Final
+
+WINDOW_S: Final = 5.0
+LONGEST_S: Final = 60
 
 
 class DrainRate:

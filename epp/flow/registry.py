@@ -21,7 +21,7 @@ share one flow, `OVERFLOW`. So a million fairness ids cost no more than the firs
 
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
 from epp.flow.bands import Band, Flow
 from epp.flow.failure_breaker import Report
@@ -29,10 +29,10 @@ from epp.flow.plan import DEFAULT_BAND, FlowPlan
 from epp.flows import FlowKey, rank
 from epp.plugin import Ledger
 
-IDLE_S = 60.0
-FLOWS_MAX = 10_000  # flows with state, in one worker
-OVERFLOW = "other"
-COLLECT_MAX = 200  # flows that one sweep removes at most
+IDLE_S: Final = 60.0
+FLOWS_MAX: Final = 10_000  # flows with state, in one worker
+OVERFLOW: Final = "other"
+COLLECT_MAX: Final = 200  # flows that one sweep removes at most
 
 
 class ControlPlane(Protocol):

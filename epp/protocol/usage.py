@@ -11,7 +11,7 @@ from typing import ClassVar, Final, NamedTuple, Protocol
 
 import msgspec
 
-from compiled.calls import find
+from compiled.calls import find, flat_end
 from epp.data import Datum
 from epp.decision import Usage
 from epp.protocol import wire
@@ -119,7 +119,7 @@ class UsageScanner:
             if begin is None:  # the colon or the value has not arrived yet
                 return self._keep(data, at)
             if data[begin] == 0x7B:
-                end: int | None = _plain_end(data, begin, begin + self.bytes_max)
+                end: int | None = flat_end(data, begin, begin + self.bytes_max)
                 if not end:
                     found = _Object(begin, begin + self.bytes_max)
                     end = found.end(data)
@@ -299,14 +299,6 @@ def _value(data: bytes, at: int) -> int | None:
             return at
         at += 1
     return None
-
-
-def _plain_end(data: bytes, at: int, most: int) -> int:
-    """Returns one past the brace that closes the object opened at `at`, if it is flat; 0: it is nested, or does not end before `most`."""
-    end = find(data, b"}", at, most) + 1
-    if end and find(data, b"{", at + 1, end) < 0 and data.count(b'"', at, end) % 2 == 0:
-        return end
-    return 0
 
 
 class _Object:

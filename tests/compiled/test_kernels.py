@@ -83,53 +83,6 @@ def test_fewest_is_equal(arrays: list[np.ndarray]) -> None:
 
 
 @native_only
-@given(st.binary(max_size=40), st.binary(max_size=3), st.integers(-50, 50), st.integers(-50, 50))
-@example(b"", b"", 0, 0)
-@example(b"abc", b"", 4, 9)
-@example(b"abc", b"", 3, 3)
-@example(b"a\0b\0", b"\0", -1, 4)
-def test_find_is_equal(data: bytes, needle: bytes, start: int, end: int) -> None:
-    same(kernels.find, reference.find, data, needle)
-    same(kernels.find, reference.find, data, needle, start)
-    same(kernels.find, reference.find, data, needle, start, end)
-    inside = data[start:end][:2]
-    same(kernels.find, reference.find, data, inside, start, end)
-
-
-@native_only
-@given(st.integers(0, 3), st.integers(-(1 << 40), 1 << 40), st.sampled_from("ql"))
-def test_increase_is_equal(at: int, by: int, code: str) -> None:
-    first, second = (memoryview(bytearray(32)).cast(code) for _ in range(2))
-    for _ in range(2):
-        kernels.increase(first, at, by)
-        reference.increase(second, at, by)
-    kernels.increase(first, at)
-    reference.increase(second, at)
-    assert first.tolist() == second.tolist()
-
-
-@native_only
-@pytest.mark.parametrize("at", [-1, 4, 1 << 62])
-def test_increase_writes_only_inside_its_words(at: int) -> None:
-    words = memoryview(bytearray(32)).cast("q")
-    with pytest.raises(IndexError):
-        kernels.increase(words, at, 1)
-    assert not any(words)
-
-
-@native_only
-@pytest.mark.parametrize(
-    "words",
-    [memoryview(bytes(32)).cast("q"), memoryview(bytearray(32)).cast("i"), memoryview(bytearray(32)), bytearray(32),
-     memoryview(bytearray(32)).cast("q")[::2], memoryview(bytearray(32)).cast("d")],
-    ids=["read-only", "short words", "bytes", "no view", "gaps", "floats"],
-)  # fmt: skip
-def test_increase_refuses_what_is_not_words(words: Any) -> None:
-    with pytest.raises(TypeError):
-        kernels.increase(words, 0, 1)
-
-
-@native_only
 @given(columns(3), st.booleans())
 def test_waiting_is_equal(arrays: list[np.ndarray], counted: bool) -> None:
     inflight, *more = arrays

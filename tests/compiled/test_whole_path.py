@@ -10,7 +10,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -28,7 +27,7 @@ from tests.bench.routing_zoo import FIELD_TEXT
 from tests.epp.plugins import parser_bodies
 from tests.workers.flow_world import World
 from tests.workers.instances import made
-from workers.extproc.stream import PATH, open_stream
+from workers.extproc.stream import PATH
 from workers.host.options import TracingOptions
 from workers.transport.native import Server
 
@@ -77,6 +76,8 @@ KINDS = {
     ),
     "a rewritten model": Kind(headers={"x-llm-d-model-name-rewrite": "base-v2"}),
     "stream metrics": Kind(options={"enable_grpc_stream_metrics": True}),
+    "health checks on the same port": Kind(options={"health_checking": True}),
+    "learned latency": Kind(shipped("learned-latency")),
 }
 
 
@@ -177,7 +178,7 @@ async def called(kind: Kind, folder: Path) -> set[str]:
         context, trusting = contexts() if kind.tls else (None, None)
         server = Server(loop, clock=shard.app.clock, now=time.monotonic, on_error=raised)
         listening = instance.sockets.ext_proc
-        server.serve(listening, partial(open_stream, shard.app), context)
+        server.serve(listening, shard.worker.application(), context)
         _, connection = await loop.create_connection(
             lambda: ClientConnection(PATH, "picker"),
             *listening.getsockname()[:2],

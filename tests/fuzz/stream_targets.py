@@ -67,7 +67,6 @@ class World:
         """Clears the state that grows with the requests."""
         if len(self.services.held) > HELD_MAX:
             self.services.held.clear()
-        self.pair.series.stores.clear()
 
 
 class RecordingStream(FakeStream):

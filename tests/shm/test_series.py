@@ -1,7 +1,6 @@
 """Tests of series: blocks per label tuple, writers killed at any store, sums over lanes, limits."""
 
 import contextlib
-import math
 import random
 from array import array
 from collections import Counter
@@ -18,7 +17,6 @@ from shm.series import (
     LABEL_BYTES_MAX,
     OTHER,
     TEXT_BYTES_PER_BLOCK,
-    SeriesLedger,
     SeriesReader,
     SeriesSchema,
     SeriesWriter,
@@ -84,6 +82,9 @@ class FakeLane:
 
     def cast(self, form: str) -> Typed:
         return Typed(self.words, form)
+
+    def array(self, kind: Any, at: int, count: int) -> Any:
+        return self.real.array(kind, at, count)
 
     @property
     def real(self) -> Region:
@@ -416,62 +417,3 @@ def test_an_impossible_schema_is_refused(change: dict) -> None:
     schema = {"name": "n", "labels": ("a",), "blocks": 1, "lanes": 1}
     with pytest.raises(ValueError, match=r"at least|twice|ascend"):
         SeriesSchema(**(schema | change))
-
-
-LEDGER_BOUNDS = ((0.001, 0.01, 1.0), (5.0,), (64.0, 1e9))
-
-
-class Ledger:
-    """A ledger and its writer in plain memory. `later` has the calls that the event loop would make."""
-
-    def __init__(self) -> None:
-        histograms = tuple((f"h{i}", bounds) for i, bounds in enumerate(LEDGER_BOUNDS))
-        self.schema = SeriesSchema("s", ("l",), histograms=histograms, blocks=4, lanes=1)
-        self.region = Region(memoryview(bytearray(self.schema.bytes)))
-        self.writer = SeriesWriter(self.schema, self.schema.lane(self.region, 0))
-        self.later: list[tuple[float, Callable[[], None]]] = []
-        self.ledger = SeriesLedger(self.writer, (0, 1, 2), lambda s, call: self.later.append((s, call)))
-
-    def histograms(self, label: str) -> tuple[tuple[list[int], float], ...]:
-        rows = SeriesReader(self.schema, self.region, serving=lambda _: True).rows()
-        return rows[(label,)].histograms
-
-
-@given(
-    st.lists(
-        st.tuples(
-            st.sampled_from("abc"),
-            *(st.one_of(st.just(math.nan), st.sampled_from((0.0, *b)), st.floats(0, 2 * b[-1])) for b in LEDGER_BOUNDS),
-        ),
-        max_size=200,
-    )
-)
-@settings(max_examples=60, deadline=None)
-def test_a_ledger_stores_the_same_values_as_single_observations(rows: list[tuple[Any, ...]]) -> None:
-    one, other = Ledger(), Ledger()
-    for label, *values in rows:
-        one.ledger.add(one.writer.block((label,)), *values)
-        block = other.writer.block((label,))
-        for index, value in enumerate(values):
-            if not math.isnan(value):
-                other.writer.observe(block, index, value)
-    one.ledger.store()
-    for label in {label for label, *_ in rows}:
-        for (counts, total), (wanted, sum_) in zip(one.histograms(label), other.histograms(label), strict=True):
-            assert counts == wanted and total == pytest.approx(sum_)
-
-
-def test_a_ledger_starts_one_timer_for_all_its_rows_and_stores_at_once_when_it_is_full() -> None:
-    world = Ledger()
-    block = world.writer.block(("a",))
-    for _ in range(SeriesLedger.ROWS_MAX - 1):
-        world.ledger.add(block, 0.5, math.nan, math.nan)
-    assert [seconds for seconds, _ in world.later] == [SeriesLedger.KEEP_S]
-    assert sum(world.histograms("a")[0][0]) == 0
-    world.ledger.add(block, 0.5, math.nan, math.nan)
-    assert sum(world.histograms("a")[0][0]) == SeriesLedger.ROWS_MAX
-    world.ledger.add(block, 0.5, math.nan, math.nan)
-    assert len(world.later) == 2
-    for _, store in world.later:
-        store()
-    assert sum(world.histograms("a")[0][0]) == SeriesLedger.ROWS_MAX + 1

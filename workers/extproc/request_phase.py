@@ -11,6 +11,7 @@ import uuid
 from collections.abc import Coroutine, Sequence
 from typing import Any, Final
 
+from compiled.calls import step
 from epp import if_available
 from epp.decide import decide
 from epp.decision import Decision
@@ -265,17 +266,16 @@ class RequestPhase:
         coroutine, self._coroutine = self._coroutine, None
         if coroutine is None:
             return  # the request was given up meanwhile
-        try:
-            waiting = coroutine.send(None)
-        except StopIteration as done:
-            stream.decided(done.value)
+        ended, value = step(coroutine)
+        if ended:
+            stream.decided(value)
             return
         self._coroutine = coroutine
         if not self.kept:
             self._keep(stream)
             if stream.state != DECIDING:
                 return  # the request was given up to free memory
-        waiting.add_done_callback(lambda _future: stream.resume(self._step, stream))
+        value.add_done_callback(lambda _future: stream.resume(self._step, stream))
 
     @property
     def open(self) -> bool:

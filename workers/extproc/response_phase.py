@@ -284,6 +284,9 @@ class ResponsePhase:
         (start, end), (begin, stop) = payload, data
         metadata = self._response.metadata if last and self._response is not None else None
         restorer = self._restorer
+        if restorer is None and not metadata and stream.duplex and end - start <= PIECE_BYTES_MAX:
+            stream.send(codec.response_body_answer(message, start, end))
+            return
         if restorer is not None:
             piece: bytes | memoryview = restorer.feed(memoryview(message)[begin:stop])
             if last:
@@ -297,8 +300,6 @@ class ResponsePhase:
         elif restorer is not None:
             if last or piece:
                 stream.transport.send_parts(codec.body_pieces(piece, last, request=False))
-        elif end - start <= PIECE_BYTES_MAX:
-            stream.send(codec.response_body_answer(message, start, end))
         else:
             stream.transport.send_parts(codec.body_pieces(piece, last, request=False))
 

@@ -23,7 +23,8 @@ from shm.series import SeriesWriter
 
 KEPT_MAX: Final = 4096
 NOT_FINALIZED: Final = "NotYetFinalized"
-DURATION = ENQUEUE = 0  # index of the histogram in its group; each group has only one
+DURATION: Final = 0  # index of the histogram in its group; each group has only one
+ENQUEUE: Final = 0
 
 
 class Cells(NamedTuple):

@@ -10,6 +10,7 @@ another one where a more important band waits.
 import contextlib
 import os
 from collections.abc import Callable, Mapping, Sequence
+from typing import Final
 
 import xxhash
 
@@ -31,8 +32,8 @@ from shm.flow_lanes import (
 from shm.lanes import Lanes
 from shm.remote_lane import FRONT as REMOTE_FRONT
 
-FRESH_S = 0.5  # seconds; no shard waits for a worker whose beat is older
-NOTHING: Sequence[Wanted] = ()
+FRESH_S: Final = 0.5  # seconds; no shard waits for a worker whose beat is older
+NOTHING: Final[Sequence[Wanted]] = ()
 
 
 class LanePeers:

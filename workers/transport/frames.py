@@ -38,8 +38,6 @@ WINDOW_FIRST: Final = 65535  # bytes of every window, until SETTINGS or WINDOW_U
 WINDOW_MAX: Final = (1 << 31) - 1
 
 FRAME: Final = Struct(">IBI")  # a frame's header: length and type in one word, flags, stream
-# A frame's header, then the prefix of a gRPC message: compressed flag and length.
-FRAMED_MESSAGE: Final = Struct(">IBIBI")
 SETTING: Final = Struct(">HI")
 WORD: Final = Struct(">I")
 
@@ -60,6 +58,11 @@ class Error:
 
 class ConnectionFault(Exception):
     """Ends the connection. `args`: the error code and a text for the peer."""
+
+
+def data_header(size: int, number: int) -> bytes:
+    """Returns the header of a DATA frame without flags. Type and flags are 0, so two fields are left: the length and the stream."""
+    return (size << 48 | number).to_bytes(9, "big")
 
 
 def unpadded(data: bytes, start: int, end: int) -> tuple[int, int]:

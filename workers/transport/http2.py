@@ -22,6 +22,7 @@ What this does not do: server push, priorities, HTTP/1 upgrade.
 from collections.abc import Callable
 from typing import Final
 
+from compiled.calls import framed_message
 from workers.transport.control_frames import ControlFrames
 from workers.transport.deadlines import Deadlines
 from workers.transport.frames import (
@@ -30,7 +31,6 @@ from workers.transport.frames import (
     DATA,
     END_STREAM,
     FRAME,
-    FRAMED_MESSAGE,
     GOAWAY,
     HEADERS,
     OVERSIZE,
@@ -178,15 +178,18 @@ class Connection(Session):
 
     def _parse(self, data: bytes, at: int) -> None:
         """Handles all frames of `data` from `at` on. DATA frames that are exactly one message are served here, all others by `_frame`."""
-        unpack = FRAMED_MESSAGE.unpack_from
-        get = self.streams.get
-        lookup = _nothing if self._expecting else get
+        streams = self.streams
         blocks = self._blocks
         size = len(data)
         credit = self._credit
+        word: int  # typed, because compiled code computes with typed numbers without making objects
+        flags: int
+        number: int
+        packed: int
+        body: int
         while size - at >= 9:
             if size - at >= 14:  # the frame's header, and the prefix of a message if it is DATA
-                word, flags, number, packed, body = unpack(data, at)
+                word, flags, number, packed, body = framed_message(data, at)
             else:
                 word, flags, number = FRAME.unpack_from(data, at)
                 packed = body = 1
@@ -200,12 +203,12 @@ class Connection(Session):
             at = end
             if not word & 255:
                 credit -= length
-                stream = lookup(number)
                 if (
-                    stream is not None
-                    and flags < 2
+                    flags < 2
                     and not packed
                     and body == length - 5  # exactly one message
+                    and not self._expecting
+                    and (stream := streams.get(number)) is not None
                     and (deliver := stream.deliver) is not None
                 ):
                     stream.credit -= length
@@ -225,7 +228,6 @@ class Connection(Session):
             self._frame(word & 255, flags, number & WINDOW_MAX, data, start, at)
             if self.closing:
                 return
-            lookup = _nothing if self._expecting else get
             if blocks.begun > 1 and at < size and blocks.begun >= self.limits.streams_at_once:
                 self._later = data[at:]
                 size = at
@@ -352,8 +354,3 @@ class Connection(Session):
             raise ConnectionFault(Error.FLOW_CONTROL, "more DATA than the connection's window")
         self.send_frame(WINDOW_UPDATE, 0, 0, WORD.pack(CONNECTION_CREDIT - self._credit))
         self._credit = CONNECTION_CREDIT
-
-
-def _nothing(number: int) -> ServerStream | None:
-    """Replaces `streams.get` while only one type of frame is allowed, so that `_frame` handles every frame."""
-    return None

@@ -34,7 +34,7 @@ from workers.transport.output import Output
 from workers.transport.stream import NO_WINDOW, STREAM_CREDIT, ServerStream
 
 CONNECTION_CREDIT: Final = 1 << 30  # bytes: the window that we give the peer for all streams together
-RECENT_STREAMS: Final = 256
+RECENT_STREAMS: Final = 256  # ended streams that are remembered, at least
 FULL_GAP: Final = 0.005  # seconds; if a free place is taken within this time, a request was waiting for it
 DRAIN_PING: Final = b"draining"
 
@@ -44,6 +44,7 @@ class Session(Output):
 
     __slots__ = (
         "_buckets",
+        "_earlier",
         "_finished",
         "_freed_at",
         "_goaway",
@@ -90,8 +91,10 @@ class Session(Output):
         self._greeted = False
         self._on_abuse = on_abuse
         self._on_error = on_error
-        # Recently ended streams -> whether we have reset them; if so, more frames may come.
+        # Recently ended streams -> whether we have reset them; if so, more frames may come. When the first dict has RECENT_STREAMS, it
+        # replaces the second one.
         self._recent: dict[int, bool] = {}
+        self._earlier: dict[int, bool] = {}
 
     # Calls of the driver.
 
@@ -251,7 +254,7 @@ class Session(Output):
             return
         if not number or number > self.last_opened or not number & 1:
             raise ConnectionFault(Error.PROTOCOL, f"{what} on stream {number}, which was never opened")
-        ours = self._recent.get(number)
+        ours = self._recent.get(number, self._earlier.get(number))
         if ours is None and what == "HEADERS":
             raise ConnectionFault(Error.PROTOCOL, f"HEADERS on stream {number} after {self.last_opened}")
         if ours is False and what == "HEADERS":
@@ -300,10 +303,9 @@ class Session(Output):
                 self.closing = True
 
     def _remember(self, number: int, by_us: bool) -> None:
-        recent = self._recent
-        recent[number] = by_us
-        if len(recent) > RECENT_STREAMS:
-            del recent[next(iter(recent))]
+        self._recent[number] = by_us
+        if len(self._recent) == RECENT_STREAMS:
+            self._recent, self._earlier = {}, self._recent
 
     # Ends of the connection.
 

@@ -8,7 +8,7 @@ up.** All code that changes a window or the room keeps this invariant. A stream 
 direct path excludes it, too.
 
 Receiving: while `deliver` is set, the connection's loop delivers each DATA frame that is exactly one message. All other payloads come to
-`gather`, which collects the pieces of a message in one bytearray. The connection counts these bytes as held.
+`gather`, which collects the pieces of a message and joins them at its end. The connection counts these bytes as held.
 """
 
 from collections import deque
@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from epp.protocol.inflate import TooLong, gunzip, reach
-from workers.transport.frames import DATA, END_HEADERS, END_STREAM, FRAME, HEADERS
+from workers.transport.frames import DATA, END_HEADERS, END_STREAM, FRAME, HEADERS, data_header
 from workers.transport.headers import (
     RESPONSE_BLOCK,
     TRAILERS_OK_BLOCK,
@@ -25,6 +25,7 @@ from workers.transport.headers import (
 )
 from workers.transport.interface import Buffer, Handler, Status
 from workers.transport.link import Link
+from workers.transport.pieces import Pieces
 from workers.transport.wrong_protocol import WHAT
 
 STREAM_CREDIT: Final = 1 << 24  # bytes: the window that we give the peer on each stream
@@ -46,6 +47,7 @@ class ServerStream:
     """The transport's side of a stream. Its handler uses it as a `Stream`."""
 
     __slots__ = (
+        "_body",
         "_ending",
         "_expected",
         "_gathered",
@@ -87,9 +89,9 @@ class ServerStream:
         self.encoding = b"identity"
         self.head_length = -1  # the request's content-length; -1 without one
         self.refusal = 0  # the HTTP status of the answer to a request that is not gRPC; 0 for gRPC
-        # The bytes so far of a message in pieces: of its prefix; when that is complete, of its body.
-        self._gathered: bytearray | None = None
-        self._expected = -1  # length of that body; -1: the prefix is incomplete
+        self._gathered: bytearray | None = None  # the bytes so far of the prefix of a message in pieces
+        self._body: Pieces | None = None  # the body of that message; None: the prefix is incomplete
+        self._expected = 0  # length of that body
         self.compressed = 0  # the compressed flag in that prefix
         self.queue: deque[Buffer] | None = None  # parts of answers that wait for windows
         self.queued = 0  # bytes in the queue
@@ -114,7 +116,7 @@ class ServerStream:
             if not self.opened:
                 self.opened = True
                 out.append(_RESPONSE + self.number.to_bytes(4, "big") + RESPONSE_BLOCK)
-            out.append(FRAME.pack(size << 8, 0, self.number))
+            out.append(data_header(size, self.number))
             out.append(framed)
             if link.idle:
                 link.wake()
@@ -197,6 +199,8 @@ class ServerStream:
         return self._link.host
 
     def gathered(self) -> int:
+        if self._body is not None:
+            return self._body.received
         return len(self._gathered) if self._gathered is not None else 0
 
     def gather(self, data: bytes, at: int, end: int) -> None:
@@ -205,9 +209,9 @@ class ServerStream:
             gathered = self._gathered
             if gathered is None:
                 self._gathered = gathered = bytearray()
-                self._expected = -1
                 self.deliver = None
-            if self._expected < 0:
+            body = self._body
+            if body is None:
                 more = min(5 - len(gathered), end - at)
                 gathered += data[at : at + more]
                 at += more
@@ -215,20 +219,20 @@ class ServerStream:
                     return
                 if not self._begin(gathered[0], int.from_bytes(gathered[1:], "big")):
                     return
-                gathered.clear()
-            take = min(self._expected - len(gathered), end - at)
+                body = self._body = Pieces()
+            take = min(self._expected - body.received, end - at)
             if take == self._expected:  # the payload has the whole body, so it need not be collected
                 self._complete(data[at : at + take])
             else:
-                gathered += memoryview(data)[at : at + take]
+                body.add(data[at : at + take])
                 if not self._link.keep(take) or self.handler is None:
                     # Not `reject`, which would count this as an error of the peer: the limit is ours. `keep` may have given up
                     # this very stream; then `fail` does nothing.
                     self.fail(Status.RESOURCE_EXHAUSTED, "too many bytes of unfinished messages are held")
                     return
-                if len(gathered) == self._expected:
+                if body.received == self._expected:
                     self._link.hold(-self._expected)
-                    self._complete(bytes(gathered))
+                    self._complete(body.joined())
             at += take
 
     def _begin(self, flag: int, length: int) -> bool:
@@ -252,7 +256,7 @@ class ServerStream:
         """Gives a whole message to the handler."""
         handler = self.handler
         assert handler is not None
-        self._gathered = None
+        self._gathered = self._body = None
         self.deliver = handler.message
         if self.compressed:
             unpacked = self._unpack(message)
@@ -322,7 +326,7 @@ class ServerStream:
             self.window -= size
             link.window -= size
             self.queued -= size
-            out.append(FRAME.pack(size << 8, 0, number))
+            out.append(data_header(size, number))
             while size:
                 part = queue.popleft()
                 length = len(part)
@@ -358,10 +362,10 @@ class ServerStream:
         """Drops what is queued and what is incomplete. Returns how many bytes were held for the stream."""
         held = self.counted + self.kept
         self._link.unread -= self.counted
-        if self._gathered is not None and self._expected >= 0:
-            held += len(self._gathered)
+        if self._body is not None:
+            held += self._body.received
         self.window = NO_WINDOW
-        self.handler = self.deliver = self.queue = self._gathered = None
+        self.handler = self.deliver = self.queue = self._gathered = self._body = None
         self.queued = self.counted = self.kept = 0
         return held
 

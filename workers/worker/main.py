@@ -82,7 +82,7 @@ class Worker:
             self.instance.credentials.ext_proc.follow(loop, speaks=self.index == 0, say_until=self._publish_certificate)
         parts = self.set_up(bus)
         serving = self._serving = self._create_serving(parts)
-        serving.start(loop, self._application())
+        serving.start(loop, self.application())
         self._beat(loop, time.monotonic())
         self._exit.watch_memory(loop, stopping)
         self._watch_bodies(loop, BodyTimeout())
@@ -143,7 +143,7 @@ class Worker:
             leaving=self._exit.leaving,
         )
 
-    def _application(self) -> Application:
+    def application(self) -> Application:
         """Returns the application for the transport: ext_proc, with stream metrics and health checks if they are enabled."""
         instance = self.instance
         adoption = self._adoption

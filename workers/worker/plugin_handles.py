@@ -1,6 +1,7 @@
 """The objects by which a worker's plugins use shared memory: load, prefix index, histograms, counters and gauges."""
 
 from collections.abc import Callable, Mapping
+from typing import Final
 
 from epp.candidates import Endpoint
 from epp.metrics import Metric
@@ -11,7 +12,7 @@ from shm.prefix_reader import IndexReader
 from shm.series import SeriesWriter
 from workers.shared.bus import BusWriter
 
-GAUGE_MAX = 1e11  # limit of a value, so that the sum over all workers fits into a word
+GAUGE_MAX: Final = 1e11  # limit of a value, so that the sum over all workers fits into a word
 
 
 class LaneLoad:

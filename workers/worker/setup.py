@@ -95,7 +95,7 @@ class Kept:
         instance.memory.flow.lane(index).take_over()
         later = asyncio.get_running_loop().call_later
         groups = (REQUEST, ERROR, ATTEMPTS)
-        self.metrics = RequestMetrics(clock, later, *(self.series(instance, group) for group in groups))
+        self.metrics = RequestMetrics(clock, *(self.series(instance, group) for group in groups))
         debug = instance.options.log_level == "debug"
         self.learning = SharedLearning(
             DocumentReader(instance.layout.latency, instance.memory.latency),
@@ -237,7 +237,6 @@ class Parts:
     async def close(self) -> None:
         """Stores metrics and ends the plugins' work. Called at the worker's end."""
         self.kept.profiler.close()
-        self.kept.metrics.ledger.store()
         self.kept.learning.flush()
         self.kept.records.flush()
         await self.retire()

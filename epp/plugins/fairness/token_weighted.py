@@ -35,7 +35,7 @@ import math
 from collections import OrderedDict
 from collections.abc import Callable
 from heapq import heapify, heappop, heappush, heapreplace
-from typing import Any
+from typing import Any, Final
 
 from epp.data import Datum
 from epp.decision import Decision, Response
@@ -47,15 +47,15 @@ from epp.prefix.deciding import FollowsDecisions
 from epp.prefix.match import APPROXIMATE, PrefixMatch, prefix_match
 from epp.request import BYTES_PER_TOKEN, Request
 
-TOKENS_MAX = 1e7  # a request costs at most this; servers may report anything
+TOKENS_MAX: Final = 1e7  # a request costs at most this; servers may report anything
 # The most fairness ids with averages of their own. If there are more, the id whose last answer is oldest is dropped.
-AVERAGES_MAX = 10_000
-IDLE_MAX = 10_000  # empty flows that keep an account
-ADAPT = 0.125  # weight of the latest value in a moving average
-VOID_MIN = 64  # the line may have this many void entries, even if it has few valid ones
-FAILED_FROM = 400
-CREDIT_PART = 0.5  # a credit pays at most this part of a cost, so that a flow with a credit cannot go for ever
-TOLERANCE = 0.1  # positions in different workers may differ by this share of a quantum
+AVERAGES_MAX: Final = 10_000
+IDLE_MAX: Final = 10_000  # empty flows that keep an account
+ADAPT: Final = 0.125  # weight of the latest value in a moving average
+VOID_MIN: Final = 64  # the line may have this many void entries, even if it has few valid ones
+FAILED_FROM: Final = 400
+CREDIT_PART: Final = 0.5  # a credit pays at most this part of a cost, so that a flow with a credit cannot go for ever
+TOLERANCE: Final = 0.1  # positions in different workers may differ by this share of a quantum
 
 
 class _Account:

@@ -31,6 +31,7 @@ import numpy as np
 from xxhash import xxh3_128_digest
 
 from compiled.calls import find
+from epp.plugins.parsers._reader import UNREADABLE
 from epp.plugins.parsers._structs import EMPTY, Message, Part, Raw, Source
 from epp.request import BYTES_PER_TOKEN
 
@@ -80,7 +81,6 @@ _long_escape: Final = re.compile(rb"\\[u/]").search
 _escape: Final = re.compile(rb"[^\\](\\u(?![dD][c-fC-F]))")  # not the second half of a surrogate pair
 _encode: Final = msgspec.json.Encoder(order="sorted").encode
 _decode: Final = msgspec.json.Decoder().decode
-UNREADABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)  # decoders raise these for bad JSON
 
 
 _TEXTS: Final = frozenset(("text", "input_text", "output_text"))

@@ -6,14 +6,15 @@ requests need one also call `named`.
 
 import functools
 from collections.abc import Callable
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import msgspec
 
 from epp.errors import Cause, Refused
 from epp.model_rewrite import MODEL_CHARS_MAX
 from epp.plugins.parsers import _canonical, _parts
-from epp.plugins.parsers._canonical import BRACKET, QUOTE, UNREADABLE, first, present
+from epp.plugins.parsers._canonical import BRACKET, QUOTE, first, present
+from epp.plugins.parsers._reader import UNREADABLE, Reader
 from epp.plugins.parsers._structs import (
     EMPTY,
     Chat,
@@ -29,18 +30,15 @@ from epp.plugins.parsers._structs import (
 )
 from epp.request import Parts, Prompt, Request
 
-T = TypeVar("T")
-
-
 _texts: Final = msgspec.json.Decoder(list[Raw])
 _token_ids: Final = msgspec.json.Decoder(list[TokenId])
 _token_lists: Final = msgspec.json.Decoder(list[list[TokenId]])
 
 
-def decoded(decoder: msgspec.json.Decoder[T], body: bytes | memoryview) -> T:
+def decoded(reader: Reader, body: bytes | memoryview) -> Any:
     """Decodes a body as JSON. Raises Refused if it is not readable."""
     try:
-        return decoder.decode(body)
+        return reader.decode(body)
     except UNREADABLE as error:
         raise Refused(Cause.INVALID_BODY, f"invalid request body: {error}") from None
 
@@ -169,18 +167,18 @@ def front(body: Front) -> tuple[tuple[bytes, Raw], ...]:
     )
 
 
-Api = tuple[msgspec.json.Decoder[Any], Callable[[Any, Request], None], Callable[[bytes | memoryview], Parts]]
+Api = tuple[Reader, Callable[[Any, Request], None], Callable[[bytes | memoryview], Parts]]
 API: Final[dict[str, Api]] = {
-    "chat/completions": (msgspec.json.Decoder(Chat), _chat, _parts.chat),
-    "chat/completions/render": (msgspec.json.Decoder(Chat), _chat, _parts.chat),
-    "completions": (msgspec.json.Decoder(Completion), _completion, _parts.completions),
-    "completions/render": (msgspec.json.Decoder(Completion), _completion, _parts.completions),
-    "embeddings": (msgspec.json.Decoder(Embedding), _embedding, _parts.embeddings),
-    "responses": (msgspec.json.Decoder(Responses), _responses, _parts.responses),
-    "conversations": (msgspec.json.Decoder(Conversation), _conversation, _parts.conversations),
-    "images/generations": (msgspec.json.Decoder(Image), _image, _parts.images),
+    "chat/completions": (Reader(Chat), _chat, _parts.chat),
+    "chat/completions/render": (Reader(Chat), _chat, _parts.chat),
+    "completions": (Reader(Completion), _completion, _parts.completions),
+    "completions/render": (Reader(Completion), _completion, _parts.completions),
+    "embeddings": (Reader(Embedding), _embedding, _parts.embeddings),
+    "responses": (Reader(Responses), _responses, _parts.responses),
+    "conversations": (Reader(Conversation), _conversation, _parts.conversations),
+    "images/generations": (Reader(Image), _image, _parts.images),
 }
-_crowd_decoder: Final[msgspec.json.Decoder[Any]] = msgspec.json.Decoder(Crowd)
+_crowd_reader: Final = Reader(Crowd)
 _LONGEST_FIRST: Final = sorted(API, key=len, reverse=True)
 _REACH: Final = len(_LONGEST_FIRST[0])
 
@@ -199,10 +197,10 @@ def _api_of(end: str) -> Api:
 
 def read(request: Request, api: Api, body: bytes | memoryview) -> Any:
     """Sets prompt, streaming, max_tokens and cache_salt of `request`. Returns the body's model, of any type. Raises Refused."""
-    decoder, fill, parts = api
+    reader, fill, parts = api
     if fill is _chat and _canonical.crowded(body):
-        decoder, fill = _crowd_decoder, _crowd
-    fields = decoded(decoder, body)
+        reader, fill = _crowd_reader, _crowd
+    fields = decoded(reader, body)
     request.streaming = fields.stream is True
     if isinstance(fields.cache_salt, str):
         request.cache_salt = fields.cache_salt

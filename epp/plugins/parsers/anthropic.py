@@ -12,6 +12,7 @@ from epp.errors import Cause, Refused
 from epp.plugin import Parser, plugin
 from epp.plugins.parsers import _canonical, _openai, _parts
 from epp.plugins.parsers._canonical import BRACKET, first, present
+from epp.plugins.parsers._reader import UNREADABLE, Reader
 from epp.plugins.parsers._structs import EMPTY, Message, Raw, Scalar
 from epp.protocol.usage import ANSWER, UNSEEN, AnswerHandling, AnthropicScanner
 from epp.request import Prompt, Request
@@ -40,8 +41,8 @@ class _SystemPart(msgspec.Struct):
     text: Raw = EMPTY
 
 
-_body = msgspec.json.Decoder(_Body)
-_crowd = msgspec.json.Decoder(_Crowd)
+_body = Reader(_Body)
+_crowd = Reader(_Crowd)
 _parts_of = msgspec.json.Decoder(list[Raw])
 _system_part = msgspec.json.Decoder(_SystemPart)
 
@@ -98,6 +99,6 @@ def _system(raw: Raw) -> Raw:
     try:
         parts = _parts_of.decode(raw)
         kept = [part for part in parts if not bytes(_system_part.decode(part).text).startswith(BILLING)]
-    except _canonical.UNREADABLE:
+    except UNREADABLE:
         return raw
     return Raw(b"[" + b",".join(kept) + b"]") if kept else EMPTY

@@ -7,7 +7,8 @@ import msgspec
 from epp.errors import Cause, Refused
 from epp.plugin import Parser, plugin
 from epp.plugins.parsers import _canonical, _openai, _tokens
-from epp.plugins.parsers._canonical import UNREADABLE, present
+from epp.plugins.parsers._canonical import present
+from epp.plugins.parsers._reader import UNREADABLE
 from epp.plugins.parsers._structs import EMPTY, Raw, Scalar, TokenId
 from epp.protocol.usage import ANSWER, AnswerHandling, SglangScanner
 from epp.request import Request

@@ -7,7 +7,8 @@ import msgspec
 from epp.errors import Cause, Refused
 from epp.plugin import Parser, plugin
 from epp.plugins.parsers import _canonical, _openai, _tokens
-from epp.plugins.parsers._canonical import UNREADABLE, present
+from epp.plugins.parsers._canonical import present
+from epp.plugins.parsers._reader import UNREADABLE, Reader
 from epp.plugins.parsers._structs import EMPTY, Raw, Scalar, TokenId
 from epp.request import Feature, Request
 
@@ -51,7 +52,7 @@ class _Body(msgspec.Struct):
     sampling_params: _Sampling | None = None
 
 
-_body = msgspec.json.Decoder(_Body)
+_body = Reader(_Body)
 _features = msgspec.json.Decoder(_Features)
 _ids = msgspec.json.Decoder(list[TokenId])
 

@@ -10,7 +10,7 @@ whether the decode server computes the prompt itself or the request is refused.
 """
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from compiled.classes import subclassed
 from epp.candidates import Endpoint
@@ -23,21 +23,21 @@ from epp.request import Request
 from epp.sidecar import ENCODERS, PREFILLER, STEERING
 
 DECODE, PREFILL, ENCODE = "decode", "prefill", "encode"
-NO_ENDPOINT = "profile found no endpoint"  # reason in the log
-UNKNOWN_MODEL = "unknown"
+NO_ENDPOINT: Final = "profile found no endpoint"  # reason in the log
+UNKNOWN_MODEL: Final = "unknown"
 
 OnNoPrefill = Literal["decode-only", "refuse"]
 
 # The target of the previous stage, for filters and scorers of the current stage; None in the first stage.
 PEER = Datum("peer-endpoint", Endpoint, per_profile=True)
 
-DECISION_TYPES = {  # (encode ran, prefill ran) -> label value
+DECISION_TYPES: Final = {  # (encode ran, prefill ran) -> label value
     (False, False): "decode-only",
     (False, True): "prefill-decode",
     (True, False): "encode-decode",
     (True, True): "encode-prefill-decode",
 }
-UNSERVED = Metric(
+UNSERVED: Final = Metric(
     "disagg_stage_unserved_total",
     "counter",
     "Requests with a wanted stage that found no endpoint, by outcome: the stage was skipped, or the request refused.",

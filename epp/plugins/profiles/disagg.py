@@ -29,11 +29,11 @@ from epp.plugins.profiles._stages import (
 from epp.request import Request
 
 DECODE_FIRST, PREFILL_FIRST = "decode-first", "prefill-first"
-STAGE_ORDERS = {
+STAGE_ORDERS: Final = {
     "": DECODE_FIRST, "decodefirst": DECODE_FIRST, "decode": DECODE_FIRST,
     "prefillfirst": PREFILL_FIRST, "prefill": PREFILL_FIRST,
 }  # fmt: skip
-FLAT = {  # deprecated parameter -> its replacement; if two have the same replacement, the first one counts
+FLAT: Final = {  # deprecated parameter -> its replacement; if two have the same replacement, the first one counts
     "decodeProfile": "profiles.decode",
     "prefillProfile": "profiles.prefill",
     "encodeProfile": "profiles.encode",

@@ -19,7 +19,7 @@ _REQUEST_BODY: Final = b"\x1a"
 _RESPONSE_BODY: Final = b"\x22"
 _PREFIXES_MAX: Final = 4096
 # Size -> prefix (for request bodies the key is the size's complement); cached, because answers repeat their sizes.
-_prefixes: dict[int, bytes] = {}
+_prefixes: Final[dict[int, bytes]] = {}
 
 
 def body(message: bytes, start: int, end: int) -> tuple[int, int, bool]:
@@ -80,7 +80,7 @@ class Chunk(NamedTuple):
     begin: int  # where the piece's bytes start in the message
 
 
-_chunks: dict[int, Chunk | None] = {}
+_chunks: Final[dict[int, Chunk | None]] = {}
 chunk_of_size: Final = _chunks.get
 
 

@@ -13,13 +13,13 @@ FIELDS_MAX: Final = 1024
 def varint(value: int) -> bytes:
     """Encodes a non-negative integer in protobuf's base-128 form."""
     if value < 0x80:
-        return bytes((value,))
-    out = bytearray()
+        return value.to_bytes(1, "big")
+    groups = []
     while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
+        groups.append(value & 0x7F | 0x80)
         value >>= 7
-    out.append(value)
-    return bytes(out)
+    groups.append(value)
+    return bytes(groups)
 
 
 def read_varint(data: bytes, at: int) -> tuple[int, int]:

@@ -5,7 +5,7 @@ from typing import Final
 
 from google.protobuf.message import DecodeError
 
-from compiled.calls import find
+from compiled.calls import find, mentions
 from epp.errors import ProtocolViolation
 from epp.protocol.codec.fields import read_varint
 from epp.protocol.proto import ext_proc_pb2 as pb
@@ -42,14 +42,13 @@ class Headers(Mapping[str, str]):
     `problem`; the reader then has to end the stream.
     """
 
-    __slots__ = ("_end", "_found", "_lowered", "_message", "_start", "problem")
+    __slots__ = ("_end", "_found", "_message", "_start", "problem")
 
     def __init__(self, message: bytes, start: int, end: int) -> None:
         self._message = message
         self._start = start
         self._end = end
         self._found: dict[str, str] | None = None
-        self._lowered: bytes | None = None
         self.problem: ProtocolViolation | None = None
 
     def find(self, needle: bytes) -> str | None:
@@ -69,10 +68,7 @@ class Headers(Mapping[str, str]):
 
         `text` is in lower case.
         """
-        lowered = self._lowered
-        if lowered is None:  # made once, because it costs 0.4 us for 0.5 KB
-            lowered = self._lowered = self._message[self._start : self._end].lower()
-        return find(lowered, text) >= 0
+        return mentions(self._message, text, self._start, self._end)
 
     def _all(self) -> dict[str, str]:
         found = self._found

@@ -11,15 +11,9 @@ from hypothesis import strategies as st
 from epp.data import CACHE_BLOCK_SIZE, CACHE_NUM_BLOCKS
 from epp.decision import PREFILL, Decision, ProfileRun, Response
 from epp.plugins.parsers.openai import OpenAI
-from epp.plugins.producers import approx_prefix
-from epp.plugins.producers.approx_prefix import (
-    COMPARED_MAX,
-    LONG_BLOCKS,
-    PROMPTS_MAX,
-    RECENT_MAX,
-    REFRESH_EVERY,
-    ApproximatePrefix,
-)
+from epp.plugins.producers import _sent_prompts
+from epp.plugins.producers._sent_prompts import COMPARED_MAX, LONG_BLOCKS, PROMPTS_MAX, RECENT_MAX, REFRESH_EVERY
+from epp.plugins.producers.approx_prefix import ApproximatePrefix
 from epp.prefix.match import APPROXIMATE, prefix_match
 from epp.request import Request
 from epp.tokens import TOKENS, Feature, PromptTokens, TokenizedPrompt
@@ -209,7 +203,7 @@ def test_fewer_long_prompts_are_remembered() -> None:
     world = World()
     for turn in range(40):
         world.send(prompt(*[f"{turn:02}{n:06}" for n in range(8 * LONG_BLOCKS)])[: 8 * LONG_BLOCKS * BLOCK], 1)
-    assert sum(len(sent.hashes) for sent in world.producer._recent) < 2 * RECENT_MAX * LONG_BLOCKS
+    assert sum(len(sent.hashes) for sent in world.producer._sent.recent) < 2 * RECENT_MAX * LONG_BLOCKS
     failed = world.send(prompt("a"), 1)
     world.send(prompt("a", "b"), 1)
     world.answered(failed, 500)
@@ -220,8 +214,8 @@ def test_many_failed_prompts_are_compared_with_a_bounded_number_of_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     compared: list[object] = []
-    shared = approx_prefix._shared
-    monkeypatch.setattr(approx_prefix, "_shared", lambda *pair: compared.append(pair) or shared(*pair))
+    shared = _sent_prompts._shared
+    monkeypatch.setattr(_sent_prompts, "_shared", lambda *pair: compared.append(pair) or shared(*pair))
     world = World()
     crowd = ["a" + "bcdefgh"[n % 7] for n in range(PROMPTS_MAX)]
     sent = [world.send(completions(*crowd), 1) for _ in range(3)]

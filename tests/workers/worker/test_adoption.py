@@ -7,6 +7,11 @@ from typing import Any, cast
 
 import pytest
 
+from epp.config.load import load
+from shm.lanes import Lanes, LaneSchema
+from shm.segment import Region
+from tests.fakes import FakePool, candidates
+from tests.pair import Pair
 from workers.process.layout import CANDIDATE, GENERATION
 from workers.worker.adoption import FREE_AFTER_S, FREE_AT, Adoption
 
@@ -16,7 +21,7 @@ STALL_S = 1000.0  # longer than this machine may stand still
 class Ended:
     """Parts of a configuration without streams."""
 
-    app = object()
+    app = Pair(load(None, "test").pipeline, FakePool(candidates({"waiting_requests": [0.0]}))).app
 
     async def retire(self) -> None:
         pass
@@ -25,8 +30,9 @@ class Ended:
 def adoption() -> Adoption:
     generations = SimpleNamespace(number=1, candidate_number=0)
     parts = SimpleNamespace(instance=SimpleNamespace(number=1, outdated=False, generations=generations))
-    lane = SimpleNamespace(scalars=[0, 0], schema=SimpleNamespace(scalar={GENERATION: 0, CANDIDATE: 1}))
-    return Adoption(cast("Any", parts), cast("Any", lane), 1, lambda: ())
+    schema = LaneSchema(1, (GENERATION, CANDIDATE), (), (), lanes=1)
+    lane = Lanes(schema, Region(memoryview(bytearray(schema.bytes)))).lane(0)
+    return Adoption(cast("Any", parts), lane, 1, lambda: ())
 
 
 async def end_one(adopting: Adoption) -> None:
