@@ -43,7 +43,7 @@ BANNED = {
     "shm": {"asyncio": "return at once; `workers` waits"},
 }
 EPP = (
-    {"errors", "data", "metrics", "quantities"},  # words
+    {"errors", "data", "metrics", "quantities", "tuning"},  # words
     {
         "request",
         "candidates",

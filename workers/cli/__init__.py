@@ -31,6 +31,7 @@ COMMANDS: Mapping[str, str] = {
     "explain": "Explain a decision: of a running picker, or offline.",
     "record": "Record a running picker's traffic, without prompts; export recordings.",
     "replay": "Replay a recording under other configurations, in virtual time.",
+    "tune": "Find weights and parameters that serve recorded traffic better.",
     "reload": "Load a running picker's configuration again, without losing a request.",
     "try": "Try a configuration in a running picker, beside the one in force.",
     "promote": "Put the configuration in force that a running picker tries.",
@@ -41,7 +42,7 @@ COMMANDS: Mapping[str, str] = {
 }
 MODULES: Mapping[str, str] = (
     {name: f"workers.cli.{name}" for name in COMMANDS}
-    | {name: f"workers.cli.{name}.command" for name in ("demo", "doctor", "top", "manifests", "replay")}
+    | {name: f"workers.cli.{name}.command" for name in ("demo", "doctor", "top", "manifests", "replay", "tune")}
     | {"try": "workers.cli.tryout"}
 )
 DISTRIBUTION = "endpoint-picker"
@@ -49,6 +50,7 @@ EXTRAS: Mapping[str, str] = {
     "demo": "[demo]",
     "record": "[record]",
     "replay": "[record]",
+    "tune": "[analysis]",
     "top": "[top]",
     "doctor": "[kv-events]",
 }

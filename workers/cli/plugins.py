@@ -16,7 +16,8 @@ from epp.config.schema import parameters_schema, summary
 from epp.data import COUNTED, Key
 from epp.flows import Capability
 from epp.metrics import PLUGIN_LABELS, PREFIX
-from epp.plugin import Plugin
+from epp.plugin import Plugin, Scorer
+from epp.tuning import RANGE, WEIGHT_FACTOR
 from workers.cli.configuration import add_plugins, plugin_path_option
 
 Entry = dict[str, Any]
@@ -83,6 +84,7 @@ def describe(cls: type[Plugin], sample: Plugin | type[Plugin]) -> Entry:
         "text": docstring(cls),
         "parameters": _parameters(cls),
         "schema": parameters_schema(cls),
+        "weight_tuned_by": WEIGHT_FACTOR if issubclass(cls, Scorer) else None,
         "reads": [
             *({"key": key.name, "type": key.type.__name__} for key in sample.consumes),
             *({"key": key.name, "type": key.type.__name__, "optional": True} for key in sample.optional),
@@ -150,6 +152,8 @@ def _kind(schema: Entry, parts: Entry) -> tuple[str, str]:
         if kind == "array" and (inner := _kind(target.get("items", {}), parts)[0]):
             kind = f"array of {inner}"
         kinds.append(kind)
+        if RANGE in target:
+            limits.append("tuned from {:,} to {:,}".format(*target[RANGE]))
         limits += [text.format(_listed(target[name])) for name, text in _RANGES if name in target and kind != "object"]
     return " or ".join(dict.fromkeys(filter(None, kinds))), ", ".join(limits)
 
@@ -170,6 +174,9 @@ def _text(entry: Entry, *, in_full: bool = False) -> str:
     lines += [
         f"    {'can' if what == 'can' else 'needs of its queue'}: {names}" for what, names in entry["queue"].items()
     ]
+    if entry["weight_tuned_by"]:
+        by = entry["weight_tuned_by"]
+        lines.append(f"    weight: tuned from 1/{by:.0f} to {by:.0f} times the configured one")
     for parameter in entry["parameters"]:
         default = "(required)" if parameter["required"] else f"= {json.dumps(parameter['default'])}"
         limits = ", ".join(filter(None, (parameter["type"], parameter["range"])))

@@ -13,6 +13,7 @@ from epp.metrics import Metric
 from epp.plugin import Count, Filter, Profile, Services, plugin
 from epp.prefix.match import APPROXIMATE, FollowsMatches, prefix_match
 from epp.request import Request
+from epp.tuning import tuned
 
 PREFILL_THROUGHPUT: Literal["prefillThroughput"] = "prefillThroughput"
 NotNegative = Annotated[float, msgspec.Meta(ge=0)]
@@ -31,7 +32,7 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename
     in_flight_load_producer_name: Accepted, without effect: the picker counts the load in flight itself.
     """
 
-    affinity_threshold: Annotated[float, msgspec.Meta(le=1)] = 0.80
+    affinity_threshold: Annotated[float, msgspec.Meta(le=1), tuned(0.1, 1)] = 0.80
     exploration_probability: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
     max_ttft_penalty_ms: NotNegative = msgspec.field(default=18000.0, name="maxTTFTPenaltyMs")
     ttft_source: Literal["prefillThroughput", "latencyPredictor"] = PREFILL_THROUGHPUT

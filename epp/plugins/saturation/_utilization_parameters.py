@@ -4,6 +4,8 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from epp.tuning import tuned
+
 
 class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
     """When an endpoint is full, and for how long values count.
@@ -16,8 +18,8 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename
         reference picker; then dispatch stops when all scrapes fail. `ignore`: not at all; if all endpoints are stale, the saturation is 0.
     """
 
-    queue_depth_threshold: Annotated[int, msgspec.Meta(gt=0)] = 5
-    kv_cache_util_threshold: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.8
+    queue_depth_threshold: Annotated[int, msgspec.Meta(gt=0), tuned(1, 256)] = 5
+    kv_cache_util_threshold: Annotated[float, msgspec.Meta(gt=0, le=1), tuned(0.5, 1)] = 0.8
     metrics_staleness_threshold: str = ""
     headroom: Annotated[float, msgspec.Meta(ge=0)] = 0.0
     staleness_policy: Literal["", "saturated", "ignore"] = ""

@@ -10,6 +10,7 @@ from epp.data import INFLIGHT_REQUESTS, INFLIGHT_TOKENS
 from epp.inflight_load import named_load
 from epp.plugin import Filter, Profile, SaturationDetector, plugin
 from epp.request import Request
+from epp.tuning import tuned
 
 
 class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
@@ -23,8 +24,8 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename
     """
 
     concurrency_mode: Literal["requests", "tokens", "hybrid"] = "requests"
-    max_concurrency: Annotated[int, msgspec.Meta(gt=0)] = 100
-    max_token_concurrency: Annotated[int, msgspec.Meta(gt=0)] = 1_000_000
+    max_concurrency: Annotated[int, msgspec.Meta(gt=0), tuned(1, 1_024)] = 100
+    max_token_concurrency: Annotated[int, msgspec.Meta(gt=0), tuned(4_096, 8_388_608)] = 1_000_000
     headroom: Annotated[float, msgspec.Meta(ge=0)] = 0.0
     in_flight_load_producer_name: str = ""
 

@@ -4,6 +4,8 @@ from typing import Annotated
 
 import msgspec
 
+from epp.tuning import tuned
+
 
 class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
     """What a match is worth.
@@ -14,5 +16,5 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename
     """
 
     prefix_match_info_producer_name: str = ""
-    match_length_weight: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
-    match_length_scale_tokens: Annotated[int, msgspec.Meta(ge=0)] = 8192
+    match_length_weight: Annotated[float, msgspec.Meta(ge=0, le=1), tuned(0, 1)] = 0.0
+    match_length_scale_tokens: Annotated[int, msgspec.Meta(ge=0), tuned(256, 65_536)] = 8192

@@ -1,8 +1,10 @@
 """The parameters of `token-load-scorer`. Not compiled: msgspec reads annotations at run time."""
 
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
+
+from epp.tuning import tuned
 
 QUEUE_TOKENS: Final = 4_194_304  # 128 requests of 32,768 tokens
 
@@ -14,5 +16,5 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename
     in_flight_load_producer_name: A listed `inflight-load-producer`. The name changes nothing: the picker counts the load for all plugins.
     """
 
-    queue_threshold_tokens: int = QUEUE_TOKENS
+    queue_threshold_tokens: Annotated[int, tuned(4_096, QUEUE_TOKENS)] = QUEUE_TOKENS
     in_flight_load_producer_name: str = ""

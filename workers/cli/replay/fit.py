@@ -10,7 +10,7 @@ size with which a cache of recorded prompts has as many cached tokens as the ser
 
 import math
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import msgspec
@@ -27,11 +27,18 @@ WINDOW_MIN, WINDOW_MAX, WINDOWS_TOTAL = (
 )  # requests per server from which it is fitted, one after the other
 WARM_UP: Final = 0.1  # the share of a window that fills the model of the server
 FULL_SHARE: Final = 0.03  # of the looks at a server: it runs its most requests, and others wait
-FACTORS: Final = (1.5, 1.2, 1.08, 1.03, 1.01)
+COARSE: Final = (1.5, 1.2)
+FINE: Final = (1.08, 1.03, 1.01)
+SWEEPS_MAX: Final = 12  # with each factor
+NOTABLE: Final = 0.9995  # a move counts if the error falls below this share
+DECODE_SHARES: Final = (1.0, 0.65, 0.4)  # of the seconds per token of fast answers, which may include other prompts
+PACES: Final = (1.0, 0.5, 2.0, 0.33, 3.0)
 MOVED: Final = ("prefill_s", "overhead_s", "decode_s", "growth")
 STEP_TOKENS: Final = (8192, 2048, 512)
 GROWTH: Final = 0.005
 END_WEIGHT: Final = 1.0  # of the error in the time from the first token to the end
+REST_QUANTILES: Final = 41
+REST_TAIL: Final = 0.01  # below and above it, what a model does not explain is left out
 OVERHEAD_MIN_S: Final = 1e-4
 CACHE_STEP: Final = 1.25
 CACHE_MIN_TOKENS: Final = 4096
@@ -75,14 +82,17 @@ def fitted(recording: Recording, told: Callable[[str], object]) -> list[Speed]:
 def _all(
     form: Form, windows: Sequence[list[Asked]], slots: Sequence[int], caches: Sequence[int]
 ) -> tuple[list[Speed], float]:
-    found: list[Fit | None] = []
-    for window, slot, cache in zip(windows, slots, caches, strict=True):
-        enough = sum(asked.answered for asked in window) >= SAMPLES_MIN
-        found.append(_one(form, window, slot, cache) if enough else None)
-    good = [fit for fit in found if fit is not None]
-    if not good:  # no server has enough of its own: one model for all of them
-        together = _one(form, sorted((a for w in windows for a in w), key=lambda a: a.at), UNBOUNDED, UNBOUNDED)
-        good = [together]
+    of = list(zip(windows, slots, caches, strict=True))
+    enough = [sum(asked.answered for asked in window) >= SAMPLES_MIN for window in windows]
+    if not any(enough):  # no server has enough of its own: one model for all of them
+        together = sorted((asked for window in windows for asked in window), key=lambda asked: asked.at)
+        found: list[Fit | None] = [None] * len(of)
+        good = [_first(form, together, UNBOUNDED, UNBOUNDED)]
+    else:
+        fullest = max(range(len(of)), key=lambda at: sum(asked.answered for asked in windows[at]))
+        like = _first(form, *of[fullest])
+        found = [like if at == fullest else _next(like[0], *of[at]) if enough[at] else None for at in range(len(of))]
+        good = [fit for fit in found if fit is not None]
     typical = _typical([speed for speed, _ in good])
     speeds = [
         fit[0] if fit is not None else msgspec.structs.replace(typical, slots=slot, cache_tokens=cache, samples=0)
@@ -96,38 +106,70 @@ def _typical(speeds: Sequence[Speed]) -> Speed:
     return msgspec.structs.replace(speeds[0], **medians)
 
 
-def _one(form: Form, window: list[Asked], slots: int, cache: int) -> Fit:
-    """Fits one server."""
-    first = _guess(form, window, slots, cache)
-    jobs = [job_of(asked, number, known=True) for number, asked in enumerate(window)]
-    score = _Score(window, jobs)
-    starts = (
-        [msgspec.structs.replace(first, step_tokens=tokens) for tokens in STEP_TOKENS] if form == "steps" else [first]
-    )
-    best, error = min(((speed, score(speed)) for speed in starts), key=lambda fit: fit[1])
-    for factor in FACTORS:
-        moved = True
-        while moved:
-            moved = False
-            for speed in _near(best, factor):
-                if (other := score(speed)) < error * 0.9999:
-                    best, error, moved = speed, other, True
-    return msgspec.structs.replace(best, samples=score.samples, error=score.off(best)), error
+def _first(form: Form, window: list[Asked], slots: int, cache: int) -> Fit:
+    """Fits one server from several first values, because steps of several lengths may explain the same times."""
+    score = _Score(window)
+    guess = _guess(form, window, slots, cache)
+    starts = [
+        msgspec.structs.replace(
+            guess, decode_s=guess.decode_s * share, overhead_s=guess.overhead_s + (1 - share) * guess.decode_s
+        )
+        for share in DECODE_SHARES
+    ]
+    found = [_descended(score, start, COARSE) for start in starts]
+    if form == "steps":
+        best = min(found, key=lambda fit: fit[1])[0]
+        found += [
+            (other := msgspec.structs.replace(best, step_tokens=tokens), score(other)) for tokens in STEP_TOKENS[1:]
+        ]
+    return _finished(score, *_descended(score, min(found, key=lambda fit: fit[1])[0], FINE))
 
 
-def _near(speed: Speed, factor: float) -> Iterator[Speed]:
-    for name in MOVED[: 4 if speed.form == "steps" else 3]:
-        value = getattr(speed, name)
-        for by in (factor, 1 / factor):
-            yield msgspec.structs.replace(speed, **{name: value * by})
+def _next(like: Speed, window: list[Asked], slots: int, cache: int) -> Fit:
+    """Fits one server from the values of another one, which may be faster or slower."""
+    score = _Score(window)
+    starts = [
+        msgspec.structs.replace(
+            like, prefill_s=like.prefill_s * by, decode_s=like.decode_s * by, slots=slots, cache_tokens=cache
+        )
+        for by in PACES
+    ]
+    return _finished(score, *_descended(score, min(starts, key=score), (COARSE[-1], *FINE)))
+
+
+def _descended(score: "_Score", start: Speed, factors: Sequence[float]) -> Fit:
+    """Moves each value by ever smaller factors as long as the error falls, and goes on in a direction that has helped."""
+    best, error = start, score(start)
+    for factor in factors:
+        for _ in range(SWEEPS_MAX):
+            before = best
+            for name in MOVED if best.form == "steps" else MOVED[:3]:
+                for by in (factor, 1 / factor):
+                    speed = msgspec.structs.replace(best, **{name: getattr(best, name) * by})
+                    if (other := score(speed)) < error * NOTABLE:
+                        best, error = speed, other
+                        break
+            if best is before:
+                break
+            further = {
+                name: getattr(best, name) ** 2 / getattr(before, name) for name in MOVED if getattr(before, name)
+            }
+            speed = msgspec.structs.replace(best, **further)
+            if (other := score(speed)) < error:
+                best, error = speed, other
+    return best, error
+
+
+def _finished(score: "_Score", best: Speed, error: float) -> Fit:
+    off, rest = score.off(best)
+    return msgspec.structs.replace(best, samples=score.samples, error=off, rest_s=rest), error
 
 
 class _Score:
     """Computes how far a model is from what one server did: the mean of |log(modelled / measured)|, and the same of p50 and p95."""
 
-    def __init__(self, window: Sequence[Asked], jobs: Sequence[Job]) -> None:
+    def __init__(self, window: Sequence[Asked]) -> None:
         self._window = window
-        self._jobs = jobs
         counts = np.array([asked.answered for asked in window])
         counts[: int(WARM_UP * len(counts))] = False
         self._counted = counts
@@ -147,21 +189,23 @@ class _Score:
         spread = np.abs(np.log(np.percentile(first, (50, 95)) / self._percentiles)).sum()
         return float(ratios + END_WEIGHT * ends + spread)
 
-    def off(self, speed: Speed) -> float:
-        """Returns by which share the model misses a time to the first token: the median."""
+    def off(self, speed: Speed) -> tuple[float, tuple[float, ...]]:
+        """Returns by which share the model misses a time to the first token (the median), and quantiles of the seconds by which it does."""
         first, _ = self._run(speed)
-        return float(np.median(np.abs(first / self._first - 1)))
+        rest = np.quantile(self._first - first, np.linspace(REST_TAIL, 1 - REST_TAIL, REST_QUANTILES))
+        return float(np.median(np.abs(first / self._first - 1))), tuple(rest.round(6).tolist())
 
     def _run(self, speed: Speed) -> tuple[np.ndarray, np.ndarray]:
         model = server(speed)
-        first, lasted = np.full(len(self._jobs), 1e-9), np.full(len(self._jobs), 1e-9)
+        jobs = [job_of(asked, number, known=True) for number, asked in enumerate(self._window)]
+        first, lasted = np.full((2, len(jobs)), 1e-9)
         arrivals = [asked.at + (asked.waited_s if asked.waited_s > QUEUED_S else 0.0) for asked in self._window]
 
         def note(until: float) -> None:
             for at, job, is_first in model.advance(until):
                 (first if is_first else lasted)[job.number] = at - self._window[job.number].at
 
-        for job, arrival in zip(self._jobs, arrivals, strict=True):
+        for job, arrival in zip(jobs, arrivals, strict=True):
             note(arrival)
             model.submit(job, arrival)
         while model.due < math.inf:

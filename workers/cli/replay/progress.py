@@ -31,10 +31,14 @@ class Progress:
             click.echo(text[:200], nl=False, err=True)
             self._shown = True
 
+    def note(self, text: str) -> None:
+        """Prints a line that stays, also without a terminal."""
+        self._clear()
+        click.echo(text, err=True)
+
     def warn(self, text: str) -> None:
         """Prints a warning that stays."""
-        self._clear()
-        click.echo(f"warning: {text}", err=True)
+        self.note(f"warning: {text}")
 
     def _clear(self) -> None:
         if self._shown:

@@ -32,6 +32,7 @@ from workers.worker.services import WorkerServices
 
 REFUSED, FAILED = -1, -2  # in `Run.target`: no endpoint was chosen; its server died
 BAD_GATEWAY: Final = 503
+FIRST_MIN_S: Final = 1e-4
 SHOWN_EVERY: Final = 2_000  # requests
 EVENT_STREAM: Final = {"content-type": "text/event-stream"}
 Ints = np.ndarray[tuple[int], np.dtype[np.int64]]
@@ -289,9 +290,9 @@ class Replay:
 
     def _first(self, job: Job, at: float) -> None:
         run, number = self._run, job.number
-        run.first_s[number] = at - run.at[number]
-        run.cached[number] = job.cached
         opened = self._open[number]
+        run.first_s[number] = max(at - run.at[number] + self._world.speeds[opened.slot].rest_of(number), FIRST_MIN_S)
+        run.cached[number] = job.cached
         opened.response = Response(200, EVENT_STREAM, streaming=True)
         request, decision = opened.request, opened.decision
         request.now = at

@@ -18,6 +18,7 @@ from typing import Final, Literal, Protocol
 import msgspec
 
 UNBOUNDED: Final = 1 << 40
+SPREAD: Final = 2_654_435_761  # spreads numbers evenly over 32 bits (Knuth's multiplicative hash)
 BLOCKS_MAX: Final = 1 << 18  # blocks in the cache of a server whose size is not known
 
 Form = Literal["steps", "serial", "slots"]
@@ -29,7 +30,8 @@ class Speed(msgspec.Struct, frozen=True):
 
     `growth`: by how much each further running request lengthens a step, as a share. `slots`: requests that run at once. `cache_tokens`:
     the size of the cache. `samples`: the requests from which the speed was fitted; 0: it is that of the other servers. `error`: by how
-    much the model misses a measured time to the first token, as a share: the median over these requests.
+    much the model misses a measured time to the first token, as a share: the median over these requests. `rest_s`: what it does not
+    explain of these times, as evenly spaced quantiles; a replay adds one of them to each time, always the same one for a request.
     """
 
     form: Form
@@ -42,6 +44,11 @@ class Speed(msgspec.Struct, frozen=True):
     cache_tokens: int
     samples: int
     error: float
+    rest_s: tuple[float, ...] = (0.0,)
+
+    def rest_of(self, number: int) -> float:
+        """Returns what is added to the time to the first token of a request."""
+        return self.rest_s[number * SPREAD % (1 << 32) * len(self.rest_s) >> 32]
 
 
 class Job:
