@@ -2,7 +2,7 @@
 
 Each server is run alone with the requests that it really got, at their recorded times and with the cached tokens that it reported, so no
 decision disturbs the fit. First guesses come from requests that met an idle server. Then each value is moved up and down in ever smaller
-steps as long as the times come closer to the measured ones. The form with the least error over all servers is taken.
+steps as long as the times come closer to the measured ones. The server with most answers decides which form is taken.
 
 Slots: the most requests that a server ran while others waited, if it often did. Cache: the size that the server reports; otherwise the
 size with which a cache of recorded prompts has as many cached tokens as the server reported.
@@ -69,36 +69,29 @@ def fitted(recording: Recording, told: Callable[[str], object]) -> list[Speed]:
     windows = [_window(requests, size) for requests in each]
     caches = [_cache(requests, sight) for requests, sight in zip(each, recording.sights, strict=True)]
     slots = [_slots(sight) for sight in recording.sights]
-    best: list[Speed] = []
-    least = math.inf
-    for form in FORMS:
-        speeds, error = _all(form, windows, slots, caches)
-        told(f"{form}: off by {error:.1%}")
-        if error < least:
-            best, least = speeds, error
-    return best
-
-
-def _all(
-    form: Form, windows: Sequence[list[Asked]], slots: Sequence[int], caches: Sequence[int]
-) -> tuple[list[Speed], float]:
     of = list(zip(windows, slots, caches, strict=True))
     enough = [sum(asked.answered for asked in window) >= SAMPLES_MIN for window in windows]
-    if not any(enough):  # no server has enough of its own: one model for all of them
-        together = sorted((asked for window in windows for asked in window), key=lambda asked: asked.at)
-        found: list[Fit | None] = [None] * len(of)
-        good = [_first(form, together, UNBOUNDED, UNBOUNDED)]
-    else:
-        fullest = max(range(len(of)), key=lambda at: sum(asked.answered for asked in windows[at]))
-        like = _first(form, *of[fullest])
-        found = [like if at == fullest else _next(like[0], *of[at]) if enough[at] else None for at in range(len(of))]
-        good = [fit for fit in found if fit is not None]
-    typical = _typical([speed for speed, _ in good])
-    speeds = [
-        fit[0] if fit is not None else msgspec.structs.replace(typical, slots=slot, cache_tokens=cache, samples=0)
-        for fit, slot, cache in zip(found, slots, caches, strict=True)
+    fullest = max(range(len(of)), key=lambda at: sum(asked.answered for asked in windows[at]))
+    first = of[fullest]
+    if not enough[fullest]:  # no server has enough of its own: one model for all of them
+        first = (
+            sorted((asked for window in windows for asked in window), key=lambda asked: asked.at),
+            UNBOUNDED,
+            UNBOUNDED,
+        )
+    like = min((_told(form, _first(form, *first), told) for form in FORMS), key=lambda fit: fit[1])
+    found = [like if at == fullest else _next(like[0], *each) for at, each in enumerate(of) if enough[at]] or [like]
+    typical = _typical([speed for speed, _ in found])
+    own = iter(found)
+    return [
+        next(own)[0] if each else msgspec.structs.replace(typical, slots=slot, cache_tokens=cache, samples=0)
+        for each, slot, cache in zip(enough, slots, caches, strict=True)
     ]
-    return speeds, statistics.fmean(error for _, error in good)
+
+
+def _told(form: Form, fit: Fit, told: Callable[[str], object]) -> Fit:
+    told(f"{form}: off by {fit[0].error:.1%}")
+    return fit
 
 
 def _typical(speeds: Sequence[Speed]) -> Speed:
