@@ -13,7 +13,7 @@ FIND_PYTHON = for p in /usr/bin/python3 python3 python3.13 python3.12 python3.11
 	if $$p -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then command -v $$p; exit 0; fi; done; \
 	echo "no Python >= 3.11 with venv found: install one (on Debian: apt install python3 python3-venv)" >&2; exit 1
 
-.PHONY: compiled install demo docs test coverage test-e2e test-first-day test-configurations test-kube test-faults test-reload-faults test-go test-clients test-ui bench-ui fuzz simulate bench-floods bench-busy bench-overload bench-waiting bench-reload lint bench bench-routing bench-replicas bench-scaling profile load proto lock clean
+.PHONY: compiled install demo docs test coverage test-e2e test-first-day test-configurations test-kube test-faults test-reload-faults test-go test-clients test-ui bench-ui fuzz simulate bench-floods bench-busy bench-overload bench-waiting bench-reload lint bench bench-routing bench-replay bench-tune bench-replicas bench-scaling profile load proto lock clean
 .NOTPARALLEL:  # targets share one environment
 # The tests start hundreds of processes: each would compile the modules again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -77,6 +77,14 @@ load: $(READY_DEV) compiled
 # ARGS='--only slots/documents --jobs 2' runs a part.
 bench-routing: $(READY_DEV) compiled
 	@$(PYTHON) -m tests.bench.routing $(ARGS)
+
+# How close replays are to what is really run, on three kinds of traffic: 7 minutes. ARGS='--seconds 20 --only chats'.
+bench-replay: $(READY_DEV) compiled
+	@$(PYTHON) -m tests.bench.replay $(ARGS)
+
+# What `epp tune` brings over the field's weights, on seven kinds of traffic, in virtual time. ARGS='--only chats --trials 10'.
+bench-tune: $(READY_DEV) compiled
+	@$(PYTHON) -m tests.bench.tune $(ARGS)
 
 # Replicas with a real redis-server, which must be in PATH: what they see of each other, and what it costs.
 bench-replicas: $(READY_DEV) compiled

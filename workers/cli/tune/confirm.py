@@ -6,7 +6,7 @@ together, because requests that come at the same time meet the same queues (Kün
 """
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 import numpy as np
@@ -69,7 +69,6 @@ def _gain(goal: Goal, base: Figures, best: Figures) -> float:
 
 def _joined(runs: Sequence[Run]) -> Run:
     """Returns the runs one after the other."""
-    arrays = [
-        np.concatenate([getattr(run, name) for run in runs]) for name in Run.__struct_fields__ if name != "refused"
-    ]
-    return Run(*arrays, {})
+    names = [name for name in Run.__struct_fields__ if name != "refused"]
+    arrays: dict[str, Any] = {name: np.concatenate([getattr(run, name) for run in runs]) for name in names}
+    return Run(**arrays, refused={})
