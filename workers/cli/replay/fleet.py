@@ -1,10 +1,11 @@
 """The servers of a replay, and what workers know of them: endpoints that are listed, values of the last scrape, load, and prefix index.
 
-A scrape sees all servers that answer, every SCRAPE_S. Servers join and leave when they did so in the recording. A server that was down
-fails its requests, and comes back with an empty cache.
+A scrape sees all servers that answer, every SCRAPE_S. The index learns INDEX_S after a decision. Servers join and leave when they did so
+in the recording. A server that was down fails its requests, and comes back with an empty cache.
 """
 
 import math
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
@@ -24,6 +25,7 @@ from workers.cli.replay.reading import Lifetime
 from workers.cli.replay.servers import UNBOUNDED, Speed, server
 
 SCRAPE_S: Final = 0.05
+INDEX_S: Final = 0.004  # from a decision until all workers see its blocks in the index
 INDEX_ENTRIES: Final = 1 << 19
 INDEX_BLOCK_TOKENS: Final = 64
 SERVER_BLOCK_TOKENS: Final = 16
@@ -48,6 +50,7 @@ class Fleet:
         self._known = np.zeros(size, dtype=bool)
         self._sizes = self._cache_sizes()
         self._now, self._scraped_at = 0.0, -math.inf
+        self._told: deque[tuple[float, Hashes, int, bool]] = deque()  # when, blocks, owner, and whether it holds them
         self._snapshot: Snapshot | None = None
         self._rows: np.ndarray | None = None
         self.list(range(size))
@@ -108,6 +111,8 @@ class Fleet:
                     self._inflight_at_scrape[slot] = self.inflight[slot]
                     self._known[slot] = True
             self._snapshot = None
+        if self._told:
+            self._index(now)
         self._now = now
 
     def _made(self) -> Snapshot:
@@ -144,10 +149,20 @@ class Fleet:
         self._tokens[endpoint.slot] += tokens
 
     def learn(self, hashes: Hashes, owner: int) -> None:
-        self._writer.insert(hashes, owner, int(self._now))
+        self._told.append((self._now + INDEX_S, hashes, owner, True))
 
     def forget(self, hashes: Hashes, owner: int) -> None:
-        self._writer.forget(hashes, owner)
+        self._told.append((self._now + INDEX_S, hashes, owner, False))
+
+    def _index(self, now: float) -> None:
+        """Adds to the index what was told INDEX_S ago."""
+        told = self._told
+        while told and told[0][0] <= now:
+            _, hashes, owner, learned = told.popleft()
+            if learned:
+                self._writer.insert(hashes, owner, int(now))
+            else:
+                self._writer.forget(hashes, owner)
 
     def producer_failed(self, producer: Plugin, failure: ProducerFailed) -> None:
         raise OfflineError(f"a data producer failed: {failure}")

@@ -4,7 +4,7 @@
                   │ waits: flow control, admitters                  └▶ response points of plugins
 
 A prompt is not in the recording. A text with the same block hashes in the same order stands for it, so prompts share the same prefixes. A
-header that plugins read has the hash of its recorded value. One worker decides, and what it learns is known at once.
+header that plugins read has the hash of its recorded value. One worker decides.
 """
 
 import heapq
