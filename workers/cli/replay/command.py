@@ -13,9 +13,10 @@ from workers.cli.offline import OfflineError
 from workers.cli.replay.configurations import Configuration, configuration, differs
 from workers.cli.replay.figures import Condition, condition
 from workers.cli.replay.fit import TooLittle
+from workers.cli.replay.imported import Assumed, assumed_options
 from workers.cli.replay.progress import Progress
 from workers.cli.replay.report.page import page
-from workers.cli.replay.scenario import Outcome, Scenario, WhatIf, read_scenario
+from workers.cli.replay.scenario import Clients, Outcome, Scenario, WhatIf, read_scenario
 from workers.cli.replay.tables import lines
 from workers.shared.recording.unreadable import Unreadable
 
@@ -41,6 +42,7 @@ from workers.shared.recording.unreadable import Unreadable
 )
 @click.option("--html", default="", help="Write a report with plots to this file. It needs no network.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@assumed_options
 @plugin_path_option
 @experimental_option
 def command(
@@ -55,13 +57,16 @@ def command(
     fail_if: tuple[str, ...],
     html: str,
     as_json: bool,
+    prefill_us: float | None,
+    decode_ms: float | None,
+    cache_tokens: int | None,
     plugin_path: str,
     allow_experimental_plugins: bool,
 ) -> None:
-    """Replay a recording in virtual time under other configurations. TRACE is a file or a folder of `epp record`.
+    """Replay a recording in virtual time under other configurations. TRACE: a file or a folder of `epp record`, or a public trace.
 
-    Model servers are fitted from the recording. The recorded configuration is replayed first, so that you see how far the model is from
-    what was measured.
+    Model servers are fitted to the recording. The recorded configuration is replayed first, so that you see how far the model is from
+    what was measured. A trace of a public format has no times: its servers are assumed.
 
     Exit code 0: replayed; 1: --fail-if holds, or the recording cannot be used; 2: an option or condition is wrong; 78: a
     configuration is wrong.
@@ -74,7 +79,13 @@ def command(
     others = [configuration(path, allow_experimental_plugins) for path in configs]
     with Progress() as progress:
         try:
-            scenario = read_scenario(trace, progress, is_open=is_open, clients=clients or 0)
+            scenario = read_scenario(
+                trace,
+                progress,
+                Clients(is_open, clients or 0),
+                endpoints,
+                Assumed(prefill_us, decode_ms, cache_tokens),
+            )
             for warning in differs(first, scenario.recording.configs):
                 progress.warn(warning)
             outcome = _replayed(scenario, first, others, WhatIf(endpoints, rate, slots), progress)

@@ -9,9 +9,11 @@ import numpy as np
 from workers.cli.replay.configurations import Configuration
 from workers.cli.replay.figures import Figures, figures, measured
 from workers.cli.replay.fit import fitted
+from workers.cli.replay.imported import NOTHING_ASSUMED, Assumed, imported
 from workers.cli.replay.progress import Progress
 from workers.cli.replay.reading import SHOWN_EVERY, Lifetime, Recording, read
 from workers.cli.replay.run import Ints, Replay, Run, World, world
+from workers.cli.replay.servers import Speed
 
 
 class WhatIf(NamedTuple):
@@ -31,23 +33,21 @@ class Replayed(msgspec.Struct, frozen=True):
 
 
 class Scenario(msgspec.Struct, frozen=True):
-    """What is replayed. `measured`: the recorded traffic as a run."""
+    """What is replayed. `measured`: the recorded traffic as a run; None: the trace has no times, and the servers are assumed."""
 
     recording: Recording
     world: World
-    measured: Run
+    measured: Run | None
 
     @property
-    def whole(self) -> np.ndarray:
-        """The requests whose answers were recorded to their ends, as a mask: only these are compared with what was measured."""
-        return np.asarray(self.measured.target >= 0)
-
-    @property
-    def measured_figures(self) -> Figures:
-        return figures(self.measured, self.measured.target, len(self.recording.endpoints))
+    def measured_figures(self) -> Figures | None:
+        measured = self.measured
+        return None if measured is None else figures(measured, measured.target, len(self.recording.endpoints))
 
     def changed(self, what_if: WhatIf) -> "Scenario":
         """Returns this scenario with the changes; itself if there are none."""
+        if self.measured is None:
+            what_if = what_if._replace(endpoints=None)  # there are as many as wanted already
         if what_if == WhatIf():
             return self
         return msgspec.structs.replace(self, world=_changed(self.world, what_if))
@@ -70,14 +70,36 @@ class Outcome(NamedTuple):
     others: Mapping[str, Replayed]
 
     @property
-    def fit_figures(self) -> Figures:
+    def fit_figures(self) -> Figures | None:
         """The figures of the replay of exactly the requests that `measured` has answers of."""
-        scenario = self.scenario
-        return figures(self.fit.run, scenario.measured.target, len(scenario.recording.endpoints), scenario.whole)
+        measured = self.scenario.measured
+        if measured is None:
+            return None
+        whole = np.flatnonzero(measured.target >= 0)
+        return figures(self.fit.run, measured.target, len(self.scenario.recording.endpoints), whole)
 
 
-def read_scenario(path: str, progress: Progress, *, is_open: bool = False, clients: int = 0) -> Scenario:
-    """Reads a recording and fits its servers. Raises Unreadable, TooLittle."""
+class Clients(NamedTuple):
+    """How clients behave: `open`: nobody waits for an answer. `number`: of a closed loop; 0: see `workers.cli.replay.clients`."""
+
+    open: bool = False
+    number: int = 0
+
+
+def read_scenario(
+    path: str, progress: Progress, clients: Clients, endpoints: int | None = None, assumed: Assumed = NOTHING_ASSUMED
+) -> Scenario:
+    """Reads a recording and fits its servers, or a trace of a public format. Raises Unreadable, TooLittle."""
+    trace = imported(path, endpoints, assumed)
+    if trace is None:
+        recording, speeds = _recorded(path, progress)
+    else:
+        recording, speeds = trace
+    replayed = world(recording.asked, recording.endpoints, speeds, open=clients.open, clients=clients.number)
+    return Scenario(recording, replayed, None if trace is not None else measured(recording))
+
+
+def _recorded(path: str, progress: Progress) -> tuple[Recording, list[Speed]]:
     shown = 0
 
     def reading(count: int) -> None:
@@ -95,8 +117,7 @@ def read_scenario(path: str, progress: Progress, *, is_open: bool = False, clien
             "each request has as many cached tokens as recorded, under any configuration"
         )
     speeds = fitted(recording, lambda line: progress.show(f"fitting servers: {line}"))
-    replayed = world(recording.asked, recording.endpoints, speeds, open=is_open, clients=clients)
-    return Scenario(recording, replayed, measured(recording))
+    return recording, speeds
 
 
 def _changed(world: World, what_if: WhatIf) -> World:

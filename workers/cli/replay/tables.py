@@ -18,12 +18,7 @@ COLUMNS = (
 
 def lines(outcome: Outcome) -> list[str]:
     """Returns the tables, and how far the model is from what was measured."""
-    rows = {
-        "measured": outcome.scenario.measured_figures,
-        "replayed as recorded": outcome.fit_figures,
-        BASE: outcome.base.figures,
-        **{name: each.figures for name, each in outcome.others.items()},
-    }
+    rows = figure_rows(outcome)
     names = [each.member.name for each in outcome.changed.world.endpoints]
     refused = [
         f"{name}: refused by the picker: {', '.join(f'{count} {cause}' for cause, count in each.run.refused.items())}"
@@ -35,8 +30,19 @@ def lines(outcome: Outcome) -> list[str]:
         "",
         *figure_lines(rows),
         *refused,
-        f"the model's error under the recorded configuration: {error_text(outcome)}; it may be larger under others",
+        trust_text(outcome),
     ]
+
+
+def figure_rows(outcome: Outcome) -> dict[str, Figures]:
+    """Returns the figures of each row of the table by its name."""
+    rows = {
+        "measured": outcome.scenario.measured_figures,
+        "replayed as recorded": outcome.fit_figures,
+        BASE: outcome.base.figures,
+        **{name: each.figures for name, each in outcome.others.items()},
+    }
+    return {name: each for name, each in rows.items() if each is not None}
 
 
 def figure_lines(rows: dict[str, Figures]) -> list[str]:
@@ -59,7 +65,7 @@ def server_lines(names: Sequence[str], speeds: Sequence[Speed]) -> list[str]:
     ]
     for name, speed in zip(names, speeds, strict=True):
         slots, cache = (str(n) if n < UNBOUNDED else "unbounded" for n in (speed.slots, speed.cache_tokens))
-        off = f"{speed.error:.0%}" if speed.samples else "others'"
+        off = f"{speed.error:.0%}" if speed.samples else "–"
         lines.append(
             f"{name[-24:]:24} {speed.form:7} {1e3 * speed.overhead_s:11.1f} {1e6 * speed.prefill_s:17.1f} {1e3 * speed.decode_s:16.1f} "
             f"{slots:>9} {cache:>13} {off:>7}"
@@ -67,10 +73,13 @@ def server_lines(names: Sequence[str], speeds: Sequence[Speed]) -> list[str]:
     return lines
 
 
-def error_text(outcome: Outcome) -> str:
+def trust_text(outcome: Outcome) -> str:
     """Says how far the replay of the recorded configuration is from what was measured."""
     fit, measured = outcome.fit_figures, outcome.scenario.measured_figures
+    if fit is None or measured is None:
+        return "the servers are assumed: compare configurations, and do not rely on the times"
     off = {
         name: 100 * (getattr(fit, f"ttft_{name}") / getattr(measured, f"ttft_{name}") - 1) for name in ("p50", "p95")
     }
-    return ", ".join(f"{name} {percent:+.0f} %" for name, percent in off.items())
+    text = ", ".join(f"{name} {percent:+.0f} %" for name, percent in off.items())
+    return f"the model's error under the recorded configuration: {text}; it may be larger under others"

@@ -17,9 +17,10 @@ from workers.cli.offline import OfflineError
 from workers.cli.replay.command import conditions
 from workers.cli.replay.configurations import Configuration, configuration, differs
 from workers.cli.replay.figures import checked
+from workers.cli.replay.imported import Assumed, assumed_options
 from workers.cli.replay.progress import Progress
 from workers.cli.replay.run import World, world
-from workers.cli.replay.scenario import Scenario, read_scenario
+from workers.cli.replay.scenario import Clients, Scenario, read_scenario
 from workers.cli.tune.confirm import Verdict, confirm
 from workers.cli.tune.search import Candidate, Goal, Part, Search, Space
 from workers.cli.tune.search import Progress as Trial
@@ -59,6 +60,8 @@ OPEN_OBJECTIVES = ("requests", "moved")
 @click.option("--seed", type=int, default=1, show_default=True, help="Equal seeds give equal results.")
 @click.option("--output", default="", help="Write the better configuration to this file.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option("--endpoints", type=Whole(1, 4096), help="Servers, for a trace without times. [default: 8]")
+@assumed_options
 @plugin_path_option
 @experimental_option
 def command(
@@ -74,10 +77,14 @@ def command(
     seed: int,
     output: str,
     as_json: bool,
+    endpoints: int | None,
+    prefill_us: float | None,
+    decode_ms: float | None,
+    cache_tokens: int | None,
     plugin_path: str,
     allow_experimental_plugins: bool,
 ) -> None:
-    """Find better weights and parameters for recorded traffic. TRACE is a file or a folder of `epp record`.
+    """Find better weights and parameters for recorded traffic. TRACE: a file or a folder of `epp record`, or a public trace.
 
     Tries values on the first 60 % of the recording, and confirms the best ones on the rest. Prints the change as a patch, with the expected
     gain, or says that nothing is better. Ctrl-C ends the search; the best result so far is confirmed.
@@ -97,10 +104,12 @@ def command(
                 f"{config.name}: nothing to tune: no profile has two scorers, and no parameter has a tuned range"
             )
         try:
-            scenario = read_scenario(trace, progress, is_open=is_open, clients=clients or 0)
+            behaviour = Clients(is_open, clients or 0)
+            assumed = Assumed(prefill_us, decode_ms, cache_tokens)
+            scenario = read_scenario(trace, progress, behaviour, endpoints, assumed)
             for warning in differs(config, scenario.recording.configs):
                 progress.warn(warning)
-            training, held_out = _parts(scenario, trial_requests, is_open=is_open, clients=clients or 0)
+            training, held_out = _parts(scenario, trial_requests, behaviour)
             search = Search(training, space, goal, seed)
             best = search.best(trials, seconds, _told(progress, objective))
             progress.show("confirming on the held-out part; Ctrl-C ends without a result")
@@ -154,7 +163,7 @@ def _objective(name: str) -> str:
     return name
 
 
-def _parts(scenario: Scenario, trial_requests: int, *, is_open: bool, clients: int) -> tuple[Part, Part]:
+def _parts(scenario: Scenario, trial_requests: int, clients: Clients) -> tuple[Part, Part]:
     """Returns the training part and the held-out part, of the same length at most."""
     whole = scenario.world
     requests = whole.requests
@@ -165,7 +174,7 @@ def _parts(scenario: Scenario, trial_requests: int, *, is_open: bool, clients: i
         )
 
     def part(start: int, end: int) -> World:
-        return world(requests[start:end], whole.endpoints, whole.speeds, open=is_open, clients=clients)
+        return world(requests[start:end], whole.endpoints, whole.speeds, open=clients.open, clients=clients.number)
 
     training = part(max(split - trial_requests, 0), split)
     return Part(training), Part(part(split, min(split + trial_requests, len(requests))))

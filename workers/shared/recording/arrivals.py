@@ -9,6 +9,7 @@ from epp.recording.trace import requests
 from workers.shared.recording.limits import MISSING
 from workers.shared.recording.unreadable import Unreadable
 
+SUFFIX = ".epprec"
 HEAD_MAGIC = b"\x5e\x2a\x4d\x18"
 
 
@@ -18,10 +19,7 @@ def arrivals(path: str, report: Callable[[str], object]) -> Iterator[Arrival]:
     `report` gets a sentence for each part of a recording that is unreadable.
     """
     try:
-        if not Path(path).is_dir():
-            with open(path, "rb") as file:
-                recorded = file.read(len(HEAD_MAGIC)) == HEAD_MAGIC
-        if Path(path).is_dir() or recorded:
+        if is_recording(path):
             yield from _recorded(path, report)
             return
         with open(path, encoding="utf-8", errors="replace", newline="") as lines:
@@ -30,6 +28,17 @@ def arrivals(path: str, report: Callable[[str], object]) -> Iterator[Arrival]:
         raise Unreadable(f"{path}: {refused.strerror}") from refused
     except BadTrace as wrong:
         raise Unreadable(f"{path}: {wrong}") from wrong
+
+
+def is_recording(path: str) -> bool:
+    """Returns whether `path` is a recording, by its name or its first bytes, or a folder. Raises Unreadable."""
+    try:
+        if Path(path).is_dir() or path.endswith(SUFFIX):
+            return True
+        with open(path, "rb") as file:
+            return file.read(len(HEAD_MAGIC)) == HEAD_MAGIC
+    except OSError as refused:
+        raise Unreadable(f"{path}: {refused.strerror}") from refused
 
 
 def _recorded(path: str, report: Callable[[str], object]) -> Iterator[Arrival]:

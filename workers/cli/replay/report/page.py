@@ -11,7 +11,7 @@ from workers.cli.replay.report.series import edges_of, hit_rates, loads, moves, 
 from workers.cli.replay.run import Floats, Run
 from workers.cli.replay.scenario import Outcome, Replayed
 from workers.cli.replay.servers import UNBOUNDED
-from workers.cli.replay.tables import BASE, COLUMNS, error_text
+from workers.cli.replay.tables import BASE, COLUMNS, figure_rows, trust_text
 
 SECONDS: Final = Axis("seconds")
 SERVERS_SHOWN: Final = 16  # lines in the charts of load
@@ -26,7 +26,7 @@ def page(outcome: Outcome) -> str:
     recording = outcome.scenario.recording
     intro = (
         f"{len(recording.asked):,} requests in {edges[-1]:,.0f} s, {len(outcome.changed.world.endpoints)} endpoints. "
-        f"The model's error under the recorded configuration: {error_text(outcome)}. It may be larger under others."
+        f"{trust_text(outcome).capitalize()}."
     )
     charts = [
         _figure(
@@ -40,7 +40,7 @@ def page(outcome: Outcome) -> str:
     body = [
         "<h1>Replay of recorded traffic</h1>",
         f"<p>{html.escape(intro)}</p>",
-        _table(_rows(outcome, runs)),
+        _table(figure_rows(outcome)),
         f'<div class="charts">{"".join(charts)}</div>',
         *(_of_run(outcome, name, each, edges) for name, each in runs.items()),
         "<h2>Fitted servers</h2>",
@@ -55,18 +55,9 @@ def page(outcome: Outcome) -> str:
 
 
 def _percentiles(outcome: Outcome, runs: Mapping[str, Replayed]) -> dict[str, Sequence[tuple[float, float]]]:
-    return {
-        "measured": percentiles(outcome.scenario.measured),
-        **{name: percentiles(r.run) for name, r in runs.items()},
-    }
-
-
-def _rows(outcome: Outcome, runs: Mapping[str, Replayed]) -> dict[str, Figures]:
-    return {
-        "measured": outcome.scenario.measured_figures,
-        "replayed as recorded": outcome.fit_figures,
-        **{name: each.figures for name, each in runs.items()},
-    }
+    measured = outcome.scenario.measured
+    first = {} if measured is None else {"measured": percentiles(measured)}
+    return {**first, **{name: percentiles(each.run) for name, each in runs.items()}}
 
 
 def _of_run(outcome: Outcome, name: str, replayed: Replayed, edges: Floats) -> str:
@@ -131,7 +122,7 @@ def _servers(outcome: Outcome) -> str:
         cells = (
             speed.form, f"{1e3 * speed.overhead_s:.1f}", f"{1e6 * speed.prefill_s:.1f}", f"{1e3 * speed.decode_s:.1f}",
             *(f"{n:,}" if n < UNBOUNDED else "unbounded" for n in (speed.slots, speed.cache_tokens)),
-            f"{speed.samples:,}", f"{speed.error:.0%}" if speed.samples else "those of others",
+            f"{speed.samples:,}", f"{speed.error:.0%}" if speed.samples else "–",
         )  # fmt: skip
         rows.append(f"<tr><td>{html.escape(each.member.name)}</td>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>")
     head = "".join(f"<th>{title}</th>" for title in titles)
