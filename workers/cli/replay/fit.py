@@ -20,11 +20,8 @@ from workers.cli.replay.reading import Asked, Recording, Sight
 from workers.cli.replay.servers import FORMS, UNBOUNDED, Cache, Form, Job, Speed, server
 
 SAMPLES_MIN: Final = 20  # with fewer of its own, a server gets the values of the others
-WINDOW_MIN, WINDOW_MAX, WINDOWS_TOTAL = (
-    100,
-    500,
-    3_000,
-)  # requests per server from which it is fitted, one after the other
+WINDOW_MIN, WINDOW_MAX = 100, 500  # requests from which one server is fitted, one after the other
+WINDOWS_TOTAL: Final = 3_000
 WARM_UP: Final = 0.1  # the share of a window that fills the model of the server
 FULL_SHARE: Final = 0.03  # of the looks at a server: it runs its most requests, and others wait
 COARSE: Final = (1.5, 1.2)
@@ -60,7 +57,7 @@ def fitted(recording: Recording, told: Callable[[str], object]) -> list[Speed]:
     for asked in recording.asked:
         if asked.target >= 0 and not math.isnan(asked.lasted_s):
             each[asked.target].append(asked)
-    samples = sum(asked.answered and asked.streaming and asked.output is not None for of in each for asked in of)
+    samples = sum(fits(asked) for of in each for asked in of)
     if samples < SAMPLES_MIN:
         raise TooLittle(
             f"the recording has {samples} whole streamed answers with usage; at least {SAMPLES_MIN} are needed to fit servers"
@@ -70,8 +67,9 @@ def fitted(recording: Recording, told: Callable[[str], object]) -> list[Speed]:
     caches = [_cache(requests, sight) for requests, sight in zip(each, recording.sights, strict=True)]
     slots = [_slots(sight) for sight in recording.sights]
     of = list(zip(windows, slots, caches, strict=True))
-    enough = [sum(asked.answered for asked in window) >= SAMPLES_MIN for window in windows]
-    fullest = max(range(len(of)), key=lambda at: sum(asked.answered for asked in windows[at]))
+    counts = [sum(map(fits, window)) for window in windows]
+    enough = [count >= SAMPLES_MIN for count in counts]
+    fullest = counts.index(max(counts))
     first = of[fullest]
     if not enough[fullest]:  # no server has enough of its own: one model for all of them
         first = (
@@ -87,6 +85,11 @@ def fitted(recording: Recording, told: Callable[[str], object]) -> list[Speed]:
         next(own)[0] if each else msgspec.structs.replace(typical, slots=slot, cache_tokens=cache, samples=0)
         for each, slot, cache in zip(enough, slots, caches, strict=True)
     ]
+
+
+def fits(asked: Asked) -> bool:
+    """Returns whether a request can be compared with a model: a whole streamed answer whose tokens are known."""
+    return asked.answered and asked.streaming and asked.output is not None
 
 
 def _told(form: Form, fit: Fit, told: Callable[[str], object]) -> Fit:
@@ -163,8 +166,10 @@ class _Score:
 
     def __init__(self, window: Sequence[Asked]) -> None:
         self._window = window
-        counts = np.array([asked.answered for asked in window])
-        counts[: int(WARM_UP * len(counts))] = False
+        counts = np.array([fits(asked) for asked in window])
+        warm = int(WARM_UP * len(counts))
+        if counts[warm:].any():
+            counts[:warm] = False
         self._counted = counts
         self._first = np.array([asked.first_s for asked in window])[counts]
         self._rest = np.array([asked.lasted_s - asked.first_s for asked in window])[counts]
@@ -232,7 +237,7 @@ def _guess(form: Form, window: Sequence[Asked], slots: int, cache: int) -> Speed
     points: list[tuple[float, float]] = []
     busy_until = -math.inf
     for asked in window:
-        if asked.at >= busy_until and asked.answered:
+        if asked.at >= busy_until and fits(asked):
             points.append((asked.prompt - (asked.expected if asked.cached is None else asked.cached), asked.first_s))
         busy_until = max(busy_until, asked.at + (asked.first_s if asked.first_s == asked.first_s else asked.lasted_s))
     tokens, seconds = np.array(points or [(1.0, 0.01)]).T
@@ -243,7 +248,7 @@ def _guess(form: Form, window: Sequence[Asked], slots: int, cache: int) -> Speed
     per_token = [
         (asked.lasted_s - asked.first_s) / (asked.output - 1)
         for asked in window
-        if asked.answered and asked.streaming and asked.output is not None and asked.output > 1
+        if fits(asked) and asked.output is not None and asked.output > 1
     ]
     decode = max(float(np.percentile(per_token, 5)), 1e-5) if per_token else 0.01
     rest = float(seconds.mean()) - slope * float(tokens.mean())

@@ -35,6 +35,7 @@ BAD_GATEWAY: Final = 503
 FIRST_MIN_S: Final = 1e-4
 SHOWN_EVERY: Final = 2_000  # requests
 EVENT_STREAM: Final = {"content-type": "text/event-stream"}
+JSON: Final = {"content-type": "application/json"}
 Ints = np.ndarray[tuple[int], np.dtype[np.int64]]
 Floats = np.ndarray[tuple[int], np.dtype[np.float64]]
 
@@ -289,19 +290,26 @@ class Replay:
                 self._end(job, at)
 
     def _first(self, job: Job, at: float) -> None:
-        run, number = self._run, job.number
-        opened = self._open[number]
+        self._run.cached[job.number] = job.cached
+        if self._requests[job.number].streaming:
+            self._answer(job.number, at)
+
+    def _answer(self, number: int, at: float) -> None:
+        """Passes the first piece of an answer on."""
+        run, opened = self._run, self._open[number]
         run.first_s[number] = max(at - run.at[number] + self._world.speeds[opened.slot].rest_of(number), FIRST_MIN_S)
-        run.cached[number] = job.cached
-        opened.response = Response(200, EVENT_STREAM, streaming=True)
+        streaming = self._requests[number].streaming
+        opened.response = Response(200, EVENT_STREAM if streaming else JSON, streaming=streaming)
         request, decision = opened.request, opened.decision
         request.now = at
         for received in self._pipeline.response_received:
             received(request, decision, opened.response)
-        for streaming in self._pipeline.response_streaming:
-            streaming(request, decision)
+        for begun in self._pipeline.response_streaming:
+            begun(request, decision)
 
     def _end(self, job: Job, at: float) -> None:
+        if not self._requests[job.number].streaming:
+            self._answer(job.number, at)
         opened = self._open[job.number]
         opened.response.usage = Usage(job.prompt, job.output)
         opened.response.whole = True

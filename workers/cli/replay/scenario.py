@@ -55,7 +55,10 @@ class Scenario(msgspec.Struct, frozen=True):
     def replay(self, config: Configuration, progress: Progress, base: Ints | None = None) -> Replayed:
         """Replays a configuration. `base`: the endpoint of each request to compare with; None: its own. Raises OfflineError."""
         total = len(self.world.requests)
-        show = lambda arrived: progress.show(f"replaying {config.name}: {arrived:,} of {total:,} requests")  # noqa: E731
+
+        def show(arrived: int) -> None:
+            progress.show(f"replaying {config.name}: {arrived:,} of {total:,} requests")
+
         run = Replay(config.load(), self.world, show).run()
         return Replayed(config.name, run, figures(run, run.target if base is None else base, len(self.world.endpoints)))
 

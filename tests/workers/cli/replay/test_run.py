@@ -125,6 +125,11 @@ def test_clients_wait_for_slower_answers() -> None:
     assert slow.first_s.max() < 0.2  # nobody waits for another client
 
 
+def test_an_answer_that_is_not_streamed_comes_as_a_whole() -> None:
+    run = replayed(RANDOM, [asked(0.0, 1, output=50, streaming=False), asked(5.0, 2, output=50)], [lifetime(0)])
+    assert run.first_s[0] == pytest.approx(run.lasted_s[0]) and run.first_s[1] < run.lasted_s[1] / 5
+
+
 def test_equal_seeds_give_equal_runs() -> None:
     requests = [asked(0.05 * at, at % 7, 100 + at) for at in range(60)]
     one, two = (replayed(RANDOM, requests, [lifetime(0), lifetime(1)]) for _ in range(2))
