@@ -112,8 +112,8 @@ def record(kind: Kind, workload: Workload, folder: Path, seconds: float) -> None
     made[0].writer.end()
 
 
-def tuned(folder: Path, base: Path, trials: int) -> dict[str, Any]:
-    """Returns what `epp tune --json` tells; it writes a better configuration beside `base`."""
+def tuned(folder: Path, base: Path, trials: int, added: Sequence[str]) -> dict[str, Any]:
+    """Returns what `epp tune --json` tells; it writes a better configuration beside `base`. `added`: scorers beside those of `base`."""
     argv = [
         sys.executable,
         "-P",
@@ -125,9 +125,8 @@ def tuned(folder: Path, base: Path, trials: int) -> dict[str, Any]:
         f"--trials={trials}",
         "--json",
     ]
-    done = subprocess.run(
-        [*argv, f"--output={base.with_name('tuned.yaml')}"], env=environment(), stdout=subprocess.PIPE, check=True
-    )
+    more = [f"--output={base.with_name('tuned.yaml')}", *(f"--add={scorer}" for scorer in added)]
+    done = subprocess.run([*argv, *more], env=environment(), stdout=subprocess.PIPE, check=True)
     told: dict[str, Any] = json.loads(done.stdout)
     return told
 
@@ -138,7 +137,7 @@ def judged(kind: Kind, workload: Workload, options: argparse.Namespace) -> Found
         base = Path(directory) / "base.yaml"
         base.write_text(FIELD_TEXT)
         record(kind, workload, Path(directory) / "rec", options.seconds)
-        told = tuned(Path(directory) / "rec", base, options.trials)
+        told = tuned(Path(directory) / "rec", base, options.trials, options.add or ())
         if not told["better"]:
             return Found(None, [1.0])
         text = base.with_name("tuned.yaml").read_text()
@@ -160,6 +159,7 @@ def main() -> int:
     parser.add_argument(
         "--servers", default="shared", choices=[kind.name for kind in KINDS], help="the model of servers"
     )
+    parser.add_argument("--add", action="append", metavar="SCORER", help="scorers that epp tune may add; repeatable")
     parser.add_argument("--only", action="append", choices=USUAL, help="kinds of traffic; repeatable")
     options = parser.parse_args()
     kind = next(kind for kind in KINDS if kind.name == options.servers)

@@ -22,6 +22,7 @@ from workers.cli.replay.servers import FORMS, UNBOUNDED, Cache, Form, Job, Speed
 SAMPLES_MIN: Final = 20  # with fewer of its own, a server gets the values of the others
 WINDOW_MIN, WINDOW_MAX = 100, 500  # requests from which one server is fitted, one after the other
 WINDOWS_TOTAL: Final = 3_000
+LONGER: Final = 3  # windows of this many times the size, if answers are long
 WARM_UP: Final = 0.1  # the share of a window that fills the model of the server
 FULL_SHARE: Final = 0.03  # of the looks at a server: it runs its most requests, and others wait
 COARSE: Final = (1.5, 1.2)
@@ -65,7 +66,7 @@ def fitted(recording: Recording, told: Callable[[str], object]) -> list[Speed]:
     size = min(max(WINDOWS_TOTAL // len(each), WINDOW_MIN), WINDOW_MAX)
     windows = [_window(requests, size) for requests in each]
     caches = [_cache(requests, sight) for requests, sight in zip(each, recording.sights, strict=True)]
-    slots = [_slots(sight) for sight in recording.sights]
+    slots = _like_others([_slots(sight) for sight in recording.sights])
     of = list(zip(windows, slots, caches, strict=True))
     counts = [sum(map(fits, window)) for window in windows]
     enough = [count >= SAMPLES_MIN for count in counts]
@@ -162,11 +163,17 @@ def _finished(score: "_Score", best: Speed, error: float) -> Fit:
 
 
 class _Score:
-    """Computes how far a model is from what one server did: the mean of |log(modelled / measured)|, and the same of p50 and p95."""
+    """Computes how far a model is from what one server did: the mean of |log(modelled / measured)|, and the same of p50 and p95.
+
+    Requests that ended after the last arrival do not count, because the model does not know what came then.
+    """
 
     def __init__(self, window: Sequence[Asked]) -> None:
         self._window = window
-        counts = np.array([fits(asked) for asked in window])
+        last = window[-1].at
+        counts = np.array([fits(asked) and asked.at + asked.lasted_s <= last for asked in window])
+        if counts.sum() < SAMPLES_MIN:
+            counts = np.array([fits(asked) for asked in window])
         warm = int(WARM_UP * len(counts))
         if counts[warm:].any():
             counts[:warm] = False
@@ -227,9 +234,21 @@ def job_of(asked: Asked, number: int, *, known: bool = False) -> Job:
 
 
 def _window(requests: list[Asked], size: int) -> list[Asked]:
-    """Returns `size` requests from the middle."""
-    start = max((len(requests) - size) // 2, 0)
-    return requests[start : start + size]
+    """Returns `size` requests from the middle, but from a time on at which the server was idle, as its model is at the start."""
+    middle = max((len(requests) - size) // 2, 0)
+    start, busy_until = 0, -math.inf
+    for index, asked in enumerate(requests[: middle + 1]):
+        if asked.at >= busy_until:
+            start = index
+        busy_until = max(busy_until, asked.at + asked.lasted_s)
+    end, most = start + size, min(start + LONGER * size, len(requests))
+    ends = sorted(asked.at + asked.lasted_s for asked in requests[start:end])
+    half = ends[len(ends) // 2] if ends else 0.0
+    while (
+        end < most and requests[end].at <= half
+    ):  # with long answers, more requests come before half of them have ended
+        end += 1
+    return requests[start:end]
 
 
 def _guess(form: Form, window: Sequence[Asked], slots: int, cache: int) -> Speed:
@@ -262,6 +281,13 @@ def _slots(sight: Sight) -> int:
     most = max(sight.looks, default=0)
     looks = sum(sight.looks.values())
     return most if most and sight.full[most] >= FULL_SHARE * looks else UNBOUNDED
+
+
+def _like_others(slots: Sequence[int]) -> list[int]:
+    """Gives servers that never were full the slots of those that were."""
+    known = [count for count in slots if count < UNBOUNDED]
+    usual = int(statistics.median(known)) if known else UNBOUNDED
+    return [min(count, usual) if count == UNBOUNDED else count for count in slots]
 
 
 def _cache(requests: Sequence[Asked], sight: Sight) -> int:

@@ -8,7 +8,6 @@ from typing import Any
 import click
 import msgspec
 
-from epp.config import registry, yaml_nodes
 from epp.config.load import DEFAULT_TEXT
 from epp.errors import PluginFault
 from workers.cli.configuration import add_plugins, experimental_option, plugin_path_option
@@ -24,7 +23,6 @@ from workers.cli.replay.scenario import Clients, Scenario, read_scenario
 from workers.cli.tune.confirm import Verdict, confirm
 from workers.cli.tune.search import Candidate, Goal, Part, Search, Space
 from workers.cli.tune.search import Progress as Trial
-from workers.cli.tune.space import knobs
 from workers.shared.recording.unreadable import Unreadable
 
 TRAINING_SHARE = 0.6  # of the requests; the others are held out
@@ -45,6 +43,9 @@ OPEN_OBJECTIVES = ("requests", "moved")
 )
 @click.option(
     "--base", default="", help="The configuration to improve, with which was recorded. [default: the built-in one]"
+)
+@click.option(
+    "--add", "added", multiple=True, help="A scorer to try beside those of the configuration. Give it once for each."
 )
 @click.option("--trials", type=Whole(1, 100_000), default=60, show_default=True, help="Configurations to try.")
 @click.option(
@@ -69,6 +70,7 @@ def command(
     objective: str,
     subject_to: tuple[str, ...],
     base: str,
+    added: tuple[str, ...],
     trials: int,
     seconds: float,
     trial_requests: int,
@@ -98,7 +100,7 @@ def command(
     config = configuration(base, allow_experimental_plugins)
     text = config.text or DEFAULT_TEXT
     with Progress() as progress:
-        space = Space(config, text, knobs(yaml_nodes.plain(text), registry.known()))
+        space = _space(config, text, added)
         if not space.knobs:
             raise click.ClickException(
                 f"{config.name}: nothing to tune: no profile has two scorers, and no parameter has a tuned range"
@@ -125,6 +127,13 @@ def command(
         except (OfflineError, PluginFault) as wrong:
             raise BadConfiguration(str(wrong)) from wrong
     _tell(_Result(search, best, verdict, space, config, objective), as_json=as_json, output=output)
+
+
+def _space(config: Configuration, text: str, added: tuple[str, ...]) -> Space:
+    try:
+        return Space(config, text, added)
+    except ValueError as wrong:
+        raise click.UsageError(f"--add: {wrong}") from wrong
 
 
 class _Result(msgspec.Struct, frozen=True):

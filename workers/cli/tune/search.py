@@ -9,12 +9,12 @@ import click
 import msgspec
 import numpy as np
 
-from epp.config import edit, yaml_nodes
+from epp.config import edit, registry, yaml_nodes
 from workers.cli.flags import BadConfiguration
 from workers.cli.replay.configurations import Configuration
 from workers.cli.replay.figures import HIGHER_IS_BETTER, Condition, Figures, NoAnswer, figures
 from workers.cli.replay.run import Replay, Run, World
-from workers.cli.tune.space import Knob, Path, changed
+from workers.cli.tune.space import Knob, Path, changed, knobs, with_scorers
 
 WARM_UP: Final = 0.2  # the share of a part that fills caches and does not count
 FINALISTS: Final = 4
@@ -59,13 +59,14 @@ class Progress(msgspec.Struct, frozen=True):
 
 
 class Space:
-    """A configuration with values to change."""
+    """A configuration with values to change. `added`: scorers that candidates have beside its own. Raises ValueError."""
 
-    def __init__(self, config: Configuration, text: str, knobs: Sequence[Knob]) -> None:
+    def __init__(self, config: Configuration, text: str, added: Sequence[str] = ()) -> None:
         self.text = text
-        self.knobs = knobs
         self._config = config
-        self._document = yaml_nodes.plain(text)
+        types = registry.known()
+        self._document = with_scorers(yaml_nodes.plain(text), added, types) if added else yaml_nodes.plain(text)
+        self.knobs = knobs(self._document, types)
 
     def text_with(self, values: Values) -> str:
         """Returns the text of the configuration with these values; comments and order stay."""

@@ -14,6 +14,8 @@ LOG_FROM: Final = 20.0  # a range whose limits differ by this factor is searched
 WEIGHT_MIN: Final = 1e-3
 DIGITS: Final = 3
 DEFAULT_WEIGHT: Final = 1.0
+ADDED_WEIGHT: Final = 0.001  # of a scorer that a search adds
+ADDED_WEIGHT_MAX: Final = 64.0
 
 Path = tuple[str | int, ...]
 
@@ -55,9 +57,32 @@ def knobs(document: Mapping[str, Any], types: Mapping[str, type[Plugin]]) -> lis
             now = float(use.get("weight", DEFAULT_WEIGHT))
             middle = now or DEFAULT_WEIGHT
             low, high = max(middle / WEIGHT_FACTOR, WEIGHT_MIN), middle * WEIGHT_FACTOR
+            if now == ADDED_WEIGHT:
+                high = ADDED_WEIGHT_MAX
             name = f"{profile.get('name', at)}/{use['pluginRef']} weight"
             found.append(Knob(name, path, low, high, integer=False, now=max(now, low)))
     return found
+
+
+def with_scorers(
+    document: Mapping[str, Any], added: Sequence[str], types: Mapping[str, type[Plugin]]
+) -> dict[str, Any]:
+    """Returns a copy of a checked configuration in which each profile has these scorers, too, with a weight that hardly counts.
+
+    Raises ValueError if one of them is no scorer, or is there already.
+    """
+    result = copy.deepcopy(dict(document))
+    listed = result["plugins"] = list(result.get("plugins") or ())
+    for name in added:
+        if not issubclass(types.get(name, Plugin), Scorer):
+            raise ValueError(f"'{name}' is no scorer; `epp plugins` lists them")
+        if any(name in (entry["type"], entry.get("name")) for entry in listed):
+            raise ValueError(f"'{name}' is in the configuration already")
+        listed.append({"type": name})
+        for profile in result.get("schedulingProfiles") or ():
+            if not profile.get("shadow"):
+                profile["plugins"] = [*(profile.get("plugins") or ()), {"pluginRef": name, "weight": ADDED_WEIGHT}]
+    return result
 
 
 def changed(document: Mapping[str, Any], values: Mapping[Path, float]) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from epp.config import registry, yaml_nodes
 from tests.workers.cli.replay.recordings import asked, lifetime
 from workers.cli.replay.configurations import Configuration
 from workers.cli.replay.figures import condition
@@ -11,7 +10,6 @@ from workers.cli.replay.run import World, world
 from workers.cli.replay.servers import UNBOUNDED, Speed
 from workers.cli.tune.confirm import confirm
 from workers.cli.tune.search import Goal, Part, Progress, Search, Space
-from workers.cli.tune.space import knobs
 
 SPEED = Speed("steps", 0.001, 1e-4, 0.01, 0.005, 8192, UNBOUNDED, UNBOUNDED, 0, 0.0)
 PINNED = """\
@@ -32,9 +30,7 @@ def traffic(count: int) -> World:
 
 
 def space(text: str) -> Space:
-    return Space(
-        Configuration("test", text, allow_experimental=False), text, knobs(yaml_nodes.plain(text), registry.known())
-    )
+    return Space(Configuration("test", text, allow_experimental=False), text)
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,7 @@
 """Which values `epp tune` may change."""
 
 import msgspec
+import pytest
 
 from epp.config import registry, yaml_nodes
 from epp.config.load import DEFAULT_TEXT, load
@@ -45,12 +46,27 @@ def test_the_weight_of_an_only_scorer_and_shadow_profiles_stay() -> None:
 
 
 def test_changed_values_leave_the_rest_of_the_text_and_load() -> None:
-    all_knobs = knobs(yaml_nodes.plain(TEXT), registry.known())
-    text = Space(Configuration("test", TEXT, allow_experimental=False), TEXT, all_knobs).text_with(
-        {knob.path: knob.rounded(knob.low) for knob in all_knobs}
-    )
+    made = Space(Configuration("test", TEXT, allow_experimental=False), TEXT)
+    text = made.text_with({knob.path: knob.rounded(knob.low) for knob in made.knobs})
     assert text.startswith("# kept\n") and "# the queue" in text
     load(text, "test")
+
+
+def test_an_added_scorer_is_in_candidates_only() -> None:
+    made = Space(Configuration("test", TEXT, allow_experimental=False), TEXT, ["token-load-scorer"])
+    (knob,) = (knob for knob in made.knobs if knob.name == "default/token-load-scorer weight")
+    assert knob.low <= knob.now < 0.01 < 10 < knob.high
+    assert made.text_with({}) == TEXT
+    text = made.text_with({knob.path: 7.0})
+    assert "token-load-scorer" in text
+    weights = {member.name: weight for member, weight in load(text, "test").pipeline.recipe.profiles[0].members}
+    assert weights["token-load-scorer"] == 7.0
+
+
+@pytest.mark.parametrize(("name", "why"), [("random-picker", "is no scorer"), ("queue-scorer", "already")])
+def test_what_cannot_be_added_is_named(name: str, why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        Space(Configuration("test", TEXT, allow_experimental=False), TEXT, [name])
 
 
 def test_every_range_is_allowed_at_both_ends() -> None:
