@@ -27,6 +27,7 @@ from workers.shared.recording.unreadable import Unreadable
 
 TRAINING_SHARE = 0.6  # of the requests; the others are held out
 PART_MIN = 100  # requests
+WARM_UP = 0.2  # the share of the training part that does not count
 OPEN_OBJECTIVES = ("requests", "moved")
 
 
@@ -173,7 +174,7 @@ def _objective(name: str) -> str:
 
 
 def _parts(scenario: Scenario, trial_requests: int, clients: Clients) -> tuple[Part, Part]:
-    """Returns the training part and the held-out part, of the same length at most."""
+    """Returns the training part and the held-out part. Earlier requests of each fill caches and queues, and do not count."""
     whole = scenario.world
     requests = whole.requests
     split = int(TRAINING_SHARE * len(requests))
@@ -185,8 +186,8 @@ def _parts(scenario: Scenario, trial_requests: int, clients: Clients) -> tuple[P
     def part(start: int, end: int) -> World:
         return world(requests[start:end], whole.endpoints, whole.speeds, open=clients.open, clients=clients.number)
 
-    training = part(max(split - trial_requests, 0), split)
-    return Part(training), Part(part(split, min(split + trial_requests, len(requests))))
+    start, end = max(split - trial_requests, 0), min(split + trial_requests, len(requests))
+    return Part(part(start, split), int(WARM_UP * (split - start))), Part(part(start, end), split - start)
 
 
 def _told(progress: Progress, objective: str) -> Any:
@@ -227,7 +228,8 @@ def _tell(result: _Result, *, as_json: bool, output: str) -> None:
         f"gain {verdict.gain:.1%} (95 %: {verdict.low:.1%} to {verdict.high:.1%})"
     )
     if not verdict.better:
-        why = "this may be chance" if verdict.low <= 0 else "a condition of --subject-to does not hold there"
+        chance = "this may be chance" if verdict.gain > 0 else "what helped on the training part does not help there"
+        why = chance if verdict.low <= 0 else "a condition of --subject-to does not hold there"
         click.echo(f"nothing is better: {why}")
         return
     click.echo(f"expected gain: {verdict.gain:.1%}; the change:")

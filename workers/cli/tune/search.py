@@ -16,7 +16,6 @@ from workers.cli.replay.figures import HIGHER_IS_BETTER, Condition, Figures, NoA
 from workers.cli.replay.run import Replay, Run, World
 from workers.cli.tune.space import Knob, Path, changed, knobs, with_scorers
 
-WARM_UP: Final = 0.2  # the share of a part that fills caches and does not count
 FINALISTS: Final = 4
 FINAL_SEEDS: Final = 3
 STARTING_TRIALS: Final = 16  # of random values, before optuna learns from earlier trials
@@ -77,11 +76,11 @@ class Space:
 
 
 class Part:
-    """A part of a recording, on which configurations are compared. All runs count the same requests."""
+    """A part of a recording, on which configurations are compared. All runs count the same requests, from `counted_from` on."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, counted_from: int) -> None:
         self.world = world
-        self.counted = np.arange(int(WARM_UP * len(world.requests)), len(world.requests))
+        self.counted = np.arange(counted_from, len(world.requests))
 
     def run(self, config: Configuration, seed: int = 0) -> Run:
         return Replay(config.load(), msgspec.structs.replace(self.world, seed=seed)).run()

@@ -35,7 +35,7 @@ def space(text: str) -> Space:
 
 @pytest.fixture(scope="module")
 def part() -> Part:
-    return Part(traffic(240))
+    return Part(traffic(240), 48)
 
 
 def test_a_search_finds_weights_that_do_not_pin_a_hot_prefix_and_confirms_them(part: Part) -> None:
@@ -84,7 +84,7 @@ def test_equal_seeds_find_equal_values(part: Part) -> None:
 
 
 def test_more_cached_tokens_are_better() -> None:
-    made = Part(traffic(60))
+    made = Part(traffic(60), 0)
     found = made.figures(made.run(space(PINNED).with_values({})))
     assert Goal("hit_rate", ()).cost(found) == -found.hit_rate
     assert np.isfinite(found.ttft_p95)
