@@ -22,7 +22,7 @@ def test_every_type_is_listed_with_extension_points_parameters_ranges_and_data()
     text = result.stdout
     assert "queue-scorer  [Scorer]\n" in text
     assert "    reads: waiting_requests (from core-metrics-extractor)\n" in text
-    assert "    matchLengthScaleTokens = 8192  (integer, >= 0)\n" in text
+    assert "    matchLengthScaleTokens = 8192  (integer, tuned from 256 to 65,536, >= 0)\n" in text
     assert "    path (required)  (string, at least 1 characters)\n" in text
     assert '    scheme = "http"  (one of http, https)\n' in text
     assert all(f"{cls.type_name}  [" in text for cls in registry.known().values())
