@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable
+from typing import Any
 
 import msgspec
 
@@ -61,6 +62,7 @@ MODEL_FIELDS = ("error", "mean_error", "mean_s", "place_s")
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(ModelState)
+_any_decoder = msgspec.msgpack.Decoder(list[Any])  # a model of another version, of which only the beginning is known
 
 
 def encode(model: LatencyModel) -> bytes:
@@ -86,11 +88,12 @@ def encode(model: LatencyModel) -> bytes:
 def decode(data: bytes) -> LatencyModel:
     """Returns the model that `encode` has encoded. Raises UnusableModel."""
     try:
+        version = next(iter(_any_decoder.decode(data)), None)
+        if version != VERSION:
+            raise UnusableModel(f"it has version {version}, and this picker reads version {VERSION}")
         state = _decoder.decode(data)
     except msgspec.DecodeError as problem:
         raise UnusableModel(f"it is damaged: {problem}") from problem
-    if state.version != VERSION:
-        raise UnusableModel(f"it has version {state.version}, and this picker reads version {VERSION}")
     model = LatencyModel()
     _restore(model.first, state.first)
     _restore(model.per_token, state.per_token)
