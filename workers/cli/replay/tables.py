@@ -7,7 +7,7 @@ from workers.cli.replay.scenario import Outcome
 from workers.cli.replay.servers import UNBOUNDED, Speed
 
 BASE = "recorded configuration"
-NAME_CHARS = 30
+NAME_CHARS = 36
 COLUMNS = (
     ("requests", "requests", "{:.0f}", 1), ("errors", "errors", "{:.0f}", 1), ("first token ms: mean", "ttft_mean", "{:.0f}", 1e3),
     ("p50", "ttft_p50", "{:.0f}", 1e3), ("p95", "ttft_p95", "{:.0f}", 1e3), ("p99", "ttft_p99", "{:.0f}", 1e3),
