@@ -64,7 +64,20 @@ PATHS: Final = tuple(f"{path}.py" for path in _PATHS.split())
 KERNELS: Final = "compiled.kernels.native"  # the module that the C sources make
 KERNEL_SOURCES: Final = tuple(
     f"compiled/kernels/{name}.c"
-    for name in ("chain", "frames", "held", "index", "json", "lanes", "links", "module", "scores", "search", "steps")
+    for name in (
+        "chain",
+        "frames",
+        "held",
+        "index",
+        "json",
+        "lanes",
+        "latency",
+        "links",
+        "module",
+        "scores",
+        "search",
+        "steps",
+    )
 )
 KERNEL_HEADERS: Final = ("compiled/kernels/arrays.h", "compiled/kernels/index.h")
 SOURCES: Final = (*PATHS, *KERNEL_SOURCES, *KERNEL_HEADERS)  # the files that determine a build

@@ -95,8 +95,11 @@ class Learning(Protocol):
     def model(self) -> LatencyModel:
         """Returns the present model, to predict with. Only `learn_first` and `learn_token` may change it."""
 
-    def begun(self, slots: Sequence[int]) -> list[float]:
-        """Returns since when each endpoint works on the prompt at the front there, in monotonic seconds; 0: not known."""
+    def starts(self) -> NDArray[np.float64]:
+        """Returns since when each endpoint works on the prompt at the front there, in monotonic seconds; 0: not known.
+
+        float64, a row per worker, a value per slot. The newest value of a slot counts.
+        """
 
     def begins(self, slot: int, now: float) -> None:
         """Records that the endpoint begins with a prompt now: the first token of another one has come, or there was none."""

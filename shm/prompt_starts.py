@@ -36,14 +36,9 @@ class StartsSchema:
 
 
 class PromptStarts:
-    """Writes one row and reads all. `own`: the cells of worker `index`, one per slot."""
+    """Writes one row and reads all. `own`: the cells of worker `index`, one per slot. `rows`: all cells, padded to whole cache lines."""
 
     def __init__(self, schema: StartsSchema, region: Region, index: int) -> None:
         rows: Floats = region.array(np.float64, 0, (schema.workers, schema.row_bytes // WORD))
-        self._rows = rows[:, : schema.slots]
-        self.own: Floats = self._rows[index]
-
-    def newest(self) -> Floats:
-        """Returns the newest start per slot: float64, shape (slots,)."""
-        found: Floats = np.maximum.reduce(self._rows)
-        return found
+        self.rows = rows
+        self.own: Floats = rows[index, : schema.slots]

@@ -1,4 +1,5 @@
-"""Kernels: small loops over numbers and bytes. They run in C if the request path is compiled (`*.c` here), else in Python (`reference`).
+"""Kernels: small loops over numbers and bytes. They run in C if the request path is compiled (`*.c` here), else in Python
+(`reference`, `latency_reference`).
 
 Both have the same results; `tests/compiled` compares them. For eight endpoints, a NumPy expression costs 1 to 8 µs, most of which is the
 cost of calls, and a kernel in C costs 0.1 µs. A kernel checks its arguments: it copies arrays that are not contiguous or have another
@@ -18,9 +19,13 @@ if NATIVE:
         add_scaled,
         by_row,
         chain,
+        cheapest,
+        features,
         fence,
         fewest,
         find,
+        first_tokens,
+        fit,
         flat_end,
         forget,
         framed_message,
@@ -44,6 +49,7 @@ if NATIVE:
         waiting,
     )
 else:
+    from compiled.kernels.latency_reference import cheapest, features, first_tokens, fit
     from compiled.kernels.reference import (
         add_scaled,
         by_row,
@@ -65,9 +71,13 @@ __all__ = (
     "add_scaled",
     "by_row",
     "chain",
+    "cheapest",
+    "features",
     "fence",
     "fewest",
     "find",
+    "first_tokens",
+    "fit",
     "flat_end",
     "forget",
     "framed_message",

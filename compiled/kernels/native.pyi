@@ -14,7 +14,51 @@ Ints = NDArray[np.int64]
 def add_scaled(totals: Floats, scores: NDArray[Any], weight: float, /) -> None: ...
 def by_row(depths: Mapping[int, int], row_of: Mapping[int, int], rows: int, /) -> Floats: ...
 def chain(prompt: bytes, block_bytes: int, start: int, seed: int, rest: int, /) -> Hashes: ...
+def cheapest(costs: Floats, load: NDArray[Any], near: float, least: float, part: float, /) -> Floats: ...
+def features(
+    uncached: float,
+    place_s: float,
+    overdue_s: float,
+    limit: float,
+    speed: float,
+    tokens: float,
+    ahead: float,
+    elapsed: float,
+    load: float,
+    /,
+) -> list[float]: ...
 def fence() -> None: ...
+def first_tokens(
+    parameters: Floats,
+    speeds: Floats,
+    limits: Floats,
+    starts: Floats,
+    now: float,
+    slots: NDArray[np.intp],
+    prompt: float,
+    held: Floats | None,
+    block_tokens: float,
+    ahead: NDArray[Any],
+    inflight: NDArray[Any],
+    before: Floats,
+    running: Floats,
+    waiting: Floats,
+    /,
+) -> Floats: ...
+def fit(
+    sums: Floats,
+    prior: Floats,
+    values: list[float],
+    observed: float,
+    floor: float,
+    keep: float,
+    most: float,
+    share_max: float,
+    weight: float,
+    bounded: int,
+    bound: int,
+    /,
+) -> list[float]: ...
 def fewest(values: Floats, /) -> Floats: ...
 def find(data: bytes, needle: bytes, start: int = ..., end: int = ..., /) -> int: ...
 def flat_end(data: bytes, at: int, most: int, /) -> int: ...

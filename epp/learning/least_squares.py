@@ -14,6 +14,10 @@ problem", 2005).
 from collections.abc import Sequence
 from typing import Final
 
+import numpy as np
+
+from compiled import calls
+
 PRIOR_WEIGHT: Final = (
     0.003  # of the imagined observations; a feature that is half of the prediction has a weight of 0.25 per real one
 )
@@ -26,24 +30,27 @@ SHARE_MAX: Final = 8.0  # a feature counts as at most so many times the predicti
 
 
 class LeastSquares:
-    """Holds the coefficients, and the sums that they follow from. `theta`: one coefficient per feature, >= 0. `count`: observations."""
+    """Holds the coefficients, and the sums that they follow from.
 
-    __slots__ = ("bound", "bounded", "count", "memory_max", "moments", "prior", "products", "ratio", "theta")
+    `theta`: one coefficient per feature, >= 0. `sums`: float64; for n features, n coefficients in units of the prior, n moments and n * n
+    products. `count`: observations.
+    """
+
+    __slots__ = ("_at_most", "_prior", "count", "memory_max", "prior", "sums", "theta")
 
     def __init__(self, prior: Sequence[float], memory_max: float, at_most: tuple[int, int] = (-1, -1)) -> None:
         """`prior`: the expected coefficients, above 0. `memory_max`: how many observations count in the long run. `at_most`: a feature,
         and another one whose coefficient is the upper limit of the first one's, both in units of their priors.
         """
-        self.bounded, self.bound = at_most
         size = len(prior)
+        self._at_most = at_most
+        self._prior = np.array(prior)
         self.prior = list(prior)
         self.theta = list(prior)
         self.memory_max = memory_max
         self.count = 0.0
-        # In units of the prior: φ = θ / prior.
-        self.ratio = [1.0] * size
-        self.products = [0.0] * (size * size)
-        self.moments = [0.0] * size
+        self.sums = np.zeros(size * (size + 2))
+        self.sums[:size] = 1.0
 
     def predict(self, features: Sequence[float]) -> float:
         """Returns θ · x."""
@@ -52,35 +59,12 @@ class LeastSquares:
             total += coefficient * value
         return total
 
-    def learn(self, features: Sequence[float], observed: float, floor: float) -> None:
+    def learn(self, features: list[float], observed: float, floor: float) -> None:
         """Takes one observation. `floor`: predictions below it count as this large, so that tiny ones do not outweigh all others."""
-        expected = max(floor, self.predict(features))
-        size = len(self.prior)
         most = SURPRISE_MAX if self.count >= FIRST else SURPRISE_MAX_FIRST
-        target = min(observed / expected, most)
-        memory = min(self.memory_max, MEMORY_FIRST + MEMORY_GROWTH * self.count)
-        keep = 1.0 - 1.0 / memory
-        shares = [min(SHARE_MAX, features[k] * self.prior[k] / expected) for k in range(size)]
-        products, moments = self.products, self.moments
-        at = 0
-        for k in range(size):
-            share = shares[k]
-            moments[k] = keep * moments[k] + share * target
-            for j in range(size):
-                products[at] = keep * products[at] + share * shares[j]
-                at += 1
+        keep = 1.0 - 1.0 / min(self.memory_max, MEMORY_FIRST + MEMORY_GROWTH * self.count)
+        bounded, bound = self._at_most
+        self.theta = calls.fit(
+            self.sums, self._prior, features, observed, floor, keep, most, SHARE_MAX, PRIOR_WEIGHT, bounded, bound
+        )
         self.count += 1.0
-        self._sweep()
-
-    def _sweep(self) -> None:
-        """Moves each coefficient to its best value given the others."""
-        size, ratio, products = len(self.prior), self.ratio, self.products
-        for k in range(size):
-            rest, row = self.moments[k] + PRIOR_WEIGHT, k * size
-            for j in range(size):
-                rest -= products[row + j] * ratio[j]
-            own = products[row + k]
-            ratio[k] = max(0.0, (rest + own * ratio[k]) / (own + PRIOR_WEIGHT))
-            if k == self.bounded:
-                ratio[k] = min(ratio[k], ratio[self.bound])
-            self.theta[k] = ratio[k] * self.prior[k]

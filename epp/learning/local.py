@@ -1,8 +1,8 @@
 """Learning inside one process: for tests, benchmarks, and pickers without shared memory."""
 
-from collections.abc import Sequence
+import numpy as np
 
-from epp.learning.model import FirstToken, LatencyModel
+from epp.learning.model import FirstToken, Floats, LatencyModel
 
 
 class LocalLearning:
@@ -10,16 +10,19 @@ class LocalLearning:
 
     def __init__(self) -> None:
         self._model = LatencyModel()
-        self._begun: dict[int, float] = {}
+        self._starts = np.zeros((1, 64))
 
     def model(self) -> LatencyModel:
         return self._model
 
-    def begun(self, slots: Sequence[int]) -> list[float]:
-        return [self._begun.get(slot, 0.0) for slot in slots]
+    def starts(self) -> Floats:
+        return self._starts
 
     def begins(self, slot: int, now: float) -> None:
-        self._begun[slot] = max(now, self._begun.get(slot, 0.0))
+        missing = slot + 1 - self._starts.shape[1]
+        if missing > 0:
+            self._starts = np.pad(self._starts, ((0, 0), (0, missing)))
+        self._starts[0, slot] = max(now, self._starts[0, slot])
 
     def learn_first(self, seen: FirstToken) -> None:
         self._model.learn_first(seen)

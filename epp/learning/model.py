@@ -19,17 +19,33 @@ belongs to the endpoint (`epp.learning.speed`), and the speeds of all endpoints 
 requests is trusted again with time, because nothing else would show that it has recovered. An endpoint that has spent more time on the
 prompts before this one than they take is slower than was learned: its speed counts as that which explains the time.
 
+The cost of a request is what it takes itself, and what later requests take longer:
+
+    cost = first token + turn * (b / a) ** SHARP + PLACE * own * full ** SHARP_FULL
+
+`turn` is the time until the endpoint begins with this prompt, if prompts wait for each other: then b = a. It counts twice: requests that
+come later join the same step and make it longer, and where many wait, a prefix is worth a second copy. `own` is the time that the endpoint
+spends on this prompt. A prompt that is computed again keeps its place in the batch for so much longer, and where the batch is full, later
+requests wait for it. `full` is the taken share of the batch, 0 to 1 (0 if its limit is not known).
+
 A model has one writer. Other processes get a copy (`epp.learning.state`) and only predict.
 """
 
 from collections.abc import Sequence
 from math import exp
 from math import log as ln
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
+import numpy as np
+from numpy.typing import NDArray
+
+from compiled import calls
 from epp.learning.least_squares import LeastSquares
 from epp.learning.speed import Speed
 from epp.metrics import buckets
+
+Floats: TypeAlias = NDArray[np.float64]
+Ints: TypeAlias = NDArray[np.intp]
 
 BASE, UNCACHED, REST, BUSY, QUEUE, RUNNING = range(6)
 THOUSAND: Final = 1000.0  # tokens count in thousands, so that all coefficients have a similar size
@@ -42,6 +58,10 @@ TOKEN_FLOOR_S: Final = 0.002
 LEAST_S: Final = 1e-6  # predictions and observations count as at least this long
 MOST_S: Final = 3600.0
 OVERDUE_S: Final = 0.05  # by how much a first token counts as overdue at most, at the pool's mean speed
+SHARP: Final = 4.0
+SHARP_FULL: Final = 8.0
+PLACE: Final = 1.5
+TABLE_S: Final = 1.0  # speeds that are trusted less and less are computed anew after this time
 IN_TURN: Final = 0.5  # prompts wait for each other if a token of the rest takes this part of an uncached one
 SOFT_S: Final = 0.02  # a difference of one decode step says little about an endpoint's speed
 SAME: Final = 0.2  # two endpoints whose speeds have logarithms that differ by less are as likely equal
@@ -107,6 +127,19 @@ class EndpointModel:
         return self.speed.samples
 
 
+class Table:
+    """Holds what `LatencyModel.outlook` predicts with: its parameters, and speeds and limits by slot. `at`: when it was made."""
+
+    __slots__ = ("at", "changes", "limits", "parameters", "speeds")
+
+    def __init__(self, changes: int, at: float, parameters: Floats, speeds: Floats, limits: Floats) -> None:
+        self.changes = changes
+        self.at = at
+        self.parameters = parameters
+        self.speeds = speeds
+        self.limits = limits
+
+
 class LatencyModel:
     """Predicts and learns. Times are in seconds, `now` and `at` are monotonic.
 
@@ -116,7 +149,7 @@ class LatencyModel:
     """
 
     __slots__ = (
-        "_counted", "changes", "endpoints", "error", "first", "mean_error", "mean_s", "per_token", "place_s", "speed_sum",
+        "_counted", "_table", "changes", "endpoints", "error", "first", "mean_error", "mean_s", "per_token", "place_s", "speed_sum",
         "token_speed_sum", "trusted", "usual_limit", "usual_log",
     )  # fmt: skip
 
@@ -133,6 +166,7 @@ class LatencyModel:
         self.usual_limit = 0.0
         self.usual_log = 0.0
         self._counted = 0
+        self._table: Table | None = None
         self.trusted = True
         self.changes = 0
 
@@ -168,32 +202,62 @@ class LatencyModel:
         self, limit: float, speed: float, tokens: float, ahead: float, elapsed: float, load: float
     ) -> list[float]:
         """Returns the features for the first token. `tokens`, `ahead`: in tokens. `load`: requests at the endpoint."""
-        rest, busy = 0.0, 0.0
-        if ahead > 0.0:
-            rest, busy = ahead / THOUSAND, 1.0
-            uncached = self.first.theta[UNCACHED]
-            if uncached > 0.0:
-                rest = max(-OVERDUE_S / uncached, rest - elapsed / (speed * uncached))
-        queue = 0.0
-        if limit > 0.0:
-            queue, load = max(0.0, load - limit + 1.0) * self.place_s / limit, min(load, limit)
-        return [1.0, tokens / THOUSAND, rest, busy, queue, load]
+        return calls.features(
+            self.first.theta[UNCACHED], self.place_s, OVERDUE_S, limit, speed, tokens, ahead, elapsed, load
+        )
 
-    def present_speed(self, limit: float, speed: float, ahead: float, elapsed: float, load: float) -> float:
-        """Returns the speed that was learned, `speed`, or a slower one if the prompts ahead have taken longer than that explains.
+    def outlook(
+        self,
+        slots: Ints,
+        starts: Floats,
+        now: float,
+        prompt: float,
+        held: Floats | None,
+        block_tokens: float,
+        ahead: Floats,
+        inflight: Floats,
+        before: Floats,
+        running: Floats,
+        waiting: Floats,
+    ) -> Floats:
+        """Predicts what one request meets at each of these slots: times to the first token, costs, and what they follow from.
 
-        It says nothing where prompts do not wait for each other, but for places.
+        `compiled.kernels.latency_reference.first_tokens` describes arguments and result.
         """
-        theta = self.first.theta
-        if ahead <= 0.0 or 0.0 < limit <= load or theta[REST] < IN_TURN * theta[UNCACHED]:
-            return speed
-        return max(speed, elapsed / (theta[BASE] + theta[REST] * ahead / THOUSAND + theta[BUSY] + LEAST_S))
+        table = self._table
+        if table is None or self.changes != table.changes or not 0.0 <= now - table.at < TABLE_S:
+            table = self._table = self._tabulated(now)
+        return calls.first_tokens(
+            table.parameters, table.speeds, table.limits, starts, now, slots, prompt, held, block_tokens,
+            ahead, inflight, before, running, waiting,
+        )  # fmt: skip
 
     def first_token_s(self, slot: int, tokens: float, ahead: float, elapsed: float, load: float, now: float) -> float:
-        """Predicts the time to the first token."""
-        limit = self.limit(slot)
-        speed = self.present_speed(limit, self.speed(slot, now), ahead, elapsed, load)
-        return bounded(speed * self.first.predict(self.features(limit, speed, tokens, ahead, elapsed, load)))
+        """Predicts the time to the first token at one endpoint."""
+        table, none = self._tabulated(now), np.zeros(1)
+        starts = np.zeros((1, slot + 1))
+        starts[0, slot] = 1.0
+        found = calls.first_tokens(
+            table.parameters, table.speeds, table.limits, starts, 1.0 + elapsed, np.array([slot]), tokens, None, 0.0,
+            np.array([ahead]), np.array([load]), np.array([load]), none, none,
+        )  # fmt: skip
+        return float(found[0, 0])
+
+    def _tabulated(self, now: float) -> "Table":
+        theta = self.first.theta
+        share = theta[REST] / theta[UNCACHED] if theta[UNCACHED] > 0.0 else 0.0
+        parameters = [
+            *theta, self.place_s, OVERDUE_S, float(share >= IN_TURN), share**SHARP, PLACE, SHARP_FULL, exp(self.usual_log),
+            self.usual_limit, LEAST_S, MOST_S,
+        ]  # fmt: skip
+        slots = range(max(self.endpoints, default=-1) + 1)
+        return Table(
+            self.changes,
+            now,
+            np.array(parameters),
+            np.array([self.speed(slot, now) for slot in slots], dtype=np.float64),
+            np.array([self.limit(slot) for slot in slots], dtype=np.float64),
+        )
 
     def per_token_s(self, slot: int, load: float) -> float:
         """Predicts the time per output token after the first one."""

@@ -10,7 +10,7 @@ from epp.learning.least_squares import LeastSquares
 from epp.learning.model import ERROR_BOUNDS, EndpointModel, LatencyModel
 from epp.learning.speed import LOG_MAX, Speed
 
-VERSION = 2
+VERSION = 3
 
 
 class UnusableModel(Exception):
@@ -20,9 +20,7 @@ class UnusableModel(Exception):
 class FitState(msgspec.Struct, array_like=True, frozen=True):
     """The sums of one `LeastSquares`."""
 
-    ratio: list[float]
-    products: list[float]
-    moments: list[float]
+    sums: list[float]
     count: float
 
 
@@ -129,20 +127,18 @@ def _restore_speed(speed: Speed, state: SpeedState) -> None:
 
 
 def _fit(fit: LeastSquares) -> FitState:
-    return FitState(fit.ratio, fit.products, fit.moments, fit.count)
+    return FitState(fit.sums.tolist(), fit.count)
 
 
 def _restore(fit: LeastSquares, state: FitState) -> None:
     size = len(fit.prior)
-    lengths = (len(state.ratio), len(state.moments), len(state.products))
-    if lengths != (size, size, size * size) or not _finite(
-        (*state.ratio, *state.moments, *state.products, state.count)
-    ):
+    if len(state.sums) != len(fit.sums) or not _finite((*state.sums, state.count)):
         raise UnusableModel("it has another number of coefficients, or they are not finite")
-    if min(*state.ratio, *state.moments, *state.products, state.count) < 0.0:
-        raise UnusableModel("it has negative sums")
-    fit.ratio, fit.products, fit.moments = list(state.ratio), list(state.products), list(state.moments)
-    fit.theta = [max(0.0, ratio * prior) for ratio, prior in zip(fit.ratio, fit.prior, strict=True)]
+    squares = state.sums[2 * size :: size + 1]  # the other products may be negative, because features may be
+    if min(*state.sums[:size], *squares, state.count) < 0.0:
+        raise UnusableModel("it has negative coefficients or squares")
+    fit.sums[:] = state.sums
+    fit.theta = [ratio * prior for ratio, prior in zip(state.sums[:size], fit.prior, strict=True)]
     fit.count = state.count
 
 

@@ -7,8 +7,11 @@ so does the model see the batches and queues of the last scrapes.
 from collections import deque
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
 from epp.learning import state
-from epp.learning.model import FirstToken, LatencyModel
+from epp.learning.model import FirstToken, Floats, LatencyModel
+from tests.bench.routing_servers import SERVERS
 from workers.supervisor.latency_keeper import PUBLISH_S
 from workers.worker.learning import FLUSH_S
 
@@ -26,16 +29,16 @@ class SharedLearning:
         self._now = 0.0
         self._samples: deque[tuple[float, Callable[[], object]]] = deque()
         self._scraped: dict[int, tuple[float, float]] = {}  # slot -> running and waiting requests, since the last look
-        self._begun: dict[int, float] = {}
+        self._starts = np.zeros((1, SERVERS))
 
     def model(self) -> LatencyModel:
         return self._published
 
-    def begun(self, slots: Sequence[int]) -> list[float]:
-        return [self._begun.get(slot, 0.0) for slot in slots]
+    def starts(self) -> Floats:
+        return self._starts
 
     def begins(self, slot: int, now: float) -> None:
-        self._begun[slot] = now
+        self._starts[0, slot] = now
 
     def learn_first(self, seen: FirstToken) -> None:
         self._samples.append((self._now + LEARN_S, lambda: self._model.learn_first(seen)))

@@ -2,11 +2,11 @@
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Final
 
 from epp.learning import samples
-from epp.learning.model import FirstToken, LatencyModel
+from epp.learning.model import FirstToken, Floats, LatencyModel
 from epp.learning.state import UnusableModel, decode
 from shm.documents import DocumentReader
 from shm.prompt_starts import PromptStarts
@@ -39,9 +39,8 @@ class SharedLearning:
                     self._model = decode(found[1])
         return self._model
 
-    def begun(self, slots: Sequence[int]) -> list[float]:
-        newest = self._starts.newest()
-        return [float(newest[slot]) for slot in slots]
+    def starts(self) -> Floats:
+        return self._starts.rows
 
     def begins(self, slot: int, now: float) -> None:
         self._starts.own[slot] = now

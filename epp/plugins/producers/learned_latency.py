@@ -2,12 +2,13 @@
 
 import numpy as np
 
+from compiled.kernels.latency_reference import AHEAD, COSTS, ELAPSED, LOAD, TIMES, UNCACHED
 from epp.candidates import Candidates, Floats
 from epp.data import INFLIGHT_REQUESTS, INFLIGHT_TOKENS, RUNNING, WAITING, Datum
 from epp.decision import Decision, Response
-from epp.learning.choice import Situation, careful_costs, predicted_costs
+from epp.learning.choice import careful_costs
 from epp.learning.costs import LearnedCosts, learned_costs
-from epp.learning.model import FirstToken, LatencyModel
+from epp.learning.model import FirstToken, Ints, LatencyModel
 from epp.plugin import (
     DataProducer,
     Learning,
@@ -34,23 +35,12 @@ class Sent:
     """
 
     __slots__ = (
-        "ahead",
-        "at",
-        "candidates",
-        "counts",
-        "elapsed",
-        "first_at",
-        "generation",
-        "load",
-        "predicted",
-        "situation",
-        "slot",
-        "tokens",
+        "ahead", "at", "candidates", "counts", "elapsed", "first_at", "generation", "load", "outlook", "predicted", "slot", "tokens",
     )  # fmt: skip
 
-    def __init__(self, candidates: Candidates, situation: Situation, at: float) -> None:
+    def __init__(self, candidates: Candidates, outlook: Floats, at: float) -> None:
         self.candidates: Candidates | None = candidates  # until the request is sent
-        self.situation: Situation | None = situation
+        self.outlook: Floats | None = outlook
         self.at = at
         self.counts = False
         self.slot = -1
@@ -79,31 +69,52 @@ class LearnedLatency(FollowsMatches, DataProducer, PreRequest, ResponseReceived,
         self.produces = (self._costs,)
         self.keeps = (self._sent,)
         self._learning: Learning
+        self._asked: tuple[LatencyModel | None, Ints | None] = (None, None)
+        self._asked_at = -1
+        self._why_not = ""
 
     def start(self, services: Services) -> None:
         self._learning = services.learning
 
     def produce(self, request: Request, candidates: Candidates) -> None:
         now, model = request.now, self._learning.model()
-        at = self._situation(request, candidates)
-        times, costs = predicted_costs(model, at, now)
-        why_not = reason(model, at.slots)
+        snapshot, rows = candidates.snapshot, candidates.rows
+        slots = snapshot.roster.slots if rows is None else snapshot.roster.slots[rows]
+        prompt, match = float(token_count(request)), request[self._match]
+        held = None if match is None or match.blocks is None else candidates.narrow(match.blocks)
+        outlook = model.outlook(
+            slots,
+            self._learning.starts(),
+            now,
+            prompt,
+            held,
+            0.0 if match is None else float(match.block_tokens),
+            candidates[INFLIGHT_TOKENS],
+            candidates[INFLIGHT_REQUESTS],
+            candidates.narrow(snapshot.inflight_at_scrape),
+            candidates[RUNNING],
+            snapshot.settled(WAITING, rows),
+        )
+        costs, why_not = outlook[COSTS], self._reason(model, snapshot.roster.slots)
         if why_not:
-            costs = careful_costs(at, [model.limit(slot) for slot in at.slots])
-        request[self._costs] = LearnedCosts(_widened(costs, candidates), _widened(times, candidates), model, why_not)
-        request[self._sent] = Sent(candidates, at, now)
+            limits = [model.limit(slot) for slot in slots.tolist()]
+            costs = np.array(careful_costs(prompt, outlook, candidates[WAITING], limits))
+        request[self._costs] = LearnedCosts(
+            _widened(costs, candidates), _widened(outlook[TIMES], candidates), model, why_not
+        )
+        request[self._sent] = Sent(candidates, outlook, now)
 
     def before_send(self, request: Request, decision: Decision) -> None:
-        sent, run, costs = request[self._sent], decision.runs.get(decision.primary), request[self._costs]
-        if sent is None or run is None or sent.candidates is None or sent.situation is None:
+        sent, run = request[self._sent], decision.runs.get(decision.primary)
+        if sent is None or run is None or sent.candidates is None or sent.outlook is None:
             return
-        row, at, rows = run.row, sent.situation, sent.candidates.rows
+        row, rows, target = run.row, sent.candidates.rows, run.targets[0]
         index = row if rows is None else int(np.searchsorted(rows, row))
-        target = run.targets[0]
-        sent.candidates = sent.situation = None  # drop the other endpoints, which are not needed any more
+        chosen = sent.outlook[:, index].tolist()
+        sent.candidates = sent.outlook = None  # drop the other endpoints, which are not needed any more
         sent.slot, sent.generation, sent.counts = target.slot, target.generation, request.streaming
-        sent.tokens, sent.ahead, sent.elapsed = at.tokens[index], at.ahead[index], at.elapsed[index]
-        sent.load, sent.predicted = at.load[index], float(costs.first_token_s[row])
+        sent.predicted, sent.tokens, sent.ahead = chosen[TIMES], chosen[UNCACHED], chosen[AHEAD]
+        sent.elapsed, sent.load = chosen[ELAPSED], chosen[LOAD]
         if sent.ahead <= 0.0:
             self._learning.begins(target.slot, request.now)
 
@@ -145,38 +156,16 @@ class LearnedLatency(FollowsMatches, DataProducer, PreRequest, ResponseReceived,
             lasted = request.now - sent.first_at
             self._learning.learn_token(sent.slot, sent.generation, sent.load, lasted / (tokens - 1), lasted)
 
-    def _situation(self, request: Request, candidates: Candidates) -> Situation:
-        """Returns the features of all candidates."""
-        prompt = float(token_count(request))
-        match, size = request[self._match], len(candidates)
-        tokens = [prompt] * size
-        if match is not None and match.blocks is not None:
-            held = candidates.narrow(match.blocks).tolist()
-            tokens = [max(0.0, prompt - blocks * match.block_tokens) for blocks in held]
-        snapshot = candidates.snapshot
-        rows = candidates.rows
-        slots = (snapshot.roster.slots if rows is None else snapshot.roster.slots[rows]).tolist()
-        inflight, waiting = candidates[INFLIGHT_REQUESTS].tolist(), candidates[WAITING].tolist()
-        running = candidates[RUNNING].tolist()
-        ahead = [max(0.0, value) for value in candidates[INFLIGHT_TOKENS].tolist()]
-        scraped = snapshot.settled(WAITING, rows).tolist()
-        before = candidates.narrow(snapshot.inflight_at_scrape).tolist()
-        load = [max(i, r + w + i - b) for i, r, w, b in zip(inflight, running, scraped, before, strict=True)]
-        begun, now = self._learning.begun(slots), request.now
-        elapsed = [max(0.0, now - t) if a > 0.0 and t > 0.0 else 0.0 for t, a in zip(begun, ahead, strict=True)]
-        return Situation(slots, prompt, tokens, ahead, elapsed, load, waiting)
+    def _reason(self, model: LatencyModel, slots: Ints) -> str:
+        """Says why the model is not used for these endpoints; "" if it is. It changes with the model or the endpoints only."""
+        if model is not self._asked[0] or slots is not self._asked[1] or model.changes != self._asked_at:
+            self._asked, self._asked_at = (model, slots), model.changes
+            self._why_not = FEW if not model.knows(slots.tolist()) else "" if model.trusted else WORSE
+        return self._why_not
 
 
-def reason(model: LatencyModel, slots: list[int]) -> str:
-    """Says why the model is not used for these candidates; "" if it is."""
-    if not model.knows(slots):
-        return FEW
-    return "" if model.trusted else WORSE
-
-
-def _widened(values: list[float], candidates: Candidates) -> Floats:
+def _widened(narrow: Floats, candidates: Candidates) -> Floats:
     """Returns the candidates' values in the shape of the snapshot."""
-    narrow = np.array(values)
     if candidates.rows is None:
         return narrow
     wide = np.full(len(candidates.snapshot.endpoints), np.inf)

@@ -37,9 +37,8 @@ class LearnedLatency(Scorer):
         learned = request[self._costs]
         if learned is None:
             return None
-        costs = candidates.narrow(learned.costs).tolist()
         if not learned.why_not and self._rng.random() < self.params.exploration_rate:
             times = candidates.narrow(learned.first_token_s)
             return np.where(times <= EXPLORED * times.min(), 1.0, 0.0)
-        load = candidates[INFLIGHT_REQUESTS].tolist()
-        return np.array(scores(costs, load, 0.0 if learned.why_not else learned.model.error))
+        costs = candidates.narrow(learned.costs)
+        return scores(costs, candidates[INFLIGHT_REQUESTS], 0.0 if learned.why_not else learned.model.error)

@@ -118,7 +118,7 @@ def test_the_time_to_the_first_chunk_is_learned_at_the_endpoint_that_answered() 
     assert set(site.model.endpoints) == {1}
     assert site.model.mean_s == pytest.approx(0.3)
     assert site.model.endpoints[1].token_speed.samples == 1
-    assert site.services.learning.begun([1]) == [5.31]
+    assert site.services.learning.starts()[0, 1] == 5.31
 
 
 @pytest.mark.parametrize(
@@ -156,7 +156,7 @@ def test_an_idle_endpoint_begins_with_a_prompt_when_it_is_sent() -> None:
     at = three(tokens=[0.0, 800.0, 0.0])
     site.sent(site.asked(at, now=7.0), at, 0)
     site.sent(site.asked(at, now=8.0), at, 1)
-    assert site.services.learning.begun([0, 1]) == [7.0, 0.0]
+    assert site.services.learning.starts()[0, :2].tolist() == [7.0, 0.0]
 
 
 def test_dropped_candidates_have_no_cost_and_are_never_sent_to() -> None:

@@ -1,0 +1,210 @@
+/* Predicts times to the first token, and fits their coefficients (`epp.learning`). `latency_reference.py` describes the functions. */
+#include "arrays.h"
+
+#include <math.h>
+
+enum { BASE, UNCACHED, REST, BUSY, QUEUE, RUNNING, FEATURES };
+enum { PLACE_S = FEATURES, OVERDUE_S, SERIAL, IN_TURN, PLACE, SHARP, USUAL_SPEED, USUAL_LIMIT, LEAST_S, MOST_S, PARAMETERS };
+enum { TIMES, COSTS, TOKENS, AHEAD, ELAPSED, LOAD, ROWS };
+#define THOUSAND 1000.0
+#define FITTED_MAX 8
+
+/* As Python's max and min: the first one, unless the other one is larger or smaller. So a NaN in `a` stays, and one in `b` does not count. */
+static double larger(double a, double b) { return b > a ? b : a; }
+static double smaller(double a, double b) { return b < a ? b : a; }
+
+/* What one endpoint is for one request. */
+struct situation {
+    double limit, speed, tokens, ahead, elapsed, load;
+};
+
+static void describe(double uncached, double place_s, double overdue_s, const struct situation *s, double *x) {
+    x[BASE] = 1.0;
+    x[UNCACHED] = s->tokens / THOUSAND;
+    x[REST] = x[BUSY] = x[QUEUE] = 0.0;
+    x[RUNNING] = s->load;
+    if (s->ahead > 0.0) {
+        x[REST] = s->ahead / THOUSAND;
+        x[BUSY] = 1.0;
+        if (uncached > 0.0) x[REST] = larger(-overdue_s / uncached, x[REST] - s->elapsed / (s->speed * uncached));
+    }
+    if (s->limit > 0.0) {
+        x[QUEUE] = larger(0.0, s->load - s->limit + 1.0) * place_s / s->limit;
+        x[RUNNING] = smaller(s->load, s->limit);
+    }
+}
+
+static PyObject *list_of(const double *values, int size) {
+    PyObject *list = PyList_New(size);
+    for (int i = 0; list != NULL && i < size; i++) {
+        PyObject *value = PyFloat_FromDouble(values[i]);
+        if (value == NULL) Py_CLEAR(list);
+        else PyList_SET_ITEM(list, i, value);
+    }
+    return list;
+}
+
+KERNEL(features) {
+    if (!arguments("features", count, 9)) return NULL;
+    double v[9], x[FEATURES];
+    for (int i = 0; i < 9; i++) v[i] = PyFloat_AsDouble(args[i]);
+    if (PyErr_Occurred()) return NULL;
+    const struct situation s = {v[3], v[4], v[5], v[6], v[7], v[8]};
+    describe(v[0], v[1], v[2], &s, x);
+    return list_of(x, FEATURES);
+}
+
+/* Reads `object` as float64, or as it is if it has int64, as in lanes. */
+static PyArrayObject *numbers(PyObject *object) {
+    int counted = PyArray_Check(object) && PyArray_TYPE((PyArrayObject *)object) == NPY_INT64;
+    return input(object, counted ? NPY_INT64 : NPY_DOUBLE);
+}
+
+static double number(PyArrayObject *array, npy_intp i) {
+    return PyArray_TYPE(array) == NPY_INT64 ? (double)DATA(int64_t, array)[i] : DATA(double, array)[i];
+}
+
+static PyObject *unequal(const char *name) {
+    return PyErr_Format(PyExc_ValueError, "%s: the arrays differ in length", name);
+}
+
+/* Predicts one endpoint. Writes the ROWS of its column, `n` apart. */
+static void predict(const double *p, struct situation *s, double *out, npy_intp n) {
+    double x[FEATURES], sum = 0.0;
+    if (s->ahead > 0.0 && p[SERIAL] != 0.0 && !(0.0 < s->limit && s->limit <= s->load))
+        s->speed = larger(s->speed, s->elapsed / (p[BASE] + p[REST] * s->ahead / THOUSAND + p[BUSY] + p[LEAST_S]));
+    describe(p[UNCACHED], p[PLACE_S], p[OVERDUE_S], s, x);
+    for (int k = 0; k < FEATURES; k++) sum += p[k] * x[k];
+    double seconds = s->speed * sum;
+    seconds = seconds == seconds ? larger(p[LEAST_S], smaller(p[MOST_S], seconds)) : p[MOST_S];
+    double turn = larger(0.0, s->speed * (p[REST] * x[REST] + p[BUSY] * x[BUSY]));
+    double full = s->limit > 0.0 ? larger(0.0, x[RUNNING]) / s->limit : 0.0;
+    out[TIMES * n] = seconds;
+    out[COSTS * n] = seconds + p[IN_TURN] * turn + p[PLACE] * s->speed * p[UNCACHED] * x[UNCACHED] * pow(full, p[SHARP]);
+    out[TOKENS * n] = s->tokens;
+    out[AHEAD * n] = s->ahead;
+    out[ELAPSED * n] = s->elapsed;
+    out[LOAD * n] = s->load;
+}
+
+/* Returns the newest start of a slot, 0 if there is none. Workers write the starts meanwhile. */
+static double newest(PyArrayObject *starts, npy_intp slot) {
+    npy_intp workers = PyArray_DIM(starts, 0), width = PyArray_DIM(starts, 1);
+    double begun = 0.0;
+    if (slot < 0 || slot >= width) return 0.0;
+    for (npy_intp worker = 0; worker < workers; worker++) begun = larger(begun, DATA(double, starts)[worker * width + slot]);
+    return begun;
+}
+
+KERNEL(first_tokens) {
+    if (!arguments("first_tokens", count, 14)) return NULL;
+    enum { P, SPEEDS, LIMITS, SLOTS, HELD, SENT, INFLIGHT, BEFORE, RAN, WAITED, ARRAYS };
+    PyObject *const given[ARRAYS] = {args[0], args[1], args[2],  args[5],  args[7],
+                                     args[9], args[10], args[11], args[12], args[13]};
+    double now = PyFloat_AsDouble(args[4]), prompt = PyFloat_AsDouble(args[6]), each = PyFloat_AsDouble(args[8]);
+    if (PyErr_Occurred()) return NULL;
+    PyArrayObject *a[ARRAYS] = {NULL}, *made = NULL, *starts = in_place(args[3], NPY_DOUBLE, 2, 0, "first_tokens: starts");
+    if (starts == NULL) return NULL;
+    for (int i = 0; i < ARRAYS; i++) {
+        if (i == HELD && given[i] == Py_None) continue;
+        a[i] = i == SLOTS ? input(given[i], NPY_INTP) : i == SENT || i == INFLIGHT ? numbers(given[i]) : input(given[i], NPY_DOUBLE);
+        if (a[i] == NULL) goto end;
+    }
+    npy_intp n = PyArray_SIZE(a[SLOTS]), known = PyArray_SIZE(a[SPEEDS]), shape[2] = {ROWS, n};
+    int fits = PyArray_SIZE(a[P]) == PARAMETERS && PyArray_SIZE(a[LIMITS]) == known;
+    for (int i = SLOTS; i < ARRAYS; i++) fits = fits && (a[i] == NULL || PyArray_SIZE(a[i]) == n);
+    if (!fits) {
+        unequal("first_tokens");
+        goto end;
+    }
+    if ((made = (PyArrayObject *)PyArray_EMPTY(2, shape, NPY_DOUBLE, 0)) == NULL) goto end;
+    const double *p = DATA(double, a[P]);
+    for (npy_intp i = 0; i < n; i++) {
+        npy_intp slot = DATA(npy_intp, a[SLOTS])[i];
+        int here = slot >= 0 && slot < known;
+        double inflight = number(a[INFLIGHT], i), blocks = a[HELD] == NULL ? 0.0 : DATA(double, a[HELD])[i];
+        struct situation s = {
+            .limit = here ? DATA(double, a[LIMITS])[slot] : p[USUAL_LIMIT],
+            .speed = here ? DATA(double, a[SPEEDS])[slot] : p[USUAL_SPEED],
+            .tokens = larger(0.0, prompt - blocks * each),
+            .ahead = larger(0.0, number(a[SENT], i)),
+            .load = larger(inflight,
+                           DATA(double, a[RAN])[i] + DATA(double, a[WAITED])[i] + inflight - DATA(double, a[BEFORE])[i]),
+        };
+        double begun = s.ahead > 0.0 ? newest(starts, slot) : 0.0;
+        s.elapsed = begun > 0.0 ? larger(0.0, now - begun) : 0.0;
+        predict(p, &s, DATA(double, made) + i, n);
+    }
+end:
+    for (int i = 0; i < ARRAYS; i++) Py_XDECREF(a[i]);
+    return (PyObject *)made;
+}
+
+KERNEL(cheapest) {
+    if (!arguments("cheapest", count, 5)) return NULL;
+    double near = PyFloat_AsDouble(args[2]), least = PyFloat_AsDouble(args[3]), part = PyFloat_AsDouble(args[4]);
+    if (PyErr_Occurred()) return NULL;
+    PyArrayObject *scores = NULL, *load = NULL, *costs = input(args[0], NPY_DOUBLE);
+    if (costs == NULL || (load = numbers(args[1])) == NULL) goto end;
+    npy_intp n = PyArray_SIZE(costs);
+    if (PyArray_SIZE(load) != n) {
+        unequal("cheapest");
+        goto end;
+    }
+    if ((scores = output(n, NPY_DOUBLE)) == NULL) goto end;
+    const double *c = DATA(double, costs);
+    double *s = DATA(double, scores), low = NAN, high = -INFINITY;
+    for (npy_intp i = 0; i < n; i++) {
+        if (c[i] < low || low != low) low = c[i];
+        if (number(load, i) > high || number(load, i) != number(load, i)) high = number(load, i);
+    }
+    double limit = low + larger(least, near * low), more = part / (1.0 + high);
+    for (npy_intp i = 0; i < n; i++)
+        s[i] = part > 0.0 && c[i] <= limit ? 1.0 - more * number(load, i) : (part > 0.0 ? 1.0 - part : 1.0) * low / c[i];
+end:
+    Py_XDECREF(costs);
+    Py_XDECREF(load);
+    return (PyObject *)scores;
+}
+
+/* Moves each ratio to its best value given the others. */
+static void sweep(double *ratio, const double *moments, const double *products, npy_intp size, double weight, long bounded, long bound) {
+    for (npy_intp k = 0; k < size; k++) {
+        double own = products[k * size + k], before = 0.0;
+        for (npy_intp j = 0; j < size; j++) before += products[k * size + j] * ratio[j];
+        double rest = moments[k] + weight - before;
+        ratio[k] = larger(0.0, (rest + own * ratio[k]) / (own + weight));
+        if (k == bounded) ratio[k] = smaller(ratio[k], ratio[bound]);
+    }
+}
+
+KERNEL(fit) {
+    if (!arguments("fit", count, 11)) return NULL;
+    PyArrayObject *sums = in_place(args[0], NPY_DOUBLE, 1, 1, "fit: sums"), *priors = in_place(args[1], NPY_DOUBLE, 1, 0, "fit: prior");
+    if (sums == NULL || priors == NULL) return NULL;
+    double v[6], values[FITTED_MAX], theta[FITTED_MAX], shares[FITTED_MAX];
+    for (int i = 0; i < 6; i++) v[i] = PyFloat_AsDouble(args[3 + i]);
+    long bounded = PyLong_AsLong(args[9]), bound = PyLong_AsLong(args[10]);
+    if (PyErr_Occurred()) return NULL;
+    const double observed = v[0], floor = v[1], keep = v[2], most = v[3], share_max = v[4], weight = v[5];
+    npy_intp size = PyArray_SIZE(priors);
+    if (!PyList_Check(args[2]) || PyList_GET_SIZE(args[2]) != size || size > FITTED_MAX || PyArray_SIZE(sums) != size * (size + 2) ||
+        bounded >= size || bound >= size)
+        return unequal("fit");
+    const double *prior = DATA(double, priors);
+    double *ratio = DATA(double, sums), *moments = ratio + size, *products = moments + size, predicted = 0.0;
+    for (npy_intp k = 0; k < size; k++) {
+        values[k] = PyFloat_AsDouble(PyList_GET_ITEM(args[2], k));
+        predicted += ratio[k] * prior[k] * values[k];
+    }
+    if (PyErr_Occurred()) return NULL;
+    double expected = larger(floor, predicted), target = smaller(observed / expected, most);
+    for (npy_intp k = 0; k < size; k++) shares[k] = smaller(share_max, values[k] * prior[k] / expected);
+    for (npy_intp k = 0; k < size; k++) {
+        moments[k] = keep * moments[k] + shares[k] * target;
+        for (npy_intp j = 0; j < size; j++) products[k * size + j] = keep * products[k * size + j] + shares[k] * shares[j];
+    }
+    sweep(ratio, moments, products, size, weight, bounded, bound < 0 ? 0 : bound);
+    for (npy_intp k = 0; k < size; k++) theta[k] = ratio[k] * prior[k];
+    return list_of(theta, (int)size);
+}

@@ -1,0 +1,134 @@
+"""The kernels of the latency model in plain Python. They define what `latency.c` computes, and run where it is not built."""
+
+import math
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+THOUSAND: Final = 1000.0
+# What `first_tokens` gets, in this order: coefficients, and what else is the same for all endpoints.
+PARAMETERS: Final = (
+    "base", "uncached", "rest", "busy", "queue", "running", "place_s", "overdue_s", "serial", "in_turn", "place", "sharp", "usual_speed",
+    "usual_limit", "least_s", "most_s",
+)  # fmt: skip
+# The rows of its result.
+TIMES, COSTS, UNCACHED, AHEAD, ELAPSED, LOAD = range(6)
+
+
+def features(
+    uncached: float, place_s: float, overdue_s: float, limit: float, speed: float,
+    tokens: float, ahead: float, elapsed: float, load: float,
+) -> list[float]:  # fmt: skip
+    """Returns the features for the time to the first token at one endpoint: 1, uncached, rest, busy, queue, running (`epp.learning.model`).
+
+    `uncached`: seconds per 1000 tokens to compute. `place_s`: how long an answer lasts. `overdue_s`: by how much a first token counts as
+    overdue at most. `limit`: the batch limit; 0: not known. `tokens`, `ahead`: tokens to compute, and in flight without a first token.
+    `elapsed`: seconds spent on the latter. `load`: requests there.
+    """
+    rest = busy = queue = 0.0
+    if ahead > 0.0:
+        rest, busy = ahead / THOUSAND, 1.0
+        if uncached > 0.0:
+            rest = max(-overdue_s / uncached, rest - elapsed / (speed * uncached))
+    if limit > 0.0:
+        queue, load = max(0.0, load - limit + 1.0) * place_s / limit, min(load, limit)
+    return [1.0, tokens / THOUSAND, rest, busy, queue, load]
+
+
+def first_tokens(
+    parameters: Floats, speeds: Floats, limits: Floats, starts: Floats, now: float, slots: NDArray[np.intp],
+    prompt: float, held: Floats | None, block_tokens: float, ahead: NDArray[Any], inflight: NDArray[Any], before: Floats,
+    running: Floats, waiting: Floats,
+) -> Floats:  # fmt: skip
+    """Predicts what one request meets at each candidate. Returns float64, shape (6, candidates): predicted times to the first token and
+    costs (`epp.learning.choice`), in seconds; tokens to compute; tokens ahead; seconds spent on these; requests there.
+
+    `parameters`: PARAMETERS. `speeds`, `limits`: a value per slot; slots beyond their ends have the usual ones. `starts`, shape (workers,
+    slots): since when each endpoint works on the prompt at the front; the newest counts, and 0 is not known. Per candidate: `slots`;
+    `held`: blocks of the prompt that it has cached, None: nowhere; `ahead`: tokens in flight; `inflight`, `before`: requests in flight now
+    and at the last scrape; `running`, `waiting`: what that scrape found. Raises ValueError if they differ in length.
+    """
+    lengths = {
+        len(column) for column in (slots, ahead, inflight, before, running, waiting, slots if held is None else held)
+    }
+    if len(lengths) > 1 or len(speeds) != len(limits) or len(parameters) != len(PARAMETERS):
+        raise ValueError("first_tokens: the arrays differ in length")
+    p = dict(zip(PARAMETERS, parameters.tolist(), strict=True))
+    theta = parameters.tolist()[:6]
+    columns = [[0.0] * len(slots) if held is None else held.tolist()]
+    columns += [column.tolist() for column in (ahead, inflight, before, running, waiting)]
+    result = []
+    for slot, blocks, tokens_ahead, now_there, then, ran, waited in zip(slots.tolist(), *columns, strict=True):
+        known = 0 <= slot < len(speeds)
+        speed = float(speeds[slot]) if known else p["usual_speed"]
+        limit = float(limits[slot]) if known else p["usual_limit"]
+        tokens = max(0.0, prompt - blocks * block_tokens)
+        load = max(float(now_there), ran + waited + now_there - then)
+        rest_tokens = max(0.0, float(tokens_ahead))
+        begun = 0.0
+        if rest_tokens > 0.0 and 0 <= slot < starts.shape[1]:
+            for start in starts[:, slot].tolist():
+                begun = max(begun, start)
+        elapsed = max(0.0, now - begun) if begun > 0.0 else 0.0
+        if rest_tokens > 0.0 and p["serial"] and not 0.0 < limit <= load:
+            speed = max(speed, elapsed / (p["base"] + p["rest"] * rest_tokens / THOUSAND + p["busy"] + p["least_s"]))
+        x = features(p["uncached"], p["place_s"], p["overdue_s"], limit, speed, tokens, rest_tokens, elapsed, load)
+        seconds = speed * sum(a * b for a, b in zip(theta, x, strict=True))
+        seconds = max(p["least_s"], min(p["most_s"], seconds)) if seconds == seconds else p["most_s"]
+        turn = max(0.0, speed * (p["rest"] * x[2] + p["busy"] * x[3]))
+        full = max(0.0, x[5]) / limit if limit > 0.0 else 0.0
+        cost = seconds + p["in_turn"] * turn + p["place"] * speed * p["uncached"] * x[1] * full ** p["sharp"]
+        result.append([seconds, cost, tokens, rest_tokens, elapsed, load])
+    return np.array(result, dtype=np.float64).reshape(len(slots), 6).T
+
+
+def cheapest(costs: Floats, load: NDArray[Any], near: float, least: float, part: float) -> Floats:
+    """Returns (1 - part) * lowest cost / cost. Costs up to lowest + max(least, near * lowest) count as equal: they score
+    1 - part * load / (1 + highest load). With `part` 0, each cost counts as it is. NaN is no cost to compare with.
+    """
+    if len(costs) != len(load):
+        raise ValueError("cheapest: the arrays differ in length")
+    if len(costs) == 0:
+        return np.empty(0)
+    comparable = [cost for cost in costs.tolist() if not math.isnan(cost)]
+    low = min(comparable, default=math.nan)
+    if part <= 0.0:
+        return low / costs
+    limit = low + max(least, near * low)
+    each = part / (1.0 + float(load.max()))
+    return np.where(costs <= limit, 1.0 - each * load, (1.0 - part) * low / costs)
+
+
+def fit(
+    sums: Floats, prior: Floats, values: Sequence[float], observed: float, floor: float, keep: float, most: float,
+    share_max: float, weight: float, bounded: int, bound: int,
+) -> list[float]:  # fmt: skip
+    """Adds one observation to the sums of a fit, in place, and moves each coefficient to its best value given the others. Returns the
+    coefficients. `epp.learning.least_squares` says what is fitted.
+
+    `sums`: for n features, n coefficients in units of the prior, n moments, n * n products. `values`: the features. `floor`: predictions
+    below it count as this large. `keep`: how much of the earlier sums counts. `most`, `share_max`: what y / prediction, and the share of it
+    that a feature has, count as at most. `weight`: of the imagined observations. `bounded`, `bound`: the features of `at_most` there.
+    """
+    size, priors = len(prior), prior.tolist()
+    every = sums.tolist()
+    ratio, moments, products = every[:size], every[size : 2 * size], every[2 * size :]
+    expected = max(floor, sum(r * p * x for r, p, x in zip(ratio, priors, values, strict=True)))
+    target = min(observed / expected, most)
+    shares = [min(share_max, x * p / expected) for x, p in zip(values, priors, strict=True)]
+    for k, share in enumerate(shares):
+        moments[k] = keep * moments[k] + share * target
+        for j, other in enumerate(shares):
+            products[k * size + j] = keep * products[k * size + j] + share * other
+    for k in range(size):
+        rest = moments[k] + weight - sum(products[k * size + j] * ratio[j] for j in range(size))
+        own = products[k * size + k]
+        ratio[k] = max(0.0, (rest + own * ratio[k]) / (own + weight))
+        if k == bounded:
+            ratio[k] = min(ratio[k], ratio[bound])
+    sums[:] = [*ratio, *moments, *products]
+    return [r * p for r, p in zip(ratio, priors, strict=True)]

@@ -1,0 +1,104 @@
+"""The kernels of the latency model in C against their references in Python."""
+
+import math
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from compiled import kernels
+from compiled.kernels import latency_reference as reference
+
+native_only = pytest.mark.skipif(not kernels.NATIVE, reason="the kernels in C are not built")
+
+COUNTS = (0, 1, 2, 8, 33, 1024)
+NUMBER = st.floats(0.0, 1e6) | st.sampled_from([0.0, -1.0, 1.0, 8.0, 1e12, math.inf, math.nan])
+POSITIVE = st.floats(1e-3, 1e3)
+SLOTS = 40
+
+
+def same(one: Any, other: Any) -> None:
+    np.testing.assert_allclose(np.array(one), np.array(other), rtol=1e-9, atol=1e-12, equal_nan=True)
+
+
+@st.composite
+def arguments(draw: st.DrawFn) -> list[Any]:
+    """Arguments of `first_tokens`: columns of a few drawn numbers, for slots of which some are not known."""
+    size, rng = draw(st.sampled_from(COUNTS)), random.Random(draw(st.integers(0, 1 << 30)))
+
+    def column(counted: bool = False) -> np.ndarray:
+        few = draw(st.lists(st.integers(0, 1 << 40) if counted else NUMBER, min_size=1, max_size=6))
+        return np.array([rng.choice(few) for _ in range(size)], dtype=np.int64 if counted else np.float64)
+
+    parameters = [draw(st.floats(0.0, 10.0)) for _ in range(8)] + [draw(st.sampled_from([0.0, 1.0]))]
+    parameters += [draw(st.floats(0.0, 2.0)), draw(st.floats(0.0, 2.0)), 8.0, draw(POSITIVE)]
+    parameters += [draw(st.sampled_from([0.0, 8.0])), 1e-6, 3600.0]
+    speeds = np.array([draw(POSITIVE) for _ in range(3)] * (SLOTS // 4))
+    limits = np.array([draw(st.sampled_from([0.0, 1.0, 8.0, 256.0])) for _ in range(len(speeds))])
+    starts = np.array(
+        [[rng.choice([0.0, 5.0, 99.0, 101.0]) for _ in range(SLOTS)] for _ in range(draw(st.integers(1, 3)))]
+    )
+    slots = np.array([rng.randrange(2 * SLOTS) for _ in range(size)], dtype=np.intp)
+    held = draw(st.booleans())
+    return [
+        np.array(parameters), speeds, limits, starts, 100.0, slots, draw(st.floats(0.0, 1e6)), column() if held else None,
+        draw(st.sampled_from([0.0, 16.0, 64.0])), column(draw(st.booleans())), column(draw(st.booleans())), column(), column(), column(),
+    ]  # fmt: skip
+
+
+@native_only
+@given(arguments())
+def test_first_tokens_are_those_of_the_reference(given_: list[Any]) -> None:
+    found = kernels.first_tokens(*given_)
+    assert found.shape == (6, len(given_[5]))
+    same(found, reference.first_tokens(*given_))
+
+
+@native_only
+@given(st.lists(st.floats(0.0, 1e6), min_size=9, max_size=9).filter(lambda values: values[4] > 0.0))
+def test_features_are_those_of_the_reference(values: list[float]) -> None:
+    same(kernels.features(*values), reference.features(*values))
+
+
+@native_only
+@given(
+    st.sampled_from(COUNTS),
+    st.lists(st.floats(1e-6, 3600.0) | st.sampled_from([math.inf, math.nan]), min_size=1, max_size=9),
+    st.booleans(),
+    st.sampled_from([0.0, 0.001]),
+)
+def test_cheapest_is_that_of_the_reference(count: int, few: list[float], counted: bool, part: float) -> None:
+    rng = random.Random(count)
+    costs = np.array([rng.choice(few) for _ in range(count)])
+    load = np.array([rng.randrange(50) for _ in range(count)], dtype=np.int64 if counted else np.float64)
+    with np.errstate(all="ignore"):
+        same(kernels.cheapest(costs, load, 0.1, 0.005, part), reference.cheapest(costs, load, 0.1, 0.005, part))
+
+
+@native_only
+@given(st.lists(st.tuples(st.lists(st.floats(0.0, 1e4), min_size=3, max_size=3), st.floats(1e-6, 100.0)), max_size=60))
+def test_a_fit_is_that_of_the_reference(observations: list[tuple[list[float], float]]) -> None:
+    prior = np.array([0.03, 0.1, 0.1])
+    both = [np.concatenate((np.ones(3), np.zeros(12))) for _ in range(2)]
+    for values, observed in observations:
+        options = (observed, 0.02, 0.99, 3.0, 8.0, 0.003, 2, 1)
+        found = [
+            fit(sums, prior, values, *options) for fit, sums in zip((kernels.fit, reference.fit), both, strict=True)
+        ]
+        np.testing.assert_allclose(found[0], found[1], rtol=1e-6, atol=1e-9)
+        both[0][:] = both[1]  # so that roundings do not add up
+
+
+@pytest.mark.parametrize("wrong", [0, 1, 2, 5, 9, 13])
+def test_columns_of_different_lengths_are_refused(wrong: int) -> None:
+    n = np.zeros(2)
+    given_ = [np.ones(16), n, n, np.zeros((1, 4)), 1.0, np.array([0, 1]), 1.0, None, 0.0, n, n, n, n, n]
+    kernels.first_tokens(*given_)
+    given_[wrong] = np.zeros(3, dtype=given_[wrong].dtype)
+    with pytest.raises(ValueError, match="differ in length"):
+        kernels.first_tokens(*given_)
+    with pytest.raises(ValueError, match="differ in length"):
+        kernels.cheapest(n, np.zeros(3), 0.1, 0.1, 0.1)
