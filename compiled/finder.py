@@ -15,7 +15,6 @@ import importlib.util
 import inspect
 import os
 import sys
-import sysconfig
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -104,7 +103,7 @@ def docstring(cls: type) -> str:
 def key(root: Path = ROOT) -> str:
     """Returns the name of the folder that a build of the sources in `root` has."""
     digest = hashlib.sha256()
-    for part in (sysconfig.get_config_var("SOABI") or sys.version, BUILDER):
+    for part in (importlib.machinery.EXTENSION_SUFFIXES[0], BUILDER):
         digest.update(f"{part}\0".encode())
     for path in SOURCES:
         content = (root / path).read_bytes()

@@ -5,7 +5,6 @@ An error refuses the configuration; a warning does not. Both print like a compil
 so that one run shows everything. ERRORS and WARNINGS list each rule once, with its meaning.
 """
 
-import difflib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple
@@ -226,6 +225,8 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 def similar(name: str, known: Iterable[str]) -> list[str]:
     """Returns up to three known names that the author may have meant, the most similar one first. Ignores upper and lower case."""
+    import difflib  # only here: few processes see a wrong name
+
     folded: dict[str, str] = {}
     for candidate in sorted(set(known)):
         folded.setdefault(candidate.lower(), candidate)

@@ -17,15 +17,15 @@ import functools
 import importlib
 import importlib.abc
 import importlib.machinery
-import importlib.metadata
 import itertools
 import pkgutil
 import re
 import sys
 import traceback
 import types
-from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -34,6 +34,9 @@ from epp.config.findings import similar
 from epp.config.plugin_class import fault, keys_fault
 from epp.plugin import EXTENSION_POINTS, Plugin, foreign, plugin
 from epp.plugin_registration import BUILT_IN, OWN_PACKAGE, REGISTERED
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 ENTRY_POINTS = "epp.plugins"
 # Private, so that the module names of a folder's files cannot clash with other modules.
@@ -138,8 +141,7 @@ def _import_all() -> None:
 def _import_installed() -> None:
     """Imports the plugins of entry points. The names of built-in types are reserved before, so that no other class can take them."""
     _read_built_in()
-    entries = importlib.metadata.entry_points(group=ENTRY_POINTS)
-    for entry in sorted(entries, key=lambda entry: (entry.name, entry.value)):
+    for entry in sorted(_entry_points(), key=lambda entry: (entry.name, entry.value)):
         where = f"entry point '{entry.name}' ({entry.value}) of group {ENTRY_POINTS}"
         before = set(REGISTERED)
         try:
@@ -154,6 +156,23 @@ def _import_installed() -> None:
         for cls in brought:
             if wrong := fault(cls):
                 raise PluginImportError(f"{where}: class {getattr(cls, '__name__', cls)} {wrong}")
+
+
+def _entry_points() -> Iterable["EntryPoint"]:
+    """Returns the entry points of plugins. Most installations have none, and then saves the 2 MiB that `importlib.metadata` takes."""
+    if not any(map(_may_have_plugins, sys.path)):
+        return ()
+    from importlib.metadata import entry_points
+
+    return entry_points(group=ENTRY_POINTS)
+
+
+def _may_have_plugins(place: str) -> bool:
+    """Returns whether a distribution in a folder of `sys.path` names the group, or cannot be asked, because it is in an archive."""
+    folder = Path(place or ".")
+    if not folder.is_dir():
+        return folder.exists()
+    return any(ENTRY_POINTS in file.read_text(errors="replace") for file in folder.glob("*-info/entry_points.txt"))
 
 
 def _read_built_in() -> None:

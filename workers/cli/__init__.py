@@ -11,7 +11,6 @@ os.environ["OPENBLAS_NUM_THREADS"] = "1"  # before NumPy is imported, so that a 
 import contextlib
 import errno
 import importlib
-import importlib.metadata
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -19,6 +18,7 @@ from typing import Any
 import click
 
 from compiled.finder import choose
+from workers.host.build import version
 
 COMMANDS: Mapping[str, str] = {
     "serve": "Run the picker.",
@@ -102,17 +102,9 @@ def missing(command_name: str, module: str) -> click.ClickException:
     )
 
 
-def version() -> str:
-    """Returns the version of the installed distribution."""
-    try:
-        return importlib.metadata.version(DISTRIBUTION)
-    except importlib.metadata.PackageNotFoundError:
-        return "(not installed: run from a source tree)"
-
-
 def _print_version(ctx: click.Context, _option: click.Parameter, requested: bool) -> None:
     if requested and not ctx.resilient_parsing:
-        click.echo(f"epp {version()}, {choose()}")
+        click.echo(f"epp {version() or '(not installed: run from a source tree)'}, {choose()}")
         ctx.exit()
 
 

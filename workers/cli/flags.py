@@ -5,10 +5,9 @@ flag has an environment variable `EPP_<NAME>`. Precedence: command line, environ
 """
 
 import contextlib
-import difflib
 import os
 import re
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, TypeVar
 
 import click
@@ -216,8 +215,14 @@ def misspelt(environ: Iterable[str], variables: Collection[str]) -> list[str]:
         if name.startswith(PREFIX)
         and name not in variables
         and not _SERVICE_NAMES.search(name)
-        and (close := difflib.get_close_matches(name, known, n=1, cutoff=SIMILARITY_MIN))
+        and (close := _closest(name, known))
     ]
+
+
+def _closest(name: str, known: Sequence[str]) -> list[str]:
+    from difflib import get_close_matches  # only here: few processes see a wrong name
+
+    return get_close_matches(name, known, n=1, cutoff=SIMILARITY_MIN)
 
 
 def flag(

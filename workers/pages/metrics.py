@@ -14,7 +14,6 @@ import functools
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from importlib.metadata import PackageNotFoundError, version
 from itertools import accumulate, chain
 from math import isfinite
 from typing import NamedTuple
@@ -76,7 +75,7 @@ from epp.tryout import WHOLE
 from shm.lanes import Lanes
 from shm.series import SeriesReader
 from shm.table import EJECTED, State, TableCopy, TableReader
-from workers.host.build import DISTRIBUTION, commit
+from workers.host.build import commit, version
 from workers.host.memory import Leaving
 from workers.pages.flow import FlowFigures
 from workers.pages.kv_events import KvFigures
@@ -319,7 +318,7 @@ class MetricsPage:
 
     @functools.cached_property
     def _build(self) -> tuple[str, str]:
-        return commit(), os.environ.get("EPP_BUILD_REF", "") or _version()
+        return commit(), os.environ.get("EPP_BUILD_REF", "") or version()
 
     def _counters(self, sums: Sums) -> Iterator[Family]:
         for metric in (*WORKER_COUNTERS, *SUPERVISOR_COUNTERS):
@@ -491,10 +490,3 @@ def _gauge_name(name: str) -> str:
     if there is such a counter.
     """
     return f"{name}_open" if f"{name}_total" in COUNTERS else name
-
-
-def _version() -> str:
-    try:
-        return version(DISTRIBUTION)
-    except PackageNotFoundError:  # runs from a source tree
-        return ""

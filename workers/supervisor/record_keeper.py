@@ -13,7 +13,6 @@ What is lost is counted and holds nothing up: in the metric `recording_lost_reco
 import asyncio
 import time
 from collections.abc import Callable
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Final, Literal
 
 import structlog
@@ -23,7 +22,7 @@ from epp.recording.batches import Assembler
 from epp.recording.keys import Keyed
 from epp.recording.records import Lost, Opened, Record
 from shm.lanes import Lane
-from workers.host.build import DISTRIBUTION
+from workers.host.build import version
 from workers.process.errors import StartError
 from workers.process.instance import Instance
 from workers.process.layout import RECORDING
@@ -192,7 +191,7 @@ class RecordKeeper:
         now = self._now()
         running.file, running.since = number, now
         running.files.size = 0
-        self._record([Opened(records.VERSION, _version(), number, time.time(), now, self._secret)])
+        self._record([Opened(records.VERSION, version(), number, time.time(), now, self._secret)])
         self._endpoints.again()
         self._follow(running, now)
         self._lane.scalars[self._gauge] = number
@@ -254,10 +253,3 @@ class RecordKeeper:
         left, files = max(running.until - self._now(), 0.0), list(running.files.names)
         counts = running.records, running.bytes, running.lost
         asks.tell(*self._place, asks.State(running.ask.id, state, running.why, left, *counts, files))
-
-
-def _version() -> str:
-    try:
-        return version(DISTRIBUTION)
-    except PackageNotFoundError:
-        return ""

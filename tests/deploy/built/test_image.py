@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.deploy import image
-from workers.cli import version
+from workers.host.build import version
 
 
 @pytest.fixture(scope="module")

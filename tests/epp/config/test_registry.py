@@ -1,4 +1,3 @@
-import importlib.metadata
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -35,11 +34,14 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, empty: None) -> Path
     return tmp_path
 
 
-def entry_points(monkeypatch: pytest.MonkeyPatch, **values: str) -> None:
-    points = [importlib.metadata.EntryPoint(name, value, registry.ENTRY_POINTS) for name, value in values.items()]
-    monkeypatch.setattr(
-        importlib.metadata, "entry_points", lambda group: points if group == registry.ENTRY_POINTS else []
-    )
+def entry_points(monkeypatch: pytest.MonkeyPatch, folder: Path, **values: str) -> None:
+    """Installs a distribution with these entry points of plugins in the folder."""
+    installed = folder / "further_plugins-1.0.dist-info"
+    installed.mkdir()
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: further-plugins\nVersion: 1.0\n")
+    lines = [f"[{registry.ENTRY_POINTS}]", *(f"{name} = {value}" for name, value in values.items())]
+    (installed / "entry_points.txt").write_text("\n".join(lines))
+    monkeypatch.syspath_prepend(str(folder))
 
 
 def test_built_in_plugins_are_found_by_walking_the_folder() -> None:
@@ -116,14 +118,18 @@ def test_a_decorator_that_the_source_does_not_spell_out_registers_its_type_too(f
     del sys.modules["epp.plugins.warmth_named"]
 
 
-def test_installed_plugins_are_found_by_entry_point(monkeypatch: pytest.MonkeyPatch, empty: None) -> None:
-    entry_points(monkeypatch, **{"plain-filter": f"{HERE}:Plain", "module-only": HERE})
+def test_installed_plugins_are_found_by_entry_point(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, empty: None
+) -> None:
+    entry_points(monkeypatch, tmp_path, **{"plain-filter": f"{HERE}:Plain", "module-only": HERE})
     monkeypatch.setattr(Plain, "type_name", "")
     assert registry.find("plain-filter") is Plain
 
 
-def test_an_entry_point_that_cannot_be_imported_stops_the_start(monkeypatch: pytest.MonkeyPatch, empty: None) -> None:
-    entry_points(monkeypatch, gone="no_such_module_anywhere:Thing")
+def test_an_entry_point_that_cannot_be_imported_stops_the_start(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, empty: None
+) -> None:
+    entry_points(monkeypatch, tmp_path, gone="no_such_module_anywhere:Thing")
     with pytest.raises(registry.PluginImportError, match=r"entry point 'gone' \(no_such_module_anywhere:Thing\)"):
         registry.known()
 
@@ -142,8 +148,7 @@ def test_plugins_of_an_entry_point_are_checked(
 ) -> None:
     half = "from epp.plugin import Scorer, plugin\n@plugin('half-a-scorer')\nclass Half(Scorer):\n    pass\n"
     (tmp_path / "half_a_module.py").write_text(half)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    entry_points(monkeypatch, **{name: value})
+    entry_points(monkeypatch, tmp_path, **{name: value})
     with pytest.raises(registry.PluginImportError) as caught:
         registry.known()
     assert message in str(caught.value)

@@ -8,6 +8,8 @@ LOAD = """
 import sys
 from workers.cli import main
 main.get_command(None, "serve")
+from epp.config.registry import names
+names()
 import workers.supervisor.main, workers.worker.main, workers.cli.trial
 print(*sys.modules)
 """
@@ -22,6 +24,10 @@ UNUSED = (
     "redis",
     "zmq",
     "numpy.random",
+    "google.protobuf",
+    "importlib.metadata",
+    "email",
+    "zipfile",
     "workers.kube.discovery",
     "workers.kube.review",
     "workers.endpoints.replicas.exchange",

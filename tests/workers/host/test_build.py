@@ -1,12 +1,13 @@
-"""The commit of the running program."""
+"""The version and the commit of the running program."""
 
+import importlib.metadata
+import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from workers.host import build
-from workers.host.build import commit
+from workers.host.build import commit, version
 
 A, B = "a" * 40, "b" * 40
 
@@ -56,10 +57,24 @@ def test_the_image_comes_before_the_checkout_and_nothing_is_an_empty_commit(tmp_
 def test_an_installation_from_a_repository_names_its_commit(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, origin: str | None, expected: str
 ) -> None:
-    class Installed:
-        def read_text(self, _name: str) -> Any:
-            return origin
-
     monkeypatch.undo()
-    monkeypatch.setattr(build, "distribution", lambda _name: Installed())
+    folder = tmp_path / "endpoint_picker-1.2.3.dist-info"
+    folder.mkdir()
+    if origin is not None:
+        (folder / "direct_url.json").write_text(origin)
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "none"), str(tmp_path)])
     assert commit({}, tmp_path) == expected
+    assert version() == "1.2.3"
+
+
+def test_a_source_tree_has_no_version(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    assert version() == ""
+
+
+def test_the_version_is_the_one_that_the_standard_library_finds() -> None:
+    try:
+        expected = importlib.metadata.version("endpoint-picker")
+    except importlib.metadata.PackageNotFoundError:
+        expected = ""
+    assert version() == expected
