@@ -35,7 +35,7 @@ _PATHS = """
     epp/protocol/exposition epp/protocol/grpc_frames epp/protocol/inflate epp/protocol/refusals epp/protocol/rewrite epp/protocol/stream
     epp/protocol/usage epp/protocol/wire
     epp/protocol/codec/answers epp/protocol/codec/bodies epp/protocol/codec/envelope epp/protocol/codec/fields
-    epp/protocol/codec/header_map
+    epp/protocol/codec/header_map epp/protocol/codec/structs
     epp/recording/keys
     shm/flow_lanes shm/held_reader shm/held_writer shm/index_capacity shm/index_spill shm/lanes shm/layout shm/link_table
     shm/prefix_index shm/prefix_reader shm/prefix_writer shm/prompt_starts shm/remote_lane shm/seqlock shm/series shm/stream_marks shm/table

@@ -8,10 +8,9 @@ import struct
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
-from google.protobuf.struct_pb2 import Struct
-
 from epp.errors import ProtocolViolation
 from epp.protocol.codec.fields import field, framed, read_varint, varint, walk
+from epp.protocol.codec.structs import encoded
 
 PIECE_BYTES_MAX: Final = 62_000  # Envoy accepts streamed body pieces of up to 64 KiB
 END_OF_STREAM: Final = b"\x10\x01"
@@ -154,8 +153,6 @@ def last_pieces(data: bytes | memoryview, metadata: Mapping[str, Mapping[str, ob
 
     The parts have the bytes, then an empty piece that ends the stream and has the metadata.
     """
-    struct_ = Struct()
-    struct_.update(dict(metadata))  # type: ignore[arg-type]  # the stub knows no nested mappings
     ending = field(1, field(3, field(3, END_OF_STREAM)))  # CommonResponse.body_mutation.streamed_response
-    last = framed(field(4, ending) + field(8, struct_.SerializeToString()))
+    last = framed(field(4, ending) + field(8, encoded(metadata)))
     return [*body_pieces(data, False, request=False), last] if len(data) else [last]

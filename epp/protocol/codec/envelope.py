@@ -4,11 +4,9 @@ import enum
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from google.protobuf.message import DecodeError
-
 from epp.errors import ProtocolViolation
 from epp.protocol.codec.fields import read_varint, walk
-from epp.protocol.proto import ext_proc_pb2 as pb
+from epp.protocol.codec.structs import filter_metadata, texts, value
 
 SUBSET_NAMESPACE: Final = "envoy.lb.subset_hint"
 SUBSET_ENTRIES_MAX: Final = 8192  # entries of a subset hint; each costs 0.5 us to read and 0.2 us to compare
@@ -75,33 +73,17 @@ def subset(message: bytes) -> Sequence[str] | None:
     """
     if _SUBSET_NAMESPACE not in message:
         return None
-    try:
-        metadata = pb.ProcessingRequest.FromString(message).metadata_context.filter_metadata
-    except DecodeError as error:
-        raise ProtocolViolation(f"malformed metadata: {error}") from None
-    if SUBSET_NAMESPACE not in metadata:
-        return None
-    hint = metadata[SUBSET_NAMESPACE].fields.get(SUBSET_KEY)
-    if hint is None or hint.WhichOneof("kind") != "list_value":
-        return None
-    values = hint.list_value.values
-    if len(values) > SUBSET_ENTRIES_MAX:
-        raise ProtocolViolation(f"subset hint of {len(values)} endpoints: at most {SUBSET_ENTRIES_MAX} are read")
-    return [v.string_value for v in values if v.WhichOneof("kind") == "string_value"]
+    fields = filter_metadata(message, _SUBSET_NAMESPACE)
+    hint = fields.get(SUBSET_KEY) if fields is not None else None
+    return texts(message, hint, SUBSET_ENTRIES_MAX) if hint is not None else None
 
 
 def gateway_metadata(message: bytes) -> Mapping[str, object] | None:
-    """Returns the gateway's load-balancing metadata in the message: key -> value; None: there are none. Raises ProtocolViolation."""
+    """Returns the gateway's load-balancing metadata in the message: key -> value; None: there are none. Raises ProtocolViolation.
+
+    A value is None, a float, text, a bool, a list, or a dictionary.
+    """
     if _METADATA_NAMESPACE not in message:
         return None
-    try:
-        metadata = pb.ProcessingRequest.FromString(message).metadata_context.filter_metadata
-    except DecodeError as error:
-        raise ProtocolViolation(f"malformed metadata: {error}") from None
-    if METADATA_NAMESPACE not in metadata:
-        return None
-    fields = metadata[METADATA_NAMESPACE].fields
-    return {
-        name: value.string_value if value.WhichOneof("kind") == "string_value" else value
-        for name, value in fields.items()
-    }
+    fields = filter_metadata(message, _METADATA_NAMESPACE)
+    return None if fields is None else {name: value(message, place) for name, place in fields.items()}

@@ -3,12 +3,10 @@
 from collections.abc import Collection, Iterator, Mapping
 from typing import Final
 
-from google.protobuf.message import DecodeError
-
 from compiled.calls import find, mentions
 from epp.errors import ProtocolViolation
-from epp.protocol.codec.fields import read_varint
-from epp.protocol.proto import ext_proc_pb2 as pb
+from epp.protocol.codec.fields import field, read_varint, walk
+from epp.protocol.codec.structs import text
 
 HEADERS_MAX: Final = 1000  # headers in one message; Envoy accepts 100 by default
 SURE_BYTES: Final = 2 * HEADERS_MAX  # fewer bytes cannot hold too many headers
@@ -115,15 +113,15 @@ class Unseen(Headers):
 
 def headers_of(values: Mapping[str, str]) -> Headers:
     """Makes headers from names and values, encoded as a gateway encodes them. A value that is not Latin-1 is encoded as UTF-8."""
-    message = pb.HttpHeaders()
+    encoded = b""
     for name, value in values.items():
         try:
             raw = value.encode("latin-1")
         except UnicodeEncodeError:
             raw = value.encode()
-        message.headers.headers.add(key=name.lower(), raw_value=raw)
-    encoded = message.SerializeToString()
-    return Headers(encoded, 0, len(encoded))
+        encoded += field(1, field(1, name.lower().encode()) + (field(3, raw) if raw else b""))
+    message = field(1, encoded) if encoded else b""
+    return Headers(message, 0, len(message))
 
 
 def needle(name: str) -> bytes:
@@ -172,9 +170,27 @@ def _header_map(message: bytes, at: int, end: int) -> dict[str, str] | None:
 
 
 def _headers_slowly(payload: bytes) -> tuple[dict[str, str], bool]:
-    try:
-        decoded = pb.HttpHeaders.FromString(payload)
-    except DecodeError as error:
-        raise ProtocolViolation(f"malformed headers: {error}") from None
-    pairs = {h.key.lower(): (h.raw_value or h.value.encode()).decode("latin-1") for h in decoded.headers.headers}
-    return pairs, decoded.end_of_stream
+    found: dict[str, str] = {}
+    ends = False
+    for tag, start, end in walk(payload, 0, len(payload)):
+        if tag == 0x0A:
+            for inner, at, stop in walk(payload, start, end):
+                if inner == 0x0A:
+                    name, value = _header(payload, at, stop)
+                    found[name] = value
+        elif tag == 0x18:
+            ends = read_varint(payload, start)[0] != 0
+    return found, ends
+
+
+def _header(payload: bytes, at: int, stop: int) -> tuple[str, str]:
+    """Returns name and value of a HeaderValue: the value is its field `raw_value`, or else its field `value`."""
+    name = value = raw = ""
+    for tag, start, end in walk(payload, at, stop):
+        if tag == 0x0A:
+            name = text(payload, (start, end)).lower()
+        elif tag == 0x12:
+            value = text(payload, (start, end)).encode().decode("latin-1")
+        elif tag == 0x1A:
+            raw = payload[start:end].decode("latin-1")
+    return name, raw or value

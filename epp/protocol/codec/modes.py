@@ -16,8 +16,7 @@ import enum
 from collections.abc import Mapping
 from typing import Final
 
-from google.protobuf.struct_pb2 import Struct
-
+from epp.protocol.codec import structs
 from epp.protocol.codec.fields import field, framed, walk
 
 
@@ -78,9 +77,7 @@ def response_body_passed(body: bytes | None, metadata: Mapping[str, Mapping[str,
     )  # to replace the piece by no bytes, set clear_body
     answer = field(4, field(1, changed))
     if metadata:
-        struct_ = Struct()
-        struct_.update(dict(metadata))  # type: ignore[arg-type]  # the stub knows no nested mappings
-        answer += field(8, struct_.SerializeToString())
+        answer += field(8, structs.encoded(metadata))
     return framed(answer)
 
 
