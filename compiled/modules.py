@@ -39,7 +39,8 @@ _PATHS = """
     epp/recording/keys
     shm/flow_lanes shm/held_reader shm/held_writer shm/index_capacity shm/index_spill shm/lanes shm/layout shm/link_table
     shm/prefix_index shm/prefix_reader shm/prefix_writer shm/prompt_starts shm/remote_lane shm/seqlock shm/series shm/stream_marks shm/table
-    workers/endpoints/freshness workers/endpoints/http_client workers/endpoints/index_limits workers/endpoints/scrape
+    workers/endpoints/freshness workers/endpoints/http_answer workers/endpoints/http_client workers/endpoints/index_limits
+    workers/endpoints/scrape
     workers/endpoints/replicas/byte_stream workers/endpoints/replicas/connection workers/endpoints/replicas/exchange
     workers/endpoints/replicas/joining workers/endpoints/replicas/others workers/endpoints/replicas/pace
     workers/endpoints/replicas/places workers/endpoints/replicas/rates workers/endpoints/replicas/replies
@@ -74,6 +75,7 @@ KERNEL_SOURCES: Final = tuple(
         "latency",
         "links",
         "module",
+        "pages",
         "scores",
         "search",
         "steps",

@@ -31,6 +31,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from compiled.calls import seal
 from shm import fence, seqlock
 from shm.layout import CACHE_LINE, WORD, aligned, layout_hash
 from shm.segment import Region
@@ -121,7 +122,6 @@ class TableWriter:
         self._words = region.words
         self._body_bytes = bytearray((schema.row_words - 1) * WORD)
         self._body = memoryview(self._body_bytes).cast("Q")
-        self._fields = self._body[:-1]
         self._pack = struct.Struct(f"{_FIXED}{len(schema.columns)}d").pack_into
         self._nothing = (0.0,) * len(schema.columns)
         # No slot below this one is free. `claim` starts to look here, so that thousands of claims do not each scan the whole table.
@@ -184,7 +184,7 @@ class TableWriter:
         body[:] = self._words[row + 1 : row + self.schema.row_words]
         body[STATE - 1] = body[STATE - 1] if state is None else state
         body[FLAGS - 1] = body[FLAGS - 1] if flags is None else flags
-        body[-1] = reduce(xor, self._fields)
+        seal(body)
         seqlock.write_row(self._words, row, body)
         return True
 
@@ -250,7 +250,7 @@ class TableWriter:
             *(generation, owner, state, flags, updated_at, inflight, present),
             *values,
         )
-        self._body[-1] = reduce(xor, self._fields)
+        seal(self._body)
 
     def _store_claim(self, row: int) -> None:
         words, body = self._words, self._body

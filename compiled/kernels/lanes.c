@@ -95,6 +95,19 @@ KERNEL(fence) {
     Py_RETURN_NONE;
 }
 
+/* seal(words): sets the last word so that the XOR of all words is 0. `words`: a memoryview of unsigned words of 64 bits. */
+KERNEL(seal) {
+    if (!arguments("seal", count, 1)) return NULL;
+    Py_buffer *view = PyMemoryView_Check(args[0]) ? PyMemoryView_GET_BUFFER(args[0]) : NULL;
+    if (view == NULL || view->readonly || view->ndim != 1 || view->strides[0] != 8 || view->itemsize != 8 ||
+        view->format == NULL || view->format[0] != 'Q' || view->shape[0] < 1)
+        return PyErr_Format(PyExc_TypeError, "seal: needs a writable, contiguous memoryview of unsigned words");
+    uint64_t *words = view->buf, all = 0;
+    for (Py_ssize_t i = 0; i + 1 < view->shape[0]; i++) all ^= words[i];
+    words[view->shape[0] - 1] = all;
+    Py_RETURN_NONE;
+}
+
 /* read_rows(rows): returns a copy of the rows, and one word per row, which is not 0 if the row was torn while it was copied. `rows`:
    uint64, shape (n, words). The first word of a row is its version; the last word makes the XOR of all words equal to the version. */
 KERNEL(read_rows) {

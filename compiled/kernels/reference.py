@@ -5,6 +5,8 @@ For up to `FEW` numbers, plain Python is faster than NumPy.
 
 import math
 from collections.abc import Coroutine, Mapping
+from functools import reduce
+from operator import xor
 from struct import Struct
 from typing import Any, Final
 
@@ -116,6 +118,11 @@ def highest(totals: Floats) -> list[int]:
 def increase(words: memoryview, at: int, by: int = 1) -> None:
     """Adds `by` to the word at `at`. `words`: signed words of 64 bits. Raises IndexError."""
     words[at] += by
+
+
+def seal(words: memoryview) -> None:
+    """Sets the last word so that the XOR of all words is 0. `words`: unsigned words of 64 bits, at least one."""
+    words[-1] = reduce(xor, words[:-1], 0)
 
 
 def by_row(depths: Mapping[int, int], row_of: Mapping[int, int], rows: int) -> Floats:

@@ -16,6 +16,8 @@ import re
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
+from compiled.calls import recall
+
 SERIES_MAX: Final = 16_384  # series that are read per metric family; more would only cost time
 FAMILY_BYTES_MAX: Final = 1 << 20  # from the first series of a family to the last
 SHIFT_BYTES_MAX: Final = 256  # if a family stands further than this from its old position, the whole page is searched
@@ -106,10 +108,8 @@ class Finder:
         "_by_value",
         "_labels",
         "_name_line",
-        "_not_above",
         "_text",
         "_type_line",
-        "_typed",
         "selector",
     )
 
@@ -119,40 +119,19 @@ class Finder:
         self._by_value = by_value
         self._name_line = b"\n" + name
         self._type_line = b"# TYPE " + name + b" "
-        self._not_above = (name, b"#", b"\n", b"\r")
         self._text = b""
-        self._typed = False  # `_text` begins with the TYPE line of the family, so no series of it stands above
         self._labels = b""
         self._at = 0
 
     def find(self, page: bytes) -> tuple[bytes, float] | None:
         """Returns (text between the braces, value) of the series that counts; None: there is none. Raises Malformed."""
-        text, at = self._text, self._at
-        if text:
-            if not page.startswith(text, at):
-                low, high = max(at - SHIFT_BYTES_MAX, 0), at + len(text) + SHIFT_BYTES_MAX
-                self._at = at = page.find(text, low, high)
-            start = at + len(text)
-            end = page.find(b"\n", start)
-            if 0 <= at < end and self._alone(page, at, end):
-                token = page[start:end]
-                try:
-                    if b"_" not in token:
-                        return self._labels, float(token)
-                except ValueError:
-                    pass  # a timestamp follows the value, or the value is not a number: the search finds out
+        if self._text:
+            place = self._text, self._at, self._name_line, self._type_line
+            found = recalled(page, *place) if recall is None else recall(page, *place)
+            if found is not None:
+                self._at = found[0]
+                return self._labels, found[1]
         return self._search(page)
-
-    def _alone(self, page: bytes, at: int, end: int) -> bool:
-        """Returns whether the line between the newlines at `at` and `end` is certainly the only series of its family."""
-        if page.startswith(self._name_line, end) or (
-            page.startswith(_AMBIGUOUS, end) and not page.startswith(_ENDS, end)
-        ):
-            return False
-        if self._typed:
-            return True
-        above = page.rfind(b"\n", 0, at) + 1
-        return page.startswith(self._type_line, above) or not page.startswith(self._not_above, above)
 
     def _search(self, page: bytes) -> tuple[bytes, float] | None:
         best: tuple[bytes, float] | None = None
@@ -176,8 +155,8 @@ class Finder:
         """Keeps the text before the value at position `value`. The text begins with the newline at `at`, or with the newline before the
         family's TYPE line if that line is directly above."""
         above = page.rfind(b"\n", 0, at)
-        self._typed = above >= 0 and page.startswith(self._type_line, above + 1)
-        self._at = above if self._typed else at
+        typed = above >= 0 and page.startswith(self._type_line, above + 1)
+        self._at = above if typed else at
         self._text = page[self._at : value]
 
     def _series(self, page: bytes) -> Iterator[tuple[int, re.Match[bytes]]]:
@@ -229,6 +208,37 @@ class Finder:
     def _matches(self, text: bytes) -> bool:
         labels = labels_of(text)
         return all(labels.get(name) == value for name, value in self.selector.labels)
+
+
+def recalled(page: bytes, text: bytes, at: int, name_line: bytes, type_line: bytes) -> tuple[int, float] | None:
+    """Returns (position of `text`, value after it), if `text` stands at or near position `at` and its series is alone. Else None.
+
+    `text` begins with the newline before the series, or before the TYPE line of its family. `name_line`: a newline and the name of the
+    family. `type_line`: how the TYPE line of the family begins. A series is alone if it is certainly the only one of its family.
+    """
+    if not page.startswith(text, at):
+        at = page.find(text, max(at - SHIFT_BYTES_MAX, 0), at + len(text) + SHIFT_BYTES_MAX)
+    start = at + len(text)
+    end = page.find(b"\n", start)
+    if not 0 <= at < end or not _alone(page, at, end, text.startswith(type_line, 1), name_line, type_line):
+        return None
+    try:
+        return at, number(page[start:end])
+    except Malformed:
+        return None  # a timestamp follows the value, or the value is not a number: the search finds out
+
+
+def _alone(page: bytes, at: int, end: int, typed: bool, name_line: bytes, type_line: bytes) -> bool:
+    """Returns whether the line between the newlines at `at` and `end` is certainly the only series of its family.
+
+    `typed`: the TYPE line of the family precedes it, so no series of the family is above.
+    """
+    if page.startswith(name_line, end) or (page.startswith(_AMBIGUOUS, end) and not page.startswith(_ENDS, end)):
+        return False
+    if typed:
+        return True
+    above = page.rfind(b"\n", 0, at) + 1
+    return page.startswith(type_line, above) or not page.startswith((name_line[1:], *_NO_SAMPLE), above)
 
 
 def _timestamp(rest: bytes) -> float:

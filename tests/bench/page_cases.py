@@ -14,7 +14,7 @@ from loadtest.engine import Engine, EngineSettings
 from loadtest.exposition import MetricsPage
 from tests.bench.cases import Case
 from tests.bench.prefix_cases import chat
-from workers.endpoints.http_client import ServerAnswer
+from workers.endpoints.http_answer import ServerAnswer
 
 PAGE_BYTES = 32_000
 PAGE_US = 50.0

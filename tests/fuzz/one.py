@@ -126,7 +126,7 @@ def loaded(name: str, *, instrumented: bool) -> Target:
             "epp",
             "workers.transport",
             "workers.extproc",
-            "workers.endpoints.http_client",
+            "workers.endpoints.http_answer",
             "workers.shared.bus",
         ]
     ):

@@ -43,7 +43,7 @@ from shm.segment import Region
 from tests.epp.plugins.parser_bodies import field
 from tests.epp.plugins.parser_bodies import frame as grpc_frame
 from tests.fuzz.target import Target, borders
-from workers.endpoints.http_client import HttpError, ServerAnswer
+from workers.endpoints.http_answer import HttpError, ServerAnswer
 from workers.shared.bus import BusReader
 
 # Answers of model servers, scanned for usage.
@@ -331,7 +331,7 @@ ANSWERS = Target(
         b"+5",
         b"Connection: close",
     ),
-    modules=("workers.endpoints.http_client",),
+    modules=("workers.endpoints.http_answer",),
 )
 
 

@@ -34,15 +34,8 @@ from typing import Final, NamedTuple, Protocol, Self, TypeVar
 from epp.plugins.extractors._pages import Extracted, ExtractError
 from epp.plugins.extractors.metrics_source import MetricsDataSource
 from workers.endpoints.freshness import SCRAPE_S_MAX
-from workers.endpoints.http_client import (
-    REFUSED,
-    Attempt,
-    Connect,
-    Connected,
-    Dialer,
-    HttpError,
-    get_request,
-)
+from workers.endpoints.http_answer import HttpError
+from workers.endpoints.http_client import REFUSED, Attempt, Connect, Connected, Dialer, get_request
 
 EXTRACT: Final = "extract"  # the cause of a failed scrape whose page was fetched, and refused as a whole
 INTERVAL_S_MIN: Final = 0.05

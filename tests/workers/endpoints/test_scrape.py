@@ -6,7 +6,7 @@ import pytest
 
 from epp.plugins.extractors.core_metrics import Extracted
 from tests.workers.endpoints.scraping import PAGE, Bench, reader
-from workers.endpoints.http_client import HttpError
+from workers.endpoints.http_answer import HttpError
 from workers.endpoints.scrape import (
     CONNECT_S_MAX,
     FLOOD_PAUSE_S,

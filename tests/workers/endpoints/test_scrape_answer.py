@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workers.endpoints.http_client import (
+from workers.endpoints.http_answer import (
     CHUNKS_MAX,
     HEAD_BYTES_MAX,
     PAGE_BYTES_MAX,
     HttpError,
     ServerAnswer,
-    get_request,
 )
+from workers.endpoints.http_client import get_request
 
 PAGE = b"a 1\nb 2\n" * 5
 OK = b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\n"
