@@ -175,6 +175,7 @@ class Lanes:
         self._all: Ints = region.array(np.int64, lanes_at, shape)
         self._floats: npt.NDArray[np.float64] = region.array(np.float64, lanes_at, shape)
         self._workers = self._all[1:]
+        self._each: Ints = np.ones(len(self._workers), dtype=np.int64)
         self._weights: Ints = region.array(np.int64, 0, schema.lanes)[1:]
         self._words = region.bytes.cast("q")
         self._bases = [(lanes_at // WORD) + i * lane_words for i in range(schema.lanes)]
@@ -233,10 +234,15 @@ class Lanes:
 
     def outcomes(self, slots_used: int) -> tuple[Ints, Ints]:
         """Requests served and points of failures per slot, over all workers, serving or not."""
-        schema, lanes = self.schema, self._all[1:]
-        served: Ints = lanes[:, schema.served_at : schema.served_at + slots_used].sum(axis=0)
-        failed: Ints = lanes[:, schema.failed_at : schema.failed_at + slots_used].sum(axis=0)
-        return served, failed
+        return self._over_workers(self.schema.served_at, slots_used), self._over_workers(
+            self.schema.failed_at, slots_used
+        )
+
+    def _over_workers(self, at: int, slots_used: int) -> Ints:
+        if lane_sums is not None:
+            return lane_sums(self._workers, self._each, at, slots_used)
+        sums: Ints = self._workers[:, at : at + slots_used].sum(axis=0)
+        return sums
 
     def serving_workers(self) -> list[int]:
         """The lanes of the workers that serve."""
