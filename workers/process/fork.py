@@ -20,7 +20,7 @@ import traceback
 from collections.abc import Callable, Iterable
 from typing import NoReturn
 
-from workers.host import mapped_code
+from workers.host import mapped_code, memory
 from workers.host.exit_codes import ExitCode
 from workers.host.log import name_process
 
@@ -57,10 +57,10 @@ def threads() -> int:
 def prepare() -> None:
     """Keeps memory shared with future children: their garbage collectors then do not write to the objects that exist now.
 
-    The kernel copies each page to which a child writes (copy-on-write). Also gives back the code that only the imports needed. Call this
+    The kernel copies each page to which a child writes (copy-on-write). Also gives back the memory that only the imports needed. Call this
     once in the parent, after all imports.
     """
-    gc.collect()
+    memory.trim()
     gc.freeze()
     mapped_code.note()
     mapped_code.give_back()
