@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from compiled import kernels
 from shm.index_capacity import AGE_MASK, OWNER_IDS, Capacity
+from shm.index_news import News, reference_news
 from shm.index_spill import orphaned_marks, relieve
 from shm.prefix_index import (
     BUCKETS,
@@ -44,8 +45,6 @@ from shm.segment import Region
 ROUNDS_MAX: Final = 64
 CHUNK: Final = 512  # blocks per round: few enough for the intermediate arrays to fit into the CPU's cache
 
-# Blocks that an insert tells of: the owner of each run of blocks, the number of blocks of each run, and the bytes of all hashes (u64).
-News = tuple[list[int], list[int], bytes]
 Runs = tuple[list[int], list[int]]
 NO_NEWS: Final[News] = ([], [], b"")
 
@@ -59,36 +58,11 @@ class OwnersExhausted(Exception):
     """Says that every owner id is live, or retired and not yet swept."""
 
 
-class IndexWriter:
-    """Inserts and removes entries, and assigns owner ids."""
+class Counts:
+    """Reads from the control words what became of entries."""
 
-    def __init__(
-        self, schema: IndexSchema, region: Region, *, near_owners: int = NEAR_OWNERS, spills: bool = False
-    ) -> None:
-        """`near_owners`: how many owners of one hash may have entries in its near buckets; entries of further owners go to far buckets.
-
-        `spills`: whether full near buckets give entries to far buckets (`shm.index_spill`) before an entry is overwritten.
-        """
-        self.schema = schema
-        self._near_owners = near_owners
-        self._spills = spills
-        self._buckets = schema.buckets
-        self._words = region.words
-        # Do not read an unused index below: each page of shared memory that is read takes memory.
-        unused = not self._words[BUCKETS]
-        self._words[BUCKETS] = schema.buckets
-        self._table: Hashes = region.array(np.uint64, schema.entries_at, (schema.buckets, WAYS))
-        self._entries = self._table.reshape(-1)
-        self._ages: npt.NDArray[np.uint32] = region.array(np.uint32, schema.ages_at, (schema.buckets, WAYS))
-        self._flat_ages = self._ages.reshape(-1)
-        self._states: npt.NDArray[np.uint8] = region.array(np.uint8, schema.owners_at, OWNER_IDS)
-        self._claims = np.zeros(schema.buckets, dtype=np.int32)  # bucket -> index of the entry that writes to it
-        self._capacity = Capacity(self._entries, self._flat_ages)
-        self._size = 0 if unused else self._capacity.count_present()
-        self.changes = 0  # grows with each insert, removal and retirement of an owner
-        self._cursor = 0
-        self._swept = 0
-        self._retired_at: dict[int, int] = dict.fromkeys(np.flatnonzero(self._states == OWNER_RETIRED).tolist(), 0)
+    def __init__(self, words: memoryview) -> None:
+        self._words = words
 
     @property
     def evictions(self) -> int:
@@ -123,6 +97,38 @@ class IndexWriter:
             "gone": self.gone,
             "taken_back": self.taken_back,
         }
+
+
+class IndexWriter(Counts):
+    """Inserts and removes entries, and assigns owner ids."""
+
+    def __init__(
+        self, schema: IndexSchema, region: Region, *, near_owners: int = NEAR_OWNERS, spills: bool = False
+    ) -> None:
+        """`near_owners`: how many owners of one hash may have entries in its near buckets; entries of further owners go to far buckets.
+
+        `spills`: whether full near buckets give entries to far buckets (`shm.index_spill`) before an entry is overwritten.
+        """
+        self.schema = schema
+        self._near_owners = near_owners
+        self._spills = spills
+        self._buckets = schema.buckets
+        super().__init__(region.words)
+        # Do not read an unused index below: each page of shared memory that is read takes memory.
+        unused = not self._words[BUCKETS]
+        self._words[BUCKETS] = schema.buckets
+        self._table: Hashes = region.array(np.uint64, schema.entries_at, (schema.buckets, WAYS))
+        self._entries = self._table.reshape(-1)
+        self._ages: npt.NDArray[np.uint32] = region.array(np.uint32, schema.ages_at, (schema.buckets, WAYS))
+        self._flat_ages = self._ages.reshape(-1)
+        self._states: npt.NDArray[np.uint8] = region.array(np.uint8, schema.owners_at, OWNER_IDS)
+        self._claims = np.zeros(schema.buckets, dtype=np.int32)  # bucket -> index of the entry that writes to it
+        self._capacity = Capacity(self._entries, self._flat_ages)
+        self._size = 0 if unused else self._capacity.count_present()
+        self.changes = 0  # grows with each insert, removal and retirement of an owner
+        self._cursor = 0
+        self._swept = 0
+        self._retired_at: dict[int, int] = dict.fromkeys(np.flatnonzero(self._states == OWNER_RETIRED).tolist(), 0)
 
     def size(self) -> int:
         """The number of entries in use, with those of retired owners and far marks (which only say that a hash has far entries)."""
@@ -209,22 +215,9 @@ class IndexWriter:
 
     def reference_news(self, hashes: Hashes, owners: int | npt.NDArray[Any], age: int, stale: int) -> News:
         """Compute in Python what `insert_and_tell` would return."""
-        ids = np.full(len(hashes), owners, np.uint16) if isinstance(owners, int) else owners.astype(np.uint16)
-        entries = (hashes & _TAG_MASK) | ids.astype(np.uint64)
-        buckets = np.column_stack((near_buckets(hashes, self._buckets), _far_buckets(hashes, entries, self._buckets)))
-        ticks = np.uint32(age & AGE_MASK) - self._ages[buckets]
-        told = ~((self._table[buckets] == entries[:, None, None]) & (ticks < stale)).any(axis=(1, 2))
-        told &= self._states[ids] == OWNER_LIVE
-        first = np.zeros(len(hashes), np.bool_)
-        first[np.unique(entries, return_index=True)[1]] = True  # the second time, an entry is fresh
-        told &= first
-        told_ids = ids[told]
-        ends = np.flatnonzero(np.append(told_ids[1:] != told_ids[:-1], True)[: len(told_ids)])
-        return (
-            told_ids[ends].tolist(),
-            np.diff(ends, prepend=-1).tolist(),
-            hashes[told].astype("<u8", copy=False).tobytes(),
-        )
+        ids = np.full(len(hashes), owners, np.uint16) if isinstance(owners, int) else owners
+        live = self._states[ids] == OWNER_LIVE
+        return reference_news(self._table, self._ages, hashes[live], ids[live], age, stale)
 
     def reference_insert(self, hashes: Hashes, owners: int | npt.NDArray[Any], age: int) -> None:
         """Compute `insert` in Python, without the C kernel: in rounds, in each of which a bucket takes one entry."""

@@ -15,7 +15,7 @@ from typing import Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from shm.prefix_writer import News
+from shm.index_news import News
 from workers.endpoints.replicas.places import Places
 from workers.endpoints.replicas.wire import RUNS_MAX, Blocks
 
