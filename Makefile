@@ -13,7 +13,7 @@ FIND_PYTHON = for p in /usr/bin/python3 python3 python3.13 python3.12 python3.11
 	if $$p -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then command -v $$p; exit 0; fi; done; \
 	echo "no Python >= 3.11 with venv found: install one (on Debian: apt install python3 python3-venv)" >&2; exit 1
 
-.PHONY: compiled install demo docs test coverage test-e2e test-first-day test-configurations test-kube test-faults test-reload-faults test-go test-clients test-ui bench-ui fuzz simulate bench-floods bench-busy bench-overload bench-waiting bench-reload lint bench bench-routing bench-replay bench-tune bench-replicas bench-scaling profile load proto lock clean
+.PHONY: compiled install demo docs release test coverage test-e2e test-first-day test-configurations test-kube test-faults test-reload-faults test-go test-clients test-ui bench-ui fuzz simulate bench-floods bench-busy bench-overload bench-waiting bench-reload lint bench bench-routing bench-replay bench-tune bench-replicas bench-scaling profile load proto lock clean
 .NOTPARALLEL:  # targets share one environment
 # The tests start hundreds of processes: each would compile the modules again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -149,6 +149,11 @@ bench-reload: $(READY_DEV) compiled
 # The cost for good traffic of attacks on the port.
 bench-floods: $(READY_DEV) compiled
 	@$(PYTHON) -m tests.bench.floods $(ARGS)
+
+# A release of the current commit in dist/: packages, chart, documentation, image, bills of materials, notes, checksums. Many minutes.
+# ARGS=--native makes one wheel and no image: a minute. ARGS=--reproduce makes everything twice and compares the bytes.
+release: $(READY_DEV)
+	@$(PYTHON) -m release $(ARGS)
 
 # The documentation as a site in site/. A dead link is an error. The site loads nothing from other hosts.
 docs: $(READY_DEV)

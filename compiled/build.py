@@ -5,8 +5,12 @@ The result is a folder `compiled/built/<key>`. The key is a hash of the sources 
 repeated. Object files are cached in .cache/compiled by a hash of their source, so a change in one module recompiles little more than that
 module. If the C compiler, the Python headers or mypy is missing, nothing is built and a line says why. The exit code is 0 then, too,
 because everything works interpreted.
+
+With --abi, --include and --compiler it compiles for another machine. The Python there must have the version of the running one, because
+mypyc writes C for its own version.
 """
 
+import argparse
 import contextlib
 import hashlib
 import io
@@ -22,11 +26,11 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
-from compiled.finder import BUILT, LIBRARY, REASON, ROOT, SUFFIX, key, module_name
+from compiled.finder import ABI, BUILT, LIBRARY, REASON, ROOT, SUFFIX, key, module_name
 from compiled.modules import KERNEL_SOURCES, KERNELS, PATHS
 
 CACHE: Final = ROOT / ".cache" / "compiled"
@@ -41,6 +45,23 @@ STRUCT: Final = re.compile(r"^class \w+\(.*\bStruct\b", re.MULTILINE)
 
 class Unbuildable(Exception):
     """Raised if something that the build needs is missing. The text names it."""
+
+
+class Target(NamedTuple):
+    """The Python for which the modules are compiled.
+
+    `abi`: its binary interface (SOABI); `compiler`: the command of a C compiler for its machine; `includes`: the folders of its headers.
+    """
+
+    abi: str
+    compiler: Sequence[str]
+    includes: Sequence[str]
+
+
+def native() -> Target:
+    """Returns the running Python as the target. Raises Unbuildable if there is no compiler, or no Python.h."""
+    includes = [sysconfig.get_path("include"), sysconfig.get_path("platinclude")]
+    return Target(ABI, compiler(), includes)
 
 
 def compiler() -> list[str]:
@@ -125,15 +146,13 @@ def shim(target: Path, module: str) -> Path:
 class Cached:
     """Compiles C files. Caches the objects by the hash of everything that influences them."""
 
-    def __init__(
-        self, command: Sequence[str], folders: Sequence[str], headers_in: Path, flags: Sequence[str] = FLAGS
-    ) -> None:
-        includes = [*folders, sysconfig.get_path("include"), sysconfig.get_path("platinclude")]
-        self._command = [*command, *flags, *(f"-I{folder}" for folder in dict.fromkeys(includes))]
+    def __init__(self, target: Target, folders: Sequence[str], headers_in: Path, flags: Sequence[str] = FLAGS) -> None:
+        includes = dict.fromkeys([*folders, *target.includes])
+        self._command = [*target.compiler, *flags, *(f"-I{folder}" for folder in includes)]
         self._objects = CACHE / "objects"
         self._objects.mkdir(parents=True, exist_ok=True)
         headers = b"".join(file.read_bytes() for file in sorted(headers_in.rglob("*.h")))
-        named = "\0".join((*command, *flags, sys.version, _mypy_version(), np.__version__))
+        named = "\0".join((*target.compiler, *flags, sys.version, _mypy_version(), np.__version__))
         self._base = hashlib.sha256(named.encode() + headers)
 
     def compiled(self, source: Path) -> Path:
@@ -157,15 +176,15 @@ class Cached:
             file.unlink(missing_ok=True)
 
 
-def build(jobs: int | None = None) -> bool:
-    """Builds, unless a build of these sources exists. Returns whether it has built. `jobs`: C files compiled at a time; None: one per CPU.
+def build(target: Target | None = None, jobs: int | None = None) -> bool:
+    """Builds, unless a build of these sources exists. Returns whether it has built. `target`: None means the running Python.
 
-    Raises Unbuildable and CalledProcessError.
+    `jobs`: C files compiled at a time; None means one per CPU. Raises Unbuildable and CalledProcessError.
     """
-    folder = BUILT / key()
+    folder = BUILT / key(abi=target.abi if target else ABI)
     if folder.is_dir():
         return False
-    command = compiler()
+    target = target or native()
     if faults := struct_faults():
         raise SystemExit("\n".join(faults))
     print(
@@ -178,8 +197,8 @@ def build(jobs: int | None = None) -> bool:
         sources, folders = generate(generated)
         admit_subclasses(generated)
         shims = [shim(generated, module_name(path)) for path in PATHS]
-        cached = Cached(command, folders, generated)
-        kernels = Cached(command, [np.get_include()], ROOT / "compiled" / "kernels", KERNEL_FLAGS)
+        cached = Cached(target, folders, generated)
+        kernels = Cached(target, [np.get_include()], ROOT / "compiled" / "kernels", KERNEL_FLAGS)
         with ThreadPoolExecutor(jobs or os.cpu_count() or 1) as pool:
             objects = list(pool.map(cached.compiled, sources))
             small = list(pool.map(cached.compiled, shims))
@@ -187,7 +206,7 @@ def build(jobs: int | None = None) -> bool:
             ready = Path(tempfile.mkdtemp(dir=BUILT, prefix=".unfinished-"))
             links = [(LIBRARY, objects), (KERNELS, numeric)]
             links += [(module_name(path), [obj]) for path, obj in zip(PATHS, small, strict=True)]
-            list(pool.map(lambda link: _link(command, ready, *link), links))
+            list(pool.map(lambda link: _link(target.compiler, ready, *link), links))
         cached.prune()
     ready.chmod(0o755)
     try:
@@ -224,9 +243,18 @@ def _mypy_version() -> str:
 
 def main() -> None:
     """Builds, or prints why nothing can be built."""
+    line = argparse.ArgumentParser(prog="python -m compiled.build", description="Compiles the request path.")
+    line.add_argument("--abi", help="the SOABI of another Python, such as cpython-313-aarch64-linux-gnu")
+    line.add_argument("--include", action="append", help="a folder of that Python's headers")
+    line.add_argument("--compiler", help="the command of a C compiler for its machine")
+    given = line.parse_args()
+    another = [given.abi, given.include, given.compiler]
+    if any(another) and not all(another):
+        line.error("--abi, --include and --compiler belong together")
+    target = Target(given.abi, shlex.split(given.compiler), given.include) if given.abi else None
     began = time.monotonic()
     try:
-        done = build()
+        done = build(target)
     except Unbuildable as error:
         BUILT.mkdir(exist_ok=True)
         (BUILT / REASON).write_text(str(error))

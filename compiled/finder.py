@@ -24,6 +24,9 @@ from compiled.modules import KERNELS, PATHS, SOURCES
 
 ROOT: Final = Path(__file__).parent.parent
 BUILT: Final = Path(__file__).parent / "built"
+ABI: Final = (
+    importlib.machinery.EXTENSION_SUFFIXES[0].removeprefix(".").removesuffix(".so")
+)  # the binary interface of this Python
 VARIABLE: Final = "EPP_COMPILED"
 LIBRARY: Final = "epp_request_path__mypyc"  # has the code of all modules; the files of the modules only refer to it
 BUILDER: Final = "4"  # raise it when `compiled.build` changes what it makes from the same source
@@ -100,10 +103,10 @@ def docstring(cls: type) -> str:
     return ""
 
 
-def key(root: Path = ROOT) -> str:
-    """Returns the name of the folder that a build of the sources in `root` has."""
+def key(root: Path = ROOT, abi: str = ABI) -> str:
+    """Returns the name of the folder that a build of the sources in `root` has, for a Python with this binary interface."""
     digest = hashlib.sha256()
-    for part in (importlib.machinery.EXTENSION_SUFFIXES[0], BUILDER):
+    for part in (f".{abi}.so", BUILDER):
         digest.update(f"{part}\0".encode())
     for path in SOURCES:
         content = (root / path).read_bytes()

@@ -15,13 +15,14 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parent.parent
 PICKER = ("compiled", "epp", "shm", "workers", "loadtest")
-PACKAGES = (*PICKER, "tests")
+PACKAGES = (*PICKER, "release", "tests")
 
 MAY_IMPORT = {  # of our packages and of third parties; the standard library is allowed except BANNED
-    "compiled": {"compiled", "mypy", "mypyc", "hatchling", "numpy"},
+    "compiled": {"compiled", "mypy", "mypyc", "numpy"},
     "shm": {"compiled", "shm", "numpy", "posix_ipc"},
     "epp": {"compiled", "epp", "msgspec", "numpy", "xxhash"},
     "loadtest": {"loadtest", "epp.protocol.codec", "epp.protocol.proto"},
+    "release": {"release", "compiled", "hatchling", "packaging", "workers.host"},
 }
 ONLY_IN = {  # third-party modules that only these modules of `epp` may import
     "cel": ("epp.plugins.reporters.request_attribute",),
@@ -120,7 +121,7 @@ def module_names() -> Iterator[tuple[str, Path]]:
 MODULES = dict(module_names())
 
 
-def sources(packages: tuple[str, ...] = PICKER) -> dict[str, str]:
+def sources(packages: tuple[str, ...] = (*PICKER, "release")) -> dict[str, str]:
     """Returns module -> source text, for all modules of these packages."""
     return {module: path.read_text() for module, path in MODULES.items() if within(module, packages)}
 

@@ -2,6 +2,7 @@
 
 python -m tests.deploy.generate
 
+helm/endpoint-picker/Chart.yaml          its version is that of the package
 helm/endpoint-picker/values.schema.json  from the types of the values
 helm/endpoint-picker/files/sizes.json    from `workers.cli.sizing`
 config/epp.schema.json                   what `epp schema` prints
@@ -10,6 +11,7 @@ kustomize/overlays/gateway, standalone   what each mode adds: objects, and patch
 """
 
 import json
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +22,7 @@ import yaml
 
 from epp.config import registry
 from epp.config.schema import schema as config_schema
+from release.source import version
 from tests.deploy.renderers import CHART, ROOT, keyed, ours
 from workers.cli.manifests.values import Values
 from workers.cli.sizing import CHART as SIZES
@@ -40,9 +43,16 @@ def overlay_values(mode: str) -> Json:
 def of_the_chart() -> dict[Path, str]:
     """The files that the chart needs for rendering."""
     return {
+        CHART / "Chart.yaml": _versioned((CHART / "Chart.yaml").read_text()),
         CHART / "values.schema.json": json.dumps(schema(), indent=2) + "\n",
         CHART / "files" / "sizes.json": json.dumps(SIZES, indent=2) + "\n",
     }
+
+
+def _versioned(chart: str) -> str:
+    """Returns the text of Chart.yaml with the version of pyproject.toml."""
+    number = version(ROOT)
+    return re.sub(r"^(version|appVersion): .*$", lambda line: f'{line[1]}: "{number}"', chart, flags=re.MULTILINE)
 
 
 def generated() -> dict[Path, str]:

@@ -18,7 +18,7 @@ from typing import Any
 import click
 
 from compiled.finder import choose
-from workers.host.build import version
+from workers.host.build import SHORT, commit, version
 
 COMMANDS: Mapping[str, str] = {
     "serve": "Run the picker.",
@@ -104,13 +104,20 @@ def missing(command_name: str, module: str) -> click.ClickException:
 
 def _print_version(ctx: click.Context, _option: click.Parameter, requested: bool) -> None:
     if requested and not ctx.resilient_parsing:
-        click.echo(f"epp {version() or '(not installed: run from a source tree)'}, {choose()}")
+        digits = commit()[:SHORT]
+        which = version() or "(not installed: run from a source tree)"
+        click.echo(f"epp {which}{f' ({digits})' if digits else ''}, {choose()}")
         ctx.exit()
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.option(
-    "--version", is_flag=True, is_eager=True, expose_value=False, callback=_print_version, help="Print the version."
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_print_version,
+    help="Print version, commit and mode.",
 )
 def main() -> None:
     """Endpoint picker: chooses the model server for every LLM request of an Envoy gateway."""

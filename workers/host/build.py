@@ -12,15 +12,18 @@ from pathlib import Path
 
 INSTALLATIONS = "endpoint_picker-*.dist-info"  # folders with the name and version of the distribution
 SOURCE = Path(__file__).parents[2]
+RECORDED = "workers/host/commit.txt"  # in sdists and wheels: the build writes the commit into it
+SHORT = 12  # digits of a commit that people read
 COMMIT = re.compile(r"[0-9a-f]{40}([0-9a-f]{24})?")
 
 
 def commit(environ: Mapping[str, str] = os.environ, source: Path = SOURCE) -> str:
-    """Returns the commit as hexadecimal digits: from the variable EPP_COMMIT, which images set, else from pip, else from the checkout.
+    """Returns the commit as hexadecimal digits: from the variable EPP_COMMIT, else as the build recorded it, else from pip, else from the checkout.
 
     Returns "" if none of them has it.
     """
-    return environ.get("EPP_COMMIT", "") or _installed() or _checked_out(source / ".git")
+    given = environ.get("EPP_COMMIT", "") or _text(source / RECORDED).strip()
+    return given or _installed() or _checked_out(source / ".git")
 
 
 def version() -> str:

@@ -1,7 +1,9 @@
 """Report a number about a finished request to the gateway, computed from the tokens that the model server counted."""
 
 import math
+import sys
 from collections.abc import Callable
+from types import ModuleType
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -10,6 +12,8 @@ from epp.decision import Decision, Response, Usage
 from epp.plugin import ResponseComplete, Services, plugin
 from epp.request import Request
 
+# The library imports its own command, with a dozen packages for terminals. An empty module takes its place.
+sys.modules.setdefault("cel.cli", ModuleType("cel.cli"))
 try:
     import cel
 except ImportError:  # the library is an optional dependency, because most configurations have no expression

@@ -58,14 +58,20 @@ def test_an_unknown_command_is_a_usage_error() -> None:
     assert "No such command 'chek'" in result.stderr
 
 
-def test_the_version_is_that_of_the_distribution(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cli, "version", lambda: "1.2.3")
-    assert CliRunner().invoke(cli.main, ["--version"]).stdout == f"epp 1.2.3, {choose()}\n"
-    monkeypatch.setattr(cli, "version", lambda: "")
-    assert (
-        CliRunner().invoke(cli.main, ["--version"]).stdout
-        == f"epp (not installed: run from a source tree), {choose()}\n"
-    )
+@pytest.mark.parametrize(
+    ("commit", "version", "shown"),
+    [
+        ("0123456789abcdef", "1.2.3", "epp 1.2.3 (0123456789ab)"),
+        ("", "1.2.3", "epp 1.2.3"),
+        ("", "", "epp (not installed: run from a source tree)"),
+    ],
+)
+def test_the_version_names_distribution_commit_and_mode(
+    monkeypatch: pytest.MonkeyPatch, commit: str, version: str, shown: str
+) -> None:
+    monkeypatch.setattr(cli, "commit", lambda: commit)
+    monkeypatch.setattr(cli, "version", lambda: version)
+    assert CliRunner().invoke(cli.main, ["--version"]).stdout == f"{shown}, {choose()}\n"
 
 
 def in_shell(command: str) -> subprocess.CompletedProcess[str]:

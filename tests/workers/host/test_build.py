@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from workers.host import build
-from workers.host.build import commit, version
+from workers.host.build import RECORDED, commit, version
 
 A, B = "a" * 40, "b" * 40
 
@@ -78,3 +78,9 @@ def test_the_version_is_the_one_that_the_standard_library_finds() -> None:
     except importlib.metadata.PackageNotFoundError:
         expected = ""
     assert version() == expected
+
+
+def test_what_the_build_recorded_comes_before_the_checkout(tmp_path: Path) -> None:
+    (checkout(tmp_path, A) / RECORDED).parent.mkdir(parents=True)
+    (tmp_path / RECORDED).write_text(f"{B}\n")
+    assert commit({}, tmp_path) == B

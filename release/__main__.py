@@ -1,0 +1,149 @@
+"""Makes a release of the current commit: `make release`.
+
+    make release                          everything
+    make release ARGS='--native'          the wheel for this machine and Python only, and no image: a minute
+    make release ARGS='--reproduce'       everything twice, and compares the bytes; compiles all twice, too, unless --native is given
+
+What cannot be made on this machine is named, and everything else is made. The exit code is then 3.
+"""
+
+import argparse
+import hashlib
+import platform
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from compiled.build import Unbuildable, native
+from release import archives, materials, notes, wheels
+from release.errors import Missing, Refused
+from release.image import oci, root
+from release.image.left_out import PYTHON
+from release.pythons import ARCHITECTURES, MACHINES, VERSIONS, interpreter, running, target
+from release.source import NAME, ROOT, Source, checked_out
+
+INCOMPLETE: Final = 3
+SUMS: Final = "SHA256SUMS"
+NOTES: Final = "RELEASE_NOTES.md"
+
+
+class Release:
+    """One release in the folder `into`. `skipped`: why parts were not made."""
+
+    def __init__(self, source: Source, into: Path) -> None:
+        self._source = source
+        self._into = into
+        self._wheels: dict[tuple[str, str], Path] = {}
+        self.skipped: list[str] = []
+
+    def make(self, native_only: bool) -> None:
+        """Makes everything, or what `--native` says. Raises Refused."""
+        notes.changes((self._source.tree / "CHANGELOG.md").read_text(), self._source.version)
+        _, pure = wheels.distributions(self._source, self._into)
+        if native_only:
+            self._try("compiled wheel", lambda: wheels.compiled(self._source, pure, native(), running()))
+        else:
+            for version, machine in [(version, machine) for version in VERSIONS for machine in MACHINES]:
+                self._try(f"wheel for CPython {version}, {machine}", partial(self._wheel, pure, version, machine))
+        self._try("chart", lambda: archives.chart(self._source, self._into))
+        self._try("documentation", lambda: archives.documentation(self._source, self._into))
+        bill = materials.of_package(self._source)
+        materials.write(bill, self._into / f"{NAME}-{self._source.version}-package.cdx.json")
+        if not native_only:
+            self._try("image", self._image)
+        made = sorted(file for file in self._into.iterdir())
+        (self._into / NOTES).write_text(notes.text(self._source, made, self.skipped))
+        made.append(self._into / NOTES)
+        (self._into / SUMS).write_text("".join(f"{digest}  {name}\n" for name, digest in digests(made)))
+
+    def _wheel(self, pure: Path, version: str, machine: str) -> Path:
+        made = wheels.compiled(self._source, pure, target(version, machine), interpreter(version))
+        self._wheels[version, machine] = made
+        return made
+
+    def _image(self) -> Path:
+        """Makes the image for every machine that has a wheel, and its bills of materials. Raises Missing."""
+        roots: dict[str, Path] = {}
+        for machine in MACHINES:
+            if wheel := self._wheels.get((PYTHON, machine)):
+                folder = self._source.tree / f"root-{machine}"
+                root.assemble(folder, wheel, machine, interpreter(PYTHON))
+                roots[machine] = folder
+                bill = materials.of_image(self._source, folder, ARCHITECTURES[machine])
+                name = f"{NAME}-{self._source.version}-image-{ARCHITECTURES[machine]}.cdx.json"
+                materials.write(bill, self._into / name)
+                print(f"  image for {machine}: {root.size(folder) / 1e6:.0f} MB unpacked", flush=True)
+        if not roots:
+            raise Missing(f"there is no wheel for CPython {PYTHON}")
+        return oci.archive(self._source, roots, self._into)
+
+    def _try(self, what: str, make: Callable[[], Path]) -> None:
+        began = time.monotonic()
+        try:
+            made = make()
+        except (Missing, Unbuildable) as missing:
+            self.skipped.append(f"{what}: {missing}")
+            print(f"skipped {what}: {missing}", file=sys.stderr, flush=True)
+            return
+        print(f"made {made.name} ({made.stat().st_size / 1e6:.1f} MB, {time.monotonic() - began:.0f} s)", flush=True)
+
+
+def digests(files: list[Path]) -> Iterator[tuple[str, str]]:
+    """Yields name and SHA-256 of each file."""
+    for file in files:
+        yield file.name, hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+def made(into: Path, native_only: bool, cached: bool) -> Release:
+    """Makes a release of the current commit in the folder `into`. `cached`: object files of earlier builds may be used. Raises Refused."""
+    shutil.rmtree(into, ignore_errors=True)
+    into.mkdir(parents=True)
+    with tempfile.TemporaryDirectory(prefix="epp-release-") as folder:
+        source = checked_out(Path(folder))
+        print(f"release {source.version} of commit {source.commit[:12]}", flush=True)
+        if cached:
+            (ROOT / ".cache").mkdir(exist_ok=True)
+            (source.tree / ".cache").symlink_to(ROOT / ".cache")
+        release = Release(source, into)
+        release.make(native_only)
+        return release
+
+
+def differing(one: Path, other: Path) -> list[str]:
+    """Returns the names of files that are not the same in both folders."""
+    first, second = (dict(digests(sorted(folder.iterdir()))) for folder in (one, other))
+    return sorted(name for name in first.keys() | second.keys() if first.get(name) != second.get(name))
+
+
+def main() -> int:
+    line = argparse.ArgumentParser(prog="make release ARGS=", description="Makes a release of the current commit.")
+    line.add_argument("--into", type=Path, default=ROOT / "dist", help="the folder for the files (dist)")
+    line.add_argument(
+        "--native", action="store_true", help=f"only for {platform.machine()} and this Python, without the image"
+    )
+    line.add_argument("--reproduce", action="store_true", help="make everything twice, and compare the bytes")
+    given = line.parse_args()
+    try:
+        cached = given.native or not given.reproduce
+        release = made(given.into, given.native, cached)
+        if given.reproduce:
+            with tempfile.TemporaryDirectory(prefix="epp-release-again-") as again:
+                made(Path(again), given.native, cached)
+                if different := differing(given.into, Path(again)):
+                    print(f"FAILED: the second time gave other bytes: {', '.join(different)}", file=sys.stderr)
+                    return 1
+                print("the second time gave the same bytes")
+    except Refused as refused:
+        print(f"Error: {refused}", file=sys.stderr)
+        return 1
+    print(f"{given.into}: {len(list(given.into.iterdir()))} files")
+    return INCOMPLETE if release.skipped else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

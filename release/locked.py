@@ -1,0 +1,40 @@
+"""Reads the lock files, which pin every dependency by version and hash."""
+
+import re
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from packaging.markers import Marker
+
+from release.source import ROOT
+
+ENTRY = re.compile(
+    r"^(?P<name>[a-z0-9-]+)(\[[a-z,]+\])?==(?P<version>\S+)(?: ; (?P<marker>[^\\]+?))?(?: \\)?\n(?:    .*\n)*",
+    re.MULTILINE,
+)
+
+
+class Pin(NamedTuple):
+    """A pinned dependency. `text`: its lines with the hashes."""
+
+    name: str
+    version: str
+    marker: str
+    text: str
+
+    def applies(self, version: str) -> bool:
+        """Says whether a Linux installation with this Python needs it. `version`: such as "3.13"."""
+        python = {"python_version": version, "python_full_version": f"{version}.5", "sys_platform": "linux"}
+        return not self.marker or Marker(self.marker).evaluate(python | {"implementation_name": "cpython"})
+
+
+def pins(lock: str) -> Iterator[Pin]:
+    """Yields the pins of a lock file. `lock`: "image", "dev" or "demo"."""
+    for entry in ENTRY.finditer((ROOT / f"requirements-{lock}.txt").read_text()):
+        yield Pin(entry["name"], entry["version"], entry["marker"] or "", entry[0])
+
+
+def requirements(lock: str, names: Iterable[str]) -> str:
+    """Returns the part of a lock file with these dependencies, as a requirements file."""
+    chosen = set(names)
+    return "".join(pin.text for pin in pins(lock) if pin.name in chosen)
