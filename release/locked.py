@@ -1,7 +1,7 @@
 """Reads the lock files, which pin every dependency by version and hash."""
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from packaging.markers import Marker
@@ -32,9 +32,3 @@ def pins(lock: str) -> Iterator[Pin]:
     """Yields the pins of a lock file. `lock`: "image", "dev" or "demo"."""
     for entry in ENTRY.finditer((ROOT / f"requirements-{lock}.txt").read_text()):
         yield Pin(entry["name"], entry["version"], entry["marker"] or "", entry[0])
-
-
-def requirements(lock: str, names: Iterable[str]) -> str:
-    """Returns the part of a lock file with these dependencies, as a requirements file."""
-    chosen = set(names)
-    return "".join(pin.text for pin in pins(lock) if pin.name in chosen)

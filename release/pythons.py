@@ -18,21 +18,11 @@ from typing import Final, NamedTuple
 
 from compiled.build import Target
 from release.errors import Missing
-from release.locked import requirements
+from release.locked import pins
 from release.source import ROOT
 
 CACHE: Final = ROOT / ".cache" / "release"
 MACHINES: Final = ("x86_64", "aarch64")
-BUILD_TOOLS: Final = (
-    "ast-serialize",
-    "librt",
-    "mypy",
-    "mypy-extensions",
-    "numpy",
-    "pathspec",
-    "setuptools",
-    "typing-extensions",
-)
 COORDINATE: Final = "org.bytedeco:cpython"
 STEP_S: Final = 600.0
 
@@ -96,7 +86,9 @@ def interpreter(version: str) -> Interpreter:
     """Returns a Python of this version for this machine, with mypyc. Downloads it if necessary. Raises Missing."""
     unpacked = _unpacked(version, platform.machine())
     made = Interpreter(CACHE / f"build-{version}" / "bin" / "python", unpacked)
-    wanted = requirements("image", BUILD_TOOLS)
+    wanted = "".join(
+        pin.text for pin in pins("image") if pin.applies(version)
+    )  # mypyc also reads the types of dependencies
     done = made.python.parent.parent / "requirements.txt"
     if done.exists() and done.read_text() == wanted:
         return made

@@ -45,6 +45,10 @@ FOREIGN_FLAGS = {
     "--disable-hot-restart", "--concurrency", "--log-level",  # envoy
     "--silent", "--retry", "--retry-all-errors", "--retry-delay",  # curl
     "--list",  # python -m shm.inspect
+    "--native", "--reproduce", "--pure",  # make release, tests.release.containers
+    "--find-links", "--pip-args",  # pip, pipx, uv
+    "--input", "--network", "--read-only", "--read-only-tmpfs", "--cap-drop", "--security-opt", "--memory", "--all",  # podman, skopeo
+    "--check", "--now", "--rm",  # sha256sum, systemctl, podman
 }  # fmt: skip
 
 

@@ -2,15 +2,15 @@
 
 from typing import Final
 
-from release.pythons import BUILD_TOOLS
-
 PYTHON: Final = "3.13"  # of the Debian release in release/image/root.py
 LIBRARY: Final = f"usr/lib/python{PYTHON}"
 SITE: Final = f"usr/local/lib/python{PYTHON}/dist-packages"
 
 # Python packages in the lock file that only build the picker.
-BUILDS: Final = frozenset(BUILD_TOOLS) - {"numpy", "typing-extensions"} | frozenset(
-    ("editables", "hatchling", "pluggy", "tomlkit", "trove-classifiers")
+BUILDS: Final = frozenset(
+    """
+    ast-serialize editables hatchling librt mypy mypy-extensions pathspec pluggy setuptools tomlkit trove-classifiers
+    """.split()  # noqa: SIM905
 )
 # The library of CEL expressions also has a command of its own, which needs these (epp/plugins/reporters/request_attribute.py).
 OF_ITS_COMMAND: Final = frozenset(
@@ -36,7 +36,7 @@ _STANDARD: Final = """
     lib-dynload/_codecs_*
 """
 _DEPENDENCIES: Final = """
-    bin CHANGELOG.md kubernetes_asyncio/client/models/[!_]* kubernetes_asyncio/client/api/[!_]* kubernetes_asyncio/README.md
+    bin share CHANGELOG.md kubernetes_asyncio/client/models/[!_]* kubernetes_asyncio/client/api/[!_]* kubernetes_asyncio/README.md
     zstandard/_cffi.* numpy/f2py numpy/testing numpy/_pyinstaller numpy/random/lib numpy/_core/lib numpy/_core/_simd.*
     numpy/_core/_*_tests.* *.dist-info/RECORD *.dist-info/REQUESTED *.dist-info/direct_url.json
 """

@@ -5,6 +5,7 @@ python -m tests.deploy.generate
 helm/endpoint-picker/Chart.yaml          its version is that of the package
 helm/endpoint-picker/values.schema.json  from the types of the values
 helm/endpoint-picker/files/sizes.json    from `workers.cli.sizing`
+man/epp.1                                from the commands and their options
 config/epp.schema.json                   what `epp schema` prints
 kustomize/base                           what both modes share
 kustomize/overlays/gateway, standalone   what each mode adds: objects, and patches that only add
@@ -23,6 +24,7 @@ import yaml
 from epp.config import registry
 from epp.config.schema import schema as config_schema
 from release.source import version
+from tests.deploy import man
 from tests.deploy.renderers import CHART, ROOT, keyed, ours
 from workers.cli.manifests.values import Values
 from workers.cli.sizing import CHART as SIZES
@@ -58,7 +60,11 @@ def _versioned(chart: str) -> str:
 def generated() -> dict[Path, str]:
     """All generated files and their texts."""
     configuration = json.dumps(config_schema(registry.known()), indent=2, ensure_ascii=False) + "\n"
-    texts = {DEPLOY / "config" / "epp.schema.json": configuration, **of_the_chart()}
+    texts = {
+        DEPLOY / "config" / "epp.schema.json": configuration,
+        DEPLOY / "man" / "epp.1": man.page(),
+        **of_the_chart(),
+    }
     return texts | {DEPLOY / "kustomize" / name: HEAD + text for name, text in kustomized().items()}
 
 
