@@ -24,9 +24,8 @@ from compiled.modules import KERNELS, PATHS, SOURCES
 
 ROOT: Final = Path(__file__).parent.parent
 BUILT: Final = Path(__file__).parent / "built"
-ABI: Final = (
-    importlib.machinery.EXTENSION_SUFFIXES[0].removeprefix(".").removesuffix(".so")
-)  # the binary interface of this Python
+# The binary interface of this Python. It is also in `sysconfig`, which takes more memory.
+ABI: Final = importlib.machinery.EXTENSION_SUFFIXES[0].removeprefix(".").removesuffix(".so")
 VARIABLE: Final = "EPP_COMPILED"
 LIBRARY: Final = "epp_request_path__mypyc"  # has the code of all modules; the files of the modules only refer to it
 BUILDER: Final = "4"  # raise it when `compiled.build` changes what it makes from the same source

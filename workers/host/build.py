@@ -18,9 +18,9 @@ COMMIT = re.compile(r"[0-9a-f]{40}([0-9a-f]{24})?")
 
 
 def commit(environ: Mapping[str, str] = os.environ, source: Path = SOURCE) -> str:
-    """Returns the commit as hexadecimal digits: from the variable EPP_COMMIT, else as the build recorded it, else from pip, else from the checkout.
+    """Returns the commit as hexadecimal digits; "" if nothing has it.
 
-    Returns "" if none of them has it.
+    It comes from the variable EPP_COMMIT, else from what the build recorded, else from pip, else from the checkout.
     """
     given = environ.get("EPP_COMMIT", "") or _text(source / RECORDED).strip()
     return given or _installed() or _checked_out(source / ".git")
