@@ -71,10 +71,15 @@ def _modules() -> str:
     return hashlib.sha256((HERE / "go" / "go.mod").read_bytes() + (HERE / "go" / "go.sum").read_bytes()).hexdigest()
 
 
-def helm(values: Json, *, pool: str = POOL, namespace: str = NAMESPACE) -> "subprocess.CompletedProcess[str]":
+def helm_program() -> str:
+    """The path of helm. Fails the test without it."""
     found = _helm()
     assert found is not None, "helm is missing: python -m tests.deploy.renderers"
-    command = [found, "template", pool, CHART, "--namespace", namespace, "--kube-version", KUBE_VERSION]
+    return found
+
+
+def helm(values: Json, *, pool: str = POOL, namespace: str = NAMESPACE) -> "subprocess.CompletedProcess[str]":
+    command = [helm_program(), "template", pool, CHART, "--namespace", namespace, "--kube-version", KUBE_VERSION]
     return subprocess.run(
         [*command, "--values", "-"],
         input=json.dumps(values),

@@ -10,6 +10,7 @@ the binaries has the checksum of the Go module, so that a changed `go.mod` cause
 import argparse
 import fcntl
 import hashlib
+import re
 import shutil
 import subprocess
 import sys
@@ -27,6 +28,7 @@ ETCD: Final = FOLDER / "etcd"
 MADE_OF: Final = FOLDER / "made-of"
 PACKAGE: Final = "etcd-server"
 SOURCES: Final = ("go.mod", "go.sum", "main.go", "etcd/main.go")
+VERSION: Final = re.compile(r"^\tk8s\.io/kubernetes (v[\d.]+)$", re.MULTILINE)
 
 
 class Unavailable(Exception):
@@ -61,12 +63,19 @@ def provide_binaries() -> None:
 
 
 def _sources() -> str:
-    return hashlib.sha256(b"".join((MODULE / name).read_bytes() for name in SOURCES)).hexdigest()
+    return hashlib.sha256(_flags().encode() + b"".join((MODULE / name).read_bytes() for name in SOURCES)).hexdigest()
+
+
+def _flags() -> str:
+    """The linker's flags. They give the server its version, which helm compares with the one that a chart requires."""
+    version = VERSION.search((MODULE / "go.mod").read_text())
+    assert version is not None
+    return f"-ldflags=-s -w -X k8s.io/component-base/version.gitVersion={version[1]}"
 
 
 def _go(package: str, to: Path) -> None:
     provide(GO)
-    argv = ["go", "build", "-buildvcs=false", "-trimpath", "-ldflags=-s -w", "-o", str(to), package]
+    argv = ["go", "build", "-buildvcs=false", "-trimpath", _flags(), "-o", str(to), package]
     if subprocess.run(argv, cwd=MODULE, check=False).returncode:
         raise Unavailable(
             f"{to.name} cannot be built: `{' '.join(argv)}` failed in {MODULE}, see above; it needs the modules of go.sum "
