@@ -15,7 +15,7 @@ _PATHS = """
     epp/learning/choice epp/learning/costs epp/learning/least_squares epp/learning/model epp/learning/samples
     epp/learning/speed
     epp/metrics/label_caps
-    epp/plugins/deciders/prefix_based
+    epp/plugins/deciders/predicted epp/plugins/deciders/prefix_based
     epp/plugins/extractors/_core_page
     epp/plugins/fairness/token_weighted
     epp/plugins/filters/__init__
@@ -38,7 +38,8 @@ _PATHS = """
     epp/protocol/codec/header_map epp/protocol/codec/structs
     epp/recording/keys
     shm/flow_lanes shm/held_reader shm/held_writer shm/index_capacity shm/index_spill shm/lanes shm/layout shm/link_table
-    shm/prefix_index shm/prefix_reader shm/prefix_writer shm/prompt_starts shm/remote_lane shm/seqlock shm/series shm/stream_marks shm/table
+    shm/prefills shm/prefix_index shm/prefix_reader shm/prefix_writer shm/prompt_starts shm/remote_lane shm/seqlock shm/series
+    shm/stream_marks shm/table
     workers/endpoints/freshness workers/endpoints/http_answer workers/endpoints/http_client workers/endpoints/index_limits
     workers/endpoints/scrape
     workers/endpoints/replicas/byte_stream workers/endpoints/replicas/connection workers/endpoints/replicas/exchange

@@ -102,27 +102,24 @@ class Pipeline:
     response_received: tuple[Callable[[Request, Decision, Response], None], ...]
     response_streaming: tuple[Callable[[Request, Decision], None], ...]
     response_complete: tuple[Callable[[Request, Decision, Response], None], ...]
-    response_failed: tuple[Callable[[Request, Decision, Response], None], ...]
     every_chunk: tuple[
         Callable[[Request, Decision], None], ...
     ] = ()  # the calls of `response_streaming`, without those of `first_chunk_only` plugins
     plugins: Mapping[str, Plugin] = field(default_factory=dict)
     owners: Mapping[int, Plugin] = field(default_factory=dict)  # `id(call)` -> its plugin
-    reads_response: bool = False  # whether a plugin reads every response, not only failures
+    reads_response: bool = False  # whether a plugin reads the headers of every response
 
     def completing_unsent(self, failed: int) -> list[Callable[[Request, Decision, Response], None]]:
         """Returns the ResponseComplete calls for a request that is not sent because the call at `failed` of `pre_request` raised.
 
-        These are all calls of `response_complete` and `response_failed`, except those of plugins whose own call in `pre_request` comes
-        after the failed one and therefore did not run.
+        These are all calls of `response_complete`, except those of plugins whose own call in `pre_request` comes after the failed one
+        and therefore did not run.
         """
         acting = self.recipe.acting(PreRequest)
         not_called = {plugin.name for plugin in acting[len(acting) - (len(self.pre_request) - failed - 1) :]}
         complete = self.recipe.acting(ResponseComplete)
-        # The calls below are in this order: plugins that see all requests, then those that see failures only.
-        ordered = sorted(complete, key=lambda plugin: plugin.failures_only)
-        calls = (*self.response_complete, *self.response_failed)
-        return [call for plugin, call in zip(ordered, calls, strict=True) if plugin.name not in not_called]
+        calls = zip(complete, self.response_complete, strict=True)
+        return [call for plugin, call in calls if plugin.name not in not_called]
 
     @property
     def columns(self) -> tuple[Column[Any], ...]:
@@ -218,17 +215,10 @@ def compile_pipeline(recipe: Recipe, wrap: Wrap = instrument.bare) -> Pipeline:
         response_streaming=tuple(call for _, call in streaming),
         every_chunk=tuple(call for first_only, call in streaming if not first_only),
         response_complete=tuple(
-            wrap(Point.RESPONSE_COMPLETE, p, p.response_complete)
-            for p in recipe.acting(ResponseComplete)
-            if not p.failures_only
-        ),
-        response_failed=tuple(
-            wrap(Point.RESPONSE_COMPLETE, p, p.response_complete)
-            for p in recipe.acting(ResponseComplete)
-            if p.failures_only
+            wrap(Point.RESPONSE_COMPLETE, p, p.response_complete) for p in recipe.acting(ResponseComplete)
         ),
         plugins={p.name: p for p in recipe.plugins},
         owners=owned.owners,
         reads_response=bool(recipe.acting(ResponseReceived))
-        or any(p.reads_answer and not p.failures_only for p in recipe.acting(ResponseComplete)),
+        or any(p.reads_answer for p in recipe.acting(ResponseComplete)),
     )

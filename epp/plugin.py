@@ -78,6 +78,7 @@ from epp.plugin_base import (
     Need,
     NoParams,
     Plugin,
+    Prefills,
     PrefixIndex,
     Services,
     Waiting,
@@ -119,6 +120,7 @@ __all__ = [
     "Picker",
     "Plugin",
     "PreRequest",
+    "Prefills",
     "PrefixIndex",
     "Profile",
     "ProfileHandler",
@@ -339,11 +341,10 @@ class ResponseComplete(Plugin):
 
     One exception: a plugin that is also a PreRequest is not called if its own `before_send` did not run for this request.
 
-    `failures_only`: whether the plugin is called only if no response arrived or its status is 400 or more. Other requests cost nothing.
-    `reads_answer`: set it to False if the plugin only needs to know that the request has ended. Status and headers may then be missing.
+    `reads_answer`: set it to False if the plugin needs no headers of the response. They may then be missing, and another status than 200
+    still is right.
     """
 
-    failures_only: ClassVar[bool] = False
     reads_answer: ClassVar[bool] = True
 
     def response_complete(self, request: Request, decision: Decision, response: Response) -> None:

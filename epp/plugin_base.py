@@ -50,6 +50,28 @@ class PrefixIndex(Protocol):
         """Undoes `learn`: `owner` does not cache these blocks after all. Never waits."""
 
 
+class Prefills(Protocol):
+    """Knows which prompts endpoints compute at this moment. All workers see each other's at once. Nothing waits.
+
+    `hashes` and `owner` are those of `PrefixIndex`, times are monotonic seconds.
+    """
+
+    def begins(self, hashes: Hashes, owner: int, known: int, tokens: float, now: float) -> int:
+        """Shows that a prompt is sent to `owner` now. Returns what `ends` takes.
+
+        `known`: how many leading blocks the owner caches already. `tokens`: how many tokens it has to compute.
+        """
+
+    def ends(self, prefill: int) -> None:
+        """Records that a prefill has ended: the first token has come, or none will come."""
+
+    def under_way(self, hashes: Hashes, now: float) -> Sequence[tuple[int, int, float, float]]:
+        """Returns the prefills that compute leading blocks of this chain, as (owner, blocks, since, tokens).
+
+        `blocks`: how many leading blocks the owner will cache then. `since`: when the prompt was sent. `tokens`: how many it computes.
+        """
+
+
 class HeldView(NamedTuple):
     """Says which endpoints of a roster are precise at this moment, that is, the picker knows what they hold (`epp.prefix.streams`).
 
@@ -160,7 +182,8 @@ class Services(Protocol):
 
     `rng`: the source of randomness of this worker. `load`: tokens in flight. `prefix_index`: see `PrefixIndex`; `prefix_seed`: the
     seed of its hashes, the same in all workers. `held_blocks`: what model servers say they hold; exists only if a configured producer
-    reads KV events. `learning`: what answers have taught about latencies. `environment`: the process's environment variables.
+    reads KV events. `prefills`: the prompts that are computed now. `learning`: what answers have taught about latencies.
+    `environment`: the process's environment variables.
     """
 
     rng: random.Random
@@ -168,6 +191,7 @@ class Services(Protocol):
     prefix_index: PrefixIndex
     prefix_seed: int
     held_blocks: HeldBlocks
+    prefills: Prefills
     learning: Learning
     environment: Mapping[str, str]
 

@@ -43,11 +43,10 @@ def parts(recipe: Recipe, phase: str) -> dict[str, str]:
     complete = recipe.acting(ResponseComplete)
     wanted: dict[str, Sequence[Plugin]] = {
         "usage": [p for p in recipe.parsers if p.reads_usage],
-        "headers": [*recipe.acting(ResponseReceived), *(p for p in complete if p.reads_answer and not p.failures_only)],
+        "headers": [*recipe.acting(ResponseReceived), *(p for p in complete if p.reads_answer)],
         "first_chunk": [p for p in streaming if p.first_chunk_only],
         "every_chunk": [p for p in streaming if not p.first_chunk_only],
-        "end": [p for p in complete if not p.failures_only],
-        "failures": [p for p in complete if p.failures_only],
+        "end": complete,
     }
     return {"phase": FULL} | {
         part: ", ".join(dict.fromkeys(p.name for p in plugins)) for part, plugins in wanted.items() if plugins

@@ -24,6 +24,7 @@ from shm.flow_lanes import FlowSchema
 from shm.lanes import Lanes, LaneSchema
 from shm.layout import Plan, Schema
 from shm.link_table import LinkSchema
+from shm.prefills import PrefillsSchema
 from shm.prefix_index import IndexSchema
 from shm.prompt_starts import StartsSchema
 from shm.remote_lane import RemoteSchema
@@ -104,6 +105,7 @@ SCHEMAS: Mapping[str, Callable[[Description], Schema]] = {
     "flow": lambda part: FlowSchema(part["bands"], part["workers"]),
     "remote": lambda part: RemoteSchema(part["slots"], part["bands"]),
     "starts": lambda part: StartsSchema(part["slots"], part["workers"]),
+    "prefills": lambda part: PrefillsSchema(part["workers"]),
 }
 
 

@@ -14,6 +14,7 @@ from epp.learning.local import LocalLearning
 from epp.metrics import Metric
 from epp.plugin import DataProducer, Hashes, HeldView, HttpAnswer, Measure, Plugin, Profile
 from epp.request import Prompt, Request, Subset
+from shm.prefills import local_prefills
 from tests.reports import Reports
 
 
@@ -252,6 +253,7 @@ class FakeServices:
         self.prefix_index = self
         self.prefix_seed = 99
         self.held_blocks = FakeHeld()
+        self.prefills = local_prefills()
         self.learning = LocalLearning()
         self.tokens: dict[int, int] = {}
         self.held: dict[int, set[int]] = {}

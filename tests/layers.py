@@ -58,6 +58,7 @@ EPP = (
         "multimodal",
         "pressure",
         "recording",
+        "roles",
         "sidecar",
         "tokens",
         "topology",

@@ -16,6 +16,7 @@ DEFAULT_SOURCE: Final = "metrics-data-source"
 DEFAULT_EXTRACTOR: Final = "core-metrics-extractor"
 DEFAULT_PRODUCERS: Final = (
     "approx-prefix-cache-producer", INFLIGHT_LOAD, "predicted-latency-producer",
-    "mm-embeddings-cache-producer", "token-producer", "session-id-producer", "latency-observer-producer-hub", "learned-latency-producer",
+    "mm-embeddings-cache-producer", "token-producer", "session-id-producer", "latency-observer-producer-hub", "latency-observer-producer",
+    "learned-latency-producer",
 )  # fmt: skip
 DEFAULT_WEIGHT: Final = 1.0

@@ -69,7 +69,8 @@ STABLE_TYPES = frozenset(_STABLE.split())
 _EXPERIMENTAL = """
     agent-identity burst-prefix-cache-producer dcgm-data-source dcgm-extractor disaggregatedset-rollout-screener
     endpoint-attribute-filter endpoint-attribute-scorer header-label-affinity-scorer header-profile-handler
-    latency-observation-scorer-hub latency-observer-producer-hub max-saturation-detector
+    latency-observation-scorer latency-observation-scorer-hub latency-observer-producer latency-observer-producer-hub
+    max-saturation-detector
     multicluster-approx-prefix-cache-producer multicluster-file-discovery
     multicluster-kv-cache-utilization-scorer multicluster-metrics-data-source multicluster-metrics-extractor
     multicluster-prefix-cache-scorer multicluster-queue-scorer multicluster-session-affinity-filter

@@ -9,12 +9,12 @@
 one request takes of a replica, also while a queue makes more requests arrive than end. The part counts as at the target, where a larger
 batch is slower (`batch_share`). A pool whose prompts take longer than its answers is limited by the prompt seconds instead.
 
-Hysteresis: the number grows as soon as the smoothed work needs more. It falls when the most work of the last FALL_S
-needed fewer, at most once in FALL_S.
+Hysteresis: the number grows as soon as the smoothed work needs more. It falls when the most work of the last FALL_S needed fewer, at most
+once in FALL_S, and within CALM_S only if the work has fallen by FALLS in FALL_S: a steady load varies, too.
 """
 
 from collections import deque
-from math import ceil, exp
+from math import ceil, exp, inf
 from typing import Final, NamedTuple
 
 from epp.learning.model import LatencyModel
@@ -22,6 +22,8 @@ from epp.learning.model import LatencyModel
 TARGET: Final = 0.8  # of a replica, so that bursts and a lost replica do not fill the queues
 SMOOTH_S: Final = 60.0
 FALL_S: Final = 180.0
+CALM_S: Final = 600.0
+FALLS: Final = 0.5  # replicas
 PART_S: Final = 30.0  # of FALL_S, whose most work is remembered as one number
 DRAIN_S: Final = 120.0  # in which a queue shall be worked off
 BAND: Final = 0.1  # replicas by which the work has to exceed the number, or to fall below it
@@ -58,6 +60,7 @@ class ReplicasNeeded:
         self._arriving = self._finishing = self._places = self._waiting = self._cost = 0.0
         self._weight = 0.0  # of the readings in the smoothed values, which begin at 0
         self._finished = 0
+        self._fell_at = -inf
         self._most: deque[tuple[float, float]] = deque(
             maxlen=ceil(FALL_S / PART_S)
         )  # (begin of a part, most work in it)
@@ -97,9 +100,13 @@ class ReplicasNeeded:
         band = max(BAND, BAND_PART * self.needed)
         if work > self.needed + band:
             self.needed = ceil(work)
-        elif len(most) == most.maxlen and (highest := max(value for _, value in most)) < self.needed - 1 - band:
-            self.needed = max(1, ceil(highest))
-            most.clear()
+        elif len(most) == most.maxlen:
+            highest = max(value for _, value in most)
+            falls = at - self._fell_at >= CALM_S or most[0][1] - most[-1][1] >= FALLS
+            if falls and highest < self.needed - 1 - band:
+                self.needed = max(1, ceil(highest))
+                self._fell_at = at
+                most.clear()
 
 
 def batch_share(model: LatencyModel, slot: int, running: float, kv_usage: float) -> float:

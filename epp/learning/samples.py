@@ -7,6 +7,7 @@ All numbers have the byte order of the machine, because frames never leave it. T
 none of `epp.prefix.updates`, because both travel on the same pipe.
 """
 
+from collections.abc import Callable
 from struct import Struct
 from typing import Final
 from zlib import crc32
@@ -52,8 +53,11 @@ def is_samples(data: bytes) -> bool:
     return len(data) > KIND_AT and data[KIND_AT] == KIND
 
 
-def learn(model: LatencyModel, data: bytes) -> int:
-    """Lets the model learn all samples of a frame. Returns their number. Raises CorruptSamples, and then learns none."""
+def learn(model: LatencyModel, data: bytes, prompt: Callable[[float], object] = lambda tokens: None) -> int:
+    """Lets the model learn all samples of a frame. Returns their number. Raises CorruptSamples, and then learns none.
+
+    `prompt`: is called with the tokens that were computed for each answer.
+    """
     if not HEADER.size <= len(data) <= FRAME_BYTES_MAX:
         raise CorruptSamples(f"{len(data)} bytes are not a frame")
     checksum, version, kind, count = HEADER.unpack_from(data)
@@ -67,6 +71,7 @@ def learn(model: LatencyModel, data: bytes) -> int:
         data[HEADER.size :]
     ):
         if what == FIRST_TOKEN:
+            prompt(tokens)
             model.learn_first(FirstToken(at, slot, generation, tokens, ahead, elapsed, load, predicted, observed))
         else:
             model.learn_token(slot, generation, load, observed, elapsed)

@@ -1,6 +1,7 @@
 """Defines the result of a prefix producer for one request: typed data for scorers and deciders."""
 
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from compiled.classes import subclassed
 from epp.candidates import Floats
@@ -19,6 +20,18 @@ class CutsPrompts:
     block_tokens: int
 
 
+class Prefill(NamedTuple):
+    """Says that an endpoint computes leading blocks of a prompt. `owner`: its owner id. `blocks`: how many of them it will hold then.
+
+    `since`: when it was sent the prompt that it computes, in monotonic seconds. `tokens`: how many tokens it computes.
+    """
+
+    owner: int
+    blocks: int
+    since: float
+    tokens: float
+
+
 class PrefixMatch:
     """Says how much of one prompt each endpoint has in its prefix cache. Arrays: float64 of the snapshot's shape (endpoints,).
 
@@ -27,10 +40,11 @@ class PrefixMatch:
     `cached`: how many leading blocks of the prompt each endpoint holds; None: no endpoint holds any. `blocks`: the same, but each block
     counts by the weight of its tier (GPU memory 1, a slower tier may weigh less), rounded down. Without tiers both are equal.
     `why`: per endpoint, why its match is not precise, "" if it is; an empty list if this producer gives no precise matches.
+    `under_way`: prefills that compute leading blocks of this prompt now. `blocks` counts these blocks as held.
     This object lives longer than the text of the prompt.
     """
 
-    __slots__ = ("block_tokens", "blocks", "cached", "hashes", "tokens", "total", "why")
+    __slots__ = ("block_tokens", "blocks", "cached", "hashes", "tokens", "total", "under_way", "why")
 
     def __init__(
         self,
@@ -41,6 +55,7 @@ class PrefixMatch:
         *,
         cached: Floats | None = None,
         why: Sequence[str] = (),
+        under_way: Sequence[Prefill] = (),
     ) -> None:
         self.blocks = blocks  # None: no endpoint holds any
         self.hashes = hashes
@@ -49,10 +64,19 @@ class PrefixMatch:
         self.tokens = tokens or self.total * block_tokens
         self.cached = blocks if cached is None else cached
         self.why = why
+        self.under_way = under_way
 
     def with_reasons(self, why: Sequence[str]) -> "PrefixMatch":
         """Returns the same match with `why`: per endpoint, why the match is not precise."""
-        return PrefixMatch(self.blocks, self.hashes, self.block_tokens, self.tokens, cached=self.cached, why=why)
+        return PrefixMatch(
+            self.blocks,
+            self.hashes,
+            self.block_tokens,
+            self.tokens,
+            cached=self.cached,
+            why=why,
+            under_way=self.under_way,
+        )
 
 
 def only_producer(plugins: Iterable[Plugin], named: str = "") -> str:

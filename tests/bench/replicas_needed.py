@@ -9,7 +9,7 @@ POLL_S; a new replica is ready after START_S. The oracle knows the rate and the 
     up, down          the most changes up, and down, in any 10 minutes of a load that has been steady for 10 minutes before
 
 Pools: `places` has replicas with a batch of BATCH requests that get slower as it fills; `prompts` has replicas that compute one prompt at
-a time and answer shortly.
+a time and answer shortly. There, the lengths of prompts vary, and a latency model knows what a token takes.
 """
 
 import sys
@@ -20,12 +20,13 @@ from math import ceil, exp, pi, sin
 
 import numpy as np
 
-from epp.learning.model import LatencyModel
+from epp.learning.model import FirstToken, LatencyModel
+from epp.learning.prompt_time import PromptTime
 from epp.learning.replicas_needed import TARGET, Reading, ReplicasNeeded, batch_share
 
 DAY_S, POLL_S, START_S, LATE_S, STEADY_S = 86_400, 30, 120, 300, 600
 BATCH, TOKENS, TOKEN_S, SLOWER = 64, 300, 0.020, 0.005
-PROMPT_S = 0.25
+PROMPT_S, PROMPT_TOKENS = 0.25, 2_500.0
 HOUR = 3600.0
 WARM_S = 900  # until the first number exists and the pool has followed it
 
@@ -82,7 +83,7 @@ class PlacesPool:
         endpoint.batch, endpoint.full = float(BATCH), 100
         self.running = self.waiting = 0
         self.rate = TARGET * BATCH / self._lasts(TARGET * BATCH)
-        self.prompt_s = 0.0
+        self.prompt_s = 0.0  # the places limit these replicas
 
     def step(self, arrived: int, replicas: int, rng: np.random.Generator) -> int:
         """Serves one second. Returns how many requests end in it."""
@@ -106,15 +107,26 @@ class PromptsPool:
     name = "prompts"
 
     def __init__(self) -> None:
+        self.model = LatencyModel()
+        self.prompts = PromptTime()
+        for tokens in (500.0, 2_500.0, 8_000.0):
+            for ahead in (0.0, 4_000.0) * 200:
+                took = (tokens + ahead) * PROMPT_S / PROMPT_TOKENS
+                self.model.learn_first(FirstToken(0.0, 0, 0, tokens, ahead, 0.0, 1.0, took, took))
         self.waiting = 0
         self.rate = TARGET / PROMPT_S
-        self.prompt_s = PROMPT_S
+
+    @property
+    def prompt_s(self) -> float:
+        return self.prompts.seconds(self.model)
 
     def step(self, arrived: int, replicas: int, rng: np.random.Generator) -> int:
         """Serves one second. Returns how many requests end in it."""
         self.waiting += arrived
         ended = min(self.waiting, int(rng.poisson(min(self.waiting, replicas / PROMPT_S))))
         self.waiting -= ended
+        for tokens in rng.exponential(PROMPT_TOKENS, ended).tolist():
+            self.prompts.add(tokens)
         return ended
 
     def places(self, replicas: int) -> float:

@@ -29,6 +29,7 @@ from tests.bench.routing_servers import KINDS
 from tests.bench.routing_table import Table, digest_text, markdown, summary, text
 from tests.bench.routing_traffic import WORKLOADS
 from tests.bench.routing_zoo import LINE, ORACLE, POLICIES, configured
+from workers.cli.demo.children import ChildFailed
 
 SECONDS = 40.0
 SEEDS = 3
@@ -80,14 +81,18 @@ def cells(only: Sequence[str], smoke: bool) -> list[tuple[str, str, tuple[str, .
 def in_real_time(options: argparse.Namespace) -> int:
     """Runs the selected traffic through an Envoy, for the default and the given configurations."""
     names = {workload for _, workload, _ in cells(options.only, options.smoke)}
-    live(
-        [workload for workload in WORKLOADS if workload.name in names and not (workload.dies or workload.joins)],
-        {file.stem: file.read_text() for file in options.config},
-        seconds=SMOKE_SECONDS if options.smoke else options.seconds,
-        seed=1,
-        simulator=options.sim,
-        reference=options.reference,
-    )
+    try:
+        live(
+            [workload for workload in WORKLOADS if workload.name in names and not (workload.dies or workload.joins)],
+            {file.stem: file.read_text() for file in options.config},
+            seconds=SMOKE_SECONDS if options.smoke else options.seconds,
+            seed=1,
+            simulator=options.sim,
+            reference=options.reference,
+        )
+    except ChildFailed as failed:
+        print(f"routing: {failed}", file=sys.stderr)
+        return 1
     return 0
 
 

@@ -164,7 +164,14 @@ def _picker(cluster: Cluster, file: Path, text: str, reference: str) -> Picker:
         return cluster.picker(
             file, workers=WORKERS, config_text=picker_config(file, yaml.safe_load(text)), run_dir=cluster.directory
         )
-    return cluster.reference(reference, file, picker_config(file, yaml.safe_load(FIELD_TEXT)), "--secure-serving=false")
+    return cluster.reference(reference, file, reference_config(file), "--secure-serving=false")
+
+
+def reference_config(file: Path) -> str:
+    """Returns the field's weights as the reference reads them: it names the discovery plugin without a kind."""
+    config = yaml.safe_load(picker_config(file, yaml.safe_load(FIELD_TEXT)))
+    config["dataLayer"] = {"discovery": config["dataLayer"]["discovery"]["endpoints"]}
+    return str(yaml.safe_dump(config, sort_keys=False))
 
 
 def figures(results: Sequence[Result], warm_up_s: float, mean_s: float, p95_s: float) -> Figures:

@@ -28,6 +28,7 @@ from epp.request import EMPTY_PROMPT, Parts, Prompt, Request, Subset
 from loadtest.engine import Job
 from loadtest.kv_pool import Change
 from loadtest.server_model import ServerModel
+from shm.prefills import Prefills, PrefillsSchema
 from shm.prefix_index import IndexSchema
 from shm.prefix_reader import IndexReader
 from shm.prefix_writer import IndexWriter
@@ -44,7 +45,6 @@ INDEX_ENTRIES = 1 << 19
 AGE_S = 1.0
 SECRET = 99  # of the fake services
 DOWN_REFUSALS = 2  # refused scrapes in a row after which an endpoint gets no requests
-ERRORS_FROM = 400
 SCRAPED = tuple(column.name for column in (WAITING, RUNNING, KV_USAGE, CACHE_BLOCK_SIZE, CACHE_NUM_BLOCKS))
 
 
@@ -181,9 +181,12 @@ class Picked:
         self._learning = SharedLearning()
         self._pipelines: list[Pipeline] = []
         self._timed: list[Services] = []
+        prefills = PrefillsSchema(workers)
+        shown = Region(memoryview(bytearray(prefills.bytes)))
         for worker in range(workers):
             pipeline = load(text, "benchmark").pipeline
             services = Services(self._index, self._tokens, seed * WORKERS + worker, self._learning)
+            services.prefills = Prefills(prefills, shown, worker)
             if self._held is not None:
                 services.held_blocks = self._held  # type: ignore[assignment]
             pipeline.start(services)
@@ -298,10 +301,7 @@ class Picked:
         call.done = None
         request.now = now
         self._inflight[call.server] -= 1
-        calls = pipeline.response_complete
-        if call.failed and response.status >= ERRORS_FROM:
-            calls += pipeline.response_failed
-        for complete in calls:
+        for complete in pipeline.response_complete:
             complete(request, decision, response)
 
     def candidates(self, subset: Subset | None) -> Candidates:

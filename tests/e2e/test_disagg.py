@@ -175,7 +175,7 @@ def test_nothing_stays_in_flight(pd: Site) -> None:
     assert eventually(lambda: pd.picker.in_flight() == [])
 
 
-@pytest.mark.parametrize("name", ["pd.yaml", "epd.yaml"])
+@pytest.mark.parametrize("name", ["pd.yaml", "pd-learned.yaml", "epd.yaml"])
 def test_epp_check_accepts_the_shipped_configurations(name: str) -> None:
     done = run(python("workers", "check", "--quiet", str(CONFIGS / name)))
     assert (done.returncode, done.stderr) == (0, "")

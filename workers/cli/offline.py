@@ -39,6 +39,7 @@ from epp.plugin import Hashes, Plugin, PrefixIndex, Profile
 from epp.protocol import codec
 from epp.request import Subset
 from shm.lanes import Lane, Lanes
+from shm.prefills import local_prefills
 from shm.segment import Region
 from shm.series import SeriesWriter
 from workers.endpoints.discovery import Entry, parse_file
@@ -261,6 +262,7 @@ def worker_services(config: EffectiveConfig, pool: Pool, kind: type[S]) -> S:
         pool,
         prefix_seed=SEED,
         held_blocks=NoHeldBlocks(),
+        prefills=local_prefills(),
         learning=LocalLearning(),
         rng=random.Random(SEED),
         measures={(f.plugin_name, f.metric.name): i for i, f in enumerate(histograms) if not f.extension_point},

@@ -33,7 +33,6 @@ STATUS_NEEDLE: Final = codec.needle(":status")
 STATUS_OK: Final = STATUS_NEEDLE + b"\x03200"
 EVENT_STREAM: Final = b"text/event-stream"
 MODEL_SERVER_ERROR: Final = "ModelServerError"
-ERRORS_FROM: Final = 400
 STATUS_DIGITS: Final = 3
 OK: Final = 200
 SERVER_ERRORS_FROM: Final = 500
@@ -112,7 +111,7 @@ class ResponsePhase:
 
     __slots__ = (
         "_begun_at", "_decision", "_parser", "_pipeline", "_request", "_reservation", "_response", "_restorer", "_streaming",
-        "exchange", "scanner", "taken",
+        "_whole", "exchange", "scanner", "taken",
     )  # fmt: skip
 
     def __init__(
@@ -132,6 +131,7 @@ class ResponsePhase:
         self._restorer = restorer
         self._response: Response | None = None
         self._begun_at = 0.0
+        self._whole = False
         self._streaming: tuple[
             Callable[[Request, Decision], None], ...
         ] = ()  # calls of the plugins that see the next chunk
@@ -334,8 +334,7 @@ class ResponsePhase:
             exchange.whole = True
             if self.scanner is not None:
                 exchange.usage = self.scanner.usage
-        if self._response is not None:
-            self._response.whole = True
+        self._whole = True
         stream.finish()
 
     def finish(self, stream: Shell) -> None:
@@ -363,22 +362,16 @@ class ResponsePhase:
         taken = self.taken if request.streaming else app.now() - self._begun_at
         app.telemetry.answered(request, decision, usage, taken if self._begun_at else None)
         complete = pipeline.response_complete
-        if pipeline.response_failed and self._failed():
-            complete += pipeline.response_failed
         if not complete:
             return
         request.now = app.now()
-        response = self._response = self._response or Response()
-        response.usage = usage
+        response = self._response = self._response or Response(OK if self._begun_at else 0)
+        response.usage, response.whole = usage, self._whole
         for call in complete:
             try:
                 call(request, decision, response)
             except Exception as problem:  # the other plugins must still release what they hold
                 self._fault(stream, call, problem)
-
-    def _failed(self) -> bool:
-        """Whether the model server sent no answer, or an error."""
-        return not self._begun_at or (self._response is not None and self._response.status >= ERRORS_FROM)
 
     def _fault(self, stream: Shell, call: object, problem: Exception) -> None:
         if self._pipeline is not None:

@@ -12,7 +12,8 @@ import numpy as np
 from epp.candidates import Candidates, Endpoint, Mask, Roster
 from epp.flow.ports import PoolLoad
 from epp.plugin import SaturationDetector
-from epp.plugins.filters.roles import ROLE_LABEL, DecodeFilter, PrefillFilter
+from epp.plugins.filters.roles import DecodeFilter, PrefillFilter
+from epp.roles import ROLE_LABEL
 from shm.flow_lanes import DISPATCHED, PENDING
 
 EMPTY: Final = PoolLoad(1.0, empty=True)

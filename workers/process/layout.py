@@ -4,7 +4,8 @@
     state     table | documents | latency model |           the supervisor; reload status: the parent
               reload status
     lanes     lanes | series ... | decisions | profiles |   each process its own part
-              flow lanes | prompt starts | remote lane      remote lane: the supervisor; it exists with a replica store
+              flow lanes | prompt starts | prefills |       remote lane: the supervisor; it exists with a replica store
+              remote lane
     index     prefix index                                  the supervisor
     kv        held blocks | links | marks | documents       the kv-events process, if there is one
 
@@ -43,6 +44,7 @@ from shm.documents import DocumentSchema
 from shm.flow_lanes import BANDS_MAX, FlowSchema
 from shm.lanes import LaneSchema
 from shm.layout import WORD, Plan, Schema
+from shm.prefills import PrefillsSchema
 from shm.prefix_index import IndexSchema
 from shm.prompt_starts import StartsSchema
 from shm.remote_lane import RemoteSchema
@@ -226,6 +228,7 @@ class Layout:
         )
         self.latency = latency_schema_of(options.max_endpoints)
         self.starts = StartsSchema(options.max_endpoints, self.workers_max)
+        self.prefills = PrefillsSchema(self.workers_max)
         self.index = IndexSchema(options.index_entries)
         self.spares = {group.name: f"spare {number}" for number, group in enumerate(groups[own:])}
         self.series = {group.name: self._series_of(group) for group in self.groups}
@@ -331,7 +334,8 @@ class Layout:
         lanes |= {name: schema for name, schema in self.series.items() if name not in self.spares}
         for number in range(SPARE_TABLES):
             lanes[f"spare {number}"] = spare_schema(f"spare {number}", UNUSED, lanes=self.workers_max)
-        lanes |= {"decisions": self.decisions, "profiles": self.profiles, "flow": self.flow, "starts": self.starts}
+        lanes |= {"decisions": self.decisions, "profiles": self.profiles, "flow": self.flow}
+        lanes |= {"starts": self.starts, "prefills": self.prefills}
         if self.remote is not None:
             lanes["remote"] = self.remote
         parts: dict[str, Mapping[str, Schema]] = {
@@ -463,6 +467,7 @@ def unit_bytes(columns: int = COLUMNS_USUAL) -> UnitBytes:
         + profiles.schema(1).bytes
         + FlowSchema(BANDS_MAX, 1).lane_bytes
         + StartsSchema(endpoints, 1).bytes
+        + PrefillsSchema(1).bytes
         + lane,
         fixed=reload_status.SCHEMA.bytes
         + alone

@@ -59,6 +59,7 @@ class Memory:
         self.documents: Region = parts["documents"]
         self.latency: Region = parts["latency"]
         self.starts: Region = parts["starts"]
+        self.prefills: Region = parts["prefills"]
         self.reload: Region = parts["reload"]
         self.index: Region = parts["index"]
         self.decisions: Region = parts["decisions"]

@@ -18,6 +18,7 @@ from epp.data import RUNNING, WAITING
 from epp.learning import samples, state
 from epp.learning.doubt import Doubt
 from epp.learning.model import EndpointModel, LatencyModel
+from epp.learning.prompt_time import PromptTime
 from shm.documents import DocumentReader, DocumentTooLarge, DocumentWriter
 from shm.table import TableReader
 from workers.endpoints.latency_state import LatencyState
@@ -50,6 +51,7 @@ class LatencyKeeper:
         self._running = 0.0  # requests that all servers run
         self._lanes = memory.lanes
         self._doubt = Doubt()
+        self._prompts = PromptTime()
         self._used = False  # whether anything was ever learned. Before, nothing is read, published or saved
         self.model = self._predecessor(DocumentReader(layout.latency, memory.latency))
         self._published = self.model.changes
@@ -63,7 +65,11 @@ class LatencyKeeper:
     def take(self, data: bytes) -> None:
         """Learns the samples of one frame. Raises CorruptSamples."""
         self._used = True
-        samples.learn(self.model, data)
+        samples.learn(self.model, data, self._prompts.add)
+
+    def prompt_s(self) -> float:
+        """Returns the mean seconds that a server works on one prompt; 0: not known."""
+        return self._prompts.seconds(self.model)
 
     def look(self) -> None:
         """Follows the endpoints and their batches, and publishes the model if it has changed."""

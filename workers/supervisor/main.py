@@ -179,7 +179,9 @@ class Supervisor:
         self.records = RecordKeeper(instance, self.lane)
         cleanup.callback(self.records.end)
         self.index.start(background, cleanup, self.latency.take, self.records.take)
-        scaling = ScalingSignal(instance, self.lane, lambda: self.latency.model, waiting_in(flow_lanes(instance)))
+        scaling = ScalingSignal(
+            instance, self.lane, lambda: self.latency.model, self.latency.prompt_s, waiting_in(flow_lanes(instance))
+        )
         background.every(READ_S, scaling.look)
         if self.exchange is not None:
             self.exchange.joining.model = self.latency

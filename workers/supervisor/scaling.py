@@ -3,7 +3,7 @@
 lanes: requests that got an endpoint, were refused for load, ended ─┐
 flow control: requests that wait ───────────────────────────────────┤
 endpoint table: batches, KV usage ──────────────────────────────────┼▶ ReplicasNeeded ─▶ gauges of the supervisor's lane
-latency model: batch limits, speeds ────────────────────────────────┘
+latency model: limits, speeds, prompt times ────────────────────────┘
 """
 
 import time
@@ -36,10 +36,14 @@ class ScalingSignal:
         instance: Instance,
         lane: Lane,
         model: Callable[[], LatencyModel],
+        prompt_s: Callable[[], float],
         waiting: Callable[[], int],
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`lane`: the supervisor's. `waiting`: returns the requests that wait in the picker."""
+        """`lane`: the supervisor's. `prompt_s`: returns the seconds that a server works on one prompt.
+
+        `waiting`: returns the requests that wait in the picker.
+        """
         layout, memory = instance.layout, instance.memory
         self._table = TableReader(layout.table, memory.table)
         self._columns = [layout.table.columns.index(column.name) for column in (RUNNING, WAITING, KV_USAGE)]
@@ -47,6 +51,7 @@ class ScalingSignal:
         self._lanes = memory.lanes
         self._lane = lane
         self._model = model
+        self._prompt_s = prompt_s
         self._waiting = waiting
         self._now = now
         self._signal = ReplicasNeeded()
@@ -70,7 +75,7 @@ class ScalingSignal:
                     for slot, n, used in zip(slots, running, usage, strict=True)
                 ),
                 waiting=float(waiting.sum()) + self._waiting(),
-                prompt_s=0.0,
+                prompt_s=self._prompt_s(),
             )
         )
         self._show()

@@ -11,7 +11,7 @@ import structlog
 from epp.errors import PluginFault
 from epp.isolation import culprit
 from epp.metrics import Metric
-from epp.plugin import HeldBlocks, Learning, LoadCounts, Plugin, PrefixIndex
+from epp.plugin import HeldBlocks, Learning, LoadCounts, Plugin, Prefills, PrefixIndex
 from shm.lanes import Lane
 from shm.series import SeriesWriter
 from workers.host.log import error_text, stack
@@ -51,6 +51,7 @@ class WorkerServices:
         *,
         prefix_seed: int,
         held_blocks: HeldBlocks,
+        prefills: Prefills,
         learning: Learning,
         rng: random.Random,
         measures: Mapping[tuple[str, str], int],
@@ -62,6 +63,7 @@ class WorkerServices:
         self.prefix_index = prefix_index
         self.prefix_seed = prefix_seed
         self.held_blocks = held_blocks
+        self.prefills = prefills
         self.learning = learning
         self._lane = lane
         self._measures = measures

@@ -36,6 +36,7 @@ from epp.request import Request
 from epp.response_phase import NONE
 from shm.documents import DocumentReader, DocumentWriter
 from shm.lanes import SUPERVISOR_LANE, Lane
+from shm.prefills import Prefills
 from shm.prefix_reader import IndexReader
 from shm.prompt_starts import PromptStarts
 from shm.series import SeriesWriter
@@ -102,6 +103,7 @@ class Kept:
             PromptStarts(instance.layout.starts, instance.memory.starts, index),
             bus.send,
         )
+        self.prefills = Prefills(instance.layout.prefills, instance.memory.prefills, index)
         lost = partial(lane.add, lane.schema.counter["recording_lost_records_total"])
         self.records = RecordSender(index, bus.offer, lambda records: lost(n=records))
         self.keyed = Keyed(instance.credentials.prefix_seed)
@@ -248,6 +250,7 @@ class Parts:
             SharedPrefixIndex(IndexReader(instance.layout.index, instance.memory.index), bus),
             prefix_seed=instance.credentials.prefix_seed,
             held_blocks=self._held_blocks(),
+            prefills=self.kept.prefills,
             learning=self.kept.learning,
             rng=self._rng,
             measures=instance.layout.measures,

@@ -18,8 +18,7 @@ from typing import ClassVar
 
 from epp.plugin import plugin
 from epp.plugins.filters import LabelFilter
-
-ROLE_LABEL = "llm-d.ai/role"
+from epp.roles import PREFILL_ROLES, ROLE_LABEL
 
 
 class RoleFilter(LabelFilter):
@@ -45,7 +44,7 @@ class DecodeFilter(RoleFilter):
 class PrefillFilter(RoleFilter):
     """Keeps endpoints with the role prefill, encode-prefill, prefill-decode, both or encode-prefill-decode."""
 
-    roles = frozenset(("prefill", "encode-prefill", "prefill-decode", "both", "encode-prefill-decode"))
+    roles = PREFILL_ROLES
 
 
 @plugin("encode-filter")

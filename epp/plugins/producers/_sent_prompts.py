@@ -12,10 +12,10 @@ import numpy as np
 from compiled.kernels import by_row
 from epp.candidates import Candidates, Floats
 from epp.data import Datum
-from epp.decision import Decision, ProfileRun
-from epp.plugin import Hashes, Measure, PrefixIndex
+from epp.decision import Decision, ProfileRun, Response
+from epp.plugin import Hashes, Measure, Prefills, PrefixIndex
 from epp.prefix.blocks import block_hashes, landmarks, root, with_media
-from epp.prefix.match import PrefixMatch
+from epp.prefix.match import Prefill, PrefixMatch
 from epp.request import BYTES_PER_TOKEN, Request
 from epp.tokens import TOKENS, PromptTokens
 
@@ -25,6 +25,7 @@ PROMPTS_MAX: Final = 64  # prompts of one request that are matched
 REFRESH_EVERY: Final = 8
 RECENT_MAX: Final = 256
 LONG_BLOCKS: Final = 512  # a chain pushes one more of the remembered chains out for each so many blocks
+ERRORS_FROM: Final = 400
 COMPARED_MAX: Final = 256  # remembered chains with which the chains of one failed request are compared
 
 Chain = tuple[Hashes, Mapping[int, int]]  # hashes of one of several prompts; owner -> leading blocks that it holds
@@ -33,24 +34,31 @@ Chain = tuple[Hashes, Mapping[int, int]]  # hashes of one of several prompts; ow
 class Sent:
     """Remembers a chain that was sent to an endpoint. `owner`: the endpoint's owner id; 0: the request failed.
 
-    `known`: how many leading blocks the endpoint held before.
+    `known`: how many leading blocks the endpoint held before, or computes for other requests. `sure`: how many of them it held by the
+    index. `prefill`: what `Prefills.begins` returned; -1: nothing is shown.
     """
 
-    __slots__ = ("hashes", "known", "owner")
+    __slots__ = ("hashes", "known", "owner", "prefill", "sure")
 
     def __init__(self, owner: int, hashes: Hashes, known: int) -> None:
         self.owner = owner
         self.hashes = hashes
-        self.known = known
+        self.known = self.sure = known
+        self.prefill = -1
 
 
 class Keys:
-    """The data that a producer keeps with each request. `match`: its result; `chains`: of several prompts; `sent`: what it has learned."""
+    """The data that a producer keeps with each request. `match`: its result; `chains`: of several prompts; `sent`: what it has learned.
+
+    `sure`: owner -> blocks by the index, if prefills under way add to them. `begun`: whether the first token has come.
+    """
 
     def __init__(self, name: str, match: Datum[PrefixMatch]) -> None:
         self.match = match
         self.chains: Datum[list[Chain]] = Datum(f"prefix_chains/{name}", list)
         self.sent: Datum[list[Sent]] = Datum(f"prefix_sent/{name}", list)
+        self.sure: Datum[Mapping[int, int]] = Datum(f"prefix_sure/{name}", dict)
+        self.begun: Datum[bool] = Datum(f"prefix_begun/{name}", bool)
 
 
 class SentPrompts:
@@ -63,6 +71,7 @@ class SentPrompts:
         bytes_max: int,
         *,
         index: PrefixIndex,
+        prefills: Prefills,
         secret: int,
         hit_ratio: Measure,
         hit_bytes: Measure,
@@ -73,6 +82,7 @@ class SentPrompts:
         self._block_bytes = block_tokens * BYTES_PER_TOKEN
         self._bytes_max = bytes_max
         self._index = index
+        self._prefills = prefills
         self._secret = secret
         self._hit_ratio = hit_ratio
         self._hit_bytes = hit_bytes
@@ -90,22 +100,33 @@ class SentPrompts:
         if several:
             self._produce_each(request, candidates, several[:PROMPTS_MAX])
         elif prompt := request.prompt.canonical:
-            hashes = self._hashed(prompt, request)
-            blocks = self._held(self._index.match(hashes), candidates, None)
-            request[self._keys.match] = PrefixMatch(blocks, hashes, self._block_tokens, len(prompt) // BYTES_PER_TOKEN)
+            self._produce_one(request, candidates, self._hashed(prompt, request), len(prompt) // BYTES_PER_TOKEN)
+
+    def _produce_one(self, request: Request, candidates: Candidates, hashes: Hashes, tokens: int) -> None:
+        """Matches one prompt. Blocks that an endpoint computes for another request count as held."""
+        depths = self._index.match(hashes)
+        under_way = [Prefill(*each) for each in self._prefills.under_way(hashes, request.now)]
+        if under_way:
+            request[self._keys.sure], depths = depths, dict(depths)
+            for prefill in under_way:
+                depths[prefill.owner] = max(prefill.blocks, depths.get(prefill.owner, 0))
+        blocks = self._held(depths, candidates, None)
+        request[self._keys.match] = PrefixMatch(blocks, hashes, self._block_tokens, tokens, under_way=under_way)
 
     def _produce_each(self, request: Request, candidates: Candidates, prompts: Sequence[bytes]) -> None:
         """Matches each prompt separately, and adds up their blocks."""
         chains = [self._hashed(prompt, request) for prompt in prompts if prompt]
         if not chains:
             return
+        tokens = sum(map(len, prompts)) // BYTES_PER_TOKEN
+        if len(chains) == 1:
+            self._produce_one(request, candidates, chains[0], tokens)
+            return
         matches = [self._index.match(chain) for chain in chains]
         blocks = None
         for depths in matches:
             blocks = self._held(depths, candidates, blocks)
-        if len(chains) > 1:
-            request[self._keys.chains] = list(zip(chains, matches, strict=True))
-        tokens = sum(map(len, prompts)) // BYTES_PER_TOKEN
+        request[self._keys.chains] = list(zip(chains, matches, strict=True))
         request[self._keys.match] = PrefixMatch(blocks, np.concatenate(chains), self._block_tokens, tokens)
 
     def _hashed(self, prompt: bytes, request: Request) -> Hashes:
@@ -139,10 +160,50 @@ class SentPrompts:
             owner, held = self._target(prefill, match)
             self._learn(match, held, owner, chains, sent)
         request[self._keys.sent] = sent
+        if chains is None:
+            self._show(request, match, sent)
 
-    def take_back(self, request: Request) -> None:
-        """Takes the blocks of a failed request back, because the server has not computed its prompt."""
-        failed = [(sent, sent.owner) for sent in request[self._keys.sent] or ()]
+    def _show(self, request: Request, match: PrefixMatch, sent: Sequence[Sent]) -> None:
+        """Shows the prefill of a request with one prompt. If there is a prefill endpoint, it is the last one in `sent`."""
+        sure = request[self._keys.sure]
+        if sure is not None:
+            for each in sent:
+                each.sure = sure.get(each.owner, 0)
+        computes = sent[-1]
+        tokens = max(0, match.tokens - computes.known * self._block_tokens)
+        computes.prefill = self._prefills.begins(computes.hashes, computes.owner, computes.known, tokens, request.now)
+
+    def begun(self, request: Request) -> None:
+        """Takes the first token of an answer."""
+        sents = request[self._keys.sent]
+        if sents:
+            request[self._keys.begun] = True
+            self._computed(sents)
+
+    def ended(self, request: Request, response: Response) -> None:
+        """Takes the request's blocks back if the server has not computed the prompt: it answered with an error, or with no token."""
+        sents = request[self._keys.sent]
+        if not sents:
+            return
+        begun = bool(request[self._keys.begun])
+        if response.status == 0 or response.status >= ERRORS_FROM or not (begun or response.whole):
+            for sent in sents:
+                self._prefills.ends(sent.prefill)
+                sent.prefill = -1
+            self._take_back(sents)
+        elif not begun:
+            self._computed(sents)
+
+    def _computed(self, sents: Sequence[Sent]) -> None:
+        """Confirms blocks whose prefill another request had begun: they stay, even if that request is cancelled."""
+        for sent in sents:
+            self._prefills.ends(sent.prefill)
+            sent.prefill = -1
+            if sent.sure < sent.known:
+                self._index.learn(landmarks(sent.hashes[: sent.known], sent.sure), sent.owner)
+
+    def _take_back(self, sents: Sequence[Sent]) -> None:
+        failed = [(sent, sent.owner) for sent in sents]
         for sent, _ in failed:
             sent.owner = 0
         similar = self._similar(failed)

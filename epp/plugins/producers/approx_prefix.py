@@ -1,10 +1,11 @@
 """Approximate prefix affinity: remembers which prompts were sent where, without asking the servers.
 
 `produce` hashes the prompt and looks up the endpoints that hold its blocks. `before_send` tells the index writer that the target will
-hold them. If the server answers with an error or not at all, `response_complete` takes back the blocks that this request added. It does
-not take back blocks that another recent request of this worker to the same server has in common, unless that request failed, too. Hashed
-are the prompt's tokens if a token producer emits them, else its bytes. If a request has several prompts, each has a chain of hashes of its
-own, because servers cache them separately.
+hold them, and shows the prefill to all workers at once, because the index learns some milliseconds later (`epp.plugin.Prefills`). The
+first token confirms it. If a request ends without one, `response_complete` takes back the blocks that it added. It does not take back
+blocks that another recent request of this worker to the same server has in common, unless that request failed, too. Hashed are the
+prompt's tokens if a token producer emits them, else its bytes. If a request has several prompts, each has a chain of hashes of its own,
+because servers cache them separately; their prefills are not shown.
 
 Blocks have `blockSizeTokens` tokens, the same for all producers of a process. The index writer keeps as many blocks of an endpoint as the
 server's cache has room for, by the size that the server reports. If the server reports none, or `autoTune` is off, it keeps
@@ -17,7 +18,7 @@ from epp.candidates import Candidates
 from epp.data import CACHE_BLOCK_SIZE, CACHE_NUM_BLOCKS
 from epp.decision import Decision, Response
 from epp.metrics import Metric, buckets
-from epp.plugin import DataProducer, PreRequest, ResponseComplete, Services, plugin
+from epp.plugin import DataProducer, PreRequest, ResponseComplete, ResponseStreaming, Services, plugin
 from epp.plugins.producers._prefix_parameters import BLOCK_TOKENS_DEFAULT, Parameters
 from epp.plugins.producers._sent_prompts import Keys, SentPrompts
 from epp.prefix.match import CutsPrompts, prefix_match
@@ -39,13 +40,14 @@ HIT_BYTES: Final = Metric(
 
 
 @plugin("approx-prefix-cache-producer")
-class ApproximatePrefix(CutsPrompts, DataProducer, PreRequest, ResponseComplete):
+class ApproximatePrefix(CutsPrompts, DataProducer, PreRequest, ResponseStreaming, ResponseComplete):
     """Emits how many leading blocks of the prompt each endpoint has probably cached (`PrefixMatch`), by what was sent to it."""
 
     Params = Parameters
     renamed: ClassVar = {"blockSize": "blockSizeTokens"}
     metrics = (HIT_RATIO, HIT_BYTES)
-    failures_only = True
+    first_chunk_only = True
+    reads_answer = False
 
     def __init__(self, name: str, params: Parameters) -> None:
         super().__init__(name, params)
@@ -68,7 +70,7 @@ class ApproximatePrefix(CutsPrompts, DataProducer, PreRequest, ResponseComplete)
         self._keys = Keys(name, prefix_match(name))
         self.optional = (TOKENS,)
         self.produces = (self._keys.match,)
-        self.keeps = (self._keys.chains, self._keys.sent)
+        self.keeps = (self._keys.chains, self._keys.sure, self._keys.sent, self._keys.begun)
         if params.auto_tune:
             self.consumes = (CACHE_BLOCK_SIZE, CACHE_NUM_BLOCKS)
         self._sent: SentPrompts
@@ -79,6 +81,7 @@ class ApproximatePrefix(CutsPrompts, DataProducer, PreRequest, ResponseComplete)
             self.block_tokens,
             self._bytes_max,
             index=services.prefix_index,
+            prefills=services.prefills,
             secret=services.prefix_seed,
             hit_ratio=services.measure(self, HIT_RATIO),
             hit_bytes=services.measure(self, HIT_BYTES),
@@ -90,9 +93,11 @@ class ApproximatePrefix(CutsPrompts, DataProducer, PreRequest, ResponseComplete)
     def before_send(self, request: Request, decision: Decision) -> None:
         self._sent.learn(request, decision)
 
+    def response_streaming(self, request: Request, decision: Decision) -> None:
+        self._sent.begun(request)
+
     def response_complete(self, request: Request, decision: Decision, response: Response) -> None:
-        """Called if the server answered with an error or not at all: `failures_only`."""
-        self._sent.take_back(request)
+        self._sent.ended(request, response)
 
 
 @plugin("multicluster-approx-prefix-cache-producer")

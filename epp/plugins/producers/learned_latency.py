@@ -1,5 +1,8 @@
 """Predict the time to the first token of this request at each endpoint, with a model that learns from the answers that pass through."""
 
+from typing import Final
+
+import msgspec
 import numpy as np
 
 from compiled.kernels.latency_reference import AHEAD, COSTS, ELAPSED, LOAD, TIMES, UNCACHED
@@ -9,6 +12,7 @@ from epp.decision import Decision, Response
 from epp.learning.choice import careful_costs
 from epp.learning.costs import LearnedCosts, learned_costs
 from epp.learning.model import FirstToken, Ints, LatencyModel
+from epp.learning.waits import Wait, add_waits, without_waits
 from epp.plugin import (
     DataProducer,
     Learning,
@@ -19,11 +23,12 @@ from epp.plugin import (
     Services,
     plugin,
 )
-from epp.plugins.producers._learned_latency_parameters import Parameters
-from epp.prefix.match import APPROXIMATE, FollowsMatches, prefix_match
+from epp.plugins.producers._learned_latency_parameters import ObserverParameters, Parameters
+from epp.prefix.match import APPROXIMATE, FollowsMatches, PrefixMatch, prefix_match
 from epp.request import Request
 from epp.tokens import TOKENS, token_count
 
+WITH_EFFECT: Final = ("min_requests", "prefix_match_info_producer_name")
 FEW = "too few answers so far"
 WORSE = "its predictions are worse than the pool's mean time"
 
@@ -31,11 +36,13 @@ WORSE = "its predictions are worse than the pool's mean time"
 class Sent:
     """Holds one request from its decision to its end: the state in which it found its endpoint, and what was predicted.
 
-    `row`: the endpoint's row in the snapshot. Times are monotonic seconds; `first_at` is 0 before the first token.
+    `slot`, `generation`, `load`: of the endpoint that computes the prompt. `decode_slot` and so on: of the one that generates the answer,
+    which is the same unless a prefill profile ran. Times are monotonic seconds; `first_at` is 0 before the first token.
     """
 
     __slots__ = (
-        "ahead", "at", "candidates", "counts", "elapsed", "first_at", "generation", "load", "outlook", "predicted", "slot", "tokens",
+        "ahead", "at", "candidates", "counts", "decode_generation", "decode_load", "decode_slot", "elapsed", "first_at", "generation",
+        "load", "outlook", "predicted", "slot", "tokens",
     )  # fmt: skip
 
     def __init__(self, candidates: Candidates, outlook: Floats, at: float) -> None:
@@ -43,8 +50,9 @@ class Sent:
         self.outlook: Floats | None = outlook
         self.at = at
         self.counts = False
-        self.slot = -1
-        self.generation = 0
+        self.slot = self.decode_slot = -1
+        self.generation = self.decode_generation = 0
+        self.decode_load = 0.0
         self.tokens = self.ahead = self.elapsed = self.load = self.predicted = self.first_at = 0.0
 
 
@@ -52,7 +60,8 @@ class Sent:
 class LearnedLatency(FollowsMatches, DataProducer, PreRequest, ResponseReceived, ResponseStreaming, ResponseComplete):
     """Emits the predicted time to the first token of each candidate, and its cost: that time, plus the delay for later requests.
 
-    All workers share one model (`epp.learning`). It learns from answers that are streamed and succeed. While it knows less than half
+    All workers share one model (`epp.learning`). Of a disaggregated request, the prefill endpoint learns the time to the first token,
+    and the decode endpoint the time per token. It learns from answers that are streamed and succeed. While it knows less than half
     of the candidates, or predicts worse than the pool's mean time, the costs follow a rule without a model.
     """
 
@@ -95,22 +104,29 @@ class LearnedLatency(FollowsMatches, DataProducer, PreRequest, ResponseReceived,
             candidates[RUNNING],
             snapshot.settled(WAITING, rows),
         )
+        waits = [] if match is None else self._waits(match, candidates)
+        if waits:
+            add_waits(model, slots.tolist(), prompt, outlook, waits, now)
         costs, why_not = outlook[COSTS], self._reason(model, snapshot.roster.slots)
         if why_not:
             limits = [model.limit(slot) for slot in slots.tolist()]
-            costs = np.array(careful_costs(prompt, outlook, candidates[WAITING], limits))
+            costs = np.array(careful_costs(prompt, without_waits(outlook, waits, now), candidates[WAITING], limits))
         request[self._costs] = LearnedCosts(
             _widened(costs, candidates), _widened(outlook[TIMES], candidates), model, why_not
         )
         request[self._sent] = Sent(candidates, outlook, now)
 
     def before_send(self, request: Request, decision: Decision) -> None:
-        sent, run = request[self._sent], decision.runs.get(decision.primary)
-        if sent is None or run is None or sent.candidates is None or sent.outlook is None:
+        sent, primary = request[self._sent], decision.runs.get(decision.primary)
+        run = decision.runs.get(decision.prefill) or primary  # the endpoint that computes the prompt
+        if sent is None or primary is None or run is None or sent.candidates is None or sent.outlook is None:
             return
         row, rows, target = run.row, sent.candidates.rows, run.targets[0]
         index = row if rows is None else int(np.searchsorted(rows, row))
-        chosen = sent.outlook[:, index].tolist()
+        chosen, decodes = sent.outlook[:, index].tolist(), primary.targets[0]
+        at_decode = primary.row if rows is None else int(np.searchsorted(rows, primary.row))
+        sent.decode_slot, sent.decode_generation = decodes.slot, decodes.generation
+        sent.decode_load = float(sent.outlook[LOAD, at_decode])
         sent.candidates = sent.outlook = None  # drop the other endpoints, which are not needed any more
         sent.slot, sent.generation, sent.counts = target.slot, target.generation, request.streaming
         sent.predicted, sent.tokens, sent.ahead = chosen[TIMES], chosen[UNCACHED], chosen[AHEAD]
@@ -154,7 +170,26 @@ class LearnedLatency(FollowsMatches, DataProducer, PreRequest, ResponseReceived,
         tokens = response.usage.completion
         if tokens is not None and tokens > 1:
             lasted = request.now - sent.first_at
-            self._learning.learn_token(sent.slot, sent.generation, sent.load, lasted / (tokens - 1), lasted)
+            self._learning.learn_token(
+                sent.decode_slot, sent.decode_generation, sent.decode_load, lasted / (tokens - 1), lasted
+            )
+
+    def _waits(self, match: PrefixMatch, candidates: Candidates) -> list[Wait]:
+        """Returns the prefills under way that this prompt can wait for, at most one per candidate: the one that shares most."""
+        if not match.under_way:
+            return []
+        rows, row_of_owner = candidates.rows, candidates.snapshot.roster.row_of_owner
+        index_of = None if rows is None else {row: index for index, row in enumerate(rows.tolist())}
+        waits: dict[int, Wait] = {}
+        for prefill in match.under_way:
+            row = row_of_owner.get(prefill.owner)
+            index = row if index_of is None or row is None else index_of.get(row)
+            if index is None:
+                continue
+            wait = Wait(index, float(prefill.blocks * match.block_tokens), prefill.since, prefill.tokens)
+            if index not in waits or wait.shared > waits[index].shared:
+                waits[index] = wait
+        return list(waits.values())
 
     def _reason(self, model: LatencyModel, slots: Ints) -> str:
         """Says why the model is not used for these endpoints; "" if it is. It changes with the model or the endpoints only."""
@@ -162,6 +197,27 @@ class LearnedLatency(FollowsMatches, DataProducer, PreRequest, ResponseReceived,
             self._asked, self._asked_at = (model, slots), model.changes
             self._why_not = FEW if not model.knows(slots.tolist()) else "" if model.trusted else WORSE
         return self._why_not
+
+
+@plugin("latency-observer-producer")
+class LearnedObserver(LearnedLatency):
+    """Does the same as learned-latency-producer, under the name and with the parameters of the reference picker's observer.
+
+    It measures the same: streamed answers that succeed, from their dispatch to their first chunk, with the load at dispatch. But all
+    workers share what they observe, the uncached tokens of a prompt count, and a restart with `--state-dir` forgets nothing.
+    """
+
+    Params = ObserverParameters  # type: ignore[assignment]
+
+    def __init__(self, name: str, params: ObserverParameters) -> None:
+        learned = Parameters(prefix_match_info_producer_name=params.prefix_match_info_producer_name)
+        super().__init__(name, learned)
+        self.params = params
+        self.without_effect = [
+            f"{field.encode_name}: has no effect here"
+            for field in msgspec.structs.fields(params)
+            if field.name not in WITH_EFFECT and getattr(params, field.name) != field.default
+        ]
 
 
 def _widened(narrow: Floats, candidates: Candidates) -> Floats:

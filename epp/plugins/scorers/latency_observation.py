@@ -1,6 +1,7 @@
 """Prefer endpoints whose first token is expected soonest at their present load, from observed responses alone."""
 
 import random
+from collections.abc import Sequence
 from typing import Annotated
 
 import msgspec
@@ -8,9 +9,14 @@ import numpy as np
 
 from epp.candidates import Candidates, Floats, Mask, Scores
 from epp.data import INFLIGHT_REQUESTS
-from epp.plugin import Profile, Scorer, Services, plugin
+from epp.learning.costs import learned_costs
+from epp.plugin import Plugin, Profile, Scorer, Services, plugin
 from epp.request import Request
 from epp.ttft import ttft_percentiles
+
+GAP = 2.0
+LEARNED_OBSERVER = "latency-observer-producer"
+ENOUGH = 10  # answers that make an endpoint known, unless the observer says another number
 
 
 class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
@@ -24,7 +30,7 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename
     """
 
     exploration_rate: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.1
-    min_inflight_gap: Annotated[float, msgspec.Meta(gt=0)] = 2.0
+    min_inflight_gap: Annotated[float, msgspec.Meta(gt=0)] = GAP
     round_ttft_step: Annotated[float, msgspec.Meta(ge=0)] = msgspec.field(default=0.0, name="roundTTFTStep")
     ttft_percentiles_producer_name: str = ""
     in_flight_load_producer_name: str = ""
@@ -102,3 +108,40 @@ class LatencyObservation(Scorer):
                 scores[row] = 1.0
             elif others:
                 scores[row] = 0.0
+
+
+@plugin("latency-observation-scorer")
+class LearnedObservation(LatencyObservation):
+    """Scores endpoints by their predicted times to the first token: (longest - predicted) / (longest - shortest).
+
+    The predictions are those of the learned latency model, from `latency-observer-producer`. An endpoint with fewer than its `minRequests`
+    answers is cold: it scores 1 with probability `explorationRate`, else 0 if another endpoint is known. While the model knows too few
+    endpoints, or predicts worse than the pool's mean, the costs of the rule without a model take the place of the times.
+    """
+
+    def __init__(self, name: str, params: Parameters) -> None:
+        super().__init__(name, params)
+        self._producer = params.ttft_percentiles_producer_name or LEARNED_OBSERVER
+        self._costs = learned_costs(self._producer)
+        self.consumes = (self._costs,)
+        self._enough = ENOUGH
+        if params.min_inflight_gap != GAP:
+            self.without_effect = [*self.without_effect, "minInflightGap: has no effect here"]
+
+    def meet(self, plugins: Sequence[Plugin]) -> None:
+        for each in plugins:
+            if each.name == self._producer:
+                self._enough = getattr(each.params, "min_requests", ENOUGH)
+
+    def score(self, request: Request, candidates: Candidates, profile: Profile) -> Scores:
+        learned = request[self._costs]
+        if learned is None:
+            return candidates.ones()
+        if learned.why_not:
+            known: Mask = np.ones(len(candidates), dtype=bool)
+            return self._scored(candidates.narrow(learned.costs), known, known)
+        found = [learned.model.endpoints.get(endpoint.slot) for endpoint in candidates.endpoints]
+        warm: Mask = np.array([each is not None and each.samples >= self._enough for each in found], dtype=bool)
+        if not warm.any():
+            return candidates.ones()
+        return self._scored(candidates.narrow(learned.first_token_s), warm, warm)

@@ -45,10 +45,10 @@ class World:
         return r, decision
 
     def answered(self, sent: tuple[Request, Decision], status: int) -> None:
-        """Reports the answer as the server does to plugins that only hear of failures."""
-        assert self.producer.failures_only
-        if not 0 < status < 400:
-            self.producer.response_complete(*sent, Response(status))
+        """Reports an answer that came whole."""
+        response = Response(status)
+        response.whole = status > 0
+        self.producer.response_complete(*sent, response)
 
     def held(self, prompt: bytes) -> list[float] | None:
         return self.held_of(request(prompt))
@@ -294,3 +294,70 @@ def test_the_older_name_of_the_block_size_works_and_is_reported_as_deprecated() 
     producer = World(block_size=128).producer
     assert producer.block_tokens == 128
     assert producer.deprecated == {"blockSize": "blockSizeTokens"}
+
+
+def document(question: str) -> bytes:
+    return prompt(*"abcdefghij") + question.encode() * BLOCK
+
+
+def second_worker(first: World) -> World:
+    """Returns a worker that sees the prefills of the first one at once, and what it teaches the index never."""
+    other = World()
+    other.services.prefills = first.services.prefills
+    other.producer.start(other.services)
+    return other
+
+
+def streamed(world: World, sent: tuple[Request, Decision]) -> None:
+    world.producer.response_streaming(*sent)
+
+
+def test_other_workers_see_a_prefill_at_once_and_until_the_first_token() -> None:
+    first = World()
+    other = second_worker(first)
+    sent = first.send(document("x"), 1)
+    asked = request(document("y"))
+    assert other.held_of(asked) == [0, 10, 0]
+    assert [(p.owner, p.blocks, p.tokens) for p in asked[MATCH].under_way] == [(2, 10, 704.0)]
+    streamed(first, sent)
+    assert other.held(document("y")) is None
+
+
+@pytest.mark.parametrize("headers", [True, False])
+def test_a_request_that_is_cancelled_before_its_first_token_leaves_nothing(headers: bool) -> None:
+    first = World()
+    other = second_worker(first)
+    sent = first.send(document("x"), 1)
+    first.producer.response_complete(*sent, Response(200 if headers else 0))
+    assert other.held(document("x")) is None
+    assert first.held(document("x")) is None
+
+
+def test_a_request_that_is_cancelled_after_its_first_token_leaves_its_blocks() -> None:
+    world = World()
+    sent = world.send(document("x"), 1)
+    streamed(world, sent)
+    world.producer.response_complete(*sent, Response(200))
+    assert world.held(document("x")) == [0, 11, 0]
+
+
+@pytest.mark.parametrize("in_pieces", [True, False])
+def test_a_sibling_that_has_waited_confirms_the_prefix_even_if_the_first_request_is_cancelled(in_pieces: bool) -> None:
+    first = World()
+    other = second_worker(first)
+    cancelled = first.send(document("x"), 1)
+    waited = other.send(document("y"), 1)
+    assert other.services.held.keys() == set(waited[0][MATCH].hashes[10:].tolist())
+    first.producer.response_complete(*cancelled, Response())
+    if in_pieces:
+        streamed(other, waited)
+    other.answered(waited, 200)
+    assert other.held(document("z")) == [0, 10, 0]
+
+
+def test_the_prefill_endpoint_shows_the_prefill() -> None:
+    world = World()
+    world.send(document("x"), 0, prefill=2)
+    asked = request(document("y"))
+    world.held_of(asked)
+    assert [p.owner for p in asked[MATCH].under_way] == [3]

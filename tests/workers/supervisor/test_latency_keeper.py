@@ -206,3 +206,13 @@ def test_a_model_of_an_endpoint_that_has_left_here_is_not_taken_over() -> None:
     observe(keeper, 0, 0.2)
     assert joins.adopt(keeper.learned(), {0: 3})
     assert not joins.model.endpoints
+
+
+def test_the_time_per_prompt_follows_from_what_servers_compute() -> None:
+    site = Site()
+    keeper = site.keeper()
+    assert keeper.prompt_s() == 0.0
+    for tokens in (1_000.0, 3_000.0):
+        keeper.take(samples.frame([samples.first_token(FirstToken(50.0, 1, 1, tokens, 0.0, 0.0, 1.0, 0.1, 0.1))]))
+    theta = keeper.model.first.theta
+    assert keeper.prompt_s() == pytest.approx(2.0 * min(theta[1], theta[2]))

@@ -33,7 +33,7 @@ class Site:
             table=region(table.bytes), documents=region(documents.bytes), lanes=Lanes(lanes, region(lanes.bytes))
         )
         instance: Any = SimpleNamespace(layout=SimpleNamespace(table=table, documents=documents), memory=memory)
-        self.now, self.waiting = 100.0, 0
+        self.now, self.waiting, self.prompt_s = 100.0, 0, 0.0
         self.table = TableWriter(table, memory.table)
         self.handles = [self.table.claim(9 + slot, lambda _: True) for slot in range(2)]
         records = [EndpointRecord("ns", str(slot), str(slot), 80, {}, slot, 1, 9 + slot) for slot in range(2)]
@@ -41,7 +41,12 @@ class Site:
         memory.lanes.set_serving(1, True)
         self.worker, self.own = memory.lanes.lane(1), memory.lanes.lane(0)
         self.signal = ScalingSignal(
-            instance, self.own, LatencyModel, waiting=lambda: self.waiting, now=lambda: self.now
+            instance,
+            self.own,
+            LatencyModel,
+            prompt_s=lambda: self.prompt_s,
+            waiting=lambda: self.waiting,
+            now=lambda: self.now,
         )
 
     def shown(self) -> tuple[int, int]:
@@ -99,3 +104,9 @@ def test_requests_that_wait_in_the_picker_count_as_work() -> None:
     calm, waiting = Site(), Site()
     waiting.waiting = 1200
     assert waiting.run(running=16.0) > calm.run(running=16.0)
+
+
+def test_servers_that_only_compute_prompts_need_as_many_replicas_as_the_prompts_take() -> None:
+    site = Site()
+    site.prompt_s = 0.25
+    assert site.run(running=1.0, picks=16) == 5  # 16 prompts a second take 4 replicas, of which 80 % may be used

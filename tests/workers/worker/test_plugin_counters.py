@@ -16,6 +16,7 @@ from epp.metrics.catalogue import plugin_groups
 from epp.metrics.label_caps import LabelCaps
 from epp.metrics.series import GROUPS
 from epp.plugin import NoParams, Plugin
+from shm.prefills import local_prefills
 from shm.series import SeriesWriter
 from tests.pair import lanes
 from tests.workers.instances import made
@@ -203,6 +204,7 @@ def test_an_undeclared_metric_gets_an_error_with_its_name_instead_of_a_handle() 
         index,
         prefix_seed=0,
         held_blocks=NoHeldBlocks(),
+        prefills=local_prefills(),
         learning=LocalLearning(),
         rng=random.Random(),
         measures={},

@@ -20,6 +20,7 @@ from epp.plugins.producers.tokenizer import Tokens
 from epp.plugins.profiles.single import SingleProfile
 from epp.request import Request
 from epp.tokens import TOKENS
+from shm.prefills import local_prefills
 from tests.fakes import FakePool, FakeServices, candidates
 from tests.workers.worker.test_services import lanes
 from workers.worker.held import NoHeldBlocks
@@ -66,6 +67,7 @@ class Site:
             FakeServices(),
             prefix_seed=1,
             held_blocks=NoHeldBlocks(),
+            prefills=local_prefills(),
             learning=LocalLearning(),
             rng=random.Random(1),
             measures={},

@@ -313,7 +313,7 @@ class Replay:
         opened = self._open[job.number]
         opened.response.usage = Usage(job.prompt, job.output)
         opened.response.whole = True
-        self._complete(opened, at, ())
+        self._complete(opened, at)
 
     def _fail(self, number: int, now: float) -> None:
         opened = self._open[number]
@@ -321,15 +321,15 @@ class Replay:
         self._run.first_s[number] = math.nan
         if not opened.response.status:
             opened.response = Response(BAD_GATEWAY)
-        self._complete(opened, now, self._pipeline.response_failed)
+        self._complete(opened, now)
 
-    def _complete(self, opened: _Open, now: float, more: Sequence[Callable[..., object]]) -> None:
+    def _complete(self, opened: _Open, now: float) -> None:
         number, request, decision = opened.number, opened.request, opened.decision
         del self._open[number]
         self._run.lasted_s[number] = now - self._run.at[number]
         self._fleet.inflight[opened.slot] -= 1
         request.now = now
-        for complete in (*self._pipeline.response_complete, *more):
+        for complete in self._pipeline.response_complete:
             complete(request, decision, opened.response)
         if decision.ticket is not None:
             decision.ticket.done()

@@ -1,0 +1,73 @@
+"""Says what it costs to wait for a prefix that an endpoint computes now, and what it costs to compute it a second time. Pure code.
+
+A prompt that shares its prefix with a prefill under way waits there until that prefill has ended, and then computes only its own rest.
+Anywhere else the prefix is computed a second time. For a request that comes right after the first one, both take the same time. Then it
+waits, because a second copy takes the time and the memory of another endpoint: TWICE of that time counts.
+
+This holds for long prefixes (LONG_TOKENS), and for siblings: requests within SIBLINGS_S, as a client sends that asks several questions
+about one document. A prefix that is short, or that more requests ask for while it is computed, is worth a second copy.
+"""
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from compiled.kernels.latency_reference import AHEAD, COSTS, TIMES, UNCACHED
+from epp.candidates import Floats
+from epp.learning import model as models
+from epp.learning.model import THOUSAND, LatencyModel
+
+TWICE: Final = 0.25
+SIBLINGS_S: Final = 0.1
+LONG_TOKENS: Final = 4096
+
+
+class Wait(NamedTuple):
+    """A prefill that one candidate can wait for. `at`: the index of the candidate. `shared`: leading tokens in common with the prompt.
+
+    `since`: when the prefill was sent, in monotonic seconds. `tokens`: how many tokens it computes.
+    """
+
+    at: int
+    shared: float
+    since: float
+    tokens: float
+
+
+def without_waits(outlook: Floats, waits: Sequence[Wait], now: float) -> Floats:
+    """Returns the outlook as if the prefills of siblings were done. For costs without a model."""
+    siblings = _siblings(waits, now)
+    if not siblings:
+        return outlook
+    done = outlook.copy()
+    for wait in siblings:
+        done[AHEAD, wait.at] = max(0.0, float(done[AHEAD, wait.at]) - wait.tokens)
+    return done
+
+
+def add_waits(
+    model: LatencyModel, slots: Sequence[int], prompt: float, outlook: Floats, waits: Sequence[Wait], now: float
+) -> None:
+    """Adds to an outlook what waiting, or computing twice, takes beyond the predicted times and costs of the candidates, in seconds.
+
+    `prompt`: all tokens of the prompt. `slots`, `outlook`: as of `LatencyModel.outlook`.
+    """
+    times, costs = outlook[TIMES], outlook[COSTS]
+    for wait in waits:
+        left = model.first_token_s(slots[wait.at], wait.tokens, 0.0, 0.0, 0.0, now) - (now - wait.since)
+        longer = max(0.0, left - float(times[wait.at]))
+        times[wait.at] += longer
+        costs[wait.at] += longer
+    siblings = _siblings(waits, now)
+    for wait in siblings:  # what they wait for is no queue: it takes nobody's turn
+        costs[wait.at] = min(float(costs[wait.at]), float(times[wait.at]))
+    shared = max((wait.shared for wait in siblings), default=0.0)
+    own = prompt - shared  # tokens that no sibling computes
+    for i, slot in enumerate(slots):
+        again = min(float(outlook[UNCACHED, i]) - own, shared)
+        if again > 0.0:
+            costs[i] += TWICE * model.speed(slot, now) * model.first.theta[models.UNCACHED] * again / THOUSAND
+
+
+def _siblings(waits: Sequence[Wait], now: float) -> list[Wait]:
+    """Returns the waits for long prefixes of siblings."""
+    return [wait for wait in waits if now - wait.since <= SIBLINGS_S and wait.shared >= LONG_TOKENS]

@@ -1,0 +1,68 @@
+"""Prefill on another server if the learned latency model predicts an earlier first token that way."""
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+
+from epp.candidates import Mask, Roster
+from epp.decision import ProfileRun
+from epp.learning.costs import learned_costs
+from epp.plugin import Decider, Plugin, plugin
+from epp.plugins.deciders._predicted_parameters import Parameters
+from epp.prefix.match import APPROXIMATE, only_producer, prefix_match
+from epp.request import Request
+from epp.roles import PREFILL_ROLES, ROLE_LABEL
+from epp.tokens import TOKENS, token_count
+
+MS: Final = 1000.0
+THOUSAND: Final = 1000.0
+
+
+@plugin("predicted-pd-decider")
+class Predicted(Decider):
+    """Runs prefill on another server if the first token is predicted sooner by more than `minGainMs`.
+
+    Compared are the predicted time at the decode target, and the shortest one of the prefill servers, plus the transfer of the tokens that
+    the decode target has not cached. While the model is not used, `nonCachedTokens` decides, as in prefix-based-pd-decider.
+    """
+
+    Params = Parameters
+    optional = (TOKENS,)
+
+    def __init__(self, name: str, params: Parameters) -> None:
+        super().__init__(name, params)
+        self._costs = learned_costs(params.learned_latency_producer_name)
+        self._match = prefix_match(APPROXIMATE)
+        self.consumes = (self._costs, self._match)
+        self._roster = Roster(())
+        self._prefill: Mask = np.zeros(0, dtype=bool)
+
+    def meet(self, plugins: Sequence[Plugin]) -> None:
+        self._match = prefix_match(only_producer(plugins))
+        self.consumes = (self._costs, self._match)
+
+    def wanted(self, request: Request, run: ProfileRun | None) -> bool:
+        if run is None:
+            return False
+        uncached = self._uncached(request, run.row)
+        learned = request[self._costs]
+        if learned is None or learned.why_not:
+            return bool(uncached >= self.params.non_cached_tokens)
+        roster = run.candidates.snapshot.roster
+        if roster is not self._roster:
+            self._roster = roster
+            self._prefill = np.array([e.labels.get(ROLE_LABEL) in PREFILL_ROLES for e in roster.endpoints], dtype=bool)
+        times = learned.first_token_s[self._prefill]
+        if not len(times):
+            return False
+        transfer_ms = self.params.transfer_ms_per_thousand_tokens * uncached / THOUSAND
+        gain_ms = MS * float(learned.first_token_s[run.row] - times.min()) - transfer_ms
+        return bool(gain_ms > self.params.min_gain_ms)
+
+    def _uncached(self, request: Request, row: int) -> float:
+        """Returns how many tokens of the prompt the endpoint in this row would have to compute."""
+        tokens = token_count(request) or request.prompt.tokens
+        match = request[self._match]
+        cached = 0.0 if match is None or match.blocks is None else float(match.blocks[row]) * match.block_tokens
+        return max(0.0, tokens - cached)

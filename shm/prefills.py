@@ -1,0 +1,145 @@
+"""Prefills under way: which prompts endpoints compute at this moment. Each worker writes its own row, all workers read all.
+
+    worker 0 | key of place 0 | ... | key of place 63 | record of place 0 | ... | record of place 63 |
+    worker 1 | ...
+    key      | hash of the first marked block that is computed; 0: the place is free
+    record   | since | owner | blocks held before | tokens to compute | blocks | hash of the last block | marks |
+    marks    | hashes of the marked blocks: number 4, 5, 6, 7, 8, 10, 12, 15, ..., each a quarter further than the one before
+
+A worker takes a place when it sends a request, and frees it at the first token or the end. So other workers know at once what the index
+learns from the bus some milliseconds later. They find at least 4 of 5 blocks that two prompts share. Prefills without a marked block are
+too short to be shown, and a request that finds no free place is not shown either.
+
+A record is written before its key, and the key is cleared first. A reader that finds another key or another start after it has read a
+record ignores the record. A worker clears its row at its start. Until then, the row of a worker that has died may name prefills that have
+ended: places older than OLD_S do not count.
+"""
+
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from shm.layout import CACHE_LINE, WORD, aligned, layout_hash
+from shm.segment import Region
+
+PLACES: Final = 64
+OLD_S: Final = 60.0
+LEAST_BLOCKS: Final = 4
+MOST_BLOCKS: Final = 1 << 15
+GROWTH: Final = 1.25
+FOUND_MAX: Final = 16
+ROW_ALIGNMENT: Final = 2 * CACHE_LINE  # CPUs fetch cache lines in pairs
+
+SINCE, OWNER, KNOWN, TOKENS, BLOCKS, LAST, MARKS = range(7)
+
+Hashes = npt.NDArray[np.uint64]
+Prefill = tuple[int, int, float, float]  # owner; leading blocks in common; since; tokens that it computes
+
+
+def _marked() -> list[int]:
+    """Returns the numbers of the marked blocks, counted from 1."""
+    numbers = [LEAST_BLOCKS]
+    while numbers[-1] < MOST_BLOCKS:
+        numbers.append(int(numbers[-1] * GROWTH))
+    return numbers
+
+
+MARKED: Final = np.array(_marked())
+RECORD: Final = MARKS + len(MARKED)  # words
+
+
+class PrefillsSchema:
+    """Lays out the rows of a number of workers."""
+
+    def __init__(self, workers: int) -> None:
+        if workers < 1:
+            raise ValueError(f"prefills need at least one worker, not {workers}")
+        self.workers = workers
+        self.row_bytes = aligned(PLACES * (1 + RECORD) * WORD, ROW_ALIGNMENT)
+        self.bytes = workers * self.row_bytes
+        self.layout_hash = layout_hash("prefills 1", workers, PLACES, RECORD)
+
+    def describe(self) -> dict[str, Any]:
+        return {"kind": "prefills", "workers": self.workers}
+
+
+class Prefills:
+    """Writes the row of worker `index`, and reads all."""
+
+    def __init__(self, schema: PrefillsSchema, region: Region, index: int) -> None:
+        rows: Hashes = region.array(np.uint64, 0, (schema.workers, schema.row_bytes // WORD))
+        self._keys = rows[:, :PLACES]
+        self._records = [row[PLACES : PLACES * (1 + RECORD)].reshape(PLACES, RECORD) for row in rows]
+        self._own_keys, self._own_records = self._keys[index], self._records[index]
+        self._own_keys[:] = 0
+        self._free = list(range(PLACES))
+
+    def begins(self, hashes: Hashes, owner: int, known: int, tokens: float, now: float) -> int:
+        """Shows that a prompt is sent to `owner`. Returns its place for `ends`; -1: it is not shown.
+
+        `hashes`: its chain. `known`: how many leading blocks the endpoint holds. `tokens`: how many it has to compute.
+        """
+        count = len(hashes)
+        marks = _marks_up_to(count)
+        first = _marks_up_to(known)
+        if first >= marks or not self._free:
+            return -1
+        place = self._free.pop()
+        record = self._own_records[place]
+        record[MARKS : MARKS + marks] = hashes[MARKED[:marks] - 1]
+        numbers = record.view(np.float64)
+        numbers[SINCE], numbers[TOKENS] = now, tokens
+        record[OWNER], record[KNOWN], record[BLOCKS], record[LAST] = owner, known, count, hashes[-1]
+        self._own_keys[place] = record[MARKS + first]
+        return place
+
+    def ends(self, place: int) -> None:
+        """Frees a place that `begins` has returned."""
+        if place >= 0:
+            self._own_keys[place] = 0
+            self._free.append(place)
+
+    def under_way(self, hashes: Hashes, now: float) -> list[Prefill]:
+        """Returns prefills that compute leading blocks of this chain, at most FOUND_MAX."""
+        found: list[Prefill] = []
+        marks = _marks_up_to(len(hashes))
+        if not marks:
+            return found
+        keys = self._keys.copy()  # NumPy raises an error if others change what it counts
+        rows, places = np.nonzero(keys)
+        if not len(rows):
+            return found
+        own = set(hashes[MARKED[:marks] - 1].tolist())
+        for row, place, key in zip(rows.tolist(), places.tolist(), keys[rows, places].tolist(), strict=True):
+            if key not in own or len(found) == FOUND_MAX:
+                continue
+            record = self._records[row][place].copy()
+            numbers = record.view(np.float64)
+            moved = self._keys[row, place] != key or self._records[row][place, SINCE] != record[SINCE]
+            blocks = _shared(record, hashes)
+            since = float(numbers[SINCE])
+            if not moved and now - since < OLD_S and blocks > int(record[KNOWN]):
+                found.append((int(record[OWNER]), blocks, since, float(numbers[TOKENS])))
+        return found
+
+
+def local_prefills() -> Prefills:
+    """Returns prefills in private memory: for one process without workers."""
+    schema = PrefillsSchema(1)
+    return Prefills(schema, Region(memoryview(bytearray(schema.bytes))), 0)
+
+
+def _marks_up_to(blocks: int) -> int:
+    """Returns how many of the first blocks of a prompt are marked."""
+    return int(MARKED.searchsorted(blocks, side="right")) if blocks >= LEAST_BLOCKS else 0
+
+
+def _shared(record: Hashes, hashes: Hashes) -> int:
+    """Returns how many leading blocks a record and a chain are known to share. Equal hashes prove all blocks before them, too."""
+    blocks, count = int(record[BLOCKS]), len(hashes)
+    if blocks <= count and hashes[blocks - 1] == record[LAST]:
+        return blocks
+    marks = _marks_up_to(min(blocks, count))
+    same = int(np.count_nonzero(record[MARKS : MARKS + marks] == hashes[MARKED[:marks] - 1]))
+    return int(MARKED[same - 1]) if same else 0

@@ -1,0 +1,135 @@
+"""Tests of the prefills that workers show to each other."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from epp.prefix.blocks import block_hashes
+from shm.prefills import FOUND_MAX, LEAST_BLOCKS, OLD_S, PLACES, Hashes, Prefills, PrefillsSchema, local_prefills
+from shm.segment import Region
+
+OWNER = 7
+
+
+def chain(*parts: tuple[str, int]) -> Hashes:
+    """Returns the chain of a prompt with so many blocks of each letter."""
+    return block_hashes(b"".join(letter.encode() * 4 * blocks for letter, blocks in parts), 4, 1, 2)
+
+
+def workers(count: int) -> list[Prefills]:
+    schema = PrefillsSchema(count)
+    region = Region(memoryview(bytearray(schema.bytes)))
+    return [Prefills(schema, region, index) for index in range(count)]
+
+
+def test_all_workers_see_a_prefill_from_its_begin_to_its_end() -> None:
+    one, other = workers(2)
+    document = chain(("d", 100))
+    place = one.begins(document, OWNER, 0, 6_400.0, 5.0)
+    assert one.under_way(document, 5.001) == other.under_way(document, 5.001) == [(OWNER, 100, 5.0, 6_400.0)]
+    one.ends(place)
+    assert one.under_way(document, 5.002) == other.under_way(document, 5.002) == []
+
+
+@given(shared=st.integers(0, 400), rest=st.integers(1, 60), asked=st.integers(1, 60), known=st.integers(0, 460))
+def test_at_least_four_of_five_shared_blocks_are_found_and_never_more(
+    shared: int, rest: int, asked: int, known: int
+) -> None:
+    prefills = local_prefills()
+    prefills.begins(chain(("d", shared), ("x", rest)), OWNER, known, 1.0, 0.0)
+    found = prefills.under_way(chain(("d", shared), ("y", asked)), 0.0)
+    for _, blocks, _, _ in found:
+        assert max(known, 0.8 * shared - 1) < blocks <= shared
+    if not found:
+        assert shared < LEAST_BLOCKS or known >= 0.8 * shared - 1
+
+
+def test_a_prompt_that_continues_a_whole_one_shares_all_of_it() -> None:
+    prefills = local_prefills()
+    prefills.begins(chain(("d", 97)), OWNER, 0, 1.0, 0.0)
+    assert prefills.under_way(chain(("d", 97), ("more", 5)), 0.0)[0][1] == 97
+
+
+def test_blocks_that_the_endpoint_held_before_are_not_under_way() -> None:
+    prefills = local_prefills()
+    prefills.begins(chain(("d", 50), ("x", 50)), OWNER, 50, 1.0, 0.0)
+    assert prefills.under_way(chain(("d", 50), ("y", 50)), 0.0) == []
+
+
+def test_short_prompts_are_not_shown() -> None:
+    prefills = local_prefills()
+    short = chain(("d", LEAST_BLOCKS - 1))
+    assert prefills.begins(short, OWNER, 0, 1.0, 0.0) == -1
+    prefills.ends(-1)
+    assert prefills.under_way(short, 0.0) == prefills.under_way(chain(), 0.0) == []
+
+
+def test_without_a_free_place_a_prefill_is_not_shown_and_places_are_used_again() -> None:
+    prefills = local_prefills()
+    places = [prefills.begins(chain((chr(200 + n), 8)), OWNER, 0, 1.0, 0.0) for n in range(PLACES)]
+    assert sorted(places) == list(range(PLACES))
+    assert prefills.begins(chain(("d", 8)), OWNER, 0, 1.0, 0.0) == -1
+    prefills.ends(places[3])
+    assert prefills.begins(chain(("d", 8)), OWNER, 0, 1.0, 0.0) == places[3]
+
+
+def test_the_number_of_prefills_found_is_bounded() -> None:
+    prefills = local_prefills()
+    for _ in range(PLACES):
+        prefills.begins(chain(("d", 8)), OWNER, 0, 1.0, 0.0)
+    assert len(prefills.under_way(chain(("d", 8)), 0.0)) == FOUND_MAX
+
+
+def test_what_a_dead_worker_has_left_ends_with_its_age_or_its_successor() -> None:
+    schema = PrefillsSchema(2)
+    region = Region(memoryview(bytearray(schema.bytes)))
+    other = Prefills(schema, region, 1)
+    Prefills(schema, region, 0).begins(chain(("d", 8)), OWNER, 0, 1.0, 10.0)
+    assert other.under_way(chain(("d", 8)), 10.0 + OLD_S - 1.0)
+    assert not other.under_way(chain(("d", 8)), 10.0 + OLD_S)
+    Prefills(schema, region, 0)
+    assert not other.under_way(chain(("d", 8)), 10.0)
+
+
+def test_a_place_that_is_used_again_while_it_is_read_does_not_count() -> None:
+    prefills = local_prefills()
+    document = chain(("d", 8))
+    place = prefills.begins(document, OWNER, 0, 1.0, 1.0)
+
+    class Moving(np.ndarray):
+        """Records whose copy is taken just before the writer uses the place again."""
+
+        def copy(self, order: str = "K") -> np.ndarray:  # type: ignore[override]
+            before = np.array(self)
+            prefills.ends(place)
+            prefills.begins(document, OWNER + 1, 0, 1.0, 2.0)
+            return before
+
+    records = prefills._records[0]
+    prefills._records[0] = records.view(Moving)
+    assert prefills.under_way(document, 2.0) == []
+    prefills._records[0] = records
+    assert prefills.under_way(document, 2.0)[0][0] == OWNER + 1
+
+
+def test_keys_that_others_change_while_they_are_searched_cause_no_error() -> None:
+    prefills = local_prefills()
+    prefills.begins(chain(("d", 8)), OWNER, 0, 1.0, 1.0)
+
+    class Changing(np.ndarray):
+        """Keys that change at each look. NumPy then refuses to list them."""
+
+        def nonzero(self) -> tuple[np.ndarray, ...]:
+            raise RuntimeError("number of non-zero array elements changed during function execution")
+
+        def copy(self, order: str = "K") -> np.ndarray:  # type: ignore[override]
+            return np.array(self)
+
+    prefills._keys = prefills._keys.view(Changing)
+    assert len(prefills.under_way(chain(("d", 8)), 1.0)) == 1
+
+
+def test_a_schema_without_workers_is_refused() -> None:
+    with pytest.raises(ValueError, match="at least one worker"):
+        PrefillsSchema(0)
