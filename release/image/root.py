@@ -116,6 +116,7 @@ def install(root: Path, wheel: Path, machine: str, python: Interpreter) -> None:
     tags = [f"manylinux_2_{minor}_{machine}" for minor in range(GLIBC, 16, -1)]
     tags += [
         f"manylinux2014_{machine}",
+        f"linux_{machine}",  # what pip builds from source
         *(["manylinux2010_x86_64", "manylinux_2_5_x86_64"] if machine == "x86_64" else []),
     ]
     command = [

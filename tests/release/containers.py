@@ -161,9 +161,6 @@ def tried(podman: Podman, image: str) -> Json:
         podman("exec", name, "python3", "-c", IMPORT)
         version = podman("exec", name, "epp", "--version").stdout.strip()
         limits = json.loads(podman("inspect", "--format", "{{json .HostConfig}}", name).stdout)
-        resident = float(
-            re.findall(r"^process_resident_memory_bytes (\S+)", page(metrics, "/metrics"), re.MULTILINE)[0]
-        )
         began = time.monotonic()
         podman("stop", "--time", "60", name)
         drained = time.monotonic() - began
@@ -175,7 +172,6 @@ def tried(podman: Podman, image: str) -> Json:
         "drain_s": round(drained, 2),
         "memory_limit": limits["Memory"],
         "shm_bytes": limits["ShmSize"],
-        "supervisor_mb": round(resident / 1e6),
     }
 
 
