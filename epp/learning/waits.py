@@ -52,14 +52,11 @@ def add_waits(
     `prompt`: all tokens of the prompt. `slots`, `outlook`: as of `LatencyModel.outlook`.
     """
     times, costs = outlook[TIMES], outlook[COSTS]
-    for wait in waits:
-        left = model.first_token_s(slots[wait.at], wait.tokens, 0.0, 0.0, 0.0, now) - (now - wait.since)
-        longer = max(0.0, left - float(times[wait.at]))
-        times[wait.at] += longer
-        costs[wait.at] += longer
     siblings = _siblings(waits, now)
-    for wait in siblings:  # what they wait for is no queue: it takes nobody's turn
-        costs[wait.at] = min(float(costs[wait.at]), float(times[wait.at]))
+    for wait in siblings:
+        left = model.first_token_s(slots[wait.at], wait.tokens, 0.0, 0.0, 0.0, now) - (now - wait.since)
+        times[wait.at] = max(left, float(times[wait.at]))
+        costs[wait.at] = times[wait.at]  # what they wait for is no queue: it takes nobody's turn
     shared = max((wait.shared for wait in siblings), default=0.0)
     own = prompt - shared  # tokens that no sibling computes
     for i, slot in enumerate(slots):

@@ -35,7 +35,7 @@ def weighed(before: Floats, *waits: Wait) -> Floats:
 
 def test_the_first_token_comes_after_the_prefill_that_is_waited_for() -> None:
     alone = LatencyModel().first_token_s(0, PROMPT, 0.0, 0.0, 0.0, NOW)
-    assert weighed(outlook(), sibling(ago=0.3))[TIMES, 0] == pytest.approx(alone - 0.3)
+    assert weighed(outlook(), sibling(ago=0.09))[TIMES, 0] == pytest.approx(alone - 0.09)
     assert weighed(outlook(), sibling(ago=100.0))[TIMES, 0] == outlook()[TIMES, 0]
 
 
