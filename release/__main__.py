@@ -1,6 +1,7 @@
 """Makes a release of the current commit: `make release`.
 
     make release                          everything
+    make release ARGS='--pure'            no compiled wheel and no image: half a minute
     make release ARGS='--native'          the wheel for this machine and Python only, and no image: a minute
     make release ARGS='--reproduce'       everything twice, and compares the bytes; compiles all twice, too, unless --native is given
 
@@ -30,6 +31,7 @@ from release.source import NAME, ROOT, Source, checked_out
 INCOMPLETE: Final = 3
 SUMS: Final = "SHA256SUMS"
 NOTES: Final = "RELEASE_NOTES.md"
+ALL, NATIVE, PURE = "all", "native", "pure"  # for which machines wheels are compiled
 
 
 class Release:
@@ -41,20 +43,20 @@ class Release:
         self._wheels: dict[tuple[str, str], Path] = {}
         self.skipped: list[str] = []
 
-    def make(self, native_only: bool) -> None:
-        """Makes everything, or what `--native` says. Raises Refused."""
+    def make(self, machines: str) -> None:
+        """Makes everything, or what `--native` or `--pure` says. Raises Refused."""
         notes.changes((self._source.tree / "CHANGELOG.md").read_text(), self._source.version)
         _, pure = wheels.distributions(self._source, self._into)
-        if native_only:
+        if machines == NATIVE:
             self._try("compiled wheel", lambda: wheels.compiled(self._source, pure, native(), running()))
-        else:
+        elif machines == ALL:
             for version, machine in [(version, machine) for version in VERSIONS for machine in MACHINES]:
                 self._try(f"wheel for CPython {version}, {machine}", partial(self._wheel, pure, version, machine))
         self._try("chart", lambda: archives.chart(self._source, self._into))
         self._try("documentation", lambda: archives.documentation(self._source, self._into))
         bill = materials.of_package(self._source)
         materials.write(bill, self._into / f"{NAME}-{self._source.version}-package.cdx.json")
-        if not native_only:
+        if machines == ALL:
             self._try("image", self._image)
         made = sorted(file for file in self._into.iterdir())
         (self._into / NOTES).write_text(notes.text(self._source, made, self.skipped))
@@ -99,7 +101,7 @@ def digests(files: list[Path]) -> Iterator[tuple[str, str]]:
         yield file.name, hashlib.sha256(file.read_bytes()).hexdigest()
 
 
-def made(into: Path, native_only: bool, cached: bool) -> Release:
+def made(into: Path, machines: str, cached: bool) -> Release:
     """Makes a release of the current commit in the folder `into`. `cached`: object files of earlier builds may be used. Raises Refused."""
     shutil.rmtree(into, ignore_errors=True)
     into.mkdir(parents=True)
@@ -110,7 +112,7 @@ def made(into: Path, native_only: bool, cached: bool) -> Release:
             (ROOT / ".cache").mkdir(exist_ok=True)
             (source.tree / ".cache").symlink_to(ROOT / ".cache")
         release = Release(source, into)
-        release.make(native_only)
+        release.make(machines)
         return release
 
 
@@ -123,17 +125,22 @@ def differing(one: Path, other: Path) -> list[str]:
 def main() -> int:
     line = argparse.ArgumentParser(prog="make release ARGS=", description="Makes a release of the current commit.")
     line.add_argument("--into", type=Path, default=ROOT / "dist", help="the folder for the files (dist)")
-    line.add_argument(
-        "--native", action="store_true", help=f"only for {platform.machine()} and this Python, without the image"
-    )
+    line.set_defaults(machines=ALL)
+    only = line.add_mutually_exclusive_group()
+    words = {
+        NATIVE: f"only for {platform.machine()} and this Python, without the image",
+        PURE: "no compiled wheel and no image",
+    }
+    for machines, text in words.items():
+        only.add_argument(f"--{machines}", dest="machines", action="store_const", const=machines, help=text)
     line.add_argument("--reproduce", action="store_true", help="make everything twice, and compare the bytes")
     given = line.parse_args()
     try:
-        cached = given.native or not given.reproduce
-        release = made(given.into, given.native, cached)
+        cached = given.machines == NATIVE or not given.reproduce
+        release = made(given.into, given.machines, cached)
         if given.reproduce:
             with tempfile.TemporaryDirectory(prefix="epp-release-again-") as again:
-                made(Path(again), given.native, cached)
+                made(Path(again), given.machines, cached)
                 if different := differing(given.into, Path(again)):
                     print(f"FAILED: the second time gave other bytes: {', '.join(different)}", file=sys.stderr)
                     return 1

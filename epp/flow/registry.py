@@ -30,7 +30,7 @@ from epp.flows import FlowKey, rank
 from epp.plugin import Ledger
 
 IDLE_S: Final = 60.0
-FLOWS_MAX: Final = 10_000  # flows with state, in one worker
+FLOWS_MAX = 10_000  # flows with state, in one worker
 OVERFLOW: Final = "other"
 COLLECT_MAX: Final = 200  # flows that one sweep removes at most
 

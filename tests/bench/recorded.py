@@ -1,10 +1,9 @@
 """Writes recordings in virtual time through the code of workers and supervisor: the recorder, packets of the bus, frames, files."""
 
+import math
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 
@@ -16,9 +15,13 @@ from epp.recording.batches import Assembler
 from epp.recording.keys import Keyed
 from epp.recording.records import VERSION, Member, Opened, Record, Scraped, batch, frame
 from epp.request import Request
+from shm.series import FIRST_BLOCK
+from tests.pair import Series
 from workers.shared.recording.files import RecordFiles
 from workers.shared.recording.limits import FRAME_BYTES, Frame, Limits
 from workers.telemetry.recorder import Recorder, RecordSender
+from workers.telemetry.request_metrics import Exchange
+from workers.transport.interface import Clock
 
 SECRET = 7
 FRAME_S = 1.0
@@ -35,6 +38,8 @@ class Writer:
         self._sender = RecordSender(0, self._offer, self._lost)
         self._sender.use(1)
         self._recorder: Recorder
+        self._clock = Clock(0.0)
+        self._metrics = Series(self._clock).metrics
         self._batches: list[bytes] = []
         self._records = 0
         self._framed_at = 0.0
@@ -53,9 +58,11 @@ class Writer:
         self, number: int, slot: int, at: float, first_s: float, now: float, usage: Usage | None, status: int = 200
     ) -> None:
         """Records the end of a request. `first_s`: NaN if there was no answer."""
-        exchange: Any = SimpleNamespace(
-            usage=usage, first_s=first_s, recorded=number, received_at=at, streaming=True, whole=status == 200, size=1
-        )
+        exchange = Exchange(self._metrics, FIRST_BLOCK, at, 0)
+        exchange.usage, exchange.recorded, exchange.streaming, exchange.whole = usage, number, True, status == 200
+        if not math.isnan(first_s):
+            self._clock.now = at + first_s
+            exchange.chunk(1)
         self._recorder.ended(exchange, status, slot, now)
 
     def scraped(self, now: float, rows: Sequence[Sequence[float]], states: Sequence[int]) -> None:

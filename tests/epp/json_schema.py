@@ -14,6 +14,7 @@ SAID_ONLY = {
     "description",
     "default",
     "deprecated",
+    "x-tuned-range",
     "$comment",
     "format",
     "enumDescriptions",

@@ -83,5 +83,5 @@ def test_a_model_name_is_read_as_utf_8() -> None:
 
 def test_untrusted_headers_are_hidden_under_all_their_names() -> None:
     assert ch.untrusted(tuple(ch.GROUPS)) == frozenset()
-    assert ch.untrusted(("objective", "ttl", "slo", "model")) == frozenset(ch.FAIRNESS_ID)
+    assert ch.untrusted(("objective", "ttl", "slo", "model", "debug")) == frozenset(ch.FAIRNESS_ID)
     assert ch.untrusted(()) == frozenset(name for names in ch.GROUPS.values() for name in names)

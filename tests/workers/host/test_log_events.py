@@ -58,7 +58,7 @@ def reporter(function: ast.expr, assigned: dict[str, ast.expr]) -> str:
         return "logger" if any(isinstance(choice, ast.Attribute) and is_level(choice) for choice in choices) else ""
     if isinstance(function, ast.Attribute) and is_level(function):
         return "logger"
-    if ast.unparse(function) == "math.log":
+    if ast.unparse(function) in ("math.log", "np.log"):
         return ""
     name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
     return "reporter" if name.removeprefix("_") in REPORTERS else ""

@@ -102,16 +102,12 @@ def command(
     text = config.text or DEFAULT_TEXT
     with Progress() as progress:
         space = _space(config, text, added)
-        if not space.knobs:
-            raise click.ClickException(
-                f"{config.name}: nothing to tune: no profile has two scorers, and no parameter has a tuned range"
-            )
         try:
             behaviour = Clients(is_open, clients or 0)
             assumed = Assumed(prefill_us, decode_ms, cache_tokens)
             scenario = read_scenario(trace, progress, behaviour, endpoints, assumed)
             for warning in differs(config, scenario.recording.configs):
-                progress.warn(warning)
+                progress.note(warning)
             training, held_out = _parts(scenario, trial_requests, behaviour)
             search = Search(training, space, goal, seed)
             best = search.best(trials, seconds, _told(progress, objective))
@@ -132,9 +128,14 @@ def command(
 
 def _space(config: Configuration, text: str, added: tuple[str, ...]) -> Space:
     try:
-        return Space(config, text, added)
+        space = Space(config, text, added)
     except ValueError as wrong:
         raise click.UsageError(f"--add: {wrong}") from wrong
+    if not space.knobs:
+        raise click.ClickException(
+            f"{config.name}: nothing to tune: no profile has two scorers, and no parameter has a tuned range"
+        )
+    return space
 
 
 class _Result(msgspec.Struct, frozen=True):
