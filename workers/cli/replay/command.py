@@ -87,7 +87,7 @@ def command(
                 Assumed(prefill_us, decode_ms, cache_tokens),
             )
             for warning in differs(first, scenario.recording.configs):
-                progress.note(warning)
+                progress.caution(warning)
             outcome = _replayed(scenario, first, others, WhatIf(endpoints, rate, slots), progress)
         except (Unreadable, TooLittle, ValueError) as wrong:
             raise click.ClickException(str(wrong)) from wrong

@@ -36,7 +36,7 @@ class Progress:
         self._clear()
         click.echo(text, err=True)
 
-    def note(self, text: str) -> None:
+    def caution(self, text: str) -> None:
         """Prints a warning that stays."""
         self.note(f"warning: {text}")
 

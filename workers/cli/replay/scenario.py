@@ -113,9 +113,9 @@ def _recorded(path: str, progress: Progress) -> tuple[Recording, list[Speed]]:
 
     recording = read(path, progress.warn, reading)
     if recording.lost:
-        progress.note(f"the recording lost {recording.lost} records; requests without an end count as unanswered")
+        progress.caution(f"the recording lost {recording.lost} records; requests without an end count as unanswered")
     if not any(asked.hashes for asked in recording.asked):
-        progress.note(
+        progress.caution(
             "the recording has no block hashes, because its configuration has no prefix producer: "
             "each request has as many cached tokens as recorded, under any configuration"
         )

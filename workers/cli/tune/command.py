@@ -107,7 +107,7 @@ def command(
             assumed = Assumed(prefill_us, decode_ms, cache_tokens)
             scenario = read_scenario(trace, progress, behaviour, endpoints, assumed)
             for warning in differs(config, scenario.recording.configs):
-                progress.note(warning)
+                progress.caution(warning)
             training, held_out = _parts(scenario, trial_requests, behaviour)
             search = Search(training, space, goal, seed)
             best = search.best(trials, seconds, _told(progress, objective))
