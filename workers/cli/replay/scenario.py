@@ -111,7 +111,7 @@ def _recorded(path: str, progress: Progress) -> tuple[Recording, list[Speed]]:
             shown = count
             progress.show(f"reading {path}: {count:,} requests")
 
-    recording = read(path, progress.warn, reading)
+    recording = read(path, progress.caution, reading)
     if recording.lost:
         progress.caution(f"the recording lost {recording.lost} records; requests without an end count as unanswered")
     if not any(asked.hashes for asked in recording.asked):
