@@ -13,7 +13,7 @@ FIND_PYTHON = for p in /usr/bin/python3 python3 python3.13 python3.12 python3.11
 	if $$p -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then command -v $$p; exit 0; fi; done; \
 	echo "no Python >= 3.11 with venv found: install one (on Debian: apt install python3 python3-venv)" >&2; exit 1
 
-.PHONY: compiled install demo docs release test coverage test-e2e test-first-day test-configurations test-kube test-faults test-reload-faults test-go test-clients test-ui bench-ui fuzz simulate bench-floods bench-busy bench-overload bench-waiting bench-reload lint bench bench-routing bench-replay bench-tune bench-replicas bench-scaling profile load proto lock clean
+.PHONY: compiled install demo docs release test coverage test-e2e test-first-day test-configurations test-kube test-faults test-reload-faults test-go test-arm test-clients test-ui bench-ui fuzz simulate bench-floods bench-busy bench-overload bench-waiting bench-reload lint bench bench-routing bench-replay bench-tune bench-replicas bench-scaling profile load proto lock clean
 .NOTPARALLEL:  # targets share one environment
 # The tests start hundreds of processes: each would compile the modules again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -125,6 +125,10 @@ test-ui: $(READY_DEV) compiled
 bench-ui: $(READY_DEV) compiled
 	@$(INSTALL_UI)
 	@$(PYTHON) -m tests.ui.viewers $(ARGS)
+
+# Tests of `epp` and `shm`, the hammer and one routed request on aarch64, emulated by qemu-user: an hour or more. ARGS=--smoke: minutes.
+test-arm: $(READY_DEV)
+	@$(PYTHON) -m tests.arm $(ARGS)
 
 # The longest time that one request keeps a worker's event loop busy.
 bench-busy: $(READY_DEV) compiled
