@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.e2e.cluster import COMPLETIONS, LOOPBACK, ask
+from tests.e2e.cluster import COMPLETIONS, LOOPBACK, ask, eventually
 from tests.faults.ten import FAULTS, HOT, Ten, missed, ten_faults
 from tests.ui.vendor import rebuilt
 
@@ -160,10 +160,11 @@ def look(ten: Ten, page: Any, how: str, axe: str, check: Check) -> None:
     details(page, axe, receipt, check, shot)
     traffic(ten)
     visit(page, "Decisions")
-    check.that(SCRIPT in page.inner_text("main"), "a hostile model stays text")
+    shown = eventually(lambda: SCRIPT in page.inner_text("main"))  # the page asks for the latest decisions every 2 s
+    check.that(shown, "a hostile model stays text")
     check.that(page.locator("main script").count() == 0, "no name becomes an element")
-    shown = max(map(len, page.inner_text("main").split("\n")))
-    check.that(shown < 1000, f"a name of 10 KB is cut: at most {shown} characters a line")
+    longest = max(map(len, page.inner_text("main").split("\n")))
+    check.that(longest < 1000, f"a name of 10 KB is cut: at most {longest} characters a line")
     others = [url for url in urls if not url.startswith((origin, "data:"))]
     check.that(not others, f"no request leaves the origin {others or ''}")
     check.that(not troubles, f"no error and no violation of the policy {troubles or ''}")
