@@ -14,10 +14,12 @@ import pytest
 
 from shm import inspect
 from shm.documents import DocumentSchema, DocumentWriter
+from shm.flow_lanes import DISPATCHED, FlowLanes, FlowSchema
 from shm.lanes import Lanes, LaneSchema
 from shm.layout import Plan
 from shm.prefix_index import IndexSchema
 from shm.prefix_writer import IndexWriter
+from shm.remote_lane import REPLICAS, RemoteLane, RemoteSchema
 from shm.segment import InstanceLock, Segment
 from shm.series import SeriesSchema, SeriesWriter
 from shm.table import State, TableSchema, TableWriter
@@ -76,6 +78,39 @@ def test_a_filled_segment_is_printed_part_by_part(segment: Segment, capsys: pyte
     assert "model='llama': running=2, failed=3, size=[0, 1] sum 4\n" in text
     assert "2 of 304 entries used" in text
     assert "1 owners live, 0 retired" in text
+
+
+def test_what_waits_and_what_other_replicas_route_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    flow_schema, remote_schema = FlowSchema(2, 1), RemoteSchema(4, 2)
+    plan = Plan({"lanes": LANES, "flow": flow_schema, "remote": remote_schema})
+    segment = Segment.create_planned(f"/epp-test-flow-{os.getpid()}", plan)
+    lanes = Lanes(LANES, segment.planned(plan, "lanes"))
+    lanes.set_serving(1, True)
+    flow = FlowLanes(flow_schema, segment.planned(plan, "flow"), lanes)
+    flow.lane(0).publish(1, 3, 600, 2.5)
+    flow.words[flow.base(0) + DISPATCHED] = 7
+    remote = RemoteLane(remote_schema, segment.planned(plan, "remote"))
+    remote.words[REPLICAS] = 2
+    remote.requests[1], remote.tokens[1] = 5, 900
+    assert inspect.main([segment.name]) == 0
+    segment.unlink()
+    text = capsys.readouterr().out
+    assert "worker 0: 7 dispatched, 0 of them without an endpoint yet" in text
+    assert "worker 0 band 1: 3 requests, 600 bytes, oldest 2.500, to displace 0 requests, 0 bytes" in text
+    assert "band 0" not in text
+    assert "2 other replicas, beat at 0.000" in text
+    assert "slot 1: 5 requests and 900 tokens in flight" in text
+
+
+def test_series_beyond_the_shown_ones_are_counted(
+    segment: Segment, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inspect, "SERIES_SHOWN", 1)
+    series = SeriesWriter(SERIES, SERIES.lane(segment.planned(PLAN, "errors"), 0))
+    series.block(("llama",))
+    series.block(("mistral",))
+    assert inspect.main([segment.name]) == 0
+    assert "… and 1 more" in capsys.readouterr().out
 
 
 def test_segments_are_listed_by_name(segment: Segment, capsys: pytest.CaptureFixture[str]) -> None:
