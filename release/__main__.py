@@ -135,20 +135,21 @@ def main() -> int:
         only.add_argument(f"--{machines}", dest="machines", action="store_const", const=machines, help=text)
     line.add_argument("--reproduce", action="store_true", help="make everything twice, and compare the bytes")
     given = line.parse_args()
+    into = given.into.resolve()  # builds run in other folders
     try:
         cached = given.machines == NATIVE or not given.reproduce
-        release = made(given.into, given.machines, cached)
+        release = made(into, given.machines, cached)
         if given.reproduce:
             with tempfile.TemporaryDirectory(prefix="epp-release-again-") as again:
                 made(Path(again), given.machines, cached)
-                if different := differing(given.into, Path(again)):
+                if different := differing(into, Path(again)):
                     print(f"FAILED: the second time gave other bytes: {', '.join(different)}", file=sys.stderr)
                     return 1
                 print("the second time gave the same bytes")
     except Refused as refused:
         print(f"Error: {refused}", file=sys.stderr)
         return 1
-    print(f"{given.into}: {len(list(given.into.iterdir()))} files")
+    print(f"{into}: {len(list(into.iterdir()))} files")
     return INCOMPLETE if release.skipped else 0
 
 
