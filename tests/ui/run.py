@@ -155,8 +155,8 @@ def look(ten: Ten, page: Any, how: str, axe: str, check: Check) -> None:
         page.screenshot(path=SHOTS / f"{how.partition(',')[0]}-{name}.png", full_page=True)
 
     views(page, axe, check, shot)
-    text = page.inner_text("main")
-    check.that(HOT in text and SCRIPT in text, "hostile tenants and endpoints stay text")
+    shown = eventually(lambda: HOT in page.inner_text("main") and SCRIPT in page.inner_text("main"))
+    check.that(shown, "hostile tenants and endpoints stay text")
     details(page, axe, receipt, check, shot)
     traffic(ten)
     visit(page, "Decisions")
