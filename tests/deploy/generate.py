@@ -1,6 +1,7 @@
 """Generates the files in deploy/ that follow from the types of the values, the sizes, and the chart. Run it after a change there.
 
-python -m tests.deploy.generate
+python -m tests.deploy.generate            writes them
+python -m tests.deploy.generate --check    prints the names of those that are not up to date
 
 helm/endpoint-picker/Chart.yaml          its version is that of the package
 helm/endpoint-picker/values.schema.json  from the types of the values
@@ -172,7 +173,15 @@ def stale() -> list[Path]:
     return sorted(set(existing) - set(generated()))
 
 
-def main() -> int:
+def outdated() -> list[Path]:
+    """Files that are not as they would be generated, or that are not generated any more."""
+    return [path for path, text in generated().items() if path.read_text() != text] + stale()
+
+
+def main(*arguments: str) -> int:
+    if arguments == ("--check",):
+        print(*(path.relative_to(ROOT) for path in outdated()), sep="\n", end="")
+        return 0
     for path, text in of_the_chart().items():
         path.write_text(text)
     for path, text in generated().items():
@@ -184,4 +193,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(*sys.argv[1:]))
