@@ -13,7 +13,7 @@ _PATHS = """
     epp/paths epp/pressure epp/renaming epp/request epp/response_phase epp/tokens
     epp/flow/controller epp/flow/gate epp/flow/rate epp/flow/registry
     epp/learning/choice epp/learning/costs epp/learning/least_squares epp/learning/model epp/learning/samples
-    epp/learning/speed
+    epp/learning/speed epp/learning/waits
     epp/metrics/label_caps
     epp/plugins/deciders/predicted epp/plugins/deciders/prefix_based
     epp/plugins/extractors/_core_page
