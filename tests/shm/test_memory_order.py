@@ -167,7 +167,7 @@ class Written:
         return self.reading.read(0)
 
     def results(self, *unfenced: str) -> dict[tuple[int, ...], tuple[int, bytes] | None]:
-        """The result for each outcome of the loads. `unfenced`: who has no fences, "writer" or "reader"."""
+        """The result for each outcome of the loads. `unfenced`: the sides without fences, "writer" or "reader"."""
         programs = {"writer": self.writer, "reader": self.reader}
         for side in unfenced:
             programs[side] = [access for access in programs[side] if access != FENCE]

@@ -6,7 +6,6 @@
 The owner calls `look` every LOOK_S while requests wait, as a worker does.
 """
 
-import math
 from collections.abc import Callable, Generator
 from typing import Any
 
@@ -19,6 +18,7 @@ from epp.flow.outcomes import Outcome
 from epp.flow.plan import FlowPlan
 from epp.flow.ports import Elsewhere, Front, Held, Reading, Wanted
 from epp.flows import FlowKey, Item
+from epp.plugins.fairness.token_weighted import Alone
 from epp.request import Request
 from shm.flow_lanes import DISPATCHED
 from workers.cli.offline import OfflineError
@@ -101,8 +101,8 @@ class _Alone:
     def asked(self, shard: int, priority: int) -> tuple[int, int]:
         return 0, 0
 
-    def ledger(self, priority: int) -> "_OwnLedger":
-        return _OwnLedger()
+    def ledger(self, priority: int) -> Alone:
+        return Alone()
 
     def demands(self) -> tuple[Wanted, ...]:
         return ()
@@ -120,34 +120,6 @@ class _Alone:
     def demand(self, shard: int, wanted: Wanted) -> None: ...
     def answered(self, wanted: Wanted) -> None: ...
     def wake(self, shard: int) -> None: ...
-
-
-class _OwnLedger:
-    """A band's ledger without other workers. Implements `epp.plugin.Ledger`."""
-
-    def served(self) -> int:
-        return 0
-
-    def mark(self, flow: FlowKey) -> int:
-        return hash(flow)
-
-    def position(self, mark: int) -> float:
-        return -math.inf
-
-    def time(self) -> float:
-        return 0.0
-
-    def end(self) -> float:
-        return 0.0
-
-    def backlogged(self) -> int:
-        return 0
-
-    def alone(self) -> bool:
-        return True
-
-    def move(self, mark: int, position: float) -> None: ...
-    def show(self, time: float, end: float, backlogged: int) -> None: ...
 
 
 class _Silent:
