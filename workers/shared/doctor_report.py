@@ -1,7 +1,7 @@
-"""The last report of `epp doctor` about a picker. The command writes it beside the picker's file, and the live page shows it.
+"""What `epp doctor` has found about a picker. The command writes it beside the picker's file, and the live page shows it.
 
 The picker cannot check everything itself: it does not know the gateway's configuration, for example. The file is small, and only users
-that may write in the run directory can write it. A report that is too long, malformed or older than KEPT_S does not count.
+that may write in the run directory can write it. A file that is too long or malformed does not count, nor does a check older than KEPT_S.
 """
 
 import os
@@ -37,38 +37,53 @@ class Finding(msgspec.Struct, frozen=True):
     found_by: str = PICKER
 
 
-class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """What one run of `epp doctor` has found. `at`: seconds since the epoch. `checked`: the checks that it made."""
+class Check(msgspec.Struct, frozen=True):
+    """What one check has found. `at`: seconds since the epoch."""
 
     at: float
-    checked: Sequence[str]
     findings: Sequence[Finding]
 
 
-_decode: Final = msgspec.json.Decoder(Report).decode
+Report = Mapping[str, Check]  # the last run of each check, by its name
+_decode: Final = msgspec.json.Decoder(dict[str, Check]).decode
 
 
 def write(run_dir: str, instance: str, report: Report) -> None:
-    """Writes the report, with its first FINDINGS_MAX findings and at most TEXT_MAX characters of each text. Raises OSError."""
-    kept = [Finding(*(text[:TEXT_MAX] for text in msgspec.structs.astuple(each))) for each in report.findings]
-    data = msgspec.json.encode(msgspec.structs.replace(report, findings=kept[:FINDINGS_MAX]))
+    """Writes the report. A check that it does not have keeps its last result: not every run knows the gateway's configuration.
+
+    Of the findings the first FINDINGS_MAX are kept, with at most TEXT_MAX characters of each text. Raises OSError.
+    """
+    room, kept = FINDINGS_MAX, {}
+    for name, check in {**report, **_read(run_dir, instance), **report}.items():
+        found = [
+            Finding(*(text[:TEXT_MAX] for text in msgspec.structs.astuple(each))) for each in check.findings[:room]
+        ]
+        kept[name] = Check(check.at, found)
+        room -= len(found)
     path = _path(run_dir, instance)
     temporary = path.with_name(f"{path.name}.{os.getpid()}")
-    temporary.write_bytes(data)
+    temporary.write_bytes(msgspec.json.encode(kept))
     temporary.replace(path)
 
 
 def read(run_dir: str, instance: str) -> Mapping[str, Any] | None:
-    """Returns the report as plain values; None if there is none that counts."""
+    """Returns `checked` (when each check was made) and `findings` as plain values; None if there is no report that counts."""
+    report = _read(run_dir, instance)
+    if not report:
+        return None
+    findings = [msgspec.to_builtins(each) for check in report.values() for each in check.findings]
+    return {"checked": {name: check.at for name, check in report.items()}, "findings": findings}
+
+
+def _read(run_dir: str, instance: str) -> Report:
+    """Returns the checks that count."""
     try:
         with _path(run_dir, instance).open("rb") as file:
             report = _decode(file.read(BYTES_MAX))
     except (OSError, msgspec.MsgspecError, ValueError):
-        return None
-    if not 0 <= time.time() - report.at <= KEPT_S:
-        return None
-    found: Mapping[str, Any] = msgspec.to_builtins(report)
-    return found
+        return {}
+    now = time.time()
+    return {name: check for name, check in report.items() if 0 <= now - check.at <= KEPT_S}
 
 
 def _path(run_dir: str, instance: str) -> Path:

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from workers.shared.doctor_report import BYTES_MAX, FINDINGS_MAX, KEPT_S, SUFFIX, Finding, Report, read, write
+from workers.shared.doctor_report import BYTES_MAX, FINDINGS_MAX, KEPT_S, SUFFIX, Check, Finding, Report, read, write
 
 LONG = Finding("r" * 9_000, "error", "t" * 9_000, "e" * 9_000, "f" * 9_000)
 
 
 def report(count: int, age_s: float = 0.0) -> Report:
-    return Report(at=time.time() - age_s, checked=["picker"], findings=[LONG] * count)
+    return {"servers": Check(time.time() - age_s, [LONG] * count)}
 
 
 def test_a_long_report_is_cut_to_what_a_reader_takes(tmp_path: Path) -> None:
@@ -26,6 +26,19 @@ def test_an_old_report_and_one_of_the_future_do_not_count(tmp_path: Path) -> Non
     for age_s in (KEPT_S + 60, -60):
         write(str(tmp_path), "a", report(1, age_s))
         assert read(str(tmp_path), "a") is None
+
+
+def test_a_check_keeps_its_last_result_until_it_is_made_again(tmp_path: Path) -> None:
+    at = time.time()
+    gateway = Finding("gateway-tls", "error", "t", "e", "f")
+    write(str(tmp_path), "a", {"gateway": Check(at - 50, [gateway]), "servers": Check(at - 50, [LONG])})
+    write(str(tmp_path), "a", {"servers": Check(at - 20, [])})
+    found = read(str(tmp_path), "a")
+    assert found is not None
+    assert found["checked"] == {"servers": at - 20, "gateway": at - 50}
+    assert [each["rule"] for each in found["findings"]] == ["gateway-tls"]
+    write(str(tmp_path), "a", {"gateway": Check(at, [])})
+    assert read(str(tmp_path), "a") == {"checked": {"gateway": at, "servers": at - 20}, "findings": []}
 
 
 @pytest.mark.parametrize("data", [b"", b"{", b"\xff", b'{"at":1}', b"x" * (BYTES_MAX + 1)])

@@ -21,7 +21,7 @@ from workers.cli.flags import DURATION, PORT, Whole, WithArguments, flag
 from workers.host.exit_codes import ExitCode
 from workers.host.printable import printable
 from workers.shared import doctor_report
-from workers.shared.doctor_report import DOCTOR, ERROR, Finding, Report
+from workers.shared.doctor_report import DOCTOR, ERROR, Check, Finding, Report
 
 DUMP: Final = "/config_dump?include_eds"
 ADMIN_S: Final = 5.0
@@ -102,15 +102,14 @@ def command(
 
 
 class Visit:
-    """Makes the checks beyond the picker's own. `checked`: what was checked. `skipped`: what was not, and why."""
+    """Makes the checks beyond the picker's own. `found`: the findings of each check made. `skipped`: what was not checked, and why."""
 
     def __init__(self, picker: Running, config: Any, tls_wanted: Sequence[str]) -> None:
         """`config`: the gateway's configuration; None if it is not known."""
         self._picker = picker
         self._config = config
         self._tls_wanted = tls_wanted
-        self.findings: list[Finding] = []
-        self.checked: list[str] = []
+        self.found: dict[str, list[Finding]] = {}
         self.skipped: dict[str, str] = {}
 
     def make(self) -> None:
@@ -128,17 +127,22 @@ class Visit:
         self._check("tls", silent or self._tls_skipped(tls=tls), self._tls)
         self._check("access", silent or self._access_skipped(), self._access)
 
+    @property
+    def findings(self) -> list[Finding]:
+        return [each for found in self.found.values() for each in found]
+
     def report(self, at: float) -> Report:
         """Returns the report for the page: what this command has found beyond the picker's own findings."""
-        found = [msgspec.structs.replace(each, found_by=DOCTOR) for each in self.findings]
-        return Report(at=at, checked=self.checked, findings=found)
+        return {
+            name: Check(at, [msgspec.structs.replace(each, found_by=DOCTOR) for each in found])
+            for name, found in self.found.items()
+        }
 
     def _check(self, name: str, skipped: str, check: Callable[[], list[Finding]]) -> None:
         if skipped:
             self.skipped[name] = skipped
             return
-        self.findings += check()
-        self.checked.append(name)
+        self.found[name] = check()
 
     def _tls_skipped(self, *, tls: bool) -> str:
         if self._picker.seen is None:
@@ -190,7 +194,7 @@ def _gateway(file: str, admin: str) -> Any:
 
 
 def _json(findings: Sequence[Finding], visit: Visit) -> str:
-    document = {"version": 1, "findings": findings, "checked": visit.checked, "skipped": visit.skipped}
+    document = {"version": 1, "findings": findings, "checked": list(visit.found), "skipped": visit.skipped}
     return msgspec.json.format(msgspec.json.encode(document), indent=2).decode()
 
 
@@ -201,6 +205,6 @@ def _print(findings: Sequence[Finding], visit: Visit) -> None:
             click.echo(f"{'':<{LABEL}} {printable(line)}")
         click.echo(f"{'':<{LABEL}} fix: {printable(found.fix)}\n")
     errors = sum(found.severity == ERROR for found in findings)
-    click.echo(f"{errors} errors, {len(findings) - errors} warnings; checked: {', '.join(visit.checked) or 'nothing'}")
+    click.echo(f"{errors} errors, {len(findings) - errors} warnings; checked: {', '.join(visit.found) or 'nothing'}")
     for name, why in visit.skipped.items():
         click.echo(f"not checked: {name} ({why})")

@@ -70,5 +70,7 @@ def test_the_report_has_what_the_page_does_not_know(monkeypatch: pytest.MonkeyPa
     picker = Running(None, "", {"version": 1, "endpoints": {}, "settings": {}}, [FAILED])
     visit = doctor.Visit(picker, {}, ())
     visit.make()
-    (found,) = visit.report(5.0).findings
+    check = visit.report(5.0)["gateway"]
+    (found,) = check.findings
+    assert check.at == 5.0
     assert (found.rule, found.found_by) == ("gateway-filter", DOCTOR)

@@ -37,7 +37,7 @@ const COUNTERS = [
 
 // What `epp doctor` has checked beyond the picker itself.
 const Doctor = ({ report, now }) => report
-  ? html`<p><code>epp doctor</code> checked ${report.checked.map(name).join(", ")} ${age(Math.max(0, now - report.at))} ago.</p>`
+  ? html`<p><code>epp doctor</code> checked ${Object.entries(report.checked).map(([check, at]) => `${name(check)} ${age(Math.max(0, now - at))} ago`).join(", ")}.</p>`
   : html`<p>The picker cannot see its gateway's configuration, certificates and rights: <code>epp doctor --gateway-admin HOST:PORT</code> checks them, and what it finds appears here.</p>`;
 
 export function Health({ state }) {
