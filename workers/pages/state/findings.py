@@ -100,16 +100,18 @@ def _missing_metrics(_values: Values, endpoints: Mapping[str, Values]) -> Iterat
 
 
 def _block_sizes(_values: Values, endpoints: Mapping[str, Values]) -> Iterator[Finding]:
-    sizes = {
-        each["scraped"]["cache_block_size"] for each in endpoints.values() if "cache_block_size" in each["scraped"]
-    }
-    if len(sizes) > 1:
-        shown = ", ".join(f"{size:g}" for size in sorted(sizes))
+    by_size: dict[float, list[Values]] = {}
+    for each in endpoints.values():
+        if (size := each["scraped"].get("cache_block_size")) is not None:
+            by_size.setdefault(size, []).append(each)
+    if len(by_size) > 1:
+        most, *others = sorted(by_size.items(), key=lambda item: (-len(item[1]), item[0]))
+        shown = "; ".join(f"{size:g} tokens: {_names(which)}" for size, which in others)
         yield Finding(
             "block-sizes",
             WARNING,
             "Endpoints have KV caches with different block sizes",
-            f"block sizes: {shown} tokens",
+            f"{_some(len(most[1]), 'endpoint')} with {most[0]:g} tokens; {shown}",
             "start all servers of the pool with the same --block-size",
         )
 

@@ -93,9 +93,9 @@ def test_each_fault_is_found_with_its_evidence(rule: str) -> None:
 
 def test_a_pool_without_endpoints_and_different_block_sizes_are_found() -> None:
     assert [each.rule for each in findings(values(), {})] == ["no-endpoints"]
-    other = endpoint(scraped=endpoint()["scraped"] | {"cache_block_size": 32})
-    (found,) = findings(values(), {"a": endpoint(), "b": other})
-    assert (found.rule, found.evidence) == ("block-sizes", "block sizes: 16, 32 tokens")
+    other = endpoint(name="c", scraped=endpoint()["scraped"] | {"cache_block_size": 32})
+    (found,) = findings(values(), {"a": endpoint(), "b": endpoint(), "c": other})
+    assert (found.rule, found.evidence) == ("block-sizes", "2 endpoints with 16 tokens; 32 tokens: c (10.0.0.1:80)")
 
 
 def test_errors_come_before_warnings_and_one_endpoint_is_singular() -> None:
