@@ -28,4 +28,6 @@ load_rows: Final = kernels.load_rows if kernels.NATIVE else None
 match: Final = kernels.match if kernels.NATIVE else None
 observe: Final = kernels.observe if kernels.NATIVE else None
 plain_head: Final = kernels.plain_head if kernels.NATIVE else None
+prefills_under_way: Final = kernels.prefills_under_way if kernels.NATIVE else None
 recall: Final = kernels.recall if kernels.NATIVE else None
+show_prefill: Final = kernels.show_prefill if kernels.NATIVE else None

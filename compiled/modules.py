@@ -77,6 +77,7 @@ KERNEL_SOURCES: Final = tuple(
         "links",
         "module",
         "pages",
+        "prefills",
         "scores",
         "search",
         "steps",

@@ -20,6 +20,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from compiled import calls
 from shm.layout import CACHE_LINE, WORD, aligned, layout_hash
 from shm.segment import Region
 
@@ -45,7 +46,7 @@ def _marked() -> list[int]:
     return numbers
 
 
-MARKED: Final = np.array(_marked())
+MARKED: Final = np.array(_marked(), np.int64)
 RECORD: Final = MARKS + len(MARKED)  # words
 
 
@@ -69,6 +70,8 @@ class Prefills:
 
     def __init__(self, schema: PrefillsSchema, region: Region, index: int) -> None:
         rows: Hashes = region.array(np.uint64, 0, (schema.workers, schema.row_bytes // WORD))
+        self._rows = rows
+        self._index = index
         self._keys = rows[:, :PLACES]
         self._records = [row[PLACES : PLACES * (1 + RECORD)].reshape(PLACES, RECORD) for row in rows]
         self._own_keys, self._own_records = self._keys[index], self._records[index]
@@ -80,19 +83,31 @@ class Prefills:
 
         `hashes`: its chain. `known`: how many leading blocks the endpoint holds. `tokens`: how many it has to compute.
         """
+        if not self._free:
+            return -1
+        place = self._free[-1]
+        if calls.show_prefill is not None:
+            shown = calls.show_prefill(
+                self._rows, PLACES, MARKED, self._index, place, hashes, owner, known, tokens, now
+            )
+        else:
+            shown = self.reference_show(place, hashes, owner, known, tokens, now)
+        return self._free.pop() if shown else -1
+
+    def reference_show(self, place: int, hashes: Hashes, owner: int, known: int, tokens: float, now: float) -> bool:
+        """Writes a record and then its key, without the C kernel. Returns whether there is anything to show."""
         count = len(hashes)
         marks = _marks_up_to(count)
         first = _marks_up_to(known)
-        if first >= marks or not self._free:
-            return -1
-        place = self._free.pop()
+        if first >= marks:
+            return False
         record = self._own_records[place]
         record[MARKS : MARKS + marks] = hashes[MARKED[:marks] - 1]
         numbers = record.view(np.float64)
         numbers[SINCE], numbers[TOKENS] = now, tokens
         record[OWNER], record[KNOWN], record[BLOCKS], record[LAST] = owner, known, count, hashes[-1]
         self._own_keys[place] = record[MARKS + first]
-        return place
+        return True
 
     def ends(self, place: int) -> None:
         """Frees a place that `begins` has returned."""
@@ -102,6 +117,12 @@ class Prefills:
 
     def under_way(self, hashes: Hashes, now: float) -> list[Prefill]:
         """Returns prefills that compute leading blocks of this chain, at most FOUND_MAX."""
+        if calls.prefills_under_way is not None:
+            return calls.prefills_under_way(self._rows, PLACES, MARKED, hashes, now, OLD_S, FOUND_MAX)
+        return self.reference_under_way(hashes, now)
+
+    def reference_under_way(self, hashes: Hashes, now: float) -> list[Prefill]:
+        """Computes `under_way` in NumPy, without the C kernel."""
         found: list[Prefill] = []
         marks = _marks_up_to(len(hashes))
         if not marks:

@@ -4,8 +4,8 @@
 Both have the same results; `tests/compiled` compares them. For eight endpoints, a NumPy expression costs 1 to 8 µs, most of which is the
 cost of calls, and a kernel in C costs 0.1 µs. A kernel checks its arguments: it copies arrays that are not contiguous or have another
 type, and never writes outside an array. `NATIVE` says whether the kernels in C run. The kernels for the index, links, chains of hashes,
-histograms, JSON and pages exist only in C: check `NATIVE` before calling them. The Python code that does their work without a C compiler is
-beside the calls, in `shm`, `epp/prefix/blocks.py`, `epp/plugins/parsers/_reader.py`, `epp/protocol/exposition.py` and
+histograms, prefills, JSON and pages exist only in C: check `NATIVE` before calling them. The Python code that does their work without a C
+compiler is beside the calls, in `shm`, `epp/prefix/blocks.py`, `epp/plugins/parsers/_reader.py`, `epp/protocol/exposition.py` and
 `workers/endpoints/http_answer.py`.
 
 May import: numpy. Imported by: everything that computes over endpoints, lanes, hashes or bytes.
@@ -42,11 +42,13 @@ if NATIVE:
         mentions,
         observe,
         plain_head,
+        prefills_under_way,
         read_rows,
         recall,
         remove_links,
         seal,
         share,
+        show_prefill,
         step,
         store_links,
         token_load,
@@ -98,11 +100,13 @@ __all__ = (
     "mentions",
     "observe",
     "plain_head",
+    "prefills_under_way",
     "read_rows",
     "recall",
     "remove_links",
     "seal",
     "share",
+    "show_prefill",
     "step",
     "store_links",
     "token_load",

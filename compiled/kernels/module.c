@@ -1,6 +1,6 @@
 /* Defines the module `compiled.kernels.native`. Most functions have a counterpart in Python with the same name and the same results, in
-   `compiled/kernels/reference.py` or `latency_reference.py`. Those for the index, links, chains, histograms and JSON have it beside their
-   calls, in `shm`, `epp/prefix/blocks.py` and `epp/plugins/parsers/_reader.py`; those for pages in `epp/protocol/exposition.py` and
+   `compiled/kernels/reference.py` or `latency_reference.py`. Those for the index, links, chains, histograms, prefills and JSON have it beside
+   their calls, in `shm`, `epp/prefix/blocks.py` and `epp/plugins/parsers/_reader.py`; those for pages in `epp/protocol/exposition.py` and
    `workers/endpoints/http_answer.py`. */
 #define EPP_KERNELS_MODULE
 #include "arrays.h"
@@ -9,8 +9,9 @@
     each(add_scaled) each(by_row) each(chain) each(cheapest) each(features) each(fence) each(fewest)                           \
     each(find) each(first_tokens) each(fit) each(flat_end) each(forget) each(framed_message) each(held)                        \
     each(highest) each(increase) each(insert) each(items) each(lane_sums) each(load_rows) each(match)                          \
-    each(members) each(mentions) each(observe) each(plain_head) each(read_rows) each(recall)                                   \
-    each(remove_links) each(seal) each(share) each(step) each(store_links) each(token_load) each(waiting)
+    each(members) each(mentions) each(observe) each(plain_head) each(prefills_under_way) each(read_rows)                       \
+    each(recall) each(remove_links) each(seal) each(share) each(show_prefill) each(step) each(store_links)                     \
+    each(token_load) each(waiting)
 
 #define DECLARED(name) KERNEL(name);
 FUNCTIONS(DECLARED)

@@ -5,11 +5,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from compiled import calls
 from epp.prefix.blocks import block_hashes
-from shm.prefills import FOUND_MAX, LEAST_BLOCKS, OLD_S, PLACES, Hashes, Prefills, PrefillsSchema, local_prefills
+from shm.prefills import (
+    FOUND_MAX,
+    LEAST_BLOCKS,
+    MARKED,
+    OLD_S,
+    PLACES,
+    Hashes,
+    Prefills,
+    PrefillsSchema,
+    local_prefills,
+)
 from shm.segment import Region
 
 OWNER = 7
+
+native_only = pytest.mark.skipif(calls.show_prefill is None, reason="the kernels in C are not built")
 
 
 def chain(*parts: tuple[str, int]) -> Hashes:
@@ -92,6 +105,42 @@ def test_what_a_dead_worker_has_left_ends_with_its_age_or_its_successor() -> Non
     assert not other.under_way(chain(("d", 8)), 10.0)
 
 
+@native_only
+@given(
+    data=st.data(),
+    shown=st.lists(st.tuples(st.integers(0, 90), st.integers(0, 40), st.integers(0, 130)), max_size=PLACES),
+    asked=st.tuples(st.integers(0, 90), st.integers(0, 40)),
+)
+def test_the_kernels_write_and_find_what_their_references_do(
+    data: st.DataObject, shown: list[tuple[int, int, int]], asked: tuple[int, int]
+) -> None:
+    schema = PrefillsSchema(2)
+    memories = [bytearray(schema.bytes), bytearray(schema.bytes)]
+    native, reference = (Prefills(schema, Region(memoryview(memory)), 1) for memory in memories)
+    for place, (common, rest, known) in enumerate(shown):
+        hashes, since = chain(("d", common), ("x", rest)), data.draw(st.sampled_from([0.0, 1.0, OLD_S]))
+        kept = calls.show_prefill is not None and calls.show_prefill(
+            native._rows, PLACES, MARKED, 1, place, hashes, place + 1, known, 2.5, since
+        )
+        assert kept == reference.reference_show(place, hashes, place + 1, known, 2.5, since)
+    assert memories[0] == memories[1]
+    wanted = chain(("d", asked[0]), ("y", asked[1]))
+    assert native.under_way(wanted, OLD_S) == reference.reference_under_way(wanted, OLD_S)
+
+
+@native_only
+def test_the_kernels_refuse_places_outside_of_the_rows() -> None:
+    assert calls.show_prefill is not None and calls.prefills_under_way is not None
+    prefills, document = local_prefills(), chain(("d", 8))
+    for worker, place in ((1, 0), (-1, 0), (0, PLACES), (0, -1)):
+        with pytest.raises(IndexError, match="no place"):
+            calls.show_prefill(prefills._rows, PLACES, MARKED, worker, place, document, OWNER, 0, 1.0, 1.0)
+    with pytest.raises(ValueError, match="has no 65 places"):
+        calls.prefills_under_way(prefills._rows, PLACES + 1, MARKED, document, 1.0, OLD_S, FOUND_MAX)
+    with pytest.raises(TypeError, match="contiguous"):
+        calls.prefills_under_way(prefills._rows[:, ::2], PLACES, MARKED, document, 1.0, OLD_S, FOUND_MAX)
+
+
 def test_a_place_that_is_used_again_while_it_is_read_does_not_count() -> None:
     prefills = local_prefills()
     document = chain(("d", 8))
@@ -108,9 +157,9 @@ def test_a_place_that_is_used_again_while_it_is_read_does_not_count() -> None:
 
     records = prefills._records[0]
     prefills._records[0] = records.view(Moving)
-    assert prefills.under_way(document, 2.0) == []
+    assert prefills.reference_under_way(document, 2.0) == []
     prefills._records[0] = records
-    assert prefills.under_way(document, 2.0)[0][0] == OWNER + 1
+    assert prefills.reference_under_way(document, 2.0)[0][0] == OWNER + 1
 
 
 def test_keys_that_others_change_while_they_are_searched_cause_no_error() -> None:
@@ -127,7 +176,7 @@ def test_keys_that_others_change_while_they_are_searched_cause_no_error() -> Non
             return np.array(self)
 
     prefills._keys = prefills._keys.view(Changing)
-    assert len(prefills.under_way(chain(("d", 8)), 1.0)) == 1
+    assert len(prefills.reference_under_way(chain(("d", 8)), 1.0)) == 1
 
 
 def test_a_schema_without_workers_is_refused() -> None:
