@@ -2,40 +2,31 @@
 model that does.
 """
 
-from collections.abc import Sequence
 from typing import Final
 
 from compiled import calls
-from compiled.kernels.latency_reference import AHEAD, LOAD, UNCACHED
+from compiled.kernels import fewest
+from compiled.kernels.latency_reference import AHEAD, UNCACHED
 from epp.learning.model import Floats
 
-HOLDS: Final = 0.5  # an endpoint that holds this part of a prompt is its holder
+POINT_TOKENS: Final = 1024.0  # the tokens to prefill that a point of the rule without a model is worth
+POINTS: Final = 2.001  # costs are above 0, also where nothing waits and everything is cached
 NEAR_MAX: Final = 0.1  # candidates are equal if their costs differ by less than this part
 NEAR: Final = 1.0  # of the model's own error
 NEAR_S: Final = 0.005  # or by less than this many seconds
 LOAD_PART: Final = 0.001  # how much the load of equal candidates may take from their scores
 
 
-def careful_costs(prompt: float, outlook: Floats, waiting: Floats, limits: Sequence[float]) -> list[float]:
-    """Returns costs without a model, in no unit: (tokens to compute + tokens ahead) * (requests + 1), and more where requests wait.
+def careful_costs(prompt: float, outlook: Floats, waiting: Floats, running: Floats, kv_usage: Floats) -> Floats:
+    """Returns costs without a model, in tokens: to compute + ahead, and POINT_TOKENS for each point that an endpoint lacks.
 
-    `prompt`: all tokens of the prompt. `outlook`: of `LatencyModel.outlook`; its predictions do not count. `waiting`: requests that wait,
-    with those sent since the scrape. `limits`: batch limits, 0 if not known. An endpoint that holds half of the prompt is the cheapest,
-    unless the tokens ahead there exceed the fewest ones by more than the tokens that it saves.
+    A point each: the shortest queue, the fewest running requests, a free KV cache, the prompt cached. `prompt`: all tokens of the prompt.
+    `outlook`: of `LatencyModel.outlook`; its predictions do not count. `waiting`, `running`, `kv_usage`: of the candidates, by the columns
+    of these names. The same order as by the weights of deploy/config/token-load.yaml.
     """
-    tokens, ahead, load = outlook[UNCACHED].tolist(), outlook[AHEAD].tolist(), outlook[LOAD].tolist()
-    count = len(tokens)
-    costs = [(1.0 + tokens[i] + ahead[i]) * (load[i] + 1.0) for i in range(count)]
-    most = max(costs)
-    for i, waits in enumerate(waiting.tolist()):
-        if waits > 0.0 or (0.0 < limits[i] <= load[i]):
-            costs[i] += most
-    holder = -1
-    for i in range(count):
-        if tokens[i] <= HOLDS * prompt and (holder < 0 or tokens[i] + ahead[i] < tokens[holder] + ahead[holder]):
-            holder = i
-    if holder >= 0 and ahead[holder] - min(ahead) <= prompt - tokens[holder]:
-        costs[holder] = 0.5 * min(costs)
+    tokens = outlook[UNCACHED]
+    missing = POINTS - fewest(waiting) - fewest(running) + kv_usage + tokens / max(1.0, prompt)
+    costs: Floats = tokens + outlook[AHEAD] + POINT_TOKENS * missing
     return costs
 
 

@@ -38,7 +38,7 @@ class SharedLearning:
         return self._starts
 
     def begins(self, slot: int, now: float) -> None:
-        self._starts[0, slot] = now
+        self._starts[0, slot] = max(now, self._starts[0, slot])
 
     def learn_first(self, seen: FirstToken) -> None:
         self._samples.append((self._now + LEARN_S, lambda: self._model.learn_first(seen)))

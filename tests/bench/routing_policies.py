@@ -9,6 +9,7 @@ the clock, flow control and the parser: the prompt is given.
 """
 
 import heapq
+import random
 from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence
 
@@ -110,14 +111,15 @@ class ExactIndex:
 class Pause:
     """A wait in virtual time. Implements `epp.plugin.Waiting`. Awaiting it yields it to the caller, who resumes the coroutine."""
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, call_later: Callable[[float, Callable[[], object]], object]) -> None:
         self.seconds = seconds
+        self._call_later = call_later
 
     def __await__(self) -> Generator["Pause", None, None]:
         yield self
 
     def add_done_callback(self, call: Callable[..., object], /) -> None:
-        """Does nothing: the caller knows when the wait is over."""
+        self._call_later(self.seconds, lambda: call(self))
 
 
 class Services(FakeServices):
@@ -128,21 +130,31 @@ class Services(FakeServices):
         self.learning = learning  # type: ignore[assignment]
         self.prefix_index = index  # type: ignore[assignment]
         self._tokens = tokens
-        self.timers: list[tuple[float, int, float, Callable[[], object]]] = []
+        self._timers: list[tuple[float, int, Callable[[], object]]] = []
+        self._order = 0
+        self._now = 0.0
 
     def every(self, seconds: float, act: Callable[[], object]) -> None:
-        heapq.heappush(self.timers, (seconds, len(self.timers), seconds, act))
+        def turn() -> None:
+            self.call_later(seconds, turn)
+            act()
+
+        self.call_later(seconds, turn)
 
     def after(self, seconds: float) -> Pause:  # type: ignore[override]
-        return Pause(seconds)
+        return Pause(seconds, self.call_later)
+
+    def call_later(self, seconds: float, act: Callable[[], object]) -> None:
+        self._order += 1
+        heapq.heappush(self._timers, (self._now + seconds, self._order, act))
 
     def passed(self, now: float) -> None:
         """Calls what is due."""
-        timers = self.timers
+        timers = self._timers
         while timers and timers[0][0] <= now:
-            due, order, seconds, act = timers[0]
-            heapq.heapreplace(timers, (due + seconds, order, seconds, act))
+            self._now, _, act = heapq.heappop(timers)
             act()
+        self._now = now
 
     def add_tokens(self, endpoint: Endpoint, tokens: int) -> None:
         self._tokens[endpoint.slot] += tokens
@@ -167,12 +179,15 @@ class Picked:
         scraped_only: bool = False,
         held: bool = False,
         cache_blocks: int = 0,
+        streamed: float = 1.0,
     ) -> None:
         """`exact`: whether the prefix index is exact and unbounded. `scraped_only`: whether the load is that of the last scrape, without
-
         requests in flight. `held`: whether servers publish KV events. `cache_blocks`: the size of each server's cache, if it limits the
-        index, as it does in a picker that scrapes it; 0 is no limit.
+        index, as it does in a picker that scrapes it; 0 is no limit. `streamed`: the share of answers that are streamed; of the others,
+        the picker sees nothing before their end.
         """
+        self._streamed = streamed
+        self._streams = random.Random(f"{seed}/streams")
         self._scraped_only = scraped_only
         self._now = 0.0
         self._index = ExactIndex() if exact else SharedIndex(cache_blocks * BLOCK_TOKENS // BLOCK_TOKENS_MIN)
@@ -180,7 +195,7 @@ class Picked:
         self._inflight, self._tokens = np.zeros(SERVERS), np.zeros(SERVERS)
         self._learning = SharedLearning()
         self._pipelines: list[Pipeline] = []
-        self._timed: list[Services] = []
+        self._services: list[Services] = []
         prefills = PrefillsSchema(workers)
         shown = Region(memoryview(bytearray(prefills.bytes)))
         for worker in range(workers):
@@ -191,8 +206,7 @@ class Picked:
                 services.held_blocks = self._held  # type: ignore[assignment]
             pipeline.start(services)
             self._pipelines.append(pipeline)
-            if services.timers:
-                self._timed.append(services)
+            self._services.append(services)
         self._endpoints = endpoints(SERVERS)
         for server, owner in zip(self._endpoints, self._index.owners, strict=True):
             server.owner = owner
@@ -208,7 +222,7 @@ class Picked:
         self._now = now
         self._index.passed(now)
         self._learning.passed(now)
-        for services in self._timed:
+        for services in self._services:
             services.passed(now)
         if self._held is not None:
             self._held.passed(now)
@@ -254,7 +268,8 @@ class Picked:
     def asked(self, call: Call, now: float) -> Request:
         """Returns the request as the parser leaves it."""
         prompt = call.turn.prompt
-        request = Request(id=str(call.id), path="/v1/completions", headers={}, now=now, model="m", streaming=True)
+        request = Request(id=str(call.id), path="/v1/completions", headers={}, now=now, model="m")
+        request.streaming = self._streams.random() < self._streamed
         request.prompt = Prompt(lambda: prompt)
         if self._held is not None:
             ids = np.frombuffer(prompt[: len(prompt) // 4 * 4], dtype="<u4").tolist()
@@ -271,8 +286,14 @@ class Picked:
         return slot
 
     def first_token(self, call: Call, now: float) -> None:
+        if call.done[1].streaming:  # type: ignore[index]
+            self._answered(call, now)
+
+    def _answered(self, call: Call, now: float) -> None:
+        """Takes the headers and the first chunk of an answer."""
         pipeline, request, decision, _ = call.done  # type: ignore[misc]
-        response = Response(200, {"content-type": "text/event-stream"}, streaming=True)
+        kind = "text/event-stream" if request.streaming else "application/json"
+        response = Response(200, {"content-type": kind}, streaming=request.streaming)
         call.done = (pipeline, request, decision, response)
         request.now = now
         for received in pipeline.response_received:
@@ -281,6 +302,8 @@ class Picked:
             streaming(request, decision)
 
     def ended(self, call: Call, now: float) -> None:
+        if not call.done[1].streaming:  # type: ignore[index]
+            self._answered(call, now)
         response = call.done[3]  # type: ignore[index]
         response.usage = Usage(call.turn.tokens, call.turn.output)
         response.whole = True

@@ -43,7 +43,7 @@ class SharedLearning:
         return self._starts.rows
 
     def begins(self, slot: int, now: float) -> None:
-        self._starts.own[slot] = now
+        self._starts.own[slot] = max(now, self._starts.own[slot])
 
     def learn_first(self, seen: FirstToken) -> None:
         self._learn(samples.first_token(seen))

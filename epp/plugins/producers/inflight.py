@@ -3,15 +3,33 @@
 The picker counts *requests* in flight in every configuration; this producer adds their tokens.
 """
 
+import contextlib
+import heapq
+from typing import Final
+
 from epp.candidates import Candidates, Endpoint
 from epp.data import Datum
 from epp.decision import Decision, Response
-from epp.plugin import DataProducer, LoadCounts, PreRequest, ResponseComplete, ResponseStreaming, Services, plugin
+from epp.errors import ProducerFailed
+from epp.learning.costs import learned_costs
+from epp.plugin import (
+    DataProducer,
+    Learning,
+    LoadCounts,
+    PreRequest,
+    ResponseComplete,
+    ResponseStreaming,
+    Services,
+    plugin,
+)
 from epp.plugins.producers._inflight_parameters import Parameters
 from epp.prefix.deciding import FollowsDecisions
 from epp.prefix.match import APPROXIMATE, prefix_match
 from epp.request import Request
 from epp.tokens import TOKENS, token_count
+
+LOOK_S: Final = 0.01
+LONGEST_S: Final = 60.0  # first tokens that are predicted later than this are waited for
 
 
 class Held:
@@ -31,6 +49,9 @@ class Held:
 class InflightLoad(FollowsDecisions, DataProducer, PreRequest, ResponseStreaming, ResponseComplete):
     """Counts the tokens in flight of each endpoint, from the dispatch to the first response chunk.
 
+    The first chunk of an answer that is not streamed comes at its end. If the learned latency model is used, tokens of such requests
+    count until it predicts the first token.
+
     With `addEstimatedOutputTokens`, prompt and output tokens at the primary target count until the end of the response. Tokens at targets
     of other profiles, such as prefill, always count until the first chunk.
     """
@@ -43,12 +64,21 @@ class InflightLoad(FollowsDecisions, DataProducer, PreRequest, ResponseStreaming
         super().__init__(name, params)
         self._match = prefix_match(params.prefix_match_info_producer_name or APPROXIMATE)
         self._held = Datum(f"inflight_tokens_held/{name}", Held)
-        self.optional = (self._match, TOKENS)
+        self._learned = learned_costs("")
+        self.optional = (self._match, TOKENS, self._learned)
         self.keeps = (self._held,)
+        # A heap of requests that are not streamed: when their first token is predicted, a number, and the slot that computes the prompt.
+        self._due: list[tuple[float, int, int, Held]] = []
+        self._dues = 0
+        self._now = 0.0  # about the time, while requests wait to be due
+        self._looking = False
         self._load: LoadCounts
+        self._services: Services
+        self._learning: Learning
 
     def start(self, services: Services) -> None:
         self._load = services.load
+        self._learning, self._services = services.learning, services
 
     def produce(self, request: Request, candidates: Candidates) -> None:
         """Does nothing: plugins read the counts from the lanes."""
@@ -71,17 +101,52 @@ class InflightLoad(FollowsDecisions, DataProducer, PreRequest, ResponseStreaming
             (held.tokens if name == decision.primary else held.secondary).append((target, tokens))
             self._load.add_tokens(target, tokens)
         request[self._held] = held
+        if not request.streaming:
+            self._release_when_due(request, decision, held)
 
     def response_streaming(self, request: Request, decision: Decision) -> None:
-        self._release(request, everything=not self.params.add_estimated_output_tokens)
+        held = request[self._held]
+        if held is not None:
+            self._release(held, everything=not self.params.add_estimated_output_tokens)
 
     def response_complete(self, request: Request, decision: Decision, response: Response) -> None:
-        self._release(request, everything=True)
-
-    def _release(self, request: Request, *, everything: bool) -> None:
         held = request[self._held]
-        if held is None:
+        if held is not None:
+            self._release(held, everything=True)
+
+    def _release_when_due(self, request: Request, decision: Decision, held: Held) -> None:
+        learned, computes = (
+            request[self._learned],
+            decision.runs.get(decision.prefill) or decision.runs[decision.primary],
+        )
+        if learned is None or learned.why_not or computes is None:
             return
+        predicted = float(learned.first_token_s[computes.row])
+        if predicted < LONGEST_S:
+            self._now = max(self._now, request.now)
+            self._dues += 1
+            heapq.heappush(self._due, (request.now + predicted, self._dues, computes.targets[0].slot, held))
+            self._look_later()
+
+    def _look_later(self) -> None:
+        if self._due and not self._looking:
+            with contextlib.suppress(ProducerFailed):  # the worker is busy: the next request of this kind tries again
+                self._services.after(LOOK_S).add_done_callback(self._look)
+                self._looking = True
+
+    def _look(self, _done: object) -> None:
+        """Releases the tokens of requests that are due."""
+        self._looking = False
+        self._now += LOOK_S
+        due = self._due
+        while due and due[0][0] <= self._now:
+            at, _, slot, held = heapq.heappop(due)
+            if held.tokens or held.secondary:
+                self._learning.begins(slot, at)
+                self._release(held, everything=not self.params.add_estimated_output_tokens)
+        self._look_later()
+
+    def _release(self, held: Held, *, everything: bool) -> None:
         released, held.secondary = held.secondary, []
         if everything:
             released, held.tokens = released + held.tokens, []

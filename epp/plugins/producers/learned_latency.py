@@ -7,7 +7,7 @@ import numpy as np
 
 from compiled.kernels.latency_reference import AHEAD, COSTS, ELAPSED, LOAD, TIMES, UNCACHED
 from epp.candidates import Candidates, Floats
-from epp.data import INFLIGHT_REQUESTS, INFLIGHT_TOKENS, RUNNING, WAITING, Datum
+from epp.data import INFLIGHT_REQUESTS, INFLIGHT_TOKENS, KV_USAGE, RUNNING, WAITING, Datum
 from epp.decision import Decision, Response
 from epp.learning.choice import careful_costs
 from epp.learning.costs import LearnedCosts, learned_costs
@@ -73,7 +73,7 @@ class LearnedLatency(FollowsMatches, DataProducer, PreRequest, ResponseReceived,
         self._match = prefix_match(params.prefix_match_info_producer_name or APPROXIMATE)
         self._costs = learned_costs(name)
         self._sent = Datum(f"learned_sent/{name}", Sent)
-        self.consumes = (self._match, INFLIGHT_REQUESTS, INFLIGHT_TOKENS, RUNNING, WAITING)
+        self.consumes = (self._match, INFLIGHT_REQUESTS, INFLIGHT_TOKENS, KV_USAGE, RUNNING, WAITING)
         self.optional = (TOKENS,)
         self.produces = (self._costs,)
         self.keeps = (self._sent,)
@@ -109,8 +109,13 @@ class LearnedLatency(FollowsMatches, DataProducer, PreRequest, ResponseReceived,
             add_waits(model, slots.tolist(), prompt, outlook, waits, now)
         costs, why_not = outlook[COSTS], self._reason(model, snapshot.roster.slots)
         if why_not:
-            limits = [model.limit(slot) for slot in slots.tolist()]
-            costs = np.array(careful_costs(prompt, without_waits(outlook, waits, now), candidates[WAITING], limits))
+            costs = careful_costs(
+                prompt,
+                without_waits(outlook, waits, now),
+                candidates[WAITING],
+                candidates[RUNNING],
+                candidates[KV_USAGE],
+            )
         request[self._costs] = LearnedCosts(
             _widened(costs, candidates), _widened(outlook[TIMES], candidates), model, why_not
         )
@@ -145,7 +150,8 @@ class LearnedLatency(FollowsMatches, DataProducer, PreRequest, ResponseReceived,
         sent, now = request[self._sent], request.now
         if sent is None or sent.slot < 0:
             return
-        self._learning.begins(sent.slot, now)
+        if request.streaming:
+            self._learning.begins(sent.slot, now)
         sent.first_at = now
         if sent.counts:
             took = now - (request.sent_at or sent.at)

@@ -17,6 +17,7 @@ class Situation:
         column = lambda name, default: np.array(columns.get(name, [default] * 3))  # noqa: E731
         self.tokens, self.ahead, self.elapsed = column("tokens", 1000.0), column("ahead", 0.0), column("elapsed", 0.0)
         self.load, self.waiting = column("load", 0.0), column("waiting", 0.0)
+        self.running, self.kv_usage = column("running", 0.0), column("kv_usage", 0.0)
         self.prompt = max(1000.0, float(self.tokens.max()))
 
     def outlook(self, model: LatencyModel) -> Floats:
@@ -38,9 +39,10 @@ def best(costs: list[float]) -> int:
     return costs.index(min(costs))
 
 
-def careful(limits: tuple[float, ...] = (0.0, 0.0, 0.0), **columns: list[float]) -> list[float]:
+def careful(**columns: list[float]) -> list[float]:
     at = Situation(**columns)
-    return careful_costs(at.prompt, at.outlook(LatencyModel()), at.waiting, limits)
+    costs = careful_costs(at.prompt, at.outlook(LatencyModel()), at.waiting, at.running, at.kv_usage)
+    return costs.tolist()
 
 
 def test_predictions_equal_those_of_the_model() -> None:
@@ -81,20 +83,20 @@ def test_the_cost_of_a_place_in_a_full_batch_grows_with_the_own_prompt() -> None
     assert extra[2] == 0.0
 
 
-def test_without_a_model_an_idle_endpoint_is_preferred_to_a_busy_one() -> None:
-    assert best(careful(load=[2.0, 0.0, 1.0])) == 1
+def test_without_a_model_the_fewest_tokens_to_compute_decide() -> None:
     assert best(careful(ahead=[500.0, 900.0, 0.0])) == 2
+    assert best(careful(ahead=[0.0, 5000.0, 0.0], tokens=[9000.0, 0.0, 9000.0])) == 1
 
 
-def test_without_a_model_no_request_goes_where_others_wait() -> None:
-    assert best(careful(waiting=[1.0, 0.0, 1.0], load=[0.0, 9.0, 0.0])) == 1
-    assert best(careful((8.0, 0.0, 8.0), load=[8.0, 9.0, 8.0])) == 1
+def test_without_a_model_requests_memory_and_prefixes_decide_where_tokens_are_about_equal() -> None:
+    assert best(careful(waiting=[1.0, 0.0, 1.0], ahead=[0.0, 900.0, 0.0])) == 1
+    assert best(careful(running=[4.0, 4.0, 1.0])) == 2
+    assert best(careful(kv_usage=[0.9, 0.1, 0.9])) == 1
+    assert best(careful(tokens=[1000.0, 1000.0, 0.0])) == 2
 
 
-def test_without_a_model_the_holder_of_a_prefix_keeps_it_unless_the_tokens_ahead_outweigh_it() -> None:
-    holds = [1000.0, 100.0, 1000.0]
-    assert best(careful(tokens=holds, load=[0.0, 5.0, 0.0], ahead=[0.0, 800.0, 0.0])) == 1
-    assert best(careful(tokens=holds, load=[0.0, 5.0, 0.0], ahead=[0.0, 1800.0, 0.0])) != 1
+def test_costs_without_a_model_are_above_0() -> None:
+    assert min(careful(tokens=[0.0] * 3)) > 0.0
 
 
 def scored(costs: list[float], load: list[float], error: float) -> list[float]:

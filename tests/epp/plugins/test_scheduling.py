@@ -8,6 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from epp.decision import Decision, ProfileRun, Response
+from epp.learning.costs import LearnedCosts, learned_costs
+from epp.learning.model import LatencyModel
 from epp.plugin import NoParams, Plugin, Profile
 from epp.plugins import pickers
 from epp.plugins.pickers.max_score import MaxScore
@@ -209,6 +211,32 @@ def test_tokens_of_a_prefill_target_are_released_at_the_first_chunk_in_any_case(
         assert services.tokens == {0: 100 if estimated else 0, 2: 0}
     load.response_complete(r, decision, Response())  # type: ignore[attr-defined]
     assert services.tokens == {0: 0, 2: 0}
+
+
+@pytest.mark.parametrize(
+    ("streaming", "why_not", "kept"),
+    [(False, "", 0), (True, "", 100), (False, "too few answers so far", 100)],
+    ids=["not streamed", "streamed", "without a model"],
+)
+def test_tokens_of_answers_that_are_not_streamed_are_released_when_the_first_token_is_predicted(
+    streaming: bool, why_not: str, kept: int
+) -> None:
+    services = FakeServices()
+    load = started(InflightLoad("i", InflightLoad.Params()), services)
+    r = request(b"x" * 400, streaming=streaming)
+    r.now = 5.0
+    times = np.array([9.0, 9.0, 0.015])
+    r[learned_costs("")] = LearnedCosts(times, times, LatencyModel(), why_not)
+    decision = decision_for(2)
+    load.before_send(r, decision)  # type: ignore[attr-defined]
+    for looks in range(3):
+        assert services.tokens == {2: 100 if looks < 2 else kept}
+        if looks < len(services.pauses):
+            services.pauses[looks][1].finish()
+    load.response_complete(r, decision, Response())  # type: ignore[attr-defined]
+    assert services.tokens == {2: 0}
+    assert len(services.pauses) == (2 if kept == 0 else 0), "nothing looks while nothing is due"
+    assert float(services.learning.starts()[0, 2]) == (5.015 if kept == 0 else 0.0)
 
 
 def test_estimated_output_tokens_stay_until_the_end() -> None:
