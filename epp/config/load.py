@@ -23,27 +23,20 @@ __all__ = [
 ]
 
 DEFAULT_NAME = "built-in default configuration"
-# A difference of 1 in the total score stands for 1,024 tokens of prefill. `python -m tests.bench.routing` has the figures.
+# docs/routing.md compares it with other policies.
 DEFAULT_TEXT = f"""\
 apiVersion: {API_VERSION}
 kind: {KIND}
 featureGates: [flowControl]
 plugins:
-- {{type: token-load-scorer, parameters: {{queueThresholdTokens: 262144}}}}
-- type: queue-scorer
-- type: running-requests-size-scorer
-- type: kv-cache-utilization-scorer
-- type: prefix-cache-scorer
+- type: learned-latency-producer
+- type: learned-latency-scorer
 - type: token-weighted-fairness-policy
 - {{type: utilization-detector, parameters: {{queueDepthThreshold: 32}}}}
 schedulingProfiles:
 - name: default
   plugins:
-  - {{pluginRef: token-load-scorer, weight: 256}}
-  - {{pluginRef: queue-scorer, weight: 1}}
-  - {{pluginRef: running-requests-size-scorer, weight: 1}}
-  - {{pluginRef: kv-cache-utilization-scorer, weight: 1}}
-  - {{pluginRef: prefix-cache-scorer, weight: 1}}
+  - pluginRef: learned-latency-scorer
 flowControl:
   maxRequests: 5k
   maxBytes: 1G

@@ -3,7 +3,7 @@
 Configurations run the real decision code (`routing_policies`), published formulas a common ledger (`routing_ledger`). `LINE` are those
 that run without being asked for; the others answer questions about one part of the picker, most of them on one kind of traffic.
 
-"learned": the learned latency model alone. "token weights": constants tuned on the model `shared`. "field's weights" get the load of
+"default": the learned latency model. "token weights": constants tuned on the model `shared`. "field's weights" get the load of
 the last scrape, as the picker that they come from; "field's, own load" get this picker's, which includes requests in flight.
 """
 
@@ -34,54 +34,26 @@ schedulingProfiles:
   - {pluginRef: kv-cache-utilization-scorer, weight: 2}
   - {pluginRef: prefix-cache-scorer, weight: 3}
 """
-TOKENS_TEXT = """\
-apiVersion: llm-d.ai/v1
-kind: EndpointPickerConfig
-plugins:
-- {type: token-load-scorer, parameters: {queueThresholdTokens: 262144}}
-- type: queue-scorer
-- type: running-requests-size-scorer
-- type: kv-cache-utilization-scorer
-- type: prefix-cache-scorer
-schedulingProfiles:
-- name: default
-  plugins:
-  - {pluginRef: token-load-scorer, weight: 256}
-  - {pluginRef: queue-scorer, weight: 1}
-  - {pluginRef: running-requests-size-scorer, weight: 1}
-  - {pluginRef: kv-cache-utilization-scorer, weight: 1}
-  - {pluginRef: prefix-cache-scorer, weight: 1}
-"""
-LEARNED_TEXT = """\
-apiVersion: llm-d.ai/v1
-kind: EndpointPickerConfig
-plugins:
-- type: learned-latency-producer
-- type: learned-latency-scorer
-schedulingProfiles:
-- name: default
-  plugins:
-  - {pluginRef: learned-latency-scorer, weight: 1}
-"""
+SHIPPED = Path(__file__).parents[2] / "deploy/config"
+TOKENS_TEXT = (SHIPPED / "token-load.yaml").read_text()
+RENDEZVOUS_TEXT = (SHIPPED / "replicas.yaml").read_text()
 PRECISE = """\
 - {type: token-producer}
 - {type: precise-prefix-cache-producer, parameters: {speculativeIndexing: true}}
 """
-PRECISE_TEXT = DEFAULT_TEXT.replace("plugins:\n", f"plugins:\n{PRECISE}", 1)
+PRECISE_TEXT = TOKENS_TEXT.replace("plugins:\n", f"plugins:\n{PRECISE}", 1)
 PRECISE_FIELD_TEXT = FIELD_TEXT.replace("plugins:\n", f"plugins:\n{PRECISE}", 1)
-RENDEZVOUS_TEXT = (Path(__file__).parents[2] / "deploy/config/replicas.yaml").read_text()
 
 
-def configured(text: str) -> Callable[[Fleet, int], Policy]:
-    """Returns a function that makes the policy with the pipeline of this configuration."""
-    return lambda fleet, seed: Picked(text, seed, cache_blocks=fleet.kv_blocks)
+def configured(text: str, streamed: float = 1.0) -> Callable[[Fleet, int], Policy]:
+    """Returns a function that makes the policy with the pipeline of this configuration. `streamed`: the share of streamed answers."""
+    return lambda fleet, seed: Picked(text, seed, cache_blocks=fleet.kv_blocks, streamed=streamed)
 
 
 ORACLE = "oracle"
 LINE: Policies = {
     ORACLE: lambda fleet, _: Oracle(fleet),
     "default": configured(DEFAULT_TEXT),
-    "learned": configured(LEARNED_TEXT),
     "token weights": configured(TOKENS_TEXT),
     "field's weights": lambda fleet, seed: Picked(FIELD_TEXT, seed, scraped_only=True, cache_blocks=fleet.kv_blocks),
     "field's, own load": configured(FIELD_TEXT),
@@ -91,10 +63,14 @@ LINE: Policies = {
 }
 FURTHER: Policies = {
     "default, unlimited index": lambda _, seed: Picked(DEFAULT_TEXT, seed),
-    "default, precise": lambda _, seed: Picked(PRECISE_TEXT, seed, held=True),
+    "token weights, precise": lambda _, seed: Picked(PRECISE_TEXT, seed, held=True),
     "field's, precise": lambda _, seed: Picked(PRECISE_FIELD_TEXT, seed, held=True),
-    "default, 3 replicas": lambda _, seed: Replicas(DEFAULT_TEXT, seed),
+    "token weights, 3 replicas": lambda _, seed: Replicas(TOKENS_TEXT, seed),
     "rendezvous, 3 replicas": lambda _, seed: Replicas(RENDEZVOUS_TEXT, seed),
+    "default, not streamed": configured(DEFAULT_TEXT, 0.0),
+    "default, half streamed": configured(DEFAULT_TEXT, 0.5),
+    "token weights, not streamed": configured(TOKENS_TEXT, 0.0),
+    "token weights, half streamed": configured(TOKENS_TEXT, 0.5),
     "rendezvous": configured(RENDEZVOUS_TEXT),
     "most hits": lambda fleet, _: MostHits(fleet),
     "default, exact index": lambda _, seed: Picked(DEFAULT_TEXT, seed, workers=1, exact=True),

@@ -94,20 +94,28 @@ def test_a_duplicate_computes_most_of_a_prompt_that_another_server_holds() -> No
 
 @pytest.mark.parametrize("workload", ["documents", "chats"])
 def test_replicas_that_share_nothing_agree_on_new_prefixes_by_rendezvous(workload: str) -> None:
-    one, apart, agreed = outcomes(workload, "default", "default, 3 replicas", "rendezvous, 3 replicas", seconds=20.0)
+    one, apart, agreed = outcomes(
+        workload, "token weights", "token weights, 3 replicas", "rendezvous, 3 replicas", seconds=20.0
+    )
     assert agreed.cached > 0.9 * one.cached > apart.cached
     assert agreed.ttft_mean < apart.ttft_mean
 
 
 def test_rendezvous_does_not_pin_a_hot_prefix_to_the_endpoints_named_for_it() -> None:
-    apart, agreed = outcomes("hot prefix", "default, 3 replicas", "rendezvous, 3 replicas")
+    apart, agreed = outcomes("hot prefix", "token weights, 3 replicas", "rendezvous, 3 replicas")
     assert agreed.ttft_mean < 1.1 * apart.ttft_mean
     assert agreed.load < 2.0
 
 
 def test_where_caches_evict_events_save_hits_and_time() -> None:
     approximate, precise, round_robin, oracle, most = outcomes(
-        "library, evicting", "default", "default, precise", "round-robin", "oracle", "most hits", seconds=30.0
+        "library, evicting",
+        "token weights",
+        "token weights, precise",
+        "round-robin",
+        "oracle",
+        "most hits",
+        seconds=30.0,
     )
     assert precise.cached > 1.02 * approximate.cached
     assert precise.cached > 0.94 * oracle.cached

@@ -1,6 +1,7 @@
 """Shows an explanation as text: lines about the request, then for each profile its filters and a table of its candidates."""
 
 import datetime
+import textwrap
 from collections.abc import Iterator, Sequence
 
 from epp.errors import Cause
@@ -89,7 +90,8 @@ def _profile(profile: Profiled) -> Iterator[str]:
         yield from ("  " + line for line in part)
     for candidate in profile.candidates:
         if candidate.latency:
-            yield f"  {candidate.endpoint}: {candidate.latency}"
+            text = f"{candidate.endpoint}: {candidate.latency}"
+            yield from textwrap.wrap(text, WIDTH, initial_indent="  ", subsequent_indent="      ")
     if profile.more:
         yield f"  … and {profile.more} more, all with a lower total"
     yield f"  {profile.picker} picks {', '.join(profile.picked)}{_why(profile)}"

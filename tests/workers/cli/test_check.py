@@ -196,7 +196,8 @@ def test_serve_loads_a_file_or_text_and_prints_warnings(tmp_path: Path, capsys: 
 def test_without_a_configuration_the_built_in_one_is_used() -> None:
     config = load_config(Options(endpoints="a:1"))
     profile = config.pipeline.profiles["default"]
-    assert sorted(weight for _, weight in (*profile.scorers, *profile.static_scorers)) == [1.0, 1.0, 1.0, 1.0, 256.0]
+    assert sorted(weight for _, weight in (*profile.scorers, *profile.static_scorers)) == [1.0]
+    assert "learned-latency-scorer" in config.parameters
 
 
 def test_endpoints_must_have_exactly_one_source() -> None:

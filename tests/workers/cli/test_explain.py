@@ -21,6 +21,7 @@ endpoints:
 - {name: b, address: 10.0.0.2, port: "8000", values: {waiting_requests: 0, kv_cache_usage: 0.2}}
 - {name: c, address: 10.0.0.3, port: "8000"}
 """
+TOKEN_LOAD = f"--config-file={Path(__file__).parents[3] / 'deploy/config/token-load.yaml'}"
 SHORT = json.dumps({"model": "m", "prompt": "x" * 3000})
 
 
@@ -38,7 +39,7 @@ def files(tmp_path: Path) -> tuple[str, str]:
 
 def test_offline_a_table_shows_scores_times_weights_and_the_margin(files: tuple[str, str]) -> None:
     # tokens 256 - [366, 750, 750] / 1024, queue [0, 1, 0.5 (mean of the fresh)], running 1, kv 1 - [0.5, 0.2, 0.35], prefix [0.5, 0, 0].
-    result = run(*files)
+    result = run(*files, TOKEN_LOAD)
     assert result.exit_code == 0, result.output
     lines = result.output.splitlines()
     assert lines[1].startswith("model m  flow default-flow  priority 0")
@@ -49,7 +50,7 @@ def test_offline_a_table_shows_scores_times_weights_and_the_margin(files: tuple[
 
 
 def test_offline_json_has_the_format_of_the_picker_s_page(files: tuple[str, str]) -> None:
-    (decision,) = json.loads(run(*files, "--json").output)["decisions"]
+    (decision,) = json.loads(run(*files, TOKEN_LOAD, "--json").output)["decisions"]
     (profile,) = decision["profiles"]
     assert [(c["endpoint"], c["state"], c["total"]) for c in profile["candidates"]] == [
         ("b", "fresh", 258.0676),
@@ -258,7 +259,8 @@ def test_the_path_of_a_body_is_inferred_from_its_fields(body: object, path: str)
 
 
 def test_no_line_is_wider_than_100_columns_and_each_part_names_the_endpoints(files: tuple[str, str]) -> None:
-    lines = run(*files).output.splitlines()
+    assert max(map(len, run(*files).output.splitlines())) <= 100
+    lines = run(*files, TOKEN_LOAD).output.splitlines()
     assert max(map(len, lines)) <= 100
     parts = [line for line in lines if line.split()[:1] == ["endpoint"]]
     assert len(parts) > 1 and any("prefix-cache-scorer" in line for line in parts)
