@@ -19,6 +19,7 @@ import sys
 from collections.abc import Coroutine, Iterator, Sequence
 from dataclasses import dataclass
 
+from epp.config.load import DEFAULT_TEXT
 from epp.decide import choose
 from epp.decision import Decision
 from epp.errors import Cause, Refused
@@ -28,7 +29,6 @@ from tests.bench.routing_fleet import WORKERS, Call, Fleet, Policy
 from tests.bench.routing_policies import Pause, Picked
 from tests.bench.routing_servers import KINDS, SERVERS, Kind
 from tests.bench.routing_traffic import WORKLOADS, Session, Turn, Workload
-from tests.bench.routing_zoo import LEARNED_TEXT
 
 OBJECTIVES_S = (1.0, 2.0, 4.0)
 LIMITS = (6, 8, 12, 24, 48, 96, 192)
@@ -39,11 +39,11 @@ FLOOD = 12.0  # the traffic with which the capacity is measured, as a multiple o
 TRAFFIC = ("documents", "nothing shared", "hot prefix", "bursts")
 MET, OF_BEST = 0.95, 0.95
 NO_LIMIT = 10**9
-ADMITTING_TEXT = LEARNED_TEXT.replace(
+ADMITTING_TEXT = DEFAULT_TEXT.replace(
     "- type: learned-latency-scorer\n", "- type: learned-latency-scorer\n- type: learned-latency-admitter\n"
 ).replace(
-    "  - {pluginRef: learned-latency-scorer",
-    "  - pluginRef: learned-latency-admitter\n  - {pluginRef: learned-latency-scorer",
+    "  - pluginRef: learned-latency-scorer",
+    "  - pluginRef: learned-latency-admitter\n  - pluginRef: learned-latency-scorer",
 )
 
 
@@ -163,14 +163,14 @@ def compared(kind: Kind, workload: Workload, seed: int, seconds: float) -> dict[
     """Returns policy -> figures, the best static limit as BEST."""
     usual = kind.rate.get(workload.name, kind.usual_rate)
     flood = traffic(workload, seed, usual, FLOOD * usual, seconds)
-    flooded = [run(kind, workload, LEARNED_TEXT, limit, flood, seed, seconds).done for limit in CAPACITY_LIMITS]
+    flooded = [run(kind, workload, DEFAULT_TEXT, limit, flood, seed, seconds).done for limit in CAPACITY_LIMITS]
     offered = sum(session.at >= WARM_S for session in flood) / seconds
     rate = FLOOD * usual * max(flooded) / offered  # at which as many requests arrive as the servers complete
     sessions = traffic(workload, seed, WARM * rate, OVER * rate, seconds)
     rows = {"learned": run(kind, workload, ADMITTING_TEXT, NO_LIMIT, sessions, seed, seconds)}
     for limit in LIMITS:
-        rows[f"limit {limit}"] = run(kind, workload, LEARNED_TEXT, limit, sessions, seed, seconds)
-    rows["all"] = run(kind, workload, LEARNED_TEXT, NO_LIMIT, sessions, seed, seconds)
+        rows[f"limit {limit}"] = run(kind, workload, DEFAULT_TEXT, limit, sessions, seed, seconds)
+    rows["all"] = run(kind, workload, DEFAULT_TEXT, NO_LIMIT, sessions, seed, seconds)
     return rows
 
 
