@@ -180,11 +180,12 @@ class Picked:
         held: bool = False,
         cache_blocks: int = 0,
         streamed: float = 1.0,
+        learning: SharedLearning | None = None,
     ) -> None:
         """`exact`: whether the prefix index is exact and unbounded. `scraped_only`: whether the load is that of the last scrape, without
         requests in flight. `held`: whether servers publish KV events. `cache_blocks`: the size of each server's cache, if it limits the
         index, as it does in a picker that scrapes it; 0 is no limit. `streamed`: the share of answers that are streamed; of the others,
-        the picker sees nothing before their end.
+        the picker sees nothing before their end. `learning`: the latency model of all workers; None: a new one.
         """
         self._streamed = streamed
         self._streams = random.Random(f"{seed}/streams")
@@ -193,7 +194,7 @@ class Picked:
         self._index = ExactIndex() if exact else SharedIndex(cache_blocks * BLOCK_TOKENS // BLOCK_TOKENS_MIN)
         self._held = SharedHeld(self._index.owners, SECRET) if held else None
         self._inflight, self._tokens = np.zeros(SERVERS), np.zeros(SERVERS)
-        self._learning = SharedLearning()
+        self._learning = learning or SharedLearning()
         self._pipelines: list[Pipeline] = []
         self._services: list[Services] = []
         prefills = PrefillsSchema(workers)
