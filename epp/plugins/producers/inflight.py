@@ -49,8 +49,8 @@ class Held:
 class InflightLoad(FollowsDecisions, DataProducer, PreRequest, ResponseStreaming, ResponseComplete):
     """Counts the tokens in flight of each endpoint, from the dispatch to the first response chunk.
 
-    The first chunk of an answer that is not streamed comes at its end. If the learned latency model is used, tokens of such requests
-    count until it predicts the first token.
+    The first chunk of an answer that is not streamed comes at its end. With learned-latency-producer, tokens of such requests count until
+    it predicts the first token, even from its prior alone: a rough time is nearer than the end of the answer.
 
     With `addEstimatedOutputTokens`, prompt and output tokens at the primary target count until the end of the response. Tokens at targets
     of other profiles, such as prefill, always count until the first chunk.
@@ -119,7 +119,7 @@ class InflightLoad(FollowsDecisions, DataProducer, PreRequest, ResponseStreaming
             request[self._learned],
             decision.runs.get(decision.prefill) or decision.runs[decision.primary],
         )
-        if learned is None or learned.why_not or computes is None:
+        if learned is None or computes is None:
             return
         predicted = float(learned.first_token_s[computes.row])
         if predicted < LONGEST_S:

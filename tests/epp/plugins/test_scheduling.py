@@ -215,8 +215,8 @@ def test_tokens_of_a_prefill_target_are_released_at_the_first_chunk_in_any_case(
 
 @pytest.mark.parametrize(
     ("streaming", "why_not", "kept"),
-    [(False, "", 0), (True, "", 100), (False, "too few answers so far", 100)],
-    ids=["not streamed", "streamed", "without a model"],
+    [(False, "", 0), (True, "", 100), (False, "too few answers so far", 0)],
+    ids=["not streamed", "streamed", "too few answers"],
 )
 def test_tokens_of_answers_that_are_not_streamed_are_released_when_the_first_token_is_predicted(
     streaming: bool, why_not: str, kept: int
