@@ -165,7 +165,7 @@ def test_a_shadow_profile_changes_no_answer_and_its_agreements_are_counted(
         "plugins:\n- {name: only-unicorns, type: label-selector-filter, parameters: {matchLabels: {kind: unicorn}}}\n"
     )
     changes = {"schedulingProfiles:\n": shadows, "apiVersion: llm-d.ai/v1\n": ""}
-    text = (CONFIGS / "default.yaml").read_text().replace(SHIPPED_PATH, str(fleet.file))
+    text = (CONFIGS / "token-load.yaml").read_text().replace(SHIPPED_PATH, str(fleet.file))
     text = text.replace("\nplugins:\n", f"\n{unicorns}", 1)
     for old, new in changes.items():
         assert old in text
