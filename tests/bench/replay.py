@@ -141,13 +141,16 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=60.0, help="length of each run (default 60)")
     parser.add_argument("--only", action="append", choices=KINDS, help="kinds of traffic; repeatable")
     parser.add_argument("--config", type=Path, help="the other configuration (default: the field's weights)")
+    parser.add_argument("--keep", type=Path, help="write the recordings into this folder and keep them")
     options = parser.parse_args()
     other = options.config.read_text() if options.config else FIELD_TEXT
     print(f"{'':32}{'measured p50, p95 ms':>22}{'replayed':>16}{'off':>16}")
     good = True
     for kind in options.only or KINDS:
-        with tempfile.TemporaryDirectory() as folder:
-            for name, found in compare(kind, Path(folder), other, options.seconds).items():
+        with tempfile.TemporaryDirectory() as temporary:
+            folder = options.keep / kind.replace(" ", "-") if options.keep else Path(temporary)
+            folder.mkdir(parents=True, exist_ok=True)
+            for name, found in compare(kind, folder, other, options.seconds).items():
                 off = found.off
                 good &= max(map(abs, off)) <= GOAL
                 here, there = (" ".join(f"{1e3 * s:7.0f}" for s in side) for side in found)
