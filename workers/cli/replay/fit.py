@@ -1,8 +1,8 @@
 """Fits a model of each server to a recording (`workers.cli.replay.servers.Speed`).
 
 Each server is run alone with the requests that it really got, at their recorded times and with the cached tokens that it reported, so no
-decision disturbs the fit. First guesses come from requests that met an idle server. Then each value is moved up and down in ever smaller
-steps as long as the times come closer to the measured ones. The server with most answers decides which form is taken.
+decision disturbs the fit. First guesses come from requests that met an idle server. From there a downhill simplex over the logarithms of
+the values finds those whose times are closest to the measured ones. The server with most answers decides which form is taken.
 
 Slots: the most requests that a server ran while others waited, if it often did. Cache: the size that the server reports; otherwise the
 size with which a cache of recorded prompts has as many cached tokens as the server reported.
@@ -18,6 +18,7 @@ import numpy as np
 
 from workers.cli.replay.reading import Asked, Recording, Sight
 from workers.cli.replay.servers import FORMS, UNBOUNDED, Cache, Form, Job, Speed, server
+from workers.cli.replay.simplex import Point, lowest
 
 SAMPLES_MIN: Final = 20  # with fewer of its own, a server gets the values of the others
 WINDOW_MIN, WINDOW_MAX = 100, 500  # requests from which one server is fitted, one after the other
@@ -25,10 +26,8 @@ WINDOWS_TOTAL: Final = 3_000
 LONGER: Final = 3  # windows of this many times the size, if answers are long
 WARM_UP: Final = 0.1  # the share of a window that fills the model of the server
 FULL_SHARE: Final = 0.03  # of the looks at a server: it runs its most requests, and others wait
-COARSE: Final = (1.5, 1.2)
-FINE: Final = (1.08, 1.03, 1.01)
-SWEEPS_MAX: Final = 12  # with each factor
-NOTABLE: Final = 0.9995  # a move counts if the error falls below this share
+COARSE: Final = ((0.4, 120),)  # searches, each around the best so far: by which share values differ at first, and how many to try
+FINE: Final = ((0.15, 160), (0.07, 120))
 DECODE_SHARES: Final = (1.0, 0.65, 0.4)  # of the seconds per token of fast answers, which may include other prompts
 PACES: Final = (1.0, 0.5, 2.0, 0.33, 3.0)
 MOVED: Final = ("prefill_s", "overhead_s", "decode_s", "growth")
@@ -131,30 +130,20 @@ def _next(like: Speed, window: list[Asked], slots: int, cache: int) -> Fit:
         )
         for by in PACES
     ]
-    return _finished(score, *_descended(score, min(starts, key=score), (COARSE[-1], *FINE)))
+    return _finished(score, *_descended(score, min(starts, key=score), FINE))
 
 
-def _descended(score: "_Score", start: Speed, factors: Sequence[float]) -> Fit:
-    """Moves each value by ever smaller factors as long as the error falls, and goes on in a direction that has helped."""
-    best, error = start, score(start)
-    for factor in factors:
-        for _ in range(SWEEPS_MAX):
-            before = best
-            for name in MOVED if best.form == "steps" else MOVED[:3]:
-                for by in (factor, 1 / factor):
-                    speed = msgspec.structs.replace(best, **{name: getattr(best, name) * by})
-                    if (other := score(speed)) < error * NOTABLE:
-                        best, error = speed, other
-                        break
-            if best is before:
-                break
-            further = {
-                name: getattr(best, name) ** 2 / getattr(before, name) for name in MOVED if getattr(before, name)
-            }
-            speed = msgspec.structs.replace(best, **further)
-            if (other := score(speed)) < error:
-                best, error = speed, other
-    return best, error
+def _descended(score: "_Score", start: Speed, searches: Sequence[tuple[float, int]]) -> Fit:
+    """Returns the speed with the least error that the searches find around `start`."""
+    names = MOVED if start.form == "steps" else MOVED[:3]
+
+    def speed(point: Point) -> Speed:
+        return msgspec.structs.replace(start, **dict(zip(names, np.exp(point).tolist(), strict=True)))
+
+    point, error = np.log([getattr(start, name) for name in names]), math.inf
+    for size, tries in searches:
+        point, error = lowest(lambda at: score(speed(at)), point, size, tries)
+    return speed(point), error
 
 
 def _finished(score: "_Score", best: Speed, error: float) -> Fit:
