@@ -104,7 +104,13 @@ def generate(target: Path) -> tuple[list[Path], list[str]]:
         target_dir=str(target),
         group_name=LIBRARY.removesuffix("__mypyc"),
     )
-    arguments = [f"--config-file={settings}", f"--python-executable={sys.executable}", "--no-incremental", *PATHS]
+    arguments = [
+        f"--config-file={settings}",
+        f"--python-executable={sys.executable}",
+        "--no-incremental",
+        "--no-sqlite-cache",
+        *PATHS,
+    ]
     said = io.StringIO()
     try:
         with contextlib.redirect_stdout(said):

@@ -12,6 +12,7 @@ import argparse
 import hashlib
 import platform
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
@@ -31,6 +32,7 @@ from release.source import NAME, ROOT, Source, checked_out
 INCOMPLETE: Final = 3
 SUMS: Final = "SHA256SUMS"
 NOTES: Final = "RELEASE_NOTES.md"
+SHOWN_CHARS: Final = 4000  # of the output of a command that failed
 ALL, NATIVE, PURE = "all", "native", "pure"  # for which machines wheels are compiled
 
 
@@ -148,6 +150,14 @@ def main() -> int:
                 print("the second time gave the same bytes")
     except Refused as refused:
         print(f"Error: {refused}", file=sys.stderr)
+        return 1
+    except subprocess.CalledProcessError as failed:
+        said = failed.stderr or failed.stdout or b""
+        said = said.decode(errors="replace") if isinstance(said, bytes) else said
+        print(
+            f"Error: {' '.join(map(str, failed.cmd[:4]))} … failed; the end of its output:\n{said[-SHOWN_CHARS:]}",
+            file=sys.stderr,
+        )
         return 1
     print(f"{into}: {len(list(into.iterdir()))} files")
     return INCOMPLETE if release.skipped else 0

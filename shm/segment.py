@@ -27,7 +27,6 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
-import posix_ipc
 
 from shm import fence
 from shm.layout import (
@@ -50,7 +49,7 @@ SEGMENT_MODE = 0o600
 INSTANCE_SUFFIX = ".instance"
 ACQUIRE_TRIES_MAX = 8
 INSTANCE_FILE_BYTES_MAX = 1 << 20
-SEGMENT_NAME = re.compile(r"/[A-Za-z0-9._-]{1,254}")
+SEGMENT_NAME = re.compile(r"/[A-Za-z0-9_-][A-Za-z0-9._-]{0,253}")
 
 fence.check_machine()
 
@@ -132,19 +131,19 @@ class Segment(Region):
         """Map an existing segment. `layout_hash` None accepts any layout, for tools that only read. Raises SegmentError."""
         _refuse_name(name)
         try:
-            handle = posix_ipc.SharedMemory(name, read_only=not writable)
-        except posix_ipc.ExistentialError as gone:
+            descriptor = _opened(name, os.O_RDWR if writable else os.O_RDONLY)
+        except FileNotFoundError as gone:
             raise SegmentError(f"segment {name} does not exist: start the instance that creates it first") from gone
-        except posix_ipc.PermissionsError as refused:
+        except OSError as refused:
             raise SegmentError(
                 f"segment {name} cannot be opened ({refused}): run as the user that created it"
             ) from refused
         try:
-            header = _checked_header(name, handle.fd, layout_hash)
+            header = _checked_header(name, descriptor, layout_hash)
             access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
-            mapping = mmap.mmap(handle.fd, header[H_PAYLOAD] + header[H_SIZE], access=access)
+            mapping = mmap.mmap(descriptor, header[H_PAYLOAD] + header[H_SIZE], access=access)
         finally:
-            handle.close_fd()
+            os.close(descriptor)
         return cls(name, mapping, header)
 
     def private_copy(self) -> Region:
@@ -154,15 +153,15 @@ class Segment(Region):
         if the segment's name is gone.
         """
         try:
-            handle = posix_ipc.SharedMemory(self.name)
-        except posix_ipc.Error as gone:
+            descriptor = _opened(self.name, os.O_RDWR)
+        except OSError as gone:
             raise SegmentError(
                 f"segment {self.name} cannot be opened again ({gone}): start the instance again"
             ) from gone
         try:
-            mapping = mmap.mmap(handle.fd, len(self._mapping), access=mmap.ACCESS_COPY)
+            mapping = mmap.mmap(descriptor, len(self._mapping), access=mmap.ACCESS_COPY)
         finally:
-            handle.close_fd()
+            os.close(descriptor)
         start = len(mapping) - self.size
         return Region(memoryview(mapping)[start:])
 
@@ -304,31 +303,38 @@ def sweep(run_dir: str) -> list[str]:
 
 
 def _refuse_name(name: str) -> None:
-    if not SEGMENT_NAME.fullmatch(name):  # refuse other names here: posix_ipc crashes on a name with a zero byte
-        raise SegmentError(f"segment {name!r}: the name must be '/' and 1 to 254 letters, digits, '.', '_' or '-'")
+    if not SEGMENT_NAME.fullmatch(name):
+        raise SegmentError(
+            f"segment {name!r}: the name must be '/' and 1 to 254 letters, digits, '.', '_' or '-', and '.' is not the first of them"
+        )
+
+
+def _opened(name: str, flags: int) -> int:
+    """Opens shared memory by its name, as shm_open(3) of Linux does. Returns the descriptor. Raises OSError."""
+    return os.open(f"{SHM_DIRECTORY}{name}", flags | os.O_NOFOLLOW, SEGMENT_MODE)
 
 
 def _reserve(name: str, total: int) -> mmap.mmap:
     _refuse_name(name)
     try:
-        handle = posix_ipc.SharedMemory(name, posix_ipc.O_CREX, mode=SEGMENT_MODE)
-    except posix_ipc.ExistentialError as exists:
+        descriptor = _opened(name, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+    except FileExistsError as exists:
         raise SegmentError(
             f"segment {name} exists already: another instance uses this name, or left it when it died; "
             f"choose another instance name, or remove {SHM_DIRECTORY}{name} if no instance uses it"
         ) from exists
-    except (posix_ipc.Error, OSError) as refused:
+    except OSError as refused:
         raise SegmentError(
             f"segment {name} cannot be created ({refused}): {SHM_DIRECTORY} must be writable"
         ) from refused
     try:
-        os.posix_fallocate(handle.fd, 0, total)
-        return mmap.mmap(handle.fd, total)
+        os.posix_fallocate(descriptor, 0, total)
+        return mmap.mmap(descriptor, total)
     except (OSError, OverflowError, ValueError, MemoryError) as failure:
         _unlink(name)
         raise SegmentError(_does_not_fit(name, total, failure)) from failure
     finally:
-        handle.close_fd()
+        os.close(descriptor)
 
 
 def footprint(plan: Plan) -> int:
@@ -446,7 +452,7 @@ def _unlink(name: str) -> bool:
     if not SEGMENT_NAME.fullmatch(name):
         return False
     try:
-        posix_ipc.unlink_shared_memory(name)
-    except posix_ipc.ExistentialError:
+        os.unlink(f"{SHM_DIRECTORY}{name}")
+    except FileNotFoundError:
         return False
     return True

@@ -19,7 +19,7 @@ PACKAGES = (*PICKER, "release", "tests")
 
 MAY_IMPORT = {  # of our packages and of third parties; the standard library is allowed except BANNED
     "compiled": {"compiled", "mypy", "mypyc", "numpy"},
-    "shm": {"compiled", "shm", "numpy", "posix_ipc"},
+    "shm": {"compiled", "shm", "numpy"},
     "epp": {"compiled", "epp", "msgspec", "numpy", "xxhash"},
     "loadtest": {"loadtest", "epp.protocol.codec", "epp.protocol.proto"},
     "release": {"release", "compiled", "hatchling", "packaging", "workers.host"},

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-import posix_ipc
 import pytest
 
 from shm import segment as segment_module
@@ -95,7 +94,7 @@ def test_a_name_in_use_is_refused(name: str) -> None:
         Segment.create(name, 64, LAYOUT)
 
 
-@pytest.mark.parametrize("bad", ["/" + "x" * 300, "/a/b", "/a\0b", "/", "a"])
+@pytest.mark.parametrize("bad", ["/" + "x" * 300, "/a/b", "/a\0b", "/", "a", "/.", "/..", "/.a"])
 def test_an_impossible_name_is_refused(bad: str) -> None:
     with pytest.raises(SegmentError, match="the name must be"):
         Segment.create(bad, 64, LAYOUT)
@@ -105,9 +104,9 @@ def test_an_impossible_name_is_refused(bad: str) -> None:
 
 def test_an_error_says_that_dev_shm_is_not_writable(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(*arguments: object, **options: object) -> None:
-        raise posix_ipc.PermissionsError("No permission")
+        raise PermissionError("No permission")
 
-    monkeypatch.setattr(posix_ipc, "SharedMemory", refused)
+    monkeypatch.setattr(segment_module, "_opened", refused)
     with pytest.raises(SegmentError, match=r"No permission.*must be writable"):
         Segment.create(name, 64, LAYOUT)
 

@@ -3,14 +3,13 @@
 import shutil
 from pathlib import Path
 
-import posix_ipc
 import pytest
 from structlog.testing import capture_logs
 
 from epp.config.load import load
 from shm.documents import DocumentReader
 from shm.observe import LayoutError, parts
-from shm.segment import Segment
+from shm.segment import SHM_DIRECTORY, Segment
 from shm.table import TableReader
 from tests.upgrades import samples
 from tests.workers.endpoints.test_index_state import NAMES as PREFIX_NAMES
@@ -96,10 +95,9 @@ def test_the_message_of_a_replica_is_read_or_counted_as_of_another_form(stored: 
 @EACH
 def test_a_segment_is_read_or_said_to_be_of_another_version(stored: Path) -> None:
     content = (stored / "segment").read_bytes()
-    memory = posix_ipc.SharedMemory(SEGMENT, posix_ipc.O_CREX, size=len(content))
+    file = Path(f"{SHM_DIRECTORY}{SEGMENT}")
+    file.write_bytes(content)
     try:
-        with open(memory.fd, "wb") as file:
-            file.write(content)
         segment = Segment.attach(SEGMENT, None, writable=False)
         try:
             read = parts(segment)
@@ -112,7 +110,7 @@ def test_a_segment_is_read_or_said_to_be_of_another_version(stored: Path) -> Non
             del table, read
         segment.close()
     finally:
-        posix_ipc.unlink_shared_memory(SEGMENT)
+        file.unlink()
 
 
 @EACH
