@@ -88,8 +88,7 @@ class Root:
 
     def run(self, text: str, path: str, network: bool) -> str:
         """Runs commands as root, in the home folder. Without `network` they reach loopback only. Returns their output. Raises Failed."""
-        script = self.folder / "commands.sh"
-        script.write_text(f"set -e\ncd /root\n{text}\n")
+        self._write(text)
         space = ["unshare", "--mount", "--pid", "--fork", "--kill-child", *([] if network else ["--net"])]
         enter = f"mount -t proc proc {self.folder}/proc; mount --rbind /dev {self.folder}/dev; "
         enter += "" if network else "ip link set lo up; "
@@ -103,8 +102,7 @@ class Root:
         name = f"epp-{os.getpid()}"
         command = ["systemd-nspawn", "--quiet", "--boot", "--register=no", "--keep-unit", "--private-network"]
         command += [f"--directory={self.folder}", f"--machine={name}", "--console=read-only"]
-        script = self.folder / "commands.sh"
-        script.write_text(f"set -e\ncd /root\n{text}\n")
+        self._write(text)
         with (self.folder.parent / "console").open("wb") as console:
             machine = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=console, stderr=subprocess.STDOUT)
         try:
@@ -135,6 +133,10 @@ class Root:
         finally:
             machine.terminate()
             machine.wait()
+
+    def _write(self, text: str) -> None:
+        """Writes the script of the commands. What it leaves running ends with it."""
+        (self.folder / "commands.sh").write_text(f"trap 'kill $(jobs -p) 2>/dev/null' EXIT\nset -e\ncd /root\n{text}\n")
 
     def _first(self, machine: "subprocess.Popen[bytes]") -> str:
         """Returns the process id of the container's first process. Raises Failed."""
