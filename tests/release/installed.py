@@ -136,7 +136,9 @@ class Root:
 
     def _write(self, text: str) -> None:
         """Writes the script of the commands. What it leaves running ends with it."""
-        (self.folder / "commands.sh").write_text(f"trap 'kill $(jobs -p) 2>/dev/null || true' EXIT\nset -e\ncd /root\n{text}\n")
+        (self.folder / "commands.sh").write_text(
+            f"trap 'kill $(jobs -p) 2>/dev/null || true' EXIT\nset -e\ncd /root\n{text}\n"
+        )
 
     def _first(self, machine: "subprocess.Popen[bytes]") -> str:
         """Returns the process id of the container's first process. Raises Failed."""
