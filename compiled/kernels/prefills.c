@@ -102,18 +102,20 @@ KERNEL(prefills_under_way) {
     const uint64_t *hashes = DATA(uint64_t, chain);
     npy_intp blocks = PyArray_SIZE(chain), marks = marks_up_to(&all, blocks);
     PyObject *found = PyList_New(0);
-    for (npy_intp at = 0; found != NULL && at < all.workers * all.places && PyList_GET_SIZE(found) < most; at++) {
-        const uint64_t *keys = DATA(uint64_t, all.rows) + at / all.places * all.width;
-        uint64_t copy[MARKS + MARKED_MAX], key = __atomic_load_n(keys + at % all.places, __ATOMIC_ACQUIRE);
-        if (!key || !is_mark(&all, key, hashes, marks) || !copied(&all, keys, at % all.places, key, copy)) continue;
-        npy_intp common = shared(&all, copy, hashes, blocks);
-        double since, tokens;
-        memcpy(&since, copy + SINCE, sizeof(since));
-        memcpy(&tokens, copy + TOKENS, sizeof(tokens));
-        if (!(now - since < old) || (uint64_t)common <= copy[KNOWN]) continue;
-        PyObject *prefill = Py_BuildValue("Kndd", (unsigned long long)copy[OWNER], common, since, tokens);
-        if (prefill == NULL || PyList_Append(found, prefill) < 0) Py_CLEAR(found);
-        Py_XDECREF(prefill);
+    for (npy_intp worker = 0; marks && worker < all.workers; worker++) {
+        const uint64_t *keys = DATA(uint64_t, all.rows) + worker * all.width;
+        for (npy_intp place = 0; found != NULL && place < all.places && PyList_GET_SIZE(found) < most; place++) {
+            uint64_t copy[MARKS + MARKED_MAX], key = __atomic_load_n(keys + place, __ATOMIC_ACQUIRE);
+            if (!key || !is_mark(&all, key, hashes, marks) || !copied(&all, keys, place, key, copy)) continue;
+            npy_intp common = shared(&all, copy, hashes, blocks);
+            double since, tokens;
+            memcpy(&since, copy + SINCE, sizeof(since));
+            memcpy(&tokens, copy + TOKENS, sizeof(tokens));
+            if (!(now - since < old) || (uint64_t)common <= copy[KNOWN]) continue;
+            PyObject *prefill = Py_BuildValue("Kndd", (unsigned long long)copy[OWNER], common, since, tokens);
+            if (prefill == NULL || PyList_Append(found, prefill) < 0) Py_CLEAR(found);
+            Py_XDECREF(prefill);
+        }
     }
     Py_DECREF(chain);
     return found;

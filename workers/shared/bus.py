@@ -8,8 +8,8 @@ Both sides batch under load, because a frame with ten prompts, or an insert of a
 worker sends an update at once if it has sent nothing for `FLUSH_S`. Otherwise it collects updates for `FLUSH_S`. The supervisor reads a
 frame at once if it has read nothing for `POLL_S`. Otherwise it reads at intervals of `POLL_S`, and waits for readable pipes again after a
 read that found no frame. So a single update needs no timer on either side, and under load the supervisor wakes up once per `POLL_S`, for
-any number of workers and frames. Then all workers see an update after (`FLUSH_S` + `POLL_S`) / 2 at the median: 3 ms. With half as many
-reads, a short request took 2 µs less CPU at 2,500 requests per second, and the update was visible after 5 ms.
+any number of workers and frames. Then all workers see an update after (`FLUSH_S` + `POLL_S`) / 2 at the median: 8 ms. Until then they know
+the request as a prefill under way (`shm.prefills`). Shorter intervals cost both processes more wake-ups.
 
 A FORGET frame takes back what a request has taught the index. Within one flush, a worker sends LEARN frames first.
 """
@@ -37,8 +37,8 @@ from epp.prefix.updates import (
 )
 from epp.recording.batches import CorruptPacket, is_records
 
-FLUSH_S: Final = 0.002
-POLL_S: Final = 0.004
+FLUSH_S: Final = 0.008
+POLL_S: Final = 0.008
 AGE_TICKS: Final = 16  # ticks of the index's clock per second
 FRAMES_PER_TURN: Final = 256  # limit for reading one pipe; a pipe of 1 MiB holds as many
 PENDING_BYTES_MAX: Final = 64 * FRAME_BYTES_MAX
