@@ -15,6 +15,8 @@ record ignores the record. A worker clears its row at its start. Until then, the
 ended: places older than OLD_S do not count.
 """
 
+from bisect import bisect_right
+from struct import Struct
 from typing import Any, Final
 
 import numpy as np
@@ -33,20 +35,22 @@ FOUND_MAX: Final = 16
 ROW_ALIGNMENT: Final = 2 * CACHE_LINE  # CPUs fetch cache lines in pairs
 
 SINCE, OWNER, KNOWN, TOKENS, BLOCKS, LAST, MARKS = range(7)
+_HEAD: Final = Struct("=dQQdQQ")  # the words of a record before its marks
 
 Hashes = npt.NDArray[np.uint64]
 Prefill = tuple[int, int, float, float]  # owner; leading blocks in common; since; tokens that it computes
 
 
-def _marked() -> list[int]:
+def _marked() -> tuple[int, ...]:
     """Returns the numbers of the marked blocks, counted from 1."""
     numbers = [LEAST_BLOCKS]
     while numbers[-1] < MOST_BLOCKS:
         numbers.append(int(numbers[-1] * GROWTH))
-    return numbers
+    return tuple(numbers)
 
 
-MARKED: Final = np.array(_marked(), np.int64)
+_NUMBERS: Final = _marked()
+MARKED: Final = np.array(_NUMBERS, np.int64)
 RECORD: Final = MARKS + len(MARKED)  # words
 
 
@@ -72,10 +76,10 @@ class Prefills:
         rows: Hashes = region.array(np.uint64, 0, (schema.workers, schema.row_bytes // WORD))
         self._rows = rows
         self._index = index
-        self._keys = rows[:, :PLACES]
+        rows[index, :PLACES] = 0
+        self._keys = [memoryview(row[:PLACES]) for row in rows]
         self._records = [row[PLACES : PLACES * (1 + RECORD)].reshape(PLACES, RECORD) for row in rows]
         self._own_keys, self._own_records = self._keys[index], self._records[index]
-        self._own_keys[:] = 0
         self._free = list(range(PLACES))
 
     def begins(self, hashes: Hashes, owner: int, known: int, tokens: float, now: float) -> int:
@@ -103,10 +107,8 @@ class Prefills:
             return False
         record = self._own_records[place]
         record[MARKS : MARKS + marks] = hashes[MARKED[:marks] - 1]
-        numbers = record.view(np.float64)
-        numbers[SINCE], numbers[TOKENS] = now, tokens
-        record[OWNER], record[KNOWN], record[BLOCKS], record[LAST] = owner, known, count, hashes[-1]
-        self._own_keys[place] = record[MARKS + first]
+        _HEAD.pack_into(record, 0, now, owner, known, tokens, count, hashes.item(-1))
+        self._own_keys[place] = hashes.item(_NUMBERS[first] - 1)
         return True
 
     def ends(self, place: int) -> None:
@@ -127,21 +129,18 @@ class Prefills:
         marks = _marks_up_to(len(hashes))
         if not marks:
             return found
-        keys = self._keys.copy()  # NumPy raises an error if others change what it counts
-        rows, places = np.nonzero(keys)
-        if not len(rows):
-            return found
-        own = set(hashes[MARKED[:marks] - 1].tolist())
-        for row, place, key in zip(rows.tolist(), places.tolist(), keys[rows, places].tolist(), strict=True):
-            if key not in own or len(found) == FOUND_MAX:
-                continue
-            record = self._records[row][place].copy()
-            numbers = record.view(np.float64)
-            moved = self._keys[row, place] != key or self._records[row][place, SINCE] != record[SINCE]
-            blocks = _shared(record, hashes)
-            since = float(numbers[SINCE])
-            if not moved and now - since < OLD_S and blocks > int(record[KNOWN]):
-                found.append((int(record[OWNER]), blocks, since, float(numbers[TOKENS])))
+        own = {hashes.item(number - 1) for number in _NUMBERS[:marks]}
+        for row, words in enumerate(self._keys):
+            keys = words.tolist()
+            for place in [] if own.isdisjoint(keys) else range(PLACES):
+                if keys[place] not in own or len(found) == FOUND_MAX:
+                    continue
+                record = self._records[row][place].copy()
+                moved = words[place] != keys[place] or self._records[row][place, SINCE] != record[SINCE]
+                since, owner, known, tokens, _, _ = _HEAD.unpack_from(record)
+                blocks = _shared(record, hashes)
+                if not moved and now - since < OLD_S and blocks > known:
+                    found.append((owner, blocks, since, tokens))
         return found
 
 
@@ -153,7 +152,7 @@ def local_prefills() -> Prefills:
 
 def _marks_up_to(blocks: int) -> int:
     """Returns how many of the first blocks of a prompt are marked."""
-    return int(MARKED.searchsorted(blocks, side="right")) if blocks >= LEAST_BLOCKS else 0
+    return bisect_right(_NUMBERS, blocks)
 
 
 def _shared(record: Hashes, hashes: Hashes) -> int:
@@ -163,4 +162,4 @@ def _shared(record: Hashes, hashes: Hashes) -> int:
         return blocks
     marks = _marks_up_to(min(blocks, count))
     same = int(np.count_nonzero(record[MARKS : MARKS + marks] == hashes[MARKED[:marks] - 1]))
-    return int(MARKED[same - 1]) if same else 0
+    return _NUMBERS[same - 1] if same else 0

@@ -162,23 +162,6 @@ def test_a_place_that_is_used_again_while_it_is_read_does_not_count() -> None:
     assert prefills.reference_under_way(document, 2.0)[0][0] == OWNER + 1
 
 
-def test_keys_that_others_change_while_they_are_searched_cause_no_error() -> None:
-    prefills = local_prefills()
-    prefills.begins(chain(("d", 8)), OWNER, 0, 1.0, 1.0)
-
-    class Changing(np.ndarray):
-        """Keys that change at each look. NumPy then refuses to list them."""
-
-        def nonzero(self) -> tuple[np.ndarray, ...]:
-            raise RuntimeError("number of non-zero array elements changed during function execution")
-
-        def copy(self, order: str = "K") -> np.ndarray:  # type: ignore[override]
-            return np.array(self)
-
-    prefills._keys = prefills._keys.view(Changing)
-    assert len(prefills.reference_under_way(chain(("d", 8)), 1.0)) == 1
-
-
 def test_a_schema_without_workers_is_refused() -> None:
     with pytest.raises(ValueError, match="at least one worker"):
         PrefillsSchema(0)
