@@ -92,4 +92,6 @@ LEFT_OUT: Final[Mapping[str, str]] = {
     "shm.fence:no_fence": "an empty function in the place of a fence, on machines that keep the order; tests replace it",
     "shm.documents": "the version of a document is read once per snapshot of the endpoints, at most once per millisecond",
     "workers.shared.documents": "the same; and it defines msgspec structs",
+    "workers.worker.plugin_work": "timers of plugins: inflight-load-producer sets at most one per 10 ms, for all requests together",
+    "workers.worker.services:WorkerServices.after": "the same",
 }

@@ -77,7 +77,7 @@ KINDS = {
     "a rewritten model": Kind(headers={"x-llm-d-model-name-rewrite": "base-v2"}),
     "stream metrics": Kind(options={"enable_grpc_stream_metrics": True}),
     "health checks on the same port": Kind(options={"health_checking": True}),
-    "learned latency": Kind(shipped("learned-latency")),
+    "load in tokens": Kind(shipped("token-load")),
 }
 
 
