@@ -81,6 +81,7 @@ class Objectives:
 class LearnedLatency(Admitter, Filter, PreRequest, ResponseStreaming, ResponseComplete):
     """Admits a request with a latency objective if an endpoint is predicted to meet it, with a margin for the error of predictions.
 
+    The cost counts as the time to the first token: where requests wait in turn, those that come later join and make the wait longer.
     If an endpoint would meet it without the margin, the request is held, because the prediction gets more certain as the wait gets shorter.
     Else it is refused, or passes. A request without objectives is always admitted, and so are all while the model is not used.
     As a filter, it keeps the endpoints that are predicted to meet the objectives; all of them if none is.
@@ -118,13 +119,13 @@ class LearnedLatency(Admitter, Filter, PreRequest, ResponseStreaming, ResponseCo
             return None
         asked = request[self._objectives] = Objectives(first_ms / MS or math.inf, token_ms / MS or math.inf)
         self._margin.look(request.now)
-        times = candidates.narrow(learned.first_token_s)
+        costs = candidates.narrow(learned.costs)
         fast = self._fast_enough(asked, learned, candidates)
         left = asked.first_s - (request.now - request.arrived_at)
-        if (fast & (self._margin.ratio * times <= left)).any():
+        if (fast & (self._margin.ratio * costs <= left)).any():
             self._decisions.add(ADMITTED)
             return None
-        if (fast & (times <= left)).any():
+        if (fast & (costs <= left)).any():
             try:
                 held = self._services.after(max(HOLD_MIN_S, HOLD_PART * left))
             except ProducerFailed:  # too many requests are held, or the worker ends
@@ -136,23 +137,23 @@ class LearnedLatency(Admitter, Filter, PreRequest, ResponseStreaming, ResponseCo
             self._decisions.add(PASSED)
             return None
         self._decisions.add(REFUSED)
-        soonest = float(times[fast].min()) if fast.any() else math.inf
+        soonest = float(candidates.narrow(learned.first_token_s)[fast].min()) if fast.any() else math.inf
         raise _refused(soonest, left)
 
     def keep(self, request: Request, candidates: Candidates, profile: Profile) -> Mask:
         asked, learned = request[self._objectives], request[self._costs]
         if asked is None or learned is None:
             return np.ones(len(candidates), dtype=bool)
-        times = candidates.narrow(learned.first_token_s)
+        costs = candidates.narrow(learned.costs)
         left = asked.first_s - (request.now - request.arrived_at)
-        meets: Mask = self._fast_enough(asked, learned, candidates) & (self._margin.ratio * times <= left)
+        meets: Mask = self._fast_enough(asked, learned, candidates) & (self._margin.ratio * costs <= left)
         return meets if meets.any() else ~meets
 
     def before_send(self, request: Request, decision: Decision) -> None:
         asked, run, learned = request[self._objectives], decision.runs.get(decision.primary), request[self._costs]
         if asked is not None and run is not None and learned is not None:
             left = asked.first_s - (request.now - request.arrived_at)
-            asked.expected = self._margin.sent(request.now, float(learned.first_token_s[run.row]), left)
+            asked.expected = self._margin.sent(request.now, float(learned.costs[run.row]), left)
 
     def response_streaming(self, request: Request, decision: Decision) -> None:
         asked = request[self._objectives]

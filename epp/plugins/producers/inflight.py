@@ -28,7 +28,7 @@ from epp.prefix.match import APPROXIMATE, prefix_match
 from epp.request import Request
 from epp.tokens import TOKENS, token_count
 
-LOOK_S: Final = 0.01
+LOOK_S: Final = 0.01  # how often requests are looked at, while some wait to be due
 LONGEST_S: Final = 60.0  # first tokens that are predicted later than this are waited for
 
 
@@ -115,10 +115,8 @@ class InflightLoad(FollowsDecisions, DataProducer, PreRequest, ResponseStreaming
             self._release(held, everything=True)
 
     def _release_when_due(self, request: Request, decision: Decision, held: Held) -> None:
-        learned, computes = (
-            request[self._learned],
-            decision.runs.get(decision.prefill) or decision.runs[decision.primary],
-        )
+        learned = request[self._learned]
+        computes = decision.runs.get(decision.prefill) or decision.runs[decision.primary]
         if learned is None or computes is None:
             return
         predicted = float(learned.first_token_s[computes.row])
