@@ -72,18 +72,20 @@ class Job:
         self.left = 0  # tokens of the prompt that are not computed yet
         self.needs = (
             prompt + self.output
-        )  # tokens of the cache that it takes; once it runs, without those that were cached
+        )  # tokens of the cache; once it runs, only those that no other request can share
 
 
 News = tuple[float, Job, bool]  # when, which request, and whether it has got its first token; otherwise it has ended
 
 
 class Server(Protocol):
-    """One server. `due`: when `advance` will have news, inf: never. `active_tokens`: of the cache, held by running requests."""
+    """One server. `due`: when `advance` will have news, inf: never. `active_tokens`: of the cache, held by running requests; a block that
+    several of them use counts once.
+    """
 
     due: float
     running: int
-    active_tokens: int
+    active_tokens: float
     waiting: deque[Job]
 
     def submit(self, job: Job, now: float) -> None: ...
@@ -131,7 +133,9 @@ class _Queue:
     def clear(self) -> None:
         self._cache = Cache(self._speed.cache_tokens)
         self.waiting: deque[Job] = deque()
-        self.running = self.active_tokens = self._output_tokens = 0
+        self.running = self._output_tokens = 0
+        self.active_tokens = 0.0
+        self._users: dict[int, int] = {}  # block -> running requests that use it
         self._ends: list[tuple[float, int, Job]] = []
         self._order = 0
         self.due = math.inf
@@ -149,15 +153,30 @@ class _Queue:
         cached = self._cache.take(job, self._output_tokens)
         if job.cached < 0:
             job.cached = cached
-        job.needs -= job.cached
         job.left = max(job.prompt - job.cached, 1)
         self.running += 1
-        self.active_tokens += job.needs
+        self._hold(job)
         return job
 
+    def _hold(self, job: Job) -> None:
+        blocks, users = job.blocks, self._users
+        job.needs -= int(len(blocks) * job.block_tokens) if blocks else job.cached
+        before = len(users)
+        for block in blocks:
+            users[block] = users.get(block, 0) + 1
+        self.active_tokens += job.needs + (len(users) - before) * job.block_tokens
+
     def _leave(self, job: Job) -> None:
+        users = self._users
+        before = len(users)
+        for block in job.blocks:
+            count = users[block]
+            if count > 1:
+                users[block] = count - 1
+            else:
+                del users[block]
         self.running -= 1
-        self.active_tokens -= job.needs
+        self.active_tokens -= job.needs + (before - len(users)) * job.block_tokens
         self._output_tokens -= job.output
 
     def _push(self, at: float, job: Job) -> None:

@@ -66,6 +66,21 @@ def test_a_long_prompt_takes_several_steps() -> None:
     assert run(model)[1, "first"] == 0.6
 
 
+def test_a_block_that_several_running_requests_use_takes_room_once() -> None:
+    model = server(STEPS)
+    for number in (1, 2):
+        model.submit(job(number, 7, 8, output=20 * number), 0.0)
+    model.advance(1.0)
+    assert (model.running, model.active_tokens) == (2, 200 + 20 + 40)
+    model.advance(4.0)
+    assert (model.running, model.active_tokens) == (1, 200 + 40)
+    model.submit(job(3, 7, 9, output=50), 4.0)  # one block that is held, one that is not
+    model.advance(5.0)
+    assert (model.running, model.active_tokens) == (2, 200 + 40 + 100 + 50)
+    run(model)
+    assert (model.running, model.active_tokens) == (0, 0)
+
+
 def test_a_request_waits_for_room_in_the_cache() -> None:
     model = server(replace(STEPS, cache_tokens=350))
     model.submit(job(1, 1, 2, output=5), 0.0)
