@@ -4,8 +4,10 @@ model that does.
 
 from typing import Final
 
+import numpy as np
+
 from compiled import calls
-from compiled.kernels import fewest
+from compiled.kernels import add_scaled, fewest
 from compiled.kernels.latency_reference import AHEAD, UNCACHED
 from epp.learning.model import Floats
 
@@ -24,9 +26,12 @@ def careful_costs(prompt: float, outlook: Floats, waiting: Floats, running: Floa
     `outlook`: of `LatencyModel.outlook`; its predictions do not count. `waiting`, `running`, `kv_usage`: of the candidates, by the columns
     of these names. The same order as by the weights of deploy/config/token-load.yaml.
     """
-    tokens = outlook[UNCACHED]
-    missing = POINTS - fewest(waiting) - fewest(running) + kv_usage + tokens / max(1.0, prompt)
-    costs: Floats = tokens + outlook[AHEAD] + POINT_TOKENS * missing
+    costs: Floats = np.full(len(waiting), POINTS * POINT_TOKENS)
+    add_scaled(costs, fewest(waiting), -POINT_TOKENS)
+    add_scaled(costs, fewest(running), -POINT_TOKENS)
+    add_scaled(costs, kv_usage, POINT_TOKENS)
+    add_scaled(costs, outlook[UNCACHED], 1.0 + POINT_TOKENS / max(1.0, prompt))
+    add_scaled(costs, outlook[AHEAD], 1.0)
     return costs
 
 
