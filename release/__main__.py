@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -33,15 +33,17 @@ INCOMPLETE: Final = 3
 SUMS: Final = "SHA256SUMS"
 NOTES: Final = "RELEASE_NOTES.md"
 SHOWN_CHARS: Final = 4000  # of the output of a command that failed
+TWICE: Final = "Everything was made twice from the commit, with the same bytes."
 ALL, NATIVE, PURE = "all", "native", "pure"  # for which machines wheels are compiled
 
 
 class Release:
-    """One release in the folder `into`. `skipped`: why parts were not made."""
+    """One release in the folder `into`. `facts`: sentences for the notes; `skipped`: why parts were not made."""
 
-    def __init__(self, source: Source, into: Path) -> None:
+    def __init__(self, source: Source, into: Path, facts: Sequence[str]) -> None:
         self._source = source
         self._into = into
+        self._facts = list(facts)
         self._wheels: dict[tuple[str, str], Path] = {}
         self.skipped: list[str] = []
 
@@ -61,7 +63,7 @@ class Release:
         if machines == ALL:
             self._try("image", self._image)
         made = sorted(file for file in self._into.iterdir())
-        (self._into / NOTES).write_text(notes.text(self._source, made, self.skipped))
+        (self._into / NOTES).write_text(notes.text(self._source, made, self._facts, self.skipped))
         made.append(self._into / NOTES)
         (self._into / SUMS).write_text("".join(f"{digest}  {name}\n" for name, digest in digests(made)))
 
@@ -81,7 +83,8 @@ class Release:
                 bill = materials.of_image(self._source, folder, ARCHITECTURES[machine])
                 name = f"{NAME}-{self._source.version}-image-{ARCHITECTURES[machine]}.cdx.json"
                 materials.write(bill, self._into / name)
-                print(f"  image for {machine}: {root.size(folder) / 1e6:.0f} MB unpacked", flush=True)
+                self._facts.append(f"The image for {machine} has {root.size(folder) / 1e6:.0f} MB unpacked.")
+                print(f"  {self._facts[-1]}", flush=True)
         if not roots:
             raise Missing(f"there is no wheel for CPython {PYTHON}")
         return oci.archive(self._source, roots, self._into)
@@ -103,7 +106,7 @@ def digests(files: list[Path]) -> Iterator[tuple[str, str]]:
         yield file.name, hashlib.sha256(file.read_bytes()).hexdigest()
 
 
-def made(into: Path, machines: str, cached: bool) -> Release:
+def made(into: Path, machines: str, cached: bool, facts: Sequence[str] = ()) -> Release:
     """Makes a release of the current commit in the folder `into`. `cached`: object files of earlier builds may be used. Raises Refused."""
     shutil.rmtree(into, ignore_errors=True)
     into.mkdir(parents=True)
@@ -113,7 +116,7 @@ def made(into: Path, machines: str, cached: bool) -> Release:
         if cached:
             (ROOT / ".cache").mkdir(exist_ok=True)
             (source.tree / ".cache").symlink_to(ROOT / ".cache")
-        release = Release(source, into)
+        release = Release(source, into, facts)
         release.make(machines)
         return release
 
@@ -140,10 +143,11 @@ def main() -> int:
     into = given.into.resolve()  # builds run in other folders
     try:
         cached = given.machines == NATIVE or not given.reproduce
-        release = made(into, given.machines, cached)
+        facts = [TWICE] if given.reproduce else []  # if it is not true, there is no release
+        release = made(into, given.machines, cached, facts)
         if given.reproduce:
             with tempfile.TemporaryDirectory(prefix="epp-release-again-") as again:
-                made(Path(again), given.machines, cached)
+                made(Path(again), given.machines, cached, facts)
                 if different := differing(into, Path(again)):
                     print(f"FAILED: the second time gave other bytes: {', '.join(different)}", file=sys.stderr)
                     return 1

@@ -60,8 +60,8 @@ def tested(tree: Path) -> list[tuple[str, str]]:
     ]
 
 
-def text(source: Source, made: Sequence[Path], skipped: Sequence[str]) -> str:
-    """Returns the release notes. `made`: the files of the release; `skipped`: why parts were not made."""
+def text(source: Source, made: Sequence[Path], facts: Sequence[str], skipped: Sequence[str]) -> str:
+    """Returns the release notes. `made`: the files of the release; `facts`: sentences about them; `skipped`: why parts were not made."""
     lines = [f"# Endpoint Picker {source.version}", "", f"Commit {source.commit}.", ""]
     lines += [changes((source.tree / "CHANGELOG.md").read_text(), source.version), "", "## Tested with", ""]
     lines += [
@@ -72,6 +72,8 @@ def text(source: Source, made: Sequence[Path], skipped: Sequence[str]) -> str:
     ]
     lines += ["## Files", "", "`sha256sum --check SHA256SUMS` verifies them.", "", "| file | KB |", "|---|---|"]
     lines += [f"| {file.name} | {-(-file.stat().st_size // 1000):,} |" for file in made]
+    if facts:
+        lines += ["", *(f"- {fact}" for fact in facts)]
     if skipped:
         lines += ["", "Not made:", "", *(f"- {reason}" for reason in skipped)]
     return "\n".join(lines) + "\n"

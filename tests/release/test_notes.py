@@ -1,10 +1,12 @@
 """The notes say what changed in exactly this version."""
 
+from pathlib import Path
+
 import pytest
 
 from release import notes
 from release.errors import Refused
-from release.source import ROOT
+from release.source import ROOT, Source
 
 HEAD = "# Changelog\n\n## [Unreleased]\n\n"
 
@@ -33,3 +35,9 @@ def test_the_versions_of_the_tests_come_from_the_files_that_pin_them() -> None:
     named = dict(notes.tested(ROOT))
     assert {"Envoy", "Helm", "Kubernetes API server", "gRPC for Go", "gRPC for Node", "NumPy"} <= named.keys()
     assert all(named.values())
+
+
+def test_the_notes_say_what_was_made_and_what_was_not(tmp_path: Path) -> None:
+    (tmp_path / "a.whl").write_bytes(b"x" * 1500)
+    text = notes.text(Source(ROOT, "0.2.0", "c" * 40, 0), [tmp_path / "a.whl"], ["It is small."], ["image: no tool"])
+    assert "| a.whl | 2 |\n\n- It is small.\n\nNot made:\n\n- image: no tool\n" in text
