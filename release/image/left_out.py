@@ -19,6 +19,8 @@ OF_ITS_COMMAND: Final = frozenset(
     typing-inspection wcwidth
     """.split()  # noqa: SIM905
 )
+# cffi needs it to compile. Of cffi itself, cryptography imports only the compiled part.
+OF_CFFI: Final = frozenset({"pycparser"})
 
 _TOP: Final = "boot home media mnt opt srv root usr/games usr/include usr/sbin usr/src var"
 _PROGRAMS: Final = "openssl c_rehash debconf* mawk pydoc* pygettext* pdb* py*compile*"
@@ -33,12 +35,14 @@ _SHARED: Final = """
 _STANDARD: Final = """
     config-* ensurepip idlelib pydoc_data sqlite3 test turtle* tkinter dbm curses venv sitecustomize.py _pydecimal.py _pyio.py
     lib-dynload/_sqlite3.* lib-dynload/_dbm.* lib-dynload/_gdbm.* lib-dynload/_curses* lib-dynload/readline.* lib-dynload/_test*
-    lib-dynload/_codecs_*
+    lib-dynload/_codecs_* lib-dynload/_ctypes_test.* lib-dynload/_xxtestfuzz.* lib-dynload/xx*
+    unittest doctest.py pdb.py mailbox.py imaplib.py pickletools.py xmlrpc
 """
 _DEPENDENCIES: Final = """
     bin share CHANGELOG.md kubernetes_asyncio/client/models/[!_]* kubernetes_asyncio/client/api/[!_]* kubernetes_asyncio/README.md
     zstandard/_cffi.* numpy/f2py numpy/testing numpy/_pyinstaller numpy/random/lib numpy/_core/lib numpy/_core/_simd.*
-    numpy/_core/_*_tests.* *.dist-info/RECORD *.dist-info/REQUESTED *.dist-info/direct_url.json
+    numpy/_core/_*_tests.* numpy/fft numpy/polynomial numpy/random/_examples cffi
+    *.dist-info/RECORD *.dist-info/REQUESTED *.dist-info/direct_url.json
 """
 # Debian packages of which nothing but a folder is left.
 DEBIAN: Final = frozenset(

@@ -103,7 +103,7 @@ def debian(root: Path) -> Iterator[Debian]:
 
 def dependencies() -> list[Pin]:
     """Returns the pinned Python packages in the image."""
-    unneeded = left_out.BUILDS | left_out.OF_ITS_COMMAND
+    unneeded = left_out.BUILDS | left_out.OF_ITS_COMMAND | left_out.OF_CFFI
     return [pin for pin in pins("image") if pin.name not in unneeded and pin.applies(PYTHON)]
 
 
