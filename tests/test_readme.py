@@ -43,8 +43,9 @@ FOREIGN_FLAGS = {
     "--only", "--targets", "--cases", "--seconds", "--reference", "--smoke", "--five-minutes", "--outage-s", "--reads",  # benchmarks, tests
     "--hold", "--config", "--seeds", "--jobs", "--json", "--markdown", "--svg", "--sim", "--envoy",  # make bench-routing
     "--disable-hot-restart", "--concurrency", "--log-level",  # envoy
-    "--silent", "--retry", "--retry-all-errors", "--retry-delay",  # curl
+    "--silent", "--show-error", "--fail", "--retry", "--retry-all-errors", "--retry-delay",  # curl
     "--list",  # python -m shm.inspect
+    "--extract", "--strip-components", "--wildcards",  # tar
     "--native", "--reproduce", "--pure",  # make release, tests.release.containers
     "--find-links", "--pip-args",  # pip, pipx, uv
     "--input", "--network", "--read-only", "--read-only-tmpfs", "--cap-drop", "--security-opt", "--memory", "--all",  # podman, skopeo

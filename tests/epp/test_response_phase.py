@@ -52,7 +52,7 @@ def test_the_error_names_each_plugin_that_needs_responses(plugin: str, reason: s
 def test_the_built_in_configuration_needs_responses() -> None:
     default = load(None, "c.yaml").as_yaml().replace("responsePhase: full", "responsePhase: none")
     (error,) = errors(default)
-    assert "'token-load-scorer'" in error and "'approx-prefix-cache-producer' is called for responses" in error
+    assert "'learned-latency-scorer'" in error and "'approx-prefix-cache-producer' is called for responses" in error
 
 
 @pytest.mark.parametrize(("value", "hint"), [("ful", "full"), ("off", ""), ("[]", "text")])
@@ -64,7 +64,7 @@ def test_an_invalid_value_is_refused(value: str, hint: str) -> None:
 def test_the_log_names_the_parts_that_are_on_and_the_plugins_that_need_them() -> None:
     default = parts(load(None, "c.yaml").pipeline.recipe, FULL)
     assert default["phase"] == "full" and default["usage"].startswith("openai-parser")
-    assert default["first_chunk"] == "approx-prefix-cache-producer, inflight-load-producer"
-    assert default["headers"] == "token-weighted-fairness-policy"
+    assert default["first_chunk"] == "learned-latency-producer, approx-prefix-cache-producer, inflight-load-producer"
+    assert default["headers"] == "learned-latency-producer, token-weighted-fairness-policy"
     assert "every_chunk" not in default
     assert parts(load(WITHOUT_LOAD, "c.yaml").pipeline.recipe, NONE) == {"phase": "none"}

@@ -30,7 +30,7 @@ def taken_over(instance: Instance, pids: dict[int, int], *, anew: bool) -> Upgra
 
 
 def test_workers_of_an_earlier_program_count_as_serving_until_they_end(tmp_path: Path) -> None:
-    with made(tmp_path) as instance:
+    with made(tmp_path, QUEUE) as instance:
         pids: dict[int, int] = {}
         upgrade = taken_over(instance, pids, anew=True)
         counts = [instance.words.earlier_workers]
@@ -42,14 +42,14 @@ def test_workers_of_an_earlier_program_count_as_serving_until_they_end(tmp_path:
 
 
 def test_workers_that_share_the_memory_are_judged_by_their_lanes(tmp_path: Path) -> None:
-    with made(tmp_path) as instance:
+    with made(tmp_path, QUEUE) as instance:
         upgrade = taken_over(instance, {}, anew=False)
         assert instance.words.earlier_workers == 0
         assert upgrade.excused([HUNG_S] * 3) == [HUNG_S] * 3
 
 
 def test_a_later_child_with_the_pid_of_an_earlier_one_is_judged_and_heard(tmp_path: Path) -> None:
-    with made(tmp_path) as instance:
+    with made(tmp_path, QUEUE) as instance:
         pids: dict[int, int] = {}
         upgrade = taken_over(instance, pids, anew=True)
         report = Report(1, FIRST, generation=8)
