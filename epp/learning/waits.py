@@ -56,7 +56,7 @@ def add_waits(
     for wait in siblings:
         left = model.first_token_s(slots[wait.at], wait.tokens, 0.0, 0.0, 0.0, now) - (now - wait.since)
         times[wait.at] = max(left, float(times[wait.at]))
-        costs[wait.at] = times[wait.at]  # what they wait for is no queue: it takes nobody's turn
+        costs[wait.at] = times[wait.at]  # what they wait for is no queue: no other request loses its turn
     shared = max((wait.shared for wait in siblings), default=0.0)
     own = prompt - shared  # tokens that no sibling computes
     for i, slot in enumerate(slots):

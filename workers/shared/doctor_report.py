@@ -54,7 +54,8 @@ def write(run_dir: str, instance: str, report: Report) -> None:
     Of the findings the first FINDINGS_MAX are kept, with at most TEXT_MAX characters of each text. Raises OSError.
     """
     room, kept = FINDINGS_MAX, {}
-    for name, check in {**report, **_read(run_dir, instance), **report}.items():
+    checks = {**report, **_read(run_dir, instance), **report}  # this run's first, so that its findings have room
+    for name, check in checks.items():
         found = [
             Finding(*(text[:TEXT_MAX] for text in msgspec.structs.astuple(each))) for each in check.findings[:room]
         ]

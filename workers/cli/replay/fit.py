@@ -26,9 +26,8 @@ WINDOWS_TOTAL: Final = 3_000
 LONGER: Final = 3  # windows of this many times the size, if answers are long
 WARM_UP: Final = 0.1  # the share of a window that fills the model of the server
 FULL_SHARE: Final = 0.03  # of the looks at a server: it runs its most requests, and others wait
-COARSE: Final = (
-    (0.4, 120),
-)  # searches, each around the best so far: by which share values differ at first, and how many to try
+# Searches, each around the best so far: by which share values differ at first, and how many to try.
+COARSE: Final = ((0.4, 120),)
 FINE: Final = ((0.15, 160), (0.07, 120))
 DECODE_SHARES: Final = (1.0, 0.65, 0.4)  # of the seconds per token of fast answers, which may include other prompts
 PACES: Final = (1.0, 0.5, 2.0, 0.33, 3.0)

@@ -105,13 +105,13 @@ def _block_sizes(_values: Values, endpoints: Mapping[str, Values]) -> Iterator[F
         if (size := each["scraped"].get("cache_block_size")) is not None:
             by_size.setdefault(size, []).append(each)
     if len(by_size) > 1:
-        most, *others = sorted(by_size.items(), key=lambda item: (-len(item[1]), item[0]))
+        (usual, most), *others = sorted(by_size.items(), key=lambda item: (-len(item[1]), item[0]))
         shown = "; ".join(f"{size:g} tokens: {_names(which)}" for size, which in others)
         yield Finding(
             "block-sizes",
             WARNING,
             "Endpoints have KV caches with different block sizes",
-            f"{_some(len(most[1]), 'endpoint')} with {most[0]:g} tokens; {shown}",
+            f"{_some(len(most), 'endpoint')} with {usual:g} tokens; {shown}",
             "start all servers of the pool with the same --block-size",
         )
 
