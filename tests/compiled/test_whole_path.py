@@ -20,6 +20,7 @@ import uvloop
 
 from compiled.modules import LEFT_OUT, PATHS
 from epp.config.load import DEFAULT_TEXT
+from epp.plugins.producers.inflight import LOOK_S
 from epp.protocol.proto import ext_proc_pb2 as pb
 from loadtest.h2_client import ClientConnection
 from shm.table import State
@@ -194,6 +195,7 @@ async def called(kind: Kind, folder: Path) -> set[str]:
         with Called() as recorded:
             for _ in range(RECORDED):
                 await requested(connection, kind)
+            await asyncio.sleep(2 * LOOK_S)  # a timer that an earlier request has set is due, and is set anew for these
         connection.close()
         server.abort()
         await server.closed()
