@@ -28,6 +28,9 @@ KEPT_S: Final = 0.001
 KEPT_FAR_S: Final = 0.010
 FAR: Final = 0.5  # a saturation below this share of the lowest ceiling is far below it
 DIGITS: Final = 9  # saturations are sums of fractions; rounding makes an exactly full pool compare as full
+ROUNDED: Final = (
+    1e-9  # rounding to DIGITS moves a number by less than this, so it is left out (1 us) where it cannot matter
+)
 UNKNOWN: Final = PoolLoad(saturation=0.0, step=1e-12)  # a tiny step: 0 would mean "unknown", one request at a time
 
 
@@ -73,7 +76,8 @@ class PoolGate:
             if self._pending and not self._load.step:
                 return False
         ceiling = self._ceilings[priority]
-        full = moved and round(self._base + moved * self._load.step, DIGITS) >= ceiling
+        estimate = self._base + moved * self._load.step
+        full = moved and estimate > ceiling - ROUNDED and round(estimate, DIGITS) >= ceiling
         # Requests that ended since the reading matter only if the gate is closed: only then read again because of them.
         if full or (self._freed and (self._load.empty or self._base >= ceiling)):
             self._measure()
