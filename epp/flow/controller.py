@@ -31,7 +31,6 @@ One comparison orders bands everywhere: `epp.flows.rank`. A policy that raises i
 from collections.abc import Callable, Collection, Sequence
 from typing import Final, TypeVar
 
-from compiled.classes import subclassed
 from epp.flow.bands import Band, Entry, Flow
 from epp.flow.deadlines import Deadlines
 from epp.flow.displacement import OWN, Holding, giving_way
@@ -69,7 +68,6 @@ def _always() -> bool:
     return True
 
 
-@subclassed
 class FlowController:
     """Runs flow control in one worker (its shard). `waiting` and `waiting_bytes` count the items that wait in this shard."""
 
@@ -210,10 +208,8 @@ class FlowController:
                 leaving_bytes += gone_bytes
                 holdings.append(Holding(shard, other.priority, held.requests - gone, held.bytes - gone_bytes))
         peer_requests, peer_bytes = peers.totals()
-        total, total_bytes = (
-            peer_requests + self.waiting - leaving + 1,
-            peer_bytes + self.waiting_bytes - leaving_bytes + size,
-        )
+        total = peer_requests + self.waiting - leaving + 1
+        total_bytes = peer_bytes + self.waiting_bytes - leaving_bytes + size
         return giving_way(
             band.priority,
             total - plan.max_requests if plan.max_requests else 0,
@@ -246,11 +242,13 @@ class FlowController:
 
         A band for which the gate has no room blocks all bands below it. A band whose fairness policy holds requests back does not.
         """
-        if not self.waiting:
-            return
-        now = self._now()
-        gate, peers = self._gate, self._peers
-        left = CYCLE_MAX
+        if self.waiting:
+            now = self._now()
+            self._dispatch(now)
+            self._observer.cycled(self._now() - now)
+
+    def _dispatch(self, now: float) -> None:
+        gate, peers, left = self._gate, self._peers, CYCLE_MAX
         for band in self._registry.order:
             while band.requests and left:
                 if not gate.room(band.priority):

@@ -201,6 +201,9 @@ class Observer(Protocol):
     def queued(self, key: FlowKey, requests: int, bytes: int) -> None:
         """Reports what waits here in one flow now. A flow reports 0 before it is removed or merged into another."""
 
+    def cycled(self, seconds: float, /) -> None:
+        """Reports how long a cycle took in which requests waited."""
+
     def policy_failed(self, plugin: str, problem: Exception) -> None:
         """Reports that a policy raised, and that the plain rule replaced it for this call. `plugin`: the name of the instance."""
 

@@ -16,7 +16,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from compiled.classes import subclassed
 from epp.decision import Ticket
 from epp.flow.controller import FlowController
 from epp.flow.gate import PoolGate
@@ -85,32 +84,20 @@ class PassedRequest:
         self._controller.released()
 
 
-@subclassed
-class Controller(FlowController):
-    """A controller that measures how long its cycles take."""
-
-    timed: Callable[[float], None]
-    clock: Callable[[], float]
-
-    def cycle(self) -> None:
-        if not self.waiting:
-            super().cycle()
-            return
-        begun = self.clock()
-        super().cycle()
-        self.timed(self.clock() - begun)
-
-
 class FlowObserver:
-    """Tells eviction when dispatching has stopped. Implements `epp.flow.ports.Observer`.
+    """Tells eviction when dispatching has stopped, and how long cycles take. Implements `epp.flow.ports.Observer`.
 
     Its other calls do nothing: `FlowControl` counts requests itself, because it knows their labels.
     """
 
     def __init__(
-        self, blocked: Callable[[], object] | None, policy_failed: Callable[[str, BaseException], None]
+        self,
+        blocked: Callable[[], object] | None,
+        cycled: Callable[[float], None],
+        policy_failed: Callable[[str, BaseException], None],
     ) -> None:
         self._blocked = blocked
+        self.cycled = cycled
         self.policy_failed = policy_failed
 
     def ended(self, key: FlowKey, outcome: Outcome, waited_s: float, bytes: int) -> None:
@@ -149,10 +136,8 @@ class FlowControl:
         self.evictions: Evictions | None = None
         self.evicts = False  # whether the present configuration evicts requests in flight
         self.gate = PoolGate(probe, plan.usage_limits, plan.detector.name, now=now, report=policy_failed)
-        self._observer = FlowObserver(self._blocked, policy_failed)
-        self._controller = Controller(plan, self.gate, peers, self._observer, now=now, make_future=self._future)
-        self._controller.timed = timed
-        self._controller.clock = now
+        self._observer = FlowObserver(self._blocked, timed, policy_failed)
+        self._controller = FlowController(plan, self.gate, peers, self._observer, now=now, make_future=self._future)
         self._static = plan.static()
         self._passed = PassedRequest(self._controller)
 

@@ -317,6 +317,8 @@ class Recorder:
     def queued(self, key: FlowKey, requests: int, bytes: int) -> None:
         self.flows[key] = (requests, bytes)
 
+    def cycled(self, seconds: float, /) -> None: ...
+
     def policy_failed(self, plugin: str, problem: Exception) -> None:
         self.failures.append((plugin, str(problem)))
 

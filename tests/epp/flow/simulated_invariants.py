@@ -7,7 +7,7 @@ from epp.flow.bands import Band, Flow
 from epp.flow.gate import KEPT_FAR_S
 from epp.flow.ports import Held
 from epp.flows import FlowKey
-from tests.epp.flow.simulated_shards import PRIORITIES, SimShard, Violation
+from tests.epp.flow.simulated_shards import PRIORITIES, ClaimedBand, SimShard, Violation
 from tests.epp.flow.simulated_state import State
 
 TICK_S = 0.005
@@ -214,7 +214,9 @@ class Invariants(State):
         saturation = self.pool.load().saturation
         if self.ceiling(own, other, saturation) < self.ceiling(own, shard, saturation):
             return  # the other shard knows other bands, so it may see no room where this one does
-        claim, other_claim = shard.controller.claim, lane.front[1]
+        band = shard.controller._registry.band(own)
+        assert isinstance(band, ClaimedBand)
+        claim, other_claim = band.served_claim, lane.front[1]
         tolerance = self.band_plans[own].fairness.tolerance
         if other_claim < claim - tolerance and now - other.front_since > OUTRANKED_S:
             raise Violation(

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import TYPE_CHECKING, Any
 
-from epp.flow.bands import Flow
+from epp.flow.bands import Band, Entry, Flow
 from epp.flow.controller import FlowController
 from epp.flow.gate import PoolGate
 from epp.flow.outcomes import Outcome
@@ -94,14 +94,14 @@ class SharedLedger(BoardLedger):
         super().move(mark, position)
 
 
-class Controller(FlowController):
+class ClaimedBand(Band):
     """Keeps the claim of the last flow that it served."""
 
-    claim: float = 0.0
+    served_claim = 0.0
 
-    def _serve(self, flow: Flow, now: float) -> None:
-        self.claim = flow.band.claim(flow)
-        super()._serve(flow, now)
+    def take(self, flow: Flow, now: float) -> Entry:
+        self.served_claim = self.claim(flow)
+        return super().take(flow, now)
 
 
 class Peers(BoardPeers):
@@ -194,7 +194,7 @@ class SimShard:
         )
         self.front: tuple[int, float] | None = None
         self.front_since = world.clock.now
-        self.controller = Controller(
+        self.controller = FlowController(
             world.plan, gate, Peers(world, number), self, now=world.clock, make_future=lambda _item: FakeFuture()
         )
         self.bands = frozenset(world.plan.priorities(world.provisioned))
@@ -221,6 +221,8 @@ class SimShard:
         self.shown = key
         self.world.queue_moved = True
         self.flows[key] = (requests, bytes)
+
+    def cycled(self, seconds: float, /) -> None: ...
 
     def policy_failed(self, plugin: str, problem: Exception) -> None:
         if plugin != "raising":

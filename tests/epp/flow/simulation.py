@@ -23,13 +23,16 @@ import argparse
 import sys
 import time
 from concurrent.futures import ProcessPoolExecutor
+from unittest.mock import patch
 
+from tests.epp.flow.simulated_shards import ClaimedBand
 from tests.epp.flow.simulated_world import Result, World
 
 
 def simulate(seed: int, trace: list[str] | None = None) -> Result:
     """Runs one seed."""
-    return World(seed, trace).run()
+    with patch("epp.flow.registry.Band", ClaimedBand):
+        return World(seed, trace).run()
 
 
 def simulate_block(first: int, count: int) -> list[Result]:

@@ -54,13 +54,11 @@ def test_a_cycle_that_fails_leaves_nothing_in_the_queue_and_nothing_pending(
 ) -> None:
     shard = Shard()
     earlier = shard.call()
-    whole = shard.controller.cycle
 
-    def failing() -> None:
-        whole()
+    def failing(_seconds: float) -> None:
         raise OSError("not caught")
 
-    monkeypatch.setattr(shard.controller, "cycle", failing)
+    monkeypatch.setattr(shard.seen, "cycled", failing)  # the end of a cycle
     shard.gate.places = 1 + places
     with pytest.raises(OSError, match="not caught"):
         shard.controller.enqueue_and_wait(Thing()).send(None)

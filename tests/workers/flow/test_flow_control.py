@@ -323,7 +323,7 @@ def test_a_failing_check_for_room_leaves_no_request_waiting_for_ever(
             faults: list[object] = []
             asyncio.get_running_loop().set_exception_handler(lambda _, context: faults.append(context["exception"]))
             held, waits = shard.ask("held"), shard.ask("waits", x_llm_d_request_ttl_ms="60")
-            monkeypatch.setattr(shard.flow._controller, "woken", broken)
+            monkeypatch.setattr(shard.flow._observer, "cycled", broken)
             await until(lambda: len(faults) > 2)
             assert shard.flow._look is not None
             await until(lambda: waits.refused is not None)
@@ -349,7 +349,7 @@ def test_a_request_that_has_waited_is_decided_by_the_current_pipeline(tmp_path: 
     run(test)
 
 
-def broken() -> None:
+def broken(*_: object) -> None:
     raise ValueError("a fault of a plugin")
 
 
