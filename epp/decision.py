@@ -40,6 +40,11 @@ class ProfileRun:
         return [self.candidates.endpoint(index) for index in self.picked]
 
     @property
+    def target(self) -> Endpoint:
+        """Returns the first picked endpoint."""
+        return self.candidates.endpoint(self.picked[0])
+
+    @property
     def row(self) -> int:
         """Returns the row of the first picked endpoint in the snapshot: its index in arrays of the shape (endpoints,)."""
         picked, rows = self.picked[0], self.candidates.rows

@@ -19,8 +19,10 @@ if NATIVE:
     from compiled.kernels.native import (
         add_scaled,
         by_row,
+        careful,
         chain,
         cheapest,
+        column,
         features,
         fence,
         fewest,
@@ -55,7 +57,7 @@ if NATIVE:
         waiting,
     )
 else:
-    from compiled.kernels.latency_reference import cheapest, features, first_tokens, fit
+    from compiled.kernels.latency_reference import careful, cheapest, column, features, first_tokens, fit
     from compiled.kernels.reference import (
         add_scaled,
         by_row,
@@ -77,8 +79,10 @@ __all__ = (
     "NATIVE",
     "add_scaled",
     "by_row",
+    "careful",
     "chain",
     "cheapest",
+    "column",
     "features",
     "fence",
     "fewest",

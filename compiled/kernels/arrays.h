@@ -51,6 +51,27 @@ static inline int arguments(const char *name, Py_ssize_t given, Py_ssize_t wante
     return 0;
 }
 
+/* The lowest and the highest of some values. */
+struct range {
+    double low, high;
+};
+
+/* Returns the range of n values. One NaN makes both ends NaN. */
+static inline struct range range_of(const double *values, npy_intp n) {
+    struct range found = {n > 0 ? values[0] : 0.0, n > 0 ? values[0] : 0.0};
+    for (npy_intp i = 0; i < n; i++) {
+        if (values[i] < found.low || values[i] != values[i]) found.low = values[i];
+        if (values[i] > found.high || values[i] != values[i]) found.high = values[i];
+        if (values[i] != values[i]) break;
+    }
+    return found;
+}
+
+/* Returns how far `value` is below the high end: from 0 to 1, and 1 if the ends are equal. */
+static inline double below(struct range range, double value) {
+    return range.low == range.high ? 1.0 : (range.high - value) / (range.high - range.low);
+}
+
 #define KERNEL(name) PyObject *name(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count)
 
 #endif

@@ -140,6 +140,51 @@ end:
     return (PyObject *)made;
 }
 
+/* column(outlook, index): returns what `first_tokens` found at one candidate, as a list of floats. */
+KERNEL(column) {
+    if (!arguments("column", count, 2)) return NULL;
+    PyArrayObject *outlook = in_place(args[0], NPY_DOUBLE, 2, 0, "column: outlook");
+    if (outlook == NULL) return NULL;
+    Py_ssize_t index = PyLong_AsSsize_t(args[1]);
+    if (index == -1 && PyErr_Occurred()) return NULL;
+    npy_intp rows = PyArray_DIM(outlook, 0), n = PyArray_DIM(outlook, 1);
+    if (rows != ROWS || index < 0 || index >= n) return PyErr_Format(PyExc_IndexError, "column: there is no candidate %zd", index);
+    double values[ROWS];
+    for (int row = 0; row < ROWS; row++) values[row] = DATA(double, outlook)[row * n + index];
+    return list_of(values, ROWS);
+}
+
+KERNEL(careful) {
+    if (!arguments("careful", count, 7)) return NULL;
+    enum { WAITED, RAN, USAGE, ARRAYS };
+    double point = PyFloat_AsDouble(args[0]), points = PyFloat_AsDouble(args[1]), prompt = PyFloat_AsDouble(args[2]);
+    if (PyErr_Occurred()) return NULL;
+    PyArrayObject *a[ARRAYS] = {NULL}, *made = NULL, *outlook = in_place(args[3], NPY_DOUBLE, 2, 0, "careful: outlook");
+    if (outlook == NULL) return NULL;
+    npy_intp n = PyArray_DIM(outlook, 1);
+    int fits = PyArray_DIM(outlook, 0) == ROWS;
+    for (int i = 0; i < ARRAYS; i++) {
+        if ((a[i] = input(args[4 + i], NPY_DOUBLE)) == NULL) goto end;
+        fits = fits && PyArray_SIZE(a[i]) == n;
+    }
+    if (!fits) {
+        unequal("careful");
+        goto end;
+    }
+    if ((made = output(n, NPY_DOUBLE)) == NULL) goto end;
+    const double *waited = DATA(double, a[WAITED]), *ran = DATA(double, a[RAN]), *usage = DATA(double, a[USAGE]);
+    const double *tokens = DATA(double, outlook) + TOKENS * n, *ahead = DATA(double, outlook) + AHEAD * n;
+    struct range waits = range_of(waited, n), runs = range_of(ran, n);
+    double each = 1.0 + point / larger(1.0, prompt);
+    for (npy_intp i = 0; i < n; i++) {
+        double lacks = points - below(waits, waited[i]) - below(runs, ran[i]) + usage[i];
+        DATA(double, made)[i] = point * lacks + tokens[i] * each + ahead[i];
+    }
+end:
+    for (int i = 0; i < ARRAYS; i++) Py_XDECREF(a[i]);
+    return (PyObject *)made;
+}
+
 KERNEL(cheapest) {
     if (!arguments("cheapest", count, 5)) return NULL;
     double near = PyFloat_AsDouble(args[2]), least = PyFloat_AsDouble(args[3]), part = PyFloat_AsDouble(args[4]);

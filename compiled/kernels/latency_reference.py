@@ -7,6 +7,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from compiled.kernels.reference import fewest
+
 Floats = NDArray[np.float64]
 
 THOUSAND: Final = 1000.0
@@ -84,6 +86,31 @@ def first_tokens(
         cost = seconds + p["in_turn"] * turn + p["place"] * speed * p["uncached"] * x[1] * full ** p["sharp"]
         result.append([seconds, cost, tokens, rest_tokens, elapsed, load])
     return np.array(result, dtype=np.float64).reshape(len(slots), 6).T
+
+
+def column(outlook: Floats, index: int) -> list[float]:
+    """Returns what `first_tokens` found at the candidate `index`. Raises IndexError."""
+    if not 0 <= index < outlook.shape[1]:
+        raise IndexError(f"column: there is no candidate {index}")
+    found: list[float] = outlook[:, index].tolist()
+    return found
+
+
+def careful(
+    point: float, points: float, prompt: float, outlook: Floats, waiting: Floats, running: Floats, usage: Floats
+) -> Floats:
+    """Returns a cost per candidate, in tokens: tokens to compute + tokens ahead + `point` for each of `points` that it lacks.
+
+    It has up to a point each for the shortest queue (`waiting`), for the fewest running requests, and for the part of a `prompt` of so many
+    tokens that it has cached. It loses up to one by the `usage` of its KV cache. `outlook`: of `first_tokens`. Raises ValueError if the
+    arrays differ in length.
+    """
+    if {len(waiting), len(running), len(usage)} != {outlook.shape[1]}:
+        raise ValueError("careful: the arrays differ in length")
+    lacks = points - fewest(waiting) - fewest(running) + usage
+    each = 1.0 + point / max(1.0, prompt)
+    costs: Floats = point * lacks + outlook[UNCACHED] * each + outlook[AHEAD]
+    return costs
 
 
 def cheapest(costs: Floats, load: NDArray[Any], near: float, least: float, part: float) -> Floats:

@@ -6,7 +6,7 @@
 #include "arrays.h"
 
 #define FUNCTIONS(each)                                                                                                        \
-    each(add_scaled) each(by_row) each(chain) each(cheapest) each(features) each(fence) each(fewest)                           \
+    each(add_scaled) each(by_row) each(careful) each(chain) each(cheapest) each(column) each(features) each(fence) each(fewest)                           \
     each(find) each(first_tokens) each(fit) each(flat_end) each(forget) each(framed_message) each(held)                        \
     each(highest) each(increase) each(insert) each(items) each(lane_sums) each(load_rows) each(match)                          \
     each(members) each(mentions) each(observe) each(plain_head) each(prefills_under_way) each(read_rows)                       \

@@ -13,8 +13,19 @@ Ints = NDArray[np.int64]
 
 def add_scaled(totals: Floats, scores: NDArray[Any], weight: float, /) -> None: ...
 def by_row(depths: Mapping[int, int], row_of: Mapping[int, int], rows: int, /) -> Floats: ...
+def careful(
+    point: float,
+    points: float,
+    prompt: float,
+    outlook: Floats,
+    waiting: Floats,
+    running: Floats,
+    usage: Floats,
+    /,
+) -> Floats: ...
 def chain(prompt: bytes, block_bytes: int, start: int, seed: int, rest: int, /) -> Hashes: ...
 def cheapest(costs: Floats, load: NDArray[Any], near: float, least: float, part: float, /) -> Floats: ...
+def column(outlook: Floats, index: int, /) -> list[float]: ...
 def features(
     uncached: float,
     place_s: float,

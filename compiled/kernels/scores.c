@@ -12,16 +12,10 @@ KERNEL(fewest) {
     if (values == NULL) return NULL;
     npy_intp n = PyArray_SIZE(values);
     PyArrayObject *scores = output(n, NPY_DOUBLE);
-    if (scores != NULL && n > 0) {
+    if (scores != NULL) {
         const double *v = DATA(double, values);
-        double *s = DATA(double, scores);
-        double low = v[0], high = v[0];
-        for (npy_intp i = 1; i < n; i++) { /* one NaN makes all scores NaN */
-            if (v[i] < low || v[i] != v[i]) low = v[i];
-            if (v[i] > high || v[i] != v[i]) high = v[i];
-            if (v[i] != v[i]) break;
-        }
-        for (npy_intp i = 0; i < n; i++) s[i] = low == high ? 1.0 : (high - v[i]) / (high - low);
+        struct range range = range_of(v, n);
+        for (npy_intp i = 0; i < n; i++) DATA(double, scores)[i] = below(range, v[i]);
     }
     Py_DECREF(values);
     return (PyObject *)scores;

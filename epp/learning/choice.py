@@ -4,11 +4,7 @@ model that does.
 
 from typing import Final
 
-import numpy as np
-
 from compiled import calls
-from compiled.kernels import add_scaled, fewest
-from compiled.kernels.latency_reference import AHEAD, UNCACHED
 from epp.learning.model import Floats
 
 POINT_TOKENS: Final = 1024.0  # the tokens to prefill that a point of the rule without a model is worth
@@ -26,13 +22,7 @@ def careful_costs(prompt: float, outlook: Floats, waiting: Floats, running: Floa
     `outlook`: of `LatencyModel.outlook`; its predictions do not count. `waiting`, `running`, `kv_usage`: of the candidates, by the columns
     of these names. The same order as by the weights of deploy/config/token-load.yaml.
     """
-    costs: Floats = np.full(len(waiting), POINTS * POINT_TOKENS)
-    add_scaled(costs, fewest(waiting), -POINT_TOKENS)
-    add_scaled(costs, fewest(running), -POINT_TOKENS)
-    add_scaled(costs, kv_usage, POINT_TOKENS)
-    add_scaled(costs, outlook[UNCACHED], 1.0 + POINT_TOKENS / max(1.0, prompt))
-    add_scaled(costs, outlook[AHEAD], 1.0)
-    return costs
+    return calls.careful(POINT_TOKENS, POINTS, prompt, outlook, waiting, running, kv_usage)
 
 
 def scores(costs: Floats, load: Floats, error: float) -> Floats:

@@ -58,6 +58,29 @@ def test_first_tokens_are_those_of_the_reference(given_: list[Any]) -> None:
 
 
 @native_only
+@given(arguments(), POSITIVE, st.floats(0.0, 1e6))
+def test_careful_costs_are_those_of_the_reference(given_: list[Any], point: float, prompt: float) -> None:
+    *_, usage, running, waiting = given_
+    with np.errstate(all="ignore"):
+        outlook = kernels.first_tokens(*given_)
+        costs = (point, 2.001, prompt, outlook, waiting, running, usage)
+        same(kernels.careful(*costs), reference.careful(*costs))
+
+
+@native_only
+@given(arguments())
+def test_the_column_of_a_candidate_is_that_of_the_reference(given_: list[Any]) -> None:
+    outlook = kernels.first_tokens(*given_)
+    size = outlook.shape[1]
+    for index in range(min(size, 9)):
+        same(kernels.column(outlook, index), reference.column(outlook, index))
+    for column in (kernels.column, reference.column):
+        for index in (-1, size):
+            with pytest.raises(IndexError, match="there is no candidate"):
+                column(outlook, index)
+
+
+@native_only
 @given(st.lists(st.floats(0.0, 1e6), min_size=9, max_size=9).filter(lambda values: values[4] > 0.0))
 def test_features_are_those_of_the_reference(values: list[float]) -> None:
     same(kernels.features(*values), reference.features(*values))
@@ -102,3 +125,5 @@ def test_columns_of_different_lengths_are_refused(wrong: int) -> None:
         kernels.first_tokens(*given_)
     with pytest.raises(ValueError, match="differ in length"):
         kernels.cheapest(n, np.zeros(3), 0.1, 0.1, 0.1)
+    with pytest.raises(ValueError, match="differ in length"):
+        kernels.careful(1.0, 2.0, 3.0, np.zeros((6, 2)), n, np.zeros(3), n)

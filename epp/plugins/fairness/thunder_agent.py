@@ -285,7 +285,7 @@ class ThunderAgent(FairnessPolicy, SaturationDetector, Scorer, PreRequest, Respo
         fairness_id = request.fairness_id
         estimate = self.programs.estimate(request.body_bytes)
         final = request.headers.get(self._final_header, "").strip().lower() in ("true", "1")
-        pod = self.programs.pod(run.targets[0])
+        pod = self.programs.pod(run.target)
         if self.programs.begin(fairness_id, pod, estimate, request.now, final=final):
             self._services.count(self, REBINDS).add()
         request[self._turn] = Turn(fairness_id, estimate)

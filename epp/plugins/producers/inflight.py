@@ -9,9 +9,9 @@ from typing import Final
 
 from epp.candidates import Candidates, Endpoint
 from epp.data import Datum
-from epp.decision import Decision, Response
+from epp.decision import Decision, ProfileRun, Response
 from epp.errors import ProducerFailed
-from epp.learning.costs import learned_costs
+from epp.learning.costs import LearnedCosts, learned_costs
 from epp.plugin import (
     DataProducer,
     Learning,
@@ -24,7 +24,7 @@ from epp.plugin import (
 )
 from epp.plugins.producers._inflight_parameters import Parameters
 from epp.prefix.deciding import FollowsDecisions
-from epp.prefix.match import APPROXIMATE, prefix_match
+from epp.prefix.match import APPROXIMATE, PrefixMatch, prefix_match
 from epp.request import Request
 from epp.tokens import TOKENS, token_count
 
@@ -87,17 +87,13 @@ class InflightLoad(FollowsDecisions, DataProducer, PreRequest, ResponseStreaming
         held = Held()
         prompt = token_count(request)
         output = self._output(request, prompt) if self.params.add_estimated_output_tokens else 0
-        match = request[self._match]
-        blocks = None if match is None else match.blocks
+        match: PrefixMatch | None = request[self._match]
+        run: ProfileRun | None
         for name, run in decision.runs.items():
             if run is None:
                 continue
-            row = run.row
-            target = run.candidates.snapshot.endpoints[row]
-            tokens = prompt
-            if match is not None and blocks is not None:
-                tokens = max(0, prompt - int(blocks[row]) * match.block_tokens)
-            tokens += output
+            target = run.target
+            tokens = (prompt if match is None else _uncached(prompt, match, run)) + output
             (held.tokens if name == decision.primary else held.secondary).append((target, tokens))
             self._load.add_tokens(target, tokens)
         request[self._held] = held
@@ -105,25 +101,25 @@ class InflightLoad(FollowsDecisions, DataProducer, PreRequest, ResponseStreaming
             self._release_when_due(request, decision, held)
 
     def response_streaming(self, request: Request, decision: Decision) -> None:
-        held = request[self._held]
+        held: Held | None = request[self._held]
         if held is not None:
             self._release(held, everything=not self.params.add_estimated_output_tokens)
 
     def response_complete(self, request: Request, decision: Decision, response: Response) -> None:
-        held = request[self._held]
+        held: Held | None = request[self._held]
         if held is not None:
             self._release(held, everything=True)
 
     def _release_when_due(self, request: Request, decision: Decision, held: Held) -> None:
-        learned = request[self._learned]
-        computes = decision.runs.get(decision.prefill) or decision.runs[decision.primary]
+        learned: LearnedCosts | None = request[self._learned]
+        computes: ProfileRun | None = decision.runs.get(decision.prefill) or decision.runs[decision.primary]
         if learned is None or computes is None:
             return
         predicted = float(learned.first_token_s[computes.row])
         if predicted < LONGEST_S:
             self._now = max(self._now, request.now)
             self._dues += 1
-            heapq.heappush(self._due, (request.now + predicted, self._dues, computes.targets[0].slot, held))
+            heapq.heappush(self._due, (request.now + predicted, self._dues, computes.target.slot, held))
             self._look_later()
 
     def _look_later(self) -> None:
@@ -157,3 +153,8 @@ class InflightLoad(FollowsDecisions, DataProducer, PreRequest, ResponseStreaming
             if limit is not None:
                 output = min(output, limit)
         return output
+
+
+def _uncached(prompt: int, match: PrefixMatch, run: ProfileRun) -> int:
+    """Returns how many of the tokens of a prompt the picked endpoint has to compute."""
+    return prompt if match.blocks is None else max(0, prompt - int(match.blocks[run.row]) * match.block_tokens)

@@ -126,7 +126,7 @@ class LatencyObserver(DataSource, DataProducer, PreRequest, ResponseReceived, Re
         if sent is None or primary is None:
             return
         at = primary.row if sent.rows is None else int(np.searchsorted(sent.rows, primary.row))
-        sent.owner = primary.targets[0].owner
+        sent.owner = primary.target.owner
         sent.load = sent.load[at : at + 1]  # drop the loads of the other endpoints, which are not needed any more
 
     def response_received(self, request: Request, decision: Decision, response: Response) -> None:

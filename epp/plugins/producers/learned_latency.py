@@ -5,10 +5,11 @@ from typing import Final
 import msgspec
 import numpy as np
 
+from compiled import calls
 from compiled.kernels.latency_reference import AHEAD, COSTS, ELAPSED, LOAD, TIMES, UNCACHED
 from epp.candidates import Candidates, Floats
 from epp.data import INFLIGHT_REQUESTS, INFLIGHT_TOKENS, KV_USAGE, RUNNING, WAITING, Datum
-from epp.decision import Decision, Response
+from epp.decision import Decision, ProfileRun, Response
 from epp.learning.choice import careful_costs
 from epp.learning.costs import LearnedCosts, learned_costs
 from epp.learning.model import FirstToken, Ints, LatencyModel
@@ -55,6 +56,20 @@ class Sent:
         self.decode_load = 0.0
         self.tokens = self.ahead = self.elapsed = self.load = self.predicted = self.first_at = 0.0
 
+    def goes(self, computes: ProfileRun, answers: ProfileRun) -> None:
+        """Takes the endpoints that compute the prompt and generate the answer, and drops the others, which are not needed any more."""
+        candidates, outlook = self.candidates, self.outlook
+        if candidates is None or outlook is None:
+            return
+        self.candidates = self.outlook = None
+        found, endpoint = _found(outlook, candidates, computes), computes.target
+        self.slot, self.generation = endpoint.slot, endpoint.generation
+        self.predicted, self.tokens, self.ahead = found[TIMES], found[UNCACHED], found[AHEAD]
+        self.elapsed, self.load = found[ELAPSED], found[LOAD]
+        if answers is not computes:
+            found, endpoint = _found(outlook, candidates, answers), answers.target
+        self.decode_slot, self.decode_generation, self.decode_load = endpoint.slot, endpoint.generation, found[LOAD]
+
 
 @plugin("learned-latency-producer")
 class LearnedLatency(FollowsMatches, DataProducer, PreRequest, ResponseReceived, ResponseStreaming, ResponseComplete):
@@ -89,7 +104,8 @@ class LearnedLatency(FollowsMatches, DataProducer, PreRequest, ResponseReceived,
         now, model = request.now, self._learning.model()
         snapshot, rows = candidates.snapshot, candidates.rows
         slots = snapshot.roster.slots if rows is None else snapshot.roster.slots[rows]
-        prompt, match = float(token_count(request)), request[self._match]
+        prompt = float(token_count(request))
+        match: PrefixMatch | None = request[self._match]
         held = None if match is None or match.blocks is None else candidates.narrow(match.blocks)
         outlook = model.outlook(
             slots,
@@ -107,7 +123,7 @@ class LearnedLatency(FollowsMatches, DataProducer, PreRequest, ResponseReceived,
         waits = [] if match is None else self._waits(match, candidates)
         if waits:
             add_waits(model, slots.tolist(), prompt, outlook, waits, now)
-        costs, why_not = outlook[COSTS], self._reason(model, snapshot.roster.slots)
+        why_not = self._reason(model, snapshot.roster.slots)
         if why_not:
             costs = careful_costs(
                 prompt,
@@ -116,38 +132,33 @@ class LearnedLatency(FollowsMatches, DataProducer, PreRequest, ResponseReceived,
                 candidates[RUNNING],
                 candidates[KV_USAGE],
             )
+        else:
+            costs = outlook[COSTS]
         request[self._costs] = LearnedCosts(
             _widened(costs, candidates), _widened(outlook[TIMES], candidates), model, why_not
         )
         request[self._sent] = Sent(candidates, outlook, now)
 
     def before_send(self, request: Request, decision: Decision) -> None:
-        sent, primary = request[self._sent], decision.runs.get(decision.primary)
-        run = decision.runs.get(decision.prefill) or primary  # the endpoint that computes the prompt
-        if sent is None or primary is None or run is None or sent.candidates is None or sent.outlook is None:
+        sent: Sent | None = request[self._sent]
+        answers: ProfileRun | None = decision.runs.get(decision.primary)
+        if sent is None or answers is None:
             return
-        row, rows, target = run.row, sent.candidates.rows, run.targets[0]
-        index = row if rows is None else int(np.searchsorted(rows, row))
-        chosen, decodes = sent.outlook[:, index].tolist(), primary.targets[0]
-        at_decode = primary.row if rows is None else int(np.searchsorted(rows, primary.row))
-        sent.decode_slot, sent.decode_generation = decodes.slot, decodes.generation
-        sent.decode_load = float(sent.outlook[LOAD, at_decode])
-        sent.candidates = sent.outlook = None  # drop the other endpoints, which are not needed any more
-        sent.slot, sent.generation, sent.counts = target.slot, target.generation, request.streaming
-        sent.predicted, sent.tokens, sent.ahead = chosen[TIMES], chosen[UNCACHED], chosen[AHEAD]
-        sent.elapsed, sent.load = chosen[ELAPSED], chosen[LOAD]
+        sent.goes(decision.runs.get(decision.prefill) or answers, answers)
+        sent.counts = request.streaming
         if sent.ahead <= 0.0:
-            self._learning.begins(target.slot, request.now)
+            self._learning.begins(sent.slot, request.now)
 
     def response_received(self, request: Request, decision: Decision, response: Response) -> None:
-        sent = request[self._sent]
+        sent: Sent | None = request[self._sent]
         if sent is None:
             return
         here = not response.served or response.served == decision.targets[0].address
         sent.counts = 200 <= response.status < 300 and response.streaming and here
 
     def response_streaming(self, request: Request, decision: Decision) -> None:
-        sent, now = request[self._sent], request.now
+        sent: Sent | None = request[self._sent]
+        now = request.now
         if sent is None or sent.slot < 0:
             return
         if request.streaming:
@@ -170,7 +181,7 @@ class LearnedLatency(FollowsMatches, DataProducer, PreRequest, ResponseReceived,
             )
 
     def response_complete(self, request: Request, decision: Decision, response: Response) -> None:
-        sent = request[self._sent]
+        sent: Sent | None = request[self._sent]
         if sent is None or not sent.counts or not sent.first_at or not response.whole or response.usage is None:
             return
         tokens = response.usage.completion
@@ -224,6 +235,12 @@ class LearnedObserver(LearnedLatency):
             for field in msgspec.structs.fields(params)
             if field.name not in WITH_EFFECT and getattr(params, field.name) != field.default
         ]
+
+
+def _found(outlook: Floats, candidates: Candidates, run: ProfileRun) -> list[float]:
+    """Returns what the outlook says of the endpoint that a profile picked."""
+    row, rows = run.row, candidates.rows
+    return calls.column(outlook, row if rows is None else int(np.searchsorted(rows, row)))
 
 
 def _widened(narrow: Floats, candidates: Candidates) -> Floats:

@@ -303,7 +303,7 @@ class PredictedLatency(FollowsMatches, DataProducer, PreRequest, ResponseStreami
         if prefill is not None and prefill is not primary:
             measured.prefill = features.at(prefill.row)
         if self.params.streaming_mode and measured.tpot_ms > 0.0:
-            owner = measured.running_at = primary.targets[0].owner
+            owner = measured.running_at = primary.target.owner
             insort(self._running.setdefault(owner, []), measured.tpot_ms)
 
     def response_streaming(self, request: Request, decision: Decision) -> None:
