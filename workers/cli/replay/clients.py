@@ -1,12 +1,9 @@
 """When requests arrive in a replay: clients who wait for an answer wait for the replayed one.
 
-    open       a request comes at its recorded time
-    turns      a request comes as long after the end of the one before as it was recorded: the one before in its flow, if no two requests
-               of that flow were ever under way at once, else the turn before in its conversation (the default)
-    clients    N clients: request k comes after the end of the (k - N)th answer, with the recorded pause, and after the turn before
-
-A request continues a conversation if its prompt begins with the whole prompt of an earlier one, that prompt had a block of its own, and
-there is room for its answer. So questions about one document do not count as a conversation.
+open       a request comes at its recorded time
+turns      a request comes as long after the end of the one before as it was recorded: the one before in its flow, if no two requests
+           of that flow were ever under way at once, else the turn before in its conversation (the default)
+clients    N clients: request k comes after the end of the (k - N)th answer, with the recorded pause, and after the turn before
 """
 
 import heapq
@@ -15,18 +12,18 @@ import math
 from collections.abc import Sequence
 from typing import Final
 
-import numpy as np
-
+from workers.cli.replay.prompts import OPEN
 from workers.cli.replay.reading import Asked
 
-OPEN: Final = -1
 CLOCK_S: Final = 0.002  # workers see the end of an answer and the next request in any order within this time
-ANSWER_SHARE: Final = 0.5  # of an answer's tokens, by which a next turn is longer at least: tokens are estimates
 
 
-def turns(requests: Sequence[Asked]) -> list[int]:
-    """Returns for each request the index of the one for whose end its client waited, or OPEN. `requests`: in the order of arrival."""
-    before = conversations(requests)
+def turns(requests: Sequence[Asked], conversations: Sequence[int]) -> list[int]:
+    """Returns for each request the index of the one for whose end its client waited, or OPEN.
+
+    `requests`: in the order of arrival. `conversations`: the turn before each in its conversation, or OPEN.
+    """
+    before = list(conversations)
     flows: dict[int, list[int]] = {}
     for index, asked in enumerate(requests):
         if asked.flow:
@@ -41,32 +38,6 @@ def turns(requests: Sequence[Asked]) -> list[int]:
 
 def _ends_before(earlier: Asked, later: Asked) -> bool:
     return earlier.at + (0.0 if math.isnan(earlier.lasted_s) else earlier.lasted_s) <= later.at + CLOCK_S
-
-
-def conversations(requests: Sequence[Asked]) -> list[int]:
-    """Returns for each request the index of the turn before in its conversation, or OPEN. `requests`: in the order of arrival."""
-    before = [OPEN] * len(requests)
-    ends: dict[int, int] = {}  # the last whole block of a prompt -> the last request with this prompt
-    seen: set[int] = set()
-    for index, asked in enumerate(requests):
-        hashes = np.frombuffer(asked.hashes, "<u8").tolist()
-        whole = hashes[: asked.prompt_tokens // asked.block_tokens] if asked.block_tokens else []
-        for block in reversed(whole):
-            found = ends.get(block)
-            if found is not None and _continues(requests[found], asked):
-                before[index] = found
-                del ends[block]  # a turn has one next turn
-                break
-        if whole and whole[-1] not in seen:
-            ends[whole[-1]] = index
-        seen.update(whole)
-    return before
-
-
-def _continues(earlier: Asked, later: Asked) -> bool:
-    if math.isnan(earlier.lasted_s) or earlier.at + earlier.lasted_s > later.at:
-        return False
-    return later.prompt >= earlier.prompt + ANSWER_SHARE * (earlier.output or 0)
 
 
 class Arrivals:

@@ -219,8 +219,7 @@ def job_of(asked: Asked, number: int, *, known: bool = False) -> Job:
         cached = min(asked.expected if asked.cached is None else asked.cached, max(asked.prompt - 1, 0))
     output = asked.output if asked.output is not None else asked.max_tokens or OUTPUT_TOKENS
     blocks = np.frombuffer(asked.hashes, dtype="<u8").tolist() if not known else []
-    size = asked.block_tokens * asked.prompt / asked.prompt_tokens if asked.prompt_tokens else 1.0
-    return Job(number, blocks, size, asked.prompt, output, cached)
+    return Job(number, blocks, asked.server_block_tokens, asked.prompt, output, cached)
 
 
 def _window(requests: list[Asked], size: int) -> list[Asked]:

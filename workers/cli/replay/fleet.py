@@ -6,7 +6,7 @@ in the recording. A server that was down fails its requests, and comes back with
 
 import math
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -25,10 +25,11 @@ from workers.cli.replay.reading import Lifetime
 from workers.cli.replay.servers import UNBOUNDED, Speed, server
 
 SCRAPE_S: Final = 0.05
-INDEX_S: Final = 0.004  # from a decision until all workers see its blocks in the index
+INDEX_S: Final = 0.009  # from a decision until all workers see its blocks in the index
 INDEX_ENTRIES: Final = 1 << 19
 INDEX_BLOCK_TOKENS: Final = 64
 SERVER_BLOCK_TOKENS: Final = 16
+Batch = tuple[int, float, float]  # slot of an endpoint; requests that it runs; requests that wait there
 
 
 class Fleet:
@@ -114,6 +115,13 @@ class Fleet:
         if self._told:
             self._index(now)
         self._now = now
+
+    def batches(self) -> Iterator[Batch]:
+        """Yields what the last scrape said of each listed endpoint that answered it."""
+        waiting, running, _ = self._counts
+        for slot in self._listed.tolist():
+            if self.up[slot]:
+                yield slot, running.item(slot), waiting.item(slot)
 
     def _made(self) -> Snapshot:
         rows = self._listed

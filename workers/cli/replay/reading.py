@@ -53,6 +53,11 @@ class Asked(msgspec.Struct, frozen=True, gc=False):
     expected: int
     answered: bool
 
+    @property
+    def server_block_tokens(self) -> float:
+        """Returns the tokens of a block as the server counts them, which may be others than the picker's."""
+        return self.block_tokens * self.prompt / self.prompt_tokens if self.prompt_tokens else 1.0
+
 
 class Sight:
     """What scrapes said of one endpoint: `full[n]` and `looks[n]`: how often it ran n requests, with and without others waiting."""

@@ -22,13 +22,14 @@ from epp.errors import Refused
 from epp.pipeline import Pipeline
 from epp.request import BYTES_PER_TOKEN, DEFAULT_FLOW, EMPTY_PROMPT, Prompt, Request
 from workers.cli.offline import OfflineError, worker_services
-from workers.cli.replay.clients import OPEN, Arrivals, turns
+from workers.cli.replay.clients import Arrivals, turns
 from workers.cli.replay.fit import job_of
 from workers.cli.replay.fleet import Fleet
+from workers.cli.replay.prompts import OPEN, Prompts, compared
 from workers.cli.replay.reading import Asked, Lifetime
 from workers.cli.replay.servers import Job, Speed
+from workers.cli.replay.services import BATCHES_S, ReplayLearning, ReplayServices
 from workers.cli.replay.waiting import LOOK_S, Pause, Queue, Waited, admission_of
-from workers.worker.services import WorkerServices
 
 REFUSED, FAILED = -1, -2  # in `Run.target`: no endpoint was chosen; its server died
 BAD_GATEWAY: Final = 503
@@ -66,9 +67,13 @@ def empty(size: int) -> Run:
 
 
 class World(msgspec.Struct, frozen=True):
-    """What is replayed: the requests in the order of arrival, with the turn before each, the servers, and how clients behave."""
+    """What is replayed: the requests in the order of arrival, what their prompts share, the servers, and how clients behave.
+
+    `before`: for whose end each request waits, or OPEN.
+    """
 
     requests: Sequence[Asked]
+    prompts: Prompts
     before: Sequence[int]
     endpoints: Sequence[Lifetime]
     speeds: Sequence[Speed]
@@ -81,40 +86,9 @@ def world(
     requests: Sequence[Asked], endpoints: Sequence[Lifetime], speeds: Sequence[Speed], *, open: bool, clients: int
 ) -> World:
     """Returns what is replayed as recorded. `open`: whether no client waits for an answer."""
-    before = [OPEN] * len(requests) if open else turns(requests)
-    return World(requests, before, endpoints, speeds, clients=clients)
-
-
-class ReplayServices(WorkerServices):
-    """The services of a worker, with timers and waits in virtual time, and without other servers."""
-
-    def __init__(self, *of_worker: Any, **named: Any) -> None:
-        super().__init__(*of_worker, **named)
-        self.timers: list[tuple[float, int, float, Callable[[], object]]] = []
-
-    def every(self, seconds: float, act: Callable[[], object]) -> None:
-        heapq.heappush(self.timers, (seconds, len(self.timers), seconds, act))
-
-    def after(self, seconds: float) -> Pause:  # type: ignore[override]
-        return Pause(seconds)
-
-    def spawn(self, work: Coroutine[Any, Any, Any], timeout_s: float) -> Any:
-        work.close()
-        raise self._elsewhere("works in the background")
-
-    def http(self, method: str, url: str, *_: Any, **__: Any) -> Any:
-        raise self._elsewhere(f"asks another server ({method} {url})")
-
-    def _elsewhere(self, does: str) -> OfflineError:
-        name = f"the plugin '{self._owner.name}'" if self._owner is not None else "a plugin"
-        return OfflineError(f"{name} {does}, which a replay cannot do: leave it out of the configuration")
-
-    def passed(self, now: float) -> None:
-        """Calls what is due."""
-        while self.timers and self.timers[0][0] <= now:
-            due, order, seconds, act = self.timers[0]
-            heapq.heapreplace(self.timers, (due + seconds, order, seconds, act))
-            act()
+    prompts = compared(requests)
+    before = [OPEN] * len(requests) if open else turns(requests, prompts.before)
+    return World(requests, prompts, before, endpoints, speeds, clients=clients)
 
 
 class _Lease:
@@ -154,6 +128,9 @@ class Replay:
         self._fleet = fleet = Fleet(world.endpoints, world.speeds)
         self._services = worker_services(config, fleet, ReplayServices)
         self._services.load = fleet
+        self._services.learning = learning = ReplayLearning(fleet.batches)
+        self._timers = self._services.timers
+        self._timers.after(BATCHES_S, learning.look, BATCHES_S)
         self._services.rng.seed(world.seed)
         self._pipeline.start(self._services)
         priorities = {asked.priority for asked in world.requests}
@@ -194,8 +171,7 @@ class Replay:
 
     def _pass(self, now: float) -> None:
         self._fleet.passed(now)
-        if self._services.timers:
-            self._services.passed(now)
+        self._timers.passed(now)
 
     # Requests.
 
@@ -262,7 +238,8 @@ class Replay:
             self._fail(number, now)
             return
         self._advance(slot, now)
-        job = job_of(self._requests[number], number)
+        job, prompts = job_of(self._requests[number], number), self._world.prompts
+        job.known, job.beyond = prompts.known[number], prompts.beyond[number]
         run.prompt[number], run.output[number] = job.prompt, job.output
         fleet.servers[slot].submit(job, now)
         self._wake(slot)

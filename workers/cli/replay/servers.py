@@ -53,10 +53,12 @@ class Speed(msgspec.Struct, frozen=True):
 
 class Job:
     """One request inside a server. `blocks`: the chain of block hashes of the prompt. `cached`: tokens that need no computing; below 0: the
-    server's cache decides at the start.
+    server's cache decides at the start. `known`, `beyond`: if it holds exactly `known` blocks, it has so many tokens more.
     """
 
-    __slots__ = ("block_tokens", "blocks", "cached", "left", "needs", "number", "output", "prompt", "ready_at")
+    __slots__ = (
+        "beyond", "block_tokens", "blocks", "cached", "known", "left", "needs", "number", "output", "prompt", "ready_at"
+    )  # fmt: skip
 
     def __init__(
         self, number: int, blocks: list[int], block_tokens: float, prompt: int, output: int, cached: int = -1
@@ -68,6 +70,7 @@ class Job:
         self.prompt = prompt
         self.output = max(output, 1)
         self.cached = cached
+        self.known = self.beyond = 0
         self.ready_at = 0.0
         self.left = 0  # tokens of the prompt that are not computed yet
         self.needs = (
@@ -119,7 +122,8 @@ class Cache:
         room = max(self._tokens - output_tokens, 0)
         while held and (self._held_tokens > room or len(held) > BLOCKS_MAX):
             self._held_tokens -= held.popitem(last=False)[1]
-        return min(int(hits * size), max(job.prompt - 1, 0))
+        cached = int(hits * size) + (job.beyond if hits == job.known else 0)
+        return min(cached, max(job.prompt - 1, 0))
 
 
 class _Queue:

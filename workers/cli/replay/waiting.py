@@ -33,14 +33,16 @@ __all__ = ["LOOK_S", "Pause", "Queue", "Waited", "admission_of"]
 class Pause:
     """A wait in virtual time. Implements `epp.plugin.Waiting`: awaiting it yields it to the replay."""
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, call_after: Callable[[float, Callable[[], object]], object]) -> None:
+        """`call_after`: calls a function after so many seconds."""
         self.seconds = seconds
+        self._call_after = call_after
 
     def __await__(self) -> Generator["Pause", None, None]:
         yield self
 
     def add_done_callback(self, call: Callable[..., object], /) -> None:
-        """Does nothing: the replay knows when the wait is over."""
+        self._call_after(self.seconds, lambda: call(self))
 
 
 class Waited:

@@ -6,35 +6,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.workers.cli.replay.recordings import asked
-from workers.cli.replay.clients import OPEN, Arrivals, conversations, turns
-
-
-def test_a_turn_continues_the_prompt_and_the_answer_of_the_turn_before() -> None:
-    requests = [asked(0.0, 1, 2), asked(1.0, 9), asked(2.0, 1, 2, 3, 4), asked(3.0, 1, 2, 3, 4, 5)]
-    assert conversations(requests) == [OPEN, OPEN, 0, 2]
-
-
-def test_questions_about_one_document_are_no_conversation() -> None:
-    """The first question leaves the document as its last whole block, so the second one may look like its next turn; no later one does."""
-    document = (1, 2, 3)
-    requests = [asked(float(at), *document, 100 + at) for at in range(5)]
-    assert conversations(requests) == [OPEN] * 5
-
-
-def test_a_request_during_an_answer_does_not_wait_for_it() -> None:
-    assert conversations([asked(0.0, 1, 2, lasted=5.0), asked(1.0, 1, 2, 3, 4)]) == [OPEN, OPEN]
+from workers.cli.replay.clients import Arrivals, turns
+from workers.cli.replay.prompts import OPEN, compared
 
 
 def test_a_flow_that_never_overlaps_is_one_client() -> None:
     alone = [asked(0.0, 1, flow=7), asked(1.0, 2, flow=7), asked(2.0, 3, flow=7)]
-    assert turns(alone) == [OPEN, 0, 1]
+    assert turns(alone, [OPEN] * 3) == [OPEN, 0, 1]
     busy = [asked(0.0, 1, flow=7, lasted=1.5), asked(1.0, 2, flow=7), asked(2.0, 3, flow=7)]
-    assert turns(busy) == [OPEN, OPEN, OPEN]
+    assert turns(busy, [OPEN] * 3) == [OPEN, OPEN, OPEN]
 
 
 def test_a_turn_comes_after_the_recorded_pause_from_the_replayed_end() -> None:
     requests = [asked(10.0, 1, 2), asked(11.0, 1, 2, 3, 4)]
-    arrivals = Arrivals(requests, conversations(requests), 1.0)
+    arrivals = Arrivals(requests, compared(requests).before, 1.0)
     assert (arrivals.due, arrivals.pop(), arrivals.due) == (0.0, 0, math.inf)
     arrivals.ended(0, 3.0)
     assert (arrivals.due, arrivals.pop()) == (3.5, 1)
@@ -42,7 +27,7 @@ def test_a_turn_comes_after_the_recorded_pause_from_the_replayed_end() -> None:
 
 def test_a_higher_rate_shortens_pauses() -> None:
     requests = [asked(10.0, 1, 2), asked(11.0, 1, 2, 3, 4), asked(14.0, 7)]
-    arrivals = Arrivals(requests, conversations(requests), 2.0)
+    arrivals = Arrivals(requests, compared(requests).before, 2.0)
     arrivals.pop()
     arrivals.ended(0, 0.5)
     assert (arrivals.due, arrivals.pop()) == (0.75, 1)
@@ -68,7 +53,7 @@ def test_each_request_arrives_once_in_the_order_of_time(gaps: list[float], clien
     for number, gap in enumerate(gaps):
         at += gap
         requests.append(asked(at, number % 3, number % 5, flow=number % 4, lasted=gap / 2))
-    arrivals = Arrivals(requests, turns(requests), 1.0, clients)
+    arrivals = Arrivals(requests, turns(requests, compared(requests).before), 1.0, clients)
     arrived, now = [], 0.0
     while arrivals.due < math.inf:
         assert arrivals.due >= now - 1e-9

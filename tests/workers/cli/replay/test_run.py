@@ -13,7 +13,6 @@ from workers.cli.replay.run import (
     FAILED,
     REFUSED,
     Replay,
-    ReplayServices,
     Run,
     headers_of,
     prompt_text,
@@ -21,6 +20,7 @@ from workers.cli.replay.run import (
     world,
 )
 from workers.cli.replay.servers import UNBOUNDED, Speed
+from workers.cli.replay.services import ReplayServices
 
 SPEED = Speed("steps", 0.001, 1e-4, 0.01, 0.0, 8192, UNBOUNDED, UNBOUNDED, 0, 0.0)
 FLOW = """\

@@ -95,6 +95,14 @@ def test_cached_blocks_are_not_computed_again_and_the_last_token_always_is() -> 
     assert cache.take(job(2, 1, 2), 0) == 199
 
 
+def test_a_server_that_holds_just_the_known_blocks_has_more_of_the_next_one() -> None:
+    cache = Cache(UNBOUNDED)
+    first, second, third = (job(number, 1, number, number + 10) for number in (2, 3, 2))
+    second.known = third.known = 1
+    second.beyond = third.beyond = 30
+    assert [cache.take(each, 0) for each in (first, second, third)] == [0, 130, 299]
+
+
 def test_a_full_cache_forgets_what_was_unused_longest_and_ends_of_prompts_first() -> None:
     cache = Cache(200)
     cache.take(job(1, 1, 2), 0)

@@ -1,0 +1,82 @@
+"""What prompts have in common: which request continues which conversation, and what servers cache beyond the blocks of earlier prompts.
+
+A request continues a conversation if its prompt begins with the whole prompt of an earlier one, that prompt had a block of its own, and
+there is room for its answer. So questions about one document do not count as a conversation.
+
+Block hashes say what two prompts share only in whole blocks of the picker. A server caches smaller blocks, and may keep its answer, with
+which the next turn goes on. What it reported says how much that is, if it held all blocks that any earlier prompt had. Otherwise, the
+median of the other requests counts.
+"""
+
+import math
+import statistics
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from workers.cli.replay.reading import Asked
+
+OPEN: Final = -1
+ANSWER_SHARE: Final = 0.5  # of an answer's tokens, by which a next turn is longer at least: tokens are estimates
+
+
+class Prompts(NamedTuple):
+    """Per request: the index of the turn before in its conversation, or OPEN; how many leading blocks of its prompt an earlier prompt had;
+    and how many tokens more a server has cached that holds these blocks.
+    """
+
+    before: list[int]
+    known: list[int]
+    beyond: list[int]
+
+
+def compared(requests: Sequence[Asked]) -> Prompts:
+    """Compares each prompt with the earlier ones. `requests`: in the order of arrival."""
+    before = [OPEN] * len(requests)
+    known = [0] * len(requests)
+    ends: dict[int, int] = {}  # the last whole block of a prompt -> the last request with this prompt
+    seen: set[int] = set()
+    for index, asked in enumerate(requests):
+        if not asked.block_tokens:
+            continue
+        blocks = np.frombuffer(asked.hashes, "<u8").tolist()[: asked.prompt_tokens // asked.block_tokens]
+        count = known[index] = _leading(blocks, seen)
+        for at in range(count - 1, -1, -1):
+            found = ends.get(blocks[at])
+            if found is not None and _continues(requests[found], asked):
+                before[index] = found
+                del ends[blocks[at]]  # a turn has one next turn
+                break
+        if count < len(blocks):
+            ends[blocks[-1]] = index
+            seen.update(blocks[count:])
+    return Prompts(before, known, _beyond(requests, known))
+
+
+def _leading(blocks: Sequence[int], seen: set[int]) -> int:
+    """Returns how many leading blocks were seen. A hash stands for all blocks before it, too, so halving finds the last one."""
+    low, high = 0, len(blocks)
+    while low < high:
+        middle = (low + high) // 2
+        if blocks[middle] in seen:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+def _continues(earlier: Asked, later: Asked) -> bool:
+    if math.isnan(earlier.lasted_s) or earlier.at + earlier.lasted_s > later.at:
+        return False
+    return later.prompt >= earlier.prompt + ANSWER_SHARE * (earlier.output or 0)
+
+
+def _beyond(requests: Sequence[Asked], known: Sequence[int]) -> list[int]:
+    found: list[int | None] = []
+    for asked, blocks in zip(requests, known, strict=True):
+        size = asked.server_block_tokens
+        more = None if asked.cached is None or not blocks else asked.cached - int(blocks * size)
+        found.append(more if more is not None and more > -size else None)
+    usual = int(statistics.median([more for more in found if more is not None] or [0]))
+    return [(usual if blocks else 0) if more is None else more for more, blocks in zip(found, known, strict=True)]
