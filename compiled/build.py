@@ -38,6 +38,8 @@ OBJECTS_MAX: Final = 600
 BUILDS_MAX: Final = 4  # older builds that are kept, so that a change to another branch and back builds nothing
 FLAGS: Final = ("-O2", "-g0", "-fPIC", "-fvisibility=hidden", "-fno-strict-overflow", "-DNDEBUG", "-w")
 KERNEL_FLAGS: Final = (*FLAGS, "-O3", "-ffp-contract=off")  # a fused multiplication would give other numbers than NumPy
+# Without these, each of the many small libraries has 67 KB on aarch64, nearly all of it padding between its parts.
+SMALL_LINK: Final = ("-Wl,-z,norelro", "-Wl,-z,noseparate-code")
 MYPY_SETTINGS: Final = "[mypy]\nfollow_imports = silent\nignore_missing_imports = true\n"
 PLUGIN_CLASS: Final = re.compile(r"^@(?:plugin\(.*\)|subclassed)\nclass (\w+)", re.MULTILINE)
 STRUCT: Final = re.compile(r"^class \w+\(.*\bStruct\b", re.MULTILINE)
@@ -210,8 +212,8 @@ def build(target: Target | None = None, jobs: int | None = None) -> bool:
             small = list(pool.map(cached.compiled, shims))
             numeric = list(pool.map(kernels.compiled, (ROOT / path for path in KERNEL_SOURCES)))
             ready = Path(tempfile.mkdtemp(dir=BUILT, prefix=".unfinished-"))
-            links = [(LIBRARY, objects), (KERNELS, numeric)]
-            links += [(module_name(path), [obj]) for path, obj in zip(PATHS, small, strict=True)]
+            links: list[tuple[str, list[Path], Sequence[str]]] = [(LIBRARY, objects, ()), (KERNELS, numeric, ())]
+            links += [(module_name(path), [obj], SMALL_LINK) for path, obj in zip(PATHS, small, strict=True)]
             list(pool.map(lambda link: _link(target.compiler, ready, *link), links))
         cached.prune()
     ready.chmod(0o755)
@@ -224,8 +226,8 @@ def build(target: Target | None = None, jobs: int | None = None) -> bool:
     return True
 
 
-def _link(command: Sequence[str], folder: Path, name: str, objects: Sequence[Path]) -> None:
-    _run([*command, "-shared", *map(str, objects), "-o", str(folder / f"{name}{SUFFIX}")])
+def _link(command: Sequence[str], folder: Path, name: str, objects: Sequence[Path], flags: Sequence[str]) -> None:
+    _run([*command, "-shared", *flags, *map(str, objects), "-o", str(folder / f"{name}{SUFFIX}")])
 
 
 def _forget_others(kept: Path) -> None:
