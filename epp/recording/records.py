@@ -133,7 +133,7 @@ class Decided(msgspec.Struct, array_like=True, frozen=True, tag=DECIDED):
     counts or estimates them.
     `block_tokens`: tokens per block, 0: no producer divides prompts. `hashes`: uint64, the chain of block hashes under the secret.
     `roster`: the number of its Roster. `rows`: int64, the endpoints that it might have got; None: all.
-    `inflight`: float64, requests in flight at each of these. `inflight_tokens`: the same of tokens; None: no plugin reads them.
+    `inflight`: int64, requests in flight at each of these. `inflight_tokens`: float64, the same of tokens; None: no plugin reads them.
     `matched`: float64 of shape (endpoints of the roster,), leading blocks that each holds; None: none holds any.
     `runs`: the profiles that ran. `targets`: the slots of the chosen endpoints, best first. `refused`: the cause if there are none.
     `facts`: one keyed hash per header of `Configured.headers`; 0: the request has no such header.

@@ -67,7 +67,7 @@ def with_config(config: EffectiveConfig, request: Traced, trace: Trace) -> Expla
     """Decides on the request again, with this configuration, at the recorded moment. Raises OfflineError."""
     decided, members = request.decided, request.considered()
     here = [(row, member) for row, member in enumerate(members) if member is not None]
-    inflight = floats(decided.inflight)
+    inflight = ints(decided.inflight)
     cached = _cached(request)
     known = []
     for row, member in here:
@@ -159,7 +159,7 @@ def _candidate(
     values, state = ({}, 0) if member is None else _values(trace, member, decided.at)
     matched = None if decided.matched is None else int(floats(decided.matched)[row]) * decided.block_tokens
     at = place.get(row)
-    load = {} if at is None else {"inflight_requests": float(floats(decided.inflight)[at])}
+    load = {} if at is None else {"inflight_requests": float(ints(decided.inflight)[at])}
     return Candidate(
         endpoint=_name(member, row),
         address="" if member is None else member.address,

@@ -125,7 +125,7 @@ class Recorder:
             if considered.snapshot.roster is not sender.roster:
                 self._describe(considered)
             rows = None if considered.rows is None else considered.rows.tobytes()
-            inflight = considered[INFLIGHT_REQUESTS].tobytes()
+            inflight = np.asarray(considered[INFLIGHT_REQUESTS], np.int64).tobytes()
             if self._reads_tokens:
                 tokens = considered[INFLIGHT_TOKENS].tobytes()
         match: PrefixMatch | None = None if self._match is None else request[self._match]

@@ -97,7 +97,7 @@ def test_a_request_has_a_record_of_its_decision_and_one_of_its_end() -> None:
     (run,) = decided.runs
     assert floats(run.totals).tolist() == floats(run.scores[0]).tolist() == [0.0, 1.0, 0.5]
     assert decided.targets == [1] and run.picked == [1] and not decided.refused
-    assert floats(decided.inflight).tolist() == [0, 0, 0]
+    assert ints(decided.inflight).tolist() == [0, 0, 0]
     assert (ended.number, ended.status, ended.slot, ended.whole) == (decided.number, 200, 1, True)
     assert (ended.first_s, ended.lasted_s, ended.answer_bytes) == (0.25, 0.75, len(USAGE))
     assert (ended.prompt, ended.cached, ended.completion) == (9, 5, 4)
@@ -111,7 +111,7 @@ def test_prefixes_and_facts_about_headers_are_hashes() -> None:
     configured, decided = (r for r in recording.records() if isinstance(r, Configured | Decided))
     assert configured.headers == ["x-zone"] and decided.facts == [Keyed(SECRET)("zone-canary")]
     assert decided.block_tokens == 64 and len(np.frombuffer(decided.hashes, "<u8")) == 3
-    assert floats(decided.inflight).tolist() == [1, 2, 3]
+    assert ints(decided.inflight).tolist() == [1, 2, 3]
     static = [name for name, _, is_static in configured.profiles[0].scorers if is_static]
     assert static == ["kv-cache-utilization-scorer"]
     assert len(decided.runs[0].scores) == len(configured.profiles[0].scorers) - len(static)

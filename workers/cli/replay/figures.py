@@ -2,7 +2,8 @@
 
 import operator
 import re
-from collections.abc import Callable, Mapping
+import statistics
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -118,6 +119,11 @@ def figures(run: Run, base: Ints, endpoints: int, counted: slice | np.ndarray = 
         load=float(counts.max() / counts.mean()),
         moved=float((target != base[counted]).mean()),
     )
+
+
+def median(each: Sequence[Figures]) -> Figures:
+    """Returns the median of each figure. `each`: of an odd number of runs."""
+    return Figures(*(statistics.median(values) for values in zip(*map(msgspec.structs.astuple, each), strict=True)))
 
 
 def _percentile(values: Floats, percent: float) -> float:

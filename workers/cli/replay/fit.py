@@ -218,7 +218,7 @@ def job_of(asked: Asked, number: int, *, known: bool = False) -> Job:
     if known or not asked.hashes:
         cached = min(asked.expected if asked.cached is None else asked.cached, max(asked.prompt - 1, 0))
     output = asked.output if asked.output is not None else asked.max_tokens or OUTPUT_TOKENS
-    blocks = np.frombuffer(asked.hashes, dtype="<u8").tolist() if not known else []
+    blocks = [] if known else asked.whole_blocks()
     return Job(number, blocks, asked.server_block_tokens, asked.prompt, output, cached)
 
 

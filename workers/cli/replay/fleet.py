@@ -21,13 +21,14 @@ from shm.prefix_reader import IndexReader
 from shm.prefix_writer import IndexWriter
 from shm.segment import Region
 from workers.cli.offline import OfflineError
-from workers.cli.replay.reading import Lifetime
+from workers.cli.replay.reading import Asked, Lifetime
 from workers.cli.replay.servers import UNBOUNDED, Speed, server
+from workers.endpoints.index_limits import PrefixUse
+from workers.shared.bus import AGE_TICKS
 
 SCRAPE_S: Final = 0.05
 INDEX_S: Final = 0.009  # from a decision until all workers see its blocks in the index
 INDEX_ENTRIES: Final = 1 << 19
-INDEX_BLOCK_TOKENS: Final = 64
 SERVER_BLOCK_TOKENS: Final = 16
 Batch = tuple[int, float, float]  # slot of an endpoint; requests that it runs; requests that wait there
 
@@ -35,14 +36,15 @@ Batch = tuple[int, float, float]  # slot of an endpoint; requests that it runs; 
 class Fleet:
     """Implements `epp.decide.EndpointPool`, the prefix index, and the counts of load. Endpoints have their index as slot."""
 
-    def __init__(self, endpoints: Sequence[Lifetime], speeds: Sequence[Speed]) -> None:
+    def __init__(self, endpoints: Sequence[Lifetime], speeds: Sequence[Speed], use: PrefixUse | None = None) -> None:
+        """`use`: what the configuration requires of the prefix index; None: it does not use it."""
         self.servers = [server(speed) for speed in speeds]
         self._speeds = speeds
         schema = IndexSchema(INDEX_ENTRIES)
         region = Region(memoryview(bytearray(schema.bytes)))
         self._writer = IndexWriter(schema, region)
         self.match: Callable[[Hashes], Mapping[int, int]] = IndexReader(schema, region).match
-        self._endpoints = [self._endpoint(slot, each, speeds[slot]) for slot, each in enumerate(endpoints)]
+        self._endpoints = [self._endpoint(slot, each, speeds[slot], use) for slot, each in enumerate(endpoints)]
         size = len(endpoints)
         self.inflight, self._tokens = np.zeros(size), np.zeros(size)
         self.up = [True] * size
@@ -56,11 +58,12 @@ class Fleet:
         self._rows: np.ndarray | None = None
         self.list(range(size))
 
-    def _endpoint(self, slot: int, lifetime: Lifetime, speed: Speed) -> Endpoint:
+    def _endpoint(self, slot: int, lifetime: Lifetime, speed: Speed, use: PrefixUse | None) -> Endpoint:
         member = lifetime.member
         owner = self._writer.new_owner()
-        if speed.cache_tokens < UNBOUNDED:
-            self._writer.limit(owner, max(speed.cache_tokens // INDEX_BLOCK_TOKENS, 1))
+        if use is not None:
+            knows = use.auto_tune and speed.cache_tokens < UNBOUNDED
+            self._writer.limit(owner, (knows and speed.cache_tokens // use.block_tokens) or use.lru_capacity)
         host, _, port = member.address.rpartition(":")
         return Endpoint(
             name=member.name,
@@ -106,7 +109,7 @@ class Fleet:
             waiting, running, usage = self._counts
             for slot, each in enumerate(self.servers):
                 if self.up[slot]:
-                    waiting[slot] = len(each.waiting)
+                    waiting[slot] = each.queued(self._scraped_at) if each.waiting else 0
                     running[slot] = each.running
                     usage[slot] = min(each.active_tokens / self._speeds[slot].cache_tokens, 1.0)
                     self._inflight_at_scrape[slot] = self.inflight[slot]
@@ -162,13 +165,18 @@ class Fleet:
     def forget(self, hashes: Hashes, owner: int) -> None:
         self._told.append((self._now + INDEX_S, hashes, owner, False))
 
+    def warm(self, slot: int, asked: Asked, blocks: int, hashes: Hashes) -> None:
+        """Lets a server hold the first blocks of a prompt before the first request. `hashes`: what the index has of them."""
+        self.servers[slot].warm(asked.whole_blocks()[:blocks], asked.server_block_tokens)
+        self._writer.insert(hashes, self._endpoints[slot].owner, 0)
+
     def _index(self, now: float) -> None:
         """Adds to the index what was told INDEX_S ago."""
         told = self._told
         while told and told[0][0] <= now:
             _, hashes, owner, learned = told.popleft()
             if learned:
-                self._writer.insert(hashes, owner, int(now))
+                self._writer.insert(hashes, owner, int(now * AGE_TICKS))
             else:
                 self._writer.forget(hashes, owner)
 

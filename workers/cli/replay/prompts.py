@@ -6,14 +6,14 @@ there is room for its answer. So questions about one document do not count as a 
 Block hashes say what two prompts share only in whole blocks of the picker. A server caches smaller blocks, and may keep its answer, with
 which the next turn goes on. What it reported says how much that is, if it held all blocks that any earlier prompt had. Otherwise, the
 median of the other requests counts.
+
+Blocks that a server was predicted to hold, and that no request of the recording had sent there before, were there when it began.
 """
 
 import math
 import statistics
 from collections.abc import Sequence
 from typing import Final, NamedTuple
-
-import numpy as np
 
 from workers.cli.replay.reading import Asked
 
@@ -31,6 +31,14 @@ class Prompts(NamedTuple):
     beyond: list[int]
 
 
+class Warm(NamedTuple):
+    """An endpoint that held the first `blocks` blocks of the prompt of request `number` before the recording began."""
+
+    number: int
+    endpoint: int
+    blocks: int
+
+
 def compared(requests: Sequence[Asked]) -> Prompts:
     """Compares each prompt with the earlier ones. `requests`: in the order of arrival."""
     before = [OPEN] * len(requests)
@@ -38,10 +46,9 @@ def compared(requests: Sequence[Asked]) -> Prompts:
     ends: dict[int, int] = {}  # the last whole block of a prompt -> the last request with this prompt
     seen: set[int] = set()
     for index, asked in enumerate(requests):
-        if not asked.block_tokens:
-            continue
-        blocks = np.frombuffer(asked.hashes, "<u8").tolist()[: asked.prompt_tokens // asked.block_tokens]
-        count = known[index] = _leading(blocks, seen)
+        blocks = asked.whole_blocks()
+        count = _leading(blocks, seen)
+        known[index] = min(max([count, *(held for _, held in asked.held)]), len(blocks))
         for at in range(count - 1, -1, -1):
             found = ends.get(blocks[at])
             if found is not None and _continues(requests[found], asked):
@@ -52,6 +59,24 @@ def compared(requests: Sequence[Asked]) -> Prompts:
             ends[blocks[-1]] = index
             seen.update(blocks[count:])
     return Prompts(before, known, _beyond(requests, known))
+
+
+def warm(requests: Sequence[Asked]) -> list[Warm]:
+    """Returns what endpoints held before the first request, in the order in which the requests show it."""
+    found = []
+    held: dict[int, set[int]] = {}  # endpoint -> blocks
+    decided = [asked.at + asked.waited_s for asked in requests]
+    until = max((at for at, asked in zip(decided, requests, strict=True) if asked.held), default=-math.inf)
+    for number in sorted((number for number, at in enumerate(decided) if at <= until), key=decided.__getitem__):
+        asked = requests[number]
+        blocks = asked.whole_blocks()
+        for endpoint, count in asked.held:
+            there = held.setdefault(endpoint, set())
+            if blocks and blocks[min(count, len(blocks)) - 1] not in there:
+                found.append(Warm(number, endpoint, count))
+                there.update(blocks[:count])
+        held.setdefault(asked.target, set()).update(blocks)
+    return found
 
 
 def _leading(blocks: Sequence[int], seen: set[int]) -> int:

@@ -7,6 +7,7 @@ from typing import Final
 
 import click
 import msgspec
+import numpy as np
 
 from epp.data import CACHE_BLOCK_SIZE, CACHE_NUM_BLOCKS, RUNNING, WAITING
 from epp.recording.records import Configured, Decided, Ended, Member, Scraped, floats, ints
@@ -18,6 +19,7 @@ REQUESTS_MAX: Final = 1_000_000
 NAN: Final = math.nan
 UNREACHABLE: Final = 4  # in a state of `Scraped`: the endpoint is down; an ejected one may still answer
 SHOWN_EVERY: Final = 20_000  # requests
+WARM_S: Final = 600.0  # what servers held before the recording is looked for in the requests of this time
 
 
 class Asked(msgspec.Struct, frozen=True, gc=False):
@@ -26,7 +28,8 @@ class Asked(msgspec.Struct, frozen=True, gc=False):
     `prompt_tokens`: as the picker counted them; `prompt`: as the server did, else the same. `output`: tokens of the answer, None: unknown.
     `facts`: a keyed hash per header that plugins read, 0: it had no such header. `target`: index of the endpoint that served it, -1: none.
     `first_s`, `lasted_s`: NaN if there was no answer. `cached`: as the server reported, None: not reported. `expected`: tokens that the
-    picker expected to be cached at the target. `answered`: whether the recording has the whole answer of a server.
+    picker expected to be cached at the target. `answered`: whether the recording has the whole answer of a server. `held`: the endpoints
+    that were predicted to hold leading blocks of its prompt, and how many; empty for requests after the first WARM_S.
     """
 
     at: float
@@ -52,6 +55,13 @@ class Asked(msgspec.Struct, frozen=True, gc=False):
     cached: int | None
     expected: int
     answered: bool
+    held: tuple[tuple[int, int], ...] = ()
+
+    def whole_blocks(self) -> list[int]:
+        """Returns the hashes of the blocks of its prompt, without the last one if that is shorter than the others."""
+        whole = self.prompt_tokens // self.block_tokens if self.block_tokens else 0
+        hashes: list[int] = np.frombuffer(self.hashes, "<u8").tolist()
+        return hashes[:whole]
 
     @property
     def server_block_tokens(self) -> float:
@@ -118,6 +128,7 @@ class _Reading:
         self._members: list[Member] = []
         self._times: list[list[float]] = []
         self._sights: list[Sight] = []
+        self._warm_until = -math.inf
 
     def add(self, record: object) -> None:
         if isinstance(record, Scraped):
@@ -181,7 +192,20 @@ class _Reading:
             ended.cached if ended is not None else None,
             _expected(traced, decided, ended),
             bool(answered and place >= 0),
+            self._held(traced),
         )  # fmt: skip
+
+    def _held(self, traced: Traced) -> tuple[tuple[int, int], ...]:
+        decided = traced.decided
+        if self._warm_until < 0.0:
+            self._warm_until = decided.at + WARM_S
+        if decided.matched is None or decided.at > self._warm_until:
+            return ()
+        return tuple(
+            (self._places[member.slot, member.generation], int(blocks))
+            for member, blocks in zip(traced.endpoints, floats(decided.matched).tolist(), strict=True)
+            if member is not None and blocks > 0
+        )
 
 
 def _expected(traced: Traced, decided: Decided, ended: Ended | None) -> int:

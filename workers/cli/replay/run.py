@@ -20,16 +20,18 @@ from epp.decide import decide
 from epp.decision import Decision, Response, Usage
 from epp.errors import Refused
 from epp.pipeline import Pipeline
+from epp.prefix.blocks import block_hashes, landmarks, root
 from epp.request import BYTES_PER_TOKEN, DEFAULT_FLOW, EMPTY_PROMPT, Prompt, Request
 from workers.cli.offline import OfflineError, worker_services
 from workers.cli.replay.clients import Arrivals, turns
 from workers.cli.replay.fit import job_of
 from workers.cli.replay.fleet import Fleet
-from workers.cli.replay.prompts import OPEN, Prompts, compared
+from workers.cli.replay.prompts import OPEN, Prompts, Warm, compared, warm
 from workers.cli.replay.reading import Asked, Lifetime
 from workers.cli.replay.servers import Job, Speed
 from workers.cli.replay.services import BATCHES_S, ReplayLearning, ReplayServices
 from workers.cli.replay.waiting import LOOK_S, Pause, Queue, Waited, admission_of
+from workers.endpoints.index_limits import prefix_use
 
 REFUSED, FAILED = -1, -2  # in `Run.target`: no endpoint was chosen; its server died
 BAD_GATEWAY: Final = 503
@@ -69,7 +71,7 @@ def empty(size: int) -> Run:
 class World(msgspec.Struct, frozen=True):
     """What is replayed: the requests in the order of arrival, what their prompts share, the servers, and how clients behave.
 
-    `before`: for whose end each request waits, or OPEN.
+    `before`: for whose end each request waits, or OPEN. `warm`: what servers hold at first.
     """
 
     requests: Sequence[Asked]
@@ -77,6 +79,7 @@ class World(msgspec.Struct, frozen=True):
     before: Sequence[int]
     endpoints: Sequence[Lifetime]
     speeds: Sequence[Speed]
+    warm: Sequence[Warm] = ()
     rate: float = 1.0
     clients: int = 0
     seed: int = 0
@@ -88,7 +91,7 @@ def world(
     """Returns what is replayed as recorded. `open`: whether no client waits for an answer."""
     prompts = compared(requests)
     before = [OPEN] * len(requests) if open else turns(requests, prompts.before)
-    return World(requests, prompts, before, endpoints, speeds, clients=clients)
+    return World(requests, prompts, before, endpoints, speeds, warm(requests), clients=clients)
 
 
 class _Lease:
@@ -125,7 +128,8 @@ class Replay:
         self._progress = progress
         self._pipeline = config.pipeline
         self._lease = _Lease(self._pipeline)
-        self._fleet = fleet = Fleet(world.endpoints, world.speeds)
+        use = prefix_use(self._pipeline.plugins.values())
+        self._fleet = fleet = Fleet(world.endpoints, world.speeds, use)
         self._services = worker_services(config, fleet, ReplayServices)
         self._services.load = fleet
         self._services.learning = learning = ReplayLearning(fleet.batches)
@@ -145,6 +149,8 @@ class Replay:
         self._looking = False
         self._run = empty(len(world.requests))
         self._plan_members()
+        if use is not None:
+            self._warm(use.block_tokens * BYTES_PER_TOKEN)
 
     def run(self) -> Run:
         """Runs until every answer is complete. Raises OfflineError."""
@@ -172,6 +178,17 @@ class Replay:
     def _pass(self, now: float) -> None:
         self._fleet.passed(now)
         self._timers.passed(now)
+
+    def _warm(self, block_bytes: int) -> None:
+        """Gives caches and index what servers held before the recording. What is needed first is the youngest."""
+        secret = self._services.prefix_seed
+        for number, slot, blocks in reversed(self._world.warm):
+            asked = self._requests[number]
+            if slot < len(self._fleet.servers):
+                text = prompt_text(asked, number)[: blocks * asked.block_tokens * BYTES_PER_TOKEN]
+                start = root(asked.target_model or asked.model, "", secret)
+                hashes = landmarks(block_hashes(text, block_bytes, start, secret), 0)
+                self._fleet.warm(slot, asked, blocks, hashes)
 
     # Requests.
 

@@ -1,19 +1,22 @@
 """A recording with its fitted servers, what if it were different, and its replays."""
 
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Final, NamedTuple
 
 import msgspec
 import numpy as np
 
 from workers.cli.replay.configurations import Configuration
-from workers.cli.replay.figures import Figures, figures, measured
+from workers.cli.replay.figures import Figures, figures, measured, median
 from workers.cli.replay.fit import fitted
 from workers.cli.replay.imported import NOTHING_ASSUMED, Assumed, imported
 from workers.cli.replay.progress import Progress
 from workers.cli.replay.reading import SHOWN_EVERY, Lifetime, Recording, read
 from workers.cli.replay.run import Ints, Replay, Run, World, world
 from workers.cli.replay.servers import Speed
+
+FEW_REQUESTS: Final = 10_000  # in which chance moves a p95 by several percent
+RUNS: Final = 5
 
 
 class WhatIf(NamedTuple):
@@ -25,11 +28,16 @@ class WhatIf(NamedTuple):
 
 
 class Replayed(msgspec.Struct, frozen=True):
-    """A run of one configuration and its figures."""
+    """The runs of one configuration, each with other random numbers, and their figures: of each figure the median."""
 
     name: str
-    run: Run
+    runs: Sequence[Run]
     figures: Figures
+
+    @property
+    def run(self) -> Run:
+        """Returns the first run."""
+        return self.runs[0]
 
 
 class Scenario(msgspec.Struct, frozen=True):
@@ -53,14 +61,22 @@ class Scenario(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self, world=_changed(self.world, what_if))
 
     def replay(self, config: Configuration, progress: Progress, base: Ints | None = None) -> Replayed:
-        """Replays a configuration. `base`: the endpoint of each request to compare with; None: its own. Raises OfflineError."""
+        """Replays a configuration, several times if there are few requests. `base`: the endpoint of each request to compare with;
+        None: its own. Raises OfflineError.
+        """
         total = len(self.world.requests)
+        times = RUNS if total <= FEW_REQUESTS else 1
 
-        def show(arrived: int) -> None:
-            progress.show(f"replaying {config.name}: {arrived:,} of {total:,} requests")
+        def run(seed: int) -> Run:
+            def show(arrived: int) -> None:
+                progress.show(f"replaying {config.name}: {seed * total + arrived:,} of {times * total:,} requests")
 
-        run = Replay(config.load(), self.world, show).run()
-        return Replayed(config.name, run, figures(run, run.target if base is None else base, len(self.world.endpoints)))
+            return Replay(config.load(), msgspec.structs.replace(self.world, seed=seed), show).run()
+
+        runs = [run(seed) for seed in range(times)]
+        size = len(self.world.endpoints)
+        each = [figures(run, run.target if base is None else base, size) for run in runs]
+        return Replayed(config.name, runs, median(each))
 
 
 class Outcome(NamedTuple):
@@ -78,8 +94,8 @@ class Outcome(NamedTuple):
         measured = self.scenario.measured
         if measured is None:
             return None
-        whole = np.flatnonzero(measured.target >= 0)
-        return figures(self.fit.run, measured.target, len(self.scenario.recording.endpoints), whole)
+        whole, endpoints = np.flatnonzero(measured.target >= 0), len(self.scenario.recording.endpoints)
+        return median([figures(run, measured.target, endpoints, whole) for run in self.fit.runs])
 
 
 class Clients(NamedTuple):

@@ -13,6 +13,7 @@ right before `submit` and `clear`.
 import heapq
 import math
 from collections import OrderedDict, deque
+from collections.abc import Sequence
 from typing import Final, Literal, Protocol
 
 import msgspec
@@ -93,8 +94,14 @@ class Server(Protocol):
 
     def submit(self, job: Job, now: float) -> None: ...
     def advance(self, now: float) -> list[News]: ...
+    def queued(self, now: float) -> int:
+        """Returns how many of the waiting requests have reached the server."""
+
     def clear(self) -> None:
         """Forgets all requests and the cache, as a server that dies."""
+
+    def warm(self, blocks: Sequence[int], block_tokens: float) -> None:
+        """Puts blocks into the cache, as an earlier request has."""
 
 
 class Cache:
@@ -113,6 +120,13 @@ class Cache:
             if block not in held:
                 break
             hits += 1
+        self.hold(blocks, size, output_tokens)
+        cached = int(hits * size) + (job.beyond if hits == job.known else 0)
+        return min(cached, max(job.prompt - 1, 0))
+
+    def hold(self, blocks: Sequence[int], size: float, output_tokens: int = 0) -> None:
+        """Holds these blocks of `size` tokens, and forgets others if the cache is full."""
+        held = self._held
         for block in reversed(blocks):  # so that a prompt loses its end first
             if block in held:
                 held.move_to_end(block)
@@ -122,8 +136,6 @@ class Cache:
         room = max(self._tokens - output_tokens, 0)
         while held and (self._held_tokens > room or len(held) > BLOCKS_MAX):
             self._held_tokens -= held.popitem(last=False)[1]
-        cached = int(hits * size) + (job.beyond if hits == job.known else 0)
-        return min(cached, max(job.prompt - 1, 0))
 
 
 class _Queue:
@@ -143,6 +155,12 @@ class _Queue:
         self._ends: list[tuple[float, int, Job]] = []
         self._order = 0
         self.due = math.inf
+
+    def queued(self, now: float) -> int:
+        return sum(job.ready_at <= now for job in self.waiting)
+
+    def warm(self, blocks: Sequence[int], block_tokens: float) -> None:
+        self._cache.hold(blocks, block_tokens)
 
     def _admits(self, at: float) -> bool:
         """Returns whether the first waiting request may start at this time."""

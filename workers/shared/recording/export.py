@@ -8,7 +8,7 @@ from typing import Any, Final
 import click
 import msgspec
 
-from epp.recording.records import floats
+from epp.recording.records import floats, ints
 from epp.recording.trace import Traced
 
 ROWS_AT_ONCE: Final = 10_000
@@ -19,7 +19,7 @@ def row(request: Traced) -> dict[str, Any]:
     """Returns one request as plain values; None stands for what is not known."""
     decided, ended, target = request.decided, request.ended, request.target()
     first_s = ended.first_s if ended is not None and ended.first_s == ended.first_s else None
-    inflight = floats(decided.inflight).tolist()
+    inflight = ints(decided.inflight).tolist()
     return {
         "number": request.number,
         "id_hash": decided.id,
@@ -114,7 +114,7 @@ def _schema(pa: Any) -> Any:
         "streaming": pa.bool_(), "body_bytes": pa.int64(), "max_tokens": pa.int64(), "prompt_tokens_estimated": pa.int64(),
         "block_tokens": pa.int32(), "block_hashes": pa.binary(), "waited_s": pa.float64(), "refused": pa.string(),
         "endpoint": pa.string(), "address": pa.string(), "candidates": pa.list_(pa.string()),
-        "candidates_inflight": pa.list_(pa.float64()), "matched_blocks": pa.list_(pa.float64()),
+        "candidates_inflight": pa.list_(pa.int64()), "matched_blocks": pa.list_(pa.float64()),
         "scores": pa.list_(pa.struct({
             "profile": pa.string(), "totals": pa.list_(pa.float64()), "picked": pa.list_(pa.int64()),
             "scorers": pa.list_(pa.struct({"scorer": pa.string(), "scores": pa.list_(pa.float64())})),

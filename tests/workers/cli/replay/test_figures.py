@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workers.cli.replay.figures import NAMES, Figures, NoAnswer, condition, figures
+from workers.cli.replay.figures import NAMES, Figures, NoAnswer, condition, figures, median
 from workers.cli.replay.run import Run, empty
 
 
@@ -71,3 +71,9 @@ def test_any_other_text_is_refused(text: str) -> None:
 def test_a_run_without_answers_has_no_figures() -> None:
     with pytest.raises(NoAnswer, match="no request got an answer"):
         figures(run([-1], 0.1), np.array([-1]), 1)
+
+
+def test_the_figures_of_several_runs_are_the_median_of_each() -> None:
+    slow, fast = of([0, 0] * 5, 0.3), of([0, 1] * 5, 0.1)
+    typical = median([slow, fast, of([0, 1] * 5, 0.2)])
+    assert (typical.ttft_p95, typical.load, typical.requests) == (pytest.approx(0.2), 1.0, 10)

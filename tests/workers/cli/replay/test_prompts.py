@@ -1,7 +1,7 @@
 """What the prompts of a recording have in common."""
 
 from tests.workers.cli.replay.recordings import TOKENS, asked
-from workers.cli.replay.prompts import OPEN, compared
+from workers.cli.replay.prompts import OPEN, compared, warm
 
 
 def test_a_turn_continues_the_prompt_and_the_answer_of_the_turn_before() -> None:
@@ -45,3 +45,20 @@ def test_blocks_of_a_server_have_its_own_tokens() -> None:
 def test_prompts_without_blocks_share_nothing() -> None:
     requests = [asked(float(at), block_tokens=0) for at in range(3)]
     assert compared(requests) == ([OPEN] * 3, [0] * 3, [0] * 3)
+
+
+def test_what_a_server_holds_and_nobody_has_sent_there_was_there_before() -> None:
+    requests = [
+        asked(0.0, 1, 2, 3, held=((0, 2), (1, 2)), target=1),
+        asked(1.0, 1, 2, 9, held=((0, 2), (1, 2)), target=1),
+        asked(2.0, 1, 2, 9, 4, held=((1, 3),), target=1),
+        asked(3.0, 7, 8, held=((0, 1),)),
+    ]
+    assert warm(requests) == [(0, 0, 2), (0, 1, 2), (3, 0, 1)]
+    assert compared(requests).known == [2, 2, 3, 1]
+
+
+def test_blocks_count_as_sent_from_the_decision_on() -> None:
+    """The second request arrived first and waited in a queue until the other one was sent."""
+    requests = [asked(0.0, 1, 2, held=((0, 2),), waited_s=2.0), asked(1.0, 1, 2)]
+    assert warm(requests) == []

@@ -100,6 +100,13 @@ def test_prompts_of_one_conversation_go_to_the_server_that_has_them() -> None:
     assert all(len(set(run.target[np.arange(start, 40, 4)].tolist())) == 1 for start in range(4))
 
 
+def test_what_servers_held_before_the_recording_attracts_its_first_requests() -> None:
+    requests = [asked(float(at), *range(100 * at, 100 * at + 8), held=((at % 2, 8),)) for at in range(1, 21)]
+    run = replayed(PREFIX, requests, [lifetime(0), lifetime(1)])
+    assert run.target.tolist() == [at % 2 for at in range(1, 21)]
+    assert (run.cached == 8 * 64 - 1).all()
+
+
 def test_the_built_in_configuration_replays() -> None:
     requests = [asked(0.05 * at, at % 7, 100 + at, flow=at % 3) for at in range(80)]
     run = replayed(None, requests, [lifetime(0), lifetime(1)])

@@ -56,8 +56,8 @@ def page(outcome: Outcome) -> str:
 
 def _percentiles(outcome: Outcome, runs: Mapping[str, Replayed]) -> dict[str, Sequence[tuple[float, float]]]:
     measured = outcome.scenario.measured
-    first = {} if measured is None else {"measured": percentiles(measured)}
-    return {**first, **{name: percentiles(each.run) for name, each in runs.items()}}
+    first = {} if measured is None else {"measured": percentiles([measured])}
+    return {**first, **{name: percentiles(each.runs) for name, each in runs.items()}}
 
 
 def _of_run(outcome: Outcome, name: str, replayed: Replayed, edges: Floats) -> str:

@@ -14,9 +14,9 @@ BANDS_MAX: Final = 8
 Points = list[tuple[float, float]]
 
 
-def percentiles(run: Run) -> Points:
-    """Returns the time to the first token in milliseconds by percentile."""
-    times = run.first_s[~np.isnan(run.first_s)]
+def percentiles(runs: Sequence[Run]) -> Points:
+    """Returns the time to the first token in milliseconds by percentile, over all these runs."""
+    times = np.concatenate([run.first_s[~np.isnan(run.first_s)] for run in runs])
     if not len(times):
         return []
     return [
