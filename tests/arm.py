@@ -112,7 +112,7 @@ def unpack_python() -> None:
     ]
     subprocess.run(command, check=True)
     for name in MACHINES_OWN:
-        shutil.rmtree(unfinished / name)
+        shutil.rmtree(unfinished / name, ignore_errors=True)  # some releases of mmdebstrap make none
     unfinished.rename(ROOT)
 
 
