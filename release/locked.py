@@ -15,7 +15,7 @@ ENTRY = re.compile(
 
 
 class Pin(NamedTuple):
-    """A pinned dependency. `text`: its lines with the hashes."""
+    """A pinned dependency. `text`: its lines with the hashes, without the marker: `applies` asks that of any version of Python."""
 
     name: str
     version: str
@@ -31,4 +31,5 @@ class Pin(NamedTuple):
 def pins(lock: str) -> Iterator[Pin]:
     """Yields the pins of a lock file. `lock`: "image", "dev" or "demo"."""
     for entry in ENTRY.finditer((ROOT / f"requirements-{lock}.txt").read_text()):
-        yield Pin(entry["name"], entry["version"], entry["marker"] or "", entry[0])
+        marker = entry["marker"] or ""
+        yield Pin(entry["name"], entry["version"], marker, entry[0].replace(f" ; {marker}", "") if marker else entry[0])

@@ -16,6 +16,7 @@ import os
 import platform
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -51,17 +52,18 @@ class Debian(NamedTuple):
     architecture: str
 
 
-def assemble(root: Path, wheel: Path, machine: str, python: Interpreter) -> None:
+def assemble(root: Path, wheel: Path, machine: str, python: Interpreter | None = None) -> None:
     """Makes the root file system in the folder `root`, which must not exist. `machine`: one of MACHINES; `wheel`: the picker for it.
 
-    `python`: an interpreter of version PYTHON with pip. Raises Missing and CalledProcessError.
+    `python`: an interpreter of version PYTHON, which compiles to bytecode; None: that of the root, which must be for this machine.
+    Raises Missing and CalledProcessError.
     """
     unpack(root, machine)
-    install(root, wheel, machine, python)
+    install(root, wheel, machine)
     certificates(root)
     prune(root)
     strip(root, machine)
-    compile_all(root, python)
+    compile_all(root, python or inside(root))
     settings(root)
 
 
@@ -107,7 +109,19 @@ def dependencies() -> list[Pin]:
     return [pin for pin in pins("image") if pin.name not in unneeded and pin.applies(PYTHON)]
 
 
-def install(root: Path, wheel: Path, machine: str, python: Interpreter) -> None:
+def inside(root: Path) -> Interpreter:
+    """Returns the root's own Python, started so that it finds its libraries in the root. The root must be for this machine."""
+    libraries = root / "usr/lib" / f"{platform.machine()}-linux-gnu"
+    (loader,) = (root / "usr").glob("lib*/ld-linux-*.so.*")
+    command = root.with_suffix(".python")
+    command.write_text(
+        f'#!/bin/sh\nexport PYTHONHOME={root}/usr\nexec {loader} --library-path {libraries} {root}/usr/bin/python{PYTHON} "$@"\n'
+    )
+    command.chmod(0o755)
+    return Interpreter(command, None)
+
+
+def install(root: Path, wheel: Path, machine: str) -> None:
     """Installs the locked dependencies and the wheel from wheels for that machine, without running anything of them."""
     site = root / SITE
     site.mkdir(parents=True)
@@ -120,7 +134,7 @@ def install(root: Path, wheel: Path, machine: str, python: Interpreter) -> None:
         *(["manylinux2010_x86_64", "manylinux_2_5_x86_64"] if machine == "x86_64" else []),
     ]
     command = [
-        str(python.python),
+        sys.executable,  # of any version: the flags below name that of the image
         "-m",
         "pip",
         "install",
@@ -130,10 +144,10 @@ def install(root: Path, wheel: Path, machine: str, python: Interpreter) -> None:
         "--no-deps",
     ]
     command += ["--only-binary", ":all:", "--implementation", "cp", "--python-version", PYTHON, "--target", str(site)]
+    command.append("--ignore-requires-python")  # which is that of the running version; the pins are those of PYTHON
     command += [f"--platform={tag}" for tag in tags]
-    environment = python.environment(os.environ)
     for what in (["--require-hashes", "-r", str(listed)], ["--no-index", str(wheel)]):
-        done = subprocess.run([*command, *what], env=environment, capture_output=True, text=True)
+        done = subprocess.run([*command, *what], capture_output=True, text=True)
         if done.returncode:
             raise Missing(f"pip failed: {done.stderr[-600:].strip()}")
     listed.unlink()

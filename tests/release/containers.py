@@ -3,14 +3,15 @@
     python -m tests.release.containers dist/endpoint-picker-0.2.0-image.tar
     python -m tests.release.containers --pure    makes an image of the pure wheel first, for a machine where nothing is compiled
 
-Needs podman and runc (on Debian: apt install podman runc), and root or user namespaces. The containers use this machine's network, so that
-they are reached at loopback addresses.
+Needs podman and runc (on Debian: apt install podman runc), and root or user namespaces; without them it says so, with exit code 3. The
+containers use this machine's network, so that they are reached at loopback addresses.
 """
 
 import argparse
 import asyncio
 import json
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -24,9 +25,8 @@ from typing import Any, Final
 
 import grpc.aio
 
+from release.errors import Missing
 from release.image import oci, root
-from release.image.left_out import PYTHON
-from release.pythons import interpreter
 from release.source import ROOT, checked_out
 from release.wheels import distributions
 from tests import field
@@ -35,6 +35,8 @@ from workers.cli.demo.ports import free_ports
 
 READY_S: Final = 60.0
 COMMAND_S: Final = 300.0
+ENGINE_FAILED: Final = range(125, 127)  # exit codes of `podman run` if podman or runc fails, not the command
+SKIPPED: Final = 3
 BYTES_MAX: Final = 150_000_000
 MACHINE: Final = "x86_64"
 UNITS: Final = {"Mi": 1 << 20, "Gi": 1 << 30}
@@ -69,7 +71,10 @@ class Podman:
         self._command = ["podman", *stores, "--cgroup-manager=cgroupfs", "--events-backend=file", "--runtime=runc"]
 
     def __call__(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-        """Runs a command. Raises CalledProcessError; standard error is shown."""
+        """Runs a command. Raises Missing if there is no podman, and CalledProcessError; standard error is shown."""
+        for program in ("podman", "runc"):
+            if shutil.which(program) is None:
+                raise Missing(f"there is no {program} (on Debian: apt install {program})")
         done = subprocess.run([*self._command, *arguments], capture_output=True, text=True, timeout=COMMAND_S)
         if check and done.returncode:
             sys.stderr.write(done.stderr)
@@ -110,7 +115,11 @@ def picker(podman: Podman, image: str, addresses: Sequence[str]) -> Iterator[tup
     names = ("grpc-port", "grpc-health-port", "metrics-port")
     flags = [f"--{name}={port}" for name, port in zip(names, ports, strict=True)]
     flags += [f"--endpoints={','.join(addresses)}", "--secure-serving=false", "--workers=2"]
-    name = podman("run", "--detach", *confined(), image, *flags).stdout.strip()
+    started = podman("run", "--detach", *confined(), image, *flags, check=False)
+    if started.returncode in ENGINE_FAILED:
+        raise Missing(f"no container can run here: {started.stderr.strip()[-600:]}")
+    started.check_returncode()
+    name = started.stdout.strip()
     try:
         yield name, (ports[0], ports[1], ports[2])
     finally:
@@ -183,7 +192,7 @@ def pure_image(folder: Path) -> Path:
     source = checked_out(tree)
     _, wheel = distributions(source, into)
     place = folder / f"root-{MACHINE}"
-    root.assemble(place, wheel, MACHINE, interpreter(PYTHON))
+    root.assemble(place, wheel, MACHINE)
     size = root.size(place)
     assert size <= BYTES_MAX, f"the image has {size / 1e6:.1f} MB"
     return oci.archive(source, {MACHINE: place}, into)
@@ -198,9 +207,13 @@ def main() -> int:
     given = line.parse_args()
     (ROOT / ".cache").mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="containers-", dir=ROOT / ".cache") as folder:
-        podman = Podman(Path(folder))
-        image = podman.load(pure_image(Path(folder)) if given.pure else given.archive)
-        print(json.dumps(tried(podman, image)))
+        try:
+            podman = Podman(Path(folder))
+            image = podman.load(pure_image(Path(folder)) if given.pure else given.archive)
+            print(json.dumps(tried(podman, image)))
+        except Missing as missing:
+            print(f"skipped: {missing}")
+            return SKIPPED
     return 0
 
 
