@@ -23,7 +23,7 @@ from epp.request import Request
 from tests.bench.recorded import Writer
 from workers.cli.demo.children import environment
 from workers.cli.replay.reading import Asked, Lifetime
-from workers.cli.replay.run import Replay, World
+from workers.cli.replay.run import Replay, World, world
 from workers.cli.replay.servers import UNBOUNDED, Job, Speed
 
 RATE = 100.0
@@ -106,7 +106,7 @@ def record(folder: Path, seconds: float, seed: int) -> int:
         )
         for slot in range(SERVERS)
     ]
-    Recorded(World(made, [-1] * len(made), endpoints, [SPEED] * SERVERS), folder).run()
+    Recorded(world(made, endpoints, [SPEED] * SERVERS, open=True, clients=0), folder).run()
     return len(made)
 
 

@@ -125,7 +125,9 @@ def command(
         click.echo(encoded(explanations), nl=False)
         return
     for number, explanation in enumerate(explanations):
-        click.echo(("\n" if number else "") + "\n".join(explain_view.lines(explanation)))
+        if number:
+            click.echo(f"\nwith {config_file} at the same moment:" if trace else "")
+        click.echo("\n".join(explain_view.lines(explanation)))
 
 
 def _show_receipt(url: str, receipt: str, ca_file: str, *, as_json: bool) -> None:

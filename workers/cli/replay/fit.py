@@ -30,6 +30,7 @@ FULL_SHARE: Final = 0.03  # of the looks at a server: it runs its most requests,
 COARSE: Final = ((0.4, 120),)
 FINE: Final = ((0.15, 160), (0.07, 120))
 DECODE_SHARES: Final = (1.0, 0.65, 0.4)  # of the seconds per token of fast answers, which may include other prompts
+CLOSE_FORM: Final = 1.5  # a form whose coarse error is more than this many times the least is not searched further
 PACES: Final = (1.0, 0.5, 2.0, 0.33, 3.0)
 MOVED: Final = ("prefill_s", "overhead_s", "decode_s", "growth")
 STEP_TOKENS: Final = (8192, 2048, 512)
@@ -78,7 +79,7 @@ def fitted(recording: Recording, told: Callable[[str], object]) -> list[Speed]:
             UNBOUNDED,
             UNBOUNDED,
         )
-    like = min((_told(form, _first(form, *first), told) for form in FORMS), key=lambda fit: fit[1])
+    like = _best_form(first, told)
     found = [like if at == fullest else _next(like[0], *each) for at, each in enumerate(of) if enough[at]] or [like]
     typical = _typical([speed for speed, _ in found])
     own = iter(found)
@@ -93,9 +94,18 @@ def fits(asked: Asked) -> bool:
     return asked.answered and asked.streaming and asked.output is not None
 
 
-def _told(form: Form, fit: Fit, told: Callable[[str], object]) -> Fit:
-    told(f"{form}: off by {fit[0].error:.1%}")
-    return fit
+def _best_form(window: tuple[list[Asked], int, int], told: Callable[[str], object]) -> Fit:
+    """Fits one server in each form, coarsely at first, and returns the form with the least error."""
+    score = _Score(window[0])
+    coarse = {form: _first(score, form, *window) for form in FORMS}
+    least = min(error for _, error in coarse.values())
+    found = []
+    for start, error in coarse.values():
+        if error <= CLOSE_FORM * least:
+            fit = _finished(score, *_descended(score, start, FINE))
+            told(f"{fit[0].form}: off by {fit[0].error:.1%}")
+            found.append(fit)
+    return min(found, key=lambda fit: fit[1])
 
 
 def _typical(speeds: Sequence[Speed]) -> Speed:
@@ -103,9 +113,8 @@ def _typical(speeds: Sequence[Speed]) -> Speed:
     return msgspec.structs.replace(speeds[0], **medians)
 
 
-def _first(form: Form, window: list[Asked], slots: int, cache: int) -> Fit:
-    """Fits one server from several first values, because steps of several lengths may explain the same times."""
-    score = _Score(window)
+def _first(score: "_Score", form: Form, window: list[Asked], slots: int, cache: int) -> Fit:
+    """Fits one server coarsely from several first values, because steps of several lengths may explain the same times."""
     guess = _guess(form, window, slots, cache)
     starts = [
         msgspec.structs.replace(
@@ -119,7 +128,7 @@ def _first(form: Form, window: list[Asked], slots: int, cache: int) -> Fit:
         found += [
             (other := msgspec.structs.replace(best, step_tokens=tokens), score(other)) for tokens in STEP_TOKENS[1:]
         ]
-    return _finished(score, *_descended(score, min(found, key=lambda fit: fit[1])[0], FINE))
+    return min(found, key=lambda fit: fit[1])
 
 
 def _next(like: Speed, window: list[Asked], slots: int, cache: int) -> Fit:
@@ -159,7 +168,6 @@ class _Score:
     """
 
     def __init__(self, window: Sequence[Asked]) -> None:
-        self._window = window
         last = window[-1].at
         counts = np.array([fits(asked) and asked.at + asked.lasted_s <= last for asked in window])
         if counts.sum() < SAMPLES_MIN:
@@ -168,9 +176,12 @@ class _Score:
         if counts[warm:].any():
             counts[:warm] = False
         self._counted = counts
+        self._at = np.array([asked.at for asked in window])[counts]
         self._first = np.array([asked.first_s for asked in window])[counts]
         self._rest = np.array([asked.lasted_s - asked.first_s for asked in window])[counts]
         self._streamed = self._rest > STREAMED_S
+        self._jobs = [job_of(asked, number, known=True) for number, asked in enumerate(window)]
+        self._arrivals = [asked.at + (asked.waited_s if asked.waited_s > QUEUED_S else 0.0) for asked in window]
         self._percentiles = np.percentile(self._first, (50, 95)) if len(self._first) else np.ones(2)
         self.samples = int(counts.sum())
 
@@ -191,22 +202,21 @@ class _Score:
         return float(np.median(np.abs(first / self._first - 1))), tuple(rest.round(6).tolist())
 
     def _run(self, speed: Speed) -> tuple[np.ndarray, np.ndarray]:
-        model = server(speed)
-        jobs = [job_of(asked, number, known=True) for number, asked in enumerate(self._window)]
-        first, lasted = np.full((2, len(jobs)), 1e-9)
-        arrivals = [asked.at + (asked.waited_s if asked.waited_s > QUEUED_S else 0.0) for asked in self._window]
+        model, size = server(speed), len(self._jobs)
+        first, lasted = [0.0] * size, [0.0] * size
 
         def note(until: float) -> None:
             for at, job, is_first in model.advance(until):
-                (first if is_first else lasted)[job.number] = at - self._window[job.number].at
+                (first if is_first else lasted)[job.number] = at
 
-        for job, arrival in zip(jobs, arrivals, strict=True):
-            note(arrival)
-            model.submit(job, arrival)
+        for job, arrival in zip(self._jobs, self._arrivals, strict=True):
+            if model.due <= arrival:
+                note(arrival)
+            model.submit(job.again(), arrival)
         while model.due < math.inf:
             note(model.due)
-        counted = self._counted
-        return np.maximum(first[counted], 1e-6), np.maximum(lasted[counted], 1e-6)
+        counted, at = self._counted, self._at
+        return np.maximum(np.array(first)[counted] - at, 1e-6), np.maximum(np.array(lasted)[counted] - at, 1e-6)
 
 
 def job_of(asked: Asked, number: int, *, known: bool = False) -> Job:

@@ -78,6 +78,10 @@ class Job:
             prompt + self.output
         )  # tokens of the cache; once it runs, only those that no other request can share
 
+    def again(self) -> "Job":
+        """Returns the same request for another server."""
+        return Job(self.number, self.blocks, self.block_tokens, self.prompt, self.output, self.cached)
+
 
 News = tuple[float, Job, bool]  # when, which request, and whether it has got its first token; otherwise it has ended
 
@@ -172,7 +176,7 @@ class _Queue:
     def _admit(self) -> Job:
         job = self.waiting.popleft()
         self._output_tokens += job.output
-        cached = self._cache.take(job, self._output_tokens)
+        cached = self._cache.take(job, self._output_tokens) if job.blocks else 0
         if job.cached < 0:
             job.cached = cached
         job.left = max(job.prompt - job.cached, 1)

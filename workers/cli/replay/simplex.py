@@ -9,16 +9,21 @@ Point = np.ndarray[tuple[int], np.dtype[np.float64]]
 
 FURTHER: Final = 2.0  # times as far as the reflected point, if that is the best so far
 NEARER: Final = 0.5
+CLOSE: Final = (
+    1e-3  # the search ends when all points differ by less than this, and their costs by this share of the least
+)
 
 
 def lowest(cost: Callable[[Point], float], start: Point, size: float, tries: int) -> tuple[Point, float]:
-    """Returns the best of about `tries` points, and its cost. `size`: by how much the first points differ from `start`."""
+    """Returns the best of at most about `tries` points, and its cost. `size`: by how much the first points differ from `start`."""
     points = [start, *(start + size * direction for direction in np.eye(len(start)))]
     costs = [cost(point) for point in points]
     tried = len(points)
     while tried < tries:
         order = np.argsort(costs, kind="stable")
         points, costs = [points[at] for at in order], [costs[at] for at in order]
+        if costs[-1] - costs[0] <= CLOSE * costs[0] and np.ptp(points, axis=0).max() <= CLOSE:
+            break
         middle = np.mean(points[:-1], axis=0)
         reflected = 2 * middle - points[-1]
         found = cost(reflected)
