@@ -32,7 +32,7 @@ def naive(flows: Mapping[str, tuple[float, float]], now: float, by_service: floa
 
     def normal(value: float, values: list[float]) -> float:
         low, high = min(values), max(values)
-        return 0.5 if low == high else (value - low) / (high - low)
+        return 0.5 if high - low <= 1e-9 * high else (value - low) / (high - low)  # a difference by rounding is none
 
     services = [service for service, _ in flows.values()]
     ages = [now - arrival for _, arrival in flows.values()]
