@@ -8,9 +8,13 @@ from typing import Any
 
 import numpy as np
 
+from compiled.kernels.latency_reference import COSTS, TIMES
 from epp.candidates import Candidates, Endpoint, Roster, Snapshot
+from epp.data import WAITING
 from epp.errors import ProducerFailed
+from epp.learning.costs import LearnedCosts
 from epp.learning.local import LocalLearning
+from epp.learning.model import LatencyModel
 from epp.metrics import Metric
 from epp.plugin import DataProducer, Hashes, HeldView, HttpAnswer, Measure, Plugin, Profile
 from epp.request import Prompt, Request, Subset
@@ -78,6 +82,20 @@ def candidates(
     none = [0.0] * len(shot.endpoints)
     requests, load = (counts if counts is not None else none for counts in (inflight, tokens))
     return Candidates(shot, np.array(requests, dtype=np.float64), np.array(load, dtype=np.float64))
+
+
+def predictions(
+    first_s: Sequence[float],
+    *,
+    costs: Sequence[float] | None = None,
+    model: LatencyModel | None = None,
+    why_not: str = "",
+) -> LearnedCosts:
+    """Makes predicted times to the first token, one per endpoint, with these costs in seconds (the same, if None)."""
+    outlook = np.zeros((6, len(first_s)))
+    outlook[TIMES], outlook[COSTS] = first_s, first_s if costs is None else costs
+    pool = candidates({WAITING.name: [0.0] * len(first_s)})
+    return LearnedCosts(outlook[COSTS], outlook, pool, model or LatencyModel(), why_not)
 
 
 def request(prompt: bytes = b"", **fields: object) -> Request:

@@ -2,28 +2,61 @@
 
 from typing import Final
 
-from epp.candidates import Floats
+import numpy as np
+
+from compiled.kernels.latency_reference import COSTS, TIMES
+from epp.candidates import Candidates, Floats
 from epp.data import Datum
 from epp.learning.model import LatencyModel
 from epp.learning.words import in_words
 
 LEARNED: Final = "learned-latency-producer"
+FEW: Final = "too few answers so far"
+WORSE: Final = "its predictions are worse than the pool's mean time"
 
 
 class LearnedCosts:
     """Holds predictions and costs. Arrays: float64, shape (endpoints,), infinite for endpoints that were no candidates.
 
-    `first_token_s`: predicted time to the first token. `costs`: what a choice minimises; in seconds, or without a unit if the model is not
-    used. `why_not`: why the model is not used; "" if it is. `model`: the model at that time.
+    `costs`: what a choice minimises; in seconds, or without a unit if the model is not used. `why_not`: why the model is not used: FEW or
+    WORSE; "" if it is. `model`: the model at that time.
     """
 
-    __slots__ = ("costs", "first_token_s", "model", "why_not")
+    __slots__ = ("_outlook", "_rows", "_size", "costs", "model", "why_not")
 
-    def __init__(self, costs: Floats, first_token_s: Floats, model: LatencyModel, why_not: str) -> None:
-        self.costs = costs
-        self.first_token_s = first_token_s
+    def __init__(
+        self, costs: Floats, outlook: Floats, candidates: Candidates, model: LatencyModel, why_not: str
+    ) -> None:
+        """`costs`: one per candidate. `outlook`: of `LatencyModel.outlook` for these candidates."""
+        self._outlook = outlook
+        self._rows = candidates.rows
+        self._size = len(candidates.snapshot.endpoints)
+        self.costs = self._widened(costs)
         self.model = model
         self.why_not = why_not
+
+    @property
+    def first_token_s(self) -> Floats:
+        """Returns the predicted times to the first token."""
+        return self._widened(self._outlook[TIMES])
+
+    @property
+    def seconds(self) -> Floats:
+        """Returns the costs in seconds, as the model has them. So they are in seconds also if a choice does not use the model."""
+        return self._widened(self._outlook[COSTS])
+
+    @property
+    def known(self) -> bool:
+        """Returns whether the model has seen enough answers for predictions that mean something."""
+        return self.why_not != FEW
+
+    def _widened(self, narrow: Floats) -> Floats:
+        """Returns the candidates' values in the shape of the snapshot."""
+        if self._rows is None:
+            return narrow
+        wide = np.full(self._size, np.inf)
+        wide[self._rows] = narrow
+        return wide
 
     def in_words(self, row: int, slot: int, now: float) -> str:
         """Says what was predicted for the endpoint in this row of the snapshot, and why."""

@@ -83,7 +83,9 @@ class LearnedLatency(Admitter, Filter, PreRequest, ResponseStreaming, ResponseCo
 
     The cost counts as the time to the first token: where requests wait in turn, those that come later join and make the wait longer.
     If an endpoint would meet it without the margin, the request is held, because the prediction gets more certain as the wait gets shorter.
-    Else it is refused, or passes. A request without objectives is always admitted, and so are all while the model is not used.
+    Else it is refused, or passes. A request without objectives is always admitted, and so are all while the model has seen too few answers.
+    The model also counts where its predictions are worse than the pool's mean time: an overload in which requests are refused keeps times
+    close to their mean, and the margin knows the error.
     As a filter, it keeps the endpoints that are predicted to meet the objectives; all of them if none is.
     """
 
@@ -115,11 +117,11 @@ class LearnedLatency(Admitter, Filter, PreRequest, ResponseStreaming, ResponseCo
             return None
         first_ms, token_ms = objective_ms(request, TTFT_HEADERS), objective_ms(request, TPOT_HEADERS)
         learned = request[self._costs]
-        if not (first_ms or token_ms) or learned is None or learned.why_not:
+        if not (first_ms or token_ms) or learned is None or not learned.known:
             return None
         asked = request[self._objectives] = Objectives(first_ms / MS or math.inf, token_ms / MS or math.inf)
         self._margin.look(request.now)
-        costs = candidates.narrow(learned.costs)
+        costs = candidates.narrow(learned.seconds)
         fast = self._fast_enough(asked, learned, candidates)
         left = asked.first_s - (request.now - request.arrived_at)
         if (fast & (self._margin.ratio * costs <= left)).any():
@@ -144,7 +146,7 @@ class LearnedLatency(Admitter, Filter, PreRequest, ResponseStreaming, ResponseCo
         asked, learned = request[self._objectives], request[self._costs]
         if asked is None or learned is None:
             return np.ones(len(candidates), dtype=bool)
-        costs = candidates.narrow(learned.costs)
+        costs = candidates.narrow(learned.seconds)
         left = asked.first_s - (request.now - request.arrived_at)
         meets: Mask = self._fast_enough(asked, learned, candidates) & (self._margin.ratio * costs <= left)
         return meets if meets.any() else ~meets
@@ -153,7 +155,7 @@ class LearnedLatency(Admitter, Filter, PreRequest, ResponseStreaming, ResponseCo
         asked, run, learned = request[self._objectives], decision.runs.get(decision.primary), request[self._costs]
         if asked is not None and run is not None and learned is not None:
             left = asked.first_s - (request.now - request.arrived_at)
-            asked.expected = self._margin.sent(request.now, float(learned.costs[run.row]), left)
+            asked.expected = self._margin.sent(request.now, float(learned.seconds[run.row]), left)
 
     def response_streaming(self, request: Request, decision: Decision) -> None:
         asked = request[self._objectives]

@@ -11,7 +11,7 @@ from epp.candidates import Candidates, Floats
 from epp.data import INFLIGHT_REQUESTS, INFLIGHT_TOKENS, KV_USAGE, RUNNING, WAITING, Datum
 from epp.decision import Decision, ProfileRun, Response
 from epp.learning.choice import careful_costs
-from epp.learning.costs import LearnedCosts, learned_costs
+from epp.learning.costs import FEW, WORSE, LearnedCosts, learned_costs
 from epp.learning.model import FirstToken, Ints, LatencyModel
 from epp.learning.waits import Wait, add_waits, without_waits
 from epp.plugin import (
@@ -30,8 +30,6 @@ from epp.request import Request
 from epp.tokens import TOKENS, token_count
 
 WITH_EFFECT: Final = ("min_requests", "prefix_match_info_producer_name")
-FEW = "too few answers so far"
-WORSE = "its predictions are worse than the pool's mean time"
 
 
 class Sent:
@@ -134,9 +132,7 @@ class LearnedLatency(FollowsMatches, DataProducer, PreRequest, ResponseReceived,
             )
         else:
             costs = outlook[COSTS]
-        request[self._costs] = LearnedCosts(
-            _widened(costs, candidates), _widened(outlook[TIMES], candidates), model, why_not
-        )
+        request[self._costs] = LearnedCosts(costs, outlook, candidates, model, why_not)
         request[self._sent] = Sent(candidates, outlook, now)
 
     def before_send(self, request: Request, decision: Decision) -> None:
@@ -241,12 +237,3 @@ def _found(outlook: Floats, candidates: Candidates, run: ProfileRun) -> list[flo
     """Returns what the outlook says of the endpoint that a profile picked."""
     row, rows = run.row, candidates.rows
     return calls.column(outlook, row if rows is None else int(np.searchsorted(rows, row)))
-
-
-def _widened(narrow: Floats, candidates: Candidates) -> Floats:
-    """Returns the candidates' values in the shape of the snapshot."""
-    if candidates.rows is None:
-        return narrow
-    wide = np.full(len(candidates.snapshot.endpoints), np.inf)
-    wide[candidates.rows] = narrow
-    return wide

@@ -1,17 +1,15 @@
 """Requests with an objective are admitted, held or refused by predictions."""
 
-import numpy as np
 import pytest
 
 from epp.candidates import Candidates
 from epp.decision import Decision, ProfileRun
 from epp.errors import Cause, Refused
-from epp.learning.costs import LearnedCosts, learned_costs
-from epp.learning.model import LatencyModel
+from epp.learning.costs import FEW, WORSE, learned_costs
 from epp.plugin import Profile
 from epp.plugins.admitters.learned_latency import LearnedLatency, Parameters
 from epp.request import Request
-from tests.fakes import FakeServices, candidates, request
+from tests.fakes import FakeServices, candidates, predictions, request
 
 COSTS = learned_costs("")
 TTFT, TPOT = "x-llm-d-slo-ttft-ms", "x-llm-d-slo-tpot-ms"
@@ -30,7 +28,7 @@ def pool() -> Candidates:
 def asked(times: list[float], headers: dict[str, str], why_not: str = "") -> Request:
     r = request(headers=headers)
     r.wishes = True
-    r[COSTS] = LearnedCosts(np.array(times), np.array(times), LatencyModel(), why_not)
+    r[COSTS] = predictions(times, why_not=why_not)
     return r
 
 
@@ -61,7 +59,13 @@ def test_a_request_within_the_margin_is_held_and_refused_when_time_is_up() -> No
 def test_without_an_objective_or_a_model_every_request_is_admitted(headers: dict[str, str]) -> None:
     plugin, _ = made()
     assert plugin.admit(asked([9.0, 9.0], headers), pool()) is None
-    assert plugin.admit(asked([9.0, 9.0], {TTFT: "1"}, "too few answers"), pool()) is None
+    assert plugin.admit(asked([9.0, 9.0], {TTFT: "1"}, FEW), pool()) is None
+
+
+def test_a_model_that_is_worse_than_the_mean_time_still_refuses() -> None:
+    plugin, _ = made()
+    with pytest.raises(Refused):
+        plugin.admit(asked([9.0, 9.0], {TTFT: "1"}, WORSE), pool())
 
 
 def test_with_otherwise_pass_a_hopeless_request_is_routed() -> None:

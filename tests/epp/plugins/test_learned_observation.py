@@ -1,17 +1,16 @@
 """The observer and the scorer without the suffix `-hub`: predictions of the learned model, and the reference picker's formula."""
 
 import msgspec
-import numpy as np
 import pytest
 
 from epp.candidates import Candidates
-from epp.learning.costs import LearnedCosts, learned_costs
+from epp.learning.costs import FEW, LearnedCosts, learned_costs
 from epp.learning.model import EndpointModel, LatencyModel
 from epp.plugins.producers.learned_latency import LearnedObserver
 from epp.plugins.scorers.latency_observation import LEARNED_OBSERVER as OBSERVER
 from epp.plugins.scorers.latency_observation import LearnedObservation
 from tests.epp.plugins.calls import score
-from tests.fakes import FakeServices, candidates, request
+from tests.fakes import FakeServices, candidates, predictions, request
 
 POOL = candidates({"waiting_requests": [0.0] * 3})
 COSTS = learned_costs(OBSERVER)
@@ -34,7 +33,7 @@ def predicted(*seconds: float, answers: tuple[int, ...] = (10, 10, 10), why_not:
     for slot, count in enumerate(answers):
         known = model.endpoints[slot] = EndpointModel(slot, 1)
         known.speed.samples = count
-    return LearnedCosts(np.array(seconds[::-1]), np.array(seconds), model, why_not)
+    return predictions(seconds, costs=seconds[::-1], model=model, why_not=why_not)
 
 
 def scored(made: LearnedObservation, costs: LearnedCosts | None, at: Candidates = POOL) -> list[float]:
@@ -75,7 +74,7 @@ def test_without_any_known_endpoint_or_prediction_all_are_equal() -> None:
 
 
 def test_while_the_model_is_not_used_the_rule_without_it_decides() -> None:
-    costs = predicted(0.1, 0.2, 0.3, answers=(0, 0, 0), why_not="too few answers so far")
+    costs = predicted(0.1, 0.2, 0.3, answers=(0, 0, 0), why_not=FEW)
     assert scored(scorer(), costs) == pytest.approx([0.0, 0.5, 1.0])
 
 

@@ -8,15 +8,14 @@ import pytest
 
 from epp.candidates import Candidates
 from epp.decision import PREFILL, Decision, ProfileRun, Response, Usage
-from epp.learning.costs import LearnedCosts, learned_costs
-from epp.learning.model import LatencyModel
+from epp.learning.costs import FEW, learned_costs
 from epp.plugins.deciders.predicted import Predicted
 from epp.plugins.producers._learned_latency_parameters import Parameters
-from epp.plugins.producers.learned_latency import FEW, LearnedLatency
+from epp.plugins.producers.learned_latency import LearnedLatency
 from epp.prefix.match import APPROXIMATE, PrefixMatch, prefix_match
 from epp.request import Request
 from tests.epp.plugins.stages import servers
-from tests.fakes import FakeServices, candidates, request
+from tests.fakes import FakeServices, candidates, predictions, request
 
 TOKENS = 1_000
 POOL = servers("decode", "prefill", "both", "encode")
@@ -31,7 +30,7 @@ def asked(*seconds: float, blocks: float = 0.0, why_not: str = "") -> Request:
     """Returns a request of 1,000 tokens with predictions for the four servers. `blocks`: of 64 tokens, cached by the first one."""
     made = request(b"x" * (4 * TOKENS))
     if seconds:
-        made[learned_costs("")] = LearnedCosts(np.array(seconds), np.array(seconds), LatencyModel(), why_not)
+        made[learned_costs("")] = predictions(seconds, why_not=why_not)
     if blocks:
         made[prefix_match(APPROXIMATE)] = PrefixMatch(np.array([blocks, 0.0, 0.0, 0.0]), np.zeros(16, np.uint64), 64)
     return made
@@ -76,7 +75,7 @@ def test_without_prefill_servers_or_before_decode_nothing_is_wanted() -> None:
     alone = servers("decode", "decode")
     run = ProfileRun(alone, alone.zeros(), [0])
     made = request(b"x" * 4_000)
-    made[learned_costs("")] = LearnedCosts(np.ones(2), np.ones(2), LatencyModel(), "")
+    made[learned_costs("")] = predictions([1.0, 1.0])
     assert not decider().wanted(made, run)
     assert not decider().wanted(asked(0.2, 0.1, 0.3, 0.0), None)
 

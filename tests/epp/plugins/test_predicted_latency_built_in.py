@@ -6,11 +6,11 @@ import pytest
 
 from epp.decision import Decision, ProfileRun, Response
 from epp.latency import PREDICTOR, LatencyPredictions, latency_predictions
-from epp.learning.costs import LearnedCosts, learned_costs
+from epp.learning.costs import FEW, learned_costs
 from epp.learning.model import LatencyModel
 from epp.plugins.producers.predicted_latency import PredictedLatency
 from epp.request import Request
-from tests.fakes import FakeServices, candidates, request
+from tests.fakes import FakeServices, candidates, predictions, request
 
 COLUMNS = {"kv_cache_usage": [0.25, 0.5, 1.5], "waiting_requests": [0.0, 2.0, 4.0]}
 C = candidates(COLUMNS, inflight=[1, 2, 3], tokens=[100, 200, 300])
@@ -28,7 +28,7 @@ class Site:
         self.plugin.start(self.services)
         self.model = LatencyModel()
         self.asked: Request = request(b"x" * 400, headers=OBJECTIVES, now=0.0)
-        self.asked[learned_costs(producer)] = LearnedCosts(FIRST_S, FIRST_S, self.model, why_not)
+        self.asked[learned_costs(producer)] = predictions(FIRST_S, model=self.model, why_not=why_not)
 
     @property
     def predictions(self) -> LatencyPredictions:
@@ -55,7 +55,7 @@ def test_only_candidates_have_predictions() -> None:
 
 
 def test_there_are_no_predictions_while_the_model_is_not_used() -> None:
-    site = Site("too few answers so far")
+    site = Site(FEW)
     assert site.plugin.produce(site.asked, C) is None
     assert site.asked[latency_predictions("")] is None
 

@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from epp.decision import Decision, ProfileRun, Response
-from epp.learning.costs import LearnedCosts, learned_costs
-from epp.learning.model import LatencyModel
+from epp.learning.costs import FEW, learned_costs
 from epp.plugin import NoParams, Plugin, Profile
 from epp.plugins import pickers
 from epp.plugins.pickers.max_score import MaxScore
@@ -23,7 +22,7 @@ from epp.plugins.scorers.prefix_cache import PrefixCache
 from epp.plugins.scorers.queue_depth import QueueDepth
 from epp.plugins.scorers.running_requests import RunningRequests
 from epp.prefix.match import APPROXIMATE, PrefixMatch, prefix_match
-from tests.fakes import FakeServices, candidates, request
+from tests.fakes import FakeServices, candidates, predictions, request
 
 MATCH = prefix_match(APPROXIMATE)
 PROFILE = Profile("default", (), (), MaxScore("p", pickers.Parameters()))
@@ -215,7 +214,7 @@ def test_tokens_of_a_prefill_target_are_released_at_the_first_chunk_in_any_case(
 
 @pytest.mark.parametrize(
     ("streaming", "why_not", "kept"),
-    [(False, "", 0), (True, "", 100), (False, "too few answers so far", 0)],
+    [(False, "", 0), (True, "", 100), (False, FEW, 0)],
     ids=["not streamed", "streamed", "too few answers"],
 )
 def test_tokens_of_answers_that_are_not_streamed_are_released_when_the_first_token_is_predicted(
@@ -225,8 +224,7 @@ def test_tokens_of_answers_that_are_not_streamed_are_released_when_the_first_tok
     load = started(InflightLoad("i", InflightLoad.Params()), services)
     r = request(b"x" * 400, streaming=streaming)
     r.now = 5.0
-    times = np.array([9.0, 9.0, 0.015])
-    r[learned_costs("")] = LearnedCosts(times, times, LatencyModel(), why_not)
+    r[learned_costs("")] = predictions([9.0, 9.0, 0.015], why_not=why_not)
     decision = decision_for(2)
     load.before_send(r, decision)  # type: ignore[attr-defined]
     for looks in range(3):
