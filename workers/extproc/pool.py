@@ -153,7 +153,7 @@ class SharedPool:
             fresh=fresh,
             known=self._known,
             down=self._down,
-            inflight_at_scrape=copy.inflight_at_scrape[slots],
+            inflight_at_scrape=np.ascontiguousarray(copy.inflight_at_scrape[slots]),  # kernels read it for each request
             names=self._current_names(self._roster) if self._name_columns else None,
             ages=ages,
             ejected=self._ejected,
