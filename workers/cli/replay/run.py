@@ -31,7 +31,7 @@ from workers.cli.replay.reading import Asked, Lifetime
 from workers.cli.replay.servers import Job, Speed
 from workers.cli.replay.services import BATCHES_S, ReplayLearning, ReplayServices
 from workers.cli.replay.waiting import LOOK_S, Pause, Queue, Waited, admission_of
-from workers.endpoints.index_limits import prefix_use
+from workers.endpoints.index_limits import PrefixUse, prefix_use
 
 REFUSED, FAILED = -1, -2  # in `Run.target`: no endpoint was chosen; its server died
 BAD_GATEWAY: Final = 503
@@ -149,8 +149,7 @@ class Replay:
         self._looking = False
         self._run = empty(len(world.requests))
         self._plan_members()
-        if use is not None:
-            self._warm(use.block_tokens * BYTES_PER_TOKEN)
+        self._warm(use)
 
     def run(self) -> Run:
         """Runs until every answer is complete. Raises OfflineError."""
@@ -179,12 +178,13 @@ class Replay:
         self._fleet.passed(now)
         self._timers.passed(now)
 
-    def _warm(self, block_bytes: int) -> None:
+    def _warm(self, use: PrefixUse | None) -> None:
         """Gives caches and index what servers held before the recording. What is needed first is the youngest."""
         secret = self._services.prefix_seed
         for number, slot, blocks in reversed(self._world.warm):
             asked = self._requests[number]
             if slot < len(self._fleet.servers):
+                block_bytes = (asked if use is None else use).block_tokens * BYTES_PER_TOKEN
                 text = prompt_text(asked, number)[: blocks * asked.block_tokens * BYTES_PER_TOKEN]
                 start = root(asked.target_model or asked.model, "", secret)
                 hashes = landmarks(block_hashes(text, block_bytes, start, secret), 0)

@@ -107,6 +107,11 @@ def test_what_servers_held_before_the_recording_attracts_its_first_requests() ->
     assert (run.cached == 8 * 64 - 1).all()
 
 
+def test_caches_are_warm_also_under_a_configuration_that_does_not_look_at_prefixes() -> None:
+    run = replayed(RANDOM, [asked(1.0, 1, 2, held=((0, 2),))], [lifetime(0)])
+    assert run.cached.tolist() == [127]
+
+
 def test_the_built_in_configuration_replays() -> None:
     requests = [asked(0.05 * at, at % 7, 100 + at, flow=at % 3) for at in range(80)]
     run = replayed(None, requests, [lifetime(0), lifetime(1)])
