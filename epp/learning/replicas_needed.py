@@ -9,8 +9,9 @@
 one request takes of a replica, also while a queue makes more requests arrive than end. The part counts as at the target, where a larger
 batch is slower (`batch_share`). A pool whose prompts take longer than its answers is limited by the prompt seconds instead.
 
-Hysteresis: the number grows as soon as the smoothed work needs more. It falls when the most work of the last FALL_S needed fewer, at most
-once in FALL_S, and within CALM_S only if the work has fallen by FALLS in FALL_S: a steady load varies, too.
+Hysteresis: the number grows as soon as the smoothed work needs more, and again within CALM_S only if it needs clearly more (RISES). It falls
+when the most work of the last FALL_S needed fewer, at most once in FALL_S, and within CALM_S only if the work has fallen by FALLS in FALL_S:
+a steady load varies, too.
 """
 
 from collections import deque
@@ -24,6 +25,7 @@ SMOOTH_S: Final = 60.0
 FALL_S: Final = 180.0
 CALM_S: Final = 600.0
 FALLS: Final = 0.5  # replicas
+RISES: Final = 0.4  # replicas
 PART_S: Final = 30.0  # of FALL_S, whose most work is remembered as one number
 DRAIN_S: Final = 120.0  # in which a queue shall be worked off
 BAND: Final = 0.1  # replicas by which the work has to exceed the number, or to fall below it
@@ -60,7 +62,7 @@ class ReplicasNeeded:
         self._arriving = self._finishing = self._places = self._waiting = self._cost = 0.0
         self._weight = 0.0  # of the readings in the smoothed values, which begin at 0
         self._finished = 0
-        self._fell_at = -inf
+        self._fell_at = self._grew_at = -inf
         self._most: deque[tuple[float, float]] = deque(
             maxlen=ceil(FALL_S / PART_S)
         )  # (begin of a part, most work in it)
@@ -98,8 +100,9 @@ class ReplicasNeeded:
             self.needed = max(1, ceil(work))
             return
         band = max(BAND, BAND_PART * self.needed)
-        if work > self.needed + band:
+        if work > self.needed + (band if at - self._grew_at >= CALM_S else max(band, RISES)):
             self.needed = ceil(work)
+            self._grew_at = at
         elif len(most) == most.maxlen:
             highest = max(value for _, value in most)
             falls = at - self._fell_at >= CALM_S or most[0][1] - most[-1][1] >= FALLS
