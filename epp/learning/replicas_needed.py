@@ -9,8 +9,8 @@
 one request takes of a replica, also while a queue makes more requests arrive than end. The part counts as at the target, where a larger
 batch is slower (`batch_share`). A pool whose prompts take longer than its answers is limited by the prompt seconds instead.
 
-Hysteresis: the number grows as soon as the smoothed work needs more, and again within CALM_S only if it needs clearly more (RISES). It falls
-when the most work of the last FALL_S needed fewer, at most once in FALL_S, and within CALM_S only if the work has fallen by FALLS in FALL_S:
+Hysteresis: the number grows as soon as the smoothed work needs more, and again within CALM_S only if it needs RISES more. It falls when the
+most work of the last FALL_S needed fewer, at most once in FALL_S, and within CALM_S only if the work has fallen by FALLS in FALL_S, because
 a steady load varies, too.
 """
 
