@@ -70,6 +70,8 @@ class LazyGroup(click.Group):
             with contextlib.suppress(OSError):
                 click.echo(f"Error: the output cannot be written: {failure.strerror}", err=True)
             sys.exit(1)
+        finally:
+            drop_unwritable()
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -92,6 +94,17 @@ class LazyGroup(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))
+
+
+def drop_unwritable() -> None:
+    """Writes what is buffered for the output, or drops it if that fails. Else Python would try again at its end, and exit with 120."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, stream.fileno())
+            os.close(null)
 
 
 def missing(command_name: str, module: str) -> click.ClickException:

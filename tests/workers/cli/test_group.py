@@ -1,4 +1,5 @@
 import importlib
+import os
 import subprocess
 import sys
 from typing import Any
@@ -76,7 +77,8 @@ def test_the_version_names_distribution_commit_and_mode(
 
 def in_shell(command: str) -> subprocess.CompletedProcess[str]:
     argv = ["sh", "-c", f"exec {sys.executable} -m workers {command}"]
-    return subprocess.run(argv, capture_output=True, text=True, check=False, timeout=30)
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    return subprocess.run(argv, capture_output=True, text=True, check=False, timeout=30, env=buffered)
 
 
 def test_a_full_disk_under_the_output_is_an_error_of_one_line() -> None:
