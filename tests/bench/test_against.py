@@ -1,6 +1,7 @@
 """The comparison with another commit resolves names, extracts trees, pairs figures and refuses bad input. No test runs a benchmark."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -20,6 +21,8 @@ from tests.bench.against import (
     micro,
     resolved,
 )
+
+pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """What is released is a commit, and its version stands in one place."""
 
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -7,6 +8,8 @@ import pytest
 
 from release.errors import Refused
 from release.source import ROOT, checked_out, version
+
+pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
 
 
 @pytest.fixture
