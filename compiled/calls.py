@@ -12,6 +12,7 @@ find: Final = kernels.find
 flat_end: Final = kernels.flat_end
 framed_message: Final = kernels.framed_message
 increase: Final = kernels.increase
+is_uuid: Final = kernels.is_uuid
 items: Final = kernels.items if kernels.NATIVE else None
 members: Final = kernels.members if kernels.NATIVE else None
 mentions: Final = kernels.mentions

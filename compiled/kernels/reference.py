@@ -4,6 +4,7 @@ For up to `FEW` numbers, plain Python is faster than NumPy.
 """
 
 import math
+import re
 from collections.abc import Coroutine, Mapping
 from functools import reduce
 from operator import xor
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 
 FEW: Final = 32
+UUID: Final = re.compile("[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 
 find: Final = bytes.find
 # framed_message(data, at): reads, at data[at:at + 14], the header of an HTTP/2 frame and the prefix of a gRPC message. Returns five
@@ -26,6 +28,11 @@ framed_message: Final = Struct(">IBIBI").unpack_from
 def mentions(data: bytes, text: bytes, start: int, end: int) -> bool:
     """Returns whether `text` occurs in data[start:end] in any case of ASCII letters. `text`: in lower case."""
     return text in data[start:end].lower()
+
+
+def is_uuid(text: str) -> bool:
+    """Returns whether a text is a UUID as it is usually written: hexadecimal digits in groups of 8, 4, 4, 4 and 12."""
+    return UUID.fullmatch(text) is not None
 
 
 def flat_end(data: bytes, at: int, most: int) -> int:

@@ -61,6 +61,21 @@ KERNEL(find) {
 }
 
 /* mentions(data, text, start, end): returns whether `text`, in lower case, occurs in data[start:end] in any case of ASCII letters. */
+/* is_uuid(text): whether a str is a UUID as it is usually written: 36 characters, hexadecimal digits in groups of 8, 4, 4, 4 and 12. */
+KERNEL(is_uuid) {
+    if (!arguments("is_uuid", count, 1)) return NULL;
+    if (!PyUnicode_Check(args[0])) return PyErr_Format(PyExc_TypeError, "is_uuid: looks at a str");
+    if (!PyUnicode_IS_COMPACT_ASCII(args[0]) || PyUnicode_GET_LENGTH(args[0]) != 36) Py_RETURN_FALSE;
+    const byte *text = (const byte *)PyUnicode_1BYTE_DATA(args[0]);
+    for (int i = 0; i < 36; i++) {
+        byte letter = lower(text[i]);
+        int digit = (letter >= '0' && letter <= '9') || (letter >= 'a' && letter <= 'f');
+        int dash = i == 8 || i == 13 || i == 18 || i == 23;
+        if (dash ? letter != '-' : !digit) Py_RETURN_FALSE;
+    }
+    Py_RETURN_TRUE;
+}
+
 KERNEL(mentions) {
     if (!arguments("mentions", count, 4)) return NULL;
     if (!PyBytes_Check(args[0]) || !PyBytes_Check(args[1]))

@@ -10,9 +10,10 @@ from typing import Final
 
 from xxhash import xxh3_64_intdigest
 
+from compiled import calls
+
 KEPT_MAX: Final = 4096
 HASH_BYTES: Final = 8
-UUID_CHARS: Final = 36
 PURPOSE: Final = b"epp recording"
 
 
@@ -45,10 +46,4 @@ class Keyed:
 
 def id_hash(text: str) -> int:
     """Returns the hash of a request id as it is written: 64 bits; 0 if the id is no UUID."""
-    if len(text) != UUID_CHARS or not text[8] == text[13] == text[18] == text[23] == "-":
-        return 0
-    try:
-        int(text.replace("-", ""), 16)
-    except ValueError:
-        return 0
-    return xxh3_64_intdigest(text.encode()) or 1
+    return xxh3_64_intdigest(text.encode()) or 1 if calls.is_uuid(text) else 0

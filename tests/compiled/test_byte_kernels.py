@@ -42,6 +42,17 @@ def test_mentions_is_equal(data: bytes, draw: st.DataObject) -> None:
 
 
 @native_only
+@given(
+    st.uuids().map(str) | st.text(max_size=40),
+    st.integers(0, 35),
+    st.sampled_from(["", "-", "G", "f", "F", "é", "0\n"]),
+)
+def test_is_uuid_is_equal(text: str, at: int, instead: str) -> None:
+    for each in (text, text.upper(), text[:at] + instead + text[at + 1 :], text[:at] + instead + text[at:]):
+        same(kernels.is_uuid, reference.is_uuid, each)
+
+
+@native_only
 @given(st.text('{}":a\\', max_size=90).map(str.encode), st.integers(0, 80), st.integers(0, 100))
 def test_flat_end_is_equal(data: bytes, at: int, most: int) -> None:
     same(kernels.flat_end, reference.flat_end, data[:at] + b"{" + data[at:], min(at, len(data)), most)

@@ -1,9 +1,10 @@
 """Records requests for `epp record` and --record-dir: encodes what was decided and how it ended, and sends it to the supervisor.
 
-    decided, ended ─▶ one buffer per worker ── when it is full, and at each beat ─▶ bus ─▶ supervisor, which writes files
+    decided, ended ─▶ what waits ── WAITING_MAX together, and at each beat ─▶ one buffer per worker ─▶ bus ─▶ supervisor, which writes files
 
-A record is encoded once, from a tuple in the order of the fields in `epp.recording.records`. A worker never waits: if the bus is full, it
-drops the batch and counts its records. While nothing is recorded, a request costs one comparison.
+A record is encoded once, from a tuple in the order of the fields in `epp.recording.records`. Records wait for each other: one after the
+other, they find code and data in the CPU's caches. A worker never waits: if the bus is full, it drops the batch and counts its records.
+While nothing is recorded, a request costs one comparison.
 
 The supervisor shows the number of the file that it writes as a gauge in its lane. The worker looks at each beat. With another number it
 begins anew: it describes its endpoints again, so that each file can be read alone.
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from workers.telemetry.request_metrics import Exchange
 
 BATCH_RECORDS_MAX: Final = 1024
+WAITING_MAX: Final = 64  # records that wait to be encoded; each keeps its request and its decision alive
 BATCH_BYTES: Final = 4 * CONTENT_MAX  # larger batches need fewer calls; the last packet of a batch is not full
 MODEL_CHARS_MAX: Final = 256
 STREAM_BITS: Final = 4  # bytes of a stream's random number
@@ -56,6 +58,7 @@ class RecordSender:
         self.roster: Roster | None = None  # the roster that was described last
         self.rosters = 0
         self.requests = 0
+        self._waiting: list[Decided | tuple[object, ...]] = []
         self._begin()
 
     def use(self, file: int) -> None:
@@ -64,16 +67,35 @@ class RecordSender:
             self.flush()
             self.file, self.roster = file, None
 
+    def wait(self, record: "Decided | tuple[object, ...]") -> None:
+        """Lets a record wait until it is encoded together with others. Hot: runs twice per request."""
+        waiting = self._waiting
+        waiting.append(record)
+        if len(waiting) >= WAITING_MAX:
+            self._encode()
+
+    def _encode(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for record in waiting:
+            if isinstance(record, Decided):
+                record.by.encode(record)
+            else:
+                self.add(record)
+
     def add(self, record: tuple[object, ...]) -> None:
-        """Adds a record. Hot: runs twice per request."""
+        """Adds a record to the buffer."""
         buffer = self._buffer
         self._encoder.encode_into(record, buffer, -1)
         self._records += 1
         if len(buffer) > BATCH_BYTES or self._records >= BATCH_RECORDS_MAX:
-            self.flush()
+            self._send()
 
     def flush(self) -> None:
-        """Sends the records that wait."""
+        """Sends all records."""
+        self._encode()
+        self._send()
+
+    def _send(self) -> None:
         records, buffer = self._records, self._buffer
         if not records:
             return
@@ -87,6 +109,30 @@ class RecordSender:
     def _begin(self) -> None:
         self._buffer[:] = ARRAY + bytes(ARRAY_HEAD - 1) + self._head
         self._records = 0
+
+
+class Decided:
+    """Holds a decision that is not encoded yet. `by`: its recorder. The other fields are those of `Recorder.decided`."""
+
+    __slots__ = ("by", "decision", "now", "number", "received_at", "refused", "request")
+
+    def __init__(
+        self,
+        by: "Recorder",
+        number: int,
+        request: Request,
+        decision: Decision | None,
+        refused: str,
+        received_at: float,
+        now: float,
+    ) -> None:
+        self.by = by
+        self.number = number
+        self.request = request
+        self.decision = decision
+        self.refused = refused
+        self.received_at = received_at
+        self.now = now
 
 
 class Recorder:
@@ -115,8 +161,15 @@ class Recorder:
 
     def decided(self, request: Request, decision: Decision | None, refused: str, received_at: float, now: float) -> int:
         """Records a request that got an endpoint or was refused, with the cause. Returns its number, from 1."""
-        sender, considered = self._sender, request.considered
+        sender = self._sender
         number = sender.requests = sender.requests + 1
+        sender.wait(Decided(self, number, request, decision, refused, received_at, now))
+        return number
+
+    def encode(self, waited: Decided) -> None:
+        """Encodes a record that has waited."""
+        sender, request, decision = self._sender, waited.request, waited.decision
+        considered = request.considered
         if self._described_in != sender.file:
             self._described_in = sender.file
             sender.add(self._configured)
@@ -141,10 +194,10 @@ class Recorder:
         sender.add(
             (
                 DECIDED,
-                number,
+                waited.number,
                 id_hash(request.id or (decision.headers.get(REQUEST_ID, "") if decision is not None else "")),
-                received_at,
-                now - received_at,
+                waited.received_at,
+                waited.now - waited.received_at,
                 self._generation,
                 model[:MODEL_CHARS_MAX],
                 "" if target == model else target[:MODEL_CHARS_MAX],
@@ -165,11 +218,10 @@ class Recorder:
                 matched,
                 [_run(name, run) for name, run in request.runs.items()],
                 [target.slot for target in decision.targets] if decision is not None else [],
-                refused,
+                waited.refused,
                 [self._keyed(headers.get(name) or "") for name in self._headers],
             )
         )
-        return number
 
     def ended(self, exchange: "Exchange", status: int, slot: int, now: float) -> None:
         """Records how a request that got an endpoint has ended. `slot`: of the endpoint that served it."""
@@ -178,7 +230,7 @@ class Recorder:
         if usage is not None:
             prompt, cached, completion = usage.prompt, usage.cached, usage.completion
         first_s = exchange.first_s
-        self._sender.add(
+        self._sender.wait(
             (
                 ENDED,
                 exchange.recorded,
