@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 
 from workers.cli.replay.reading import Asked, Recording, Sight
+from workers.cli.replay.runs import Run, runs_of
 from workers.cli.replay.servers import FORMS, UNBOUNDED, Cache, Form, Job, Speed, server
 from workers.cli.replay.simplex import Point, lowest
 
@@ -180,7 +181,7 @@ class _Score:
         self._first = np.array([asked.first_s for asked in window])[counts]
         self._rest = np.array([asked.lasted_s - asked.first_s for asked in window])[counts]
         self._streamed = self._rest > STREAMED_S
-        self._jobs = [job_of(asked, number, known=True) for number, asked in enumerate(window)]
+        self._jobs = [job_of(asked, number, None) for number, asked in enumerate(window)]
         self._arrivals = [asked.at + (asked.waited_s if asked.waited_s > QUEUED_S else 0.0) for asked in window]
         self._percentiles = np.percentile(self._first, (50, 95)) if len(self._first) else np.ones(2)
         self.samples = int(counts.sum())
@@ -219,17 +220,16 @@ class _Score:
         return np.maximum(np.array(first)[counted] - at, 1e-6), np.maximum(np.array(lasted)[counted] - at, 1e-6)
 
 
-def job_of(asked: Asked, number: int, *, known: bool = False) -> Job:
+def job_of(asked: Asked, number: int, runs: Sequence[Run] | None) -> Job:
     """Returns what a server has to compute for a request.
 
-    `known`: its cached tokens are those that were recorded. That also holds if the recording has no block hashes.
+    `runs`: of its prompt; None: its cached tokens are those that were recorded. That also holds if the recording has no block hashes.
     """
     cached = -1
-    if known or not asked.hashes:
+    if runs is None or not asked.hashes:
         cached = min(asked.expected if asked.cached is None else asked.cached, max(asked.prompt - 1, 0))
     output = asked.output if asked.output is not None else asked.max_tokens or OUTPUT_TOKENS
-    blocks = [] if known else asked.whole_blocks()
-    return Job(number, blocks, asked.server_block_tokens, asked.prompt, output, cached)
+    return Job(number, runs or (), asked.server_block_tokens, asked.prompt, output, cached)
 
 
 def _window(requests: list[Asked], size: int) -> list[Asked]:
@@ -296,15 +296,18 @@ def _cache(requests: Sequence[Asked], sight: Sight) -> int:
     measured = sum(asked.cached or 0 for asked in requests)
     if not measured:
         return UNBOUNDED
-    if _hits(requests, UNBOUNDED) <= CLOSE * measured:
+    told = [asked for asked in requests if asked.cached is not None]
+    runs = runs_of([asked.whole_blocks() for asked in told])
+    jobs = [job_of(asked, 0, each) for asked, each in zip(told, runs, strict=True)]
+    if _hits(jobs, UNBOUNDED) <= CLOSE * measured:
         return UNBOUNDED
     size = float(CACHE_MIN_TOKENS)
-    while _hits(requests, int(size)) < measured and size < UNBOUNDED:
+    while _hits(jobs, int(size)) < measured and size < UNBOUNDED:
         size *= CACHE_STEP
     return int(size)
 
 
-def _hits(requests: Sequence[Asked], tokens: int) -> int:
+def _hits(jobs: Sequence[Job], tokens: int) -> int:
     """Returns the tokens that a cache of this size would have had for the requests of a server."""
     cache = Cache(tokens)
-    return sum(cache.take(job_of(asked, 0), 0) for asked in requests if asked.cached is not None)
+    return sum(cache.take(job, 0) for job in jobs)

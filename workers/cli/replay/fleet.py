@@ -21,7 +21,8 @@ from shm.prefix_reader import IndexReader
 from shm.prefix_writer import IndexWriter
 from shm.segment import Region
 from workers.cli.offline import OfflineError
-from workers.cli.replay.reading import Asked, Lifetime
+from workers.cli.replay.reading import Lifetime
+from workers.cli.replay.runs import Run
 from workers.cli.replay.servers import UNBOUNDED, Speed, server
 from workers.endpoints.index_limits import PrefixUse
 from workers.shared.bus import AGE_TICKS
@@ -165,9 +166,9 @@ class Fleet:
     def forget(self, hashes: Hashes, owner: int) -> None:
         self._told.append((self._now + INDEX_S, hashes, owner, False))
 
-    def warm(self, slot: int, asked: Asked, blocks: int, hashes: Hashes) -> None:
+    def warm(self, slot: int, runs: Sequence[Run], block_tokens: float, hashes: Hashes) -> None:
         """Lets a server hold the first blocks of a prompt before the first request. `hashes`: what the index has of them."""
-        self.servers[slot].warm(asked.whole_blocks()[:blocks], asked.server_block_tokens)
+        self.servers[slot].warm(runs, block_tokens)
         self._writer.insert(hashes, self._endpoints[slot].owner, 0)
 
     def _index(self, now: float) -> None:

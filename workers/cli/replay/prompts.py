@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from workers.cli.replay.reading import Asked
+from workers.cli.replay.runs import HASH_BYTES, Run, Runs
 
 OPEN: Final = -1
 ANSWER_SHARE: Final = 0.5  # of an answer's tokens, by which a next turn is longer at least: tokens are estimates
@@ -23,12 +24,13 @@ ANSWER_SHARE: Final = 0.5  # of an answer's tokens, by which a next turn is long
 
 class Prompts(NamedTuple):
     """Per request: the index of the turn before in its conversation, or OPEN; how many leading blocks of its prompt an earlier prompt had;
-    and how many tokens more a server has cached that holds these blocks.
+    how many tokens more a server has cached that holds these blocks; and its runs.
     """
 
     before: list[int]
     known: list[int]
     beyond: list[int]
+    runs: list[tuple[Run, ...]]
 
 
 class Warm(NamedTuple):
@@ -39,56 +41,46 @@ class Warm(NamedTuple):
     blocks: int
 
 
-def compared(requests: Sequence[Asked]) -> Prompts:
-    """Compares each prompt with the earlier ones. `requests`: in the order of arrival."""
+def compared(requests: Sequence[Asked], warm: Sequence[Warm] = ()) -> Prompts:
+    """Compares each prompt with the earlier ones. `requests`: in the order of arrival. `warm`: runs end where these do, too."""
     before = [OPEN] * len(requests)
     known = [0] * len(requests)
-    ends: dict[int, int] = {}  # the last whole block of a prompt -> the last request with this prompt
-    seen: set[int] = set()
+    last: dict[bytes, int] = {}  # the last whole block of a prompt -> the last request with this prompt
+    runs = Runs()
     for index, asked in enumerate(requests):
         blocks = asked.whole_blocks()
-        count = _leading(blocks, seen)
-        known[index] = min(max([count, *(held for _, held in asked.held)]), len(blocks))
-        for at in range(count - 1, -1, -1):
-            found = ends.get(blocks[at])
+        ends = runs.add(blocks)
+        size = len(blocks) // HASH_BYTES
+        known[index] = min(max([ends[-1], *(held for _, held in asked.held)]), size)
+        for end in reversed(ends[1:]):
+            block = blocks[(end - 1) * HASH_BYTES : end * HASH_BYTES]
+            found = last.get(block)
             if found is not None and _continues(requests[found], asked):
                 before[index] = found
-                del ends[blocks[at]]  # a turn has one next turn
+                del last[block]  # a turn has one next turn
                 break
-        if count < len(blocks):
-            ends[blocks[-1]] = index
-            seen.update(blocks[count:])
-    return Prompts(before, known, _beyond(requests, known))
+        if ends[-1] < size:
+            last[blocks[-HASH_BYTES:]] = index
+    for number, _, count in warm:
+        runs.add(requests[number].whole_blocks()[: count * HASH_BYTES])
+    return Prompts(before, known, _beyond(requests, known), [runs.of(asked.whole_blocks()) for asked in requests])
 
 
 def warm(requests: Sequence[Asked]) -> list[Warm]:
     """Returns what endpoints held before the first request, in the order in which the requests show it."""
     found = []
-    held: dict[int, set[int]] = {}  # endpoint -> blocks
+    held: dict[int, Runs] = {}  # by endpoint
     decided = [asked.at + asked.waited_s for asked in requests]
     until = max((at for at, asked in zip(decided, requests, strict=True) if asked.held), default=-math.inf)
     for number in sorted((number for number, at in enumerate(decided) if at <= until), key=decided.__getitem__):
         asked = requests[number]
         blocks = asked.whole_blocks()
         for endpoint, count in asked.held:
-            there = held.setdefault(endpoint, set())
-            if blocks and blocks[min(count, len(blocks)) - 1] not in there:
+            first = blocks[: count * HASH_BYTES]
+            if held.setdefault(endpoint, Runs()).add(first)[-1] * HASH_BYTES < len(first):
                 found.append(Warm(number, endpoint, count))
-                there.update(blocks[:count])
-        held.setdefault(asked.target, set()).update(blocks)
+        held.setdefault(asked.target, Runs()).add(blocks)
     return found
-
-
-def _leading(blocks: Sequence[int], seen: set[int]) -> int:
-    """Returns how many leading blocks were seen. A hash stands for all blocks before it, too, so halving finds the last one."""
-    low, high = 0, len(blocks)
-    while low < high:
-        middle = (low + high) // 2
-        if blocks[middle] in seen:
-            low = middle + 1
-        else:
-            high = middle
-    return low
 
 
 def _continues(earlier: Asked, later: Asked) -> bool:

@@ -7,11 +7,11 @@ from typing import Final
 
 import click
 import msgspec
-import numpy as np
 
 from epp.data import CACHE_BLOCK_SIZE, CACHE_NUM_BLOCKS, RUNNING, WAITING
 from epp.recording.records import Configured, Decided, Ended, Member, Scraped, floats, ints
 from epp.recording.trace import Slot, Trace, Traced
+from workers.cli.replay.runs import HASH_BYTES
 from workers.shared.recording.limits import MISSING
 from workers.shared.recording.unreadable import Unreadable
 
@@ -57,11 +57,10 @@ class Asked(msgspec.Struct, frozen=True, gc=False):
     answered: bool
     held: tuple[tuple[int, int], ...] = ()
 
-    def whole_blocks(self) -> list[int]:
+    def whole_blocks(self) -> bytes:
         """Returns the hashes of the blocks of its prompt, without the last one if that is shorter than the others."""
         whole = self.prompt_tokens // self.block_tokens if self.block_tokens else 0
-        hashes: list[int] = np.frombuffer(self.hashes, "<u8").tolist()
-        return hashes[:whole]
+        return self.hashes[: whole * HASH_BYTES]
 
     @property
     def server_block_tokens(self) -> float:

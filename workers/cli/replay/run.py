@@ -28,6 +28,7 @@ from workers.cli.replay.fit import job_of
 from workers.cli.replay.fleet import Fleet
 from workers.cli.replay.prompts import OPEN, Prompts, Warm, compared, warm
 from workers.cli.replay.reading import Asked, Lifetime
+from workers.cli.replay.runs import leading
 from workers.cli.replay.servers import Job, Speed
 from workers.cli.replay.services import BATCHES_S, ReplayLearning, ReplayServices
 from workers.cli.replay.waiting import LOOK_S, Pause, Queue, Waited, admission_of
@@ -89,9 +90,10 @@ def world(
     requests: Sequence[Asked], endpoints: Sequence[Lifetime], speeds: Sequence[Speed], *, open: bool, clients: int
 ) -> World:
     """Returns what is replayed as recorded. `open`: whether no client waits for an answer."""
-    prompts = compared(requests)
+    held = warm(requests)
+    prompts = compared(requests, held)
     before = [OPEN] * len(requests) if open else turns(requests, prompts.before)
-    return World(requests, prompts, before, endpoints, speeds, warm(requests), clients=clients)
+    return World(requests, prompts, before, endpoints, speeds, held, clients=clients)
 
 
 class _Lease:
@@ -188,7 +190,8 @@ class Replay:
                 text = prompt_text(asked, number)[: blocks * asked.block_tokens * BYTES_PER_TOKEN]
                 start = root(asked.target_model or asked.model, "", secret)
                 hashes = landmarks(block_hashes(text, block_bytes, start, secret), 0)
-                self._fleet.warm(slot, asked, blocks, hashes)
+                runs = leading(self._world.prompts.runs[number], blocks)
+                self._fleet.warm(slot, runs, asked.server_block_tokens, hashes)
 
     # Requests.
 
@@ -255,7 +258,8 @@ class Replay:
             self._fail(number, now)
             return
         self._advance(slot, now)
-        job, prompts = job_of(self._requests[number], number), self._world.prompts
+        prompts = self._world.prompts
+        job = job_of(self._requests[number], number, prompts.runs[number])
         job.known, job.beyond = prompts.known[number], prompts.beyond[number]
         run.prompt[number], run.output[number] = job.prompt, job.output
         fleet.servers[slot].submit(job, now)

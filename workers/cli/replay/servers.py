@@ -18,9 +18,12 @@ from typing import Final, Literal, Protocol
 
 import msgspec
 
+from workers.cli.replay.runs import Run
+
 UNBOUNDED: Final = 1 << 40
 SPREAD: Final = 2_654_435_761  # spreads numbers evenly over 32 bits (Knuth's multiplicative hash)
 BLOCKS_MAX: Final = 1 << 18  # blocks in the cache of a server whose size is not known
+NOTHING: Final = 0, 0.0  # what a cache holds of a run that it does not have: blocks, tokens of each
 
 Form = Literal["steps", "serial", "slots"]
 FORMS: Final[tuple[Form, ...]] = ("steps", "serial", "slots")
@@ -53,20 +56,20 @@ class Speed(msgspec.Struct, frozen=True):
 
 
 class Job:
-    """One request inside a server. `blocks`: the chain of block hashes of the prompt. `cached`: tokens that need no computing; below 0: the
-    server's cache decides at the start. `known`, `beyond`: if it holds exactly `known` blocks, it has so many tokens more.
+    """One request inside a server. `runs`: the blocks of its prompt. `cached`: tokens that need no computing; below 0: the server's cache
+    decides at the start. `known`, `beyond`: if it holds exactly `known` blocks, it has so many tokens more.
     """
 
     __slots__ = (
-        "beyond", "block_tokens", "blocks", "cached", "known", "left", "needs", "number", "output", "prompt", "ready_at"
+        "beyond", "block_tokens", "cached", "known", "left", "needs", "number", "output", "prompt", "ready_at", "runs"
     )  # fmt: skip
 
     def __init__(
-        self, number: int, blocks: list[int], block_tokens: float, prompt: int, output: int, cached: int = -1
+        self, number: int, runs: Sequence[Run], block_tokens: float, prompt: int, output: int, cached: int = -1
     ) -> None:
         """`block_tokens`: of the server, per block."""
         self.number = number
-        self.blocks = blocks
+        self.runs = runs
         self.block_tokens = block_tokens
         self.prompt = prompt
         self.output = max(output, 1)
@@ -80,7 +83,7 @@ class Job:
 
     def again(self) -> "Job":
         """Returns the same request for another server."""
-        return Job(self.number, self.blocks, self.block_tokens, self.prompt, self.output, self.cached)
+        return Job(self.number, self.runs, self.block_tokens, self.prompt, self.output, self.cached)
 
 
 News = tuple[float, Job, bool]  # when, which request, and whether it has got its first token; otherwise it has ended
@@ -104,42 +107,55 @@ class Server(Protocol):
     def clear(self) -> None:
         """Forgets all requests and the cache, as a server that dies."""
 
-    def warm(self, blocks: Sequence[int], block_tokens: float) -> None:
+    def warm(self, runs: Sequence[Run], block_tokens: float) -> None:
         """Puts blocks into the cache, as an earlier request has."""
 
 
 class Cache:
-    """The prefix cache of a server: the blocks that were used last."""
+    """The prefix cache of a server: the blocks that were used last. Of a run it may have lost blocks at the end."""
 
     def __init__(self, tokens: int) -> None:
         self._tokens = tokens
-        self._held: OrderedDict[int, float] = OrderedDict()  # block -> tokens, the longest unused first
-        self._held_tokens = 0.0
+        # Blocks of each run, and tokens of each block; the longest unused run first.
+        self._held: OrderedDict[Run, tuple[int, float]] = OrderedDict()
+        self._held_blocks, self._held_tokens = 0, 0.0
 
     def take(self, job: Job, output_tokens: int) -> int:
         """Returns how many tokens of a prompt are held, and holds all of it from now on. `output_tokens`: of the answers that run."""
-        held, blocks, size = self._held, job.blocks, job.block_tokens
         hits = 0
-        for block in blocks:
-            if block not in held:
+        for run in job.runs:
+            count = self._held.get(run, NOTHING)[0]
+            hits += count
+            if count < run.blocks:
                 break
-            hits += 1
-        self.hold(blocks, size, output_tokens)
-        cached = int(hits * size) + (job.beyond if hits == job.known else 0)
+        self.hold(job.runs, job.block_tokens, output_tokens)
+        cached = int(hits * job.block_tokens) + (job.beyond if hits == job.known else 0)
         return min(cached, max(job.prompt - 1, 0))
 
-    def hold(self, blocks: Sequence[int], size: float, output_tokens: int = 0) -> None:
-        """Holds these blocks of `size` tokens, and forgets others if the cache is full."""
+    def hold(self, runs: Sequence[Run], size: float, output_tokens: int = 0) -> None:
+        """Holds these runs, whose blocks have `size` tokens, and forgets others if the cache is full."""
         held = self._held
-        for block in reversed(blocks):  # so that a prompt loses its end first
-            if block in held:
-                held.move_to_end(block)
-            else:
-                held[block] = size
-                self._held_tokens += size
-        room = max(self._tokens - output_tokens, 0)
-        while held and (self._held_tokens > room or len(held) > BLOCKS_MAX):
-            self._held_tokens -= held.popitem(last=False)[1]
+        for run in reversed(runs):  # so that a prompt loses its end first
+            count, tokens = held.pop(run, NOTHING)
+            if count < run.blocks:
+                self._held_blocks += run.blocks - count
+                self._held_tokens += run.blocks * size - count * tokens
+                count, tokens = run.blocks, size
+            held[run] = count, tokens
+        tokens_over = self._held_tokens - max(self._tokens - output_tokens, 0)
+        blocks_over = self._held_blocks - BLOCKS_MAX
+        while held and (tokens_over > 0 or blocks_over > 0):
+            run, (count, tokens) = held.popitem(last=False)
+            lost = 0
+            while lost < count and (tokens_over > 0 or blocks_over > 0):
+                lost += 1
+                blocks_over -= 1
+                tokens_over -= tokens
+            self._held_blocks -= lost
+            self._held_tokens -= lost * tokens
+            if lost < count:
+                held[run] = count - lost, tokens
+                held.move_to_end(run, last=False)
 
 
 class _Queue:
@@ -155,7 +171,7 @@ class _Queue:
         self.waiting: deque[Job] = deque()
         self.running = self._output_tokens = 0
         self.active_tokens = 0.0
-        self._users: dict[int, int] = {}  # block -> running requests that use it
+        self._users: dict[Run, int] = {}  # run -> running requests that use it
         self._ends: list[tuple[float, int, Job]] = []
         self._order = 0
         self.due = math.inf
@@ -163,8 +179,8 @@ class _Queue:
     def queued(self, now: float) -> int:
         return sum(job.ready_at <= now for job in self.waiting)
 
-    def warm(self, blocks: Sequence[int], block_tokens: float) -> None:
-        self._cache.hold(blocks, block_tokens)
+    def warm(self, runs: Sequence[Run], block_tokens: float) -> None:
+        self._cache.hold(runs, block_tokens)
 
     def _admits(self, at: float) -> bool:
         """Returns whether the first waiting request may start at this time."""
@@ -176,7 +192,7 @@ class _Queue:
     def _admit(self) -> Job:
         job = self.waiting.popleft()
         self._output_tokens += job.output
-        cached = self._cache.take(job, self._output_tokens) if job.blocks else 0
+        cached = self._cache.take(job, self._output_tokens) if job.runs else 0
         if job.cached < 0:
             job.cached = cached
         job.left = max(job.prompt - job.cached, 1)
@@ -185,24 +201,29 @@ class _Queue:
         return job
 
     def _hold(self, job: Job) -> None:
-        blocks, users = job.blocks, self._users
-        job.needs -= int(len(blocks) * job.block_tokens) if blocks else job.cached
-        before = len(users)
-        for block in blocks:
-            users[block] = users.get(block, 0) + 1
-        self.active_tokens += job.needs + (len(users) - before) * job.block_tokens
+        runs, users = job.runs, self._users
+        blocks = new = 0
+        for run in runs:
+            blocks += run.blocks
+            count = users.get(run, 0)
+            if not count:
+                new += run.blocks
+            users[run] = count + 1
+        job.needs -= int(blocks * job.block_tokens) if runs else job.cached
+        self.active_tokens += job.needs + new * job.block_tokens
 
     def _leave(self, job: Job) -> None:
         users = self._users
-        before = len(users)
-        for block in job.blocks:
-            count = users[block]
+        unused = 0
+        for run in job.runs:
+            count = users[run]
             if count > 1:
-                users[block] = count - 1
+                users[run] = count - 1
             else:
-                del users[block]
+                del users[run]
+                unused += run.blocks
         self.running -= 1
-        self.active_tokens -= job.needs + (before - len(users)) * job.block_tokens
+        self.active_tokens -= job.needs + unused * job.block_tokens
         self._output_tokens -= job.output
 
     def _push(self, at: float, job: Job) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from epp.recording.records import VERSION, Batch, Decided, Ended, Member, Opened, Record, Roster, batch, frame
 from workers.cli.replay.reading import Asked, Lifetime
+from workers.cli.replay.runs import HASH_BYTES
 from workers.shared.recording.files import RecordFiles
 from workers.shared.recording.limits import Frame, Limits
 
@@ -22,6 +23,16 @@ schedulingProfiles:
 
 def ints(*values: int) -> bytes:
     return b"".join(value.to_bytes(8, "little") for value in values)
+
+
+def chained(words: Sequence[int]) -> bytes:
+    """Returns block hashes, each of which stands for all words up to its own."""
+    return ints(*(hash(tuple(words[:end])) % (1 << 64) for end in range(1, len(words) + 1)))
+
+
+def blocks(hashes: bytes) -> list[bytes]:
+    """Returns the hashes one by one."""
+    return [hashes[at : at + HASH_BYTES] for at in range(0, len(hashes), HASH_BYTES)]
 
 
 def request(number: int, at: float) -> list[Record]:

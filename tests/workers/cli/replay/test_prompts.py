@@ -44,7 +44,7 @@ def test_blocks_of_a_server_have_its_own_tokens() -> None:
 
 def test_prompts_without_blocks_share_nothing() -> None:
     requests = [asked(float(at), block_tokens=0) for at in range(3)]
-    assert compared(requests) == ([OPEN] * 3, [0] * 3, [0] * 3)
+    assert compared(requests) == ([OPEN] * 3, [0] * 3, [0] * 3, [()] * 3)
 
 
 def test_what_a_server_holds_and_nobody_has_sent_there_was_there_before() -> None:
@@ -54,8 +54,11 @@ def test_what_a_server_holds_and_nobody_has_sent_there_was_there_before() -> Non
         asked(2.0, 1, 2, 9, 4, held=((1, 3),), target=1),
         asked(3.0, 7, 8, held=((0, 1),)),
     ]
-    assert warm(requests) == [(0, 0, 2), (0, 1, 2), (3, 0, 1)]
-    assert compared(requests).known == [2, 2, 3, 1]
+    held = warm(requests)
+    assert held == [(0, 0, 2), (0, 1, 2), (3, 0, 1)]
+    prompts = compared(requests, held)
+    assert prompts.known == [2, 2, 3, 1]
+    assert [run.blocks for run in prompts.runs[3]] == [1, 1]
 
 
 def test_blocks_count_as_sent_from_the_decision_on() -> None:

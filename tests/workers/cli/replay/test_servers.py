@@ -1,5 +1,6 @@
 """The models of a server in a replay."""
 
+import functools
 import math
 
 from hypothesis import given, settings
@@ -8,6 +9,8 @@ from msgspec.structs import replace
 
 from loadtest.engine import Engine, EngineSettings, JobState
 from loadtest.engine import Job as EngineJob
+from tests.workers.cli.replay.recordings import blocks, chained, ints
+from workers.cli.replay.runs import Run, runs_of
 from workers.cli.replay.servers import UNBOUNDED, Cache, Job, Server, Speed, server
 
 SERIAL = Speed("serial", 0.5, 0.01, 0.1, 0.0, 8192, 2, UNBOUNDED, 0, 0.0)
@@ -15,7 +18,12 @@ STEPS = Speed("steps", 0.0, 0.001, 0.1, 0.5, 1000, UNBOUNDED, UNBOUNDED, 0, 0.0)
 
 
 def job(number: int, *blocks: int, output: int = 1) -> Job:
-    return Job(number, list(blocks), 100, 100 * len(blocks), output)
+    return Job(number, [single(ints(block)) for block in blocks], 100, 100 * len(blocks), output)
+
+
+@functools.cache
+def single(block: bytes) -> Run:
+    return Run(block)
 
 
 def run(model: Server) -> dict[tuple[int, str], float]:
@@ -108,6 +116,20 @@ def test_a_full_cache_forgets_what_was_unused_longest_and_ends_of_prompts_first(
     cache.take(job(1, 1, 2), 0)
     cache.take(job(2, 3), 0)
     assert cache.take(job(3, 1, 2), 0) == 100
+
+
+@given(
+    st.lists(st.tuples(st.lists(st.integers(0, 2), max_size=6), st.integers(0, 300)), max_size=25),
+    st.integers(0, 2_000),
+)
+def test_a_cache_of_runs_is_like_a_cache_of_blocks(prompts: list[tuple[list[int], int]], tokens: int) -> None:
+    chains = [chained(words) for words, _ in prompts]
+    of_runs, of_blocks = Cache(tokens), Cache(tokens)
+    for number, (chain, runs) in enumerate(zip(chains, runs_of(chains), strict=True)):
+        singles = [single(block) for block in blocks(chain)]
+        output = prompts[number][1]
+        one, other = (Job(number, each, 100, 100 * len(singles), output) for each in (runs, singles))
+        assert of_runs.take(one, output) == of_blocks.take(other, output)
 
 
 def test_a_server_that_dies_forgets_everything() -> None:
