@@ -202,7 +202,7 @@ def _first_token_s(pipeline: Pipeline, request: Request, run: ProfileRun) -> flo
     produced = [key for producer in pipeline.recipe.producers for key in producer.produces]
     key = next((key for key in produced if isinstance(key, Datum) and key.type is LearnedCosts), None)
     learned: LearnedCosts | None = None if key is None else request[key]
-    return math.nan if learned is None else float(learned.first_token_s[run.row])
+    return math.nan if learned is None else learned.predicted_s(run.row)
 
 
 def _place(endpoint: Endpoint) -> Place:

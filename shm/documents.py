@@ -134,6 +134,10 @@ class DocumentReader:
         """Return the document's version. It grows with each write; 0: the document was never written."""
         return self._words[self._versions[index]]
 
+    def version_word(self, index: int) -> tuple[memoryview, int]:
+        """Return the words and the place among them where the document's version stands, for who looks at it for each request."""
+        return self._words, self._versions[index]
+
     def is_whole(self, index: int) -> bool:
         """Whether version, length and CRC of the current slot agree. False in another process may mean that a write is under way."""
         return self._whole(index, self.version(index)) is not None

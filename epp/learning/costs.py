@@ -1,9 +1,11 @@
 """Defines what the learned latency model says of one request: typed data between its producer and the scorer."""
 
+from math import inf
 from typing import Final
 
 import numpy as np
 
+from compiled import calls
 from compiled.kernels.latency_reference import COSTS, TIMES
 from epp.candidates import Candidates, Floats
 from epp.data import Datum
@@ -39,6 +41,15 @@ class LearnedCosts:
     def first_token_s(self) -> Floats:
         """Returns the predicted times to the first token."""
         return self._widened(self._outlook[TIMES])
+
+    def predicted_s(self, row: int) -> float:
+        """Returns the predicted time to the first token at the endpoint in this row; infinite if it was no candidate."""
+        rows, index = self._rows, row
+        if rows is not None:
+            index = int(np.searchsorted(rows, row))
+            if index == len(rows) or rows[index] != row:
+                return inf
+        return calls.column(self._outlook, index)[TIMES]
 
     @property
     def seconds(self) -> Floats:

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 from epp.learning import samples
 from epp.learning.model import FirstToken, Floats, LatencyModel
@@ -23,14 +23,16 @@ class SharedLearning:
     def __init__(self, published: DocumentReader, starts: PromptStarts, send: Callable[[bytes], object]) -> None:
         """`published`: has the model as its only document. `send`: passes a frame on to the supervisor, without waiting."""
         self._published = published
+        self._words, self._at = published.version_word(0)
         self._starts = starts
+        self._begun: Any = memoryview(starts.own)  # type: ignore[arg-type] # of float64
         self._send = send
         self._version = 0
         self._model = LatencyModel()
         self._pending: list[bytes] = []
 
     def model(self) -> LatencyModel:
-        version = self._published.version(0)
+        version = self._words[self._at]
         if version != self._version:
             self._version = version
             found = self._published.read(0)
@@ -43,7 +45,9 @@ class SharedLearning:
         return self._starts.rows
 
     def begins(self, slot: int, now: float) -> None:
-        self._starts.own[slot] = max(now, self._starts.own[slot])
+        begun = self._begun
+        if now > begun[slot]:
+            begun[slot] = now
 
     def learn_first(self, seen: FirstToken) -> None:
         self._learn(samples.first_token(seen))

@@ -5,6 +5,7 @@ The picker counts *requests* in flight in every configuration; this producer add
 
 import contextlib
 import heapq
+from collections.abc import Iterator
 from typing import Final
 
 from epp.candidates import Candidates, Endpoint
@@ -45,6 +46,35 @@ class Held:
         self.secondary: list[tuple[Endpoint, int]] = []
 
 
+class Dues:
+    """Holds requests that are not streamed, by when their first token is predicted. Times are monotonic seconds.
+
+    `now`: about the time, while requests wait to be due: it grows by LOOK_S with each look.
+    """
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self._heap: list[tuple[float, int, int, Held]] = []  # when, a number, the slot that computes the prompt
+        self._count = 0
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def add(self, now: float, in_s: float, slot: int, held: Held) -> None:
+        """Takes a request that is sent `now`."""
+        self.now = max(self.now, now)
+        self._count += 1
+        heapq.heappush(self._heap, (now + in_s, self._count, slot, held))
+
+    def due(self) -> Iterator[tuple[float, int, Held]]:
+        """Passes LOOK_S. Yields when, slot and tokens of the requests that are due."""
+        self.now += LOOK_S
+        heap = self._heap
+        while heap and heap[0][0] <= self.now:
+            at, _, slot, held = heapq.heappop(heap)
+            yield at, slot, held
+
+
 @plugin("inflight-load-producer")
 class InflightLoad(FollowsDecisions, DataProducer, PreRequest, ResponseStreaming, ResponseComplete):
     """Counts the tokens in flight of each endpoint, from the dispatch to the first response chunk.
@@ -67,10 +97,7 @@ class InflightLoad(FollowsDecisions, DataProducer, PreRequest, ResponseStreaming
         self._learned = learned_costs("")
         self.optional = (self._match, TOKENS, self._learned)
         self.keeps = (self._held,)
-        # A heap of requests that are not streamed: when their first token is predicted, a number, and the slot that computes the prompt.
-        self._due: list[tuple[float, int, int, Held]] = []
-        self._dues = 0
-        self._now = 0.0  # about the time, while requests wait to be due
+        self._dues = Dues()
         self._looking = False
         self._load: LoadCounts
         self._services: Services
@@ -115,15 +142,14 @@ class InflightLoad(FollowsDecisions, DataProducer, PreRequest, ResponseStreaming
         computes: ProfileRun | None = decision.runs.get(decision.prefill) or decision.runs[decision.primary]
         if learned is None or computes is None:
             return
-        predicted = float(learned.first_token_s[computes.row])
+        predicted = learned.predicted_s(computes.row)
         if predicted < LONGEST_S:
-            self._now = max(self._now, request.now)
-            self._dues += 1
-            heapq.heappush(self._due, (request.now + predicted, self._dues, computes.target.slot, held))
-            self._look_later()
+            self._dues.add(request.now, predicted, computes.target.slot, held)
+            if not self._looking:
+                self._look_later()
 
     def _look_later(self) -> None:
-        if self._due and not self._looking:
+        if len(self._dues):
             with contextlib.suppress(ProducerFailed):  # the worker is busy: the next request of this kind tries again
                 self._services.after(LOOK_S).add_done_callback(self._look)
                 self._looking = True
@@ -131,10 +157,7 @@ class InflightLoad(FollowsDecisions, DataProducer, PreRequest, ResponseStreaming
     def _look(self, _done: object) -> None:
         """Releases the tokens of requests that are due."""
         self._looking = False
-        self._now += LOOK_S
-        due = self._due
-        while due and due[0][0] <= self._now:
-            at, _, slot, held = heapq.heappop(due)
+        for at, slot, held in self._dues.due():
             if held.tokens or held.secondary:
                 self._learning.begins(slot, at)
                 self._release(held, everything=not self.params.add_estimated_output_tokens)
