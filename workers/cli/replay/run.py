@@ -116,7 +116,7 @@ class _Open:
         self.request = request
         self.decision = decision
         self.slot = slot
-        self.response = Response()
+        self.response: Response | None = None  # until the first piece of its answer
 
 
 class Replay:
@@ -297,11 +297,11 @@ class Replay:
         run, opened = self._run, self._open[number]
         run.first_s[number] = max(at - run.at[number] + self._world.speeds[opened.slot].rest_of(number), FIRST_MIN_S)
         streaming = self._requests[number].streaming
-        opened.response = Response(200, EVENT_STREAM if streaming else JSON, streaming=streaming)
+        response = opened.response = Response(200, EVENT_STREAM if streaming else JSON, streaming=streaming)
         request, decision = opened.request, opened.decision
         request.now = at
         for received in self._pipeline.response_received:
-            received(request, decision, opened.response)
+            received(request, decision, response)
         for begun in self._pipeline.response_streaming:
             begun(request, decision)
 
@@ -309,26 +309,26 @@ class Replay:
         if not self._requests[job.number].streaming:
             self._answer(job.number, at)
         opened = self._open[job.number]
-        opened.response.usage = Usage(job.prompt, job.output)
-        opened.response.whole = True
-        self._complete(opened, at)
+        response = opened.response
+        assert response is not None
+        response.usage = Usage(job.prompt, job.output)
+        response.whole = True
+        self._complete(opened, response, at)
 
     def _fail(self, number: int, now: float) -> None:
         opened = self._open[number]
         self._run.target[number] = FAILED
         self._run.first_s[number] = math.nan
-        if not opened.response.status:
-            opened.response = Response(BAD_GATEWAY)
-        self._complete(opened, now)
+        self._complete(opened, opened.response or Response(BAD_GATEWAY), now)
 
-    def _complete(self, opened: _Open, now: float) -> None:
+    def _complete(self, opened: _Open, response: Response, now: float) -> None:
         number, request, decision = opened.number, opened.request, opened.decision
         del self._open[number]
         self._run.lasted_s[number] = now - self._run.at[number]
         self._fleet.inflight[opened.slot] -= 1
         request.now = now
         for complete in self._pipeline.response_complete:
-            complete(request, decision, opened.response)
+            complete(request, decision, response)
         if decision.ticket is not None:
             decision.ticket.done()
         self._arrivals.ended(number, now)

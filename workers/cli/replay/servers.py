@@ -146,11 +146,11 @@ class Cache:
         blocks_over = self._held_blocks - BLOCKS_MAX
         while held and (tokens_over > 0 or blocks_over > 0):
             run, (count, tokens) = held.popitem(last=False)
-            lost = 0
-            while lost < count and (tokens_over > 0 or blocks_over > 0):
-                lost += 1
-                blocks_over -= 1
-                tokens_over -= tokens
+            lost = count
+            if count * tokens > tokens_over and count > blocks_over:
+                lost = max(math.ceil(tokens_over / tokens) if tokens_over > 0 else 0, blocks_over)
+            tokens_over -= lost * tokens
+            blocks_over -= lost
             self._held_blocks -= lost
             self._held_tokens -= lost * tokens
             if lost < count:
@@ -183,11 +183,11 @@ class _Queue:
         self._cache.hold(runs, block_tokens)
 
     def _admits(self, at: float) -> bool:
-        """Returns whether the first waiting request may start at this time."""
-        speed, waiting = self._speed, self.waiting
-        if not waiting or self.running >= speed.slots or waiting[0].ready_at > at:
+        """Returns whether the first waiting request, of which there must be one, may start at this time."""
+        speed, first = self._speed, self.waiting[0]
+        if first.ready_at > at or self.running >= speed.slots:
             return False
-        return not self.running or self.active_tokens + waiting[0].needs <= speed.cache_tokens
+        return not self.running or self.active_tokens + first.needs <= speed.cache_tokens
 
     def _admit(self) -> Job:
         job = self.waiting.popleft()
@@ -282,7 +282,7 @@ class Stepping(_Queue):
         self._computed = []
         while left:
             if not computing:
-                if not self._admits(at):
+                if not (self.waiting and self._admits(at)):
                     break
                 computing.append(self._admit())
             job = computing[0]
@@ -337,7 +337,7 @@ class Slotted(_Queue):
 
     def _start(self, at: float) -> None:
         speed = self._speed
-        while self._admits(at):
+        while self.waiting and self._admits(at):
             job = self._admit()
             begun = max(at, self._prefill_free_at) if speed.form == "serial" else at
             computed = begun + job.left * speed.prefill_s
