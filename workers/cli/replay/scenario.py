@@ -1,5 +1,6 @@
 """A recording with its fitted servers, what if it were different, and its replays."""
 
+import gc
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
@@ -17,6 +18,7 @@ from workers.cli.replay.servers import Speed
 
 FEW_REQUESTS: Final = 10_000  # in which chance moves a p95 by several percent
 RUNS: Final = 5
+GC_YOUNGEST: Final = 100_000  # high, because cycles are rare in a replay, and the many objects of a recording stay
 
 
 class WhatIf(NamedTuple):
@@ -108,7 +110,11 @@ class Clients(NamedTuple):
 def read_scenario(
     path: str, progress: Progress, clients: Clients, endpoints: int | None = None, assumed: Assumed = NOTHING_ASSUMED
 ) -> Scenario:
-    """Reads a recording and fits its servers, or a trace of a public format. Raises Unreadable, TooLittle."""
+    """Reads a recording and fits its servers, or a trace of a public format. Raises Unreadable, TooLittle.
+
+    From here on, this process looks for cycles of objects less often.
+    """
+    gc.set_threshold(GC_YOUNGEST)
     trace = imported(path, endpoints, assumed)
     if trace is None:
         recording, speeds = _recorded(path, progress)
