@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 BATCH_RECORDS_MAX: Final = 1024
 WAITING_MAX: Final = 64  # records that wait to be encoded; each keeps its request and its decision alive
+SHORT_ARRAY: Final = 16  # a msgpack array of fewer items has a head of one byte; the next kind has three
+INT64: Final = np.dtype(np.int64)
 BATCH_BYTES: Final = 4 * CONTENT_MAX  # larger batches need fewer calls; the last packet of a batch is not full
 MODEL_CHARS_MAX: Final = 256
 STREAM_BITS: Final = 4  # bytes of a stream's random number
@@ -59,6 +61,7 @@ class RecordSender:
         self.rosters = 0
         self.requests = 0
         self._waiting: list[Decided | tuple[object, ...]] = []
+        self._made: list[tuple[object, ...]] = []
         self._begin()
 
     def use(self, file: int) -> None:
@@ -74,20 +77,24 @@ class RecordSender:
         if len(waiting) >= WAITING_MAX:
             self._encode()
 
+    def add(self, record: tuple[object, ...]) -> None:
+        """Adds a record to those that are encoded together."""
+        self._made.append(record)
+
     def _encode(self) -> None:
+        """Encodes what waits as one array, and takes it into the buffer without the array's head."""
         waiting, self._waiting = self._waiting, []
         for record in waiting:
             if isinstance(record, Decided):
-                record.by.encode(record)
+                record.by.make(record)
             else:
-                self.add(record)
-
-    def add(self, record: tuple[object, ...]) -> None:
-        """Adds a record to the buffer."""
-        buffer = self._buffer
-        self._encoder.encode_into(record, buffer, -1)
-        self._records += 1
-        if len(buffer) > BATCH_BYTES or self._records >= BATCH_RECORDS_MAX:
+                self._made.append(record)
+        made, self._made = self._made, []
+        if not made:
+            return
+        self._buffer += memoryview(self._encoder.encode(made))[1 if len(made) < SHORT_ARRAY else 3 :]
+        self._records += len(made)
+        if len(self._buffer) > BATCH_BYTES or self._records >= BATCH_RECORDS_MAX:
             self._send()
 
     def flush(self) -> None:
@@ -166,8 +173,8 @@ class Recorder:
         sender.wait(Decided(self, number, request, decision, refused, received_at, now))
         return number
 
-    def encode(self, waited: Decided) -> None:
-        """Encodes a record that has waited."""
+    def make(self, waited: Decided) -> None:
+        """Makes the record of a decision that has waited."""
         sender, request, decision = self._sender, waited.request, waited.decision
         considered = request.considered
         if self._described_in != sender.file:
@@ -178,7 +185,8 @@ class Recorder:
             if considered.snapshot.roster is not sender.roster:
                 self._describe(considered)
             rows = None if considered.rows is None else considered.rows.tobytes()
-            inflight = np.asarray(considered[INFLIGHT_REQUESTS], np.int64).tobytes()
+            counts = considered[INFLIGHT_REQUESTS]  # int64 in lanes
+            inflight = (counts if counts.dtype is INT64 else counts.astype(np.int64)).tobytes()
             if self._reads_tokens:
                 tokens = considered[INFLIGHT_TOKENS].tobytes()
         match: PrefixMatch | None = None if self._match is None else request[self._match]
