@@ -99,6 +99,8 @@ class LazyGroup(click.Group):
 def drop_unwritable() -> None:
     """Writes what is buffered for the output, or drops it if that fails. Else Python would try again at its end, and exit with 120."""
     for stream in (sys.stdout, sys.stderr):
+        if stream is None:  # it was closed before the start
+            continue
         try:
             stream.flush()
         except OSError:

@@ -91,6 +91,12 @@ def test_an_error_that_cannot_be_printed_keeps_its_exit_code() -> None:
     assert in_shell("check /nowhere 2>/dev/full").returncode == 78
 
 
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
+def test_a_closed_output_changes_no_exit_code(closed: str) -> None:
+    assert in_shell(f"--version {closed}").returncode == 0
+    assert in_shell(f"check /nowhere {closed}").returncode == 78
+
+
 def test_a_closed_standard_input_is_an_error() -> None:
     for command in ("check -", "explain --request - --endpoints-file /nowhere"):
         done = in_shell(f"{command} <&-")
