@@ -135,7 +135,7 @@ class DocumentReader:
         return self._words[self._versions[index]]
 
     def version_word(self, index: int) -> tuple[memoryview, int]:
-        """Return the words and the place among them where the document's version stands, for who looks at it for each request."""
+        """Return the words and the place among them where the document's version stands, for callers that look at it for each request."""
         return self._words, self._versions[index]
 
     def is_whole(self, index: int) -> bool:

@@ -19,7 +19,7 @@ CLOCK_S: Final = 0.002  # workers see the end of an answer and the next request 
 
 
 def turns(requests: Sequence[Asked], conversations: Sequence[int]) -> list[int]:
-    """Returns for each request the index of the one for whose end its client waited, or OPEN.
+    """Returns for each request the index of the request that its client waited for, or OPEN.
 
     `requests`: in the order of arrival. `conversations`: the turn before each in its conversation, or OPEN.
     """

@@ -72,7 +72,7 @@ def empty(size: int) -> Run:
 class World(msgspec.Struct, frozen=True):
     """What is replayed: the requests in the order of arrival, what their prompts share, the servers, and how clients behave.
 
-    `before`: for whose end each request waits, or OPEN. `warm`: what servers hold at first.
+    `before`: the request that each one waits for, or OPEN. `warm`: what servers hold at first.
     """
 
     requests: Sequence[Asked]

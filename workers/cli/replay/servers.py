@@ -133,7 +133,7 @@ class Cache:
         return min(cached, max(job.prompt - 1, 0))
 
     def hold(self, runs: Sequence[Run], size: float, output_tokens: int = 0) -> None:
-        """Holds these runs, whose blocks have `size` tokens, and forgets others if the cache is full."""
+        """Holds these runs, with `size` tokens per block, and forgets others if the cache is full."""
         held = self._held
         for run in reversed(runs):  # so that a prompt loses its end first
             count, tokens = held.pop(run, NOTHING)
