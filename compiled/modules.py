@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Final
 
 _PATHS = """
-    compiled/calls
+    compiled/calls compiled/outlook
     epp/admission epp/candidates epp/client_headers epp/data epp/decide epp/decision epp/guard epp/intake
     epp/paths epp/pressure epp/renaming epp/request epp/response_phase epp/tokens
     epp/flow/controller epp/flow/gate epp/flow/rate epp/flow/registry
@@ -17,13 +17,13 @@ _PATHS = """
     epp/metrics/label_caps
     epp/plugins/deciders/predicted epp/plugins/deciders/prefix_based
     epp/plugins/extractors/_core_page
-    epp/plugins/fairness/token_weighted
+    epp/plugins/fairness/_token_costs epp/plugins/fairness/token_weighted
     epp/plugins/filters/__init__
     epp/plugins/parsers/_canonical epp/plugins/parsers/_openai epp/plugins/parsers/_reader epp/plugins/parsers/openai
     epp/plugins/parsers/passthrough epp/plugins/parsers/vllm_grpc
     epp/plugins/pickers/max_score
-    epp/plugins/producers/_sent_prompts epp/plugins/producers/approx_prefix epp/plugins/producers/inflight
-    epp/plugins/producers/learned_latency
+    epp/plugins/producers/_held_tokens epp/plugins/producers/_predictions epp/plugins/producers/_sent_prompts
+    epp/plugins/producers/approx_prefix epp/plugins/producers/inflight epp/plugins/producers/learned_latency
     epp/plugins/profiles/__init__ epp/plugins/profiles/_stages epp/plugins/profiles/disagg
     epp/plugins/saturation/utilization
     epp/plugins/scorers/active_requests epp/plugins/scorers/kv_utilization epp/plugins/scorers/learned_latency

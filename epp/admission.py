@@ -1,10 +1,11 @@
 """Admission decides whether a request may be scheduled now, has to wait for its turn, or is refused.
 
-`epp.decide` awaits `Admission.enter` before every decision. There are three implementations: `Open` (every request passes),
-`workers.extproc.shedding` (refuses sheddable requests while the pool is full) and `workers.flow.flow_control`.
+`epp.decide` calls `Admission.enter` before every decision, and awaits `Admission.turn` if the request has to wait. There are three
+implementations: `Open` (every request passes), `workers.extproc.shedding` (refuses sheddable requests while the pool is full) and
+`workers.flow.flow_control`.
 
     enter ──▶ Ticket ── decided, load counted ──▶ placed ──▶ … answer … ──▶ done
-                 └───── no decision ─────────────────────────────────────▶ done
+      └ turn ──▶ └───── no decision ─────────────────────────────────────▶ done
 """
 
 from typing import Final, Protocol
@@ -16,7 +17,10 @@ from epp.request import Request
 class Admission(Protocol):
     """Decides when a request may be scheduled."""
 
-    async def enter(self, request: Request) -> Ticket:
+    def enter(self, request: Request) -> Ticket | None:
+        """Returns the request's ticket if the request may be scheduled now; None: it has to await its `turn`. Raises Refused."""
+
+    async def turn(self, request: Request) -> Ticket:
         """Returns the request's ticket once the request may be scheduled. Raises Refused."""
 
     def passed(self) -> Ticket:
@@ -44,7 +48,10 @@ HOLDS_NOTHING: Final = _Nothing()
 class Open:
     """Lets every request pass at once."""
 
-    async def enter(self, request: Request) -> Ticket:
+    def enter(self, request: Request) -> Ticket | None:
+        return HOLDS_NOTHING
+
+    async def turn(self, request: Request) -> Ticket:
         return HOLDS_NOTHING
 
     def passed(self) -> Ticket:

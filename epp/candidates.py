@@ -290,6 +290,14 @@ class Candidates:
         """Returns the part of INFLIGHT_REQUESTS that other replicas have, shape (candidates,); None without a replica store."""
         return None if self._others is None else self.narrow(self._others)
 
+    def index_of(self, row: int) -> int:
+        """Returns the index of the candidate in this row of the snapshot; -1: the endpoint there is no candidate."""
+        rows = self.rows
+        if rows is None:
+            return row
+        index = int(rows.searchsorted(row))
+        return index if index < self._size and rows[index] == row else -1
+
     def narrow(self, values: Floats) -> Floats:
         """Selects the values of these candidates, shape (candidates,), from an array of the snapshot's shape (endpoints,)."""
         return values if self.rows is None else values[self.rows]

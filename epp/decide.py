@@ -66,7 +66,9 @@ def reraised(problem: Exception) -> None:
 
 async def decide(lease: Lease, request: Request, pool: EndpointPool, admission: Admission) -> Decision:
     """Waits for admission, then chooses the request's targets. The decision holds the request's ticket. Raises Refused."""
-    ticket = await admission.enter(request)
+    ticket = admission.enter(request)
+    if ticket is None:
+        ticket = await admission.turn(request)
     try:
         if ticket.waited:
             lease.renew()

@@ -169,9 +169,11 @@ class Request:
 
         The return type is not T, because the default is None in most cases, and compiled code would refuse None where T is promised.
         """
-        if datum.per_profile:
-            return self.data.get((datum.name, self.profile), datum.default)
-        return self.data.get(datum.name, datum.default)
+        key = (datum.name, self.profile) if datum.per_profile else datum.name
+        data = self.data
+        if isinstance(data, dict):  # nearly always: compiled code then reads it without a call of a method
+            return data.get(key, datum.default)
+        return data.get(key, datum.default)
 
     def give(self, profile: str, datum: Datum[T], value: T) -> None:
         """Sets a `per_profile` datum for the named profile. For profile handlers, before that profile runs."""

@@ -35,6 +35,10 @@ from collections.abc import Sequence
 from math import inf
 from typing import Any, Final, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
+from compiled.calls import lane_total
 from shm import fence
 from shm.lanes import Lanes
 from shm.layout import CACHE_LINE, WORD, aligned, layout_hash
@@ -44,13 +48,18 @@ BANDS_MAX = 64
 LANE_ALIGNMENT: Final = 2 * CACHE_LINE  # CPUs fetch cache lines in pairs, so two lanes must not share a pair
 LINE: Final = CACHE_LINE // WORD
 
-WAITING, WAITING_BYTES, PENDING, DISPATCHED, FRONT, FRONT_PRIORITY, FRONT_CLAIM, YIELDED = range(LINE)
+WAITING: Final = 0
+WAITING_BYTES: Final = 1
+PENDING: Final = 2
+DISPATCHED: Final = 3
+FRONT, FRONT_PRIORITY, FRONT_CLAIM, YIELDED = range(4, LINE)
 EVICTABLE, VICTIM_PRIORITY, VICTIM_SENT_AT, VICTIM_BUSY_UNTIL, RECLAIM_PENDING, RECLAIM_TARGET = range(LINE, LINE + 6)
 BANDS_AT: Final = 2 * LINE
 REQUESTS, BYTES, OLDEST, ANSWERED_REQUESTS, ANSWERED_BYTES, TIME, END, BACKLOGGED = range(LINE)
 MARK_LINES: Final = 512  # a power of 2
 PLACES: Final = tuple(range(0, LINE, 2))  # possible positions of a mark in its line, in words
 MARK_MAX = (1 << 63) - 1
+Ints = npt.NDArray[np.int64]
 GAUGES: Final = (
     WAITING, WAITING_BYTES, PENDING, FRONT, FRONT_PRIORITY, FRONT_CLAIM, EVICTABLE, VICTIM_PRIORITY, VICTIM_SENT_AT, VICTIM_BUSY_UNTIL,
     RECLAIM_PENDING, RECLAIM_TARGET,
@@ -124,6 +133,9 @@ class FlowLanes:
         self.words: memoryview = region.bytes.cast("q")
         self.floats: memoryview[float] = region.bytes.cast("d")
         self._lanes = lanes
+        workers = min(schema.workers, lanes.schema.lanes - 1)
+        self._all: Ints = region.array(np.int64, 0, (schema.workers, schema.lane_words))[:workers]
+        self._serving: Ints = lanes.of_workers()[1][:workers]
         self._serving_now = lanes.serving_words.tobytes
         self._seen = b""
         self._workers: tuple[int, ...] = ()
@@ -151,11 +163,14 @@ class FlowLanes:
             self._look()
         return self._bases
 
-    def total(self, word: int) -> int:
-        """Sums one word over the lanes of the serving workers. `word`: its place in a lane."""
-        words, total = self.words, 0
+    def total(self, word: int, skipped: int = -1) -> int:
+        """Sums one word over the lanes of the serving workers but `skipped`. `word`: its place in a lane."""
+        if lane_total is not None:
+            return lane_total(self._all, self._serving, word, skipped)
+        words, total, own = self.words, 0, self.base(skipped)
         for base in self.serving_bases():
-            total += words[base + word]
+            if base != own:
+                total += words[base + word]
         return total
 
     def cell(self, worker: int, band: int) -> Cell:
@@ -243,8 +258,7 @@ class FlowLanes:
         serves = self._serving_now()
         if serves != self._seen:
             self._seen = serves
-            count = min(self.schema.workers, self._lanes.schema.lanes - 1)
-            self._workers = tuple(worker for worker in range(count) if self._lanes.serving(worker + 1))
+            self._workers = tuple(worker for worker in range(len(self._all)) if self._lanes.serving(worker + 1))
             self._bases = tuple(map(self.base, self._workers))
 
 

@@ -33,7 +33,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from compiled.calls import increase, lane_sums, observe
+from compiled.calls import increase, lane_loads, lane_sums, observe
 from shm.layout import CACHE_LINE, WORD, aligned, layout_hash
 from shm.remote_lane import RemoteLane
 from shm.segment import Region
@@ -45,6 +45,7 @@ FIRST_SCALAR: Final = 2
 LANE_ALIGNMENT: Final = 2 * CACHE_LINE  # CPUs fetch cache lines in pairs, so two lanes must not share a pair
 
 Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
 
 
 class LaneSchema:
@@ -227,6 +228,17 @@ class Lanes:
         if self._added is not None:
             sums += self._added.tokens[:slots_used]
         return sums
+
+    def loads(self, slots_used: int) -> tuple[Ints, Floats]:
+        """What `inflight` and `tokens` return, the tokens as float64."""
+        if lane_loads is None:
+            return self.inflight(slots_used), self.tokens(slots_used).astype(np.float64)
+        schema, added = self.schema, self._added
+        requests, tokens = lane_loads(self._workers, self._weights, schema.inflight_at, schema.tokens_at, slots_used)
+        if added is not None:
+            requests += added.requests[:slots_used]
+            tokens += added.tokens[:slots_used]
+        return requests, tokens
 
     def of_workers(self) -> tuple[Ints, Ints]:
         """The lanes of the workers, shape (workers, words), and the serving word of each. A kernel reads both in place."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from compiled.kernels.latency_reference import COSTS, TIMES
+from compiled.outlook import COSTS, TIMES
 from epp.candidates import Candidates, Endpoint, Roster, Snapshot
 from epp.data import WAITING
 from epp.errors import ProducerFailed

@@ -13,13 +13,14 @@ May import: numpy. Imported by: everything that computes over endpoints, lanes, 
 
 from compiled.finder import choose
 
-NATIVE = choose().compiled
+NATIVE: bool = choose().compiled
 
 if NATIVE:
     from compiled.kernels.native import (
         add_scaled,
         by_row,
         careful,
+        cell,
         chain,
         cheapest,
         column,
@@ -38,7 +39,9 @@ if NATIVE:
         insert,
         is_uuid,
         items,
+        lane_loads,
         lane_sums,
+        lane_total,
         load_rows,
         match,
         members,
@@ -58,7 +61,7 @@ if NATIVE:
         waiting,
     )
 else:
-    from compiled.kernels.latency_reference import careful, cheapest, column, features, first_tokens, fit
+    from compiled.kernels.latency_reference import careful, cell, cheapest, column, features, first_tokens, fit
     from compiled.kernels.reference import (
         add_scaled,
         by_row,
@@ -82,6 +85,7 @@ __all__ = (
     "add_scaled",
     "by_row",
     "careful",
+    "cell",
     "chain",
     "cheapest",
     "column",
@@ -100,7 +104,9 @@ __all__ = (
     "insert",
     "is_uuid",
     "items",
+    "lane_loads",
     "lane_sums",
+    "lane_total",
     "load_rows",
     "match",
     "members",

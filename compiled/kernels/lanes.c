@@ -1,26 +1,83 @@
 /* Sums words over lanes, copies rows, and fills histograms (`shm.lanes`, `shm.seqlock` and `shm.series` have the layouts). */
 #include "arrays.h"
 
-/* lane_sums(lanes, serving, at, slots): sums each of the `slots` words from word `at` on, over the lanes whose `serving` word is not 0. */
-KERNEL(lane_sums) {
-    if (!arguments("lane_sums", count, 4)) return NULL;
-    PyArrayObject *lanes = in_place(args[0], NPY_INT64, 2, 0, "lane_sums: lanes"),
-                  *serving = in_place(args[1], NPY_INT64, 1, 0, "lane_sums: serving");
-    if (lanes == NULL || serving == NULL) return NULL;
-    npy_intp at = PyLong_AsSsize_t(args[2]), slots = PyLong_AsSsize_t(args[3]);
-    if (PyErr_Occurred()) return NULL;
-    npy_intp workers = PyArray_DIM(lanes, 0), width = PyArray_DIM(lanes, 1);
-    if (at < 0 || slots < 0 || at > width - slots || PyArray_SIZE(serving) != workers)
-        return PyErr_Format(PyExc_ValueError, "lane_sums: %zd+%zd is outside lanes of %zd words", at, slots, width);
-    PyArrayObject *sums = (PyArrayObject *)PyArray_ZEROS(1, &slots, NPY_INT64, 0);
-    if (sums == NULL) return NULL;
-    int64_t *out = DATA(int64_t, sums);
-    for (npy_intp lane = 0; lane < workers; lane++) {
-        if (!__atomic_load_n(DATA(int64_t, serving) + lane, __ATOMIC_RELAXED)) continue;
-        const int64_t *words = DATA(int64_t, lanes) + lane * width + at;
-        for (npy_intp i = 0; i < slots; i++) out[i] += __atomic_load_n(words + i, __ATOMIC_RELAXED);
+typedef struct {
+    const int64_t *words, *serving;
+    npy_intp count, width; /* number of lanes, and words of each */
+} Lanes;
+
+/* Checks the lanes (int64, shape (workers, words)) and their serving words (int64, shape (workers,)). */
+static int lanes_of(Lanes *all, PyObject *lanes, PyObject *serving, const char *name) {
+    PyArrayObject *words = in_place(lanes, NPY_INT64, 2, 0, name), *serves = in_place(serving, NPY_INT64, 1, 0, name);
+    if (words == NULL || serves == NULL) return 0;
+    *all = (Lanes){DATA(int64_t, words), DATA(int64_t, serves), PyArray_DIM(words, 0), PyArray_DIM(words, 1)};
+    if (PyArray_SIZE(serves) == all->count) return 1;
+    PyErr_Format(PyExc_ValueError, "%s: %zd lanes have %zd serving words", name, all->count, PyArray_SIZE(serves));
+    return 0;
+}
+
+/* Returns the words of a lane, NULL if it does not serve. */
+static const int64_t *serving_lane(const Lanes *all, npy_intp lane) {
+    return __atomic_load_n(all->serving + lane, __ATOMIC_RELAXED) ? all->words + lane * all->width : NULL;
+}
+
+static int inside(const Lanes *all, npy_intp at, npy_intp slots, const char *name) {
+    if (at >= 0 && slots >= 0 && at <= all->width - slots) return 1;
+    PyErr_Format(PyExc_ValueError, "%s: %zd+%zd is outside lanes of %zd words", name, at, slots, all->width);
+    return 0;
+}
+
+/* Returns an array of this type: int64 or float64. It has the sums of each of the `slots` words from word `at` on, over the lanes that
+   serve. */
+static PyObject *sums_of(const Lanes *all, npy_intp at, npy_intp slots, int type, const char *name) {
+    if (!inside(all, at, slots, name)) return NULL;
+    PyArrayObject *sums = (PyArrayObject *)PyArray_ZEROS(1, &slots, type, 0);
+    for (npy_intp lane = 0; sums != NULL && lane < all->count; lane++) {
+        const int64_t *words = serving_lane(all, lane);
+        for (npy_intp i = 0; words != NULL && i < slots; i++) {
+            int64_t word = __atomic_load_n(words + at + i, __ATOMIC_RELAXED);
+            if (type == NPY_INT64) DATA(int64_t, sums)[i] += word;
+            else DATA(double, sums)[i] += (double)word;
+        }
     }
     return (PyObject *)sums;
+}
+
+/* lane_sums(lanes, serving, at, slots): sums each of the `slots` words from word `at` on, over the lanes whose `serving` word is not 0. */
+KERNEL(lane_sums) {
+    Lanes all;
+    if (!arguments("lane_sums", count, 4) || !lanes_of(&all, args[0], args[1], "lane_sums")) return NULL;
+    npy_intp at = PyLong_AsSsize_t(args[2]), slots = PyLong_AsSsize_t(args[3]);
+    return PyErr_Occurred() ? NULL : sums_of(&all, at, slots, NPY_INT64, "lane_sums");
+}
+
+/* lane_loads(lanes, serving, requests_at, tokens_at, slots): returns the sums from `requests_at` on as `lane_sums` does, and those from
+   `tokens_at` on as float64. */
+KERNEL(lane_loads) {
+    Lanes all;
+    if (!arguments("lane_loads", count, 5) || !lanes_of(&all, args[0], args[1], "lane_loads")) return NULL;
+    npy_intp requests_at = PyLong_AsSsize_t(args[2]), tokens_at = PyLong_AsSsize_t(args[3]), slots = PyLong_AsSsize_t(args[4]);
+    if (PyErr_Occurred()) return NULL;
+    PyObject *requests = sums_of(&all, requests_at, slots, NPY_INT64, "lane_loads"), *tokens = NULL, *both = NULL;
+    if (requests != NULL && (tokens = sums_of(&all, tokens_at, slots, NPY_DOUBLE, "lane_loads")) != NULL)
+        both = PyTuple_Pack(2, requests, tokens);
+    Py_XDECREF(requests);
+    Py_XDECREF(tokens);
+    return both;
+}
+
+/* lane_total(lanes, serving, at, skipped): returns the sum of one word over the lanes that serve, without the lane `skipped` (-1: all). */
+KERNEL(lane_total) {
+    Lanes all;
+    if (!arguments("lane_total", count, 4) || !lanes_of(&all, args[0], args[1], "lane_total")) return NULL;
+    npy_intp at = PyLong_AsSsize_t(args[2]), skipped = PyLong_AsSsize_t(args[3]);
+    if (PyErr_Occurred() || !inside(&all, at, 1, "lane_total")) return NULL;
+    int64_t total = 0;
+    for (npy_intp lane = 0; lane < all.count; lane++) {
+        const int64_t *words = lane == skipped ? NULL : serving_lane(&all, lane);
+        if (words != NULL) total += __atomic_load_n(words + at, __ATOMIC_RELAXED);
+    }
+    return PyLong_FromLongLong(total);
 }
 
 static inline int64_t clipped(int64_t value, int64_t most) { return value < 0 ? 0 : value > most ? most : value; }
@@ -32,31 +89,28 @@ static inline int64_t clipped(int64_t value, int64_t most) { return value < 0 ? 
    words of requests and tokens of each endpoint in a lane, over which both are summed. `keys`: uint64, shape (n,). `said`: int64, as
    `places`. Numbers are brought into the range from 0 to their maximum. */
 KERNEL(load_rows) {
-    if (!arguments("load_rows", count, 8)) return NULL;
-    PyArrayObject *lanes = in_place(args[0], NPY_INT64, 2, 0, "load_rows: lanes"),
-                  *serving = in_place(args[1], NPY_INT64, 1, 0, "load_rows: serving"),
-                  *places = in_place(args[2], NPY_INT64, 2, 0, "load_rows: places"),
+    Lanes all;
+    if (!arguments("load_rows", count, 8) || !lanes_of(&all, args[0], args[1], "load_rows")) return NULL;
+    PyArrayObject *places = in_place(args[2], NPY_INT64, 2, 0, "load_rows: places"),
                   *keys = in_place(args[3], NPY_UINT64, 1, 0, "load_rows: keys"),
                   *said = in_place(args[4], NPY_INT64, 2, 1, "load_rows: said");
-    if (lanes == NULL || serving == NULL || places == NULL || keys == NULL || said == NULL) return NULL;
+    if (places == NULL || keys == NULL || said == NULL) return NULL;
     int whole = PyObject_IsTrue(args[5]);
     const int64_t most[2] = {PyLong_AsLongLong(args[6]), PyLong_AsLongLong(args[7])};
     if (PyErr_Occurred()) return NULL;
-    npy_intp n = PyArray_SIZE(keys), workers = PyArray_DIM(lanes, 0), width = PyArray_DIM(lanes, 1), used = 0;
-    if (PyArray_DIM(places, 1) != 2 || PyArray_DIM(said, 1) != 2 || PyArray_DIM(places, 0) != n || PyArray_DIM(said, 0) != n ||
-        PyArray_SIZE(serving) != workers)
+    npy_intp n = PyArray_SIZE(keys), used = 0;
+    if (PyArray_DIM(places, 1) != 2 || PyArray_DIM(said, 1) != 2 || PyArray_DIM(places, 0) != n || PyArray_DIM(said, 0) != n)
         return PyErr_Format(PyExc_ValueError, "load_rows: the arrays differ in length");
     for (npy_intp i = 0; i < 2 * n; i++)
-        if (DATA(int64_t, places)[i] < 0 || DATA(int64_t, places)[i] >= width)
-            return PyErr_Format(PyExc_ValueError, "load_rows: a place is outside lanes of %zd words", width);
+        if (!inside(&all, DATA(int64_t, places)[i], 1, "load_rows")) return NULL;
     char *rows = PyMem_Malloc(n * ROW_BYTES + 1);
     if (rows == NULL) return PyErr_NoMemory();
     for (npy_intp i = 0; i < n; i++) {
         int64_t *before = DATA(int64_t, said) + 2 * i, now[2] = {0, 0};
-        for (npy_intp lane = 0; lane < workers; lane++) {
-            if (!__atomic_load_n(DATA(int64_t, serving) + lane, __ATOMIC_RELAXED)) continue;
-            for (int part = 0; part < 2; part++)
-                now[part] += __atomic_load_n(DATA(int64_t, lanes) + lane * width + DATA(int64_t, places)[2 * i + part], __ATOMIC_RELAXED);
+        for (npy_intp lane = 0; lane < all.count; lane++) {
+            const int64_t *words = serving_lane(&all, lane);
+            for (int part = 0; words != NULL && part < 2; part++)
+                now[part] += __atomic_load_n(words + DATA(int64_t, places)[2 * i + part], __ATOMIC_RELAXED);
         }
         for (int part = 0; part < 2; part++) now[part] = clipped(now[part], most[part]);
         int told = whole ? now[0] || now[1] : now[0] != before[0] || now[1] != before[1];

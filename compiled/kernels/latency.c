@@ -140,18 +140,35 @@ end:
     return (PyObject *)made;
 }
 
+/* Copies what `first_tokens` found at one candidate. Returns 0 with an exception if there is none. */
+static int found_at(PyObject *object, PyObject *at, double *values, const char *name) {
+    PyArrayObject *outlook = in_place(object, NPY_DOUBLE, 2, 0, name);
+    Py_ssize_t index = PyLong_AsSsize_t(at);
+    if (outlook == NULL || PyErr_Occurred()) return 0;
+    npy_intp rows = PyArray_DIM(outlook, 0), n = PyArray_DIM(outlook, 1);
+    if (rows != ROWS || index < 0 || index >= n) {
+        PyErr_Format(PyExc_IndexError, "%s: there is no candidate %zd", name, index);
+        return 0;
+    }
+    for (int row = 0; row < ROWS; row++) values[row] = DATA(double, outlook)[row * n + index];
+    return 1;
+}
+
 /* column(outlook, index): returns what `first_tokens` found at one candidate, as a list of floats. */
 KERNEL(column) {
-    if (!arguments("column", count, 2)) return NULL;
-    PyArrayObject *outlook = in_place(args[0], NPY_DOUBLE, 2, 0, "column: outlook");
-    if (outlook == NULL) return NULL;
-    Py_ssize_t index = PyLong_AsSsize_t(args[1]);
-    if (index == -1 && PyErr_Occurred()) return NULL;
-    npy_intp rows = PyArray_DIM(outlook, 0), n = PyArray_DIM(outlook, 1);
-    if (rows != ROWS || index < 0 || index >= n) return PyErr_Format(PyExc_IndexError, "column: there is no candidate %zd", index);
     double values[ROWS];
-    for (int row = 0; row < ROWS; row++) values[row] = DATA(double, outlook)[row * n + index];
+    if (!arguments("column", count, 2) || !found_at(args[0], args[1], values, "column")) return NULL;
     return list_of(values, ROWS);
+}
+
+/* cell(outlook, row, index): returns one number of the column. */
+KERNEL(cell) {
+    double values[ROWS];
+    if (!arguments("cell", count, 3) || !found_at(args[0], args[2], values, "cell")) return NULL;
+    Py_ssize_t row = PyLong_AsSsize_t(args[1]);
+    if (row == -1 && PyErr_Occurred()) return NULL;
+    if (row < 0 || row >= ROWS) return PyErr_Format(PyExc_IndexError, "cell: there is no row %zd", row);
+    return PyFloat_FromDouble(values[row]);
 }
 
 KERNEL(careful) {

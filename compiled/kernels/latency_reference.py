@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compiled.kernels.reference import fewest
+from compiled.outlook import AHEAD, UNCACHED
 
 Floats = NDArray[np.float64]
 
@@ -17,8 +18,6 @@ PARAMETERS: Final = (
     "base", "uncached", "rest", "busy", "queue", "running", "place_s", "overdue_s", "serial", "in_turn", "place", "sharp", "usual_speed",
     "usual_limit", "least_s", "most_s",
 )  # fmt: skip
-# The rows of its result.
-TIMES, COSTS, UNCACHED, AHEAD, ELAPSED, LOAD = range(6)
 
 
 def features(
@@ -47,7 +46,8 @@ def first_tokens(
     running: Floats, waiting: Floats,
 ) -> Floats:  # fmt: skip
     """Predicts what one request meets at each candidate. Returns float64, shape (6, candidates): predicted times to the first token and
-    costs (`epp.learning.choice`), in seconds; tokens to compute; tokens ahead; seconds spent on these; requests there.
+    costs (`epp.learning.choice`), in seconds; tokens to compute; tokens ahead; seconds spent on these; requests there. `compiled.outlook`
+    names these rows.
 
     `parameters`: PARAMETERS. `speeds`, `limits`: a value per slot; slots beyond their ends have the usual ones. `starts`, shape (workers,
     slots): since when each endpoint works on the prompt at the front; the newest counts, and 0 is not known. Per candidate: `slots`;
@@ -86,6 +86,11 @@ def first_tokens(
         cost = seconds + p["in_turn"] * turn + p["place"] * speed * p["uncached"] * x[1] * full ** p["sharp"]
         result.append([seconds, cost, tokens, rest_tokens, elapsed, load])
     return np.array(result, dtype=np.float64).reshape(len(slots), 6).T
+
+
+def cell(outlook: Floats, row: int, index: int) -> float:
+    """Returns one row of what `first_tokens` found at the candidate `index`. Raises IndexError."""
+    return column(outlook, index)[row]
 
 
 def column(outlook: Floats, index: int) -> list[float]:

@@ -1,7 +1,7 @@
-"""Flow control of one worker: a request enters by `enqueue_and_wait` and ends with exactly one `Outcome`.
+"""Flow control of one worker: a request enters by `passes` or `enqueue_and_wait` and ends with exactly one `Outcome`.
 
-Read top to bottom. A request takes the fast path if nothing waits in any shard and the gate has room: no future, no timer, no
-queue. Otherwise it joins the queue of its flow and awaits a future. One of four calls sets the future, once:
+Read top to bottom. A request passes if nothing waits in any shard and the gate has room: no future, no timer, no queue. Otherwise it joins
+the queue of its flow and awaits a future. One of four calls sets the future, once:
 
     cycle       dispatches as long as there is room
     sweep       ends requests past their TTL
@@ -10,13 +10,15 @@ queue. Otherwise it joins the queue of its flow and awaits a future. One of four
 
 The caller may leave at any moment (`close()` or `throw()` on the coroutine).
 
+    passes ───────────────────────────────▶ Dispatched, then `settled` by the caller
     enqueue_and_wait ──▶ queue ──▶ cycle ──▶ Dispatched, then `settled` by the caller
                                      ▲
         a new arrival, `released` (a response ended here), `woken` (another shard, or 5 ms have passed)
 
 Callers:
 
-    enqueue_and_wait   the stream
+    passes             the stream
+    enqueue_and_wait   the stream, if the request does not pass
     settled            the stream, exactly once after Dispatched
     released           the end of any response
     woken              an eventfd from another worker; a timer of 5 ms while something waits
@@ -33,7 +35,7 @@ from typing import Final, TypeVar
 
 from epp.flow.bands import Band, Entry, Flow
 from epp.flow.deadlines import Deadlines
-from epp.flow.displacement import OWN, Holding, giving_way
+from epp.flow.displacement import OWN, giving_way, holdings_of
 from epp.flow.outcomes import (
     EvictedContextCancelled,
     EvictedDisplaced,
@@ -101,21 +103,29 @@ class FlowController:
         self.waiting = 0
         self.waiting_bytes = 0
 
-    async def enqueue_and_wait(self, item: Item) -> Outcome:
-        """Returns DISPATCHED once the request may go to an endpoint.
+    def passes(self, priority: int, now: float) -> bool:
+        """Returns whether a request of this priority may go to an endpoint at once, which the observer does not learn. `now`: monotonic.
 
         After that the caller calls `settled` once: when an endpoint is chosen, or when the request ends without one.
-        Raises Rejected or Evicted (`epp.flow.outcomes`).
         """
-        if not self.waiting and not self._closed and not self._peers.waiting():
-            key = item.flow
-            band = self._registry.band(key.priority)
-            if not band.holds and self._gate.room(band.priority):
-                self._pending += 1
-                self._peers.let_through(self._pending)
-                band.rate.count(self._now())
-                self._observer.ended(key, Outcome.DISPATCHED, 0.0, item.bytes)
-                return Outcome.DISPATCHED
+        if self.waiting or self._closed or self._peers.waiting():
+            return False
+        band = self._registry.band(priority)
+        if band.holds or not self._gate.room(band.priority):
+            return False
+        self._pending += 1
+        self._peers.let_through(self._pending)
+        band.rate.count(now)
+        return True
+
+    async def enqueue_and_wait(self, item: Item) -> Outcome:
+        """Returns DISPATCHED once the request may go to an endpoint: at once if it `passes`.
+
+        After that the caller calls `settled`, as after `passes`. Raises Rejected or Evicted (`epp.flow.outcomes`).
+        """
+        if self.passes(item.flow.priority, self._now()):
+            self._observer.ended(item.flow, Outcome.DISPATCHED, 0.0, item.bytes)
+            return Outcome.DISPATCHED
         entry = self._enqueue(item)
         try:
             self.cycle()
@@ -194,20 +204,9 @@ class FlowController:
 
     def _giving_way(self, band: Band, size: int) -> Demands | None:
         """Returns what each shard would displace for one request of `size` bytes in this band. None: too little can be freed."""
-        plan, peers = self._plan, self._peers
-        holdings = []
-        leaving = leaving_bytes = 0  # what other shards have to displace already, because of earlier demands
-        for other in self._registry.order:
-            holdings.append(Holding(OWN, other.priority, other.requests, other.bytes))
-            if not peers.band(other.priority)[0]:
-                continue
-            for shard in peers.shards():
-                held, demanded = peers.held(shard, other.priority), peers.asked(shard, other.priority)
-                gone, gone_bytes = min(demanded[0], held.requests), min(demanded[1], held.bytes)
-                leaving += gone
-                leaving_bytes += gone_bytes
-                holdings.append(Holding(shard, other.priority, held.requests - gone, held.bytes - gone_bytes))
-        peer_requests, peer_bytes = peers.totals()
+        plan = self._plan
+        holdings, leaving, leaving_bytes = holdings_of(self._registry.order, self._peers)
+        peer_requests, peer_bytes = self._peers.totals()
         total = peer_requests + self.waiting - leaving + 1
         total_bytes = peer_bytes + self.waiting_bytes - leaving_bytes + size
         return giving_way(

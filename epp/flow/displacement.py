@@ -8,7 +8,8 @@ Displacement never helps at the limit of a band: all requests in a band are equa
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from epp.flow.ports import Wanted
+from epp.flow.bands import Band
+from epp.flow.ports import Peers, Wanted
 from epp.flows import rank
 
 OWN = -1  # this shard
@@ -21,6 +22,25 @@ class Holding(NamedTuple):
     priority: int
     requests: int
     bytes: int
+
+
+def holdings_of(bands: Iterable[Band], peers: Peers) -> tuple[list[Holding], int, int]:
+    """Returns what waits in all shards, and how many requests and bytes other shards have to displace already.
+
+    `bands`: those of this shard.
+    """
+    holdings, leaving, leaving_bytes = [], 0, 0
+    for band in bands:
+        holdings.append(Holding(OWN, band.priority, band.requests, band.bytes))
+        if not peers.band(band.priority)[0]:
+            continue
+        for shard in peers.shards():
+            held, demanded = peers.held(shard, band.priority), peers.asked(shard, band.priority)
+            gone, gone_bytes = min(demanded[0], held.requests), min(demanded[1], held.bytes)
+            leaving += gone
+            leaving_bytes += gone_bytes
+            holdings.append(Holding(shard, band.priority, held.requests - gone, held.bytes - gone_bytes))
+    return holdings, leaving, leaving_bytes
 
 
 def giving_way(priority: int, requests: int, size: int, holdings: Iterable[Holding]) -> list[tuple[int, Wanted]] | None:

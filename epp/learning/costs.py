@@ -6,7 +6,7 @@ from typing import Final
 import numpy as np
 
 from compiled import calls
-from compiled.kernels.latency_reference import COSTS, TIMES
+from compiled.outlook import COSTS, TIMES
 from epp.candidates import Candidates, Floats
 from epp.data import Datum
 from epp.learning.model import LatencyModel
@@ -21,18 +21,17 @@ class LearnedCosts:
     """Holds predictions and costs. Arrays: float64, shape (endpoints,), infinite for endpoints that were no candidates.
 
     `costs`: what a choice minimises; in seconds, or without a unit if the model is not used. `why_not`: why the model is not used: FEW or
-    WORSE; "" if it is. `model`: the model at that time.
+    WORSE; "" if it is. `model`: the model at that time. `outlook`: of `LatencyModel.outlook` for `candidates`.
     """
 
-    __slots__ = ("_outlook", "_rows", "_size", "costs", "model", "why_not")
+    __slots__ = ("candidates", "costs", "model", "outlook", "why_not")
 
     def __init__(
         self, costs: Floats, outlook: Floats, candidates: Candidates, model: LatencyModel, why_not: str
     ) -> None:
-        """`costs`: one per candidate. `outlook`: of `LatencyModel.outlook` for these candidates."""
-        self._outlook = outlook
-        self._rows = candidates.rows
-        self._size = len(candidates.snapshot.endpoints)
+        """`costs`: one per candidate."""
+        self.outlook = outlook
+        self.candidates = candidates
         self.costs = self._widened(costs)
         self.model = model
         self.why_not = why_not
@@ -40,21 +39,17 @@ class LearnedCosts:
     @property
     def first_token_s(self) -> Floats:
         """Returns the predicted times to the first token."""
-        return self._widened(self._outlook[TIMES])
+        return self._widened(self.outlook[TIMES])
 
     def predicted_s(self, row: int) -> float:
         """Returns the predicted time to the first token at the endpoint in this row; infinite if it was no candidate."""
-        rows, index = self._rows, row
-        if rows is not None:
-            index = int(np.searchsorted(rows, row))
-            if index == len(rows) or rows[index] != row:
-                return inf
-        return calls.column(self._outlook, index)[TIMES]
+        index = self.candidates.index_of(row)
+        return inf if index < 0 else calls.cell(self.outlook, TIMES, index)
 
     @property
     def seconds(self) -> Floats:
         """Returns the costs in seconds, as the model has them. So they are in seconds also if a choice does not use the model."""
-        return self._widened(self._outlook[COSTS])
+        return self._widened(self.outlook[COSTS])
 
     @property
     def known(self) -> bool:
@@ -63,10 +58,11 @@ class LearnedCosts:
 
     def _widened(self, narrow: Floats) -> Floats:
         """Returns the candidates' values in the shape of the snapshot."""
-        if self._rows is None:
+        rows = self.candidates.rows
+        if rows is None:
             return narrow
-        wide = np.full(self._size, np.inf)
-        wide[self._rows] = narrow
+        wide = np.full(len(self.candidates.snapshot.endpoints), np.inf)
+        wide[rows] = narrow
         return wide
 
     def in_words(self, row: int, slot: int, now: float) -> str:

@@ -11,7 +11,7 @@ about one document. A prefix that is short, or that more requests ask for while 
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from compiled.kernels.latency_reference import AHEAD, COSTS, TIMES, UNCACHED
+from compiled.outlook import AHEAD, COSTS, TIMES, UNCACHED
 from epp.candidates import Floats
 from epp.learning import model as models
 from epp.learning.model import THOUSAND, LatencyModel

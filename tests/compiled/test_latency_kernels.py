@@ -74,10 +74,16 @@ def test_the_column_of_a_candidate_is_that_of_the_reference(given_: list[Any]) -
     size = outlook.shape[1]
     for index in range(min(size, 9)):
         same(kernels.column(outlook, index), reference.column(outlook, index))
-    for column in (kernels.column, reference.column):
-        for index in (-1, size):
+        for row in range(6):
+            same(kernels.cell(outlook, row, index), outlook[row, index])
+            same(reference.cell(outlook, row, index), outlook[row, index])
+    for index in (-1, size):
+        for column in (kernels.column, reference.column):
             with pytest.raises(IndexError, match="there is no candidate"):
                 column(outlook, index)
+        for cell in (kernels.cell, reference.cell):
+            with pytest.raises(IndexError, match="there is no candidate"):
+                cell(outlook, 0, index)
 
 
 @native_only

@@ -20,7 +20,7 @@ import uvloop
 
 from compiled.modules import LEFT_OUT, PATHS
 from epp.config.load import DEFAULT_TEXT
-from epp.plugins.producers.inflight import LOOK_S
+from epp.plugins.producers._held_tokens import LOOK_S
 from epp.protocol.proto import ext_proc_pb2 as pb
 from loadtest.h2_client import ClientConnection
 from shm.table import State

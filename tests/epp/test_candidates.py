@@ -86,6 +86,16 @@ def test_kept_candidates_have_only_their_own_values() -> None:
     assert again.endpoint(0).name == "pod-2"
 
 
+@given(st.lists(st.booleans(), min_size=1, max_size=12))
+def test_the_index_of_a_row_is_that_of_its_endpoint_and_minus_one_without_a_candidate(kept: list[bool]) -> None:
+    every = candidates({"waiting_requests": [0.0] * len(kept)})
+    some = every.keep(np.array(kept))
+    rows = [row for row, keeps in enumerate(kept) if keeps]
+    assert [some.index_of(row) for row in range(len(kept))] == [
+        rows.index(row) if row in rows else -1 for row in range(len(kept))
+    ]
+
+
 def test_name_columns_are_in_the_order_of_the_candidates() -> None:
     names = {"active_models": [frozenset("a"), frozenset("b")]}
     c = candidates({"max_lora": [1, 1]}, names=names)

@@ -122,9 +122,14 @@ class SharedPool:
         return self._loaded(candidates.snapshot, int(slots.max()) + 1, slots, candidates.rows)
 
     def _loaded(self, snapshot: Snapshot, used: int, slots: Any, rows: Any = None) -> Candidates:
-        inflight: Any = self._lanes.inflight(used)
-        tokens: Any = self._lanes.tokens(used).astype(np.float64) if self._reads_tokens else None
-        added = self._lanes.added
+        lanes = self._lanes
+        inflight: Any
+        tokens: Any = None
+        if self._reads_tokens:
+            inflight, tokens = lanes.loads(used)
+        else:
+            inflight = lanes.inflight(used)
+        added = lanes.added
         others: Any = None if added is None else added.requests[:used].copy()
         if slots is not None:
             inflight = inflight[slots]

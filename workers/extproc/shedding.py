@@ -28,9 +28,12 @@ class Shedding:
         self._pool = pool
         self._detector = detector
 
-    async def enter(self, request: Request) -> Ticket:
+    def enter(self, request: Request) -> Ticket | None:
         if request.priority < 0:
             self.check(request)
+        return HOLDS_NOTHING
+
+    async def turn(self, request: Request) -> Ticket:
         return HOLDS_NOTHING
 
     def passed(self) -> Ticket:

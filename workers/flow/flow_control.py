@@ -1,10 +1,10 @@
 """Flow control in one worker: joins the controller of `epp.flow` with lanes, eventfds, timers, futures and metrics.
 
-    decide ── enter ──▶ FlowControl ── enqueue_and_wait ──▶ FlowController ── LanePeers ──▶ lanes, eventfds
-                            ▲   ▲                                └───────── PoolProbe ──▶ pool, detector
+    decide ── enter ──▶ FlowControl ── passes ────────────▶ FlowController ── LanePeers ──▶ lanes, eventfds
+              turn          ▲   ▲      enqueue_and_wait          └───────── PoolProbe ──▶ pool, detector
     ticket: placed, done ───┘   └ woken: an eventfd, or every LOOK_S while requests wait; sweep: the next deadline
 
-A request that does not wait creates no future, task or timer here. While requests wait there are two timers. One checks every LOOK_S for
+A request that does not wait creates nothing here but its ticket. While requests wait there are two timers. One checks every LOOK_S for
 room that no other process has reported, and the other ends requests at their deadlines. At other times there is at most one timer, which
 removes idle flows.
 
@@ -32,25 +32,15 @@ LOOK_S: Final = 0.005
 SWEEP_S: Final = 0.1  # the longest time between sweeps while requests wait
 
 
-class QueuedRequest:
-    """One request in flow control. It is both the item that the controller queues (`epp.flows.Item`) and the ticket that `enter` returns.
+class FlowTicket:
+    """The ticket of a request that may be scheduled. `done` tells the controller that the request has ended, whatever came of it."""
 
-    Policies read the request from the item. The ticket's `done` tells the controller that the request has ended, with or without an
-    endpoint.
-    """
+    __slots__ = ("_controller", "_placed", "waited")
 
-    __slots__ = ("_controller", "_placed", "block", "bytes", "entered_at", "flow", "request", "ttl_s", "waited")
-
-    def __init__(self, controller: FlowController, request: Request, now: float) -> None:
+    def __init__(self, controller: FlowController) -> None:
         self._controller = controller
         self._placed = False
-        self.request = request
-        self.flow = FlowKey(request.fairness_id, request.priority)
-        self.bytes = request.body_bytes
-        self.ttl_s = request.ttl_s
-        self.entered_at = now
         self.waited = False
-        self.block = 0  # the block of the series table in which the request counts while it waits
 
     def placed(self) -> None:
         self._placed = True
@@ -64,6 +54,24 @@ class QueuedRequest:
             self._controller.released()
         else:
             self._controller.settled(placed=False)
+
+
+class QueuedRequest(FlowTicket):
+    """One request that has to wait. It is both the item that the controller queues (`epp.flows.Item`) and the ticket that `turn` returns.
+
+    Policies read the request from the item.
+    """
+
+    __slots__ = ("block", "bytes", "entered_at", "flow", "request", "ttl_s")
+
+    def __init__(self, controller: FlowController, request: Request, now: float) -> None:
+        super().__init__(controller)
+        self.request = request
+        self.flow = FlowKey(request.fairness_id, request.priority)
+        self.bytes = request.body_bytes
+        self.ttl_s = request.ttl_s
+        self.entered_at = now
+        self.block = 0  # the block of the series table in which the request counts while it waits
 
 
 class PassedRequest:
@@ -143,7 +151,15 @@ class FlowControl:
 
     # Calls of streams.
 
-    async def enter(self, request: Request) -> Ticket:
+    def enter(self, request: Request) -> Ticket | None:
+        """Returns the request's ticket; None: it has to wait."""
+        now = self._now()
+        if not self._controller.passes(request.priority, now):
+            return None
+        self._metrics.passed(request, self._now() - now)
+        return FlowTicket(self._controller)
+
+    async def turn(self, request: Request) -> Ticket:
         """Waits for the request's turn and returns its ticket. Raises Undispatched, a subclass of Refused, if the request gets no turn."""
         now = self._now
         queued = QueuedRequest(self._controller, request, now())

@@ -7,6 +7,7 @@ counts under its own labels, even if it waits in the queue of another flow.
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
+from compiled.calls import increase
 from epp.flow.outcomes import Outcome
 from epp.metrics import Group
 from epp.metrics.flow_control import (
@@ -57,7 +58,7 @@ class FlowMetrics:
         at = self._cells.get(key)
         if at is None:
             at = self._new_cells(request)
-        self._requests.words[at.requests] += 1
+        increase(self._requests.words, at.requests)
         self._durations.observe(at.durations, DURATION, seconds)
         self._enqueues.observe(at.enqueues, ENQUEUE, seconds)
 

@@ -14,6 +14,7 @@ from typing import Final
 
 import xxhash
 
+from compiled.calls import increase
 from epp.flow.ports import Elsewhere, Front, Held, Wanted
 from epp.flows import FlowKey
 from shm.flow_lanes import (
@@ -89,9 +90,7 @@ class LanePeers:
         return self._other_bases
 
     def waiting(self) -> int:
-        total, words = 0, self._words
-        for base in self._look():
-            total += words[base + WAITING]
+        total = self._flow.total(WAITING, self._worker)
         if (remote := self._lanes.added) is not None and remote.words[REMOTE_FRONT]:
             total += 1
         return total
@@ -180,7 +179,7 @@ class LanePeers:
     def let_through(self, pending: int) -> None:
         words, base = self._words, self._base
         words[base + PENDING] = pending
-        words[base + DISPATCHED] += 1
+        increase(words, base + DISPATCHED)
 
     def pending(self, count: int) -> None:
         self._words[self._base + PENDING] = count
@@ -216,6 +215,7 @@ class BandLedger:
     ) -> None:
         self._other_bases = other_bases  # returns the offsets, in words, at which the lanes of the other shards begin
         self._flow = flow
+        self._worker = worker
         self._lane = flow.lane(worker)
         self._band_at = flow.schema.band_at
         self._words = flow.words
@@ -224,10 +224,7 @@ class BandLedger:
         self._priority = priority
 
     def served(self) -> int:
-        words, total = self._words, 0
-        for base in self._other_bases():
-            total += words[base + DISPATCHED]
-        return total
+        return self._flow.total(DISPATCHED, self._worker)
 
     def mark(self, flow: FlowKey) -> int:
         """Returns the hash of the flow and the place of its band.
@@ -261,10 +258,7 @@ class BandLedger:
         return self._most(BACKLOGGED)
 
     def alone(self) -> bool:
-        words, waiting = self._words, 0
-        for base in self._other_bases():
-            waiting += words[base + WAITING]
-        return not waiting or not self._most(REQUESTS)
+        return not self._flow.total(WAITING, self._worker) or not self._most(REQUESTS)
 
     def _most(self, word: int) -> int:
         place = self._places.get(self._priority)

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Final
 
+from compiled.calls import increase
 from epp.candidates import Endpoint
 from epp.metrics import Metric
 from epp.metrics.catalogue import GAUGE_PARTS, WEIGHT
@@ -22,7 +23,7 @@ class LaneLoad:
         self._tokens = lane.tokens
 
     def add_tokens(self, endpoint: Endpoint, tokens: int) -> None:
-        self._tokens[endpoint.slot] += tokens
+        increase(self._tokens, endpoint.slot, tokens)
 
 
 class SharedPrefixIndex:

@@ -2,11 +2,7 @@
 
     cost of a request = uncached prompt tokens + output tokens
 
-Cost: At dispatch the policy estimates the cost of a request. The prompt's part is its bytes times the flow's average of uncached prompt
-tokens per byte. The output's part is the flow's average of output tokens, but at most the request's own limit. Both averages follow what
-servers report. Before the first report for a flow, the averages of all flows count. When the answer ends, the flow is credited or charged
-the difference to the reported cost. If the server does not report cached tokens, the prefix match at the endpoint counts. An answer that
-failed or never came costs nothing. An answer that was cut short without a report costs the estimate.
+`_token_costs` says how costs are estimated at dispatch and corrected when the answer ends.
 
 Order: Each flow has a position: the tokens that it was served, divided by its weight. The flow with the smallest position goes first,
 as in deficit round robin with the shortest possible rounds. The virtual *time* of a band is the position that the flow served last had
@@ -33,44 +29,37 @@ the number of other backlogged flows. After the first Q tokens, fresh flows ther
 
 import math
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from heapq import heapify, heappop, heappush, heapreplace
 from typing import Any, Final
 
 from epp.data import Datum
 from epp.decision import Decision, Response
 from epp.flow_points import FairnessPolicy, Ledger
-from epp.flows import FlowKey, FlowView, Queued, original
-from epp.plugin import ResponseComplete, plugin
+from epp.flows import FlowKey, FlowView, Queued
+from epp.plugin import Plugin, ResponseComplete, plugin
+from epp.plugins.fairness._token_costs import Balance, Charge, TokenCosts
 from epp.plugins.fairness._token_weighted_parameters import Parameters
 from epp.prefix.deciding import FollowsDecisions
-from epp.prefix.match import APPROXIMATE, PrefixMatch, prefix_match
-from epp.request import BYTES_PER_TOKEN, Request
+from epp.prefix.match import APPROXIMATE, prefix_match
+from epp.request import Request
 
-TOKENS_MAX: Final = 1e7  # a request costs at most this; servers may report anything
-# The most fairness ids with averages of their own. If there are more, the id whose last answer is oldest is dropped.
-AVERAGES_MAX: Final = 10_000
 IDLE_MAX: Final = 10_000  # empty flows that keep an account
-ADAPT: Final = 0.125  # weight of the latest value in a moving average
 VOID_MIN: Final = 64  # the line may have this many void entries, even if it has few valid ones
-FAILED_FROM: Final = 400
 CREDIT_PART: Final = 0.5  # a credit pays at most this part of a cost, so that a flow with a credit cannot go for ever
 TOLERANCE: Final = 0.1  # positions in different workers may differ by this share of a quantum
 
 
-class _Account:
-    """Holds the position of one flow of one band. `position`: tokens served, divided by weight.
+class _Account(Balance):
+    """Holds the position of one flow of one band. `position`: tokens served, divided by weight."""
 
-    `owed`: corrections by answers that are not in `position` yet, in tokens; above 0 it is a credit of the flow, below 0 a debt.
-    """
-
-    __slots__ = ("flow", "looked", "mark", "number", "owed", "position", "weight")
+    __slots__ = ("flow", "looked", "mark", "number", "position", "weight")
 
     def __init__(self, weight: float, mark: int) -> None:
+        super().__init__()
         self.weight = weight
         self.mark = mark
         self.position = -math.inf
-        self.owed = 0.0
         self.flow: FlowView | None = None  # None: no request of the flow waits
         self.number = 0  # the number of the flow's entry in the line; 0: it has no entry
         self.looked = -1  # the value of `Ledger.served` when the position was last read from the ledger
@@ -87,39 +76,6 @@ class _Account:
         return step
 
 
-class _Averages:
-    """Averages the costs of the requests of one fairness id, or of all requests."""
-
-    __slots__ = ("output", "prompt_per_byte")
-
-    def __init__(self, output: float, prompt_per_byte: float = 1.0 / BYTES_PER_TOKEN) -> None:
-        self.output = output
-        self.prompt_per_byte = prompt_per_byte
-
-    def learn(self, bytes: int, prompt: float | None, output: float | None) -> None:
-        """Updates the averages by one answer: uncached prompt tokens and output tokens; None: the server did not report the number.
-
-        `bytes`: the size of the request.
-        """
-        if output is not None:
-            self.output += ADAPT * (output - self.output)
-        if prompt is not None and bytes > 0:
-            self.prompt_per_byte += ADAPT * (prompt / bytes - self.prompt_per_byte)
-
-
-class _Charge:
-    """Remembers what a dispatched request was charged, and the account that was charged."""
-
-    __slots__ = ("account", "bytes", "fairness_id", "output", "prompt")
-
-    def __init__(self, account: _Account, fairness_id: str, bytes: int, prompt: float, output: float) -> None:
-        self.account = account
-        self.fairness_id = fairness_id
-        self.bytes = bytes
-        self.prompt = prompt
-        self.output = output
-
-
 @plugin("token-weighted-fairness-policy")
 class TokenWeighted(FollowsDecisions, FairnessPolicy, ResponseComplete):
     """Shares tokens among flows in proportion to `weights`, over all workers, however much each flow sends.
@@ -134,11 +90,14 @@ class TokenWeighted(FollowsDecisions, FairnessPolicy, ResponseComplete):
         super().__init__(name, params)
         self.tolerance = TOLERANCE * params.quantum_tokens
         self._match = prefix_match(params.prefix_match_info_producer_name or APPROXIMATE)
-        self._charged = Datum(f"flow_tokens_charged/{name}", _Charge)
+        charged = Datum(f"flow_tokens_charged/{name}", Charge)
+        self._costs = TokenCosts(float(params.expected_output_tokens), self._match, charged)
         self.optional = (self._match,)
-        self.keeps = (self._charged,)
-        self._averages: OrderedDict[str, _Averages] = OrderedDict()
-        self._overall = _Averages(float(params.expected_output_tokens))
+        self.keeps = (charged,)
+
+    def meet(self, plugins: Sequence[Plugin]) -> None:
+        super().meet(plugins)
+        self._costs.match = self._match
 
     def share(self, key: Callable[[Queued], Any]) -> "Turns":
         return Turns(self)
@@ -149,58 +108,10 @@ class TokenWeighted(FollowsDecisions, FairnessPolicy, ResponseComplete):
 
     def charge(self, account: _Account, fairness_id: str, item: Queued) -> float:
         """Returns the estimated cost of a dispatched item, and keeps a record of the estimate in the item's request."""
-        averages = self._averages.get(fairness_id, self._overall)
-        prompt, output = item.bytes * averages.prompt_per_byte, averages.output
-        request = original(item)
-        if isinstance(request, Request):
-            limit = request.max_tokens
-            if limit is not None and limit < output:
-                output = float(max(0, limit))
-            request[self._charged] = _Charge(account, fairness_id, item.bytes, prompt, output)
-        return _cost(prompt + output)
+        return self._costs.charge(account, fairness_id, item)
 
     def response_complete(self, request: Request, decision: Decision, response: Response) -> None:
-        charge = request[self._charged]
-        usage = response.usage
-        if usage is None or (usage.prompt is None and usage.completion is None):
-            if charge is not None and (response.status == 0 or response.status >= FAILED_FROM):
-                charge.account.owed += _cost(charge.prompt + charge.output)
-            return
-        prompt = (
-            None if usage.prompt is None else _bounded(usage.prompt - self._cached(request, decision, usage.cached))
-        )
-        output = None if usage.completion is None else _bounded(usage.completion)
-        if charge is None:
-            self._learn(request.fairness_id, request.body_bytes, prompt, output)
-            return
-        self._learn(charge.fairness_id, charge.bytes, prompt, output)
-        spent = (charge.prompt if prompt is None else prompt) + (charge.output if output is None else output)
-        charge.account.owed += _cost(charge.prompt + charge.output) - _cost(spent)
-
-    def _cached(self, request: Request, decision: Decision, reported: int | None) -> float:
-        """Returns how many prompt tokens the server took from its cache."""
-        if reported is not None:
-            return reported
-        match: PrefixMatch | None = request[self._match]
-        run = decision.runs.get(decision.primary)
-        if match is None or match.cached is None or run is None:
-            return 0.0
-        return float(match.cached[run.row]) * match.block_tokens  # a block in a slower tier is not computed either
-
-    def _learn(self, fairness_id: str, bytes: int, prompt: float | None, output: float | None) -> None:
-        known = self._averages
-        averages = known.get(fairness_id)
-        if averages is None:
-            overall = self._overall
-            averages = known[fairness_id] = _Averages(
-                overall.output if output is None else output, overall.prompt_per_byte
-            )
-            if len(known) > AVERAGES_MAX:
-                known.popitem(last=False)
-        else:
-            known.move_to_end(fairness_id)
-        averages.learn(bytes, prompt, output)
-        self._overall.learn(bytes, prompt, output)
+        self._costs.answered(request, decision, response)
 
 
 class Alone:
@@ -412,12 +323,3 @@ class Turns:
         if len(self._line) > 2 * self._in_line + VOID_MIN:
             self._line = [entry for entry in self._line if entry[1] == entry[2].number]
             heapify(self._line)
-
-
-def _cost(tokens: float) -> float:
-    """Returns the cost of one request: at least one token, so that every turn costs something."""
-    return min(max(1.0, tokens), TOKENS_MAX)
-
-
-def _bounded(tokens: float) -> float:
-    return min(max(0.0, tokens), TOKENS_MAX) if math.isfinite(tokens) else TOKENS_MAX

@@ -10,7 +10,7 @@ from typing import Annotated
 import msgspec
 import numpy as np
 
-from epp.candidates import Candidates, Floats, Roster
+from epp.candidates import Candidates, Roster
 from epp.data import INFLIGHT_REQUESTS, Datum
 from epp.decision import Decision, Response
 from epp.plugin import DataProducer, DataSource, PreRequest, ResponseReceived, ResponseStreaming, plugin
@@ -51,17 +51,18 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename
 
 
 class Sent:
-    """Holds one request from its decision to its first token. `load`: requests in flight of each candidate; later of the target only.
+    """Holds one request from its decision to its first token.
 
-    `rows`: the candidates' rows in the snapshot; None: all rows. `counts`: whether the answer is streamed and has succeeded.
+    `candidates`: until the request is sent; `owner`, `load`: from then on the id of its target, and the requests in flight there.
+    `counts`: whether the answer is streamed and has succeeded.
     """
 
-    __slots__ = ("counts", "load", "owner", "rows")
+    __slots__ = ("candidates", "counts", "load", "owner")
 
     def __init__(self, candidates: Candidates) -> None:
-        self.rows = candidates.rows
-        self.load: Floats = candidates[INFLIGHT_REQUESTS]
+        self.candidates: Candidates | None = candidates
         self.owner = -1
+        self.load = 0.0
         self.counts = False
 
 
@@ -123,11 +124,13 @@ class LatencyObserver(DataSource, DataProducer, PreRequest, ResponseReceived, Re
 
     def before_send(self, request: Request, decision: Decision) -> None:
         sent, primary = request[self._sent], decision.runs.get(decision.primary)
-        if sent is None or primary is None:
+        if sent is None or sent.candidates is None or primary is None:
             return
-        at = primary.row if sent.rows is None else int(np.searchsorted(sent.rows, primary.row))
-        sent.owner = primary.target.owner
-        sent.load = sent.load[at : at + 1]  # drop the loads of the other endpoints, which are not needed any more
+        index = sent.candidates.index_of(primary.row)
+        if index >= 0:
+            sent.owner = primary.target.owner
+            sent.load = float(sent.candidates[INFLIGHT_REQUESTS][index])
+        sent.candidates = None  # drop the loads of the other endpoints, which are not needed any more
 
     def response_received(self, request: Request, decision: Decision, response: Response) -> None:
         sent = request[self._sent]
@@ -141,7 +144,7 @@ class LatencyObserver(DataSource, DataProducer, PreRequest, ResponseReceived, Re
         observed = self._observed.get(sent.owner)
         if observed is None:
             observed = self._observed[sent.owner] = Observations(self._rules, request.now)
-        observed.add(request.now, max(0.0, request.now - request.sent_at), float(sent.load[0]))
+        observed.add(request.now, max(0.0, request.now - request.sent_at), sent.load)
 
     def _publish(self, roster: Roster, now: float) -> None:
         if roster is not self._roster:

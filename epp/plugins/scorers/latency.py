@@ -110,7 +110,7 @@ class Latency(FollowsMatches, Scorer):
         waiting: Floats = candidates[WAITING]
         total: Floats = (1.0 - candidates[KV_USAGE]) * self._kv
         longest = highest(waiting)
-        total += self._queue if longest <= 0.0 else (longest - waiting) * (self._queue / longest)
+        total += self._queue if longest <= 0.0 else (longest - waiting) / longest * self._queue
         match = request[self._match]
         if match is not None and match.blocks is not None:
             total += candidates.narrow(match.blocks) * (self._prefix / match.total)

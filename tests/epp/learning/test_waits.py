@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from compiled.kernels.latency_reference import AHEAD, COSTS, TIMES, UNCACHED
+from compiled.outlook import AHEAD, COSTS, TIMES, UNCACHED
 from epp.candidates import Floats
 from epp.learning.choice import careful_costs
 from epp.learning.model import LatencyModel

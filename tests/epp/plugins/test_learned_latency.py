@@ -7,10 +7,10 @@ import pytest
 
 from epp.candidates import Candidates
 from epp.decision import Decision, ProfileRun, Response, Usage
-from epp.learning.costs import learned_costs
+from epp.learning.costs import FEW, WORSE, learned_costs
 from epp.learning.model import FirstToken
 from epp.plugins.producers._learned_latency_parameters import Parameters
-from epp.plugins.producers.learned_latency import FEW, WORSE, LearnedLatency
+from epp.plugins.producers.learned_latency import LearnedLatency
 from epp.plugins.scorers._learned_latency_parameters import Parameters as ScoreParameters
 from epp.plugins.scorers.learned_latency import LearnedLatency as Score
 from epp.prefix.match import APPROXIMATE, PrefixMatch, prefix_match

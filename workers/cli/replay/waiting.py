@@ -1,7 +1,7 @@
 """Flow control and other waits of a replay, in virtual time: the controller of workers, as the only shard.
 
-    decide ── enter ──▶ Admission ── enqueue_and_wait ──▶ FlowController ──▶ Waited ── set ──▶ the replay resumes the request
-                                         └ PoolProbe ──▶ fleet, detector
+    decide ── enter, turn ──▶ Queue ── passes, enqueue_and_wait ──▶ FlowController ──▶ Waited ── set ──▶ the replay resumes the request
+                                                                         └ PoolProbe ──▶ fleet, detector
 
 The owner calls `look` every LOOK_S while requests wait, as a worker does.
 """
@@ -24,7 +24,7 @@ from shm.flow_lanes import DISPATCHED
 from workers.cli.offline import OfflineError
 from workers.cli.replay.fleet import Fleet
 from workers.extproc.shedding import Shedding
-from workers.flow.flow_control import LOOK_S, QueuedRequest
+from workers.flow.flow_control import LOOK_S, FlowTicket, QueuedRequest
 from workers.flow.probe import PoolProbe
 
 __all__ = ["LOOK_S", "Pause", "Queue", "Waited", "admission_of"]
@@ -154,7 +154,10 @@ class Queue:
     def waiting(self) -> int:
         return self._controller.waiting
 
-    async def enter(self, request: Request) -> Ticket:
+    def enter(self, request: Request) -> Ticket | None:
+        return FlowTicket(self._controller) if self._controller.passes(request.priority, self._now()) else None
+
+    async def turn(self, request: Request) -> Ticket:
         queued = QueuedRequest(self._controller, request, self._now())
         await self._controller.enqueue_and_wait(queued)
         if queued.waited:

@@ -1,0 +1,179 @@
+"""Counts the tokens of requests in flight, and releases them: the work of `inflight-load-producer`.
+
+It is not in the plugin's class, because mypyc makes no native class of a plugin, and these methods run for each request.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from heapq import heappop, heappush
+from typing import Final
+
+from epp.candidates import Endpoint
+from epp.data import Datum
+from epp.decision import Decision, ProfileRun
+from epp.learning.costs import LearnedCosts
+from epp.plugin import Learning, LoadCounts
+from epp.prefix.match import PrefixMatch
+from epp.request import Request
+from epp.tokens import token_count
+
+LOOK_S: Final = 0.01  # how often requests are looked at, while some wait to be due
+LONGEST_S: Final = 60.0  # first tokens that are predicted later than this are waited for
+NONE: Final[Sequence[tuple[Endpoint, int]]] = ()
+
+
+class Held:
+    """Holds what was counted for one request. `tokens`: at `endpoint`, the primary target; None: nothing is counted there.
+
+    `secondary`: (endpoint, tokens) at targets of other profiles, whose work ends when the answer begins.
+    """
+
+    __slots__ = ("endpoint", "secondary", "tokens")
+
+    def __init__(self) -> None:
+        self.endpoint: Endpoint | None = None
+        self.tokens = 0
+        self.secondary = NONE
+
+
+class Output:
+    """Estimates the tokens of answers: `ratio` times those of the prompt, at most the request's own limit and `most` (None: no limit)."""
+
+    def __init__(self, ratio: float, most: int | None) -> None:
+        self._ratio = ratio
+        self._most = most
+
+    def tokens(self, request: Request, prompt: int) -> int:
+        output = round(prompt * self._ratio)
+        for limit in (request.max_tokens, self._most):
+            if limit is not None:
+                output = min(output, limit)
+        return output
+
+
+class Dues:
+    """Holds requests that are not streamed, by when their first token is predicted. Times are monotonic seconds.
+
+    `now`: about the time, while requests wait to be due: it grows by LOOK_S with each look.
+    """
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self._heap: list[tuple[float, int, int, Held]] = []  # when, a number, the slot that computes the prompt
+        self._count = 0
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def add(self, now: float, in_s: float, slot: int, held: Held) -> None:
+        """Takes a request that is sent `now`."""
+        self.now = max(self.now, now)
+        self._count += 1
+        heappush(self._heap, (now + in_s, self._count, slot, held))
+
+    def due(self) -> Iterator[tuple[float, int, Held]]:
+        """Passes LOOK_S. Yields when, slot and tokens of the requests that are due."""
+        self.now += LOOK_S
+        heap = self._heap
+        while heap and heap[0][0] <= self.now:
+            at, _, slot, held = heappop(heap)
+            yield at, slot, held
+
+
+class HeldTokens:
+    """Counts tokens from the dispatch of a request until they are released, each exactly once.
+
+    `match`: the prefix matches that count; `learned`: the predictions to read; `held`: where a request keeps what was counted for it.
+    """
+
+    def __init__(
+        self,
+        load: LoadCounts,
+        learning: Learning,
+        *,
+        match: Datum[PrefixMatch],
+        learned: Datum[LearnedCosts],
+        held: Datum[Held],
+        output: Output | None,
+        look_later: Callable[[], bool],
+    ) -> None:
+        """`output`: counts the tokens of answers, too, until their end. `look_later`: returns whether it will call `look` after LOOK_S."""
+        self._load = load
+        self._learning = learning
+        self._match = match
+        self._learned = learned
+        self._held = held
+        self._output = output
+        self._look_later = look_later
+        self._looking = False
+        self._dues = Dues()
+
+    def sent(self, request: Request, decision: Decision) -> None:
+        """Counts the tokens of a request at the targets of its decision."""
+        held = Held()
+        prompt = token_count(request)
+        match: PrefixMatch | None = request[self._match]
+        output = 0 if self._output is None else self._output.tokens(request, prompt)
+        runs = decision.runs
+        primary: ProfileRun | None = runs.get(decision.primary)
+        if primary is not None:
+            held.endpoint = primary.target
+            held.tokens = _uncached(prompt, match, primary) + output
+            self._load.add_tokens(held.endpoint, held.tokens)
+        if len(runs) > 1:
+            others = [run for name, run in runs.items() if run is not None and name != decision.primary]
+            held.secondary = [(run.target, _uncached(prompt, match, run) + output) for run in others]
+            for endpoint, tokens in held.secondary:
+                self._load.add_tokens(endpoint, tokens)
+        request[self._held] = held
+        computes: ProfileRun | None = runs.get(decision.prefill) or primary
+        if not request.streaming and computes is not None:
+            self._release_when_due(request, computes, held)
+
+    def begun(self, request: Request) -> None:
+        """Takes the first token of an answer."""
+        held: Held | None = request[self._held]
+        if held is not None:
+            self._release(held, self._output is None)
+
+    def ended(self, request: Request) -> None:
+        """Takes the end of an answer."""
+        held: Held | None = request[self._held]
+        if held is not None:
+            self._release(held, True)
+
+    def look(self) -> None:
+        """Releases the tokens of requests that are due."""
+        self._looking = False
+        for at, slot, held in self._dues.due():
+            if held.endpoint is not None or held.secondary:
+                self._learning.begins(slot, at)
+                self._release(held, self._output is None)
+        if len(self._dues):
+            self._looking = self._look_later()
+
+    def _release_when_due(self, request: Request, computes: ProfileRun, held: Held) -> None:
+        learned: LearnedCosts | None = request[self._learned]
+        if learned is None:
+            return
+        predicted = learned.predicted_s(computes.row)
+        if predicted < LONGEST_S:
+            self._dues.add(request.now, predicted, computes.target.slot, held)
+            if not self._looking:
+                self._looking = self._look_later()
+
+    def _release(self, held: Held, everything: bool) -> None:
+        secondary, endpoint = held.secondary, held.endpoint
+        if secondary:
+            held.secondary = NONE
+            for other, tokens in secondary:
+                self._load.add_tokens(other, -tokens)
+        if everything and endpoint is not None:
+            held.endpoint = None
+            self._load.add_tokens(endpoint, -held.tokens)
+
+
+def _uncached(prompt: int, match: PrefixMatch | None, run: ProfileRun) -> int:
+    """Returns how many of the tokens of a prompt the picked endpoint has to compute."""
+    if match is None or match.blocks is None:
+        return prompt
+    return max(0, prompt - int(match.blocks[run.row]) * match.block_tokens)

@@ -1,0 +1,181 @@
+"""Predicts the latencies of requests, and passes on what their answers teach: the work of a producer of learned latencies.
+
+It is not in the plugin's class, because mypyc makes no native class of a plugin, and these methods run for each request.
+"""
+
+from compiled import calls
+from compiled.outlook import AHEAD, COSTS, ELAPSED, LOAD, TIMES, UNCACHED
+from epp.candidates import Candidates
+from epp.data import INFLIGHT_REQUESTS, INFLIGHT_TOKENS, KV_USAGE, RUNNING, WAITING, Datum
+from epp.decision import Decision, ProfileRun, Response
+from epp.learning.choice import careful_costs
+from epp.learning.costs import FEW, WORSE, LearnedCosts
+from epp.learning.model import FirstToken, Ints, LatencyModel
+from epp.learning.waits import Wait, add_waits, without_waits
+from epp.plugin import Learning
+from epp.prefix.match import PrefixMatch
+from epp.request import Request
+from epp.tokens import token_count
+
+
+class Sent:
+    """Holds one request from its decision to its end.
+
+    `index`: the candidate that computes the prompt, in what was `learned`; `slot`, `generation`: its endpoint. `decode_index` and so on: of
+    the candidate that generates the answer, which is the same unless a prefill profile ran. `at`, `first_at`: when it was sent and when its
+    first token came, in monotonic seconds; `first_at` is 0 before. `counts`: whether the answer teaches anything.
+    """
+
+    __slots__ = (
+        "at", "counts", "decode_generation", "decode_index", "decode_slot", "first_at", "generation", "index", "learned", "slot",
+    )  # fmt: skip
+
+    def __init__(self, learned: LearnedCosts, computes: ProfileRun, answers: ProfileRun, at: float) -> None:
+        self.learned = learned
+        self.at = at
+        self.counts = False
+        self.first_at = 0.0
+        endpoint = computes.target
+        self.index = self.decode_index = learned.candidates.index_of(computes.row)
+        self.slot = self.decode_slot = endpoint.slot
+        self.generation = self.decode_generation = endpoint.generation
+        if answers is not computes:
+            endpoint = answers.target
+            self.decode_index = learned.candidates.index_of(answers.row)
+            self.decode_slot, self.decode_generation = endpoint.slot, endpoint.generation
+
+
+class Predictions:
+    """Predicts what requests cost at each candidate, and sends `learning` what their answers say.
+
+    `match`: the prefix matches to read; `costs`: what the scorer reads; `sent`: what is kept of a request until its end.
+    """
+
+    def __init__(
+        self, learning: Learning, match: Datum[PrefixMatch], costs: Datum[LearnedCosts], sent: Datum[Sent]
+    ) -> None:
+        self._learning = learning
+        self._match = match
+        self._costs = costs
+        self._sent = sent
+        self._asked_model: LatencyModel | None = None
+        self._asked_slots: Ints | None = None
+        self._asked_at = -1
+        self._why_not = ""
+
+    def predict(self, request: Request, candidates: Candidates) -> None:
+        """Emits predictions and costs."""
+        now, model = request.now, self._learning.model()
+        snapshot, rows = candidates.snapshot, candidates.rows
+        slots = snapshot.roster.slots if rows is None else snapshot.roster.slots[rows]
+        prompt = float(token_count(request))
+        match: PrefixMatch | None = request[self._match]
+        outlook = model.outlook(
+            slots,
+            self._learning.starts(),
+            now,
+            prompt,
+            None if match is None or match.blocks is None else candidates.narrow(match.blocks),
+            0.0 if match is None else float(match.block_tokens),
+            candidates[INFLIGHT_TOKENS],
+            candidates[INFLIGHT_REQUESTS],
+            candidates.narrow(snapshot.inflight_at_scrape),
+            candidates[RUNNING],
+            snapshot.settled(WAITING, rows),
+        )
+        waits = [] if match is None or not match.under_way else _waits(match, candidates)
+        if waits:
+            add_waits(model, slots.tolist(), prompt, outlook, waits, now)
+        why_not = self._reason(model, snapshot.roster.slots)
+        if why_not:
+            costs = careful_costs(
+                prompt,
+                without_waits(outlook, waits, now) if waits else outlook,
+                candidates[WAITING],
+                candidates[RUNNING],
+                candidates[KV_USAGE],
+            )
+        else:
+            costs = outlook[COSTS]
+        request[self._costs] = LearnedCosts(costs, outlook, candidates, model, why_not)
+
+    def goes(self, request: Request, decision: Decision) -> None:
+        """Takes a request that is sent to the endpoints of its decision."""
+        learned: LearnedCosts | None = request[self._costs]
+        answers: ProfileRun | None = decision.runs.get(decision.primary)
+        if learned is None or answers is None:
+            return
+        sent = Sent(learned, decision.runs.get(decision.prefill) or answers, answers, request.now)
+        if sent.index < 0 or sent.decode_index < 0:
+            return  # nothing was predicted for the endpoint: it was added after the prediction
+        sent.counts = request.streaming
+        request[self._sent] = sent
+        if calls.cell(learned.outlook, AHEAD, sent.index) <= 0.0:
+            self._learning.begins(sent.slot, request.now)
+
+    def answers(self, request: Request, decision: Decision, response: Response) -> None:
+        """Takes the headers of an answer."""
+        sent: Sent | None = request[self._sent]
+        if sent is None:
+            return
+        here = not response.served or response.served == decision.targets[0].address
+        sent.counts = 200 <= response.status < 300 and response.streaming and here
+
+    def begins(self, request: Request) -> None:
+        """Takes the first token of an answer."""
+        sent: Sent | None = request[self._sent]
+        now = request.now
+        if sent is None:
+            return
+        if request.streaming:
+            self._learning.begins(sent.slot, now)
+        sent.first_at = now
+        if sent.counts:
+            took = now - (request.sent_at or sent.at)
+            found = calls.column(sent.learned.outlook, sent.index)
+            self._learning.learn_first(
+                FirstToken(
+                    now,
+                    sent.slot,
+                    sent.generation,
+                    found[UNCACHED],
+                    found[AHEAD],
+                    found[ELAPSED],
+                    found[LOAD],
+                    found[TIMES],
+                    took,
+                )
+            )
+
+    def ends(self, request: Request, response: Response) -> None:
+        """Takes the end of an answer."""
+        sent: Sent | None = request[self._sent]
+        if sent is None or not sent.counts or not sent.first_at or not response.whole or response.usage is None:
+            return
+        tokens = response.usage.completion
+        if tokens is not None and tokens > 1:
+            lasted = request.now - sent.first_at
+            load = calls.cell(sent.learned.outlook, LOAD, sent.decode_index)
+            self._learning.learn_token(sent.decode_slot, sent.decode_generation, load, lasted / (tokens - 1), lasted)
+
+    def _reason(self, model: LatencyModel, slots: Ints) -> str:
+        """Says why the model is not used for these endpoints; "" if it is. It changes with the model or the endpoints only."""
+        if model is not self._asked_model or slots is not self._asked_slots or model.changes != self._asked_at:
+            self._asked_model, self._asked_slots, self._asked_at = model, slots, model.changes
+            self._why_not = FEW if not model.knows(slots.tolist()) else "" if model.trusted else WORSE
+        return self._why_not
+
+
+def _waits(match: PrefixMatch, candidates: Candidates) -> list[Wait]:
+    """Returns the prefills under way that this prompt can wait for, at most one per candidate: the one that shares most."""
+    row_of_owner = candidates.snapshot.roster.row_of_owner
+    waits: dict[int, Wait] = {}
+    for prefill in match.under_way:
+        row = row_of_owner.get(prefill.owner)
+        index = -1 if row is None else candidates.index_of(row)
+        if index < 0:
+            continue
+        wait = Wait(index, float(prefill.blocks * match.block_tokens), prefill.since, prefill.tokens)
+        if index not in waits or wait.shared > waits[index].shared:
+            waits[index] = wait
+    return list(waits.values())
