@@ -67,6 +67,7 @@ KERNELS: Final = "compiled.kernels.native"  # the module that the C sources make
 KERNEL_SOURCES: Final = tuple(
     f"compiled/kernels/{name}.c"
     for name in (
+        "capacity",
         "chain",
         "frames",
         "held",

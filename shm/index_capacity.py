@@ -1,19 +1,22 @@
-"""Capacity limits per owner: how many blocks the prefix index holds for an owner, and which entries to remove beyond its capacity.
+"""Capacity limits per owner: how many blocks the prefix index holds for an owner, and which entries are removed beyond its capacity.
 
 An owner's *capacity* is the number of blocks that its cache holds. The index may hold 5 % more. If it holds more than that, the oldest
 entries are removed until it holds 5 % less than the capacity. So the index follows the eviction in the owner's cache. An entry counts
 as one block, or as `WIDE_BLOCKS` if its hash says so, because the writer does not store every block of a long prompt.
 
-To find an owner's oldest entries, the code must scan the whole table (1 ms for half a million entries). So one scan lists seven eighths
-of the owner's entries, oldest first. Later removals take entries from that list first, except those refreshed since the scan.
+To find an owner's oldest entries, the code must scan the whole table (1 ms for half a million entries). So one scan lists the entries
+of all owners that will soon need it. Later removals take seven eighths of an owner's entries from its list, oldest first, except
+those refreshed since the scan.
 
-The index writer keeps these counts and lists in its own memory. Its successor counts again. This module does not write to the table.
+The index writer keeps these counts and lists in its own memory. Its successor counts again.
 """
 
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
+
+from compiled import kernels
 
 OWNER_BITS: Final = 16
 OWNER_IDS: Final = 1 << OWNER_BITS
@@ -27,6 +30,7 @@ UNLIMITED: Final = 1 << 62
 OVER_MAX: Final = 4
 # Share of an owner's entries that a scan lists; the youngest eighth can wait for the next scan.
 LISTED_SHARE: Final = 7 / 8
+SHORT_LIST: Final = 4  # a list is short if the owner has this many times more blocks
 SCANNED_MAX: Final = 1 << 21  # entries that are scanned at a time
 
 Entries = npt.NDArray[np.uint64]
@@ -34,15 +38,38 @@ Places = npt.NDArray[np.int64]
 
 _OWNER_MASK: Final = np.uint64(OWNER_IDS - 1)
 _WIDE_SHIFT: Final = np.uint64(OWNER_BITS)
+_AGE_SHIFT: Final = np.uint64(32)
 _ONE: Final = np.uint64(1)
 _BLOCKS: Final = np.array([1, WIDE_BLOCKS], dtype=np.int64)
-_NOWHERE: Places = np.empty(0, dtype=np.int64)
 _OWNER_STRIDE: Final = 4  # 16-bit words per entry; the lowest is the owner
 
 
 def blocks_of(entries: Entries) -> Places:
     """The number of blocks that each entry represents: int64, shape of `entries`."""
     return _BLOCKS[((entries >> _WIDE_SHIFT) & _ONE).view(np.int64)]
+
+
+class Listed:
+    """The entries of one owner, as one scan found them."""
+
+    def __init__(self, keys: Entries, since: int) -> None:
+        """`keys`: as `reference_owned` returns them for one owner. `since`: the age at the time of the scan."""
+        self._keys: Entries | None = keys
+        self.since = since
+        self.places: npt.NDArray[np.uint32] = np.empty(0, dtype=np.uint32)  # oldest first
+        self.first = 0  # the place of `places` that comes next
+
+    def sort(self, least: int) -> None:
+        """Fill `places`, if this is the first call: with LISTED_SHARE of the entries, but at least with `least`, if there are so many."""
+        if self._keys is not None:
+            self._keys.sort()
+            count = max(int(len(self._keys) * LISTED_SHARE), least)
+            self.places = self._keys[:count].astype(np.uint32)  # the lower half of each key
+            self._keys = None
+
+    def left(self) -> int:
+        """How many places come next, at most."""
+        return len(self.places) - self.first if self._keys is None else len(self._keys)
 
 
 class Capacity:
@@ -53,7 +80,6 @@ class Capacity:
 
     def __init__(self, entries: Entries, ages: npt.NDArray[np.uint32]) -> None:
         self._entries = entries
-        self._owners: npt.NDArray[Any] = entries.view(np.uint16)[::_OWNER_STRIDE]
         self._ages = ages
         self._held = np.zeros(OWNER_IDS, dtype=np.int64)  # zeros take no memory until they are written
         self._most = np.zeros(
@@ -62,8 +88,7 @@ class Capacity:
         self._kept = np.zeros(OWNER_IDS, dtype=np.int64)  # the number of blocks that remain after the removal
         self._top = 0  # all owners with a limit have lower ids
         self._over_max = max(1, min(OVER_MAX, SCANNED_MAX // len(entries)))
-        # owner -> the places of its oldest entries in the table, and the age at which they were listed
-        self._listed: dict[int, tuple[Places, int]] = {}
+        self._listed: dict[int, Listed] = {}
 
     def count_present(self) -> int:
         """Count the blocks of the entries that are in the table already.
@@ -121,56 +146,83 @@ class Capacity:
             owners.sort(key=lambda owner: int(most[owner]) / int(held[owner]))
         return owners[: self._over_max]
 
-    def surplus(self, owner: int, age: int) -> Places:
-        """Return the places in the table of the oldest entries by which the owner exceeds its limit. `age`: the current age.
+    def free_surplus(self, owner: int, age: int) -> int:
+        """Free the oldest entries by which the owner exceeds its limit. Return how many. `age`: the current age."""
+        listed = self._listed.get(owner)
+        freed = 0 if listed is None else self._free_listed(owner, listed, listed.since)
+        if self._held[owner] > self._kept[owner]:
+            self._list(owner, age)
+            freed += self._free_listed(owner, self._listed[owner], age + 1)
+        return freed
 
-        The caller must empty these places at once.
-        """
+    def _free_listed(self, owner: int, listed: Listed, before: int) -> int:
+        """Free listed entries that were last inserted or refreshed before the age `before`. Return how many."""
         excess = int(self._held[owner] - self._kept[owner])
-        listed, since = self._listed.pop(owner, (_NOWHERE, 0))
-        freed = [_NOWHERE]
-        while excess > 0 and len(listed):
-            first, listed = listed[:excess], listed[excess:]  # check only as many places as may be needed
-            old = (self._ages[first] - np.uint32(since)).view(np.int32) < 0
-            taken, rest, excess = self._split(first[old & (self._owners[first] == owner)], excess)
-            freed.append(taken)
-            if len(rest):
-                listed = np.concatenate((rest, listed))
-        if excess > 0:
-            oldest = self._oldest(owner, np.concatenate(freed), excess, age)
-            taken, listed, excess = self._split(oldest, excess)
-            freed.append(taken)
-            since = age & AGE_MASK
-        self._listed[owner] = listed, since
-        return np.concatenate(freed)
+        listed.sort(excess)
+        free = kernels.free_oldest if kernels.NATIVE else reference_free_oldest
+        freed, listed.first = free(
+            self._entries, self._ages, self._held, listed.places, listed.first, before, owner, excess
+        )
+        return freed
 
-    def _oldest(self, owner: int, without: Places, excess: int, age: int) -> Places:
-        """Return the places of the owner's oldest entries, oldest first: LISTED_SHARE of all its entries, or `excess` if that is more.
+    def _list(self, owner: int, age: int) -> None:
+        """List the entries of this owner, and of all others that have a limit, are nearly at it, and have a short list or none."""
+        held, most, kept = self._held[: self._top], self._most[: self._top], self._kept[: self._top]
+        near: list[int] = np.flatnonzero((held > kept) & (most < UNLIMITED)).tolist()
+        owners = [other for other in near if other == owner or self._is_short(other)]
+        keys, ends = (kernels.owned if kernels.NATIVE else reference_owned)(self._entries, self._ages, owners, age)
+        begin = 0
+        for other, end in zip(owners, ends.tolist(), strict=True):
+            self._listed[other] = Listed(keys[begin:end].copy(), age & AGE_MASK)
+            begin = end
 
-        `without`: places to leave out. `age`: the current age.
-        """
-        mine = self._owners == owner
-        mine[without] = False
-        places = np.flatnonzero(mine)
-        # Shift the ages so that the current age becomes the largest, even if the clock has wrapped.
-        ages = self._ages[places] - np.uint32((age + 1) & AGE_MASK)
-        count = max(int(len(places) * LISTED_SHARE), min(excess, len(places)))
-        if count < len(places):
-            older = ages.argpartition(count)[:count]
-            places, ages = places[older], ages[older]
-        return places[ages.argsort()]
-
-    def _split(self, places: Places, excess: int) -> tuple[Places, Places, int]:
-        """Split `places` after the first entries that together represent `excess` blocks.
-
-        Return the places before the split, those after it, and by how many blocks the owner still exceeds its limit.
-        """
-        blocks = blocks_of(self._entries[places]).cumsum()
-        cut = int(blocks.searchsorted(excess)) + 1
-        if cut > len(blocks):
-            return places, places[:0], excess - int(blocks[-1]) if len(blocks) else excess
-        return places[:cut], places[cut:], 0
+    def _is_short(self, owner: int) -> bool:
+        listed = self._listed.get(owner)
+        return listed is None or listed.left() * SHORT_LIST < self._held[owner]
 
     def _count(self, entries: Entries) -> Places:
         owners = (entries & _OWNER_MASK).view(np.int64)
         return np.bincount(owners, weights=blocks_of(entries)).astype(np.int64)
+
+
+def reference_owned(
+    entries: Entries, ages: npt.NDArray[np.uint32], owners: list[int], newest: int
+) -> tuple[Entries, Places]:
+    """Compute in Python what the kernel `owned` computes in C."""
+    owner_of: npt.NDArray[Any] = entries.view(np.uint16)[::_OWNER_STRIDE]
+    keys = []
+    for owner in owners:
+        places = np.flatnonzero(owner_of == owner)
+        relative = ages[places] - np.uint32((newest + 1) & AGE_MASK)
+        keys.append((relative.astype(np.uint64) << _AGE_SHIFT) | places.astype(np.uint64))
+    return np.concatenate(keys), np.cumsum([len(own) for own in keys])
+
+
+def reference_free_oldest(
+    entries: Entries,
+    ages: npt.NDArray[np.uint32],
+    held: Places,
+    places: npt.NDArray[np.uint32],
+    first: int,
+    before: int,
+    owner: int,
+    excess: int,
+) -> tuple[int, int]:
+    """Compute in Python what the kernel `free_oldest` computes in C."""
+    freed = 0
+    while excess > 0 and first < len(places):
+        some = places[first : first + excess]  # every entry has at least one block
+        there = entries[some]
+        old = (ages[some] - np.uint32(before & AGE_MASK)).view(np.int32) < 0
+        match = np.flatnonzero(old & ((there & _OWNER_MASK) == np.uint64(owner)) & (there != 0))
+        blocks = blocks_of(there[match]).cumsum()
+        cut = int(blocks.searchsorted(excess)) + 1
+        taken = match[:cut]
+        first += int(taken[-1]) + 1 if cut <= len(match) else len(some)
+        if len(taken):
+            entries[some[taken]] = 0
+            removed = int(blocks[len(taken) - 1])
+            held[owner] -= removed
+            excess -= removed
+            freed += len(taken)
+    return freed, first

@@ -227,7 +227,7 @@ class IndexWriter(Counts):
                 chunk = slice(first, first + CHUNK)
                 self._insert_chunk(hashes[chunk], entries[chunk], age & AGE_MASK)
         for owner in self._capacity.over():
-            self._free(self._capacity.surplus(owner, age), OVER_CAPACITY)
+            self._count_freed(self._capacity.free_surplus(owner, age), OVER_CAPACITY)
         self.changes += 1
 
     def forget(self, hashes: Hashes, owners: int | npt.NDArray[Any], before: int | None = None) -> None:

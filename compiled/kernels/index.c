@@ -3,7 +3,6 @@
 
 #define OWNER_LIVE 1
 #define OWNER_RETIRED 2
-#define WIDE_BLOCKS 4
 #define NONE (-1)
 #define PREFETCHED 4 /* how many hashes ahead an insert asks for buckets */
 #define CROWDED 0 /* what `insert_near` returns */
@@ -12,8 +11,6 @@
 #define NEW 3
 #define PROBE_STRIDE 32
 #define DENSE_BLOCKS 64
-
-#define BLOCKS(entry) ((entry) >> 16 & 1 ? WIDE_BLOCKS : 1)
 
 /* The result of one match. The arrays are static because they are large. Python's lock guards them, because no kernel releases it. */
 static uint32_t deepest[OWNERS]; /* owner -> place of its deepest block in the chain + 1; all 0 between two matches */

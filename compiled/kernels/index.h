@@ -12,6 +12,8 @@
 #define FAR_MARK 1
 
 #define FAR_BUCKET(owner) ((owner) * 0x9E37ULL >> 11 & (FAR_BUCKETS - 1)) /* `far_bucket` in shm.prefix_index */
+#define WIDE_BLOCKS 4
+#define BLOCKS(entry) ((entry) >> 16 & 1 ? WIDE_BLOCKS : 1)
 #define OWNER(entry) ((entry) & (OWNERS - 1))
 
 /* Reads an entry once, as one word, because another process writes the entries. */
