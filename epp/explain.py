@@ -19,7 +19,7 @@ from epp.data import INFLIGHT_REQUESTS, INFLIGHT_TOKENS, Datum
 from epp.decision import Decision, ProfileRun
 from epp.errors import Refused
 from epp.learning.costs import LearnedCosts
-from epp.pipeline import Pipeline, WiredProfile
+from epp.pipeline import Pipeline, WiredProfile, compile_profile
 from epp.plugin import Filter, Picker, Scorer
 from epp.prefix.match import PrefixMatch
 from epp.prefix.prediction import REPORTED, as_reported, compared_match, predicted_tokens
@@ -284,6 +284,7 @@ def scores_of(request: Request, wired: WiredProfile, run: ProfileRun) -> list[tu
     Calls static scorers again, because a run does not keep their scores. They read scraped values only, so the scores are the same.
     """
     kept = iter(run.scores)
+    profile = compile_profile(wired)
     scorers = []
     for member, weight in wired.members:
         if not isinstance(member, Scorer):
@@ -292,7 +293,7 @@ def scores_of(request: Request, wired: WiredProfile, run: ProfileRun) -> list[tu
             values = None
         elif member.static:
             score: Callable[..., Floats | None] = instrument.scorer(member)
-            values = score(request, run.candidates, None)
+            values = score(request, run.candidates, profile)
         else:
             values = next(kept)
         scorers.append((member.name, weight, run.candidates.zeros() if values is None else values))

@@ -42,7 +42,7 @@ ParseCall = Callable[[Request, str, bytes | memoryview], None]
 ProduceCall = Callable[[Request, Candidates], Waiting | None]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class WiredProfile:
     """Describes a scheduling profile: its members in order, each with its weight as a scorer. Exactly one member is a picker.
 
@@ -54,7 +54,7 @@ class WiredProfile:
     shadow: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Recipe:
     """Holds the configured plugin instances and their wiring.
 
@@ -84,7 +84,7 @@ class Recipe:
         return [plugin for plugin in self.of(kind) if plugin.name in real or plugin.name not in shadows]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Pipeline:
     """Holds the calls that a worker makes per request. `parses` are the parsers' calls, in the order of `recipe.parsers`."""
 

@@ -46,7 +46,7 @@ Rules for all extension points:
 - Everything runs on the worker's event loop: a plugin must not block. Work that waits goes through `Services`.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import ClassVar
 
 from epp.candidates import Candidates, Mask, Scores
@@ -84,6 +84,7 @@ from epp.plugin_base import (
     Waiting,
 )
 from epp.plugin_registration import foreign, plugin
+from epp.profile import FilterCall, PickCall, Profile, ScorerCall
 from epp.request import Request
 
 __all__ = [
@@ -390,37 +391,3 @@ EXTENSION_POINTS: tuple[type[Plugin], ...] = (
     ResponseReceived, ResponseStreaming, ResponseComplete,
     DataSource, Extractor, Discovery, Syncer,
 )  # fmt: skip
-
-
-FilterCall = Callable[[Request, Candidates, "Profile"], Mask]
-ScorerCall = Callable[[Request, Candidates, "Profile"], Scores | None]
-PickCall = Callable[[Request, Candidates, Scores, "Profile"], Sequence[int]]
-
-
-class Profile:
-    """Holds one compiled profile. Plugins read its `name`.
-
-    `filters`, `scorers`, `static_scorers` and `pick` are calls, in order; each scorer's call comes with its weight. `scorers` has no static
-    scorer. `owners` maps `id(call)` to the plugin that the call belongs to.
-    """
-
-    __slots__ = ("filters", "name", "owners", "pick", "picker", "scorers", "static_scorers")
-
-    def __init__(
-        self,
-        name: str,
-        filters: tuple[FilterCall, ...],
-        scorers: tuple[tuple[ScorerCall, float], ...],
-        picker: Picker,
-        static_scorers: tuple[tuple[ScorerCall, float], ...] = (),
-        *,
-        pick: PickCall | None = None,
-        owners: Mapping[int, Plugin] | None = None,
-    ) -> None:
-        self.name = name
-        self.owners: Mapping[int, Plugin] = owners if owners is not None else {}
-        self.filters = filters
-        self.scorers = scorers
-        self.static_scorers = static_scorers
-        self.picker = picker
-        self.pick = pick or picker.pick

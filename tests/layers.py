@@ -65,7 +65,7 @@ EPP = (
         "tryout",
         "ttft",
     },  # values
-    {"flow_points", "inflight_load", "plugin", "plugin_base", "plugin_registration"},  # extension points
+    {"flow_points", "inflight_load", "plugin", "plugin_base", "plugin_registration", "profile"},  # extension points
     {"protocol", "flow", "prefix"},  # machines
     {"plugins"},  # leaves
     {"pipeline", "instrument", "guard", "isolation", "response_phase"},  # compiled form

@@ -11,17 +11,15 @@ from hypothesis import strategies as st
 from epp.candidates import Candidates
 from epp.config import registry
 from epp.data import ACTIVE_MODELS, WAITING_MODELS, Column
-from epp.plugin import EXTENSION_POINTS, DataProducer, Filter, Picker, Plugin, PreRequest, Profile, Scorer, Screener
+from epp.plugin import EXTENSION_POINTS, DataProducer, Filter, Picker, Plugin, PreRequest, Scorer, Screener
 from epp.plugin_registration import REGISTERED
-from epp.plugins import pickers
-from epp.plugins.pickers.max_score import MaxScore
 from epp.plugins.producers.approx_prefix import ApproximatePrefix
 from epp.prefix.match import APPROXIMATE
 from epp.request import Request
+from tests.epp.plugins.calls import PROFILE
 from tests.fakes import FakeServices, candidates, request
 
 registry.known()
-PROFILE = Profile("default", (), (), MaxScore("p", pickers.Parameters()))
 REQUIRED: dict[str, dict[str, Any]] = {  # parameters of types that have no usable defaults
     "by-label": {"label": "a", "validValues": ["b"]},
     "disaggregatedset-rollout-screener": {

@@ -9,18 +9,15 @@ from hypothesis import strategies as st
 from epp.candidates import Candidates
 from epp.errors import Cause, Refused
 from epp.latency import PREDICTOR, TTFT_HEADERS, LatencyPredictions, latency_predictions, objective_ms
-from epp.plugin import Profile
-from epp.plugins import pickers
 from epp.plugins.admitters.latency_slo import LatencySlo
 from epp.plugins.filters.headroom_tier import HeadroomTier
 from epp.plugins.filters.prefix_affinity import PrefixCacheAffinity
-from epp.plugins.pickers.max_score import MaxScore
 from epp.plugins.scorers.latency import Latency
 from epp.prefix.match import APPROXIMATE, PrefixMatch, prefix_match
 from epp.request import Request
+from tests.epp.plugins.calls import PROFILE
 from tests.fakes import FakeServices, candidates, request
 
-PROFILE = Profile("default", (), (), MaxScore("p", pickers.Parameters()))
 PREDICTED = latency_predictions("")
 MATCH = prefix_match(APPROXIMATE)
 NAN = float("nan")

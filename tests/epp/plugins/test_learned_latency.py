@@ -15,6 +15,7 @@ from epp.plugins.scorers._learned_latency_parameters import Parameters as ScoreP
 from epp.plugins.scorers.learned_latency import LearnedLatency as Score
 from epp.prefix.match import APPROXIMATE, PrefixMatch, prefix_match
 from epp.request import Request
+from tests.epp.plugins.calls import PROFILE
 from tests.fakes import FakeServices, candidates, request
 
 COSTS = learned_costs("learned-latency-producer")
@@ -51,7 +52,7 @@ class Site:
         return asked
 
     def scores(self, asked: Request, at: Candidates) -> list[float]:
-        scores = self.scorer.score(asked, at, None)  # type: ignore[arg-type]
+        scores = self.scorer.score(asked, at, PROFILE)
         assert scores is not None
         return scores.tolist()
 

@@ -1,6 +1,5 @@
 """The precise prefix producer: precise where endpoints say what they hold, approximate for the others."""
 
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -15,6 +14,7 @@ from epp.prefix.deciding import deciding_producer
 from epp.prefix.held import adapter_word, held_links, held_root, index_keys
 from epp.prefix.match import APPROXIMATE, PrefixMatch, prefix_match
 from epp.tokens import TOKENS, Feature, PromptTokens, TokenizedPrompt
+from tests.epp.plugins.calls import PROFILE
 from tests.fakes import FakeServices, candidates, request
 
 SECRET = 99  # of the fake services
@@ -141,7 +141,7 @@ def test_the_older_form_scores_by_itself_and_beside_a_producer_only_scores() -> 
     assert kv_settings([beside, producer]) is producer.settings
     r = request()
     r[prefix_match("s")] = PrefixMatch(np.array([2.0, 4.0]), np.arange(4, dtype=np.uint64), 16)
-    scores = alone.score(r, candidates({"waiting_requests": [0, 0]}), None)  # type: ignore[arg-type]
+    scores = alone.score(r, candidates({"waiting_requests": [0, 0]}), PROFILE)
     assert scores is not None
     assert scores.tolist() == [0.5, 1.0]
 
@@ -197,9 +197,8 @@ def test_two_producers_side_by_side_give_each_scorer_the_match_that_it_names() -
     r[prefix_match(APPROXIMATE)] = PrefixMatch(np.array([3.0, 0.0]), np.arange(3, dtype=np.uint64), 64, 165)
     r[TOKENS] = TokenizedPrompt([PromptTokens(IDS)])
     precise.produce(r, both)  # type: ignore[attr-defined]
-    profile: Any = None
-    assert scorer.score(r, both, profile).tolist() == [0.0, 1.0]  # type: ignore[attr-defined]
-    scores = other.score(r, both, profile)
+    assert scorer.score(r, both, PROFILE).tolist() == [0.0, 1.0]  # type: ignore[attr-defined]
+    scores = other.score(r, both, PROFILE)
     assert scores is not None
     assert scores.tolist() == [1.0, 0.0]
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from epp.decision import Decision, ProfileRun, Response
 from epp.learning.costs import FEW, learned_costs
-from epp.plugin import NoParams, Plugin, Profile
+from epp.plugin import NoParams, Plugin
 from epp.plugins import pickers
 from epp.plugins.pickers.max_score import MaxScore
 from epp.plugins.pickers.random_choice import RandomChoice
@@ -22,10 +22,10 @@ from epp.plugins.scorers.prefix_cache import PrefixCache
 from epp.plugins.scorers.queue_depth import QueueDepth
 from epp.plugins.scorers.running_requests import RunningRequests
 from epp.prefix.match import APPROXIMATE, PrefixMatch, prefix_match
+from tests.epp.plugins.calls import PROFILE
 from tests.fakes import FakeServices, candidates, predictions, request
 
 MATCH = prefix_match(APPROXIMATE)
-PROFILE = Profile("default", (), (), MaxScore("p", pickers.Parameters()))
 
 
 def started(plugin: Plugin, services: FakeServices | None = None) -> Plugin:

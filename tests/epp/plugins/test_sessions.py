@@ -8,10 +8,7 @@ import pytest
 
 from epp.candidates import Candidates, Endpoint, Roster, Snapshot
 from epp.decision import Decision, ProfileRun, Response
-from epp.plugin import Profile
-from epp.plugins import pickers
 from epp.plugins.headers.agent_identity import AGENT
-from epp.plugins.pickers.max_score import MaxScore
 from epp.plugins.sessions import _affinity
 from epp.plugins.sessions._affinity import Bindings
 from epp.plugins.sessions.filter import MultiClusterSessionAffinityFilter, SessionAffinityFilter
@@ -22,11 +19,10 @@ from epp.request import Request
 from shm.prefix_index import IndexSchema
 from shm.prefix_reader import IndexReader
 from shm.prefix_writer import IndexWriter
+from tests.epp.plugins.calls import PROFILE
 from tests.fakes import FakeServices, candidates, request
 from tests.modes import interpreted_only
 from tests.shm.memory import region_for
-
-PROFILE = Profile("default", (), (), MaxScore("p", pickers.Parameters()))
 
 
 def made(cls: type, services: FakeServices | None = None, **params: object):

@@ -14,16 +14,13 @@ from epp.candidates import Candidates
 from epp.config.load import load
 from epp.data import CACHE_BLOCK_SIZE, CACHE_NUM_BLOCKS
 from epp.decision import Decision, ProfileRun, Response, Usage
-from epp.plugin import Profile
-from epp.plugins import pickers
 from epp.plugins.fairness.thunder_agent import ThunderAgent
 from epp.plugins.ordering.fcfs import FirstCome
-from epp.plugins.pickers.max_score import MaxScore
 from epp.request import DEFAULT_FLOW, Request
 from tests.contract.waiting import Band, Waits, asking, made
+from tests.epp.plugins.calls import PROFILE
 from tests.fakes import FakeServices, candidates, request
 
-PROFILE = Profile("default", (), (), MaxScore("p", pickers.Parameters()))
 SIZES = {"capacityTokens": 1000, "bufferTokensPerProgram": 0}
 
 
