@@ -78,14 +78,16 @@ class UsageScanner:
     def feed(self, chunk: bytes) -> None:
         """Reads one piece of the body."""
         if self._open is None:
-            carry = self._carry
-            key = self.key
+            carry, key = self._carry, self.key
             reach = len(key)  # one byte more than a partial key: the byte before it shows whether the quote is escaped
-            if find(chunk, key) < 0 and (not carry or find(carry + chunk[: reach + 1], key) < 0):
+            at = find(chunk, key)
+            if at < 0 and (not carry or find(carry + chunk[: reach + 1], key) < 0):
                 self._carry = chunk[-reach:] if len(chunk) >= reach else (carry + chunk)[-reach:]
                 self.pending = self._carry[-1:] in _KEY_BYTES
-                return
-            self._scan(carry + chunk)
+            elif carry:
+                self._scan(carry + chunk)
+            else:
+                self._scan(chunk, at)
         else:
             self._open += chunk
             self._continue(self._open)
@@ -104,9 +106,11 @@ class UsageScanner:
             self._open = self._object = None
             self.pending = False
 
-    def _scan(self, data: bytes) -> None:
+    def _scan(self, data: bytes, at: int | None = None) -> None:
+        """Reads all whole objects. `at`: where the first key is, or -1; None: not known."""
         key = self.key
-        at = find(data, key)
+        if at is None:
+            at = find(data, key)
         if len(data) > self.bytes_max and data.count(key, at) > KEYS_MAX:
             at = len(data)
             for _ in range(KEYS_MAX):

@@ -24,7 +24,7 @@ place where it applies, so prompts with equal beginnings keep equal encodings.
 import re
 from array import array
 from collections.abc import Callable, Sequence
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import msgspec
 import numpy as np
@@ -187,9 +187,9 @@ def _items(value: Raw) -> list[Message]:
     return [message if message.role is not EMPTY else Message(function_call=entry) for message, entry in entries]
 
 
-def texts(strings: Sequence[Raw]) -> list[bytes]:
-    """Encodes prompts that are texts."""
-    encoded = [bytes(inside(text)) for text in strings]
+def texts(strings: Sequence[Any]) -> list[bytes]:
+    """Encodes prompts that are texts: each is a JSON string, as `Raw`, bytes or a view."""
+    encoded = [text[1:-1] if isinstance(text, bytes) else bytes(inside(text)) for text in strings]
     if any(map(has_long_escape, encoded)):
         shorten = Shortener()
         encoded = [bytes(inside(shorten(text))) for text in strings]
@@ -307,8 +307,10 @@ def has_long_escape(data: bytes, start: int = 0) -> bool:
     return False
 
 
-def first(raw: Raw) -> int:
-    """Returns the first byte of a JSON value; 0 if the value is missing."""
+def first(raw: Any) -> int:
+    """Returns the first byte of a JSON value; 0 if the value is missing. `raw`: `Raw`, bytes or a view."""
+    if isinstance(raw, bytes):  # without a view, which costs more than the rest
+        return raw[0]
     return 0 if raw is EMPTY else memoryview(raw)[0]
 
 

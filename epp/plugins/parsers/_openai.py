@@ -67,9 +67,10 @@ def _must_have(kind: str, name: str) -> Refused:
     return Refused(Cause.INVALID_BODY, f"invalid {kind} request: must have {name} field")
 
 
-def blank(raw: Raw) -> bool:
-    view = memoryview(raw)
-    return len(view) < 5 and bytes(view) in (b"", b"null", b'""', b"[]", b"{}")
+def blank(raw: Any) -> bool:
+    """Returns whether a JSON value is missing, null or empty. `raw`: `Raw`, bytes or a view."""
+    text = raw if isinstance(raw, bytes) else bytes(memoryview(raw)[:5])
+    return len(text) < 5 and text in (b"", b"null", b'""', b"[]", b"{}")
 
 
 def _prompt(raw: Raw, kind: str, name: str) -> Prompt:

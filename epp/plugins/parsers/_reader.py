@@ -41,8 +41,9 @@ class Reader:
 
     def _decoded(self, found: tuple[Any, ...]) -> Any:
         values = []
+        missing = EMPTY  # compiled code looks up the name of another module at each use
         for raw, (default, decode) in zip(found, self._values, strict=True):
-            values.append(default if raw is EMPTY else raw if decode is None else decode(raw))
+            values.append(default if raw is missing else raw if decode is None else decode(raw))
         return self._kind(*values)
 
 
