@@ -37,7 +37,7 @@ _PATHS = """
     epp/protocol/codec/answers epp/protocol/codec/bodies epp/protocol/codec/envelope epp/protocol/codec/fields
     epp/protocol/codec/header_map epp/protocol/codec/structs
     epp/recording/keys
-    shm/flow_lanes shm/held_reader shm/held_writer shm/index_capacity shm/index_spill shm/lanes shm/layout shm/link_table
+    shm/flow_lanes shm/held_reader shm/held_writer shm/histograms shm/index_capacity shm/index_spill shm/lanes shm/layout shm/link_table
     shm/prefills shm/prefix_index shm/prefix_reader shm/prefix_writer shm/prompt_starts shm/remote_lane shm/seqlock shm/series
     shm/stream_marks shm/table
     workers/endpoints/freshness workers/endpoints/http_answer workers/endpoints/http_client workers/endpoints/index_limits
@@ -71,6 +71,7 @@ KERNEL_SOURCES: Final = tuple(
         "chain",
         "frames",
         "held",
+        "histograms",
         "index",
         "json",
         "lanes",

@@ -14,7 +14,7 @@ from typing import Final, Protocol, TypeAlias
 
 import numpy as np
 
-from compiled.kernels import add_scaled
+from compiled.calls import add_scaled, copied
 from epp.admission import Admission
 from epp.candidates import Candidates, Scores
 from epp.decision import Decision, ProfileRun, Response
@@ -248,7 +248,7 @@ def static_totals(profile: Profile, request: Request, candidates: Candidates, fa
     """
     kept = candidates.snapshot.totals if candidates.rows is None else None
     if kept is not None and (totals := kept.get(profile.name)) is not None:
-        return totals.copy()
+        return copied(totals)
     totals = candidates.zeros()
     for score, weight in profile.static_scorers:
         try:
@@ -259,7 +259,7 @@ def static_totals(profile: Profile, request: Request, candidates: Candidates, fa
         if scores is not None:
             add_scaled(totals, scores, weight)
     if kept is not None:
-        kept[profile.name] = totals.copy()
+        kept[profile.name] = copied(totals)
     return totals
 
 

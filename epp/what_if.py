@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 import numpy as np
 
-from compiled.kernels import add_scaled
+from compiled.calls import add_scaled
 from epp.candidates import Floats
 from epp.explain import Profiled
 

@@ -178,7 +178,7 @@ class Capacity:
 
     def _is_short(self, owner: int) -> bool:
         listed = self._listed.get(owner)
-        return listed is None or listed.left() * SHORT_LIST < self._held[owner]
+        return listed is None or listed.left() * SHORT_LIST < int(self._held[owner])
 
     def _count(self, entries: Entries) -> Places:
         owners = (entries & _OWNER_MASK).view(np.int64)

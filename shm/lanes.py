@@ -27,13 +27,13 @@ This module does not react to the numbers. For example, the reader of a beat dec
 """
 
 import math
-from bisect import bisect_left
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from compiled.calls import increase, lane_loads, lane_sums, observe
+from compiled.calls import increase, lane_loads, lane_sums
+from shm.histograms import Histograms
 from shm.layout import CACHE_LINE, WORD, aligned, layout_hash
 from shm.remote_lane import RemoteLane
 from shm.segment import Region
@@ -123,11 +123,11 @@ class Lane:
         self.served = self.words[schema.served_at : schema.served_at + schema.slots]
         self.failed = self.words[schema.failed_at : schema.failed_at + schema.slots]
         self.counters = self.words[schema.counters_at :][: len(schema.counter)]
-        self._histograms = [
-            (at, at + 1, bounds) for at, (_, bounds) in zip(schema.histograms_at, schema.histograms, strict=True)
-        ]
         self._cells: Ints = region.array(np.int64, 0, schema.lane_bytes // WORD)
         self._bounds = [np.array(bounds, np.float64) for _, bounds in schema.histograms]
+        self._histograms = Histograms(
+            region, len(self._cells), schema.histograms_at, [bounds for _, bounds in schema.histograms]
+        )
 
     def add(self, counter_index: int, n: int = 1) -> None:
         """Add `n` to a counter."""
@@ -135,16 +135,12 @@ class Lane:
 
     def observe(self, histogram_index: int, value: float) -> None:
         """Count a value in its bucket."""
-        sum_at, counts_at, bounds = self._histograms[histogram_index]
-        if observe is not None:
-            observe(self._cells, self._bounds[histogram_index], sum_at, value)
-            return
-        self.words[counts_at + bisect_left(bounds, value)] += 1
-        self.floats[sum_at] += value
+        self._histograms.observe(0, histogram_index, value)
 
     def observe_all(self, histogram_index: int, values: list[float], weight: int = 1) -> None:
         """Count each of `values` in its bucket, `weight` times. Takes 3 us for eight values; 0.05 us per value above about a hundred."""
-        sum_at, counts_at, _ = self._histograms[histogram_index]
+        sum_at = self.schema.histograms_at[histogram_index]
+        counts_at = sum_at + 1
         counts = np.bincount(self._bounds[histogram_index].searchsorted(values))
         self._cells[counts_at : counts_at + len(counts)] += weight * counts
         self.floats[sum_at] += weight * sum(values, 0.0)

@@ -24,15 +24,14 @@ Clients cannot make anything here grow without bound: neither the table, nor the
 This module does not know what the labels mean, or which of them to fold.
 """
 
-from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from compiled.calls import observe
 from shm import fence
+from shm.histograms import Histograms
 from shm.layout import CACHE_LINE, WORD, aligned, layout_hash
 from shm.segment import Region
 
@@ -50,7 +49,7 @@ BLOCKS_AT_ONCE: Final = 200  # blocks that a reader takes in one step of about 1
 ALIASES_PER_BLOCK: Final = 4  # label tuples that a writer remembers for each block
 
 Labels = tuple[str, ...]
-Histograms = tuple[tuple[str, tuple[float, ...]], ...]
+Bounds = tuple[tuple[str, tuple[float, ...]], ...]  # names and bounds of histograms
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
@@ -64,7 +63,7 @@ class SeriesSchema:
         labels: tuple[str, ...],
         gauges: tuple[str, ...] = (),
         counters: tuple[str, ...] = (),
-        histograms: Histograms = (),
+        histograms: Bounds = (),
         *,
         blocks: int,
         lanes: int,
@@ -137,10 +136,9 @@ class SeriesWriter:
         self.histogram_index = schema.histogram_index
         self._fold = fold
         self._other: Labels = (OTHER,) * len(schema.labels)
-        self._histograms_at = schema.histograms_at
-        self._bounds = [bounds for _, bounds in schema.histograms]
-        self._cells: Ints = region.array(np.int64, 0, schema.lane_bytes // WORD)
-        self._bound_arrays = [np.array(bounds, np.float64) for bounds in self._bounds]
+        self._histograms = Histograms(
+            region, schema.lane_bytes // WORD, schema.histograms_at, [bounds for _, bounds in schema.histograms]
+        )
         self._aliases_max = ALIASES_PER_BLOCK * schema.blocks
         self._stored: dict[Labels, int] = {}
         # Label tuple -> its block, for stored tuples and for the tuples that `fold` mapped to them.
@@ -156,12 +154,11 @@ class SeriesWriter:
 
     def observe(self, block: int, histogram_index: int, value: float) -> None:
         """Count a value in its bucket of a histogram, and add it to the histogram's sum. `block`: as `block()` returned it."""
-        sum_at = block + self._histograms_at[histogram_index]
-        if observe is not None:
-            observe(self._cells, self._bound_arrays[histogram_index], sum_at, value)
-            return
-        self.words[sum_at + 1 + bisect_left(self._bounds[histogram_index], value)] += 1
-        self.floats[sum_at] += value
+        self._histograms.observe(block, histogram_index, value)
+
+    def observe_each(self, block: int, values: tuple[float, ...]) -> None:
+        """Count one value in each histogram, in the schema's order. NaN counts nowhere."""
+        self._histograms.observe_each(block, values)
 
     def take_over(self) -> None:
         """Read the predecessor's blocks and clear their gauges. Counters and histograms continue."""

@@ -186,31 +186,3 @@ KERNEL(read_rows) {
     }
     return Py_BuildValue("NN", copy, torn);
 }
-
-static inline npy_intp bin(const double *bounds, npy_intp count, double value) {
-    npy_intp low = 0, high = count;
-    while (low < high) {
-        npy_intp middle = (low + high) >> 1;
-        if (bounds[middle] < value) low = middle + 1;
-        else high = middle;
-    }
-    return low;
-}
-
-/* observe(cells, bounds, sum_at, value): adds a value to the sum of a histogram, and counts the value in the first bucket whose bound is
-   at least the value. `sum_at`: the index of the sum in `cells`; the buckets follow the sum. */
-KERNEL(observe) {
-    if (!arguments("observe", count, 4)) return NULL;
-    PyArrayObject *cells = in_place(args[0], NPY_INT64, 1, 1, "observe: cells"),
-                  *bounds = in_place(args[1], NPY_DOUBLE, 1, 0, "observe: bounds");
-    if (cells == NULL || bounds == NULL) return NULL;
-    npy_intp at = PyLong_AsSsize_t(args[2]), buckets = PyArray_SIZE(bounds);
-    double value = PyFloat_AsDouble(args[3]);
-    if (PyErr_Occurred()) return NULL;
-    if (at < 0 || at > PyArray_SIZE(cells) - buckets - 2)
-        return PyErr_Format(PyExc_ValueError, "observe: a histogram at %zd is outside its lane", at);
-    int64_t *words = DATA(int64_t, cells) + at;
-    words[1 + bin(DATA(double, bounds), buckets, value)] += 1;
-    *(double *)words += value;
-    Py_RETURN_NONE;
-}

@@ -25,6 +25,16 @@ find: Final = bytes.find
 framed_message: Final = Struct(">IBIBI").unpack_from
 
 
+def data_header(size: int, number: int) -> bytes:
+    """Returns the header of a DATA frame without flags, for a payload of `size` bytes on stream `number`."""
+    return (size << 48 | number).to_bytes(9, "big")  # type and flags are 0
+
+
+def numbered(frame: bytes, number: int) -> bytes:
+    """Returns a frame with another stream number."""
+    return frame[:5] + number.to_bytes(4, "big") + frame[9:]
+
+
 def mentions(data: bytes, text: bytes, start: int, end: int) -> bool:
     """Returns whether `text` occurs in data[start:end] in any case of ASCII letters. `text`: in lower case."""
     return text in data[start:end].lower()
@@ -79,6 +89,11 @@ def waiting(inflight: NDArray[Any], before: Floats, scraped: Floats) -> Floats:
 def add_scaled(totals: Floats, scores: NDArray[Any], weight: float) -> None:
     """Adds weight * scores to `totals`, in place. One score is added to all totals. Raises ValueError if the lengths differ."""
     totals += scores if weight == 1.0 else weight * scores
+
+
+def copied(values: Floats) -> Floats:
+    """Returns a copy."""
+    return values.copy()
 
 
 def share(blocks: Floats, total: int) -> Floats:

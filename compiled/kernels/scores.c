@@ -73,6 +73,17 @@ KERNEL(add_scaled) {
     Py_RETURN_NONE;
 }
 
+/* copied(values): returns a copy. */
+KERNEL(copied) {
+    if (!arguments("copied", count, 1)) return NULL;
+    PyArrayObject *values = input(args[0], NPY_DOUBLE);
+    if (values == NULL) return NULL;
+    PyArrayObject *copy = output(PyArray_SIZE(values), NPY_DOUBLE);
+    if (copy != NULL) memcpy(PyArray_DATA(copy), PyArray_DATA(values), PyArray_SIZE(values) * sizeof(double));
+    Py_DECREF(values);
+    return (PyObject *)copy;
+}
+
 /* share(blocks, total): returns blocks / total. */
 KERNEL(share) {
     if (!arguments("share", count, 2)) return NULL;

@@ -16,6 +16,7 @@ from compiled.kernels import reference
 from epp.prefix.blocks import XXH3_SHORT_MAX, block_hashes, reference_hashes
 from shm.held_reader import HeldReader, Owners
 from shm.held_writer import HeldWriter, schemas
+from shm.histograms import Histograms
 from shm.lanes import Lanes, LaneSchema
 from shm.prefix_index import FAR_WAYS, NEAR_OWNERS, IndexSchema
 from shm.prefix_reader import IndexReader
@@ -278,9 +279,30 @@ class OneLane:
 
 @native_only
 def test_a_histogram_outside_its_lane_is_refused() -> None:
-    for at in (-1, 8, 1 << 62):
+    plan = np.array([(1, 0, 1)])
+    for base in (-2, 7, 1 << 62):
         with pytest.raises(ValueError, match="outside its lane"):
-            kernels.observe(np.zeros(10, np.int64), np.array([1.0]), at, 1.0)
+            kernels.observe(np.zeros(10, np.int64), plan, np.array([1.0]), base, 0, 1.0)
+    with pytest.raises(ValueError, match="outside its lane"):  # there are no such bounds
+        kernels.observe(np.zeros(10, np.int64), plan + 1, np.array([1.0]), 0, 0, 1.0)
+    with pytest.raises(IndexError, match="no histogram 1"):
+        kernels.observe(np.zeros(10, np.int64), plan, np.array([1.0]), 0, 1, 1.0)
+
+
+@given(st.lists(st.floats(allow_infinity=False), max_size=3))
+def test_each_value_counts_in_its_own_histogram_and_nan_counts_nowhere(values: list[float]) -> None:
+    schema = LaneSchema(1, (), (), tuple((str(i), tuple(range(i + 1))) for i in range(3)), lanes=1)
+    region, other = region_for(schema), region_for(schema)
+    places, bounds = schema.histograms_at, [bounds for _, bounds in schema.histograms]
+    at_once, singly = (
+        Histograms(each.part(schema.lanes_at, schema.lane_bytes), schema.end, places, bounds)
+        for each in (region, other)
+    )
+    at_once.observe_each(0, tuple(values))
+    for index, value in enumerate(values):
+        if value == value:
+            singly.observe(0, index, value)
+    assert bytes(region.bytes) == bytes(other.bytes)
 
 
 # The index

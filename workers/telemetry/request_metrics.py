@@ -12,20 +12,11 @@ from epp.candidates import Endpoint
 from epp.decision import Usage
 from epp.metrics.series import (
     BETWEEN_CHUNKS,
-    CACHED_TOKENS,
-    DURATION,
-    INPUT_TOKENS,
-    OUTPUT_TOKENS,
-    PER_OUTPUT_TOKEN,
     REQUEST_BYTES,
     REQUEST_ERRORS,
     REQUEST_RUNNING,
     REQUEST_TOTAL,
-    RESPONSE_BYTES,
     SCHEDULER_ATTEMPTS,
-    STREAMING_PER_TOKEN,
-    TTFT_STREAMING,
-    TTFT_WHOLE,
 )
 from epp.request import Request
 from shm.series import SeriesWriter
@@ -34,6 +25,7 @@ from workers.transport.interface import Clock
 SUCCESS: Final = "success"
 FAILURE: Final = "failure"
 KEPT_MAX: Final = 4096
+UNKNOWN: Final = Usage()
 
 
 class RequestMetrics:
@@ -140,32 +132,38 @@ class Exchange:
     def close(self) -> None:
         """Counts the end of the stream, and the request's figures."""
         metrics, block, streaming = self._metrics, self._block, self.streaming
-        series = metrics.requests
         increase(metrics.words, block + metrics.running, -1)
         if self._together and streaming:
             self._count_together()
-        series.observe(block, REQUEST_BYTES, float(self._request_size))
+        size = float(self._request_size)
         if not self.whole:
+            metrics.requests.observe(block, REQUEST_BYTES, size)
             return
-        whole, ttft, usage = metrics.clock.now - self.received_at, self._ttft, self.usage
-        series.observe(block, DURATION, whole)
-        series.observe(block, RESPONSE_BYTES, float(self.size))
-        if ttft == ttft:
-            series.observe(block, TTFT_STREAMING if streaming else TTFT_WHOLE, ttft)
-        if usage is None:
-            return
-        if usage.prompt:
-            series.observe(block, INPUT_TOKENS, float(usage.prompt))
-        if usage.cached:
-            series.observe(block, CACHED_TOKENS, float(usage.cached))
-        if usage.completion:
-            completion = float(usage.completion)
-            series.observe(block, OUTPUT_TOKENS, completion)
-            series.observe(block, PER_OUTPUT_TOKEN, whole / completion)
-            if streaming and completion > 1 and ttft == ttft:
-                series.observe(block, STREAMING_PER_TOKEN, (whole - ttft) / (completion - 1))
+        usage = self.usage or UNKNOWN
+        duration, ttft = metrics.clock.now - self.received_at, self._ttft
+        prompt, cached, completion = counted(usage.prompt), counted(usage.cached), counted(usage.completion)
+        metrics.requests.observe_each(  # in the order of `epp.metrics.series.REQUEST`
+            block,
+            (
+                duration,
+                size,
+                float(self.size),
+                prompt,
+                completion,
+                cached,
+                duration / completion,
+                ttft if streaming else nan,
+                nan if streaming else ttft,
+                (duration - ttft) / (completion - 1.0) if streaming and completion > 1 else nan,
+            ),
+        )
 
     def _count_together(self) -> None:
         together, self._together = self._together, 0
         if together:
             self._metrics.words[self._block + self._metrics.shortest_gap_at] += together
+
+
+def counted(tokens: int | None) -> float:
+    """Returns a number of tokens as a histogram takes it: NaN, which counts nowhere, for 0 and for an unknown number."""
+    return float(tokens) if tokens else nan

@@ -60,11 +60,6 @@ class ConnectionFault(Exception):
     """Ends the connection. `args`: the error code and a text for the peer."""
 
 
-def data_header(size: int, number: int) -> bytes:
-    """Returns the header of a DATA frame without flags. Type and flags are 0, so two fields are left: the length and the stream."""
-    return (size << 48 | number).to_bytes(9, "big")
-
-
 def unpadded(data: bytes, start: int, end: int) -> tuple[int, int]:
     """Returns where the payload of a padded frame starts and ends without its padding. Raises ConnectionFault."""
     if start == end:

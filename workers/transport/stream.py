@@ -15,8 +15,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from compiled.calls import data_header, numbered
 from epp.protocol.inflate import TooLong, gunzip, reach
-from workers.transport.frames import DATA, END_HEADERS, END_STREAM, FRAME, HEADERS, data_header
+from workers.transport.frames import DATA, END_HEADERS, END_STREAM, FRAME, HEADERS
 from workers.transport.headers import (
     RESPONSE_BLOCK,
     TRAILERS_OK_BLOCK,
@@ -38,9 +39,9 @@ def block_frame(flags: int, number: int, block: bytes) -> bytes:
     return FRAME.pack(len(block) << 8 | HEADERS, flags | END_HEADERS, number) + block
 
 
-# The headers of two frames that nearly every stream sends, without the stream's number, which is their last field.
-_RESPONSE: Final = FRAME.pack(len(RESPONSE_BLOCK) << 8 | HEADERS, END_HEADERS, 0)[:5]
-_TRAILERS: Final = FRAME.pack(len(TRAILERS_OK_BLOCK) << 8 | HEADERS, END_HEADERS | END_STREAM, 0)[:5]
+# Two frames that nearly every stream sends, for stream 0.
+_RESPONSE: Final = block_frame(0, 0, RESPONSE_BLOCK)
+_TRAILERS: Final = block_frame(END_STREAM, 0, TRAILERS_OK_BLOCK)
 
 
 class ServerStream:
@@ -115,7 +116,7 @@ class ServerStream:
             out = link.out
             if not self.opened:
                 self.opened = True
-                out.append(_RESPONSE + self.number.to_bytes(4, "big") + RESPONSE_BLOCK)
+                out.append(numbered(_RESPONSE, self.number))
             out.append(data_header(size, self.number))
             out.append(framed)
             if link.idle:
@@ -375,7 +376,7 @@ class ServerStream:
         number = self.number
         block = self._ending
         if block is TRAILERS_OK_BLOCK:
-            link.out.append(_TRAILERS + number.to_bytes(4, "big") + TRAILERS_OK_BLOCK)
+            link.out.append(numbered(_TRAILERS, number))
         elif block:
             link.out.append(block_frame(END_STREAM, number, block))
         else:

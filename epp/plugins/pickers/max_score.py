@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from compiled.kernels import highest
+from compiled.calls import highest
 from epp.candidates import Candidates, Scores
 from epp.plugin import Profile, plugin
 from epp.plugins.pickers import CountedPicker, Parameters, best

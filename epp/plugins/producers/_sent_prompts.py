@@ -9,7 +9,7 @@ from typing import Final
 
 import numpy as np
 
-from compiled.kernels import by_row
+from compiled.calls import by_row
 from epp.candidates import Candidates, Floats
 from epp.data import Datum
 from epp.decision import Decision, ProfileRun, Response

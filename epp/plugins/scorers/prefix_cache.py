@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from compiled.kernels import share
+from compiled.calls import share
 from epp.candidates import Candidates, Scores
 from epp.plugin import Profile, Scorer, plugin
 from epp.plugins.scorers._prefix_cache_parameters import Parameters

@@ -1,6 +1,6 @@
 """Prefer the endpoint with the fewest waiting requests."""
 
-from compiled.kernels import fewest
+from compiled.calls import fewest
 from epp.candidates import Candidates, Scores
 from epp.data import WAITING
 from epp.plugin import Profile, Scorer, plugin

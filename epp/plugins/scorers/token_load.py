@@ -1,6 +1,6 @@
 """Prefer the endpoint with the fewest prompt tokens in flight, including those of this request."""
 
-from compiled.kernels import token_load
+from compiled.calls import token_load
 from epp.candidates import Candidates, Scores
 from epp.data import INFLIGHT_TOKENS
 from epp.inflight_load import named_load

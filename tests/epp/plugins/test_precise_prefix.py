@@ -1,6 +1,5 @@
 """The precise prefix producer: precise where endpoints say what they hold, approximate for the others."""
 
-
 import msgspec
 import numpy as np
 import pytest

@@ -1,0 +1,56 @@
+"""Counts values in histograms in shared memory. `shm.lanes` and `shm.series` say where these are.
+
+    | sum | bucket 0 | ... | overflow |      one word each: the sum is float64, the counters are int64
+
+A value counts in the first bucket whose bound is at least the value, or in the overflow.
+"""
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from compiled.calls import observe, observe_each
+from shm.segment import Region
+
+PLAN_COLUMNS: Final = 3
+
+
+class Histograms:
+    """Writes the histograms of one lane.
+
+    `base`, in its methods: how many words to add to the place of each histogram.
+    """
+
+    def __init__(self, region: Region, words: int, places: Sequence[int], bounds: Sequence[tuple[float, ...]]) -> None:
+        """`words`: the length of the lane. `places`: for each histogram, the index of its sum."""
+        self._places = places
+        self._bounds = bounds
+        self._words: memoryview = region.bytes.cast("q")
+        self._floats: memoryview[float] = region.bytes.cast("d")
+        self._cells: npt.NDArray[np.int64] = region.array(np.int64, 0, words)
+        # For the kernel: the bounds of all histograms, and for each histogram its place, its first bound and the number of its bounds.
+        self._all_bounds = np.array([bound for one in bounds for bound in one], np.float64)
+        counts = [len(one) for one in bounds]
+        firsts = [sum(counts[:index]) for index in range(len(counts))]
+        self._plan = np.array(list(zip(places, firsts, counts, strict=True)), np.int64).reshape(-1, PLAN_COLUMNS)
+
+    def observe(self, base: int, index: int, value: float) -> None:
+        """Count a value in the histogram with this index."""
+        if observe is not None:
+            observe(self._cells, self._plan, self._all_bounds, base, index, value)
+            return
+        sum_at = base + self._places[index]
+        self._words[sum_at + 1 + bisect_left(self._bounds[index], value)] += 1
+        self._floats[sum_at] += value
+
+    def observe_each(self, base: int, values: tuple[float, ...]) -> None:
+        """Count one value in each histogram, in their order. NaN counts nowhere."""
+        if observe_each is not None:
+            observe_each(self._cells, self._plan, self._all_bounds, base, values)
+            return
+        for index, value in enumerate(values):
+            if value == value:
+                self.observe(base, index, value)
