@@ -28,6 +28,7 @@ increase: Final = kernels.increase
 is_uuid: Final = kernels.is_uuid
 mentions: Final = kernels.mentions
 numbered: Final = kernels.numbered
+raise_to: Final = kernels.raise_to
 seal: Final = kernels.seal
 share: Final = kernels.share
 step: Final = kernels.step

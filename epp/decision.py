@@ -94,6 +94,13 @@ class Decision:
         self.shadows: Mapping[str, ProfileRun | None] = NO_SHADOWS
         self.ticket: Ticket | None = None
 
+    def run(self, profile: str) -> ProfileRun | None:
+        """Returns the run of a profile; None: it did not run, or its filters left no candidate."""
+        runs = self.runs
+        if isinstance(runs, dict):  # nearly always: compiled code then reads it without a call of a method
+            return runs.get(profile)
+        return runs.get(profile)
+
 
 SERVED: Final = "x-gateway-destination-endpoint-served"  # key in the gateway's metadata
 PREFILL: Final = "prefill"  # the usual name of the prefill profile; a profile handler may set another

@@ -141,6 +141,19 @@ KERNEL(increase) {
     Py_RETURN_NONE;
 }
 
+/* raise_to(cells, at, value): sets the cell at `at` to `value` if it is less. `cells`: float64. */
+KERNEL(raise_to) {
+    if (!arguments("raise_to", count, 3)) return NULL;
+    PyArrayObject *cells = in_place(args[0], NPY_DOUBLE, 1, 1, "raise_to");
+    if (cells == NULL) return NULL;
+    npy_intp at = PyLong_AsSsize_t(args[1]);
+    double value = PyFloat_AsDouble(args[2]);
+    if (PyErr_Occurred()) return NULL;
+    if (at < 0 || at >= PyArray_SIZE(cells)) return PyErr_Format(PyExc_IndexError, "raise_to: there is no cell %zd", at);
+    if (value > DATA(double, cells)[at]) DATA(double, cells)[at] = value;
+    Py_RETURN_NONE;
+}
+
 /* fence(): what stands before the call takes effect before what stands behind it (`shm.fence`). */
 KERNEL(fence) {
     (void)args;

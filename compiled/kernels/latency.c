@@ -79,8 +79,9 @@ static void predict(const double *p, struct situation *s, double *out, npy_intp 
     seconds = seconds == seconds ? larger(p[LEAST_S], smaller(p[MOST_S], seconds)) : p[MOST_S];
     double turn = larger(0.0, s->speed * (p[REST] * x[REST] + p[BUSY] * x[BUSY]));
     double full = s->limit > 0.0 ? larger(0.0, x[RUNNING]) / s->limit : 0.0;
+    double crowded = full == 0.0 && p[SHARP] > 0.0 ? 0.0 : pow(full, p[SHARP]);
     out[TIMES * n] = seconds;
-    out[COSTS * n] = seconds + p[IN_TURN] * turn + p[PLACE] * s->speed * p[UNCACHED] * x[UNCACHED] * pow(full, p[SHARP]);
+    out[COSTS * n] = seconds + p[IN_TURN] * turn + p[PLACE] * s->speed * p[UNCACHED] * x[UNCACHED] * crowded;
     out[TOKENS * n] = s->tokens;
     out[AHEAD * n] = s->ahead;
     out[ELAPSED * n] = s->elapsed;

@@ -137,6 +137,13 @@ def highest(totals: Floats) -> list[int]:
     return found
 
 
+def raise_to(cells: Floats, at: int, value: float) -> None:
+    """Sets the cell at `at`, from 0, to `value` if it is less. Raises IndexError."""
+    if at < 0:
+        raise IndexError(f"raise_to: there is no cell {at}")
+    cells[at] = max(float(cells[at]), value)
+
+
 def increase(words: memoryview, at: int, by: int = 1) -> None:
     """Adds `by` to the word at `at`. `words`: signed words of 64 bits. Raises IndexError."""
     words[at] += by

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -129,3 +130,16 @@ def test_increase_writes_only_inside_its_words(at: int) -> None:
 def test_increase_refuses_what_is_not_words(words: Any) -> None:
     with pytest.raises(TypeError):
         kernels.increase(words, 0, 1)
+
+
+@native_only
+@given(st.lists(st.floats(allow_nan=False), min_size=1, max_size=5), st.integers(-2, 6), st.floats(allow_nan=False))
+def test_raise_to_is_equal(values: list[float], at: int, value: float) -> None:
+    first, second = np.array(values), np.array(values)
+    for raise_to, cells in ((kernels.raise_to, first), (reference.raise_to, second)):
+        if 0 <= at < len(values):
+            raise_to(cells, at, value)
+        else:
+            with pytest.raises(IndexError):
+                raise_to(cells, at, value)
+    assert first.tolist() == second.tolist()

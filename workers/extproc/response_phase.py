@@ -35,6 +35,7 @@ EVENT_STREAM: Final = b"text/event-stream"
 MODEL_SERVER_ERROR: Final = "ModelServerError"
 STATUS_DIGITS: Final = 3
 OK: Final = 200
+OK_TEXT: Final = "200"
 SERVER_ERRORS_FROM: Final = 500
 NOT_IMPLEMENTED: Final = 501
 DATE: Final = b"\x0a\x04date"
@@ -164,9 +165,10 @@ class ResponsePhase:
                 if self.exchange is not None:
                     self.exchange.streaming = True
             reads = self._pipeline is not None and self._pipeline.reads_response
-            if reads or find(message, STATUS_OK, start, end) < 0:
+            status = OK_TEXT if find(message, STATUS_OK, start, end) >= 0 else ""
+            if reads or not status:
                 headers = codec.Headers(message, start, end)
-                set_headers = self._read_headers(stream, headers, request, decision, gateway)
+                set_headers = self._read_headers(stream, headers, status, request, decision, gateway)
             elif self._reservation is not None:
                 self._reservation.outcome(OK, sent=True)
             if request.wishes and stream.app.receipts is not None and wants_receipt(request.headers):
@@ -224,17 +226,21 @@ class ResponsePhase:
         self,
         stream: Shell,
         headers: codec.Headers,
+        status: str,
         request: Request,
         decision: Decision,
         gateway: Mapping[str, object] | None,
     ) -> Mapping[str, str] | None:
-        """Returns the headers that plugins add to the response; None if no plugin was called. Raises ProtocolViolation."""
-        status = headers.find(STATUS_NEEDLE) or ""
+        """Returns the headers that plugins add to the response; None if no plugin was called. Raises ProtocolViolation.
+
+        `status`: "" if the headers are still to be read for it.
+        """
+        status = status or headers.find(STATUS_NEEDLE) or ""
         if headers.problem is not None:
             raise headers.problem
         if status >= ERROR_STATUS:
             stream.error = MODEL_SERVER_ERROR
-        number = int(status) if len(status) == STATUS_DIGITS and status.isascii() and status.isdecimal() else 0
+        number = OK if status == OK_TEXT else _number(status)
         if self._reservation is not None and number:
             # A server dates its answers (RFC 9110, 6.6.1). When a connection fails, the gateway answers by itself, and its answer has no
             # date at this point.
@@ -377,3 +383,8 @@ class ResponsePhase:
         if self._pipeline is not None:
             blame(problem, self._pipeline.owner(call))
         stream.fault(problem)
+
+
+def _number(status: str) -> int:
+    """Returns the status as a number; 0 if it is none."""
+    return int(status) if len(status) == STATUS_DIGITS and status.isascii() and status.isdecimal() else 0

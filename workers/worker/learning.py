@@ -3,8 +3,9 @@
 import asyncio
 import contextlib
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
+from compiled.calls import raise_to
 from epp.learning import samples
 from epp.learning.model import FirstToken, Floats, LatencyModel
 from epp.learning.state import UnusableModel, decode
@@ -25,7 +26,6 @@ class SharedLearning:
         self._published = published
         self._words, self._at = published.version_word(0)
         self._starts = starts
-        self._begun: Any = memoryview(starts.own)  # type: ignore[arg-type] # of float64
         self._send = send
         self._version = 0
         self._model = LatencyModel()
@@ -45,9 +45,7 @@ class SharedLearning:
         return self._starts.rows
 
     def begins(self, slot: int, now: float) -> None:
-        begun = self._begun
-        if now > begun[slot]:
-            begun[slot] = now
+        raise_to(self._starts.own, slot, now)
 
     def learn_first(self, seen: FirstToken) -> None:
         self._learn(samples.first_token(seen))

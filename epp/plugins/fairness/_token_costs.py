@@ -12,7 +12,7 @@ It is not in the plugin's class, because mypyc makes no native class of a plugin
 """
 
 from collections import OrderedDict
-from math import isfinite
+from math import isinf, isnan
 from typing import Final
 
 from epp.data import Datum
@@ -113,7 +113,7 @@ class TokenCosts:
         if reported is not None:
             return float(reported)
         match: PrefixMatch | None = request[self.match]
-        run = decision.runs.get(decision.primary)
+        run = decision.run(decision.primary)
         if match is None or match.cached is None or run is None:
             return 0.0
         return float(match.cached[run.row]) * match.block_tokens  # a block in a slower tier is not computed either
@@ -139,4 +139,4 @@ def _cost(tokens: float) -> float:
 
 
 def _bounded(tokens: float) -> float:
-    return min(max(0.0, tokens), TOKENS_MAX) if isfinite(tokens) else TOKENS_MAX
+    return TOKENS_MAX if isnan(tokens) or isinf(tokens) else min(max(0.0, tokens), TOKENS_MAX)

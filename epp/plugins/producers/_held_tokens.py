@@ -3,8 +3,7 @@
 It is not in the plugin's class, because mypyc makes no native class of a plugin, and these methods run for each request.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from heapq import heappop, heappush
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from epp.candidates import Endpoint
@@ -24,15 +23,18 @@ NONE: Final[Sequence[tuple[Endpoint, int]]] = ()
 class Held:
     """Holds what was counted for one request. `tokens`: at `endpoint`, the primary target; None: nothing is counted there.
 
-    `secondary`: (endpoint, tokens) at targets of other profiles, whose work ends when the answer begins.
+    `secondary`: (endpoint, tokens) at targets of other profiles, whose work ends when the answer begins. `due`: when the first token is
+    predicted, in monotonic seconds, while the request is in `Dues`; `slot`: the slot that computes the prompt.
     """
 
-    __slots__ = ("endpoint", "secondary", "tokens")
+    __slots__ = ("due", "endpoint", "secondary", "slot", "tokens")
 
     def __init__(self) -> None:
         self.endpoint: Endpoint | None = None
         self.tokens = 0
         self.secondary = NONE
+        self.due = 0.0
+        self.slot = -1
 
 
 class Output:
@@ -53,30 +55,38 @@ class Output:
 class Dues:
     """Holds requests that are not streamed, by when their first token is predicted. Times are monotonic seconds.
 
-    `now`: about the time, while requests wait to be due: it grows by LOOK_S with each look.
+    `now`: about the time, while requests wait to be due: it grows by LOOK_S with each look. The requests of the same LOOK_S are in one
+    list, so adding one takes the same time however many there are.
     """
 
     def __init__(self) -> None:
         self.now = 0.0
-        self._heap: list[tuple[float, int, int, Held]] = []  # when, a number, the slot that computes the prompt
-        self._count = 0
+        self.count = 0
+        self._lists: dict[int, list[Held]] = {}  # by due / LOOK_S; at most LONGEST_S / LOOK_S lists
 
-    def __len__(self) -> int:
-        return len(self._heap)
-
-    def add(self, now: float, in_s: float, slot: int, held: Held) -> None:
+    def add(self, now: float, held: Held) -> None:
         """Takes a request that is sent `now`."""
         self.now = max(self.now, now)
-        self._count += 1
-        heappush(self._heap, (now + in_s, self._count, slot, held))
+        self.count += 1
+        number = int(held.due / LOOK_S)
+        among = self._lists.get(number)
+        if among is None:
+            self._lists[number] = [held]
+        else:
+            among.append(held)
 
-    def due(self) -> Iterator[tuple[float, int, Held]]:
-        """Passes LOOK_S. Yields when, slot and tokens of the requests that are due."""
+    def due(self) -> list[Held]:
+        """Passes LOOK_S. Returns the requests that are due, and forgets them."""
         self.now += LOOK_S
-        heap = self._heap
-        while heap and heap[0][0] <= self.now:
-            at, _, slot, held = heappop(heap)
-            yield at, slot, held
+        due: list[Held] = []
+        for number in [number for number in self._lists if number <= self.now / LOOK_S]:
+            among = self._lists.pop(number)
+            later = [held for held in among if held.due > self.now]
+            if later:
+                self._lists[number] = later
+            due += [held for held in among if held.due <= self.now] if later else among
+        self.count -= len(due)
+        return due
 
 
 class HeldTokens:
@@ -113,19 +123,18 @@ class HeldTokens:
         prompt = token_count(request)
         match: PrefixMatch | None = request[self._match]
         output = 0 if self._output is None else self._output.tokens(request, prompt)
-        runs = decision.runs
-        primary: ProfileRun | None = runs.get(decision.primary)
+        primary = decision.run(decision.primary)
         if primary is not None:
             held.endpoint = primary.target
             held.tokens = _uncached(prompt, match, primary) + output
             self._load.add_tokens(held.endpoint, held.tokens)
-        if len(runs) > 1:
-            others = [run for name, run in runs.items() if run is not None and name != decision.primary]
+        if len(decision.runs) > 1:
+            others = [run for name, run in decision.runs.items() if run is not None and name != decision.primary]
             held.secondary = [(run.target, _uncached(prompt, match, run) + output) for run in others]
             for endpoint, tokens in held.secondary:
                 self._load.add_tokens(endpoint, tokens)
         request[self._held] = held
-        computes: ProfileRun | None = runs.get(decision.prefill) or primary
+        computes = decision.run(decision.prefill) or primary
         if not request.streaming and computes is not None:
             self._release_when_due(request, computes, held)
 
@@ -144,11 +153,11 @@ class HeldTokens:
     def look(self) -> None:
         """Releases the tokens of requests that are due."""
         self._looking = False
-        for at, slot, held in self._dues.due():
+        for held in self._dues.due():
             if held.endpoint is not None or held.secondary:
-                self._learning.begins(slot, at)
+                self._learning.begins(held.slot, held.due)
                 self._release(held, self._output is None)
-        if len(self._dues):
+        if self._dues.count:
             self._looking = self._look_later()
 
     def _release_when_due(self, request: Request, computes: ProfileRun, held: Held) -> None:
@@ -157,7 +166,8 @@ class HeldTokens:
             return
         predicted = learned.predicted_s(computes.row)
         if predicted < LONGEST_S:
-            self._dues.add(request.now, predicted, computes.target.slot, held)
+            held.slot, held.due = computes.target.slot, request.now + predicted
+            self._dues.add(request.now, held)
             if not self._looking:
                 self._looking = self._look_later()
 

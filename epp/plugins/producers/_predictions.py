@@ -70,6 +70,7 @@ class Predictions:
         slots = snapshot.roster.slots if rows is None else snapshot.roster.slots[rows]
         prompt = float(token_count(request))
         match: PrefixMatch | None = request[self._match]
+        running = candidates[RUNNING]
         outlook = model.outlook(
             slots,
             self._learning.starts(),
@@ -80,7 +81,7 @@ class Predictions:
             candidates[INFLIGHT_TOKENS],
             candidates[INFLIGHT_REQUESTS],
             candidates.narrow(snapshot.inflight_at_scrape),
-            candidates[RUNNING],
+            running,
             snapshot.settled(WAITING, rows),
         )
         waits = [] if match is None or not match.under_way else _waits(match, candidates)
@@ -92,7 +93,7 @@ class Predictions:
                 prompt,
                 without_waits(outlook, waits, now) if waits else outlook,
                 candidates[WAITING],
-                candidates[RUNNING],
+                running,
                 candidates[KV_USAGE],
             )
         else:
@@ -102,10 +103,10 @@ class Predictions:
     def goes(self, request: Request, decision: Decision) -> None:
         """Takes a request that is sent to the endpoints of its decision."""
         learned: LearnedCosts | None = request[self._costs]
-        answers: ProfileRun | None = decision.runs.get(decision.primary)
+        answers = decision.run(decision.primary)
         if learned is None or answers is None:
             return
-        sent = Sent(learned, decision.runs.get(decision.prefill) or answers, answers, request.now)
+        sent = Sent(learned, decision.run(decision.prefill) or answers, answers, request.now)
         if sent.index < 0 or sent.decode_index < 0:
             return  # nothing was predicted for the endpoint: it was added after the prediction
         sent.counts = request.streaming

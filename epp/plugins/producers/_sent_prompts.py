@@ -147,7 +147,7 @@ class SentPrompts:
         match = request[self._keys.match]
         if match is None:
             return
-        primary = decision.runs[decision.primary]
+        primary = decision.run(decision.primary)
         assert primary is not None
         owner, held = self._target(primary, match)
         self._hit_ratio.observe(held / match.total)
@@ -155,7 +155,7 @@ class SentPrompts:
         sent: list[Sent] = []
         chains = request[self._keys.chains]
         self._learn(match, held, owner, chains, sent)
-        prefill = decision.runs.get(decision.prefill)
+        prefill = decision.run(decision.prefill)
         if prefill is not None and prefill is not primary:
             owner, held = self._target(prefill, match)
             self._learn(match, held, owner, chains, sent)

@@ -7,7 +7,7 @@ import numpy as np
 from epp.candidates import Candidates, Scores
 from epp.data import INFLIGHT_REQUESTS
 from epp.learning.choice import scores
-from epp.learning.costs import learned_costs
+from epp.learning.costs import LearnedCosts, learned_costs
 from epp.plugin import Profile, Scorer, Services, plugin
 from epp.plugins.scorers._learned_latency_parameters import Parameters
 from epp.request import Request
@@ -34,7 +34,7 @@ class LearnedLatency(Scorer):
         self._rng = services.rng
 
     def score(self, request: Request, candidates: Candidates, profile: Profile) -> Scores | None:
-        learned = request[self._costs]
+        learned: LearnedCosts | None = request[self._costs]
         if learned is None:
             return None
         if not learned.why_not and self._rng.random() < self.params.exploration_rate:
