@@ -260,14 +260,16 @@ class Candidates:
         """
         waiting = self._made_waiting
         if waiting is None:
-            snapshot = self.snapshot
-            scraped = snapshot.settled(WAITING, self.rows)
-            if self.rows is None:
-                inflight, before = self._inflight, snapshot.sent_before()
-            else:
-                inflight, before = self._inflight[self.rows], snapshot.inflight_at_scrape[self.rows] - scraped
-            waiting = self._made_waiting = calls.waiting(inflight, before, scraped)
+            waiting = self._made_waiting = calls.waiting(*self.waiting_terms())
         return waiting
+
+    def waiting_terms(self) -> tuple[Floats, Floats, Floats]:
+        """Returns the terms of WAITING, for kernels: requests in flight, those of them that do not count, and the scraped value."""
+        snapshot, rows = self.snapshot, self.rows
+        scraped = snapshot.settled(WAITING, rows)
+        if rows is None:
+            return self._inflight, snapshot.sent_before(), scraped
+        return self._inflight[rows], snapshot.inflight_at_scrape[rows] - scraped, scraped
 
     def endpoint(self, index: int) -> Endpoint:
         """Returns the candidate at `index`, from 0. Raises IndexError."""

@@ -72,6 +72,12 @@ static inline double below(struct range range, double value) {
     return range.low == range.high ? 1.0 : (range.high - value) / (range.high - range.low);
 }
 
+/* Returns how many requests wait, with those sent since the scrape: max(scraped, inflight - before). A NaN stays. */
+static inline double waiting_now(double inflight, double before, double scraped) {
+    double since = inflight - before;
+    return scraped > since || scraped != scraped ? scraped : since;
+}
+
 #define KERNEL(name) PyObject *name(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count)
 
 #endif

@@ -173,8 +173,8 @@ KERNEL(cell) {
 }
 
 KERNEL(careful) {
-    if (!arguments("careful", count, 7)) return NULL;
-    enum { WAITED, RAN, USAGE, ARRAYS };
+    if (!arguments("careful", count, 9)) return NULL;
+    enum { INFLIGHT, BEFORE, SCRAPED, RAN, USAGE, ARRAYS };
     double point = PyFloat_AsDouble(args[0]), points = PyFloat_AsDouble(args[1]), prompt = PyFloat_AsDouble(args[2]);
     if (PyErr_Occurred()) return NULL;
     PyArrayObject *a[ARRAYS] = {NULL}, *made = NULL, *outlook = in_place(args[3], NPY_DOUBLE, 2, 0, "careful: outlook");
@@ -182,7 +182,7 @@ KERNEL(careful) {
     npy_intp n = PyArray_DIM(outlook, 1);
     int fits = PyArray_DIM(outlook, 0) == ROWS;
     for (int i = 0; i < ARRAYS; i++) {
-        if ((a[i] = input(args[4 + i], NPY_DOUBLE)) == NULL) goto end;
+        if ((a[i] = i == INFLIGHT ? numbers(args[4]) : input(args[4 + i], NPY_DOUBLE)) == NULL) goto end;
         fits = fits && PyArray_SIZE(a[i]) == n;
     }
     if (!fits) {
@@ -190,13 +190,16 @@ KERNEL(careful) {
         goto end;
     }
     if ((made = output(n, NPY_DOUBLE)) == NULL) goto end;
-    const double *waited = DATA(double, a[WAITED]), *ran = DATA(double, a[RAN]), *usage = DATA(double, a[USAGE]);
+    const double *ran = DATA(double, a[RAN]), *usage = DATA(double, a[USAGE]);
     const double *tokens = DATA(double, outlook) + TOKENS * n, *ahead = DATA(double, outlook) + AHEAD * n;
-    struct range waits = range_of(waited, n), runs = range_of(ran, n);
+    double *costs = DATA(double, made); /* first the requests that wait, then the costs */
+    for (npy_intp i = 0; i < n; i++)
+        costs[i] = waiting_now(number(a[INFLIGHT], i), DATA(double, a[BEFORE])[i], DATA(double, a[SCRAPED])[i]);
+    struct range waits = range_of(costs, n), runs = range_of(ran, n);
     double each = 1.0 + point / larger(1.0, prompt);
     for (npy_intp i = 0; i < n; i++) {
-        double lacks = points - below(waits, waited[i]) - below(runs, ran[i]) + usage[i];
-        DATA(double, made)[i] = point * lacks + tokens[i] * each + ahead[i];
+        double lacks = points - below(waits, costs[i]) - below(runs, ran[i]) + usage[i];
+        costs[i] = point * lacks + tokens[i] * each + ahead[i];
     }
 end:
     for (int i = 0; i < ARRAYS; i++) Py_XDECREF(a[i]);

@@ -7,7 +7,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from compiled.kernels.reference import fewest
+from compiled.kernels.reference import fewest, waiting
 from compiled.outlook import AHEAD, UNCACHED
 
 Floats = NDArray[np.float64]
@@ -102,17 +102,18 @@ def column(outlook: Floats, index: int) -> list[float]:
 
 
 def careful(
-    point: float, points: float, prompt: float, outlook: Floats, waiting: Floats, running: Floats, usage: Floats
-) -> Floats:
+    point: float, points: float, prompt: float, outlook: Floats, inflight: NDArray[Any], before: Floats, scraped: Floats,
+    running: Floats, usage: Floats,
+) -> Floats:  # fmt: skip
     """Returns a cost per candidate, in tokens: tokens to compute + tokens ahead + `point` for each of `points` that it lacks.
 
-    It has up to a point each for the shortest queue (`waiting`), for the fewest running requests, and for the part of a `prompt` of so many
-    tokens that it has cached. It loses up to one by the `usage` of its KV cache. `outlook`: of `first_tokens`. Raises ValueError if the
-    arrays differ in length.
+    It has up to a point each for the shortest queue (`waiting` of `inflight`, `before` and `scraped`), for the fewest running requests, and
+    for the part of a `prompt` of so many tokens that it has cached. It loses up to one by the `usage` of its KV cache. `outlook`: of
+    `first_tokens`. Raises ValueError if the arrays differ in length.
     """
-    if {len(waiting), len(running), len(usage)} != {outlook.shape[1]}:
+    if {len(column) for column in (inflight, before, scraped, running, usage)} != {outlook.shape[1]}:
         raise ValueError("careful: the arrays differ in length")
-    lacks = points - fewest(waiting) - fewest(running) + usage
+    lacks = points - fewest(waiting(inflight, before, scraped)) - fewest(running) + usage
     each = 1.0 + point / max(1.0, prompt)
     costs: Floats = point * lacks + outlook[UNCACHED] * each + outlook[AHEAD]
     return costs

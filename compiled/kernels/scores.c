@@ -38,8 +38,7 @@ KERNEL(waiting) {
     double *out = DATA(double, made);
     for (npy_intp i = 0; i < n; i++) {
         double inflight = counted ? (double)DATA(int64_t, arrays[0])[i] : DATA(double, arrays[0])[i];
-        double since = inflight - before[i];
-        out[i] = scraped[i] > since || scraped[i] != scraped[i] ? scraped[i] : since;
+        out[i] = waiting_now(inflight, before[i], scraped[i]);
     }
 end:
     for (int i = 0; i < 3; i++) Py_XDECREF(arrays[i]);

@@ -15,14 +15,18 @@ NEAR_S: Final = 0.005  # or by less than this many seconds
 LOAD_PART: Final = 0.001  # how much the load of equal candidates may take from their scores
 
 
-def careful_costs(prompt: float, outlook: Floats, waiting: Floats, running: Floats, kv_usage: Floats) -> Floats:
+def careful_costs(
+    prompt: float, outlook: Floats, waiting: tuple[Floats, Floats, Floats], running: Floats, kv_usage: Floats
+) -> Floats:
     """Returns costs without a model, in tokens: to compute + ahead, and POINT_TOKENS for each point that an endpoint lacks.
 
     A point each: the shortest queue, the fewest running requests, a free KV cache, the prompt cached. `prompt`: all tokens of the prompt.
-    `outlook`: of `LatencyModel.outlook`; its predictions do not count. `waiting`, `running`, `kv_usage`: of the candidates, by the columns
-    of these names. The same order as by the weights of deploy/config/token-load.yaml.
+    `outlook`: of `LatencyModel.outlook`; its predictions do not count. `waiting`: the terms of the queue (`Candidates.waiting_terms`).
+    `running`, `kv_usage`: of the candidates, by the columns of these names. The same order as by the weights of
+    deploy/config/token-load.yaml.
     """
-    return calls.careful(POINT_TOKENS, POINTS, prompt, outlook, waiting, running, kv_usage)
+    inflight, before, scraped = waiting
+    return calls.careful(POINT_TOKENS, POINTS, prompt, outlook, inflight, before, scraped, running, kv_usage)
 
 
 def scores(costs: Floats, load: Floats, error: float) -> Floats:

@@ -60,10 +60,11 @@ def test_first_tokens_are_those_of_the_reference(given_: list[Any]) -> None:
 @native_only
 @given(arguments(), POSITIVE, st.floats(0.0, 1e6))
 def test_careful_costs_are_those_of_the_reference(given_: list[Any], point: float, prompt: float) -> None:
-    *_, usage, running, waiting = given_
+    *_, inflight, before, scraped, running = given_
+    usage = running[::-1]
     with np.errstate(all="ignore"):
         outlook = kernels.first_tokens(*given_)
-        costs = (point, 2.001, prompt, outlook, waiting, running, usage)
+        costs = (point, 2.001, prompt, outlook, inflight, before, scraped, running, usage)
         same(kernels.careful(*costs), reference.careful(*costs))
 
 
@@ -132,4 +133,4 @@ def test_columns_of_different_lengths_are_refused(wrong: int) -> None:
     with pytest.raises(ValueError, match="differ in length"):
         kernels.cheapest(n, np.zeros(3), 0.1, 0.1, 0.1)
     with pytest.raises(ValueError, match="differ in length"):
-        kernels.careful(1.0, 2.0, 3.0, np.zeros((6, 2)), n, np.zeros(3), n)
+        kernels.careful(1.0, 2.0, 3.0, np.zeros((6, 2)), n, n, np.zeros(3), n, n)

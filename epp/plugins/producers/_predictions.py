@@ -21,43 +21,41 @@ from epp.tokens import token_count
 class Sent:
     """Holds one request from its decision to its end.
 
-    `index`: the candidate that computes the prompt, in what was `learned`; `slot`, `generation`: its endpoint. `decode_index` and so on: of
-    the candidate that generates the answer, which is the same unless a prefill profile ran. `at`, `first_at`: when it was sent and when its
-    first token came, in monotonic seconds; `first_at` is 0 before. `counts`: whether the answer teaches anything.
+    `index`: the candidate that computes the prompt; `slot`, `generation`: its endpoint. `decode_index` and so on: of the candidate that
+    generates the answer, which is the same unless a prefill profile ran. `at`, `first_at`: when it was sent and when its first token came,
+    in monotonic seconds; `first_at` is 0 before. `counts`: whether the answer teaches anything. `outlook`: what was predicted.
     """
 
     __slots__ = (
-        "at", "counts", "decode_generation", "decode_index", "decode_slot", "first_at", "generation", "index", "learned", "slot",
+        "at", "counts", "decode_generation", "decode_index", "decode_slot", "first_at", "generation", "index", "outlook", "slot",
     )  # fmt: skip
 
     def __init__(self, learned: LearnedCosts, computes: ProfileRun, answers: ProfileRun, at: float) -> None:
-        self.learned = learned
+        candidates = learned.candidates
+        self.outlook = learned.outlook
         self.at = at
         self.counts = False
         self.first_at = 0.0
         endpoint = computes.target
-        self.index = self.decode_index = learned.candidates.index_of(computes.row)
+        self.index = self.decode_index = candidates.index_of(computes.row)
         self.slot = self.decode_slot = endpoint.slot
         self.generation = self.decode_generation = endpoint.generation
         if answers is not computes:
             endpoint = answers.target
-            self.decode_index = learned.candidates.index_of(answers.row)
+            self.decode_index = candidates.index_of(answers.row)
             self.decode_slot, self.decode_generation = endpoint.slot, endpoint.generation
 
 
 class Predictions:
     """Predicts what requests cost at each candidate, and sends `learning` what their answers say.
 
-    `match`: the prefix matches to read; `costs`: what the scorer reads; `sent`: what is kept of a request until its end.
+    `match`: the prefix matches to read; `costs`: what the scorer reads.
     """
 
-    def __init__(
-        self, learning: Learning, match: Datum[PrefixMatch], costs: Datum[LearnedCosts], sent: Datum[Sent]
-    ) -> None:
+    def __init__(self, learning: Learning, match: Datum[PrefixMatch], costs: Datum[LearnedCosts]) -> None:
         self._learning = learning
         self._match = match
         self._costs = costs
-        self._sent = sent
         self._asked_model: LatencyModel | None = None
         self._asked_slots: Ints | None = None
         self._asked_at = -1
@@ -92,7 +90,7 @@ class Predictions:
             costs = careful_costs(
                 prompt,
                 without_waits(outlook, waits, now) if waits else outlook,
-                candidates[WAITING],
+                candidates.waiting_terms(),
                 running,
                 candidates[KV_USAGE],
             )
@@ -110,13 +108,13 @@ class Predictions:
         if sent.index < 0 or sent.decode_index < 0:
             return  # nothing was predicted for the endpoint: it was added after the prediction
         sent.counts = request.streaming
-        request[self._sent] = sent
+        learned.sent = sent
         if calls.cell(learned.outlook, AHEAD, sent.index) <= 0.0:
             self._learning.begins(sent.slot, request.now)
 
     def answers(self, request: Request, decision: Decision, response: Response) -> None:
         """Takes the headers of an answer."""
-        sent: Sent | None = request[self._sent]
+        sent = self._sent(request)
         if sent is None:
             return
         here = not response.served or response.served == decision.targets[0].address
@@ -124,8 +122,7 @@ class Predictions:
 
     def begins(self, request: Request) -> None:
         """Takes the first token of an answer."""
-        sent: Sent | None = request[self._sent]
-        now = request.now
+        sent, now = self._sent(request), request.now
         if sent is None:
             return
         if request.streaming:
@@ -133,7 +130,7 @@ class Predictions:
         sent.first_at = now
         if sent.counts:
             took = now - (request.sent_at or sent.at)
-            found = calls.column(sent.learned.outlook, sent.index)
+            found = calls.column(sent.outlook, sent.index)
             self._learning.learn_first(
                 FirstToken(
                     now,
@@ -150,14 +147,19 @@ class Predictions:
 
     def ends(self, request: Request, response: Response) -> None:
         """Takes the end of an answer."""
-        sent: Sent | None = request[self._sent]
+        sent = self._sent(request)
         if sent is None or not sent.counts or not sent.first_at or not response.whole or response.usage is None:
             return
         tokens = response.usage.completion
         if tokens is not None and tokens > 1:
             lasted = request.now - sent.first_at
-            load = calls.cell(sent.learned.outlook, LOAD, sent.decode_index)
+            load = calls.cell(sent.outlook, LOAD, sent.decode_index)
             self._learning.learn_token(sent.decode_slot, sent.decode_generation, load, lasted / (tokens - 1), lasted)
+
+    def _sent(self, request: Request) -> Sent | None:
+        learned: LearnedCosts | None = request[self._costs]
+        sent = None if learned is None else learned.sent
+        return sent if isinstance(sent, Sent) else None
 
     def _reason(self, model: LatencyModel, slots: Ints) -> str:
         """Says why the model is not used for these endpoints; "" if it is. It changes with the model or the endpoints only."""

@@ -5,7 +5,7 @@ from typing import Final
 import msgspec
 
 from epp.candidates import Candidates
-from epp.data import INFLIGHT_REQUESTS, INFLIGHT_TOKENS, KV_USAGE, RUNNING, WAITING, Datum
+from epp.data import INFLIGHT_REQUESTS, INFLIGHT_TOKENS, KV_USAGE, RUNNING, WAITING
 from epp.decision import Decision, Response
 from epp.learning.costs import learned_costs
 from epp.plugin import (
@@ -18,7 +18,7 @@ from epp.plugin import (
     plugin,
 )
 from epp.plugins.producers._learned_latency_parameters import ObserverParameters, Parameters
-from epp.plugins.producers._predictions import Predictions, Sent
+from epp.plugins.producers._predictions import Predictions
 from epp.prefix.match import APPROXIMATE, FollowsMatches, prefix_match
 from epp.request import Request
 from epp.tokens import TOKENS
@@ -42,15 +42,13 @@ class LearnedLatency(FollowsMatches, DataProducer, PreRequest, ResponseReceived,
         super().__init__(name, params)
         self._match = prefix_match(params.prefix_match_info_producer_name or APPROXIMATE)
         self._costs = learned_costs(name)
-        self._sent = Datum(f"learned_sent/{name}", Sent)
         self.consumes = (self._match, INFLIGHT_REQUESTS, INFLIGHT_TOKENS, KV_USAGE, RUNNING, WAITING)
         self.optional = (TOKENS,)
         self.produces = (self._costs,)
-        self.keeps = (self._sent,)
         self._predictions: Predictions
 
     def start(self, services: Services) -> None:
-        self._predictions = Predictions(services.learning, self._match, self._costs, self._sent)
+        self._predictions = Predictions(services.learning, self._match, self._costs)
 
     def produce(self, request: Request, candidates: Candidates) -> None:
         self._predictions.predict(request, candidates)

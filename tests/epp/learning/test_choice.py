@@ -41,7 +41,8 @@ def best(costs: list[float]) -> int:
 
 def careful(**columns: list[float]) -> list[float]:
     at = Situation(**columns)
-    costs = careful_costs(at.prompt, at.outlook(LatencyModel()), at.waiting, at.running, at.kv_usage)
+    waiting = (at.waiting, np.zeros(3), np.zeros(3))
+    costs = careful_costs(at.prompt, at.outlook(LatencyModel()), waiting, at.running, at.kv_usage)
     return costs.tolist()
 
 

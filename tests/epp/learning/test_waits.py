@@ -64,5 +64,5 @@ def test_without_a_model_siblings_wait_as_well() -> None:
     done = without_waits(before, [sibling()], NOW)
     assert before[AHEAD, 0] == PROMPT
     assert (done[AHEAD, 0], done[UNCACHED, 0]) == (0.0, QUESTION)
-    costs = careful_costs(PROMPT, done, NONE, NONE, NONE)
+    costs = careful_costs(PROMPT, done, (NONE, NONE, NONE), NONE, NONE)
     assert costs[0] < costs[1]

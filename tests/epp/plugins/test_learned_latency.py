@@ -168,7 +168,7 @@ def test_dropped_candidates_have_no_cost_and_are_never_sent_to() -> None:
     assert asked[COSTS].costs[1] == np.inf
     assert len(site.scores(asked, at)) == 2
     site.sent(asked, at, 1)
-    assert asked[site.producer.keeps[0]].slot == 2
+    assert asked[COSTS].sent.slot == 2
 
 
 def test_a_part_of_the_requests_tries_endpoints_that_are_nearly_as_good() -> None:
