@@ -60,7 +60,7 @@ class RecordSender:
         self.roster: Roster | None = None  # the roster that was described last
         self.rosters = 0
         self.requests = 0
-        self._waiting: list[Decided | tuple[object, ...]] = []
+        self._waiting: list[Pending | tuple[object, ...]] = []
         self._made: list[tuple[object, ...]] = []
         self._begin()
 
@@ -70,7 +70,7 @@ class RecordSender:
             self.flush()
             self.file, self.roster = file, None
 
-    def wait(self, record: "Decided | tuple[object, ...]") -> None:
+    def wait(self, record: "Pending | tuple[object, ...]") -> None:
         """Lets a record wait until it is encoded together with others. Hot: runs twice per request."""
         waiting = self._waiting
         waiting.append(record)
@@ -85,7 +85,7 @@ class RecordSender:
         """Encodes what waits as one array, and takes it into the buffer without the array's head."""
         waiting, self._waiting = self._waiting, []
         for record in waiting:
-            if isinstance(record, Decided):
+            if isinstance(record, Pending):
                 record.by.make(record)
             else:
                 self._made.append(record)
@@ -118,7 +118,7 @@ class RecordSender:
         self._records = 0
 
 
-class Decided:
+class Pending:
     """Holds a decision that is not encoded yet. `by`: its recorder. The other fields are those of `Recorder.decided`."""
 
     __slots__ = ("by", "decision", "now", "number", "received_at", "refused", "request")
@@ -170,10 +170,10 @@ class Recorder:
         """Records a request that got an endpoint or was refused, with the cause. Returns its number, from 1."""
         sender = self._sender
         number = sender.requests = sender.requests + 1
-        sender.wait(Decided(self, number, request, decision, refused, received_at, now))
+        sender.wait(Pending(self, number, request, decision, refused, received_at, now))
         return number
 
-    def make(self, waited: Decided) -> None:
+    def make(self, waited: Pending) -> None:
         """Makes the record of a decision that has waited."""
         sender, request, decision = self._sender, waited.request, waited.decision
         considered = request.considered
