@@ -26,7 +26,7 @@ from release.errors import Missing
 from release.image import left_out
 from release.image.left_out import LIBRARY, PYTHON, SITE
 from release.locked import Pin, pins
-from release.pythons import ARCHITECTURES, MACHINES, Interpreter, running
+from release.pythons import ARCHITECTURES, MACHINES, Interpreter
 from release.source import ROOT
 
 SUITE: Final = "trixie"
@@ -261,7 +261,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     line.add_argument("--root", type=Path, required=True, help="a folder that does not exist yet")
     line.add_argument("--machine", choices=MACHINES, default=platform.machine())
     given = line.parse_args(arguments)
-    assemble(given.root, given.wheel, given.machine, running())
+    assemble(given.root, given.wheel, given.machine)
     print(f"{given.root}: {size(given.root) / 1e6:.0f} MB")
 
 

@@ -82,7 +82,9 @@ class Podman:
         return done
 
     def load(self, archive: Path) -> str:
-        """Loads an OCI archive. Returns the name of the image."""
+        """Loads an OCI archive. Returns the name of the image. Raises Missing if podman cannot work here."""
+        if (cannot := self("info", check=False)).returncode:
+            raise Missing(f"podman cannot work here: {cannot.stderr.strip()[-600:]}")
         return re.findall(r"Loaded image: (\S+)", self("load", "--input", str(archive)).stdout)[0]
 
 
