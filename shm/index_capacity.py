@@ -30,6 +30,7 @@ UNLIMITED: Final = 1 << 62
 OVER_MAX: Final = 4
 # Share of an owner's entries that a scan lists; the youngest eighth can wait for the next scan.
 LISTED_SHARE: Final = 7 / 8
+NEARLY: Final = 3  # an owner that lacks one 2**NEARLY-th of what remains after a removal is nearly at its limit
 SHORT_LIST: Final = 4  # a list is short if the owner has this many times more blocks
 SCANNED_MAX: Final = 1 << 21  # entries that are scanned at a time
 
@@ -168,7 +169,7 @@ class Capacity:
     def _list(self, owner: int, age: int) -> None:
         """List the entries of this owner, and of all others that have a limit, are nearly at it, and have a short list or none."""
         held, most, kept = self._held[: self._top], self._most[: self._top], self._kept[: self._top]
-        near: list[int] = np.flatnonzero((held > kept) & (most < UNLIMITED)).tolist()
+        near: list[int] = np.flatnonzero((held + (held >> NEARLY) > kept) & (most < UNLIMITED)).tolist()
         owners = [other for other in near if other == owner or self._is_short(other)]
         keys, ends = (kernels.owned if kernels.NATIVE else reference_owned)(self._entries, self._ages, owners, age)
         begin = 0

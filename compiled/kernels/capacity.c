@@ -17,28 +17,40 @@ static int owners_in(PyObject *list, npy_intp *owners) {
     return 1;
 }
 
-/* Counts the entries of each owner, creates the keys, and writes the end of each owner's keys to `ends`. */
+typedef struct {
+    uint64_t key;
+    uint16_t owner;
+} Found;
+
+/* Writes the entries of the owners that have a `next_key` to `found`, and counts those of each owner there. Returns how many there are. */
+static npy_intp scan(const uint64_t *entries, const uint32_t *ages, npy_intp size, uint32_t newest, Found *found) {
+    npy_intp count = 0;
+    for (npy_intp place = 0; place < size; place++) {
+        uint16_t owner = OWNER(entries[place]);
+        if (!next_key[owner]) continue;
+        uint32_t age = ages[place] - (newest + 1); /* makes the newest age the largest, even after the counter has wrapped */
+        found[count++] = (Found){(uint64_t)age << 32 | (uint64_t)place, owner};
+        next_key[owner]++;
+    }
+    return count;
+}
+
+/* Returns the keys of all owners, in their order, or NULL with an exception. Writes the end of each owner's keys to `ends`. */
 static PyArrayObject *keys_of(const uint64_t *entries, const uint32_t *ages, npy_intp size, const npy_intp *owners, npy_intp given,
                               uint32_t newest, int64_t *ends) {
-    npy_intp total = 0;
+    Found *found = PyMem_RawMalloc((size + 1) * sizeof(Found)); /* what is not written takes no memory */
+    if (found == NULL) return (PyArrayObject *)PyErr_NoMemory();
     for (npy_intp i = 0; i < given; i++) next_key[owners[i]] = 1;
-    for (npy_intp place = 0; place < size; place++)
-        if (next_key[OWNER(entries[place])]) next_key[OWNER(entries[place])]++;
+    npy_intp total = scan(entries, ages, size, newest, found), begin = 0;
     for (npy_intp i = 0; i < given; i++) {
         npy_intp own = next_key[owners[i]] - 1;
-        next_key[owners[i]] = total + 1;
-        total += own;
+        next_key[owners[i]] = begin + 1;
+        ends[i] = begin += own;
     }
     PyArrayObject *keys = output(total, NPY_UINT64);
-    for (npy_intp place = 0; keys != NULL && place < size; place++) {
-        npy_intp *next = next_key + OWNER(entries[place]);
-        uint32_t age = ages[place] - (newest + 1); /* makes the newest age the largest, even after the counter has wrapped */
-        if (*next) DATA(uint64_t, keys)[(*next)++ - 1] = (uint64_t)age << 32 | (uint64_t)place;
-    }
-    for (npy_intp i = 0; i < given; i++) {
-        ends[i] = next_key[owners[i]] - 1;
-        next_key[owners[i]] = 0;
-    }
+    for (npy_intp i = 0; keys != NULL && i < total; i++) DATA(uint64_t, keys)[next_key[found[i].owner]++ - 1] = found[i].key;
+    for (npy_intp i = 0; i < given; i++) next_key[owners[i]] = 0;
+    PyMem_RawFree(found);
     return keys;
 }
 
@@ -57,10 +69,11 @@ KERNEL(owned) {
     PyArrayObject *ends = owners == NULL ? NULL : output(given, NPY_INT64), *keys = NULL;
     if (ends != NULL && owners_in(args[2], owners))
         keys = keys_of(DATA(uint64_t, table), DATA(uint32_t, ages), size, owners, given, newest, DATA(int64_t, ends));
+    if (owners == NULL && !PyErr_Occurred()) PyErr_NoMemory();
     PyMem_Free(owners);
     if (keys != NULL) return Py_BuildValue("NN", keys, ends);
     Py_XDECREF(ends);
-    return PyErr_Occurred() ? NULL : PyErr_NoMemory();
+    return NULL;
 }
 
 /* free_oldest(entries, ages, held, places, first, before, owner, excess): frees entries of an owner until it holds `excess` blocks fewer.
