@@ -10,7 +10,7 @@ from pathlib import Path
 
 from workers.host.cgroup import CGROUP_ROOT, OWN_CGROUPS, folders, text
 
-WORKERS_MIN = 2  # if one crashes or hangs, another still serves
+OTHERS = 1  # CPUs for the supervisor and what else runs beside the workers
 WORKERS_MAX = 8  # more are seldom needed, and each takes 9 MiB
 
 
@@ -22,8 +22,8 @@ def available(root: Path = CGROUP_ROOT, own: Path = OWN_CGROUPS) -> int:
 
 
 def default_workers(cpus: int) -> int:
-    """One worker per CPU, but at least WORKERS_MIN and at most WORKERS_MAX."""
-    return min(max(cpus, WORKERS_MIN), WORKERS_MAX)
+    """One worker per CPU, except for OTHERS, but at least one and at most WORKERS_MAX."""
+    return min(max(cpus - OTHERS, 1), WORKERS_MAX)
 
 
 def cgroup_limit(root: Path, own: Path) -> float | None:
