@@ -214,7 +214,9 @@ class Invariants(State):
         saturation = self.pool.load().saturation
         if self.ceiling(own, other, saturation) < self.ceiling(own, shard, saturation):
             return  # the other shard knows other bands, so it may see no room where this one does
-        band = shard.controller._registry.band(own)
+        band = shard.controller._registry.find(own)
+        if band is None:
+            return  # it left with its last request
         assert isinstance(band, ClaimedBand)
         claim, other_claim = band.served_claim, lane.front[1]
         tolerance = self.band_plans[own].fairness.tolerance

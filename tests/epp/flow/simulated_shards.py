@@ -95,12 +95,18 @@ class SharedLedger(BoardLedger):
 
 
 class ClaimedBand(Band):
-    """Keeps the claim of the last flow that it served."""
+    """Keeps the claim of the last flow that it served, as it was compared with other shards. It may have moved since."""
 
     served_claim = 0.0
+    compared: float | None = None
+
+    def claim(self, flow: Flow) -> float:
+        self.compared = super().claim(flow)
+        return self.compared
 
     def take(self, flow: Flow, now: float) -> Entry:
-        self.served_claim = self.claim(flow)
+        self.served_claim = self.claim(flow) if self.compared is None else self.compared
+        self.compared = None
         return super().take(flow, now)
 
 
