@@ -26,6 +26,7 @@ framed_message: Final = kernels.framed_message
 highest: Final = kernels.highest
 increase: Final = kernels.increase
 is_uuid: Final = kernels.is_uuid
+mean_pressure: Final = kernels.mean_pressure
 mentions: Final = kernels.mentions
 numbered: Final = kernels.numbered
 raise_to: Final = kernels.raise_to

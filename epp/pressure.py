@@ -11,6 +11,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from compiled import calls
 from epp.candidates import Candidates, Floats, Mask, Snapshot
 from epp.data import INFLIGHT_REQUESTS, KV_USAGE, WAITING
 
@@ -59,8 +60,11 @@ class Pressure:
 
     def mean(self, candidates: Candidates) -> float:
         """Returns the mean over all candidates, unweighted; 1 if there is no candidate."""
-        size = len(candidates)
-        return float(np.add.reduce(self.of(candidates))) / size if size else 1.0
+        if not len(candidates):
+            return 1.0
+        known = self._of(candidates.snapshot)
+        before, least = candidates.narrow(known.before), candidates.narrow(known.least)
+        return calls.mean_pressure(candidates[INFLIGHT_REQUESTS], before, least, self.waiting_full)
 
     def below(self, candidates: Candidates, waiting: float, kv: float) -> Mask:
         """Returns bool, shape (candidates,): whether waiting requests and KV usage are both below these limits."""

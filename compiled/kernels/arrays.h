@@ -39,6 +39,16 @@ static inline PyArrayObject *in_place(PyObject *object, int type, int dimensions
     return array;
 }
 
+/* Reads the load of endpoints: float64, or int64 as in lanes. `load_at` returns one of the numbers. */
+static inline PyArrayObject *loads(PyObject *object) {
+    int counted = PyArray_Check(object) && PyArray_TYPE((PyArrayObject *)object) == NPY_INT64;
+    return input(object, counted ? NPY_INT64 : NPY_DOUBLE);
+}
+
+static inline double load_at(PyArrayObject *array, npy_intp i) {
+    return PyArray_TYPE(array) == NPY_INT64 ? (double)DATA(int64_t, array)[i] : DATA(double, array)[i];
+}
+
 /* Creates an array of one dimension, without initialising it. */
 static inline PyArrayObject *output(npy_intp count, int type) {
     return (PyArrayObject *)PyArray_EMPTY(1, &count, type, 0);

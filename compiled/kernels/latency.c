@@ -54,16 +54,6 @@ KERNEL(features) {
     return list_of(x, FEATURES);
 }
 
-/* Reads `object` as float64, or as it is if it has int64, as in lanes. */
-static PyArrayObject *numbers(PyObject *object) {
-    int counted = PyArray_Check(object) && PyArray_TYPE((PyArrayObject *)object) == NPY_INT64;
-    return input(object, counted ? NPY_INT64 : NPY_DOUBLE);
-}
-
-static double number(PyArrayObject *array, npy_intp i) {
-    return PyArray_TYPE(array) == NPY_INT64 ? (double)DATA(int64_t, array)[i] : DATA(double, array)[i];
-}
-
 static PyObject *unequal(const char *name) {
     return PyErr_Format(PyExc_ValueError, "%s: the arrays differ in length", name);
 }
@@ -108,7 +98,7 @@ KERNEL(first_tokens) {
     if (starts == NULL) return NULL;
     for (int i = 0; i < ARRAYS; i++) {
         if (i == HELD && given[i] == Py_None) continue;
-        a[i] = i == SLOTS ? input(given[i], NPY_INTP) : i == SENT || i == INFLIGHT ? numbers(given[i]) : input(given[i], NPY_DOUBLE);
+        a[i] = i == SLOTS ? input(given[i], NPY_INTP) : i == SENT || i == INFLIGHT ? loads(given[i]) : input(given[i], NPY_DOUBLE);
         if (a[i] == NULL) goto end;
     }
     npy_intp n = PyArray_SIZE(a[SLOTS]), known = PyArray_SIZE(a[SPEEDS]), shape[2] = {ROWS, n};
@@ -123,12 +113,12 @@ KERNEL(first_tokens) {
     for (npy_intp i = 0; i < n; i++) {
         npy_intp slot = DATA(npy_intp, a[SLOTS])[i];
         int here = slot >= 0 && slot < known;
-        double inflight = number(a[INFLIGHT], i), blocks = a[HELD] == NULL ? 0.0 : DATA(double, a[HELD])[i];
+        double inflight = load_at(a[INFLIGHT], i), blocks = a[HELD] == NULL ? 0.0 : DATA(double, a[HELD])[i];
         struct situation s = {
             .limit = here ? DATA(double, a[LIMITS])[slot] : p[USUAL_LIMIT],
             .speed = here ? DATA(double, a[SPEEDS])[slot] : p[USUAL_SPEED],
             .tokens = larger(0.0, prompt - blocks * each),
-            .ahead = larger(0.0, number(a[SENT], i)),
+            .ahead = larger(0.0, load_at(a[SENT], i)),
             .load = larger(inflight,
                            DATA(double, a[RAN])[i] + DATA(double, a[WAITED])[i] + inflight - DATA(double, a[BEFORE])[i]),
         };
@@ -182,7 +172,7 @@ KERNEL(careful) {
     npy_intp n = PyArray_DIM(outlook, 1);
     int fits = PyArray_DIM(outlook, 0) == ROWS;
     for (int i = 0; i < ARRAYS; i++) {
-        if ((a[i] = i == INFLIGHT ? numbers(args[4]) : input(args[4 + i], NPY_DOUBLE)) == NULL) goto end;
+        if ((a[i] = i == INFLIGHT ? loads(args[4]) : input(args[4 + i], NPY_DOUBLE)) == NULL) goto end;
         fits = fits && PyArray_SIZE(a[i]) == n;
     }
     if (!fits) {
@@ -194,7 +184,7 @@ KERNEL(careful) {
     const double *tokens = DATA(double, outlook) + TOKENS * n, *ahead = DATA(double, outlook) + AHEAD * n;
     double *costs = DATA(double, made); /* first the requests that wait, then the costs */
     for (npy_intp i = 0; i < n; i++)
-        costs[i] = waiting_now(number(a[INFLIGHT], i), DATA(double, a[BEFORE])[i], DATA(double, a[SCRAPED])[i]);
+        costs[i] = waiting_now(load_at(a[INFLIGHT], i), DATA(double, a[BEFORE])[i], DATA(double, a[SCRAPED])[i]);
     struct range waits = range_of(costs, n), runs = range_of(ran, n);
     double each = 1.0 + point / larger(1.0, prompt);
     for (npy_intp i = 0; i < n; i++) {
@@ -211,7 +201,7 @@ KERNEL(cheapest) {
     double near = PyFloat_AsDouble(args[2]), least = PyFloat_AsDouble(args[3]), part = PyFloat_AsDouble(args[4]);
     if (PyErr_Occurred()) return NULL;
     PyArrayObject *scores = NULL, *load = NULL, *costs = input(args[0], NPY_DOUBLE);
-    if (costs == NULL || (load = numbers(args[1])) == NULL) goto end;
+    if (costs == NULL || (load = loads(args[1])) == NULL) goto end;
     npy_intp n = PyArray_SIZE(costs);
     if (PyArray_SIZE(load) != n) {
         unequal("cheapest");
@@ -222,11 +212,11 @@ KERNEL(cheapest) {
     double *s = DATA(double, scores), low = NAN, high = -INFINITY;
     for (npy_intp i = 0; i < n; i++) {
         if (c[i] < low || low != low) low = c[i];
-        if (number(load, i) > high || number(load, i) != number(load, i)) high = number(load, i);
+        if (load_at(load, i) > high || load_at(load, i) != load_at(load, i)) high = load_at(load, i);
     }
     double limit = low + larger(least, near * low), more = part / (1.0 + high);
     for (npy_intp i = 0; i < n; i++)
-        s[i] = part > 0.0 && c[i] <= limit ? 1.0 - more * number(load, i) : (part > 0.0 ? 1.0 - part : 1.0) * low / c[i];
+        s[i] = part > 0.0 && c[i] <= limit ? 1.0 - more * load_at(load, i) : (part > 0.0 ? 1.0 - part : 1.0) * low / c[i];
 end:
     Py_XDECREF(costs);
     Py_XDECREF(load);

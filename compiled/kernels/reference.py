@@ -86,6 +86,18 @@ def waiting(inflight: NDArray[Any], before: Floats, scraped: Floats) -> Floats:
     return np.maximum(since, scraped, out=since)
 
 
+def mean_pressure(inflight: NDArray[Any], before: Floats, least: Floats, full: float) -> float:
+    """Returns the mean of max(least, (inflight - before) / full) over at least one endpoint. Raises ValueError if the lengths differ."""
+    if not len(inflight) == len(before) == len(least) > 0:
+        raise ValueError("mean_pressure: the arrays differ in length")
+    total = 0.0
+    for pressure in np.maximum(
+        (inflight - before) / full, least
+    ).tolist():  # one after the other, as the kernel in C adds them
+        total += pressure
+    return total / len(inflight)
+
+
 def add_scaled(totals: Floats, scores: NDArray[Any], weight: float) -> None:
     """Adds weight * scores to `totals`, in place. One score is added to all totals. Raises ValueError if the lengths differ."""
     totals += scores if weight == 1.0 else weight * scores

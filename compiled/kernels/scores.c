@@ -24,10 +24,9 @@ KERNEL(fewest) {
 /* waiting(inflight, before, scraped): returns max(scraped, inflight - before). `inflight` may be int64, as in lanes. */
 KERNEL(waiting) {
     if (!arguments("waiting", count, 3)) return NULL;
-    int counted = PyArray_Check(args[0]) && PyArray_TYPE((PyArrayObject *)args[0]) == NPY_INT64;
     PyArrayObject *made = NULL, *arrays[3] = {NULL, NULL, NULL};
     for (int i = 0; i < 3; i++)
-        if ((arrays[i] = input(args[i], i == 0 && counted ? NPY_INT64 : NPY_DOUBLE)) == NULL) goto end;
+        if ((arrays[i] = i == 0 ? loads(args[0]) : input(args[i], NPY_DOUBLE)) == NULL) goto end;
     npy_intp n = PyArray_SIZE(arrays[0]);
     if (PyArray_SIZE(arrays[1]) != n || PyArray_SIZE(arrays[2]) != n) {
         unequal("waiting");
@@ -36,13 +35,36 @@ KERNEL(waiting) {
     if ((made = output(n, NPY_DOUBLE)) == NULL) goto end;
     const double *before = DATA(double, arrays[1]), *scraped = DATA(double, arrays[2]);
     double *out = DATA(double, made);
-    for (npy_intp i = 0; i < n; i++) {
-        double inflight = counted ? (double)DATA(int64_t, arrays[0])[i] : DATA(double, arrays[0])[i];
-        out[i] = waiting_now(inflight, before[i], scraped[i]);
-    }
+    for (npy_intp i = 0; i < n; i++) out[i] = waiting_now(load_at(arrays[0], i), before[i], scraped[i]);
 end:
     for (int i = 0; i < 3; i++) Py_XDECREF(arrays[i]);
     return (PyObject *)made;
+}
+
+/* mean_pressure(inflight, before, least, full): returns the mean of max(least, (inflight - before) / full) over at least one endpoint.
+   `inflight` may be int64, as in lanes. */
+KERNEL(mean_pressure) {
+    if (!arguments("mean_pressure", count, 4)) return NULL;
+    double full = PyFloat_AsDouble(args[3]), sum = 0.0;
+    if (full == -1.0 && PyErr_Occurred()) return NULL;
+    PyArrayObject *before = NULL, *least = NULL, *inflight = loads(args[0]);
+    PyObject *mean = NULL;
+    if (inflight == NULL || (before = input(args[1], NPY_DOUBLE)) == NULL || (least = input(args[2], NPY_DOUBLE)) == NULL) goto end;
+    npy_intp n = PyArray_SIZE(inflight);
+    if (n < 1 || PyArray_SIZE(before) != n || PyArray_SIZE(least) != n) {
+        unequal("mean_pressure");
+        goto end;
+    }
+    for (npy_intp i = 0; i < n; i++) {
+        double counted = (load_at(inflight, i) - DATA(double, before)[i]) / full, floor = DATA(double, least)[i];
+        sum += floor > counted || floor != floor ? floor : counted;
+    }
+    mean = PyFloat_FromDouble(sum / (double)n);
+end:
+    Py_XDECREF(inflight);
+    Py_XDECREF(before);
+    Py_XDECREF(least);
+    return mean;
 }
 
 /* add_scaled(totals, scores, weight): totals += weight * scores, in place. A single score counts for all. */

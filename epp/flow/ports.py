@@ -195,7 +195,7 @@ class Observer(Protocol):
     def ended(self, key: FlowKey, outcome: Outcome, waited_s: float, bytes: int) -> None:
         """Reports that a request has ended: the flow that it named, its outcome, and its wait (0 if it did not wait).
 
-        Called once per request.
+        Called once per request, except for those that `FlowController.passes` lets through.
         """
 
     def queued(self, key: FlowKey, requests: int, bytes: int) -> None:

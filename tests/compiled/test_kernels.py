@@ -93,6 +93,20 @@ def test_waiting_is_equal(arrays: list[np.ndarray], counted: bool) -> None:
 
 
 @native_only
+@given(columns(3), st.booleans(), st.sampled_from([1.0, 5.0, 0.25]))
+def test_mean_pressure_is_equal(arrays: list[np.ndarray], counted: bool, full: float) -> None:
+    inflight, *more = arrays
+    if counted:
+        inflight = np.nan_to_num(inflight, posinf=9, neginf=-9).astype(np.int64)
+    if not len(inflight):
+        for kernel in (kernels.mean_pressure, reference.mean_pressure):
+            with pytest.raises(ValueError, match="differ in length"):
+                kernel(inflight, *more, full)
+        return
+    same(kernels.mean_pressure, reference.mean_pressure, inflight, *more, full)
+
+
+@native_only
 @given(columns(2), st.sampled_from([0.0, 1.0, -2.5, 1e300, math.nan]))
 def test_add_scaled_is_equal(arrays: list[np.ndarray], weight: float) -> None:
     totals, scores = arrays

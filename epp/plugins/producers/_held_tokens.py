@@ -134,9 +134,8 @@ class HeldTokens:
             for endpoint, tokens in held.secondary:
                 self._load.add_tokens(endpoint, tokens)
         request[self._held] = held
-        computes = decision.run(decision.prefill) or primary
-        if not request.streaming and computes is not None:
-            self._release_when_due(request, computes, held)
+        if not request.streaming and primary is not None:
+            self._release_when_due(request, decision.run(decision.prefill) or primary, held)
 
     def begun(self, request: Request) -> None:
         """Takes the first token of an answer."""
