@@ -104,7 +104,7 @@ class FlowController:
         self.waiting_bytes = 0
 
     def passes(self, priority: int, now: float) -> bool:
-        """Returns whether a request of this priority may go to an endpoint at once, which the observer does not learn. `now`: monotonic.
+        """Returns whether a request of this priority may go to an endpoint at once. The observer is not told. `now`: monotonic seconds.
 
         After that the caller calls `settled` once: when an endpoint is chosen, or when the request ends without one.
         """

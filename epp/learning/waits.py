@@ -51,13 +51,15 @@ def add_waits(
 
     `prompt`: all tokens of the prompt. `slots`, `outlook`: as of `LatencyModel.outlook`.
     """
-    times, costs = outlook[TIMES], outlook[COSTS]
     siblings = _siblings(waits, now)
+    if not siblings:
+        return
+    times, costs = outlook[TIMES], outlook[COSTS]
     for wait in siblings:
         left = model.first_token_s(slots[wait.at], wait.tokens, 0.0, 0.0, 0.0, now) - (now - wait.since)
         times[wait.at] = max(left, float(times[wait.at]))
         costs[wait.at] = times[wait.at]  # what they wait for is no queue: no other request loses its turn
-    shared = max((wait.shared for wait in siblings), default=0.0)
+    shared = max(wait.shared for wait in siblings)
     own = prompt - shared  # tokens that no sibling computes
     for i, slot in enumerate(slots):
         again = min(float(outlook[UNCACHED, i]) - own, shared)
@@ -67,4 +69,9 @@ def add_waits(
 
 def _siblings(waits: Sequence[Wait], now: float) -> list[Wait]:
     """Returns the waits for long prefixes of siblings."""
-    return [wait for wait in waits if now - wait.since <= SIBLINGS_S and wait.shared >= LONG_TOKENS]
+    return [wait for wait in waits if is_sibling(wait.shared, wait.since, now)]
+
+
+def is_sibling(shared: float, since: float, now: float) -> bool:
+    """Returns whether a prefill that was sent at `since` has a long prefix in common, of `shared` tokens, and is a sibling's."""
+    return now - since <= SIBLINGS_S and shared >= LONG_TOKENS

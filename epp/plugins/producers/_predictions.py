@@ -11,7 +11,7 @@ from epp.decision import Decision, ProfileRun, Response
 from epp.learning.choice import careful_costs
 from epp.learning.costs import FEW, WORSE, LearnedCosts
 from epp.learning.model import FirstToken, Ints, LatencyModel
-from epp.learning.waits import Wait, add_waits, without_waits
+from epp.learning.waits import Wait, add_waits, is_sibling, without_waits
 from epp.plugin import Learning
 from epp.prefix.match import PrefixMatch
 from epp.request import Request
@@ -82,7 +82,7 @@ class Predictions:
             running,
             snapshot.settled(WAITING, rows),
         )
-        waits = [] if match is None or not match.under_way else _waits(match, candidates)
+        waits = [] if match is None else _waits(match, candidates, now)
         if waits:
             add_waits(model, slots.tolist(), prompt, outlook, waits, now)
         why_not = self._reason(model, snapshot.roster.slots)
@@ -169,8 +169,16 @@ class Predictions:
         return self._why_not
 
 
-def _waits(match: PrefixMatch, candidates: Candidates) -> list[Wait]:
-    """Returns the prefills under way that this prompt can wait for, at most one per candidate: the one that shares most."""
+def _waits(match: PrefixMatch, candidates: Candidates, now: float) -> list[Wait]:
+    """Returns the prefills under way that this prompt can wait for, at most one per candidate: the one that shares most.
+
+    Returns none if none of them is of a sibling, because the others cost nothing.
+    """
+    siblings = 0
+    for prefill in match.under_way:
+        siblings += is_sibling(float(prefill.blocks * match.block_tokens), prefill.since, now)
+    if not siblings:
+        return []
     row_of_owner = candidates.snapshot.roster.row_of_owner
     waits: dict[int, Wait] = {}
     for prefill in match.under_way:

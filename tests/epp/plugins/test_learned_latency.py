@@ -13,7 +13,7 @@ from epp.plugins.producers._learned_latency_parameters import Parameters
 from epp.plugins.producers.learned_latency import LearnedLatency
 from epp.plugins.scorers._learned_latency_parameters import Parameters as ScoreParameters
 from epp.plugins.scorers.learned_latency import LearnedLatency as Score
-from epp.prefix.match import APPROXIMATE, PrefixMatch, prefix_match
+from epp.prefix.match import APPROXIMATE, Prefill, PrefixMatch, prefix_match
 from epp.request import Request
 from tests.epp.plugins.calls import PROFILE
 from tests.fakes import FakeServices, candidates, request
@@ -158,6 +158,25 @@ def test_an_idle_endpoint_begins_with_a_prompt_when_it_is_sent() -> None:
     site.sent(site.asked(at, now=7.0), at, 0)
     site.sent(site.asked(at, now=8.0), at, 1)
     assert site.services.learning.starts()[0, :2].tolist() == [7.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("ago", "blocks", "differs"),
+    [(0.01, 70, True), (1.0, 70, False), (0.01, 60, False)],
+    ids=["sibling", "old", "short"],
+)
+def test_a_prompt_waits_for_the_prefill_of_a_sibling_only(ago: float, blocks: int, differs: bool) -> None:
+    """A block has 64 tokens, so that 70 blocks are a long prefix."""
+    site, seconds = Site(), []
+    site.teach()
+    at = three(tokens=[5000.0, 0.0, 0.0])
+    for under_way in ((), (Prefill(at.endpoint(0).owner, blocks, 5.0 - ago, 5000.0),)):
+        asked = request(PROMPT * 5, streaming=True)
+        asked.now = 5.0
+        asked[MATCH] = PrefixMatch(None, np.zeros(78, np.uint64), 64, under_way=under_way)
+        site.producer.produce(asked, at)
+        seconds.append(asked[COSTS].seconds.tolist())
+    assert (seconds[0] != seconds[1]) is differs
 
 
 def test_dropped_candidates_have_no_cost_and_are_never_sent_to() -> None:
