@@ -36,6 +36,7 @@ step: Final = kernels.step
 token_load: Final = kernels.token_load
 waiting: Final = kernels.waiting
 
+answers: Final = kernels.answers if kernels.NATIVE else None
 chain: Final = kernels.chain if kernels.NATIVE else None
 items: Final = kernels.items if kernels.NATIVE else None
 lane_loads: Final = kernels.lane_loads if kernels.NATIVE else None
@@ -44,6 +45,7 @@ lane_total: Final = kernels.lane_total if kernels.NATIVE else None
 load_rows: Final = kernels.load_rows if kernels.NATIVE else None
 match: Final = kernels.match if kernels.NATIVE else None
 members: Final = kernels.members if kernels.NATIVE else None
+merge_loads: Final = kernels.merge_loads if kernels.NATIVE else None
 observe: Final = kernels.observe if kernels.NATIVE else None
 observe_each: Final = kernels.observe_each if kernels.NATIVE else None
 plain_head: Final = kernels.plain_head if kernels.NATIVE else None

@@ -44,7 +44,8 @@ _PATHS = """
     workers/endpoints/scrape
     workers/endpoints/replicas/byte_stream workers/endpoints/replicas/connection workers/endpoints/replicas/exchange
     workers/endpoints/replicas/joining workers/endpoints/replicas/others workers/endpoints/replicas/pace
-    workers/endpoints/replicas/places workers/endpoints/replicas/rates workers/endpoints/replicas/replies
+    workers/endpoints/replicas/places workers/endpoints/replicas/rates workers/endpoints/replicas/reading
+    workers/endpoints/replicas/replies
     workers/endpoints/replicas/taught workers/endpoints/replicas/waiting
     workers/extproc/app workers/extproc/health workers/extproc/pipelines workers/extproc/pool workers/extproc/request_phase
     workers/extproc/response_phase workers/extproc/shedding workers/extproc/shell workers/extproc/stream
@@ -80,6 +81,7 @@ KERNEL_SOURCES: Final = tuple(
         "module",
         "pages",
         "prefills",
+        "replicas",
         "scores",
         "search",
         "steps",

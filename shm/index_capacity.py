@@ -90,6 +90,7 @@ class Capacity:
         self._top = 0  # all owners with a limit have lower ids
         self._over_max = max(1, min(OVER_MAX, SCANNED_MAX // len(entries)))
         self._listed: dict[int, Listed] = {}
+        self.unchecked = True  # whether an owner may exceed its limit, besides those that the kernel names
 
     def count_present(self) -> int:
         """Count the blocks of the entries that are in the table already.
@@ -111,16 +112,23 @@ class Capacity:
             self._top = owner + 1
         self._most[owner] = blocks + blocks // SLACK if blocks else UNLIMITED
         self._kept[owner] = max(blocks - blocks // SLACK, 1)
+        self.unchecked = True
 
     def add(self, entries: Entries) -> None:
         """Count entries that the writer has stored. None of them may be 0."""
         counts = self._count(entries)
         self._held[: len(counts)] += counts
+        self.unchecked = True
 
     @property
     def counts(self) -> Places:
         """The number of blocks of each owner: int64, shape (OWNER_IDS,). A C kernel that writes entries updates it in place."""
         return self._held
+
+    @property
+    def limits(self) -> Places:
+        """The number of blocks above which an owner loses its oldest entries: int64, shape (OWNER_IDS,); 0: not known."""
+        return self._most
 
     def remove(self, entries: Entries) -> None:
         """Subtract entries that the writer has removed. None of them may be 0."""
@@ -139,10 +147,8 @@ class Capacity:
     def over(self) -> list[int]:
         """Return owners that exceed their limit: at most OVER_MAX, those that exceed it by the largest factor."""
         held, most = self._held[: self._top], self._most[: self._top]
-        exceeded = held > most
-        if not exceeded.any():
-            return []
-        owners: list[int] = np.flatnonzero(exceeded).tolist()
+        owners: list[int] = np.flatnonzero(held > most).tolist()
+        self.unchecked = bool(owners)
         if len(owners) > self._over_max:
             owners.sort(key=lambda owner: int(most[owner]) / int(held[owner]))
         return owners[: self._over_max]

@@ -213,28 +213,19 @@ class Lanes:
 
     def inflight(self, slots_used: int) -> Ints:
         """Requests in flight per slot, over all serving workers; over other replicas too if the last `add_remote` included them."""
-        sums = self._sum(self.schema.inflight_at, slots_used)
-        if self._added is not None:
-            sums += self._added.requests[:slots_used]
-        return sums
+        return self._sum(self.schema.inflight_at, slots_used, None if self._added is None else self._added.requests)
 
     def tokens(self, slots_used: int) -> Ints:
         """Tokens in flight per slot, summed as by `inflight`."""
-        sums = self._sum(self.schema.tokens_at, slots_used)
-        if self._added is not None:
-            sums += self._added.tokens[:slots_used]
-        return sums
+        return self._sum(self.schema.tokens_at, slots_used, None if self._added is None else self._added.tokens)
 
     def loads(self, slots_used: int) -> tuple[Ints, Floats]:
         """What `inflight` and `tokens` return, the tokens as float64."""
         if lane_loads is None:
             return self.inflight(slots_used), self.tokens(slots_used).astype(np.float64)
-        schema, added = self.schema, self._added
-        requests, tokens = lane_loads(self._workers, self._weights, schema.inflight_at, schema.tokens_at, slots_used)
-        if added is not None:
-            requests += added.requests[:slots_used]
-            tokens += added.tokens[:slots_used]
-        return requests, tokens
+        at, added = self.schema, self._added
+        more = (None, None) if added is None else (added.requests, added.tokens)
+        return lane_loads(self._workers, self._weights, at.inflight_at, at.tokens_at, slots_used, *more)
 
     def of_workers(self) -> tuple[Ints, Ints]:
         """The lanes of the workers, shape (workers, words), and the serving word of each. A kernel reads both in place."""
@@ -248,7 +239,7 @@ class Lanes:
 
     def _over_workers(self, at: int, slots_used: int) -> Ints:
         if lane_sums is not None:
-            return lane_sums(self._workers, self._each, at, slots_used)
+            return lane_sums(self._workers, self._each, at, slots_used, None)
         sums: Ints = self._workers[:, at : at + slots_used].sum(axis=0)
         return sums
 
@@ -303,9 +294,16 @@ class Lanes:
         column: list[int] = self._all[:, word].tolist()
         return column
 
-    def _sum(self, at: int, slots_used: int) -> Ints:
+    def _sum(self, at: int, slots_used: int, more: Ints | None) -> Ints:
+        """Sums words over the lanes of the serving workers, and adds `more`."""
         if lane_sums is not None:
-            return lane_sums(self._workers, self._weights, at, slots_used)
+            return lane_sums(self._workers, self._weights, at, slots_used, more)
+        sums = self._reference_sum(at, slots_used)
+        if more is not None:
+            sums += more[:slots_used]
+        return sums
+
+    def _reference_sum(self, at: int, slots_used: int) -> Ints:
         part = self._parts.get((at, slots_used))
         if part is None:
             if len(self._parts) > 2 * self.schema.slots:

@@ -16,6 +16,7 @@ from compiled import kernels
 from shm.index_capacity import AGE_MASK, OWNER_IDS, Capacity
 from shm.index_news import News, reference_news
 from shm.index_spill import orphaned_marks, relieve
+from shm.named_blocks import owned_blocks, owners_of_runs
 from shm.prefix_index import (
     BUCKETS,
     DROPPED,
@@ -45,8 +46,10 @@ from shm.segment import Region
 ROUNDS_MAX: Final = 64
 CHUNK: Final = 512  # blocks per round: few enough for the intermediate arrays to fit into the CPU's cache
 
-Runs = tuple[list[int], list[int]]
+Owners = int | npt.NDArray[Any]
+Named = tuple[dict[int, int], bytes, bytes]  # the last arguments of `insert_named`, but the age
 NO_NEWS: Final[News] = ([], [], b"")
+NO_HASHES: Final[Hashes] = np.empty(0, np.uint64)
 
 _TAG_MASK: Final = np.uint64(~(OWNER_IDS - 1) & ((1 << 64) - 1))
 _ONE: Final = np.uint64(1)
@@ -191,24 +194,25 @@ class IndexWriter(Counts):
         An entry that exists already only gets the new age. Blocks of one batch do not evict each other while their buckets have room.
         """
         if kernels.NATIVE:
-            hashes, owners, _ = self._insert_near(np.ascontiguousarray(hashes), owners, age, None)
-        self.reference_insert(hashes, owners, age)
+            self._insert_native(np.ascontiguousarray(hashes), owners, age, None)
+        else:
+            self.reference_insert(hashes, owners, age)
 
-    def insert_runs(self, hashes: Hashes, owners: list[int], counts: list[int], age: int) -> None:
-        """Insert blocks as `insert` does. `owners`, `counts`: the owner of each run of blocks, and the number of blocks of each run."""
-        if not kernels.NATIVE:
-            self.reference_insert(hashes, np.array(owners, np.uint16).repeat(counts), age)
-            return
-        left, ids, _ = self._insert_near(np.ascontiguousarray(hashes), (owners, counts), age, None)
-        self.reference_insert(left, ids, age)
+    def insert_named(self, hashes: bytes, owner_of: dict[int, int], names: bytes, counts: bytes, age: int) -> None:
+        """Insert blocks as `insert` does, whose owners have other names elsewhere. `owner_of`: name -> owner.
+
+        `names`, `counts`: the name (u64) of each run of blocks, and its number of blocks (u16). Runs of other names are left out.
+        """
+        if kernels.NATIVE:
+            self._insert_native(hashes, (owner_of, names, counts), age, None)
+        else:
+            self.reference_insert(*owned_blocks(hashes, owner_of, names, counts), age)
 
     def insert_and_tell(self, hashes: Hashes, owners: int | npt.NDArray[Any], age: int, stale: int) -> News:
         """Insert blocks as `insert` does. Return those that are new, and those that were last inserted `stale` or more ticks ago."""
         hashes = np.ascontiguousarray(hashes)
         if kernels.NATIVE:
-            left, left_owners, news = self._insert_near(hashes, owners, age, stale)
-            self.reference_insert(left, left_owners, age)
-            return news
+            return self._insert_native(hashes, owners, age, stale)
         news = self.reference_news(hashes, owners, age, stale)
         self.reference_insert(hashes, owners, age)
         return news
@@ -309,14 +313,11 @@ class IndexWriter(Counts):
         self._words[DROPPED] += len(hashes) - int(np.count_nonzero(live))
         return hashes[live], entries[live]
 
-    def _insert_near(
-        self, hashes: Hashes, owners: int | npt.NDArray[Any] | Runs, age: int, stale: int | None
-    ) -> tuple[Hashes, int | npt.NDArray[Any], News]:
-        """Insert with the C kernel, which fills near buckets only. Return the hashes that belong into far buckets, their owners, and the
-        news, if `stale` is not None.
-        """
-        added, evicted, gone, dropped, left, news = kernels.insert(
-            self._table, self._ages, self._states, self._capacity.counts, hashes, owners,
+    def _insert_native(self, hashes: Hashes | bytes, owners: Owners | Named, age: int, stale: int | None) -> News:
+        """Insert with the C kernel, which fills near buckets only, and the rest in Python. Return the news, if `stale` is not None."""
+        capacity = self._capacity
+        added, evicted, gone, dropped, over, left, news = kernels.insert(
+            self._table, self._ages, self._states, capacity.counts, capacity.limits, hashes, owners,
             age & AGE_MASK, self._near_owners, self._spills, bool(self._retired_at), stale,
         )  # fmt: skip
         words = self._words
@@ -324,11 +325,15 @@ class IndexWriter(Counts):
         words[GONE] += gone
         words[DROPPED] += dropped
         self._size += added
-        if not len(left):
-            return hashes[:0], 0, news or NO_NEWS
-        if isinstance(owners, tuple):
-            owners = np.array(owners[0], np.uint16).repeat(owners[1])
-        return hashes[left], owners if isinstance(owners, int) else owners[left], news or NO_NEWS
+        if len(left):
+            blocks = np.frombuffer(hashes, "<u8") if isinstance(hashes, bytes) else hashes
+            ids = owners_of_runs(*owners) if isinstance(owners, tuple) else owners
+            self.reference_insert(blocks[left], ids if isinstance(ids, int) else ids[left], age)
+        elif over or capacity.unchecked:
+            self.reference_insert(NO_HASHES, 0, age)
+        else:
+            self.changes += 1
+        return news or NO_NEWS
 
     def _insert_chunk(self, hashes: Hashes, entries: Hashes, age: int) -> None:
         for _ in range(ROUNDS_MAX):

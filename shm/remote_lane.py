@@ -1,14 +1,14 @@
 """The remote lane: what other replicas of the picker have in flight and in queues, as sums. The supervisor writes it, workers add it.
 
-    | beat | replicas | epoch | front | progress | 0 ... |
+    | beat | replicas | epoch | front | progress | waiting requests | waiting bytes | 0 |
     | band 0: waiting requests | bytes | band 1 ... |
     | requests in flight, one per slot |
     | tokens in flight, one per slot |
 Each line of the drawing starts on its own cache line. Every cell is one 8-byte word: int64, except the beat (monotonic seconds), which
 is float64. A beat older than 1 s means that the supervisor has ended or hangs; readers then ignore the lane. The epoch is the number of
 the writer's life among replicas; a successor takes a higher one. The front is the number of the most important band in which something
-waits, plus 1; 0: nothing waits. The progress changes when a replica where it waits lets a request through. The lane exists only with a
-replica store.
+waits, plus 1; 0: nothing waits. The progress changes when a replica where it waits lets a request through. The first line also has what
+waits in all bands, which workers read for each request. The lane exists only with a replica store.
 """
 
 from typing import Any, Final
@@ -25,6 +25,8 @@ REPLICAS: Final = 1
 EPOCH: Final = 2
 FRONT: Final = 3
 PROGRESS: Final = 4
+WAITING: Final = 5
+WAITING_BYTES: Final = 6
 LINE: Final = CACHE_LINE // WORD
 
 Ints = npt.NDArray[np.int64]
@@ -40,7 +42,7 @@ class RemoteSchema:
         self.requests_at = aligned((LINE + 2 * bands) * WORD) // WORD
         self.tokens_at = aligned((self.requests_at + slots) * WORD) // WORD
         self.bytes = aligned((self.tokens_at + slots) * WORD)
-        self.layout_hash = layout_hash("remote 3", slots, bands)
+        self.layout_hash = layout_hash("remote 4", slots, bands)
 
     def describe(self) -> dict[str, Any]:
         return {"kind": "remote", "slots": self.slots, "bands": self.bands}
@@ -95,6 +97,11 @@ class RemoteLane:
         at = LINE + 2 * band
         return self.words[at], self.words[at + 1]
 
+    def set_waiting(self, requests: int, size: int) -> None:
+        """Store what waits in all bands: requests and bytes."""
+        self.words[WAITING] = requests
+        self.words[WAITING_BYTES] = size
+
     def set_front(self, band: int | None, progress: int) -> None:
         """Store the most important band in which something waits, and the progress there."""
         self.words[PROGRESS] = progress
@@ -106,9 +113,8 @@ class RemoteLane:
         return (band - 1, self.words[PROGRESS]) if band else None
 
     def waiting(self) -> tuple[int, int]:
-        """Requests and bytes that wait in all bands."""
-        words, end = self.words, LINE + 2 * self.schema.bands
-        return sum(words[LINE:end:2].tolist()), sum(words[LINE + 1 : end : 2].tolist())
+        """The requests and bytes in all bands that `set_waiting` stored."""
+        return self.words[WAITING], self.words[WAITING_BYTES]
 
     def clear(self) -> None:
         """Store 0 requests and tokens for all slots. The sums of the bands stay."""

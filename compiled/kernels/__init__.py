@@ -18,6 +18,7 @@ NATIVE: bool = choose().compiled
 if NATIVE:
     from compiled.kernels.native import (
         add_scaled,
+        answers,
         by_row,
         careful,
         cell,
@@ -50,6 +51,7 @@ if NATIVE:
         mean_pressure,
         members,
         mentions,
+        merge_loads,
         numbered,
         observe,
         observe_each,
@@ -96,6 +98,7 @@ else:
 __all__ = (
     "NATIVE",
     "add_scaled",
+    "answers",
     "by_row",
     "careful",
     "cell",
@@ -128,6 +131,7 @@ __all__ = (
     "mean_pressure",
     "members",
     "mentions",
+    "merge_loads",
     "numbered",
     "observe",
     "observe_each",

@@ -11,6 +11,7 @@
 #define NEW 3
 #define PROBE_STRIDE 32
 #define DENSE_BLOCKS 64
+#define UNNAMED 0 /* no owner has this id */
 
 /* The result of one match. The arrays are static because they are large. Python's lock guards them, because no kernel releases it. */
 static uint32_t deepest[OWNERS]; /* owner -> place of its deepest block in the chain + 1; all 0 between two matches */
@@ -97,10 +98,13 @@ typedef struct {
     uint32_t *ages, age;
     const uint8_t *states;
     int64_t *held;
+    const int64_t *limits; /* owner -> number of blocks above which it loses its oldest entries; 0: not known */
     int near_owners, spills;
     int retired;                              /* whether there are retired owners; their entries count as empty */
+    int named;                                /* whether owners came by name; blocks of unknown names are left out */
     uint32_t stale;                           /* after how many ticks a refreshed entry is news, as a new one is */
     Py_ssize_t added, evicted, gone, dropped; /* what `insert` returns */
+    int over;                                 /* the same: whether an owner of a new entry exceeds its limit */
 } Index;
 
 static inline int is_empty(const Index *index, uint64_t entry) {
@@ -112,6 +116,7 @@ static inline void store(Index *index, uint64_t place, uint64_t entry) {
     __atomic_store_n(index->entries + place, entry, __ATOMIC_RELAXED);
     index->ages[place] = index->age;
     index->held[OWNER(entry)] += BLOCKS(entry);
+    index->over |= index->limits[OWNER(entry)] && index->held[OWNER(entry)] > index->limits[OWNER(entry)];
     if (before == 0) {
         index->added++;
         return;
@@ -254,6 +259,7 @@ static void insert_all(Index *index, const uint64_t *hashes, npy_intp count, con
     for (npy_intp i = 0; i < count; i++) {
         if (i + PREFETCHED < count) prefetch(index, hashes[i + PREFETCHED]);
         uint16_t owner = owners[i * step];
+        if (owner == UNNAMED && index->named) continue;
         if (index->states[owner] != OWNER_LIVE) {
             index->dropped++;
             continue;
@@ -292,17 +298,30 @@ typedef struct {
     PyArrayObject *array;
 } Owners;
 
-/* Returns the owner of each hash, from lists of owners and of numbers of hashes; or NULL with an exception. */
+/* Returns the owner of a name (u64), UNNAMED if there is none, or -1 with an exception. */
+static long owner_of(PyObject *owners, const char *name) {
+    uint64_t number;
+    memcpy(&number, name, sizeof(number));
+    PyObject *key = PyLong_FromUnsignedLongLong(number), *owner = key == NULL ? NULL : PyDict_GetItemWithError(owners, key);
+    Py_XDECREF(key);
+    if (owner == NULL) return PyErr_Occurred() ? -1 : UNNAMED;
+    long id = PyLong_AsLong(owner);
+    if (!PyErr_Occurred() && (id < 0 || id >= OWNERS)) PyErr_SetString(PyExc_ValueError, "insert: there is no such owner");
+    return PyErr_Occurred() ? -1 : id;
+}
+
+/* Returns the owner of each hash, from the names (u64) and lengths (u16) of runs; or NULL with an exception. */
 static PyArrayObject *expanded(PyObject *runs, npy_intp hashes, const char *name) {
-    PyObject *ids, *counts;
-    if (!PyArg_ParseTuple(runs, "O!O!", &PyList_Type, &ids, &PyList_Type, &counts)) return NULL;
+    PyObject *owners, *names, *counts;
+    if (!PyArg_ParseTuple(runs, "O!SS", &PyDict_Type, &owners, &names, &counts)) return NULL;
     PyArrayObject *array = output(hashes, NPY_UINT16);
     if (array == NULL) return NULL;
-    npy_intp at = 0, given = PyList_GET_SIZE(ids), fits = given == PyList_GET_SIZE(counts);
+    npy_intp at = 0, given = PyBytes_GET_SIZE(counts) / 2, fits = PyBytes_GET_SIZE(names) == 8 * given;
     for (npy_intp run = 0; fits && run < given; run++) {
-        unsigned long owner = PyLong_AsUnsignedLongMask(PyList_GET_ITEM(ids, run));
-        npy_intp size = PyLong_AsSsize_t(PyList_GET_ITEM(counts, run));
-        fits = !PyErr_Occurred() && size >= 0 && size <= hashes - at;
+        uint16_t size;
+        memcpy(&size, PyBytes_AS_STRING(counts) + 2 * run, 2);
+        long owner = owner_of(owners, PyBytes_AS_STRING(names) + 8 * run);
+        fits = owner >= 0 && size <= hashes - at;
         for (; fits && size > 0; size--) DATA(uint16_t, array)[at++] = (uint16_t)owner;
     }
     if (fits && at == hashes) return array;
@@ -312,10 +331,10 @@ static PyArrayObject *expanded(PyObject *runs, npy_intp hashes, const char *name
 }
 
 /* Reads one owner for all hashes, one per hash, or runs. Returns 1, or 0 with an exception. */
-static int owners_for(PyObject *object, PyArrayObject *hashes, Owners *owners, const char *name) {
+static int owners_for(PyObject *object, npy_intp hashes, Owners *owners, const char *name) {
     owners->array = NULL;
     if (PyTuple_Check(object)) {
-        owners->array = expanded(object, PyArray_SIZE(hashes), name);
+        owners->array = expanded(object, hashes, name);
         if (owners->array == NULL) return 0;
         owners->ids = DATA(uint16_t, owners->array);
         owners->step = 1;
@@ -329,7 +348,7 @@ static int owners_for(PyObject *object, PyArrayObject *hashes, Owners *owners, c
     }
     owners->array = (PyArrayObject *)PyArray_FROM_OTF(object, NPY_UINT16, NPY_ARRAY_IN_ARRAY | NPY_ARRAY_FORCECAST);
     if (owners->array == NULL) return 0;
-    if (PyArray_SIZE(owners->array) != PyArray_SIZE(hashes)) {
+    if (PyArray_SIZE(owners->array) != hashes) {
         PyErr_Format(PyExc_ValueError, "%s: hashes and owners differ in length", name);
         Py_DECREF(owners->array);
         return 0;
@@ -339,43 +358,69 @@ static int owners_for(PyObject *object, PyArrayObject *hashes, Owners *owners, c
     return 1;
 }
 
-/* insert(entries, ages, states, held, hashes, owners, age, near_owners, spills, retired, stale): records that owners hold these blocks.
-   `owners`: one for all hashes, one per hash, or a list of owners and one of numbers of hashes. `spills`: whether full buckets give entries
-   to far buckets. `retired`: whether there are retired owners. `stale`: None, or after how many ticks a refreshed entry is news, as a new
-   one is. Returns six values: how many entries were added, how many live entries were evicted, how many entries of retired owners were
-   replaced, how many blocks were dropped because their owner is not live, the indices of the hashes that belong into far buckets, and the
-   news (`news_of`), or None. */
+/* The hashes of one call. `array`: NULL, or a reference that the caller gives back. */
+typedef struct {
+    const uint64_t *values;
+    npy_intp count;
+    PyArrayObject *array;
+} Given;
+
+/* Reads hashes from an array or from bytes. Returns 1, or 0 with an exception. */
+static int hashes_for(PyObject *object, Given *hashes) {
+    hashes->array = NULL;
+    if (PyBytes_Check(object)) { /* their content is aligned to 8 bytes */
+        hashes->values = (const uint64_t *)PyBytes_AS_STRING(object);
+        hashes->count = PyBytes_GET_SIZE(object) / 8;
+        return 1;
+    }
+    hashes->array = input(object, NPY_UINT64);
+    if (hashes->array == NULL) return 0;
+    hashes->values = DATA(uint64_t, hashes->array);
+    hashes->count = PyArray_SIZE(hashes->array);
+    return 1;
+}
+
+/* insert(entries, ages, states, held, limits, hashes, owners, age, near_owners, spills, retired, stale): records that owners hold these
+   blocks. `limits`: int64, as `held`. `hashes`: an array or bytes. `owners`: one for all hashes, one per hash, or for runs of hashes a dict:
+   name -> owner, the name (u64) of each run, and its length (u16); runs of other names are left out. `spills`: whether full buckets give
+   entries to far buckets. `retired`: whether there are retired owners. `stale`: None, or after how many ticks a refreshed entry is news, as a
+   new one is. Returns seven values: how many entries were added, how many live entries were evicted, how many entries of retired owners
+   were replaced, how many blocks were dropped because their owner is not live, whether the owner of a new entry has more blocks than its
+   limit, the indices of the hashes that belong into far buckets, and the news (`news_of`), or None. */
 KERNEL(insert) {
-    if (!arguments("insert", count, 11)) return NULL;
+    if (!arguments("insert", count, 12)) return NULL;
     PyArrayObject *table = in_place(args[0], NPY_UINT64, 2, 1, "insert: entries"),
                   *ages = in_place(args[1], NPY_UINT32, 2, 1, "insert: ages"),
                   *states = in_place(args[2], NPY_UINT8, 1, 0, "insert: states"),
-                  *held = in_place(args[3], NPY_INT64, 1, 1, "insert: held");
-    if (table == NULL || ages == NULL || states == NULL || held == NULL) return NULL;
+                  *held = in_place(args[3], NPY_INT64, 1, 1, "insert: held"),
+                  *limits = in_place(args[4], NPY_INT64, 1, 0, "insert: limits");
+    if (table == NULL || ages == NULL || states == NULL || held == NULL || limits == NULL) return NULL;
     if (PyArray_DIM(table, 1) != WAYS || PyArray_DIM(table, 0) < FAR_BUCKETS || PyArray_SIZE(ages) != PyArray_SIZE(table) ||
-        PyArray_SIZE(states) != OWNERS || PyArray_SIZE(held) != OWNERS)
+        PyArray_SIZE(states) != OWNERS || PyArray_SIZE(held) != OWNERS || PyArray_SIZE(limits) != OWNERS)
         return PyErr_Format(PyExc_ValueError, "insert: the arrays are not those of one index");
-    int tells = args[10] != Py_None;
+    int tells = args[11] != Py_None;
     Index index = {.entries = DATA(uint64_t, table), .buckets = PyArray_DIM(table, 0), .ages = DATA(uint32_t, ages),
-                   .age = (uint32_t)PyLong_AsUnsignedLongLongMask(args[6]), .states = DATA(uint8_t, states),
-                   .held = DATA(int64_t, held), .near_owners = (int)PyLong_AsLong(args[7]), .spills = PyObject_IsTrue(args[8]),
-                   .retired = PyObject_IsTrue(args[9]), .stale = tells ? (uint32_t)PyLong_AsUnsignedLongMask(args[10]) : UINT32_MAX};
+                   .age = (uint32_t)PyLong_AsUnsignedLongLongMask(args[7]), .states = DATA(uint8_t, states),
+                   .held = DATA(int64_t, held), .limits = DATA(int64_t, limits), .near_owners = (int)PyLong_AsLong(args[8]),
+                   .spills = PyObject_IsTrue(args[9]), .retired = PyObject_IsTrue(args[10]), .named = PyTuple_Check(args[6]),
+                   .stale = tells ? (uint32_t)PyLong_AsUnsignedLongMask(args[11]) : UINT32_MAX};
     Owners owners;
+    Given hashes;
     PyObject *result = NULL;
-    PyArrayObject *hashes = PyErr_Occurred() ? NULL : input(args[4], NPY_UINT64);
-    if (hashes == NULL) return NULL;
-    if (owners_for(args[5], hashes, &owners, "insert")) {
-        npy_intp size = PyArray_SIZE(hashes) + 1; /* so that no size is 0 */
+    if (PyErr_Occurred() || !hashes_for(args[5], &hashes)) return NULL;
+    if (owners_for(args[6], hashes.count, &owners, "insert")) {
+        npy_intp size = hashes.count + 1; /* so that no size is 0 */
         Outcome out = {.crowded = PyMem_New(npy_intp, size), .news = tells ? PyMem_New(uint64_t, size) : NULL,
                        .news_owners = tells ? PyMem_New(uint16_t, size) : NULL};
         if (out.crowded == NULL || (tells && (out.news == NULL || out.news_owners == NULL))) PyErr_NoMemory();
         else {
-            insert_all(&index, DATA(uint64_t, hashes), PyArray_SIZE(hashes), owners.ids, owners.step, &out);
+            insert_all(&index, hashes.values, hashes.count, owners.ids, owners.step, &out);
             PyArrayObject *left = output(out.crowded_count, NPY_INTP);
             if (left != NULL) memcpy(PyArray_DATA(left), out.crowded, out.crowded_count * sizeof(npy_intp));
             PyObject *news = tells ? news_of(&out) : Py_NewRef(Py_None);
             if (left != NULL && news != NULL)
-                result = Py_BuildValue("nnnnNN", index.added, index.evicted, index.gone, index.dropped, left, news);
+                result = Py_BuildValue("nnnnNNN", index.added, index.evicted, index.gone, index.dropped, PyBool_FromLong(index.over), left,
+                                       news);
             else {
                 Py_XDECREF(left);
                 Py_XDECREF(news);
@@ -386,7 +431,7 @@ KERNEL(insert) {
         PyMem_Free(out.news_owners);
         Py_XDECREF(owners.array);
     }
-    Py_DECREF(hashes);
+    Py_XDECREF(hashes.array);
     return result;
 }
 
@@ -430,7 +475,7 @@ KERNEL(forget) {
     Owners owners;
     PyArrayObject *hashes = PyErr_Occurred() ? NULL : input(args[3], NPY_UINT64);
     if (hashes == NULL) return NULL;
-    int valid = owners_for(args[4], hashes, &owners, "forget");
+    int valid = owners_for(args[4], PyArray_SIZE(hashes), &owners, "forget");
     Py_ssize_t freed = 0;
     for (npy_intp i = 0; valid && i < PyArray_SIZE(hashes); i++) {
         uint64_t hash = DATA(uint64_t, hashes)[i], owner = owners.ids[i * owners.step];

@@ -27,39 +27,46 @@ static int inside(const Lanes *all, npy_intp at, npy_intp slots, const char *nam
     return 0;
 }
 
+static inline void add(PyArrayObject *sums, int type, npy_intp at, int64_t word) {
+    if (type == NPY_INT64) DATA(int64_t, sums)[at] += word;
+    else DATA(double, sums)[at] += (double)word;
+}
+
 /* Returns an array of this type: int64 or float64. It has the sums of each of the `slots` words from word `at` on, over the lanes that
-   serve. */
-static PyObject *sums_of(const Lanes *all, npy_intp at, npy_intp slots, int type, const char *name) {
-    if (!inside(all, at, slots, name)) return NULL;
+   serve. `more`: None, or words that are added: int64, shape (slots or more,). */
+static PyObject *sums_of(const Lanes *all, npy_intp at, npy_intp slots, PyObject *more, int type, const char *name) {
+    PyArrayObject *others = more == Py_None ? NULL : in_place(more, NPY_INT64, 1, 0, name);
+    if ((others == NULL && more != Py_None) || !inside(all, at, slots, name)) return NULL;
+    if (others != NULL && PyArray_SIZE(others) < slots)
+        return PyErr_Format(PyExc_ValueError, "%s: %zd words are fewer than %zd slots", name, PyArray_SIZE(others), slots);
     PyArrayObject *sums = (PyArrayObject *)PyArray_ZEROS(1, &slots, type, 0);
     for (npy_intp lane = 0; sums != NULL && lane < all->count; lane++) {
         const int64_t *words = serving_lane(all, lane);
-        for (npy_intp i = 0; words != NULL && i < slots; i++) {
-            int64_t word = __atomic_load_n(words + at + i, __ATOMIC_RELAXED);
-            if (type == NPY_INT64) DATA(int64_t, sums)[i] += word;
-            else DATA(double, sums)[i] += (double)word;
-        }
+        for (npy_intp i = 0; words != NULL && i < slots; i++) add(sums, type, i, __atomic_load_n(words + at + i, __ATOMIC_RELAXED));
     }
+    for (npy_intp i = 0; sums != NULL && others != NULL && i < slots; i++)
+        add(sums, type, i, __atomic_load_n(DATA(int64_t, others) + i, __ATOMIC_RELAXED));
     return (PyObject *)sums;
 }
 
-/* lane_sums(lanes, serving, at, slots): sums each of the `slots` words from word `at` on, over the lanes whose `serving` word is not 0. */
+/* lane_sums(lanes, serving, at, slots, more): sums each of the `slots` words from word `at` on, over the lanes whose `serving` word is not 0,
+   and adds `more`, unless it is None. */
 KERNEL(lane_sums) {
     Lanes all;
-    if (!arguments("lane_sums", count, 4) || !lanes_of(&all, args[0], args[1], "lane_sums")) return NULL;
+    if (!arguments("lane_sums", count, 5) || !lanes_of(&all, args[0], args[1], "lane_sums")) return NULL;
     npy_intp at = PyLong_AsSsize_t(args[2]), slots = PyLong_AsSsize_t(args[3]);
-    return PyErr_Occurred() ? NULL : sums_of(&all, at, slots, NPY_INT64, "lane_sums");
+    return PyErr_Occurred() ? NULL : sums_of(&all, at, slots, args[4], NPY_INT64, "lane_sums");
 }
 
-/* lane_loads(lanes, serving, requests_at, tokens_at, slots): returns the sums from `requests_at` on as `lane_sums` does, and those from
-   `tokens_at` on as float64. */
+/* lane_loads(lanes, serving, requests_at, tokens_at, slots, more_requests, more_tokens): returns the sums from `requests_at` on as
+   `lane_sums` does, and those from `tokens_at` on as float64. */
 KERNEL(lane_loads) {
     Lanes all;
-    if (!arguments("lane_loads", count, 5) || !lanes_of(&all, args[0], args[1], "lane_loads")) return NULL;
+    if (!arguments("lane_loads", count, 7) || !lanes_of(&all, args[0], args[1], "lane_loads")) return NULL;
     npy_intp requests_at = PyLong_AsSsize_t(args[2]), tokens_at = PyLong_AsSsize_t(args[3]), slots = PyLong_AsSsize_t(args[4]);
     if (PyErr_Occurred()) return NULL;
-    PyObject *requests = sums_of(&all, requests_at, slots, NPY_INT64, "lane_loads"), *tokens = NULL, *both = NULL;
-    if (requests != NULL && (tokens = sums_of(&all, tokens_at, slots, NPY_DOUBLE, "lane_loads")) != NULL)
+    PyObject *requests = sums_of(&all, requests_at, slots, args[5], NPY_INT64, "lane_loads"), *tokens = NULL, *both = NULL;
+    if (requests != NULL && (tokens = sums_of(&all, tokens_at, slots, args[6], NPY_DOUBLE, "lane_loads")) != NULL)
         both = PyTuple_Pack(2, requests, tokens);
     Py_XDECREF(requests);
     Py_XDECREF(tokens);

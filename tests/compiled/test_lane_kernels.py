@@ -47,12 +47,14 @@ def test_words_outside_the_lanes_are_refused() -> None:
     words, serving = np.zeros((2, 16), np.int64), np.ones(2, np.int64)
     for at, slots in ((10, 7), (-1, 2), (0, -1), (1 << 62, 1 << 62)):
         with pytest.raises(ValueError, match="outside"):
-            kernels.lane_sums(words, serving, at, slots)
+            kernels.lane_sums(words, serving, at, slots, None)
         for both in ((0, at), (at, 0)):
             with pytest.raises(ValueError, match="outside"):
-                kernels.lane_loads(words, serving, *both, slots)
+                kernels.lane_loads(words, serving, *both, slots, None, None)
     for at in (-1, 16):
         with pytest.raises(ValueError, match="outside"):
             kernels.lane_total(words, serving, at, -1)
+    with pytest.raises(ValueError, match="3 words are fewer than 4 slots"):
+        kernels.lane_sums(words, serving, 0, 4, np.ones(3, np.int64))
     with pytest.raises(ValueError, match="2 lanes have 3 serving words"):
         kernels.lane_total(words, np.ones(3, np.int64), 0, -1)

@@ -44,13 +44,15 @@ def test_cleared_sums_are_0_and_what_waits_stays() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, BANDS - 1), st.integers(0, 1 << 40), st.integers(0, 1 << 40)), max_size=20))
-def test_what_waits_is_summed_over_the_bands(changes: list[tuple[int, int, int]]) -> None:
+def test_what_waits_is_kept_for_each_band_and_for_all(changes: list[tuple[int, int, int]]) -> None:
     remote = RemoteLane(SCHEMA, region_for(SCHEMA))
     bands = {}
     for band, requests, size in changes:
         remote.set_band(band, requests, size)
         bands[band] = requests, size
-    assert remote.waiting() == (sum(n for n, _ in bands.values()), sum(size for _, size in bands.values()))
+    remote.set_waiting(7, 8)
+    assert {band: remote.band(band) for band in bands} == bands
+    assert remote.waiting() == (7, 8)
     assert not np.any(remote.requests) and not np.any(remote.tokens)
 
 

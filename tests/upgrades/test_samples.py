@@ -12,11 +12,12 @@ from shm.observe import LayoutError, parts
 from shm.segment import SHM_DIRECTORY, Segment
 from shm.table import TableReader
 from tests.upgrades import samples
+from tests.workers.endpoints.replicas.messages import loads_of
 from tests.workers.endpoints.test_index_state import NAMES as PREFIX_NAMES
 from tests.workers.kv_events.test_held_state import NAMES as HELD_NAMES
 from workers.endpoints.latency_state import LatencyState
-from workers.endpoints.replicas.others import rows
-from workers.endpoints.replicas.wire import NotUsable, decode
+from workers.endpoints.replicas.reading import decode
+from workers.endpoints.replicas.wire import NotUsable
 from workers.shared.recording.reader import batches_of
 from workers.shared.recording.unreadable import Unreadable
 
@@ -89,7 +90,7 @@ def test_the_message_of_a_replica_is_read_or_counted_as_of_another_form(stored: 
     except NotUsable as why:
         assert why.why == "form"
     else:
-        assert dict(rows(message.loads)) == samples.LOADS
+        assert dict(loads_of(message.loads)) == samples.LOADS
 
 
 @EACH

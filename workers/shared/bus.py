@@ -7,9 +7,10 @@ waits: if the pipe is full, it drops and counts the frame, and the index misses 
 Both sides batch under load, because a frame with ten prompts, or an insert of a hundred hashes, costs little more than one of each. A
 worker sends an update at once if it has sent nothing for `FLUSH_S`. Otherwise it collects updates for `FLUSH_S`. The supervisor reads a
 frame at once if it has read nothing for `POLL_S`. Otherwise it reads at intervals of `POLL_S`, and waits for readable pipes again after a
-read that found no frame. So a single update needs no timer on either side, and under load the supervisor wakes up once per `POLL_S`, for
-any number of workers and frames. Then all workers see an update after (`FLUSH_S` + `POLL_S`) / 2 at the median: 8 ms. Until then they know
-the request as a prefill under way (`shm.prefills`). Shorter intervals cost both processes more wake-ups.
+read that found no frame. (With other replicas, it has another `Rhythm`.) So a single update needs no timer on either side, and under load
+the supervisor wakes up once per `POLL_S`, for any number of workers and frames. Then all workers see an update after
+(`FLUSH_S` + `POLL_S`) / 2 at the median: 8 ms. Until then they know the request as a prefill under way (`shm.prefills`). Shorter intervals
+cost both processes more wake-ups.
 
 A FORGET frame takes back what a request has taught the index. Within one flush, a worker sends LEARN frames first.
 """
@@ -18,7 +19,7 @@ import asyncio
 import os
 from collections.abc import Callable, Sequence
 from itertools import chain
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,6 +53,19 @@ class IndexWriting(Protocol):
     def insert(self, hashes: Hashes, owners: NDArray[np.uint16], age: int) -> None: ...
 
     def forget(self, hashes: Hashes, owner: int) -> None: ...
+
+
+class Rhythm(NamedTuple):
+    """How the bus is read. `on_read`: called after each read. `patience`: two reads within so many intervals of `poll_s` seconds begin the
+    reading at intervals, and so many reads in a row that find no frame end it.
+    """
+
+    on_read: Callable[[], object] = lambda: None
+    poll_s: float = POLL_S
+    patience: int = 1
+
+
+RHYTHM: Final = Rhythm()
 
 
 class BusWriter:
@@ -155,6 +169,7 @@ class BusReader:
         now: Callable[[], float],
         on_samples: Callable[[bytes], object] = lambda frame: None,
         on_records: Callable[[bytes], object] = lambda frame: None,
+        rhythm: Rhythm = RHYTHM,
     ) -> None:
         """`on_samples`: gets the frames of samples (`epp.learning.samples`); raises CorruptSamples for a bad one.
 
@@ -166,8 +181,10 @@ class BusReader:
         self._descriptors = tuple(descriptors)
         self._index = index
         self._now = now
+        self._on_read, self._poll_s, self._patience = rhythm
+        self._empty = 0  # reads in a row that found no frame
         self._timer: asyncio.TimerHandle | None = None
-        self._read_at = -POLL_S
+        self._read_at = -self._poll_s * self._patience
         self.frames = 0
         self.corrupt = 0
 
@@ -187,24 +204,31 @@ class BusReader:
     def _readable(self, pipe: int) -> None:
         """Reads from a pipe that has a frame. If the last read was shortly before, reads all pipes at intervals from now on."""
         now = self._now()
-        frequent = now - self._read_at < POLL_S
+        frequent = now - self._read_at < self._poll_s * self._patience
         self._read_at = now
         if not frequent:
             learned: list[Frame] = []
             self._read(pipe, learned, 1)  # the loop calls again if there are more frames
             self._learn(learned)
+            self._on_read()
             return
         for descriptor in self._descriptors:
             self._loop.remove_reader(descriptor)
+        self._empty = 0
         self._poll()
 
     def _poll(self) -> None:
         self._timer = None
         if self.drain():
             self._read_at = self._now()
-            self._timer = self._loop.call_later(POLL_S, self._poll)
+            self._empty = 0
+        else:
+            self._empty += 1
+        if self._empty < self._patience:
+            self._timer = self._loop.call_later(self._poll_s, self._poll)
         else:
             self.start()
+        self._on_read()  # last, so that a timer that it sets for the same time runs out after the one for the next read
 
     def drain(self) -> int:
         """Reads the frames that are in the pipes, up to a limit, and puts them into the index together. Returns their number."""

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from shm.prefix_writer import IndexWriter
 from workers.endpoints.index_state import IndexState
 from workers.process.instance import Instance
-from workers.shared.bus import AGE_TICKS, BusReader, IndexWriting
+from workers.shared.bus import AGE_TICKS, RHYTHM, BusReader, IndexWriting
 from workers.shared.documents import Identity
 from workers.supervisor.background import Background
 
@@ -34,6 +34,7 @@ class IndexKeeper:
         self.writer = IndexWriter(instance.layout.index, instance.memory.index)
         self.snapshot = _snapshot(instance, self.writer)  # None without --state-dir
         self.taught: IndexWriting = self.writer  # what the bus writes to; other replicas may get a copy
+        self.rhythm = RHYTHM  # in which the bus is read; other replicas may want another one
         self.bus: BusReader
 
     @property
@@ -63,6 +64,7 @@ class IndexKeeper:
             now=time.monotonic,
             on_samples=on_samples,
             on_records=on_records,
+            rhythm=self.rhythm,
         )
         cleanup.callback(self.bus.close)
         self.bus.start()

@@ -118,7 +118,7 @@ class Supervisor:
         from workers.supervisor.replication import exchange_of  # takes memory, and few pickers have a store
 
         exchange = exchange_of(self.instance, self.index.writer, report)
-        self.index.taught = exchange.parts.taught
+        self.index.taught, self.index.rhythm = exchange.parts.taught, exchange.pace.rhythm()
         return exchange
 
     def _kubernetes(self) -> "Kubernetes":

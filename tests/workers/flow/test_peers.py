@@ -208,6 +208,7 @@ def test_what_waits_in_other_replicas_counts_for_limits_while_it_is_fresh(shards
     schema = RemoteSchema(1, 4)
     remote = shards.lanes.remote = RemoteLane(schema, region_for(schema))
     remote.set_band(PLACES[5], 7, 70)
+    remote.set_waiting(7, 70)
     remote.beat(shards.now, 1)
     one, two, _ = shards.peers
     two.publish(5, 1, 10, 1.0)

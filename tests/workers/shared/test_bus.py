@@ -11,7 +11,7 @@ from epp.learning import samples
 from epp.learning.model import LatencyModel
 from epp.prefix.updates import FORGET, FRAME_BYTES_MAX, LEARN, frames
 from workers.process.resources import PIPE_BYTES, PIPE_BYTES_MIN, Pipe, packet_pipe
-from workers.shared.bus import AGE_TICKS, FLUSH_S, PENDING_BYTES_MAX, POLL_S, BusReader, BusWriter
+from workers.shared.bus import AGE_TICKS, FLUSH_S, PENDING_BYTES_MAX, POLL_S, BusReader, BusWriter, Rhythm
 
 
 class Index:
@@ -325,3 +325,37 @@ def test_samples_reach_their_reader_and_bad_ones_are_counted(pipe: Pipe) -> None
         assert (model.endpoints[1].token_speed.samples, reader.corrupt) == (2, 1)
 
     in_loop(scenario)
+
+
+def test_a_patient_reader_calls_after_each_read_and_stops_after_several_that_found_nothing(pipe: Pipe) -> None:
+    index, loop, reads = Index(), FakeLoop(), list[int]()
+    rhythm = Rhythm(lambda: reads.append(len(loop.timers)), 0.01, patience=3)
+    reader = BusReader(loop, [pipe.reader], index, now=loop.time, rhythm=rhythm)  # type: ignore[arg-type]
+    reader.start()
+
+    def send() -> None:
+        for frame in frames(LEARN, [(1, blocks(1).tobytes())]):
+            os.write(pipe.writer, frame)
+
+    def look() -> None:
+        loop.now += 0.01
+        ((delay, call),) = loop.timers
+        assert delay == 0.01
+        loop.timers.clear()
+        call()
+
+    send()
+    loop.readable()
+    assert (len(reads), loop.timers) == (1, [])
+    loop.now += 0.025
+    send()
+    loop.readable()
+    look()
+    send()
+    for _ in range(3):
+        look()
+        assert not loop.listening
+    look()
+    assert len(index.batches) == 3, "one at once, two at intervals"
+    assert reads == [0, 1, 1, 1, 1, 1, 0], "the timer for the next read is set before the call"
+    assert (loop.listening, loop.timers) == ({pipe.reader}, [])

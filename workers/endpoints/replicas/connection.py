@@ -13,7 +13,7 @@ from typing import Any
 import structlog
 
 from workers.endpoints.replicas.byte_stream import ByteStream
-from workers.endpoints.replicas.replies import InvalidReply, Message, Refusal, Replies
+from workers.endpoints.replicas.replies import InvalidReply, Refusal, Replies
 
 log = structlog.get_logger()
 
@@ -55,15 +55,15 @@ class Connection:
         """How long no message has come."""
         return self._loop.time() - self._heard_at
 
-    def send(self, *words: str | int | bytes) -> None:
-        """Sends a command whose answer matters only if it is an error; `check` raises that. Raises what has failed before."""
-        self._write(words, None)
+    def send(self, command: bytes) -> None:
+        """Sends a packed command whose answer matters only if it is an error; `check` raises that. Raises what has failed before."""
+        self._write(command, None)
 
     async def ask(self, *commands: tuple[str | int | bytes, ...]) -> list[Any]:
         """Sends commands together, and returns their answers. Raises Refused for the first that is refused, or what has failed."""
         places: list[list[Any]] = [[] for _ in commands]
         for words, place in zip(commands, places, strict=True):
-            self._write(words, place)
+            self._write(packed(words), place)
         while not all(places):
             try:
                 self._feed(await self._stream.wait())
@@ -96,9 +96,9 @@ class Connection:
             return
         try:
             for value in self._replies.feed(data):
-                if type(value) is Message:
+                if type(value) is tuple:
                     self._heard_at = self._loop.time()
-                    self.hear(value.channel, value.data)
+                    self.hear(*value)
                 else:
                     self._answered(value)
         except (InvalidReply, Refused) as fault:
@@ -107,13 +107,13 @@ class Connection:
             log.debug("a fault in the exchange with other replicas", exc_info=True)
             self._end(fault)
 
-    def _write(self, words: tuple[str | int | bytes, ...], answer: list[Any] | None) -> None:
+    def _write(self, command: bytes, answer: list[Any] | None) -> None:
         self._raise()
         if not self._waiting:
             self._asked_at = self._loop.time()
         self._waiting.append(answer)
         try:
-            self._stream.write(packed(words))
+            self._stream.write(command)
         except OSError as fault:
             self._end(fault)
             raise
@@ -145,3 +145,8 @@ def packed(words: tuple[str | int | bytes, ...]) -> bytes:
         data = word if isinstance(word, bytes) else str(word).encode()
         parts.append(b"$%d\r\n%b\r\n" % (len(data), data))
     return b"".join(parts)
+
+
+def publishing(channel: str) -> bytes:
+    """Returns the beginning of the command that publishes to a channel, without the message."""
+    return packed(("PUBLISH", channel)).replace(b"*2", b"*3", 1)

@@ -100,6 +100,7 @@ class Exchange:
         self.others = Others(name, (0, random.getrandbits(62)), most)
         self.joining = Joining(parts.writer, parts.places, self.others, secret=secret)
         self.notices = Notices(now, report)
+        self.pace = Pace()
         self.connected = False  # the store has accepted a whole message of this replica
         self.connections = self.sent = self.sent_bytes = self.foreign_blocks = 0
         self.failures: Counter[str] = Counter()  # why the store could not be used -> number
@@ -120,8 +121,6 @@ class Exchange:
         self._keep_at = float("inf")
         self._new = False  # the store has just given this replica its first number
         self._echo: tuple[int, float] | None = None  # sequence and time of the whole message that is not back yet
-        self._pace = Pace()
-        parts.taught.on_insert = self._pace.woken
         parts.remote.clear()
 
     @property
@@ -181,7 +180,7 @@ class Exchange:
         await self._keep(link)
         self._whole_at = float("-inf")
         while True:
-            await self._pace.run(lambda: self._turn(link))
+            await self.pace.run(lambda: self._turn(link))
             now = self._now()
             if self._silent:
                 await self._number(link, above=self.others.life[0])
@@ -209,6 +208,7 @@ class Exchange:
         message = self._message(now)
         if message is not None:
             link.publish(link.names.all, message)
+            self.pace.published()
             self._offered = True  # the first message over a link is a whole one
         if (part := self.joining.next_slice()) is not None:
             link.publish(link.names.to(part[0]), part[1])

@@ -11,9 +11,10 @@ until the next whole message, at most a second later.
 """
 
 from collections import Counter
-from collections.abc import Iterator
 
+from compiled.calls import merge_loads
 from workers.endpoints.replicas.rates import Rate
+from workers.endpoints.replicas.reading import decode, sender
 from workers.endpoints.replicas.wire import (
     EPOCH_FOLLOWED_MAX,
     REQUESTS_MAX,
@@ -23,8 +24,6 @@ from workers.endpoints.replicas.wire import (
     Flow,
     Message,
     NotUsable,
-    decode,
-    sender,
 )
 
 FADE_S = 1.0
@@ -117,11 +116,11 @@ class Others:
             del self._gone[next(iter(self._gone))]
         return silent
 
-    def take(self) -> Iterator[tuple[int, Load]]:
-        """Yields each endpoint whose total changed since the last call, with its total."""
+    def take(self) -> list[tuple[int, Load]]:
+        """Returns each endpoint whose total changed since the last call, with its total."""
         changed, self._changed = self._changed, set()
-        for key in changed:
-            yield key, self.totals.get(key, NONE)
+        totals = self.totals
+        return [(key, totals.get(key, NONE)) for key in changed]
 
     def flows(self) -> list[Flow]:
         """Returns what waits in each other replica that said so."""
@@ -177,12 +176,19 @@ class Others:
         return other
 
     def _merge(self, other: Other, message: Message) -> None:
-        said = rows(message.loads)
         if message.whole:
-            named = {key for key, _ in said}
+            named = {key for key, _, _ in ROW.iter_unpack(message.loads)}
             for key in [key for key in other.loads if key not in named]:
                 self._set(other, key, NONE)
-        for key, load in said:
+        if merge_loads is not None:
+            merge_loads(other.loads, self.totals, self._changed, message.loads, REQUESTS_MAX, TOKENS_MAX, ROWS_MAX)
+        else:
+            self.reference_merge(other, message.loads)
+
+    def reference_merge(self, other: Other, loads: bytes) -> None:
+        """Does in Python what the C kernel does: takes over the loads of some endpoints. Lowers numbers to their limits."""
+        for key, requests, tokens in ROW.iter_unpack(loads):
+            load = min(requests, REQUESTS_MAX), min(tokens, TOKENS_MAX)
             self._set(other, key, load)
 
     def _set(self, other: Other, key: int, load: Load) -> None:
@@ -205,11 +211,3 @@ class Others:
         self.waiting_changed = True
         for key in list(other.loads):
             self._set(other, key, NONE)
-
-
-def rows(loads: bytes) -> list[tuple[int, Load]]:
-    """Returns the key and the load of each endpoint. Numbers above REQUESTS_MAX or TOKENS_MAX are lowered to these limits."""
-    told: list[tuple[int, Load]] = []
-    for key, requests, tokens in ROW.iter_unpack(loads):
-        told.append((key, (min(requests, REQUESTS_MAX), min(tokens, TOKENS_MAX))))
-    return told

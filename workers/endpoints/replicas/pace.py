@@ -1,14 +1,18 @@
-"""When the exchange takes its turn: soon after something else has woken the process up, or by a timer.
+"""When the exchange takes its turn: when the supervisor has read the bus of the prefix index, or else by a timer.
 
-To wake a process up costs more than a turn. Under load, updates of the prefix index wake the supervisor up all the time; a turn then
-follows each one that comes at least EARLY_S after the last turn, and the timer, which fires TICK_S after it, does not run out.
+To wake a process up costs more than a turn. So under load the supervisor reads the bus each TICK_S, until it has found nothing
+BUS_PATIENCE times. A turn follows each read, and before the timer, which is set to TICK_S after each turn. Without load, a turn follows
+at once when something comes, unless this replica has published within EARLY_S.
 """
 
 import asyncio
 from collections.abc import Callable
 from typing import Final
 
+from workers.shared.bus import Rhythm
+
 TICK_S: Final = 0.009
+BUS_PATIENCE: Final = 2
 EARLY_S: Final = 0.0065
 
 
@@ -21,6 +25,11 @@ class Pace:
         self._loop: asyncio.AbstractEventLoop
         self._timer: asyncio.TimerHandle
         self._last = float("-inf")
+        self._published = float("-inf")
+
+    def rhythm(self) -> Rhythm:
+        """Returns how the supervisor shall read the bus."""
+        return Rhythm(self.woken, TICK_S, BUS_PATIENCE)
 
     async def run(self, turn: Callable[[], bool]) -> None:
         """Takes turns until one returns false. Raises what a turn raises."""
@@ -35,10 +44,14 @@ class Pace:
             self._timer.cancel()
 
     def woken(self) -> None:
-        """Takes a turn if it is time for an early one."""
-        if self._turn is not None and self._loop.time() - self._last >= EARLY_S:
+        """Takes a turn if this replica has published nothing for EARLY_S."""
+        if self._turn is not None and self._loop.time() - self._published >= EARLY_S:
             self._timer.cancel()
             self._take()
+
+    def published(self) -> None:
+        """Notes that this turn publishes something."""
+        self._published = self._last
 
     def _take(self) -> None:
         assert self._turn is not None

@@ -23,7 +23,7 @@ class Places:
         self._endpoints = endpoints
         self._version = -1
         self.slots: Mapping[int, int] = {}
-        self.owners: Mapping[int, int] = {}
+        self.owners: dict[int, int] = {}  # key -> owner
         self.keys: Mapping[int, int] = {}  # owner -> key
         self.slot_array: Ints = np.zeros(0, np.int64)
         self.key_array: NDArray[np.uint64] = np.zeros(0, np.uint64)

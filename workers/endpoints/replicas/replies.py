@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
+from compiled.calls import answers
 from workers.endpoints.replicas.wire import MESSAGE_BYTES_MAX
 
 REPLY_BYTES_MAX: Final = 2 * MESSAGE_BYTES_MAX
@@ -18,20 +19,14 @@ ELEMENTS_MAX: Final = 64
 DEPTH_MAX: Final = 4
 DIGITS_MAX: Final = 19
 NEGATIVE: Final = re.compile(rb"-[0-9]{1,19}")
-MESSAGE: Final = b">3\r\n$7\r\nmessage\r\n$"
-SIZE_BYTES_MAX: Final = 12
+MESSAGE: Final = re.compile(rb">3\r\n\$7\r\nmessage\r\n\$([0-9]{1,10})\r\n")
+SIZE: Final = re.compile(rb"..\$([0-9]{1,10})\r\n", re.DOTALL)  # behind the channel
+NUMBER: Final = re.compile(rb":([0-9]{1,18})\r\n")
 ARRAYS: Final = {ord("*"): 1, ord(">"): 1, ord("~"): 1, ord("%"): 2}  # kind -> elements per counted item
 
 
 class InvalidReply(Exception):
     """Says that the store has sent something that no store sends."""
-
-
-class Message(NamedTuple):
-    """A message of a channel."""
-
-    channel: bytes
-    data: bytes
 
 
 class Refusal(NamedTuple):
@@ -51,47 +46,46 @@ class Replies:
         self._rest = b""
 
     def feed(self, data: bytes) -> Iterator[Any]:
-        """Yields what is complete: Message, Refusal, bytes, int, None, or a list of these. Raises InvalidReply."""
+        """Yields what is complete: a message as a pair of channel and content; Refusal, bytes, int, None, or a list of these. Raises
+        InvalidReply.
+        """
         if self._rest:
             data = self._rest + data
         at, end = 0, len(data)
         try:
             while at < end:
-                value, at = _message(data, at) or _value(data, at, 0)
-                yield value
+                usual, at = answers(data, at, REPLY_BYTES_MAX) if answers is not None else reference_answers(data, at)
+                yield from usual
+                if at < end:
+                    value, at = _value(data, at, 0)
+                    yield value
         except _More:
             if end - at > REPLY_BYTES_MAX:
                 raise InvalidReply(f"an answer of more than {REPLY_BYTES_MAX} bytes") from None
         self._rest = data[at:]
 
 
-def _message(data: bytes, at: int) -> tuple[Message, int] | None:
-    """Returns the message that begins here, and where it ends. This is what comes nearly always. None: its beginning is not complete, or
-    it is something else. Raises _More or InvalidReply.
-    """
-    if not data.startswith(MESSAGE, at):
-        return None
-    channel, at = _text(data, at + len(MESSAGE))
-    if at < 0 or data[at : at + 1] != b"$":
-        return None
-    content, at = _text(data, at + 1)
-    return None if at < 0 else (Message(channel, content), at)
-
-
-def _text(data: bytes, at: int) -> tuple[bytes, int]:
-    """Returns the bytes whose size begins here, and where they end. The end is -1 if the size is not complete. Raises _More or
-    InvalidReply.
-    """
-    stop = data.find(b"\r\n", at, at + SIZE_BYTES_MAX)
-    if stop < 0:
-        return b"", -1
-    size, begin = _number(data[at:stop]), stop + 2
-    if not 0 <= size <= REPLY_BYTES_MAX:
-        raise InvalidReply(f"a message has a negative size or more than {REPLY_BYTES_MAX} bytes")
-    end = begin + size
-    if len(data) < end + 2:
-        raise _More
-    return data[begin:end], end + 2
+def reference_answers(data: bytes, at: int) -> tuple[list[int | tuple[bytes, bytes]], int]:
+    """Computes in Python what the C kernel returns: what comes nearly always, as far as it is complete, and where it ends."""
+    found: list[int | tuple[bytes, bytes]] = []
+    while (number := NUMBER.match(data, at)) is not None or (head := MESSAGE.match(data, at)) is not None:
+        if number is not None:
+            found.append(int(number[1]))
+            at = number.end()
+            continue
+        assert head is not None
+        begin = head.end() + int(head[1])
+        size = SIZE.match(data, begin)
+        if (
+            size is None
+            or max(int(head[1]), int(size[1])) > REPLY_BYTES_MAX
+            or len(data) < size.end() + int(size[1]) + 2
+        ):
+            break
+        end = size.end() + int(size[1])
+        found.append((data[head.end() : begin], data[size.end() : end]))
+        at = end + 2
+    return found, at
 
 
 def _value(data: bytes, at: int, depth: int) -> tuple[Any, int]:

@@ -30,7 +30,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import AuthenticationError, NoPermissionError, RedisError, ResponseError
 
 from workers.endpoints.replicas.address import Address
-from workers.endpoints.replicas.connection import Connection, Refused
+from workers.endpoints.replicas.connection import Connection, Refused, publishing
 from workers.endpoints.replicas.replies import InvalidReply
 from workers.endpoints.replicas.wire import EPOCH_MAX
 from workers.host.options import PASSWORD_VARIABLE
@@ -109,6 +109,7 @@ class Link:
         self._address = address
         self.names = names
         self._connection = connection
+        self._to_all = publishing(names.all)
         self._in_words = _InWords(address)
 
     @classmethod
@@ -151,7 +152,8 @@ class Link:
     def publish(self, channel: str, data: bytes) -> None:
         """Publishes a message, and waits for nothing. Raises StoreError if the link has failed."""
         with self._in_words:
-            self._connection.send("PUBLISH", channel, data)
+            begin = self._to_all if channel == self.names.all else publishing(channel)
+            self._connection.send(b"%b$%d\r\n%b\r\n" % (begin, len(data), data))
 
     @property
     def settled(self) -> bool:

@@ -9,13 +9,13 @@ that only lowers the hit rate.
 
 from array import array
 from collections import deque
-from collections.abc import Callable
 from typing import Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shm.index_news import News
+from shm.named_blocks import owned_blocks
 from workers.endpoints.replicas.places import Places
 from workers.endpoints.replicas.wire import RUNS_MAX, Blocks
 
@@ -23,8 +23,7 @@ STALE_TICKS: Final = 64  # of the index's clock: 4 s
 BACKLOG_BYTES: Final = 1 << 20
 MESSAGE_BYTES: Final = 1 << 16  # hashes in one message
 UPDATE_BYTES: Final = 32  # of memory, besides the hashes
-
-UNKNOWN: Final = 0  # no endpoint has this owner id
+KEY_BYTES: Final = 8  # of an endpoint
 
 Hashes = NDArray[np.uint64]
 
@@ -32,7 +31,7 @@ Hashes = NDArray[np.uint64]
 class Index(Protocol):
     """The part of the index writer that is used here."""
 
-    def insert_runs(self, hashes: Hashes, owners: list[int], counts: list[int], age: int) -> None: ...
+    def insert_named(self, hashes: bytes, owner_of: dict[int, int], names: bytes, counts: bytes, age: int) -> None: ...
 
     def insert_and_tell(self, hashes: Hashes, owners: NDArray[np.uint16], age: int, stale: int) -> News: ...
 
@@ -40,12 +39,13 @@ class Index(Protocol):
 
 
 class Update:
-    """Some runs of hashes: the key of the endpoint and the number of hashes of each. `forget`: they are taken back."""
+    """Some runs of hashes, as `wire.Blocks` has them. `forget`: they are taken back."""
 
     __slots__ = ("counts", "endpoints", "forget", "hashes")
 
     def __init__(self, endpoints: list[int], counts: list[int], hashes: bytes, forget: bool) -> None:
-        self.endpoints, self.counts, self.hashes, self.forget = endpoints, counts, hashes, forget
+        self.endpoints, self.counts = array("Q", endpoints).tobytes(), array("H", counts).tobytes()
+        self.hashes, self.forget = hashes, forget
 
 
 class Taught:
@@ -62,14 +62,12 @@ class Taught:
         self._bytes = 0
         self._learned: list[tuple[Blocks, bool]] = []  # of others, since the last `apply`; whether they are taken back
         self.dropped = 0
-        self.on_insert: Callable[[], None] = lambda: None  # called after each insert
 
     def insert(self, hashes: Hashes, owners: NDArray[np.uint16], age: int) -> None:
         """Inserts blocks into the index, as `shm.prefix_writer` does; one owner per block."""
         ids, counts, news = self._index.insert_and_tell(hashes, owners, age, STALE_TICKS)
         if ids:
             self._keep(ids, counts, news, forget=False)
-        self.on_insert()
 
     def forget(self, hashes: Hashes, owner: int) -> None:
         """Takes blocks of one owner out of the index."""
@@ -101,44 +99,32 @@ class Taught:
                 continue
             self._insert_learned(together, age)
             together = []
-            hashes, owners, counts = self._known([blocks])
-            self._index.forget(hashes, np.array(owners, np.uint16).repeat(counts))
+            hashes, owners = owned_blocks(blocks.hashes, self._places.owners, blocks.endpoints, blocks.counts)
+            self._index.forget(hashes, owners)
         self._insert_learned(together, age)
 
     def _insert_learned(self, learned: list[Blocks], age: int) -> None:
-        if learned:
-            self._index.insert_runs(*self._known(learned), age)
-
-    def _known(self, updates: list[Blocks]) -> tuple[Hashes, list[int], list[int]]:
-        """Returns the hashes of endpoints that this replica knows, the owner of each run, and its number of hashes."""
-        owner_of = self._places.owners
-        owners: list[int] = []
-        counts: list[int] = []
-        for update in updates:
-            counts += memoryview(update.counts).cast("H")
-            owners += [owner_of.get(endpoint, UNKNOWN) for endpoint in memoryview(update.endpoints).cast("Q")]
-        hashes = np.frombuffer(b"".join([update.hashes for update in updates]), "<u8")
-        if UNKNOWN not in owners:
-            return hashes, owners, counts
-        known = np.array(owners) != UNKNOWN
-        sizes = np.array(counts)
-        return hashes[known.repeat(sizes)], [owner for owner in owners if owner != UNKNOWN], sizes[known].tolist()
+        if not learned:
+            return
+        names = b"".join([blocks.endpoints for blocks in learned])
+        counts = b"".join([blocks.counts for blocks in learned])
+        hashes = b"".join([blocks.hashes for blocks in learned])
+        self._index.insert_named(hashes, self._places.owners, names, counts, age)
 
     def _take(self, *, forget: bool) -> Blocks | None:
         """Returns the oldest updates of one kind, up to the first one of the other kind."""
-        endpoints, counts, hashes = array("Q"), array("H"), []
-        size, waiting = 0, self._waiting
-        while waiting and waiting[0].forget == forget and size < MESSAGE_BYTES:
+        endpoints, counts, hashes = b"", b"", b""
+        waiting = self._waiting
+        while waiting and waiting[0].forget == forget and len(hashes) < MESSAGE_BYTES:
             update = waiting[0]
-            if len(endpoints) + len(update.endpoints) > RUNS_MAX:
+            if len(endpoints) + len(update.endpoints) > RUNS_MAX * KEY_BYTES:
                 break
             waiting.popleft()
             self._bytes -= len(update.hashes) + UPDATE_BYTES
-            size += len(update.hashes)
-            hashes.append(update.hashes)
-            endpoints.extend(update.endpoints)
-            counts.extend(update.counts)
-        return Blocks(endpoints.tobytes(), counts.tobytes(), b"".join(hashes)) if hashes else None
+            endpoints += update.endpoints
+            counts += update.counts
+            hashes += update.hashes
+        return Blocks(endpoints, counts, hashes) if hashes else None
 
     def _keep(self, owners: list[int], counts: list[int], hashes: bytes, *, forget: bool) -> None:
         """Puts updates into the queue, in parts that one message can have. An owner without endpoint gets the key 0, which nobody has."""

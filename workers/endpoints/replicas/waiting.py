@@ -7,7 +7,7 @@ workers. A band is named by its priority, since its place in the lanes differs b
 from collections.abc import Iterable
 
 from epp.flows import rank
-from shm.flow_lanes import DISPATCHED, FlowLanes
+from shm.flow_lanes import DISPATCHED, WAITING, FlowLanes
 from shm.remote_lane import RemoteLane
 from workers.endpoints.replicas.wire import Band, Flow
 from workers.shared.objectives import ObjectivesView
@@ -29,6 +29,8 @@ class Waiting:
 
     def bands(self, *, whole: bool) -> Flow | None:
         """Returns what waits here, by band; None if nothing changed since the last call and `whole` is false."""
+        if not whole and not self._said and not self._flow.total(WAITING):
+            return None
         self._objectives.look()
         bands = []
         for priority, place in self._objectives.places.items():
@@ -61,4 +63,5 @@ class Waiting:
                 first = own
         for place, (requests, size) in sums.items():
             self._remote.set_band(place, requests, size)
+        self._remote.set_waiting(sum(requests for requests, _ in sums.values()), sum(size for _, size in sums.values()))
         self._remote.set_front(None if first is None else places[first], progress & PROGRESS_MASK)

@@ -10,7 +10,7 @@
 - A message is *whole* if it has the loads of all endpoints that have any. Any other message has the rows that changed.
 - `epoch` is the number that the store gave to the sender's connection; `origin` is random and decides between equal epochs.
 - `secret` is a fingerprint of the seed of block hashes. Blocks under another seed mean nothing.
-- Nothing here is trusted: `decode` bounds each size, and each number is brought into its range.
+- Nothing here is trusted: `reading` bounds each size, and each number is brought into its range.
 """
 
 import hashlib
@@ -39,9 +39,6 @@ EPOCH_MAX: Final = (1 << 62) - 1
 EPOCH_FOLLOWED_MAX: Final = 1 << 40  # no store counts so far; a higher number is a lie, and no replica goes above it
 
 NAME_MAX: Final = 300
-Name = Annotated[
-    str, Meta(pattern=rf"^[A-Za-z0-9._-]{{1,{NAME_MAX}}}\Z")
-]  # the rule of --replica-name; it goes into logs
 Count = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]  # also a hash of 63 bits
 
 
@@ -75,19 +72,12 @@ class Blocks(msgspec.Struct, array_like=True, frozen=True):
     counts: bytes
     hashes: bytes
 
-    @property
-    def consistent(self) -> bool:
-        """Whether the three parts fit each other."""
-        if len(self.endpoints) % 8 or len(self.counts) * 4 != len(self.endpoints):
-            return False
-        return sum(memoryview(self.counts).cast("H")) * 8 == len(self.hashes)
-
 
 class Message(msgspec.Struct, array_like=True, frozen=True):
     """What one replica tells the others. `flow` is None if its flow control has nothing new."""
 
     form: int
-    name: Name
+    name: Annotated[str, Meta(max_length=NAME_MAX)]
     epoch: Annotated[int, Meta(ge=0, le=EPOCH_MAX)]
     origin: Count
     sequence: Count
@@ -100,45 +90,8 @@ class Message(msgspec.Struct, array_like=True, frozen=True):
     wants: bool = False  # a copy of the prefix index
 
 
-_decoder = msgspec.msgpack.Decoder(Message)
+decoder = msgspec.msgpack.Decoder(Message)
 encode = msgspec.msgpack.Encoder().encode
-
-
-def decode(data: bytes) -> Message:
-    """Reads a message. Raises NotUsable: "long", "form" (of another version) or "malformed"."""
-    if len(data) > MESSAGE_BYTES_MAX:
-        raise NotUsable("long")
-    try:
-        message = _decoder.decode(data)
-    except (msgspec.DecodeError, RecursionError, MemoryError, UnicodeError):
-        raise NotUsable("form" if _other_form(data) else "malformed") from None
-    if message.form != FORM:
-        raise NotUsable("form")
-    if len(message.loads) % ROW.size:
-        raise NotUsable("malformed")
-    for blocks in (message.learned, message.taken_back):
-        if blocks is not None and not blocks.consistent:
-            raise NotUsable("malformed")
-    return message
-
-
-def sender(data: bytes) -> str:
-    """Returns the name in a message without reading the rest; "" if there is none at its place. Costs little, whatever the message."""
-    head = data[2] if len(data) > 4 else 0
-    if 0xA0 <= head < 0xC0:  # msgpack: a string of less than 32 bytes
-        begin, size = 3, head - 0xA0
-    elif head == 0xD9:  # of less than 256
-        begin, size = 4, data[3]
-    elif head == 0xDA:  # of less than 65,536
-        begin, size = 5, int.from_bytes(data[3:5])
-    else:
-        return ""
-    return data[begin : begin + min(size, NAME_MAX + 1)].decode(errors="replace")
-
-
-def _other_form(data: bytes) -> bool:
-    """Whether this is the beginning of a message of another version: an array that begins with a number that is not ours."""
-    return len(data) > 1 and (0x90 <= data[0] <= 0x9F) and data[1] < 0x80 and data[1] != FORM
 
 
 def packed(endpoints: NDArray[np.uint64], requests: NDArray[np.int64], tokens: NDArray[np.int64]) -> bytes:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from workers.endpoints.replicas.wire import FORM, Blocks, Message, encode, packed
+from workers.endpoints.replicas.wire import FORM, ROW, Blocks, Message, encode, packed
 
 Loads = dict[int, tuple[int, int]]
 
@@ -14,6 +14,11 @@ def rows_of(loads: Loads) -> bytes:
     keys = np.array(list(loads), np.uint64)
     requests, tokens = (np.array([load[at] for load in loads.values()], np.int64) for at in (0, 1))
     return packed(keys, requests, tokens)
+
+
+def loads_of(rows: bytes) -> list[tuple[int, tuple[int, int]]]:
+    """Returns the key and the load of each row."""
+    return [(key, (requests, tokens)) for key, requests, tokens in ROW.iter_unpack(rows)]
 
 
 def blocks(*runs: tuple[int, Sequence[int]]) -> Blocks:

@@ -11,8 +11,8 @@ from tests.workers.endpoints.replicas.fake_link import FakeLink, links
 from tests.workers.endpoints.replicas.live import Replica, becomes, running
 from tests.workers.endpoints.replicas.messages import message
 from workers.endpoints.replicas.exchange import REFUSED_MAX_S, RETRY_MAX_S, RETRY_MIN_S, retry_delay
+from workers.endpoints.replicas.reading import decode
 from workers.endpoints.replicas.store import ANSWER_S
-from workers.endpoints.replicas.wire import decode
 
 X, Y = "10.0.0.1:8000", "10.0.0.2:8000"
 BACK = "the replica store is back"

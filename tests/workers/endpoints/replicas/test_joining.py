@@ -4,7 +4,8 @@ from epp.learning.state import UnusableModel
 from tests.workers.endpoints.replicas.live import Replica
 from tests.workers.endpoints.replicas.messages import message
 from workers.endpoints.replicas.joining import AGAIN_S, COPIES_MAX, COPIES_S, COPY_S, Joining
-from workers.endpoints.replicas.wire import MESSAGE_BYTES_MAX, decode
+from workers.endpoints.replicas.reading import decode
+from workers.endpoints.replicas.wire import MESSAGE_BYTES_MAX
 
 X = "10.0.0.1:8000"
 

@@ -1,10 +1,21 @@
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.workers.endpoints.replicas.messages import message
-from workers.endpoints.replicas.others import FADE_S, REMEMBERED_S, SUPERSEDED_S, Others
-from workers.endpoints.replicas.rates import BYTES_MAX, MESSAGES_MAX
-from workers.endpoints.replicas.wire import EPOCH_FOLLOWED_MAX, FORM, REQUESTS_MAX, ROWS_MAX, Message, encode
+from compiled.calls import merge_loads
+from tests.workers.endpoints.replicas.messages import message, rows_of
+from workers.endpoints.replicas.others import FADE_S, REMEMBERED_S, SUPERSEDED_S, Other, Others
+from workers.endpoints.replicas.rates import BYTES_MAX, MESSAGES_MAX, Rate
+from workers.endpoints.replicas.wire import (
+    EPOCH_FOLLOWED_MAX,
+    FORM,
+    REQUESTS_MAX,
+    ROW,
+    ROWS_MAX,
+    TOKENS_MAX,
+    Message,
+    encode,
+)
 
 
 def others(most: int = 8) -> Others:
@@ -27,6 +38,38 @@ def test_a_whole_message_removes_what_it_does_not_name() -> None:
     seen.receive(message("b", 1, {1: (2, 0), 2: (1, 0)}), 0.0)
     seen.receive(message("b", 2, {2: (4, 0)}, whole=True), 0.0)
     assert seen.totals == {2: (4, 0)}
+
+
+ROWS = st.lists(
+    st.tuples(st.sampled_from([1, 2, 1 << 63]), st.integers(0, 2), st.sampled_from([0, 5, 1 << 63])), max_size=6
+)
+
+
+@given(st.lists(st.tuples(st.booleans(), ROWS), max_size=8))
+def test_the_kernel_merges_loads_as_the_reference_does(steps: list[tuple[bool, list[tuple[int, int, int]]]]) -> None:
+    if merge_loads is None:
+        return
+    seen, two = others(), [Other((1, 1), 0.0, Rate(0.0)) for _ in range(2)]
+    loads: list[dict[int, tuple[int, int]]] = [{}, {}]
+    totals: dict[int, tuple[int, int]] = {}
+    for which, said in steps:
+        changed: set[int] = set()
+        rows = b"".join(ROW.pack(*row) for row in said)
+        merge_loads(loads[which], totals, changed, rows, REQUESTS_MAX, TOKENS_MAX, ROWS_MAX)
+        seen.reference_merge(two[which], rows)
+        assert (loads, totals) == ([other.loads for other in two], seen.totals)
+        assert dict(seen.take()) == {key: totals.get(key, (0, 0)) for key in changed}
+
+
+def test_a_kernel_refuses_half_a_row_and_ignores_endpoints_beyond_its_bound() -> None:
+    if merge_loads is None:
+        return
+    loads: dict[int, tuple[int, int]] = {}
+    rows = rows_of({1: (1, 1), 2: (2, 2), 3: (3, 3)})
+    merge_loads(loads, {}, set(), rows, 9, 9, 2)
+    assert loads == {1: (1, 1), 2: (2, 2)}
+    with pytest.raises(TypeError, match="rows of 20 bytes"):
+        merge_loads(loads, {}, set(), rows[1:], 9, 9, 2)
 
 
 def test_a_killed_replica_stops_counting_after_a_second() -> None:

@@ -21,22 +21,34 @@ def test_a_turn_that_raises_ends_the_run_with_the_same_exception() -> None:
         asyncio.run(Pace().run(turn))
 
 
-def test_a_wake_up_takes_a_turn_if_the_last_one_was_some_time_ago() -> None:
+def test_a_wake_up_takes_a_turn_unless_the_replica_has_just_published() -> None:
     async def test() -> None:
         loop, pace, taken = asyncio.get_running_loop(), Pace(), []
         clock = [0.0]
         loop.time = lambda: clock[0]  # type: ignore[method-assign]
-        running = asyncio.ensure_future(pace.run(lambda: not taken.append(clock[0])))  # type: ignore[func-returns-value]
+
+        def turn() -> bool:
+            taken.append(clock[0])
+            if clock[0] > 0:
+                pace.published()
+            return True
+
+        running = asyncio.ensure_future(pace.run(turn))
         while not taken:
             await asyncio.sleep(0)
-        for at in (EARLY_S / 2, EARLY_S, EARLY_S + TICK_S / 2, 2 * EARLY_S):
-            clock[0] = at
+        for part in (0.1, 0.2, 1.0, 1.1, 1.9, 2.1):
+            clock[0] = part * EARLY_S
             pace.woken()
-        assert taken == [0.0, EARLY_S, 2 * EARLY_S]
+        assert taken == [0.0, 0.1 * EARLY_S, 1.1 * EARLY_S, 2.1 * EARLY_S]
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
         clock[0] = 1.0
         pace.woken()
-        assert len(taken) == 3, "nothing runs any more"
+        assert len(taken) == 4, "nothing runs any more"
 
     asyncio.run(test())
+
+
+def test_under_load_the_bus_is_read_as_often_as_the_timer_fires() -> None:
+    pace = Pace()
+    assert pace.rhythm()[:2] == (pace.woken, TICK_S)

@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 
 from compiled import kernels
 from tests.workers.endpoints.replicas.live import SLOTS, Replica
-from workers.endpoints.replicas.others import rows
+from tests.workers.endpoints.replicas.messages import loads_of
 from workers.endpoints.replicas.places import OwnLoad
 
 ADDRESSES = [f"10.0.0.{number}:8000" for number in range(1, 6)]
@@ -21,15 +21,15 @@ def test_beyond_the_rows_of_a_message_the_most_loaded_endpoints_are_named() -> N
     for requests, address in enumerate(ADDRESSES):
         replica.serve(address, requests)
     for whole in (True, False):
-        named = {key: requests for key, (requests, _) in rows(own.rows(whole=whole))}
+        named = {key: requests for key, (requests, _) in loads_of(own.rows(whole=whole))}
         assert named == ({keys[ADDRESSES[4]]: 4, keys[ADDRESSES[3]]: 3} if whole else {})
     assert own.left_out == 2
     for address in ADDRESSES:
         replica.serve(address, 9)
-    assert len(rows(own.rows(whole=False))) == 2
+    assert len(loads_of(own.rows(whole=False))) == 2
     for address in ADDRESSES[1:]:
         replica.serve(address, 0)
-    assert len(rows(own.rows(whole=True))) == 1
+    assert len(loads_of(own.rows(whole=True))) == 1
     assert own.left_out == 0
 
 
@@ -55,8 +55,8 @@ def test_rows_name_exactly_the_endpoints_whose_load_changed_with_and_without_the
             replica.serve(address, *load)
         told = one.rows(whole=all_of_them)
         assert told == other.reference_rows(all_of_them)
-        assert all(seen[key] != load for key, load in rows(told)) or all_of_them
-        seen |= dict(rows(told))
+        assert all(seen[key] != load for key, load in loads_of(told)) or all_of_them
+        seen |= dict(loads_of(told))
         requests, tokens = replica.own.inflight, replica.own.tokens
         for key, slot in known.slots.items():
             assert seen[key] == (np.clip(requests[slot], 0, 1 << 20), np.clip(tokens[slot], 0, 1 << 40))

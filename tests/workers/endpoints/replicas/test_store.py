@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from compiled.calls import answers
 from tests.redis_server import RedisServer, needs_redis
 from workers.endpoints.replicas import store
 from workers.endpoints.replicas.address import parse_address
-from workers.endpoints.replicas.replies import REPLY_BYTES_MAX, InvalidReply, Message, Refusal, Replies
+from workers.endpoints.replicas.replies import REPLY_BYTES_MAX, InvalidReply, Refusal, Replies, reference_answers
 from workers.endpoints.replicas.store import Link, Names, StoreError
 
 HELLO = b"%1\r\n$5\r\nproto\r\n:3\r\n"
@@ -129,9 +130,32 @@ def test_answers_and_messages_are_read_however_they_are_cut(cuts: list[int]) -> 
     for size in [*cuts, len(sent)]:
         read += replies.feed(sent[at : at + size])
         at += size
-    message = Message(b"x", b"hi")
+    message = (b"x", b"hi")
     once = [message, 5, [b"subscribe", b"x", 1], Refusal("ERR no"), None, None, [b"proto", 3], message]
     assert read == once * 2
+
+
+PIECES = (
+    MESSAGE,
+    b":5\r\n",
+    b">3\r\n$7\r\nmessage\r\n$",
+    b"0",
+    b"1\r\nx",
+    b"\r\n",
+    b"$",
+    b"2\r\nhi",
+    b":",
+    b"-",
+    b"99999999999",
+)
+
+
+@given(st.lists(st.sampled_from(PIECES), max_size=12).map(b"".join), st.integers(0, 20))
+def test_the_kernel_reads_what_the_reference_reads(data: bytes, begin: int) -> None:
+    if answers is None:
+        return
+    begin = min(begin, len(data))
+    assert answers(data, begin, REPLY_BYTES_MAX) == reference_answers(data, begin)
 
 
 @given(st.binary(max_size=200))

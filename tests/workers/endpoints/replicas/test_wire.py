@@ -5,8 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.workers.endpoints.replicas.messages import blocks, message, rows_of
-from workers.endpoints.replicas.others import rows
+from tests.workers.endpoints.replicas.messages import blocks, loads_of, message, rows_of
+from workers.endpoints.replicas.others import Others
+from workers.endpoints.replicas.reading import decode, sender
 from workers.endpoints.replicas.wire import (
     EPOCH_MAX,
     FORM,
@@ -18,12 +19,10 @@ from workers.endpoints.replicas.wire import (
     Blocks,
     Message,
     NotUsable,
-    decode,
     encode,
     endpoint_key,
     packed,
     secret_key,
-    sender,
 )
 
 NUMBERS = st.integers(0, (1 << 63) - 1)
@@ -54,7 +53,7 @@ def test_a_message_survives_the_wire(
     sent = Message(FORM, name, epoch, 3, sequence, whole, 5, rows_of(loads), None, *either)
     read = decode(encode(sent))
     assert read == sent
-    assert dict(rows(read.loads)) == loads
+    assert dict(loads_of(read.loads)) == loads
 
 
 @given(st.from_regex("[A-Za-z0-9._-]{1,300}", fullmatch=True))
@@ -78,13 +77,10 @@ def test_a_changed_message_is_a_message_or_is_refused(data: st.DataObject) -> No
     sent = bytearray(message(loads={1: (2, 3), 4: (5, 6)}))
     for _ in range(data.draw(st.integers(1, 5))):
         sent[data.draw(st.integers(0, len(sent) - 1))] = data.draw(st.integers(0, 255))
-    try:
-        read = decode(bytes(sent))
-    except NotUsable:
-        return
-    assert all(
-        0 <= requests <= REQUESTS_MAX and 0 <= tokens <= TOKENS_MAX for _, (requests, tokens) in rows(read.loads)
-    )
+    seen = Others("a", (1, 1), 8)
+    seen.receive(bytes(sent), 0.0)
+    loads = seen.totals.values()
+    assert all(0 <= requests <= REQUESTS_MAX and 0 <= tokens <= TOKENS_MAX for requests, tokens in loads)
 
 
 def test_a_message_of_another_version_is_told_from_a_malformed_one() -> None:
@@ -123,8 +119,10 @@ def test_blocks_whose_parts_do_not_fit_each_other_are_refused(wrong: Blocks) -> 
 
 def test_numbers_out_of_range_are_brought_into_it() -> None:
     data = packed(np.array([1, 2], np.uint64), np.array([-5, 1 << 40]), np.array([-1, 1 << 60]))
-    assert rows(data) == [(1, (0, 0)), (2, (REQUESTS_MAX, TOKENS_MAX))]
-    assert rows(b"\xff" * 20) == [((1 << 64) - 1, (REQUESTS_MAX, TOKENS_MAX))]
+    assert loads_of(data) == [(1, (0, 0)), (2, (REQUESTS_MAX, TOKENS_MAX))]
+    seen = Others("a", (1, 1), 8)
+    seen.receive(encode(Message(FORM, "b", 1, 1, 1, loads=b"\xff" * 20)), 0.0)
+    assert seen.totals == {(1 << 64) - 1: (REQUESTS_MAX, TOKENS_MAX)}
 
 
 def test_endpoints_and_secrets_are_named_by_hashes() -> None:
