@@ -23,6 +23,7 @@ first_tokens: Final = kernels.first_tokens
 fit: Final = kernels.fit
 flat_end: Final = kernels.flat_end
 framed_message: Final = kernels.framed_message
+header: Final = kernels.header
 highest: Final = kernels.highest
 increase: Final = kernels.increase
 is_uuid: Final = kernels.is_uuid

@@ -47,10 +47,12 @@ class Histograms:
         self._floats[sum_at] += value
 
     def observe_each(self, base: int, values: tuple[float, ...]) -> None:
-        """Count one value in each histogram, in their order. NaN counts nowhere."""
+        """Count one value in each of the first histograms. NaN counts nowhere."""
         if observe_each is not None:
             observe_each(self._cells, self._plan, self._all_bounds, base, values)
             return
-        for index, value in enumerate(values):
+        words, floats = self._words, self._floats
+        for place, bounds, value in zip(self._places, self._bounds, values, strict=False):
             if value == value:
-                self.observe(base, index, value)
+                words[base + place + 1 + bisect_left(bounds, value)] += 1
+                floats[base + place] += value

@@ -157,7 +157,7 @@ class SeriesWriter:
         self._histograms.observe(block, histogram_index, value)
 
     def observe_each(self, block: int, values: tuple[float, ...]) -> None:
-        """Count one value in each histogram, in the schema's order. NaN counts nowhere."""
+        """Count one value in each of the first histograms of the schema. NaN counts nowhere."""
         self._histograms.observe_each(block, values)
 
     def take_over(self) -> None:

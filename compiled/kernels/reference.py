@@ -35,6 +35,23 @@ def numbered(frame: bytes, number: int) -> bytes:
     return frame[:5] + number.to_bytes(4, "big") + frame[9:]
 
 
+def header(message: bytes, needle: bytes, start: int, end: int) -> str | None:
+    """Returns the value of a header in message[start:end] as Latin-1 text; None: it is not there, or not encoded as gateways encode it.
+
+    `needle`: the bytes before the length of the value.
+    """
+    key = message.find(needle, start, end)
+    at = key + len(needle)
+    if key < 2 or at >= min(end, len(message)):
+        return None
+    size = message[at]
+    # The length of the entry proves that this is a header: tag, length, key, tag, length, value.
+    proven = message[key - 2] == 0x0A and message[key - 1] == len(needle) + 1 + size
+    if size > 0x7F or at + size >= min(end, len(message)) or not proven:
+        return None
+    return message[at + 1 : at + 1 + size].decode("latin-1")
+
+
 def mentions(data: bytes, text: bytes, start: int, end: int) -> bool:
     """Returns whether `text` occurs in data[start:end] in any case of ASCII letters. `text`: in lower case."""
     return text in data[start:end].lower()

@@ -60,7 +60,6 @@ KERNEL(find) {
     return PyLong_FromSsize_t(found < 0 ? -1 : start + found);
 }
 
-/* mentions(data, text, start, end): returns whether `text`, in lower case, occurs in data[start:end] in any case of ASCII letters. */
 /* is_uuid(text): whether a str is a UUID as it is usually written: 36 characters, hexadecimal digits in groups of 8, 4, 4, 4 and 12. */
 KERNEL(is_uuid) {
     if (!arguments("is_uuid", count, 1)) return NULL;
@@ -76,6 +75,24 @@ KERNEL(is_uuid) {
     Py_RETURN_TRUE;
 }
 
+/* header(message, needle, start, end): returns the value of a header in message[start:end] as Latin-1 text; None: it is not there, or not
+   encoded as gateways encode it (`epp.protocol.codec.header_map`). `needle`: the bytes before the length of the value. */
+KERNEL(header) {
+    if (!arguments("header", count, 4)) return NULL;
+    if (!PyBytes_Check(args[0]) || !PyBytes_Check(args[1])) return PyErr_Format(PyExc_TypeError, "header: searches bytes in bytes");
+    Py_ssize_t start = PyLong_AsSsize_t(args[2]), end = PyLong_AsSsize_t(args[3]), length = PyBytes_GET_SIZE(args[1]);
+    if ((start == -1 || end == -1) && PyErr_Occurred()) return NULL;
+    Py_ssize_t size = PySlice_AdjustIndices(PyBytes_GET_SIZE(args[0]), &start, &end, 1);
+    const byte *data = (const byte *)PyBytes_AS_STRING(args[0]);
+    Py_ssize_t found = place(data + start, size, (const byte *)PyBytes_AS_STRING(args[1]), length, 0);
+    Py_ssize_t key = start + found, at = key + length;
+    if (found < 0 || key < 2 || at >= end) Py_RETURN_NONE;
+    /* The length of the entry proves that this is a header: tag, length, key, tag, length, value. */
+    if (data[at] > 0x7F || data[at] >= end - at || data[key - 2] != 0x0A || data[key - 1] != length + 1 + data[at]) Py_RETURN_NONE;
+    return PyUnicode_DecodeLatin1((const char *)data + at + 1, data[at], NULL);
+}
+
+/* mentions(data, text, start, end): returns whether `text`, in lower case, occurs in data[start:end] in any case of ASCII letters. */
 KERNEL(mentions) {
     if (!arguments("mentions", count, 4)) return NULL;
     if (!PyBytes_Check(args[0]) || !PyBytes_Check(args[1]))

@@ -66,6 +66,38 @@ def test_framed_message_is_equal(data: bytes, draw: st.DataObject) -> None:
 
 
 @native_only
+@given(st.integers(0, (1 << 24) - 1), st.integers(0, (1 << 31) - 1), st.binary(min_size=9, max_size=40))
+def test_frame_headers_are_equal(size: int, number: int, frame: bytes) -> None:
+    same(kernels.data_header, reference.data_header, size, number)
+    same(kernels.numbered, reference.numbered, frame, number)
+
+
+@native_only
+def test_a_frame_that_cannot_be_is_refused() -> None:
+    for size, number in ((1 << 24, 1), (1, 1 << 32), (-1, 1)):
+        with pytest.raises(OverflowError):
+            kernels.data_header(size, number)
+    with pytest.raises(TypeError, match="bytes of a frame"):
+        kernels.numbered(bytes(8), 1)
+
+
+HEADER = st.tuples(st.sampled_from([b":path", b"a"]), st.binary(max_size=130), st.sampled_from([0, 0, 0, 1, -1]))
+
+
+@native_only
+@given(st.lists(HEADER, max_size=4), st.integers(0, 5), st.integers(0, 300))
+def test_a_header_is_found_alike(headers: list[tuple[bytes, bytes, int]], start: int, end: int) -> None:
+    """Some lengths are wrong, as in text that only looks like a header."""
+    message = b""
+    for name, value, wrong in headers:
+        entry = b"\x0a" + bytes((len(name),)) + name + b"\x1a" + bytes((min(len(value), 255),)) + value
+        message += b"\x0a" + bytes(((len(entry) + wrong) & 0xFF,)) + entry
+    for needle in (b"\x0a\x05:path\x1a", b"\x0a\x01a\x1a"):
+        same(kernels.header, reference.header, message, needle, min(start, len(message)), min(end, len(message)))
+        same(kernels.header, reference.header, message, needle, 0, len(message))
+
+
+@native_only
 @pytest.mark.parametrize("at", [-1, 1, 1 << 40])
 def test_a_frame_outside_the_bytes_is_refused(at: int) -> None:
     with pytest.raises(ValueError, match="no 14 bytes"):

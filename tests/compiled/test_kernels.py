@@ -74,8 +74,9 @@ def same(one: Callable[..., Any], other: Callable[..., Any], *arguments: Any) ->
 
 @native_only
 @given(columns(1))
-def test_fewest_is_equal(arrays: list[np.ndarray]) -> None:
+def test_fewest_and_copied_are_equal(arrays: list[np.ndarray]) -> None:
     same(kernels.fewest, reference.fewest, *arrays)
+    same(kernels.copied, reference.copied, *arrays)
 
 
 @native_only

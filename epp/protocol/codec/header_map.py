@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterator, Mapping
 from typing import Final
 
-from compiled.calls import find, mentions
+from compiled.calls import header, mentions
 from epp.errors import ProtocolViolation
 from epp.protocol.codec.fields import field, read_varint, walk
 from epp.protocol.codec.structs import text
@@ -51,15 +51,8 @@ class Headers(Mapping[str, str]):
 
     def find(self, needle: bytes) -> str | None:
         """Returns the value of one header; None: there is none. `needle`: the result of `needle(name)`."""
-        message = self._message
-        key = find(message, needle, self._start, self._end)
-        if key >= 2:
-            at = key + len(needle)
-            size = message[at] if at < self._end else 0x80
-            # The length of the entry proves that this is a header: tag, length, key, tag, length, value.
-            if size < 0x80 and message[key - 2] == 0x0A and message[key - 1] == len(needle) + 1 + size:
-                return message[at + 1 : at + 1 + size].decode("latin-1")
-        return self._all().get(needle[2:-1].decode())
+        value = header(self._message, needle, self._start, self._end)
+        return self._all().get(needle[2:-1].decode()) if value is None else value
 
     def mentions(self, text: bytes) -> bool:
         """Returns whether names and values contain this text anywhere, in any case: a cheap check before an expensive one.
