@@ -62,8 +62,10 @@ def _is_name(name: str) -> bool:
 
 
 def _consistent(blocks: Blocks) -> bool:
-    """Whether the three parts fit each other."""
+    """Whether the three parts fit each other. The number of endpoints is bounded, so their counts are, too, before they are summed."""
     counts, total = blocks.counts, 0
-    for at in range(0, len(counts) - 1, 2):
+    if len(counts) % 2 or len(counts) * 4 != len(blocks.endpoints):
+        return False
+    for at in range(0, len(counts), 2):
         total += counts[at] | counts[at + 1] << 8
-    return len(counts) * 4 == len(blocks.endpoints) and len(counts) % 2 == 0 and total * 8 == len(blocks.hashes)
+    return total * 8 == len(blocks.hashes)
