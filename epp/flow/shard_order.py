@@ -10,7 +10,8 @@ lets a request through. A shard that leaves room to a third shard meanwhile coun
 nothing through after a wake is woken again after `REPEAT_S`.
 
 Other replicas of the picker go first only if a more important band waits there; their claims cannot be compared. Nothing can wake them,
-and what they do shows later. So they are stuck after `ELSEWHERE_S` without a request let through, and then until they let one through.
+and what they do shows later. So they are stuck after `ELSEWHERE_S` without a request let through, until they let one through, but at
+first for at most `ELSEWHERE_REST_S`: then they get another `ELSEWHERE_S`. Each such rest is twice as long as the one before, up to a limit.
 """
 
 from epp.flow.ports import Elsewhere, Front, Peers
@@ -21,6 +22,7 @@ PATIENCE_S = 0.010
 YIELDING_S = 0.025
 REPEAT_S = 0.005
 ELSEWHERE_S = 0.050
+ELSEWHERE_REST_S, ELSEWHERE_REST_S_MAX = 0.100, 1.6
 FORGOTTEN_S = 0.020  # if another shard was not ahead of this one for this long, it gets its full PATIENCE_S again
 
 
@@ -46,6 +48,7 @@ class ShardOrder:
             None  # what waited in other replicas when this shard left room to them first
         )
         self._elsewhere_since = 0.0
+        self._elsewhere_rest_s = ELSEWHERE_REST_S
         self._elsewhere_stuck = False
 
     def ahead(self, priority: int, claim: float, tolerance: float, now: float) -> bool:
@@ -82,9 +85,11 @@ class ShardOrder:
         if other is None or rank(other.priority) >= own:
             return False
         if other != self._elsewhere:
-            self._elsewhere, self._elsewhere_since, self._elsewhere_stuck = other, now, False
-        elif now - self._elsewhere_since >= ELSEWHERE_S:
-            self._elsewhere_stuck = True
+            self._elsewhere, self._elsewhere_since, self._elsewhere_rest_s = other, now, ELSEWHERE_REST_S
+        elif now - self._elsewhere_since >= ELSEWHERE_S + self._elsewhere_rest_s:
+            self._elsewhere_since = now
+            self._elsewhere_rest_s = min(2 * self._elsewhere_rest_s, ELSEWHERE_REST_S_MAX)
+        self._elsewhere_stuck = now - self._elsewhere_since >= ELSEWHERE_S
         return not self._elsewhere_stuck
 
     def _look_at(self, shard: int, now: float) -> _Watched:

@@ -4,12 +4,20 @@ import pytest
 
 from epp.flow.gate import PoolGate
 from epp.flow.ports import Elsewhere
-from epp.flow.shard_order import ELSEWHERE_S, PATIENCE_S, REPEAT_S, YIELDING_S
+from epp.flow.shard_order import (
+    ELSEWHERE_REST_S,
+    ELSEWHERE_REST_S_MAX,
+    ELSEWHERE_S,
+    PATIENCE_S,
+    REPEAT_S,
+    YIELDING_S,
+    ShardOrder,
+)
 from epp.flows import FlowView
 from epp.plugin import Ledger, NoParams
 from epp.plugins.fairness.token_weighted import TokenWeighted
 from tests.epp.flow.policies import InTurn, ToTheCeiling, Turns, band, plan
-from tests.epp.flow.shards import Board, Clock, FakePool, Shard
+from tests.epp.flow.shards import Board, BoardPeers, Clock, FakePool, Shard
 
 
 def shards(count: int = 2, made: object = None, **pool: int) -> tuple[list[Shard], FakePool]:
@@ -214,7 +222,7 @@ def test_room_is_left_to_a_more_important_band_in_another_replica_for_fifty_mill
     assert low.outcome == "Dispatched"
 
 
-def test_a_replica_that_is_stuck_is_ignored_until_it_lets_a_request_through() -> None:
+def test_a_replica_that_is_stuck_is_ignored_at_first_until_it_lets_a_request_through() -> None:
     (one,), pool = shards(1)
     one.board.elsewhere = Elsewhere(5, 1)
     first = one.call(priority=-1)
@@ -237,6 +245,25 @@ def test_a_replica_that_is_stuck_is_ignored_until_it_lets_a_request_through() ->
     one.board.elsewhere = None
     one.controller.woken()
     assert third.outcome == "Dispatched"
+
+
+def test_a_replica_that_stays_stuck_goes_first_again_after_rests_that_become_longer() -> None:
+    board = Board(1)
+    board.elsewhere = Elsewhere(5, 1)
+    order, now, changes = ShardOrder(BoardPeers(board)), 0.0, list[float]()
+    before = False
+    while now < 20 * ELSEWHERE_REST_S_MAX:
+        ahead = order.ahead(-1, 0.0, 0.0, now)
+        if ahead != before:
+            changes.append(now)
+        before, now = ahead, now + 0.001
+    gone_first = [end - begin for begin, end in zip(changes[::2], changes[1::2], strict=False)]
+    rests = [begin - end for end, begin in zip(changes[1::2], changes[2::2], strict=False)]
+    assert gone_first == pytest.approx([ELSEWHERE_S] * len(gone_first), abs=0.002)
+    assert rests[:3] == pytest.approx([ELSEWHERE_REST_S, 2 * ELSEWHERE_REST_S, 4 * ELSEWHERE_REST_S], abs=0.002)
+    assert rests[-1] == pytest.approx(ELSEWHERE_REST_S_MAX, abs=0.002)
+    board.elsewhere = Elsewhere(5, 2)
+    assert order.ahead(-1, 0.0, 0.0, now), "it has let a request through"
 
 
 def test_patience_starts_again_after_a_time_without_room() -> None:
