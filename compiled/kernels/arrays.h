@@ -12,6 +12,15 @@
 #include <numpy/arrayobject.h>
 #include <stdint.h>
 
+/* NumPy's own macro calls a function for this product. */
+#undef PyArray_SIZE
+#define PyArray_SIZE(array) size_of(array)
+static inline npy_intp size_of(PyArrayObject *array) {
+    npy_intp size = 1;
+    for (int i = 0; i < PyArray_NDIM(array); i++) size *= PyArray_DIM(array, i);
+    return size;
+}
+
 #define DATA(type, array) ((type *)PyArray_DATA(array))
 
 /* Returns the values of `object` as a contiguous, aligned array of this type: the object itself, or a copy.

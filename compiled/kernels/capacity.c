@@ -25,13 +25,13 @@ typedef struct {
 /* Writes the entries of the owners that have a `next_key` to `found`, and counts those of each owner there. Returns how many there are. */
 static npy_intp scan(const uint64_t *entries, const uint32_t *ages, npy_intp size, uint32_t newest, Found *found) {
     npy_intp count = 0;
-    for (npy_intp place = 0; place < size; place++) {
+    for (npy_intp place = 0; place < size; place++) { /* without branches: which entries are wanted cannot be predicted */
         uint16_t owner = OWNER(entries[place]);
-        if (!next_key[owner]) continue;
         uint32_t age = ages[place] - (newest + 1); /* makes the newest age the largest, even after the counter has wrapped */
-        found[count++] = (Found){(uint64_t)age << 32 | (uint64_t)place, owner};
-        next_key[owner]++;
+        found[count] = (Found){(uint64_t)age << 32 | (uint64_t)place, owner};
+        count += next_key[owner] != 0;
     }
+    for (npy_intp i = 0; i < count; i++) next_key[found[i].owner]++;
     return count;
 }
 

@@ -41,10 +41,17 @@ static inline void look_up(const uint64_t *entries, uint64_t buckets, uint64_t h
     }
 }
 
+/* Asks the CPU for the near buckets of a hash, which are rarely in its cache. */
+static inline void prefetch_near(const uint64_t *entries, uint64_t buckets, uint64_t hash) {
+    __builtin_prefetch(entries + WAYS * scaled(hash & 0xFFFFFFFF, buckets));
+    __builtin_prefetch(entries + WAYS * scaled(hash >> 32, buckets));
+}
+
 /* Looks up every block of a short chain. In a long chain, looks up every 32nd block and the last one, as `shm.prefix_reader` does,
    and then all blocks between an owner's deepest hit and the next probe. Returns 0, or -1 with an exception. */
 static int match_chain(const uint64_t *entries, uint64_t buckets, const uint64_t *hashes, npy_intp count) {
     if (count <= DENSE_BLOCKS) {
+        for (npy_intp i = 0; i < count; i++) prefetch_near(entries, buckets, hashes[i]);
         for (npy_intp i = 0; i < count; i++) look_up(entries, buckets, hashes[i], (uint32_t)i + 1);
         return 0;
     }
