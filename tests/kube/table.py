@@ -119,6 +119,11 @@ class Watched:
         self._ending.set()
         self._thread.join()
 
+    def count(self) -> int:
+        """How many changes there were until now."""
+        self._sample()
+        return len(self.changes)
+
     def left(self) -> list[tuple[float, Seat]]:
         """The endpoints that have left until now, with the time."""
         self._sample()
