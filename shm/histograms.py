@@ -46,6 +46,13 @@ class Histograms:
         self._words[sum_at + 1 + bisect_left(self._bounds[index], value)] += 1
         self._floats[sum_at] += value
 
+    def observe_all(self, base: int, index: int, values: list[float], weight: int) -> None:
+        """Count each of `values` in the histogram with this index, `weight` times."""
+        sum_at, first, bounds = base + self._places[index], int(self._plan[index, 1]), len(self._bounds[index])
+        counts = np.bincount(self._all_bounds[first : first + bounds].searchsorted(values))
+        self._cells[sum_at + 1 : sum_at + 1 + len(counts)] += weight * counts
+        self._floats[sum_at] += weight * sum(values, 0.0)
+
     def observe_each(self, base: int, values: tuple[float, ...]) -> None:
         """Count one value in each of the first histograms. NaN counts nowhere."""
         if observe_each is not None:

@@ -123,10 +123,8 @@ class Lane:
         self.served = self.words[schema.served_at : schema.served_at + schema.slots]
         self.failed = self.words[schema.failed_at : schema.failed_at + schema.slots]
         self.counters = self.words[schema.counters_at :][: len(schema.counter)]
-        self._cells: Ints = region.array(np.int64, 0, schema.lane_bytes // WORD)
-        self._bounds = [np.array(bounds, np.float64) for _, bounds in schema.histograms]
         self._histograms = Histograms(
-            region, len(self._cells), schema.histograms_at, [bounds for _, bounds in schema.histograms]
+            region, schema.lane_bytes // WORD, schema.histograms_at, [bounds for _, bounds in schema.histograms]
         )
 
     def add(self, counter_index: int, n: int = 1) -> None:
@@ -139,11 +137,7 @@ class Lane:
 
     def observe_all(self, histogram_index: int, values: list[float], weight: int = 1) -> None:
         """Count each of `values` in its bucket, `weight` times. Takes 3 us for eight values; 0.05 us per value above about a hundred."""
-        sum_at = self.schema.histograms_at[histogram_index]
-        counts_at = sum_at + 1
-        counts = np.bincount(self._bounds[histogram_index].searchsorted(values))
-        self._cells[counts_at : counts_at + len(counts)] += weight * counts
-        self.floats[sum_at] += weight * sum(values, 0.0)
+        self._histograms.observe_all(0, histogram_index, values, weight)
 
     def beat(self, now: float) -> None:
         """Record that this process's event loop turned at `now` (monotonic seconds)."""

@@ -1,4 +1,4 @@
-"""Blocks of the prefix index whose owners have other names elsewhere: in messages between replicas.
+"""Blocks of the prefix index for owners that have other names elsewhere: in messages between replicas.
 
 They come in runs of one owner each: the name (u64) of each run, its number of blocks (u16), and all hashes (u64), as bytes.
 """
@@ -18,7 +18,7 @@ def owners_of_runs(owner_of: dict[int, int], names: bytes, counts: bytes) -> npt
 def owned_blocks(
     hashes: bytes, owner_of: dict[int, int], names: bytes, counts: bytes
 ) -> tuple[Hashes, npt.NDArray[np.uint16]]:
-    """Return the blocks whose owner is known by its name, and the owner of each."""
+    """Return the blocks of the owners that have one of the names, and the owner of each."""
     owners = owners_of_runs(owner_of, names, counts)
     known = owners != 0
     return np.frombuffer(hashes, "<u8")[known], owners[known]

@@ -49,7 +49,6 @@ CHUNK: Final = 512  # blocks per round: few enough for the intermediate arrays t
 Owners = int | npt.NDArray[Any]
 Named = tuple[dict[int, int], bytes, bytes]  # the last arguments of `insert_named`, but the age
 NO_NEWS: Final[News] = ([], [], b"")
-NO_HASHES: Final[Hashes] = np.empty(0, np.uint64)
 
 _TAG_MASK: Final = np.uint64(~(OWNER_IDS - 1) & ((1 << 64) - 1))
 _ONE: Final = np.uint64(1)
@@ -199,7 +198,7 @@ class IndexWriter(Counts):
             self.reference_insert(hashes, owners, age)
 
     def insert_named(self, hashes: bytes, owner_of: dict[int, int], names: bytes, counts: bytes, age: int) -> None:
-        """Insert blocks as `insert` does, whose owners have other names elsewhere. `owner_of`: name -> owner.
+        """Insert blocks as `insert` does, for owners that have other names elsewhere. `owner_of`: name -> owner.
 
         `names`, `counts`: the name (u64) of each run of blocks, and its number of blocks (u16). Runs of other names are left out.
         """
@@ -230,9 +229,7 @@ class IndexWriter(Counts):
             for first in range(0, len(hashes), CHUNK):
                 chunk = slice(first, first + CHUNK)
                 self._insert_chunk(hashes[chunk], entries[chunk], age & AGE_MASK)
-        for owner in self._capacity.over():
-            self._count_freed(self._capacity.free_surplus(owner, age), OVER_CAPACITY)
-        self.changes += 1
+        self._free_surplus(age)
 
     def forget(self, hashes: Hashes, owners: int | npt.NDArray[Any], before: int | None = None) -> None:
         """Remove the entries that say that owners hold these blocks. `owners`: one owner id for all hashes, or one per hash.
@@ -289,6 +286,11 @@ class IndexWriter(Counts):
         self.changes += 1
         return len(added)
 
+    def _free_surplus(self, age: int) -> None:
+        for owner in self._capacity.over():
+            self._count_freed(self._capacity.free_surplus(owner, age), OVER_CAPACITY)
+        self.changes += 1
+
     def _free(self, places: Ints, cause: int) -> None:
         self._capacity.remove(self._entries[places])
         self._entries[places] = 0
@@ -320,17 +322,15 @@ class IndexWriter(Counts):
             self._table, self._ages, self._states, capacity.counts, capacity.limits, hashes, owners,
             age & AGE_MASK, self._near_owners, self._spills, bool(self._retired_at), stale,
         )  # fmt: skip
-        words = self._words
-        words[EVICTIONS] += evicted
-        words[GONE] += gone
-        words[DROPPED] += dropped
+        for word, more in ((EVICTIONS, evicted), (GONE, gone), (DROPPED, dropped)):
+            self._words[word] += more
         self._size += added
         if len(left):
             blocks = np.frombuffer(hashes, "<u8") if isinstance(hashes, bytes) else hashes
             ids = owners_of_runs(*owners) if isinstance(owners, tuple) else owners
             self.reference_insert(blocks[left], ids if isinstance(ids, int) else ids[left], age)
         elif over or capacity.unchecked:
-            self.reference_insert(NO_HASHES, 0, age)
+            self._free_surplus(age)
         else:
             self.changes += 1
         return news or NO_NEWS

@@ -17,7 +17,7 @@ static int lane_of(PyObject *const *args, Lane *lane) {
                   *plan = in_place(args[1], NPY_INT64, 2, 0, "observe: plan"),
                   *bounds = in_place(args[2], NPY_DOUBLE, 1, 0, "observe: bounds");
     if (cells == NULL || plan == NULL || bounds == NULL) return 0;
-    *lane = (Lane){DATA(int64_t, cells), DATA(int64_t, plan), DATA(double, bounds),     PyArray_SIZE(cells),
+    *lane = (Lane){DATA(int64_t, cells), DATA(int64_t, plan), DATA(double, bounds), PyArray_SIZE(cells),
                    PyArray_DIM(plan, 0), PyArray_SIZE(bounds), PyLong_AsSsize_t(args[3])};
     if (PyErr_Occurred()) return 0;
     if (PyArray_DIM(plan, 1) == PLAN_COLUMNS) return 1;

@@ -245,13 +245,11 @@ static int insert_near(Index *index, uint64_t hash, uint64_t entry) {
     return NEW;
 }
 
-/* Asks the CPU for the near buckets of a hash, which are rarely in its cache. */
+/* Asks the CPU for the near buckets of a hash and for their ages. */
 static inline void prefetch(const Index *index, uint64_t hash) {
-    for (int half = 0; half < 2; half++) {
-        uint64_t place = WAYS * scaled(half ? hash >> 32 : hash & 0xFFFFFFFF, index->buckets);
-        __builtin_prefetch(index->entries + place, 1);
-        __builtin_prefetch(index->ages + place, 1);
-    }
+    prefetch_near(index->entries, index->buckets, hash);
+    __builtin_prefetch(index->ages + WAYS * scaled(hash & 0xFFFFFFFF, index->buckets), 1);
+    __builtin_prefetch(index->ages + WAYS * scaled(hash >> 32, index->buckets), 1);
 }
 
 /* The hashes of one insert that belong into far buckets, by their index, and those that are news. */

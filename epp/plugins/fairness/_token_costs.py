@@ -22,7 +22,7 @@ from epp.prefix.match import PrefixMatch
 from epp.request import BYTES_PER_TOKEN, Request
 
 TOKENS_MAX: Final = 1e7  # a request costs at most this; servers may report anything
-# The most fairness ids with averages of their own. If there are more, the id whose last answer is oldest is dropped.
+# The most fairness ids with averages of their own. If there are more, the id with the oldest last answer is dropped.
 AVERAGES_MAX: Final = 10_000
 ADAPT: Final = 0.125  # weight of the latest value in a moving average
 FAILED_FROM: Final = 400
@@ -69,7 +69,7 @@ class Charge:
 
 
 class TokenCosts:
-    """Charges requests and learns what they cost. `match`: whose matches count; `charged`: where a request keeps its charge."""
+    """Charges requests and learns what they cost. `match`: the matches that count; `charged`: where a request keeps its charge."""
 
     def __init__(self, expected_output: float, match: Datum[PrefixMatch], charged: Datum[Charge]) -> None:
         self.match = match

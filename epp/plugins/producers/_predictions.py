@@ -174,10 +174,8 @@ def _waits(match: PrefixMatch, candidates: Candidates, now: float) -> list[Wait]
 
     Returns none if none of them is of a sibling, because the others cost nothing.
     """
-    siblings = 0
-    for prefill in match.under_way:
-        siblings += is_sibling(float(prefill.blocks * match.block_tokens), prefill.since, now)
-    if not siblings:
+    block_tokens = match.block_tokens
+    if not any(is_sibling(float(each.blocks * block_tokens), each.since, now) for each in match.under_way):
         return []
     row_of_owner = candidates.snapshot.roster.row_of_owner
     waits: dict[int, Wait] = {}
@@ -186,7 +184,7 @@ def _waits(match: PrefixMatch, candidates: Candidates, now: float) -> list[Wait]
         index = -1 if row is None else candidates.index_of(row)
         if index < 0:
             continue
-        wait = Wait(index, float(prefill.blocks * match.block_tokens), prefill.since, prefill.tokens)
+        wait = Wait(index, float(prefill.blocks * block_tokens), prefill.since, prefill.tokens)
         if index not in waits or wait.shared > waits[index].shared:
             waits[index] = wait
     return list(waits.values())

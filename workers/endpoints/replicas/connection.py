@@ -56,7 +56,7 @@ class Connection:
         return self._loop.time() - self._heard_at
 
     def send(self, command: bytes) -> None:
-        """Sends a packed command whose answer matters only if it is an error; `check` raises that. Raises what has failed before."""
+        """Sends a packed command. Its answer matters only if it is an error; `check` raises that. Raises what has failed before."""
         self._write(command, None)
 
     async def ask(self, *commands: tuple[str | int | bytes, ...]) -> list[Any]:

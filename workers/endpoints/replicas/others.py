@@ -117,7 +117,7 @@ class Others:
         return silent
 
     def take(self) -> list[tuple[int, Load]]:
-        """Returns each endpoint whose total changed since the last call, with its total."""
+        """Returns the endpoints with a total that changed since the last call, each with its total."""
         changed, self._changed = self._changed, set()
         totals = self.totals
         return [(key, totals.get(key, NONE)) for key in changed]
