@@ -197,7 +197,7 @@ class Assembler:
             what = "dataLayer.crossReplica.syncerPluginRef"
             if (syncer := self.instances.resolve(ref, Syncer, what)) is not None:
                 self.in_parameters.add(syncer.name)
-                why = f"{what} has no effect: replicas of this picker share no state"
+                why = f"{what} has no effect: replicas of this picker share state through --replica-store"
                 self.findings.warning(ref.place, "no-effect", why, "see docs/kubernetes.md for what replicas do")
         wiring_checks.check_data_layer_kinds(assembly, self.instances, self.findings)
 

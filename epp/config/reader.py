@@ -327,7 +327,7 @@ def _cross_replica(reader: _Reader, node: Node | None, fields: Mapping[str, Node
             why = f"{what}.{name}: it must be above 0"
             reader.findings.error(amount.place, "bad-duration", why, "write for example 2s, or omit it")
         else:
-            why = f"{what}.{name} has no effect: replicas of this picker share no state"
+            why = f"{what}.{name} has no effect: replicas of this picker share state through --replica-store"
             reader.findings.warning(amount.place, "no-effect", why, "remove it")
 
 

@@ -71,6 +71,8 @@ TWINS: Final[Mapping[str, Twin]] = {
         f"{_EXTENSION}flow_control_queue_bytes", ("fairness_id", "priority", "inference_pool", *_M)
     ),
     "flow_control_pool_saturation": Twin(f"{_EXTENSION}flow_control_pool_saturation", ("inference_pool", "stage")),
+    "replicas_needed": Twin("epp_replicas_needed", ("name",)),
+    "pool_headroom_ratio": Twin("epp_pool_headroom_ratio", ("name",)),
     "average_kv_cache_utilization": Twin(f"{_POOL}average_kv_cache_utilization", ("name",)),
     "average_queue_size": Twin(f"{_POOL}average_queue_size", ("name",)),
     "average_running_requests": Twin(f"{_POOL}average_running_requests", ("name",)),

@@ -1,10 +1,7 @@
-"""Metric families of the scaling signal, computed when the page is read. Their names begin with PLAIN_PREFIX."""
-
-from typing import Final
+"""Metric families of the scaling signal, computed when the page is read."""
 
 from epp.metrics import Metric
 
-PLAIN_PREFIX: Final = "epp_"
 NEEDED = Metric(
     "replicas_needed",
     "gauge",

@@ -10,14 +10,13 @@ import pytest
 from epp.metrics import PREFIX, Group, Metric
 from epp.metrics.catalogue import MODULES
 from epp.metrics.lanes import WORKER_GAUGES
-from epp.metrics.scaling import HEADROOM, NEEDED, PLAIN_PREFIX
 from tests.deploy.renderers import ROOT
 
 DASHBOARD = json.loads((ROOT / "deploy" / "grafana" / "endpoint-picker.json").read_text())
 PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
 QUERIES = [(panel["title"], target["expr"]) for panel in PANELS for target in panel["targets"]]
 VARIABLES = [variable["query"]["query"] for variable in DASHBOARD["templating"]["list"] if variable["type"] == "query"]
-NAME = re.compile(rf"{PREFIX}\w+|\b{PLAIN_PREFIX}\w+")
+NAME = re.compile(rf"{PREFIX}\w+")
 LABELS = re.compile(r"\bby \(([\w, ]+)\)|\{\{(\w+)\}\}|[{,](\w+)=")
 OF_THE_SCRAPE = {"job", "namespace", "pod", "le"}
 OF_THE_PAGE = {  # labels of metrics that are computed at the time of a scrape
@@ -51,18 +50,13 @@ def _flat(value: Any) -> Iterator[Any]:
         yield from value
 
 
-def exported(metric: Metric) -> str:
-    """The name of a metric on the page."""
-    return f"{PLAIN_PREFIX if metric in (NEEDED, HEADROOM) else PREFIX}{metric.name}"
-
-
 def series() -> dict[str, set[str]]:
     """The series on the metrics page: names with their possible labels."""
     labels_by_name: dict[str, set[str]] = {}
     for metric, labels in declared():
         suffixes = ("_bucket", "_sum", "_count") if metric.kind == "histogram" else ("",)
         for suffix in suffixes:
-            labels_by_name.setdefault(f"{exported(metric)}{suffix}", set()).update(labels)
+            labels_by_name.setdefault(f"{PREFIX}{metric.name}{suffix}", set()).update(labels)
     return labels_by_name
 
 
@@ -78,7 +72,7 @@ def test_every_metric_has_a_panel_or_a_reason_to_have_none() -> None:
     without = {
         metric.name
         for metric, _ in declared()
-        if not shown & {f"{exported(metric)}{suffix}" for suffix in ("", "_bucket", "_sum", "_count")}
+        if not shown & {f"{PREFIX}{metric.name}{suffix}" for suffix in ("", "_bucket", "_sum", "_count")}
     }
     assert without == set(WITHOUT_A_PANEL), "add panels to deploy/grafana/endpoint-picker.json"
 

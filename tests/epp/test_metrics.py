@@ -150,6 +150,7 @@ def test_twins_are_older_names_of_declared_metrics() -> None:
         "inference_extension_",
         "llm_d_inference_scheduler_",
         "leader_election_",
+        "epp_",
     )
     assert all(twin.name.startswith(prefixes) for twin in TWINS.values())
     assert len({twin.name for twin in TWINS.values()}) == len(TWINS)

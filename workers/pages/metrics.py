@@ -283,8 +283,8 @@ class MetricsPage:
         yield from self._workers()
         yield from self._process_figures()
         yield from self._pool_gauges()
-        for name, each, row in scaling_rows(self._lanes, self._pool.name):
-            yield Family(name, each.kind, each.help, each.labels, [row])
+        for metric, labels, needed in scaling_rows(self._lanes, self._pool.name):
+            yield from self._shown(metric, labels, needed)
         yield from self._endpoints()
         yield from self._prefix_index()
         for metric, labels, rows in self._flow.families() if self._flow is not None else ():

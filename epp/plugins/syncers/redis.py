@@ -36,7 +36,7 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename
 
 @plugin("redis-syncer", "redis-state-store")
 class RedisSyncer(Syncer):
-    """Accepted for configurations of the reference picker. It connects to nothing, and replicas share no state through it."""
+    """Accepted for configurations of the reference picker. It connects to nothing: `--replica-store` names the store of replicas."""
 
     Params = Parameters
     renamed: ClassVar[Mapping[str, str]] = {"ttl": "coordinationTTL"}

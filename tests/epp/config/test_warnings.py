@@ -89,7 +89,7 @@ def profile(*members: str, plugin: str = "queue-scorer") -> str:
         (profile(", weight: 2", plugin="random-picker"), "weight-ignored", "is a picker; only scorers"),
         (profile("", plugin="openai-parser"), "not-scheduling", "is a parser; only filters"),
         (profile("", ""), "ref-twice", "more than once"),
-        ("dataLayer: {crossReplicaSyncInterval: 200ms}", "no-effect", "replicas of this picker share no state"),
+        ("dataLayer: {crossReplicaSyncInterval: 200ms}", "no-effect", "replicas of this picker share state through --replica-store"),
     ],
 )  # fmt: skip
 def test_a_part_without_effect_gets_one_warning(text: str, rule: str, message: str) -> None:
@@ -110,7 +110,9 @@ def test_a_syncer_of_the_reference_is_accepted_and_each_field_of_it_gets_a_warni
         """
     effective = ok(text)
     told = [str(warning) for warning in effective.warnings]
-    assert len(told) == 3 and all("has no effect: replicas of this picker share no state" in line for line in told)
+    assert len(told) == 3 and all(
+        "has no effect: replicas of this picker share state through --replica-store" in line for line in told
+    )
     assert {warning.rule for warning in effective.warnings} == {"no-effect"}
 
 

@@ -20,6 +20,7 @@ from workers.pages.metrics import IndexFigures, MetricsPage, Pool
 from workers.pages.page import Request
 from workers.pages.series import PIECE_SIZE
 from workers.process.instance import Instance
+from workers.process.layout import REPLICAS_NEEDED
 from workers.shared.documents import ENDPOINTS, EndpointRecord, EndpointsView, encode
 
 NOW = 1000.0
@@ -315,6 +316,8 @@ def test_every_older_name_is_on_a_full_page(world: World) -> None:
             writer.words[block + at] += 1
         for index in writer.histogram_index.values():
             writer.observe(block, index, 1.0)
+    supervisor = world.instance.memory.lanes.lane(0)
+    supervisor.scalars[supervisor.schema.scalar[REPLICAS_NEEDED]] = 3
     full = World(world.instance, leads={"epp-ns-pool.llm-d.ai": lambda: True})
     shown = {family.name for family in parse_text(full.text())}
     missing = {twin.name for name, twin in TWINS.items() if not name.startswith("flow_control_")}  # see test_flow

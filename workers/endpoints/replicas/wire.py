@@ -6,7 +6,8 @@
     learned, taken back | endpoint u64 ... | number of hashes u16 ... | hash u64 ... |      one endpoint and number per run of hashes;
                                                                      what the sender's workers have taught its prefix index
 
-- An endpoint is named by a hash of its address, because slots differ between replicas. All numbers are little-endian.
+- An endpoint is named by a hash of `uid@host:port`: slots differ between replicas, and another pod may take over an address.
+  All numbers are little-endian.
 - A message is *whole* if it has the loads of all endpoints that have any. Any other message has the rows that changed.
 - `epoch` is the number that the store gave to the sender's connection; `origin` is random and decides between equal epochs.
 - `secret` is a fingerprint of the seed of block hashes. Blocks under another seed mean nothing.
@@ -104,9 +105,9 @@ def packed(endpoints: NDArray[np.uint64], requests: NDArray[np.int64], tokens: N
     )
 
 
-def endpoint_key(address: str) -> int:
-    """Returns the number that names an endpoint in messages. `address`: `host:port`."""
-    return xxhash.xxh3_64_intdigest(address.encode(errors="replace")) & HASH_MASK
+def endpoint_key(name: str) -> int:
+    """Returns the number that names an endpoint in messages. `name`: `uid@host:port`; outside Kubernetes the uid is empty."""
+    return xxhash.xxh3_64_intdigest(name.encode(errors="replace")) & HASH_MASK
 
 
 def secret_key(seed: int) -> int:
