@@ -40,8 +40,8 @@ def test_a_conversation_keeps_its_beginning_and_grows() -> None:
 
 def test_runs_are_compared_over_requests_that_both_finished() -> None:
     both, one, failed = (0, 0, 0), (0, 0, 1), (0, 0, 2)
-    fast = Run("", "", 1, 0, [answer(both, 0.1, 80), answer(one, 9.0, 0), answer(failed, 0.1, 80)], 2.0)
-    slow = Run("", "", 1, 0, [answer(both, 0.4, 20), Result(failed, "status 503")], 2.0)
+    fast = Run("", "", 1, 0, [answer(both, 0.1, 80), answer(one, 9.0, 0), answer(failed, 0.1, 80)], [], 2.0)
+    slow = Run("", "", 1, 0, [answer(both, 0.4, 20), Result(failed, "status 503")], [], 2.0)
     columns = summary.columns({"picker": fast, "round robin": slow})
     assert [each.compared for each in columns.values()] == [1, 1]
     assert [each.errors for each in columns.values()] == [0, 1]
@@ -50,9 +50,45 @@ def test_runs_are_compared_over_requests_that_both_finished() -> None:
     assert set(summary.as_json(columns)) == {"picker", "round_robin"}
 
 
+def compared(
+    ours_s: float, theirs_s: float, *, late_s: float = 0.001, requests: int = 100, spread_s: float = 0.0
+) -> str:
+    """The verdict on two runs with these mean times to the first token. `spread_s`: how far the second run's times are from their mean."""
+    keys = [(0, 0, turn) for turn in range(requests)]
+    ours = Run("", "", 1, 0, [answer(key, ours_s, 80) for key in keys], [late_s] * requests, 2.0)
+    results = [answer(key, theirs_s + (spread_s if key[2] % 2 else -spread_s), 20) for key in keys]
+    return summary.verdict({"picker": ours, "round robin": Run("", "", 1, 0, results, [0.001] * requests, 2.0)})
+
+
+def test_the_verdict_is_a_sentence_with_both_means() -> None:
+    assert compared(0.103, 0.135) == (
+        "first token after 103 ms on average (picker) instead of 135 ms (round robin): 24% sooner"
+    )
+    assert compared(0.150, 0.120).endswith("instead of 120 ms (round robin): 25% later")
+
+
+def test_a_difference_that_may_be_chance_is_called_so() -> None:
+    assert compared(0.130, 0.135, spread_s=0.1).endswith(": no more than chance")
+
+
+def test_there_is_no_comparison_on_a_machine_that_ends_timers_late() -> None:
+    assert compared(0.103, 0.135, late_s=0.02).startswith("no comparison: this machine was too busy. ")
+    assert compared(0.103, 0.303, late_s=0.02).endswith("66% sooner")
+
+
+def test_there_is_no_comparison_of_a_few_requests() -> None:
+    assert compared(0.1, 0.2, requests=29) == (
+        "no comparison: both finished only 29 requests, 30 are needed; give more --seconds"
+    )
+
+
+def test_one_run_alone_has_no_verdict() -> None:
+    assert summary.verdict({"picker": Run("", "", 1, 0, [answer((0, 0, 0), 0.1, 80)])}) == ""
+
+
 def test_the_predicted_share_stands_beside_the_cached_share() -> None:
-    picker = Run("", "", 1, 0, [answer((0, 0, 0), 0.1, 80)], 2.0, predicted_share=0.75)
-    other = Run("", "", 1, 0, [answer((0, 0, 0), 0.4, 20)], 2.0)
+    picker = Run("", "", 1, 0, [answer((0, 0, 0), 0.1, 80)], [], 2.0, predicted_share=0.75)
+    other = Run("", "", 1, 0, [answer((0, 0, 0), 0.4, 20)], [], 2.0)
     columns = summary.columns({"picker": picker, "round robin": other})
     assert [each.predicted_share for each in columns.values()] == [0.75, None]
     console = Console(file=io.StringIO(), record=True, width=120)

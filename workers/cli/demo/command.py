@@ -2,7 +2,8 @@
 
 Simulated model servers, the picker and Envoy run as child processes, the users in this process. With `--seconds`, the time is divided
 into two halves with the same conversations: first through the picker, then round-robin over equal servers with cold caches. The
-summary shows both side by side. Without `--seconds`, the demo runs until Ctrl-C.
+summary shows both side by side, and says in a sentence what the picker gained, or that the machine was too busy to tell. Without
+`--seconds`, the demo runs until Ctrl-C.
 
 With `--precise`, the caches of the servers are too small for all conversations. In the first half, the picker follows the servers' KV
 events. In the second half, the same conversations go to equal servers with cold caches, through another picker, which follows no events.
@@ -259,10 +260,14 @@ class Demo:
             while True:
                 await asyncio.sleep(LOOK_S)
                 children.check()
-                self._gauge.read_workers(loop.time())
-                self._gauge.read_servers(fleet)
+                # In a thread: waiting for pages here would delay the users, and make their times wrong.
+                await asyncio.to_thread(self._read, loop.time(), fleet)
                 run.predicted_share = self._gauge.predicted_share(ports)
                 screen.show(f"{name}, {loop.time() - begun:.0f} s", self._gauge, run.results)
+
+    def _read(self, now: float, fleet: Fleet) -> None:
+        self._gauge.read_workers(now)
+        self._gauge.read_servers(fleet)
 
     def _say(self, text: str) -> None:
         self._console.print(text, soft_wrap=True, markup=False)
@@ -273,9 +278,11 @@ class Demo:
         if not columns:
             return
         if self._wanted.as_json:
-            click.echo(json.dumps(summary.as_json(columns)))
+            click.echo(json.dumps(summary.as_json(columns) | {"verdict": summary.verdict(self._runs)}))
             return
         self._console.print(summary.table(columns))
+        if said := summary.verdict(self._runs):
+            self._say(said)
         for name, run in self._runs.items():
             for error in sorted({result.error for result in run.results if result.error})[:3]:
                 self._say(f"{name}: {error}")

@@ -136,13 +136,17 @@ class User:
 
 @dataclass(slots=True)
 class Run:
-    """Runs all users of one phase, and keeps their results. The caller sets `predicted_share` from the picker's metrics."""
+    """Runs all users of one phase, and keeps their results. The caller sets `predicted_share` from the picker's metrics.
+
+    `late_s`: how late each pause of a user ended. A busy machine ends them late, and shows times that are as wrong.
+    """
 
     url: str
     model: str
     users: int
     seed: int
     results: list[Result] = field(default_factory=list)
+    late_s: list[float] = field(default_factory=list)
     seconds: float = 0.0
     predicted_share: float | None = None
 
@@ -165,8 +169,11 @@ class Run:
 
     async def _user(self, session: aiohttp.ClientSession, user: User) -> None:
         await asyncio.sleep(START_WITHIN_S * user.number / self.users)
+        loop = asyncio.get_running_loop()
         for turn, conversation in user.turns():
+            due = loop.time() + turn.think_s
             await asyncio.sleep(turn.think_s)
+            self.late_s.append(loop.time() - due)
             pieces: list[str] = []
             result = await self._ask(session, turn, conversation, pieces.append)
             self.results.append(result)
