@@ -5,6 +5,9 @@ TTL or latency objective above its bound is lowered to the bound. A request with
 counts as absent. `untrusted` lists the headers to hide from all readers (`codec.Unseen`) because the operator does not trust them. The
 current name of a header takes precedence over its older name, even with an empty value.
 
+The group `debug` is not trusted by default. Its header is not hidden, because that costs every request: without trust, no stream has
+receipts to give (`workers.worker.setup`).
+
 Not here: headers that choose an endpoint. The picker never reads them and never passes them on (`codec.NEVER_PASSED`).
 """
 
@@ -30,6 +33,8 @@ GROUPS: Final[Mapping[str, tuple[str, ...]]] = {  # name in --trust-client-heade
     "model": MODEL_REWRITE,
     "debug": DEBUG,
 }
+DEBUG_GROUP: Final = "debug"
+TRUSTED_BY_DEFAULT: Final = tuple(group for group in GROUPS if group != DEBUG_GROUP)
 
 FAIRNESS_CHARS_MAX: Final = 64
 OBJECTIVE_CHARS_MAX: Final = 253
@@ -45,8 +50,8 @@ Headers = Mapping[str, str]
 
 
 def untrusted(trusted: Collection[str]) -> frozenset[str]:
-    """Returns the headers to hide if the operator trusts only these groups of `GROUPS`."""
-    return frozenset(name for group, names in GROUPS.items() if group not in trusted for name in names)
+    """Returns the headers to hide if the operator trusts only these groups of `GROUPS`, and `debug` or not."""
+    return frozenset(name for group in TRUSTED_BY_DEFAULT if group not in trusted for name in GROUPS[group])
 
 
 def first_value(headers: Headers, names: Sequence[str]) -> str | None:

@@ -1,10 +1,10 @@
-"""Receipts: a short signed id that says why a request went to its endpoint. A client gets it for `x-llm-d-debug: receipt`.
+"""Receipts: a short encrypted id that says why a request went to its endpoint. A client gets it for `x-llm-d-debug: receipt`.
 
-    decision ─ receipt_of ─▶ Receipt ─ Seal.sign ─▶ id, in the response's header ─ Seal.read ─▶ Receipt
+    decision ─ receipt_of ─▶ Receipt ─ Seal.seal ─▶ id, in the response's header ─ Seal.open ─▶ Receipt
 
-A receipt has numbers only: slots of the endpoint table, and the positions of profile and scorer in the configuration. So a client learns
-no names, and an id is 74 characters long. Whoever knows the deployment's secret can read and check it, also after the worker has
-forgotten the decision.
+A receipt has numbers only: slots of the endpoint table, and the positions of profile and scorer in the configuration. An id is always 92
+characters long, and tells its bearer nothing: predictions depend on what the server holds of other tenants' prompts. Whoever knows the
+deployment's secret can open it, also after the worker has forgotten the decision.
 """
 
 import base64
@@ -14,6 +14,7 @@ import hmac
 import math
 import struct
 from hashlib import blake2b
+from operator import xor
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -28,10 +29,13 @@ from epp.prefix.prediction import predicted_tokens
 from epp.request import Request
 
 HEADER: Final = "x-llm-d-receipt"
-VERSION: Final = 1
-PURPOSE: Final = b"epp receipt"  # keeps this key apart from other uses of the secret
-TAG_BYTES: Final = 10
-LAYOUT: Final = struct.Struct("<BBIIIBBBIIIIfif")
+VERSION: Final = 2
+TAG_PURPOSE: Final = b"epp receipt tag"  # keep the two keys apart from each other and from other uses of the secret
+TEXT_PURPOSE: Final = b"epp receipt text"
+TAG_BYTES: Final = 16
+SALT_BYTES: Final = 8
+LAYOUT: Final = struct.Struct("<BIIIBBBIIIIfif")
+ID_BYTES: Final = 1 + TAG_BYTES + SALT_BYTES + LAYOUT.size
 ID_CHARS_MAX: Final = 128
 NONE: Final = 0xFFFFFFFF  # a slot: there is no such endpoint
 UNKNOWN: Final = -1  # cached tokens: no prediction
@@ -84,16 +88,23 @@ class BadReceipt(ValueError):
 
 
 class Seal:
-    """Signs and reads receipts under the deployment's secret."""
+    """Encrypts receipts under the deployment's secret, and opens them.
+
+    This is the construction SIV (Rogaway and Shrimpton, "Deterministic Authenticated-Encryption", 2006) with keyed BLAKE2b: the tag of the
+    plain text is also the start of its key stream. The plain text begins with a random salt. Without it, equal ids would tell a client
+    that two of its requests had equal predictions.
+    """
 
     def __init__(self, secret: int) -> None:
         """`secret`: the 64-bit seed of prefix hashes. Receipts do not tell it."""
-        self._key = blake2b(secret.to_bytes(8, "little"), person=PURPOSE).digest()
+        seed = secret.to_bytes(8, "little")
+        self._tag_key = blake2b(seed, person=TAG_PURPOSE).digest()
+        self._text_key = blake2b(seed, person=TEXT_PURPOSE).digest()
 
-    def sign(self, receipt: Receipt) -> str:
-        """Returns the id of a receipt: base64url of its layout and a tag."""
-        data = LAYOUT.pack(
-            VERSION,
+    def seal(self, receipt: Receipt, salt: bytes) -> str:
+        """Returns the id of a receipt: base64url of version, tag and encrypted text. `salt`: SALT_BYTES random bytes."""
+        assert len(salt) == SALT_BYTES, len(salt)
+        plain = salt + LAYOUT.pack(
             receipt.worker & BYTE,
             receipt.at & WORD,
             receipt.configuration & WORD,
@@ -107,9 +118,10 @@ class Seal:
             receipt.cached_tokens,
             receipt.first_token_s,
         )
-        return base64.urlsafe_b64encode(data + self._tag(data)).decode().rstrip("=")
+        tag = self._tag(plain)
+        return base64.urlsafe_b64encode(bytes((VERSION,)) + tag + self._crypted(tag, plain)).decode().rstrip("=")
 
-    def read(self, text: str) -> Receipt:
+    def open(self, text: str) -> Receipt:
         """Returns the receipt of an id. Raises BadReceipt."""
         if len(text) > ID_CHARS_MAX:
             raise BadReceipt(f"a receipt has at most {ID_CHARS_MAX} characters, and this one has {len(text)}")
@@ -117,16 +129,17 @@ class Seal:
             whole = base64.b64decode(text.encode() + b"=" * (-len(text) % 4), b"-_", validate=True)
         except (binascii.Error, UnicodeEncodeError):
             raise BadReceipt("a receipt consists of letters, digits, '-' and '_'") from None
-        data, tag = whole[: LAYOUT.size], whole[LAYOUT.size :]
-        if len(whole) != LAYOUT.size + TAG_BYTES or data[0] != VERSION:
+        if len(whole) != ID_BYTES or whole[0] != VERSION:
             raise BadReceipt("this is not a receipt, or it is cut off, or one of another version")
-        if not hmac.compare_digest(tag, self._tag(data)):
+        tag = whole[1 : 1 + TAG_BYTES]
+        plain = self._crypted(tag, whole[1 + TAG_BYTES :])
+        if not hmac.compare_digest(tag, self._tag(plain)):
             raise BadReceipt(
-                "this receipt was not signed here: it was changed, or is of a picker with another secret "
+                "this receipt was not made here: it was changed, or is of a picker with another secret "
                 "(a picker without --prefix-secret-file and --state-dir has a new secret after each start)"
             )
-        _, worker, at, configuration, request, reason, profile, scorer, *places, margin, cached, first_s = (
-            LAYOUT.unpack(data)
+        worker, at, configuration, request, reason, profile, scorer, *places, margin, cached, first_s = LAYOUT.unpack(
+            plain[SALT_BYTES:]
         )
         target, runner_up = Place(*places[:2]), Place(*places[2:])
         return Receipt(
@@ -144,8 +157,13 @@ class Seal:
             first_s,
         )
 
-    def _tag(self, data: bytes) -> bytes:
-        return blake2b(data, key=self._key, digest_size=TAG_BYTES).digest()
+    def _tag(self, plain: bytes) -> bytes:
+        return blake2b(plain, key=self._tag_key, digest_size=TAG_BYTES).digest()
+
+    def _crypted(self, tag: bytes, data: bytes) -> bytes:
+        """Returns `data` XOR the key stream of `tag`: encrypts, and decrypts again. One digest has 64 bytes, more than a receipt."""
+        stream = blake2b(tag, key=self._text_key).digest()
+        return bytes(map(xor, data, stream))
 
 
 def hash_of(request_id: str) -> int:

@@ -1,11 +1,17 @@
 """Explanations of a real picker's decisions, through its supervisor."""
 
+import base64
+import itertools
 import json
 from typing import Any
+
+import pytest
 
 from tests.e2e.cluster import COMPLETIONS, ask, completion, run
 from tests.e2e.conftest import SERVERS, Gateway
 from workers.cli.demo.children import python
+
+ASKS = {"x-llm-d-debug": "receipt"}
 
 
 def explain(gateway: Gateway, *flags: str) -> Any:
@@ -40,22 +46,45 @@ def test_every_recent_request_is_found_by_its_id_on_any_worker(gateway: Gateway)
     assert explain(gateway, "--request-id=no-such-request").returncode == 1
 
 
-def test_a_receipt_of_the_response_opens_the_decision(gateway: Gateway) -> None:
-    answer = ask(gateway.port, COMPLETIONS, completion("a receipt, please " * 60), {"x-llm-d-debug": "receipt"})
+@pytest.fixture(scope="module")
+def debugged(gateway: Gateway) -> Gateway:
+    """The gateway of a picker that trusts x-llm-d-debug."""
+    picker = gateway.cluster.picker(gateway.fleet.file, "--trust-client-headers=fairness,debug", workers=2)
+    return gateway._replace(port=gateway.cluster.envoy(picker, threads=1), picker=picker)
+
+
+def test_a_receipt_of_the_response_opens_the_decision(debugged: Gateway) -> None:
+    answer = ask(debugged.port, COMPLETIONS, completion("a receipt, please " * 60), ASKS)
     receipt = answer.headers["x-llm-d-receipt"]
-    done = explain(gateway, f"--id={receipt}")
+    done = explain(debugged, receipt)
     assert done.returncode == 0, done.stderr
-    opened = json.loads(explain(gateway, f"--id={receipt}", "--json").stdout)
+    opened = json.loads(explain(debugged, receipt, "--json").stdout)
     assert opened["explanation"]["targets"][0] in opened["target"]
     assert opened["target"] in done.stdout
     assert "a receipt, please" not in done.stdout
-    assert "x-llm-d-receipt" not in ask(gateway.port, COMPLETIONS, completion("no receipt")).headers
+    assert "x-llm-d-receipt" not in ask(debugged.port, COMPLETIONS, completion("no receipt")).headers
 
 
-def test_a_forged_receipt_is_refused_with_the_cause(gateway: Gateway) -> None:
-    answer = ask(gateway.port, COMPLETIONS, completion("hello"), {"x-llm-d-debug": "receipt"})
-    receipt = answer.headers["x-llm-d-receipt"]
+def test_by_default_no_client_gets_a_receipt(gateway: Gateway) -> None:
+    answer = ask(gateway.port, COMPLETIONS, completion("a receipt, please"), ASKS)
+    assert answer.status == 200
+    assert "x-llm-d-receipt" not in answer.headers
+
+
+def test_receipts_of_a_cached_and_of_a_new_prompt_look_alike(debugged: Gateway) -> None:
+    """Their holder sees no byte and no length that depends on what the servers have cached."""
+    prompts = ["of another tenant " * 200] * 2 + ["of nobody " * 200]
+    texts = [ask(debugged.port, COMPLETIONS, completion(p), ASKS).headers["x-llm-d-receipt"] for p in prompts]
+    opened = [json.loads(explain(debugged, text, "--json").stdout) for text in texts]
+    assert opened[1]["cached_tokens"] > (opened[2]["cached_tokens"] or 0)
+    assert len({len(text) for text in texts}) == 1
+    for one, two in itertools.combinations(map(base64.urlsafe_b64decode, texts), 2):
+        assert sum((a ^ b).bit_count() for a, b in zip(one[1:], two[1:], strict=True)) > len(one) * 8 / 4
+
+
+def test_a_forged_receipt_is_refused_with_the_cause(debugged: Gateway) -> None:
+    receipt = ask(debugged.port, COMPLETIONS, completion("hello"), ASKS).headers["x-llm-d-receipt"]
     forged = receipt[:20] + ("A" if receipt[20] != "A" else "B") + receipt[21:]
-    done = explain(gateway, f"--id={forged}")
+    done = explain(debugged, forged)
     assert done.returncode == 1
-    assert "was not signed here" in done.stderr
+    assert "was not made here" in done.stderr

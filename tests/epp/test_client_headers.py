@@ -83,5 +83,10 @@ def test_a_model_name_is_read_as_utf_8() -> None:
 
 def test_untrusted_headers_are_hidden_under_all_their_names() -> None:
     assert ch.untrusted(tuple(ch.GROUPS)) == frozenset()
-    assert ch.untrusted(("objective", "ttl", "slo", "model", "debug")) == frozenset(ch.FAIRNESS_ID)
-    assert ch.untrusted(()) == frozenset(name for names in ch.GROUPS.values() for name in names)
+    assert ch.untrusted(("objective", "ttl", "slo", "model")) == frozenset(ch.FAIRNESS_ID)
+    assert ch.untrusted(()) | {*ch.DEBUG} == frozenset(name for names in ch.GROUPS.values() for name in names)
+
+
+def test_by_default_no_header_is_hidden_and_debug_is_not_trusted() -> None:
+    assert ch.untrusted(ch.TRUSTED_BY_DEFAULT) == frozenset(), "hiding a header costs every request"
+    assert "debug" in ch.GROUPS and "debug" not in ch.TRUSTED_BY_DEFAULT

@@ -1,4 +1,4 @@
-"""Receipts: what is signed is read again, and nothing else is."""
+"""Receipts: what is sealed is opened again, nothing else is, and an id tells its bearer nothing."""
 
 import base64
 import math
@@ -13,9 +13,9 @@ from epp.plugin import NoParams
 from epp.plugins.scorers.kv_utilization import KvUtilization
 from epp.plugins.scorers.queue_depth import QueueDepth
 from epp.receipt import (
+    ID_BYTES,
     ID_CHARS_MAX,
-    LAYOUT,
-    TAG_BYTES,
+    SALT_BYTES,
     BadReceipt,
     Place,
     Reason,
@@ -50,20 +50,24 @@ RECEIPTS = st.builds(
 ONE = Receipt(5, 1, 2, hash_of("id"), Reason.SCORER, 0, 3, Place(1, 1), Place(2, 1), 0.25, 512, math.nan)
 
 
+def sealed(receipt: Receipt) -> str:
+    return SEAL.seal(receipt, bytes(SALT_BYTES))
+
+
 @given(RECEIPTS)
-def test_what_is_signed_is_read_again(receipt: Receipt) -> None:
-    text = SEAL.sign(receipt)
-    assert SEAL.read(text) == receipt
-    assert len(text) == 74
+def test_what_is_sealed_is_opened_again(receipt: Receipt) -> None:
+    text = sealed(receipt)
+    assert SEAL.open(text) == receipt
+    assert len(text) == 92
     assert set(text) <= set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_")
 
 
-@given(RECEIPTS, st.integers(0, (LAYOUT.size + TAG_BYTES) * 8 - 1))
+@given(RECEIPTS, st.integers(0, ID_BYTES * 8 - 1))
 def test_a_receipt_with_any_bit_changed_is_refused(receipt: Receipt, bit: int) -> None:
-    data = bytearray(base64.urlsafe_b64decode(SEAL.sign(receipt) + "=="))
+    data = bytearray(base64.urlsafe_b64decode(sealed(receipt)))
     data[bit // 8] ^= 1 << bit % 8
     with pytest.raises(BadReceipt):
-        SEAL.read(base64.urlsafe_b64encode(data).decode().rstrip("="))
+        SEAL.open(base64.urlsafe_b64encode(data).decode().rstrip("="))
 
 
 @given(
@@ -72,21 +76,41 @@ def test_a_receipt_with_any_bit_changed_is_refused(receipt: Receipt, bit: int) -
 )
 def test_any_other_text_is_refused(text: str) -> None:
     with pytest.raises(BadReceipt):
-        SEAL.read(text)
+        SEAL.open(text)
+
+
+def bits(first: str, second: str) -> int:
+    """The number of bits in which two ids differ."""
+    one, two = (base64.urlsafe_b64decode(text) for text in (first, second))
+    return sum((a ^ b).bit_count() for a, b in zip(one, two, strict=True))
+
+
+@given(RECEIPTS, st.integers(0, 31))
+def test_a_client_cannot_compare_predictions_of_two_receipts(receipt: Receipt, bit: int) -> None:
+    """Ids of receipts that differ in one bit of a prediction differ in half of their bits, as do ids of two equal receipts."""
+    other = receipt._replace(cached_tokens=receipt.cached_tokens ^ 1 << bit if bit < 31 else -1)
+    assert 0.25 < bits(sealed(receipt), SEAL.seal(other, bytes(range(SALT_BYTES)))) / (8 * ID_BYTES) < 0.75
+    assert 0.25 < bits(sealed(receipt), SEAL.seal(receipt, bytes(range(SALT_BYTES)))) / (8 * ID_BYTES) < 0.75
+
+
+def test_no_number_of_a_receipt_can_be_read_from_its_id() -> None:
+    """Ids of receipts with the same value in all fields share no byte but the version: none of them is in the clear."""
+    ids = [base64.urlsafe_b64decode(SEAL.seal(ONE, n.to_bytes(SALT_BYTES, "little"))) for n in range(200)]
+    assert [len(set(column)) == 1 for column in zip(*ids, strict=True)] == [True] + [False] * (ID_BYTES - 1)
 
 
 def test_a_receipt_of_another_secret_is_refused_with_the_cause() -> None:
-    with pytest.raises(BadReceipt, match="not signed here"):
-        Seal(7).read(SEAL.sign(ONE))
+    with pytest.raises(BadReceipt, match="not made here"):
+        Seal(7).open(sealed(ONE))
 
 
 def test_numbers_that_are_too_large_are_cut_and_do_not_fail() -> None:
-    read = SEAL.read(SEAL.sign(ONE._replace(worker=300, configuration=2**40 + 1, scorer=256)))
+    read = SEAL.open(sealed(ONE._replace(worker=300, configuration=2**40 + 1, scorer=256)))
     assert (read.worker, read.configuration, read.scorer) == (44, 1, 0)
 
 
 def test_an_unknown_prediction_stays_unknown() -> None:
-    assert math.isnan(SEAL.read(SEAL.sign(ONE)).first_token_s)
+    assert math.isnan(SEAL.open(sealed(ONE)).first_token_s)
 
 
 def receipt(compiled: Pipeline, pool: FakePool) -> Receipt:

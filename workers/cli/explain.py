@@ -36,6 +36,7 @@ from workers.shared.recording.unreadable import Unreadable
 
 
 @click.command("explain", cls=WithArguments)
+@click.argument("receipt", default="")
 @click.option("--last", is_flag=True, help="The newest decision (the default).")
 @click.option(
     "--n",
@@ -59,9 +60,7 @@ from workers.shared.recording.unreadable import Unreadable
     "--request", "request_file", default="", help="Offline: a request's JSON body in a file (- for standard input)."
 )
 @click.option("--trace", default="", help="Explain a decision of this recording, a file or a folder; needs --id.")
-@click.option(
-    "--id", "wanted_id", default="", help="A receipt; or, with --trace, the x-request-id or number of a request."
-)
+@click.option("--id", "wanted_id", default="", help="With --trace: the x-request-id or number of a request.")
 @click.option("--endpoints-file", default="", help="Offline: a file with endpoints and their values.")
 @click.option("--config-file", "-c", default="", help="Offline: the configuration file. [default: the built-in one]")
 @click.option("--path", default="", help="Offline: the request's path. [default: by the fields of its body]")
@@ -71,6 +70,7 @@ from workers.shared.recording.unreadable import Unreadable
 @plugin_path_option
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, as the picker's page /debug/decisions does.")
 def command(
+    receipt: str,
     last: bool,
     count: int,
     request_id: str,
@@ -93,22 +93,22 @@ def command(
 ) -> None:
     """Explain a decision: the endpoints that each filter dropped, the scores times their weights, the runner-up and the margin.
 
-    The decision is one of a running picker, where each worker keeps its last 32 decisions. With --id, it is the one of a receipt, the
-    header x-llm-d-receipt of a response to a request with `x-llm-d-debug: receipt`. With --request and --endpoints-file,
-    it is made offline by the same code. With --trace, it is a recorded one; then --config-file says where another configuration
-    would send the request at that moment.
+    The decision is one of a running picker, where each worker keeps its last 32 decisions. With RECEIPT, the header x-llm-d-receipt
+    of a response to a request with `x-llm-d-debug: receipt`, it is that one: the picker opens the receipt with its secret. With
+    --request and --endpoints-file, it is made offline by the same code. With --trace, it is a recorded one; then --config-file says
+    where another configuration would send the request at that moment.
 
     Exit code 0: explained; 1: there is no such decision or no picker, or a plugin fails; 78: a file is invalid.
     """
-    if last and request_id:
-        raise click.UsageError("--last and --request-id cannot be given together")
+    if sum(map(bool, (receipt, last, request_id, request_file, trace))) > 1:
+        raise click.UsageError("give only one of RECEIPT, --last, --request-id, --request and --trace")
     if bool(request_file) != bool(endpoints_file):
         raise click.UsageError("an offline decision needs both --request and --endpoints-file")
-    if trace and not wanted_id:
-        raise click.UsageError("a recorded decision needs both --trace and --id")
-    if wanted_id and not trace:
+    if bool(trace) != bool(wanted_id):
+        raise click.UsageError("a recorded decision needs both --trace and --id; a receipt is given without an option")
+    if receipt:
         port = address(url, ca_file) if url else found(run_dir, metrics_port, instance, ca_file)
-        _show_receipt(port, wanted_id, ca_file, as_json=as_json)
+        _show_receipt(port, receipt, ca_file, as_json=as_json)
         return
     if trace:
         config = _config(config_file, allow_experimental_plugins, plugin_path) if config_file else None

@@ -21,7 +21,7 @@ def lines(explanation: Explanation) -> Iterator[str]:
 
 
 def receipt_lines(opened: Opened) -> Iterator[str]:
-    """Returns the lines that `epp explain --id` prints: what the receipt says, and the decision if a worker remembers it."""
+    """Returns the lines that `epp explain RECEIPT` prints: what the receipt says, and the decision if a worker remembers it."""
     when = datetime.datetime.fromtimestamp(opened.at, datetime.UTC)
     yield f"decided at {when:%Y-%m-%d %H:%M:%S} UTC by worker {opened.worker} with configuration {opened.configuration}"
     yield printable(f"sent to {opened.target}: {opened.reason}")

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import click
 
-from epp.client_headers import GROUPS
+from epp.client_headers import GROUPS, TRUSTED_BY_DEFAULT
 from workers.cli.flags import BOOL, COUNT, DURATION, NAMES, PORT, PORTS, SIZE, VERBOSITY, Whole, flag, group
 from workers.host.options import PASSWORD_VARIABLE, POOL_GROUP
 
@@ -224,7 +224,7 @@ FLAGS = (
         flag(
             "trust-client-headers",
             NAMES,
-            "all",
+            ",".join(TRUSTED_BY_DEFAULT),
             f"Client headers to honour: all, none, or some of {', '.join(GROUPS)}.",
         ),
         flag("disable-endpoint-subset-filter", BOOL, "false", "Ignore the gateway's subset of endpoints."),

@@ -1,4 +1,4 @@
-"""Serves the page `/debug/receipt`: what a receipt says (`epp.receipt`), with names.
+"""Serves the page `/debug/receipt`: opens a receipt (`epp.receipt`), and says what it has, with names.
 
     ?id=ID    the receipt as JSON; with `explanation`, while a worker still remembers the decision
 
@@ -85,7 +85,7 @@ class ReceiptPage:
             text = f"only {LOCAL_CLIENTS} get receipts; start with --debug-remote to allow all clients\n".encode()
             return PageAnswer(text, status=HTTPStatus.FORBIDDEN)
         try:
-            receipt = self._seal.read(parse_qs(request.query).get("id", [""])[0].strip())
+            receipt = self._seal.open(parse_qs(request.query).get("id", [""])[0].strip())
         except BadReceipt as wrong:
             return PageAnswer(f"{wrong}\n".encode(), status=HTTPStatus.BAD_REQUEST)
         return PageAnswer(self._body(receipt), JSON, fields=(("Cache-Control", "no-store"),))

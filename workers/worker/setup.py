@@ -19,7 +19,7 @@ import structlog
 
 from epp import guard
 from epp.admission import OPEN, Admission
-from epp.client_headers import untrusted
+from epp.client_headers import DEBUG_GROUP, untrusted
 from epp.data import Column
 from epp.decision import Decision
 from epp.explain import Explanation
@@ -30,7 +30,7 @@ from epp.metrics.label_caps import LabelCaps
 from epp.metrics.series import ATTEMPTS, ERROR, ISOLATION, MODEL_REWRITES, PREDICTION, REQUEST, SHADOWS
 from epp.pipeline import Pipeline
 from epp.plugin import HeldBlocks
-from epp.receipt import Seal, receipt_of
+from epp.receipt import SALT_BYTES, Seal, receipt_of
 from epp.recording.keys import Keyed
 from epp.request import Request
 from epp.response_phase import NONE
@@ -188,7 +188,7 @@ class Parts:
             intake=self.intake,
             emit_scores=instance.options.emit_endpoint_scores,
             request_phase_only=instance.config.response_phase == NONE,
-            receipts=self._receipt,
+            receipts=self._receipt if DEBUG_GROUP in instance.options.trust_client_headers else None,
         )
 
     def under(self, instance: Instance, lane: Lane, *, beside: bool = False) -> "Parts":
@@ -326,16 +326,10 @@ class Parts:
 
     def _receipt(self, pipeline: Pipeline, request: Request, decision: Decision) -> str:
         """Returns the id of a receipt for a decision of this worker."""
-        return self.kept.seal.sign(
-            receipt_of(
-                pipeline,
-                request,
-                decision,
-                at=time.time(),
-                worker=self._index,
-                configuration=self.instance.number,
-            )
+        receipt = receipt_of(
+            pipeline, request, decision, at=time.time(), worker=self._index, configuration=self.instance.number
         )
+        return self.kept.seal.seal(receipt, os.urandom(SALT_BYTES))
 
     def _make_recorder(self) -> Recorder:
         kept, instance = self.kept, self.instance

@@ -145,7 +145,16 @@ def test_a_long_request_is_read_to_its_end(files: tuple[str, str], tmp_path: Pat
 
 @pytest.mark.parametrize(
     "args",
-    [("--request=x",), ("--endpoints-file=x",), ("--last", "--request-id=a"), ("--url=ftp://x",), ("--header=x",)],
+    [
+        ("--request=x",),
+        ("--endpoints-file=x",),
+        ("--last", "--request-id=a"),
+        ("--url=ftp://x",),
+        ("--header=x",),
+        ("--id=x",),
+        ("receipt", "--last"),
+        ("receipt", "--trace=x", "--id=1"),
+    ],
 )
 def test_flags_that_do_not_fit_together_are_a_usage_error(args: tuple[str, ...]) -> None:
     if args == ("--header=x",):

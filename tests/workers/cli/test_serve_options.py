@@ -102,7 +102,7 @@ def test_the_defaults_are_those_of_the_struct_except_the_number_of_workers() -> 
         (["--zap-encoder=json", "--log-format=console"], "log_format", "console"),
         (["--endpoints=a:1,b:2"], "endpoints", "a:1,b:2"),
         (["--disable-endpoint-subset-filter"], "disable_endpoint_subset_filter", True),
-        ([], "trust_client_headers", ("fairness", "objective", "ttl", "slo", "model", "debug")),
+        ([], "trust_client_headers", ("fairness", "objective", "ttl", "slo", "model")),
         (["--trust-client-headers=all"], "trust_client_headers", ("fairness", "objective", "ttl", "slo", "model", "debug")),
         (["--trust-client-headers=none"], "trust_client_headers", ()),
         (["--trust-client-headers=slo,fairness"], "trust_client_headers", ("fairness", "slo")),

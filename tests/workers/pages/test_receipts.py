@@ -7,7 +7,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from epp.candidates import Endpoint
-from epp.receipt import Place, Reason, Receipt, Seal, hash_of
+from epp.receipt import SALT_BYTES, Place, Reason, Receipt, Seal, hash_of
 from tests.fakes import candidates
 from tests.workers.shared.test_decisions import Site
 from workers.pages.page import PageAnswer, Pause, Request
@@ -21,6 +21,10 @@ def receipt(**changes: Any) -> Receipt:
     places = [Place(each.slot, each.generation) for each in ENDPOINTS]
     values = Receipt(1000, 1, 7, hash_of("a"), Reason.SCORER, 0, 0, places[0], places[1], 0.5, 64, math.nan)
     return values._replace(**changes)
+
+
+def sealed(of: Receipt) -> str:
+    return SEAL.seal(of, bytes(SALT_BYTES))
 
 
 def open_(site: Site, text: str, peer: str = "127.0.0.1") -> PageAnswer:
@@ -40,7 +44,7 @@ def open_(site: Site, text: str, peer: str = "127.0.0.1") -> PageAnswer:
 
 
 def opened(site: Site, of: Receipt) -> dict[str, Any]:
-    body = open_(site, SEAL.sign(of)).body
+    body = open_(site, sealed(of)).body
     assert isinstance(body, bytes)
     document: dict[str, Any] = json.loads(body)
     return document
@@ -73,8 +77,8 @@ def test_the_only_candidate_has_no_runner_up() -> None:
 
 def test_other_clients_and_other_texts_are_refused() -> None:
     site = Site()
-    assert open_(site, SEAL.sign(receipt()), peer="10.0.0.9").status is HTTPStatus.FORBIDDEN
-    for text in ("", "x", Seal(1).sign(receipt())):
+    assert open_(site, sealed(receipt()), peer="10.0.0.9").status is HTTPStatus.FORBIDDEN
+    for text in ("", "x", Seal(1).seal(receipt(), bytes(SALT_BYTES))):
         answer = open_(site, text)
         assert answer.status is HTTPStatus.BAD_REQUEST
         assert isinstance(answer.body, bytes) and b"receipt" in answer.body
