@@ -158,8 +158,7 @@ class ResponsePhase:
                 else:
                     self._restorer = None
             if self._parser is not None and self._parser.reads_usage:
-                answer = request[ANSWER]
-                self.scanner = UsageScanner() if answer is None or answer.scanner is None else answer.scanner()
+                self._make_scanner(stream, request)
             if find(message, EVENT_STREAM, start, end) >= 0:
                 request.streaming = True
                 if self.exchange is not None:
@@ -271,7 +270,10 @@ class ResponsePhase:
             if self.exchange is not None:
                 self.exchange.chunk(stop - begin)
         if self.scanner is not None:
-            self.scanner.feed(message[begin:stop])
+            try:
+                self.scanner.feed(message[begin:stop])
+            except Exception as problem:
+                self.leave_out_scanner(stream, problem)
         self.taken += now() - begun
         if last:  # plugins are called first, because the metadata that they set goes with the last piece
             self._complete(stream)
@@ -331,6 +333,37 @@ class ResponsePhase:
         self._complete(stream)
         stream.send(codec.RESPONSE_TRAILERS_ANSWER)
 
+    # The scanner. A parser makes it, and the parser may be a foreign plugin.
+
+    def _make_scanner(self, stream: Shell, request: Request) -> None:
+        answer = request[ANSWER]
+        if answer is None or answer.scanner is None:
+            self.scanner = UsageScanner()
+            return
+        try:
+            self.scanner = answer.scanner()
+        except Exception as problem:
+            self.leave_out_scanner(stream, problem)
+
+    def leave_out_scanner(self, stream: Shell, problem: Exception) -> None:
+        """Drops the scanner, which has raised `problem`: the answer continues, and its usage stays unknown."""
+        self.scanner = None
+        blame(problem, self._parser)
+        stream.fault(problem)
+
+    def _usage(self, stream: Shell) -> Usage | None:
+        """Returns the usage that the scanner has found; None: none."""
+        if self.scanner is None:
+            return None
+        try:
+            usage: object = self.scanner.usage
+            if usage is not None and not isinstance(usage, Usage):
+                raise TypeError(f"the scanner's usage is a {type(usage).__name__}, not a Usage")
+        except Exception as problem:
+            self.leave_out_scanner(stream, problem)
+            return None
+        return usage
+
     # The end.
 
     def _complete(self, stream: Shell) -> None:
@@ -338,8 +371,7 @@ class ResponsePhase:
         exchange = self.exchange
         if exchange is not None:
             exchange.whole = True
-            if self.scanner is not None:
-                exchange.usage = self.scanner.usage
+            exchange.usage = self._usage(stream)
         self._whole = True
         stream.finish()
 
@@ -363,7 +395,7 @@ class ResponsePhase:
     def _answered(self, stream: Shell, request: Request, decision: Decision, pipeline: Pipeline) -> None:
         """Counts the end of a request that was sent to an endpoint, and calls the ResponseComplete plugins."""
         app = stream.app
-        usage: Usage | None = self.scanner.usage if self.scanner is not None else None
+        usage = self._usage(stream)
         # A streamed answer counts the time that its chunks took in this process, without the time that the model server took.
         taken = self.taken if request.streaming else app.now() - self._begun_at
         app.telemetry.answered(request, decision, usage, taken if self._begun_at else None)

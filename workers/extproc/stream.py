@@ -91,8 +91,12 @@ class ExtProcStream(Shell):
                 exchange, scanner = answer.exchange, answer.scanner
                 if exchange is not None:
                     exchange.chunk(size - begin)
-                if scanner is not None and (scanner.pending or find(message, KEY) >= 0 or message[-1] in SUSPECT):
-                    scanner.feed(message[begin:])
+                if scanner is not None:
+                    try:
+                        if scanner.pending or find(message, KEY) >= 0 or message[-1] in SUSPECT:
+                            scanner.feed(message[begin:])
+                    except Exception as problem:
+                        answer.leave_out_scanner(self, problem)
                 answer.taken += now() - begun
                 return
         try:
