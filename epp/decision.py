@@ -116,7 +116,7 @@ class Response:
     `gateway`: what the gateway reports of its load balancing, key -> value; None: nothing.
 
     Plugins may write two fields. `set_headers` (ResponseReceived): headers for the client, name -> value. `metadata`
-    (ResponseComplete): dynamic metadata, namespace -> key -> value, sent to the gateway with the last piece of the body.
+    (ResponseComplete): dynamic metadata, namespace -> key -> value, sent to the gateway with the message that ends the answer.
     """
 
     __slots__ = ("gateway", "headers", "metadata", "set_headers", "status", "streaming", "usage", "whole")

@@ -349,7 +349,7 @@ class ResponseComplete(Plugin):
     reads_answer: ClassVar[bool] = True
 
     def response_complete(self, request: Request, decision: Decision, response: Response) -> None:
-        """May set `response.metadata`, because the last piece of the body is passed on to the gateway after this call.
+        """May set `response.metadata`, because the end of the answer is passed on to the gateway after this call.
 
         `response.status` is 0 if no response arrived, `response.usage` None if none was reported.
         """

@@ -172,14 +172,17 @@ class ResponsePhase:
                 self._reservation.outcome(OK, sent=True)
             if request.wishes and stream.app.receipts is not None and wants_receipt(request.headers):
                 set_headers = self._with_receipt(stream, stream.app.receipts, request, decision, set_headers)
+        metadata = b""
+        if last:  # plugins are called first, because their metadata go with these headers
+            self._complete(stream)
+            stream.state = DONE
+            metadata = self._metadata(stream)
         stream.send(
-            codec.response_headers_answer(set_headers or {}, removed)
-            if set_headers or removed
+            codec.response_headers_answer(set_headers or {}, removed, metadata)
+            if set_headers or removed or metadata
             else codec.RESPONSE_HEADERS_ANSWER
         )
         if last:
-            self._complete(stream)
-            stream.state = DONE
             return
         if decision is not None and self._pipeline is not None:
             self._streaming = self._pipeline.response_streaming
@@ -288,28 +291,32 @@ class ResponsePhase:
     def _pass_on(
         self, stream: Shell, message: bytes, payload: tuple[int, int], data: tuple[int, int], last: bool
     ) -> None:
-        """Sends one piece of the answer on. The piece stays unchanged unless the model was renamed or plugins have set metadata."""
+        """Sends one piece of the answer on. The piece stays unchanged unless the model was renamed. The last one has plugins' metadata."""
         (start, end), (begin, stop) = payload, data
-        metadata = self._response.metadata if last and self._response is not None else None
+        metadata = self._metadata(stream) if last else b""
         restorer = self._restorer
         if restorer is None and not metadata and stream.duplex and end - start <= PIECE_BYTES_MAX:
             stream.send(codec.response_body_answer(message, start, end))
             return
+        piece: bytes | memoryview = memoryview(message)[begin:stop]
         if restorer is not None:
-            piece: bytes | memoryview = restorer.feed(memoryview(message)[begin:stop])
+            piece = restorer.feed(memoryview(message)[begin:stop])
             if last:
                 piece = bytes(piece) + restorer.rest()
-        else:
-            piece = memoryview(message)[begin:stop]
         if not stream.duplex:
             stream.send(codec.response_body_passed(bytes(piece) if restorer is not None else None, metadata))
-        elif metadata:
-            stream.transport.send_parts(codec.last_pieces(piece, metadata))
-        elif restorer is not None:
-            if last or piece:
-                stream.transport.send_parts(codec.body_pieces(piece, last, request=False))
-        else:
-            stream.transport.send_parts(codec.body_pieces(piece, last, request=False))
+        elif restorer is None or last or piece:
+            stream.transport.send_parts(codec.body_pieces(piece, last, request=False, metadata=metadata))
+
+    def _metadata(self, stream: Shell) -> bytes:
+        """Returns the metadata that plugins have set, encoded; empty: none. Metadata that cannot be sent do not disturb the answer."""
+        if self._response is None or not self._response.metadata:
+            return b""
+        try:
+            return codec.dynamic_metadata(self._response.metadata)
+        except Exception as problem:
+            stream.fault(problem)
+            return b""
 
     def _chunk_seen(self, stream: Shell, *, empty: bool) -> None:
         """Calls the streaming plugins for a chunk. After the first chunk that is not empty, only those that want every chunk are called."""
@@ -331,7 +338,7 @@ class ResponsePhase:
         if self._restorer is not None and (rest := self._restorer.rest()) and stream.duplex:
             stream.transport.send_parts(codec.body_pieces(rest, False, request=False))
         self._complete(stream)
-        stream.send(codec.RESPONSE_TRAILERS_ANSWER)
+        stream.send(codec.response_trailers_answer(self._metadata(stream)))
 
     # The scanner. A parser makes it, and the parser may be a foreign plugin.
 

@@ -8,6 +8,7 @@ from typing import Final
 from epp.decision import SERVED
 from epp.protocol.codec.envelope import METADATA_NAMESPACE, SUBSET_KEY
 from epp.protocol.codec.fields import field, framed, varint
+from epp.protocol.codec.structs import encoded
 
 DESTINATION: Final = "x-gateway-destination-endpoint"
 SCORES: Final = "x-gateway-destination-endpoint-scores"
@@ -89,6 +90,11 @@ def _entry(key: str, value: bytes) -> bytes:
     return field(1, field(1, key.encode()) + field(2, value))
 
 
+def dynamic_metadata(fields: Mapping[str, Mapping[str, object]]) -> bytes:
+    """Encodes ProcessingResponse.dynamic_metadata: namespace -> key -> value. Raises ValueError for a value that it cannot hold."""
+    return field(8, encoded(fields))
+
+
 def _dynamic_metadata(entries: bytes) -> bytes:
     """Encodes ProcessingResponse.dynamic_metadata{METADATA_NAMESPACE: entries}."""
     return field(8, _entry(METADATA_NAMESPACE, field(5, entries)))
@@ -131,17 +137,27 @@ def buffered_answer(
     return destination.with_body(added + _remove_headers(removed), metadata, body)
 
 
-def response_headers_answer(set_headers: Mapping[str, str], removed: tuple[str, ...] = ()) -> bytes:
-    """Returns the framed answer to response headers that changes them. Raises ValueError for a value that is not Latin-1."""
+def response_headers_answer(
+    set_headers: Mapping[str, str], removed: tuple[str, ...] = (), metadata: bytes = b""
+) -> bytes:
+    """Returns the framed answer to response headers that changes them. Raises ValueError for a value that is not Latin-1.
+
+    `metadata`: encoded dynamic metadata.
+    """
     mutation = b"".join([_set_header(n, v.encode("latin-1")) for n, v in set_headers.items()]) + _remove_headers(
         removed
     )
-    return framed(field(2, field(1, field(2, mutation))))
+    return framed(field(2, field(1, field(2, mutation))) + metadata)
+
+
+def response_trailers_answer(metadata: bytes) -> bytes:
+    """Returns the framed answer to response trailers. `metadata`: encoded dynamic metadata; empty: none."""
+    return framed(_RESPONSE_TRAILERS + metadata)
 
 
 RESPONSE_HEADERS_ANSWER: Final = framed(field(2, field(1, b"")))
 REQUEST_TRAILERS_ANSWER: Final = framed(field(5, b""))
-RESPONSE_TRAILERS_ANSWER: Final = framed(field(6, b""))
+_RESPONSE_TRAILERS: Final = field(6, b"")
 
 
 def immediate_answer(status: int, headers_: Mapping[str, str], body_: bytes) -> bytes:

@@ -5,12 +5,10 @@ slice, not decoded, after new length prefixes.
 """
 
 import struct
-from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from epp.errors import ProtocolViolation
-from epp.protocol.codec.fields import field, framed, read_varint, varint, walk
-from epp.protocol.codec.structs import encoded
+from epp.protocol.codec.fields import read_varint, varint, walk
 
 PIECE_BYTES_MAX: Final = 62_000  # Envoy accepts streamed body pieces of up to 64 KiB
 END_OF_STREAM: Final = b"\x10\x01"
@@ -54,13 +52,16 @@ def _body_slowly(message: bytes, start: int, end: int) -> tuple[int, int, bool]:
     return begin, stop, last
 
 
-def _prefix(tag: bytes, size: int) -> bytes:
-    """Returns all bytes before a StreamedBodyResponse of `size` bytes, including the gRPC frame header."""
+def _prefix(tag: bytes, size: int, behind: int = 0) -> bytes:
+    """Returns all bytes before a StreamedBodyResponse of `size` bytes, including the gRPC frame header.
+
+    `behind`: bytes of further fields of the message, behind the StreamedBodyResponse.
+    """
     inner = b"\x1a" + varint(size)
     inner = b"\x1a" + varint(len(inner) + size) + inner
     inner = b"\x0a" + varint(len(inner) + size) + inner
     inner = tag + varint(len(inner) + size) + inner
-    return b"\0" + struct.pack(">I", len(inner) + size) + inner
+    return b"\0" + struct.pack(">I", len(inner) + size + behind) + inner
 
 
 def _remember(key: int, tag: bytes, size: int) -> bytes:
@@ -127,32 +128,25 @@ def as_body(data: bytes, end_of_stream: bool) -> tuple[bytes, int]:
     return head + data + (END_OF_STREAM if end_of_stream else b""), len(head)
 
 
-def body_pieces(data: bytes | memoryview, end_of_stream: bool, *, request: bool) -> list[bytes | memoryview]:
+def body_pieces(
+    data: bytes | memoryview, end_of_stream: bool, *, request: bool, metadata: bytes = b""
+) -> list[bytes | memoryview]:
     """Returns framed answers that send `data` in pieces of at most PIECE_BYTES_MAX. With `end_of_stream`, the last one ends the stream.
 
-    The answers are the parts of the list, joined. Parts of the body are views of `data`: a large body is not copied.
+    The answers are the parts of the list, joined. Parts of the body are views of `data`: a large body is not copied. `metadata`: encoded
+    dynamic metadata, which goes with the piece that ends the stream.
     """
     tag = _REQUEST_BODY if request else _RESPONSE_BODY
-    size = len(data)
+    size, ending = len(data), END_OF_STREAM + metadata
     if not size:
-        return [_prefix(tag, 2) + END_OF_STREAM if end_of_stream else _prefix(tag, 0)]
+        return [_prefix(tag, 2, len(metadata)) + ending if end_of_stream else _prefix(tag, 0)]
     parts: list[bytes | memoryview] = []
     view = memoryview(data)
     for at in range(0, size, PIECE_BYTES_MAX):
         piece = view[at : at + PIECE_BYTES_MAX]
-        ends = end_of_stream and at + PIECE_BYTES_MAX >= size
         head = b"\x0a" + varint(len(piece))
-        parts += (_prefix(tag, len(head) + len(piece) + (2 if ends else 0)) + head, piece)
-        if ends:
-            parts.append(END_OF_STREAM)
+        if end_of_stream and at + PIECE_BYTES_MAX >= size:
+            parts += (_prefix(tag, len(head) + len(piece) + 2, len(metadata)) + head, piece, ending)
+        else:
+            parts += (_prefix(tag, len(head) + len(piece)) + head, piece)
     return parts
-
-
-def last_pieces(data: bytes | memoryview, metadata: Mapping[str, Mapping[str, object]]) -> list[bytes | memoryview]:
-    """Returns the end of a response body with dynamic metadata, in parts as `body_pieces` does.
-
-    The parts have the bytes, then an empty piece that ends the stream and has the metadata.
-    """
-    ending = field(1, field(3, field(3, END_OF_STREAM)))  # CommonResponse.body_mutation.streamed_response
-    last = framed(field(4, ending) + field(8, encoded(metadata)))
-    return [*body_pieces(data, False, request=False), last] if len(data) else [last]

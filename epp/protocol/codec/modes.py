@@ -13,10 +13,8 @@ Source: envoy/service/ext_proc/v3/external_processor.proto, envoy/extensions/fil
 """
 
 import enum
-from collections.abc import Mapping
 from typing import Final
 
-from epp.protocol.codec import structs
 from epp.protocol.codec.fields import field, framed, walk
 
 
@@ -65,20 +63,17 @@ def headers_passed(request_mode: int, response_mode: int) -> bytes:
     return framed(answer)
 
 
-def response_body_passed(body: bytes | None, metadata: Mapping[str, Mapping[str, object]] | None) -> bytes:
+def response_body_passed(body: bytes | None, metadata: bytes) -> bytes:
     """Returns the framed answer to a piece of a response body in a mode other than FULL_DUPLEX_STREAMED.
 
-    `body` replaces the piece; None: unchanged.
+    `body` replaces the piece; None: unchanged. `metadata`: encoded dynamic metadata; empty: none.
     """
     if body is None and not metadata:
         return RESPONSE_BODY_UNCHANGED
     changed = (
         b"" if body is None else field(3, field(1, body) if body else b"\x10\x01")
     )  # to replace the piece by no bytes, set clear_body
-    answer = field(4, field(1, changed))
-    if metadata:
-        answer += field(8, structs.encoded(metadata))
-    return framed(answer)
+    return framed(field(4, field(1, changed)) + metadata)
 
 
 RESPONSE_BODY_UNCHANGED: Final = framed(field(4, field(1, b"")))

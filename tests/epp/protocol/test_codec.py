@@ -166,7 +166,7 @@ def test_an_immediate_answer_has_status_headers_and_body() -> None:
 def test_constant_answers_have_the_right_kind() -> None:
     (headers,) = unframed(codec.RESPONSE_HEADERS_ANSWER)
     (request_trailers,) = unframed(codec.REQUEST_TRAILERS_ANSWER)
-    (response_trailers,) = unframed(codec.RESPONSE_TRAILERS_ANSWER)
+    (response_trailers,) = unframed(codec.response_trailers_answer(b""))
     assert [m.WhichOneof("response") for m in (headers, request_trailers, response_trailers)] == [
         "response_headers",
         "request_trailers",

@@ -31,6 +31,7 @@ from epp.plugin import (
     Screener,
 )
 from epp.plugins.parsers.openai import OpenAI
+from epp.protocol.codec import PIECE_BYTES_MAX
 from epp.request import Request
 from tests.fakes import FakePool, FakeServices, candidates
 from tests.pair import Pair, set_headers
@@ -250,8 +251,49 @@ def test_metadata_of_plugins_goes_with_the_last_piece_of_the_body(size: int) -> 
     pieces = [a.response_body.response.body_mutation.streamed_response for a in answers]
     assert b"".join(p.body for p in pieces) == text
     assert [p.end_of_stream for p in pieces] == [False] * (len(pieces) - 1) + [True]
+    assert len(pieces[-1].body) == len(text) - (len(pieces) - 1) * PIECE_BYTES_MAX, "no piece is empty"
     assert answers[-1].dynamic_metadata["envoy.lb"]["tokens"] == 9
     assert not any(a.HasField("dynamic_metadata") for a in answers[:-1])
+
+
+def reporting(reporter: ResponseComplete) -> Any:
+    """Opens a stream of a picker with this plugin alone. Its request is routed."""
+    envoy = pair(made(Everything(), reporter)).open()
+    envoy.headers()
+    envoy.body(BODY)
+    return envoy
+
+
+def test_metadata_of_plugins_goes_with_trailers_if_they_end_the_answer() -> None:
+    envoy = reporting(Reports("r", NoParams()))
+    envoy.response_headers()
+    assert not any(a.HasField("dynamic_metadata") for a in envoy.response_body(USAGE, last=False))
+    (answer,) = envoy.response_trailers()
+    assert answer.WhichOneof("response") == "response_trailers"
+    assert answer.dynamic_metadata["envoy.lb"]["tokens"] == 9
+
+
+def test_metadata_of_plugins_goes_with_headers_if_no_body_follows() -> None:
+    (answer,) = reporting(Reports("r", NoParams())).response_headers("204", last=True)
+    assert answer.WhichOneof("response") == "response_headers"
+    assert answer.dynamic_metadata["envoy.lb"]["tokens"] == -1
+
+
+class Unsendable(ResponseComplete):
+    def response_complete(self, request: Request, decision: Decision, response: Response) -> None:
+        response.metadata["envoy.lb"] = {"tokens": object()}
+
+
+def test_metadata_that_cannot_be_sent_are_a_fault_and_the_answer_ends_as_without_them() -> None:
+    site = pair(made(Everything(), Unsendable("u", NoParams())))
+    envoy = site.open()
+    envoy.headers()
+    envoy.body(BODY)
+    envoy.response_headers()
+    (answer,) = envoy.response_body(USAGE)
+    assert answer.response_body.response.body_mutation.streamed_response.body == USAGE
+    assert not answer.HasField("dynamic_metadata")
+    assert (site.counter("faults_total"), envoy.stream.ended) == (1, None)
 
 
 class Keeps(PreRequest):
