@@ -64,6 +64,7 @@ class RequestPhase:
         "_small",
         "_subset",
         "_trailers",
+        "_uncounted",
         "body_bytes",
         "buffered",
         "kept",
@@ -78,6 +79,9 @@ class RequestPhase:
         self._small = 0  # the number of small pieces since the last piece that is not small
         self._subset: Sequence[str] | None = None
         self._trailers = False
+        self._uncounted = (
+            0  # bytes of the piece that completed the body: the transport counts only those before it as held
+        )
         self._place = 0  # the index of the parser's call in `Pipeline.parses`
         self._coroutine: Coroutine[Any, Any, Decision] | None = None
         self.body_bytes = 0
@@ -157,6 +161,7 @@ class RequestPhase:
                 raise Refused(Cause.BODIES_HELD, retry_after_s=BODIES_RETRY_S)
         else:
             stream.state = DECIDING
+            self._uncounted = size
             if start > SHORTEST_ENVELOPE or end != len(message):  # there are other fields: metadata, attributes
                 hint = codec.subset(message)
                 self._subset = hint if hint is not None else self._subset
@@ -199,7 +204,7 @@ class RequestPhase:
         count = unpacked
         if not self.kept:
             self.kept = self.body_bytes
-            count += len(self.pieces[-1][0]) if self.pieces else 0  # the transport counts all pieces but the last
+            count += self._uncounted
         self.kept += unpacked
         # At the limit, `hold` ends the costliest unfinished requests. This one may be among them.
         if count and not stream.transport.hold(count) and stream.state == DECIDING:

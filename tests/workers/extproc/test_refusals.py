@@ -2,6 +2,7 @@
 
 import pytest
 
+from epp.protocol.proto import ext_proc_pb2 as pb
 from tests.pair import set_headers
 from tests.workers.extproc.streams import BODY, Waits, pair, refusal
 
@@ -123,6 +124,31 @@ def test_a_complete_body_is_held_while_its_decision_waits(pieces: int) -> None:
         envoy.body(BODY[number * size : (number + 1) * size], last=number == pieces - 1)
     assert envoy.stream.held >= len(BODY)
     assert envoy.handler.unfinished() <= 0, "short bodies in a queue are not given up for others"
+    waits.future.callback(None)
+    assert envoy.answers() and envoy.stream.held == 0
+
+
+@pytest.mark.parametrize("ends_by", ["piece", "trailers"])
+@pytest.mark.parametrize("pieces", [1, 2, 5])
+@pytest.mark.parametrize("prompt", [100, 2 << 20])
+def test_a_complete_body_holds_each_piece_once_however_it_ends(ends_by: str, pieces: int, prompt: int) -> None:
+    waits = Waits()
+    p = pair(waits, body_bytes_max=4 << 20)
+    envoy = p.open()
+    envoy.headers()
+    body = BODY.replace(b"hello", b"x" * prompt)
+    size, messages = -(-len(body) // pieces), 0
+    for number in range(pieces):
+        piece = body[number * size : (number + 1) * size]
+        last = ends_by == "piece" and number == pieces - 1
+        messages += pb.ProcessingRequest(request_body=pb.HttpBody(body=piece, end_of_stream=last)).ByteSize()
+        envoy.body(piece, last=last)
+    if ends_by == "trailers":
+        envoy.trailers()
+    assert envoy.stream.held == messages
+    while p.turns:
+        p.turns.popleft()()
+    assert envoy.stream.held == messages, "also while the decision waits"
     waits.future.callback(None)
     assert envoy.answers() and envoy.stream.held == 0
 
