@@ -71,7 +71,7 @@ EPP = (
     {"pipeline", "instrument", "guard", "isolation", "response_phase"},  # compiled form
     {"admission", "decide", "if_available", "inferred_path", "intake", "paths", "renaming"},  # the hot path
     {"explain", "receipt", "what_if"},  # explanations of decisions
-    {"config"},  # start-up only
+    {"config", "testing"},  # start-up, and tests of plugins
 )
 MACHINES, LEAVES, START_UP = 3, 4, 8
 WORKERS = (  # from high to low

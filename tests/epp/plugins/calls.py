@@ -3,18 +3,15 @@
 from collections.abc import Sequence
 from typing import Any
 
-import msgspec
 import numpy as np
 
+from epp import testing
 from epp.candidates import Candidates
 from epp.config import registry
-from epp.plugin import Plugin, Profile
-from epp.plugins import pickers
-from epp.plugins.pickers.max_score import MaxScore
+from epp.plugin import Profile
 from epp.request import Request
+from epp.testing import PROFILE
 from tests.fakes import FakeServices, request
-
-PROFILE = Profile("default", (), (), MaxScore("p", pickers.Parameters()))
 
 
 def profile(name: str) -> Profile:
@@ -23,20 +20,16 @@ def profile(name: str) -> Profile:
 
 def made(type_name: str, **parameters: Any) -> Any:
     """A started plugin. The parameters are in camelCase."""
-    cls = registry.find(type_name)
-    plugin: Plugin = cls(type_name, msgspec.convert(parameters, cls.Params))
-    plugin.start(FakeServices())
-    return plugin
+    return testing.made(registry.find(type_name), FakeServices(), **parameters)
 
 
 def score(scorer: Any, c: Candidates, r: Request | None = None, profile: Profile = PROFILE) -> list[float]:
-    scores = scorer.score(r or request(), c, profile)
-    return [0.0] * len(c) if scores is None else scores.tolist()
+    return testing.scores(scorer, r or request(), c, profile)
 
 
-def kept(filter: Any, c: Candidates, r: Request | None = None) -> list[int]:
+def kept(keeper: Any, c: Candidates, r: Request | None = None) -> list[int]:
     """Indices of the endpoints that stay."""
-    mask = filter.keep(r or request(), c, PROFILE)
+    mask = keeper.keep(r or request(), c, PROFILE)
     assert mask.dtype == np.bool_
     assert mask.shape == (len(c),)
     return np.flatnonzero(mask).tolist()
